@@ -403,4 +403,58 @@ def test_examples_are_those_of_tensorflow():
     theirs = tf.train.Example.FromString(ours).features.feature
     assert theirs["image"].bytes_list.value[0] == b"abc"
     assert theirs["label"].int64_list.value[0] == -5
-    assert tfrecord.decode_example(ours, ["image", "label", "none"]) == {"image": b"abc", "label": -5}
+    assert tfrecord.decode_example(ours, ["image", "label", "none"]) == {"image": [b"abc"], "label": [-5]}
+
+
+def write_examples(path, examples):
+    """Writes a shard with TensorFlow; each example maps a feature to its list of values."""
+    lists = {bytes: ("bytes_list", tf.train.BytesList), int: ("int64_list", tf.train.Int64List)}
+    lists[float] = ("float_list", tf.train.FloatList)
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for example in examples:
+            feature = {}
+            for key, values in example.items():
+                name, kind = lists[type(values[0])]
+                feature[key] = tf.train.Feature(**{name: kind(value=values)})
+            writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+
+
+IMAGE = support.jpeg(0)
+
+
+@pytest.mark.parametrize(
+    ("example", "reason"),
+    [
+        ({"image": [IMAGE], "label": [0, 0, 1]}, "label holds 3 values, as one-hot or several labels do"),
+        ({"image/encoded": [IMAGE], "image/class/label": [3, 1]}, "image/class/label holds 2 values"),
+        ({"image": [IMAGE], "label": [0.0, 1.0]}, "label holds 2 values"),
+        ({"image": [IMAGE], "label": [1.0]}, "label holds a floating-point number instead of a class number"),
+        ({"image": [IMAGE], "label": [b"cat"]}, "label holds bytes instead of a class number"),
+        ({"image": [IMAGE, IMAGE], "label": [1]}, "image holds 2 values: write one image into each record"),
+        ({"image": [7], "label": [1]}, "image holds a whole number instead of the bytes of an encoded image"),
+    ],
+)
+def test_tfrecord_with_other_than_one_image_and_one_class_number_is_a_bad_record(example, reason, tmp_path):
+    write_examples(tmp_path / "train-00000-of-00001", [{"image": [IMAGE], "label": [2]}, example])
+    source = data.open_source("tfrecord", str(tmp_path), num_classes=3)
+    assert source.read_one(0) == (IMAGE, 2)
+    with pytest.raises(BadRecord, match=reason) as caught:
+        source.read_one(1)
+    assert caught.value.offset == source.locate(1)[1]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"image": [IMAGE], "label": [[0, 1]]}, r"column label holds list<.*>, not class numbers"),
+        ({"image": [[IMAGE, IMAGE]], "label": [1]}, r"column image holds list<.*> instead of the bytes of one encoded"),
+        ({"image": [{"path": "a.jpg"}], "label": [1]}, r"column image holds struct<path: string> instead of the bytes"),
+    ],
+)
+def test_parquet_with_lists_of_images_or_labels_is_refused(columns, message, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table(columns), tmp_path / "train.parquet")
+    with pytest.raises(UserError, match=message):
+        data.open_source("parquet", str(tmp_path), num_classes=2)

@@ -106,6 +106,13 @@ def test_the_whole_extension_decides_what_a_file_of_a_sample_is(tmp_path):
         ([("1.jpg", b"x"), ("1.bbox.json", b'{"label": 1}')], "lacks a label"),
         ([("1.jpg", b"x"), ("1.cls", b"1" + b"0" * 20)], "lacks a label"),
         ([("1.jpg", b"x"), ("1.cls", b"cat")], "lacks a label"),
+        ([("1.jpg", b"x"), ("1.cls", b"[0, 0, 1]")], "the label is a list, as one-hot"),
+        ([("1.jpg", b"x"), ("1.cls", b"0 1\n")], "the label is a list"),
+        ([("1.jpg", b"x"), ("1.cls", b"0,0,1")], "the label is a list"),
+        ([("1.jpg", b"x"), ("1.json", b'{"label": [0, 1]}')], "the label is a list"),
+        ([("1.jpg", b"x"), ("1.json", b'{"label": [0, 1], "cls": 1}')], "the label is a list"),
+        ([("1.jpg", b"x"), ("1.cls", b"1"), ("1.json", b'{"label": [0, 1]}')], "the label is a list"),
+        ([("1.jpg", b"x"), ("1.json", b'{"label": [0, 1]}'), ("1.cls", b"1")], "the label is a list"),
         ([("1.jpg", b"x"), ("1.cls", b"3")], "label 3 is not one of 2 classes"),
     ],
 )

@@ -177,13 +177,28 @@ def _columns(directory: Directory, files: Sequence[str], footers: Sequence[Any])
         found.append((image, label))
         kind = schema.field(label).type
         if not pyarrow.types.is_integer(kind):
-            raise UserError(f"{place}: column {label} holds {kind}, not class numbers: write these instead")
+            raise UserError(f"{place}: column {label} holds {kind}, not class numbers: write one number into each row")
+        if not _holds_one_image(schema.field(image).type):
+            raise UserError(
+                f"{place}: column {image} holds {schema.field(image).type} instead of the bytes of one encoded image: "
+                "write one image into each row"
+            )
         if found[-1] != found[0]:
             raise UserError(
                 f"{place}: its columns are {image} and {label}, those of {files[0]} {' and '.join(found[0])}: give all "
                 "files the same"
             )
     return found[0]
+
+
+def _holds_one_image(kind: Any) -> bool:
+    """Returns whether a column type is bytes, or the hub's structure that has them in `bytes`."""
+    import pyarrow
+
+    if pyarrow.types.is_struct(kind):
+        place = kind.get_field_index("bytes")
+        return place >= 0 and _holds_one_image(kind.field(place).type)
+    return pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind) or pyarrow.types.is_null(kind)
 
 
 def _footers(directory: Directory, names: Sequence[str]) -> list[Any]:

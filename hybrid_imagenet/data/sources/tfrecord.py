@@ -38,6 +38,8 @@ _MAX_RECORD = 1 << 31
 _SHARD = re.compile(r"(?P<stem>.+)-\d{5,}-of-\d{5,}(\.tfrecord)?$")
 _LIKE_SHARD = re.compile(r"[^.].*(\d-of-\d|\.tfrecord)")
 _INDEX_VERSION = 3
+Values = list[Any]
+"""The values of one feature of an Example: bytes, whole numbers or floating-point numbers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,8 +119,13 @@ class ShardSource(Source):
         except (RecordError, OSError) as error:
             raise BadRecord(file, offset, str(error)) from None
         for form in self._keys:
-            image, label = features.get(form.image), features.get(form.label)
-            if isinstance(image, bytes) and isinstance(label, int):
+            images = features.get(form.image)
+            labels = features.get(form.label)
+            if images and labels:
+                if reason := _why_not_one_image_with_one_class(form, images, labels):
+                    raise BadRecord(file, offset, reason)
+                image = images[0]
+                label = labels[0]
                 if 0 <= label < form.first:  # all other labels would be those of their neighbors
                     reason = f"{form.label} is {label}, but counts from {form.first}: labels from 0 are to be in "
                     raise BadRecord(file, offset, f"{reason}{PLAIN_KEYS.label}, their images in {PLAIN_KEYS.image}")
@@ -356,8 +363,8 @@ def encode_example(features: Mapping[str, bytes | int]) -> bytes:
     return encoded
 
 
-def decode_example(payload: bytes, wanted: Iterable[str]) -> dict[str, bytes | int]:
-    """Returns the first value of each wanted bytes or integer feature that a serialized tf.train.Example has.
+def decode_example(payload: bytes, wanted: Iterable[str]) -> dict[str, Values]:
+    """Returns the values of each wanted feature that a serialized tf.train.Example has and that is not empty.
 
     Raises:
       RecordError: if the bytes are not an Example.
@@ -366,13 +373,32 @@ def decode_example(payload: bytes, wanted: Iterable[str]) -> dict[str, bytes | i
         feature = _Example.FromString(payload).features.feature
     except DecodeError as error:
         raise RecordError(f"the record is not an Example ({error})") from None
-    values: dict[str, bytes | int] = {}
+    values: dict[str, Values] = {}
     for key in wanted:
         if key not in feature:
             continue
         item = feature[key]
-        if item.bytes_list.value:
-            values[key] = item.bytes_list.value[0]
-        elif item.int64_list.value:
-            values[key] = item.int64_list.value[0]
+        for kind in (item.bytes_list, item.int64_list, item.float_list):
+            if kind.value:
+                values[key] = list(kind.value)
     return values
+
+
+def _why_not_one_image_with_one_class(form: Keys, images: Values, labels: Values) -> str:
+    """Returns why the two features of an Example are not one image and one class number; "" if they are."""
+    if len(images) > 1:
+        return f"{form.image} holds {len(images)} values: write one image into each record"
+    if not isinstance(images[0], bytes):
+        return f"{form.image} holds {_kind(images[0])} instead of the bytes of an encoded image"
+    if len(labels) > 1:
+        return (
+            f"{form.label} holds {len(labels)} values, as one-hot or several labels do: write one class number into "
+            "each record"
+        )
+    if not isinstance(labels[0], int):
+        return f"{form.label} holds {_kind(labels[0])} instead of a class number"
+    return ""
+
+
+def _kind(value: bytes | int | float) -> str:
+    return {bytes: "bytes", int: "a whole number", float: "a floating-point number"}[type(value)]

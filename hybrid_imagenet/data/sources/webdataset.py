@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import random
+import re
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,8 +31,10 @@ _SCANS = 8  # files that a rank scans at the same time
 _INDICES = 4096  # of files that are kept in memory
 IMAGES = ("jpg", "jpeg", "png", "bmp", "gif")
 _LABELS = ("cls", "json")
-_VERSION = 3  # of the rules by which samples are found
+_VERSION = 4  # of the rules by which samples are found
 _UNKNOWN = -1
+_SEVERAL = -2  # labels, in place of one
+_NUMBERS = re.compile(rb"\s*-?[\d.]+(?:[\s,;]+-?[\d.]+)+\s*")
 _MOST_ZEROS = 4 << 20  # at the end: tar fills up its records, of 10 KiB unless told otherwise
 _LONGEST_LABEL = 1 << 20  # bytes of a label's file
 _LARGEST_LABEL = 2**31 - 1
@@ -106,6 +109,9 @@ class WebDatasetSource(Source):
         file, place = self._place(index)
         found = self._index(file)
         offset, length, label = (int(values[place]) for values in (found.offset, found.length, found.label))
+        if label == _SEVERAL:
+            reason = "the label is a list, as one-hot or several labels are: write one class number into each sample"
+            raise BadRecord(*self.locate(index), reason)
         if offset < 0 or label < 0:
             extensions = f"an image (a file whose whole extension is {', '.join(IMAGES)})"
             lacks = extensions if offset < 0 else "a label (a number in cls or json)"
@@ -239,7 +245,7 @@ class TarIndex:
     Attributes:
       begin: int64 [n]; the byte at which the header of each sample's first file begins.
       offset, length: int64 [n]; first byte and bytes of each image; offset -1 for a sample without one.
-      label: int64 [n]; -1 for a sample without one.
+      label: int64 [n]; -1 for a sample without one, -2 for one whose label is a list.
     """
 
     begin: npt.NDArray[np.int64]
@@ -323,6 +329,9 @@ def _with(row: _Row, file: BinaryIO, member: tarfile.TarInfo, extension: str, us
         file.seek(member.offset_data)
         found = _labels(file.read(member.size), extension)
         file.seek(position)
+        if _SEVERAL in (label, *found):
+            label = _SEVERAL
+            found = set()
         for value in found - {label}:
             _only(used, "label", member.name)
             label = value
@@ -340,12 +349,17 @@ def _only(used: dict[str, str], what: str, name: str) -> None:
 
 
 def _labels(content: bytes, extension: str) -> set[int]:
-    """Returns the class numbers in a file of a sample: none, one, or two that contradict each other."""
+    """Returns the class numbers in a file of a sample: none, one, or two that contradict each other.
+
+    A list, such as a one-hot label, gives `_SEVERAL` alone.
+    """
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
-        return set()
+        return {_SEVERAL} if extension == "cls" and _NUMBERS.fullmatch(content) else set()
     values = [value]
     if extension == "json":
         values = [value.get("label"), value.get("cls")] if isinstance(value, dict) else []
+    if any(isinstance(value, list) for value in values):
+        return {_SEVERAL}
     return {number for number in values if type(number) is int and 0 <= number <= _LARGEST_LABEL}
