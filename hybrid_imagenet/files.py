@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import fcntl
 import hashlib
@@ -17,6 +18,14 @@ from typing import IO, Any, TypeVar
 from hybrid_imagenet.errors import UserError
 
 T = TypeVar("T")
+# Those of UTF-32 come first: the one for little-endian begins with that of UTF-16.
+_BYTE_ORDER_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+    (codecs.BOM_UTF8, "utf-8-sig"),
+)
 _LOCKS = 64  # files may share one, and then wait for each other
 # The description of a run is some kilobytes long. A larger file is another one, whose reading could fill the memory.
 MAX_JSON_BYTES = 16 << 20
@@ -164,6 +173,28 @@ def read_regular(path: Path, max_bytes: int | None = None) -> bytes:
             return file.read() if max_bytes is None else file.read(max_bytes)
     finally:
         os.close(descriptor)
+
+
+def decoded_text(content: bytes) -> str:
+    """Returns the text in a file that a user wrote: UTF-8, or what its byte-order mark says.
+
+    Editors on Windows and PowerShell's `>` write UTF-16 or UTF-8 with such a mark.
+
+    Raises:
+      ValueError: with the reason and the remedy, for what is not text in one of these encodings.
+    """
+    encoding = next((name for mark, name in _BYTE_ORDER_MARKS if content.startswith(mark)), "utf-8")
+    try:
+        text = content.decode(encoding)
+    except UnicodeDecodeError as error:
+        name = encoding.upper().replace("-SIG", "")
+        raise ValueError(f"is not text in {name} (offset {error.start}: {error.reason}); save it as UTF-8") from None
+    if "\0" in text:
+        raise ValueError(
+            "is not text, because it holds zero bytes, as a binary file or UTF-16 without a byte-order mark does; save "
+            "it as UTF-8"
+        )
+    return text
 
 
 def read_json(path: Path) -> dict[str, Any]:

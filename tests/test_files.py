@@ -1,5 +1,6 @@
 """Files are written whole or not at all; what can be made again is, whatever its damage."""
 
+import codecs
 import os
 import pathlib
 import threading
@@ -54,3 +55,23 @@ def test_a_file_that_cannot_be_made_again_is_refused(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"config.json: .*restore it"):
         files.read_json(path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_decoded_text_with_a_byte_order_mark_has_the_encoding_of_the_mark(encoding):
+    marks = {"utf-16-le": codecs.BOM_UTF16_LE, "utf-16-be": codecs.BOM_UTF16_BE}
+    content = marks.get(encoding, b"") + "cat\r\nM\u00f6we\r\n".encode(encoding)
+    assert files.decoded_text(content) == "cat\r\nM\u00f6we\r\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("cat\nM\u00f6we\n".encode("latin-1"), r"is not text in UTF-8 \(offset 5: .*\); save it as UTF-8"),
+        ("cat\ndog\n".encode("utf-16-le"), "is not text, because it holds zero bytes.*; save it as UTF-8"),
+        (codecs.BOM_UTF16_LE + b"c", r"is not text in UTF-16 \(offset 2: truncated data\)"),
+    ],
+)
+def test_decoded_text_of_other_bytes_raises_an_error_with_the_remedy(content, reason):
+    with pytest.raises(ValueError, match=reason):
+        files.decoded_text(content)

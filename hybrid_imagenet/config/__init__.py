@@ -11,11 +11,12 @@ import dataclasses
 import json
 import typing
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from absl import flags as absl_flags
 
-from hybrid_imagenet import recipes
+from hybrid_imagenet import files, recipes
 from hybrid_imagenet.comm.settings import Communication
 from hybrid_imagenet.config import checks, defaults
 from hybrid_imagenet.config.flags import (
@@ -210,10 +211,20 @@ def split_flagfiles(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def _read_flagfile(path: str) -> list[str]:
     reader = absl_flags.FlagValues()
     try:
+        _check_is_utf8(files.at_home(path))
         return reader.read_flags_from_files([f"--flagfile={path}"], force_gnu=False)
-    except (absl_flags.Error, OSError, UnicodeDecodeError) as error:
+    except (absl_flags.Error, OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise UserError(f"--flagfile={path}: cannot be read ({reason})") from None
+
+
+def _check_is_utf8(path: Path) -> None:
+    """Raises ValueError for a file that absl reads wrongly: it takes a byte-order mark for a part of a flag."""
+    if not path.is_file():  # a pipe, such as <(...) of a shell, can be read only once
+        return
+    content = path.read_bytes()
+    if files.decoded_text(content).encode() != content:
+        raise ValueError("it begins with a byte-order mark, as files from Windows do; save it as UTF-8 without one")
 
 
 __all__ = ["COMMON", "GROUPS", "OPTIONS", "Origin", "RunConfig", "resolve"]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
 
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.files import decoded_text
 
 SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "val", "valid", "test")}
 """Names of the splits in names of files, as used by our own writer, TensorFlow's ImageNet scripts, and TFDS."""
@@ -154,12 +155,17 @@ def numbered_classes(place: Path | str, count: int | None) -> tuple[str, ...]:
     return tuple(str(number) for number in range(count))
 
 
-def listed_classes(place: Path | str, text: str) -> tuple[str, ...]:
-    """Returns the names of classes in a text that has one on each line.
+def listed_classes(place: Path | str, content: bytes) -> tuple[str, ...]:
+    """Returns the names of classes in a file that has one on each line.
 
     Raises:
-      UserError: if the file `place` is empty, names a class on several lines, or has lines as `NUMBER:NAME`.
+      UserError: if the file `place` is not text, is empty, names a class on several lines, or has lines as
+        `NUMBER:NAME`.
     """
+    try:
+        text = decoded_text(content)
+    except ValueError as error:
+        raise UserError(f"{place}: {error}") from None
     names = tuple(line.strip() for line in text.splitlines() if line.strip())
     if not names:
         raise UserError(f"{place}: is empty: give the name of one class on each line, or remove it")

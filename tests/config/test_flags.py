@@ -1,6 +1,8 @@
 """Options that come with what is chosen: declared once, refused or left out elsewhere, handed over by name."""
 
+import os
 import pathlib
+import threading
 
 import pytest
 
@@ -207,3 +209,22 @@ def test_own_network_function_that_the_module_may_have_is_accepted(text, tmp_pat
     (tmp_path / "own_nets.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     assert checks.own_network("own_nets:small") == str(tmp_path / "own_nets.py")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_flagfile_with_a_byte_order_mark_is_refused(encoding, tmp_path):
+    path = tmp_path / "windows.flags"
+    path.write_text("--epochs=3\n", encoding)
+    with pytest.raises(
+        UserError, match=r"windows.flags: cannot be read \(it begins with a byte-order mark.*save it as"
+    ):
+        config.resolve([f"--flagfile={path}"])
+
+
+def test_flagfile_from_a_pipe_is_read(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=("--epochs=3\n",))
+    writer.start()
+    assert config.resolve([f"--flagfile={pipe}"]).epochs == 3
+    writer.join()

@@ -1,7 +1,9 @@
 """Lists of classes beside the shards, and classes that files and splits name."""
 
 import json
+import struct
 
+import numpy as np
 import pytest
 
 from hybrid_imagenet import data
@@ -112,3 +114,24 @@ def test_text_labels_and_other_columns_of_parquet_files_get_one_line(tmp_path):
 
 def test_classes_of_validation_that_have_only_numbers_fit_any_names():
     listing.check_splits("folder", ("cat", "dog"), ("0", "1"))
+
+
+@pytest.mark.parametrize("form", ["tfrecord", "webdataset", "idx"])
+def test_labels_txt_in_utf16_names_the_classes_and_in_latin1_is_refused(form, tmp_path):
+    if form == "tfrecord":
+        support.write_shards(tmp_path, "train", support.tiny("train"))
+    elif form == "webdataset":
+        support.write_tars(tmp_path, "train", support.tiny("train"), 20)
+    else:
+        for name, array in (
+            ("images-idx3", np.zeros((3, 8, 8), np.uint8)),
+            ("labels-idx1", np.arange(3, dtype=np.uint8)),
+        ):
+            header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+            (tmp_path / f"train-{name}-ubyte").write_bytes(header + array.tobytes())
+    labels = tmp_path / "labels.txt"
+    labels.write_bytes("cat\r\nM\u00f6we\r\nowl\r\n".encode("utf-16"))
+    assert data.open_source(form, str(tmp_path)).class_names == ("cat", "M\u00f6we", "owl")
+    labels.write_bytes("cat\nM\u00f6we\nowl\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"labels.txt: is not text in UTF-8"):
+        data.open_source(form, str(tmp_path))

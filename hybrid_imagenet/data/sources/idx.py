@@ -168,7 +168,7 @@ def _class_names(directory: Path) -> tuple[tuple[str, ...], tuple[Note, ...]]:
     place = directory / listing.LABELS
     if not place.is_file():
         return listing.numbered_classes(directory, largest + 1), ()
-    names = listing.listed_classes(place, place.read_text("utf-8-sig", "replace"))
+    names = listing.listed_classes(place, place.read_bytes())
     return names, listing.check_labels(place, names, largest)
 
 

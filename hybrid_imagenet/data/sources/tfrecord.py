@@ -181,7 +181,7 @@ def _class_names(request: Request, manifest: Mapping[str, Any] | None) -> tuple[
         return tuple(manifest["class_names"])
     place = request.directory / listing.LABELS
     if place.is_file():
-        return listing.listed_classes(place, place.read_text("utf-8-sig", "replace"))
+        return listing.listed_classes(place, place.read_bytes())
     return listing.numbered_classes(request.directory, request.num_classes)
 
 

@@ -160,8 +160,9 @@ class WebDatasetSource(Source):
 
     def _listed_names(self, split: str) -> tuple[str, ...]:
         """Returns the classes that `labels.txt` lists, compared with the labels where these are at hand."""
-        place, text = self._directory.where(listing.LABELS), self._directory.small(listing.LABELS)
-        names = listing.listed_classes(place, text.decode("utf-8-sig", "replace")) if text is not None else ()
+        place = self._directory.where(listing.LABELS)
+        content = self._directory.small(listing.LABELS)
+        names = listing.listed_classes(place, content) if content is not None else ()
         if names and self._copied_later:
             self.class_list = place
         elif names and split == "train":
