@@ -26,6 +26,13 @@ _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
     (codecs.BOM_UTF8, "utf-8-sig"),
 )
+# By the first bytes: the name, and the command that decompresses.
+_COMPRESSIONS = {
+    b"\x1f\x8b": ("GZIP", "gzip -dc"),
+    b"BZh": ("BZIP2", "bzip2 -dc"),
+    b"\xfd7zXZ\0": ("XZ", "xz -dc"),
+    b"\x28\xb5\x2f\xfd": ("Zstandard", "zstd -dc"),
+}
 _LOCKS = 64  # files may share one, and then wait for each other
 # The description of a run is some kilobytes long. A larger file is another one, whose reading could fill the memory.
 MAX_JSON_BYTES = 16 << 20
@@ -173,6 +180,19 @@ def read_regular(path: Path, max_bytes: int | None = None) -> bytes:
             return file.read() if max_bytes is None else file.read(max_bytes)
     finally:
         os.close(descriptor)
+
+
+def compression(head: bytes) -> tuple[str, str] | None:
+    """Returns how a file is compressed, by its first bytes, and the command that decompresses stdin to stdout.
+
+    None for other files. Call it for files that turned out not to be what they should be: two bytes are enough for
+    zlib, and other files may begin with them.
+    """
+    is_zlib = len(head) >= 2 and head[0] == 0x78 and int.from_bytes(head[:2], "big") % 31 == 0  # RFC 1950, section 2.2
+    if is_zlib:
+        program = "import sys, zlib; sys.stdout.buffer.write(zlib.decompress(sys.stdin.buffer.read()))"
+        return "ZLIB", f"python3 -c '{program}'"
+    return next((known for magic, known in _COMPRESSIONS.items() if head.startswith(magic)), None)
 
 
 def decoded_text(content: bytes) -> str:

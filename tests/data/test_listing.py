@@ -107,7 +107,7 @@ def test_tar_files_that_are_missing_packed_or_not_listed_are_named(tmp_path):
         support.write_tars(tmp_path, split, support.tiny(split), 3)
     support.write_tars(tmp_path, "unlabeled", support.tiny("train")[:2], 3)
     (tmp_path / "train-0002.tar").rename(tmp_path / "train-0002.tar.gz")
-    with pytest.raises(UserError, match=r"train-0002.tar.gz: unpack it"):
+    with pytest.raises(UserError, match=r"0002.tar.gz: is compressed.* Decompress it to train-0002.tar \(gzip -dk\)"):
         data.open_source("webdataset", str(tmp_path))
     (tmp_path / "train-0001.tar").rename(tmp_path / "moved")
     (tmp_path / "train-0002.tar.gz").rename(tmp_path / "train-0001.tar.gz")

@@ -3,6 +3,7 @@ import dataclasses
 import errno
 import io
 import json
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -188,6 +189,24 @@ def test_a_damaged_shard_is_refused_with_file_and_offset(damage, place, reason, 
     line = rf"train-00000-of-00002, offset {offsets[place]}: {reason}.*\(1 of 2 shards are damaged\); restore the file"
     with pytest.raises(UserError, match=line):
         data.open_source("tfrecord", str(tmp_path), num_classes=3)
+
+
+@pytest.mark.parametrize("kind", ["GZIP", "ZLIB"])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_compressed_tfrecords_are_refused_with_a_command_that_decompresses_them(kind, suffix, tmp_path):
+    support.write_shards(tmp_path, "train", support.tiny("train"), shards=1)
+    path = tmp_path / "train-00000-of-00001"
+    whole = path.read_bytes()
+    with tf.io.TFRecordWriter(str(tmp_path / "packed"), kind) as writer:
+        for payload in tf.data.TFRecordDataset(str(path)):
+            writer.write(payload.numpy())
+    path.unlink()
+    (tmp_path / "packed").rename(f"{path}{suffix}")
+    with pytest.raises(UserError, match=rf"is compressed \({kind}\), .* Decompress each shard") as caught:
+        data.open_source("tfrecord", str(tmp_path), num_classes=3)
+    command = str(caught.value).partition("as in: ")[2]
+    subprocess.run(["bash", "-ec", command], cwd=tmp_path, check=True)
+    assert (tmp_path / "plain" / path.name).read_bytes() == whole
 
 
 def listed(*lengths):

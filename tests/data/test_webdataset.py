@@ -141,6 +141,14 @@ def test_a_sample_with_two_images_or_labels_is_refused(files, message, tmp_path)
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("mode", ["gz", "bz2", "xz"])
+def test_a_compressed_file_with_the_name_of_a_tar_is_refused(mode, tmp_path):
+    with tarfile.open(tmp_path / "train-0.tar", f"w:{mode}") as archive:
+        archive.addfile(tarfile.TarInfo("0.cls"))
+    with pytest.raises(UserError, match=r"train-0.tar: is compressed \((GZIP|BZIP2|XZ)\).* (gzip|bzip2|xz) -dc < FILE"):
+        data.open_source("webdataset", str(tmp_path))
+
+
 def test_tar_files_that_were_joined_are_refused(tmp_path):
     directory = write(tmp_path / "set")
     first, second = directory / "tiny-train-0000.tar", directory / "tiny-train-0001.tar"

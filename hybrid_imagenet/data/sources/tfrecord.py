@@ -37,6 +37,7 @@ _CRC = struct.Struct("<I")
 _MAX_RECORD = 1 << 31
 _SHARD = re.compile(r"(?P<stem>.+)-\d{5,}-of-\d{5,}(\.tfrecord)?$")
 _LIKE_SHARD = re.compile(r"[^.].*(\d-of-\d|\.tfrecord)")
+_PACKED = re.compile(r"\.(gz|gzip|zlib|zz|zst|bz2|xz)$")
 _INDEX_VERSION = 3
 Values = list[Any]
 """The values of one feature of an Example: bytes, whole numbers or floating-point numbers."""
@@ -193,6 +194,8 @@ def find_shards(directory: Path, split: str) -> tuple[Path, ...]:
     """
     found = listing.of_split(str(directory), split, _by_word(directory)[1])
     if not found:
+        for name in _by_word(directory, packed=True)[1](split):
+            _check_is_not_compressed(directory / name)
         raise UserError(f"--data_dir={directory}: holds no {split} shards (names like {split}-00000-of-01024)")
     return tuple(directory / name for name in listing.whole_set(str(directory), split, found))
 
@@ -202,8 +205,10 @@ def has_shards(directory: Path, split: str) -> bool:
     return bool(_by_word(directory)[1](split))
 
 
-def _by_word(directory: Path) -> tuple[list[str], Callable[[str], list[str]]]:
+def _by_word(directory: Path, *, packed: bool = False) -> tuple[list[str], Callable[[str], list[str]]]:
     """Returns what looks like a shard by its name, and a function that finds those of a split's word.
+
+    With `packed`, names may also end in the suffix of a compressed file.
 
     Shards lie in the directory, or if none does in one for each split, as TensorFlow's imagenet_to_gcs.py writes them:
     `train/train-00000-of-01024`.
@@ -211,7 +216,11 @@ def _by_word(directory: Path) -> tuple[list[str], Callable[[str], list[str]]]:
     bases = {name: PurePath(name).name for name in Directory(str(directory)).names()}
     names = [name for name, base in bases.items() if _LIKE_SHARD.match(base)]
     names = [name for name in names if name == bases[name]] or names
-    words = {name: match["stem"].removesuffix(".tfrecord") for name in names if (match := _SHARD.match(bases[name]))}
+    words: dict[str, str] = {}
+    for name in names:
+        base = _PACKED.sub("", bases[name]) if packed else bases[name]
+        if match := _SHARD.match(base):
+            words[name] = match["stem"].removesuffix(".tfrecord")
     return names, lambda word: [name for name, stem in words.items() if stem.rpartition("-")[2] == word]
 
 
@@ -255,9 +264,23 @@ def scan(path: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], str]
                 offset += length
     except RecordError as error:
         damage = f"offset {offset}: {error}"
+        if not offsets:
+            _check_is_not_compressed(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     return np.array(offsets, np.int64), np.array(lengths, np.int64), damage
+
+
+def _check_is_not_compressed(path: Path) -> None:
+    """Raises UserError for a compressed shard: offsets in it are not those of its records."""
+    with path.open("rb") as file:
+        found = files.compression(file.read(HEADER_BYTES))
+    if found:
+        name, command = found
+        raise UserError(
+            f"{path}: is compressed ({name}), but records are read in random order. Decompress each shard into another "
+            f"directory, as in: mkdir plain; {command} < {path.name} > plain/{_PACKED.sub('', path.name)}"
+        )
 
 
 def read_manifest(directory: Path) -> dict[str, Any] | None:

@@ -26,7 +26,14 @@ from hybrid_imagenet.data.sources.base import BadRecord, Source, remembered
 from hybrid_imagenet.errors import UserError
 
 _INFO = "_info.json"
-_PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+_DECOMPRESS = {
+    ".tar.gz": "gzip -dk",
+    ".tgz": "gzip -dk",
+    ".tar.bz2": "bzip2 -dk",
+    ".tar.xz": "xz -dk",
+    ".tar.zst": "zstd -d",
+}
+_PACKED = tuple(_DECOMPRESS)
 _SCANS = 8  # files that a rank scans at the same time
 _INDICES = 4096  # of files that are kept in memory
 IMAGES = ("jpg", "jpeg", "png", "bmp", "gif")
@@ -226,8 +233,8 @@ def _found(directory: Directory, split: str) -> _Files:
         for name in listing.of_split(place, split, listing.with_word(names, suffix)):
             if f"{name.removesuffix(suffix)}.tar" not in found:
                 raise UserError(
-                    f"{directory.where(name)}: unpack it to a .tar, or move it away; images in it cannot be found "
-                    "otherwise"
+                    f"{directory.where(name)}: is compressed, but images are read in random order. Decompress it to "
+                    f"{name.removesuffix(suffix)}.tar ({_DECOMPRESS[suffix]}), or move it away"
                 )
             skipped.add("compressed, beside the unpacked file", name, fault=False)
     if not found:
@@ -289,9 +296,22 @@ def scan(path: Path) -> TarIndex:
                         key, used = found, {}
                     rows[-1] = _with(rows[-1], file, member, extension, used)
         except tarfile.TarError as error:
+            _check_is_not_compressed(file)
             raise ValueError(f"offset {end}: {error}; restore the file") from None
         _check_end(file, -(-end // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE)
     return TarIndex(*np.array(rows, np.int64).reshape(-1, 4).T.copy())
+
+
+def _check_is_not_compressed(file: BinaryIO) -> None:
+    """Raises ValueError for a compressed archive: offsets in it are not those of its files."""
+    file.seek(0)
+    found = files.compression(file.read(tarfile.BLOCKSIZE))
+    if found:
+        kind, command = found
+        raise ValueError(
+            f"is compressed ({kind}), but images are read in random order. Decompress each tar file into another "
+            f"directory, as in: mkdir plain; {command} < FILE.tar > plain/FILE.tar"
+        )
 
 
 def _check_end(file: BinaryIO, place: int) -> None:
