@@ -5,6 +5,9 @@ What needs neither imports neither.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import importlib.util
 import io
 import os
 import re
@@ -13,11 +16,13 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hybrid_imagenet.data import image_headers
 from hybrid_imagenet.numerics import augment
 
 if TYPE_CHECKING:
@@ -27,7 +32,52 @@ if TYPE_CHECKING:
 MAX_PIXELS = (1 << 28) // 3
 """Pixels of the largest image that is decoded: 256 MiB as RGB. A file of 48 KB may claim 400 million."""
 
-JPEG, OTHER = 0, 1
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A format of image files.
+
+    Attributes:
+      name: for messages.
+      suffixes: of files, in lower case.
+      operation: the function of TensorFlow's `gen_image_ops` that decodes it, if some of the supported versions of
+        TensorFlow do not have it.
+      since: the first version that does.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    operation: str = ""
+    since: str = ""
+
+
+WEBP = Format("WebP", (".webp",), "decode_web_p", "2.20")
+JXL = Format("JPEG XL", (".jxl",), "decode_jxl", "2.21")
+FORMATS = (
+    Format("JPEG", (".jpg", ".jpeg")),
+    Format("PNG", (".png",)),
+    Format("BMP", (".bmp",)),
+    Format("GIF", (".gif",)),
+    WEBP,
+    JXL,
+)
+"""The formats that are read, in folders, tar files, TFRecords and Parquet files and by `predict` alike."""
+SUFFIXES = frozenset(suffix for form in FORMATS for suffix in form.suffixes)
+FORMAT_NAMES = ", ".join(form.name for form in FORMATS[:-1]) + f" or {FORMATS[-1].name}"
+# Formats that are not read, by the place and the bytes of their signature, so that messages can name them.
+_NOT_READ = (
+    (0, b"II*\0", "a TIFF"),
+    (0, b"MM\0*", "a TIFF"),
+    (4, b"ftypavif", "an AVIF"),
+    (4, b"ftypheic", "a HEIC"),
+    (4, b"ftypheix", "a HEIC"),
+    (4, b"ftypmif1", "a HEIF"),
+    (4, b"jP  \r\n", "a JPEG 2000"),
+)
+
+# How TensorFlow is asked to decode an image: its JPEG decoder crops and reduces; `decode_image` gives RGB for OTHER,
+# but for ANY_CHANNELS only the channels that the image has.
+JPEG, OTHER, ANY_CHANNELS = 0, 1, 2
 _SIZED = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})  # start-of-frame markers
 _BARE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length
 _HUFFMAN = frozenset({0xC0, 0xC1, 0xC2})  # baseline, extended and progressive frames
@@ -36,7 +86,7 @@ _SCAN = 0xDA
 _END = b"\xff\xd9"
 _SCAN_MARKER = b"\xff\xda"
 RATIOS = (1, 2, 4, 8)  # at which libjpeg decodes
-OTHER_BRANCH = OTHER * len(RATIOS)  # the first of PNG, GIF and BMP: each kind has a branch for each ratio
+OTHER_BRANCH = OTHER * len(RATIOS)  # the first that is not a JPEG's: each kind has a branch for each ratio
 # libjpeg continues after these, and TensorFlow does not ask it; all that comes out is a line on stderr.
 _WARNING = re.compile(
     r"Corrupt JPEG data: (?P<what>.*)|(?P<other>Premature end of JPEG file|Inconsistent progression sequence.*"
@@ -47,13 +97,13 @@ _MOST_SCANS = 100  # encoders write 10; a scan of 31 bytes can cost 6 ms, so tha
 
 
 def probe(data: bytes) -> tuple[int, int, int]:
-    """Returns the format (JPEG or OTHER), height and width of an encoded image.
+    """Returns the kind (JPEG, OTHER or ANY_CHANNELS), height and width of an encoded image.
 
     Bytes after the end of a JPEG or PNG are passed over, as decoders do.
 
     Raises:
-      ValueError: if it is empty, truncated, of no format that is read here (JPEG, PNG, GIF, BMP), or has more than
-        `MAX_PIXELS`.
+      ValueError: if it is empty, truncated, animated (WebP, JPEG XL), of none of `FORMATS`, or has more than
+        `MAX_PIXELS`; for a format that the installed TensorFlow does not decode.
     """
     if data[:2] == b"\xff\xd8":
         if not _jpeg_ends(data):
@@ -73,15 +123,43 @@ def probe(data: bytes) -> tuple[int, int, int]:
         height = abs(height)
         if not _bmp_is_plain(data):
             raise ValueError("the BMP has a palette of colors, which TensorFlow takes for gray: store it as a PNG")
+    elif image_headers.is_webp(data):
+        _check_decodable(WEBP)
+        return _bounded(ANY_CHANNELS, *image_headers.webp_size(data))
+    elif image_headers.is_jxl(data):
+        _check_decodable(JXL)
+        return _bounded(ANY_CHANNELS, *image_headers.jxl_size(data))
     elif not data:
         raise ValueError("the image is empty")
     else:
-        raise ValueError(f"is not a JPEG, PNG, GIF or BMP image (it begins with {data[:4]!r})")
+        for at, signature, name in _NOT_READ:
+            if data[at : at + len(signature)] == signature:
+                raise ValueError(f"is {name} image, which is not read: {image_headers.CONVERT}")
+        raise ValueError(f"is not a {FORMAT_NAMES} image (it begins with {data[:4]!r})")
     return _bounded(OTHER, height, width)
 
 
+def _check_decodable(form: Format) -> None:
+    """Raises ValueError if the installed TensorFlow does not decode a format."""
+    if not _has_operation(form.operation):
+        raise ValueError(
+            f"is a {form.name} image, which TensorFlow decodes from version {form.since} on: install that version, or "
+            f"{image_headers.CONVERT}"
+        )
+
+
+@functools.cache
+def _has_operation(name: str) -> bool:
+    """Returns whether TensorFlow has an operation on images, which its generated source shows without an import."""
+    tensorflow = importlib.util.find_spec("tensorflow")
+    if tensorflow is None or tensorflow.origin is None:
+        return False
+    source = Path(tensorflow.origin).parent / "python" / "ops" / "gen_image_ops.py"
+    return source.is_file() and f"\ndef {name}(" in source.read_text("utf-8")
+
+
 def picture(data: bytes) -> Image.Image:
-    """Decodes an image of any form that `probe` knows to RGB pixels, by Pillow.
+    """Decodes an image of any form that `probe` knows to RGB pixels, by Pillow, or by TensorFlow for JPEG XL.
 
     PNGs of 16 bits keep the upper 8, as TensorFlow's decoder does.
 
@@ -91,6 +169,8 @@ def picture(data: bytes) -> Image.Image:
     from PIL import Image
 
     probe(data)
+    if image_headers.is_jxl(data):  # which Pillow decodes only with a plugin
+        return Image.fromarray(_run(lambda: _rgb(_decoded_with_its_channels(data))))
     try:
         with Image.open(io.BytesIO(data)) as opened:
             if opened.mode.startswith("I"):  # gray of 16 bits; `convert` would clip it at 255
@@ -153,16 +233,38 @@ def decode(content: tf.Tensor, branch: tf.Tensor, window: tf.Tensor, side: int) 
         return tf.io.decode_and_crop_jpeg(content, window, channels=3, ratio=ratio, dct_method="INTEGER_FAST")
 
     def other(ratio: int) -> tf.Tensor:
-        return cut(tf.io.decode_image(content, channels=3, expand_animations=False), ratio)
+        return reduce(cut(tf.io.decode_image(content, channels=3, expand_animations=False), ratio), ratio)
+
+    def any_channels(ratio: int) -> tf.Tensor:
+        return reduce(_rgb(cut(_decoded_with_its_channels(content), ratio)), ratio)
 
     def cut(pixels: tf.Tensor, ratio: int) -> tf.Tensor:
-        pixels = tf.slice(pixels, [ratio * window[0], ratio * window[1], 0], [ratio * window[2], ratio * window[3], 3])
+        begin = [ratio * window[0], ratio * window[1], 0]
+        return tf.slice(pixels, begin, [ratio * window[2], ratio * window[3], -1])
+
+    def reduce(pixels: tf.Tensor, ratio: int) -> tf.Tensor:
         if ratio == 1:
             return pixels
         return tf.cast(tf.raw_ops.ResizeArea(images=pixels[None], size=window[2:])[0] + 0.5, tf.uint8)
 
-    cases = [lambda kind=kind, ratio=ratio: kind(ratio) for kind in (jpeg, other) for ratio in RATIOS]
+    # In the order of the kinds' numbers.
+    cases = [lambda kind=kind, ratio=ratio: kind(ratio) for kind in (jpeg, other, any_channels) for ratio in RATIOS]
     return resize(tf.switch_case(branch, cases), side)
+
+
+def _decoded_with_its_channels(content: tf.Tensor) -> tf.Tensor:
+    """Decodes an image, uint8 [h, w, c]; a WebP or JPEG XL with transparency does not decode to three channels."""
+    import tensorflow as tf
+
+    return tf.io.decode_image(content, expand_animations=False)
+
+
+def _rgb(pixels: tf.Tensor) -> tf.Tensor:
+    """Returns RGB of gray or RGB with or without alpha, which is ignored: uint8 [h, w, 1 to 4] to [h, w, 3]."""
+    import tensorflow as tf
+
+    is_gray = tf.shape(pixels)[-1] < 3
+    return tf.gather(pixels, tf.where(is_gray, [0, 0, 0], [0, 1, 2]), axis=-1)
 
 
 def resize(pixels: tf.Tensor, side: int) -> tf.Tensor:
@@ -199,19 +301,20 @@ def verify(content: bytes) -> None:
         raise ValueError(f"the JPEG is corrupt: {warning['what'] or warning['other']}")
 
 
-def _run(decoding: Callable[[], tf.Tensor]) -> None:
+def _run(decoding: Callable[[], tf.Tensor]) -> npt.NDArray[np.uint8]:
     """Decodes on the host; raises ValueError with the reason, without the names of TensorFlow's operations."""
     import tensorflow as tf
 
     try:
         with tf.device("/cpu:0"):
-            decoding()
+            pixels: npt.NDArray[np.uint8] = decoding().numpy()
+            return pixels
     except tf.errors.OpError as error:
         reason = re.sub(r"\{\{.*?\}\} ?|\[Op:.*", "", str(error.message).splitlines()[0]).strip()
         raise ValueError(f"the image does not decode ({reason})") from None
 
 
-def _with_stderr(function: Callable[[], None]) -> str:
+def _with_stderr(function: Callable[[], object]) -> str:
     """Calls a function; returns what C code writes to stderr meanwhile, of which all but warnings is passed on."""
     with _stderr, tempfile.TemporaryFile() as caught:
         sys.stderr.flush()

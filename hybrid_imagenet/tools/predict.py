@@ -23,7 +23,7 @@ _BATCH = 32
 def _parser() -> command_line.Parser:
     parser = command_line.Parser("predict", "Prints the most probable classes of images.")
     command_line.add_network(parser)
-    parser.add_argument("images", nargs="+", type=pathlib.Path, metavar="IMAGE", help="JPEG, PNG, GIF or BMP files")
+    parser.add_argument("images", nargs="+", type=pathlib.Path, metavar="IMAGE", help=f"{images.FORMAT_NAMES} files")
     parser.add_argument("--top", type=command_line.positive, default=5, help="classes per image (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print a JSON list, one entry per image")
     return parser

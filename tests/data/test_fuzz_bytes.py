@@ -10,6 +10,7 @@ from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.data.sources.base import BadRecord
 from hybrid_imagenet.errors import UserError
 from tests.data.support import jpeg, png
+from tests.data.test_formats import JXL, webp
 
 
 def damaged(content: bytes, generator: random.Random) -> bytes:
@@ -65,9 +66,9 @@ def test_images():
         return images.decode(content, branch, window, 16)
 
     generator = random.Random(3)
-    goods = [jpeg(1), jpeg(2, mode="L"), jpeg(3, mode="CMYK"), png(4)]
-    for number in range(200):
-        content = damaged(goods[number % 4], generator)
+    goods = [jpeg(1), jpeg(2, mode="L"), jpeg(3, mode="CMYK"), png(4), webp(), webp("RGBA"), *JXL.values()]
+    for number in range(500):
+        content = damaged(goods[number % len(goods)], generator)
         try:
             kind, height, width = images.probe(content)
         except ValueError as error:

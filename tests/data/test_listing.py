@@ -61,7 +61,7 @@ def test_images_that_a_tree_has_in_other_forms_or_deeper_are_counted(tmp_path):
     make("folder", tmp_path)
     classes = tmp_path / "train"
     (classes / "n01" / "more").mkdir()
-    for name in ("n01/a.webp", "n02/b.webp", "n02/c.TIFF", "n02/noSuffix", "n03/._d.jpg", "n03/readme.txt", "e.jpg"):
+    for name in ("n01/a.avif", "n02/b.avif", "n02/c.TIFF", "n02/noSuffix", "n03/._d.jpg", "n03/readme.txt", "e.jpg"):
         (classes / name).touch()
     (classes / "empty").mkdir()
     (tmp_path / "validation" / "empty").mkdir()
@@ -69,7 +69,7 @@ def test_images_that_a_tree_has_in_other_forms_or_deeper_are_counted(tmp_path):
     found = notes("folder", tmp_path)
     assert notes("folder", tmp_path, "validation") == {}
     expected = {
-        "2 skipped, .webp is not read": True,
+        "2 skipped, .avif is not read": True,
         "1 skipped, .tiff is not read": True,
         "1 skipped, a name without a suffix is not read": True,
         "1 skipped, a directory inside of a class directory": True,
@@ -81,7 +81,7 @@ def test_images_that_a_tree_has_in_other_forms_or_deeper_are_counted(tmp_path):
     }
     assert {key: fault for key in expected for note, fault in found.items() if key in note} == expected
     assert len(found) == len(expected)
-    assert any(note.endswith("the first is n01/a.webp") for note in found)
+    assert any(note.endswith("the first is n01/a.avif") for note in found)
     assert data.open_source("folder", str(tmp_path)).num_examples == 14
     place = tmp_path / "validation"
     shutil.rmtree(place / "n03")

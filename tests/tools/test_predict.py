@@ -71,7 +71,7 @@ def test_the_central_square_is_looked_at(folder, capsys):
     ("arguments", "message"),
     [
         (["weights.npz", "0.png", "none.png"], "none.png: No such file or directory"),
-        (["weights.npz", "text.png"], "text.png: is not a JPEG, PNG, GIF or BMP image"),
+        (["weights.npz", "text.png"], "text.png: is not a JPEG, PNG, BMP, GIF, WebP or JPEG XL image"),
         (["weights.npz", "cut.png"], "cut.png: the PNG is truncated"),
         (["weights.npz", "damaged.png"], "damaged.png: the image does not decode"),
         (["weights.npz", "0.png", "--top=none"], "argument --top: none: give a whole number of at least 1"),

@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 
 from hybrid_imagenet.data import listing
+from hybrid_imagenet.data.images import SUFFIXES
 from hybrid_imagenet.data.registry import Glance, Request
 from hybrid_imagenet.data.sources.base import BadRecord, Source
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import splits
 
-SUFFIXES = frozenset({".jpeg", ".jpg", ".png", ".bmp", ".gif"})
 # Of images, and of archives that may hold some, which are not read; "" is a file without a suffix.
 _NOT_READ = frozenset(
-    {"", ".avif", ".gz", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".jxl", ".ppm", ".tar", ".tif", ".tiff", ".webp"}
+    {"", ".avif", ".gz", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".ppm", ".tar", ".tif", ".tiff"}
     | {".7z", ".rar", ".tgz", ".zip"}
 )
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybrid_imagenet import files
-from hybrid_imagenet.data import listing
+from hybrid_imagenet.data import images, listing
 from hybrid_imagenet.data.directories import Directory
 from hybrid_imagenet.data.listing import Note
 from hybrid_imagenet.data.registry import Glance, Request
@@ -36,7 +36,7 @@ _DECOMPRESS = {
 _PACKED = tuple(_DECOMPRESS)
 _SCANS = 8  # files that a rank scans at the same time
 _INDICES = 4096  # of files that are kept in memory
-IMAGES = ("jpg", "jpeg", "png", "bmp", "gif")
+IMAGES = tuple(suffix.removeprefix(".") for form in images.FORMATS for suffix in form.suffixes)
 _LABELS = ("cls", "json")
 _VERSION = 4  # of the rules by which samples are found
 _UNKNOWN = -1

@@ -269,6 +269,8 @@ def reduced(content: bytes, kind: int, height: int, width: int, shorter: int, qu
             return content, height, width
         import_tensorflow()  # images that are copied do without it
         images.verify(content)
+    elif kind == images.ANY_CHANNELS:
+        import_tensorflow()
     picture = images.picture(content)
     scale = min(1.0, shorter / min(height, width))
     size = (max(1, round(width * scale)), max(1, round(height * scale)))

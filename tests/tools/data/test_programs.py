@@ -252,20 +252,20 @@ def test_only_the_source_that_an_interrupted_preparation_read_continues_it(tmp_p
 
 def test_what_a_source_does_not_read_is_told_and_stays_in_the_manifest(tmp_path, capsys, caplog):
     make("folder", tmp_path / "from")
-    (tmp_path / "from" / "train" / "n01" / "a.webp").touch()
+    (tmp_path / "from" / "train" / "n01" / "a.zip").touch()
     (tmp_path / "from" / "train" / "n01" / "notes.txt").touch()
     assert run("check", "--dataset=folder", f"--data_dir={tmp_path / 'from'}") == 2
     out = capsys.readouterr().out.splitlines()
-    assert "1 skipped, .webp is not read" in out[1]
+    assert "1 skipped, .zip is not read" in out[1]
     assert out[0].startswith("note: ")
     assert out[-1] == "1 faults"
     assert run("prepare", "--from=folder", f"--data_dir={tmp_path / 'from'}", f"--to={tmp_path / 'to'}") == 0
-    assert "1 skipped, .webp is not read" in caplog.text
+    assert "1 skipped, .zip is not read" in caplog.text
     capsys.readouterr()
     assert run("check", "--dataset=tfrecord", f"--data_dir={tmp_path / 'to'}") == 2
     out = capsys.readouterr().out
     assert "manifest.json: train: when the set was prepared: " in out
-    assert "1 skipped, .webp is not read" in out
+    assert "1 skipped, .zip is not read" in out
 
 
 def test_splits_with_other_classes_are_neither_checked_nor_prepared(tmp_path, capsys):

@@ -1,0 +1,216 @@
+"""WebP and JPEG XL images in every form of dataset, and formats that are not read."""
+
+import base64
+import io
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from hybrid_imagenet import data
+from hybrid_imagenet.data import images, pipeline
+from hybrid_imagenet.tools.data import command
+from tests.data import support
+from tests.data.test_sources import cache  # noqa: F401
+
+Y, X = np.mgrid[:12, :16]
+PIXELS = np.stack([15 * X, 20 * Y, 4 * (X + Y)], axis=-1).astype(np.uint8)
+# `PIXELS` as lossless JPEG XL: as RGB, with transparency, its red channel as gray, and RGB with an orientation of 3
+# (turned by 180 degrees) and 6 (by 90 degrees).
+JXL = {
+    "RGB": base64.b64decode(
+        "/wpYMBAJCAABAAgBSzhA9TJ1vlA4+K6CgpKgAOMOFYACsTFmIi2MwYQwhhcBBuDaKCEAth+pqhJ+qius/oOi/tgEXctYnsOMkXsXxBoB"
+    ),
+    "RGBA": base64.b64decode(
+        "/wpYMLASCAAQABgBSygz3TwjOiiFg+8WCksFBYUAww0k8GZExzvG4F+PMUYehzS4CDAAQ7rxIygIal+Enw4ID6gn"
+        "xBnwvoPZIzezaHIA8wJhAQ=="
+    ),
+    "L": base64.b64decode("/wpYMBAUNwIIAAEAXABLKDXGHt8KCiYYsTSOyxiVd/79/5lCAQ=="),
+    "turned by 180": base64.b64decode(
+        "/wpYMAXEBAgAAQAIAUs4QPUydb5QOPiugoKSoADjDhWAArExZiItjMGEMIYXAQbg2ighALYfqaoSfqorrP6Dov7YBF3LWJ7DjJF7F8QaAQ=="
+    ),
+    "turned by 90": base64.b64decode(
+        "/wpYMAvEBAgAAQAIAUs4QPUydb5QOPiugoKSoADjDhWAArExZiItjMGEMIYXAQbg2ighALYfqaoSfqorrP6Dov7YBF3LWJ7DjJF7F8QaAQ=="
+    ),
+}
+EXPECTED = {
+    "RGB": PIXELS,
+    "RGBA": PIXELS,
+    "L": PIXELS[..., [0, 0, 0]],
+    "turned by 180": PIXELS[::-1, ::-1],
+    "turned by 90": np.rot90(PIXELS, -1),
+}
+
+needs_webp = pytest.mark.skipif(not images._has_operation("decode_web_p"), reason="TensorFlow does not decode WebP")
+needs_jxl = pytest.mark.skipif(not images._has_operation("decode_jxl"), reason="TensorFlow does not decode JPEG XL")
+
+
+def webp(mode="RGB", height=20, width=24, **options):
+    image = Image.open(io.BytesIO(support.jpeg(3, height, width))).convert(mode)
+    if mode == "RGBA":
+        image.putalpha(image.getchannel(0))
+    return images.encoded(image, "WEBP", **options)
+
+
+def animated_webp():
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "green", "blue")]
+    return images.encoded(frames[0], "WEBP", save_all=True, append_images=frames[1:])
+
+
+def decoded(content, window=None, side=None):
+    """Decodes a window as training does; the whole image at its own size by default, which must be a square then."""
+    kind, height, width = images.probe(content)
+    branch, scaled = images.branches(np.array([kind]), np.array([window or (0, 0, height, width)]), side or height)
+    return images.decode(tf.constant(content), tf.constant(branch[0]), tf.constant(scaled[0]), side or height).numpy()
+
+
+@needs_webp
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L"])
+@pytest.mark.parametrize("options", [{"quality": 80}, {"lossless": True, "exact": True}])
+def test_webp_decodes_to_the_pixels_of_pillow(mode, options):
+    content = webp(mode, 32, 32, **options)
+    expected = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+    np.testing.assert_array_equal(decoded(content), expected)
+    np.testing.assert_array_equal(np.asarray(images.picture(content)), expected)
+
+
+@needs_webp
+@pytest.mark.parametrize("options", [{"quality": 80}, {"lossless": True}, {"quality": 80, "exif": b"Exif\0\0"}])
+def test_probe_of_webp_returns_the_size_and_refuses_a_cut_file(options):
+    content = webp(height=33, width=70, **options)
+    assert images.probe(content) == (images.ANY_CHANNELS, 33, 70)
+    assert images.probe(content + b"more")[1:] == (33, 70)
+    for length in (13, 25, len(content) - 3):
+        with pytest.raises(ValueError, match="the WebP is truncated"):
+            images.probe(content[:length])
+
+
+@needs_jxl
+@pytest.mark.parametrize("name", JXL)
+def test_jpeg_xl_decodes_to_the_pixels_that_were_encoded(name):
+    content = JXL[name]
+    assert images.probe(content)[1:] == EXPECTED[name].shape[:2]
+    np.testing.assert_array_equal(np.asarray(images.picture(content)), EXPECTED[name])
+    window = (1, 2, 10, 10)
+    np.testing.assert_array_equal(decoded(content, window, 10), EXPECTED[name][1:11, 2:12])
+
+
+@needs_jxl
+def test_jpeg_xl_in_a_container_with_parts_is_probed_and_decoded():
+    def box(kind, content):
+        return (8 + len(content)).to_bytes(4, "big") + kind + content
+
+    signature = b"\x00\x00\x00\x0cJXL \r\n\x87\n" + box(b"ftyp", b"jxl \0\0\0\0jxl ")
+    bare = JXL["RGB"]
+    parts = box(b"jxlp", b"\0\0\0\0" + bare[:3]) + box(b"Exif", b"\0\0\0\0MM\0*")
+    content = signature + parts + box(b"jxlp", b"\x80\0\0\1" + bare[3:])
+    assert images.probe(content) == (images.ANY_CHANNELS, 12, 16)
+    np.testing.assert_array_equal(np.asarray(images.picture(content)), PIXELS)
+
+
+@needs_webp
+@pytest.mark.parametrize("height", [64, 128])
+def test_large_webp_is_reduced_by_the_mean_of_blocks(height):
+    pixels = np.full((height, height, 3), 200, np.uint8)
+    pixels[:, np.arange(height) % 8 < 3] = 40
+    content = images.encoded(Image.fromarray(pixels), "WEBP", lossless=True)
+    assert np.abs(decoded(content, (0, 0, height, height), height // 8) - 140.0).max() <= 1
+
+
+@needs_webp
+@needs_jxl
+@pytest.mark.parametrize("form", ["folder", "tfrecord", "parquet", "webdataset"])
+def test_webp_and_jpeg_xl_are_read_in_every_form_of_dataset(form, tmp_path):
+    lossless = images.encoded(Image.fromarray(PIXELS), "WEBP", lossless=True)
+    pairs = [(lossless, 0), (JXL["RGB"], 1), (JXL["L"], 2)]
+    for split in data.SPLITS:
+        if form == "folder":
+            for (content, label), suffix in zip(pairs, (".webp", ".jxl", ".JXL"), strict=True):
+                directory = tmp_path / split / support.CLASSES[label]
+                directory.mkdir(parents=True)
+                (directory / f"image{suffix}").write_bytes(content)
+        elif form == "tfrecord":
+            support.write_shards(tmp_path, split, pairs, shards=1)
+        elif form == "parquet":
+            support.write_parquet(tmp_path, split, pairs, shards=1)
+        else:
+            suffixes = iter(("webp", "jxl", "jxl"))
+            support.write_tars(
+                tmp_path,
+                split,
+                pairs,
+                3,
+                lambda number, image, label, left=suffixes: {"__key__": str(number), next(left): image, "cls": label},
+            )
+    source = data.open_source(form, str(tmp_path), "validation", num_classes=3)
+    (element,) = pipeline.evaluation(source, 3, image_size=12, crop_fraction=1.0)
+    assert element["label"].numpy().tolist() == [0, 1, 2]
+    middle = PIXELS[:, 2:14]
+    for found, expected in zip(element["image"].numpy(), [middle, middle, middle[..., [0, 0, 0]]], strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert not source.notes
+
+
+@needs_webp
+@needs_jxl
+def test_prepare_with_resize_reads_webp_and_jpeg_xl(tmp_path, capsys):
+    for split in data.SPLITS:
+        for name, content in (("a.webp", webp(height=40, width=40)), ("b.jxl", JXL["RGBA"])):
+            (tmp_path / "from" / split / name[0]).mkdir(parents=True)
+            (tmp_path / "from" / split / name[0] / name).write_bytes(content)
+    place = f"--data_dir={tmp_path / 'from'}"
+    assert command.main(["check", "--dataset=folder", place, "--workers=1"]) == 0
+    assert "no faults" in capsys.readouterr().out
+    target = f"--to={tmp_path / 'to'}"
+    assert command.main(["prepare", "--from=folder", place, target, "--resize=10", "--quality=100", "--workers=1"]) == 0
+    found = data.open_source("tfrecord", str(tmp_path / "to")).read_one(1)[0]
+    assert images.probe(found) == (images.JPEG, 10, 13)
+    with Image.open(io.BytesIO(found)) as smaller:
+        assert np.abs(np.asarray(smaller).mean((0, 1)) - PIXELS.mean((0, 1))).max() < 3
+
+
+def animated_jxl():
+    """A header with extra fields, of which the last says that an animation follows."""
+    content = JXL["turned by 180"]
+    size = 15  # bits; after them whether all metadata are default, whether there are extra fields, and 3 of orientation
+    flags = int.from_bytes(content[2:], "little") | 1 << (size + 2 + 3 + 2)
+    return content[:2] + flags.to_bytes(len(content) - 2, "little")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        pytest.param(animated_webp(), "the WebP is animated, which is not read: convert it", marks=needs_webp),
+        pytest.param(b"RIFF\x20\0\0\0WEBPVP8 " + bytes(40), "the WebP has no header of an image", marks=needs_webp),
+        pytest.param(b"\x00\x00\x00\x0cJXL \r\n\x87\n" + bytes(40), "the JPEG XL has no header", marks=needs_jxl),
+        pytest.param(animated_jxl(), "the JPEG XL is animated, which is not read", marks=needs_jxl),
+        (b"II*\0" + bytes(40), "is a TIFF image, which is not read: convert it, for example with .mogrify"),
+        (b"\0\0\0\x20ftypavif" + bytes(40), "is an AVIF image, which is not read"),
+        (b"\0\0\0\x20ftypheic" + bytes(40), "is a HEIC image, which is not read"),
+        (
+            b"RIFF\x20\0\0\0WAVE" + bytes(40),
+            r"is not a JPEG, PNG, BMP, GIF, WebP or JPEG XL image .it begins with b'RIFF'",
+        ),
+    ],
+    ids=["animated WebP", "damaged WebP", "damaged JPEG XL", "animated JPEG XL", "TIFF", "AVIF", "HEIC", "WAV"],
+)
+def test_probe_of_an_image_that_is_not_read_names_its_format(content, reason):
+    with pytest.raises(ValueError, match=reason):
+        images.probe(content)
+
+
+def test_probe_with_a_tensorflow_that_lacks_the_decoder_names_format_and_version(monkeypatch):
+    monkeypatch.setattr(images, "_has_operation", lambda name: False)
+    with pytest.raises(ValueError, match=r"is a WebP image, which TensorFlow decodes from version 2\.20 on: install"):
+        images.probe(webp())
+    with pytest.raises(
+        ValueError, match=r"is a JPEG XL image, which TensorFlow decodes from version 2\.21 on.*convert"
+    ):
+        images.probe(JXL["RGB"])
+
+
+def test_has_operation_agrees_with_the_installed_tensorflow():
+    for name, operation in (("decode_web_p", "DecodeWebP"), ("decode_jxl", "DecodeJxl"), ("decode_bmp", "DecodeBmp")):
+        assert images._has_operation(name) == hasattr(tf.raw_ops, operation)
+    assert not images._has_operation("decode_nothing")
