@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import subprocess
 import tarfile
 
 import numpy as np
@@ -123,6 +124,66 @@ def test_a_sample_that_cannot_be_used_is_a_bad_record(files, reason, tmp_path):
     with pytest.raises(BadRecord, match=reason) as caught:
         source.read_one(1)
     assert caught.value.offset == 2048
+
+
+def tar_with_links(path, members):
+    """Writes (name, content) as files, and (name, kind, target) as links."""
+    with tarfile.open(path, "w") as archive:
+        for name, *rest in members:
+            member = tarfile.TarInfo(name)
+            if len(rest) == 1:
+                member.size = len(rest[0])
+                archive.addfile(member, io.BytesIO(rest[0]))
+            else:
+                member.type, member.linkname = rest
+                archive.addfile(member)
+
+
+def test_links_in_a_tar_are_followed_inside_the_archive(tmp_path):
+    tar_with_links(
+        tmp_path / "train-0.tar",
+        [
+            ("./a/0.jpg", b"first"),
+            ("./a/0.cls", b"0"),
+            ("./b/1.jpg", tarfile.LNKTYPE, "./a/0.jpg"),
+            ("./b/1.cls", b"1"),
+            ("./b/2.jpg", tarfile.SYMTYPE, "../c/3.jpg"),
+            ("./b/2.cls", tarfile.SYMTYPE, "1.cls"),
+            ("./c/3.jpg", b"last"),
+            ("./c/3.cls", b"2"),
+            ("./c/4.jpg", tarfile.SYMTYPE, "../b/2.jpg"),
+            ("./c/4.cls", tarfile.LNKTYPE, "a/0.cls"),
+        ],
+    )
+    source = data.open_source("webdataset", str(tmp_path))
+    found = [source.read_one(number) for number in range(source.num_examples)]
+    assert found == [(b"first", 0), (b"first", 1), (b"last", 1), (b"last", 2), (b"last", 0)]
+
+
+@pytest.mark.parametrize(
+    ("members", "what"),
+    [
+        ([("1.jpg", tarfile.SYMTYPE, "/photos/1.jpg"), ("1.cls", b"1")], "image"),
+        ([("1.jpg", tarfile.LNKTYPE, "gone.jpg"), ("1.cls", b"1")], "image"),
+        ([("1.jpg", tarfile.SYMTYPE, "1.jpg"), ("1.cls", b"1")], "image"),
+        ([("1.jpg", b"x"), ("1.cls", tarfile.SYMTYPE, "../../labels/1.cls")], "label"),
+    ],
+)
+def test_a_link_out_of_a_tar_is_a_bad_record(members, what, tmp_path):
+    tar_with_links(tmp_path / "train-0.tar", [("0.jpg", b"x"), ("0.cls", b"0"), *members])
+    source = data.open_source("webdataset", str(tmp_path), num_classes=2)
+    assert source.read_one(0) == (b"x", 0)
+    with pytest.raises(BadRecord, match=f"its {what} is a link to a file that the archive does not hold.*dereference"):
+        source.read_one(1)
+
+
+def test_a_tar_with_a_sparse_file_is_refused(tmp_path):
+    with (tmp_path / "0.png").open("wb") as file:
+        file.truncate(1 << 20)
+    (tmp_path / "0.cls").write_text("0")
+    subprocess.run(["tar", "--sparse", "-cf", "train-0.tar", "0.png", "0.cls"], cwd=tmp_path, check=True)
+    with pytest.raises(UserError, match=r"train-0.tar: 0.png is stored as a sparse file: write the archive without"):
+        data.open_source("webdataset", str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,11 @@ import dataclasses
 import functools
 import json
 import os
+import posixpath
 import random
 import re
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -41,6 +42,8 @@ _LABELS = ("cls", "json")
 _VERSION = 4  # of the rules by which samples are found
 _UNKNOWN = -1
 _SEVERAL = -2  # labels, in place of one
+_BROKEN_LINK = -3  # in place of an offset or a label
+_MOST_LINKS = 40  # that lead to one file, as in Linux: more are a circle
 _NUMBERS = re.compile(rb"\s*-?[\d.]+(?:[\s,;]+-?[\d.]+)+\s*")
 _MOST_ZEROS = 4 << 20  # at the end: tar fills up its records, of 10 KiB unless told otherwise
 _LONGEST_LABEL = 1 << 20  # bytes of a label's file
@@ -116,6 +119,10 @@ class WebDatasetSource(Source):
         file, place = self._place(index)
         found = self._index(file)
         offset, length, label = (int(values[place]) for values in (found.offset, found.length, found.label))
+        if _BROKEN_LINK in (offset, label):
+            what = "image" if offset == _BROKEN_LINK else "label"
+            reason = f"its {what} is a link to a file that the archive does not hold"
+            raise BadRecord(*self.locate(index), f"{reason}: write the archive with tar --dereference")
         if label == _SEVERAL:
             reason = "the label is a list, as one-hot or several labels are: write one class number into each sample"
             raise BadRecord(*self.locate(index), reason)
@@ -252,8 +259,9 @@ class TarIndex:
 
     Attributes:
       begin: int64 [n]; the byte at which the header of each sample's first file begins.
-      offset, length: int64 [n]; first byte and bytes of each image; offset -1 for a sample without one.
-      label: int64 [n]; -1 for a sample without one, -2 for one whose label is a list.
+      offset, length: int64 [n]; first byte and bytes of each image; offset -1 for a sample without one, -3 for a link
+        that leads out of the archive.
+      label: int64 [n]; -1 for a sample without one, -2 for one whose label is a list, -3 for such a link.
     """
 
     begin: npt.NDArray[np.int64]
@@ -273,33 +281,81 @@ def scan(path: Path) -> TarIndex:
 
     A sample is what the files of one key have, which follow one another; the key is a path up to the first dot of its
     last part, and what follows is the extension (the WebDataset format). Its image is the file whose whole extension is
-    one of `IMAGES`: `1.depth.png` is not one. Its label is the number in `.cls`, or `label` or `cls` in `.json`.
+    one of `IMAGES`: `1.depth.png` is not one. Its label is the number in `.cls`, or `label` or `cls` in `.json`. Hard
+    and symbolic links are followed inside the archive.
 
     Raises:
       OSError: if the file cannot be read.
-      ValueError: for a file that is cut, damaged or two that were joined; for a sample with two images, or with two
-        labels that differ.
+      ValueError: for an archive that is cut, damaged, compressed or two that were joined, or with sparse files; for a
+        sample with two images, or with two labels that differ.
     """
-    rows: list[_Row] = []
-    end, key = 0, None
-    used: dict[str, str] = {}
+    members: list[tarfile.TarInfo] = []
+    labels: dict[int, set[int]] = {}
+    end = 0
     with path.open("rb") as file:
         try:
             with tarfile.open(fileobj=file, mode="r:") as archive:
                 for member in archive:
-                    end = member.offset_data + member.size
-                    found, extension = _divided(member.name)
-                    if not (member.isfile() and found and extension):
-                        continue
-                    if found != key:
-                        rows.append((member.offset, _UNKNOWN, 0, _UNKNOWN))
-                        key, used = found, {}
-                    rows[-1] = _with(rows[-1], file, member, extension, used)
+                    if member.issparse():
+                        raise ValueError(
+                            f"{member.name} is stored as a sparse file: write the archive without --sparse"
+                        )
+                    # The header of a link may have the size of its target, whose content does not follow.
+                    end = member.offset_data + (member.size if member.isfile() else 0)
+                    members.append(member)
+                    extension = _divided(member.name)[1]
+                    if extension in _LABELS and member.isfile() and member.size <= _LONGEST_LABEL:
+                        # At once, because the disk has read them with their headers.
+                        position = file.tell()
+                        file.seek(member.offset_data)
+                        labels[member.offset_data] = _labels(file.read(member.size), extension)
+                        file.seek(position)
         except tarfile.TarError as error:
             _check_is_not_compressed(file)
             raise ValueError(f"offset {end}: {error}; restore the file") from None
         _check_end(file, -(-end // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE)
+    rows = _samples(members, labels)
     return TarIndex(*np.array(rows, np.int64).reshape(-1, 4).T.copy())
+
+
+def _samples(members: Sequence[tarfile.TarInfo], labels: Mapping[int, set[int]]) -> list[_Row]:
+    """Returns the rows of the samples that the files of an archive make.
+
+    Args:
+      members: files and others, in their order.
+      labels: class numbers in the files that have some, by the offset of their content.
+    """
+    rows: list[_Row] = []
+    key = None
+    used: dict[str, str] = {}
+    has_links = any(member.islnk() or member.issym() for member in members)
+    by_name = {posixpath.normpath(member.name): member for member in members} if has_links else {}
+    for member in members:
+        found, extension = _divided(member.name)
+        if not (found and extension and (member.isfile() or member.islnk() or member.issym())):
+            continue
+        if found != key:
+            rows.append((member.offset, _UNKNOWN, 0, _UNKNOWN))
+            key = found
+            used = {}
+        rows[-1] = _with(rows[-1], member, _followed(member, by_name), labels, extension, used)
+    return rows
+
+
+def _followed(member: tarfile.TarInfo, by_name: Mapping[str, tarfile.TarInfo]) -> tarfile.TarInfo | None:
+    """Returns the file to which a link leads in its archive, itself for a file; None if it is not in the archive."""
+    found: tarfile.TarInfo | None = member
+    for _ in range(_MOST_LINKS):
+        if found is None or found.isfile():
+            return found
+        if found.issym():  # relative to its directory
+            target = posixpath.join(posixpath.dirname(found.name), found.linkname)
+        elif found.islnk():  # relative to the root of the archive
+            target = found.linkname
+        else:
+            return None
+        found = by_name.get(posixpath.normpath(target))
+    return None
 
 
 def _check_is_not_compressed(file: BinaryIO) -> None:
@@ -339,17 +395,34 @@ def _divided(name: str) -> tuple[str, str]:
     return f"{folder}/{stem}" if stem and not base.startswith("__") else "", extension.lower()
 
 
-def _with(row: _Row, file: BinaryIO, member: tarfile.TarInfo, extension: str, used: dict[str, str]) -> _Row:
-    """Returns the row of a sample with one of its files added; `used` names its image and its label so far."""
+def _with(
+    row: _Row,
+    member: tarfile.TarInfo,
+    followed: tarfile.TarInfo | None,
+    labels: Mapping[int, set[int]],
+    extension: str,
+    used: dict[str, str],
+) -> _Row:
+    """Returns the row of a sample with one of its files added.
+
+    Args:
+      row: of the sample so far.
+      member: the file that is added, or a link to it.
+      followed: where its content is; None for a link that leads out of the archive.
+      labels: see `_samples`.
+      extension: of `member`.
+      used: names the image and the label of the sample so far.
+    """
     begin, offset, length, label = row
     if extension in IMAGES:
         _only(used, "image", member.name)
-        return begin, member.offset_data, member.size, label
-    if extension in _LABELS and member.size <= _LONGEST_LABEL:
-        position = file.tell()
-        file.seek(member.offset_data)
-        found = _labels(file.read(member.size), extension)
-        file.seek(position)
+        if followed is None:
+            return begin, _BROKEN_LINK, 0, label
+        return begin, followed.offset_data, followed.size, label
+    if extension in _LABELS and followed is None:
+        return begin, offset, length, _BROKEN_LINK if label == _UNKNOWN else label
+    if extension in _LABELS and followed is not None:
+        found = labels.get(followed.offset_data, set())
         if _SEVERAL in (label, *found):
             label = _SEVERAL
             found = set()
