@@ -134,7 +134,10 @@ class HostError(UserError):
 
 
 class StorageError(UserError):
-    """A URL with the training data that does not answer; nothing is wrong with the run, which can be resumed."""
+    """Training data that can no longer be reached, at a URL or in a directory that has vanished.
+
+    Nothing is wrong with the run, which can be resumed.
+    """
 
     exit_code = EXIT_STALLED
 

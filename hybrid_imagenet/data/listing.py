@@ -15,7 +15,9 @@ SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "val", "valid",
 """Names of the splits in names of files, as used by our own writer, TensorFlow's ImageNet scripts, and TFDS."""
 LABELS = "labels.txt"
 """The file that lists the names of classes, one on each line, in the order of the labels."""
-_MOST_CLASSES = 1_000_000
+# The last layer of a ResNet-50 has 2,048 weights for each class: 8 GB in FP32 for this many classes, and as much again
+# for the gradient and for each slot of the optimizer. Larger numbers are mistakes that would exhaust memory.
+MOST_CLASSES = 1_000_000
 _OF = re.compile(r"(?P<stem>.*?)(?P<number>\d+)-of-(?P<count>\d+)")
 _NUMBER = re.compile(r"(?P<stem>.*?)(?P<number>\d+)$")
 
@@ -150,7 +152,7 @@ def numbered_classes(place: Path | str, count: int | None) -> tuple[str, ...]:
     """
     if count is None:
         raise UserError(f"--data_dir={place}: its files do not name the classes: give --num_classes")
-    if count > _MOST_CLASSES:
+    if count > MOST_CLASSES:
         raise UserError(f"{place}: label {count - 1} is no class number: correct it, or give --num_classes")
     return tuple(str(number) for number in range(count))
 

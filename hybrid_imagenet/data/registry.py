@@ -12,7 +12,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hybrid_imagenet.data import directories
+from hybrid_imagenet.data import directories, listing
 from hybrid_imagenet.errors import UserError, without_secrets
 from hybrid_imagenet.files import at_home, is_url
 from hybrid_imagenet.numerics import mlperf
@@ -195,6 +195,11 @@ class Request:
             raise UserError(
                 f"--num_examples={self.num_examples} is for synthetic datasets, not {self.name}: omit it, or hold "
                 "images back by --tuning_split"
+            )
+        if self.num_classes and self.num_classes > listing.MOST_CLASSES:
+            raise UserError(
+                f"--num_classes={self.num_classes}: must be at most {listing.MOST_CLASSES:,}, because the last layer "
+                "of a network for more classes does not fit into memory"
             )
         if self.cache_dir and not is_url(self.data_dir or ""):
             raise UserError(

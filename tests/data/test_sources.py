@@ -12,9 +12,10 @@ import tensorflow as tf
 
 from hybrid_imagenet import data
 from hybrid_imagenet.data import pipeline
+from hybrid_imagenet.data.bad_records import BadRecords, UsableExamples
 from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.data.sources.base import BadRecord, load_index, remembered
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import StorageError, UserError
 from hybrid_imagenet.tools.data import prepare
 from tests.data import support
 from tests.support.processes import python
@@ -207,6 +208,34 @@ def test_compressed_tfrecords_are_refused_with_a_command_that_decompresses_them(
     command = str(caught.value).partition("as in: ")[2]
     subprocess.run(["bash", "-ec", command], cwd=tmp_path, check=True)
     assert (tmp_path / "plain" / path.name).read_bytes() == whole
+
+
+@pytest.mark.parametrize("policy", ["fail", "skip"])
+@pytest.mark.parametrize("form", ["imagenet", "folder", "parquet", "webdataset"])
+def test_images_whose_directory_vanishes_end_with_its_name_instead_of_being_skipped(form, policy, tmp_path):
+    mounted = tmp_path / "mounted"
+    mounted.mkdir()
+    if form == "webdataset":
+        support.write_tars(mounted, "train", support.tiny("train"), 20)
+        source = data.open_source(form, str(mounted))
+    else:
+        source = data.open_source(make(form, mounted), str(mounted))
+    mounted.rename(tmp_path / "elsewhere")
+    examples = UsableExamples(source, BadRecords(source, policy, 100))
+    reason = rf"^{mounted}: the directory of the images can no longer be read \(No such file or directory\)\. Mount or"
+    with pytest.raises(StorageError, match=reason):
+        examples.read(np.arange(3))
+    if form == "imagenet":  # as an unmounted directory of shards looks: still there, but empty
+        mounted.mkdir()
+        with pytest.raises(StorageError, match=rf"^{mounted}: .*it is empty"):
+            examples.read(np.arange(3))
+
+
+def test_one_image_that_vanishes_from_its_directory_is_a_bad_record(tmp_path):
+    source = data.open_source(make("folder", tmp_path), str(tmp_path))
+    Path(source.locate(0)[0]).unlink()
+    with pytest.raises(BadRecord, match="No such file or directory"):
+        source.read_one(0)
 
 
 def listed(*lengths):

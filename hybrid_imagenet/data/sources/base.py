@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from hybrid_imagenet import files
 from hybrid_imagenet.data.listing import Note
+from hybrid_imagenet.errors import StorageError
 
 Index = TypeVar("Index")
 _CHUNK = 1 << 16  # names that are joined at a time
@@ -140,6 +141,30 @@ def _digest(names: Sequence[str]) -> str:
     for start in range(0, len(names), _CHUNK):
         found.update("\0".join(["", *names[start : start + _CHUNK]]).encode("utf-8", "surrogateescape"))
     return found.hexdigest()[:16]
+
+
+def check_directory(file: str) -> None:
+    """Raises StorageError if the directory of a file that cannot be read has vanished, as after an unmount.
+
+    Skipping bad records would skip every image then. A file that is missing among others, or at a URL, is left to the
+    caller.
+    """
+    if files.is_url(file):
+        return
+    directory = Path(file).parent
+    try:
+        with os.scandir(directory) as entries:
+            if next(entries, None) is not None:
+                return
+        reason = "it is empty"
+    except OSError as error:
+        reason = error.strerror or str(error)
+        while not os.path.isdir(directory.parent) and directory.parent != directory:  # noqa: PTH112 - raises nothing
+            directory = directory.parent
+    raise StorageError(
+        f"{directory}: the directory of the images can no longer be read ({reason}). Mount or restore it, then start "
+        "again (a training with --resume)"
+    )
 
 
 @functools.lru_cache(maxsize=_OPEN_FILES)

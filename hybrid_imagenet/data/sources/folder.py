@@ -14,7 +14,7 @@ import numpy as np
 from hybrid_imagenet.data import listing
 from hybrid_imagenet.data.images import SUFFIXES
 from hybrid_imagenet.data.registry import Glance, Request
-from hybrid_imagenet.data.sources.base import BadRecord, Source
+from hybrid_imagenet.data.sources.base import BadRecord, Source, check_directory
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import splits
 
@@ -85,6 +85,7 @@ class FolderSource(Source):
         try:
             content = Path(file).read_bytes()
         except OSError as error:
+            check_directory(file)
             raise BadRecord(file, offset, error.strerror or str(error)) from None
         self.reads.add(len(content))
         return content, int(self._labels[index])

@@ -18,7 +18,7 @@ from hybrid_imagenet.data import listing
 from hybrid_imagenet.data.directories import Directory
 from hybrid_imagenet.data.listing import Note
 from hybrid_imagenet.data.registry import Glance, Request
-from hybrid_imagenet.data.sources.base import BadRecord, Source
+from hybrid_imagenet.data.sources.base import BadRecord, Source, check_directory
 from hybrid_imagenet.errors import UserError, needed
 
 _FOOTERS = 16  # that are read at the same time
@@ -97,6 +97,8 @@ class ParquetSource(Source):
             with self._reading[group]:
                 table = self._row_group(group)
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError):
+                check_directory(self.locate(index)[0])
             raise BadRecord(*self.locate(index), " ".join(str(error).split())[:200]) from None
         row = index - int(self._group_starts[group])
         image, label = table.column(0)[row].as_py(), table.column(1)[row].as_py()

@@ -26,7 +26,7 @@ from hybrid_imagenet import files
 from hybrid_imagenet.data import listing
 from hybrid_imagenet.data.directories import Directory
 from hybrid_imagenet.data.registry import Glance, Request
-from hybrid_imagenet.data.sources.base import BadRecord, Source, load_index, read_at, remembered
+from hybrid_imagenet.data.sources.base import BadRecord, Source, check_directory, load_index, read_at, remembered
 from hybrid_imagenet.errors import UserError
 
 MANIFEST = "manifest.json"
@@ -117,8 +117,11 @@ class ShardSource(Source):
         try:
             record = read_at(file, offset, int(self.index.length[index]), self.reads)
             features = decode_example(unframe(record), self._wanted)
-        except (RecordError, OSError) as error:
+        except RecordError as error:
             raise BadRecord(file, offset, str(error)) from None
+        except OSError as error:
+            check_directory(file)
+            raise BadRecord(file, offset, error.strerror or str(error)) from None
         for form in self._keys:
             images = features.get(form.image)
             labels = features.get(form.label)

@@ -23,7 +23,7 @@ from hybrid_imagenet.data import images, listing
 from hybrid_imagenet.data.directories import Directory
 from hybrid_imagenet.data.listing import Note
 from hybrid_imagenet.data.registry import Glance, Request
-from hybrid_imagenet.data.sources.base import BadRecord, Source, remembered
+from hybrid_imagenet.data.sources.base import BadRecord, Source, check_directory, remembered
 from hybrid_imagenet.errors import UserError
 
 _INFO = "_info.json"
@@ -133,6 +133,7 @@ class WebDatasetSource(Source):
         try:
             image = self._directory.read(self._files[file], offset, length)
         except OSError as error:
+            check_directory(self.locate(index)[0])
             raise BadRecord(*self.locate(index), error.strerror or str(error)) from None
         if len(image) < length:
             raise BadRecord(*self.locate(index), "the file ends early")
