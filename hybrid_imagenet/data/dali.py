@@ -66,11 +66,13 @@ class Decoder:
       side: pixels of the squares.
       threads: of the CPU.
       gpu: the machine's number of the GPU that decodes; None for the CPU.
+      accurate: see `images.decode`.
     """
 
-    def __init__(self, batch: int, side: int, threads: int, gpu: int | None) -> None:
+    def __init__(self, batch: int, side: int, threads: int, gpu: int | None, *, accurate: bool = False) -> None:
         self._side = side
-        self._settings = batch, side, max(1, threads // _SLOTS), gpu
+        self._accurate = accurate
+        self._settings = batch, side, max(1, threads // _SLOTS), gpu, accurate
         self._pipelines: queue.SimpleQueue[Any] = queue.SimpleQueue()
         for _ in range(min(_SLOTS, threads)):
             self._pipelines.put(_pipeline(*self._settings))
@@ -96,7 +98,11 @@ class Decoder:
         with tf.device("/cpu:0"):
             for place in (*np.flatnonzero(~plain), *refused):
                 pixels[place] = images.decode(
-                    tf.constant(contents[place]), tf.constant(branch[place]), tf.constant(window[place]), self._side
+                    tf.constant(contents[place]),
+                    tf.constant(branch[place]),
+                    tf.constant(window[place]),
+                    self._side,
+                    accurate=self._accurate,
                 ).numpy()
         return pixels
 
@@ -154,7 +160,7 @@ class Decoder:
             self._pipelines.put(pipeline)
 
 
-def _pipeline(batch: int, side: int, threads: int, gpu: int | None) -> Any:
+def _pipeline(batch: int, side: int, threads: int, gpu: int | None, accurate: bool) -> Any:
     from nvidia.dali import fn, pipeline_def, types
 
     @pipeline_def(
@@ -175,7 +181,7 @@ def _pipeline(batch: int, side: int, threads: int, gpu: int | None) -> Any:
             device="cpu" if gpu is None else "mixed",
             adjust_orientation=False,
             jpeg_fancy_upsampling=True,
-            use_fast_idct=True,
+            use_fast_idct=not accurate,
             hw_decoder_load=0.0,
             affine=False,
         )

@@ -297,12 +297,13 @@ class Batches:
     ) -> tf.data.Dataset:
         types = (tf.string, tf.int32, tf.int32, tf.int64, tf.int64, tf.float32)
         shapes = ((), (), (4,), (), (2,), ())
+        accurate = self.crop_fraction is not None  # in evaluation
 
         def read(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
             return _call(lambda number: self._read(stage, number, host), step, types, stage.batch, shapes)
 
         def finish(content: tf.Tensor, branch: tf.Tensor, window: tf.Tensor, *rest: tf.Tensor) -> Element:
-            return self._element(images.decode(content, branch, window, host.side), *rest)
+            return self._element(images.decode(content, branch, window, host.side, accurate=accurate), *rest)
 
         data = _map(_map(numbers, read, readers).unbatch(), finish, self.options.threads)
         return data.batch(stage.batch, drop_remainder=True)
@@ -334,7 +335,9 @@ class Batches:
     ) -> tf.data.Dataset:
         if self._dali is None or self._dali[0] != (stage.batch, host.side):
             gpu = dali.gpu_of(self.options.device)
-            self._dali = (stage.batch, host.side), dali.Decoder(stage.batch, host.side, self.options.threads, gpu)
+            accurate = self.crop_fraction is not None  # in evaluation
+            made = dali.Decoder(stage.batch, host.side, self.options.threads, gpu, accurate=accurate)
+            self._dali = (stage.batch, host.side), made
         decoder = self._dali[1]
         types = (tf.uint8, tf.int64, tf.int64, tf.float32)
         shapes = ((host.side, host.side, 3), (), (2,), ())

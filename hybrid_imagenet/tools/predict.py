@@ -73,7 +73,7 @@ def _pixels(network: Trained, path: pathlib.Path) -> np.ndarray:
         windows = augment.center(np.array([[height, width]], np.int64), network.crop_fraction)
         branch, window = images.branches(np.array([kind], np.int64), windows, network.image_size)
         decoded = images.decode(
-            tf.constant(content), tf.constant(branch[0]), tf.constant(window[0]), network.image_size
+            tf.constant(content), tf.constant(branch[0]), tf.constant(window[0]), network.image_size, accurate=True
         )
         return np.asarray(decoded.numpy())
     except tf.errors.OpError:

@@ -215,6 +215,19 @@ def test_jpegs_of_every_color_space_decode_to_what_pillow_sees(mode):
     assert np.abs(decoded(content, (6, 4, 32, 32), 20) - expected).mean() < 4
 
 
+def test_evaluation_decodes_jpegs_by_the_accurate_dct_as_pillow_does_and_training_by_the_fast_one():
+    noise = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
+    content = images.encoded(Image.fromarray(noise), "JPEG", quality=95, subsampling=0)
+    expected = np.asarray(Image.open(io.BytesIO(content)))
+    source = MemorySource(1)
+    source.images = [content]
+    (element,) = pipeline.evaluation(source, 1, image_size=16, crop_fraction=1.0)
+    np.testing.assert_array_equal(element["image"].numpy()[0], expected)
+    whole = {"image_size": 16, "augmentation": "shift"}
+    (element,) = pipeline.training(source, SampleOrder(1), Cursor(), (1, 1), epochs=1, **whole)
+    assert 0 < np.abs(element["image"].numpy()[0].astype(int) - expected).max() <= 20
+
+
 @pytest.mark.parametrize("extent", [(70, 100), (260, 300)])
 def test_reduced_decoding_stays_close_to_a_full_decode_with_area_averaging(extent):
     content = support.jpeg(7, 280, 320)
