@@ -117,9 +117,25 @@ def load(path: pathlib.Path, report: Report, *, weights: str = "auto", best: boo
       best: of a run: the checkpoint with the best validation top-1, not the newest.
 
     Raises:
-      UserError: if there is no such file, or it holds no network that is known, or no such weights.
+      UserError: if there is no such file, or it holds no network that is known, or no such weights, or weights that are
+        not finite.
     """
-    path = path.expanduser()
+    network = _read(path.expanduser(), report, weights, best)
+    _check_finite(network)
+    return network
+
+
+def _check_finite(network: Trained) -> None:
+    """Raises UserError for a weight that is NaN or infinite: every prediction of such a network is NaN."""
+    spoiled = [name for name, value in (network.weights or {}).items() if not np.isfinite(value).all()]
+    if spoiled:
+        raise UserError(
+            f"{network.origin}: {len(spoiled)} of its {len(network.weights or {})} variables hold NaN or infinity, "
+            f"such as {spoiled[0]}, so it cannot predict anything; give an earlier checkpoint"
+        )
+
+
+def _read(path: pathlib.Path, report: Report, weights: str, best: bool) -> Trained:
     store.look(path)
     if path.is_dir():
         return _from_run(path, report, weights, best)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hybrid_imagenet import comm, data
 from hybrid_imagenet.checkpoints import store
 from hybrid_imagenet.data import Request, listing
-from hybrid_imagenet.errors import UserError, counted, printable
+from hybrid_imagenet.errors import SharedError, UserError, counted, printable
 from hybrid_imagenet.resilience import lasting_output
 from hybrid_imagenet.tools import command_line
 
@@ -79,6 +80,11 @@ def main(argv: Sequence[str]) -> None:
         _check(arguments)
     communicator = comm.start()
     results, network = _evaluate(arguments, communicator)
+    if not math.isfinite(results["loss"]):
+        raise SharedError(
+            f"{network.origin}: the loss is {results['loss']} in {results['precision']}, because scores are not finite "
+            "numbers; set --precision=float32, or give another checkpoint"
+        )
     if communicator.rank == 0:
         facts = {"checkpoint": network.origin, "weights": "ema" if network.averaged else "trained"}
         print(json.dumps({**facts, **results}) if arguments.json else _line(network, results))

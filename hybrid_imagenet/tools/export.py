@@ -106,5 +106,10 @@ def _difference(network: Trained, form: Form, path: pathlib.Path) -> float:
         shape = (batch, network.image_size, network.image_size, 3)
         pixels = np.random.default_rng(batch).integers(0, 256, shape).astype(np.float32)
         expected = original(pixels)
+        if not np.isfinite(expected).all():
+            raise UserError(
+                f"{network.origin}: its scores for random images are not finite numbers, because its weights are too "
+                "large; give another checkpoint"
+            )
         differences.append(np.abs(written(pixels) - expected).max() / max(1.0, np.abs(expected).max()))
     return float(np.max(differences))

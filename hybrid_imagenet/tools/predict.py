@@ -52,12 +52,18 @@ def probabilities(network: Trained, paths: Sequence[pathlib.Path]) -> Iterator[n
     An image is prepared as for evaluation: the central square of `crop_fraction` of its shorter side.
 
     Raises:
-      UserError: for a file that cannot be read or decoded.
+      UserError: for a file that cannot be read or decoded, or scores that are not finite.
     """
     model = network.build()
     for start in range(0, len(paths), _BATCH):
         pixels = np.stack([_pixels(network, path) for path in paths[start : start + _BATCH]])
         logits = model(network.preprocess(pixels), training=False).numpy().astype(np.float64)
+        finite = np.isfinite(logits).all(axis=1)
+        if not finite.all():
+            raise UserError(
+                f"{paths[start + int(finite.argmin())]}: the scores of {network.origin} for this image are not finite "
+                "numbers, because its weights are too large; give another checkpoint"
+            )
         exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
         yield from exponentials / exponentials.sum(axis=1, keepdims=True)
 
