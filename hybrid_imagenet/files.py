@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -13,11 +14,13 @@ import stat
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, BinaryIO, TypeVar
 
 from hybrid_imagenet.errors import UserError
 
 T = TypeVar("T")
+MAX_TEXT_BYTES = 256 << 20
+"""Bytes of the largest list or description that is read: a line of 256 bytes for each of a million classes."""
 # Those of UTF-32 come first: the one for little-endian begins with that of UTF-16.
 _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -154,32 +157,60 @@ def _fingerprint(path: Path) -> tuple[str, int, int]:
     return str(path.resolve()), status.st_size, status.st_ctime_ns
 
 
-def read_regular(path: Path, max_bytes: int | None = None) -> bytes:
-    """Reads a whole regular file. Never waits for the writer of a FIFO, and reads no device.
+def open_regular(path: str | os.PathLike[str], buffering: int = -1) -> BinaryIO:
+    """Opens a file of a user for reading.
+
+    Raises:
+      OSError: if it cannot be opened, or is a pipe, a device or a socket: these may never end, and reading at an offset
+        fails.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # without the flag, opening a pipe waits for a writer
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "is not a regular file", os.fspath(path))
+        return os.fdopen(descriptor, "rb", buffering)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_regular(path: str | os.PathLike[str], limit: int | None = None) -> bytes:
+    """Returns the content of a file of a user.
 
     Args:
       path: the file; a symbolic link is followed.
-      max_bytes: size above which the file is rejected; None for no limit.
+      limit: size in bytes above which the file is rejected; None for no limit.
+
+    Raises:
+      OSError: as `open_regular`, or if it has more than `limit` bytes.
+    """
+    with open_regular(path, buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        if limit is not None and size > limit:
+            raise OSError(errno.EFBIG, f"has {size:,} bytes, and at most {limit:,} are read", os.fspath(path))
+        return file.read()
+
+
+def read_run_file(path: Path, max_bytes: int | None = None) -> bytes:
+    """Reads a whole file of a run directory, as `read_regular`.
 
     Raises:
       OSError: if the file cannot be opened or read.
-      UserError: if it is not a regular file, or larger than `max_bytes`.
+      UserError: with the remedy, if it is not a regular file, or larger than `max_bytes`.
     """
-    # Without O_NONBLOCK, opening a FIFO waits until another process opens it for writing.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise UserError(f"{path} is not a regular file. Move it away.")
-        if max_bytes is not None and status.st_size > max_bytes:
+        return read_regular(path, max_bytes)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            raise UserError(f"{path} is not a regular file. Move it away.") from None
+        if error.errno == errno.EFBIG:
             raise UserError(
-                f"{path} has {status.st_size:,} bytes, and at most {max_bytes:,} are read. It is probably another "
-                "file: move it away, or restore it from a copy."
-            )
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            return file.read() if max_bytes is None else file.read(max_bytes)
-    finally:
-        os.close(descriptor)
+                f"{path} {error.strerror}. It is probably another file: move it away, or restore it from a copy."
+            ) from None
+        raise
 
 
 def compression(head: bytes) -> tuple[str, str] | None:
@@ -224,7 +255,7 @@ def read_json(path: Path) -> dict[str, Any]:
       UserError: if it cannot be read, is empty, cut or something else.
     """
     try:
-        content = json.loads(read_regular(path, MAX_JSON_BYTES).decode("utf-8"))
+        content = json.loads(read_run_file(path, MAX_JSON_BYTES).decode("utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError):

@@ -3,6 +3,7 @@
 import codecs
 import os
 import pathlib
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -75,3 +76,27 @@ def test_decoded_text_with_a_byte_order_mark_has_the_encoding_of_the_mark(encodi
 def test_decoded_text_of_other_bytes_raises_an_error_with_the_remedy(content, reason):
     with pytest.raises(ValueError, match=reason):
         files.decoded_text(content)
+
+
+def test_read_regular_rejects_pipes_devices_sockets_directories_and_large_files(tmp_path):
+    (tmp_path / "file").write_bytes(b"abc")
+    assert files.read_regular(tmp_path / "file", 3) == b"abc"
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket"))
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "link").symlink_to("pipe")
+    os.truncate(tmp_path / "file", 5)
+    reasons = {
+        "/dev/zero": "is not a regular file",
+        tmp_path / "pipe": "is not a regular file",
+        tmp_path / "link": "is not a regular file",
+        tmp_path / "socket": "No such device or address",
+        tmp_path / "directory": "Is a directory",
+        tmp_path / "file": "has 5 bytes, at most 4 are read",
+    }
+    descriptors = len(list(pathlib.Path("/proc/self/fd").iterdir()))
+    for path, reason in reasons.items():
+        with pytest.raises(OSError, match=reason):
+            files.read_regular(path, 4)
+    assert len(list(pathlib.Path("/proc/self/fd").iterdir())) == descriptors

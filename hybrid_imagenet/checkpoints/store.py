@@ -46,11 +46,13 @@ def look(path: pathlib.Path) -> Description:
         return found
     if not path.exists():
         raise UserError(f"{path}: no such file or directory; give {_FORMS}")
+    if not path.is_file():  # a pipe or a device, which may never end
+        raise UserError(f"{path}: is not a regular file; give {_FORMS}")
     if path.suffix in FOREIGN_SUFFIXES:
         return Description(path, {})
     if path.suffix == ".keras":
         raise UserError(f"{path}: a model that Keras has saved: load it with keras.saving.load_model, or give {_FORMS}")
-    if path.is_file() and not zipfile.is_zipfile(path):
+    if not zipfile.is_zipfile(path):
         raise UserError(f"{path}: not a checkpoint, or one that is cut short; give {_FORMS}")
     try:
         return Description(path, archive.read_meta(path))

@@ -9,6 +9,7 @@ from pathlib import Path
 from hybrid_imagenet.data.listing import SPLIT_NAMES
 from hybrid_imagenet.data.sources.base import Reads, read_at
 from hybrid_imagenet.errors import without_secrets
+from hybrid_imagenet.files import MAX_TEXT_BYTES, open_regular, read_regular
 
 SUBDIRECTORIES = ("data", *(name for names in SPLIT_NAMES.values() for name in names))
 
@@ -37,7 +38,7 @@ class Directory:
     def small(self, name: str) -> bytes | None:
         """Returns the content of a small file; None where there is no such file."""
         try:
-            return self.path(name).read_bytes()
+            return read_regular(self.path(name), MAX_TEXT_BYTES)
         except FileNotFoundError:
             return None
 
@@ -56,7 +57,7 @@ class Directory:
 
     def tail(self, name: str, length: int) -> bytes:
         """Returns the last bytes of a file, all of a shorter one, without a copy; raises as `path`."""
-        with self.path(name).open("rb") as file:
+        with open_regular(self.path(name)) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - length))
             return file.read()
 

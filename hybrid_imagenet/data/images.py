@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 MAX_PIXELS = (1 << 28) // 3
 """Pixels of the largest image that is decoded: 256 MiB as RGB. A file of 48 KB may claim 400 million."""
 
+MAX_BYTES = 1 << 30
+"""Bytes of the largest file of an image that is read: `MAX_PIXELS` of a PNG with 16 bits and transparency are 716 MB
+without compression. A larger file is no image, and would fill the memory."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Format:

@@ -143,7 +143,7 @@ def read(path: str | os.PathLike[str], *, max_bytes: int | None = None) -> list[
     """
     path = pathlib.Path(path)
     try:
-        lines = files.read_regular(path, max_bytes).split(b"\n")
+        lines = files.read_run_file(path, max_bytes).split(b"\n")
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     records = []

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hybrid_imagenet import files
 from hybrid_imagenet.checkpoints import store
 from hybrid_imagenet.data import images
 from hybrid_imagenet.errors import UserError, printable
@@ -89,7 +90,7 @@ def _pixels(network: Trained, path: pathlib.Path) -> np.ndarray:
 def _probed(path: pathlib.Path) -> tuple[bytes, int, int, int]:
     """Returns an image file's content, and its kind, height and width (`images.probe`); raises UserError."""
     try:
-        content = path.expanduser().read_bytes()
+        content = files.read_regular(path.expanduser(), images.MAX_BYTES)
         return content, *images.probe(content)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; give an image file that can be read") from None

@@ -3,6 +3,7 @@ import dataclasses
 import errno
 import io
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -236,6 +237,25 @@ def test_one_image_that_vanishes_from_its_directory_is_a_bad_record(tmp_path):
     Path(source.locate(0)[0]).unlink()
     with pytest.raises(BadRecord, match="No such file or directory"):
         source.read_one(0)
+
+
+@pytest.mark.parametrize("name", ["train-00000-of-00001", "train-0.tar", "train.parquet", "manifest.json"])
+def test_a_pipe_in_place_of_a_file_of_a_dataset_is_refused_at_once(name, tmp_path):
+    os.mkfifo(tmp_path / name)
+    form = {".tar": "webdataset", ".parquet": "parquet"}.get(Path(name).suffix, "tfrecord")
+    with pytest.raises(UserError, match=rf"{name}: .*is not a regular file"):
+        data.open_source(form, str(tmp_path), num_classes=3)
+
+
+def test_a_link_to_a_pipe_or_a_device_in_a_folder_is_a_bad_record(tmp_path):
+    source = data.open_source(make("folder", tmp_path), str(tmp_path))
+    os.mkfifo(tmp_path / "pipe")
+    for number, target in enumerate((tmp_path / "pipe", "/dev/zero")):
+        path = Path(source.locate(number)[0])
+        path.unlink()
+        path.symlink_to(target)
+        with pytest.raises(BadRecord, match="is not a regular file"):
+            source.read_one(number)
 
 
 def listed(*lengths):

@@ -1,6 +1,7 @@
 """Classes and probabilities of image files."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -19,6 +20,9 @@ def folder(tmp_path, monkeypatch):
         Image.fromarray(image).save(tmp_path / f"{number}.png")
     (tmp_path / "text.png").write_text("no image")
     (tmp_path / "cut.png").write_bytes((tmp_path / "0.png").read_bytes()[:500])
+    os.mkfifo(tmp_path / "pipe.png")
+    with (tmp_path / "large.png").open("wb") as file:
+        file.truncate(2 << 30)
     damaged = bytearray((tmp_path / "0.png").read_bytes())
     damaged[200:260] = bytes(60)
     (tmp_path / "damaged.png").write_bytes(damaged)
@@ -74,6 +78,10 @@ def test_the_central_square_is_looked_at(folder, capsys):
         (["weights.npz", "text.png"], "text.png: is not a JPEG, PNG, BMP, GIF, WebP or JPEG XL image"),
         (["weights.npz", "cut.png"], "cut.png: the PNG is truncated"),
         (["weights.npz", "damaged.png"], "damaged.png: the image does not decode"),
+        (["weights.npz", "/dev/zero"], "/dev/zero: is not a regular file; give an image file that can be read"),
+        (["weights.npz", "pipe.png"], "pipe.png: is not a regular file"),
+        (["weights.npz", "large.png"], "large.png: has 2,147,483,648 bytes, at most 1,073,741,824 are read"),
+        (["pipe.png", "0.png"], "pipe.png: is not a regular file; give a checkpoint"),
         (["weights.npz", "0.png", "--top=none"], "argument --top: none: give a whole number of at least 1"),
     ],
 )

@@ -170,7 +170,7 @@ def check_directory(file: str) -> None:
 @functools.lru_cache(maxsize=_OPEN_FILES)
 def _opened(path: str) -> BinaryIO:
     """Opens a file; one that falls out of the cache is closed when the last thread that reads from it lets go."""
-    return Path(path).open("rb", buffering=0)
+    return files.open_regular(path, buffering=0)
 
 
 def read_at(path: str, offset: int, length: int, counter: Reads) -> bytes:

@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from hybrid_imagenet.data import listing
-from hybrid_imagenet.data.images import SUFFIXES
+from hybrid_imagenet.data.images import MAX_BYTES, SUFFIXES
 from hybrid_imagenet.data.registry import Glance, Request
 from hybrid_imagenet.data.sources.base import BadRecord, Source, check_directory
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.files import read_regular
 from hybrid_imagenet.numerics import splits
 
 # Of images, and of archives that may hold some, which are not read; "" is a file without a suffix.
@@ -83,7 +84,7 @@ class FolderSource(Source):
     def read_one(self, index: int) -> tuple[bytes, int]:
         file, offset = self.locate(index)
         try:
-            content = Path(file).read_bytes()
+            content = read_regular(file, MAX_BYTES)
         except OSError as error:
             check_directory(file)
             raise BadRecord(file, offset, error.strerror or str(error)) from None

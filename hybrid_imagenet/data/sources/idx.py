@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from hybrid_imagenet import files
 from hybrid_imagenet.data import images, listing
 from hybrid_imagenet.data.listing import Note
 from hybrid_imagenet.data.registry import Glance, Request
@@ -168,7 +169,7 @@ def _class_names(directory: Path) -> tuple[tuple[str, ...], tuple[Note, ...]]:
     place = directory / listing.LABELS
     if not place.is_file():
         return listing.numbered_classes(directory, largest + 1), ()
-    names = listing.listed_classes(place, place.read_bytes())
+    names = listing.listed_classes(place, files.read_regular(place, files.MAX_TEXT_BYTES))
     return names, listing.check_labels(place, names, largest)
 
 

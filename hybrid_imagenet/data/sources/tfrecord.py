@@ -185,7 +185,7 @@ def _class_names(request: Request, manifest: Mapping[str, Any] | None) -> tuple[
         return tuple(manifest["class_names"])
     place = request.directory / listing.LABELS
     if place.is_file():
-        return listing.listed_classes(place, place.read_bytes())
+        return listing.listed_classes(place, files.read_regular(place, files.MAX_TEXT_BYTES))
     return listing.numbered_classes(request.directory, request.num_classes)
 
 
@@ -256,7 +256,7 @@ def scan(path: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], str]
     lengths: list[int] = []
     offset, damage = 0, ""
     try:
-        with path.open("rb", buffering=0) as file:
+        with files.open_regular(path, buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             while offset < size:
                 length = HEADER_BYTES + header_length(os.pread(file.fileno(), HEADER_BYTES, offset)) + FOOTER_BYTES
@@ -276,7 +276,7 @@ def scan(path: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], str]
 
 def _check_is_not_compressed(path: Path) -> None:
     """Raises UserError for a compressed shard: offsets in it are not those of its records."""
-    with path.open("rb") as file:
+    with files.open_regular(path) as file:
         found = files.compression(file.read(HEADER_BYTES))
     if found:
         name, command = found
@@ -296,7 +296,7 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        manifest: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        manifest: dict[str, Any] = json.loads(files.read_regular(path, files.MAX_TEXT_BYTES))
         names, splits = manifest["class_names"], manifest["splits"]
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise TypeError("class_names is no list of texts")

@@ -293,7 +293,7 @@ def scan(path: Path) -> TarIndex:
     members: list[tarfile.TarInfo] = []
     labels: dict[int, set[int]] = {}
     end = 0
-    with path.open("rb") as file:
+    with files.open_regular(path) as file:
         try:
             with tarfile.open(fileobj=file, mode="r:") as archive:
                 for member in archive:

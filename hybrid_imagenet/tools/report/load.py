@@ -155,7 +155,7 @@ def _image_results(path: pathlib.Path) -> dict[str, npt.NDArray[Any]]:
     Raises:
       Exception: of nearly any kind, if the file is absent, damaged or another file.
     """
-    content = files.read_regular(path, _MAX_IMAGE_RESULTS_BYTES)
+    content = files.read_run_file(path, _MAX_IMAGE_RESULTS_BYTES)
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         unpacked_bytes = sum(member.file_size for member in archive.infolist())
     if unpacked_bytes > _MAX_IMAGE_RESULTS_BYTES:
