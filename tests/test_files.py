@@ -93,7 +93,7 @@ def test_read_regular_rejects_pipes_devices_sockets_directories_and_large_files(
         tmp_path / "link": "is not a regular file",
         tmp_path / "socket": "No such device or address",
         tmp_path / "directory": "Is a directory",
-        tmp_path / "file": "has 5 bytes, at most 4 are read",
+        tmp_path / "file": "has 5 bytes, and at most 4 are read",
     }
     descriptors = len(list(pathlib.Path("/proc/self/fd").iterdir()))
     for path, reason in reasons.items():

@@ -81,11 +81,16 @@ def _check(arguments: argparse.Namespace) -> int:
         train, validation = (registry.Request.from_flags(arguments, split).open() for split in data.SPLITS)
         listing.check_splits(arguments.dataset, train.class_names, validation.class_names)
     faults = 0
+    printed: set[str] = set()
     for split in [arguments.split] if arguments.split else data.SPLITS:
         for note in check.check(registry.Request.from_flags(arguments, split), arguments.workers):
+            # Both splits are in one directory, whose other files each of them skips.
+            if note.text in printed:
+                continue
+            printed.add(note.text)
             command_line.show(str(note) if note.fault else f"note: {note}", sys.stdout)
             faults += note.fault
-    print(f"{faults} faults" if faults else "no faults")
+    print(counted(faults, "fault") if faults else "no faults")
     return EXIT_USAGE if faults else EXIT_OK
 
 

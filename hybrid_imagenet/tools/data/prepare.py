@@ -81,6 +81,7 @@ def prepare(request: Request, target: Path, settings: Settings, workers: int = 1
             "quality": settings.quality if settings.resize else None,
             "splits": {},
         }
+        opened["validation"].notes = tuple(note for note in opened["validation"].notes if note not in train.notes)
         for split, source in opened.items():
             manifest["splits"][split] = _write_split(requests[split], source, target, settings, workers)
         with files.replacing(target / tfrecord.MANIFEST) as temporary:

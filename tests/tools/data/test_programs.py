@@ -258,7 +258,7 @@ def test_what_a_source_does_not_read_is_told_and_stays_in_the_manifest(tmp_path,
     out = capsys.readouterr().out.splitlines()
     assert "1 skipped, .zip is not read" in out[1]
     assert out[0].startswith("note: ")
-    assert out[-1] == "1 faults"
+    assert out[-1] == "1 fault"
     assert run("prepare", "--from=folder", f"--data_dir={tmp_path / 'from'}", f"--to={tmp_path / 'to'}") == 0
     assert "1 skipped, .zip is not read" in caplog.text
     capsys.readouterr()
@@ -266,6 +266,23 @@ def test_what_a_source_does_not_read_is_told_and_stays_in_the_manifest(tmp_path,
     out = capsys.readouterr().out
     assert "manifest.json: train: when the set was prepared: " in out
     assert "1 skipped, .zip is not read" in out
+
+
+def test_files_that_both_splits_of_a_folder_skip_are_counted_once(tmp_path, capsys, caplog):
+    for name, (image, _) in zip(("a", "b"), support.tiny("train"), strict=False):
+        (tmp_path / "from" / name).mkdir(parents=True)
+        for number in range(4):
+            (tmp_path / "from" / name / f"{number}.jpg").write_bytes(image)
+    (tmp_path / "from" / "a" / "photos.zip").touch()
+    place = f"--data_dir={tmp_path / 'from'}", "--val_fraction=0.25"
+    assert run("check", "--dataset=folder", *place) == 2
+    out = capsys.readouterr().out.splitlines()
+    assert sum("photos.zip" in line for line in out) == 1
+    assert out[-1] == "1 fault"
+    assert run("prepare", "--from=folder", f"--to={tmp_path / 'to'}", *place) == 0
+    assert caplog.text.count("photos.zip") == 1
+    manifest = json.loads((tmp_path / "to" / "manifest.json").read_text())
+    assert [len(manifest["splits"][split]["notes"]) for split in data.SPLITS] == [1, 0]
 
 
 def test_splits_with_other_classes_are_neither_checked_nor_prepared(tmp_path, capsys):
