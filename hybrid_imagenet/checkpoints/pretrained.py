@@ -17,7 +17,7 @@ from hybrid_imagenet.data import device
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models import torchvision
 from hybrid_imagenet.numerics.augment import EVALUATION_FRACTION
-from hybrid_imagenet.numerics.depths import WIDTH
+from hybrid_imagenet.numerics.depths import TORCHVISION_EPSILON, WIDTH
 
 _IMAGENET_SIZE = 224
 _PART, _AVERAGES = "model/", "average/"
@@ -152,7 +152,7 @@ def _read(path: pathlib.Path, report: Report, weights: str, best: bool) -> Train
         raise UserError(f"--weights=ema: {path} holds one set of weights only; omit the flag")
     model, arrays = torchvision.read(path)
     classes = tuple(str(number) for number in range(len(arrays["logits/bias"])))
-    return Trained(str(path), model, classes, _IMAGENET_SIZE, EVALUATION_FRACTION, torchvision.EPSILON, weights=arrays)
+    return Trained(str(path), model, classes, _IMAGENET_SIZE, EVALUATION_FRACTION, TORCHVISION_EPSILON, weights=arrays)
 
 
 def _from_run(path: pathlib.Path, report: Report, weights: str, best: bool) -> Trained:

@@ -38,7 +38,7 @@ class BadRecords:
     def add(self, index: int, error: BadRecord) -> None:
         """Notes a bad record; raises UserError under "fail", or when there are too many."""
         if self._policy == "fail":
-            raise UserError(f"{error}; mend it, or give --bad_records=skip")
+            raise UserError(f"{error}. Repair it, or set --bad_records=skip")
         if index not in self.known:
             self.known[index] = error.reason
             _log.warning("skipped a bad record (%d so far): %s", len(self.known), error)

@@ -14,11 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from hybrid_imagenet.errors import UserError, needed
-from hybrid_imagenet.numerics.depths import BASIC, DEPTHS, VERSION_1
+from hybrid_imagenet.numerics.depths import BASIC, DEPTHS, TORCHVISION_NETWORKS
 
-EPSILON = 1e-5
-NETWORKS = tuple(name for name in DEPTHS if name not in ("resnet8", "resnet10", *VERSION_1))
-"""ResNets that torchvision has. Its bottleneck networks are v1.5."""
 _NORM = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
 _SAFETENSORS = ".safetensors files need the package safetensors; install it"
 _COUNTER = "num_batches_tracked"
@@ -33,11 +30,11 @@ def read(path: Path) -> tuple[str, dict[str, np.ndarray]]:
     """
     tensors = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
     tensors = {name: value for name, value in tensors.items() if not name.endswith(_COUNTER)}
-    for model in NETWORKS:
+    for model in TORCHVISION_NETWORKS:
         if set(_names(model)) == set(tensors):
             return model, {here: _from_torch(tensors[there]) for there, here in _names(model).items()}
     example = f" (its first tensor is {min(tensors)})" if tensors else " (it is empty)"
-    raise UserError(f"{path}: does not hold the weights of torchvision's {', '.join(NETWORKS)}{example}")
+    raise UserError(f"{path}: does not hold the weights of torchvision's {', '.join(TORCHVISION_NETWORKS)}{example}")
 
 
 def write(path: Path, model: str, weights: Mapping[str, np.ndarray]) -> None:

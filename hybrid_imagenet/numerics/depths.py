@@ -31,3 +31,13 @@ WIDTH = 64
 """Channels of the first stage; each later stage has twice as many."""
 STEMS = ("imagenet", "3x3", "3x3_stride2")
 """7x7 with stride 2 and a pooling, or a 3x3 convolution, also with stride 2."""
+TORCHVISION_NETWORKS = tuple(name for name in DEPTHS if name not in ("resnet8", "resnet10", *VERSION_1))
+"""ResNets that torchvision has. Its bottleneck networks are v1.5."""
+TORCHVISION_EPSILON = 1e-5
+"""Added to variances by torchvision's normalizations."""
+
+
+def torchvision_has(model: str, width: int, stem: str, blurpool: bool, epsilon: float) -> bool:
+    """Returns whether torchvision has a network of this form, so that its weights can be exchanged."""
+    form = (width, stem, blurpool, epsilon)
+    return model in TORCHVISION_NETWORKS and form == (WIDTH, "imagenet", False, TORCHVISION_EPSILON)

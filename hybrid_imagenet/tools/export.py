@@ -13,7 +13,7 @@ import numpy as np
 from hybrid_imagenet import files
 from hybrid_imagenet.checkpoints import store
 from hybrid_imagenet.errors import UserError, did_you_mean
-from hybrid_imagenet.tools import command_line
+from hybrid_imagenet.tools import command_line, export_checks
 
 if TYPE_CHECKING:
     from hybrid_imagenet.checkpoints.pretrained import Trained
@@ -55,7 +55,8 @@ def main(argv: Sequence[str]) -> None:
         forms = ", ".join(f"{suffix or 'no suffix'} ({title})" for suffix, title in TITLES.items())
         near = did_you_mean(target_path.suffix, TITLES)
         raise UserError(f"--to={target_path}: the name must end in one of: {forms}{near}")
-    store.look(arguments.checkpoint)  # before TensorFlow is loaded
+    # Before TensorFlow is loaded, which takes seconds.
+    export_checks.check_form(target_path.suffix, store.look(arguments.checkpoint).meta)
     command_line.start_alone("export")
     from hybrid_imagenet.tools import export_forms
 

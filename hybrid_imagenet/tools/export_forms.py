@@ -16,11 +16,11 @@ import tensorflow as tf
 from hybrid_imagenet.checkpoints import pretrained
 from hybrid_imagenet.checkpoints.pretrained import Trained
 from hybrid_imagenet.data import device
-from hybrid_imagenet.errors import UserError, needed
+from hybrid_imagenet.errors import needed
 from hybrid_imagenet.models import torchvision
 from hybrid_imagenet.models.layers import BlurPool, Conv2D, MaxPool2D
 from hybrid_imagenet.models.normalization import BatchNormalization
-from hybrid_imagenet.numerics.depths import WIDTH
+from hybrid_imagenet.tools import export_checks
 
 Outputs = Callable[[np.ndarray], np.ndarray]
 
@@ -154,12 +154,9 @@ def _onnx_module(name: str) -> Any:
 
 
 def _write_torchvision(network: Trained, path: pathlib.Path) -> None:
-    shape = (network.width, network.stem, network.blurpool, network.batch_norm_epsilon)
-    if network.model not in torchvision.NETWORKS or shape != (WIDTH, "imagenet", False, torchvision.EPSILON):
-        raise UserError(
-            f"--to: torchvision has no {network.model} of width {network.width}, stem {network.stem}, blurpool "
-            f"{network.blurpool} and epsilon {network.batch_norm_epsilon:g}; export to .onnx"
-        )
+    export_checks.check_torchvision_has(
+        network.model, network.width, network.stem, network.blurpool, network.batch_norm_epsilon
+    )
     torchvision.write(path, network.model, network.weights or {})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import pathlib
 import shlex
@@ -300,7 +301,9 @@ def closing_lines(
     evaluate += [f"--val_fraction={config.val_fraction:g}"] if config.val_fraction else []
     if config.bad_records == "skip":
         evaluate += ["--bad_records=skip", f"--max_bad_records={config.max_bad_records}"]
-    export = ["hybrid-imagenet", "export", str(run_dir), *best, f"--to={run_dir / 'network.onnx'}"]
+    # A Keras file needs no package that this environment may lack.
+    suffix = ".onnx" if all(map(importlib.util.find_spec, ("onnx", "tf2onnx", "onnxruntime"))) else ".keras"
+    export = ["hybrid-imagenet", "export", str(run_dir), *best, f"--to={run_dir / 'network'}{suffix}"]
     if config.max_steps is not None and not stop and not done:
         found.append(f"next: {shlex.join(resume)}")
     return [*found, *(f"next: {shlex.join(words)}" for words in (report, evaluate, export))]

@@ -1,5 +1,6 @@
 """Records of a run whose files were damaged between two sessions."""
 
+import importlib.util
 import json
 import logging
 import shlex
@@ -95,6 +96,15 @@ def test_the_end_of_a_run_names_its_checkpoint_and_commands_that_parse(tmp_path)
     assert {line[2] for line in words} == {f"{tmp_path}/a run"}
     assert words[1][3:] == ["--best", "--dataset=folder", f"--data_dir={tmp_path}", "--val_fraction=0.2", *skip]
     evaluate._parser().parse_args(words[1][2:])
+
+
+@pytest.mark.parametrize("missing", ["onnx", "tf2onnx", "onnxruntime"])
+def test_the_end_of_a_run_suggests_a_keras_file_where_a_package_for_onnx_is_missing(missing, tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name != missing)
+    assert last_lines(tmp_path)[-1].endswith("network.keras'")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+    (tmp_path / "second").mkdir()
+    assert last_lines(tmp_path / "second")[-1].endswith("network.onnx'")
 
 
 def test_the_next_commands_hold_no_passwords(tmp_path):

@@ -214,7 +214,7 @@ def _write_shard(source: Source, task: _Shard) -> list[str]:
                 record = _record(source, index, task.settings)
             except BadRecord as error:
                 if not task.settings.skip_bad:
-                    raise UserError(f"{error}; mend it, or give --bad_records=skip") from None
+                    raise UserError(f"{error}. Repair it, or set --bad_records=skip") from None
                 bad.append(str(error))
                 continue
             file.write(record)

@@ -98,7 +98,7 @@ def test_bad_images_end_the_preparation_or_are_left_out_and_listed(tmp_path, cap
     assert run("check", "--dataset=tfrecord", f"--data_dir={tmp_path / 'to2'}") == 2
     out = capsys.readouterr().out
     assert f"manifest.json: train: left out when the set was prepared: {bad}, offset 0: the JPEG is truncated" in out
-    assert "1 faults" in out
+    assert "1 fault\n" in out
 
 
 @pytest.mark.parametrize(("promised", "damage"), [(False, "cut"), (True, "cut between records")])

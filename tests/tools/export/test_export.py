@@ -1,6 +1,7 @@
 """Files of every form, run by what reads them, against an oracle; and what the program refuses."""
 
 import dataclasses
+import importlib.util
 import json
 import pathlib
 import re
@@ -204,3 +205,27 @@ def test_these_programs_work_alone(monkeypatch, capsys):
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(value))
     with pytest.raises(UserError, match="export works alone"):
         command_line.start_alone("export")
+
+
+@pytest.mark.parametrize(
+    ("target", "missing", "message"),
+    [
+        ("x.safetensors", "", "--to: torchvision has no resnet18 of width 64, stem 3x3, blurpool False"),
+        (
+            "x.onnx",
+            "onnxruntime",
+            "--to: .onnx files need the package onnxruntime: pip install onnxruntime, or export to",
+        ),
+        ("x.safetensors", "safetensors", "--to: .safetensors files need the package safetensors: pip install"),
+    ],
+)
+def test_a_form_that_cannot_be_written_is_refused_before_tensorflow_starts(
+    target, missing, message, tmp_path, monkeypatch, capsys
+):
+    save(network(tmp_path, stem="3x3"), tmp_path / "weights.npz")
+    monkeypatch.chdir(tmp_path)
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else found(name))
+    monkeypatch.setattr(command_line, "start_alone", lambda name: pytest.fail("TensorFlow was started"))
+    assert program.main(["weights.npz", f"--to={target}"]) == EXIT_USAGE
+    assert capsys.readouterr().err.startswith(f"error: {message}")
