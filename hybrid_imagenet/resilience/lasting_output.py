@@ -79,10 +79,13 @@ def _stream(number: int, before: Any, lossy: bool) -> io.TextIOWrapper:
     # Python's own handlers fail: "strict" for any character that the encoding lacks, and "surrogateescape", which the C
     # locale has, for all of them but bytes of file names that are not valid.
     errors = getattr(before, "errors", "strict")
+    # Under PYTHONUNBUFFERED the old stream wrote each line at once by write_through alone, because nothing below it had
+    # a buffer. The new one has a buffer, so it must also flush at the end of each line.
+    write_through = getattr(before, "write_through", False)
     return io.TextIOWrapper(
         io.BufferedWriter(_Lasting(number, lossy)),
         encoding=getattr(before, "encoding", "utf-8"),
         errors="backslashreplace" if errors in ("strict", "surrogateescape") else errors,
-        line_buffering=getattr(before, "line_buffering", True),
-        write_through=getattr(before, "write_through", False),
+        line_buffering=getattr(before, "line_buffering", True) or write_through,
+        write_through=write_through,
     )

@@ -87,3 +87,14 @@ def test_a_command_whose_output_is_not_taken_ends_with_a_line_and_code_2(words, 
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=environment, cwd=ROOT)
     full = "error: Cannot write to standard output: No space left on device. Redirect it to another place.\n"
     assert (done.returncode, done.stderr) == (2, full * lines)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_line_on_standard_error_appears_before_the_process_ends(unbuffered):
+    line = (
+        "import os, sys; from hybrid_imagenet.resilience import lasting_output; lasting_output.install(); "
+        "print('first', file=sys.stderr); os.write(2, b'second')"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run([sys.executable, "-c", line], capture_output=True, env=environment, check=True)
+    assert done.stderr == b"first\nsecond"
