@@ -9,8 +9,12 @@ import fcntl
 import hashlib
 import json
 import os
+import random
 import secrets
+import socket
 import stat
+import sys
+import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -41,6 +45,13 @@ _LOCKS = 64  # files may share one, and then wait for each other
 MAX_JSON_BYTES = 16 << 20
 # Values of a run are nested four levels deep at most. Functions that walk through deeper ones could overflow the stack.
 MAX_JSON_DEPTH = 16
+# What flock() fails with on a file system that has no locks: some Lustre, FUSE and NFS mounts.
+_LOCKS_NOT_SUPPORTED = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK}
+# A process that looks at a lock holds it for well under a millisecond, so this outlasts any number of looks.
+_LOOKS_PASS_SECONDS = 5.0
+_RETRY_SECONDS = 0.002
+_MAX_HOLDER_BYTES = 300
+_random = random.Random()  # not the global generator, which the user's program may have seeded
 
 
 def at_home(path: str | os.PathLike[str]) -> Path:
@@ -95,22 +106,145 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def lock(directory: Path, flags: int = os.O_CREAT) -> IO[bytes]:
-    """Returns the locked file `lock` of a directory; the lock lasts until the file is closed.
+class LocksNotSupportedError(OSError):
+    """The file system has no locks."""
+
+
+def flock(descriptor: int, operation: int) -> None:
+    """Applies `fcntl.flock` to an open file.
 
     Raises:
-      BlockingIOError: if another process holds it.
+      BlockingIOError: if another process holds the lock and `operation` says not to wait.
+      LocksNotSupportedError: if the file system has no locks.
+      OSError: for other failures.
+    """
+    try:
+        fcntl.flock(descriptor, operation)
+    except OSError as error:
+        if error.errno in _LOCKS_NOT_SUPPORTED:
+            raise LocksNotSupportedError(error.errno, error.strerror) from None
+        raise
+
+
+def open_lock(directory: Path, flags: int = 0) -> IO[bytes]:
+    """Opens the file `lock` of a directory for writing, without locking it; `flags` are added to those of `os.open`.
+
+    Raises:
       OSError: if the file cannot be opened.
     """
-    safe = os.O_NONBLOCK | os.O_NOFOLLOW  # a FIFO is not waited for, and another file than this not written
+    # Do not wait for the reader of a FIFO, and do not write to the target of a symbolic link.
+    safe = os.O_NONBLOCK | os.O_NOFOLLOW
     descriptor = os.open(directory / "lock", os.O_RDWR | safe | flags, 0o666)
-    file = os.fdopen(descriptor, "rb+", buffering=0)
+    return os.fdopen(descriptor, "rb+", buffering=0)
+
+
+def lock(directory: Path, flags: int = os.O_CREAT) -> IO[bytes]:
+    """Locks a directory by its file `lock`, which it returns; the lock lasts until that file is closed.
+
+    A look at the lock (`lock_holder`) does not count as a holder. On a file system without locks, a warning is printed,
+    and only a process on this host that has written its number into `lock` and still has it open keeps others out.
+
+    Args:
+      directory: must exist.
+      flags: added to those of `os.open`; by default the file is created if it is missing.
+
+    Raises:
+      BlockingIOError: if another process holds the lock.
+      OSError: if the file cannot be opened.
+    """
+    file = open_lock(directory, flags)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        _lock_exclusively(file.fileno())
+    except LocksNotSupportedError as error:
+        try:
+            _claim_without_locks(file, directory)
+        except BaseException:
+            file.close()
+            raise
+        print(
+            f"warning: the file system of {directory} has no file locks ({error.strerror}), so nothing keeps a process "
+            "on another host from writing there at the same time: use each directory for one run only",
+            file=sys.stderr,
+            flush=True,
+        )
+    except BaseException:
         file.close()
         raise
     return file
+
+
+def _lock_exclusively(descriptor: int) -> None:
+    """Takes the lock, after waiting for processes that only look at it; raises BlockingIOError if one owns it."""
+    until = time.monotonic() + _LOOKS_PASS_SECONDS
+    while True:
+        try:
+            flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            # Only looks let this attempt share the lock. An owner does not, and waiting for it would be useless.
+            flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            # Two processes that both want to own it must not hold it off each other.
+            flock(descriptor, fcntl.LOCK_UN)
+            if time.monotonic() > until:
+                raise
+        time.sleep(_random.uniform(0, _RETRY_SECONDS))
+
+
+def holder_of_this_process() -> bytes:
+    """Returns the line by which the holder of a lock is known: `HOST PROCESS`."""
+    return f"{socket.gethostname()} {os.getpid()}\n".encode()
+
+
+def _claim_without_locks(file: IO[bytes], directory: Path) -> None:
+    """Writes this process's number into a lock file; raises BlockingIOError if a living process has written its own."""
+    if _living_holder(directory, file.read(_MAX_HOLDER_BYTES)) is not None:
+        raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK))
+    file.seek(0)
+    file.truncate()
+    file.write(holder_of_this_process())
+
+
+def _living_holder(directory: Path, written: bytes) -> str | None:
+    """Returns what a lock file says, if it names another process of this host that has it open; else None."""
+    holder = written.decode(errors="replace").strip()
+    host, _, process = holder.partition(" ")
+    if host != socket.gethostname() or process == str(os.getpid()) or not has_open(process, directory / "lock"):
+        return None
+    return holder
+
+
+def lock_holder(directory: Path) -> str | None:
+    """Returns who holds a directory's lock: `HOST PROCESS`, "" if it did not write that, or None if the lock is free.
+
+    The look shares the lock for a moment, so looks do not disturb each other, and `lock` waits until they are over.
+    """
+    try:
+        # As in `open_lock`: neither a FIFO nor the target of a link is a lock.
+        descriptor = os.open(directory / "lock", os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        try:
+            flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return file.read(_MAX_HOLDER_BYTES).decode(errors="replace").strip()
+        except LocksNotSupportedError:
+            return _living_holder(directory, file.read(_MAX_HOLDER_BYTES))
+        except OSError:
+            return None
+    return None
+
+
+def has_open(process: str, path: Path) -> bool:
+    """Returns whether a process of this host, by its number, has a file open; False if this may not be seen."""
+    if not process.isdecimal():
+        return False
+    with contextlib.suppress(OSError):
+        for descriptor in Path("/proc", process, "fd").iterdir():
+            with contextlib.suppress(OSError):
+                if descriptor.samefile(path):
+                    return True
+    return False
 
 
 @contextlib.contextmanager
@@ -124,7 +258,7 @@ def one_at_a_time(path: Path) -> Iterator[None]:
             folder = cache_root() / "index"
             folder.mkdir(parents=True, exist_ok=True)
             file = held.enter_context((folder / f"{zlib.crc32(bytes(path)) % _LOCKS}.lock").open("ab"))
-            fcntl.flock(file, fcntl.LOCK_EX)
+            flock(file.fileno(), fcntl.LOCK_EX)
         yield
 
 

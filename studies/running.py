@@ -130,12 +130,10 @@ def _clear(cell: Cell) -> None:
         if cell.directory.exists() and any(cell.directory.iterdir()):
             if not cell.marker.exists():
                 raise UserError(f"{cell.directory} holds other files: give another --out")
-            with contextlib.suppress(FileNotFoundError):
-                files.lock(cell.run_dir, 0).close()
+            if files.lock_holder(cell.run_dir) is not None:
+                raise UserError(f"{cell.directory}: the same study runs now: wait for it, or give another --out")
             shutil.rmtree(cell.run_dir, ignore_errors=True)
         cell.directory.mkdir(parents=True, exist_ok=True)
-    except BlockingIOError:
-        raise UserError(f"{cell.directory}: the same study runs now: wait for it, or give another --out") from None
     except OSError as error:
         raise UserError(f"--out: {cell.directory}: {error.strerror}; give a directory that can be written") from None
 

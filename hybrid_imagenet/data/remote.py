@@ -11,12 +11,14 @@ import itertools
 import logging
 import os
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
+from hybrid_imagenet import files
 from hybrid_imagenet.data.directories import SUBDIRECTORIES, Directory
 from hybrid_imagenet.data.sources.base import Reads, read_at
 from hybrid_imagenet.errors import StorageError, UserError, needed, without_secrets
@@ -185,34 +187,51 @@ class RemoteDirectory(Directory):
                     self._fetch(name, self._copy(name), wait=False)
 
     def _fetch(self, name: str, copy: Path, *, wait: bool) -> None:
-        """Copies a file unless another thread or rank does; with `wait` returns when that one is done."""
-        size = self._about(name).size
+        """Copies a file unless another thread or rank does; with `wait` returns when that one is done.
+
+        Where the directory of copies is on a file system without locks, each rank makes its own copy, and the last one
+        to finish replaces the others.
+        """
         part = copy.with_name(f".{copy.name}.part")
         try:
             copy.parent.mkdir(parents=True, exist_ok=True)
             # Not truncated when it is opened: another rank may be writing it.
             with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
-                if not _locked(file.fileno(), wait):
+                try:
+                    locked = _locked(file.fileno(), wait)
+                except files.LocksNotSupportedError:
+                    part.unlink(missing_ok=True)
+                    part = copy.with_name(f".{copy.name}.{secrets.token_hex(8)}.part")
+                    try:
+                        with part.open("xb") as own_file:
+                            self._fill(name, own_file, part, copy)
+                    finally:
+                        part.unlink(missing_ok=True)  # after an error; nothing else would ever use it
                     return
-                if not _same_file(file.fileno(), part):
-                    return  # who held the lock before has given it its name, or removed it
+                if not locked or not _same_file(file.fileno(), part):
+                    return  # another one copies it, or has given it its name or removed it
                 if self._is_there(name, copy):
                     part.unlink()
                     return
-                file.truncate(0)  # what an earlier run left may never have reached the disk
-                while file.tell() < size:
-                    file.write(self._block(name, file.tell(), size))
-                self._check_unchanged(name)
-                file.flush()
-                os.fsync(file.fileno())
-                _index_of(copy).unlink(missing_ok=True)
-                part.replace(copy)
+                self._fill(name, file, part, copy)
         except OSError as error:
             if isinstance(error, FileNotFoundError) and error.filename is None:
                 raise  # not at the URL
             raise UserError(
                 f"{copy}: cannot be written ({error.strerror or error}); free space, or give another --data_cache_dir"
             ) from None
+
+    def _fill(self, name: str, file: IO[bytes], part: Path, copy: Path) -> None:
+        """Copies a file from the URL into `file`, which is open at `part`, and then renames `part` to `copy`."""
+        size = self._about(name).size
+        file.truncate(0)  # what an earlier run left may never have reached the disk
+        while file.tell() < size:
+            file.write(self._block(name, file.tell(), size))
+        self._check_unchanged(name)
+        file.flush()
+        os.fsync(file.fileno())
+        _index_of(copy).unlink(missing_ok=True)
+        part.replace(copy)
 
     def _block(self, name: str, start: int, end: int) -> bytes:
         """Returns the bytes [start, end) of a file, or the first of them: `_BLOCK` or fewer, at least one.
@@ -263,7 +282,7 @@ def _index_of(copy: Path) -> Path:
 
 def _locked(descriptor: int, wait: bool) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        files.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return False
     return True

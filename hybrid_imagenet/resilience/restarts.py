@@ -157,15 +157,11 @@ class Restarts:
 
     def _wait_for_lock(self) -> None:
         """Waits until no rank of an earlier attempt holds the run directory; one that stays is left to the job."""
+        if self._run_dir is None:
+            return
         until = time.monotonic() + self._policy.wait
-        while self._run_dir is not None and time.monotonic() < until and not REQUESTS.stop:
-            try:
-                files.lock(self._run_dir, flags=0).close()
-                return
-            except (FileNotFoundError, NotADirectoryError):  # no rank has been there yet
-                return
-            except BlockingIOError:
-                time.sleep(_LOOK)
+        while files.lock_holder(self._run_dir) is not None and time.monotonic() < until and not REQUESTS.stop:
+            time.sleep(_LOOK)
 
     def _holds_a_run(self) -> bool:
         return self._run_dir is not None and (self._run_dir / "config.json").exists()

@@ -9,7 +9,6 @@ import json
 import os
 import pathlib
 import re
-import socket
 from collections.abc import Iterator
 from typing import IO
 
@@ -33,10 +32,11 @@ class RunDirectory:
         self.path = path
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = _acquire(path, os.O_CREAT)
+            self._lock = _acquire(path)
             self.resumed = _check_content(path, resume=resume)
             self._lock.truncate(0)
-            self._lock.write(f"{socket.gethostname()} {os.getpid()}\n".encode())  # for `hybrid-imagenet stop`
+            self._lock.seek(0)
+            self._lock.write(files.holder_of_this_process())  # for `hybrid-imagenet stop`
         except OSError as error:
             raise _unusable(path, error) from None
 
@@ -83,7 +83,9 @@ def check(path: pathlib.Path, *, resume: bool) -> str:
                 )
             return "new"
         if (path / "lock").exists():
-            _acquire(path).close()
+            files.open_lock(path).close()  # raises OSError as a run would
+            if files.lock_holder(path) is not None:
+                raise _in_use(path)
     except OSError as error:
         raise _unusable(path, error) from None
     return "holds a run" if _check_content(path, resume=resume) else "empty"
@@ -93,12 +95,16 @@ def _unusable(path: pathlib.Path, error: OSError) -> UserError:
     return UserError(f"--run_dir={path}: {error.strerror}; give a directory that can be written")
 
 
-def _acquire(path: pathlib.Path, flags: int = 0) -> IO[bytes]:
+def _acquire(path: pathlib.Path) -> IO[bytes]:
     """Locks a run directory; raises OSError if its file cannot be opened, UserError if another run holds it."""
     try:
-        return files.lock(path, flags)
+        return files.lock(path)
     except BlockingIOError:
-        raise UserError(f"--run_dir={path} is in use by another run: wait for it or give another") from None
+        raise _in_use(path) from None
+
+
+def _in_use(path: pathlib.Path) -> UserError:
+    return UserError(f"--run_dir={path} is in use by another run: wait for it or give another")
 
 
 def _check_content(path: pathlib.Path, *, resume: bool) -> bool:

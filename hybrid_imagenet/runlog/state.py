@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import pathlib
 import shlex
@@ -13,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hybrid_imagenet import files
 from hybrid_imagenet.errors import UserError
 
 RUNNING, FINISHED, STOPPED = "running", "finished", "stopped"
@@ -33,7 +32,7 @@ def of(directory: pathlib.Path, records: Sequence[Mapping[str, Any]], summary: M
       summary: its summary.json, as far as `current` says so; empty without one.
       host: of rank 0, as config.json names it.
     """
-    if lock_holder(directory) is not None:
+    if files.lock_holder(directory) is not None:
         return RUNNING
     if records and records[-1].get("kind") == "diverged":
         return DIVERGED
@@ -70,28 +69,13 @@ def last_write(directory: pathlib.Path) -> float:
     return max(times, default=0.0)
 
 
-def lock_holder(directory: pathlib.Path) -> str | None:
-    """Returns `HOST PROCESS` of the run that holds the directory's lock, "" if it wrote none, None if it is free."""
-    try:
-        # O_NONBLOCK: opening a FIFO would otherwise wait until another process opens it for writing.
-        descriptor = os.open(directory / "lock", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb", buffering=0) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return file.read(300).decode(errors="replace").strip()
-    except OSError:
-        pass
-    return None
-
-
 def stop(directory: pathlib.Path) -> None:
     """Asks a run on this host to save and stop, as SIGTERM does.
 
     Raises:
       UserError: if it does not run, or not where this process can signal it.
     """
-    holder = lock_holder(directory)
+    holder = files.lock_holder(directory)
     if holder is None:
         raise UserError(
             f"{directory}: does not run on this host, or only begins to start; see hybrid-imagenet status {directory}"
@@ -100,15 +84,6 @@ def stop(directory: pathlib.Path) -> None:
     if host != socket.gethostname():
         raise UserError(f"{directory}: runs on {host or 'another host'}; there: kill -TERM {process or 'PROCESS'}")
     # In a container the number may be another process's: only the one that has the lock's file open is signalled.
-    if not process.isdecimal() or not _has_open(process, directory / "lock"):
+    if not files.has_open(process, directory / "lock"):
         raise UserError(f"{directory}: process {process or '?'} cannot be reached from here; stop it in its container")
     os.kill(int(process), signal.SIGTERM)
-
-
-def _has_open(process: str, path: pathlib.Path) -> bool:
-    with contextlib.suppress(OSError):
-        for descriptor in pathlib.Path("/proc", process, "fd").iterdir():
-            with contextlib.suppress(OSError):
-                if descriptor.samefile(path):
-                    return True
-    return False

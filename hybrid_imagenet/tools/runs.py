@@ -7,6 +7,7 @@ import pathlib
 import time
 from collections.abc import Sequence
 
+from hybrid_imagenet import files
 from hybrid_imagenet.errors import UserError, printable
 from hybrid_imagenet.runlog import state
 from hybrid_imagenet.runlog.summary import duration, epoch_text, last_throughput
@@ -118,7 +119,7 @@ def stop(arguments: Sequence[str]) -> None:
     """Runs `stop`."""
     directory = _directory("stop", "Asks a run on this host to save and stop, and waits until it has.", arguments)
     state.stop(directory)
-    while state.lock_holder(directory) is not None:
+    while files.lock_holder(directory) is not None:
         time.sleep(_LOOK_SECONDS)
     command_line.show(_standing(directory))
 

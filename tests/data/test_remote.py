@@ -1,6 +1,8 @@
 """Data sets at a URL: copies of their files, servers that are killed, and copies that make room."""
 
 import collections
+import errno
+import fcntl
 import os
 import pathlib
 import subprocess
@@ -246,6 +248,24 @@ def test_a_copy_that_was_cut_is_made_again_whole(tmp_path, serve, monkeypatch):
             directory.path("train-0000.tar")
         assert read(server, copies) == whole
         next(copies.rglob("*train-0000.tar")).unlink()
+
+
+def test_copies_on_a_file_system_without_locks_are_whole_and_leave_no_parts(tmp_path, serve, monkeypatch):
+    def flock(descriptor, operation):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    server, copies = serve(numbered(tmp_path / "set")), tmp_path / "copies"
+    whole = (tmp_path / "set" / "train-0000.tar").read_bytes()
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert read(server, copies) == whole
+    assert not list(copies.rglob("*.part"))
+    next(copies.rglob("*train-0000.tar")).unlink()
+
+    directory = opened(server, copies)
+    monkeypatch.setattr(directory, "_check_unchanged", lambda name: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        directory.path("train-0000.tar")
+    assert not list(copies.rglob("*.part"))
 
 
 def test_a_copy_is_on_the_disk_before_it_gets_its_name(tmp_path, serve, monkeypatch):

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from hybrid_imagenet import files
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.runlog import run_dir, state
 from tests.support.processes import python
@@ -59,7 +60,7 @@ def test_a_run_that_holds_its_lock_runs_and_is_stopped_by_its_process(tmp_path):
     process = python("-c", PROGRAM, tmp_path)
     assert process.stdout.readline() == "held\n"
     assert state.of(tmp_path, [EPOCH, DIVERGED], {"steps": 40}, "other") == state.RUNNING
-    assert state.lock_holder(tmp_path) == f"{HERE} {process.pid}"
+    assert files.lock_holder(tmp_path) == f"{HERE} {process.pid}"
     with pytest.raises(UserError, match="in use by another run"):  # looking has not taken the lock
         run_dir.RunDirectory(tmp_path, resume=True)
     (tmp_path / "lock").write_text("elsewhere 17\n")
@@ -71,4 +72,4 @@ def test_a_run_that_holds_its_lock_runs_and_is_stopped_by_its_process(tmp_path):
     (tmp_path / "lock").write_text(f"{HERE} {process.pid}\n")
     state.stop(tmp_path)
     assert process.wait(20) == 0
-    assert state.lock_holder(tmp_path) is None
+    assert files.lock_holder(tmp_path) is None
