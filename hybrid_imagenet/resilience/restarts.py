@@ -31,7 +31,7 @@ from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.resilience.supervisor import Supervisor
 from hybrid_imagenet.stages import STARTED_VARIABLE
 
-_FINAL = (EXIT_OK, EXIT_USAGE, EXIT_NUMERICS, EXIT_INTERRUPTED)
+_FINAL = (EXIT_OK, EXIT_USAGE, EXIT_NUMERICS, EXIT_PREEMPTED, EXIT_INTERRUPTED)
 _LOOK = 0.5  # seconds between two looks at hosts or a lock
 _TAIL = 1 << 16  # bytes at the end of metrics.jsonl that hold its last record
 
@@ -89,7 +89,7 @@ class Restarts:
             if again:
                 self._wait_for_lock()
                 os.environ[STARTED_VARIABLE] = f"{time.time():.3f}"  # what a rank says of its start is of this attempt
-            code, lost_host = self._attempt(slots, resume=again and self._holds_a_run())
+            code = self._attempt(slots, resume=again and self._holds_a_run())
             if REQUESTS.stop:
                 return code
             if code != EXIT_USAGE:
@@ -100,7 +100,7 @@ class Restarts:
                 continue
             if self._joined and code == EXIT_PREEMPTED:
                 continue
-            if code in _FINAL or (code == EXIT_PREEMPTED and not lost_host):
+            if code in _FINAL:
                 return code
             step, saved = self._last_step(), self._newest_checkpoint()
             if self._run_dir is not None and step == failed_at and (step > saved or code == EXIT_FAILURE):
@@ -112,15 +112,15 @@ class Restarts:
             place = f", from the checkpoint of step {saved}" if saved >= 0 else ""
             _say(f"restart {done} of {self._policy.restarts} (exit code {code}){place}")
 
-    def _attempt(self, slots: Mapping[str, int], *, resume: bool) -> tuple[int, bool]:
-        """Returns an attempt's exit code, and whether a host was lost: the ranks of others then save by themselves."""
+    def _attempt(self, slots: Mapping[str, int], *, resume: bool) -> int:
+        """Returns an attempt's exit code."""
         ranks = min(self._policy.most, sum(slots.values()))
         job, ended = self._start(slots, ranks, resume), threading.Event()
         self._joined = False
         watch = threading.Thread(target=self._watch, args=(job, ranks, ended), name="hosts", daemon=True)
         watch.start()
         try:
-            return job.run(), job.has_lost_host
+            return job.run()
         finally:
             ended.set()
             watch.join()

@@ -169,11 +169,6 @@ class Supervisor:
             env.setdefault("OMPI_MCA_plm_rsh_agent", " ".join([ssh, *self._ssh]))
         return env
 
-    @property
-    def has_lost_host(self) -> bool:
-        """Whether the connection to a host was lost."""
-        return bool(self._output.lost_host)
-
     def ask_to_stop(self, why: str) -> None:
         """Has the ranks save and leave, as a signal does; may be called from any thread."""
         self._ask_to_stop()
@@ -264,11 +259,13 @@ class Supervisor:
             self._tell_what_was_lost(code)
         if (code == EXIT_PREEMPTED or code in _BY_SIGNAL) and ends and not told:
             return self._unsaved()
-        if code in (EXIT_OK, EXIT_USAGE, EXIT_NUMERICS, EXIT_STALLED, EXIT_PREEMPTED):
-            return code
-        for good in ((EXIT_USAGE, EXIT_NUMERICS, EXIT_STALLED), (EXIT_PREEMPTED,)):
-            if found := [each for each in told if each in good]:
-                return found[0]
+        announced = _announced(code, told)
+        if announced == EXIT_PREEMPTED and output.lost_host and not REQUESTS.stop:
+            # Nobody asked for a stop. With Horovod the ranks that lost the launcher's daemon can still save, with
+            # TensorFlow's engine they cannot, but a lost host has one exit code.
+            return EXIT_STALLED
+        if announced is not None:
+            return announced
         if REQUESTS.stop and (code in _BY_SIGNAL or (code == EXIT_FAILURE and not told)):  # mpirun got the signal too
             return self._unsaved()
         if not told and (why := output.why_not_started(by_ssh=by_ssh)):
@@ -309,6 +306,16 @@ class Supervisor:
         """Says that a request has come before the first save; returns its code."""
         print(UNSAVED if self._saves else "stopped: what the program saved before is kept", file=sys.stderr)
         return REQUESTS.unsaved_code()
+
+
+def _announced(code: int, told: Sequence[int]) -> int | None:
+    """Returns the exit code of the ranks: the launcher's, or the most telling one that a rank announced, or None."""
+    if code in (EXIT_OK, EXIT_USAGE, EXIT_NUMERICS, EXIT_STALLED, EXIT_PREEMPTED):
+        return code
+    for telling in ((EXIT_USAGE, EXIT_NUMERICS, EXIT_STALLED), (EXIT_PREEMPTED,)):
+        if found := [each for each in told if each in telling]:
+            return found[0]
+    return None
 
 
 def _reading(work: Callable[[IO[bytes]], None], pipe: IO[bytes] | None) -> threading.Thread:

@@ -173,6 +173,22 @@ def test_a_lost_host_is_named_whatever_its_ranks_have_said(said, tmp_path):
     assert "ORTE" not in err
 
 
+@pytest.mark.parametrize("end", ["exit 75", "echo $WORD ends 75 >&2; exit 205", "echo $WORD ends 4 >&2; exit 205"])
+def test_a_lost_host_has_one_code_whether_the_other_ranks_could_save_or_not(end):
+    process = start(f"echo 'Connection to far closed by remote host.' >&2; echo $WORD ends 75 >&2; {end}")
+    code, _, err, _ = finish(process)
+    assert code == 4
+    assert err.splitlines()[-1] == "error: the connection to host far is lost; start again with --resume"
+
+
+def test_a_job_that_was_asked_to_stop_has_the_code_of_a_stop_also_if_it_loses_a_host(tmp_path):
+    said = "echo 'Connection to far closed by remote host.' >&2; echo $WORD ends 75 >&2; exit 205"
+    process = start(f"trap '{said}' USR1; touch {tmp_path}/ready; while true; do sleep 0.05; done")
+    processes.wait_for((tmp_path / "ready").exists)
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[0] == 75
+
+
 RULE = "-" * 74
 REPORT = f"""{RULE}
 Primary job  terminated normally, but 1 process returned
