@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from hybrid_imagenet.comm import lost_rank, out_of_memory
+from hybrid_imagenet.comm import job_lines, lost_rank, out_of_memory
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import RANK_VARIABLE, Placement, configure_tensorflow, placement, prepare
 from hybrid_imagenet.comm.settings import ENGINES, Settings
@@ -190,6 +190,7 @@ def init(threads: int | None = None) -> None:
             hook = _and_leave(hook)
         _process.hook, sys.excepthook = sys.excepthook, hook
         atexit.register(_warn_of_lone_ranks)
+        atexit.register(_announce_end)
 
 
 def _warn_of_lone_ranks() -> None:
@@ -202,6 +203,14 @@ def _warn_of_lone_ranks() -> None:
             "needs hybrid_imagenet.DistributedOptimizer and callbacks.default_callbacks()",
             file=sys.stderr,
         )
+
+
+def _announce_end() -> None:
+    """Tells the supervisor that this rank's program ends, so that it can name the rank if others still wait for it."""
+    place = _process.place
+    # The traceback of an uncaught error says enough, and its exit code ends the job.
+    if place is not None and not hasattr(sys, "last_type"):
+        job_lines.announce_left(place.rank, place.size)
 
 
 def _in_one_line(otherwise: Hook) -> Hook:
@@ -288,6 +297,10 @@ def communicator() -> Communicator:
     if _process.communicator is None:
         _process.settings = _process.settings or Settings()
         _process.communicator = connect(_place(), _process.settings)
+        # Exit handlers run in reverse order, and Horovod's, by which the other ranks lose this one, must come later.
+        atexit.unregister(_announce_end)
+        if _process.communicator.size > 1:
+            atexit.register(_announce_end)
     return _process.communicator
 
 

@@ -7,7 +7,6 @@ what ranks print over any network, but pass exit codes on in a few cases only.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import sys
@@ -15,11 +14,12 @@ import threading
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from hybrid_imagenet.comm.job_lines import JOB_VARIABLE, tell
 from hybrid_imagenet.errors import EXIT_STALLED
 
-JOB_VARIABLE = "HYBRID_IMAGENET_JOB"
+__all__ = ["JOB_VARIABLE", "End", "announce", "end_with_line", "find", "tell"]
+
 _PRINTING = 5.0  # seconds for a line to be printed before the process ends
-_WORD = re.compile(r"[0-9a-f]{32}")
 _UNSAVED = "unsaved"
 
 
@@ -38,14 +38,6 @@ class End(NamedTuple):
 def announce(code: int, environ: Mapping[str, str] | None = None, *, saved: bool = True) -> None:
     """Writes the line at the end of a rank that has a supervisor; does nothing in other processes."""
     tell(f"ends {code}{'' if saved else f' {_UNSAVED}'}", environ)
-
-
-def tell(text: str, environ: Mapping[str, str] | None = None) -> None:
-    """Writes a line for the supervisor of this rank; does nothing in other processes."""
-    word = (os.environ if environ is None else environ).get(JOB_VARIABLE, "")
-    if _WORD.fullmatch(word):
-        with contextlib.suppress(OSError):  # nobody listens any more
-            os.write(2, f"{word} {text}\n".encode())
 
 
 def end_with_line(text: str) -> None:

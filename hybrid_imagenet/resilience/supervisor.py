@@ -9,6 +9,8 @@ process returns with the exit code that the ranks gave:
   leave. The third Ctrl-C or SIGTERM ends everything at once.
 - Its own output may lose its reader, as in `| tee log` after Ctrl-C; the launcher writes to pipes that are always read.
 - ssh to other hosts asks for signs of life, so that a lost host is noticed where no rank can tell.
+- A rank of a user's program that ends before the others is named when these still run some time later, because with
+  TensorFlow's engine they may wait forever. The job goes on, since rank 0 may just as well be saving results.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO
 
+from hybrid_imagenet.comm import job_lines
 from hybrid_imagenet.errors import (
     EXIT_FAILURE,
     EXIT_NUMERICS,
@@ -49,6 +52,8 @@ _ORPHAN_GRACE = 10.0  # seconds in which ranks notice that their launcher is gon
 _KILLED_WITHIN = 3.0  # seconds until a killed process has gone
 _ASK_EVERY = 2.0  # seconds between requests to ranks that do not answer
 _RECENT = 60.0  # ends of ranks that were longer ago did not end the job: the others continued
+_LEFT_PATIENCE = 30.0  # seconds that ranks may run on after another one has ended
+_MAX_NAMED_RANKS = 3  # of those that have ended
 _ALIVE_EVERY = 5  # seconds between ssh's questions to a host that says nothing
 _CONNECTS_WITHIN = 60  # seconds until ssh gives a host up that accepts a connection and says nothing
 _START_LEAST = 60.0  # seconds until the first rank has started, or twice --stall_timeout
@@ -121,6 +126,8 @@ class Supervisor:
             self._ssh += ["-o", "StrictHostKeyChecking=accept-new"]
         self._word = secrets.token_hex(16)
         self._ends: list[tuple[float, exit_code.End]] = []
+        self._left_ranks: dict[int, tuple[float, job_lines.Left]] = {}  # whose programs have ended, and when
+        self._left_named = False
         self._output = LauncherOutput()
         self._places, self._arrivals = list(places), arrivals.Arrivals(places)
         self._began, self._started = time.monotonic(), time.time()
@@ -187,7 +194,10 @@ class Supervisor:
             now, end = time.monotonic(), exit_code.find(told)
             if end is not None:
                 self._ends.append((now, end))
-            if word and (end is not None or self._arrivals.heard(told, now)):
+            left = job_lines.find_left(told)
+            if left is not None:
+                self._left_ranks.setdefault(left.rank, (now, left))
+            if word and (end is not None or left is not None or self._arrivals.heard(told, now)):
                 line = b"" if TAG.fullmatch(before) else before + b"\n"
             if line:
                 _print(self._output.passed_on(line))
@@ -203,6 +213,7 @@ class Supervisor:
             self._ask_to_stop()  # mpirun loses a request that comes before it has started its ranks
         if late := self._arrivals.late(now):
             _print(late.encode())
+        self._name_left_ranks(now)
         if self._places and not self._arrivals.any and not self._ends and now - self._began > self._start_limit:
             hosts = ",".join(f"{host}:{self._places.count(host)}" for host in dict.fromkeys(self._places))
             _print(
@@ -216,6 +227,24 @@ class Supervisor:
             processes.kill(_left())  # asked to end, mpirun would continue to wait, and say so
         elif self._forced and now - self._forced > _KILL_AFTER:
             processes.kill(_left())
+
+    def _name_left_ranks(self, now: float) -> None:
+        """Prints one line if some ranks still run long after others have ended."""
+        left = self._early_leavers()
+        if self._left_named or not left or now - max(at for at, _ in self._left_ranks.values()) < _LEFT_PATIENCE:
+            return
+        self._left_named = True
+        size = left[0].size
+        _print(
+            f"warning: {_named(left)} ended without an error {_LEFT_PATIENCE:g} s ago (still running: "
+            f"{size - len(left)} of {size} ranks). If the rest waits for it, press Ctrl-C, and end each loop by a "
+            "number that all ranks share\n".encode()
+        )
+
+    def _early_leavers(self) -> list[job_lines.Left]:
+        """Returns the ranks whose programs have ended, unless all have."""
+        left = [each for _, each in sorted(self._left_ranks.values())]
+        return left if left and len(left) < left[0].size else []
 
     def _force(self, number: int) -> None:
         child = self._child
@@ -297,6 +326,12 @@ class Supervisor:
         lost = printable(self._output.lost_host)
         if not (lost and code and not REQUESTS.stop):
             _print(self._output.lost_rank)
+            if self._output.lost_rank and (left := self._early_leavers()):
+                print(
+                    f"error: {_named(left)} ended before the others, without an error: end each loop by a number that "
+                    "all ranks share",
+                    file=sys.stderr,
+                )
         elif self._places and not self._arrivals.any:
             print(f"error: host {lost} cannot be reached: check its name, the port and sshd there", file=sys.stderr)
         else:
@@ -306,6 +341,13 @@ class Supervisor:
         """Says that a request has come before the first save; returns its code."""
         print(UNSAVED if self._saves else "stopped: what the program saved before is kept", file=sys.stderr)
         return REQUESTS.unsaved_code()
+
+
+def _named(ranks: Sequence[job_lines.Left]) -> str:
+    """Returns "rank 1 on HOST", or the first of several ranks and how many there are."""
+    shown = [f"{each.rank} on {printable(each.host)}" for each in ranks[:_MAX_NAMED_RANKS]]
+    more = len(ranks) - len(shown)
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(shown)}{f' and {more} more' if more else ''}"
 
 
 def _announced(code: int, told: Sequence[int]) -> int | None:

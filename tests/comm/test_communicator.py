@@ -2,12 +2,14 @@
 
 import math
 import re
+import socket
 import sys
+import types
 
 import pytest
 import tensorflow as tf
 
-from hybrid_imagenet.comm import SingleProcess, process
+from hybrid_imagenet.comm import SingleProcess, job_lines, process
 from hybrid_imagenet.comm.environment import Placement
 from tests import ranks
 from tests.comm import programs
@@ -83,3 +85,28 @@ def test_ranks_that_nothing_has_connected_are_told_so_at_the_end(monkeypatch, ca
     monkeypatch.setattr(process._process, "communicator", SingleProcess())
     process._warn_of_lone_ranks()
     assert capsys.readouterr().err == ""
+
+
+def test_a_rank_tells_its_supervisor_that_its_program_ends_unless_an_error_ended_it(monkeypatch, capfd):
+    word = "0123456789abcdef" * 2
+    monkeypatch.setenv(job_lines.JOB_VARIABLE, word)
+    monkeypatch.delattr(sys, "last_type", raising=False)
+    monkeypatch.setattr(process._process, "place", Placement(rank=1, size=2))
+    process._announce_end()
+    line = capfd.readouterr().err
+    assert job_lines.find_left(line.removeprefix(word).encode()) == job_lines.Left(1, 2, socket.gethostname())
+    monkeypatch.setattr(sys, "last_type", ValueError, raising=False)
+    process._announce_end()
+    assert capfd.readouterr().err == ""
+
+
+def test_the_line_that_a_program_ends_is_registered_after_the_engine_that_it_must_precede(monkeypatch):
+    two_ranks = types.SimpleNamespace(size=2)
+    registered = []
+    monkeypatch.setattr(process.atexit, "register", registered.append)
+    monkeypatch.setattr(process.atexit, "unregister", registered.remove)
+    monkeypatch.setattr(process, "_process", process._Process(place=Placement(rank=0, size=2)))
+    registered.append(process._announce_end)  # by init
+    monkeypatch.setattr(process, "connect", lambda *arguments: registered.append("engine") or two_ranks)
+    process.communicator()
+    assert registered == ["engine", process._announce_end]

@@ -182,7 +182,7 @@ def test_a_lost_host_has_one_code_whether_the_other_ranks_could_save_or_not(end)
 
 
 def test_a_job_that_was_asked_to_stop_has_the_code_of_a_stop_also_if_it_loses_a_host(tmp_path):
-    said = "echo 'Connection to far closed by remote host.' >&2; echo $WORD ends 75 >&2; exit 205"
+    said = 'echo "Connection to far closed by remote host." >&2; echo $WORD ends 75 >&2; exit 205'
     process = start(f"trap '{said}' USR1; touch {tmp_path}/ready; while true; do sleep 0.05; done")
     processes.wait_for((tmp_path / "ready").exists)
     process.send_signal(signal.SIGTERM)
@@ -344,6 +344,33 @@ def test_the_launcher_is_asked_to_end_once_when_its_supervisor_is_killed(tmp_pat
         finish(process)
     assert processes.gone_within(launchers, 20)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["told\n"] * 6
+
+
+LEFT = "$WORD left 1 of 2 on far"
+
+
+def test_supervisor_names_a_rank_that_ended_while_others_run_on():
+    code, _, err, _ = finish(start(f"echo {LEFT} >&2; sleep 2; echo $WORD left 0 of 2 on near >&2"))
+    assert code == 0
+    assert err.splitlines() == [
+        "warning: rank 1 on far ended without an error 0.5 s ago (still running: 1 of 2 ranks). If the rest waits for "
+        "it, press Ctrl-C, and end each loop by a number that all ranks share"
+    ]
+
+
+def test_supervisor_names_no_rank_when_all_have_ended():
+    code, _, err, _ = finish(start(f"echo {LEFT} >&2; echo $WORD left 0 of 2 on near >&2; sleep 2"))
+    assert (code, err) == (0, "")
+
+
+def test_supervisor_names_the_rank_that_ended_before_another_one_lost_it():
+    code, _, err, _ = finish(start(f"echo '{LOSS}' >&2; echo {LEFT} >&2; exit 1"))
+    assert code == 1
+    assert err.splitlines() == [
+        LOSS,
+        "error: rank 1 on far ended before the others, without an error: end each loop by a number that all ranks "
+        "share",
+    ]
 
 
 def test_a_missing_launcher_is_one_line():
