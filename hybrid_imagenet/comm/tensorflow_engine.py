@@ -20,7 +20,7 @@ from hybrid_imagenet.comm.collectives import Collectives
 from hybrid_imagenet.comm.connected import ConnectedRanks
 from hybrid_imagenet.comm.environment import RANK_VARIABLE, Placement, placement
 from hybrid_imagenet.comm.settings import Settings
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import UserError, counted
 
 _HEARTBEAT_MS = 35_000  # the watchdog names a silent rank after 30 s, with its stack; TensorFlow's 10 s are too short
 
@@ -148,10 +148,14 @@ class TensorFlowCommunicator(ConnectedRanks):
         self._host = TensorFlowCollectives(place.rank, place.size)
         self._take_places(place, keys or self.allgather_object(hosts.key()))
         if self.rank == 0:
+            ports = counted(self.size, "TCP port")
+            hosts_count = counted(len(set(self.hosts)), "host")
             print(
-                "warning: --engine=tensorflow opens a port on every rank that takes requests from whoever reaches it: "
-                "use a trusted network (docs/trust.md)",
+                f"warning: TensorFlow's engine opens {ports} without a password on all network interfaces of "
+                f"{hosts_count}: anyone who reaches one can run code in this job, so use it only in a network that you "
+                "trust (docs/trust.md)",
                 file=sys.stderr,
+                flush=True,
             )
         self.collectives = TensorFlowCollectives(place.rank, place.size, gpu=True) if nccl else self._host
         # Rank 0's number counts: it alone may know the run that is resumed, and with it the batch.

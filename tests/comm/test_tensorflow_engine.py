@@ -31,6 +31,17 @@ def test_what_gives_wrong_sums_on_gpus_is_refused_there(asked, monkeypatch):
     tensorflow_engine.check_on_gpus(Settings(allreduce="masters"))
 
 
+def test_connecting_warns_once_that_ports_are_open_on_all_interfaces(monkeypatch, capsys):
+    keys = [["near", "a"], ["far", "b"]]
+    monkeypatch.setattr(tensorflow_engine, "join", lambda place: keys)
+    for rank in range(2):
+        monkeypatch.setattr(tensorflow_engine, "placement", lambda rank=rank: Placement(rank, 2))
+        tensorflow_engine.TensorFlowCommunicator(Settings())
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: TensorFlow's engine opens 2 TCP ports without a password on all network ")
+    assert "interfaces of 2 hosts: anyone who reaches one can run code in this job" in line
+
+
 def test_a_tensorflow_that_has_begun_alone(monkeypatch):
     tensorflow_engine.tf.constant(1.0) + 1.0
     found = [[*hosts.key(), str(4000 + rank), "10.0.0.1"] for rank in range(2)]
