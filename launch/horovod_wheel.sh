@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# launch/horovod_wheel.sh --check|--build|--path|--print-key cpu|gpu PYTHON
+# launch/horovod_wheel.sh --check|--build|--cached|--path|--print-key cpu|gpu PYTHON
 #
 # Builds Horovod from its source distribution against the TensorFlow and Open MPI of the environment of PYTHON, and
 # keeps the wheel in the user's cache under a name made of everything that it depends on.
 #
 #   --check      fail in one line if the machine cannot build it (and it is not in the cache already)
-#   --build      build it unless it is in the cache
+#   --build      build it unless it is in the cache; one that is damaged there is built again
+#   --cached     succeed if it is in the cache and whole
 #   --path       print where the wheel lies, or will lie
 #   --print-key  print that name alone
 #
@@ -37,6 +38,18 @@ print(v, v, sysconfig.get_platform().replace("-", "_").replace(".", "_"), sep="-
   printf '%s/horovod-%s-%s.whl\n' "$wheels_dir/$(wheel_key)" "$(pinned horovod)" "$tag"
 }
 
+# is_cached: whether the wheel is in the cache and every file in it has its checksum. A disk that was full, or a copy of
+# the cache that was cut, would otherwise fail each set-up at its end.
+is_cached() {
+  local path
+  path=$(wheel_path)
+  [[ -e $path ]] || return 1
+  # `python -m zipfile -t` succeeds when a checksum is wrong.
+  "$python" -IS -c '
+import sys, zipfile
+sys.exit(zipfile.ZipFile(sys.argv[1]).testzip() is not None)' "$path" 2>/dev/null
+}
+
 cuda_home() {
   if [[ -n ${CUDA_HOME:-} ]]; then
     printf '%s\n' "$CUDA_HOME"
@@ -56,7 +69,7 @@ check_machine() {
       die "nvcc not found: install the CUDA toolkit and set CUDA_HOME, or use --cpu"
     check_gpus
   fi
-  [[ ! -e $(wheel_path) ]] || return 0
+  ! is_cached || return 0
   command -v g++ >/dev/null || die "no C++ compiler: install g++ (Debian: apt install g++ make)"
   command -v make >/dev/null || die "make is missing: install it (Debian: apt install make)"
   printf '#include <vector>\n#include <pthread.h>\nint main() { return std::vector<int>(1)[0]; }\n' |
@@ -88,11 +101,12 @@ check_gpus() {
 build() {
   local path key
   path=$(wheel_path) key=$(wheel_key)
-  [[ ! -e $path ]] || return 0
+  ! is_cached || return 0
   check_machine
   exec 9>"$wheels_dir/$key.lock"
   flock 9
-  [[ ! -e $path ]] || return 0 # another one built it meanwhile
+  ! is_cached || return 0 # another one built it meanwhile
+  [[ ! -e $path ]] || say "$path is damaged: building it again"
   # Only the holder of the lock builds this key, so what is left of an earlier, killed build can go.
   rm -rf "$wheels_dir/.build.$key".*
   work=$(mktemp -d "$wheels_dir/.build.$key.XXXXXX")
@@ -178,6 +192,7 @@ kind=$2 python=$3 wheels_dir=$cache_dir/wheels
 case $1 in
   --check) check_machine ;;
   --build) build ;;
+  --cached) is_cached ;;
   --path) wheel_path ;;
   --print-key) wheel_key ;;
   *) usage_error "$1: unknown option" ;;

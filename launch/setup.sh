@@ -14,7 +14,7 @@
 #
 #   TENSORFLOW              2.18 to 2.21: the TensorFlow of a cluster; 2.21 for a new environment, else what it has
 #   HYBRID_IMAGENET_VENV    where the environment goes          (.venv in the checkout)
-#   HYBRID_IMAGENET_PYTHON  the Python to use, 3.10 to 3.12     (the first suitable one on the PATH)
+#   HYBRID_IMAGENET_PYTHON  the Python to use, 3.10 to 3.13     (the first suitable one on the PATH)
 #   XDG_CACHE_HOME          where built wheels and logs are kept (~/.cache)
 set -euo pipefail
 # shellcheck source=launch/lib.sh
@@ -121,13 +121,13 @@ up_to_date() { [[ -x $venv_dir/bin/python && $(cat "$stamp_file" 2>/dev/null) ==
 # find_python: sets python to the first that runs, is of a supported version and can make environments.
 find_python() {
   local candidate found='' reason=''
-  local candidates=(python3 python3.12 python3.11 python3.10 python)
+  local candidates=(python3 python3.13 python3.12 python3.11 python3.10 python)
   [[ -z ${HYBRID_IMAGENET_PYTHON:-} ]] || candidates=("$HYBRID_IMAGENET_PYTHON")
   for candidate in "${candidates[@]}"; do
     # A shim on the PATH may stand for a version that is not installed: only one that runs counts.
     found=$("$candidate" -ISc 'import sys; print(sys.executable, "%d.%d" % sys.version_info[:2])' 2>/dev/null) ||
       continue
-    case ${found##* } in 3.10 | 3.11 | 3.12) ;; *)
+    case ${found##* } in 3.10 | 3.11 | 3.12 | 3.13) ;; *)
       reason="${reason:+$reason, }$candidate is ${found##* }"
       continue
       ;;
@@ -139,7 +139,7 @@ find_python() {
     python=${found% *}
     return 0
   done
-  die "no usable Python 3.10, 3.11 or 3.12${reason:+ ($reason)}: install one, or name it in HYBRID_IMAGENET_PYTHON"
+  die "no usable Python 3.10 to 3.13${reason:+ ($reason)}: install one, or name it in HYBRID_IMAGENET_PYTHON"
 }
 
 # check_disk GIGABYTES: on the file system of the environment.
@@ -211,7 +211,17 @@ last_error() {
   # What pip says after a compiler's errors does not tell which.
   grep -iE '(^|[^a-z])(error|fatal)[:!]|undefined symbol|No space left|killed' "$1" |
     grep -vE 'ERROR: Failed (to build|building)' | tail -n 1 | cut -c1-300 | grep . ||
-    tail -n 1 "$1" | cut -c1-300
+    open_mpi_reason "$1" | cut -c1-300 | grep . ||
+    grep -v '^[-[:space:]]*$' "$1" | tail -n 1 | cut -c1-300
+}
+
+# open_mpi_reason FILE: the first paragraph that Open MPI has written between two rules of dashes, on one line.
+open_mpi_reason() {
+  awk '
+    /^--------------------[-]*$/ { if (text != "") exit; inside = 1; next }
+    inside && NF { $1 = $1; text = text (text == "" ? "" : " ") $0; next }
+    text != "" { exit }
+    END { print text }' "$1"
 }
 
 install_all() {
@@ -273,7 +283,7 @@ install_hashed() {
 }
 
 horovod_title() {
-  if [[ -e $("$launch_dir/horovod_wheel.sh" --path "$1" "$venv_dir/bin/python") ]]; then
+  if "$launch_dir/horovod_wheel.sh" --cached "$1" "$venv_dir/bin/python"; then
     echo "taking Horovod from the cache"
   else
     echo "building Horovod (some minutes, once)"

@@ -1,10 +1,14 @@
 """launch/setup.sh: what it refuses, and what it would install. The full set-up is what the tests themselves run in."""
 
 import os
+import pathlib
 import subprocess
 import sys
+import zipfile
 
 import pytest
+import tomllib
+from packaging.specifiers import SpecifierSet
 
 from tests.launch.shell import LAUNCH, ROOT, environment, error_line, run
 
@@ -33,13 +37,16 @@ def test_a_directory_that_is_no_environment_is_not_touched(tmp_path):
     assert [path.name for path in (tmp_path / "venv").iterdir()] == ["mine"]
 
 
+# The functions of setup.sh, without its last line, which would start it.
+FUNCTIONS = """. <(sed -e 's|^[.] .*/lib.sh"|. launch/lib.sh|' -e '$d' launch/setup.sh)"""
+
+
 @pytest.mark.parametrize(
     ("model", "pin"), [("v100", "9.10.2.21"), ("p40", "9.10.2.21"), ("a100", "9.28.0.42"), ("h100", "9.28.0.42")]
 )
 def test_cudnn_suits_the_gpus_that_are_named(model, pin):
     """cuDNN 9.11 has no kernels for GPUs before Turing, the papers' V100 and P40 among them."""
-    functions = """. <(sed -e 's|^[.] .*/lib.sh"|. launch/lib.sh|' -e '$d' launch/setup.sh)"""
-    result = run("bash", "-c", f"{functions}; stamp_file=/none choose_cudnn gpu {model}")
+    result = run("bash", "-c", f"{FUNCTIONS}; stamp_file=/none choose_cudnn gpu {model}")
     assert (result.stdout.strip(), result.stderr) == (pin, "")
 
 
@@ -69,6 +76,67 @@ def test_the_key_of_the_built_wheel_names_all_it_depends_on():
     for part in ("horovod0.28.1", "tf2.21.0", "openmpi4.1.8", version, os.uname().machine, "-cpu", "build"):
         assert part in key
     assert "tf2.18" in run(SETUP, "--print-key", "--cpu", TENSORFLOW="2.18").stdout
+
+
+def test_setup_does_not_take_a_damaged_wheel_from_its_cache(tmp_path):
+    def wheel(option):
+        # A compiler that fails, so that nothing is built.
+        return run(
+            LAUNCH / "horovod_wheel.sh", option, "cpu", sys.executable,
+            XDG_CACHE_HOME=str(tmp_path / "cache"), PATH=f"{tmp_path}:{os.environ['PATH']}",
+        )  # fmt: skip
+
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\nexit 1\n")
+    compiler.chmod(0o755)
+    path = pathlib.Path(wheel("--path").stdout.strip())
+    assert wheel("--cached").returncode == 1  # none yet
+    path.parent.mkdir(parents=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("horovod/library.so", b"machine code " * 100)
+    content = path.read_bytes()
+    for option in ("--cached", "--check", "--build"):
+        assert wheel(option).returncode == 0
+    for damaged in (b"", content[:-30], content.replace(b"code", b"c0de", 1)):
+        path.write_bytes(damaged)
+        assert wheel("--cached").returncode == 1
+        for option in ("--check", "--build"):  # what they find missing shows that they would build it again
+            assert "g++ cannot compile C++17" in error_line(wheel(option))
+
+
+RULE = "-" * 74
+
+
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [
+        (f"started\n{RULE}\nThere are not enough slots available in the\nsystem:\n\n  true\n\nEither ask\n{RULE}\n",
+         "There are not enough slots available in the system:"),
+        (f"{RULE}\nIt looks like MPI_INIT failed:\n\n  more\n{RULE}\n{RULE}\nPrimary job ended\n{RULE}\n",
+         "It looks like MPI_INIT failed:"),
+        (f"{RULE}\nPrimary job ended\n{RULE}\nerror: 1 ranks gave the sum 1, not 3\n{RULE}\n",
+         "error: 1 ranks gave the sum 1, not 3"),
+        (f"the last words\n\n{RULE}\n", "the last words"),
+        ("one\ntwo\n", "two"),
+    ],
+)  # fmt: skip
+def test_last_error_of_a_log_of_open_mpi_is_its_reason_and_no_rule_of_dashes(tmp_path, log, told):
+    (tmp_path / "log").write_text(log)
+    assert run("bash", "-c", f"{FUNCTIONS}; last_error {tmp_path}/log").stdout == f"{told}\n"
+
+
+@pytest.mark.parametrize(("version", "usable"), [("3.9", False), ("3.10", True), ("3.13", True), ("3.14", False)])
+def test_find_python_takes_the_versions_that_pyproject_allows(tmp_path, version, usable):
+    stand_in = tmp_path / "python"
+    stand_in.write_text(f"#!/bin/sh\necho {stand_in} {version}\n")
+    stand_in.chmod(0o755)
+    allowed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["requires-python"]
+    assert SpecifierSet(allowed).contains(version) == usable
+    result = run("bash", "-c", f"{FUNCTIONS}; find_python; echo $python", HYBRID_IMAGENET_PYTHON=str(stand_in))
+    if usable:
+        assert result.stdout.splitlines()[-1] == str(stand_in)
+    else:
+        assert f"no usable Python 3.10 to 3.13 ({stand_in} is {version})" in error_line(result)
 
 
 def test_env_says_what_to_do_without_an_environment(tmp_path):
