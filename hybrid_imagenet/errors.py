@@ -82,13 +82,23 @@ def _one_line(text: str) -> str:
 
 
 def without_environment(error: ModuleNotFoundError) -> str:
-    """Returns what is missing, in which Python, and how to enter the environment of the program."""
+    """Returns an error line: what is missing, in which Python, and how to enter the environment or install it."""
+    if error.name == "tensorflow":
+        return f"error: {tensorflow_missing()}"
     root = pathlib.Path(__file__).parent.parent
     where = f"cd {root}, " if (root / "launch" / "env.sh").exists() else ""
     setup = "" if (root / ".venv" / "bin" / "activate").exists() else "launch/setup.sh, "
     return (
         f"error: {sys.executable} has no module {error.name}: this Python is not the environment of the program; first "
         f"{where}{setup}. launch/env.sh"
+    )
+
+
+def tensorflow_missing() -> str:
+    """Returns what to do without TensorFlow, which `pip install .` leaves out, as CPUs and GPUs need different ones."""
+    return (
+        f"TensorFlow is not installed in {sys.executable}. In the checkout of this program, run pip install '.[cpu]', "
+        "or pip install '.[gpu]' for NVIDIA GPUs"
     )
 
 

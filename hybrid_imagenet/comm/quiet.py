@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+from hybrid_imagenet.errors import tensorflow_missing
+
 GREETINGS = (
     r"^WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR",
     r" port\.cc:[0-9]*\] oneDNN custom operations are on\.",
@@ -22,7 +24,12 @@ def import_tensorflow() -> None:
     """Imports TensorFlow unless that is done. HYBRID_IMAGENET_TF_LOG=1 shows its greeting too."""
     if "tensorflow" not in sys.modules:
         with without_lines(GREETINGS):
-            import tensorflow  # noqa: F401
+            try:
+                import tensorflow  # noqa: F401
+            except ModuleNotFoundError as missing:
+                if missing.name != "tensorflow":
+                    raise
+                raise ModuleNotFoundError(tensorflow_missing(), name="tensorflow") from None
 
 
 @contextlib.contextmanager

@@ -22,10 +22,12 @@ from hybrid_imagenet.config.help import filled, width
 from hybrid_imagenet.errors import (
     EXIT_FAILURE,
     EXIT_STALLED,
+    EXIT_USAGE,
     SharedError,
     UserError,
     did_you_mean,
     printable_lines,
+    without_environment,
 )
 from hybrid_imagenet.options import SPELLING, underscored
 from hybrid_imagenet.resilience import interrupts
@@ -214,6 +216,9 @@ def run(program: Callable[[Sequence[str]], int | None], arguments: Sequence[str]
         elif lost_rank.is_loss(error):
             code = EXIT_STALLED
             print(UserError(lost_rank.described(error)), file=sys.stderr)
+        elif isinstance(error, ModuleNotFoundError) and error.name == "tensorflow":
+            code = EXIT_USAGE
+            print(without_environment(error), file=sys.stderr)
         else:
             code = EXIT_FAILURE
             show(traceback.format_exc(), sys.stderr)

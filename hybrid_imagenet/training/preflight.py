@@ -19,7 +19,7 @@ from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.config import RunConfig, defaults, derived
 from hybrid_imagenet.config.checks import check_classes, check_data, own_network
 from hybrid_imagenet.data import registry
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import UserError, tensorflow_missing
 from hybrid_imagenet.files import is_url
 from hybrid_imagenet.numerics import schedules
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
@@ -70,6 +70,8 @@ def check(config: RunConfig, *, disk: bool = True) -> Findings:
     if not disk or os.environ.get(ELSEWHERE_VARIABLE):
         found.checked.append("not checked: files, as the ranks run on other hosts")
     elif placement().rank == 0 and not os.environ.get(CHECKED_VARIABLE):
+        if importlib.util.find_spec("tensorflow") is None:
+            raise UserError(tensorflow_missing())
         _check_disk(config, found)
     if placement().rank == 0 and not os.environ.get(CHECKED_VARIABLE):
         note = defaults.recipe_note(config, found.classes)

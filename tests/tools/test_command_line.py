@@ -101,6 +101,42 @@ def test_outside_of_the_environment_one_line_tells_how_to_enter_it(tmp_path):
         )
 
 
+WITHOUT_TENSORFLOW = """
+import sys
+
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def find_spec(self, name, path=None, target=None):
+        return None if name == "tensorflow" else self.finder.find_spec(name, path, target)
+
+sys.meta_path[:] = map(Without, sys.meta_path)
+from hybrid_imagenet.__main__ import main
+from hybrid_imagenet.comm import process, quiet
+from hybrid_imagenet.tools import command_line
+
+assert main(["train", "--dataset=synthetic"]) == 2
+assert main(["run", "-np", "2", "--", "--dataset=synthetic"]) == 2
+assert command_line.run(lambda arguments: quiet.import_tensorflow(), []) == 2
+process.init()
+"""
+
+
+def test_an_installation_without_tensorflow_answers_with_the_command_that_installs_it(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TENSORFLOW], cwd=tmp_path, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    told = (
+        f"TensorFlow is not installed in {sys.executable}. In the checkout of this program, run pip install '.[cpu]', "
+        "or pip install '.[gpu]' for NVIDIA GPUs"
+    )
+    lines = [line for line in done.stderr.splitlines() if "TensorFlow is not" in line]
+    assert lines == [f"error: {told}"] * 3 + [f"ModuleNotFoundError: {told}"]
+    assert not list(tmp_path.iterdir())
+
+
 def test_commands_that_compute_nothing_start_without_tensorflow(tmp_path):
     run = str(make_run(tmp_path / "run", epochs=2))
     lines = (["runs", str(tmp_path)], ["status", run], ["report", run], ["plan", "--cluster=abci"])
