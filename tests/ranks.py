@@ -1,23 +1,28 @@
 """Starts real ranks for a test: a pool that serves many tests, or ranks of a test's own.
 
-A pool starts its ranks once with mpirun; each imports TensorFlow and Horovod and then takes work: the name of a
-function in a module of the tests, with arguments that JSON carries. Each function starts communication as a program
-does and ends it, so that every call may have other settings. `tests/conftest.py` keeps the pools.
+A pool starts its ranks once with mpirun; each imports TensorFlow, and Horovod if it is installed, and then takes work:
+the name of a function in a module of the tests, with arguments that JSON carries. Each function starts communication
+as a program does and ends it, so that every call may have other settings. `tests/conftest.py` keeps the pools.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import inspect
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from hybrid_imagenet.comm.process import ENGINE_VARIABLE
 from hybrid_imagenet.training.preflight import CHECKED_VARIABLE
 from tests.support import processes
 
@@ -41,6 +46,17 @@ def environment() -> dict[str, str]:
     }
 
 
+def has_horovod() -> bool:
+    """Returns whether Horovod is installed."""
+    return importlib.util.find_spec("horovod") is not None
+
+
+def skip_without_horovod() -> None:
+    """Skips the test that calls it if Horovod is not installed."""
+    if not has_horovod():
+        pytest.skip("Horovod is not installed; --engine=tensorflow runs such tests without it where they can")
+
+
 class Pool:
     """Ranks that wait for work.
 
@@ -57,11 +73,15 @@ class Pool:
     def call(self, function: Callable, *arguments: Any, timeout: float = 600) -> list:
         """Calls a function of a module on every rank; returns the results in the order of ranks.
 
-        After a failure the ranks are ended; the next call starts others.
+        After a failure the ranks are ended; the next call starts others. Skips the test if several ranks are to be
+        connected by Horovod, which is not installed: the argument `engine` of the function says so, else the option
+        --engine of the tests.
 
         Raises:
           AssertionError: if a rank raised, left or is not done in time, with the ranks' output.
         """
+        if self.size > 1 and _engine_of(function, arguments) == "horovod":
+            skip_without_horovod()
         if self._process is None:
             self._start()
         assert self._process is not None
@@ -122,6 +142,14 @@ class Pool:
             self._process.wait()
         self._process = None
         self._held.cleanup()
+
+
+def _engine_of(function: Callable, arguments: Sequence[Any]) -> str:
+    """Returns the engine that a call on several ranks connects them by."""
+    bound = inspect.signature(function).bind(*arguments)
+    bound.apply_defaults()
+    engine: str = bound.arguments.get("engine", os.environ.get(ENGINE_VARIABLE, "horovod"))
+    return engine
 
 
 def _write(path: Path, value: Any) -> None:

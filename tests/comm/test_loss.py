@@ -2,7 +2,6 @@
 
 import pytest
 import tensorflow as tf
-from horovod.common.exceptions import HorovodInternalError
 
 from hybrid_imagenet import train
 from hybrid_imagenet.comm import lost_rank
@@ -10,6 +9,7 @@ from hybrid_imagenet.errors import EXIT_STALLED
 from hybrid_imagenet.tools import command_line
 from tests.support import in_process
 
+HorovodInternalError = pytest.importorskip("horovod.common.exceptions").HorovodInternalError
 SHUT_DOWN = "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt"
 RESET = (
     "Collective ops is aborted by: Collective ops is aborted by: recvmsg:Connection reset by peer\n"

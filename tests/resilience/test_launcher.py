@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.ranks import HOROVODRUN, MPIRUN, ROOT
+from tests.ranks import HOROVODRUN, MPIRUN, ROOT, skip_without_horovod
 from tests.support import processes, program
 
 LAUNCHERS = {
@@ -17,6 +17,8 @@ LAUNCHERS = {
 
 
 def start(command, folder):
+    if command[0] == str(HOROVODRUN):
+        skip_without_horovod()
     (folder / "pids").mkdir()
     return subprocess.Popen(
         [*command, sys.executable, "-m", "tests.resilience.following_rank", str(folder / "pids")],
@@ -55,6 +57,7 @@ def test_a_process_without_a_launcher_outlives_its_shell(tmp_path):
 
 
 def test_horovodrun_refuses_in_one_line():
+    skip_without_horovod()
     command = [str(HOROVODRUN), "-np", "2", "--disable-cache", "-H", "no-such-host.invalid:2", "true"]
     done = subprocess.run(command, env=program.environment(), capture_output=True, text=True)
     assert done.returncode == 1

@@ -14,7 +14,7 @@ import numpy as np
 
 from hybrid_imagenet.data.sources.tfrecord import scan
 from tests.data.support import jpeg, write_shards
-from tests.ranks import HOROVODRUN, MPIRUN, ROOT, Pool, environment
+from tests.ranks import HOROVODRUN, MPIRUN, ROOT, Pool, environment, skip_without_horovod
 from tests.support import in_process, processes
 
 TRAIN, VALIDATION, CLASSES = 64, 13, 4
@@ -69,6 +69,8 @@ LAUNCHERS = {
 
 
 def command(ranks: int, *flags: str, start: Sequence[str] = MAIN, launcher: str = "mpirun") -> list[str]:
+    if ranks > 1 and (ENGINE == "horovod" or launcher == "horovodrun"):
+        skip_without_horovod()
     launch = [*LAUNCHERS[launcher], str(ranks)] if ranks > 1 else []
     return [*launch, sys.executable, *start, *flags]
 

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -41,7 +42,7 @@ def _start() -> None:
     environment.prepare(place)
     import keras  # noqa: F401
 
-    if place.size == 1:
+    if place.size == 1 or importlib.util.find_spec("horovod") is None:
         return
     import horovod.tensorflow  # noqa: F401
 
