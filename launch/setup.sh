@@ -251,7 +251,7 @@ install_all() {
   printf 'kind %s\ntensorflow %s\ncudnn %s\n' "$kind" "$TENSORFLOW" "$cudnn" >"$stamp_file"
   unset PYTHONPATH PYTHONHOME PIP_TARGET PIP_USER PIP_PREFIX PIP_CONSTRAINT
   local constraints=$venv_dir/constraints.txt
-  pins constraints.txt | sed "s/^nvidia-cudnn-cu12==.*/nvidia-cudnn-cu12==$cudnn/" >"$constraints"
+  constraints_of "$cudnn" >"$constraints"
   pip=("$venv_dir/bin/python" -m pip --disable-pip-version-check install -c "$constraints")
   # What the later steps ask for is there by then, so that they download nothing whose hash was not checked.
   step "installing the pinned packages (the largest download)" install_hashed "$kind"
@@ -265,6 +265,16 @@ install_all() {
   step "checking two ranks" check_ranks "$kind"
   fingerprint "$kind" >"$stamp_file"
   say "ready: $venv_dir"
+}
+
+# constraints_of CUDNN: the pins, with the chosen version of cuDNN, or without one if it is "none": pip from 24.1 on
+# rejects a whole file that has something else than a version.
+constraints_of() {
+  pins constraints.txt | if [[ $1 == none ]]; then
+    grep -v '^nvidia-cudnn-cu12=='
+  else
+    sed "s/^nvidia-cudnn-cu12==.*/nvidia-cudnn-cu12==$1/"
+  fi
 }
 
 # shellcheck disable=SC2329  # called by step

@@ -8,6 +8,7 @@ import zipfile
 
 import pytest
 import tomllib
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from tests.launch.shell import LAUNCH, ROOT, environment, error_line, run
@@ -48,6 +49,15 @@ def test_cudnn_suits_the_gpus_that_are_named(model, pin):
     """cuDNN 9.11 has no kernels for GPUs before Turing, the papers' V100 and P40 among them."""
     result = run("bash", "-c", f"{FUNCTIONS}; stamp_file=/none choose_cudnn gpu {model}")
     assert (result.stdout.strip(), result.stderr) == (pin, "")
+
+
+@pytest.mark.parametrize("cudnn", ["none", "9.10.2.21"])
+def test_constraints_are_requirements_that_pip_can_read(cudnn):
+    lines = run("bash", "-c", f"{FUNCTIONS}; constraints_of {cudnn}").stdout.splitlines()
+    requirements = [Requirement(line) for line in lines if not line.startswith("#")]
+    found = [str(each.specifier) for each in requirements if each.name == "nvidia-cudnn-cu12"]
+    assert found == ([] if cudnn == "none" else [f"=={cudnn}"])
+    assert len(requirements) > 100
 
 
 def test_the_tensorflow_of_a_cluster_is_pinned_with_what_it_needs():
