@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
 import sys
 import threading
 import time
@@ -16,7 +17,7 @@ from typing import TextIO
 from hybrid_imagenet.errors import printable
 
 STARTED_VARIABLE = "HYBRID_IMAGENET_STARTED"
-"""Seconds since 1970 at which the command began that has started the ranks."""
+"""When the command began that has started the ranks, and on which host (`this_moment`)."""
 LAUNCHING = "starting the ranks"
 _LONGEST = 3600.0  # seconds for which a launcher's word counts: an older one is another command's
 _TICK = 0.5
@@ -40,7 +41,7 @@ class Stages:
         self._stream, self._terminal = stream, terminal
         self._took: dict[str, float] = {}
         self._stage, self._closed = "", threading.Event()
-        self._time = time.time()
+        self._time = clock()
         self._began = command_start(self._time)
         if self._began < self._time:
             self._took[LAUNCHING] = self._time - self._began
@@ -68,7 +69,7 @@ class Stages:
         with self.quiet():
             self._closed.set()
         parts = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in self._took.items())
-        self._write(f"first step after {time.time() - self._began:.1f} s: {parts}")
+        self._write(f"first step after {clock() - self._began:.1f} s: {parts}")
         self._stream = None
 
     def close(self) -> None:
@@ -89,7 +90,7 @@ class Stages:
             yield
 
     def _end(self) -> None:
-        now = time.time()
+        now = clock()
         if self._stage:
             self._took[self._stage] = self._took.get(self._stage, 0.0) + now - self._time
         self._time = now
@@ -99,7 +100,7 @@ class Stages:
         while not closed.wait(_TICK):
             with self._lock:
                 if self._stage and not closed.is_set() and self._stream is not None:
-                    self._stream.write(f"\r\x1b[K{self._stage} ... {time.time() - self._time:.0f} s")
+                    self._stream.write(f"\r\x1b[K{self._stage} ... {clock() - self._time:.0f} s")
                     self._stream.flush()
 
     def _write(self, line: str) -> None:
@@ -126,11 +127,41 @@ def on_terminal(progress: str, ranks: int) -> bool:
 
 
 def command_start(now: float) -> float:
-    """Returns when the command that started the ranks began, in seconds since 1970; `now` if that is not known."""
-    began = float(os.environ.get(STARTED_VARIABLE) or now)
-    return began if 0 <= now - began < _LONGEST else now
+    """Returns when the command that started the ranks began, on the clock of this host (`clock`).
+
+    Args:
+      now: returned if the command began on another host, or if it is not known when.
+    """
+    began, _, boot = os.environ.get(STARTED_VARIABLE, "").partition("@")
+    try:
+        seconds = now - float(began)
+    except ValueError:
+        return now
+    return float(began) if boot == _boot() and 0 <= seconds < _LONGEST else now
+
+
+def clock() -> float:
+    """Returns the seconds since this host has booted.
+
+    All processes of a host share this clock, and unlike the clock of the day it never jumps. The clocks of two hosts
+    have nothing in common.
+    """
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def this_moment() -> str:
+    """Returns the present time as a value for `STARTED_VARIABLE`."""
+    return f"{clock():.2f}@{_boot()}"
+
+
+def _boot() -> str:
+    """Returns what all processes of a running host share and no two hosts do, or "" where Linux does not tell it."""
+    try:
+        return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def command_began() -> None:
     """Notes for the ranks that the command that starts them has begun."""
-    os.environ.setdefault(STARTED_VARIABLE, f"{time.time():.3f}")
+    os.environ.setdefault(STARTED_VARIABLE, this_moment())

@@ -36,5 +36,4 @@ say "training ResNet-50 on handwritten digits with $ranks ranks on this machine"
 "$launch_dir/setup.sh"
 # shellcheck source=launch/env.sh
 . "$launch_dir/env.sh"
-export HYBRID_IMAGENET_STARTED=${HYBRID_IMAGENET_STARTED:-$(date +%s.%N)} # the time to the first step counts from here
 exec "${command[@]}"

@@ -16,7 +16,7 @@ KIND = "resnet50, digits, 2 ranks x 32 images"
 def start(monkeypatch):
     monkeypatch.delenv(stages.STARTED_VARIABLE, raising=False)
     now = [1000.0]
-    monkeypatch.setattr(stages.time, "time", lambda: now[0])
+    monkeypatch.setattr(stages, "clock", lambda: now[0])
 
     def run():
         stream, start = io.StringIO(), stages.Stages()
@@ -40,10 +40,27 @@ def test_each_stage_is_shown_and_at_the_end_what_each_took(start):
 
 
 def test_the_time_of_the_launcher_counts(start, monkeypatch):
-    monkeypatch.setenv(stages.STARTED_VARIABLE, "997.5")
+    monkeypatch.setenv(stages.STARTED_VARIABLE, f"997.5@{stages._boot()}")
     assert "first step after 12.5 s: starting the ranks 2.5 s, loading" in start()
-    monkeypatch.setenv(stages.STARTED_VARIABLE, "20000.0")  # of a host whose clock is ahead
-    assert "starting the ranks" not in start()
+
+
+@pytest.mark.parametrize("value", ["997.5@another", "997.5", "20000.0@{boot}", "-4000.0@{boot}", "x@{boot}", ""])
+def test_a_launcher_whose_time_is_not_comparable_does_not_count(start, monkeypatch, value):
+    monkeypatch.setenv(stages.STARTED_VARIABLE, value.format(boot=stages._boot()))
+    assert "first step after 10.0 s: loading" in start()
+
+
+def test_a_jump_of_the_clock_of_the_day_does_not_change_the_time_of_a_start(monkeypatch):
+    monkeypatch.delenv(stages.STARTED_VARIABLE, raising=False)
+    stages.command_began()
+    stream, start = io.StringIO(), stages.Stages()
+    start.open(KIND, stream, terminal=False)
+    start.begin("loading TensorFlow")
+    monkeypatch.setattr(stages.time, "time", lambda: 0.0)
+    start.finish()
+    line = stream.getvalue().splitlines()[-1]
+    assert line.startswith("first step after 0.") and "loading TensorFlow 0.0 s" in line
+    monkeypatch.setenv(stages.STARTED_VARIABLE, "")  # so that it is taken away again
 
 
 def test_on_a_terminal_one_line_counts_the_seconds(monkeypatch):
@@ -92,7 +109,7 @@ def test_without_a_launcher_the_stream_tells(monkeypatch):
 
 
 def test_the_train_command_notes_when_it_began(monkeypatch):
-    """A single process has no launcher that would; the MLPerf log takes it for the start of the initialization."""
+    """A single process has no launcher that would."""
     monkeypatch.delenv(stages.STARTED_VARIABLE, raising=False)
     monkeypatch.setattr("hybrid_imagenet.comm.environment.restart_with_huge_pages", lambda: None)
     monkeypatch.setattr(sys, "argv", ["hybrid-imagenet", "train"])
@@ -100,8 +117,10 @@ def test_the_train_command_notes_when_it_began(monkeypatch):
         monkeypatch.setattr(f"hybrid_imagenet.resilience.stop_signals.REQUESTS.{changes_signals}", lambda: None)
     monkeypatch.setattr("hybrid_imagenet.resilience.lasting_output.install", lambda **options: None)
     seen = []
-    monkeypatch.setattr("hybrid_imagenet.main.main", lambda words: seen.append(stages.command_start(time.time() + 9)))
-    before = time.time()
+    monkeypatch.setattr(
+        "hybrid_imagenet.main.main", lambda words: seen.append(stages.command_start(stages.clock() + 9))
+    )
+    before = stages.clock()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [*sys.path])
         assert __main__.main() == 0

@@ -29,7 +29,7 @@ from hybrid_imagenet.errors import (
 )
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.resilience.supervisor import Supervisor
-from hybrid_imagenet.stages import STARTED_VARIABLE
+from hybrid_imagenet.stages import STARTED_VARIABLE, this_moment
 
 _FINAL = (EXIT_OK, EXIT_USAGE, EXIT_NUMERICS, EXIT_PREEMPTED, EXIT_INTERRUPTED)
 _LOOK = 0.5  # seconds between two looks at hosts or a lock
@@ -88,7 +88,7 @@ class Restarts:
             again = bool(self._worked)
             if again:
                 self._wait_for_lock()
-                os.environ[STARTED_VARIABLE] = f"{time.time():.3f}"  # what a rank says of its start is of this attempt
+                os.environ[STARTED_VARIABLE] = this_moment()  # what a rank says of its start is of this attempt
             code = self._attempt(slots, resume=again and self._holds_a_run())
             if REQUESTS.stop:
                 return code
