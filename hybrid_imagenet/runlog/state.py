@@ -77,9 +77,7 @@ def stop(directory: pathlib.Path) -> None:
     """
     holder = files.lock_holder(directory)
     if holder is None:
-        raise UserError(
-            f"{directory}: does not run on this host, or only begins to start; see hybrid-imagenet status {directory}"
-        )
+        raise UserError(f"{directory}: does not run on this host; see hybrid-imagenet status {directory}")
     host, _, process = holder.partition(" ")
     if host != socket.gethostname():
         raise UserError(f"{directory}: runs on {host or 'another host'}; there: kill -TERM {process or 'PROCESS'}")

@@ -118,10 +118,29 @@ def status(arguments: Sequence[str]) -> None:
 def stop(arguments: Sequence[str]) -> None:
     """Runs `stop`."""
     directory = _directory("stop", "Asks a run on this host to save and stop, and waits until it has.", arguments)
+    if files.lock_holder(directory) is None:
+        raise UserError(_nothing_to_stop(directory))
     state.stop(directory)
     while files.lock_holder(directory) is not None:
         time.sleep(_LOOK_SECONDS)
     command_line.show(_standing(directory))
+
+
+def _nothing_to_stop(directory: pathlib.Path) -> str:
+    """Returns why a run whose lock nobody holds cannot be stopped.
+
+    Raises:
+      UserError: if there is no run.
+    """
+    run = load.load(directory)
+    epochs = f"epoch {max((record.get('epoch') or 0 for record in run.epochs), default=0):g}"
+    if run.state == state.FINISHED:
+        return f"{directory}: finished at {epochs}, so there is nothing to stop"
+    if run.state == state.UNKNOWN:
+        hosts = ", ".join(dict.fromkeys(run.environment.get("hosts", ()))) or "another host"
+        return f"{directory}: does not run on this host. It was started on {hosts}: stop it there"
+    verb = "diverged" if run.state == state.DIVERGED else f"was {run.state}"
+    return f"{directory}: {verb} at {epochs} and no longer runs, so there is nothing to stop. {run.following}"
 
 
 def _standing(directory: pathlib.Path) -> str:

@@ -3,6 +3,7 @@
 import json
 import math
 import shlex
+import socket
 import subprocess
 import sys
 
@@ -54,12 +55,45 @@ def test_the_status_names_the_command_that_continues(tmp_path, capsys):
     assert "(unknown after 3 of 12 epochs)" in outcome
     assert following == f"To continue it: hybrid-imagenet resume {run}, if it no longer runs on its host"
     assert __main__.main(["stop", str(run)]) == 2
-    assert "does not run on this host" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        f"error: {run}: does not run on this host. It was started on made-up: stop it there\n"
+    )
     stopped = make_run(tmp_path / "stopped", epochs=3)
     summary = stopped / "summary.json"
     summary.write_text(json.dumps(json.loads(summary.read_text()) | {"steps": 50}))  # two after the last record
     assert __main__.main(["status", str(stopped)]) == 0
     assert ", step 50, last record" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ({"summary": "finished"}, "finished at epoch 3, so there is nothing to stop\n"),
+        (
+            {"summary": "preempted"},
+            "was stopped at epoch 3 and no longer runs, so there is nothing to stop. To continue it: ",
+        ),
+        ({"last": "diverged"}, "diverged at epoch 3 and no longer runs, so there is nothing to stop. To continue it: "),
+        ({}, "was killed at epoch 3 and no longer runs, so there is nothing to stop. To continue it: "),
+    ],
+)
+def test_stop_of_a_run_that_has_ended_says_how_it_ended(tmp_path, capsys, end, told):
+    run = make_run(tmp_path / "run", epochs=3, finished="summary" in end)
+    if "summary" in end:
+        summary = run / "summary.json"
+        summary.write_text(json.dumps(json.loads(summary.read_text()) | {"stop": end["summary"]}))
+    if "last" in end:
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write('{"kind": "diverged", "step": 49}\n')
+    described = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(described | {"hosts": [socket.gethostname()]}))
+    assert __main__.main(["stop", str(run)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {run}: {told}")
+
+
+def test_stop_of_a_directory_that_holds_no_run_is_an_error(tmp_path, capsys):
+    assert __main__.main(["stop", str(tmp_path)]) == 2
+    assert f"cannot read {tmp_path / 'config.json'}" in capsys.readouterr().err
 
 
 def stored(*flags, ranks=1, hosts=("here",)):
