@@ -11,11 +11,14 @@ import json
 import math
 import os
 import pathlib
+import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from hybrid_imagenet import files
 from hybrid_imagenet.errors import UserError
+
+_MAX_NAMED_LINES = 3  # of those that are no records
 
 KEYS: Mapping[str, str] = {
     "kind": "`step`, `epoch` or `diverged`",
@@ -96,6 +99,7 @@ class MetricsWriter:
           path: the file.
           resume_from: the steps and the epochs with a record that the restored checkpoint holds. Records of later
             ones are removed first, as they are going to be written again. None keeps every record.
+            Lines that are no records are moved to a file of their own in any case, with a warning.
 
         Raises:
           UserError: if the file cannot be read or written.
@@ -130,8 +134,20 @@ class MetricsWriter:
         self._file.close()
 
 
+class _Line(NamedTuple):
+    """A line of a file: its number from 1, its bytes without the newline, and its record, or what is wrong with it."""
+
+    number: int
+    content: bytes
+    record: dict[str, Any] | None
+    error: str
+
+
 def read(path: str | os.PathLike[str], *, max_bytes: int | None = None) -> list[dict[str, Any]]:
-    """Reads the records of a file that may still be growing; a torn last line is ignored.
+    """Reads the records of a file that may still be growing.
+
+    A torn last line is skipped. So is a whole last line that is no record, such as one that another program has
+    appended, with a warning.
 
     Args:
       path: the file.
@@ -142,31 +158,46 @@ def read(path: str | os.PathLike[str], *, max_bytes: int | None = None) -> list[
         JSON object, or the value of one of `KEYS` is not what it must be.
     """
     path = pathlib.Path(path)
+    lines = _lines(path, max_bytes)
+    for line in lines:
+        if line.record is None and line is lines[-1]:
+            print(f"warning: {path}, line {line.number}: not a JSON object; skipped", file=sys.stderr)
+        elif line.error:
+            raise UserError(f"{path}, line {line.number}: {line.error} the line")
+    return [line.record for line in lines if line.record is not None]
+
+
+def _lines(path: pathlib.Path, max_bytes: int | None = None) -> list[_Line]:
+    """Returns the lines of a file that are not empty, without a torn last one; arguments as for `read`.
+
+    Raises:
+      UserError: if the file cannot be read.
+    """
     try:
-        lines = files.read_run_file(path, max_bytes).split(b"\n")
+        contents = files.read_run_file(path, max_bytes).split(b"\n")
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    records = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
+    lines = []
+    for number, content in enumerate(contents, 1):
+        if not content.strip():
             continue
         try:
-            record = json.loads(line)
+            record = json.loads(content)
             if not isinstance(record, dict):
                 raise ValueError("not an object")
         except (ValueError, RecursionError):
-            if number == len(lines):  # no newline after it: the writer was cut off in the middle
-                break
-            raise UserError(f"{path}, line {number}: not a JSON object; remove the line") from None
-        _check(record, f"{path}, line {number}")
-        records.append(record)
-    return records
+            if number < len(contents):  # else no newline follows, because the writer was cut off in the middle
+                lines.append(_Line(number, content, None, "not a JSON object; remove"))
+            continue
+        wrong = _wrong(record)
+        lines.append(_Line(number, content, record, f"{wrong}; correct or remove" if wrong else ""))
+    return lines
 
 
-def _check(record: Mapping[str, Any], place: str) -> None:
-    """Raises UserError if a value that reports calculate with is of another kind."""
+def _wrong(record: Mapping[str, Any]) -> str:
+    """Returns which value that reports calculate with is of another kind, and what it should be; "" for none."""
     if record.get("kind") == "epoch" and record.get("epoch") is None:
-        raise UserError(f"{place}: the record of an epoch without its number; correct or remove the line")
+        return "the record of an epoch without its number"
     for key in KEYS.keys() & record.keys():
         value = record[key]
         if key in ("kind", "val_split"):
@@ -182,7 +213,8 @@ def _check(record: Mapping[str, Any], place: str) -> None:
             good, wanted = _is_number(value), "a number"
         may_be_null = key not in ("kind", "step", "epoch")  # null is a number that was not finite
         if not good and not (may_be_null and value is None):
-            raise UserError(f"{place}: {key} is {json.dumps(value)[:80]}, not {wanted}; correct or remove the line")
+            return f"{key} is {json.dumps(value)[:80]}, not {wanted}"
+    return ""
 
 
 def _is_number(value: Any) -> bool:
@@ -191,11 +223,26 @@ def _is_number(value: Any) -> bool:
 
 
 def _mend(path: pathlib.Path, resume_from: tuple[int, float] | None) -> None:
-    """Removes a torn last line and the records after `resume_from`, leaving the old file until the new is complete."""
-    records = read(path)
-    kept = [r for r in records if resume_from is None or not _is_later(r, *resume_from)]
-    if len(kept) == len(records) and path.read_bytes()[-1:] in (b"\n", b""):
+    """Removes what a run that continues must not keep, leaving the old file until the new one is complete.
+
+    These are a torn last line, the records after `resume_from`, and lines that are no records. The latter are named and
+    moved to a file of their own, since another program or a person has written them.
+    """
+    lines = _lines(path)
+    foreign = [line for line in lines if line.error]
+    records = [line.record for line in lines if line.record is not None and not line.error]
+    kept = [record for record in records if resume_from is None or not _is_later(record, *resume_from)]
+    if len(kept) == len(lines) and path.read_bytes()[-1:] in (b"\n", b""):
         return
+    if foreign:
+        removed = path.with_name(f"{path.name}.removed")
+        with removed.open("ab") as file:
+            file.write(b"".join(line.content + b"\n" for line in foreign))
+        for line in foreign[:_MAX_NAMED_LINES]:
+            reason = line.error.rpartition(";")[0]
+            print(f"warning: {path}, line {line.number}: {reason}; moved to {removed.name}", file=sys.stderr)
+        if len(foreign) > _MAX_NAMED_LINES:
+            print(f"warning: {path}: {len(foreign) - _MAX_NAMED_LINES} more such lines moved", file=sys.stderr)
     with files.replacing(path) as temporary:
         temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
 

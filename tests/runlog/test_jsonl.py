@@ -109,5 +109,35 @@ def test_full_disk_is_one_clear_line():
 def test_a_value_of_another_kind_is_an_error_that_names_it(path, line, told):
     path.write_text(f'{{"kind": "step", "step": 1}}\n{line}\n')
     with pytest.raises(UserError, match=f"{path}, line 2: {told}.*; correct or remove the line"):
-        jsonl.MetricsWriter(path, resume_from=(1, 0))
+        jsonl.read(path)
     assert line in path.read_text()
+
+
+def test_read_of_a_foreign_last_line_skips_it_with_a_warning(path, capsys):
+    path.write_text('{"kind": "step", "step": 1}\nsomething else\n')
+    assert jsonl.read(path) == [{"kind": "step", "step": 1}]
+    assert capsys.readouterr().err == f"warning: {path}, line 2: not a JSON object; skipped\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [("something else", "not a JSON object"), ('{"kind": "step", "step": "abc"}', 'step is "abc", not a whole number')],
+)
+@pytest.mark.parametrize("resume_from", [(1, 0), None])
+def test_writer_moves_foreign_lines_aside_and_continues_after_them(path, capsys, line, told, resume_from):
+    first, last = '{"kind": "step", "step": 1}\n', '{"kind": "step", "step": 2}\n'
+    path.write_text(f"{first}{line}\n")
+    with closing(jsonl.MetricsWriter(path, resume_from=resume_from)) as writer:
+        writer.write(json.loads(last))
+    assert path.read_text() == first + last
+    removed = path.with_name("metrics.jsonl.removed")
+    assert removed.read_text() == f"{line}\n"
+    assert capsys.readouterr().err == f"warning: {path}, line 2: {told}; moved to metrics.jsonl.removed\n"
+
+
+def test_writer_names_a_few_of_many_foreign_lines(path, capsys):
+    path.write_text("x\n" * 5)
+    jsonl.MetricsWriter(path).close()
+    *named, last = capsys.readouterr().err.splitlines()
+    assert len(named) == 3
+    assert last == f"warning: {path}: 2 more such lines moved"
