@@ -8,6 +8,7 @@ several flags. Nothing here imports TensorFlow, so that `--help` and a wrong fla
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import typing
 from collections.abc import Mapping, Sequence
@@ -208,8 +209,22 @@ def split_flagfiles(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return from_files, from_command
 
 
+def _flagfile_remedy(path: str) -> str:
+    """Returns where a flag file that is not at `path` probably is."""
+    ours = Path(__file__).parents[2] / "flags"
+    known = {file.name: file for file in sorted(ours.glob("*.flags"))}
+    if not known:
+        return "pip installs no flag files: they are in the directory flags of the program's checkout"
+    near = difflib.get_close_matches(Path(path).name, known, n=1)
+    if near:
+        return f"Did you mean --flagfile={known[near[0]]}?"
+    return f"Those of the program are in {ours}: {', '.join(known)}"
+
+
 def _read_flagfile(path: str) -> list[str]:
     reader = absl_flags.FlagValues()
+    if path and not files.at_home(path).exists():
+        raise UserError(f"--flagfile={path}: no such file. {_flagfile_remedy(path)}")
     try:
         _check_is_utf8(files.at_home(path))
         return reader.read_flags_from_files([f"--flagfile={path}"], force_gnu=False)

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import threading
 
 import pytest
@@ -228,3 +229,17 @@ def test_flagfile_from_a_pipe_is_read(tmp_path):
     writer.start()
     assert config.resolve([f"--flagfile={pipe}"]).epochs == 3
     writer.join()
+
+
+def test_flagfile_that_is_missing_is_an_error_with_the_file_that_is_probably_meant(monkeypatch, tmp_path):
+    flags_here = pathlib.Path(config.__file__).parents[2] / "flags"
+    for name, told in (
+        ("digits.flags", f"Did you mean --flagfile={flags_here}/digits.flags?"),
+        ("flags/digit.flags", f"Did you mean --flagfile={flags_here}/digits.flags?"),
+        ("mine", f"Those of the program are in {flags_here}: cluster1.flags, cluster2.flags, digits.flags, "),
+    ):
+        with pytest.raises(UserError, match=f"^--flagfile={name}: no such file. {re.escape(told)}"):
+            config.resolve([f"--flagfile={name}"])
+    monkeypatch.setattr(config, "__file__", str(tmp_path / "site-packages" / "hybrid_imagenet" / "config" / "x.py"))
+    with pytest.raises(UserError, match="pip installs no flag files: they are in the directory flags of the program's"):
+        config.resolve(["--flagfile=flags/none.flags"])
