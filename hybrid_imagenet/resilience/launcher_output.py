@@ -16,10 +16,12 @@ from hybrid_imagenet.errors import printable
 from hybrid_imagenet.resilience import mpi_complaints
 
 TAG = re.compile(rb"(\[[\d,]+\]<std(err|out)>: ?)?")  # mpirun's and horovodrun's, before each line of a rank
-# Lines that TensorFlow writes to standard error whatever its log settings, once or twice per rank; and what Open MPI
-# says when the child that it starts ssh with is quicker than itself.
+# Lines that TensorFlow writes to standard error whatever its log settings, once or twice per rank, among them the
+# information (I) that 2.18 to 2.20 log before their log is set up; and what Open MPI says when the child that it starts
+# ssh with is quicker than itself.
 _GREETINGS = re.compile(
     "|".join(GREETINGS).encode() + rb"| util\.cc:\d*\] oneDNN supports DT_HALF only on platforms"
+    rb"|I0000 00:00:\d+\.\d+ +\d+ \w+\.(?:cc|h):\d+\] "
     rb"|plm:rsh: Warning: setpgid\(\d+,\d+\) failed in parent|^mpirun: Forwarding signal \d+ to job"
 )
 # What Open MPI, Horovod and TensorFlow write of their own when another rank is gone.

@@ -11,6 +11,7 @@ import pytest
 
 from hybrid_imagenet.comm import lost_rank
 from hybrid_imagenet.resilience import exit_code, supervisor
+from hybrid_imagenet.resilience.launcher_output import LauncherOutput
 from hybrid_imagenet.resilience.processes import remove_shared_memory
 from tests.support import processes
 
@@ -344,6 +345,22 @@ def test_the_launcher_is_asked_to_end_once_when_its_supervisor_is_killed(tmp_pat
         finish(process)
     assert processes.gone_within(launchers, 20)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["told\n"] * 6
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (
+            b"I0000 00:00:1795710763.345429   15667 grpc_server_lib.cc:466] Started server with target: grpc://h:1\n",
+            False,
+        ),
+        (b"I0000 00:00:1795710801.437513    2081 device_compiler.h:196] Compiled cluster using XLA!\n", False),
+        (b"E0000 00:00:1795710801.437513    2081 executor.cc:19] Out of memory\n", True),
+        (b"W0000 00:00:1795710801.437513    2081 executor.cc:19] Slow\n", True),
+    ],
+)
+def test_launcher_output_drops_what_tensorflow_logs_as_information(line, shown):
+    assert LauncherOutput().passed_on(line) == (line if shown else b"")
 
 
 LEFT = "$WORD left 1 of 2 on far"
