@@ -223,6 +223,9 @@ def lock_holder(directory: Path) -> str | None:
         descriptor = os.open(directory / "lock", os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:
         return None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        return None
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         try:
             flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
