@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from hybrid_imagenet import private_api
 from hybrid_imagenet.comm import job_lines, lost_rank, out_of_memory
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import RANK_VARIABLE, Placement, configure_tensorflow, placement, prepare
@@ -194,9 +195,8 @@ def init(threads: int | None = None) -> None:
 
 
 def _warn_of_lone_ranks() -> None:
-    tensorflow = sys.modules.get("tensorflow.python.eager.context")
-    idle = tensorflow is None or not tensorflow.context()._initialized  # it only printed its --help, or a refusal
-    failed = idle or hasattr(sys, "last_type")
+    # Without an operation the program has only printed its --help or an error.
+    failed = not private_api.tensorflow_was_used() or hasattr(sys, "last_type")
     if _process.place is not None and not _process.place.rank and _process.communicator is None and not failed:
         print(
             f"warning: nothing has connected the {_process.place.size} ranks, so each has worked alone: a training "

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
+from hybrid_imagenet import private_api
 from hybrid_imagenet.comm import clusters, hosts
 from hybrid_imagenet.comm.collectives import Collectives
 from hybrid_imagenet.comm.connected import ConnectedRanks
@@ -212,7 +212,7 @@ def _connect(servers: Sequence[str], rank: int) -> None:
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": list(servers)}), task_type="worker", task_id=rank, rpc_layer="grpc"
     )
-    runtime = context.context()
+    runtime = private_api.eager_context()
     runtime.configure_coordination_service = functools.partial(
         runtime.configure_coordination_service, heartbeat_timeout_in_ms=_HEARTBEAT_MS
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from hybrid_imagenet import private_api
 from hybrid_imagenet.comm import Communicator, process
 from hybrid_imagenet.errors import SharedError, UserError
 from hybrid_imagenet.library import compiled_model
@@ -52,13 +53,13 @@ def broadcast_model(model: keras.Model, communicator: Communicator | None = None
       UserError: if the model does not have all its weights yet.
     """
     ranks = communicator or process.communicator()
-    parts_built = all(layer.built for layer in model._flatten_layers(include_self=False))
+    parts_built = all(layer.built for layer in private_api.flatten_layers(model, include_self=False))
     if not model.weights or (not (model.built or parts_built) and compiled_model.trains_as_keras(model)):
         raise UserError(
             f"the model {model.name!r} lacks weights that its first step would make, other ones on each rank: give it "
             "an Input, or call it on one batch before fit"
         )
-    alone = [layer.name for layer in model._flatten_layers() if getattr(layer, "synchronized", False)]
+    alone = [layer.name for layer in private_api.flatten_layers(model) if getattr(layer, "synchronized", False)]
     if alone and ranks.size > 1 and ranks.rank == 0:
         _log.warning("%s: synchronized=True does nothing here: each rank normalizes its own batch", ", ".join(alone))
     variables = list(model.weights)
@@ -67,10 +68,10 @@ def broadcast_model(model: keras.Model, communicator: Communicator | None = None
         if optimizer.built:
             variables += optimizer.variables
     ranks.broadcast_variables([v.value for v in variables])
-    for layer in model._flatten_layers():
+    for layer in private_api.flatten_layers(model):
         if isinstance(layer, keras.layers.Normalization) and layer.built:
             layer.finalize_state()  # what it uses are copies of its weights
-    model._initial_epoch = ranks.broadcast_object(getattr(model, "_initial_epoch", None))
+    private_api.set_first_epoch(model, ranks.broadcast_object(private_api.first_epoch(model)))
 
 
 def build(model: keras.Model, optimizer: Any, ranks: Communicator) -> None:
@@ -98,7 +99,7 @@ def built_on(model: keras.Model, optimizer: Any) -> list[int] | None:
     if not optimizer.built:
         return None
     places = {id(v): place for place, v in enumerate(model.trainable_variables)}
-    return [places[id(v)] for v in optimizer._trainable_variables if id(v) in places]
+    return [places[id(v)] for v in private_api.optimized_variables(optimizer) if id(v) in places]
 
 
 def set_scalars(optimizer: Any, values: Mapping[str, float]) -> None:

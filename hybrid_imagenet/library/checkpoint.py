@@ -10,7 +10,7 @@ from typing import IO, Any
 
 import keras
 
-from hybrid_imagenet import files
+from hybrid_imagenet import files, private_api
 from hybrid_imagenet.checkpoints.run_state import RunState, restore_arrays
 from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.comm import Communicator, process
@@ -76,10 +76,11 @@ class Checkpoint(keras.callbacks.Callback):
         meta, place = ranks.broadcast_object([meta, place])
         self._state = RunState.from_dict(meta) if meta else RunState()
         if meta:
-            self.model._initial_epoch = self._state.finished_epochs
+            private_api.set_first_epoch(self.model, self._state.finished_epochs)
             if self._order is not None:
                 self._order.load_state_dict(place)
-                self.model._initial_epoch = self._order.epoch  # also one that `stop_training` has cut
+                # The order also knows the position after `stop_training` has cut an epoch.
+                private_api.set_first_epoch(self.model, self._order.epoch)
             broadcast_model(self.model, ranks)
         self._saver = CheckpointSaver(
             store=store,
@@ -106,7 +107,7 @@ class Checkpoint(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         assert self._saver is not None
         self._saver.finish()
-        self.model._initial_epoch = None
+        private_api.set_first_epoch(self.model, None)
         self._unlock()
 
     def _unlock(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from hybrid_imagenet import private_api
 from hybrid_imagenet.library.optimizer import DistributedOptimizer
 
 
@@ -17,7 +18,7 @@ def optimizers(model: keras.Model) -> dict[str, Any]:
     dictionaries. Without a distributed one it returns what `compile` has.
     """
     found: dict[str, Any] = {}
-    for part in (layer for layer in model._flatten_layers() if isinstance(layer, keras.Model)):
+    for part in (layer for layer in private_api.flatten_layers(model) if isinstance(layer, keras.Model)):
         for name, value in _values(part):
             if isinstance(value, DistributedOptimizer) and all(value is not other for other in found.values()):
                 found[name if name not in found else f"{part.name}_{name}"] = value

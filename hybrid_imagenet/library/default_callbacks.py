@@ -5,17 +5,14 @@ from __future__ import annotations
 import collections
 import contextlib
 import importlib.util
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 import numpy as np
-from tensorflow.python.eager import execute  # here the main thread is while a step runs
-from tensorflow.python.framework import ops  # and here while it fetches a value
 
-from hybrid_imagenet import comm
+from hybrid_imagenet import comm, private_api
 from hybrid_imagenet.comm import process
 from hybrid_imagenet.errors import SharedError
 from hybrid_imagenet.library import compiled_model
@@ -126,9 +123,7 @@ class CompareRanks(keras.callbacks.Callback):
             raise SharedError(
                 "the optimizer sums no gradients over ranks: compile with hybrid_imagenet.DistributedOptimizer(...)"
             )
-        caller = sys._getframe(1).f_locals.get("self")  # Keras shows a callback the others nowhere else
-        if isinstance(caller, keras.callbacks.CallbackList):
-            _refuse_two_writers(caller.callbacks)
+        _refuse_two_writers(private_api.list_of_callbacks())
         self._updates = {name: int(o.iterations) for name, o in compiled_model.distributed(self.model).items()}
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -216,7 +211,7 @@ class StallWatchdog(keras.callbacks.Callback):
             self._watchdog = Watchdog(
                 process.communicator(),
                 self._stall_seconds,
-                waits_in=(comm, execute, ops),
+                waits_in=(comm, *private_api.modules_that_wait()),
                 lasts=Call("fit").lasts,
                 option="stall_timeout",
                 remedy="",

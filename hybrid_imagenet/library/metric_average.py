@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from hybrid_imagenet import private_api
 from hybrid_imagenet.comm import process
 
 _log = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class MetricAverage(keras.callbacks.Callback):
             for variable, value, end in zip(held, own, ends, strict=True):
                 variable.assign(total[end - value.size : end].reshape(value.shape).astype(value.dtype))
         results = self.model.get_metrics_result()
-        if (tracker := self.model._loss_tracker) is not None and not float(tracker.count):
+        if (tracker := private_api.loss_tracker(self.model)) is not None and not float(tracker.count):
             results.pop("loss", None)  # a `train_step` of the user's own has not used it
         results = _alike(results)
         for variable, value in zip(held, own, strict=True):

@@ -11,9 +11,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework.config import is_op_determinism_enabled
-from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
+from hybrid_imagenet import private_api
 from hybrid_imagenet.comm import Communicator, Settings, process
 from hybrid_imagenet.errors import SharedError, UserError
 from hybrid_imagenet.numerics import schedules
@@ -177,7 +176,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         """
         if trainable_variables is not None:
             self.build(list(trainable_variables))
-            check_known(self._trainable_variables, trainable_variables)
+            check_known(private_api.optimized_variables(self), trainable_variables)
         elif not self.built:
             raise UserError("apply needs the variables at its first call, or hybrid_imagenet.broadcast_model before it")
         if not self._scaled and (self.loss_scale.dynamic or float(self._arguments["loss_scale"]) != 1.0):
@@ -190,7 +189,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         if self._held is not None:
             self._held.gradients = dense
             return
-        if GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+        if private_api.is_compiled_by_xla():
             raise UserError(
                 "XLA compiles this training step, and the reduction over ranks cannot be part of that: give fit "
                 "callbacks=hybrid_imagenet.callbacks.default_callbacks(), which keeps it outside; for train_on_batch, "
@@ -234,7 +233,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         tf.cond(tf.equal(count % steps, 0), update, lambda: tf.constant(False))
 
     def _dense(self, grads: Sequence[Any]) -> list[tf.Tensor]:
-        missing = [v.path for g, v in zip(grads, self._trainable_variables, strict=True) if g is None]
+        missing = [v.path for g, v in zip(grads, private_api.optimized_variables(self), strict=True) if g is None]
         if len(missing) == len(grads):
             raise ValueError("no variable has a gradient: call optimizer.scale_loss(loss) inside of the GradientTape")
         if missing:
@@ -242,14 +241,16 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
                 f"no gradient for {', '.join(missing)}: the loss does not use it; set trainable=False on its layer"
             )
         sparse = [
-            v.path for g, v in zip(grads, self._trainable_variables, strict=True) if isinstance(g, tf.IndexedSlices)
+            v.path
+            for g, v in zip(grads, private_api.optimized_variables(self), strict=True)
+            if isinstance(g, tf.IndexedSlices)
         ]
         if sparse and not self._told_sparse:
             self._told_sparse = True
             if process.rank() == 0:
                 _log.warning("sparse gradients travel as dense ones: %s", ", ".join(sparse))
         # The shape of a gradient may be unknown where the variable's is known, as behind `keras.ops.shape`.
-        variables = self._trainable_variables
+        variables = private_api.optimized_variables(self)
         return [tf.ensure_shape(tf.convert_to_tensor(g), v.shape) for g, v in zip(grads, variables, strict=True)]
 
     def _compare_ranks(self) -> None:
@@ -261,9 +262,9 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
             ranks = process.communicator()
             if ranks.size == 1:
                 return
-            state = [v for v in self.variables if v is not getattr(self.inner, "_learning_rate", None)]
+            state = [v for v in self.variables if v is not private_api.learning_rate_variable(self.inner)]
             own = {
-                "weights": digest(self._trainable_variables),
+                "weights": digest(private_api.optimized_variables(self)),
                 "optimizer state": digest(state),
                 "learning rate": np.float32(getattr(self, "learning_rate", 0)),  # MultiOptimizer has none
             }
@@ -379,7 +380,7 @@ def _check_inner(inner: Any) -> None:
 def _settings(compression: str, allreduce: str, more: Mapping[str, Any]) -> Settings:
     options = dict(more)
     fields = {name: options.pop(name) for name in ("fusion_threshold_mb",) if name in options}
-    fields["deterministic"] = is_op_determinism_enabled()
+    fields["deterministic"] = private_api.is_op_determinism_enabled()
     try:
         return Settings(allreduce=allreduce, compression=compression, options=options, **fields)
     except ValueError as error:

@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from hybrid_imagenet import private_api
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models import alexnet, resnet
 from hybrid_imagenet.models.blocks import Builder
@@ -97,11 +98,12 @@ def _of_user(target: str, num_classes: int, image_size: int | None, builder: Bui
         raise UserError(f"--model={target}: its output has shape {model.output_shape}, not (None, {num_classes})")
     if model.losses or any(v.constraint is not None for v in model.trainable_variables):
         raise UserError(f"--model={target}: regularizers and constraints are not applied; use --weight_decay")
-    if any(getattr(layer, "synchronized", False) for layer in model._flatten_layers()):
+    if any(getattr(layer, "synchronized", False) for layer in private_api.flatten_layers(model)):
         raise UserError(f"--model={target}: each rank normalizes its own batch; omit synchronized=True")
     scores = outputs[0]
-    while inner := getattr(last := scores._keras_history.operation, "outputs", None):  # of a model within the model
-        scores = inner[scores._keras_history.tensor_index]
+    last, number = private_api.origin(scores)
+    while inner := getattr(last, "outputs", None):  # `last` is a model inside the model
+        last, number = private_api.origin(inner[number])
     if _SQUASHES & {type(last).__name__.lower(), getattr(getattr(last, "activation", None), "__name__", "")}:
         raise UserError(
             f"--model={target}: the layer {last.name} gives probabilities, not logits; omit its activation "

@@ -19,8 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import keras
 import tensorflow as tf
-from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
+from hybrid_imagenet import private_api
 from hybrid_imagenet.xla import has_gpu, on_gpu
 
 _CELL = 16  # numbers in a square of pixels, filled up to what tensor cores take
@@ -59,7 +59,7 @@ def conv2d(images: tf.Tensor, kernel: tf.Tensor, stride: int, pad: int) -> tf.Te
 def max_pool(images: tf.Tensor, size: int, stride: int, pad: int) -> tf.Tensor:
     """The maximum over windows of [b, h, w, c] that is not negative, with `pad` pixels of zeros, or less, around it."""
     # XLA has no pooling that pads.
-    if not has_gpu() or GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+    if not has_gpu() or private_api.is_compiled_by_xla():
         return tf.nn.max_pool2d(pad_sides(images, pad), size, stride, "VALID")
     return tf.nn.max_pool2d(images, size, stride, _padding(pad))
 

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from hybrid_imagenet import private_api
 from hybrid_imagenet.models import kernels
 
 
@@ -42,7 +43,7 @@ class Conv2D(keras.layers.Conv2D):
 
 def cast_kernels(model: keras.Model) -> list[tuple[keras.Variable, str]]:
     """Returns the trained kernels of a model's convolutions that compute in another type, with that type."""
-    found = [layer for layer in model._flatten_layers() if isinstance(layer, Conv2D) and layer.trainable]
+    found = [layer for layer in private_api.flatten_layers(model) if isinstance(layer, Conv2D) and layer.trainable]
     return [(x.kernel, x.compute_dtype) for x in found if x.compute_dtype != x.kernel.dtype]
 
 

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet import xla
+from hybrid_imagenet import private_api, xla
 from hybrid_imagenet.numerics import moments
 
 _waiting: contextvars.ContextVar[list[_Batch] | None] = contextvars.ContextVar("statistics_waiting", default=None)
@@ -228,7 +228,11 @@ def statistics_of_one_batch(model: keras.Model) -> Iterator[None]:
 
 
 def _of_keras(model: keras.Model) -> list[keras.layers.BatchNormalization]:
-    return [x for x in model._flatten_layers(include_self=False) if isinstance(x, keras.layers.BatchNormalization)]
+    return [
+        x
+        for x in private_api.flatten_layers(model, include_self=False)
+        if isinstance(x, keras.layers.BatchNormalization)
+    ]
 
 
 _AXES = [0, 1, 2]

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from hybrid_imagenet import private_api
 from hybrid_imagenet.optimizers.kinds import ParameterKind, classify_by_rank
 from hybrid_imagenet.optimizers.layout import pack_each
 from hybrid_imagenet.optimizers.loss_scale import LossScale
@@ -126,8 +127,8 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         Raises:
           ValueError: if called after a build with another number of variables.
         """
-        if self.built and len(kinds) != len(self._trainable_variables):
-            raise ValueError(f"{len(kinds)} kinds for {len(self._trainable_variables)} variables")
+        if self.built and len(kinds) != len(private_api.optimized_variables(self)):
+            raise ValueError(f"{len(kinds)} kinds for {len(private_api.optimized_variables(self))} variables")
         self.kinds = list(kinds)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
@@ -155,10 +156,10 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         """
         if trainable_variables is not None:
             self.build(trainable_variables)
-            check_known(self._trainable_variables, trainable_variables)
+            check_known(private_api.optimized_variables(self), trainable_variables)
         elif not self.built:
             raise ValueError("give the variables in the first call, or call build")
-        variables = self._trainable_variables
+        variables = private_api.optimized_variables(self)
         missing = [v.path for g, v in zip(grads, variables, strict=True) if g is None]
         if missing:
             raise ValueError(f"no gradient for {', '.join(missing)}")

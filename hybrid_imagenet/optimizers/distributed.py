@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet import xla
+from hybrid_imagenet import private_api, xla
 from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.layout import Layout, Packed
@@ -135,7 +135,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         Returns:
           The means over ranks, still scaled, the same on every rank: the vectors that travelled.
         """
-        variables = self._trainable_variables
+        variables = private_api.optimized_variables(self)
         missing = [v.path for g, v in zip(grads, variables, strict=True) if g is None]
         if missing:
             raise ValueError(f"no gradient for {', '.join(missing)}")
@@ -154,7 +154,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
 
         On a GPU all values are put back if the gradients are not finite: a branch would have the host wait for that.
         """
-        variables = self._trainable_variables
+        variables = private_api.optimized_variables(self)
         found = Layout([v.shape for v in variables], [i for m in reduced.members for i in m]).split(reduced)
         grads = [found.get(i, tf.zeros(v.shape)) for i, v in enumerate(variables)]
         square_sums = tf.stack([2.0 * tf.nn.l2_loss(g) for g in grads])
@@ -197,7 +197,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
     def non_finite(self) -> list[str]:
         """The variables whose gradients were not finite in the last step, by path; waits for the device."""
         finite = np.isfinite(self.square_sums.numpy())
-        return [v.path for v, good in zip(self._trainable_variables, finite, strict=True) if not good]
+        return [v.path for v, good in zip(private_api.optimized_variables(self), finite, strict=True) if not good]
 
 
 def _unique(paths: Sequence[str]) -> list[str]:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import keras
 
+from hybrid_imagenet import private_api
+
 _NORMALIZATIONS = (
     keras.layers.BatchNormalization,
     keras.layers.LayerNormalization,
@@ -34,7 +36,7 @@ def classify(model: keras.Model) -> list[ParameterKind]:
     such, a bias is the variable that its layer adds, and all else is a kernel.
     """
     found: dict[int, ParameterKind] = {}
-    for layer in model._flatten_layers():
+    for layer in private_api.flatten_layers(model):
         if isinstance(layer, _NORMALIZATIONS):
             roles = {
                 ParameterKind.NORM_SCALE: getattr(layer, "gamma", getattr(layer, "scale", None)),

@@ -21,7 +21,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet import xla
+from hybrid_imagenet import private_api, xla
 from hybrid_imagenet.numerics.packing import ROW
 from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.kinds import ParameterKind
@@ -128,7 +128,7 @@ class Update:
         Returns:
           The sums of squares of the gradients [n] and their unscaled norm, float32.
         """
-        shapes = [tuple(v.shape) for v in self._inner._trainable_variables]
+        shapes = [tuple(v.shape) for v in private_api.optimized_variables(self._inner)]
         layout = Layout(shapes, [i for bucket in reduced.members for i in bucket])
         counted = self._counted()
         scalars = Scalars(self._inner.hyper.vector(), self._loss_scale.scale.value, [v.value for v in counted])
@@ -151,7 +151,7 @@ class Update:
 
     def _kept(self) -> dict[str, Sequence[keras.Variable]]:
         """Returns the variables that a step changes, by name, in the order of the trainable variables."""
-        kept: dict[str, Sequence[keras.Variable]] = {WEIGHTS: self._inner._trainable_variables}
+        kept: dict[str, Sequence[keras.Variable]] = {WEIGHTS: private_api.optimized_variables(self._inner)}
         kept |= {slot: getattr(self._inner, slot) for slot in self._inner.slots}
         if self._average is not None:
             kept[_AVERAGE] = list(self._average.variables.values())

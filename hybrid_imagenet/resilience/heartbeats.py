@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import hmac
+import inspect
 import json
 import re
 import sys
@@ -149,7 +150,8 @@ class Call:
         """Finds the call by the name of the function; where there is none, `lasts` stays true."""
         self._thread = threading.get_ident()
         self._lasts = True
-        self._frame: types.FrameType | None = sys._getframe(1)
+        here = inspect.currentframe()
+        self._frame: types.FrameType | None = here.f_back if here is not None else None
         while self._frame is not None and self._frame.f_code.co_name != function:
             self._frame = self._frame.f_back
 

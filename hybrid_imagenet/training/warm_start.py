@@ -6,6 +6,7 @@ import pathlib
 
 import keras
 
+from hybrid_imagenet import private_api
 from hybrid_imagenet.checkpoints import pretrained
 from hybrid_imagenet.errors import UserError
 
@@ -16,7 +17,7 @@ def freeze(network: keras.Model, prefixes: tuple[str, ...]) -> None:
     Raises:
       UserError: for a prefix that no layer with weights begins with, or if nothing is left to train.
     """
-    layers = [layer for layer in network._flatten_layers(include_self=False) if layer.weights]
+    layers = [layer for layer in private_api.flatten_layers(network, include_self=False) if layer.weights]
     for prefix in prefixes:
         chosen = [layer for layer in layers if layer.name.startswith(prefix)]
         if not chosen:

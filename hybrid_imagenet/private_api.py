@@ -1,0 +1,153 @@
+"""Holds every private name of TensorFlow and Keras that this package uses, because a release may rename any of them.
+
+`tests/test_private_api.py` has a test for each function here. When a new release breaks one, change it here only.
+TensorFlow and Keras are imported inside the functions, so that this module costs nothing where they are not needed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+
+
+def flatten_layers(model: keras.Model, *, include_self: bool = True) -> list[keras.layers.Layer]:
+    """Returns the layers of a model and of the models and layers inside it."""
+    return list(model._flatten_layers(include_self=include_self))
+
+
+def first_epoch(model: keras.Model) -> int | None:
+    """Returns the epoch with which `fit` begins if it is not the one of its arguments."""
+    epoch: int | None = getattr(model, "_initial_epoch", None)
+    return epoch
+
+
+def set_first_epoch(model: keras.Model, epoch: int | None) -> None:
+    """Lets `fit` begin with this epoch, as Keras's BackupAndRestore does; with None, as its arguments say."""
+    model._initial_epoch = epoch
+
+
+def loss_tracker(model: keras.Model) -> keras.metrics.Mean | None:
+    """Returns the metric in which Keras's own `train_step` counts the loss; None before `compile`."""
+    return model._loss_tracker
+
+
+def origin(tensor: Any) -> tuple[Any, int]:
+    """Returns the operation that made a symbolic tensor of Keras, and the tensor's number among its outputs."""
+    history = tensor._keras_history
+    return history.operation, history.tensor_index
+
+
+def optimized_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """Returns the variables that an optimizer was built on, in their order."""
+    variables: list[keras.Variable] = optimizer._trainable_variables
+    return variables
+
+
+def learning_rate_variable(optimizer: keras.optimizers.Optimizer) -> keras.Variable | None:
+    """Returns the variable in which an optimizer keeps its learning rate; None if it has none, as MultiOptimizer."""
+    return getattr(optimizer, "_learning_rate", None)
+
+
+def list_of_callbacks() -> Sequence[keras.callbacks.Callback]:
+    """Returns all callbacks of the running `fit`, when a callback's method calls this; () outside `fit`.
+
+    Keras shows a callback the others nowhere: they are found in the frame of the method that calls all of them.
+    """
+    import keras
+
+    frame = inspect.currentframe()
+    for _ in range(2):
+        frame = frame.f_back if frame is not None else None
+    caller = frame.f_locals.get("self") if frame is not None else None
+    return tuple(caller.callbacks) if isinstance(caller, keras.callbacks.CallbackList) else ()
+
+
+def modules_that_wait() -> tuple[ModuleType, ...]:
+    """Returns the modules of TensorFlow in which the main thread is while a step runs or a value is fetched."""
+    from tensorflow.python.eager import execute
+    from tensorflow.python.framework import ops
+
+    return execute, ops
+
+
+def eager_context() -> Any:
+    """Returns TensorFlow's context, through which servers of other processes are reached."""
+    from tensorflow.python.eager import context
+
+    return context.context()
+
+
+def tensorflow_was_used() -> bool:
+    """Returns whether this process has imported TensorFlow and run an operation."""
+    module = sys.modules.get("tensorflow.python.eager.context")
+    return module is not None and bool(module.context()._initialized)
+
+
+def is_compiled_by_xla() -> bool:
+    """Returns whether the graph that is being traced will be compiled by XLA."""
+    import tensorflow as tf
+    from tensorflow.python.ops import control_flow_util
+
+    return bool(control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
+
+
+def is_op_determinism_enabled() -> bool:
+    """Returns whether `tf.config.experimental.enable_op_determinism` was called."""
+    from tensorflow.python.framework import config
+
+    return bool(config.is_op_determinism_enabled())
+
+
+def dataset_inputs(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
+    """Returns the datasets that a dataset is made of."""
+    return list(dataset._inputs())
+
+
+def dataset_graphs(dataset: tf.data.Dataset) -> list[Any]:
+    """Returns the GraphDef of each function that a dataset itself calls, such as that of `interleave`."""
+    return [function.function.graph.as_graph_def() for function in dataset._functions()]
+
+
+def dataset_captures(dataset: tf.data.Dataset) -> list[tf.Tensor]:
+    """Returns the tensors, other than handles, that the functions which a dataset itself calls have captured."""
+    captures = [tensor for function in dataset._functions() for tensor in function.function.captured_inputs]
+    return [tensor for tensor in captures if tensor.dtype.name not in ("resource", "variant")]
+
+
+def dataset_tensors(dataset: tf.data.Dataset) -> list[tf.Tensor]:
+    """Returns the tensors of `from_tensor_slices` or `from_tensors`; [] for any other dataset."""
+    return [tensor for tensor in getattr(dataset, "_tensors", []) if tensor.dtype.name != "variant"]
+
+
+def dataset_seeds(dataset: tf.data.Dataset) -> tuple[int, int] | None:
+    """Returns the two seeds of a dataset that shuffles or draws numbers itself; (0, 0) if it has no seed.
+
+    It is None for datasets that do neither.
+    """
+    first = getattr(dataset, "_seed", None)
+    second = getattr(dataset, "_seed2", None)
+    return None if first is None or second is None else (int(first), int(second))
+
+
+def dataset_draws_choices(dataset: tf.data.Dataset) -> bool:
+    """Returns whether a dataset takes its elements from several ones, as numbers of its first input say."""
+    return type(dataset).__name__ == "_DirectedInterleaveDataset"
+
+
+def dataset_is_in_any_order(dataset: tf.data.Dataset) -> bool:
+    """Returns whether elements come in the order in which parallel calls happen to finish."""
+    return getattr(dataset, "_deterministic", None) == "false" or dataset.options().deterministic is False
+
+
+def walk_datasets(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
+    """Yields a dataset and all that it is made of."""
+    yield dataset
+    for source in dataset_inputs(dataset):
+        yield from walk_datasets(source)
