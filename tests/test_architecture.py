@@ -27,7 +27,7 @@ ALLOWED = {
     "optimizers": {"numerics"},
     "order": {"numerics"},
     "models": {"numerics"},
-    "data": {"numerics"},
+    "data": {"numerics", "order"},
     "checkpoints": {"numerics", "models", "data"},
     "runlog": {"numerics", "analysis", "optimizers"},
     "resilience": {"comm", "checkpoints"},

@@ -9,6 +9,7 @@ import numpy as np
 from hybrid_imagenet.data.registry import SPLITS, Request
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.order import notes
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -29,7 +30,14 @@ def open_source(name: str, data_dir: str | None = None, split: str = "train", **
 
 
 def shard(data: Any, rank: int, size: int, *, remainder: Literal["drop", "keep"] = "drop") -> Any:
-    """Every `size`-th element, from number `rank` on; shuffle and batch after it, or before it with one seed for all.
+    """Returns every `size`-th element, from number `rank` on.
+
+    Shuffle and batch after it, or shuffle before it with the same seed on all ranks. The ranks' parts are disjoint only
+    if all ranks pass the same elements in the same order. `shard` itself does not communicate, so it may be called at
+    any time and on any rank. The ranks compare what they passed when `fit` starts, in
+    `hybrid_imagenet.broadcast_model`, at an optimizer's first step and in `evaluate` with `MetricAverage`, and stop
+    with an error if it differs. They compare seeds of shuffles and a sample of arrays, but not what Python generators
+    yield.
 
     Args:
       data: a `tf.data.Dataset`, or arrays in any nesting of tuples, lists and dictionaries that have one length.
@@ -43,9 +51,12 @@ def shard(data: Any, rank: int, size: int, *, remainder: Literal["drop", "keep"]
 
     Raises:
       UserError: for a rank that does not exist, data of another kind, arrays of different lengths, fewer elements than
-        ranks, or a `tf.data.Dataset` that shuffles without a seed.
+        ranks, or a `tf.data.Dataset` whose order is certain to differ between ranks, because it shuffles without a seed
+        or is not deterministic.
     """
     import tensorflow as tf  # which sources do not need
+
+    from hybrid_imagenet.data import fingerprint
 
     if not 0 <= rank < size or remainder not in ("drop", "keep"):
         raise UserError(f"rank={rank}, size={size}, remainder={remainder}: give 0 <= rank < size, and drop or keep")
@@ -63,6 +74,8 @@ def shard(data: Any, rank: int, size: int, *, remainder: Literal["drop", "keep"]
         raise UserError(f"arrays of different lengths ({', '.join(map(str, sorted(lengths)))}): give them one length")
     count = lengths.pop()
     _check_count(count, size)
+    if size > 1:
+        notes.add(notes.Note(rank, size, fingerprint.of_arrays([np.asarray(array) for array in arrays])))
     end = count // size * size if remainder == "drop" else count
     return tf.nest.map_structure(lambda array: np.asarray(array)[rank:end:size], data)
 
@@ -70,11 +83,10 @@ def shard(data: Any, rank: int, size: int, *, remainder: Literal["drop", "keep"]
 def _shard_of_dataset(data: tf.data.Dataset, rank: int, size: int, remainder: str) -> tf.data.Dataset:
     import tensorflow as tf
 
-    if size > 1 and _shuffles_without_seed(data):
-        raise UserError(
-            "the data set shuffles without a seed, in another order on each rank, so that ranks would share examples "
-            "and omit others: shuffle after shard, or give one seed (list_files has one too)"
-        )
+    from hybrid_imagenet.data import fingerprint
+
+    if size > 1:
+        notes.add(notes.Note(rank, size, fingerprint.of_dataset(data)))
     count = int(data.cardinality())
     if count >= 0:
         _check_count(count, size)
@@ -85,12 +97,6 @@ def _shard_of_dataset(data: tf.data.Dataset, rank: int, size: int, remainder: st
         own = tf.autograph.experimental.do_not_convert(lambda *parts: _together(parts).skip(rank).take(1))
         return rounds.flat_map(own)
     return data.shard(size, rank)
-
-
-def _shuffles_without_seed(data: tf.data.Dataset) -> bool:
-    """Returns whether a data set, or one that it is made of, shuffles without a seed, kept as two zeros."""
-    own = type(data).__name__ == "_ShuffleDataset" and int(data._seed) == int(data._seed2) == 0
-    return own or any(map(_shuffles_without_seed, data._inputs()))
 
 
 def _together(parts: Any) -> tf.data.Dataset:

@@ -13,6 +13,7 @@ from hybrid_imagenet.comm import Communicator, process
 from hybrid_imagenet.errors import SharedError, UserError
 from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.library.optimizer import DistributedOptimizer
+from hybrid_imagenet.library.same_order import check_same_order
 
 _log = logging.getLogger(__name__)
 
@@ -27,9 +28,10 @@ class BroadcastInitialState(keras.callbacks.Callback):
         """Broadcasts the state; every rank calls it.
 
         Raises:
-          UserError: on all ranks, if they have different numbers of steps, or as `broadcast`.
+          UserError: on all ranks, if they have different numbers of steps, or as `broadcast_model`.
         """
         ranks = process.communicator()
+        check_same_order(ranks)
         steps = ranks.allgather_object((self.params or {}).get("steps"))
         if len(set(steps)) > 1:
             raise SharedError(
@@ -50,9 +52,11 @@ def broadcast_model(model: keras.Model, communicator: Communicator | None = None
       communicator: the ranks; by default those of this process.
 
     Raises:
-      UserError: if the model does not have all its weights yet.
+      UserError: if the model does not have all its weights yet; on all ranks, if data were shared out in different
+        orders.
     """
     ranks = communicator or process.communicator()
+    check_same_order(ranks)
     parts_built = all(layer.built for layer in private_api.flatten_layers(model, include_self=False))
     if not model.weights or (not (model.built or parts_built) and compiled_model.trains_as_keras(model)):
         raise UserError(

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from hybrid_imagenet import private_api
 from hybrid_imagenet.comm import process
+from hybrid_imagenet.library.same_order import check_same_order
 
 _log = logging.getLogger(__name__)
 Value = float | np.ndarray
@@ -41,9 +42,15 @@ class MetricAverage(keras.callbacks.Callback):
         self._trained = self._validated = None
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Takes the results of training, before `fit` resets the metrics for validation."""
+        """Takes the results of training, before `fit` resets the metrics for validation.
+
+        Raises:
+          UserError: on all ranks, outside `fit`, if data were shared out in different orders.
+        """
         if self._in_epoch:
             self._trained = self._merged()
+        else:
+            check_same_order(process.communicator())
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
         """Takes the results of validation, and shows them to the callbacks behind this one."""

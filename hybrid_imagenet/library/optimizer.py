@@ -15,6 +15,7 @@ import tensorflow as tf
 from hybrid_imagenet import private_api
 from hybrid_imagenet.comm import Communicator, Settings, process
 from hybrid_imagenet.errors import SharedError, UserError
+from hybrid_imagenet.library.same_order import check_same_order
 from hybrid_imagenet.numerics import schedules
 from hybrid_imagenet.optimizers import distributed
 from hybrid_imagenet.optimizers.base import GroupedOptimizer, check_known
@@ -263,6 +264,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
             if ranks.size == 1:
                 return
             state = [v for v in self.variables if v is not private_api.learning_rate_variable(self.inner)]
+            check_same_order(ranks)
             own = {
                 "weights": digest(private_api.optimized_variables(self)),
                 "optimizer state": digest(state),

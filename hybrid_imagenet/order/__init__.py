@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import sampling
 from hybrid_imagenet.numerics.sampling import Cursor, Indices, SampleOrder, Weights
+from hybrid_imagenet.order import notes
 
 if TYPE_CHECKING:
     from hybrid_imagenet.order.for_keras import ExactDataset
@@ -71,6 +72,14 @@ class ExactBatchSampler:
             self._start = self._after(Cursor(), 0)
         except ValueError as problem:
             raise UserError(str(problem)) from None
+        facts = {
+            "the number of examples": num_examples,
+            "the batch size": batch_size,
+            "the seed of the order": seed,
+            "shuffle": shuffle,
+            "remainder": remainder,
+        }
+        notes.add(notes.Note(rank, size, facts))
         self._read = self._trained = 0  # batches of the pass that starts at _start
         self._repeats = False
         self._pass = object()

@@ -220,7 +220,9 @@ def several() -> Any:
 
 ONCE_AN_UPDATE = "once per update; Keras does it after each micro-batch"
 OWN_STATISTICS = "each rank normalizes its own batch"
-OWN_NUMBERS = "ranks with one seed draw the same numbers: `set_random_seed(seed + hi.rank())`"
+OWN_NUMBERS = (
+    "ranks with one seed draw the same numbers: call `set_random_seed(seed + hi.rank())` after `hi.data.shard`"
+)
 OWN_COUNT = "each rank divides by its own count"
 ROUNDED = "each rank rounds to 16 bits"
 of = keras.optimizers

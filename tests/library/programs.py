@@ -252,3 +252,39 @@ def vectors() -> dict:
             "history": {k: np.asarray(v).tolist() for k, v in history.items()},
             "predicted": [predicted, y.tolist()],
         }
+
+
+def different_orders(folder: str) -> dict:
+    """What a rank is told about images that each rank has shuffled by a seed of its own, or by one for all."""
+    import keras
+    import tensorflow as tf
+
+    with ranks():
+
+        def images(seed=None):
+            data = keras.utils.image_dataset_from_directory(
+                folder, image_size=(2, 2), batch_size=None, seed=seed, verbose=False
+            )
+            return hi.data.shard(data, hi.rank(), hi.size()).batch(4)
+
+        def fresh():
+            model = keras.Sequential([keras.Input((2, 2, 3)), keras.layers.Flatten(), keras.layers.Dense(2)])
+            model.compile(hi.DistributedOptimizer("sgd", loss_scale=1), models.loss())
+            return model
+
+        def step():
+            images()
+            variable = keras.Variable(np.ones(3, np.float32))
+            hi.DistributedOptimizer("sgd", loss_scale=1).apply([tf.ones([3])], [variable])
+
+        standard = hi.callbacks.default_callbacks
+        average = hi.callbacks.MetricAverage()
+        keras.utils.set_random_seed(7 + hi.rank())
+        different = {
+            "fit": message(lambda: fresh().fit(images(), verbose=0, callbacks=standard())),
+            "loop": message(step),
+            "evaluate": message(lambda: fresh().evaluate(images(), verbose=0, callbacks=[average])),
+            "another global seed": message(lambda: fresh().fit(images(seed=1), verbose=0, callbacks=standard())),
+        }
+        keras.utils.set_random_seed(7)
+        return different | {"same seed": message(lambda: fresh().fit(images(1), verbose=0, callbacks=standard()))}

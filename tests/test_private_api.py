@@ -1,0 +1,185 @@
+"""Private names of TensorFlow and Keras: each test fails if a release renames what its function uses."""
+
+import ast
+import pathlib
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hybrid_imagenet
+from hybrid_imagenet import private_api
+
+PACKAGE = pathlib.Path(hybrid_imagenet.__file__).parent
+
+
+def small_model():
+    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="first")], name="whole")
+
+
+def test_every_function_has_a_test():
+    tree = ast.parse(pathlib.Path(private_api.__file__).read_text())
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    own = pathlib.Path(__file__).read_text()
+    assert [name for name in functions if f"private_api.{name}(" not in own] == []
+
+
+# Names that the package defines itself are not in this list.
+PRIVATE = (
+    r"tensorflow\.python|keras\.src|sys\._getframe"
+    r"|\._(?:flatten_layers|initial_epoch|loss_tracker|keras_history|trainable_variables|learning_rate)\b"
+    r"|\._(?:inputs|functions|tensors|seed2?|deterministic|initialized)\b"
+)
+
+
+def test_private_names_are_used_in_one_module_only():
+    files = {str(path.relative_to(PACKAGE)): path.read_text() for path in PACKAGE.rglob("*.py")}
+    assert re.findall(PRIVATE, files.pop("private_api.py"))
+    assert {name: re.findall(PRIVATE, text) for name, text in files.items() if re.search(PRIVATE, text)} == {}
+
+
+def test_flatten_layers_lists_the_model_and_its_layers():
+    inner = small_model()
+    outer = keras.Sequential([keras.Input((2,)), inner], name="outer")
+    assert {outer, inner, inner.layers[0]} <= set(private_api.flatten_layers(outer))
+    below = private_api.flatten_layers(outer, include_self=False)
+    assert inner.layers[0] in below
+    assert outer not in below
+
+
+def test_set_first_epoch_decides_where_fit_begins():
+    model, begun = small_model(), []
+    model.compile("sgd", "mse")
+    assert private_api.first_epoch(model) is None
+
+    class Resume(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            private_api.set_first_epoch(model, 2)
+
+        def on_epoch_begin(self, epoch, logs=None):
+            begun.append(epoch)
+
+    model.fit(np.ones((2, 2)), np.ones((2, 1)), epochs=4, verbose=0, callbacks=[Resume()])
+    assert begun == [2, 3]
+    assert private_api.first_epoch(model) == 2
+
+
+def test_loss_tracker_has_the_loss_of_fit():
+    model = small_model()
+    model.compile("sgd", "mse")
+    history = model.fit(np.ones((2, 2)), np.ones((2, 1)), verbose=0)
+    assert float(private_api.loss_tracker(model).result()) == pytest.approx(history.history["loss"][0])
+
+
+def test_origin_names_the_layer_behind_an_output():
+    operation, number = private_api.origin(small_model().outputs[0])
+    assert (operation.name, number) == ("first", 0)
+
+
+@pytest.mark.parametrize("kind", ["keras", "hi"])
+def test_optimized_variables_are_those_that_the_optimizer_was_built_on(kind):
+    optimizer = keras.optimizers.SGD(0.5) if kind == "keras" else hybrid_imagenet.optimizers.SGD(0.5)
+    variables = [keras.Variable(np.ones(3), name="w"), keras.Variable(np.ones((2, 2)), name="k")]
+    optimizer.build(variables)
+    assert list(map(id, private_api.optimized_variables(optimizer))) == list(map(id, variables))
+
+
+def test_learning_rate_variable_is_part_of_the_state():
+    optimizer = keras.optimizers.SGD(0.5)
+    variable = private_api.learning_rate_variable(optimizer)
+    assert variable.numpy() == 0.5
+    assert any(variable is other for other in optimizer.variables)
+
+
+def test_list_of_callbacks_has_all_callbacks_of_fit():
+    found = []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            found.extend(private_api.list_of_callbacks())
+
+    other = keras.callbacks.EarlyStopping("loss")
+    model = small_model()
+    model.compile("sgd", "mse")
+    model.fit(np.ones((2, 2)), np.ones((2, 1)), verbose=0, callbacks=[Look(), other])
+    assert any(callback is other for callback in found)
+    assert private_api.list_of_callbacks() == ()
+
+
+def test_modules_that_wait_run_steps_and_fetch_values():
+    execute, ops = private_api.modules_that_wait()
+    assert callable(execute.execute)
+    assert hasattr(ops.EagerTensor, "numpy") or hasattr(ops, "_EagerTensorBase")
+
+
+def test_eager_context_lists_devices():
+    tf.constant(1.0)
+    assert private_api.eager_context().devices()
+    assert private_api.tensorflow_was_used()
+
+
+def test_is_compiled_by_xla_tells_whether_xla_compiles_the_graph():
+    found = []
+
+    def traced():
+        found.append(private_api.is_compiled_by_xla())
+
+    tf.function(traced, jit_compile=True, autograph=False)()
+    tf.function(traced, autograph=False)()
+    assert found == [True, False]
+
+
+def test_is_op_determinism_enabled_is_false_by_default():
+    assert private_api.is_op_determinism_enabled() is False
+
+
+def test_dataset_seeds_are_those_of_a_shuffle():
+    tf.random.set_seed(None)
+    numbers = tf.data.Dataset.range(4)
+    assert private_api.dataset_seeds(numbers.shuffle(4)) == (0, 0)
+    assert private_api.dataset_seeds(numbers.shuffle(4, seed=3))[1] == 3
+    assert private_api.dataset_seeds(tf.data.Dataset.random(seed=5))[1] == 5
+    assert private_api.dataset_seeds(numbers.map(lambda x: x)) is None
+
+
+def test_dataset_inputs_are_all_that_a_dataset_is_made_of():
+    numbers = tf.data.Dataset.range(4)
+    both = tf.data.Dataset.zip((numbers, numbers.batch(2).unbatch())).concatenate(tf.data.Dataset.zip(numbers, numbers))
+    assert len(private_api.dataset_inputs(both)) == 2
+    assert sum(1 for part in private_api.walk_datasets(both) if "Range" in type(part).__name__) == 4
+
+
+def test_dataset_graphs_have_the_operations_of_nested_datasets():
+    nested = tf.data.Dataset.range(2).interleave(lambda i: tf.data.Dataset.range(3).shuffle(3))
+    (graph,) = private_api.dataset_graphs(nested)
+    assert "ShuffleDatasetV3" in [node.op for node in graph.node]
+
+
+def test_dataset_captures_are_the_tensors_that_a_function_uses():
+    table = tf.constant([5, 6, 7])
+    dataset = tf.data.Dataset.range(3).map(lambda i: table[i])
+    assert [tensor.numpy().tolist() for tensor in private_api.dataset_captures(dataset)] == [[5, 6, 7]]
+
+
+def test_dataset_tensors_are_those_of_the_arrays():
+    (tensor,) = private_api.dataset_tensors(tf.data.Dataset.from_tensor_slices([3, 1, 2]))
+    assert tensor.numpy().tolist() == [3, 1, 2]
+    assert private_api.dataset_tensors(tf.data.Dataset.from_tensors([3, 1, 2]))
+    assert private_api.dataset_tensors(tf.data.Dataset.range(3)) == []
+
+
+def test_dataset_draws_choices_is_true_for_samples_of_several_datasets():
+    numbers = tf.data.Dataset.range(4)
+    assert private_api.dataset_draws_choices(tf.data.Dataset.sample_from_datasets([numbers, numbers], [0.5, 0.5]))
+    assert not private_api.dataset_draws_choices(numbers)
+
+
+def test_dataset_is_in_any_order_only_where_that_was_asked_for():
+    numbers = tf.data.Dataset.range(4)
+    assert private_api.dataset_is_in_any_order(numbers.map(lambda x: x, num_parallel_calls=2, deterministic=False))
+    assert not private_api.dataset_is_in_any_order(numbers.map(lambda x: x, num_parallel_calls=2))
+    options = tf.data.Options()
+    options.deterministic = False
+    assert private_api.dataset_is_in_any_order(numbers.with_options(options))
