@@ -14,6 +14,8 @@ from hybrid_imagenet.errors import SharedError, UserError
 from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.library.optimizer import DistributedOptimizer
 from hybrid_imagenet.library.same_order import check_same_order
+from hybrid_imagenet.optimizers.base import GroupedOptimizer
+from hybrid_imagenet.optimizers.kinds import classify
 
 _log = logging.getLogger(__name__)
 
@@ -85,6 +87,8 @@ def build(model: keras.Model, optimizer: Any, ranks: Communicator) -> None:
     """
     if isinstance(optimizer, DistributedOptimizer):
         optimizer.attach(model)
+    elif isinstance(optimizer, GroupedOptimizer) and compiled_model.trains_as_keras(model) and not optimizer.built:
+        optimizer.set_kinds(classify(model))
     if compiled_model.trains_as_keras(model) and optimizer is model.optimizer and not optimizer.built:
         optimizer.build(model.trainable_variables)
     places = ranks.broadcast_object(built_on(model, optimizer))

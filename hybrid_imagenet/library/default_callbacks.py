@@ -23,6 +23,7 @@ from hybrid_imagenet.library.optimizer import check_agreement, digest
 from hybrid_imagenet.library.schedule import HyperparameterSchedule
 from hybrid_imagenet.library.split_step import SplitCompiledStep
 from hybrid_imagenet.models import normalization
+from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.resilience.exit_code import end_with_line
 from hybrid_imagenet.resilience.heartbeats import Call
 from hybrid_imagenet.resilience.watchdog import Watchdog
@@ -118,8 +119,9 @@ class CompareRanks(keras.callbacks.Callback):
         Raises:
           UserError: on all ranks, if they would train for themselves, or write the same files.
         """
-        of_keras = type(self.model.optimizer).__module__.startswith("keras.")
-        if of_keras and compiled_model.trains_as_keras(self.model) and process.communicator().size > 1:
+        optimizer = self.model.optimizer
+        alone = type(optimizer).__module__.startswith("keras.") or isinstance(optimizer, GroupedOptimizer)
+        if alone and compiled_model.trains_as_keras(self.model) and process.communicator().size > 1:
             raise SharedError(
                 "the optimizer sums no gradients over ranks: compile with hybrid_imagenet.DistributedOptimizer(...)"
             )

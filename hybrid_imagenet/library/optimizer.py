@@ -123,8 +123,9 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
             return
         with tf.init_scope():  # the first `apply` may be in a graph
             if self._kinds:
-                pairs = zip(variables, classify_by_rank(variables), strict=True)
-                self.inner.set_kinds([self._kinds.get(id(v), kind) for v, kind in pairs])
+                unknown = [v for v in variables if id(v) not in self._kinds]
+                self._kinds |= {id(v): kind for v, kind in zip(unknown, classify_by_rank(unknown), strict=True)}
+                self.inner.set_kinds([self._kinds[id(v)] for v in variables])
             super().build(variables)
             if self._steps is not None:
                 self._totals = [
@@ -263,8 +264,8 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
             ranks = process.communicator()
             if ranks.size == 1:
                 return
-            state = [v for v in self.variables if v is not private_api.learning_rate_variable(self.inner)]
             check_same_order(ranks)
+            state = [v for v in self.variables if v is not private_api.learning_rate_variable(self.inner)]
             own = {
                 "weights": digest(private_api.optimized_variables(self)),
                 "optimizer state": digest(state),

@@ -11,7 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from hybrid_imagenet import private_api
-from hybrid_imagenet.optimizers.kinds import ParameterKind, classify_by_rank
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.optimizers.kinds import ParameterKind, check_updatable, classify_by_rank
 from hybrid_imagenet.optimizers.layout import pack_each
 from hybrid_imagenet.optimizers.loss_scale import LossScale
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS, Options
@@ -132,10 +133,22 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         self.kinds = list(kinds)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Creates the state: for each of `slots` one float32 variable per trainable variable."""
+        """Creates the state: for each of `slots` one float32 variable per trainable variable.
+
+        Raises:
+          UserError: for weights that are not float32, that quantization to float8 has added, or whose kind is not
+            known.
+        """
         if self.built:
             return
         variables = list(variables)
+        check_updatable(variables)
+        other = next((v for v in variables if v.dtype != "float32"), None)
+        if other is not None:
+            raise UserError(
+                f"The optimizer {self.name} updates float32 weights only, but {other.path} is {other.dtype}. Use the "
+                f"dtype policy mixed_{other.dtype}, which keeps float32 weights, or an optimizer of Keras."
+            )
         if not self.kinds:
             self.set_kinds(classify_by_rank(variables))
         if len(self.kinds) != len(variables):

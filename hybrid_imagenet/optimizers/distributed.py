@@ -12,6 +12,7 @@ import tensorflow as tf
 from hybrid_imagenet import private_api, xla
 from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
+from hybrid_imagenet.optimizers.kinds import check_updatable
 from hybrid_imagenet.optimizers.layout import Layout, Packed
 from hybrid_imagenet.optimizers.loss_scale import LossScale
 from hybrid_imagenet.optimizers.update import Update
@@ -85,6 +86,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         if not self.built:
+            check_updatable(variables)
             self.inner.build(list(variables))
             if self.average is not None:
                 self.average.build(variables)

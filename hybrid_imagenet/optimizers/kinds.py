@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import keras
 
 from hybrid_imagenet import private_api
+from hybrid_imagenet.errors import UserError
 
 _NORMALIZATIONS = (
     keras.layers.BatchNormalization,
@@ -18,6 +19,9 @@ _NORMALIZATIONS = (
     keras.layers.GroupNormalization,
     keras.layers.RMSNormalization,
 )
+
+# Ends of the names of variables that Keras's layers use as biases and in normalization.
+_NAMES_OF_VECTORS = ("bias", "beta", "gamma", "scale")
 
 
 class ParameterKind(enum.Enum):
@@ -49,5 +53,31 @@ def classify(model: keras.Model) -> list[ParameterKind]:
 
 
 def classify_by_rank(variables: Sequence[keras.Variable]) -> list[ParameterKind]:
-    """A stand-in where no model is at hand: matrices and convolutions are kernels, vectors and scalars biases."""
+    """Classifies variables without their model: matrices and convolutions are kernels, vectors and scalars biases.
+
+    Raises:
+      UserError: for a matrix that seems to be a bias or a normalization parameter, by its name.
+    """
+    for variable in variables:
+        if len(variable.shape) > 1 and variable.name.endswith(_NAMES_OF_VECTORS):
+            raise UserError(
+                f"The optimizer cannot tell whether {variable.path}, of shape {tuple(variable.shape)}, is a kernel or "
+                "a bias, because it does not know the model. Pass callbacks=hybrid_imagenet.callbacks."
+                "default_callbacks() to fit, or call hybrid_imagenet.broadcast_model(model) before the first step."
+            )
     return [ParameterKind.KERNEL if len(v.shape) > 1 else ParameterKind.BIAS for v in variables]
+
+
+def check_updatable(variables: Sequence[keras.Variable]) -> None:
+    """Raises UserError for variables whose gradients are not gradients.
+
+    `quantize("float8")` adds scales and histories of maxima. Keras passes their new values in place of gradients, and
+    the mean of a loss-scaled value over ranks is not the new value.
+    """
+    replaced = [v.path for v in variables if getattr(v, "overwrite_with_gradient", False)]
+    if replaced:
+        raise UserError(
+            f"Training in float8 is not supported: {replaced[0]} and {len(replaced) - 1} other variables get new "
+            "values instead of gradients. Train with the dtype policy mixed_bfloat16 or mixed_float16 instead of "
+            'quantize("float8").'
+        )

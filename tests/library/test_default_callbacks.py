@@ -72,9 +72,10 @@ def test_a_schedule_without_the_callbacks_is_told(caplog):
         assert caplog.text.count("does nothing without default_callbacks()") == told
 
 
-def test_ranks_that_would_train_for_themselves_are_refused():
+@pytest.mark.parametrize("kind", ["keras", "hi"])
+def test_ranks_that_would_train_for_themselves_are_refused(kind):
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
+    model.compile("sgd" if kind == "keras" else hi.optimizers.SGD(0.1), "mse")
     callback = next(c for c in hi.callbacks.default_callbacks() if isinstance(c, default_callbacks.CompareRanks))
     callback.set_model(model)
     callback.on_train_begin()

@@ -2,7 +2,9 @@ import keras
 import numpy as np
 import pytest
 
+import hybrid_imagenet as hi
 from hybrid_imagenet import optimizers
+from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.optimizers.kinds import ParameterKind, classify, classify_by_rank
 from hybrid_imagenet.optimizers.lamb import LAMB
 from hybrid_imagenet.optimizers.lars import LARS
@@ -51,3 +53,47 @@ def test_other_kinds_than_kernels_take_a_step_without_decay_whatever_their_shape
 def test_create_refuses_a_name_that_it_does_not_know():
     with pytest.raises(ValueError, match="optimizer=adam"):
         optimizers.create("adam")
+
+
+def trained_by(optimizer, layer, shape, callbacks=()):
+    inputs = keras.Input(shape)
+    model = keras.Model(inputs, layer(inputs))
+    model.compile(optimizer, "mse")
+    x = np.ones((4, *shape), np.float32)
+    model.fit(x, np.zeros((4, *model.output_shape[1:])), verbose=0, callbacks=list(callbacks))
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_bias_of_two_dimensions_is_rejected_where_the_model_is_not_known(wrapped):
+    def made():
+        return hi.DistributedOptimizer(hi.optimizers.LARS(0.1)) if wrapped else hi.optimizers.LARS(0.1)
+
+    for layer, shape in (
+        (keras.layers.GRU(3), (4, 2)),
+        (keras.layers.EinsumDense("ab,bcd->acd", (2, 3), bias_axes="cd"), (4,)),
+        (keras.layers.LayerNormalization(axis=[1, 2]), (4, 2)),
+    ):
+        with pytest.raises(UserError, match=r"cannot tell whether .* is a kernel or a bias.*default_callbacks\(\) to"):
+            trained_by(made(), layer, shape)
+    optimizer = made()
+    trained_by(optimizer, keras.layers.GRU(3), (4, 2), hi.callbacks.default_callbacks())
+    kinds = optimizer.inner.kinds if wrapped else optimizer.kinds
+    assert [kind.value for kind in kinds] == ["kernel", "kernel", "bias"]
+
+
+def test_weights_that_are_not_float32_are_rejected_with_the_policy_to_use():
+    with pytest.raises(UserError, match=r"lars updates float32 weights only, but .* is float16.*policy mixed_float16"):
+        trained_by(hi.optimizers.LARS(0.1), keras.layers.Dense(2, dtype="float16"), (4,))
+
+
+def test_float8_is_rejected_before_training():
+    for optimizer in (
+        hi.optimizers.SGD(0.1),
+        hi.DistributedOptimizer(hi.optimizers.SGD(0.1)),
+        hi.DistributedOptimizer("sgd"),
+    ):
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        model.quantize("float8")
+        model.compile(optimizer, "mse")
+        with pytest.raises(UserError, match=r"Training in float8 is not supported: .* and 5 other variables get new"):
+            model.fit(np.ones((4, 4)), np.ones((4, 2)), verbose=0)

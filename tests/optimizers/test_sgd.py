@@ -54,7 +54,7 @@ def test_wrong_use_is_named():
     with pytest.raises(ValueError, match=r"momentum=1\.5"):
         SGD(momentum=1.5)
     optimizer = SGD()
-    a, b = keras.Variable(np.zeros((2, 2))), keras.Variable(np.zeros(2))
+    a, b = (keras.Variable(np.zeros(shape, np.float32)) for shape in ((2, 2), (2,)))
     with pytest.raises(ValueError, match="call build"):
         optimizer.apply([np.zeros((2, 2))])
     with pytest.raises(ValueError, match="no gradient for"):
