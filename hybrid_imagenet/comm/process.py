@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 
 from hybrid_imagenet import private_api
-from hybrid_imagenet.comm import job_lines, lost_rank, out_of_memory
+from hybrid_imagenet.comm import job_lines, keras_settings, lost_rank, out_of_memory
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import RANK_VARIABLE, Placement, configure_tensorflow, placement, prepare
 from hybrid_imagenet.comm.settings import ENGINES, Settings
@@ -80,6 +80,7 @@ def check_grids(place: Placement, settings: Sequence[Settings]) -> None:
 def ready(threads: int | None = None, *, persistent_batch_norm: bool = True) -> Placement:
     """Sets what must be set before TensorFlow starts; returns this process's place. Arguments as for `start`."""
     place = placement()
+    keras_settings.check(os.environ)
     configure_tensorflow(place, prepare(place, threads, persistent_batch_norm=persistent_batch_norm))
     return place
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hybrid_imagenet.checkpoints import store
+from hybrid_imagenet.comm import keras_settings
 from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.config import RunConfig, defaults, derived
 from hybrid_imagenet.config.checks import check_classes, check_data, own_network
@@ -72,6 +73,7 @@ def check(config: RunConfig, *, disk: bool = True) -> Findings:
     elif placement().rank == 0 and not os.environ.get(CHECKED_VARIABLE):
         if importlib.util.find_spec("tensorflow") is None:
             raise UserError(tensorflow_missing())
+        keras_settings.check(os.environ)
         _check_disk(config, found)
     if placement().rank == 0 and not os.environ.get(CHECKED_VARIABLE):
         note = defaults.recipe_note(config, found.classes)

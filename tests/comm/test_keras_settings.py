@@ -1,0 +1,60 @@
+"""Settings of Keras with which the program cannot work are found before Keras is imported."""
+
+import json
+import sys
+
+import pytest
+
+from hybrid_imagenet import main
+from hybrid_imagenet.comm import keras_settings, process
+from hybrid_imagenet.errors import UserError
+
+
+@pytest.fixture
+def keras_home(tmp_path, monkeypatch):
+    """A directory for keras.json, in a process that has not imported Keras."""
+    monkeypatch.delitem(sys.modules, "keras", raising=False)
+    monkeypatch.delenv("KERAS_BACKEND", raising=False)
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("backend", "jax", 'backend tensorflow, but {file} says "backend": "jax"'),
+        ("image_data_format", "channels_first", "image data format channels_last, but {file} says"),
+        ("floatx", "float16", "floatx float32, but {file} says"),
+    ],
+)
+def test_check_names_the_file_and_the_line(keras_home, name, value, message):
+    file = keras_home / "keras.json"
+    file.write_text(json.dumps({"epsilon": 1e-7, name: value}))
+    with pytest.raises(UserError) as caught:
+        keras_settings.check({"KERAS_HOME": str(keras_home)})
+    assert message.format(file=file) in str(caught.value)
+    assert "Change that line, or remove the file" in str(caught.value)
+
+
+def test_check_accepts_what_keras_writes_and_ignores(keras_home):
+    environment = {"KERAS_HOME": str(keras_home)}
+    keras_settings.check(environment)
+    file = keras_home / "keras.json"
+    needed = {"backend": "tensorflow", "image_data_format": "channels_last", "floatx": "float32"}
+    for text in (json.dumps(needed), "no JSON"):
+        file.write_text(text)
+        keras_settings.check(environment)
+    file.write_text('{"backend": "torch"}')
+    keras_settings.check(environment | {"KERAS_BACKEND": "tensorflow"})  # as Keras, which heeds the variable first
+    file.write_text("[]")
+    with pytest.raises(UserError, match="Remove it"):
+        keras_settings.check(environment)
+
+
+def test_train_and_init_reject_another_backend(keras_home, monkeypatch, capsys):
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    message = "needs Keras with backend tensorflow, but KERAS_BACKEND is jax. Unset it, or set it to tensorflow."
+    with pytest.raises(UserError, match=message):
+        process.ready()
+    assert main.main(["--dataset=synthetic", "--check_only"]) == 2
+    assert message in capsys.readouterr().err
