@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 import keras
@@ -24,8 +24,39 @@ from hybrid_imagenet.training.checkpoint_saver import CheckpointSaver
 _LOCKS: dict[pathlib.Path, IO[bytes]] = {}  # of the folders that this process writes to
 
 
+_COUNTING = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)
+"""Callbacks that count epochs and remember the best value."""
+
+
 def _report(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+def _forgotten(callbacks: Sequence[keras.callbacks.Callback]) -> list[str]:
+    """Returns lines about callbacks that start from the beginning in a resumed run, because nothing saves their state.
+
+    Keras's callbacks cannot be asked for their state. Of a user's own classes nothing is known.
+    """
+    stateful = [
+        type(callback).__name__
+        for callback in callbacks
+        if isinstance(callback, _COUNTING) or getattr(callback, "save_best_only", False)
+    ]
+    lines = []
+    if stateful:
+        names = " and ".join(dict.fromkeys(stateful))
+        verb = "starts" if len(set(stateful)) == 1 else "start"
+        lines.append(
+            f"warning: {names} {verb} anew in this resumed run, because Checkpoint does not save the state of "
+            "callbacks: epochs of patience are counted from zero, and the best value so far is forgotten"
+        )
+    lines += [
+        f"warning: {type(callback).__name__} has overwritten the epochs before this resumed run in "
+        f"{callback.filename}: pass append=True"
+        for callback in callbacks
+        if isinstance(callback, keras.callbacks.CSVLogger) and not callback.append
+    ]
+    return lines
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -34,6 +65,9 @@ class Checkpoint(keras.callbacks.Callback):
     Files are written by rank 0 in the background, checksummed and replaced atomically, by the program's
     `CheckpointSaver`; a damaged one is set aside and the one before is taken. Every rank has this callback, behind
     `default_callbacks()`. The folder need not be shared by all hosts.
+
+    The state of other callbacks is not saved. A resumed run prints a warning for those of Keras that count epochs or
+    remember a best value, because they start anew.
     """
 
     def __init__(
@@ -76,6 +110,9 @@ class Checkpoint(keras.callbacks.Callback):
         meta, place = ranks.broadcast_object([meta, place])
         self._state = RunState.from_dict(meta) if meta else RunState()
         if meta:
+            if ranks.rank == 0:
+                for line in _forgotten(private_api.list_of_callbacks()):
+                    _report(line)
             private_api.set_first_epoch(self.model, self._state.finished_epochs)
             if self._order is not None:
                 self._order.load_state_dict(place)

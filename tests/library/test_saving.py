@@ -124,3 +124,22 @@ def test_a_folder_of_checkpoints_is_for_one_run_at_a_time(tmp_path):
     fit()
     with pytest.raises(UserError, match=r"keeps other values, .*, or give another folder"):
         saving.fit(saving.made(hi.DistributedOptimizer("adam")), 2, more=[hi.callbacks.Checkpoint(tmp_path / "held")])
+
+
+def test_a_resumed_run_names_the_callbacks_whose_state_is_lost(tmp_path, capsys):
+    def fit(*, append=True, save_best_only=False):
+        callbacks = [
+            hi.callbacks.Checkpoint(tmp_path / "checkpoints"),
+            keras.callbacks.ReduceLROnPlateau("loss"),
+            keras.callbacks.ModelCheckpoint(tmp_path / "best.keras", "loss", save_best_only=save_best_only),
+            keras.callbacks.CSVLogger(tmp_path / "log.csv", append=append),
+        ]
+        saving.fit(saving.made(hi.DistributedOptimizer("sgd")), 1, more=callbacks)
+        return [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
+
+    assert fit() == []
+    (line,) = fit()
+    assert "ReduceLROnPlateau starts anew in this resumed run, because Checkpoint does not save" in line
+    plateau, log = fit(append=False, save_best_only=True)
+    assert "ReduceLROnPlateau and ModelCheckpoint start anew" in plateau
+    assert "log.csv: pass append=True" in log
