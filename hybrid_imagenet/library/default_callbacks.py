@@ -18,8 +18,8 @@ from hybrid_imagenet.errors import SharedError
 from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.library.broadcast import BroadcastInitialState
 from hybrid_imagenet.library.checkpoint import Checkpoint
-from hybrid_imagenet.library.metric_average import MetricAverage
-from hybrid_imagenet.library.optimizer import check_agreement, digest
+from hybrid_imagenet.library.metric_average import SAME_DATA, MetricAverage
+from hybrid_imagenet.library.optimizer import DistributedOptimizer, check_agreement, digest
 from hybrid_imagenet.library.schedule import HyperparameterSchedule
 from hybrid_imagenet.library.split_step import SplitCompiledStep
 from hybrid_imagenet.models import normalization
@@ -99,13 +99,6 @@ class MergeBatchNormStatistics(keras.callbacks.Callback):
             optimizer.average_sums(process.communicator())
 
 
-def _skipped(name: str, steps: str) -> SharedError:
-    return SharedError(
-        f"{name}: {steps} were skipped, as their gradients are not finite: look for NaN in the data, scale large "
-        'targets, or give it compression="none"'
-    )
-
-
 class CompareRanks(keras.callbacks.Callback):
     """Ends training on all ranks when a callback or a step has changed some of them only.
 
@@ -128,12 +121,21 @@ class CompareRanks(keras.callbacks.Callback):
         _refuse_two_writers(private_api.list_of_callbacks())
         self._updates = {name: int(o.iterations) for name, o in compiled_model.distributed(self.model).items()}
 
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Keeps this rank's loss of training, before `fit` resets the metrics for validation."""
+        self._loss = self._own_loss()
+
+    def _own_loss(self) -> float | None:
+        tracker = private_api.loss_tracker(self.model)
+        return None if tracker is None or not float(tracker.count) else float(tracker.result())
+
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Compares; every rank calls it.
 
         Raises:
           UserError: on all ranks, with the ranks that differ and what differs.
         """
+        self._loss = None
         self._compare(f"epoch {epoch + 1} begins")
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -145,7 +147,7 @@ class CompareRanks(keras.callbacks.Callback):
         self._compare("training ends")
         for name, optimizer in compiled_model.distributed(self.model).items():
             if int(optimizer.loss_scale.skipped_in_a_row) and int(optimizer.iterations) == self._updates[name]:
-                raise _skipped(name, "all steps")
+                raise self._skipped(name, optimizer, "all steps")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Ends training that stands still.
@@ -155,7 +157,23 @@ class CompareRanks(keras.callbacks.Callback):
         """
         for name, optimizer in compiled_model.distributed(self.model).items():
             if optimizer.loss_scale.skipped_in_a_row >= _MOST_SKIPPED:
-                raise _skipped(name, f"the last {_MOST_SKIPPED} steps or more")
+                raise self._skipped(name, optimizer, f"the last {_MOST_SKIPPED} steps or more")
+
+    def _skipped(self, name: str, optimizer: DistributedOptimizer, steps: str) -> SharedError:
+        """Returns the error for steps that were skipped, with the likeliest cause first; every rank calls it."""
+        own = self._own_loss() if self._loss is None else self._loss
+        losses = process.communicator().allgather_object(own)
+        # With NaN, which equals nothing, one cannot tell.
+        same_data = len(losses) > 1 and own is not None and all(loss == own for loss in losses)
+        remedies = ["look for NaN in the data", "scale large targets"]
+        if not optimizer.loss_scale.dynamic and optimizer.loss_scale.initial > 1:
+            remedies.append('set loss_scale="dynamic"')
+        if optimizer.settings.compression != "none":
+            remedies.append('set compression="none"')
+        return SharedError(
+            (f"{SAME_DATA}. " if same_data else "")
+            + f"{name}: {steps} were skipped, because their gradients are not finite: {', or '.join(remedies)}"
+        )
 
     def _compare(self, next_: str) -> None:
         ranks = process.communicator()

@@ -17,6 +17,11 @@ from hybrid_imagenet.library.same_order import check_same_order
 _log = logging.getLogger(__name__)
 Value = float | np.ndarray
 
+SAME_DATA = (
+    "All ranks had the same loss, so they seem to have the same data. Give each rank its own part by "
+    "hybrid_imagenet.data.shard, and a file of its own to tf.data's cache(), such as cache(f'cache_{hi.rank()}')"
+)
+
 
 class MetricAverage(keras.callbacks.Callback):
     """Replaces a rank's own values in the logs of epochs by averages over the examples of all ranks.
@@ -69,7 +74,7 @@ class MetricAverage(keras.callbacks.Callback):
             one = float(own) if own is not None and np.ndim(own) == 0 else 0.0
             losses = process.communicator().allgather_object(one)
             if losses[0] and losses.count(losses[0]) == len(losses) > 1 and process.rank() == 0:
-                _log.warning("all ranks had the same loss: see that each has its own data (hybrid_imagenet.data.shard)")
+                _log.warning(SAME_DATA)
         found = dict(self._trained if self._trained is not None else self._merged())
         found |= {f"val_{name}": value for name, value in (self._validated or {}).items()}
         rest = {name: value for name, value in logs.items() if name not in found}

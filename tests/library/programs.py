@@ -288,3 +288,19 @@ def different_orders(folder: str) -> dict:
         }
         keras.utils.set_random_seed(7)
         return different | {"same seed": message(lambda: fresh().fit(images(1), verbose=0, callbacks=standard()))}
+
+
+def skipped() -> dict:
+    """What ranks are told about steps that all are skipped, with the same data on all of them and with their own."""
+    import keras
+
+    with ranks():
+
+        def fit(number):
+            model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(4, "relu"), keras.layers.Dense(1)])
+            model.compile(hi.DistributedOptimizer("sgd", loss_scale=2.0**126), "mse")  # overflows at every step
+            x = np.full((4, 1), 1.0 + number, np.float32)
+            equal = (np.ones((4, 1)), np.ones(4))
+            model.fit(x, x[:, 0], verbose=0, validation_data=equal, callbacks=hi.callbacks.default_callbacks())
+
+        return {"same": message(lambda: fit(0)), "different": message(lambda: fit(hi.rank()))}

@@ -53,14 +53,34 @@ def test_several_ranks_are_watched():
         assert (limits(), limits(stall_timeout=7), limits(stall_timeout=0)) == ([600], [7], [])
 
 
-def test_training_that_only_skips_ends_with_a_remedy():
+def trained_on_nan(count, **settings):
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(4, "relu"), keras.layers.Dense(1)])
-    model.compile(hi.DistributedOptimizer(keras.optimizers.SGD()), "mse")
-    inputs = np.full((60, 1), np.nan, np.float32)  # behind the ReLU the loss does not show it
+    model.compile(hi.DistributedOptimizer(keras.optimizers.SGD(), **settings), "mse")
+    x = np.full((count, 1), np.nan, np.float32)  # behind the ReLU the loss does not show it
+    with pytest.raises(UserError) as caught:
+        model.fit(x, x[:, 0] * 0, 1, verbose=0, callbacks=hi.callbacks.default_callbacks())
+    return str(caught.value)
+
+
+def test_training_that_only_skips_ends_with_a_remedy():
     for count, what in ((5, "all steps"), (60, "the last 50 steps")):
-        with pytest.raises(UserError, match=rf'optimizer: {what} .* NaN in the data.* compression="none"'):
-            few = inputs[:count]
-            model.fit(few, few[:, 0] * 0, 1, verbose=0, callbacks=hi.callbacks.default_callbacks())
+        message = trained_on_nan(count)
+        assert message.startswith(f"optimizer: {what}")
+        assert message.endswith('look for NaN in the data, or scale large targets, or set compression="none"')
+
+
+def test_training_that_only_skips_is_not_advised_to_set_what_is_set():
+    assert trained_on_nan(2, compression="none").endswith("NaN in the data, or scale large targets")
+    fixed = trained_on_nan(2, compression="none", loss_scale=8)
+    assert fixed.endswith('or scale large targets, or set loss_scale="dynamic"')
+
+
+def test_ranks_with_the_same_data_are_told_so_before_their_gradients_are_blamed(pools):
+    first, second = pools[2].call(programs.skipped)
+    assert first == second
+    assert first["same"].startswith("All ranks had the same loss, so they seem to have the same data. Give each rank")
+    assert "optimizer: all steps were skipped, because" in first["same"]
+    assert first["different"].startswith("optimizer: all steps were skipped, because")
 
 
 def test_a_schedule_without_the_callbacks_is_told(caplog):
