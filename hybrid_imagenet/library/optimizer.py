@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,9 @@ import tensorflow as tf
 
 from hybrid_imagenet import private_api
 from hybrid_imagenet.comm import Communicator, Settings, process
+from hybrid_imagenet.comm.settings import ALGORITHMS
 from hybrid_imagenet.errors import SharedError, UserError
+from hybrid_imagenet.library import arguments
 from hybrid_imagenet.library.same_order import check_same_order
 from hybrid_imagenet.numerics import schedules
 from hybrid_imagenet.optimizers import distributed
@@ -27,6 +30,10 @@ _BROADCAST = (
     "give fit callbacks=hybrid_imagenet.callbacks.default_callbacks(), or call hybrid_imagenet.broadcast_model(model), "
     "once the model has all its weights; give callbacks that change the learning rate to every rank"
 )
+
+_ARGUMENTS = (
+    "compression", "allreduce", "loss_scale", "schedule", "gradient_accumulation_steps", "name", "fusion_threshold_mb",
+)  # fmt: skip
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +58,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
 
     def __init__(
         self,
-        inner: keras.optimizers.Optimizer | str,
+        inner: Any = None,
         *,
         compression: str = "fp16",
         allreduce: str = "ring",
@@ -64,7 +71,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         """Wraps an optimizer; the same on every rank.
 
         Args:
-          inner: one of `hybrid_imagenet.optimizers`, or any of Keras's, as an object or by name.
+          inner: required; one of `hybrid_imagenet.optimizers`, or any of Keras's, as an object or by name.
           compression: type in which gradients are sent; none, fp16 or bf16.
           allreduce: ring, torus, hierarchical, masters or size_switched (docs/communication.md).
           loss_scale: `dynamic`, which starts at 2^15, or a number; 1 for none.
@@ -80,6 +87,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
             that scales the loss itself or has been used already.
           ValueError: for a name that is no optimizer of Keras.
         """
+        settings = _settings(compression, allreduce, communication)
         if isinstance(inner, str):
             inner = keras.optimizers.get(inner)
         _check_inner(inner)
@@ -87,7 +95,6 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
             raise UserError(
                 "schedule: give one of hybrid_imagenet.schedules in place of one of Keras, which counts steps"
             )
-        settings = _settings(compression, allreduce, communication)
         steps = gradient_accumulation_steps or inner.gradient_accumulation_steps
         if steps is not None and (not isinstance(steps, int) or steps < 2):
             raise UserError(f"gradient_accumulation_steps={steps}: give a whole number of at least 2, or omit it")
@@ -381,6 +388,9 @@ def _check_inner(inner: Any) -> None:
 
 
 def _settings(compression: str, allreduce: str, more: Mapping[str, Any]) -> Settings:
+    arguments.check_compression(compression)
+    of_algorithm = {field.name for algorithm in ALGORITHMS.values() for field in dataclasses.fields(algorithm.options)}
+    arguments.check_names(more, [*_ARGUMENTS, *sorted(of_algorithm)])
     options = dict(more)
     fields = {name: options.pop(name) for name in ("fusion_threshold_mb",) if name in options}
     fields["deterministic"] = private_api.is_op_determinism_enabled()

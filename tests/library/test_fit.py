@@ -78,7 +78,7 @@ def test_an_optimizer_says_what_it_cannot_take():
     assert refused("sgd", gradient_accumulation_steps=1).startswith(
         "gradient_accumulation_steps=1: give a whole number"
     )
-    assert "backward_passes_per_step: there is no such option" in refused("sgd", backward_passes_per_step=4)
+    assert refused("sgd", torus_grid="1x1").startswith("torus_grid: there is no such option with allreduce=ring")
     keras_own = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
     assert "one of hybrid_imagenet.schedules" in refused("sgd", schedule=keras_own)
     used = keras.optimizers.SGD()
@@ -86,6 +86,33 @@ def test_an_optimizer_says_what_it_cannot_take():
     assert "used already" in refused(used)
     with pytest.raises(ValueError, match=r"give a number, and a schedule of hybrid_imagenet.schedules to Distr"):
         hi.optimizers.LARS(keras_own)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "remedy"),
+    [
+        ("backward_passes_per_step", 4, "Use gradient_accumulation_steps, which averages"),
+        ("op", "Average", "Omit it: gradients are always averaged"),
+        ("groups", 2, "packed into buckets of fusion_threshold_mb"),
+        ("clipnorm", 1.0, r"DistributedOptimizer(keras.optimizers.SGD(clipnorm=...))"),
+        ("inner_optimizer", "sgd", "Pass the optimizer as the first argument"),
+        ("fusion_threshold", 2, "(did you mean fusion_threshold_mb?)"),
+        ("color", "red", "Its arguments are compression, allreduce, loss_scale"),
+    ],
+)
+def test_an_unknown_argument_of_the_optimizer_is_answered_with_what_to_use(name, value, remedy):
+    inner = () if name == "inner_optimizer" else ("sgd",)
+    with pytest.raises(UserError, match=f"DistributedOptimizer has no argument {name}") as caught:
+        hi.DistributedOptimizer(*inner, **{name: value})
+    assert remedy in str(caught.value)
+
+
+def test_a_compression_that_is_a_class_is_answered_with_the_words_to_use():
+    class FP16Compressor:
+        pass
+
+    with pytest.raises(UserError, match=r"is not supported\. Use one of 'none', 'fp16', 'bf16'"):
+        hi.DistributedOptimizer("sgd", compression=FP16Compressor)
 
 
 def test_a_loss_that_was_not_scaled_and_a_weight_without_gradient_are_named():
