@@ -55,6 +55,17 @@ def learning_rate_variable(optimizer: keras.optimizers.Optimizer) -> keras.Varia
     return getattr(optimizer, "_learning_rate", None)
 
 
+def shared_variable(variable: tf.Variable) -> keras.Variable:
+    """Returns a variable of Keras that is the same as one of TensorFlow: what is assigned to one is in both.
+
+    Keras does not document that it shares a tf.Variable that it is given as a first value.
+    """
+    import keras
+
+    name = variable.name.partition(":")[0].replace("/", "_")
+    return keras.Variable(variable, dtype=variable.dtype.name, trainable=variable.trainable, name=name)
+
+
 def list_of_callbacks() -> Sequence[keras.callbacks.Callback]:
     """Returns all callbacks of the running `fit`, when a callback's method calls this; () outside `fit`.
 

@@ -93,6 +93,15 @@ def test_learning_rate_variable_is_part_of_the_state():
     assert any(variable is other for other in optimizer.variables)
 
 
+def test_shared_variable_has_what_is_assigned_to_either():
+    ours = tf.Variable(np.ones(3, np.float32), name="w")
+    shared = private_api.shared_variable(ours)
+    shared.assign([2.0, 2.0, 2.0])
+    assert ours.numpy().tolist() == [2.0] * 3
+    ours.assign([3.0, 3.0, 3.0])
+    assert shared.numpy().tolist() == [3.0] * 3
+
+
 def test_list_of_callbacks_has_all_callbacks_of_fit():
     found = []
 

@@ -47,6 +47,20 @@ class _Ranks:
         return process.communicator().reduce_gradients(grads, names)
 
 
+def _argument_of_inner(name: str) -> property:
+    """Returns a property that reads and sets an argument of the inner optimizer, which is the one that uses it."""
+
+    def read(self: DistributedOptimizer) -> Any:
+        return getattr(self.inner, name, None)
+
+    def write(self: DistributedOptimizer, value: Any) -> None:
+        inner = vars(self).get("inner")
+        if inner is not None:  # the constructor of Keras's base class sets a value before there is an inner optimizer
+            setattr(inner, name, value)
+
+    return property(read, write)
+
+
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
 class DistributedOptimizer(distributed.DistributedOptimizer):
     """Averages gradients over ranks and lets `inner` update the weights: for `model.compile` and custom loops.
@@ -55,6 +69,14 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
     A step whose mean gradient is not finite is skipped on all ranks. See `optimizers.distributed` for the formulas
     (Lu et al. 2.2.2; Micikevicius et al., Mixed Precision Training), docs/library.md for what works with it.
     """
+
+    # Not `use_ema`: the base class would keep a second average if the wrapper had it too.
+    clipnorm = _argument_of_inner("clipnorm")
+    global_clipnorm = _argument_of_inner("global_clipnorm")
+    clipvalue = _argument_of_inner("clipvalue")
+    weight_decay = _argument_of_inner("weight_decay")
+    ema_momentum = _argument_of_inner("ema_momentum")
+    ema_overwrite_frequency = _argument_of_inner("ema_overwrite_frequency")
 
     def __init__(
         self,
@@ -65,7 +87,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         loss_scale: str | float = "dynamic",
         schedule: schedules.Schedule | None = None,
         gradient_accumulation_steps: int | None = None,
-        name: str = "distributed",
+        name: str | None = None,
         **communication: Any,
     ):
         """Wraps an optimizer; the same on every rank.
@@ -79,7 +101,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
             `(start, end, global_batch) -> {"learning_rate": ...}` in fractional epochs, see `schedules`.
           gradient_accumulation_steps: micro-batches per update, 2 or more; their gradients are averaged on each rank
             and reduced once. By default the inner optimizer's own argument of this name, which it then no longer uses.
-          name: of the optimizer.
+          name: of the optimizer; by default a new one for each.
           communication: `fusion_threshold_mb`, and options of the all-reduce (`torus_grid`, `size_switch_kb`).
 
         Raises:
@@ -115,6 +137,8 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         if steps is not None:
             self._micro_batches = keras.Variable(0, dtype="int64", trainable=False, name="micro_batches")
         self._totals: list[keras.Variable] = []
+        # Variables of Keras by id of the tf.Variable with which they share their value, and so keep.
+        self._shared: dict[int, keras.Variable] = {}
         self._kinds: dict[int, ParameterKind] = {}  # by id of the variable
         if process.is_ready():
             process.intend(settings)
@@ -128,6 +152,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         """Creates the state: the inner optimizer's and, for accumulation, float32 sums as large as the weights."""
         if self.built:
             return
+        variables = self._of_keras(variables)
         with tf.init_scope():  # the first `apply` may be in a graph
             if self._kinds:
                 unknown = [v for v in variables if id(v) not in self._kinds]
@@ -139,6 +164,14 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
                     keras.Variable("zeros", shape=v.shape, dtype="float32", trainable=False, name=f"{v.name}_sum")
                     for v in variables
                 ]
+
+    def _of_keras(self, variables: Sequence[Any]) -> list[keras.Variable]:
+        """Returns the variables, with one of Keras in place of each tf.Variable that a custom loop has passed."""
+        for variable in variables:
+            if isinstance(variable, tf.Variable) and id(variable) not in self._shared:
+                with tf.init_scope():
+                    self._shared[id(variable)] = private_api.shared_variable(variable)
+        return [self._shared.get(id(variable), variable) for variable in variables]
 
     def average_sums(self, ranks: Communicator) -> None:
         """Replaces the sums of an unfinished accumulation by their mean over ranks, so that one rank's stand for all.
@@ -184,8 +217,9 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
           UserError: if it has no variables, the loss was not scaled, ranks differ at the start, or XLA compiles this.
         """
         if trainable_variables is not None:
-            self.build(list(trainable_variables))
-            check_known(private_api.optimized_variables(self), trainable_variables)
+            variables = self._of_keras(trainable_variables)
+            self.build(variables)
+            check_known(private_api.optimized_variables(self), variables)
         elif not self.built:
             raise UserError("apply needs the variables at its first call, or hybrid_imagenet.broadcast_model before it")
         if not self._scaled and (self.loss_scale.dynamic or float(self._arguments["loss_scale"]) != 1.0):

@@ -63,7 +63,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         *,
         average: WeightAverage | None = None,
         packed: bool | None = None,
-        name: str = "distributed",
+        name: str | None = None,
     ):
         """Wraps `inner`.
 
@@ -73,7 +73,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
           loss_scale: without it the loss is not scaled.
           average: takes in the weights after every update of this package's optimizers.
           packed: update all variables as one vector (`update`); by default where there is a GPU.
-          name: of the optimizer.
+          name: of the optimizer; by default a new one for each.
         """
         super().__init__(inner, name=name)
         self.inner: Any = inner
@@ -99,6 +99,24 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         """State to save: the inner optimizer's, the loss scale's, and what the records say of the last step."""
         ratios = [self.inner.trust_ratios] if self._grouped else []
         return [*self.inner.variables, *self.loss_scale.variables, self.grad_norm, *ratios]
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Sets the state, inner optimizer's included, from the `variables` of another one, or from their values.
+
+        Raises:
+          ValueError: before `build`, or if the state is that of another kind of optimizer or model.
+        """
+        if not self.built:
+            raise ValueError("set_weights needs the state that it replaces: call build(trainable_variables) before it")
+        shapes = [tuple(v.shape) for v in self.variables]
+        given = [tuple(weight.shape) for weight in weights]
+        if given != shapes:
+            raise ValueError(
+                f"set_weights got {len(given)} values that do not fit the {len(shapes)} variables of this optimizer: "
+                "pass the variables of an optimizer of the same kind, built on the same model"
+            )
+        for variable, weight in zip(self.variables, weights, strict=True):
+            variable.assign(weight)
 
     @property
     def iterations(self) -> keras.Variable:

@@ -132,6 +132,62 @@ def test_a_loss_that_was_not_scaled_and_a_weight_without_gradient_are_named():
         other.apply([tf.ones([3])], [keras.Variable(np.ones(3, np.float32))])
 
 
+def of_two_steps(inner, **settings):
+    variable = keras.Variable(np.ones(3, np.float32), name="w")
+    optimizer = hi.DistributedOptimizer(inner, loss_scale=1, **settings)
+    optimizer.apply([tf.constant([1.0, 2.0, 3.0])], [variable])
+    optimizer.apply([tf.constant([1.0, 0.0, 3.0])], [variable])
+    return optimizer, variable
+
+
+@pytest.mark.parametrize("kind", ["keras", "hi"])
+def test_set_weights_continues_the_state_of_another_optimizer(kind):
+    make = (lambda: keras.optimizers.Adam(0.1)) if kind == "keras" else (lambda: hi.optimizers.LAMB(0.1))
+    first, variable = of_two_steps(make())
+    other = hi.DistributedOptimizer(make(), loss_scale=1)
+    with pytest.raises(ValueError, match="call build"):
+        other.set_weights(first.variables)
+    other.build([variable])
+    other.set_weights(first.variables)
+    assert int(other.iterations) == 2
+    for found, wanted in zip(other.variables, first.variables, strict=True):
+        np.testing.assert_array_equal(found.numpy(), wanted.numpy())
+    other.set_weights([v.numpy() for v in first.variables])
+    with pytest.raises(ValueError, match="do not fit the"):
+        other.set_weights(first.variables[:-1])
+
+
+@pytest.mark.parametrize("kind", ["keras", "hi"])
+def test_a_variable_of_tensorflow_is_updated_as_one_of_keras(kind):
+    make = (lambda: keras.optimizers.Adam(0.1)) if kind == "keras" else (lambda: hi.optimizers.LAMB(0.1))
+    _, wanted = of_two_steps(make())
+    optimizer = hi.DistributedOptimizer(make(), loss_scale=1)
+    variable = tf.Variable(np.ones(3, np.float32), name="w")
+
+    @tf.function
+    def step(gradient):
+        optimizer.apply_gradients([(gradient, variable)])
+
+    step(tf.constant([1.0, 2.0, 3.0]))
+    step(tf.constant([1.0, 0.0, 3.0]))
+    np.testing.assert_allclose(variable.numpy(), wanted.numpy(), rtol=1e-6)
+
+
+def test_optimizers_have_different_names():
+    names = {hi.DistributedOptimizer("sgd").name for _ in range(2)}
+    assert len(names) == 2
+    assert hi.DistributedOptimizer("sgd", name="mine").name == "mine"
+
+
+def test_arguments_of_the_inner_optimizer_are_read_and_set_through_the_wrapper():
+    optimizer = hi.DistributedOptimizer(keras.optimizers.SGD(1.0, clipnorm=1.0, weight_decay=0.1, use_ema=True))
+    assert (optimizer.clipnorm, optimizer.weight_decay, optimizer.clipvalue) == (1.0, 0.1, None)
+    optimizer.clipnorm = 2.0
+    assert optimizer.inner.clipnorm == 2.0
+    optimizer.build([keras.Variable(np.ones(3, np.float32))])
+    assert sum("average" in v.name for v in optimizer.variables) == 1
+
+
 def test_what_the_wrapper_is_told_not_to_decay_is_not_decayed():
     weight = keras.Variable([1.0], name="kernel")
     optimizer = hi.DistributedOptimizer(keras.optimizers.AdamW(0.1, weight_decay=0.5), loss_scale=1)
