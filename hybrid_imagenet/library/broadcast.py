@@ -54,17 +54,16 @@ def broadcast_model(model: keras.Model, communicator: Communicator | None = None
       communicator: the ranks; by default those of this process.
 
     Raises:
-      UserError: if the model does not have all its weights yet; on all ranks, if data were shared out in different
-        orders.
+      UserError: if the model of several ranks does not have all its weights yet; on all ranks, if data were shared out
+        in different orders.
     """
     ranks = communicator or process.communicator()
     check_same_order(ranks)
-    parts_built = all(layer.built for layer in private_api.flatten_layers(model, include_self=False))
-    if not model.weights or (not (model.built or parts_built) and compiled_model.trains_as_keras(model)):
-        raise UserError(
-            f"the model {model.name!r} lacks weights that its first step would make, other ones on each rank: give it "
-            "an Input, or call it on one batch before fit"
-        )
+    if lacks_weights(model) and ranks.size == 1:
+        for optimizer in compiled_model.distributed(model).values():
+            optimizer.attach(model)
+        return
+    require_weights(model)
     alone = [layer.name for layer in private_api.flatten_layers(model) if getattr(layer, "synchronized", False)]
     if alone and ranks.size > 1 and ranks.rank == 0:
         _log.warning("%s: synchronized=True does nothing here: each rank normalizes its own batch", ", ".join(alone))
@@ -78,6 +77,21 @@ def broadcast_model(model: keras.Model, communicator: Communicator | None = None
         if isinstance(layer, keras.layers.Normalization) and layer.built:
             layer.finalize_state()  # what it uses are copies of its weights
     private_api.set_first_epoch(model, ranks.broadcast_object(private_api.first_epoch(model)))
+
+
+def lacks_weights(model: keras.Model) -> bool:
+    """Returns whether the first step of a model would make weights."""
+    parts_built = all(layer.built for layer in private_api.flatten_layers(model, include_self=False))
+    return not model.weights or (not (model.built or parts_built) and compiled_model.trains_as_keras(model))
+
+
+def require_weights(model: keras.Model) -> None:
+    """Raises UserError for a model whose first step would make weights."""
+    if lacks_weights(model):
+        raise UserError(
+            f"The model {model.name!r} lacks weights that its first step would make, so there is nothing to broadcast "
+            "or to restore before it. Give it an Input, or call it on one batch before fit."
+        )
 
 
 def build(model: keras.Model, optimizer: Any, ranks: Communicator) -> None:

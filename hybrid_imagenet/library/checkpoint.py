@@ -16,7 +16,7 @@ from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.comm import Communicator, process
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.library import compiled_model
-from hybrid_imagenet.library.broadcast import broadcast_model, build, built_on, set_scalars
+from hybrid_imagenet.library.broadcast import broadcast_model, build, built_on, require_weights, set_scalars
 from hybrid_imagenet.numerics.sampling import Cursor
 from hybrid_imagenet.order import ExactBatchSampler
 from hybrid_imagenet.training.checkpoint_saver import CheckpointSaver
@@ -99,6 +99,7 @@ class Checkpoint(keras.callbacks.Callback):
           UserError: on all ranks, if the folder is in use, or belongs to another model or order.
         """
         ranks = process.communicator()
+        require_weights(self.model)
         for optimizer in compiled_model.optimizers(self.model).values():
             build(self.model, optimizer, ranks)
         store, meta, place = None, None, None

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import types
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -139,6 +140,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         self._totals: list[keras.Variable] = []
         # Variables of Keras by id of the tf.Variable with which they share their value, and so keep.
         self._shared: dict[int, keras.Variable] = {}
+        self._model: weakref.ref[keras.Model] | None = None
         self._kinds: dict[int, ParameterKind] = {}  # by id of the variable
         if process.is_ready():
             process.intend(settings)
@@ -146,6 +148,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
     def attach(self, model: keras.Model) -> None:
         """Learns the kinds of a model's trainable variables from their layers, for when the optimizer is built."""
         if isinstance(self.inner, GroupedOptimizer) and not self.inner.kinds:
+            self._model = weakref.ref(model)  # its first step may make more variables
             self._kinds |= {id(v): kind for v, kind in zip(model.trainable_variables, classify(model), strict=True)}
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
@@ -154,7 +157,9 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
             return
         variables = self._of_keras(variables)
         with tf.init_scope():  # the first `apply` may be in a graph
-            if self._kinds:
+            model = self._model() if self._model is not None else None
+            if model is not None:
+                self.attach(model)
                 unknown = [v for v in variables if id(v) not in self._kinds]
                 self._kinds |= {id(v): kind for v, kind in zip(unknown, classify_by_rank(unknown), strict=True)}
                 self.inner.set_kinds([self._kinds[id(v)] for v in variables])

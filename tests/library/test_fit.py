@@ -262,7 +262,7 @@ def test_a_gradient_whose_shape_tensorflow_does_not_know_has_that_of_its_variabl
     assert variable.numpy().tolist() == [0.5] * 3
 
 
-def test_a_model_that_lacks_weights_is_refused_before_its_first_step():
+def test_a_model_that_lacks_weights_is_rejected_on_several_ranks_only(tmp_path):
     class Half(keras.Model):
         def __init__(self, *parts):
             super().__init__()
@@ -274,16 +274,27 @@ def test_a_model_that_lacks_weights_is_refused_before_its_first_step():
             return x
 
     x = np.zeros((2, 6), np.float32)
+    two = mock.Mock(size=2, rank=0, broadcast_object=lambda v: v, allgather_object=lambda v: [v] * 2)
     for parts in ([keras.layers.Dense(3)], [models.plain(3), keras.layers.Dense(3)]):
         model = Half(*parts)
         model.compile(hi.DistributedOptimizer("sgd"), "mse")
         with pytest.raises(UserError, match="call it on one batch before fit"):
-            model.fit(x, x[:, :3], verbose=0, callbacks=hi.callbacks.default_callbacks())
-        model(x)
+            hi.broadcast_model(model, two)
+        with pytest.raises(UserError, match="call it on one batch before fit"):
+            model.fit(x, x[:, :3], verbose=0, callbacks=[hi.callbacks.Checkpoint(tmp_path / "c")])
         model.fit(x, x[:, :3], verbose=0, callbacks=hi.callbacks.default_callbacks())
+        assert int(model.optimizer.iterations) == 1
+        hi.broadcast_model(model, two)
     whole = Half(models.plain(3))  # never called, but there is nothing to make
     whole.compile(hi.DistributedOptimizer("sgd"), "mse")
     whole.fit(x, x[:, :3], verbose=0, callbacks=hi.callbacks.default_callbacks())
+
+
+def test_a_bias_of_a_model_that_its_first_step_builds_is_known_by_its_layer():
+    model = keras.Sequential([keras.layers.GRU(3)])
+    model.compile(hi.DistributedOptimizer(hi.optimizers.LARS(0.1)), "mse")
+    model.fit(np.ones((2, 4, 2)), np.ones((2, 3)), verbose=0, callbacks=hi.callbacks.default_callbacks())
+    assert [kind.value for kind in model.optimizer.inner.kinds] == ["kernel", "kernel", "bias"]
 
 
 def test_normalization_that_is_to_be_synchronized_and_is_not_gives_a_warning(caplog):
