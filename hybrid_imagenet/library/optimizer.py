@@ -205,7 +205,19 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
     # AutoGraph, which converts what a tf.function of the user calls, knows no super() and has nothing to convert here.
     @tf.autograph.experimental.do_not_convert
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
-        """The loss to differentiate, float32; `apply` takes the gradients of this one."""
+        """Returns the loss to differentiate, float32; `apply` takes the gradients of this one.
+
+        Raises:
+          UserError: on several ranks, for a loss of several values. A tape would add them, so that the update would
+            depend on how many of them each rank has.
+        """
+        loss = tf.convert_to_tensor(loss)
+        if loss.shape.rank and loss.shape.num_elements() != 1 and process.is_ready() and process.size() > 1:
+            raise UserError(
+                f"The loss has the shape {loss.shape}, not one value. Its gradient would be the sum over the rank's "
+                "examples, and the update would change with the number of ranks. Use the mean: tf.reduce_mean(loss), "
+                'or reduction="sum_over_batch_size" of a loss of Keras.'
+            )
         self._scaled = True
         return super().scale_loss(tf.cast(loss, tf.float32))
 

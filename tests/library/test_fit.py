@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import hybrid_imagenet as hi
+from hybrid_imagenet.comm import process
 from hybrid_imagenet.errors import UserError
 from tests.library import models, programs
 from tests.library.published import Distiller
@@ -171,6 +172,22 @@ def test_a_variable_of_tensorflow_is_updated_as_one_of_keras(kind):
     step(tf.constant([1.0, 2.0, 3.0]))
     step(tf.constant([1.0, 0.0, 3.0]))
     np.testing.assert_allclose(variable.numpy(), wanted.numpy(), rtol=1e-6)
+
+
+def test_a_loss_of_several_values_is_rejected_on_several_ranks():
+    optimizer = hi.DistributedOptimizer("sgd")
+    vector = tf.ones([4])
+    with mock.patch.object(process, "size", lambda: 2):
+        for loss in (vector, vector[:, None]):
+            with pytest.raises(UserError, match=r"The loss has the shape \(4,.*Use the mean: tf.reduce_mean"):
+                optimizer.scale_loss(loss)
+        model = models.made(hi.DistributedOptimizer("sgd"))
+        model.compile(hi.DistributedOptimizer("sgd"), keras.losses.MeanSquaredError(reduction="none"))
+        with pytest.raises(UserError, match=r"The loss has the shape"):
+            model.train_on_batch(np.ones((4, 6)), np.ones((4, 3)))
+        optimizer.scale_loss(tf.constant(1.0))
+        optimizer.scale_loss(tf.ones([1, 1]))
+    assert optimizer.scale_loss(vector).shape == [4]
 
 
 def test_optimizers_have_different_names():
