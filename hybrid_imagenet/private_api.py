@@ -141,9 +141,16 @@ def dataset_seeds(dataset: tf.data.Dataset) -> tuple[int, int] | None:
     """Returns the two seeds of a dataset that shuffles or draws numbers itself; (0, 0) if it has no seed.
 
     It is None for datasets that do neither.
+
+    Raises:
+      RuntimeError: if this release of TensorFlow keeps the seeds of a shuffle elsewhere.
     """
     first = getattr(dataset, "_seed", None)
     second = getattr(dataset, "_seed2", None)
+    if first is None and "Shuffle" in type(dataset).__name__:
+        raise RuntimeError(
+            f"private_api.dataset_seeds does not find the seeds of TensorFlow's {type(dataset).__name__}"
+        )
     return None if first is None or second is None else (int(first), int(second))
 
 
