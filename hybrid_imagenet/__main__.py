@@ -91,7 +91,7 @@ def process(words: Sequence[str]) -> int:
     command_began()
     if words[0] == "train":
         restart_with_huge_pages()
-    # A run must not end because nobody can store what it prints. It writes its results to files.
+    # A run must not end because its output cannot be stored. It writes its results to files.
     only_prints = any(word.startswith(_PRINTING) for word in words[1:])
     lasting_output.install(lossy=not only_prints)
     REQUESTS.install()

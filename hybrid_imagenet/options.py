@@ -178,7 +178,7 @@ def shown(value: object) -> str:
 
 
 SPELLING = "Dashes and underscores mean the same in the names of options: --data-dir is --data_dir."
-"""What the help of every command says about `underscored`."""
+"""Sentence in the help of every command about `underscored`."""
 
 
 def underscored(word: str) -> str:

@@ -209,7 +209,7 @@ def write(data_dir: pathlib.Path, to: pathlib.Path, seed: int, training_images: 
     try:
         for name, content in contents.items():
             (unfinished / name).write_bytes(content)
-        unfinished.chmod(0o755)  # mkdtemp lets nobody else read it
+        unfinished.chmod(0o755)  # mkdtemp makes it private
         unfinished.replace(to)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

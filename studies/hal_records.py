@@ -22,7 +22,7 @@ from studies.statistics import oscillation
 
 SOURCE = "https://github.com/richardkxu/distributed-pytorch, commit b2a3e17"
 SHA256 = "09f7b97ec3593aaecdf9fbce478bf008b2afe005e730681d1844800bdc7ce4a1"
-"""Of the records that the committed table was made from."""
+"""Digest of the records from which the committed table was made."""
 TARGET_TOP1 = 75.0
 """The accuracy, in percent, whose epoch the table gives; Lu et al. use the same."""
 EARLY = (1, 30)

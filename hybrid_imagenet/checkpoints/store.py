@@ -47,7 +47,7 @@ def look(path: pathlib.Path) -> Description:
     if not path.exists():
         raise UserError(f"{path}: no such file or directory; give {_FORMS}")
     if not path.is_file():  # a pipe or a device, which may never end
-        raise UserError(f"{path}: is not a regular file; give {_FORMS}")
+        raise UserError(f"{path} is not a regular file. Pass {_FORMS}.")
     if path.suffix in FOREIGN_SUFFIXES:
         return Description(path, {})
     if path.suffix == ".keras":

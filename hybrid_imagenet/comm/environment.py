@@ -23,7 +23,7 @@ _PLACE = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL
 RANK_VARIABLE = _PLACE[0]
 """Where mpirun tells a process its rank."""
 RANKS_VARIABLE = "HYBRID_IMAGENET_RANKS"
-"""Where `hybrid-imagenet run` tells the ranks how many of them it has started."""
+"""Variable in which `hybrid-imagenet run` passes the number of ranks that it has started."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # of a container
@@ -71,7 +71,7 @@ def _check_started_ranks(env: Mapping[str, str], connected: int) -> None:
         raise UserError(
             f"hybrid-imagenet run has started {counted(int(started), 'rank')}, but mpirun connects {connected} of "
             "them. Check with hybrid-imagenet doctor that mpirun belongs to the Open MPI of this environment. If this "
-            f"process is no rank of that job, unset {RANKS_VARIABLE}."
+            f"process is not a rank of that job, unset {RANKS_VARIABLE}."
         )
 
 

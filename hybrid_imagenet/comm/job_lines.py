@@ -30,7 +30,7 @@ def tell(text: str, environ: Mapping[str, str] | None = None) -> None:
     """Writes a line for the supervisor of this rank; does nothing in other processes."""
     word = (os.environ if environ is None else environ).get(JOB_VARIABLE, "")
     if _WORD.fullmatch(word):
-        with contextlib.suppress(OSError):  # nobody listens any more
+        with contextlib.suppress(OSError):  # the supervisor has ended
             os.write(2, f"{word} {text}\n".encode())
 
 

@@ -51,7 +51,8 @@ def _directory(environment: Mapping[str, str]) -> Path:
     if "KERAS_HOME" in environment:
         return Path(environment["KERAS_HOME"])
     home = os.path.expanduser("~")  # noqa: PTH111 - pathlib raises RuntimeError without a home directory
-    return Path(home if os.access(home, os.W_OK) else "/tmp") / ".keras"  # as Keras does
+    # Keras falls back to /tmp as well.
+    return Path(home if os.access(home, os.W_OK) else "/tmp") / ".keras"
 
 
 def _read(file: Path) -> dict[str, Any]:

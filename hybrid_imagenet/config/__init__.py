@@ -39,7 +39,7 @@ from hybrid_imagenet.options import Option, Origin, check_value, parse_arguments
 # What is known of a flag before optimizer, schedule and all-reduce are: those of an option say its bounds.
 _FIRST = {name: COMMON.get(name, Option("", kind=known.kind)) for name, known in OPTIONS.items()}
 
-# --print_config is a boolean, which scripts set without a value. Its third value is a flag of its own.
+# --print_config is a boolean, which scripts set without a value. Its third value is a separate flag.
 _PRINT_ALL = "--print_config=all"
 
 

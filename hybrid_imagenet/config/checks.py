@@ -265,7 +265,7 @@ def _names_defined_in(file: str | None) -> set[str] | None:
     except OSError:
         return None
     names: set[str] = set()
-    # Names inside of functions and classes are found too, which accepts a few that do not exist.
+    # Names inside functions and classes are found too, which accepts a few that do not exist.
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)

@@ -43,7 +43,7 @@ _UNASKED = [origin.value for origin in (*_REPLACEABLE, Origin.RUN)]
 
 
 def recipe(dataset: str, *, flagfile: bool, resume: bool, run_dir_flag: str | None) -> tuple[str, Origin]:
-    """Chooses the recipe of a run for which nobody has set --recipe.
+    """Chooses the recipe of a run without --recipe.
 
     A run that is resumed keeps its recipe. Otherwise a flag file implies hybrid, which is what flag files have always
     been written for, and without one the dataset decides.
@@ -76,7 +76,7 @@ def recipe(dataset: str, *, flagfile: bool, resume: bool, run_dir_flag: str | No
 
 
 def recipe_note(config: RunConfig, classes: int | None) -> str | None:
-    """Returns a line on the recipe if nobody has set it and the data are not ImageNet; None otherwise.
+    """Returns a line on the recipe if it was not set and the dataset is not ImageNet, else None.
 
     Args:
       config: of the run.

@@ -14,7 +14,7 @@ JXL_CODESTREAM = b"\xff\x0a"
 JXL_CONTAINER = b"\x00\x00\x00\x0cJXL \r\n\x87\n"
 # The size and the flags of a JPEG XL image need at most 220 bits.
 _JXL_HEADER_BYTES = 64
-_JXL_RATIOS = ((1, 1), (12, 10), (4, 3), (3, 2), (16, 9), (5, 4), (2, 1))  # of width to height
+_JXL_WIDTH_TO_HEIGHT = ((1, 1), (12, 10), (4, 3), (3, 2), (16, 9), (5, 4), (2, 1))
 # From this orientation on, the decoder swaps rows and columns.
 _FIRST_SWAPPED = 5
 CONVERT = 'convert it, for example with "mogrify -format png FILE" of ImageMagick'
@@ -38,7 +38,7 @@ def webp_size(data: bytes) -> tuple[int, int]:
         TensorFlow 2.21 can crash on it.
     """
     if len(data) < 30 or len(data) < 8 + int.from_bytes(data[4:8], "little"):
-        raise ValueError("the WebP is truncated: its header tells of more bytes")
+        raise ValueError("the WebP is truncated: its header announces more bytes")
     chunk = data[12:16]
     if chunk == b"VP8 " and data[23:26] == b"\x9d\x01\x2a":
         width, height = struct.unpack_from("<HH", data, 26)
@@ -121,7 +121,7 @@ def _jxl_size_header(read: Callable[[int], int]) -> tuple[int, int]:
     ratio = read(3)
     if not ratio:
         return height, side()
-    numerator, denominator = _JXL_RATIOS[ratio - 1]
+    numerator, denominator = _JXL_WIDTH_TO_HEIGHT[ratio - 1]
     return height, height * numerator // denominator
 
 

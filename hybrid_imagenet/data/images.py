@@ -34,7 +34,7 @@ MAX_PIXELS = (1 << 28) // 3
 
 MAX_BYTES = 1 << 30
 """Bytes of the largest file of an image that is read: `MAX_PIXELS` of a PNG with 16 bits and transparency are 716 MB
-without compression. A larger file is no image, and would fill the memory."""
+without compression. A larger file is not an image, and would fill the memory."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +173,8 @@ def picture(data: bytes) -> Image.Image:
     from PIL import Image
 
     probe(data)
-    if image_headers.is_jxl(data):  # which Pillow decodes only with a plugin
+    # Pillow decodes JPEG XL only with a plugin.
+    if image_headers.is_jxl(data):
         return Image.fromarray(_run(lambda: _rgb(_decoded_with_its_channels(data))))
     try:
         with Image.open(io.BytesIO(data)) as opened:

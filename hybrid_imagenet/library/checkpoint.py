@@ -47,7 +47,7 @@ def _forgotten(callbacks: Sequence[keras.callbacks.Callback]) -> list[str]:
         names = " and ".join(dict.fromkeys(stateful))
         verb = "starts" if len(set(stateful)) == 1 else "start"
         lines.append(
-            f"warning: {names} {verb} anew in this resumed run, because Checkpoint does not save the state of "
+            f"warning: {names} {verb} from zero in this resumed run, because Checkpoint does not save the state of "
             "callbacks: epochs of patience are counted from zero, and the best value so far is forgotten"
         )
     lines += [
@@ -67,7 +67,7 @@ class Checkpoint(keras.callbacks.Callback):
     `default_callbacks()`. The folder need not be shared by all hosts.
 
     The state of other callbacks is not saved. A resumed run prints a warning for those of Keras that count epochs or
-    remember a best value, because they start anew.
+    remember a best value, because they start from zero.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ Value = float | np.ndarray
 
 SAME_DATA = (
     "All ranks had the same loss, so they seem to have the same data. Give each rank its own part by "
-    "hybrid_imagenet.data.shard, and a file of its own to tf.data's cache(), such as cache(f'cache_{hi.rank()}')"
+    "hybrid_imagenet.data.shard, and a separate file to tf.data's cache(), such as cache(f'cache_{hi.rank()}')"
 )
 
 

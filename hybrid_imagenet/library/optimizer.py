@@ -171,7 +171,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
                 ]
 
     def _of_keras(self, variables: Sequence[Any]) -> list[keras.Variable]:
-        """Returns the variables, with one of Keras in place of each tf.Variable that a custom loop has passed."""
+        """Returns the variables, with a Keras variable instead of each tf.Variable that a custom loop has passed."""
         for variable in variables:
             if isinstance(variable, tf.Variable) and id(variable) not in self._shared:
                 with tf.init_scope():

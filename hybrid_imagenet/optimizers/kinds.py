@@ -61,7 +61,7 @@ def classify_by_rank(variables: Sequence[keras.Variable]) -> list[ParameterKind]
     for variable in variables:
         if len(variable.shape) > 1 and variable.name.endswith(_NAMES_OF_VECTORS):
             raise UserError(
-                f"The optimizer cannot tell whether {variable.path}, of shape {tuple(variable.shape)}, is a kernel or "
+                f"The optimizer does not know whether {variable.path}, of shape {tuple(variable.shape)}, is a kernel or "
                 "a bias, because it does not know the model. Pass callbacks=hybrid_imagenet.callbacks."
                 "default_callbacks() to fit, or call hybrid_imagenet.broadcast_model(model) before the first step."
             )
@@ -71,7 +71,7 @@ def classify_by_rank(variables: Sequence[keras.Variable]) -> list[ParameterKind]
 def check_updatable(variables: Sequence[keras.Variable]) -> None:
     """Raises UserError for variables whose gradients are not gradients.
 
-    `quantize("float8")` adds scales and histories of maxima. Keras passes their new values in place of gradients, and
+    `quantize("float8")` adds scales and histories of maxima. Keras passes their new values instead of gradients, and
     the mean of a loss-scaled value over ranks is not the new value.
     """
     replaced = [v.path for v in variables if getattr(v, "overwrite_with_gradient", False)]

@@ -53,7 +53,8 @@ _KILLED_WITHIN = 3.0  # seconds until a killed process has gone
 _ASK_EVERY = 2.0  # seconds between requests to ranks that do not answer
 _RECENT = 60.0  # ends of ranks that were longer ago did not end the job: the others continued
 _LEFT_PATIENCE = 30.0  # seconds that ranks may run on after another one has ended
-_MAX_NAMED_RANKS = 3  # of those that have ended
+# A line names at most as many ranks that have ended.
+_MAX_NAMED_RANKS = 3
 _ALIVE_EVERY = 5  # seconds between ssh's questions to a host that says nothing
 _CONNECTS_WITHIN = 60  # seconds until ssh gives a host up that accepts a connection and says nothing
 _START_LEAST = 60.0  # seconds until the first rank has started, or twice --stall_timeout
@@ -126,7 +127,8 @@ class Supervisor:
             self._ssh += ["-o", "StrictHostKeyChecking=accept-new"]
         self._word = secrets.token_hex(16)
         self._ends: list[tuple[float, exit_code.End]] = []
-        self._left_ranks: dict[int, tuple[float, job_lines.Left]] = {}  # whose programs have ended, and when
+        # Ranks whose programs have ended, with the time.
+        self._left_ranks: dict[int, tuple[float, job_lines.Left]] = {}
         self._left_named = False
         self._output = LauncherOutput()
         self._places, self._arrivals = list(places), arrivals.Arrivals(places)

@@ -17,7 +17,7 @@ _MAX_SHOWN_CHARACTERS = 80
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What a value must be.
+    """The kind of value that a key must have.
 
     Attributes:
       name: for messages, such as "a number".
@@ -50,12 +50,12 @@ def is_text(value: Any) -> bool:
 
 
 def list_of(accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Returns a function that tells whether a value is a list of accepted values."""
+    """Returns a function that checks whether a value is a list of accepted values."""
     return lambda value: isinstance(value, list) and all(map(accepts, value))
 
 
 def object_of(accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Returns a function that tells whether a value is an object of accepted values."""
+    """Returns a function that checks whether a value is an object of accepted values."""
     return lambda value: isinstance(value, dict) and all(map(accepts, value.values()))
 
 

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 from hybrid_imagenet import files
 from hybrid_imagenet.errors import UserError
 
-_MAX_NAMED_LINES = 3  # of those that are no records
+# At most as many lines that are not records are named.
+_MAX_NAMED_LINES = 3
 
 KEYS: Mapping[str, str] = {
     "kind": "`step`, `epoch` or `diverged`",
@@ -99,7 +100,7 @@ class MetricsWriter:
           path: the file.
           resume_from: the steps and the epochs with a record that the restored checkpoint holds. Records of later
             ones are removed first, as they are going to be written again. None keeps every record.
-            Lines that are no records are moved to a file of their own in any case, with a warning.
+            Lines that are not records are moved to a separate file in any case, with a warning.
 
         Raises:
           UserError: if the file cannot be read or written.
@@ -146,7 +147,7 @@ class _Line(NamedTuple):
 def read(path: str | os.PathLike[str], *, max_bytes: int | None = None) -> list[dict[str, Any]]:
     """Reads the records of a file that may still be growing.
 
-    A torn last line is skipped. So is a whole last line that is no record, such as one that another program has
+    A torn last line is skipped. So is a whole last line that is not a record, such as one that another program has
     appended, with a warning.
 
     Args:
@@ -186,7 +187,8 @@ def _lines(path: pathlib.Path, max_bytes: int | None = None) -> list[_Line]:
             if not isinstance(record, dict):
                 raise ValueError("not an object")
         except (ValueError, RecursionError):
-            if number < len(contents):  # else no newline follows, because the writer was cut off in the middle
+            # The last line has no newline if the writer was cut off in the middle.
+            if number < len(contents):
                 lines.append(_Line(number, content, None, "not a JSON object; remove"))
             continue
         wrong = _wrong(record)
@@ -225,8 +227,8 @@ def _is_number(value: Any) -> bool:
 def _mend(path: pathlib.Path, resume_from: tuple[int, float] | None) -> None:
     """Removes what a run that continues must not keep, leaving the old file until the new one is complete.
 
-    These are a torn last line, the records after `resume_from`, and lines that are no records. The latter are named and
-    moved to a file of their own, since another program or a person has written them.
+    These are a torn last line, the records after `resume_from`, and lines that are not records. The latter are named and
+    moved to a separate file, since another program or a person has written them.
     """
     lines = _lines(path)
     foreign = [line for line in lines if line.error]

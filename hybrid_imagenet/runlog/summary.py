@@ -69,7 +69,7 @@ _KINDS: Mapping[str, Kind] = {
     "targets": Kind("a list of targets", json_fields.list_of(_is_goal), null=False),
     "time_by_cause": Kind("numbers by cause", json_fields.object_of(json_fields.is_number)),
 }
-"""What the values of summary.json must be."""
+"""Kinds of the values of summary.json."""
 
 
 def read(directory: pathlib.Path) -> dict[str, Any]:

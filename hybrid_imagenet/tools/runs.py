@@ -127,7 +127,7 @@ def stop(arguments: Sequence[str]) -> None:
 
 
 def _nothing_to_stop(directory: pathlib.Path) -> str:
-    """Returns why a run whose lock nobody holds cannot be stopped.
+    """Returns why a run whose lock is free cannot be stopped.
 
     Raises:
       UserError: if there is no run.

@@ -38,7 +38,7 @@ _MOVED = 1e-3  # relative change of a learning rate that is worth a warning
 
 @dataclasses.dataclass
 class Findings:
-    """What was checked, a line for each thing, warnings, and notes on what was chosen.
+    """Results of the checks: a line for each check, warnings, and notes on what was chosen.
 
     `classes` is the number of classes of the dataset, None if it is not known yet.
     """

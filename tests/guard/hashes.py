@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 PATH = pathlib.Path(__file__).with_name("hashes.json")
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16")
-"""Those of the processor's that TensorFlow, oneDNN and XLA choose their kernels by."""
+"""Vector instructions by which TensorFlow, oneDNN and XLA choose their kernels."""
 
 
 def processor() -> str:

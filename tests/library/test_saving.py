@@ -139,7 +139,7 @@ def test_a_resumed_run_names_the_callbacks_whose_state_is_lost(tmp_path, capsys)
 
     assert fit() == []
     (line,) = fit()
-    assert "ReduceLROnPlateau starts anew in this resumed run, because Checkpoint does not save" in line
+    assert "ReduceLROnPlateau starts from zero in this resumed run, because Checkpoint does not save" in line
     plateau, log = fit(append=False, save_best_only=True)
-    assert "ReduceLROnPlateau and ModelCheckpoint start anew" in plateau
+    assert "ReduceLROnPlateau and ModelCheckpoint start from zero" in plateau
     assert "log.csv: pass append=True" in log

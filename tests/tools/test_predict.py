@@ -81,7 +81,7 @@ def test_the_central_square_is_looked_at(folder, capsys):
         (["weights.npz", "/dev/zero"], "/dev/zero: is not a regular file; give an image file that can be read"),
         (["weights.npz", "pipe.png"], "pipe.png: is not a regular file"),
         (["weights.npz", "large.png"], "large.png: has 2,147,483,648 bytes, and at most 1,073,741,824 are read"),
-        (["pipe.png", "0.png"], "pipe.png: is not a regular file; give a checkpoint"),
+        (["pipe.png", "0.png"], "pipe.png is not a regular file. Pass a checkpoint"),
         (["weights.npz", "0.png", "--top=none"], "argument --top: none: give a whole number of at least 1"),
     ],
 )

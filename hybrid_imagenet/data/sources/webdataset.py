@@ -39,11 +39,13 @@ _SCANS = 8  # files that a rank scans at the same time
 _INDICES = 4096  # of files that are kept in memory
 IMAGES = tuple(suffix.removeprefix(".") for form in images.FORMATS for suffix in form.suffixes)
 _LABELS = ("cls", "json")
-_VERSION = 4  # of the rules by which samples are found
+# Of the rules by which samples are recognized: an index of older rules is built again.
+_VERSION = 4
 _UNKNOWN = -1
-_SEVERAL = -2  # labels, in place of one
-_BROKEN_LINK = -3  # in place of an offset or a label
-_MOST_LINKS = 40  # that lead to one file, as in Linux: more are a circle
+_SEVERAL = -2  # several labels instead of one
+_BROKEN_LINK = -3  # instead of an offset or a label
+# Linux follows as many links to one file. More are a circle.
+_MAX_LINKS = 40
 _NUMBERS = re.compile(rb"\s*-?[\d.]+(?:[\s,;]+-?[\d.]+)+\s*")
 _MOST_ZEROS = 4 << 20  # at the end: tar fills up its records, of 10 KiB unless told otherwise
 _LONGEST_LABEL = 1 << 20  # bytes of a label's file
@@ -346,7 +348,7 @@ def _samples(members: Sequence[tarfile.TarInfo], labels: Mapping[int, set[int]])
 def _followed(member: tarfile.TarInfo, by_name: Mapping[str, tarfile.TarInfo]) -> tarfile.TarInfo | None:
     """Returns the file to which a link leads in its archive, itself for a file; None if it is not in the archive."""
     found: tarfile.TarInfo | None = member
-    for _ in range(_MOST_LINKS):
+    for _ in range(_MAX_LINKS):
         if found is None or found.isfile():
             return found
         if found.issym():  # relative to its directory
