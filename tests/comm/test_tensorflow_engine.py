@@ -34,6 +34,7 @@ def test_what_gives_wrong_sums_on_gpus_is_refused_there(asked, monkeypatch):
 def test_connecting_warns_once_that_ports_are_open_on_all_interfaces(monkeypatch, capsys):
     keys = [["near", "a"], ["far", "b"]]
     monkeypatch.setattr(tensorflow_engine, "join", lambda place: keys)
+    monkeypatch.setattr(tensorflow_engine.TensorFlowCommunicator, "broadcast_object", lambda self, value: value)
     for rank in range(2):
         monkeypatch.setattr(tensorflow_engine, "placement", lambda rank=rank: Placement(rank, 2))
         tensorflow_engine.TensorFlowCommunicator(Settings())
