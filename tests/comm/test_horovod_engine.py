@@ -73,7 +73,9 @@ def test_hierarchical_never_sums_in_the_memory_of_the_hosts(options, monkeypatch
     """Horovod's hierarchical all-reduce would, and its torus over NCCL is the same algorithm."""
     started = []
     monkeypatch.setattr(engine, "placement", lambda: Placement(0, 4, 0, 2))
-    monkeypatch.setattr(engine.hosts, "gather", lambda own, size: [["a", ""], ["a", ""], ["b", ""], ["b", ""]])
+    monkeypatch.setattr(
+        engine.hosts, "gather", lambda own, size: [["a", "", "1"], ["a", "", "1"], ["b", "", "1"], ["b", "", "1"]]
+    )
     monkeypatch.setattr(engine.hvd, "init", lambda process_sets: started.append([s.ranks for s in process_sets]))
     monkeypatch.setattr(engine.hvd, "is_initialized", lambda: bool(started))
     monkeypatch.setattr(engine.hvd, "size", lambda: 4)

@@ -137,7 +137,7 @@ class StandIn:
     refused: tuple[bytes, ...] = ()
     made = 0
 
-    def __init__(self, batch, side, threads, gpu):
+    def __init__(self, batch, side, threads, gpu, accurate):
         type(self).made += 1
         self._side, self._broken = side, False
 

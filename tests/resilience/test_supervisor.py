@@ -184,8 +184,7 @@ def test_a_lost_host_has_one_code_whether_the_other_ranks_could_save_or_not(end)
 
 def test_a_job_that_was_asked_to_stop_has_the_code_of_a_stop_also_if_it_loses_a_host(tmp_path):
     said = 'echo "Connection to far closed by remote host." >&2; echo $WORD ends 75 >&2; exit 205'
-    process = start(f"trap '{said}' USR1; touch {tmp_path}/ready; while true; do sleep 0.05; done")
-    processes.wait_for((tmp_path / "ready").exists)
+    process = ready(f"trap '{said}' USR1", tmp_path)
     process.send_signal(signal.SIGTERM)
     assert finish(process)[0] == 75
 

@@ -100,9 +100,17 @@ def test_the_end_of_a_run_names_its_checkpoint_and_commands_that_parse(tmp_path)
 
 @pytest.mark.parametrize("missing", ["onnx", "tf2onnx", "onnxruntime"])
 def test_the_end_of_a_run_suggests_a_keras_file_where_a_package_for_onnx_is_missing(missing, tmp_path, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name != missing)
+    find_spec = importlib.util.find_spec
+
+    def without_missing(name):
+        return None if name == missing else find_spec(name)
+
+    def with_all(name):
+        return find_spec("os") if name in ("onnx", "tf2onnx", "onnxruntime") else find_spec(name)
+
+    monkeypatch.setattr(importlib.util, "find_spec", without_missing)
     assert last_lines(tmp_path)[-1].endswith("network.keras'")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr(importlib.util, "find_spec", with_all)
     (tmp_path / "second").mkdir()
     assert last_lines(tmp_path / "second")[-1].endswith("network.onnx'")
 
