@@ -61,8 +61,8 @@ def classify_by_rank(variables: Sequence[keras.Variable]) -> list[ParameterKind]
     for variable in variables:
         if len(variable.shape) > 1 and variable.name.endswith(_NAMES_OF_VECTORS):
             raise UserError(
-                f"The optimizer does not know whether {variable.path}, of shape {tuple(variable.shape)}, is a kernel or "
-                "a bias, because it does not know the model. Pass callbacks=hybrid_imagenet.callbacks."
+                f"The optimizer does not know whether {variable.path}, of shape {tuple(variable.shape)}, is a kernel "
+                "or a bias, because it does not know the model. Pass callbacks=hybrid_imagenet.callbacks."
                 "default_callbacks() to fit, or call hybrid_imagenet.broadcast_model(model) before the first step."
             )
     return [ParameterKind.KERNEL if len(v.shape) > 1 else ParameterKind.BIAS for v in variables]

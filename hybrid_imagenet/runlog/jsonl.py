@@ -227,8 +227,8 @@ def _is_number(value: Any) -> bool:
 def _mend(path: pathlib.Path, resume_from: tuple[int, float] | None) -> None:
     """Removes what a run that continues must not keep, leaving the old file until the new one is complete.
 
-    These are a torn last line, the records after `resume_from`, and lines that are not records. The latter are named and
-    moved to a separate file, since another program or a person has written them.
+    These are a torn last line, the records after `resume_from`, and lines that are not records. The latter are named
+    and moved to a separate file, since another program or a person has written them.
     """
     lines = _lines(path)
     foreign = [line for line in lines if line.error]
