@@ -86,7 +86,7 @@ def _runs() -> Mapping[str, GuardedRun]:
 
 
 RUNS = _runs()
-ALWAYS = ("hybrid-packed-ranks2-accumulation3", "lars-per-variable-ranks2-accumulation1", "recipe-hybrid")
+ALWAYS = ("hybrid-packed-ranks2-accumulation3",)
 """Runs that the tests repeat without --long."""
 
 
