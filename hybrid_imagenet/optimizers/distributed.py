@@ -104,7 +104,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         """Sets the state, inner optimizer's included, from the `variables` of another one, or from their values.
 
         Raises:
-          ValueError: before `build`, or if the state is that of another kind of optimizer or model.
+          ValueError: before `build`, or if the state belongs to another kind of optimizer or model.
         """
         if not self.built:
             raise ValueError("set_weights needs the state that it replaces: call build(trainable_variables) before it")

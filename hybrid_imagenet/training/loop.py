@@ -198,7 +198,8 @@ class _Meter:
             "seconds": self._state.seconds,
             **(sums - self._sums).means("train"),
         }
-        if steps:  # else the only step since then is the one that was compiled, whose time tells nothing of others
+        # Without a step since the compiled one, whose time includes compilation, there is no speed to record.
+        if steps:
             elapsed = max(self._time - self._since, 1e-9)
             values["images_per_second"] = (self._state.images - self._images) / elapsed
             values["step_seconds"] = elapsed / steps

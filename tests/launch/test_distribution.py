@@ -1,4 +1,4 @@
-"""What the source distribution and the wheel hold."""
+"""Contents of the source distribution and the wheel."""
 
 import subprocess
 import sys

@@ -82,6 +82,7 @@ def test_directory_of_images_that_vanishes_ends_the_run_with_its_name(tmp_path):
     run.wait_for_step(4)
     shutil.rmtree(tmp_path / "data" / "train" / "class2")
     code, error = finish(run)
-    assert code == 4  # as for storage that stops answering, which may come back
+    # The directory may come back, as storage that stops answering does.
+    assert code == 4
     assert all(word in error for word in ("class2: the directory", "No such file or directory", "Mount or restore it"))
     assert "--bad_records=skip" not in error

@@ -140,7 +140,8 @@ def _one_gpu(plan: Plan, cluster: Cluster) -> OneGpu:
             f"--{flag}: none is known for {title} in {kind}; give --images_per_second, or "
             "--speed=FILE with the report.json of hybrid-imagenet bench gpu"
         )
-    alone = cluster.jitter > 0  # else the wait for the slowest rank is part of the published speed
+    # Without jitter, the wait for the slowest rank is part of the published speed.
+    alone = cluster.jitter > 0
     return _scaled(plan, cluster, published, batch, alone=alone, choice=_chosen_published(plan, title, measured))
 
 
