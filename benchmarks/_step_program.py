@@ -12,8 +12,8 @@ import keras
 import tensorflow as tf
 
 from benchmarks._step_protocol import serve, settings
-from hybrid_imagenet import models
 from hybrid_imagenet.comm import gpus
+from hybrid_imagenet.models import factory
 
 gpus.load_cusolver()  # before the first use of a GPU
 
@@ -54,7 +54,7 @@ def main() -> None:
     """Builds the model and serves steps."""
     options = settings()
     tf.config.threading.set_intra_op_parallelism_threads(options["threads"])
-    model = models.create(
+    model = factory.create(
         options["model"],
         options["num_classes"],
         options["image_size"],

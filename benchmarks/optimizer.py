@@ -28,9 +28,9 @@ BASELINE = "keras SGD"
 
 def resnet50_shapes() -> list[tuple[int, ...]]:
     """The shapes of ResNet-50's 161 trainable tensors, 25,557,032 numbers."""
-    from hybrid_imagenet import models
+    from hybrid_imagenet.models import factory
 
-    network = models.create("resnet50", num_classes=1000, image_size=224)
+    network = factory.create("resnet50", num_classes=1000, image_size=224)
     return [tuple(variable.shape) for variable in network.trainable_variables]
 
 

@@ -27,7 +27,7 @@ from typing import NamedTuple
 from benchmarks.step import processor
 from hybrid_imagenet.benchmarks import scaling
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.stages import STARTED_VARIABLE
+from hybrid_imagenet.startup import STARTED_VARIABLE
 from hybrid_imagenet.tools import command_line
 
 _MAIN = [sys.executable, "-m", "hybrid_imagenet.main"]

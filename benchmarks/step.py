@@ -24,7 +24,7 @@ from hybrid_imagenet.benchmarks.scaling import wait_for_turn
 from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.comm.environment import choose_onednn
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics.depths import DEPTHS, STEMS, VERSION_1, WIDTH
+from hybrid_imagenet.models.depths import DEPTHS, STEMS, VERSION_1, WIDTH
 from hybrid_imagenet.tools import command_line
 
 OURS = "hybrid"

@@ -26,10 +26,10 @@ COMMANDS = {
     "evaluate": ("hybrid_imagenet.tools.evaluate", "loss, top-1 and top-5 of a trained network on a dataset"),
     "predict": ("hybrid_imagenet.tools.predict", "the most probable classes of images"),
     "export": ("hybrid_imagenet.tools.export", "convert a network: ONNX, Keras, SavedModel"),
-    "data": ("hybrid_imagenet.tools.data.command", "prepare or check a dataset"),
-    "doctor": ("hybrid_imagenet.tools.doctor.command", "check hosts before a run"),
-    "plan": ("hybrid_imagenet.tools.plan.command", "predict step time and training time on a cluster"),
-    "report": ("hybrid_imagenet.tools.report.command", "write a page with charts on one or several runs"),
+    "data": ("hybrid_imagenet.tools.data.data_command", "prepare or check a dataset"),
+    "doctor": ("hybrid_imagenet.tools.doctor.doctor_command", "check hosts before a run"),
+    "plan": ("hybrid_imagenet.tools.plan.plan_command", "predict step time and training time on a cluster"),
+    "report": ("hybrid_imagenet.tools.report.report_command", "write a page with charts on one or several runs"),
     "bench": ("hybrid_imagenet.benchmarks.__main__", "measure a GPU, input, all-reduce and scaling"),
 }
 
@@ -86,7 +86,7 @@ def process(words: Sequence[str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     from hybrid_imagenet.comm.environment import restart_with_huge_pages
     from hybrid_imagenet.resilience.stop_signals import REQUESTS
-    from hybrid_imagenet.stages import command_began
+    from hybrid_imagenet.startup import command_began
 
     command_began()
     if words[0] == "train":

@@ -37,7 +37,7 @@ from hybrid_imagenet.resilience.exit_code import announce
 from hybrid_imagenet.resilience.launcher import follow_launcher, launcher_rank
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.resilience.watchdog import watch_start
-from hybrid_imagenet.stages import START, on_terminal
+from hybrid_imagenet.startup import START, on_terminal
 from hybrid_imagenet.training import preflight
 
 _FIRST_SPEAKS = 5.0  # seconds for the first rank of a host to say what is wrong with it

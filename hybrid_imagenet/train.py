@@ -7,8 +7,8 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from hybrid_imagenet.comm import Communicator
-from hybrid_imagenet.config import RunConfig, checks, defaults
-from hybrid_imagenet.stages import START
+from hybrid_imagenet.config import RunConfig, defaults, flag_checks
+from hybrid_imagenet.startup import START
 from hybrid_imagenet.training import build, hardware, same_data
 from hybrid_imagenet.training.loop import Loop
 from hybrid_imagenet.training.parts import Parts
@@ -58,7 +58,7 @@ def parts_of(config: RunConfig, communicator: Communicator) -> Parts:
     same_data.check_ranks(communicator, build.by_name(config, train, validation))
     with communicator.together():
         build.check_window(config, train)
-        checks.check_data(config, train.num_examples)
+        flag_checks.check_data(config, train.num_examples)
         recording = Recording(config, communicator.rank, communicator.size)
     START.begin("building the model")
     return Parts(config, communicator, recording, precision, train, validation)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.benchmarks import scaling
-from hybrid_imagenet.data import registry
+from hybrid_imagenet.data import datasets
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, UserError, did_you_mean
 from hybrid_imagenet.options import parse_arguments
 from hybrid_imagenet.tools import command_line
@@ -187,8 +187,8 @@ def _check_data(study: Study, cells: Sequence[Cell]) -> None:
     # All runs of a study read the same dataset.
     config = configuration.resolve(cell.flags)
     if config.data_dir:
-        registry.look(registry.Request.from_flags(config))
-    elif registry.of(config.dataset).directory:
+        datasets.look(datasets.Request.from_flags(config))
+    elif datasets.of(config.dataset).directory:
         raise UserError(
             f"{study.name} reads its images from a directory. Add `-- --data_dir=DIR` at the end of the command."
         )

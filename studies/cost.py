@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.config import derived
-from hybrid_imagenet.data import registry
+from hybrid_imagenet.data import datasets
 from studies import trial_runs
 from studies.trial_runs import Cell
 
@@ -14,7 +14,7 @@ from studies.trial_runs import Cell
 def images(cell: Cell) -> int | None:
     """Training images that a run reads in all its epochs; None for a dataset of unknown size."""
     config = configuration.resolve(cell.flags, cell.ranks)
-    examples = registry.of(config.dataset).images
+    examples = datasets.of(config.dataset).images
     if examples is None:
         return None
     return round((examples - derived.held_out(config, examples)) * config.epochs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hybrid_imagenet.numerics import mlperf
+from hybrid_imagenet.schedules import mlperf
 from studies.base import Arm, Claim, Study
 from studies.questions import BASE, FACTORS, GPU_IMAGES, GRADUAL, LARGE, lars_points, sgd_points
 

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from hybrid_imagenet.numerics import mlperf
+from hybrid_imagenet.schedules import mlperf
 from studies.base import Arm, Claim, Study
 from studies.questions import MOMENTUM, eta
 

@@ -7,7 +7,7 @@ under one schedule. So Nesterov, LARS and LAMB here share warmup and polynomial 
 
 from __future__ import annotations
 
-from hybrid_imagenet.numerics.relative_step import published_lamb
+from hybrid_imagenet.schedules.relative_step import published_lamb
 from studies.base import Claim, Point, Study
 from studies.questions import BASE, BATCHES, GRADUAL, METHODS, by_batch, sgd_points
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from hybrid_imagenet.numerics import mlperf
+from hybrid_imagenet.schedules import mlperf
 from studies.base import Arm, Claim, Point, Study
 
 GPU_IMAGES = 32
@@ -49,7 +49,10 @@ def gpus(batch: int) -> tuple[str, ...]:
 
 
 def eta(step: float, rate: float, gradient_factor: float) -> str:
-    """The trust coefficient that makes a relative step of a rate, with `gradient_factor` as in `numerics`."""
+    """Returns the flag for the trust coefficient that gives a relative step at a rate.
+
+    `gradient_factor` is the `factor` of `schedules.relative_step.relative_step`.
+    """
     return f"--lars_eta={step * (1 - MOMENTUM) / (rate * gradient_factor):.4g}"
 
 

@@ -18,10 +18,10 @@ from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.config import help as flag_help
 from hybrid_imagenet.tools import evaluate, export, predict, run, runs
-from hybrid_imagenet.tools.data import command as data
-from hybrid_imagenet.tools.doctor import command as doctor
-from hybrid_imagenet.tools.plan import settings as plan
-from hybrid_imagenet.tools.report import command as report
+from hybrid_imagenet.tools.data import data_command as data
+from hybrid_imagenet.tools.doctor import doctor_command as doctor
+from hybrid_imagenet.tools.plan import planner_flags as plan
+from hybrid_imagenet.tools.report import report_command as report
 from tests.ranks import environment
 
 ROOT = pathlib.Path(__file__).parents[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from benchmarks._step_protocol import say, serve, settings
-from hybrid_imagenet.numerics.depths import BASIC, DEPTHS
+from hybrid_imagenet.models.depths import BASIC, DEPTHS
 
 try:
     import torch

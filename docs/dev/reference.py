@@ -91,7 +91,7 @@ def api():
 
     groups = {
         "hi": [f"hybrid_imagenet.{home}:{name}" for name, home in sorted(hybrid_imagenet._HOMES.items())],
-        "hi.schedules": list(exported("schedules.py")),
+        "hi.schedules": list(exported("schedules/__init__.py")),
         "hi.callbacks": list(exported("callbacks.py")),
         "hi.data": ["hybrid_imagenet.data:shard"],
         "hi.order": [f"hybrid_imagenet.order:{name}" for name in hybrid_imagenet.order.__all__],

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from hybrid_imagenet.numerics import mlperf
+from hybrid_imagenet.schedules import mlperf
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 
 from hybrid_imagenet import comm
-from hybrid_imagenet.analysis import cost_model
+from hybrid_imagenet.comm import cost_model
 from hybrid_imagenet.comm.settings import ALGORITHMS, COMPRESSIONS, ENGINES
 from hybrid_imagenet.errors import UserError, counted, needed
 from hybrid_imagenet.tools import command_line

@@ -27,9 +27,9 @@ from hybrid_imagenet.benchmarks import scaling
 from hybrid_imagenet.comm import nccl_log
 from hybrid_imagenet.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError, without_secrets
 from hybrid_imagenet.tools import command_line
-from hybrid_imagenet.tools.doctor import command as doctor
-from hybrid_imagenet.tools.doctor.checks import PASS
-from hybrid_imagenet.tools.doctor.hosts import parse
+from hybrid_imagenet.tools.doctor import doctor_command as doctor
+from hybrid_imagenet.tools.doctor.diagnosis import PASS
+from hybrid_imagenet.tools.doctor.host_facts import parse
 
 _BATCHES = {"p40": 128}  # images per GPU, as in the publications; 256 on the others
 _ENOUGH = 0.9  # of the published speed; published figures differ by as much

@@ -19,8 +19,8 @@ from typing import Any
 from hybrid_imagenet import data
 from hybrid_imagenet.benchmarks import _photographs
 from hybrid_imagenet.comm.quiet import import_tensorflow
+from hybrid_imagenet.data.augmentations import AUGMENTATIONS
 from hybrid_imagenet.errors import EXIT_OK, UserError, without_secrets
-from hybrid_imagenet.numerics.augment import AUGMENTATIONS
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.command_line import positive
 
@@ -118,12 +118,12 @@ def _ours(
 
 def _endless(source: data.Source, arguments: argparse.Namespace, decoder: str) -> Any:
     import_tensorflow()
-    from hybrid_imagenet.data import pipeline, registry
-    from hybrid_imagenet.numerics.sampling import Cursor
+    from hybrid_imagenet.data import datasets, pipeline
+    from hybrid_imagenet.order.sampling import Cursor
 
     batches = pipeline.training(
         source,
-        pipeline.order_of(source, (arguments.data_cache_dir and registry.of(arguments.source).url_window) or 0),
+        pipeline.order_of(source, (arguments.data_cache_dir and datasets.of(arguments.source).url_window) or 0),
         Cursor(),
         (arguments.batch, 1),
         epochs=1000,

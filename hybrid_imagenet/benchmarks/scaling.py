@@ -299,14 +299,14 @@ def training_step(
     import numpy as np
     import tensorflow as tf
 
-    from hybrid_imagenet.numerics import augment
+    from hybrid_imagenet.data import augmentations
     from hybrid_imagenet.training import build
 
     model = build.model(config, precision, classes, everyone)
     optimizer = build.optimizer(config, precision, model, reducer)
     train = build.train_step(config, precision, model, optimizer, reducer)
     random = np.random.default_rng(everyone.rank)
-    side = augment.host_stage(config.augmentation, config.image_size).side
+    side = augmentations.host_stage(config.augmentation, config.image_size).side
     shape = [config.per_gpu_batch, side, side, 3]
     batch = {
         "image": tf.constant(random.integers(0, 256, shape, dtype=np.uint8)),

@@ -11,13 +11,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet import models
 from hybrid_imagenet.checkpoints import archive, store
 from hybrid_imagenet.data import device
+from hybrid_imagenet.data.augmentations import EVALUATION_FRACTION
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.models import torchvision
-from hybrid_imagenet.numerics.augment import EVALUATION_FRACTION
-from hybrid_imagenet.numerics.depths import TORCHVISION_EPSILON, WIDTH
+from hybrid_imagenet.models import factory, torchvision
+from hybrid_imagenet.models.depths import TORCHVISION_EPSILON, WIDTH
 
 _IMAGENET_SIZE = 224
 _PART, _AVERAGES = "model/", "average/"
@@ -30,12 +29,12 @@ class Trained:
 
     Attributes:
       origin: the file it came from, for messages.
-      model: its name, see `models.create`.
+      model: its name, see `factory.create`.
       class_names: one name per class, in the order of the scores.
       image_size: pixels.
       crop_fraction: side of the central square that it looks at, as a fraction of an image's shorter side.
       batch_norm_epsilon: added to variances.
-      width, stem, blurpool: see `models.create`.
+      width, stem, blurpool: see `factory.create`.
       loss, eval_flip: the run's, with which it was validated.
       averaged: whether they are averages over the last steps (--ema_decay).
       precision: the compute type of the run; empty where it is not known. Weights are float32 in any.
@@ -69,12 +68,12 @@ class Trained:
         return cls(**arguments)
 
     def build(self, precision: str = "float32") -> keras.Model:
-        """Returns the Keras model, with these weights if there are any (see `models.create` for inputs and outputs).
+        """Returns the Keras model, with these weights if there are any (see `factory.create` for inputs and outputs).
 
         Raises:
           UserError: if the weights do not fit the network that is described.
         """
-        network = models.create(
+        network = factory.create(
             self.model,
             len(self.class_names),
             self.image_size,

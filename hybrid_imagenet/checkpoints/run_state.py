@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet.checkpoints.archive import Checkpoint
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
+from hybrid_imagenet.order.sampling import Cursor, SampleOrder
 
 if TYPE_CHECKING:
     import keras

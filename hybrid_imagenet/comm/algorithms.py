@@ -21,11 +21,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from hybrid_imagenet.comm import torus
 from hybrid_imagenet.comm.collectives import Collectives
 from hybrid_imagenet.comm.fusion import Bucket
 from hybrid_imagenet.comm.settings import ALGORITHMS, Settings
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics import torus
 
 
 @dataclasses.dataclass(frozen=True)

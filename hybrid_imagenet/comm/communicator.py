@@ -8,8 +8,8 @@ import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from hybrid_imagenet.comm.packing import padded
 from hybrid_imagenet.errors import EXIT_USAGE, SharedError, UserError
-from hybrid_imagenet.numerics.packing import padded
 
 if typing.TYPE_CHECKING:
     import tensorflow as tf
@@ -64,7 +64,7 @@ class Communicator(abc.ABC):
 
         Returns:
           One vector for each bucket, in the wire's type, each gradient filled up with zeros to a multiple of
-          `numerics.packing.ROW`; and the positions of each bucket's gradients, in their order. Gradients without
+          `comm.packing.ROW`; and the positions of each bucket's gradients, in their order. Gradients without
           elements are in no bucket.
 
         Raises:

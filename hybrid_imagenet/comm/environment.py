@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
-from hybrid_imagenet.comm import clusters, gpus, other_launchers
+from hybrid_imagenet.comm import gpus, launcher_variables, other_launchers
 from hybrid_imagenet.comm.quiet import import_tensorflow
 from hybrid_imagenet.errors import HostError, UserError, counted
 
@@ -57,7 +57,7 @@ def placement(environ: Mapping[str, str] | None = None) -> Placement:
         _check_started_ranks(env, place.size)
         return place
     _check_started_ranks(env, 1)
-    cluster = clusters.read(env)
+    cluster = launcher_variables.read(env)
     if cluster is not None:
         return Placement(cluster.rank, len(cluster.servers), *cluster.local())
     other_launchers.check(env)

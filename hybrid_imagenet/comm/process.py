@@ -28,9 +28,9 @@ from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import RANK_VARIABLE, Placement, configure_tensorflow, placement, prepare
 from hybrid_imagenet.comm.settings import ENGINES, Settings
 from hybrid_imagenet.comm.single_process import SingleProcess
+from hybrid_imagenet.comm.torus import parse_grid
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_STALLED, SharedError, UserError
-from hybrid_imagenet.numerics.torus import parse_grid
-from hybrid_imagenet.stages import START
+from hybrid_imagenet.startup import START
 
 ENGINE_VARIABLE = "HYBRID_IMAGENET_ENGINE"
 """Where `hybrid-imagenet run` tells the ranks of all hosts which engine --engine=auto means."""

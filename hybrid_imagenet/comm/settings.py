@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from hybrid_imagenet.analysis import cost_model
-from hybrid_imagenet.analysis.cost_model import Cost
+from hybrid_imagenet.comm import cost_model
+from hybrid_imagenet.comm.cost_model import Cost
 from hybrid_imagenet.options import fault, option, options_of
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from hybrid_imagenet import private_api
-from hybrid_imagenet.comm import clusters, hosts
+from hybrid_imagenet.comm import hosts, launcher_variables
 from hybrid_imagenet.comm.collectives import Collectives
 from hybrid_imagenet.comm.connected import ConnectedRanks
 from hybrid_imagenet.comm.environment import RANK_VARIABLE, Placement, placement
@@ -187,7 +187,7 @@ def join(place: Placement) -> list[list[str]] | None:
     Returns:
       Every rank's `hosts.key`; None where TF_CONFIG or Slurm has given the addresses, and the keys are yet unknown.
     """
-    cluster = clusters.read(os.environ) if RANK_VARIABLE not in os.environ else None
+    cluster = launcher_variables.read(os.environ) if RANK_VARIABLE not in os.environ else None
     if cluster is not None:
         _connect(cluster.servers, place.rank)
         return None

@@ -1,8 +1,8 @@
 """The configuration of a run: one frozen `RunConfig`, made once by `resolve` from all that has a say in it.
 
 Each attribute of a `RunConfig` is a flag of the same name. `flags` declares them: those that every run has, in groups,
-and those of the chosen optimizer, schedule and all-reduce, which are in `chosen`. `checks` holds the rules that involve
-several flags. Nothing here imports TensorFlow, so that `--help` and a wrong flag answer at once.
+and those of the chosen optimizer, schedule and all-reduce, which are in `chosen`. `flag_checks` holds the rules that
+involve several flags. Nothing here imports TensorFlow, so that `--help` and a wrong flag answer at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from absl import flags as absl_flags
 
 from hybrid_imagenet import files, recipes
 from hybrid_imagenet.comm.settings import Communication
-from hybrid_imagenet.config import checks, defaults
+from hybrid_imagenet.config import defaults, flag_checks
 from hybrid_imagenet.config.flags import (
     CHOICES,
     COMMON,
@@ -32,7 +32,7 @@ from hybrid_imagenet.config.flags import (
     Run,
     owners,
 )
-from hybrid_imagenet.data import registry
+from hybrid_imagenet.data import datasets
 from hybrid_imagenet.errors import UserError, without_secrets
 from hybrid_imagenet.options import Option, Origin, check_value, parse_arguments, parse_value, underscored
 
@@ -135,7 +135,7 @@ def resolve(arguments: Sequence[str], ranks: int = 1, *, before: Sequence[str] =
             origins[name] = origin
     config = defaults.on_hardware(_build(values, origins, ranks))
     config = defaults.of_earlier_run(config, defaults.description(config))
-    checks.check(config)
+    flag_checks.check(config)
     return defaults.complete(config)
 
 
@@ -153,7 +153,7 @@ def _build(values: dict[str, Any], origins: dict[str, Origin], ranks: int) -> Ru
     chosen, dropped = _take_chosen(values, origins)
     if values.get("augmentation", COMMON["augmentation"].default) == "auto":
         dataset = values.get("dataset", COMMON["dataset"].default)
-        values["augmentation"] = registry.of(dataset).augmentation
+        values["augmentation"] = datasets.of(dataset).augmentation
         if "augmentation" not in origins:
             origins["augmentation"] = Origin.DATA
     origins = dict.fromkeys([*COMMON, *chosen], Origin.DEFAULT) | origins

@@ -15,13 +15,13 @@ from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.config import derived, stored
 from hybrid_imagenet.config.flags import CHOICES, GPU_BATCH, OPTIONS, Run
-from hybrid_imagenet.data import registry
+from hybrid_imagenet.data import datasets
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics import mlperf
-from hybrid_imagenet.numerics.relative_step import relative_step
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.options import Origin, check_value
 from hybrid_imagenet.runlog import run_dir
+from hybrid_imagenet.schedules import mlperf
+from hybrid_imagenet.schedules.relative_step import relative_step
 
 if TYPE_CHECKING:
     from hybrid_imagenet.config import RunConfig
@@ -60,7 +60,7 @@ def recipe(dataset: str, *, flagfile: bool, resume: bool, run_dir_flag: str | No
     Raises:
       UserError: if the config.json of the run that is resumed cannot be read.
     """
-    by_dataset = Run.recipe if flagfile else registry.of(dataset).recipe
+    by_dataset = Run.recipe if flagfile else datasets.of(dataset).recipe
     origin = Origin.DEFAULT if by_dataset == Run.recipe else Origin.DATA
     if resume:
         # Without --run_dir the directory is named after the recipe. Runs that began when hybrid was the default of all
@@ -88,7 +88,7 @@ def recipe_note(config: RunConfig, classes: int | None) -> str | None:
             f"No --recipe was set: using {config.recipe}, because the dataset is a {config.dataset} of images. "
             f"Set --recipe={Run.recipe} for the method of Lu et al."
         )
-    own_files = registry.of(config.dataset).directory
+    own_files = datasets.of(config.dataset).directory
     if origin is Origin.DEFAULT and own_files and classes not in (None, mlperf.CLASSES):
         return (
             f"No --recipe was set: using {config.recipe}, which is meant for ImageNet on many GPUs. This dataset has "
@@ -199,13 +199,13 @@ def complete(config: RunConfig) -> RunConfig:
     """The configuration with the settings that follow from the batch at the start of the run, and from a URL.
 
     With --lr_schedule=mlperf these are the learning rate (which is then not scaled), warmup, momentum, weight decay
-    and number of epochs of MLPerf's table (`numerics.mlperf`), the offset by which a validation falls on the epoch in
+    and number of epochs of MLPerf's table (`schedules.mlperf`), the offset by which a validation falls on the epoch in
     which the target is expected, and the group of GPUs that normalizes about as many images as the table has; with
     --optimizer=hybrid the trust coefficient, which gives LARS the relative step of that table as soon as it has come
     in. A recipe, a flag file or the command line goes before them. A completed configuration stays as it is.
 
     --per_gpu_batch is the batch with which a --batch_schedule begins. Files at a URL are copied while they are read:
-    there --shuffle_window is that of `data.registry`, unless it is set.
+    there --shuffle_window is that of `data.datasets`, unless it is set.
     """
     first = derived.first_batch(config)
     found = {"per_gpu_batch": first.per_gpu_batch, "gradient_accumulation_steps": first.accumulation}
@@ -214,7 +214,7 @@ def complete(config: RunConfig) -> RunConfig:
             note = f"command line has {config.per_gpu_batch}, but --batch_schedule begins with {first.per_gpu_batch}"
             config = dataclasses.replace(config, dropped={**config.dropped, "per_gpu_batch": note})
         config = config.replace(config.origins["batch_schedule"], **found)
-    window = registry.of(config.dataset).url_window
+    window = datasets.of(config.dataset).url_window
     if config.shuffle_window is None and files.is_url(config.data_dir or "") and window:
         config = config.replace(Origin.DATA, shuffle_window=window)
     if config.lr_schedule == "mlperf":

@@ -8,23 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet.comm.settings import Communication, Settings
 from hybrid_imagenet.config.flags import options_for
+from hybrid_imagenet.data import splits
 from hybrid_imagenet.errors import SharedError, UserError, counted
-from hybrid_imagenet.numerics import mlperf, schedules, splits, stages
-from hybrid_imagenet.numerics.schedules import REFERENCE_BATCH, peak_rate
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.options import options_of
+from hybrid_imagenet.schedules import batch_schedule, mlperf, training_schedule
+from hybrid_imagenet.schedules.training_schedule import REFERENCE_BATCH, peak_rate
 
 if TYPE_CHECKING:
     from hybrid_imagenet.config import RunConfig
 
 
-def batches(config: RunConfig) -> stages.BatchSchedule:
+def batches(config: RunConfig) -> batch_schedule.BatchSchedule:
     """The batch by epoch.
 
     Raises:
       ValueError: for a --batch_schedule that cannot be read.
     """
-    return stages.parse_batches(
+    return batch_schedule.parse_batches(
         config.batch_schedule,
         config.per_gpu_batch,
         config.gradient_accumulation_steps,
@@ -33,20 +34,20 @@ def batches(config: RunConfig) -> stages.BatchSchedule:
     )
 
 
-def first_batch(config: RunConfig) -> stages.Stage:
+def first_batch(config: RunConfig) -> batch_schedule.BatchStage:
     """The batch with which a --batch_schedule of numbers begins, else that of --per_gpu_batch; errors as `batches`."""
     if config.batch_schedule and ":" in config.batch_schedule[0] and "*" not in config.batch_schedule[0]:
         return batches(config).at(0)
-    return stages.Stage(0, config.per_gpu_batch, config.gradient_accumulation_steps)
+    return batch_schedule.BatchStage(0, config.per_gpu_batch, config.gradient_accumulation_steps)
 
 
-def sizes(config: RunConfig) -> stages.ImageSizes:
+def sizes(config: RunConfig) -> batch_schedule.ImageSizes:
     """The size of training images by epoch.
 
     Raises:
       ValueError: for an --image_size_schedule that cannot be read.
     """
-    return stages.parse_sizes(config.image_size_schedule, config.image_size)
+    return batch_schedule.parse_sizes(config.image_size_schedule, config.image_size)
 
 
 def validated_split(config: RunConfig) -> str:
@@ -141,18 +142,19 @@ def peak_epochs(config: RunConfig) -> list[float]:
 
 def peak_learning_rate(config: RunConfig) -> float:
     """The largest learning rate of a run, scaled for the number of GPUs and the batch of each epoch."""
-    values, stages = schedule(config), batches(config)
+    values = schedule(config)
+    stages = batches(config)
     batch = {epoch: stages.at(int(epoch)).global_batch(config.gpus) for epoch in peak_epochs(config)}
     return max(values(epoch, epoch, batch[epoch])["learning_rate"] for epoch in batch)
 
 
-def schedule(config: RunConfig) -> schedules.Schedule:
+def schedule(config: RunConfig) -> training_schedule.Schedule:
     """Learning rate, momentum and bounds by fractional epoch, from flags of the same name and what is worked out.
 
     For --optimizer=adabound the scheduled rate is Adam's own; the rate of SGD, to which the bounds close, follows it.
     """
     method, values = OPTIMIZERS[config.optimizer], config.values()
-    flags = {name: values[name] for name in schedules.FLAGS if name in values}
+    flags = {name: values[name] for name in training_schedule.FLAGS if name in values}
     worked_out: dict[str, Any] = {
         "epochs": schedule_end(config),
         "workers": config.gpus,
@@ -161,14 +163,16 @@ def schedule(config: RunConfig) -> schedules.Schedule:
     }
     if method.rate != "lr":
         worked_out |= {"lr": rates(config)[method.rate], "lr_scaling": "none"}
-    return schedules.create(**flags | options_for("lr_schedule", config.lr_schedule, config.chosen) | worked_out)
+    return training_schedule.create(
+        **flags | options_for("lr_schedule", config.lr_schedule, config.chosen) | worked_out
+    )
 
 
 def optimizer_arguments(config: RunConfig) -> dict[str, Any]:
     """Arguments of `optimizers.create`: the chosen options by the names that the constructor has for them."""
     method, peaks = OPTIMIZERS[config.optimizer], rates(config)
     arguments = {known.name: config.chosen[flag] for flag, known in options_of(method.options).items()}
-    rate = peak_learning_rate(config) if config.lr_schedule in schedules.FIXED else peaks[method.rate]
+    rate = peak_learning_rate(config) if config.lr_schedule in training_schedule.FIXED else peaks[method.rate]
     worked_out = peaks | {"learning_rate": rate, "final_lr": peaks["lr"]}
     if config.chosen.get("decoupled_decay"):
         worked_out["weight_decay"] = decoupled_decay(config)

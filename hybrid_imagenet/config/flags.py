@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from hybrid_imagenet.comm.settings import ALGORITHMS, Communication
-from hybrid_imagenet.data import registry
-from hybrid_imagenet.numerics.augment import AUGMENTATIONS
-from hybrid_imagenet.numerics.depths import DEPTHS, STEMS, WIDTH
-from hybrid_imagenet.numerics.schedules import SCALINGS, SCHEDULES
+from hybrid_imagenet.data import datasets
+from hybrid_imagenet.data.augmentations import AUGMENTATIONS
+from hybrid_imagenet.models.depths import DEPTHS, STEMS, WIDTH
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.options import Option, option, options_of
+from hybrid_imagenet.schedules.training_schedule import SCALINGS, SCHEDULES
 
 GPU_BATCH = 256
 """Default of --per_gpu_batch on GPUs, where smaller batches leave most of a GPU idle."""
@@ -28,7 +28,7 @@ class Run:
     recipe: str = option(
         "hybrid",
         "Named set of defaults, one per published method; `list` prints them all. Without this flag and without a flag "
-        f"file, --dataset=folder uses {registry.SOURCES['folder'].recipe}.",
+        f"file, --dataset=folder uses {datasets.SOURCES['folder'].recipe}.",
         basic=True,
     )
     run_dir: str | None = option(None, "Directory for results; default runs/<recipe>-<dataset>.", basic=True)
@@ -141,12 +141,12 @@ class Data:
 
     dataset: str = option(
         "imagenet2012",
-        f"{registry.HELP}.",
+        f"{datasets.HELP}.",
         basic=True,
     )
     data_dir: str | None = option(
         None,
-        f"Where the dataset is (TFDS data_dir, shard directory or image tree); for {registry.AT_URLS} also a URL such "
+        f"Where the dataset is (TFDS data_dir, shard directory or image tree); for {datasets.AT_URLS} also a URL such "
         "as https://host/path, with --data_cache_dir for copies of its files.",
         basic=True,
     )

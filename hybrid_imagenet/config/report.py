@@ -6,15 +6,15 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from hybrid_imagenet.config import derived, relative_step
-from hybrid_imagenet.config.checks import check_data
+from hybrid_imagenet.config import derived, relative_step_advice
 from hybrid_imagenet.config.derived import base_batch, batches, decoupled_decay, sizes
+from hybrid_imagenet.config.flag_checks import check_data
 from hybrid_imagenet.errors import counted
-from hybrid_imagenet.numerics import mlperf
-from hybrid_imagenet.numerics.run_length import RunLength
-from hybrid_imagenet.numerics.sampling import SampleOrder
 from hybrid_imagenet.optimizers.registry import rule
 from hybrid_imagenet.options import Origin, shown
+from hybrid_imagenet.order.sampling import SampleOrder
+from hybrid_imagenet.schedules import mlperf
+from hybrid_imagenet.schedules.run_length import RunLength
 
 if TYPE_CHECKING:
     from hybrid_imagenet.config import RunConfig
@@ -153,9 +153,9 @@ def _results(config: RunConfig, num_examples: int, rows: Sequence[EpochPlan]) ->
     """Returns lines on what follows from all settings together, with a warning where that is far from usual."""
     steps = sum(row.steps for row in rows)
     lines = [f"{num_examples} training images, {counted(config.gpus, 'GPU')}, {steps} steps"]
-    lines += filter(None, [relative_step.line(config), relative_step.forecast(config, num_examples)])
+    lines += filter(None, [relative_step_advice.line(config), relative_step_advice.forecast(config, num_examples)])
     lines += _worked_out(config)
-    lines += [f"warning: {text}" for text in [relative_step.warning(config)] if text]
+    lines += [f"warning: {text}" for text in [relative_step_advice.warning(config)] if text]
     return lines
 
 

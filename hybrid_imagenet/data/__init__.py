@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from hybrid_imagenet.data.registry import SPLITS, Request
-from hybrid_imagenet.data.sources.base import Source
+from hybrid_imagenet.data.datasets import SPLITS, Request
+from hybrid_imagenet.data.sources.source import Source
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.order import notes
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybrid_imagenet.data import images
-from hybrid_imagenet.data.sources.base import BadRecord, Source
+from hybrid_imagenet.data.sources.source import BadRecord, Source
 from hybrid_imagenet.errors import UserError
 
 _log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from hybrid_imagenet import xla
-from hybrid_imagenet.numerics import augment as ranges
+from hybrid_imagenet.data import augmentations as ranges
 
 # Channel means and deviations of ImageNet's training images, for pixels in [0, 1].
 MEAN = (0.485, 0.456, 0.406)

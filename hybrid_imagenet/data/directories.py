@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hybrid_imagenet.data.listing import SPLIT_NAMES
-from hybrid_imagenet.data.sources.base import Reads, read_at
+from hybrid_imagenet.data.sources.source import Reads, read_at
 from hybrid_imagenet.errors import without_secrets
 from hybrid_imagenet.files import MAX_TEXT_BYTES, open_regular, read_regular
 

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from hybrid_imagenet.data import image_headers
-from hybrid_imagenet.numerics import augment
+from hybrid_imagenet.data import augmentations, image_headers
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -208,7 +207,7 @@ def is_plain_jpeg(data: bytes) -> bool:
 
 
 def branches(
-    kinds: npt.NDArray[np.int64], windows: augment.Windows, side: int
+    kinds: npt.NDArray[np.int64], windows: augmentations.Windows, side: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """Plans the decoding of each image for an output of `side` pixels.
 
@@ -220,7 +219,7 @@ def branches(
     Returns:
       (branch, window): int32 [k], and the windows in pixels of the reduced images, int32 [k, 4].
     """
-    ratios = augment.decode_ratio(windows, side)
+    ratios = augmentations.decode_ratio(windows, side)
     branch = kinds * len(RATIOS) + np.log2(ratios)
     return branch.astype(np.int32), (windows // ratios[:, None]).astype(np.int32)
 

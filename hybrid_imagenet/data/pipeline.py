@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet.data import dali, images, mixing
+from hybrid_imagenet.data import augmentations, dali, images, mixing
 from hybrid_imagenet.data.bad_records import BadRecords, UsableExamples
-from hybrid_imagenet.data.sources.base import Source
+from hybrid_imagenet.data.sources.source import Source
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics import augment, sampling
-from hybrid_imagenet.numerics.run_length import RunLength, Span
-from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
-from hybrid_imagenet.numerics.shard_order import ShardOrder
+from hybrid_imagenet.order import sampling
+from hybrid_imagenet.order.sampling import Cursor, SampleOrder
+from hybrid_imagenet.order.shard_order import ShardOrder
+from hybrid_imagenet.schedules.run_length import RunLength, Span
 
 _SHARDS_AHEAD = 8  # of evaluation, which reads one after another
 BatchSizes = Callable[[int], tuple[int, int]]  # epoch -> (images per rank and micro-batch, micro-batches per step)
@@ -105,7 +105,7 @@ def training(
         batch, accumulation, _ = sizes(epoch)
         return size * parts * batch * accumulation
 
-    def stage(first: Span, *others: Span) -> Stage:
+    def stage(first: Span, *others: Span) -> PipelineSegment:
         """Returns the micro-batches of epochs whose sizes are alike."""
         batch, accumulation, pixels = sizes(first.epoch)
         count = global_batch(first.epoch)
@@ -120,13 +120,14 @@ def training(
             return MicroBatch(own[0], own[1], np.ones(parts * batch, np.float32))
 
         steps = sum(span.steps for span in (first, *others))
-        return Stage(parts * batch, pixels, steps * accumulation, examples_of)
+        return PipelineSegment(parts * batch, pixels, steps * accumulation, examples_of)
 
     options = options or HostOptions()
     spans = RunLength(order, epochs, max_steps).spans(global_batch, start)
+    segments = [stage(*alike) for _, alike in itertools.groupby(spans, lambda span: sizes(span.epoch))]
     return Batches(
         source,
-        [stage(*alike) for _, alike in itertools.groupby(spans, lambda span: sizes(span.epoch))],
+        segments,
         options,
         bad or BadRecords(source, options.bad_records, options.max_bad_records),
         augmentation=augmentation,
@@ -142,7 +143,7 @@ def evaluation(
     size: int = 1,
     *,
     image_size: int,
-    crop_fraction: float = augment.EVALUATION_FRACTION,
+    crop_fraction: float = augmentations.EVALUATION_FRACTION,
     options: HostOptions | None = None,
 ) -> Batches:
     """Returns this rank's part of one pass over all examples: every rank has the same number of elements.
@@ -163,7 +164,9 @@ def evaluation(
 
     options = options or HostOptions()
     bad = BadRecords(source, options.bad_records, options.max_bad_records)
-    return Batches(source, [Stage(batch, image_size, steps, examples_of)], options, bad, crop_fraction=crop_fraction)
+    return Batches(
+        source, [PipelineSegment(batch, image_size, steps, examples_of)], options, bad, crop_fraction=crop_fraction
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +179,7 @@ class MicroBatch:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage:
+class PipelineSegment:
     """A run of micro-batches of one size, for network inputs of `image_size` pixels."""
 
     batch: int
@@ -201,7 +204,7 @@ class Batches:
     """
 
     source: Source
-    stages: Sequence[Stage]
+    stages: Sequence[PipelineSegment]
     options: HostOptions
     bad: BadRecords
     crop_fraction: float | None = None
@@ -213,7 +216,7 @@ class Batches:
     def __post_init__(self) -> None:
         self._reader = UsableExamples(self.source, self.bad, self.options.reads, self.options.readers)
         self._failure: UserError | None = None
-        self._built: tuple[Stage, int, tf.data.Dataset] | None = None
+        self._built: tuple[PipelineSegment, int, tf.data.Dataset] | None = None
         self._dali: tuple[tuple[int, int], dali.Decoder] | None = None
 
     def __iter__(self) -> Iterator[Element]:
@@ -233,7 +236,7 @@ class Batches:
                 except tf.errors.OpError as error:
                     self._explain(stage, stage.examples_of(done), known, error)
 
-    def _repeated(self, stage: Stage) -> Iterator[Element]:
+    def _repeated(self, stage: PipelineSegment) -> Iterator[Element]:
         """Yields the pixels of one batch with the labels, seeds and weights of all."""
         first = next(iter(self._dataset(dataclasses.replace(stage, count=1), 0)))
         for number in range(stage.count):
@@ -253,7 +256,7 @@ class Batches:
                 return
             yield element
 
-    def _explain(self, stage: Stage, wanted: MicroBatch, known: int, error: Exception) -> None:
+    def _explain(self, stage: PipelineSegment, wanted: MicroBatch, known: int, error: Exception) -> None:
         """Finds the record behind a failure; returns if more than the `known` ones are to be skipped from now on."""
         if self._failure:
             raise self._failure from None
@@ -262,19 +265,19 @@ class Batches:
         if len(self.bad.known) == known:
             raise error
 
-    def _host(self, stage: Stage) -> augment.HostStage:
+    def _host(self, stage: PipelineSegment) -> augmentations.HostStage:
         """Returns the side of the square images that come from the host, and the draws that each takes."""
         if self.crop_fraction is not None:
-            return augment.HostStage(0, stage.image_size)
-        return augment.host_stage(self.augmentation, stage.image_size)
+            return augmentations.HostStage(0, stage.image_size)
+        return augmentations.host_stage(self.augmentation, stage.image_size)
 
-    def _dataset(self, stage: Stage, start: int) -> tf.data.Dataset:
+    def _dataset(self, stage: PipelineSegment, start: int) -> tf.data.Dataset:
         """Returns the elements of a stage from number `start`; the last one built is kept, for repeated evaluation."""
         if self._built is None or self._built[:2] != (stage, start):
             self._built = (stage, start, self._build(stage, start))
         return self._built[2]
 
-    def _build(self, stage: Stage, start: int) -> tf.data.Dataset:
+    def _build(self, stage: PipelineSegment, start: int) -> tf.data.Dataset:
         options, host = self.options, self._host(stage)
         readers, prefetch = self._ahead(stage.batch, host.side)
         numbers = tf.data.Dataset.range(start, stage.count)
@@ -293,7 +296,7 @@ class Batches:
         return data
 
     def _decoded_by_tensorflow(
-        self, numbers: tf.data.Dataset, stage: Stage, host: augment.HostStage, readers: int
+        self, numbers: tf.data.Dataset, stage: PipelineSegment, host: augmentations.HostStage, readers: int
     ) -> tf.data.Dataset:
         types = (tf.string, tf.int32, tf.int32, tf.int64, tf.int64, tf.float32)
         shapes = ((), (), (4,), (), (2,), ())
@@ -308,13 +311,13 @@ class Batches:
         data = _map(_map(numbers, read, readers).unbatch(), finish, self.options.threads)
         return data.batch(stage.batch, drop_remainder=True)
 
-    def _whole(self, host: augment.HostStage) -> bool:
+    def _whole(self, host: augmentations.HostStage) -> bool:
         """Returns whether every image reaches the trainer as the source has it: whole, and of the requested size."""
-        fraction = self.crop_fraction or (1.0 if self.augmentation in augment.WHOLE else 0.0)
+        fraction = self.crop_fraction or (1.0 if self.augmentation in augmentations.WHOLE else 0.0)
         return self.source.side == host.side and fraction == 1.0
 
     def _undecoded(
-        self, numbers: tf.data.Dataset, stage: Stage, host: augment.HostStage, readers: int
+        self, numbers: tf.data.Dataset, stage: PipelineSegment, host: augmentations.HostStage, readers: int
     ) -> tf.data.Dataset:
         types = (tf.uint8, tf.int64, tf.int64, tf.float32)
         shapes = ((host.side, host.side, 3), (), (2,), ())
@@ -331,7 +334,7 @@ class Batches:
         return _map(numbers, finish, readers)
 
     def _decoded_by_dali(
-        self, numbers: tf.data.Dataset, stage: Stage, host: augment.HostStage, readers: int
+        self, numbers: tf.data.Dataset, stage: PipelineSegment, host: augmentations.HostStage, readers: int
     ) -> tf.data.Dataset:
         if self._dali is None or self._dali[0] != (stage.batch, host.side):
             gpu = dali.gpu_of(self.options.device)
@@ -364,7 +367,7 @@ class Batches:
         readers = min(self.options.readers, self.options.memory_bytes // (2 * encoded))
         return max(1, readers), max(1, prefetch)
 
-    def _read(self, stage: Stage, number: int, host: augment.HostStage) -> tuple[np.ndarray, ...]:
+    def _read(self, stage: PipelineSegment, number: int, host: augmentations.HostStage) -> tuple[np.ndarray, ...]:
         """Returns encoded images, and what is to be done with each, for one micro-batch."""
         wanted = stage.examples_of(number)
         try:
@@ -382,9 +385,9 @@ class Batches:
         seeds = sampling.seeds(self.seed, wanted.epochs, wanted.examples)
         sizes = probed[:, 1:]
         if self.crop_fraction is not None:
-            windows = augment.center(sizes, self.crop_fraction)
+            windows = augmentations.center(sizes, self.crop_fraction)
         else:
-            windows = augment.windows(self.augmentation, sizes, sampling.uniforms(seeds, host.draws))
+            windows = augmentations.windows(self.augmentation, sizes, sampling.uniforms(seeds, host.draws))
         branch, window = images.branches(probed[:, 0], windows, host.side)
         return contents, branch, window, labels, seeds, weights
 

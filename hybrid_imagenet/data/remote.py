@@ -20,7 +20,7 @@ from typing import IO, Any, NamedTuple, TypeVar
 
 from hybrid_imagenet import files
 from hybrid_imagenet.data.directories import SUBDIRECTORIES, Directory
-from hybrid_imagenet.data.sources.base import Reads, read_at
+from hybrid_imagenet.data.sources.source import Reads, read_at
 from hybrid_imagenet.errors import StorageError, UserError, needed, without_secrets
 
 T = TypeVar("T")

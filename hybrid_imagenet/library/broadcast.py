@@ -14,7 +14,7 @@ from hybrid_imagenet.errors import SharedError, UserError
 from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.library.optimizer import DistributedOptimizer
 from hybrid_imagenet.library.same_order import check_same_order
-from hybrid_imagenet.optimizers.base import GroupedOptimizer
+from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 from hybrid_imagenet.optimizers.kinds import classify
 
 _log = logging.getLogger(__name__)

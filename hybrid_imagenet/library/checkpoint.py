@@ -17,8 +17,8 @@ from hybrid_imagenet.comm import Communicator, process
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.library.broadcast import broadcast_model, build, built_on, require_weights, set_scalars
-from hybrid_imagenet.numerics.sampling import Cursor
 from hybrid_imagenet.order import ExactBatchSampler
+from hybrid_imagenet.order.sampling import Cursor
 from hybrid_imagenet.training.checkpoint_saver import CheckpointSaver
 
 _LOCKS: dict[pathlib.Path, IO[bytes]] = {}  # of the folders that this process writes to

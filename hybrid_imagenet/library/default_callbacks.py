@@ -23,7 +23,7 @@ from hybrid_imagenet.library.optimizer import DistributedOptimizer, check_agreem
 from hybrid_imagenet.library.schedule import HyperparameterSchedule
 from hybrid_imagenet.library.split_step import SplitCompiledStep
 from hybrid_imagenet.models import normalization
-from hybrid_imagenet.optimizers.base import GroupedOptimizer
+from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 from hybrid_imagenet.resilience.exit_code import end_with_line
 from hybrid_imagenet.resilience.heartbeats import Call
 from hybrid_imagenet.resilience.watchdog import Watchdog

@@ -20,11 +20,11 @@ from hybrid_imagenet.comm.settings import ALGORITHMS
 from hybrid_imagenet.errors import SharedError, UserError
 from hybrid_imagenet.library import arguments
 from hybrid_imagenet.library.same_order import check_same_order
-from hybrid_imagenet.numerics import schedules
 from hybrid_imagenet.optimizers import distributed
-from hybrid_imagenet.optimizers.base import GroupedOptimizer, check_known
+from hybrid_imagenet.optimizers.grouped import GroupedOptimizer, check_known
 from hybrid_imagenet.optimizers.kinds import ParameterKind, classify, classify_by_rank
 from hybrid_imagenet.optimizers.loss_scale import LossScale
+from hybrid_imagenet.schedules import training_schedule
 from hybrid_imagenet.training.epoch_values import checksum
 
 _BROADCAST = (
@@ -86,7 +86,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         compression: str = "fp16",
         allreduce: str = "ring",
         loss_scale: str | float = "dynamic",
-        schedule: schedules.Schedule | None = None,
+        schedule: training_schedule.Schedule | None = None,
         gradient_accumulation_steps: int | None = None,
         name: str | None = None,
         **communication: Any,
@@ -384,7 +384,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         kinds, hyper = config.pop("kinds", None), config.pop("hyper", None)
         inner = keras.saving.deserialize_keras_object(config.pop("inner"), custom_objects=custom_objects)
         schedule = config.pop("schedule", None)
-        made = cls(inner, schedule=schedules.create(**schedule) if schedule else None, **config)
+        made = cls(inner, schedule=training_schedule.create(**schedule) if schedule else None, **config)
         if kinds:
             inner.set_kinds([ParameterKind(kind) for kind in kinds])
         if hyper:

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from hybrid_imagenet import private_api, xla
-from hybrid_imagenet.numerics import moments
+from hybrid_imagenet.models import moments
 
 _waiting: contextvars.ContextVar[list[_Batch] | None] = contextvars.ContextVar("statistics_waiting", default=None)
 

@@ -1,9 +1,9 @@
 """ResNets of 18, 34, 50, 101 and 152 layers (He et al. 2015).
 
 Bottleneck blocks are v1.5, with the stride in the 3x3 convolution as in Goyal et al. §5.1. The networks in
-`numerics.depths.VERSION_1` have it in the first 1x1 convolution, as He et al. print it.
+`models.depths.VERSION_1` have it in the first 1x1 convolution, as He et al. print it.
 
-Depths, widths and stems, also those for small images, are in `numerics.depths`.
+Depths, widths and stems, also those for small images, are in `models.depths`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import keras
 
 from hybrid_imagenet.models.blocks import Builder
+from hybrid_imagenet.models.depths import BASIC, DEPTHS, VERSION_1, WIDTH
 from hybrid_imagenet.models.layers import BlurPool, MaxPool2D
-from hybrid_imagenet.numerics.depths import BASIC, DEPTHS, VERSION_1, WIDTH
 
 _EXPANSION = 4
 

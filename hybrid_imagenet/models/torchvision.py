@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from hybrid_imagenet.errors import UserError, needed
-from hybrid_imagenet.numerics.depths import BASIC, DEPTHS, TORCHVISION_NETWORKS
+from hybrid_imagenet.models.depths import BASIC, DEPTHS, TORCHVISION_NETWORKS
 
 _NORM = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
 _SAFETENSORS = ".safetensors files need the package safetensors; install it"

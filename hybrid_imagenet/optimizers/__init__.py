@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 
 if TYPE_CHECKING:
-    from hybrid_imagenet.optimizers.base import GroupedOptimizer
+    from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 
 NAMES = tuple(OPTIMIZERS)
 _CLASSES = {method.constructor.rpartition(":")[2]: method.constructor for method in OPTIMIZERS.values()}

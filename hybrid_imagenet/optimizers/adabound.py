@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet.numerics.bounds import adabound_bounds
-from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.formulas import adam_step_size, bounded_adam_values
+from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 from hybrid_imagenet.optimizers.registry import AdaBoundOptions
 from hybrid_imagenet.optimizers.rule import WEIGHTS, Before, Step
+from hybrid_imagenet.schedules.adabound_bounds import adabound_bounds
 
 _MOMENTS = ("first_moment", "second_moment")
 

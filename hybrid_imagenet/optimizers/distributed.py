@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from hybrid_imagenet import private_api, xla
 from hybrid_imagenet.optimizers.average import WeightAverage
-from hybrid_imagenet.optimizers.base import GroupedOptimizer
+from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 from hybrid_imagenet.optimizers.kinds import check_updatable
 from hybrid_imagenet.optimizers.layout import Layout, Packed
 from hybrid_imagenet.optimizers.loss_scale import LossScale

@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.formulas import adam_step_size
+from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 from hybrid_imagenet.optimizers.lars import TrustRatio
 from hybrid_imagenet.optimizers.registry import HybridOptions
 from hybrid_imagenet.optimizers.rule import TRUST_RATIOS, WEIGHTS, Before, Measured, Step
@@ -19,7 +19,7 @@ from hybrid_imagenet.optimizers.rule import TRUST_RATIOS, WEIGHTS, Before, Measu
 class Hybrid(GroupedOptimizer):
     """AdaBound-bounded warmup, then linear-scaling SGD with LARS (Lu, Lu, Liang, §2.2.1).
 
-    Phase 0, epochs 1 to T, with the bounds of `numerics.bounds.hybrid_bounds` in the hyperparameters:
+    Phase 0, epochs 1 to T, with the bounds of `schedules.adabound_bounds.hybrid_bounds` in the hyperparameters:
 
         m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
         s = alpha sqrt(1 - b2^t) / (1 - b1^t)        t: applied updates; s = alpha without bias correction
@@ -32,7 +32,7 @@ class Hybrid(GroupedOptimizer):
         u = momentum u + c a ratio^s (g + weight_decay w);  w -= u
 
     with s the scalar `lars_share`: it may grow from 0, where each layer has the learning rate P of phase 0's end, to
-    1, where LARS alone sets it (`numerics.schedules.Schedule`).
+    1, where LARS alone sets it (`schedules.training_schedule.Schedule`).
 
     Both phases are one formula whose factors follow the phase, a scalar: a branch in the step would have the host wait
     for the GPU. `handover` says how the velocity u begins, since Lu et al. do not:

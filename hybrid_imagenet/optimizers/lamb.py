@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet.numerics.trust_ratio import trust_ratio
-from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.formulas import bias_correction
+from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 from hybrid_imagenet.optimizers.kinds import ParameterKind
 from hybrid_imagenet.optimizers.registry import LambOptions
 from hybrid_imagenet.optimizers.rule import WEIGHTS, Before, Step
+from hybrid_imagenet.optimizers.trust_ratio import trust_ratio
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")

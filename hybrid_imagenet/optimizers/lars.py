@@ -10,11 +10,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet.numerics.trust_ratio import clip_ratio, share_ratio, trust_ratio
-from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.formulas import momentum_values
+from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 from hybrid_imagenet.optimizers.registry import LarsOptions
 from hybrid_imagenet.optimizers.rule import TRUST_RATIOS, WEIGHTS, Before, Measured, Step
+from hybrid_imagenet.optimizers.trust_ratio import clip_ratio, share_ratio, trust_ratio
 
 _WEIGHT_SUMS = "weight_square_sums"
 
@@ -27,7 +27,7 @@ class TrustRatio:
       variant: `you` scales by the ratio, `larc` by min(ratio / learning rate, 1), `none` not at all.
       eta: trust coefficient.
       eps: guard of the denominator.
-      eps_rule: `add` or `floor`, see `numerics.trust_ratio`.
+      eps_rule: `add` or `floor`, see `optimizers.trust_ratio`.
     """
 
     variant: str = "you"
@@ -52,7 +52,7 @@ class TrustRatio:
         """Returns `rates`, the learning rate of each variable times `factor`, and the ratios of kernels.
 
         Biases and normalization keep the global rate; where all do, it is a scalar. Norms and ratios are float32. With
-        a `share` the ratios act in part only (`numerics.trust_ratio.share_ratio`).
+        a `share` the ratios act in part only (`optimizers.trust_ratio.share_ratio`).
         """
         rate, kernels = now.hyper["learning_rate"], np.array(optimizer.kernel_indices(), np.int64)
         if _WEIGHT_SUMS not in now.before:

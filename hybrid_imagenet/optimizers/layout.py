@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet.numerics.packing import ROW, padded
+from hybrid_imagenet.comm.packing import ROW, padded
 
 _ALIGNED = 16  # numbers in the 64 bytes at whose multiples TensorFlow's views begin and end
 

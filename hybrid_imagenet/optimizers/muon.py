@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet.optimizers.base import GroupedOptimizer
+from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 from hybrid_imagenet.optimizers.kinds import ParameterKind
 from hybrid_imagenet.optimizers.registry import MuonOptions
 from hybrid_imagenet.optimizers.rule import WEIGHTS, Step

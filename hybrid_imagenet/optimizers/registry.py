@@ -11,9 +11,15 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from hybrid_imagenet.numerics.schedules import AdamScaling, BoundedWarmup, LinearWarmup, MomentumRule, WarmupFromZero
-from hybrid_imagenet.numerics.trust_ratio import EPS_RULES, VARIANTS
+from hybrid_imagenet.optimizers.trust_ratio import EPS_RULES, VARIANTS
 from hybrid_imagenet.options import Option, option, options_of
+from hybrid_imagenet.schedules.training_schedule import (
+    AdamScaling,
+    BoundedWarmup,
+    LinearWarmup,
+    MomentumRule,
+    WarmupFromZero,
+)
 
 HANDOVERS = ("continuous", "reset", "rescale")
 _EPS = "Guard of the ratio's denominator."

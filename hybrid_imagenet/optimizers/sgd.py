@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.formulas import classical_values, momentum_values
+from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 from hybrid_imagenet.optimizers.registry import SgdOptions
 from hybrid_imagenet.optimizers.rule import WEIGHTS, Step
 

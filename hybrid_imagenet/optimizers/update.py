@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from hybrid_imagenet import private_api, xla
-from hybrid_imagenet.numerics.packing import ROW
+from hybrid_imagenet.comm.packing import ROW
 from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.kinds import ParameterKind
 from hybrid_imagenet.optimizers.layout import Layout, Packed

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics import sampling
-from hybrid_imagenet.numerics.sampling import Cursor, Indices, SampleOrder, Weights
-from hybrid_imagenet.order import notes
+from hybrid_imagenet.order import notes, sampling
+from hybrid_imagenet.order.sampling import Cursor, Indices, SampleOrder, Weights
 
 if TYPE_CHECKING:
     from hybrid_imagenet.order.for_keras import ExactDataset

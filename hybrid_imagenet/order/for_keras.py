@@ -10,8 +10,8 @@ from typing import Any
 import keras
 
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics.sampling import Indices
 from hybrid_imagenet.order import ExactBatchSampler
+from hybrid_imagenet.order.sampling import Indices
 
 
 class ExactDataset(keras.utils.PyDataset):

@@ -29,7 +29,7 @@ from hybrid_imagenet.errors import (
 )
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.resilience.supervisor import Supervisor
-from hybrid_imagenet.stages import STARTED_VARIABLE, this_moment
+from hybrid_imagenet.startup import STARTED_VARIABLE, this_moment
 
 _FINAL = (EXIT_OK, EXIT_USAGE, EXIT_NUMERICS, EXIT_PREEMPTED, EXIT_INTERRUPTED)
 _LOOK = 0.5  # seconds between two looks at hosts or a lock

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from hybrid_imagenet.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED
 from hybrid_imagenet.resilience import exit_code
 from hybrid_imagenet.resilience.launcher import launcher_rank
-from hybrid_imagenet.stages import START
+from hybrid_imagenet.startup import START
 
 # SIGUSR1 is the one that mpirun passes on to the ranks without killing them a second later.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)

@@ -6,7 +6,8 @@ where there is one, outside of the collectives that hang. A beat carries the Pyt
 so that the last one tells what a rank was doing that cannot be asked any more.
 
 That needs connected ranks; a dead mount or a stopped rank waits before. So a thread of each rank looks at the stage of
-its start (`stages.START`) until the first training step is done (`watch_start`), and tells the supervisor (`arrivals`).
+its start (`startup.START`) until the first training step is done (`watch_start`), and tells the supervisor
+(`arrivals`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from hybrid_imagenet.comm.hosts import interfaces
 from hybrid_imagenet.resilience import arrivals
 from hybrid_imagenet.resilience.exit_code import end_with_line
 from hybrid_imagenet.resilience.heartbeats import MAX_BYTES, Beat, Ledger, main_stack, shown_file
-from hybrid_imagenet.stages import Stages
+from hybrid_imagenet.startup import StartupProgress
 
 _NAMED_AFTER = 30.0  # seconds without a sign of life after which a rank is named, or half of --stall_timeout
 _LISTENER_GRACE = 15.0  # seconds more after which a rank ends by itself: the listeners have not done it
@@ -249,7 +250,7 @@ class Watchdog:
         end_with_line(f"error: {what} ({self._option}={self._limit:g}): the job ends{self._remedy}")
 
 
-def watch_start(start: Stages, stall_timeout: float, rank: int, size: int = 1) -> None:
+def watch_start(start: StartupProgress, stall_timeout: float, rank: int, size: int = 1) -> None:
     """Ends this process with EXIT_STALLED and one line if a stage of its start takes too long.
 
     Native code may keep the interpreter's lock all the while. Then faulthandler's own thread prints the stacks, and
@@ -265,7 +266,7 @@ def watch_start(start: Stages, stall_timeout: float, rank: int, size: int = 1) -
         threading.Thread(target=_watch_start, args=arguments, name="start limit", daemon=True).start()
 
 
-def _watch_start(start: Stages, stall_timeout: float, rank: int, size: int) -> None:
+def _watch_start(start: StartupProgress, stall_timeout: float, rank: int, size: int) -> None:
     told, due = "", 0.0
     while not start.over.wait(min(_LOOK, stall_timeout / 10)):
         stage, since = start.stage

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from hybrid_imagenet.errors import printable_lines
 from hybrid_imagenet.runlog import summary as summaries
 from hybrid_imagenet.runlog.progress import EpochTable, Status, accuracies
-from hybrid_imagenet.stages import START
+from hybrid_imagenet.startup import START
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import argparse
 
     from hybrid_imagenet.checkpoints.pretrained import Trained
-    from hybrid_imagenet.data.sources.base import Source
+    from hybrid_imagenet.data.sources.source import Source
 
 _log = logging.getLogger(__name__)
 

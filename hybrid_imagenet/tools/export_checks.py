@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics import depths
+from hybrid_imagenet.models import depths
 
 # Packages that are not among those of training, by suffix.
 _PACKAGES = {".onnx": ("onnx", "tf2onnx", "onnxruntime"), ".safetensors": ("safetensors",)}

@@ -73,11 +73,11 @@ def _pixels(network: Trained, path: pathlib.Path) -> np.ndarray:
     """The part of an image file that the network looks at, uint8 [s, s, 3]."""
     import tensorflow as tf
 
-    from hybrid_imagenet.numerics import augment
+    from hybrid_imagenet.data import augmentations
 
     content, kind, height, width = _probed(path)
     try:
-        windows = augment.center(np.array([[height, width]], np.int64), network.crop_fraction)
+        windows = augmentations.center(np.array([[height, width]], np.int64), network.crop_fraction)
         branch, window = images.branches(np.array([kind], np.int64), windows, network.image_size)
         decoded = images.decode(
             tf.constant(content), tf.constant(branch[0]), tf.constant(window[0]), network.image_size, accurate=True

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.errors import UserError, counted
-from hybrid_imagenet.tools.doctor import hosts
+from hybrid_imagenet.tools.doctor import host_facts
 
 _UNKNOWN = 0  # slots of a host that was named without them
 _ONE_FOR_EACH_GPU = "one for each visible GPU"
@@ -41,7 +41,7 @@ def choose(total: int | None, per_host: int | None, host_list: str | None, ssh_p
     Raises:
       UserError: if the options contradict each other, or the GPUs of a host cannot be counted.
     """
-    slots = hosts.parse(host_list, _UNKNOWN) if host_list else {"localhost": _UNKNOWN}
+    slots = host_facts.parse(host_list, _UNKNOWN) if host_list else {"localhost": _UNKNOWN}
     if per_host is not None:
         return _on_each_host(total, per_host, slots)
     unknown = [name for name, count in slots.items() if count == _UNKNOWN]
@@ -79,15 +79,15 @@ def _on_each_host(total: int | None, per_host: int, slots: dict[str, int]) -> Ra
 
 def _visible_gpus(names: Sequence[str], ssh_port: int | None) -> list[tuple[int, str]]:
     """Returns the ranks for each host, from its visible GPUs, with the reason."""
-    remote = [name for name in names if not hosts.is_local(name)]
-    answers = hosts.ask_all(remote, {}, ssh_port) if remote else {}
+    remote = [name for name in names if not host_facts.is_local(name)]
+    answers = host_facts.ask_all(remote, {}, ssh_port) if remote else {}
     found = []
     for name in names:
         if name not in answers:
             found.append(_ranks_for(gpus.count(), gpus.is_built_for_gpus()))
             continue
         facts = answers[name]
-        if isinstance(facts, hosts.UnreachableError):
+        if isinstance(facts, host_facts.UnreachableError):
             raise UserError(
                 f"-H {name}: the GPUs of this host cannot be counted ({facts}). "
                 f"Write the number of its ranks after a colon, as in {name}:8."

@@ -12,10 +12,10 @@ from typing import Any
 
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.config import stored
-from hybrid_imagenet.data import registry
+from hybrid_imagenet.data import datasets
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics.schedules import FIXED, PUBLISHED
 from hybrid_imagenet.options import Origin, underscored
+from hybrid_imagenet.schedules.training_schedule import FIXED, PUBLISHED
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.run import written
 
@@ -56,7 +56,7 @@ def command(
     if not {"recipe", "flagfile"} & new and origins.get("recipe") not in _GIVEN:
         # Ranks on other hosts may not see the directory of the run, which has its recipe.
         recipe = flags.get("recipe")
-        if recipe and recipe != registry.of(str(flags.get("dataset"))).recipe:
+        if recipe and recipe != datasets.of(str(flags.get("dataset"))).recipe:
             kept.append(_flag("recipe", recipe))
     if hidden := [word for word in kept if _SECRET in word]:
         raise UserError(f"{hidden[0]}: the password is not stored; give the flag again")

@@ -34,7 +34,7 @@ from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.runlog import run_dir as run_directories
 from hybrid_imagenet.tools import host_limits, mpirun, rank_count
 from hybrid_imagenet.tools.command_line import Parser, show
-from hybrid_imagenet.tools.doctor import hosts
+from hybrid_imagenet.tools.doctor import host_facts
 from hybrid_imagenet.training import preflight
 
 _MAIN = "hybrid_imagenet.main"
@@ -242,7 +242,7 @@ def _prepare_environment(options: argparse.Namespace) -> None:
         os.environ.setdefault("OMPI_MCA_plm", "isolated")
     if nodes := os.environ.get("SLURM_JOB_NUM_NODES"):
         # Open MPI must count the slots of -H, not the allocation's tasks: an interactive one has one on each node.
-        os.environ["SLURM_TASKS_PER_NODE"] = f"{max(hosts.parse(options.hosts).values())}(x{nodes})"
+        os.environ["SLURM_TASKS_PER_NODE"] = f"{max(host_facts.parse(options.hosts).values())}(x{nodes})"
     if options.interface:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", options.interface)
     os.environ.setdefault(
@@ -266,7 +266,7 @@ def _what_runs(options: argparse.Namespace, flags: Sequence[str]) -> tuple[float
     stall = config.stall_timeout or supervisor.stall_timeout([])
     if config.print_config:
         return stall, "here", config
-    here = not options.script and any(map(hosts.is_local, hosts.parse(options.hosts)))
+    here = not options.script and any(map(host_facts.is_local, host_facts.parse(options.hosts)))
     if config.check_only or (here and not options.dry_run):
         preflight.run(config, disk=here)
         os.environ[preflight.CHECKED_VARIABLE] = "1"
@@ -289,7 +289,7 @@ def _run(options: argparse.Namespace, flags: list[str], stall: float, config: Ru
     def start(slots: Mapping[str, int], ranks: int, resume: bool) -> supervisor.Supervisor:
         program = [*_program(options, flags), *own, *(["--resume"] if resume and own else [])]
         command = launcher(options, program, slots, ranks)
-        ordered = sorted(slots, key=hosts.is_local, reverse=True)  # Open MPI numbers the ranks of this host first
+        ordered = sorted(slots, key=host_facts.is_local, reverse=True)  # Open MPI numbers the ranks of this host first
         return supervisor.Supervisor(
             command,
             stall=stall,
@@ -297,15 +297,15 @@ def _run(options: argparse.Namespace, flags: list[str], stall: float, config: Ru
             accept_new_host_keys=options.accept_new_host_keys,
             saves=not options.program,
             places=[host for host in ordered for _ in range(slots[host])] if announced and ranks > 1 else (),
-            is_local=all(map(hosts.is_local, slots)),
+            is_local=all(map(host_facts.is_local, slots)),
         )
 
     if not options.max_restarts and not options.script:
-        return start(hosts.parse(options.hosts), options.np, False).run()
-    listed = discovery.by_script(options.script) if options.script else lambda: hosts.parse(options.hosts)
+        return start(host_facts.parse(options.hosts), options.np, False).run()
+    listed = discovery.by_script(options.script) if options.script else lambda: host_facts.parse(options.hosts)
     found = discovery.Discovery(
         listed,
-        answers=lambda host: hosts.is_local(host) or discovery.answers_ssh(host, options.ssh_port),
+        answers=lambda host: host_facts.is_local(host) or discovery.answers_ssh(host, options.ssh_port),
         ask_first=bool(options.script),
     )
     policy = Policy(options.max_restarts, options.min_np, options.np, options.host_timeout, options.join_interval)
@@ -342,7 +342,7 @@ def main(arguments: Sequence[str]) -> int:
         program = _program(options, flags)
         stall, answers, config = _what_runs(options, flags)
         _prepare_environment(options)
-        command = launcher(options, program, hosts.parse(options.hosts), options.np)
+        command = launcher(options, program, host_facts.parse(options.hosts), options.np)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -354,7 +354,7 @@ def main(arguments: Sequence[str]) -> int:
     if answers:
         return subprocess.run(program, check=False).returncode
     try:
-        if not options.script and any(map(hosts.is_local, hosts.parse(options.hosts))):
+        if not options.script and any(map(host_facts.is_local, host_facts.parse(options.hosts))):
             host_limits.check(options.interface)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

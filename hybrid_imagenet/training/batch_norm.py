@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.comm import Communicator
-from hybrid_imagenet.numerics import moments
+from hybrid_imagenet.models import moments
 
 Pairs = Sequence[tuple[keras.Variable, keras.Variable]]
 

@@ -8,21 +8,21 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet import __version__, models, optimizers
+from hybrid_imagenet import __version__, optimizers
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import RunConfig, derived
-from hybrid_imagenet.config.checks import check_classes
-from hybrid_imagenet.data import dali, device, listing, pipeline
-from hybrid_imagenet.data.registry import SPLITS, Request
-from hybrid_imagenet.data.sources.base import Source
-from hybrid_imagenet.data.sources.derived import Subset
+from hybrid_imagenet.config.flag_checks import check_classes
+from hybrid_imagenet.data import augmentations, dali, device, listing, pipeline, splits
+from hybrid_imagenet.data.datasets import SPLITS, Request
+from hybrid_imagenet.data.sources.source import Source
+from hybrid_imagenet.data.sources.wrappers import Subset
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics import augment, splits
-from hybrid_imagenet.numerics.sampling import SampleOrder
+from hybrid_imagenet.models import factory
 from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.kinds import classify
 from hybrid_imagenet.optimizers.loss_scale import LossScale
+from hybrid_imagenet.order.sampling import SampleOrder
 from hybrid_imagenet.training import warm_start
 from hybrid_imagenet.training.losses import LOSSES, initial_bias
 from hybrid_imagenet.training.random_batch import RandomBatch
@@ -78,7 +78,7 @@ def model(config: RunConfig, precision: str, num_classes: int, communicator: Com
     sync = None  # sums statistics over `together` neighbouring ranks; none where a rank is by itself
     if together > 1:
         sync = communicator.allreduce_sum if together == communicator.size else communicator.allreduce_neighbors
-    network = models.create(
+    network = factory.create(
         config.model,
         num_classes,
         None if config.image_size_schedule or config.eval_image_size else config.image_size,
@@ -183,7 +183,7 @@ def evaluation_crop(config: RunConfig) -> float:
     """Returns the side of the square that is evaluated, as a fraction of the shorter side."""
     if config.eval_crop is not None:
         return config.eval_crop
-    return augment.evaluation_fraction(config.augmentation)
+    return augmentations.evaluation_fraction(config.augmentation)
 
 
 def description(config: RunConfig, source: Source) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
-from hybrid_imagenet.numerics.run_length import passed
+from hybrid_imagenet.schedules.run_length import passed
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -12,10 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from hybrid_imagenet.comm import Communicator
-from hybrid_imagenet.data.sources.base import Reads
+from hybrid_imagenet.data.sources.source import Reads
 from hybrid_imagenet.errors import NumericsError
-from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
+from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 from hybrid_imagenet.training.late_copies import LateCopies
 
 _NAMED = 8  # of the layers with non-finite gradients; backpropagation meets the last ones first

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.data import pipeline
-from hybrid_imagenet.data.sources.base import Source
+from hybrid_imagenet.data.sources.source import Source
 from hybrid_imagenet.errors import UserError, without_secrets
 from hybrid_imagenet.training.accumulators import from_vector
 from hybrid_imagenet.training.step import EvaluationStep

@@ -13,10 +13,10 @@ from hybrid_imagenet.config import RunConfig, derived
 from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.data.bad_records import BadRecords
 from hybrid_imagenet.data.listing import surplus
-from hybrid_imagenet.data.sources.base import Source
+from hybrid_imagenet.data.sources.source import Source
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics.run_length import RunLength
-from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
+from hybrid_imagenet.order.sampling import Cursor, SampleOrder
+from hybrid_imagenet.schedules.run_length import RunLength
 from hybrid_imagenet.training.step import Batch
 
 _log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
-from hybrid_imagenet.stages import START
+from hybrid_imagenet.startup import START
 from hybrid_imagenet.training.accumulators import ClassificationSums
 from hybrid_imagenet.training.divergence import DivergedError
 from hybrid_imagenet.training.step import Batch

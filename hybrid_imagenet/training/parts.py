@@ -9,7 +9,7 @@ from hybrid_imagenet import comm
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import RunConfig, derived
-from hybrid_imagenet.data.sources.base import Source
+from hybrid_imagenet.data.sources.source import Source
 from hybrid_imagenet.models import normalization
 from hybrid_imagenet.resilience.watchdog import Watchdog
 from hybrid_imagenet.training import accumulators, build, divergence, hardware, late_copies, step

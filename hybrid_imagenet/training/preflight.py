@@ -18,14 +18,14 @@ from hybrid_imagenet.checkpoints import store
 from hybrid_imagenet.comm import keras_settings
 from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.config import RunConfig, defaults, derived
-from hybrid_imagenet.config.checks import check_classes, check_data, own_network
-from hybrid_imagenet.data import registry
+from hybrid_imagenet.config.flag_checks import check_classes, check_data, own_network
+from hybrid_imagenet.data import datasets
 from hybrid_imagenet.errors import UserError, tensorflow_missing
 from hybrid_imagenet.files import is_url
-from hybrid_imagenet.numerics import schedules
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.options import Origin, shown
 from hybrid_imagenet.runlog import run_dir
+from hybrid_imagenet.schedules import training_schedule
 
 ELSEWHERE_VARIABLE = "HYBRID_IMAGENET_RANKS_ELSEWHERE"
 """Set by the scripts for clusters, whose check runs on a host that may not train: it looks at no disk there."""
@@ -89,7 +89,7 @@ def _flat_warmup(config: RunConfig) -> list[str]:
     """A line if the warmup that was asked for does not raise the learning rate."""
     peak, first = derived.rates(config)[OPTIMIZERS[config.optimizer].rate], config.chosen.get("warmup_start_lr", 0.0)
     asked = config.warmup_epochs and config.origins["warmup_epochs"] is Origin.COMMAND_LINE
-    if not asked or first < peak or config.lr_schedule in schedules.FIXED:
+    if not asked or first < peak or config.lr_schedule in training_schedule.FIXED:
         return []
     return [
         f"--warmup_epochs={config.warmup_epochs:g}: the learning rate is {peak:g} from the start, as that is not above "
@@ -118,13 +118,13 @@ def training_images(config: RunConfig) -> int:
     Raises:
       UserError: for a dataset that cannot be opened.
     """
-    images = registry.of(config.dataset).images or registry.Request.from_flags(config).open().num_examples
+    images = datasets.of(config.dataset).images or datasets.Request.from_flags(config).open().num_examples
     return images - derived.held_out(config, images)
 
 
 def _check_flags(config: RunConfig) -> None:
     """Checks the batch against a dataset of known size, and looks for packages that flags ask for."""
-    images = registry.of(config.dataset).images
+    images = datasets.of(config.dataset).images
     if images is not None:
         check_data(config, images - derived.held_out(config, images))
     if config.decoder == "dali" and not _installed("nvidia.dali"):
@@ -139,7 +139,7 @@ def _installed(module: str) -> bool:
 
 
 def _check_disk(config: RunConfig, found: Findings) -> None:
-    data = registry.look(registry.Request.from_flags(config))
+    data = datasets.look(datasets.Request.from_flags(config))
     if data.classes is not None:
         check_classes(config, data.classes)
         found.classes = data.classes

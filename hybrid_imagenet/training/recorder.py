@@ -18,11 +18,11 @@ from hybrid_imagenet import __version__, files
 from hybrid_imagenet.checkpoints.archive import Checkpoint
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
-from hybrid_imagenet.config import Origin, RunConfig, derived, relative_step
+from hybrid_imagenet.config import Origin, RunConfig, derived, relative_step_advice
 from hybrid_imagenet.errors import UserError, without_secrets
 from hybrid_imagenet.runlog import jsonl, live, run_dir, summary
 from hybrid_imagenet.runlog.tensorboard import TensorBoard
-from hybrid_imagenet.stages import on_terminal
+from hybrid_imagenet.startup import on_terminal
 
 if TYPE_CHECKING:
     from hybrid_imagenet.training.evaluation import Validation
@@ -150,7 +150,7 @@ class Recording:
             f"{title}{facts['train_images']:,} training and {facts['validation_images']:,} validation images, "
             f"{facts['precision']}, results in {self._directory.path}"
         )
-        warning = relative_step.warning(self._config) if info.get("imagenet") else None
+        warning = relative_step_advice.warning(self._config) if info.get("imagenet") else None
         if warning:
             self.view.message(f"warning: {warning}")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hybrid_imagenet.checkpoints.archive import Checkpoint
 from hybrid_imagenet.comm import Communicator
-from hybrid_imagenet.data.sources.base import Source, difference
+from hybrid_imagenet.data.sources.source import Source, difference
 from hybrid_imagenet.errors import SharedError, UserError
 
 

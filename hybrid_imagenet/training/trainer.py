@@ -6,14 +6,14 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hybrid_imagenet import models
 from hybrid_imagenet.checkpoints import run_state
 from hybrid_imagenet.checkpoints.archive import Checkpoint
 from hybrid_imagenet.checkpoints.run_state import check_position, restore_arrays
-from hybrid_imagenet.config import derived, relative_step
+from hybrid_imagenet.config import derived, relative_step_advice
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics import run_length
+from hybrid_imagenet.models import factory
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
+from hybrid_imagenet.schedules import run_length
 from hybrid_imagenet.training import accumulators, build, same_data, warm_start
 from hybrid_imagenet.training.checkpoint_saver import CheckpointSaver
 from hybrid_imagenet.training.divergence import DivergedError, DivergenceGuard
@@ -65,7 +65,7 @@ class Trainer:
             parts.recording.start(parts.facts, self._info(), parts.state, over=over)
         REQUESTS.begin()  # before the ranks meet: once one says that it compiles, a signal saves on all of them
         parts.communicator.broadcast_variables([v.value for v in parts.variables().values()])  # Lu et al. §2.2.3
-        models.draw_own_numbers(parts.model, parts.communicator.rank)
+        factory.draw_own_numbers(parts.model, parts.communicator.rank)
         self._prepare()
         for line in (*(f"--init_from: {line}" for line in lines), *self._notes()):
             parts.recording.announce(line)
@@ -187,7 +187,7 @@ class Trainer:
     def _hyperparameters(self) -> dict[str, float]:
         """The scalars of the last step, also of one before a restart, for a record."""
         hyper = self.parts.state.hyper
-        relative = relative_step.at_step(self.parts.config, hyper) if hyper else None
+        relative = relative_step_advice.at_step(self.parts.config, hyper) if hyper else None
         return hyper if relative is None else {**hyper, "relative_step": relative}
 
     def _judge(self, top1: float, epochs: float) -> None:

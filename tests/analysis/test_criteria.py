@@ -5,7 +5,7 @@ import math
 import pytest
 
 from hybrid_imagenet.analysis import criteria, published
-from hybrid_imagenet.tools.plan.layers import layers_of
+from hybrid_imagenet.tools.plan.network_layers import layers_of
 from studies.decay import JIA_ABLATION
 from tests.references import criteria_reference as h
 from tests.tools.plan.efficiencies import EFFICIENCIES

@@ -8,7 +8,7 @@ from hybrid_imagenet.analysis import published
 from hybrid_imagenet.benchmarks import gpu
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools.doctor import probe
-from hybrid_imagenet.tools.doctor.checks import FAIL, PASS, WARN, Finding
+from hybrid_imagenet.tools.doctor.diagnosis import FAIL, PASS, WARN, Finding
 
 A100 = dict(zip(probe.GPU_FIELDS, ("0", "GPU-1", "NVIDIA A100-SXM4-40GB", "535.1.5", "8.0", "40960"), strict=True))
 GOOD = [Finding(PASS, "GPUs", "one for each rank"), Finding(PASS, "NCCL inside a", "P2P")]

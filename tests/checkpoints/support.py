@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hybrid_imagenet.checkpoints.run_state import RunState
-from hybrid_imagenet.numerics.sampling import Cursor
+from hybrid_imagenet.order.sampling import Cursor
 
 ARRAYS = {"a/weights": np.arange(60, dtype=np.float32).reshape(3, 20), "b": np.array(7, np.int64)}
 

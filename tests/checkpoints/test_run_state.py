@@ -7,8 +7,8 @@ import pytest
 from hybrid_imagenet.checkpoints.archive import Checkpoint
 from hybrid_imagenet.checkpoints.run_state import check_position, described, restore_arrays
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics.sampling import SampleOrder
-from hybrid_imagenet.numerics.shard_order import ShardOrder
+from hybrid_imagenet.order.sampling import SampleOrder
+from hybrid_imagenet.order.shard_order import ShardOrder
 from tests.checkpoints.support import meta
 
 ORDER = SampleOrder(64, seed=3)

@@ -12,11 +12,10 @@ from unittest import mock
 import numpy as np
 
 from hybrid_imagenet import comm
-from hybrid_imagenet.comm import Settings, hosts, process
+from hybrid_imagenet.comm import Settings, hosts, process, torus
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics import torus
 from tests.support.gradients import means
 
 

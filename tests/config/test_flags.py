@@ -9,12 +9,12 @@ import pytest
 
 from hybrid_imagenet import config, optimizers
 from hybrid_imagenet.comm.settings import Settings
-from hybrid_imagenet.config import checks, derived, flags, report
-from hybrid_imagenet.data import registry
+from hybrid_imagenet.config import derived, flag_checks, flags, report
+from hybrid_imagenet.data import datasets
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics import schedules
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.options import options_of
+from hybrid_imagenet.schedules import training_schedule
 
 OTHERS = {  # a value of each type that is not the default
     bool: lambda default: not default,
@@ -56,7 +56,7 @@ def test_a_class_decays_nothing_unless_told_and_a_run_does():
         assert config.resolve([f"--optimizer={name}"]).weight_decay == method.weight_decay > 0
 
 
-@pytest.mark.parametrize("name", schedules.SCHEDULES)
+@pytest.mark.parametrize("name", training_schedule.SCHEDULES)
 def test_every_flag_of_a_schedule_changes_its_rates(name):
     base = ["--optimizer=sgd", f"--lr_schedule={name}", "--warmup_epochs=5"]
 
@@ -155,7 +155,7 @@ def test_a_home_directory_is_found_also_in_a_flag_file(tmp_path, monkeypatch):
     resolved = config.resolve([f"--flagfile={tmp_path}/flags", "--init-from=~/x", "--data_dir=~no-one/x"])
     assert (resolved.run_dir, resolved.init_from) == ("/home/a/runs", "/home/a/x")
     assert resolved.data_dir == "~no-one/x"
-    assert registry.Request("folder", "~/x").directory == pathlib.Path("/home/a/x")
+    assert datasets.Request("folder", "~/x").directory == pathlib.Path("/home/a/x")
 
 
 @pytest.mark.parametrize(
@@ -167,9 +167,9 @@ def test_a_module_of_ones_own_is_found_without_importing_it(target, tmp_path, mo
     (folder / "__init__.py").write_text("raise RuntimeError('imported')")
     (folder / "nets.py").write_text("import no_such_module\ndef small(): pass\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert checks.own_network("own_package.nets:small") == str(folder / "nets.py")
+    assert flag_checks.own_network("own_package.nets:small") == str(folder / "nets.py")
     with pytest.raises(UserError, match=f"--model={target}: there is no such module; give MODULE:FUNCTION"):
-        checks.own_network(target)
+        flag_checks.own_network(target)
 
 
 @pytest.mark.parametrize(
@@ -185,12 +185,12 @@ def test_own_network_function_that_the_module_lacks_is_an_error(text, function, 
     (tmp_path / "own_nets.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match=message):
-        checks.own_network(f"own_nets:{function}")
+        flag_checks.own_network(f"own_nets:{function}")
 
 
 def test_own_network_module_of_python_without_the_function_is_an_error():
     with pytest.raises(UserError, match="--model=os:nofn: os has no function 'nofn'"):
-        checks.own_network("os:nofn")
+        flag_checks.own_network("os:nofn")
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_own_network_module_of_python_without_the_function_is_an_error():
 def test_own_network_function_that_the_module_may_have_is_accepted(text, tmp_path, monkeypatch):
     (tmp_path / "own_nets.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    assert checks.own_network("own_nets:small") == str(tmp_path / "own_nets.py")
+    assert flag_checks.own_network("own_nets:small") == str(tmp_path / "own_nets.py")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hybrid_imagenet import config, data
 from hybrid_imagenet.data.sources import tfrecord
-from hybrid_imagenet.data.sources.base import BadRecord
+from hybrid_imagenet.data.sources.source import BadRecord
 from hybrid_imagenet.errors import UserError
 from tests.data.support import CLASSES, jpeg, write_shards
 

@@ -1,7 +1,7 @@
 import pytest
 
 from hybrid_imagenet import config, main
-from hybrid_imagenet.config import checks, report
+from hybrid_imagenet.config import flag_checks, report
 from hybrid_imagenet.errors import UserError
 
 FLAGS = ["--epochs=6", "--warmup_epochs=3", "--per_gpu_batch=32"]
@@ -104,13 +104,13 @@ def test_steps_are_those_of_a_walk_over_the_examples(remainder):
 
 def test_a_batch_larger_than_the_data_is_named():
     resolved = config.resolve([*FLAGS, "--batch_schedule=3:512x2"], 2)
-    checks.check_data(resolved, 2048)
+    flag_checks.check_data(resolved, 2048)
     with pytest.raises(
         UserError, match=r"--batch_schedule=3:512x2: 512 images x 2 .*batch of 2048 from epoch 3 .*1437"
     ):
         report.plan(resolved, 1437)
     with pytest.raises(UserError, match=r"--per_gpu_batch=32: 32 images on 64 GPUs make a batch of 2048 from epoch 0"):
-        checks.check_data(config.resolve([*FLAGS, "--batch_schedule=3:512x2"], 64), 1437)
+        flag_checks.check_data(config.resolve([*FLAGS, "--batch_schedule=3:512x2"], 64), 1437)
 
 
 @pytest.mark.parametrize("flags", [["--optimizer=lamb"], ["--optimizer=muon"]])

@@ -3,7 +3,7 @@
 from hybrid_imagenet import comm, data
 from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.errors import StorageError
-from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
+from hybrid_imagenet.order.sampling import Cursor, SampleOrder
 from tests.data.support import MemorySource
 
 

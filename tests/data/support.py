@@ -10,7 +10,7 @@ from PIL import Image
 
 from hybrid_imagenet.data.images import encoded
 from hybrid_imagenet.data.sources import tfrecord
-from hybrid_imagenet.data.sources.base import BadRecord, Source
+from hybrid_imagenet.data.sources.source import BadRecord, Source
 
 CLASSES = ("n01", "n02", "n03")
 

@@ -1,8 +1,8 @@
 import numpy as np
 
 from hybrid_imagenet.data import pipeline
-from hybrid_imagenet.data.sources.derived import CachedSource
-from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
+from hybrid_imagenet.data.sources.wrappers import CachedSource
+from hybrid_imagenet.order.sampling import Cursor, SampleOrder
 from tests.data.support import MemorySource
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from hybrid_imagenet import data
 from hybrid_imagenet.data import listing
-from hybrid_imagenet.data.sources.base import BadRecord
+from hybrid_imagenet.data.sources.source import BadRecord
 from hybrid_imagenet.errors import UserError
 from tests.data import support, test_idx, test_webdataset
 from tests.data.test_sources import cache, make  # noqa: F401

@@ -13,7 +13,7 @@ from PIL import Image
 from hybrid_imagenet import config
 from hybrid_imagenet.data import dali, images
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
+from hybrid_imagenet.order.sampling import Cursor, SampleOrder
 from hybrid_imagenet.training import build
 from tests.data import support, test_pipeline
 from tests.data.support import MemorySource

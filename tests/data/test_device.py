@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hybrid_imagenet.data import device
-from hybrid_imagenet.numerics import augment, sampling
+from hybrid_imagenet.data import augmentations, device
+from hybrid_imagenet.order import sampling
 from tests.references import augment_reference
 
 SEEDS = sampling.seeds(5, np.zeros(16, np.int64), np.arange(16))
@@ -38,7 +38,7 @@ def test_normal_numbers():
 
 def test_inception_flips_about_half_of_the_images_and_changes_nothing_else():
     got = denormalized(device.augment(IMAGES, SEEDS, "inception")) * 255
-    flips = sampling.uniforms(SEEDS, 1, augment.DEVICE_STREAM)[:, 0] < 0.5
+    flips = sampling.uniforms(SEEDS, 1, augmentations.DEVICE_STREAM)[:, 0] < 0.5
     assert 3 < flips.sum() < 13
     for image, original, flip in zip(got, IMAGES, flips, strict=True):
         np.testing.assert_allclose(image, original[:, ::-1] if flip else original, atol=1e-2)
@@ -48,7 +48,7 @@ def test_alexnet_adds_one_offset_along_the_colors_of_imagenet_per_image():
     got = denormalized(device.augment(IMAGES, SEEDS, "alexnet")) - denormalized(
         device.augment(IMAGES, SEEDS, "inception")
     )
-    u = sampling.uniforms(SEEDS, 6, augment.DEVICE_STREAM + 1).astype(np.float64)
+    u = sampling.uniforms(SEEDS, 6, augmentations.DEVICE_STREAM + 1).astype(np.float64)
     alphas = 0.1 * np.sqrt(-2 * np.log(1 - u[:, :3])) * np.cos(2 * np.pi * u[:, 3:])
     for offset, alpha in zip(got, alphas, strict=True):
         expected = np.broadcast_to(augment_reference.pca_noise(alpha), offset.shape)
@@ -59,7 +59,7 @@ def test_shift_is_a_window_of_the_padded_image_flipped_or_not():
     got = np.rint(denormalized(device.augment(IMAGES, SEEDS, "shift")) * 255)
     pad = device.shift_bound(20)
     assert pad == 2
-    draws = sampling.uniforms(SEEDS, 3, augment.DEVICE_STREAM)
+    draws = sampling.uniforms(SEEDS, 3, augmentations.DEVICE_STREAM)
     places = np.floor(draws[:, 1:] * (2 * pad + 1)).astype(int)
     assert len(np.unique(places)) == 2 * pad + 1
     for image, original, flip, (x, y) in zip(got, IMAGES, draws[:, 0] < 0.5, places, strict=True):
@@ -71,22 +71,24 @@ def test_shift_is_a_window_of_the_padded_image_flipped_or_not():
 @pytest.mark.parametrize("pad", [0, 2])
 def test_sony_against_the_oracle_also_padded_with_black(pad):
     """32 pixels of 320 are 2 of 20."""
-    got = denormalized(device.augment(IMAGES, SEEDS, "sony", sony=augment.SonyRanges(pad=16 * pad)))
+    got = denormalized(device.augment(IMAGES, SEEDS, "sony", sony=augmentations.SonyRanges(pad=16 * pad)))
     assert got.shape == (16, 14, 14, 3)
-    u = sampling.uniforms(SEEDS, 11, augment.DEVICE_STREAM).astype(np.float64)
+    u = sampling.uniforms(SEEDS, 11, augmentations.DEVICE_STREAM).astype(np.float64)
     for image, original, draws in zip(got, IMAGES, u, strict=True):
         padded = np.pad(original / 255, ((pad, pad), (pad, pad), (0, 0)))
         np.testing.assert_allclose(image, augment_reference.sony(padded, 14, draws), atol=2e-4)
 
 
 def test_sony_noise_and_brightness_when_asked_for():
-    plain = denormalized(device.augment(IMAGES, SEEDS, "sony", sony=augment.SonyRanges()))
-    still = augment.SonyRanges(contrast=1.0)
+    plain = denormalized(device.augment(IMAGES, SEEDS, "sony", sony=augmentations.SonyRanges()))
+    still = augmentations.SonyRanges(contrast=1.0)
     calm = denormalized(device.augment(IMAGES, SEEDS, "sony", sony=still))
-    bright = denormalized(device.augment(IMAGES, SEEDS, "sony", sony=augment.SonyRanges(contrast=1.0, brightness=0.2)))
-    noisy = denormalized(device.augment(IMAGES, SEEDS, "sony", sony=augment.SonyRanges(contrast=1.0, noise=0.1)))
+    bright = denormalized(
+        device.augment(IMAGES, SEEDS, "sony", sony=augmentations.SonyRanges(contrast=1.0, brightness=0.2))
+    )
+    noisy = denormalized(device.augment(IMAGES, SEEDS, "sony", sony=augmentations.SonyRanges(contrast=1.0, noise=0.1)))
     assert np.abs(plain - calm).max() > 0.01
-    u = sampling.uniforms(SEEDS, 12, augment.DEVICE_STREAM)
+    u = sampling.uniforms(SEEDS, 12, augmentations.DEVICE_STREAM)
     expected = np.broadcast_to((0.2 * (2 * u[:, 7] - 1))[:, None, None, None], calm.shape)
     np.testing.assert_allclose(bright - calm, expected, atol=1e-5)
     measured = (noisy - calm).std(axis=(1, 2, 3))

@@ -10,7 +10,7 @@ from PIL import Image
 
 from hybrid_imagenet import data
 from hybrid_imagenet.data import images, pipeline
-from hybrid_imagenet.tools.data import command
+from hybrid_imagenet.tools.data import data_command
 from tests.data import support
 from tests.data.test_sources import cache  # noqa: F401
 
@@ -160,10 +160,13 @@ def test_prepare_with_resize_reads_webp_and_jpeg_xl(tmp_path, capsys):
             (tmp_path / "from" / split / name[0]).mkdir(parents=True)
             (tmp_path / "from" / split / name[0] / name).write_bytes(content)
     place = f"--data_dir={tmp_path / 'from'}"
-    assert command.main(["check", "--dataset=folder", place, "--workers=1"]) == 0
+    assert data_command.main(["check", "--dataset=folder", place, "--workers=1"]) == 0
     assert "no faults" in capsys.readouterr().out
     target = f"--to={tmp_path / 'to'}"
-    assert command.main(["prepare", "--from=folder", place, target, "--resize=10", "--quality=100", "--workers=1"]) == 0
+    assert (
+        data_command.main(["prepare", "--from=folder", place, target, "--resize=10", "--quality=100", "--workers=1"])
+        == 0
+    )
     found = data.open_source("tfrecord", str(tmp_path / "to")).read_one(1)[0]
     assert images.probe(found) == (images.JPEG, 10, 13)
     with Image.open(io.BytesIO(found)) as smaller:

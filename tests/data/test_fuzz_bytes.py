@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from hybrid_imagenet.data import images
 from hybrid_imagenet.data.sources import tfrecord
-from hybrid_imagenet.data.sources.base import BadRecord
+from hybrid_imagenet.data.sources.source import BadRecord
 from hybrid_imagenet.errors import UserError
 from tests.data.support import jpeg, png
 from tests.data.test_formats import JXL, webp

@@ -9,7 +9,7 @@ from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.data.images import picture
 from hybrid_imagenet.data.sources import idx
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
+from hybrid_imagenet.order.sampling import Cursor, SampleOrder
 
 TRAIN = np.random.default_rng(0).integers(0, 256, (12, 8, 8), np.uint8)
 LABELS = np.arange(12, dtype=np.uint8) % 10

@@ -11,7 +11,7 @@ from PIL import Image
 
 from hybrid_imagenet import data
 from hybrid_imagenet.data import images
-from hybrid_imagenet.tools.data import command
+from hybrid_imagenet.tools.data import data_command
 from tests.data import support
 
 
@@ -39,7 +39,7 @@ def test_images_of_16_bits_are_prepared_as_training_reads_them(channels, tmp_pat
         support.write_folder(tmp_path / "from", split, [(content, 0)])
     target = tmp_path / "to"
     place = f"--data_dir={tmp_path / 'from'}", f"--to={target}"
-    assert command.main(["prepare", "--from=folder", *place, "--resize=24", "--quality=100", "--workers=1"]) == 0
+    assert data_command.main(["prepare", "--from=folder", *place, "--resize=24", "--quality=100", "--workers=1"]) == 0
     with Image.open(io.BytesIO(data.open_source("tfrecord", str(target)).read_one(0)[0])) as prepared:
         assert np.abs(np.asarray(prepared).mean() - expected.mean()) < 1
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from hybrid_imagenet.data import mixing, pipeline
-from hybrid_imagenet.numerics.sampling import Cursor
-from hybrid_imagenet.numerics.shard_order import ShardOrder
+from hybrid_imagenet.order.sampling import Cursor
+from hybrid_imagenet.order.shard_order import ShardOrder
 from tests.data.support import MemorySource
 
 CLASSES, EACH = 20, 40

@@ -15,7 +15,7 @@ from hybrid_imagenet.data import images, pipeline
 from hybrid_imagenet.data.bad_records import BadRecords, UsableExamples
 from hybrid_imagenet.data.pipeline import HostOptions
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
+from hybrid_imagenet.order.sampling import Cursor, SampleOrder
 from tests.data import support
 from tests.data.support import MemorySource
 from tests.references import augment_reference

@@ -15,10 +15,10 @@ import pytest
 from hybrid_imagenet import data
 from hybrid_imagenet.data import pipeline, remote
 from hybrid_imagenet.data.sources import webdataset as tar_index
-from hybrid_imagenet.data.sources.base import BadRecord, write_index
+from hybrid_imagenet.data.sources.source import BadRecord, write_index
 from hybrid_imagenet.errors import EXIT_STALLED, UserError
-from hybrid_imagenet.numerics.sampling import Cursor
-from hybrid_imagenet.numerics.shard_order import ShardOrder
+from hybrid_imagenet.order.sampling import Cursor
+from hybrid_imagenet.order.shard_order import ShardOrder
 from hybrid_imagenet.tools.data import prepare
 from tests.data import programs, support, test_webdataset
 from tests.data.http_server import Server

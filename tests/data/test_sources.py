@@ -15,7 +15,7 @@ from hybrid_imagenet import data
 from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.data.bad_records import BadRecords, UsableExamples
 from hybrid_imagenet.data.sources import tfrecord
-from hybrid_imagenet.data.sources.base import BadRecord, load_index, remembered
+from hybrid_imagenet.data.sources.source import BadRecord, load_index, remembered
 from hybrid_imagenet.errors import StorageError, UserError
 from hybrid_imagenet.tools.data import prepare
 from tests.data import support
@@ -431,7 +431,7 @@ def test_of_two_processes_one_makes_an_index_and_the_other_reads_it(tmp_path):
     program = f"""
 import dataclasses, pathlib, time
 import numpy as np
-from hybrid_imagenet.data.sources.base import remembered
+from hybrid_imagenet.data.sources.source import remembered
 Numbers = dataclasses.make_dataclass("Numbers", ["values"])
 def make():
     with open({str(tmp_path / "made")!r}, "a") as made:

@@ -12,10 +12,10 @@ import pytest
 from hybrid_imagenet import data, files
 from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.data.sources import webdataset as tar_index
-from hybrid_imagenet.data.sources.base import BadRecord
+from hybrid_imagenet.data.sources.source import BadRecord
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics.sampling import Cursor
-from hybrid_imagenet.numerics.shard_order import ShardOrder
+from hybrid_imagenet.order.sampling import Cursor
+from hybrid_imagenet.order.shard_order import ShardOrder
 from tests.data import support
 from tests.data.test_sources import cache  # noqa: F401
 

@@ -25,7 +25,7 @@ from hybrid_imagenet.data.sources.synthetic import SyntheticSource
 from hybrid_imagenet.library.optimizer import DistributedOptimizer
 from hybrid_imagenet.library.split_step import _split
 from hybrid_imagenet.models.normalization import BatchNormalization
-from hybrid_imagenet.numerics.sampling import Cursor
+from hybrid_imagenet.order.sampling import Cursor
 from hybrid_imagenet.training import build
 from hybrid_imagenet.training.losses import LOSSES
 from hybrid_imagenet.training.step import EvaluationStep

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from hybrid_imagenet.data import device
-from hybrid_imagenet.optimizers.base import HYPER_NAMES
+from hybrid_imagenet.optimizers.grouped import HYPER_NAMES
 from tests.gpu import copies, graphs
 
 HERE = pathlib.Path(__file__).parent

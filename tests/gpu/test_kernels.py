@@ -19,11 +19,10 @@ from benchmarks.optimizer import resnet50_shapes
 from hybrid_imagenet import optimizers
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.comm.fusion import pack
-from hybrid_imagenet.data import device
-from hybrid_imagenet.numerics import augment
-from hybrid_imagenet.numerics.packing import ROW, padded
-from hybrid_imagenet.optimizers.base import HYPER_NAMES
+from hybrid_imagenet.comm.packing import ROW, padded
+from hybrid_imagenet.data import augmentations, device
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
+from hybrid_imagenet.optimizers.grouped import HYPER_NAMES
 from hybrid_imagenet.optimizers.kinds import classify_by_rank
 from hybrid_imagenet.optimizers.layout import Layout
 from hybrid_imagenet.optimizers.loss_scale import LossScale
@@ -105,8 +104,8 @@ def whole_step(precision):
         return compiled(lambda *arguments: step._loss_and_gradients(*arguments, None), images, labels)
 
 
-def augmentation(name, precision):
-    side = augment.host_stage(name, 224).side
+def augmentation_program(name, precision):
+    side = augmentations.host_stage(name, 224).side
     pixels, seeds = tf.TensorSpec([8, side, side, 3], tf.uint8), tf.TensorSpec([8, 2], tf.int64)
     dtype = precision.removeprefix("mixed_")
     return compiled(lambda images, keys: device.augment(images, keys, name, dtype), pixels, seeds)
@@ -120,7 +119,7 @@ def test_xla_compiles_for_each_gpu(target, compiler, tmp_path):
     precision = "float32" if target == "p40" else "mixed_float16"
     assert 4 < len(kernels_of(module(CASES["hybrid"]), target, compiler, tmp_path)) <= 10
     for name in ("alexnet", "inception", "sony"):
-        assert 1 <= len(kernels_of(augmentation(name, precision), target, compiler, tmp_path)) <= 6
+        assert 1 <= len(kernels_of(augmentation_program(name, precision), target, compiler, tmp_path)) <= 6
     assert len(kernels_of(whole_step(precision), target, compiler, tmp_path)) > 50
 
 

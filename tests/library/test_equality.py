@@ -22,7 +22,7 @@ def through_fit(arguments: list, epochs: int) -> dict:
     from hybrid_imagenet import config as configuration
     from hybrid_imagenet import optimizers
     from hybrid_imagenet.config import derived
-    from hybrid_imagenet.numerics.sampling import Cursor
+    from hybrid_imagenet.order.sampling import Cursor
     from hybrid_imagenet.training import build
     from hybrid_imagenet.training.inputs import TrainingData
 

@@ -1,14 +1,14 @@
 import keras
 import numpy as np
 
-from hybrid_imagenet import models
+from hybrid_imagenet.models import factory
 from tests.models.test_resnet import randomized
 from tests.references import alexnet_reference
 
 
 def test_at_224_pixels_and_1000_classes_there_are_62_380_232_parameters():
     with keras.StatelessScope():  # no weights are drawn
-        model = models.create("alexnet_bn", 1000, 224)
+        model = factory.create("alexnet_bn", 1000, 224)
     assert sum(int(np.prod(v.shape)) for v in model.trainable_variables) == 62_380_232
     assert [tuple(v.shape) for v in model.trainable_variables] == alexnet_reference.shapes()
     names = [layer.name for layer in model.layers]
@@ -17,7 +17,7 @@ def test_at_224_pixels_and_1000_classes_there_are_62_380_232_parameters():
 
 def test_forward_pass_against_the_oracle():
     """At 111 pixels pool5 is 2 x 2, so that the order in which it is flattened counts."""
-    model = randomized(models.create("alexnet_bn", 5, 111), 1)
+    model = randomized(factory.create("alexnet_bn", 5, 111), 1)
     images = np.random.default_rng(0).normal(size=(2, 111, 111, 3)).astype(np.float32)
 
     def values(*variables):

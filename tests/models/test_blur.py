@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hybrid_imagenet import models
+from hybrid_imagenet.models import factory
 from hybrid_imagenet.models.layers import BlurPool
 from tests.references.short_reference import blurred
 
@@ -35,8 +35,8 @@ def test_gradients_go_back_by_the_same_filter(policy):
 )
 def test_every_stride_but_that_of_the_image_has_a_blur(name, stem, blurs):
     options = {"width": 4, "stem": stem, "seed": 3}
-    plain = models.create(name, 5, 32, **options)
-    network = models.create(name, 5, 32, blurpool=True, **options)
+    plain = factory.create(name, 5, 32, **options)
+    network = factory.create(name, 5, 32, blurpool=True, **options)
     layers = list(network._flatten_layers())
     assert sum(isinstance(layer, BlurPool) for layer in layers) == blurs
     for layer in layers:
@@ -51,5 +51,5 @@ def test_every_stride_but_that_of_the_image_has_a_blur(name, stem, blurs):
 
 
 def test_a_bias_at_the_start():
-    network = models.create("resnet8", 5, 16, width=4, initial_bias=-1.5)
+    network = factory.create("resnet8", 5, 16, width=4, initial_bias=-1.5)
     np.testing.assert_array_equal(network.get_layer("logits").bias.numpy(), np.full(5, -1.5, np.float32))

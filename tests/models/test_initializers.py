@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from hybrid_imagenet import models
+from hybrid_imagenet.models import factory
 from hybrid_imagenet.models.blocks import convolution_initializer
 
 SHAPE = (3, 3, 64, 128)
@@ -27,15 +27,15 @@ def test_kaiming_is_a_gaussian_and_not_truncated():
 
 
 def test_classifier_is_gaussian_with_deviation_001_and_zero_bias():
-    dense = models.create("resnet18", 100, 32).get_layer("logits")
+    dense = factory.create("resnet18", 100, 32).get_layer("logits")
     assert abs(dense.kernel.numpy().std() / 0.01 - 1) < 0.03
     assert not dense.bias.numpy().any()
 
 
 def test_seeds_repeat_and_differ_by_layer():
-    first = models.create("resnet10", 4, 32, seed=5)
-    again = models.create("resnet10", 4, 32, seed=5)
-    other = models.create("resnet10", 4, 32, seed=6)
+    first = factory.create("resnet10", 4, 32, seed=5)
+    again = factory.create("resnet10", 4, 32, seed=5)
+    other = factory.create("resnet10", 4, 32, seed=6)
     for a, b, c in zip(first.variables, again.variables, other.variables, strict=True):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
         if a.ndim > 1 and "bias" not in a.name:

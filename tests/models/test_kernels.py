@@ -5,13 +5,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hybrid_imagenet import models
-from hybrid_imagenet.models import kernels, layers
+from hybrid_imagenet.models import factory, kernels, layers
 
 
 def traced_nodes(precision, name="resnet50"):
     """The operations of forward and backward pass over normalized images in the compute type."""
-    model = models.create(name, 10, 64, precision=precision)
+    model = factory.create(name, 10, 64, precision=precision)
     variables = [v.value for v in model.trainable_variables]
 
     @tf.function

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hybrid_imagenet import models
-from hybrid_imagenet.models import normalization
+from hybrid_imagenet.models import factory, normalization
 from hybrid_imagenet.models.normalization import BatchNormalization, normalize_over_ranks
 from tests.references.moments_reference import merged
 
@@ -129,7 +128,7 @@ def test_inference_uses_the_kept_statistics_and_leaves_them():
 
 
 def test_frozen_statistics_normalize_each_image_by_itself():
-    model = models.create("resnet8", 3, 32, width=8, zero_last_gamma=False)
+    model = factory.create("resnet8", 3, 32, width=8, zero_last_gamma=False)
     layers = list(normalization.layers_of(model))
     for layer in layers:
         layer.trainable = False

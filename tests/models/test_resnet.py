@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hybrid_imagenet import models
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.models import factory
 from hybrid_imagenet.models.normalization import BatchNormalization
 from tests.references import resnet_reference
 
@@ -23,19 +23,19 @@ def trainable_parameters(model):
 def test_parameter_counts_are_the_published_ones(name):
     assert resnet_reference.parameter_count(name, 1000) == PUBLISHED[name]
     with keras.StatelessScope():  # no weights are drawn
-        model = models.create(name, 1000, 224)
+        model = factory.create(name, 1000, 224)
     assert trainable_parameters(model) == PUBLISHED[name]
 
 
 def test_a_narrow_network_for_small_images():
     """ResNet-8 of 16, 32 and 64 channels with 10 classes, counted by hand."""
-    model = models.create("resnet8", 10, 28, width=16, stem="3x3")
+    model = factory.create("resnet8", 10, 28, width=16, stem="3x3")
     stem, first, second, third, classifier = 432 + 32, 4608 + 64, 14336 + 192, 57344 + 384, 650
     assert trainable_parameters(model) == stem + first + second + third + classifier
     assert trainable_parameters(model) == resnet_reference.parameter_count("resnet8", 10, 16, 3)
     sides = [model.get_layer(f"stage{stage}_block1_relu").output.shape[1] for stage in (1, 2, 3)]
     assert sides == [28, 14, 7]
-    strided = models.create("resnet8", 10, 28, width=16, stem="3x3_stride2")
+    strided = factory.create("resnet8", 10, 28, width=16, stem="3x3_stride2")
     assert strided.get_layer("stage3_block1_relu").output.shape[1:] == (4, 4, 64)
     assert trainable_parameters(strided) == trainable_parameters(model)
 
@@ -81,7 +81,7 @@ def weights_in_order(model):
     ],
 )
 def test_forward_pass_is_that_of_the_papers(name, side, width, stem):
-    model = randomized(models.create(name, 7, side, width=width, stem=stem, zero_last_gamma=False, seed=3), 1)
+    model = randomized(factory.create(name, 7, side, width=width, stem=stem, zero_last_gamma=False, seed=3), 1)
     images = np.random.default_rng(0).normal(size=(3, side, side, 3)).astype(np.float32)
     convolutions, classifier = weights_in_order(model)
     wide = images.astype(np.float64)
@@ -94,7 +94,7 @@ def test_forward_pass_is_that_of_the_papers(name, side, width, stem):
 
 @pytest.mark.parametrize(("flag", "gamma"), [(True, 0.0), (False, 1.0)])
 def test_last_scale_of_each_block(flag, gamma):
-    model = models.create("resnet50", 3, 32, width=2, zero_last_gamma=flag)
+    model = factory.create("resnet50", 3, 32, width=2, zero_last_gamma=flag)
     every = [n for n in model.layers if isinstance(n, BatchNormalization)]
     norms = [n for n in every if n.name.endswith("_3_bn")]
     assert len(norms) == 16
@@ -106,8 +106,8 @@ def test_last_scale_of_each_block(flag, gamma):
 
 @pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
 def test_reduced_precision_keeps_fp32_variables_and_logits(precision):
-    model = models.create("resnet10", 5, 64, precision=precision, zero_last_gamma=False)
-    wide = models.create("resnet10", 5, 64, zero_last_gamma=False)
+    model = factory.create("resnet10", 5, 64, precision=precision, zero_last_gamma=False)
+    wide = factory.create("resnet10", 5, 64, zero_last_gamma=False)
     assert model.input.dtype == precision.removeprefix("mixed_")
     assert {v.dtype for v in model.variables} == {"float32"}
     images = np.random.default_rng(0).normal(size=(8, 64, 64, 3)).astype(np.float32)
@@ -127,11 +127,11 @@ def test_reduced_precision_keeps_fp32_variables_and_logits(precision):
 )
 def test_wrong_arguments_are_named(name, options, words):
     with pytest.raises(UserError, match=words):
-        models.create(name, 10, 32, **options)
+        factory.create(name, 10, 32, **options)
 
 
 def test_model_survives_a_round_trip_to_a_file(tmp_path):
-    model = randomized(models.create("resnet10", 4, 32, width=8, batch_norm="moving"), 2)
+    model = randomized(factory.create("resnet10", 4, 32, width=8, batch_norm="moving"), 2)
     model.save(tmp_path / "model.keras")
     again = keras.saving.load_model(tmp_path / "model.keras")
     images = np.random.default_rng(0).normal(size=(2, 32, 32, 3)).astype(np.float32)
@@ -140,10 +140,10 @@ def test_model_survives_a_round_trip_to_a_file(tmp_path):
 
 
 def test_a_network_of_open_size_gives_what_one_of_each_size_gives():
-    anyone = models.create("resnet8", 5, None, width=16, zero_last_gamma=False)
+    anyone = factory.create("resnet8", 5, None, width=16, zero_last_gamma=False)
     for side in (32, 48):
         images = np.random.default_rng(side).normal(size=(2, side, side, 3)).astype(np.float32)
-        own = models.create("resnet8", 5, side, width=16, zero_last_gamma=False)
+        own = factory.create("resnet8", 5, side, width=16, zero_last_gamma=False)
         own.set_weights(anyone.get_weights())
         for training in (False, True):
             run = tf.function(lambda x, model, t=training: model(x, training=t))

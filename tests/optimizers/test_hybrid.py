@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from hybrid_imagenet.numerics import schedules
 from hybrid_imagenet.optimizers.hybrid import Hybrid
+from hybrid_imagenet.schedules import training_schedule
 from tests.optimizers.support import KERNELS, Problem, Runner, assert_close, of_one
 from tests.references.optimizers_reference import HybridReference, layers_of, lu_bounds
 
@@ -11,7 +11,7 @@ SWITCH = EPOCH_STEPS * WARMUP
 
 
 def schedule(ramp_epochs=0.0):
-    return schedules.create(
+    return training_schedule.create(
         lr_schedule="exponential",
         lr=0.1,
         workers=4,

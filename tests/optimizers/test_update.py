@@ -8,8 +8,8 @@ import tensorflow as tf
 from hybrid_imagenet import optimizers
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.optimizers.average import WeightAverage
-from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
+from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 from hybrid_imagenet.optimizers.kinds import ParameterKind as Kind
 from hybrid_imagenet.optimizers.layout import Layout
 from hybrid_imagenet.optimizers.loss_scale import LossScale

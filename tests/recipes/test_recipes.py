@@ -9,7 +9,7 @@ from hybrid_imagenet import config, optimizers, recipes
 from hybrid_imagenet.comm import fusion
 from hybrid_imagenet.comm import gpus as visible_gpus
 from hybrid_imagenet.config import derived, report
-from hybrid_imagenet.numerics import run_length
+from hybrid_imagenet.schedules import run_length
 from studies.trial_runs import chosen_defaults
 from tests.references import alexnet_reference, mlperf_reference, short_reference
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from hybrid_imagenet import stages
+from hybrid_imagenet import startup
 from hybrid_imagenet.resilience import restarts
 from hybrid_imagenet.resilience.restarts import Policy, Restarts
 
@@ -64,10 +64,10 @@ def joined(tmp_path):
 
 
 def test_a_lost_rank_starts_the_job_again_from_its_checkpoint(tmp_path, capfd):
-    began = stages.clock() - 0.01  # the variable holds hundredths of a second
+    began = startup.clock() - 0.01  # the variable holds hundredths of a second
     code, started = play(tmp_path, [(137, 40, 20), (4, 90, 80), (0, 120, 120)])
     assert code == 0
-    assert stages.command_start(stages.clock()) >= began  # a start is that of its attempt
+    assert startup.command_start(startup.clock()) >= began  # a start is that of its attempt
     assert [(ranks, resume) for _, ranks, resume in started] == [(4, False), (4, True), (4, True)]
     errors = capfd.readouterr().err
     assert "restart 1 of 3 (exit code 137), from the checkpoint of step 20" in errors

@@ -13,9 +13,9 @@ from tests.ranks import ROOT
 HANGS = """
 import sys, time
 from hybrid_imagenet.resilience import watchdog
-from hybrid_imagenet.stages import Stages
+from hybrid_imagenet.startup import StartupProgress
 watchdog._LEAST = 0.0
-start = Stages()
+start = StartupProgress()
 watchdog.watch_start(start, float(sys.argv[1]), 3)
 for stage in sys.argv[2:]:
     start.begin(stage)
@@ -70,7 +70,7 @@ def test_it_ends_with_the_start(end):
 
 def test_native_code_that_keeps_the_interpreters_lock_does_not_keep_the_rank():
     program = HANGS.replace("time.sleep(60)", "import ctypes; ctypes.PyDLL(None).sleep(60)")
-    program = program.replace("start = Stages()", "watchdog._NO_THREAD = 1.0; start = Stages()")
+    program = program.replace("start = StartupProgress()", "watchdog._NO_THREAD = 1.0; start = StartupProgress()")
     began = time.monotonic()
     process = subprocess.run([sys.executable, "-c", program, "0.5", "x"], cwd=ROOT, capture_output=True, timeout=50)
     assert process.returncode == 1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hybrid_imagenet import config
-from hybrid_imagenet.config import derived, relative_step, report
+from hybrid_imagenet.config import derived, relative_step_advice, report
 from studies import batch_norm, optimizers, questions, tuning
 from studies.command import STUDIES
 from studies.handover import ADAM_RATES
@@ -87,8 +87,8 @@ def test_optimizers_have_equal_budgets_and_points_of_lamb_lie_around_its_authors
             (batch, 16, 32, 3)
         }
         if arm.name == f"lamb_{batch}":
-            steps = [relative_step.peak(each).value for each in found]
-            tuned = relative_step.tuned(found[0], batch)
+            steps = [relative_step_advice.peak(each).value for each in found]
+            tuned = relative_step_advice.tuned(found[0], batch)
             assert steps == pytest.approx([factor * tuned for factor in questions.FACTORS], rel=1e-3)
 
 

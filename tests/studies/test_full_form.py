@@ -3,9 +3,9 @@
 import pytest
 
 from hybrid_imagenet import config
-from hybrid_imagenet.config import derived, relative_step, report
+from hybrid_imagenet.config import derived, relative_step_advice, report
 from hybrid_imagenet.errors import EXIT_PREEMPTED
-from hybrid_imagenet.numerics import mlperf
+from hybrid_imagenet.schedules import mlperf
 from studies import command, full_form, plot, trial_runs
 from studies.full_form import FULL_FORM, FULL_FORM_SMALL
 from studies.garment_pairs import TRAINING_IMAGES
@@ -129,7 +129,7 @@ def test_gradual_sgd_is_the_recipe_with_the_decay_and_warmup_of_hybrid():
     ],
 )
 def test_relative_step_of_lars_has_its_peak_where_the_arm_says(name, step, epoch):
-    peak = relative_step.peak(resolve(FULL_FORM, name))
+    peak = relative_step_advice.peak(resolve(FULL_FORM, name))
     assert peak.value == pytest.approx(step, rel=1e-3)
     assert peak.epoch == epoch
 
@@ -140,7 +140,9 @@ def test_hybrid_and_lars_with_polynomial_decay_are_equal_after_the_warmup():
     for epoch in (10.0, 10.1, 42.0, 89.5):
         first = derived.schedule(hybrid)(epoch, epoch + 0.1, full_form.BATCH)
         second = derived.schedule(lars)(epoch, epoch + 0.1, full_form.BATCH)
-        assert relative_step.at_step(hybrid, first) == pytest.approx(relative_step.at_step(lars, second), rel=1e-3)
+        assert relative_step_advice.at_step(hybrid, first) == pytest.approx(
+            relative_step_advice.at_step(lars, second), rel=1e-3
+        )
         # Biases and normalization have no trust ratio: an average of the gradient against a sum.
         assert (1 - 0.9) * first["learning_rate"] == pytest.approx(second["learning_rate"])
         assert first["momentum"] == second["momentum"] == 0.9

@@ -3,7 +3,7 @@
 import pytest
 
 from hybrid_imagenet import config
-from hybrid_imagenet.config import derived, relative_step
+from hybrid_imagenet.config import derived, relative_step_advice
 from studies import questions
 
 TUNED = [questions.ACCURACY_BY_BATCH, questions.WARMUP_METHOD]
@@ -31,7 +31,7 @@ def test_every_arm_has_the_same_budget(study):
 @pytest.mark.parametrize(("study", "arm", "point"), POINTS)
 def test_a_point_has_the_relative_step_that_it_is_called_after(study, arm, point):
     resolved = settled(study, arm, *point.flags)
-    top = relative_step.peak(resolved)
+    top = relative_step_advice.peak(resolved)
     if resolved.optimizer == "sgd":
         rate = derived.rates(resolved)["lr"]
         assert float(point.label) == pytest.approx(rate / (1 - resolved.momentum), rel=6e-3)
@@ -62,7 +62,9 @@ def test_the_two_warmups_end_in_the_same_training(batch, point):
     bounded, linear = map(derived.schedule, both)
     for epoch in (3.0, 3.5, 7.2, 15.9):
         a, b = bounded(epoch, epoch + 0.1, batch), linear(epoch, epoch + 0.1, batch)
-        assert relative_step.at_step(both[0], a) == pytest.approx(relative_step.at_step(both[1], b), rel=2e-3)
+        assert relative_step_advice.at_step(both[0], a) == pytest.approx(
+            relative_step_advice.at_step(both[1], b), rel=2e-3
+        )
         assert (1 - 0.9) * a["learning_rate"] == pytest.approx(b["learning_rate"], rel=2e-3)  # of biases
         assert a["momentum"] == b["momentum"] == 0.9
     same = ("weight_decay", "epochs", "per_gpu_batch", "virtual_gpus", "tuning_split", "lr_decay", "warmup_epochs")

@@ -16,7 +16,7 @@ import pytest
 from hybrid_imagenet import __main__, config
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools import resume
-from hybrid_imagenet.tools.report import command, load, page
+from hybrid_imagenet.tools.report import load, page, report_command
 from tests.support.promptly import promptly
 from tests.tools.report.synthetic import make_run
 
@@ -67,7 +67,7 @@ def look(run):
     """What status, resume, report --text and report say about a run; an exception that is not a UserError fails."""
     try:
         loaded = load.load(run)
-        list(command.text(loaded))
+        list(report_command.text(loaded))
         page.build([loaded], "title")
         assert loaded.following is not None
     except UserError as error:

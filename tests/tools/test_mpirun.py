@@ -9,8 +9,8 @@ import pytest
 
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools import mpirun, run
-from hybrid_imagenet.tools.doctor import command as doctor
-from hybrid_imagenet.tools.doctor.checks import FAIL, PASS, WARN
+from hybrid_imagenet.tools.doctor import doctor_command as doctor
+from hybrid_imagenet.tools.doctor.diagnosis import FAIL, PASS, WARN
 from tests.ranks import ROOT
 from tests.support import program
 

@@ -7,7 +7,7 @@ import pytest
 from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools import rank_count, run
-from hybrid_imagenet.tools.doctor import hosts
+from hybrid_imagenet.tools.doctor import host_facts
 
 DIGITS = ("--dataset=digits", "--augmentation=digits")
 
@@ -27,13 +27,13 @@ def start_nothing(monkeypatch):
 
 
 def answers(**gpu_counts):
-    """Stands in for `hosts.ask_all`: each host reports this number of GPUs, or cannot be reached (None)."""
+    """Stands in for `host_facts.ask_all`: each host reports this number of GPUs, or cannot be reached (None)."""
 
     def ask_all(names, request, ssh_port):
         found = {}
         for name in names:
             if gpu_counts[name] is None:
-                found[name] = hosts.UnreachableError("ssh failed: no route", "")
+                found[name] = host_facts.UnreachableError("ssh failed: no route", "")
             else:
                 found[name] = {"gpus": [{}] * gpu_counts[name], "build": {"is_cuda_build": True}}
         return found
@@ -104,14 +104,14 @@ def test_options_of_run_that_contradict_each_other_are_rejected(words, text, eig
 
 
 def test_choose_asks_other_hosts_named_without_slots_for_their_gpus(eight_gpus, monkeypatch):
-    monkeypatch.setattr(hosts, "ask_all", answers(far=4, cpu=0))
+    monkeypatch.setattr(host_facts, "ask_all", answers(far=4, cpu=0))
     found = rank_count.choose(None, None, "localhost,far,cpu,known:2")
     assert found.slots == {"localhost": 8, "far": 4, "cpu": 1, "known": 2}
     assert (found.total, found.reason) == (15, "one for each visible GPU")
 
 
 def test_choose_rejects_a_host_whose_gpus_cannot_be_counted(monkeypatch):
-    monkeypatch.setattr(hosts, "ask_all", answers(far=None))
+    monkeypatch.setattr(host_facts, "ask_all", answers(far=None))
     with pytest.raises(UserError, match=r"cannot be counted \(ssh failed: no route\).*as in far:8"):
         rank_count.choose(None, None, "far")
 

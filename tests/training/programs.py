@@ -13,14 +13,14 @@ def four_steps(micro: int) -> list:
     c = comm.start(comm.Settings(compression="none"))
     import tensorflow as tf
 
-    from hybrid_imagenet import models, optimizers
-    from hybrid_imagenet.models import normalization
+    from hybrid_imagenet import optimizers
+    from hybrid_imagenet.models import factory, normalization
     from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
     from hybrid_imagenet.optimizers.kinds import classify
     from hybrid_imagenet.optimizers.loss_scale import LossScale
     from hybrid_imagenet.training.step import TrainStep
 
-    model = models.create("resnet10", 5, 32, zero_last_gamma=False, seed=3)
+    model = factory.create("resnet10", 5, 32, zero_last_gamma=False, seed=3)
     for layer in normalization.layers_of(model):
         layer.trainable = False
     inner = optimizers.create("hybrid", learning_rate=0.05, momentum=0.9)

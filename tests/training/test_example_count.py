@@ -13,7 +13,7 @@ from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.data import Request
 from hybrid_imagenet.data.pipeline import HostOptions
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
+from hybrid_imagenet.order.sampling import Cursor, SampleOrder
 from hybrid_imagenet.training.inputs import ExampleCount, TrainingData, all_replaced
 from tests.data import support
 from tests.data.support import MemorySource

@@ -9,8 +9,8 @@ from hybrid_imagenet import config
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics.run_length import RunLength
-from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
+from hybrid_imagenet.order.sampling import Cursor, SampleOrder
+from hybrid_imagenet.schedules.run_length import RunLength
 from hybrid_imagenet.training import build, hardware, loop
 from hybrid_imagenet.training.trainer import Trainer
 

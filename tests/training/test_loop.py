@@ -10,8 +10,8 @@ import tensorflow as tf
 from hybrid_imagenet import config
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.comm import SingleProcess
-from hybrid_imagenet.numerics.run_length import RunLength
-from hybrid_imagenet.numerics.sampling import SampleOrder
+from hybrid_imagenet.order.sampling import SampleOrder
+from hybrid_imagenet.schedules.run_length import RunLength
 from hybrid_imagenet.training.accumulators import ClassificationSums, SumAccumulator
 from hybrid_imagenet.training.late_copies import LateCopies
 from hybrid_imagenet.training.loop import Loop

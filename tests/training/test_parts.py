@@ -11,8 +11,8 @@ from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.errors import NumericsError
-from hybrid_imagenet.numerics.sampling import Cursor
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
+from hybrid_imagenet.order.sampling import Cursor
 from hybrid_imagenet.training.accumulators import ClassificationSums, over_ranks
 from hybrid_imagenet.training.checkpoint_saver import CheckpointSaver
 from hybrid_imagenet.training.epoch_values import NumericsGuard, TrustRatios, WeightCheck

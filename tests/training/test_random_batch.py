@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hybrid_imagenet.numerics import sampling
+from hybrid_imagenet.order import sampling
 from hybrid_imagenet.training.random_batch import RandomBatch
 
 

@@ -13,7 +13,7 @@ from hybrid_imagenet import config
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics.sampling import Cursor
+from hybrid_imagenet.order.sampling import Cursor
 from hybrid_imagenet.tools import evaluate
 from hybrid_imagenet.training.recorder import Recording, closing_lines
 

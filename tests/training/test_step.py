@@ -3,8 +3,9 @@
 import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet import models, optimizers, xla
+from hybrid_imagenet import optimizers, xla
 from hybrid_imagenet.comm import SingleProcess
+from hybrid_imagenet.models import factory
 from hybrid_imagenet.optimizers.distributed import UPDATE_SCOPE, DistributedOptimizer
 from hybrid_imagenet.optimizers.kinds import classify
 from hybrid_imagenet.training import step as step_module
@@ -22,7 +23,7 @@ class Marked(SingleProcess):
 def traced():
     """Traces a step with --jit_compile: network, graph, and the functions that XLA compiles before the update."""
     ranks = Marked()
-    model = models.create("resnet10", 5, 16, precision="float32")
+    model = factory.create("resnet10", 5, 16, precision="float32")
     inner = optimizers.create("sgd", weight_decay=0.0, learning_rate=0.1)
     inner.set_kinds(classify(model))
     step = TrainStep(model, DistributedOptimizer(inner, ranks), lambda batch: batch["image"], ranks, jit_compile=True)
@@ -62,7 +63,7 @@ def test_what_a_gpu_computes_together_makes_the_same_step(monkeypatch):
         monkeypatch.setattr(step_module, "has_gpu", lambda: gpu)
         monkeypatch.setenv("HYBRID_IMAGENET_XLA", "0")
         ranks = SingleProcess()
-        model = models.create("resnet10", 5, 16, precision="mixed_float16", batch_norm="moving", width=8)
+        model = factory.create("resnet10", 5, 16, precision="mixed_float16", batch_norm="moving", width=8)
         inner = optimizers.create("sgd", weight_decay=1e-4, learning_rate=0.1, momentum=0.0)
         inner.set_kinds(classify(model))
         step = TrainStep(model, DistributedOptimizer(inner, ranks), lambda batch: batch["image"], ranks)

@@ -8,7 +8,7 @@ from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.config import derived, report
 from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
+from hybrid_imagenet.order.sampling import Cursor, SampleOrder
 from tests.data import test_idx
 from tests.support import program
 from tests.training import virtual_gpus_job as virtual

@@ -5,11 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from hybrid_imagenet import config, models
+from hybrid_imagenet import config
 from hybrid_imagenet.checkpoints import archive
 from hybrid_imagenet.checkpoints.pretrained import Trained
 from hybrid_imagenet.data import device
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.models import factory
 from hybrid_imagenet.training import warm_start
 from tests.support import in_process, program
 from tests.tools.export.support import save
@@ -19,7 +20,7 @@ FLAGS = ("--image_size=16", "--epochs=1", "--warmup_epochs=0", "--optimizer=sgd"
 
 
 def network(classes, seed, **changes):
-    return models.create("resnet8", classes, seed=seed, **(SMALL | changes))
+    return factory.create("resnet8", classes, seed=seed, **(SMALL | changes))
 
 
 @pytest.fixture(scope="module")
@@ -125,19 +126,19 @@ def test_a_network_of_ones_own_trains_and_is_evaluated(tiny_data, tmp_path):
 )
 def test_a_function_that_gives_no_network_is_refused(name, reason):
     with pytest.raises(UserError, match=f"--model={name}: .*{reason}"):
-        models.create(name, 3, 16)
+        factory.create(name, 3, 16)
 
 
 def test_a_model_for_images_of_any_size_is_a_network():
-    assert models.create("tests.training.own_networks:of_any_size", 3, 16).output_shape == (None, 3)
+    assert factory.create("tests.training.own_networks:of_any_size", 3, 16).output_shape == (None, 3)
 
 
 def test_a_model_with_a_call_of_its_own_may_lie_within_the_network():
-    assert models.create("tests.training.own_networks:with_logits", 3, 16).output_shape == (None, 3)
+    assert factory.create("tests.training.own_networks:with_logits", 3, 16).output_shape == (None, 3)
 
 
 def test_the_seed_makes_the_weights_of_ones_own_network():
-    made = [models.create("tests.training.own_networks:small", 3, 16, seed=seed).get_weights() for seed in (5, 5, 6)]
+    made = [factory.create("tests.training.own_networks:small", 3, 16, seed=seed).get_weights() for seed in (5, 5, 6)]
     np.testing.assert_array_equal(made[0][0], made[1][0])
     assert np.any(made[0][0] != made[2][0])
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from hybrid_imagenet import files
+from hybrid_imagenet.data.datasets import Glance, Request
 from hybrid_imagenet.data.images import encoded
-from hybrid_imagenet.data.registry import Glance, Request
 from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.errors import UserError, needed
-from hybrid_imagenet.numerics.sampling import SampleOrder
+from hybrid_imagenet.order.sampling import SampleOrder
 
 SIDE = 64  # pixels; the originals have 8
 CLASS_NAMES = tuple("0123456789")

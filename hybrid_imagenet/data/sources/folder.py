@@ -11,13 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from hybrid_imagenet.data import listing
+from hybrid_imagenet.data import listing, splits
+from hybrid_imagenet.data.datasets import Glance, Request
 from hybrid_imagenet.data.images import MAX_BYTES, SUFFIXES
-from hybrid_imagenet.data.registry import Glance, Request
-from hybrid_imagenet.data.sources.base import BadRecord, Source, check_directory
+from hybrid_imagenet.data.sources.source import BadRecord, Source, check_directory
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.files import read_regular
-from hybrid_imagenet.numerics import splits
 
 # Of images, and of archives that may hold some, which are not read; "" is a file without a suffix.
 _NOT_READ = frozenset(
@@ -45,7 +44,7 @@ class FolderSource(Source):
     Args:
       directory: holds `train` and `val`, or with `val_fraction` the class directories themselves, or `train` alone.
       split: "train" or "validation".
-      val_fraction: the part of each class that is validated instead of trained on (`numerics.splits.of_class`).
+      val_fraction: the part of each class that is validated instead of trained on (`data.splits.of_class`).
 
     Raises:
       UserError: for a directory without classes or images, or a validation class that training does not have.

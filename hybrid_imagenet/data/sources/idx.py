@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from hybrid_imagenet import files
 from hybrid_imagenet.data import images, listing
+from hybrid_imagenet.data.datasets import Glance, Request
 from hybrid_imagenet.data.listing import Note
-from hybrid_imagenet.data.registry import Glance, Request
 from hybrid_imagenet.data.sources import tfds
-from hybrid_imagenet.data.sources.base import Source
+from hybrid_imagenet.data.sources.source import Source
 from hybrid_imagenet.errors import UserError
 
 FASHION_MNIST = (

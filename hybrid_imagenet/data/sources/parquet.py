@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from hybrid_imagenet.data import listing
+from hybrid_imagenet.data.datasets import Glance, Request
 from hybrid_imagenet.data.directories import Directory
 from hybrid_imagenet.data.listing import Note
-from hybrid_imagenet.data.registry import Glance, Request
-from hybrid_imagenet.data.sources.base import BadRecord, Source, check_directory
+from hybrid_imagenet.data.sources.source import BadRecord, Source, check_directory
 from hybrid_imagenet.errors import UserError, needed
 
 _FOOTERS = 16  # that are read at the same time
@@ -43,7 +43,7 @@ class ParquetSource(Source):
     """Gives random access to rows, by whole row groups: the smallest part of a Parquet file that can be read.
 
     Row groups that were read stay in memory up to `cache_bytes`. An order that mixes a set larger than that reads a
-    row group for almost every image: mix a few files at a time (`numerics.shard_order`), or convert such a set with
+    row group for almost every image: mix a few files at a time (`order.shard_order`), or convert such a set with
     `data prepare`.
 
     Args:

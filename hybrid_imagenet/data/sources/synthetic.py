@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from hybrid_imagenet.data import images
-from hybrid_imagenet.data.registry import Glance, Request
-from hybrid_imagenet.data.sources.base import Source
-from hybrid_imagenet.numerics import mlperf
+from hybrid_imagenet.data.datasets import Glance, Request
+from hybrid_imagenet.data.sources.source import Source
+from hybrid_imagenet.schedules import mlperf
 
 IMAGENET_SIZES = {"train": mlperf.TRAIN_IMAGES, "validation": 50_000}
 _DISTINCT = 64

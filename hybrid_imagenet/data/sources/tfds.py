@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hybrid_imagenet.data.registry import NAMES, SOURCES, Glance, Request
-from hybrid_imagenet.data.sources.base import Source
+from hybrid_imagenet.data.datasets import NAMES, SOURCES, Glance, Request
+from hybrid_imagenet.data.sources.source import Source
 from hybrid_imagenet.data.sources.tfrecord import Keys, ShardSource, has_shards
 from hybrid_imagenet.errors import UserError, did_you_mean, needed
 

@@ -24,9 +24,9 @@ from google.protobuf.message import DecodeError
 
 from hybrid_imagenet import files
 from hybrid_imagenet.data import listing
+from hybrid_imagenet.data.datasets import Glance, Request
 from hybrid_imagenet.data.directories import Directory
-from hybrid_imagenet.data.registry import Glance, Request
-from hybrid_imagenet.data.sources.base import BadRecord, Source, check_directory, load_index, read_at, remembered
+from hybrid_imagenet.data.sources.source import BadRecord, Source, check_directory, load_index, read_at, remembered
 from hybrid_imagenet.errors import UserError
 
 MANIFEST = "manifest.json"

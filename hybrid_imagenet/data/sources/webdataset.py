@@ -20,10 +20,10 @@ import numpy.typing as npt
 
 from hybrid_imagenet import files
 from hybrid_imagenet.data import images, listing
+from hybrid_imagenet.data.datasets import Glance, Request
 from hybrid_imagenet.data.directories import Directory
 from hybrid_imagenet.data.listing import Note
-from hybrid_imagenet.data.registry import Glance, Request
-from hybrid_imagenet.data.sources.base import BadRecord, Source, check_directory, remembered
+from hybrid_imagenet.data.sources.source import BadRecord, Source, check_directory, remembered
 from hybrid_imagenet.errors import UserError
 
 _INFO = "_info.json"

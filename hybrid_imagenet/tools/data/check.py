@@ -14,7 +14,7 @@ from hybrid_imagenet.comm.quiet import import_tensorflow
 from hybrid_imagenet.data import Request, images
 from hybrid_imagenet.data.listing import Note
 from hybrid_imagenet.data.sources import tfrecord
-from hybrid_imagenet.data.sources.base import BadRecord, Source
+from hybrid_imagenet.data.sources.source import BadRecord, Source
 from hybrid_imagenet.tools.data import parallel
 
 _CHUNK = 512

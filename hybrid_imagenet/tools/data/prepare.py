@@ -19,8 +19,8 @@ from hybrid_imagenet import files
 from hybrid_imagenet.comm.quiet import import_tensorflow
 from hybrid_imagenet.data import SPLITS, Request, images, listing
 from hybrid_imagenet.data.sources import tfrecord
-from hybrid_imagenet.data.sources.base import BadRecord, Source, write_index
 from hybrid_imagenet.data.sources.folder import FolderSource
+from hybrid_imagenet.data.sources.source import BadRecord, Source, write_index
 from hybrid_imagenet.errors import UserError, without_secrets
 from hybrid_imagenet.tools.data import parallel
 

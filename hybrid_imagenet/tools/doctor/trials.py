@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from hybrid_imagenet.comm import nccl_log
 from hybrid_imagenet.comm.nccl_log import Transport
-from hybrid_imagenet.tools.doctor.checks import FAIL, PASS, WARN, Facts, Finding, Hosts
+from hybrid_imagenet.tools.doctor.diagnosis import FAIL, PASS, WARN, Facts, Finding, Hosts
 
 SECONDS = 120
 RIGHT = "the sum is right"  # what each rank of `one_sum` prints

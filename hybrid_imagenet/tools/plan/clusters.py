@@ -6,8 +6,8 @@ import dataclasses
 import re
 
 from hybrid_imagenet.analysis import published
-from hybrid_imagenet.analysis.cost_model import Link, Topology
 from hybrid_imagenet.analysis.published import GpuSpeed
+from hybrid_imagenet.comm.cost_model import Link, Topology
 from hybrid_imagenet.errors import UserError
 
 

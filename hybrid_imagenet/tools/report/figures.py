@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from hybrid_imagenet.numerics import mlperf
+from hybrid_imagenet.schedules import mlperf
 from hybrid_imagenet.tools.report.load import Run
 from hybrid_imagenet.tools.report.svg import COLORS, Chart, Series
 

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from hybrid_imagenet.analysis import criteria, published
-from hybrid_imagenet.numerics import mlperf
-from hybrid_imagenet.numerics.relative_step import TOLERATED_FACTOR
-from hybrid_imagenet.numerics.schedules import FIXED
 from hybrid_imagenet.runlog import state
 from hybrid_imagenet.runlog.summary import accuracy, duration, epoch_text
+from hybrid_imagenet.schedules import mlperf
+from hybrid_imagenet.schedules.relative_step import TOLERATED_FACTOR
+from hybrid_imagenet.schedules.training_schedule import FIXED
 from hybrid_imagenet.tools.report.load import Run
 
 GOOD, BAD, OPEN = "good", "bad", "open"

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from hybrid_imagenet import files
 from hybrid_imagenet.config import stored
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics import mlperf
 from hybrid_imagenet.runlog import jsonl, state, summary
+from hybrid_imagenet.schedules import mlperf
 
 # A record of a step has less than a kilobyte. A larger file is another one, whose reading could fill the memory.
 _MAX_METRICS_BYTES = 512 << 20

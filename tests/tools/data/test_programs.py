@@ -17,7 +17,7 @@ from PIL import Image
 from hybrid_imagenet import data
 from hybrid_imagenet.data import images
 from hybrid_imagenet.data.sources import tfrecord
-from hybrid_imagenet.tools.data import command as program
+from hybrid_imagenet.tools.data import data_command as program
 from tests.data import support
 from tests.data.test_sources import cache, flipped, make  # noqa: F401
 from tests.support.processes import wait_for

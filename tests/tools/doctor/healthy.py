@@ -2,7 +2,7 @@
 
 import copy
 
-from hybrid_imagenet.tools.doctor.checks import Finding, Request, judge
+from hybrid_imagenet.tools.doctor.diagnosis import Finding, Request, judge
 
 GPU = {"index": "0", "name": "Tesla V100", "driver_version": "580.1", "compute_cap": "7.0"}
 

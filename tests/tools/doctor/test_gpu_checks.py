@@ -5,7 +5,7 @@ import os
 import pytest
 
 from hybrid_imagenet.tools.doctor import probe
-from hybrid_imagenet.tools.doctor.checks import FAIL, PASS, WARN, Request
+from hybrid_imagenet.tools.doctor.diagnosis import FAIL, PASS, WARN, Request
 from tests.tools.doctor.healthy import judged
 
 ROWS = {

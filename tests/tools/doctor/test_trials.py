@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from hybrid_imagenet.tools.doctor import trials
-from hybrid_imagenet.tools.doctor.checks import FAIL, PASS, WARN
+from hybrid_imagenet.tools.doctor.diagnosis import FAIL, PASS, WARN
 from hybrid_imagenet.tools.doctor.trials import Outcome, Trial
 from tests.comm.test_nccl_log import BETWEEN, INSIDE
 from tests.tools.doctor.healthy import GPU, HEALTHY

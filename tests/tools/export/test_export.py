@@ -15,9 +15,9 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from hybrid_imagenet import models
 from hybrid_imagenet.checkpoints import archive, pretrained
 from hybrid_imagenet.errors import EXIT_USAGE, UserError
+from hybrid_imagenet.models import factory
 from hybrid_imagenet.tools import command_line, export_forms, predict
 from hybrid_imagenet.tools import export as program
 from tests.tools.export.support import CLASSES, assert_close, network, pixels, reference, save
@@ -117,7 +117,7 @@ BLURRED = {"width": 4, "stem": "3x3_stride2", "blurpool": True}
     ("name", "size", "form", "close"), [("alexnet_bn", 64, {}, 1e-4), ("resnet8", 16, BLURRED, 1e-5)]
 )
 def test_other_networks_become_keras_own_layers(tmp_path, name, size, form, close):
-    model = models.create(name, 3, size, **form)
+    model = factory.create(name, 3, size, **form)
     weights = {variable.path: variable.numpy() for variable in model.weights}
     made = pretrained.Trained("made", name, ("a", "b", "c"), size, 1.0, 1e-5, **form, weights=weights)
     images = pixels(2, size)

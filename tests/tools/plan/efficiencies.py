@@ -5,13 +5,13 @@ import functools
 import math
 import statistics
 
-from hybrid_imagenet.analysis.cost_model import BACKWARD_SHARE, gradients
 from hybrid_imagenet.analysis.published import EIGHT_A100, EIGHT_H100
+from hybrid_imagenet.comm.cost_model import BACKWARD_SHARE, gradients
 from hybrid_imagenet.comm.settings import ALGORITHMS
-from hybrid_imagenet.numerics.torus import PUBLISHED_GRIDS, Grid
+from hybrid_imagenet.comm.torus import PUBLISHED_GRIDS, Grid
 from hybrid_imagenet.tools.plan.clusters import CLUSTERS
-from hybrid_imagenet.tools.plan.layers import layers_of
-from hybrid_imagenet.tools.plan.predict import MIB, SWITCH, Job, best, ways
+from hybrid_imagenet.tools.plan.network_layers import layers_of
+from hybrid_imagenet.tools.plan.prediction import MIB, SWITCH, Job, best, ways
 
 OFFERED = [name for name, known in ALGORITHMS.items() if known.cost is not None]
 CYCLE, FUSION = 1e-3, 64 * MIB  # Horovod's engine looks at its queue every millisecond and fuses up to 64 MB

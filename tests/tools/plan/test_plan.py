@@ -5,12 +5,12 @@ import re
 import pytest
 
 from hybrid_imagenet.analysis import published
-from hybrid_imagenet.numerics.torus import Grid
-from hybrid_imagenet.tools.plan import command as program
-from hybrid_imagenet.tools.plan import settings
+from hybrid_imagenet.comm.torus import Grid
+from hybrid_imagenet.tools.plan import plan_command as program
+from hybrid_imagenet.tools.plan import planner_flags
 from hybrid_imagenet.tools.plan.clusters import CLUSTERS, JITTER
-from hybrid_imagenet.tools.plan.layers import layers_of
-from hybrid_imagenet.tools.plan.predict import MARGIN, Job, Way, best, is_composed, predict, recommend, ways
+from hybrid_imagenet.tools.plan.network_layers import layers_of
+from hybrid_imagenet.tools.plan.prediction import MARGIN, Job, Way, best, is_composed, predict, recommend, ways
 from tests.references.cost_model_reference import ring
 from tests.tools.plan.efficiencies import EFFICIENCIES, OFFERED
 
@@ -49,7 +49,7 @@ def test_mlperfs_clusters_are_planned_at_their_published_times(result):
     """Time to 75.9 %, without the evaluations that theirs has. 2,528 and 3,584 H100 took no part in any fit."""
     cluster = "h100" if "H100" in result.system else "a100-80"
     flags = [f"--cluster={cluster}", f"--hosts={result.gpus // 8}", f"--per_gpu_batch={result.batch // result.gpus}"]
-    planned, _, job = settings.resolve(settings.parse(flags))
+    planned, _, job = planner_flags.resolve(planner_flags.parse(flags))
     topology = planned.topology(planned.hosts)
     planned = best(job, topology, ways(topology, OFFERED)).target_seconds
     assert planned == pytest.approx(result.seconds, rel=0.17 if result.gpus > 2000 and cluster == "h100" else 0.05)
@@ -242,7 +242,7 @@ def test_speed_of_a_batch_that_was_not_measured_is_the_published_one(capsys):
     ],
 )
 def test_wait_for_the_slowest_rank_is_charged_if_one_gpu_alone_was_measured(flags, jitter):
-    assert settings.resolve(settings.parse(flags))[2].jitter == jitter
+    assert planner_flags.resolve(planner_flags.parse(flags))[2].jitter == jitter
 
 
 def test_speed_that_was_not_measured_is_an_error_if_it_is_asked_for(capsys):

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from hybrid_imagenet.numerics import mlperf
+from hybrid_imagenet.schedules import mlperf
 from hybrid_imagenet.tools.report import figures, load, svg
 from tests.tools.report.synthetic import make_run
 

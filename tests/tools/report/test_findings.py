@@ -6,7 +6,7 @@ import json
 import pytest
 
 from hybrid_imagenet import config
-from hybrid_imagenet.tools.report import command, findings, load, page
+from hybrid_imagenet.tools.report import findings, load, page, report_command
 from hybrid_imagenet.tools.report.findings import suggestions
 from tests.tools.report.synthetic import make_run
 
@@ -197,7 +197,7 @@ def test_the_heading_of_a_run_that_reached_its_target_blames_nothing(target, hea
     run = load.load(make_run(tmp_path / "run", target_top1=[target]))
     assert findings.answers(run).heading == heading
     assert f"<h4>{heading}</h4>" in page.build([run], "t")
-    assert f"{heading}:" in command.text(run)
+    assert f"{heading}:" in report_command.text(run)
 
 
 def test_of_several_runs_the_best_and_the_first_are_named(runs):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hybrid_imagenet.tools.report import classes, load, page, tables
-from hybrid_imagenet.tools.report import command as program
+from hybrid_imagenet.tools.report import report_command as program
 from tests.tools.report.synthetic import make_run
 
 

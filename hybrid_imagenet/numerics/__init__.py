@@ -1,1 +1,0 @@
-"""Pure mathematics of the papers: NumPy and the standard library only."""

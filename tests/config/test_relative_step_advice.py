@@ -1,0 +1,182 @@
+"""The relative step of a configuration, in --print_config and against the optimizers themselves."""
+
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hybrid_imagenet import config, optimizers
+from hybrid_imagenet.config import Origin, derived, relative_step_advice, report
+
+IMAGENET = 1_281_167
+
+
+def lines(*flags, gpus=24):
+    return report.describe(config.resolve(flags, gpus), IMAGENET).splitlines()
+
+
+def found(*flags, gpus=24):
+    return [line for line in lines(*flags, gpus=gpus) if line.startswith(("relative step", "warning"))]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *([f"--hybrid_handover={handover}"] for handover in ("continuous", "reset", "rescale")),
+        ["--hybrid_handover=continuous", "--lars_variant=larc", "--lars_eta=0.02"],
+        ["--hybrid_handover=reset", "--lars_variant=larc", "--lars_eta=0.02"],
+        ["--optimizer=lars"],
+        ["--optimizer=lars", "--lars_nesterov"],
+        ["--optimizer=lamb"],
+    ],
+)
+def test_it_is_how_far_the_optimizer_moves_a_layer(flags):
+    """120 updates with one and the same gradient, the weights put back after each."""
+    resolved = config.resolve(["--weight_decay=0", *flags], 24)
+    values = {"learning_rate": 2.4, "momentum": 0.9, "phase": 1.0, "lower_bound": 2.4, "upper_bound": 2.4}
+    random = np.random.default_rng(1)
+    start, gradient = (random.normal(size=(4, 5)).astype(np.float32) for _ in range(2))
+    weights = keras.Variable(start)
+    optimizer = optimizers.create(**derived.optimizer_arguments(resolved))
+    optimizer.build([weights])
+    optimizer.hyper.assign(values)
+
+    @tf.function
+    def step():
+        weights.assign(start)
+        optimizer.apply([tf.constant(gradient)])
+
+    for _ in range(120):
+        step()
+    moved = np.linalg.norm(weights.numpy() - start) / np.linalg.norm(start)
+    assert relative_step_advice.at_step(resolved, values) == pytest.approx(moved, rel=1e-4)
+
+
+def test_without_lars_there_is_none():
+    warm = {"learning_rate": 2.4, "momentum": 0.9, "phase": 0.0}
+    assert relative_step_advice.at_step(config.resolve([]), warm) is None
+    for flags in (["--recipe=gradual_warmup"], ["--recipe=adabound"], ["--lars_variant=none"], ["--epochs=5"]):
+        resolved = config.resolve(flags, 24)
+        assert relative_step_advice.peak(resolved) is None
+        assert found(*flags) == []
+
+
+def test_the_line_names_its_parts_and_the_tuned_step():
+    assert found("--hybrid_handover=continuous", "--lars_eta=0.058") == [
+        "relative step 0.14 in epoch 11 (learning rate 2.4 x eta 0.058 x gradient factor 0.1 / (1 - momentum 0.9)); "
+        "tuned LARS has 0.14 at batch 6144"
+    ]
+    (line,) = found("--hybrid_handover=reset", "--lars_eta=0.0058")
+    assert line.startswith("relative step 0.14 in epoch 11 (learning rate 2.4 x eta 0.0058 x gradient factor 1 /")
+    (line,) = found("--recipe=mlperf_lars", gpus=1024)
+    assert line.startswith("relative step 0.35 in epoch 17 (learning rate 21.2 x eta 0.001 ")
+    assert "handover" not in line
+
+
+def test_lamb_is_held_against_its_authors_rate():
+    lamb = ["--optimizer=lamb", "--lr_scaling=none", "--lr_schedule=poly", "--warmup_epochs=5"]
+    assert found(*lamb, "--lr=0.02") == [
+        "relative step 0.02 in epoch 6 (LAMB's learning rate); its authors have 0.017 at batch 6144"
+    ]
+    _, warning = found(*lamb, "--lr=0.1")
+    assert warning.startswith("warning: the relative step of LAMB, 0.1, is 5.8 times larger than its authors have ")
+    assert warning.endswith("at batch 6144, 0.017: --lr=0.0173 gives that")
+
+
+@pytest.mark.parametrize(
+    ("flags", "gpus", "side", "remedy"),
+    [
+        (["--hybrid_handover=continuous", "--lars_eta=0.001"], 24, "59 times smaller", "--lars_eta=0.0587 "),
+        (
+            ["--optimizer=lars", "--lr_schedule=poly", "--warmup_epochs=5", "--lr=100"],
+            24,
+            "170 times larger",
+            "--lr=0.587 ",
+        ),
+        (["--recipe=flash_a", "--lars_eta=0.01"], 1024, "9.6 times larger", "--lars_eta=0.00104 "),
+    ],
+)
+def test_a_relative_step_far_from_the_tuned_one_is_a_warning_whose_remedy_helps(flags, gpus, side, remedy):
+    _, warning = found(*flags, gpus=gpus)
+    assert warning.startswith("warning: ")
+    assert side in warning
+    assert remedy in warning
+    line, *others = found(*flags, remedy.strip(), gpus=gpus)
+    assert not others
+    step = line.split()[2]
+    assert f"tuned LARS has {step} " in line
+
+
+def test_the_peak_is_found_where_a_warmup_ends_within_an_epoch_and_where_the_batch_grows():
+    top = relative_step_advice.peak(
+        config.resolve(["--optimizer=lars", "--lr_schedule=poly", "--warmup_epochs=5.5"], 24)
+    )
+    assert (top.epoch, top.learning_rate, top.batch) == (6, pytest.approx(2.4), 6144)
+    flags = ["--optimizer=lars", "--lr_schedule=constant", "--warmup_epochs=1", "--batch_schedule=30:*2"]
+    top = relative_step_advice.peak(config.resolve(flags, 24))
+    assert (top.epoch, top.learning_rate, top.batch) == (31, pytest.approx(4.8), 12288)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "step"),
+    [
+        (24, 0.100 + (0.170 - 0.100) * np.log2(6144 / 4096)),  # FIELD's rows at 4,096 and 8,192
+        (32, 0.170),
+        (256, 0.512),
+        (1, 0.074 * (256 / 1632) ** 0.5),  # under the table: the square-root rule
+        (1024, 0.512 * (262144 / 67840) ** 0.5),
+    ],
+)
+@pytest.mark.parametrize(
+    "flags", [[], ["--hybrid_handover=reset"], ["--hybrid_ramp_epochs=3"], ["--lars_variant=larc"]]
+)
+def test_hybrid_has_the_tuned_step_at_its_batch_when_lars_has_come_in(gpus, step, flags):
+    resolved = config.resolve(flags, gpus)
+    assert relative_step_advice.peak(resolved).value == pytest.approx(step, rel=2e-3)
+    (line,) = [line for line in lines(*flags, gpus=gpus) if line.startswith("lars_eta ")]
+    assert line.endswith(f"MLPerf's table at batch {256 * gpus}")
+    assert found(*flags, gpus=gpus)[1:] == []  # no warning
+
+
+def test_what_is_given_goes_before_the_tuned_step():
+    for flags in (["--lars_eta=0.001"], ["--recipe=hybrid", "--lars_eta=0.001"]):
+        assert config.resolve(flags, 24).lars_eta == 0.001
+    for flag in ("--optimizer=lars", "--optimizer=sgd", "--lr=0", "--lars_variant=none"):
+        assert Origin.BATCH not in config.resolve([flag], 24).origins.values()
+    assert config.resolve([], 24).lars_eta != config.resolve([], 32).lars_eta
+
+
+def test_the_clusters_of_the_paper_have_the_steps_of_their_batches():
+    root = pathlib.Path(__file__).parents[2]
+    for number, batch, step in ((1, 6144, 0.141), (2, 3072, 0.102)):
+        resolved = config.resolve([f"--flagfile={root}/flags/cluster{number}.flags"], 24)
+        top = relative_step_advice.peak(resolved)
+        assert (top.batch, top.value) == (batch, pytest.approx(step, abs=6e-4))
+
+
+def test_while_lars_comes_in_there_is_no_relative_step():
+    resolved = config.resolve(["--hybrid_ramp_epochs=2"], 24)
+    schedule = derived.schedule(resolved)
+    at = {
+        e: relative_step_advice.at_step(resolved, schedule(e, e + 0.01, 6144)) for e in (9.9, 10.0, 11.99, 12.0, 13.0)
+    }
+    assert [e for e, value in at.items() if value is None] == [9.9, 10.0, 11.99]
+    assert at[13.0] == pytest.approx(0.9 * at[12.0])
+    assert relative_step_advice.peak(resolved).epoch == 13
+
+
+def test_the_forecast_says_when_hybrid_would_reach_75_percent():
+    """A share of .141 / .144 at T = 10, times .9 an epoch, is below .031, where the log has 75 %, in the 34th epoch."""
+    (line,) = [line for line in lines("--recipe=hybrid") if line.startswith("forecast")]
+    assert "75% after epoch 44" in line
+    for flags in (
+        ["--model=resnet18"],
+        ["--optimizer=lamb"],
+        ["--optimizer=sgd"],
+        ["--image_size=160"],
+        ["--max_steps=9"],
+    ):
+        assert not [line for line in lines(*flags) if line.startswith("forecast")]
+    assert not [line for line in lines("--recipe=hybrid", gpus=1) if line.startswith("forecast")]  # batch 256

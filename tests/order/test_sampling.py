@@ -1,0 +1,128 @@
+import collections
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybrid_imagenet.order import sampling
+from hybrid_imagenet.order.sampling import Cursor, SampleOrder
+from tests.references import sampling_reference
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 16, 17, 1003])
+def test_the_order_is_the_reference_permutation(n):
+    for epoch in (0, 5):
+        got = SampleOrder(n, seed=11).at(epoch, np.arange(n))
+        assert got.tolist() == [sampling_reference.example_at(p, n, 11, epoch) for p in range(n)]
+        assert sorted(got) == list(range(n))
+
+
+def test_every_permutation_of_four_is_about_as_frequent():
+    counts = collections.Counter(tuple(SampleOrder(4).at(epoch, np.arange(4))) for epoch in range(6000))
+    expected = 6000 / 24
+    chi_square = sum((count - expected) ** 2 / expected for count in counts.values())
+    assert len(counts) == 24
+    assert chi_square < 49.7  # 0.1 % of a chi-square variable with 23 degrees of freedom lies above
+
+
+def test_orders_of_seeds_and_epochs_differ():
+    orders = {tuple(SampleOrder(50, seed).at(epoch, np.arange(50))) for seed in range(3) for epoch in range(3)}
+    assert len(orders) == 9
+
+
+@given(
+    st.integers(1, 300),
+    st.lists(st.tuples(st.integers(1, 5), st.integers(1, 20), st.integers(1, 3)), min_size=1, max_size=12),
+)
+@settings(max_examples=100, deadline=None)
+def test_wrap_gives_each_example_once_per_epoch_whatever_ranks_and_batches(n, steps):
+    order = SampleOrder(n, seed=3)
+    cursor, seen = Cursor(), []
+    for size, batch, accumulation in steps * 3:  # the number of ranks and the batch change at every step
+        count = size * batch * accumulation
+        shares = [order.share(cursor, count, rank, size)[0] for rank in range(size)]
+        assert np.concatenate(shares).tolist() == order.share(cursor, count)[0].tolist()
+        seen += np.concatenate(shares).tolist()
+        cursor = order.advance(cursor, count)
+    assert cursor == Cursor(*divmod(len(seen), n))
+    for start in range(0, len(seen) - n + 1, n):
+        assert sorted(seen[start : start + n]) == list(range(n))
+
+
+@given(
+    st.integers(1, 200), st.sampled_from(["wrap", "drop"]), st.integers(1, 50), st.integers(0, 30), st.integers(0, 199)
+)
+@settings(max_examples=200, deadline=None)
+def test_advancing_by_many_is_advancing_by_one_many_times(n, remainder, count, batches, offset):
+    order = SampleOrder(n, remainder=remainder)
+    count, start = min(count, n), Cursor(2, offset % n)
+    cursor = start
+    for _ in range(batches):
+        cursor = order.advance(cursor, count)
+    if batches or n - start.offset >= count or remainder == "wrap":
+        assert order.advance(start, count, batches) == cursor
+
+
+def test_drop_leaves_out_and_counts_the_rest():
+    order = SampleOrder(10, seed=1, remainder="drop")
+    second = order.advance(Cursor(), 4)
+    assert order.advance(second, 4) == Cursor(1, 0)
+    assert len({*order.share(Cursor(), 4)[0], *order.share(second, 4)[0]}) == 8
+    assert order.batches_in_epoch(4) == 2
+    assert order.left_out(4) == 2
+    after, _ = order.share(Cursor(0, 8), 4)  # a cursor from a smaller batch
+    assert after.tolist() == order.at(1, np.arange(4)).tolist()
+
+
+def test_wrap_counts_batches_that_begin_in_the_epoch():
+    order = SampleOrder(10)
+    assert [order.batches_in_epoch(4, offset) for offset in (0, 2, 9)] == [3, 2, 1]
+    assert order.left_out(4) == 0
+    assert order.advance(Cursor(), 4, 3) == Cursor(1, 2)
+    assert order.position(Cursor(1, 2)) == 1.2
+
+
+def test_a_batch_may_span_several_epochs_of_a_small_set():
+    examples, epochs = SampleOrder(3, seed=5).share(Cursor(0, 2), 8)
+    assert epochs.tolist() == [0, 1, 1, 1, 2, 2, 2, 3]
+    assert sorted(examples[1:4]) == sorted(examples[4:7]) == [0, 1, 2]
+
+
+def test_without_shuffling_examples_come_as_stored():
+    assert SampleOrder(5, shuffle=False).share(Cursor(0, 3), 4)[0].tolist() == [3, 4, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: SampleOrder(0),
+        lambda: SampleOrder(5, remainder="pad"),
+        lambda: SampleOrder(5, remainder="drop").share(Cursor(), 6),
+    ],
+)
+def test_what_cannot_be_ordered_is_refused(wrong):
+    with pytest.raises(ValueError, match=r"batch|remainder|num_examples"):
+        wrong()
+
+
+def test_seeds_depend_on_each_of_seed_epoch_and_example():
+    made = {
+        tuple(sampling.seeds(seed, np.array([epoch]), np.array([example]))[0])
+        for seed in range(4)
+        for epoch in range(4)
+        for example in range(4)
+    }
+    assert len(made) == 64
+
+
+def test_uniform_numbers_are_uniform_and_uncorrelated():
+    pairs = sampling.seeds(0, np.zeros(20000, np.int64), np.arange(20000))
+    draws = sampling.uniforms(pairs, 6)
+    assert draws.dtype == np.float32
+    assert draws.min() >= 0
+    assert draws.max() < 1
+    np.testing.assert_allclose(draws.mean(axis=0), 0.5, atol=0.01)
+    np.testing.assert_allclose(draws.var(axis=0), 1 / 12, atol=0.002)
+    assert np.abs(np.corrcoef(draws.T) - np.eye(6)).max() < 0.03
+    np.testing.assert_array_equal(sampling.uniforms(pairs, 2, start=3), draws[:, 3:5])

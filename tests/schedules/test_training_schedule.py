@@ -1,0 +1,160 @@
+import math
+from fractions import Fraction
+
+import pytest
+
+from hybrid_imagenet.schedules import for_fit, training_schedule
+from tests.references import schedules_reference as reference
+from tests.references.optimizers_reference import lu_bounds
+
+STEPS = 37  # per epoch
+
+
+def create(name, **arguments):
+    values = {"lr": 0.1, "epochs": 90, "workers": 24, "base_batch": 24 * 256, "lr_scaling": "workers"}
+    return training_schedule.create(lr_schedule=name, **(values | arguments))
+
+
+def boundaries(epochs=90):
+    """Every epoch boundary and one step on each side, as step numbers."""
+    for epoch in range(epochs + 1):
+        yield from (s for s in (epoch * STEPS - 1, epoch * STEPS, epoch * STEPS + 1) if 0 <= s < epochs * STEPS)
+
+
+def rate(schedule, step, batch=24 * 256):
+    return schedule(step / STEPS, (step + 1) / STEPS, batch)["learning_rate"]
+
+
+G = {"warmup_epochs": 5, "warmup_start_lr": 0.1, "lr_scaling": "batch", "lr_steps": (30, 60, 80)}
+MLPERF = {"lr": 17.0, "lr_scaling": "none", "warmup_epochs": 5, "warmup_start_lr": 0.0, "epochs": 42}
+CASES = {
+    "gradual warmup": (create("step", **G), lambda e: reference.goyal(e, Fraction(24, 10)), 90),
+    "poly": (create("poly", **MLPERF), lambda e: reference.mlperf(e, 17, 5, 42), 42),
+    "cosine": (create("cosine", **MLPERF), lambda e: reference.cosine(e, 17, 5, 42), 42),
+    "constant": (create("constant"), lambda e: Fraction(24, 10), 90),
+    "sony_a": (create("sony_a", warmup_epochs=34), reference.mikami_a, 90),
+    "sony_a, 12": (create("sony_a", warmup_epochs=12), lambda e: reference.mikami_a(e, 12), 90),
+    "sony_b": (create("sony_b", warmup_epochs=5), reference.mikami_b, 90),
+    "mlperf": (create("mlperf", **MLPERF), lambda e: reference.mlperf(e, 17, 5, 42), 42),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_schedule_equals_its_oracle_around_every_epoch_boundary(case):
+    schedule, oracle, epochs = CASES[case]
+    for step in boundaries(epochs):
+        assert rate(schedule, step) == pytest.approx(float(oracle(Fraction(step, STEPS))), rel=1e-9, abs=1e-12), step
+
+
+@pytest.mark.parametrize("exponent", training_schedule.EXPONENTS)
+def test_hybrid_schedule_in_all_three_readings(exponent):
+    schedule = create("exponential", warmup_epochs=10, bounded_warmup=True, lr_decay_exponent=exponent)
+    for step in boundaries():
+        values = schedule(step / STEPS, (step + 1) / STEPS, 24 * 256)
+        if step < 10 * STEPS:
+            lower, upper = lu_bounds((step + 1) / STEPS, 10, 2.4)
+            assert values["phase"] == 0
+            assert values["learning_rate"] == pytest.approx(2.4)
+            assert values["lower_bound"] == pytest.approx(lower, rel=1e-12)
+            assert values["upper_bound"] == pytest.approx(max(upper, lower), rel=1e-9)
+        else:
+            expected = reference.lu(Fraction(step, STEPS), Fraction(24, 10), 10, exponent)
+            assert values["phase"] == 1
+            assert values["learning_rate"] == pytest.approx(float(expected), rel=1e-9)
+            assert (values["lower_bound"], values["upper_bound"]) == pytest.approx((2.4, 2.4))
+
+
+def test_bounds_meet_at_the_last_step_of_the_warmup_also_where_it_runs_over():
+    schedule = create("exponential", warmup_epochs=10, bounded_warmup=True)
+    for end in (10.0, 10.004):
+        values = schedule(9.99, end, 24 * 256)
+        assert values["phase"] == 0
+        assert values["lower_bound"] == values["upper_bound"] == pytest.approx(2.4)
+    assert schedule(10.0, 10.1, 24 * 256)["phase"] == 1
+
+
+def test_integer_epochs_in_the_bounds():
+    schedule = create("exponential", warmup_epochs=10, bounded_warmup=True, adabound_bound_time="epoch")
+    for start, number in ((0.0, 1), (0.99, 1), (4.0, 5), (9.5, 10)):
+        expected = lu_bounds(number, 10, 2.4)
+        values = schedule(start, start + 0.01, 24 * 256)
+        assert (values["lower_bound"], values["upper_bound"]) == pytest.approx(expected, rel=1e-9)
+
+
+def test_without_warmup_the_first_step_is_sgd():
+    values = create("exponential", warmup_epochs=0, bounded_warmup=True)(0.0, 0.1, 24 * 256)
+    assert values["phase"] == 1
+    assert values["learning_rate"] == pytest.approx(2.4)
+
+
+def test_a_warmup_that_is_not_whole_counts_epochs_from_its_end():
+    schedule = create("exponential", warmup_epochs=2.5, bounded_warmup=True)
+    values = [schedule(e, e + 0.1, 24 * 256)["learning_rate"] for e in (2.5, 3.4, 3.5, 4.5)]
+    assert values == pytest.approx([2.4, 2.4, 2.16, 1.944])
+
+
+def test_rates_and_bounds_follow_the_batch():
+    hybrid = create("exponential", warmup_epochs=10, bounded_warmup=True)
+    doubled = hybrid(3.0, 3.5, 2 * 24 * 256)
+    assert doubled["lower_bound"] == pytest.approx(2 * hybrid(3.0, 3.5, 24 * 256)["lower_bound"])
+    assert hybrid(10.0, 10.5, 2 * 24 * 256)["learning_rate"] == pytest.approx(4.8)
+    goyal = create("step", **G)
+    assert goyal(20.0, 20.1, 8192)["learning_rate"] == pytest.approx(3.2)
+    unscaled = create("poly", **MLPERF)
+    assert unscaled(5.0, 5.1, 999)["learning_rate"] == unscaled(5.0, 5.1, 9999)["learning_rate"] == 17.0
+    sony = create("sony_b", warmup_epochs=5)
+    assert sony(6.0, 6.1, 34816)["learning_rate"] == sony(6.0, 6.1, 121856)["learning_rate"]
+
+
+PRINTED = [
+    (32768, 0.9),
+    (34816, 0.9059),
+    (55296, 0.9407),
+    (65536, 0.95),
+    (69632, 0.9529),
+    (87040, 0.9624),
+    (121856, 0.9731),
+]
+
+
+@pytest.mark.parametrize(("batch", "momentum"), PRINTED)
+def test_momentum_keeps_the_noise_scale(batch, momentum):
+    schedule = create("sony_b", momentum_rule="noise_scale")
+    value = schedule(6.0, 6.1, batch)["momentum"]
+    assert value == pytest.approx(momentum, abs=5e-5)
+    # Smith and Le: g = lr N / (B (1 - m)) is that of batch 32768 at momentum 0.9.
+    assert 1 / (batch * (1 - value)) == pytest.approx(1 / (32768 * 0.1))
+
+
+def test_the_other_reading_of_the_momentum_and_its_limits():
+    schedule = create("sony_b", momentum_rule="noise_scale_inverse")
+    assert schedule(6.0, 6.1, 65536)["momentum"] == pytest.approx(0.8)
+    assert create("sony_b", momentum_rule="noise_scale")(6.0, 6.1, 1024)["momentum"] == 0.0
+
+
+def test_a_linear_warmup_never_starts_above_its_end():
+    schedule = create("constant", lr=0.01, lr_scaling="none", warmup_epochs=2, warmup_start_lr=0.1)
+    assert [schedule(e, e, 256)["learning_rate"] for e in (0, 1, 2)] == pytest.approx([0.01] * 3)
+
+
+@pytest.mark.parametrize("peak", [0.001, 5.0])
+def test_that_of_a_model_of_ones_own_rises_to_any_peak(peak):
+    schedule = for_fit.cosine(peak, 8, warmup_epochs=2)
+    assert [schedule(e, e, 1)["learning_rate"] for e in (0, 1, 2)] == pytest.approx([0, peak / 2, peak])
+
+
+@pytest.mark.parametrize("name", training_schedule.SCHEDULES)
+def test_rates_stay_finite_to_the_last_step_and_beyond(name):
+    for bounded in (False, True):
+        schedule = create(name, epochs=10, warmup_epochs=10, bounded_warmup=bounded)
+        for epoch in (0.0, 9.99, 10.0, 10.01):
+            values = schedule(epoch, epoch + 0.01, 6144)
+            assert math.isfinite(values["learning_rate"])
+            assert values["learning_rate"] >= 0
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ValueError, match="linear"):
+        create("linear")
+    with pytest.raises(ValueError, match="T-2"):
+        create("exponential", lr_decay_exponent="T-2")

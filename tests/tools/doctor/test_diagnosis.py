@@ -1,0 +1,130 @@
+"""The doctor's judgement, one wrong fact at a time, on facts of two healthy hosts."""
+
+import subprocess
+import sys
+
+import pytest
+
+from hybrid_imagenet.tools.doctor import doctor_command as doctor
+from hybrid_imagenet.tools.doctor import host_facts, probe
+from hybrid_imagenet.tools.doctor.diagnosis import FAIL, PASS, WARN, Finding, Request
+from tests.tools.doctor.healthy import GPU, HEALTHY, judged
+
+
+def test_two_healthy_hosts_pass_every_check():
+    findings = judged()
+    assert len(findings) >= 17
+    assert {f.level for f in findings.values()} == {PASS}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "check", "level", "text"),
+    [
+        ("python", "3.12.1", "version of Python", FAIL, "3.12.1 on b"),
+        ("versions", {"horovod": "0.28.1"}, "version of tensorflow", FAIL, "none on b"),
+        ("code", "def", "program", FAIL, "def on b"),
+        ("unresolved", ["a"], "host names", FAIL, "b: cannot look up a"),
+        ("interfaces", {"ens3": {"up": True, "mtu": 1500}}, "interface eth0", FAIL, "b: missing"),
+        ("interfaces", {"eth0": {"up": False, "mtu": 9000}}, "interface eth0", FAIL, "b: missing or down"),
+        ("interfaces", {"eth0": {"up": True, "mtu": 1500}}, "MTU of eth0", FAIL, "1500 on b"),
+        ("rdma", [], "RDMA", FAIL, "b: no active port"),
+        ("rdma", [{"active": False, "rate": "40"}], "RDMA", FAIL, "b: no active port"),
+        ("gpus", [GPU], "GPUs", FAIL, "b: 1 GPUs for 2 ranks"),
+        ("gpus", [GPU | {"name": "P40"}, GPU | {"name": "P40"}], "GPU model", WARN, "P40 on b"),
+        ("gpus", [GPU, GPU | {"driver_version": "1"}], "GPU driver", WARN, "1, 580.1 on b"),
+        ("build", {"is_cuda_build": False}, "GPU kernels", FAIL, "b: this TensorFlow is built for the CPU"),
+        ("nccl", False, "NCCL", FAIL, "b: Horovod was built without NCCL"),
+        ("data", {"exists": False}, "dataset", FAIL, "b: no /data"),
+        ("data", HEALTHY["data"] | {"digest": "d2"}, "data files", FAIL, "digest d2 on b"),
+        ("run_free_gb", 1.0, "space for results", WARN, "b: 1.0 GB"),
+        ("shared_memory_gb", 0.06, "shared memory", WARN, "b: 0.06 GB"),
+        ("cores", 1, "cores", WARN, "b: 2 ranks on 1 cores"),
+        ("locked_memory", 1024, "locked memory", WARN, "b: 1024"),
+    ],
+)
+def test_one_wrong_fact_gives_one_finding_with_its_host_and_a_remedy(key, value, check, level, text):
+    finding = judged(lambda facts: facts.update({key: value}))[check]
+    assert finding.level == level
+    assert text in finding.message
+    assert finding.remedy
+
+
+def test_a_data_set_in_deeper_directories_is_not_called_the_same():
+    found = judged(lambda facts: facts["data"].update(files=0), changed="ab")["data files"]
+    assert (found.level, found.message) == (WARN, "not compared: /data holds directories only")
+
+
+def test_hosts_without_horovod_use_tensorflow():
+    found = judged(lambda facts: facts.update(versions={"numpy": "2"}), Request({"a": 2}, gpus=True), "a")
+    assert found["Horovod"].level == WARN
+
+
+def test_without_a_named_interface_several_common_ones_ask_for_a_choice():
+    def two(facts):
+        facts["interfaces"]["ib0"] = {"up": True, "mtu": 2044}
+
+    request = Request({"a": 2, "b": 2}, None, None, gpus=True)
+    assert judged(two, request)["interface"].level == PASS, "only one is common"
+    found = judged(two, request, "ab")["interface"]
+    assert found.level == WARN
+    assert "--network_interfaces" in found.remedy
+
+
+def test_probe_reads_interfaces_and_adapters_of_a_host(tmp_path):
+    def write(path, text):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    for name, value in (("operstate", "up\n"), ("mtu", "9000\n")):
+        write(f"sys/class/net/ens1/{name}", value)
+    write("sys/class/net/ens2/operstate", "down\n")
+    write("sys/class/net/ens2/mtu", "1500\n")
+    write("sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE")
+    (tmp_path / "dev/shm").mkdir(parents=True)
+    facts = probe.facts({}, tmp_path)
+    assert facts["interfaces"] == {
+        "ens1": {"up": True, "mtu": 9000},
+        "ens2": {"up": False, "mtu": 1500},
+    }
+    assert facts["rdma"] == [{"device": "mlx5_0", "active": True}]
+    assert facts["shared_memory_gb"] > 0
+
+
+def test_probe_tells_data_directories_apart_by_names_sizes_and_manifest(tmp_path):
+    (tmp_path / "a.tfrecord").write_bytes(b"123")
+    first = probe.facts({"data_dir": str(tmp_path)})["data"]
+    assert (first["files"], first["bytes"]) == (1, 3)
+    (tmp_path / "manifest.json").write_text("{}")
+    second = probe.facts({"data_dir": str(tmp_path)})["data"]
+    (tmp_path / "manifest.json").write_text("[]")
+    third = probe.facts({"data_dir": str(tmp_path)})["data"]
+    assert len({d["digest"] for d in (first, second, third)}) == 3
+    assert probe.facts({"data_dir": str(tmp_path / "none")})["data"] == {"exists": False}
+
+
+def test_hosts_are_read_as_horovodrun_reads_them():
+    assert host_facts.parse("a:2,b, c.d-e:10", 4) == {"a": 2, "b": 4, "c.d-e": 10}
+
+
+def test_this_host_is_examined_and_one_that_cannot_be_reached_fails_with_a_remedy(tmp_path):
+    words = ["doctor", "-H", "localhost:1,no-such-host.invalid:1", "--no_ranks"]
+    command = [sys.executable, "-m", "hybrid_imagenet", *words]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert result.returncode == 1
+    assert "pass  version of horovod: " in result.stdout and result.stdout.splitlines()[-1].endswith(" 2 fail")
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
+    line = next(line for line in result.stdout.splitlines() if line.startswith("fail"))
+    assert "host no-such-host.invalid: ssh failed" in line
+    assert "->" in line
+
+
+@pytest.mark.parametrize("arguments", [("-H", "a;b"), ("-H", "a,a"), ("--network_interfaces=eth0;x",), ("--bogus",)])
+def test_a_wrong_command_line_ends_with_code_2(arguments, capsys):
+    assert doctor.main(arguments) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_the_report_has_color_only_where_asked():
+    findings = [Finding(FAIL, "x", "bad", "mend it"), Finding(PASS, "y", "fine")]
+    assert doctor.render(findings, color=False) == "fail  x: bad -> mend it\npass  y: fine\n1 pass, 0 warn, 1 fail"
+    assert "\033[31mfail" in doctor.render(findings, color=True)
