@@ -1,1 +1,3 @@
-"""Benchmarks that need a checkout: other implementations beside this package's, and costs of its parts."""
+"""Benchmarks that need a checkout: other implementations beside this package's, and costs of its
+parts.
+"""

@@ -1,4 +1,6 @@
-"""`python -m benchmarks NAME [options]`, from a checkout: the package's benchmarks beside others, and more."""
+"""`python -m benchmarks NAME [options]`, from a checkout: the package's benchmarks beside others,
+and more.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def _entry(name: str) -> Callable[[Sequence[str]], int | None]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the benchmark that the first argument names with the rest of the arguments; returns its exit code."""
+    """Runs the benchmark that the first argument names with the rest of the arguments; returns its
+    exit code.
+    """
     return packaged.run(argv, "python -m benchmarks", packaged.BENCHMARKS | BENCHMARKS, _entry)
 
 

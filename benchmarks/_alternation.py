@@ -30,8 +30,11 @@ class Finished(Exception):  # noqa: N818 - it ends the run, it is no error
     """Raised when all has been measured."""
 
 
-def measure(config: RunConfig, communicator: Communicator, steps: int, rounds: int) -> dict[str, Any]:
-    """Runs the loop of a configuration in alternation with its bare step; the result is a JSON object.
+def measure(
+    config: RunConfig, communicator: Communicator, steps: int, rounds: int
+) -> dict[str, Any]:
+    """Runs the loop of a configuration in alternation with its bare step; the result is a JSON
+    object.
 
     Raises:
       UserError: for a configuration that cannot run, more than one rank, or a run that is stopped.
@@ -49,7 +52,9 @@ def measure(config: RunConfig, communicator: Communicator, steps: int, rounds: i
     except Finished:
         return found[0].report()
     reason = outcome or f"--epochs={config.epochs} are too few"
-    raise UserError(f"benchmarks loop: the run ended before {rounds} rounds of {steps} steps ({reason})")
+    raise UserError(
+        f"benchmarks loop: the run ended before {rounds} rounds of {steps} steps ({reason})"
+    )
 
 
 class Alternation(Trainer):
@@ -122,7 +127,9 @@ class Alternation(Trainer):
         self.bare_seconds.append((time.perf_counter() - began) / self._steps)
 
     def _dispatch(self) -> float:
-        """Seconds of a call that is handed the arguments and all variables of the step and computes nothing."""
+        """Seconds of a call that is handed the arguments and all variables of the step and computes
+        nothing.
+        """
         captured = self._compiled.get_concrete_function(*self._last).captured_inputs
 
         def nothing(batch: Any, control: tf.Tensor) -> tf.Tensor:
@@ -149,10 +156,16 @@ class Alternation(Trainer):
             yield
             steps += 1
         seconds = time.perf_counter() - began
-        self.more["checkpoint"] = {"blocked_seconds": blocked, "seconds": seconds, "steps_meanwhile": steps}
+        self.more["checkpoint"] = {
+            "blocked_seconds": blocked,
+            "seconds": seconds,
+            "steps_meanwhile": steps,
+        }
 
     def _validation(self) -> dict[str, float]:
-        """Validates the validation images first, which traces the step, then all training images."""
+        """Validates the validation images first, which traces the step, then all training
+        images.
+        """
         parts, config = self.parts, self.parts.config
         compute = str(parts.facts["precision"]).removeprefix("mixed_")
         step = EvaluationStep(parts.model, build.evaluation_preprocess(compute))

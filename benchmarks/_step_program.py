@@ -26,7 +26,9 @@ def batch_of(options: dict[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
     return images, generator.uniform([batch], 0, options["num_classes"], tf.int32)
 
 
-def training_step(model: keras.Model, images: tf.Tensor, labels: tf.Tensor, input_type: str) -> Callable[[int], float]:
+def training_step(
+    model: keras.Model, images: tf.Tensor, labels: tf.Tensor, input_type: str
+) -> Callable[[int], float]:
     """A function that runs a number of steps and returns the last loss."""
     optimizer = keras.optimizers.SGD(1e-3, momentum=0.9)
     optimizer.build(model.trainable_variables)
@@ -64,7 +66,11 @@ def main() -> None:
     )
     images, labels = batch_of(options)
     step = training_step(model, images, labels, model.input.dtype)
-    serve(step, name="hybrid_imagenet", version=f"tensorflow {tf.__version__}, keras {keras.__version__}")
+    serve(
+        step,
+        name="hybrid_imagenet",
+        version=f"tensorflow {tf.__version__}, keras {keras.__version__}",
+    )
 
 
 if __name__ == "__main__":

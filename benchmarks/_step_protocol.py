@@ -16,17 +16,22 @@ MARK = "@step "
 
 
 def settings() -> dict[str, Any]:
-    """The settings that the benchmark passes as the first argument: batch, image_size, precision, threads, ..."""
+    """The settings that the benchmark passes as the first argument: batch, image_size, precision,
+    threads, ...
+    """
     return json.loads(sys.argv[1])
 
 
 def say(**values: Any) -> None:
-    """Prints one marked line for the benchmark; anything else a framework prints is ignored there."""
+    """Prints one marked line for the benchmark; anything else a framework prints is ignored
+    there.
+    """
     print(MARK + json.dumps(values), flush=True)
 
 
 def serve(run: Callable[[int], float], **description: Any) -> None:
-    """Warms up, describes itself, then reads lines: a number runs that many steps, an empty line ends.
+    """Warms up, describes itself, then reads lines: a number runs that many steps, an empty line
+    ends.
 
     `run(steps)` runs the steps and returns the last loss as a float, after all work is done.
     """

@@ -2,10 +2,11 @@
 
     hybrid-imagenet bench gpu --arms --minutes=9 --out=arms
 
-Each arm is a command line of another benchmark, of the tests or of training, in a process of its own. The processes of
-a wave trace and compile side by side; then they are timed one after the other. Arms that decide a default warm up
-alone, since cuDNN chooses its kernels by their time. The table (arms.md, arms.json) is written after each arm, with a
-verdict by the rule beside it. The same command continues with the arms that are missing there.
+Each arm is a command line of another benchmark, of the tests or of training, in a process of its
+own. The processes of a wave trace and compile side by side; then they are timed one after the
+other. Arms that decide a default warm up alone, since cuDNN chooses its kernels by their time. The
+table (arms.md, arms.json) is written after each arm, with a verdict by the rule beside it. The same
+command continues with the arms that are missing there.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ _MEMORY_SHARE = 0.9  # of a GPU's memory that the arms of a wave may take togeth
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the arms and writes the table; the exit code is 0 also where an arm fails, for the table names it."""
+    """Runs the arms and writes the table; the exit code is 0 also where an arm fails, for the table
+    names it.
+    """
     options = _parser().parse_args(list(argv))
     deadline = time.monotonic() + 60 * options.minutes - _RESERVED_SECONDS
     arms = _chosen(options)
@@ -59,22 +62,43 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = command_line.Parser("bench gpu --arms", (__doc__ or "").split("\n")[0])
-    parser.add_argument("--minutes", type=float, default=9.5, help="after which the command has ended (%(default)s)")
-    parser.add_argument("--out", default="gpu-arms", help="directory of the table and the logs (%(default)s)")
+    parser.add_argument(
+        "--minutes", type=float, default=9.5, help="after which the command has ended (%(default)s)"
+    )
+    parser.add_argument(
+        "--out", default="gpu-arms", help="directory of the table and the logs (%(default)s)"
+    )
     parser.add_argument("--only", default="", metavar="ARM,...", help="run these arms only")
-    parser.add_argument("--again", action="store_true", help="run arms that the table in --out has already, too")
-    parser.add_argument("--steps", type=command_line.positive, default=20, help="steps per round (%(default)s)")
-    parser.add_argument("--rounds", type=command_line.positive, default=3, help="rounds that count (%(default)s)")
+    parser.add_argument(
+        "--again", action="store_true", help="run arms that the table in --out has already, too"
+    )
+    parser.add_argument(
+        "--steps", type=command_line.positive, default=20, help="steps per round (%(default)s)"
+    )
+    parser.add_argument(
+        "--rounds", type=command_line.positive, default=3, help="rounds that count (%(default)s)"
+    )
     parser.add_argument(
         "--parallel", type=command_line.positive, default=max(1, len(os.sched_getaffinity(0)) // 2),
         help="arms that prepare at once (half of the cores: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--patience", type=float, default=120, help="seconds for a wave to warm up (%(default)s)")
-    parser.add_argument("--peer_python", default="python3", help="interpreter with PyTorch or JAX (%(default)s)")
     parser.add_argument(
-        "--fashion_mnist", default="", metavar="DIR", help="the four IDX files, for the arm that trains"
+        "--patience", type=float, default=120, help="seconds for a wave to warm up (%(default)s)"
     )
-    parser.add_argument("--rehearse", action="store_true", help="a small network: tries the arms where there is no GPU")
+    parser.add_argument(
+        "--peer_python", default="python3", help="interpreter with PyTorch or JAX (%(default)s)"
+    )
+    parser.add_argument(
+        "--fashion_mnist",
+        default="",
+        metavar="DIR",
+        help="the four IDX files, for the arm that trains",
+    )
+    parser.add_argument(
+        "--rehearse",
+        action="store_true",
+        help="a small network: tries the arms where there is no GPU",
+    )
     return parser
 
 
@@ -88,13 +112,28 @@ def _chosen(options: argparse.Namespace) -> list[Arm]:
 
 
 def _machine() -> Row:
-    """The GPU's name, key in `published.GPUS`, free memory in GB and driver; without a GPU the processor's memory."""
-    words = ["nvidia-smi", "--query-gpu=name,memory.total,memory.free,driver_version", "--format=csv,noheader,nounits"]
+    """The GPU's name, key in `published.GPUS`, free memory in GB and driver; without a GPU the
+    processor's memory.
+    """
+    words = [
+        "nvidia-smi",
+        "--query-gpu=name,memory.total,memory.free,driver_version",
+        "--format=csv,noheader,nounits",
+    ]
     with contextlib.suppress(OSError, subprocess.CalledProcessError, ValueError):
-        first = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+        first = subprocess.run(
+            words, capture_output=True, text=True, check=True
+        ).stdout.splitlines()[0]
         name, memory, free, driver = (word.strip() for word in first.split(","))
-        free_gb = int(free) * 2**20 / 1e9 if free.isdigit() else 0.0  # as of a part of a GPU: one arm at a time then
-        return {"gpu": name, "key": published.recognize(name, memory), "memory_gb": free_gb, "driver": driver}
+        free_gb = (
+            int(free) * 2**20 / 1e9 if free.isdigit() else 0.0
+        )  # as of a part of a GPU: one arm at a time then
+        return {
+            "gpu": name,
+            "key": published.recognize(name, memory),
+            "memory_gb": free_gb,
+            "driver": driver,
+        }
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {"gpu": None, "key": None, "memory_gb": memory_bytes / 1e9, "driver": None}
 
@@ -124,7 +163,9 @@ class Table:
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"--out={folder}: cannot be used ({error}): give another directory") from None
+            raise UserError(
+                f"--out={folder}: cannot be used ({error}): give another directory"
+            ) from None
 
     def add(self, arm: Arm, row: Row) -> None:
         """Takes what became of an arm, writes the table and prints a line."""
@@ -133,14 +174,18 @@ class Table:
         print(f"{arm.name}: {self.verdict(arm)}", flush=True)
 
     def verdict(self, arm: Arm) -> str:
-        """What the arm's rule says of the rows so far; of an arm without a row that it was not run."""
+        """What the arm's rule says of the rows so far; of an arm without a row that it was not
+        run.
+        """
         row = self.rows.get(arm.name, {"status": NOT_RUN})
         if row["status"] != MEASURED:
             return ": ".join(filter(None, [row["status"], row.get("reason", "")]))
         other = self.rows.get(arm.than, {"status": NOT_RUN})
         if arm.than and other["status"] != MEASURED:
             return f"no verdict: {arm.than} was not measured"
-        base, again = (self.rows.get(name, {}).get("images_per_second") for name in ("base", "again"))
+        base, again = (
+            self.rows.get(name, {}).get("images_per_second") for name in ("base", "again")
+        )
         noise = abs(again / base - 1) if base and again else 0.0
         return arm.judge(row, other | {"arm": arm.than}, self.machine | {"noise": noise})
 
@@ -152,7 +197,10 @@ class Table:
             for arm in self.arms
         ]
         report = {"benchmark": "arms", "machine": self.machine, "arms": rows}
-        for name, text in (("arms.json", json.dumps(report, indent=1)), ("arms.md", "\n".join(self.lines()))):
+        for name, text in (
+            ("arms.json", json.dumps(report, indent=1)),
+            ("arms.md", "\n".join(self.lines())),
+        ):
             with files.replacing(self.folder / name) as temporary:
                 temporary.write_text(text + "\n", encoding="utf-8")
 
@@ -164,7 +212,12 @@ class Table:
         yield "|---|---:|---:|---:|---:|---|---|"
         for arm in self.arms:
             row = self.rows.get(arm.name, {})
-            numbers = (("images_per_second", 1), ("step_seconds", 1e3), ("first_seconds", 1), ("gpu_bytes", 1e-9))
+            numbers = (
+                ("images_per_second", 1),
+                ("step_seconds", 1e3),
+                ("first_seconds", 1),
+                ("gpu_bytes", 1e-9),
+            )
             cells = [f"{row[key] * scale:,.1f}" if row.get(key) else "" for key, scale in numbers]
             words = [text.replace("|", "/") for text in (arm.rule, self.verdict(arm))]
             yield f"| {arm.name} | {' | '.join([*cells, *words])} |"
@@ -172,7 +225,9 @@ class Table:
 
 @dataclasses.dataclass
 class Running:
-    """An arm whose process runs; `since` is when it started, or was told to go, `beside` how many then warmed up."""
+    """An arm whose process runs; `since` is when it started, or was told to go, `beside` how many
+    then warmed up.
+    """
 
     arm: Arm
     folder: Path
@@ -193,10 +248,16 @@ class Running:
 
 def run(arms: Sequence[Arm], table: Table, options: argparse.Namespace, deadline: float) -> None:
     """Runs those arms that the table lacks in waves, until all have ended or the time is over."""
-    failed = {name for name, row in table.rows.items() if row["status"] == FAILED}  # memory may have been short
-    waiting = [arm for arm in arms if options.again or arm.name not in table.rows or arm.name in failed]
+    failed = {
+        name for name, row in table.rows.items() if row["status"] == FAILED
+    }  # memory may have been short
+    waiting = [
+        arm for arm in arms if options.again or arm.name not in table.rows or arm.name in failed
+    ]
     waiting.sort(key=lambda arm: arm.name in failed)
-    table.rows = {name: row for name, row in table.rows.items() if name not in {arm.name for arm in waiting}}
+    table.rows = {
+        name: row for name, row in table.rows.items() if name not in {arm.name for arm in waiting}
+    }
     for arm in list(waiting):
         if missing := arm.missing(options):
             waiting.remove(arm)
@@ -213,7 +274,9 @@ def run(arms: Sequence[Arm], table: Table, options: argparse.Namespace, deadline
 
 
 def _wave(waiting: Sequence[Arm], options: argparse.Namespace, gigabytes: float) -> list[Arm]:
-    """The arms that run side by side next: the first, and those after it of its kind that memory has room for."""
+    """The arms that run side by side next: the first, and those after it of its kind that memory
+    has room for.
+    """
     chosen = [waiting[0]]
     for arm in waiting[1:]:
         alike = arm.timed == chosen[0].timed and not arm.alone and not chosen[0].alone
@@ -228,17 +291,26 @@ def _start(arm: Arm, table: Table, options: argparse.Namespace) -> Running:
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier start
     folder.mkdir()
     environment = os.environ | dict(arm.environment) | {scaling.TURN: str(folder)}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")])
+    )
     words = [sys.executable, *arm.command(folder, options)]
     with (folder / "log.txt").open("wb") as log:
         process = subprocess.Popen(
-            words, env=environment, cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            words,
+            env=environment,
+            cwd=_ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
-        )  # fmt: skip
+        )
     return Running(arm, folder, process, time.monotonic())
 
 
-def _finish(running: list[Running], table: Table, options: argparse.Namespace, deadline: float) -> None:
+def _finish(
+    running: list[Running], table: Table, options: argparse.Namespace, deadline: float
+) -> None:
     """Waits for the arms of a wave and gives each its turn; those that take too long are ended."""
     began = time.monotonic()
     while running:
@@ -256,17 +328,24 @@ def _finish(running: list[Running], table: Table, options: argparse.Namespace, d
             table.add(one.arm, row)
             running.remove(one)
         warming = [one for one in running if not one.going and not one.ready()]
-        if not any(one.going for one in running) and (not warming or now - began > options.patience):
+        if not any(one.going for one in running) and (
+            not warming or now - began > options.patience
+        ):
             for one in [one for one in running if one.ready()][:1]:
                 one.go(len(warming))
         time.sleep(_LOOK_SECONDS)
 
 
 def _outcome(one: Running) -> Row:
-    """What an arm leaves: the JSON of a benchmark, the summary of a training, or its exit code alone."""
+    """What an arm leaves: the JSON of a benchmark, the summary of a training, or its exit code
+    alone.
+    """
     said = (one.folder / "log.txt").read_text(encoding="utf-8", errors="replace")
     if one.process.returncode:
-        return {"status": FAILED, "reason": f"code {one.process.returncode}: {scaling.reason(said)[:200]}"}
+        return {
+            "status": FAILED,
+            "reason": f"code {one.process.returncode}: {scaling.reason(said)[:200]}",
+        }
     row: Mapping[str, Any] = {}
     for name in ("row.json", "run/summary.json"):
         if (one.folder / name).exists():

@@ -1,4 +1,6 @@
-"""The arms of `bench gpu --arms`: for each its command line and the rule that turns its figures into a verdict."""
+"""The arms of `bench gpu --arms`: for each its command line and the rule that turns its figures
+into a verdict.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from hybrid_imagenet.analysis import published
 Row = dict[str, Any]
 Judge = Callable[[Row, Row, Row], str]
 _LOSSES_AGREE = 1e-3  # relative, of the mean over the first steps
-_AHEAD = 0.5  # steps; a host that waits for nothing is one ahead, as the schedule's values wait for the step before
+# steps; a host that waits for nothing is one ahead, as the schedule's values wait for the step
+# before
+_AHEAD = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,14 +26,17 @@ class Arm:
 
     Attributes:
       name: a word, unique.
-      words: the command line behind the interpreter; {folder}, {steps}, {rounds}, {peer}, {fashion} are filled in.
+      words: the command line behind the interpreter; {folder}, {steps}, {rounds}, {peer}, {fashion}
+      are filled in.
       rule: what is decided by it, as the table prints it.
       judge: returns the verdict; takes the arm's row, the row of `than`, and the machine.
       than: the arm that it is compared with; empty for none.
       small: what a rehearsal adds to the words.
-      gigabytes: of GPU memory that it takes at most: cuDNN tries kernels with some twice what a step uses.
+      gigabytes: of GPU memory that it takes at most: cuDNN tries kernels with some twice what a
+      step uses.
       alone: it warms up without others beside it.
-      timed: it waits for its turn (`scaling.wait_for_turn`); others run beside others of their kind.
+      timed: it waits for its turn (`scaling.wait_for_turn`); others run beside others of their
+      kind.
       seconds: it may take before it is ready, and again from its turn on.
       environment: variables that it gets.
     """
@@ -40,7 +47,13 @@ class Arm:
     judge: Judge
     than: str = ""
     small: tuple[str, ...] = (
-        *("--model=resnet8", "--model_width=4", "--image_size=32", "--per_gpu_batch=4", "--precision=float32"),
+        *(
+            "--model=resnet8",
+            "--model_width=4",
+            "--image_size=32",
+            "--per_gpu_batch=4",
+            "--precision=float32",
+        ),
     )
     gigabytes: float = 24
     alone: bool = False
@@ -52,7 +65,10 @@ class Arm:
         """The words with what this start is about; its results go to the folder."""
         values = {"folder": folder, "peer": options.peer_python, "fashion": options.fashion_mnist}
         values |= {"steps": options.steps, "rounds": options.rounds}
-        return [word.format(**values) for word in [*self.words, *(self.small if options.rehearse else ())]]
+        return [
+            word.format(**values)
+            for word in [*self.words, *(self.small if options.rehearse else ())]
+        ]
 
     def missing(self, options: argparse.Namespace) -> str:
         """What the command line lacks for the arm; empty if nothing."""
@@ -65,7 +81,9 @@ def _base(row: Row, other: Row, machine: Row) -> str:
     if speeds := published.speeds(machine["key"], "fp16") if machine["key"] else []:
         peer = max(speeds, key=lambda speed: speed.images_per_second)
         share = row["images_per_second"] / peer.images_per_second
-        said = [f"{share:.0%} of the published {peer.images_per_second:,.0f} images/s ({peer.source})"]
+        said = [
+            f"{share:.0%} of the published {peer.images_per_second:,.0f} images/s ({peer.source})"
+        ]
     said.append(f"the host is {row['steps_ahead']:.2f} steps ahead")
     if machine["gpu"] and row["steps_ahead"] < _AHEAD:
         said.append("it waits for the device: look for copies and branches")
@@ -85,8 +103,14 @@ def _faster(gain: float) -> Judge:
         if apart > _LOSSES_AGREE:
             return f"no: losses are {apart:.1e} apart; {said}"
         faster = row["images_per_second"] >= gain * other["images_per_second"]
-        if faster and row["images_per_second"] <= (1 + machine["noise"]) * other["images_per_second"]:
-            return f"no verdict: {said}, and the base itself differs by {machine['noise']:.1%} when it runs again"
+        if (
+            faster
+            and row["images_per_second"] <= (1 + machine["noise"]) * other["images_per_second"]
+        ):
+            return (
+                f"no verdict: {said}, and the base itself differs by {machine['noise']:.1%} when it"
+                " runs again"
+            )
         return f"{_yes(faster)}: {said}"
 
     return judge
@@ -97,7 +121,10 @@ def _yes(is_so: bool) -> str:
 
 
 def _loop(row: Row, other: Row, machine: Row) -> str:
-    said = f"{row['ratio']:.1%} of the step; a validation image takes {row['validation']['share_of_training']:.2f}"
+    said = (
+        f"{row['ratio']:.1%} of the step; a validation image takes"
+        f" {row['validation']['share_of_training']:.2f}"
+    )
     return f"{_yes(row['ratio'] >= 0.97)}: {said} of a training image's time"
 
 
@@ -112,15 +139,22 @@ def _exposes_less(row: Row, other: Row, machine: Row) -> str:
 
 def _gaps(row: Row, other: Row, machine: Row) -> str:
     waits = sum(gap["start"] < row["calls"][-1][1] for gap in row["gaps"])
-    lines = "; ".join(f"{gap['length']:.2f} ms {gap['before']} -> {gap['after']}" for gap in row["gaps"][:3])
-    return f"busy {row['busy']:.1%}; {waits} of the ten longest before the last call returned; {lines}"
+    lines = "; ".join(
+        f"{gap['length']:.2f} ms {gap['before']} -> {gap['after']}" for gap in row["gaps"][:3]
+    )
+    return (
+        f"busy {row['busy']:.1%}; {waits} of the ten longest before the last call returned; {lines}"
+    )
 
 
 def _peer(row: Row, other: Row, machine: Row) -> str:
     if not row["peers"]:
         return "not installed: give --peer_python"
     ((peer, figures),) = row["peers"].items()
-    return f"{peer} has {figures['images_per_second']:,.0f} images/s; ours is {figures['ratio']:.2f} times as fast"
+    return (
+        f"{peer} has {figures['images_per_second']:,.0f} images/s; ours is {figures['ratio']:.2f}"
+        " times as fast"
+    )
 
 
 def _top1(row: Row, other: Row, machine: Row) -> str:
@@ -129,7 +163,10 @@ def _top1(row: Row, other: Row, machine: Row) -> str:
 
 def _same_top1(row: Row, other: Row, machine: Row) -> str:
     apart = abs(row["val_top1"] - other["val_top1"])
-    return f"{_yes(apart <= 0.02)}: {_top1(row, other, machine)}, {100 * apart:.2f} points from {other['arm']}"
+    return (
+        f"{_yes(apart <= 0.02)}: {_top1(row, other, machine)}, {100 * apart:.2f} points from"
+        f" {other['arm']}"
+    )
 
 
 def _passed(row: Row, other: Row, machine: Row) -> str:
@@ -142,7 +179,9 @@ _SHARED = (("NCCL_MULTI_RANK_GPU_ENABLE", "1"),)
 
 
 def _step(name: str, rule: str, judge: Judge, *flags: str, ranks: int = 1, **more: Any) -> Arm:
-    """An arm that times the step of some flags, which win over the base's; several ranks share a GPU."""
+    """An arm that times the step of some flags, which win over the base's; several ranks share a
+    GPU.
+    """
     words: tuple[str, ...] = ("-m", "hybrid_imagenet.benchmarks")
     more.setdefault("than", "" if name == "base" else "base")
     if ranks > 1:
@@ -153,77 +192,229 @@ def _step(name: str, rule: str, judge: Judge, *flags: str, ranks: int = 1, **mor
 
 
 def _against(peer: str) -> Arm:
-    words = ("-m", "benchmarks", "step", "--batch=256", "--precision=mixed_float16", f"--peers={peer}",
-             "--torch_python={peer}", "--steps={steps}", "--rounds={rounds}", "--json={folder}/row.json")  # fmt: skip
+    words = (
+        "-m",
+        "benchmarks",
+        "step",
+        "--batch=256",
+        "--precision=mixed_float16",
+        f"--peers={peer}",
+        "--torch_python={peer}",
+        "--steps={steps}",
+        "--rounds={rounds}",
+        "--json={folder}/row.json",
+    )
     small = ("--image_size=32", "--batch=2", "--precision=float32")
     return Arm(peer, words, "the peers' column", _peer, small=small, gigabytes=60)
 
 
-def _trained(name: str, rule: str, judge: Judge, flags: Sequence[str], small: tuple[str, ...], **more: Any) -> Arm:
+def _trained(
+    name: str, rule: str, judge: Judge, flags: Sequence[str], small: tuple[str, ...], **more: Any
+) -> Arm:
     words = ("-m", "hybrid_imagenet.main", *flags, "--run_dir={folder}/run", "--progress=plain")
     return Arm(name, words, rule, judge, small=small, timed=False, **more)
 
 
 _DIGITS = (
-    *("--dataset=digits", "--augmentation=digits", "--model=resnet10", "--image_size=24", "--precision=float32"),
-    *("--compression=none", "--per_gpu_batch=188", "--virtual_gpus=2", "--eval_batch=150", "--epochs=12"),
-    *("--warmup_epochs=5", "--lr=1.2", "--lr_decay=0.8", "--lars_eta=0.004", "--target_top1=0.9", "--seed=1"),
+    *(
+        "--dataset=digits",
+        "--augmentation=digits",
+        "--model=resnet10",
+        "--image_size=24",
+        "--precision=float32",
+    ),
+    *(
+        "--compression=none",
+        "--per_gpu_batch=188",
+        "--virtual_gpus=2",
+        "--eval_batch=150",
+        "--epochs=12",
+    ),
+    *(
+        "--warmup_epochs=5",
+        "--lr=1.2",
+        "--lr_decay=0.8",
+        "--lars_eta=0.004",
+        "--target_top1=0.9",
+        "--seed=1",
+    ),
 )
 _SHORT = ("--epochs=1", "--warmup_epochs=0.5")
 _LU_FASHION = (
-    *("--recipe=hybrid", "--dataset=fashion_mnist", "--data_dir={fashion}", "--augmentation=shift", "--model=resnet50"),
-    *("--stem=3x3_stride2", "--image_size=28", "--virtual_gpus=24", "--per_gpu_batch=256", "--eval_batch=1000"),
-    *("--epochs=90", "--warmup_epochs=10", "--checkpoint_every_epochs=90", "--precision=mixed_float16"),
+    *(
+        "--recipe=hybrid",
+        "--dataset=fashion_mnist",
+        "--data_dir={fashion}",
+        "--augmentation=shift",
+        "--model=resnet50",
+    ),
+    *(
+        "--stem=3x3_stride2",
+        "--image_size=28",
+        "--virtual_gpus=24",
+        "--per_gpu_batch=256",
+        "--eval_batch=1000",
+    ),
+    *(
+        "--epochs=90",
+        "--warmup_epochs=10",
+        "--checkpoint_every_epochs=90",
+        "--precision=mixed_float16",
+    ),
 )
 _LOOP = (
-    *("-m", "benchmarks", "loop", "--steps={steps}", "--rounds={rounds}", "--json={folder}/row.json", "--"),
-    *("--dataset=synthetic", "--num_examples=51200", "--num_classes=1000", "--stall_timeout=0", *_STEP[1:]),
+    *(
+        "-m",
+        "benchmarks",
+        "loop",
+        "--steps={steps}",
+        "--rounds={rounds}",
+        "--json={folder}/row.json",
+        "--",
+    ),
+    *(
+        "--dataset=synthetic",
+        "--num_examples=51200",
+        "--num_classes=1000",
+        "--stall_timeout=0",
+        *_STEP[1:],
+    ),
 )
 _TESTS = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
 _FASTER = "the default if it is 2 % faster"
 _LU = "Table 3.2 of Lu et al.: {:,.0f} on a V100"
 
 ARMS = (
-    _step("base", "the published peer; the host waits if it is not half a step ahead", _base, alone=True),
-    _step("onednn", "on beside GPUs if 2 % faster and losses agree", _faster(1.02), alone=True,
-          environment=(("TF_ENABLE_ONEDNN_OPTS", "1"),)),
-    Arm("gaps", ("-m", "benchmarks", "gaps", "--json={folder}/row.json", "--", *_STEP),
-        "what waits, where calls of the step wait", _gaps, alone=True),
+    _step(
+        "base",
+        "the published peer; the host waits if it is not half a step ahead",
+        _base,
+        alone=True,
+    ),
+    _step(
+        "onednn",
+        "on beside GPUs if 2 % faster and losses agree",
+        _faster(1.02),
+        alone=True,
+        environment=(("TF_ENABLE_ONEDNN_OPTS", "1"),),
+    ),
+    Arm(
+        "gaps",
+        ("-m", "benchmarks", "gaps", "--json={folder}/row.json", "--", *_STEP),
+        "what waits, where calls of the step wait",
+        _gaps,
+        alone=True,
+    ),
     _step("again", "smaller differences than this are noise", _beside),
     _step("512", "docs", _beside, "--per_gpu_batch=512", gigabytes=48),
     _step("lars", "the planner", _beside, "--optimizer=lars"),
     _step("muon", "the planner", _beside, "--optimizer=muon"),
     _step("bf16", "docs", _beside, "--precision=mixed_bfloat16"),
     _step("tf32", "docs", _beside, "--precision=float32", gigabytes=44),
-    _step("jit_compile", "default if 3 % faster; note its first steps", _faster(1.03), "--jit_compile"),
+    _step(
+        "jit_compile", "default if 3 % faster; note its first steps", _faster(1.03), "--jit_compile"
+    ),
     _step("1024", "docs", _beside, "--per_gpu_batch=1024", gigabytes=94),
     _step("sony", "the planner", _beside, "--augmentation=sony"),
-    _step("inception32", "the planner", _beside, "--augmentation=inception", "--per_gpu_batch=32", gigabytes=6),
+    _step(
+        "inception32",
+        "the planner",
+        _beside,
+        "--augmentation=inception",
+        "--per_gpu_batch=32",
+        gigabytes=6,
+    ),
     _step("threads1", _FASTER, _faster(1.02), environment=(("TF_GPU_THREAD_COUNT", "1"),)),
     _step("threads4", _FASTER, _faster(1.02), environment=(("TF_GPU_THREAD_COUNT", "4"),)),
-    _step("lu_fp16_128", _LU.format(published.LU_SINGLE_V100["fp16", 128]), _beside, "--per_gpu_batch=128"),
-    _step("lu_tf32_128", _LU.format(published.LU_SINGLE_V100["fp32", 128]), _beside, "--precision=float32",
-          "--per_gpu_batch=128"),
+    _step(
+        "lu_fp16_128",
+        _LU.format(published.LU_SINGLE_V100["fp16", 128]),
+        _beside,
+        "--per_gpu_batch=128",
+    ),
+    _step(
+        "lu_tf32_128",
+        _LU.format(published.LU_SINGLE_V100["fp32", 128]),
+        _beside,
+        "--precision=float32",
+        "--per_gpu_batch=128",
+    ),
     Arm("loop", _LOOP, "the loop with JPEGs has 97 % of the step", _loop),
-    Arm("loop_dali", (*_LOOP, "--decoder=dali"), "the same with DALI, which must be installed", _loop),
+    Arm(
+        "loop_dali",
+        (*_LOOP, "--decoder=dali"),
+        "the same with DALI, which must be installed",
+        _loop,
+    ),
     _step("ranks2", "docs", _exposed, "--per_gpu_batch=128", ranks=2, gigabytes=60),
-    _step("ranks2_sync", "asynchronous completion goes if this exposes less", _exposes_less, "--per_gpu_batch=128",
-          ranks=2, gigabytes=60, than="ranks2", environment=(("HOROVOD_ENABLE_ASYNC_COMPLETION", "0"),)),
-    _step("ranks2_tensorflow", "recommended if it exposes less than Horovod", _exposes_less, "--per_gpu_batch=128",
-          "--engine=tensorflow", ranks=2, gigabytes=60, than="ranks2"),
+    _step(
+        "ranks2_sync",
+        "asynchronous completion goes if this exposes less",
+        _exposes_less,
+        "--per_gpu_batch=128",
+        ranks=2,
+        gigabytes=60,
+        than="ranks2",
+        environment=(("HOROVOD_ENABLE_ASYNC_COMPLETION", "0"),),
+    ),
+    _step(
+        "ranks2_tensorflow",
+        "recommended if it exposes less than Horovod",
+        _exposes_less,
+        "--per_gpu_batch=128",
+        "--engine=tensorflow",
+        ranks=2,
+        gigabytes=60,
+        than="ranks2",
+    ),
     _step("ranks4", "docs", _exposed, "--per_gpu_batch=64", ranks=4, gigabytes=80),
-    Arm("sums", (*_TESTS, "tests/comm/test_algorithms.py", "tests/comm/test_gradients_on_ranks.py", "-k",
-                 "not tensorflow"), "each all-reduce of Horovod is within the rounding of FP64", _passed,
-        small=("-k", "sum_like_the_ring and not tensorflow"), gigabytes=30, timed=False, environment=_SHARED),
-    Arm("resume", (*_TESTS, "tests/checkpoints/test_exact_resume.py"),
-        "two ranks, killed and resumed, end with the same bits", _passed, small=("-k", "killed_and_resumed"),
-        gigabytes=30, timed=False, environment=_SHARED),
-    _trained("digits_cpu", "what digits_gpu is compared with", _top1, _DIGITS, _SHORT, gigabytes=0,
-             environment=(("CUDA_VISIBLE_DEVICES", ""),)),
-    _trained("digits_gpu", "within 2 points of the CPU", _same_top1, _DIGITS, _SHORT, than="digits_cpu"),
+    Arm(
+        "sums",
+        (
+            *_TESTS,
+            "tests/comm/test_algorithms.py",
+            "tests/comm/test_gradients_on_ranks.py",
+            "-k",
+            "not tensorflow",
+        ),
+        "each all-reduce of Horovod is within the rounding of FP64",
+        _passed,
+        small=("-k", "sum_like_the_ring and not tensorflow"),
+        gigabytes=30,
+        timed=False,
+        environment=_SHARED,
+    ),
+    Arm(
+        "resume",
+        (*_TESTS, "tests/checkpoints/test_exact_resume.py"),
+        "two ranks, killed and resumed, end with the same bits",
+        _passed,
+        small=("-k", "killed_and_resumed"),
+        gigabytes=30,
+        timed=False,
+        environment=_SHARED,
+    ),
+    _trained(
+        "digits_cpu",
+        "what digits_gpu is compared with",
+        _top1,
+        _DIGITS,
+        _SHORT,
+        gigabytes=0,
+        environment=(("CUDA_VISIBLE_DEVICES", ""),),
+    ),
+    _trained(
+        "digits_gpu", "within 2 points of the CPU", _same_top1, _DIGITS, _SHORT, than="digits_cpu"
+    ),
     _against("torch_compiled"),
     _against("jax"),
-    _trained("lu_fashion", "Lu et al. in full form on Fashion-MNIST: docs", _top1, _LU_FASHION,
-             ("--max_steps=1", "--precision=float32", "--per_gpu_batch=8"),
-             gigabytes=60, seconds=3600),
-)  # fmt: skip
+    _trained(
+        "lu_fashion",
+        "Lu et al. in full form on Fashion-MNIST: docs",
+        _top1,
+        _LU_FASHION,
+        ("--max_steps=1", "--precision=float32", "--per_gpu_batch=8"),
+        gigabytes=60,
+        seconds=3600,
+    ),
+)

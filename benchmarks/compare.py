@@ -1,7 +1,7 @@
 """Lists measures that became slower or larger between two runs of a benchmark.
 
-Where both files hold the same peers' rates (step, loop, input), the machine's own drift is taken out first.
-The exit code is 1 when anything is worse by more than the tolerance.
+Where both files hold the same peers' rates (step, loop, input), the machine's own drift is taken
+out first. The exit code is 1 when anything is worse by more than the tolerance.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ SETTINGS = ("benchmark", "batch", "image_size", "precision", "threads", "ranks",
 
 
 def measures(report: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """The measured numbers in a report, by path; members of a list go by their `name` where they have one."""
+    """The measured numbers in a report, by path; members of a list go by their `name` where they
+    have one.
+    """
     if isinstance(report, list):
         for index, item in enumerate(report):
             name = item.get("name", index) if isinstance(item, dict) else index
@@ -42,22 +44,30 @@ def measures(report: Any, path: str = "") -> Iterator[tuple[str, float]]:
 
 
 def drift(old: dict[str, float], new: dict[str, float]) -> float:
-    """Estimates the machine's gain in speed in the new run: the median change of the peers' rates, 1 without peers."""
-    shared = [p for p in old if p.startswith("peers/") and p.endswith("images_per_second") and p in new]
+    """Estimates the machine's gain in speed in the new run: the median change of the peers' rates,
+    1 without peers.
+    """
+    shared = [
+        p for p in old if p.startswith("peers/") and p.endswith("images_per_second") and p in new
+    ]
     return statistics.median(new[p] / old[p] for p in shared) if shared else 1.0
 
 
 def compare(old: Any, new: Any) -> list[tuple[str, float, float, float]]:
     """Rows (path, old, new, gain) for all measures of ours that both reports hold, peers left out.
 
-    The gain is the factor by which the new value is better, after the machine's drift: under 1 is worse.
+    The gain is the factor by which the new value is better, after the machine's drift: under 1 is
+    worse.
 
     Raises:
       UserError: if the reports are of different benchmarks or settings, or share no measure.
     """
     for key in SETTINGS:
         if isinstance(old, dict) and isinstance(new, dict) and old.get(key) != new.get(key):
-            raise UserError(f"benchmarks compare: {key} is {old.get(key)} in one file and {new.get(key)} in the other")
+            raise UserError(
+                f"benchmarks compare: {key} is {old.get(key)} in one file and {new.get(key)} in the"
+                " other"
+            )
     before, after = dict(measures(old)), dict(measures(new))
     factor = drift(before, after)
     rows = []
@@ -92,16 +102,23 @@ def load(path: str) -> Any:
 
 def main(argv: Sequence[str]) -> int:
     """Prints the table and tells by the exit code whether anything became worse."""
-    parser = command_line.Parser(prog="python -m benchmarks compare", description=(__doc__ or "").split("\n")[0])
+    parser = command_line.Parser(
+        prog="python -m benchmarks compare", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("old", help="JSON file of the earlier run")
     parser.add_argument("new", help="JSON file of the later run")
-    parser.add_argument("--tolerance", type=float, default=0.05, help="share by which a measure may be worse")
+    parser.add_argument(
+        "--tolerance", type=float, default=0.05, help="share by which a measure may be worse"
+    )
     options = parser.parse_args(argv)
     rows = compare(load(options.old), load(options.new))
     worse = 0
     for path, old, new, gain in rows:
         slower = gain < 1 - options.tolerance
         worse += slower
-        print(f"{path:50} {old:14.5g} {new:14.5g}  {100 * (gain - 1):+6.1f} %{'  WORSE' if slower else ''}")
+        print(
+            f"{path:50} {old:14.5g} {new:14.5g}  {100 * (gain - 1):+6.1f}"
+            f" %{'  WORSE' if slower else ''}"
+        )
     print(f"{worse} of {len(rows)} measures worse by more than {100 * options.tolerance:g} %")
     return 1 if worse else 0

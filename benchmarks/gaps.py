@@ -1,9 +1,10 @@
-"""The longest gaps between a GPU's kernels in some training steps, from a profile, and what the host did then.
+"""The longest gaps between a GPU's kernels in some training steps, from a profile, and what the
+host did then.
 
     python -m benchmarks gaps --json=gaps.json -- --per_gpu_batch=256 --precision=mixed_float16
 
-A gap that ends before the host's call of a step has returned may be a wait for a copy; one after all calls returned is
-the GPU's own.
+A gap that ends before the host's call of a step has returned may be a wait for a copy; one after
+all calls returned is the GPU's own.
 """
 
 from __future__ import annotations
@@ -24,8 +25,12 @@ _LISTED = 10
 
 def main(argv: Sequence[str]) -> int:
     """Profiles steps, prints the gaps and writes --json."""
-    parser = command_line.Parser(prog="python -m benchmarks gaps", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--steps", type=command_line.positive, default=8, help="steps to profile (%(default)s)")
+    parser = command_line.Parser(
+        prog="python -m benchmarks gaps", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument(
+        "--steps", type=command_line.positive, default=8, help="steps to profile (%(default)s)"
+    )
     parser.add_argument("--json", help="file for the result")
     words, flags = scaling.split(argv)
     options: argparse.Namespace = parser.parse_args(words)
@@ -41,7 +46,9 @@ def _profiled(steps: int, flags: Sequence[str]) -> dict[str, Any]:
     from hybrid_imagenet.config import derived
 
     config = configuration.resolve(flags, 1)
-    communicator = comm.start(derived.communication(config), persistent_batch_norm=config.persistent_batch_norm)
+    communicator = comm.start(
+        derived.communication(config), persistent_batch_norm=config.persistent_batch_norm
+    )
     import tensorflow as tf
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
@@ -66,10 +73,12 @@ def gaps(space: Any) -> dict[str, Any]:
     """What a profile (an XSpace) shows.
 
     Returns:
-      device: `gpu`, or `cpu` where the profile has no GPU and the threads of the CPU stand for its streams.
+      device: `gpu`, or `cpu` where the profile has no GPU and the threads of the CPU stand for its
+      streams.
       kernels: how many ran.
       busy: their share of the time from the first to the last.
-      calls: when each call of a step began and returned; all times are milliseconds from the first call.
+      calls: when each call of a step began and returned; all times are milliseconds from the first
+      call.
       gaps: the longest, with `start`, `length`, and the kernels `before` and `after` it.
     """
     planes = [plane for plane in space.planes if plane.name.startswith("/device:GPU:")]
@@ -97,7 +106,9 @@ def gaps(space: Any) -> dict[str, Any]:
 
 
 def _events(plane: Any, lines: str) -> list[tuple[float, float, str]]:
-    """Begin, end in milliseconds, and name, of the events of those lines of a plane whose name starts so."""
+    """Begin, end in milliseconds, and name, of the events of those lines of a plane whose name
+    starts so.
+    """
     return [
         (begin, begin + event.duration_ps / 1e9, plane.event_metadata[event.metadata_id].name)
         for line in plane.lines
@@ -111,8 +122,14 @@ def text(found: dict[str, Any]) -> str:
     """The result as lines."""
     calls = ", ".join(f"{begin:.1f} to {end:.1f}" for begin, end in found["calls"])
     lines = [
-        f"{found['device']}: {found['kernels']:,} kernels, busy {found['busy']:.1%}; times in ms from the first call",
+        (
+            f"{found['device']}: {found['kernels']:,} kernels, busy {found['busy']:.1%}; times in"
+            " ms from the first call"
+        ),
         f"calls of a step: {calls}",
     ]
-    lines += [f"{g['start']:9.2f}  idle {g['length']:7.3f}  {g['before']} -> {g['after']}" for g in found["gaps"]]
+    lines += [
+        f"{g['start']:9.2f}  idle {g['length']:7.3f}  {g['before']} -> {g['after']}"
+        for g in found["gaps"]
+    ]
     return "\n".join(lines)

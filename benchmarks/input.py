@@ -1,4 +1,6 @@
-"""`python -m benchmarks input`: `bench input`, then other libraries' pipelines on the same files, each in a process."""
+"""`python -m benchmarks input`: `bench input`, then other libraries' pipelines on the same files,
+each in a process.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,22 @@ from hybrid_imagenet.benchmarks import _photographs
 from hybrid_imagenet.benchmarks import input as packaged
 from hybrid_imagenet.errors import EXIT_OK, UserError
 
-PEERS = {name: Path(__file__).parent / "peers" / f"input_{name}.py" for name in ("official", "pillow", "dali")}
+PEERS = {
+    name: Path(__file__).parent / "peers" / f"input_{name}.py"
+    for name in ("official", "pillow", "dali")
+}
 
 
 def main(argv: list[str]) -> int:
     """Runs the benchmark; prints a table and writes --json."""
     parser = packaged.parser()
-    parser.add_argument("--peers", default=",".join(PEERS), help="other libraries to run, from %(default)s")
     parser.add_argument(
-        "--dali_python", default=sys.executable, help="a Python that has nvidia-dali (default: this one)"
+        "--peers", default=",".join(PEERS), help="other libraries to run, from %(default)s"
+    )
+    parser.add_argument(
+        "--dali_python",
+        default=sys.executable,
+        help="a Python that has nvidia-dali (default: this one)",
     )
     arguments = parser.parse_args(argv)
     chosen = [] if arguments.source else list(filter(None, arguments.peers.split(",")))
@@ -35,14 +44,24 @@ def main(argv: list[str]) -> int:
 
 
 def _measured(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Runs one peer's script, which prints {"images", "seconds", "cpu_seconds"} as its last line."""
+    """Runs one peer's script, which prints {"images", "seconds", "cpu_seconds"} as its last
+    line.
+    """
     python = arguments.dali_python if name == "dali" else sys.executable
     shard_directory = str(_photographs.prepared(None))
-    values = [_photographs.folder() / "train", shard_directory, arguments.batch, arguments.threads, arguments.seconds]
+    values = [
+        _photographs.folder() / "train",
+        shard_directory,
+        arguments.batch,
+        arguments.threads,
+        arguments.seconds,
+    ]
     command = [python, str(PEERS[name]), *map(str, values), str(arguments.image_size)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
         return {"name": name, "error": f"did not run: {reason[:150]}"}
     result = json.loads(done.stdout.strip().splitlines()[-1])
-    return packaged.row_of(name, result["images"], result["seconds"], result["cpu_seconds"], arguments.threads)
+    return packaged.row_of(
+        name, result["images"], result["seconds"], result["cpu_seconds"], arguments.threads
+    )

@@ -2,10 +2,11 @@
 
     python -m benchmarks loop --json=loop.json -- --per_gpu_batch=16 --precision=float32
 
-A run is put together as the training program does it: JPEG shards (made photographs, unless the flags after `--` name
-a data set), metrics, all callbacks, progress and records. Then its loop and the bare step take turns: some steps of the
-loop, and as many of the same compiled step on a batch that stays in memory, with the input pipeline idle. Figures are
-medians over the rounds. Afterwards the loop saves a checkpoint while it continues, and validation is timed.
+A run is put together as the training program does it: JPEG shards (made photographs, unless the
+flags after `--` name a data set), metrics, all callbacks, progress and records. Then its loop and
+the bare step take turns: some steps of the loop, and as many of the same compiled step on a batch
+that stays in memory, with the input pipeline idle. Figures are medians over the rounds. Afterwards
+the loop saves a checkpoint while it continues, and validation is timed.
 """
 
 from __future__ import annotations
@@ -27,10 +28,19 @@ def main(argv: Sequence[str]) -> int:
     words, given = scaling.split(argv)
     options = _parser().parse_args(words)
     with tempfile.TemporaryDirectory() as folder:
-        flags = ["--model=resnet50", "--per_gpu_batch=16", f"--log_every_steps={options.steps}", "--progress=plain"]
+        flags = [
+            "--model=resnet50",
+            "--per_gpu_batch=16",
+            f"--log_every_steps={options.steps}",
+            "--progress=plain",
+        ]
         flags += [f"--run_dir={folder}/run", "--epochs=90"]
         if not any(word.lstrip("-").startswith("dataset=") for word in given):
-            flags += ["--dataset=tfrecord", f"--data_dir={_photographs.prepared(None)}", "--num_classes=1000"]
+            flags += [
+                "--dataset=tfrecord",
+                f"--data_dir={_photographs.prepared(None)}",
+                "--num_classes=1000",
+            ]
         config = configuration.resolve(flags + given, comm.placement().size)
         communicator = comm.start(derived.communication(config))
         from benchmarks._alternation import measure  # TensorFlow comes after `start`, as in main
@@ -42,11 +52,18 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_line.Parser(prog="python -m benchmarks loop", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument(
-        "--steps", type=command_line.positive, default=10, help="steps per turn, and between records (%(default)s)"
+    parser = command_line.Parser(
+        prog="python -m benchmarks loop", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--rounds", type=command_line.positive, default=3, help="turns of each (%(default)s)")
+    parser.add_argument(
+        "--steps",
+        type=command_line.positive,
+        default=10,
+        help="steps per turn, and between records (%(default)s)",
+    )
+    parser.add_argument(
+        "--rounds", type=command_line.positive, default=3, help="turns of each (%(default)s)"
+    )
     parser.add_argument("--json", help="file for the result")
     return parser
 
@@ -54,18 +71,19 @@ def _parser() -> argparse.ArgumentParser:
 def print_report(report: dict[str, Any]) -> None:
     """Prints the figures."""
     print(
-        f"{report['model']}, batch {report['batch']}, {report['image_size']} px, {report['precision']}, "
-        f"{report['threads']} threads: {report['machine']}\n"
-        f"loop {report['images_per_second']:.2f} images/s, bare step {report['bare_images_per_second']:.2f}: "
-        f"{100 * report['ratio']:.1f} % (rounds {', '.join(f'{100 * r:.1f}' for r in report['ratios'])})\n"
-        f"host {report['host_milliseconds']:.2f} ms per step between calls of the step and "
-        f"{report['dispatch_milliseconds']:.2f} ms to call it; step traced {report['traces']} time(s); "
-        f"waiting for input {100 * report['data_wait_fraction']:.2f} %"
+        f"{report['model']}, batch {report['batch']}, {report['image_size']} px,"
+        f" {report['precision']}, {report['threads']} threads: {report['machine']}\nloop"
+        f" {report['images_per_second']:.2f} images/s, bare step"
+        f" {report['bare_images_per_second']:.2f}: {100 * report['ratio']:.1f} % (rounds"
+        f" {', '.join(f'{100 * r:.1f}' for r in report['ratios'])})\nhost"
+        f" {report['host_milliseconds']:.2f} ms per step between calls of the step and"
+        f" {report['dispatch_milliseconds']:.2f} ms to call it; step traced {report['traces']}"
+        f" time(s); waiting for input {100 * report['data_wait_fraction']:.2f} %"
     )
     checkpoint, validation = report["checkpoint"], report["validation"]
     print(
-        f"checkpoint: training waited {checkpoint['blocked_seconds']:.2f} s; the file was complete after "
-        f"{checkpoint['seconds']:.2f} s and {checkpoint['steps_meanwhile']} steps\n"
-        f"validation: {1e3 * validation['seconds_per_image']:.1f} ms per image, "
-        f"{validation['share_of_training']:.2f} of training"
+        f"checkpoint: training waited {checkpoint['blocked_seconds']:.2f} s; the file was complete"
+        f" after {checkpoint['seconds']:.2f} s and {checkpoint['steps_meanwhile']}"
+        f" steps\nvalidation: {1e3 * validation['seconds_per_image']:.1f} ms per image,"
+        f" {validation['share_of_training']:.2f} of training"
     )

@@ -1,8 +1,8 @@
 """Milliseconds per update of ResNet-50's 161 tensors, beside Keras's own optimizers.
 
-All implementations are built in one process and take turns, so that whatever else the machine does meets all of them.
-Gradients lie on the device. Our optimizers add up their squares too, to see whether they are finite; what that costs
-is a line of its own.
+All implementations are built in one process and take turns, so that whatever else the machine does
+meets all of them. Gradients lie on the device. Our optimizers add up their squares too, to see
+whether they are finite; what that costs is a line of its own.
 """
 
 from __future__ import annotations
@@ -100,16 +100,25 @@ def implementations(grads: Sequence[tf.Variable], weights: Sequence[Any]) -> lis
         ours("hybrid, SGD with LARS", 1.0, optimizer="hybrid"),
         ours("hybrid, AdaBound warmup", 0.0, optimizer="hybrid"),
         ours("adabound", 1.0, optimizer="adabound"),
-        Implementation("square sums of gradients", lambda: tf.stack([tf.nn.l2_loss(g) for g in grads])),
+        Implementation(
+            "square sums of gradients", lambda: tf.stack([tf.nn.l2_loss(g) for g in grads])
+        ),
     ]
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Reads the command line."""
-    parser = command_line.Parser(prog="python -m benchmarks optimizer", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--rounds", type=command_line.positive, default=20, help="updates of each implementation")
+    parser = command_line.Parser(
+        prog="python -m benchmarks optimizer", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument(
-        "--threads", type=command_line.positive, default=len(os.sched_getaffinity(0)), help="threads of TensorFlow"
+        "--rounds", type=command_line.positive, default=20, help="updates of each implementation"
+    )
+    parser.add_argument(
+        "--threads",
+        type=command_line.positive,
+        default=len(os.sched_getaffinity(0)),
+        help="threads of TensorFlow",
     )
     parser.add_argument("--json", help="file for the result")
     return parser.parse_args(argv)
@@ -126,7 +135,9 @@ def main(argv: Sequence[str]) -> int:
     tf.config.threading.set_inter_op_parallelism_threads(options.threads)
     random = np.random.default_rng(0)
     shapes = resnet50_shapes()
-    grads = [tf.Variable(random.normal(0, 0.01, s).astype(np.float32), trainable=False) for s in shapes]
+    grads = [
+        tf.Variable(random.normal(0, 0.01, s).astype(np.float32), trainable=False) for s in shapes
+    ]
     weights = [random.normal(0, 0.05, s).astype(np.float32) for s in shapes]
     running = implementations(grads, weights)
     for _ in range(options.rounds):

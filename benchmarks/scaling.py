@@ -24,7 +24,9 @@ def main(argv: Sequence[str]) -> int:
     words, flags = scaling.split(argv)
     options = parser().parse_args(words)
     rows = scaling.measured(options, flags)
-    peers = [peer_job(ranks, options, flags) for ranks in scaling.counts(options.ranks) if options.peers]
+    peers = [
+        peer_job(ranks, options, flags) for ranks in scaling.counts(options.ranks) if options.peers
+    ]
     print_peers(rows, peers)
     command_line.write_json(options.json, rows + peers)
     return 0
@@ -33,7 +35,9 @@ def main(argv: Sequence[str]) -> int:
 def parser() -> argparse.ArgumentParser:
     """The options of `bench scaling`, and the peer."""
     found = scaling.parser()
-    found.add_argument("--peers", default="", choices=("", "horovod"), help="the other implementation to run")
+    found.add_argument(
+        "--peers", default="", choices=("", "horovod"), help="the other implementation to run"
+    )
     return found
 
 

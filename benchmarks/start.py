@@ -2,8 +2,9 @@
 
     python -m benchmarks start --json=start.json
 
-The job is that of launch/local.sh, which trains on the digits (flags after `--` are appended), and is stopped after its
-first step. Seconds by stage are those of the line that rank 0 prints then (`stages`).
+The job is that of launch/local.sh, which trains on the digits (flags after `--` are appended), and
+is stopped after its first step. Seconds by stage are those of the line that rank 0 prints then
+(`stages`).
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def main(argv: Sequence[str]) -> int:
     helps = [help_seconds() for _ in range(options.rounds)]
     command = job(options.launcher, flags)
     firsts = [first_step(command, options.timeout) for _ in range(options.rounds)]
-    stages = {name: statistics.median(start.stages[name] for start in firsts) for name in firsts[0].stages}
+    stages = {
+        name: statistics.median(start.stages[name] for start in firsts) for name in firsts[0].stages
+    }
     report = {
         "benchmark": "start",
         "help_seconds": statistics.median(helps),
@@ -66,13 +69,25 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_line.Parser(prog="python -m benchmarks start", description=(__doc__ or "").split("\n")[0])
+    parser = command_line.Parser(
+        prog="python -m benchmarks start", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument(
         "--launcher",
-        help="what starts the ranks, such as `horovodrun -np 2` or `hybrid-imagenet run -np 2 --` (launch/local.sh)",
+        help=(
+            "what starts the ranks, such as `horovodrun -np 2` or `hybrid-imagenet run -np 2 --`"
+            " (launch/local.sh)"
+        ),
     )
-    parser.add_argument("--rounds", type=command_line.positive, default=1, help="launches of each kind (%(default)s)")
-    parser.add_argument("--timeout", type=float, default=300, help="seconds to wait for a first step (%(default)s)")
+    parser.add_argument(
+        "--rounds",
+        type=command_line.positive,
+        default=1,
+        help="launches of each kind (%(default)s)",
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=300, help="seconds to wait for a first step (%(default)s)"
+    )
     parser.add_argument("--json", help="file for the result")
     return parser
 
@@ -92,7 +107,8 @@ class FirstStep(NamedTuple):
 
 
 def job(launcher: str | None, flags: Sequence[str]) -> list[str]:
-    """The command of a job: launch/local.sh in an environment that is set up, else a launcher before the program.
+    """The command of a job: launch/local.sh in an environment that is set up, else a launcher
+    before the program.
 
     Raises:
       UserError: if the environment cannot be set up.
@@ -120,14 +136,22 @@ def first_step(job: Sequence[str], timeout: float) -> FirstStep:
         began = time.perf_counter()
         with log.open("wb") as output:
             try:
-                process = subprocess.Popen(command, stdout=output, stderr=output, env=env, start_new_session=True)
+                process = subprocess.Popen(
+                    command, stdout=output, stderr=output, env=env, start_new_session=True
+                )
             except FileNotFoundError:
-                raise UserError(f"--launcher={shlex.join(job)}: {command[0]} is not installed") from None
+                raise UserError(
+                    f"--launcher={shlex.join(job)}: {command[0]} is not installed"
+                ) from None
             try:
                 while not (records.is_file() and '"step"' in records.read_text()):
                     if process.poll() is not None or time.perf_counter() - began > timeout:
-                        reason = " | ".join(log.read_text(errors="replace").strip().splitlines()[-5:])
-                        raise UserError(f"no first step after {time.perf_counter() - began:.0f} s: {reason}")
+                        reason = " | ".join(
+                            log.read_text(errors="replace").strip().splitlines()[-5:]
+                        )
+                        raise UserError(
+                            f"no first step after {time.perf_counter() - began:.0f} s: {reason}"
+                        )
                     time.sleep(0.05)
                 seconds = time.perf_counter() - began
             finally:
@@ -136,14 +160,20 @@ def first_step(job: Sequence[str], timeout: float) -> FirstStep:
 
 
 def _stages(log: str, seconds: float) -> dict[str, float]:
-    """Seconds by stage as rank 0 printed them, and what passed before the program noted its time."""
+    """Seconds by stage as rank 0 printed them, and what passed before the program noted its
+    time.
+    """
     (parts,) = re.findall(r"^first step after [0-9.]+ s: (.*)$", log, re.MULTILINE)
-    stages = {name: float(took) for name, took in re.findall(r"([^,]+?) ([0-9.]+) s(?:, |$)", parts)}
+    stages = {
+        name: float(took) for name, took in re.findall(r"([^,]+?) ([0-9.]+) s(?:, |$)", parts)
+    }
     return {_SCRIPT: max(seconds - sum(stages.values()), 0.0), **stages}
 
 
 def end(job: subprocess.Popen, grace: float) -> None:
-    """Ends the processes of a job, gently at first: after some seconds, or once its first has ended, by SIGKILL."""
+    """Ends the processes of a job, gently at first: after some seconds, or once its first has
+    ended, by SIGKILL.
+    """
     for sign in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(job.pid, sign)

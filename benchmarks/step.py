@@ -1,8 +1,8 @@
 """Throughput of a ResNet's training step, in images per second.
 
-Each implementation runs in a process that is warmed up first. Then they take turns, a few steps each, so that other
-load on the machine slows all of them. The figure is the median over the rounds. `bench scaling --ranks=1` times the
-step of a run, with what its flags ask for.
+Each implementation runs in a process that is warmed up first. Then they take turns, a few steps
+each, so that other load on the machine slows all of them. The figure is the median over the rounds.
+`bench scaling --ranks=1` times the step of a run, with what its flags ask for.
 """
 
 from __future__ import annotations
@@ -42,16 +42,28 @@ _ROOT = pathlib.Path(__file__).parents[1]
 class Implementation:
     """A process that runs steps when told to."""
 
-    def __init__(self, name: str, python: str, settings: dict[str, Any], module: str = _PROGRAM) -> None:
-        """Starts the process; `python` is the interpreter that has the framework which `module` needs."""
+    def __init__(
+        self, name: str, python: str, settings: dict[str, Any], module: str = _PROGRAM
+    ) -> None:
+        """Starts the process; `python` is the interpreter that has the framework which `module`
+        needs.
+        """
         self.batch = settings["batch"]
-        environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", OMP_NUM_THREADS=str(settings["threads"]))
-        environment.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # a GPU's memory is for all implementations
-        environment.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX's variable for the same
+        environment = dict(
+            os.environ, TF_CPP_MIN_LOG_LEVEL="3", OMP_NUM_THREADS=str(settings["threads"])
+        )
+        environment.setdefault(
+            "TF_FORCE_GPU_ALLOW_GROWTH", "true"
+        )  # a GPU's memory is for all implementations
+        environment.setdefault(
+            "XLA_PYTHON_CLIENT_PREALLOCATE", "false"
+        )  # JAX's variable for the same
         if module == _PROGRAM:  # as our program sets it; the others run as they come
             choose_onednn(environment)
             gpus.prefer_fast_kernels(environment)
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+        environment["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")])
+        )
         self.name = name
         self.process = subprocess.Popen(
             [python, "-m", module, json.dumps(settings)],
@@ -70,7 +82,10 @@ class Implementation:
         for line in self.process.stdout:
             if line.startswith(MARK):
                 return json.loads(line[len(MARK) :])
-        raise UserError(f"step benchmark: {self.name} ended with exit code {self.process.wait()}; see its error above")
+        raise UserError(
+            f"step benchmark: {self.name} ended with exit code {self.process.wait()}; see its error"
+            " above"
+        )
 
     def run(self, steps: int) -> None:
         """Runs some steps and keeps the seconds per step."""
@@ -107,24 +122,45 @@ class Implementation:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Reads the command line."""
-    parser = command_line.Parser(prog="python -m benchmarks step", description=(__doc__ or "").split("\n")[0])
+    parser = command_line.Parser(
+        prog="python -m benchmarks step", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("--batch", type=command_line.positive, default=16, help="images per step")
     parser.add_argument("--image_size", type=command_line.positive, default=224, help="pixels")
-    parser.add_argument("--model", default="resnet50", choices=sorted(set(DEPTHS) - set(VERSION_1)), help="network")
     parser.add_argument(
-        "--model_width", dest="width", type=command_line.positive, default=WIDTH, help="channels of the first stage"
+        "--model", default="resnet50", choices=sorted(set(DEPTHS) - set(VERSION_1)), help="network"
+    )
+    parser.add_argument(
+        "--model_width",
+        dest="width",
+        type=command_line.positive,
+        default=WIDTH,
+        help="channels of the first stage",
     )
     parser.add_argument("--stem", default="imagenet", choices=STEMS, help="first layers")
     parser.add_argument("--num_classes", type=command_line.positive, default=1000, help="classes")
-    parser.add_argument("--precision", default="mixed_bfloat16", choices=("float32", "mixed_float16", "mixed_bfloat16"))
-    parser.add_argument("--steps", type=command_line.positive, default=3, help="steps per turn")
-    parser.add_argument("--rounds", type=command_line.positive, default=5, help="turns of each implementation")
     parser.add_argument(
-        "--threads", type=command_line.positive, default=len(os.sched_getaffinity(0)), help="threads per implementation"
+        "--precision",
+        default="mixed_bfloat16",
+        choices=("float32", "mixed_float16", "mixed_bfloat16"),
     )
-    parser.add_argument("--peers", default="keras,torch", help=f"comma-separated: {', '.join(PEERS)}")
+    parser.add_argument("--steps", type=command_line.positive, default=3, help="steps per turn")
     parser.add_argument(
-        "--torch_python", default=sys.executable, help="interpreter that has PyTorch or JAX (default: this one)"
+        "--rounds", type=command_line.positive, default=5, help="turns of each implementation"
+    )
+    parser.add_argument(
+        "--threads",
+        type=command_line.positive,
+        default=len(os.sched_getaffinity(0)),
+        help="threads per implementation",
+    )
+    parser.add_argument(
+        "--peers", default="keras,torch", help=f"comma-separated: {', '.join(PEERS)}"
+    )
+    parser.add_argument(
+        "--torch_python",
+        default=sys.executable,
+        help="interpreter that has PyTorch or JAX (default: this one)",
     )
     parser.add_argument("--json", help="file for the result")
     return parser.parse_args(argv)
@@ -165,12 +201,16 @@ def _compared(options: argparse.Namespace) -> dict[str, str]:
     """The modules to run by name, ours first."""
     chosen = list(filter(None, options.peers.split(",")))
     if unknown := set(chosen) - set(PEERS):
-        raise UserError(f"--peers={options.peers}: {', '.join(sorted(unknown))} is none of {', '.join(PEERS)}")
+        raise UserError(
+            f"--peers={options.peers}: {', '.join(sorted(unknown))} is none of {', '.join(PEERS)}"
+        )
     return {OURS: _PROGRAM} | {name: PEERS[name] for name in chosen}
 
 
 def summarize(running: Sequence[Implementation], settings: dict[str, Any]) -> dict[str, Any]:
-    """The result as a JSON object: our figures at the top, the others under `peers` with our advantage as `ratio`."""
+    """The result as a JSON object: our figures at the top, the others under `peers` with our
+    advantage as `ratio`.
+    """
     results = {c.name: c.result() for c in running}
     ours = results.pop(OURS)
     for peer in results.values():
@@ -197,12 +237,13 @@ def print_table(report: dict[str, Any]) -> None:
     """Prints one line per implementation."""
     print(f"step of {report['model']}, width {report['width']}, stem {report['stem']}")
     print(
-        f"batch {report['batch']}, {report['image_size']} px, {report['precision']}, {report['threads']} threads: "
-        f"{report['machine']}"
+        f"batch {report['batch']}, {report['image_size']} px, {report['precision']},"
+        f" {report['threads']} threads: {report['machine']}"
     )
     for name, row in {"ours": report, **report["peers"]}.items():
         ratio = f"ours is {row['ratio']:.2f} times as fast" if "ratio" in row else ""
         print(
-            f"{name:>15} {row['images_per_second']:8.2f} images/s {row['cpu_seconds_per_step']:7.3f} core-s/step "
-            f"{row['peak_bytes'] / 2**30:6.2f} GiB peak  {ratio}"
+            f"{name:>15} {row['images_per_second']:8.2f} images/s"
+            f" {row['cpu_seconds_per_step']:7.3f} core-s/step {row['peak_bytes'] / 2**30:6.2f} GiB"
+            f" peak  {ratio}"
         )

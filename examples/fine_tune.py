@@ -2,7 +2,8 @@
 
     hybrid-imagenet run -np 2 examples/fine_tune.py digits.keras
 
-The first argument is a model that `keras_fit.py --save` has written, or another whose last layer is to be replaced.
+The first argument is a model that `keras_fit.py --save` has written, or another whose last layer is
+to be replaced.
 """
 
 import argparse
@@ -18,7 +19,9 @@ from sklearn.datasets import load_digits  # noqa: E402
 def main() -> None:
     """Trains both parts."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("model", help="a .keras file; every rank may read it, and rank 0's weights count")
+    parser.add_argument(
+        "model", help="a .keras file; every rank may read it, and rank 0's weights count"
+    )
     parser.add_argument("--epochs", type=int, default=3, help="of each of the two parts")
     options = parser.parse_args()
 
@@ -32,11 +35,15 @@ def main() -> None:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
     for part, trains_all, learning_rate in (("head", False, 1e-2), ("all", True, 1e-4)):
-        features.trainable = trains_all  # a frozen layer sends no gradient; its batch statistics stay as they are
+        features.trainable = (
+            trains_all  # a frozen layer sends no gradient; its batch statistics stay as they are
+        )
         # A change of `trainable` needs a new optimizer: the old one has state for other variables.
         optimizer = hi.DistributedOptimizer(keras.optimizers.AdamW(learning_rate=learning_rate))
         model.compile(optimizer, loss=loss, metrics=["accuracy"])
-        model.fit(x, y, batch_size=30, epochs=options.epochs, callbacks=hi.callbacks.default_callbacks())
+        model.fit(
+            x, y, batch_size=30, epochs=options.epochs, callbacks=hi.callbacks.default_callbacks()
+        )
         if hi.rank() == 0:
             print(f"{part}: {len(model.trainable_variables)} variables trained")
 

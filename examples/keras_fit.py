@@ -1,4 +1,5 @@
-"""Trains a small convolutional network on scikit-learn's handwritten digits, with any number of ranks.
+"""Trains a small convolutional network on scikit-learn's handwritten digits, with any number of
+ranks.
 
     hybrid-imagenet run -np 2 examples/keras_fit.py --epochs=8 --save=digits.keras
 
@@ -48,7 +49,9 @@ def main() -> None:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss=loss, metrics=["accuracy"])
     callbacks = hi.callbacks.default_callbacks()  # 5
-    model.fit(x, y, batch_size=30, epochs=options.epochs, validation_data=validation, callbacks=callbacks)
+    model.fit(
+        x, y, batch_size=30, epochs=options.epochs, validation_data=validation, callbacks=callbacks
+    )
     if options.save and hi.rank() == 0:  # 6: one rank writes
         model.save(options.save)
 

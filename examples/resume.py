@@ -1,9 +1,11 @@
-"""Trains from a `tf.data` pipeline, saves after each epoch, and continues after a stop on any number of ranks.
+"""Trains from a `tf.data` pipeline, saves after each epoch, and continues after a stop on any
+number of ranks.
 
     hybrid-imagenet run -np 2 examples/resume.py --epochs=3
     hybrid-imagenet run -np 4 examples/resume.py --epochs=6      # continues with epoch 4
 
-A rank that hangs is named after 30 s, and the job ends with code 4 after --stall_timeout; then start it again.
+A rank that hangs is named after 30 s, and the job ends with code 4 after --stall_timeout; then
+start it again.
 """
 
 import argparse
@@ -18,27 +20,39 @@ from sklearn.datasets import load_digits  # noqa: E402
 
 
 def batches(pixels, digits, batch: int) -> tf.data.Dataset:
-    """This rank's part of the images in another order in each epoch, equally many batches on all ranks."""
+    """This rank's part of the images in another order in each epoch, equally many batches on all
+    ranks.
+    """
     part = hi.data.shard(tf.data.Dataset.from_tensor_slices((pixels, digits)), hi.rank(), hi.size())
-    return part.shuffle(len(pixels), seed=hi.rank()).batch(batch, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+    return (
+        part.shuffle(len(pixels), seed=hi.rank())
+        .batch(batch, drop_remainder=True)
+        .prefetch(tf.data.AUTOTUNE)
+    )
 
 
 def main() -> None:
     """Trains up to --epochs."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--folder", default="digits-checkpoints", help="holds the checkpoints of one run")
+    parser.add_argument(
+        "--folder", default="digits-checkpoints", help="holds the checkpoints of one run"
+    )
     parser.add_argument("--stall_timeout", type=float, default=300, help="seconds")
     options = parser.parse_args()
 
     pixels, digits = load_digits(return_X_y=True)
     data = batches(pixels.astype("float32") / 16, digits, batch=32)
-    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(128, "relu"), keras.layers.Dense(10)])
+    model = keras.Sequential(
+        [keras.Input((64,)), keras.layers.Dense(128, "relu"), keras.layers.Dense(10)]
+    )
     optimizer = hi.DistributedOptimizer(keras.optimizers.AdamW(learning_rate=1e-3))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss=loss, metrics=["accuracy"])
     callbacks = [
-        *hi.callbacks.default_callbacks(stall_timeout=options.stall_timeout),  # the watchdog is one of them
+        *hi.callbacks.default_callbacks(
+            stall_timeout=options.stall_timeout
+        ),  # the watchdog is one of them
         hi.callbacks.Checkpoint(options.folder),  # on all ranks, after the others; rank 0 writes
     ]
     history = model.fit(data, epochs=options.epochs, callbacks=callbacks)

@@ -1,6 +1,8 @@
-"""Large-batch training with hybrid gradient computing: ResNet-50 on ImageNet, or a Keras model of one's own.
+"""Large-batch training with hybrid gradient computing: ResNet-50 on ImageNet, or a Keras model of
+one's own.
 
-`import hybrid_imagenet as hi` imports neither TensorFlow nor Horovod; a name of `__all__` is imported when it is used.
+`import hybrid_imagenet as hi` imports neither TensorFlow nor Horovod; a name of `__all__` is
+imported when it is used.
 """
 
 from __future__ import annotations
@@ -17,9 +19,12 @@ if TYPE_CHECKING:
     from hybrid_imagenet.library.broadcast import broadcast_model
     from hybrid_imagenet.library.optimizer import DistributedOptimizer
 
-# `init` sets what TensorFlow reads when it starts, so that the names of `comm.process` must not import it.
+# `init` sets what TensorFlow reads when it starts, so that the names of `comm.process` must not
+# import it.
 _HOMES = {
-    **dict.fromkeys(("communicator", "init", "local_rank", "rank", "shutdown", "size"), "comm.process"),
+    **dict.fromkeys(
+        ("communicator", "init", "local_rank", "rank", "shutdown", "size"), "comm.process"
+    ),
     "DistributedOptimizer": "library.optimizer",
     "broadcast_model": "library.broadcast",
     "load_model": "library",

@@ -1,4 +1,6 @@
-"""Runs one command: `python -m hybrid_imagenet COMMAND [arguments]`, also installed as `hybrid-imagenet COMMAND`."""
+"""Runs one command: `python -m hybrid_imagenet COMMAND [arguments]`, also installed as
+`hybrid-imagenet COMMAND`.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +15,51 @@ from hybrid_imagenet.options import SPELLING
 from hybrid_imagenet.resilience import interrupts, lasting_output
 
 # Words with which `train` prints something and does not train.
-_PRINTING = ("-h", "--help", "--recipe=list", "--print_config", "--print-config", "--check_only", "--check-only")
+_PRINTING = (
+    "-h",
+    "--help",
+    "--recipe=list",
+    "--print_config",
+    "--print-config",
+    "--check_only",
+    "--check-only",
+)
 
-# The module of each command, with main(arguments) -> exit code, and one line for the list of commands.
+# The module of each command, with main(arguments) -> exit code, and one line for the list of
+# commands.
 COMMANDS = {
     "train": ("hybrid_imagenet.main", "train in this process, or as one rank of a job"),
     "run": ("hybrid_imagenet.tools.run", "start training, or a script, on several ranks and hosts"),
     "resume": ("hybrid_imagenet.tools.resume", "continue a run with its own flags, or with others"),
-    "runs": ("hybrid_imagenet.tools.runs", "list runs with their state and results; compare the flags of two"),
-    "status": ("hybrid_imagenet.tools.runs:status", "the state of a run, and how to continue or stop it"),
+    "runs": (
+        "hybrid_imagenet.tools.runs",
+        "list runs with their state and results; compare the flags of two",
+    ),
+    "status": (
+        "hybrid_imagenet.tools.runs:status",
+        "the state of a run, and how to continue or stop it",
+    ),
     "stop": ("hybrid_imagenet.tools.runs:stop", "ask a run to save and stop"),
-    "evaluate": ("hybrid_imagenet.tools.evaluate", "loss, top-1 and top-5 of a trained network on a dataset"),
+    "evaluate": (
+        "hybrid_imagenet.tools.evaluate",
+        "loss, top-1 and top-5 of a trained network on a dataset",
+    ),
     "predict": ("hybrid_imagenet.tools.predict", "the most probable classes of images"),
     "export": ("hybrid_imagenet.tools.export", "convert a network: ONNX, Keras, SavedModel"),
     "data": ("hybrid_imagenet.tools.data.data_command", "prepare or check a dataset"),
     "doctor": ("hybrid_imagenet.tools.doctor.doctor_command", "check hosts before a run"),
-    "plan": ("hybrid_imagenet.tools.plan.plan_command", "predict step time and training time on a cluster"),
-    "report": ("hybrid_imagenet.tools.report.report_command", "write a page with charts on one or several runs"),
-    "bench": ("hybrid_imagenet.benchmarks.__main__", "measure a GPU, input, all-reduce and scaling"),
+    "plan": (
+        "hybrid_imagenet.tools.plan.plan_command",
+        "predict step time and training time on a cluster",
+    ),
+    "report": (
+        "hybrid_imagenet.tools.report.report_command",
+        "write a page with charts on one or several runs",
+    ),
+    "bench": (
+        "hybrid_imagenet.benchmarks.__main__",
+        "measure a GPU, input, all-reduce and scaling",
+    ),
 }
 
 
@@ -38,7 +67,9 @@ def usage() -> str:
     """Returns the list of commands."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {line}" for name, (_, line) in COMMANDS.items()]
-    head = "usage: hybrid-imagenet COMMAND [arguments]   (or: python -m hybrid_imagenet COMMAND ...)"
+    head = (
+        "usage: hybrid-imagenet COMMAND [arguments]   (or: python -m hybrid_imagenet COMMAND ...)"
+    )
     notes = [
         "hybrid-imagenet COMMAND --help describes the arguments of a command.",
         SPELLING,
@@ -47,10 +78,12 @@ def usage() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command that the first argument names; returns its exit code (see `hybrid_imagenet.errors`).
+    """Runs the command that the first argument names; returns its exit code (see
+    `hybrid_imagenet.errors`).
 
     Args:
-      arguments: the words after the program's name; None makes it the command of this process (`process`).
+      arguments: the words after the program's name; None makes it the command of this process
+        (`process`).
     """
     if arguments is None:
         return process(sys.argv[1:])
@@ -64,7 +97,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name, *rest = words
     if name not in COMMANDS:
         near = did_you_mean(name, COMMANDS)
-        print(f"error: {name}: no such command; choose one of {', '.join(COMMANDS)}{near}", file=sys.stderr)
+        print(
+            f"error: {name}: no such command; choose one of {', '.join(COMMANDS)}{near}",
+            file=sys.stderr,
+        )
         return EXIT_USAGE
     try:
         where, _, function = COMMANDS[name][0].partition(":")
@@ -76,7 +112,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def process(words: Sequence[str]) -> int:
-    """Runs a command as this process: what signals do and where output goes is settled before imports take seconds."""
+    """Runs a command as this process: what signals do and where output goes is settled before
+    imports take seconds.
+    """
     sys.path.append("")  # --model=MODULE:FUNCTION may lie in the current directory
     if not words or words[0] not in ("train", "run"):
         lasting_output.install()
@@ -102,7 +140,9 @@ def process(words: Sequence[str]) -> int:
 
 
 def _main_with_whole_output(words: Sequence[str]) -> int:
-    """Runs a command and writes all of its output; a line and exit code 2 if standard output does not take it."""
+    """Runs a command and writes all of its output; a line and exit code 2 if standard output does
+    not take it.
+    """
     try:
         code = main(words)
         sys.stdout.flush()

@@ -12,20 +12,25 @@ EXIT_OK = 0
 EXIT_FAILURE = 1  # an unexpected error, with a traceback
 EXIT_USAGE = 2  # a flag, a path or a data set that cannot be used
 EXIT_NUMERICS = 3  # too many skipped steps, or divergence
-EXIT_STALLED = 4  # a rank hung for --stall_timeout, or storage for --storage_timeout; start again with --resume
+# a rank hung for --stall_timeout, or storage for --storage_timeout; start again with --resume
+EXIT_STALLED = 4
 EXIT_PREEMPTED = 75  # stopped by a signal; start again with --resume
 EXIT_INTERRUPTED = 130  # Ctrl-C: a command was stopped, or training before the first save
 
 _LONGEST = 2000  # characters of a message
-# Name and password in a URL, up to the last @ before the path. A password may hold an @. It may hold a slash too if a
-# colon stands before the slash and no port number follows the colon. A path that was made of a URL has one slash less.
+# Name and password in a URL, up to the last @ before the path. A password may hold an @. It may
+# hold a slash too if a colon stands before the slash and no port number follows the colon. A path
+# that was made of a URL has one slash less.
 _PASSWORD = re.compile(r"(:/{1,2})(?:[^/\s]*@|(?:(?<=s3://)|(?![^/\s@]*:\d*/))[^/\s@:\[]+:\S*@)")
 _HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{16,}")
-_TOKEN = re.compile(r"(?i)([?&;][^=&\s]*(?:token|key|secret|sig|password|credential)[^=&\s]*=)[^&\s]+?(?=[&\s]|: |$)")
+_TOKEN = re.compile(
+    r"(?i)([?&;][^=&\s]*(?:token|key|secret|sig|password|credential)[^=&\s]*=)[^&\s]+?(?=[&\s]|: |$)"  # noqa: E501
+)
 
 
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """Returns " (did you mean NAME?)" with the one or two known names nearest to a mistyped one, or "" if none is near.
+    """Returns " (did you mean NAME?)" with the one or two known names nearest to a mistyped one, or
+    "" if none is near.
 
     Args:
       word: as it was typed.
@@ -44,8 +49,8 @@ def counted(number: int, noun: str) -> str:
 def without_secrets(text: str) -> str:
     """Returns the text as it may be stored.
 
-    `***` stands for user names and passwords in URLs, for the values of tokens in their queries, and for tokens of the
-    Hugging Face hub.
+    `***` stands for user names and passwords in URLs, for the values of tokens in their queries,
+    and for tokens of the Hugging Face hub.
     """
     return _HUB_TOKEN.sub("hf_***", _TOKEN.sub(r"\1***", _PASSWORD.sub(r"\1***@", text)))
 
@@ -53,8 +58,9 @@ def without_secrets(text: str) -> str:
 def printable(text: str) -> str:
     """Returns text of any origin as one line that is safe to print on a terminal.
 
-    Secrets are masked. Characters that move a cursor, change colors or reverse the direction of writing are escaped.
-    Names of files that Python has read as bytes, because the C locale has ASCII alone, become UTF-8 again.
+    Secrets are masked. Characters that move a cursor, change colors or reverse the direction of
+    writing are escaped. Names of files that Python has read as bytes, because the C locale has
+    ASCII alone, become UTF-8 again.
     """
     text = without_secrets(_as_utf8(text))
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
@@ -66,7 +72,9 @@ def printable_lines(text: str) -> str:
 
 
 def _as_utf8(text: str) -> str:
-    """Decodes the bytes that Python has put into a text as surrogates; what is not UTF-8 stays as it is."""
+    """Decodes the bytes that Python has put into a text as surrogates; what is not UTF-8 stays as
+    it is.
+    """
     try:
         return text.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
     except UnicodeEncodeError:  # surrogates of another kind, from a file with invalid JSON strings
@@ -82,31 +90,35 @@ def _one_line(text: str) -> str:
 
 
 def without_environment(error: ModuleNotFoundError) -> str:
-    """Returns an error line: what is missing, in which Python, and how to enter the environment or install it."""
+    """Returns an error line: what is missing, in which Python, and how to enter the environment or
+    install it.
+    """
     if error.name == "tensorflow":
         return f"error: {tensorflow_missing()}"
     root = pathlib.Path(__file__).parent.parent
     where = f"cd {root}, " if (root / "launch" / "env.sh").exists() else ""
     setup = "" if (root / ".venv" / "bin" / "activate").exists() else "launch/setup.sh, "
     return (
-        f"error: {sys.executable} has no module {error.name}: this Python is not the environment of the program; first "
-        f"{where}{setup}. launch/env.sh"
+        f"error: {sys.executable} has no module {error.name}: this Python is not the environment of"
+        f" the program; first {where}{setup}. launch/env.sh"
     )
 
 
 def tensorflow_missing() -> str:
-    """Returns what to do without TensorFlow, which `pip install .` leaves out, as CPUs and GPUs need different ones."""
+    """Returns what to do without TensorFlow, which `pip install .` leaves out, as CPUs and GPUs
+    need different ones.
+    """
     return (
-        f"TensorFlow is not installed in {sys.executable}. In the checkout of this program, run pip install '.[cpu]', "
-        "or pip install '.[gpu]' for NVIDIA GPUs"
+        f"TensorFlow is not installed in {sys.executable}. In the checkout of this program, run pip"
+        " install '.[cpu]', or pip install '.[gpu]' for NVIDIA GPUs"
     )
 
 
 class UserError(Exception):
     """A mistake that the user can mend.
 
-    The message is one line that names the offending value and the remedy; the program prints it without a
-    traceback and exits with `exit_code` on every rank.
+    The message is one line that names the offending value and the remedy; the program prints it
+    without a traceback and exits with `exit_code` on every rank.
     """
 
     exit_code = EXIT_USAGE
@@ -117,7 +129,9 @@ class UserError(Exception):
 
 
 def needed(module: str, remedy: str) -> Any:
-    """Imports a module of a package that not every installation has; raises UserError with the remedy without it."""
+    """Imports a module of a package that not every installation has; raises UserError with the
+    remedy without it.
+    """
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -140,7 +154,9 @@ class SharedError(UserError):
 
 
 class HostError(UserError):
-    """A UserError that all ranks of a host raise at the same point, so that the first of them prints it."""
+    """A UserError that all ranks of a host raise at the same point, so that the first of them
+    prints it.
+    """
 
 
 class StorageError(UserError):

@@ -1,4 +1,6 @@
-"""Writes files whole or not at all, reads what can be made again, and locks directories. Open to every package."""
+"""Writes files whole or not at all, reads what can be made again, and locks directories. Open to
+every package.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from hybrid_imagenet.errors import UserError
 
 T = TypeVar("T")
 MAX_TEXT_BYTES = 256 << 20
-"""Bytes of the largest list or description that is read: a line of 256 bytes for each of a million classes."""
+"""Bytes of the largest list or description that is read: a line of 256 bytes for each of a million
+classes.
+"""
 # Those of UTF-32 come first: the one for little-endian begins with that of UTF-16.
 _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -41,13 +45,16 @@ _COMPRESSIONS = {
     b"\x28\xb5\x2f\xfd": ("Zstandard", "zstd -dc"),
 }
 _LOCKS = 64  # files may share one, and then wait for each other
-# The description of a run is some kilobytes long. A larger file is another one, whose reading could fill the memory.
+# The description of a run is some kilobytes long. A larger file is another one, whose reading could
+# fill the memory.
 MAX_JSON_BYTES = 16 << 20
-# Values of a run are nested four levels deep at most. Functions that walk through deeper ones could overflow the stack.
+# Values of a run are nested four levels deep at most. Functions that walk through deeper ones could
+# overflow the stack.
 MAX_JSON_DEPTH = 16
 # What flock() fails with on a file system that has no locks: some Lustre, FUSE and NFS mounts.
 _LOCKS_NOT_SUPPORTED = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK}
-# A process that looks at a lock holds it for well under a millisecond, so this outlasts any number of looks.
+# A process that looks at a lock holds it for well under a millisecond, so this outlasts any number
+# of looks.
 _LOOKS_PASS_SECONDS = 5.0
 _RETRY_SECONDS = 0.002
 _MAX_HOLDER_BYTES = 300
@@ -55,7 +62,9 @@ _random = random.Random()  # not the global generator, which the user's program 
 
 
 def at_home(path: str | os.PathLike[str]) -> Path:
-    """Returns a path with the home directory in place of a leading `~`, which shells leave behind `=`."""
+    """Returns a path with the home directory in place of a leading `~`, which shells leave behind
+    `=`.
+    """
     return Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib raises RuntimeError for a user that is not there
 
 
@@ -79,9 +88,10 @@ def output(flag: str, path: str | os.PathLike[str]) -> Path:
 def replacing(target: Path) -> Iterator[Path]:
     """Yields a path beside `target`; what is written there takes the place of `target` at the end.
 
-    `target` holds either all of the new content or what it held before, also after a power cut: the bytes are on the
-    disk before the file gets its name, and the name is when this returns. Several processes may write one target at
-    the same time; the last one stays. After an error the new file is removed.
+    `target` holds either all of the new content or what it held before, also after a power cut: the
+    bytes are on the disk before the file gets its name, and the name is when this returns. Several
+    processes may write one target at the same time; the last one stays. After an error the new file
+    is removed.
 
     Raises:
       OSError: if the disk is full or not writable.
@@ -127,7 +137,8 @@ def flock(descriptor: int, operation: int) -> None:
 
 
 def open_lock(directory: Path, flags: int = 0) -> IO[bytes]:
-    """Opens the file `lock` of a directory for writing, without locking it; `flags` are added to those of `os.open`.
+    """Opens the file `lock` of a directory for writing, without locking it; `flags` are added to
+    those of `os.open`.
 
     Raises:
       OSError: if the file cannot be opened.
@@ -139,10 +150,12 @@ def open_lock(directory: Path, flags: int = 0) -> IO[bytes]:
 
 
 def lock(directory: Path, flags: int = os.O_CREAT) -> IO[bytes]:
-    """Locks a directory by its file `lock`, which it returns; the lock lasts until that file is closed.
+    """Locks a directory by its file `lock`, which it returns; the lock lasts until that file is
+    closed.
 
-    A look at the lock (`lock_holder`) does not count as a holder. On a file system without locks, a warning is printed,
-    and only a process on this host that has written its number into `lock` and still has it open keeps others out.
+    A look at the lock (`lock_holder`) does not count as a holder. On a file system without locks, a
+    warning is printed, and only a process on this host that has written its number into `lock` and
+    still has it open keeps others out.
 
     Args:
       directory: must exist.
@@ -162,8 +175,9 @@ def lock(directory: Path, flags: int = os.O_CREAT) -> IO[bytes]:
             file.close()
             raise
         print(
-            f"warning: the file system of {directory} has no file locks ({error.strerror}), so nothing keeps a process "
-            "on another host from writing there at the same time: use each directory for one run only",
+            f"warning: the file system of {directory} has no file locks ({error.strerror}), so"
+            " nothing keeps a process on another host from writing there at the same time: use"
+            " each directory for one run only",
             file=sys.stderr,
             flush=True,
         )
@@ -174,14 +188,17 @@ def lock(directory: Path, flags: int = os.O_CREAT) -> IO[bytes]:
 
 
 def _lock_exclusively(descriptor: int) -> None:
-    """Takes the lock, after waiting for processes that only look at it; raises BlockingIOError if one owns it."""
+    """Takes the lock, after waiting for processes that only look at it; raises BlockingIOError if
+    one owns it.
+    """
     until = time.monotonic() + _LOOKS_PASS_SECONDS
     while True:
         try:
             flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            # Only looks let this attempt share the lock. An owner does not, and waiting for it would be useless.
+            # Only looks let this attempt share the lock. An owner does not, and waiting for it
+            # would be useless.
             flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             # Two processes that both want to own it must not hold it off each other.
             flock(descriptor, fcntl.LOCK_UN)
@@ -196,7 +213,9 @@ def holder_of_this_process() -> bytes:
 
 
 def _claim_without_locks(file: IO[bytes], directory: Path) -> None:
-    """Writes this process's number into a lock file; raises BlockingIOError if a living process has written its own."""
+    """Writes this process's number into a lock file; raises BlockingIOError if a living process has
+    written its own.
+    """
     if _living_holder(directory, file.read(_MAX_HOLDER_BYTES)) is not None:
         raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK))
     file.seek(0)
@@ -205,18 +224,26 @@ def _claim_without_locks(file: IO[bytes], directory: Path) -> None:
 
 
 def _living_holder(directory: Path, written: bytes) -> str | None:
-    """Returns what a lock file says, if it names another process of this host that has it open; else None."""
+    """Returns what a lock file says, if it names another process of this host that has it open;
+    else None.
+    """
     holder = written.decode(errors="replace").strip()
     host, _, process = holder.partition(" ")
-    if host != socket.gethostname() or process == str(os.getpid()) or not has_open(process, directory / "lock"):
+    if (
+        host != socket.gethostname()
+        or process == str(os.getpid())
+        or not has_open(process, directory / "lock")
+    ):
         return None
     return holder
 
 
 def lock_holder(directory: Path) -> str | None:
-    """Returns who holds a directory's lock: `HOST PROCESS`, "" if it did not write that, or None if the lock is free.
+    """Returns who holds a directory's lock: `HOST PROCESS`, "" if it did not write that, or None if
+    the lock is free.
 
-    The look shares the lock for a moment, so looks do not disturb each other, and `lock` waits until they are over.
+    The look shares the lock for a moment, so looks do not disturb each other, and `lock` waits
+    until they are over.
     """
     try:
         # As in `open_lock`: neither a FIFO nor the target of a link is a lock.
@@ -239,7 +266,9 @@ def lock_holder(directory: Path) -> str | None:
 
 
 def has_open(process: str, path: Path) -> bool:
-    """Returns whether a process of this host, by its number, has a file open; False if this may not be seen."""
+    """Returns whether a process of this host, by its number, has a file open; False if this may not
+    be seen.
+    """
     if not process.isdecimal():
         return False
     with contextlib.suppress(OSError):
@@ -252,7 +281,8 @@ def has_open(process: str, path: Path) -> bool:
 
 @contextlib.contextmanager
 def one_at_a_time(path: Path) -> Iterator[None]:
-    """Holds up other processes of this user that want to make the same cache file, until the block is done.
+    """Holds up other processes of this user that want to make the same cache file, until the block
+    is done.
 
     Where the cache cannot be locked nobody waits.
     """
@@ -260,16 +290,20 @@ def one_at_a_time(path: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             folder = cache_root() / "index"
             folder.mkdir(parents=True, exist_ok=True)
-            file = held.enter_context((folder / f"{zlib.crc32(bytes(path)) % _LOCKS}.lock").open("ab"))
+            file = held.enter_context(
+                (folder / f"{zlib.crc32(bytes(path)) % _LOCKS}.lock").open("ab")
+            )
             flock(file.fileno(), fcntl.LOCK_EX)
         yield
 
 
 def readable(read: Callable[[], T]) -> T | None:
-    """Returns what `read` returns, or None where it fails: the file is absent, cut or of another form.
+    """Returns what `read` returns, or None where it fails: the file is absent, cut or of another
+    form.
 
-    For files that can be made again, such as an index. zipfile, json and NumPy raise nearly anything when a file is
-    damaged: EOFError, BadZipFile, struct.error, zlib.error, NotImplementedError, MemoryError and more.
+    For files that can be made again, such as an index. zipfile, json and NumPy raise nearly
+    anything when a file is damaged: EOFError, BadZipFile, struct.error, zlib.error,
+    NotImplementedError, MemoryError and more.
     """
     try:
         return read()
@@ -278,13 +312,17 @@ def readable(read: Callable[[], T]) -> T | None:
 
 
 def cache_root() -> Path:
-    """Returns where generated data and indices are kept: $XDG_CACHE_HOME/hybrid_imagenet, by default under ~/.cache."""
+    """Returns where generated data and indices are kept: $XDG_CACHE_HOME/hybrid_imagenet, by
+    default under ~/.cache.
+    """
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "hybrid_imagenet"
 
 
 def cached_index(*kind: str | int, of: Sequence[Path]) -> Path:
-    """Returns where an index of a kind (its name and version) of some files is kept until one of them changes."""
+    """Returns where an index of a kind (its name and version) of some files is kept until one of
+    them changes.
+    """
     key = hashlib.sha256(repr([*kind, *map(_fingerprint, of)]).encode()).hexdigest()[:24]
     return cache_root() / "index" / f"{key}.npz"
 
@@ -298,10 +336,12 @@ def open_regular(path: str | os.PathLike[str], buffering: int = -1) -> BinaryIO:
     """Opens a file of a user for reading.
 
     Raises:
-      OSError: if it cannot be opened, or is a pipe, a device or a socket: these may never end, and reading at an offset
-        fails.
+      OSError: if it cannot be opened, or is a pipe, a device or a socket: these may never end, and
+        reading at an offset fails.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # without the flag, opening a pipe waits for a writer
+    descriptor = os.open(
+        path, os.O_RDONLY | os.O_NONBLOCK
+    )  # without the flag, opening a pipe waits for a writer
     try:
         mode = os.fstat(descriptor).st_mode
         if stat.S_ISDIR(mode):
@@ -327,7 +367,9 @@ def read_regular(path: str | os.PathLike[str], limit: int | None = None) -> byte
     with open_regular(path, buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         if limit is not None and size > limit:
-            raise OSError(errno.EFBIG, f"has {size:,} bytes, and at most {limit:,} are read", os.fspath(path))
+            raise OSError(
+                errno.EFBIG, f"has {size:,} bytes, and at most {limit:,} are read", os.fspath(path)
+            )
         return file.read()
 
 
@@ -345,20 +387,26 @@ def read_run_file(path: Path, max_bytes: int | None = None) -> bytes:
             raise UserError(f"{path} is not a regular file. Move it away.") from None
         if error.errno == errno.EFBIG:
             raise UserError(
-                f"{path} {error.strerror}. It is probably another file: move it away, or restore it from a copy."
+                f"{path} {error.strerror}. It is probably another file: move it away, or restore it"
+                " from a copy."
             ) from None
         raise
 
 
 def compression(head: bytes) -> tuple[str, str] | None:
-    """Returns how a file is compressed, by its first bytes, and the command that decompresses stdin to stdout.
+    """Returns how a file is compressed, by its first bytes, and the command that decompresses stdin
+    to stdout.
 
-    None for other files. Call it for files that turned out not to be what they should be: two bytes are enough for
-    zlib, and other files may begin with them.
+    None for other files. Call it for files that turned out not to be what they should be: two bytes
+    are enough for zlib, and other files may begin with them.
     """
-    is_zlib = len(head) >= 2 and head[0] == 0x78 and int.from_bytes(head[:2], "big") % 31 == 0  # RFC 1950, section 2.2
+    is_zlib = (
+        len(head) >= 2 and head[0] == 0x78 and int.from_bytes(head[:2], "big") % 31 == 0
+    )  # RFC 1950, section 2.2
     if is_zlib:
-        program = "import sys, zlib; sys.stdout.buffer.write(zlib.decompress(sys.stdin.buffer.read()))"
+        program = (
+            "import sys, zlib; sys.stdout.buffer.write(zlib.decompress(sys.stdin.buffer.read()))"
+        )
         return "ZLIB", f"python3 -c '{program}'"
     return next((known for magic, known in _COMPRESSIONS.items() if head.startswith(magic)), None)
 
@@ -376,11 +424,13 @@ def decoded_text(content: bytes) -> str:
         text = content.decode(encoding)
     except UnicodeDecodeError as error:
         name = encoding.upper().replace("-SIG", "")
-        raise ValueError(f"is not text in {name} (offset {error.start}: {error.reason}); save it as UTF-8") from None
+        raise ValueError(
+            f"is not text in {name} (offset {error.start}: {error.reason}); save it as UTF-8"
+        ) from None
     if "\0" in text:
         raise ValueError(
-            "is not text, because it holds zero bytes, as a binary file or UTF-16 without a byte-order mark does; save "
-            "it as UTF-8"
+            "is not text, because it holds zero bytes, as a binary file or UTF-16 without a"
+            " byte-order mark does; save it as UTF-8"
         )
     return text
 
@@ -400,7 +450,9 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{path}: not a JSON object; restore it from a copy")
     if _is_deeper(content, MAX_JSON_DEPTH):
-        raise UserError(f"{path}: its values are nested too deep for this file; restore it from a copy")
+        raise UserError(
+            f"{path}: its values are nested too deep for this file; restore it from a copy"
+        )
     return content
 
 

@@ -23,7 +23,9 @@ from hybrid_imagenet.errors import (
     without_secrets,
 )
 
-if __name__ == "__main__":  # the command `train`, also of a rank; before the imports below, which take time
+if (
+    __name__ == "__main__"
+):  # the command `train`, also of a rank; before the imports below, which take time
     from hybrid_imagenet.__main__ import process
 
     sys.exit(process(["train", *sys.argv[1:]]))
@@ -83,16 +85,23 @@ def _print_config(config: configuration.RunConfig) -> int:
 
 
 def _train(config: configuration.RunConfig) -> int:
-    # Imported late: a wrong flag answers without TensorFlow, and TensorFlow starts with the threads that comm sets.
+    # Imported late: a wrong flag answers without TensorFlow, and TensorFlow starts with the threads
+    # that comm sets.
     from hybrid_imagenet import comm
 
     follow_launcher()
     watch_start(START, config.stall_timeout, launcher_rank(), config.ranks)
     if launcher_rank() == 0 and config.progress != "none":
-        START.open(derived.title(config), sys.stdout, terminal=on_terminal(config.progress, placement().size))
+        START.open(
+            derived.title(config),
+            sys.stdout,
+            terminal=on_terminal(config.progress, placement().size),
+        )
     START.begin("loading TensorFlow")
     try:
-        communicator = comm.start(derived.communication(config), persistent_batch_norm=config.persistent_batch_norm)
+        communicator = comm.start(
+            derived.communication(config), persistent_batch_norm=config.persistent_batch_norm
+        )
         START.begin("loading Keras")
         from hybrid_imagenet import train
 
@@ -113,11 +122,15 @@ def _train(config: configuration.RunConfig) -> int:
         if lost_rank.is_loss(error):
             print(UserError(lost_rank.described(error)), file=sys.stderr)
             return _leave(EXIT_STALLED)
-        print(f"rank {launcher_rank()}: unexpected error\n{without_secrets(traceback.format_exc())}", file=sys.stderr)
+        print(
+            f"rank {launcher_rank()}: unexpected error\n{without_secrets(traceback.format_exc())}",
+            file=sys.stderr,
+        )
         return _leave(EXIT_FAILURE)
     _end_within(config.stall_timeout)
     with contextlib.suppress(Exception):  # a rank was lost here: all that must be saved is saved
-        communicator.barrier()  # the launcher ends all ranks as soon as one leaves with another code than 0
+        # the launcher ends all ranks as soon as one leaves with another code than 0
+        communicator.barrier()
     communicator.shutdown()
     if REQUESTS.stop and outcome != "preempted" and launcher_rank() == 0:
         print("stopped after the last step: the run is complete", file=sys.stderr)
@@ -131,7 +144,10 @@ def _end_within(seconds: float) -> None:
     """Ends this rank if the others do not come to the end with it: the watchdogs have stopped."""
 
     def end() -> None:
-        print(f"error: rank {launcher_rank()} waited for the others at the end for {seconds:g} s", file=sys.stderr)
+        print(
+            f"error: rank {launcher_rank()} waited for the others at the end for {seconds:g} s",
+            file=sys.stderr,
+        )
         _leave(EXIT_STALLED)
 
     if seconds:

@@ -1,4 +1,6 @@
-"""Declares options, the fields of frozen dataclasses that are command-line flags too; parses texts, checks values."""
+"""Declares options, the fields of frozen dataclasses that are command-line flags too; parses texts,
+checks values.
+"""
 
 from __future__ import annotations
 
@@ -75,8 +77,8 @@ class Option:
 def option(default: Any, help: str, **declared: Any) -> Any:  # noqa: A002 - the word that absl and argparse use
     """Declares a dataclass field that is also a command-line flag, by the attributes of `Option`.
 
-    The flag's type is the field's annotation: `bool`, `int`, `float`, `str`, one of these `| None` (the empty
-    string means None), or `tuple[T, ...]` (comma-separated).
+    The flag's type is the field's annotation: `bool`, `int`, `float`, `str`, one of these `| None`
+    (the empty string means None), or `tuple[T, ...]` (comma-separated).
     """
     return dataclasses.field(default=default, metadata={"option": Option(help, **declared)})
 
@@ -124,7 +126,9 @@ def parse_value(flag: str, text: str, opt: Option) -> Any:
     if opt.kind.optional and text == "":
         return None
     if opt.kind.repeated:
-        return tuple(_parse_one(flag, part.strip(), opt) for part in text.split(",") if part.strip())
+        return tuple(
+            _parse_one(flag, part.strip(), opt) for part in text.split(",") if part.strip()
+        )
     return _parse_one(flag, text, opt)
 
 
@@ -140,7 +144,9 @@ def _parse_one(flag: str, text: str, opt: Option) -> Any:
 
 
 def check_value(flag: str, value: Any, opt: Option) -> None:
-    """Raises UserError if a value (or an element of a tuple) breaks the option's bounds or choices."""
+    """Raises UserError if a value (or an element of a tuple) breaks the option's bounds or
+    choices.
+    """
     for element in value if isinstance(value, tuple) else [value]:
         reason = fault(element, opt)
         if reason:
@@ -190,7 +196,8 @@ def underscored(word: str) -> str:
 
 
 def _with_plain_boolean(word: str, options: Mapping[str, Option]) -> str:
-    """Returns a word with true or false where it gives a boolean in other words, and --noname for --no_name.
+    """Returns a word with true or false where it gives a boolean in other words, and --noname for
+    --no_name.
 
     Raises:
       UserError: for a boolean with a value that means neither.
@@ -225,8 +232,12 @@ _OTHER_NAMES = {
 
 @functools.lru_cache(maxsize=8)
 def _absl_flags(names: tuple[tuple[str, bool], ...]) -> flags.FlagValues:
-    """absl's flags of these names, booleans or texts; to define them takes longer than the rest of a command line."""
-    from absl import flags  # not at the top: a Python without packages is told how to enter the environment
+    """absl's flags of these names, booleans or texts; to define them takes longer than the rest of
+    a command line.
+    """
+    from absl import (
+        flags,
+    )  # not at the top: a Python without packages is told how to enter the environment
 
     values = flags.FlagValues()
     for name, boolean in names:
@@ -238,22 +249,32 @@ def _absl_flags(names: tuple[tuple[str, bool], ...]) -> flags.FlagValues:
 def parse_arguments(arguments: Iterable[str], options: Mapping[str, Option]) -> dict[str, str]:
     """Splits `--name=value` arguments with absl's parser into the texts that were given.
 
-    Booleans take absl's forms too: `--name` and `--noname`, also written `--no-name`. `--flag-name` is `--flag_name`.
-    The last of several values counts.
+    Booleans take absl's forms too: `--name` and `--noname`, also written `--no-name`. `--flag-name`
+    is `--flag_name`. The last of several values counts.
 
     Raises:
-      UserError: for an unknown flag (with the nearest known name), a flag without a value or a stray word.
+      UserError: for an unknown flag (with the nearest known name), a flag without a value or a
+        stray word.
     """
     from absl import flags
 
-    values = _absl_flags(tuple((name, known.kind == ValueType(bool)) for name, known in options.items()))
+    values = _absl_flags(
+        tuple((name, known.kind == ValueType(bool)) for name, known in options.items())
+    )
     for name in options:
         values[name].unparse()
     try:
-        rest = values(["hybrid_imagenet", *(_with_plain_boolean(underscored(word), options) for word in arguments)])
+        rest = values(
+            [
+                "hybrid_imagenet",
+                *(_with_plain_boolean(underscored(word), options) for word in arguments),
+            ]
+        )
     except flags.UnrecognizedFlagError as error:
         ours = _OTHER_NAMES.get(error.flagname)
-        near = did_you_mean(ours or error.flagname, [ours] if ours and ours in options else options, "--")
+        near = did_you_mean(
+            ours or error.flagname, [ours] if ours and ours in options else options, "--"
+        )
         raise UserError(f"--{error.flagname}: no such flag{near}; see --help") from None
     except flags.Error as error:
         raise UserError(" ".join(str(error).split())) from None

@@ -1,7 +1,9 @@
-"""Holds every private name of TensorFlow and Keras that this package uses, because a release may rename any of them.
+"""Holds every private name of TensorFlow and Keras that this package uses, because a release may
+rename any of them.
 
-`tests/test_private_api.py` has a test for each function here. When a new release breaks one, change it here only.
-TensorFlow and Keras are imported inside the functions, so that this module costs nothing where they are not needed.
+`tests/test_private_api.py` has a test for each function here. When a new release breaks one, change
+it here only. TensorFlow and Keras are imported inside the functions, so that this module costs
+nothing where they are not needed.
 """
 
 from __future__ import annotations
@@ -29,17 +31,23 @@ def first_epoch(model: keras.Model) -> int | None:
 
 
 def set_first_epoch(model: keras.Model, epoch: int | None) -> None:
-    """Lets `fit` begin with this epoch, as Keras's BackupAndRestore does; with None, as its arguments say."""
+    """Lets `fit` begin with this epoch, as Keras's BackupAndRestore does; with None, as its
+    arguments say.
+    """
     model._initial_epoch = epoch
 
 
 def loss_tracker(model: keras.Model) -> keras.metrics.Mean | None:
-    """Returns the metric in which Keras's own `train_step` counts the loss; None before `compile`."""
+    """Returns the metric in which Keras's own `train_step` counts the loss; None before
+    `compile`.
+    """
     return model._loss_tracker
 
 
 def origin(tensor: Any) -> tuple[Any, int]:
-    """Returns the operation that made a symbolic tensor of Keras, and the tensor's number among its outputs."""
+    """Returns the operation that made a symbolic tensor of Keras, and the tensor's number among its
+    outputs.
+    """
     history = tensor._keras_history
     return history.operation, history.tensor_index
 
@@ -51,25 +59,32 @@ def optimized_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Var
 
 
 def learning_rate_variable(optimizer: keras.optimizers.Optimizer) -> keras.Variable | None:
-    """Returns the variable in which an optimizer keeps its learning rate; None if it has none, as MultiOptimizer."""
+    """Returns the variable in which an optimizer keeps its learning rate; None if it has none, as
+    MultiOptimizer.
+    """
     return getattr(optimizer, "_learning_rate", None)
 
 
 def shared_variable(variable: tf.Variable) -> keras.Variable:
-    """Returns a variable of Keras that is the same as one of TensorFlow: what is assigned to one is in both.
+    """Returns a variable of Keras that is the same as one of TensorFlow: what is assigned to one is
+    in both.
 
     Keras does not document that it shares a tf.Variable that it is given as a first value.
     """
     import keras
 
     name = variable.name.partition(":")[0].replace("/", "_")
-    return keras.Variable(variable, dtype=variable.dtype.name, trainable=variable.trainable, name=name)
+    return keras.Variable(
+        variable, dtype=variable.dtype.name, trainable=variable.trainable, name=name
+    )
 
 
 def list_of_callbacks() -> Sequence[keras.callbacks.Callback]:
-    """Returns all callbacks of the running `fit`, when a callback's method calls this; () outside `fit`.
+    """Returns all callbacks of the running `fit`, when a callback's method calls this; () outside
+    `fit`.
 
-    Keras shows a callback the others nowhere: they are found in the frame of the method that calls all of them.
+    Keras shows a callback the others nowhere: they are found in the frame of the method that calls
+    all of them.
     """
     import keras
 
@@ -81,7 +96,9 @@ def list_of_callbacks() -> Sequence[keras.callbacks.Callback]:
 
 
 def modules_that_wait() -> tuple[ModuleType, ...]:
-    """Returns the modules of TensorFlow in which the main thread is while a step runs or a value is fetched."""
+    """Returns the modules of TensorFlow in which the main thread is while a step runs or a value is
+    fetched.
+    """
     from tensorflow.python.eager import execute
     from tensorflow.python.framework import ops
 
@@ -122,13 +139,19 @@ def dataset_inputs(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
 
 
 def dataset_graphs(dataset: tf.data.Dataset) -> list[Any]:
-    """Returns the GraphDef of each function that a dataset itself calls, such as that of `interleave`."""
+    """Returns the GraphDef of each function that a dataset itself calls, such as that of
+    `interleave`.
+    """
     return [function.function.graph.as_graph_def() for function in dataset._functions()]
 
 
 def dataset_captures(dataset: tf.data.Dataset) -> list[tf.Tensor]:
-    """Returns the tensors, other than handles, that the functions which a dataset itself calls have captured."""
-    captures = [tensor for function in dataset._functions() for tensor in function.function.captured_inputs]
+    """Returns the tensors, other than handles, that the functions which a dataset itself calls have
+    captured.
+    """
+    captures = [
+        tensor for function in dataset._functions() for tensor in function.function.captured_inputs
+    ]
     return [tensor for tensor in captures if tensor.dtype.name not in ("resource", "variant")]
 
 
@@ -138,7 +161,8 @@ def dataset_tensors(dataset: tf.data.Dataset) -> list[tf.Tensor]:
 
 
 def dataset_seeds(dataset: tf.data.Dataset) -> tuple[int, int] | None:
-    """Returns the two seeds of a dataset that shuffles or draws numbers itself; (0, 0) if it has no seed.
+    """Returns the two seeds of a dataset that shuffles or draws numbers itself; (0, 0) if it has no
+    seed.
 
     It is None for datasets that do neither.
 
@@ -149,19 +173,25 @@ def dataset_seeds(dataset: tf.data.Dataset) -> tuple[int, int] | None:
     second = getattr(dataset, "_seed2", None)
     if first is None and "Shuffle" in type(dataset).__name__:
         raise RuntimeError(
-            f"private_api.dataset_seeds does not find the seeds of TensorFlow's {type(dataset).__name__}"
+            "private_api.dataset_seeds does not find the seeds of TensorFlow's"
+            f" {type(dataset).__name__}"
         )
     return None if first is None or second is None else (int(first), int(second))
 
 
 def dataset_draws_choices(dataset: tf.data.Dataset) -> bool:
-    """Returns whether a dataset takes its elements from several ones, as numbers of its first input say."""
+    """Returns whether a dataset takes its elements from several ones, as numbers of its first input
+    say.
+    """
     return type(dataset).__name__ == "_DirectedInterleaveDataset"
 
 
 def dataset_is_in_any_order(dataset: tf.data.Dataset) -> bool:
     """Returns whether elements come in the order in which parallel calls happen to finish."""
-    return getattr(dataset, "_deterministic", None) == "false" or dataset.options().deterministic is False
+    return (
+        getattr(dataset, "_deterministic", None) == "false"
+        or dataset.options().deterministic is False
+    )
 
 
 def walk_datasets(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:

@@ -1,6 +1,7 @@
 """Shows on one rank what a start is doing, stage by stage, and how long each stage took.
 
-Any package may import it, since a start runs through many. Prints nothing until the program opens it, so `hi` is quiet.
+Any package may import it, since a start runs through many. Prints nothing until the program opens
+it, so `hi` is quiet.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _TICK = 0.5
 
 
 class StartupProgress:
-    """Shows the stages of a start: a line that is rewritten on a terminal, a line for each elsewhere.
+    """Shows the stages of a start: a line that is rewritten on a terminal, a line for each
+    elsewhere.
 
     Attributes:
       stage: the stage under way and when it began (`time.monotonic`), on every rank, shown or not.
@@ -116,8 +118,8 @@ START = StartupProgress()
 def on_terminal(progress: str, ranks: int) -> bool:
     """Whether what rank 0 writes to standard output comes to a terminal, under --progress.
 
-    Open MPI gives every rank a pseudo-terminal, whatever it writes to itself; so a rank believes in a terminal only if
-    the launcher, which sees the real one, says so.
+    Open MPI gives every rank a pseudo-terminal, whatever it writes to itself; so a rank believes in
+    a terminal only if the launcher, which sees the real one, says so.
     """
     if progress != "auto":
         return progress == "live"
@@ -143,8 +145,8 @@ def command_start(now: float) -> float:
 def clock() -> float:
     """Returns the seconds since this host has booted.
 
-    All processes of a host share this clock, and unlike the clock of the day it never jumps. The clocks of two hosts
-    have nothing in common.
+    All processes of a host share this clock, and unlike the clock of the day it never jumps. The
+    clocks of two hosts have nothing in common.
     """
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -155,7 +157,9 @@ def this_moment() -> str:
 
 
 def _boot() -> str:
-    """Returns what all processes of a running host share and no two hosts do, or "" where Linux does not tell it."""
+    """Returns what all processes of a running host share and no two hosts do, or "" where Linux
+    does not tell it.
+    """
     try:
         return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

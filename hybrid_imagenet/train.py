@@ -16,7 +16,9 @@ from hybrid_imagenet.training.recorder import Recording
 from hybrid_imagenet.training.trainer import Trainer
 
 
-def run(config: RunConfig, communicator: Communicator, trains: Callable[[Parts], Trainer] = Trainer) -> str:
+def run(
+    config: RunConfig, communicator: Communicator, trains: Callable[[Parts], Trainer] = Trainer
+) -> str:
     """Trains as configured; every rank calls it.
 
     Args:
@@ -28,7 +30,8 @@ def run(config: RunConfig, communicator: Communicator, trains: Callable[[Parts],
       Why the run ended: "" (all epochs), "target" or "preempted".
 
     Raises:
-      UserError: for data or directories that cannot be used, before training; or for what training cannot survive.
+      UserError: for data or directories that cannot be used, before training; or for what training
+        cannot survive.
     """
     trainer = trains(parts_of(config, communicator))
     try:

@@ -14,7 +14,8 @@ _log = logging.getLogger(__name__)
 
 
 def on_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function of tensors that XLA compiles if this process has a GPU that XLA supports when it is called.
+    """Returns a function of tensors that XLA compiles if this process has a GPU that XLA supports
+    when it is called.
 
     A call with an unknown shape is not compiled: each number of images would be another program.
     """
@@ -22,7 +23,11 @@ def on_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def chosen(*values: Any) -> Any:
-        known = all(value.shape.is_fully_defined() for value in tf.nest.flatten(values) if tf.is_tensor(value))
+        known = all(
+            value.shape.is_fully_defined()
+            for value in tf.nest.flatten(values)
+            if tf.is_tensor(value)
+        )
         return (compiled if known and has_gpu() and supported() else function)(*values)
 
     return chosen
@@ -36,8 +41,8 @@ def has_gpu() -> bool:
 def supported() -> bool:
     """Returns whether XLA compiles for the device of this process.
 
-    HYBRID_IMAGENET_XLA=0 says no. A GPU is asked once, by a small program; if it cannot run it, a warning is logged and
-    steps run on it without XLA, with more kernels.
+    HYBRID_IMAGENET_XLA=0 says no. A GPU is asked once, by a small program; if it cannot run it, a
+    warning is logged and steps run on it without XLA, with more kernels.
     """
     return os.environ.get("HYBRID_IMAGENET_XLA", "1") != "0" and (not has_gpu() or _runs())
 
@@ -49,5 +54,8 @@ def _runs() -> bool:
         with tf.init_scope():
             return float(program(tf.ones([1024]))) == 2048.0
     except tf.errors.OpError as error:
-        _log.warning("XLA does not compile for this GPU: steps run without it, slower (%s)", str(error).splitlines()[0])
+        _log.warning(
+            "XLA does not compile for this GPU: steps run without it, slower (%s)",
+            str(error).splitlines()[0],
+        )
         return False

@@ -1,4 +1,5 @@
-"""Adds one number per rank over all ranks; fails unless the sum is right. Run under a launcher by the set-up.
+"""Adds one number per rank over all ranks; fails unless the sum is right. Run under a launcher by
+the set-up.
 
 Where GPUs are visible each rank takes one of its own, so that the sum is NCCL's.
 """
@@ -8,8 +9,9 @@ import contextlib
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-# TensorFlow 2.21 finds no GPU unless cuSOLVER is loaded first. While an image is built, the sources of the package are
-# not there yet, so that a change of the program does not build Horovod again; there is no GPU there either.
+# TensorFlow 2.21 finds no GPU unless cuSOLVER is loaded first. While an image is built, the sources
+# of the package are not there yet, so that a change of the program does not build Horovod again;
+# there is no GPU there either.
 with contextlib.suppress(ModuleNotFoundError):
     from hybrid_imagenet.comm.gpus import load_cusolver
 

@@ -1,4 +1,5 @@
-"""python launch/patch_horovod.py SOURCE: alters an unpacked source tree of Horovod 0.28.1, and fails if it is another.
+"""python launch/patch_horovod.py SOURCE: alters an unpacked source tree of Horovod 0.28.1, and
+fails if it is another.
 
 Each change says what goes wrong without it.
 """
@@ -6,11 +7,14 @@ Each change says what goes wrong without it.
 import pathlib
 import sys
 
-# (file, text, replacement); the text must occur once. An empty text stands for the whole file, "$" for its end.
+# (file, text, replacement); the text must occur once. An empty text stands for the whole file, "$"
+# for its end.
 CHANGES = [
-    # Only the XLA operations, which are off by default; does not compile against TensorFlow's headers.
+    # Only the XLA operations, which are off by default; does not compile against TensorFlow's
+    # headers.
     ("horovod/tensorflow/xla_mpi_ops.cc", "", ""),
-    # GCC 13 and newer no longer bring these headers along with others: std::logic_error and std::string are unknown.
+    # GCC 13 and newer no longer bring these headers along with others: std::logic_error and
+    # std::string are unknown.
     (
         "horovod/common/common.h",
         "#include <memory>\n#include <string>\n",
@@ -21,8 +25,9 @@ CHANGES = [
         "#include <queue>\n#include <unordered_map>\n",
         "#include <queue>\n#include <string>\n#include <unordered_map>\n",
     ),
-    # TensorFlow no longer exports the function that gives a stream's CUDA handle, so a GPU build links and then does
-    # not load. The stream's own interface has the handle; define the function with it.
+    # TensorFlow no longer exports the function that gives a stream's CUDA handle, so a GPU build
+    # links and then does not load. The stream's own interface has the handle; define the function
+    # with it.
     (
         "horovod/tensorflow/mpi_ops.cc",
         "$",
@@ -38,8 +43,9 @@ GpuStreamHandle AsGpuStreamValue(Stream* stream) {
 #endif
 """,
     ),
-    # horovodrun imports TensorFlow, in a process of its own, to learn what the library was built with: seconds at each
-    # start. launch/horovod_wheel.sh builds it with MPI, without which the build fails, and without Gloo.
+    # horovodrun imports TensorFlow, in a process of its own, to learn what the library was built
+    # with: seconds at each start. launch/horovod_wheel.sh builds it with MPI, without which the
+    # build fails, and without Gloo.
     *(
         (
             "horovod/common/util.py",
@@ -56,8 +62,8 @@ GpuStreamHandle AsGpuStreamValue(Stream* stream) {
         )
         for name, title, built in (("mpi", "MPI", True), ("gloo", "Gloo", False))
     ),
-    # What horovodrun refuses (an unknown host, bad -H, a missing hostfile) it told in a traceback, which is
-    # left to --verbose now.
+    # What horovodrun refuses (an unknown host, bad -H, a missing hostfile) it told in a traceback,
+    # which is left to --verbose now.
     (
         "horovod/runner/launch.py",
         """    ssh_successful_to_all_hosts = True
@@ -78,7 +84,7 @@ GpuStreamHandle AsGpuStreamValue(Stream* stream) {
         raise RuntimeError('; '.join(
             '{0} is out of reach ({1}): check -H, and that `ssh {0} true` works'.format(host, reason)
             for host, reason in refused))
-""",
+""",  # noqa: E501
     ),
     (
         "horovod/runner/launch.py",
@@ -105,7 +111,9 @@ def main(source: pathlib.Path) -> None:
         path = source / name
         content = path.read_text() if path.exists() else ""
         if not content or (text not in ("", "$") and content.count(text) != 1):
-            raise SystemExit(f"error: {name} is not as in Horovod 0.28.1: the changes do not fit this version")
+            raise SystemExit(
+                f"error: {name} is not as in Horovod 0.28.1: the changes do not fit this version"
+            )
         if text == "$":
             content += replacement
         else:

@@ -18,7 +18,8 @@ class Point:
     Attributes:
       label: how tables call it.
       flags: what differs from the arm.
-      at: its place, one number for each thing that the points of the arm vary; empty where their order says it.
+      at: its place, one number for each thing that the points of the arm vary; empty where their
+        order says it.
     """
 
     label: str
@@ -39,7 +40,8 @@ class Arm:
       about: the paper gives `top1` in words only, relative to another number.
       points: settings to tune over; an equal number for all arms of a study, or none.
       chosen: label of the point that tuning has chosen; empty before and without tuning.
-      method, batch: where a study compares methods over batches: the method's name, and images per update.
+      method, batch: where a study compares methods over batches: the method's name, and images per
+        update.
     """
 
     name: str
@@ -61,8 +63,9 @@ class Claim:
     Attributes:
       first, second: names of arms.
       relation: `above` (the first is better than the second) or `equal`.
-      metric: `top1` (final validation accuracy, more is better), `epochs` (to the target, fewer are better) or
-        `oscillation` (of validation accuracy by epoch; `above` says that the first has more).
+      metric: `top1` (final validation accuracy, more is better), `epochs` (to the target, fewer are
+        better) or `oscillation` (of validation accuracy by epoch; `above` says that the first has
+        more).
       margin: how far apart two arms that are as good as each other may be, in the metric's unit.
       by_paper: the paper makes the statement; otherwise it is ours, and not judged as the paper's.
     """
@@ -108,7 +111,10 @@ class Study:
         """
         own = (*arm.flags, f"--seed={seed}", *extra)
         unused = configuration.resolve(own, before=self.base).dropped
-        return (*(flag for flag in self.base if flag.lstrip("-").partition("=")[0] not in unused), *own)
+        return (
+            *(flag for flag in self.base if flag.lstrip("-").partition("=")[0] not in unused),
+            *own,
+        )
 
 
 def ranking(*names: str, metric: str = "top1") -> tuple[Claim, ...]:

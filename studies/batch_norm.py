@@ -1,4 +1,6 @@
-"""Defines the comparison of batch normalizations of Lu et al., Table 3.4, with 12 virtual GPUs on Fashion-MNIST."""
+"""Defines the comparison of batch normalizations of Lu et al., Table 3.4, with 12 virtual GPUs on
+Fashion-MNIST.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,18 @@ _RANDOM = (
     f"--warmup_epochs={WARMUP * _LONGER:g}",
     f"--lr_decay={KAPPA ** (1 / _LONGER):.4g}",
 )
-"""A third of the images that are read is left out: epochs are more in return, updates and images used are the same."""
+"""A third of the images that are read is left out: epochs are more in return, updates and images
+used are the same.
+"""
 
 BATCH_NORM = Study(
     name="batch_norm",
     title="Batch normalization over several GPUs",
     source="Lu, Lu, Liang, hybrid gradient computing, 3.2.3, Table 3.4",
-    statement="A fixed batch per GPU, statistics of each GPU alone, and statistics of the last iteration each help.",
+    statement=(
+        "A fixed batch per GPU, statistics of each GPU alone, and statistics of the last iteration"
+        " each help."
+    ),
     arms=(
         Arm("last", "fixed batch, independent, last iteration", top1=0.756, points=_POINTS),
         Arm(
@@ -43,7 +50,13 @@ BATCH_NORM = Study(
             top1=0.7505,
             points=_POINTS,
         ),
-        Arm("sync", "fixed batch, synchronized, moving average", _SYNC_MOVING, top1=0.7335, points=_POINTS),
+        Arm(
+            "sync",
+            "fixed batch, synchronized, moving average",
+            _SYNC_MOVING,
+            top1=0.7335,
+            points=_POINTS,
+        ),
         Arm(
             "random",
             "random batch, synchronized, moving average",
@@ -55,12 +68,18 @@ BATCH_NORM = Study(
     claims=ranking("last", "moving", "sync", "random"),
     notes=(
         f"{GPUS} virtual GPUs of {GPU_IMAGES} images; the moving average has momentum 0.9.",
-        f"Random batches: at every step each GPU uses {LEAST} to {MOST} images; gradients and moments are weighted by "
-        "their number, and the rate is that of the fixed batch. The images beyond are read and left out: with 1.5 "
-        "times the epochs, T and kappa to match, there are as many updates from as many images. The paper does not say "
-        "what its random batch is.",
-        "With weights by count and statistics of all GPUs it makes no difference which GPU has which image: what is "
-        "left of the first row is that the batch of all GPUs varies, by 9 % (standard deviation).",
+        (
+            f"Random batches: at every step each GPU uses {LEAST} to {MOST} images; gradients and"
+            " moments are weighted by their number, and the rate is that of the fixed batch. The"
+            " images beyond are read and left out: with 1.5 times the epochs, T and kappa to"
+            " match, there are as many updates from as many images. The paper does not say what"
+            " its random batch is."
+        ),
+        (
+            "With weights by count and statistics of all GPUs it makes no difference which GPU has"
+            " which image: what is left of the first row is that the batch of all GPUs varies, by 9"
+            " % (standard deviation)."
+        ),
     ),
     base=(*BASE, f"--virtual_gpus={GPUS}"),
 )

@@ -1,7 +1,8 @@
-"""An interval of a difference in accuracy by resampling runs and images, beside Student's over the runs alone.
+"""An interval of a difference in accuracy by resampling runs and images, beside Student's over the
+runs alone.
 
-Student's interval speaks of other seeds on the same images; drawing the images again as well tells how far the answer
-would move on other images of the same kind.
+Student's interval speaks of other seeds on the same images; drawing the images again as well tells
+how far the answer would move on other images of the same kind.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ DRAWS = 2000
 _ROWS = 100  # draws at a time: 100 x 50,000 counts are 40 MB
 
 
-def interval(first: npt.ArrayLike, second: npt.ArrayLike, *, draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
+def interval(
+    first: npt.ArrayLike, second: npt.ArrayLike, *, draws: int = DRAWS, seed: int = 0
+) -> tuple[float, float]:
     """The interval of mean accuracy of the first method minus that of the second.
 
-    Runs and images are drawn with replacement, independently of each other, the same for both methods; the interval
-    holds the middle 95 % of the differences (percentile bootstrap; Efron and Tibshirani 1993, 13.3).
+    Runs and images are drawn with replacement, independently of each other, the same for both
+    methods; the interval holds the middle 95 % of the differences (percentile bootstrap; Efron and
+    Tibshirani 1993, 13.3).
 
     Args:
-      first, second: bool [runs, images]: whether a run of the method got an image right; rows of equal number are runs
-        of equal seed, columns are the same images.
+      first, second: bool [runs, images]: whether a run of the method got an image right; rows of
+        equal number are runs of equal seed, columns are the same images.
       draws: how often both are drawn.
       seed: of the draws.
     """
@@ -35,7 +39,9 @@ def interval(first: npt.ArrayLike, second: npt.ArrayLike, *, draws: int = DRAWS,
         count = min(_ROWS, draws - start)
         run_counts = generator.multinomial(runs, np.full(runs, 1 / runs), count)
         image_counts = generator.multinomial(images, np.full(images, 1 / images), count)
-        found.append(np.einsum("dr,ri,di->d", run_counts / runs, gain, image_counts / images, optimize=True))
+        found.append(
+            np.einsum("dr,ri,di->d", run_counts / runs, gain, image_counts / images, optimize=True)
+        )
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(np.concatenate(found), [tail, 1 - tail])
     return float(low), float(high)

@@ -35,7 +35,15 @@ from studies.trial_runs import Cell
 STUDIES = OF_PAPERS | {
     study.name: study
     for study in (
-        *(BATCH_NORM, ACCURACY_BY_BATCH, WARMUP_METHOD, OPTIMIZERS_BY_BATCH, DECAY, DECAY_2048, FIGURE_3_1),
+        *(
+            BATCH_NORM,
+            ACCURACY_BY_BATCH,
+            WARMUP_METHOD,
+            OPTIMIZERS_BY_BATCH,
+            DECAY,
+            DECAY_2048,
+            FIGURE_3_1,
+        ),
         *(HANDOVER, HANDOVER_256, SHORT_PARTS),
         *(FULL_FORM, FULL_FORM_SMALL),
     )
@@ -46,23 +54,37 @@ def _parser() -> command_line.Parser:
     wide = max(map(len, STUDIES))
     parser = command_line.Parser(
         prog="python -m studies",
-        description="Trains each method of a study once per seed, and writes a table and a plot. Runs that have "
-        "finished are kept in --out; started again, only what is missing or failed is run.",
+        description=(
+            "Trains each method of a study once per seed, and writes a table and a plot. Runs that"
+            " have finished are kept in --out; started again, only what is missing or failed is"
+            " run."
+        ),
         epilog="\n".join(
             [
-                "Flags after -- go to every training run and win over the study's. `list` describes the arms of:",
+                (
+                    "Flags after -- go to every training run and win over the study's. `list`"
+                    " describes the arms of:"
+                ),
                 *(f"  {name:<{wide}}  {study.title}" for name, study in STUDIES.items()),
             ]
         ),
     )
     parser.add_argument("study", metavar="NAME", help="a study, or `list`")
     parser.add_argument("--out", default="runs/studies", help="directory of the runs (%(default)s)")
-    parser.add_argument("--results", help="directory for NAME.csv, NAME.md and NAME.png (default: --out)")
     parser.add_argument(
-        "--seeds", type=command_line.positive, default=3, help="runs of each method, by seed (%(default)s)"
+        "--results", help="directory for NAME.csv, NAME.md and NAME.png (default: --out)"
     )
     parser.add_argument(
-        "--ranks", type=command_line.positive, default=tables.DEFAULT_RANKS, help="ranks of each run (%(default)s)"
+        "--seeds",
+        type=command_line.positive,
+        default=3,
+        help="runs of each method, by seed (%(default)s)",
+    )
+    parser.add_argument(
+        "--ranks",
+        type=command_line.positive,
+        default=tables.DEFAULT_RANKS,
+        help="ranks of each run (%(default)s)",
     )
     parser.add_argument(
         "--jobs",
@@ -71,7 +93,10 @@ def _parser() -> command_line.Parser:
         help="runs at the same time on this host; they share its GPUs and cores (%(default)s)",
     )
     parser.add_argument(
-        "--launcher", choices=running.LAUNCHERS, default="mpirun", help="starts the ranks (%(default)s)"
+        "--launcher",
+        choices=running.LAUNCHERS,
+        default="mpirun",
+        help="starts the ranks (%(default)s)",
     )
     parser.add_argument(
         "--images_per_second",
@@ -79,9 +104,15 @@ def _parser() -> command_line.Parser:
         default=1800.0,
         help="throughput of a run, for the hours printed before it starts (%(default)s)",
     )
-    parser.add_argument("--arms", help="run these arms only: names or patterns such as *_1024, separated by commas")
+    parser.add_argument(
+        "--arms", help="run these arms only: names or patterns such as *_1024, separated by commas"
+    )
     parser.add_argument("--dry_run", action="store_true", help="print the commands and run nothing")
-    parser.add_argument("--render", action="store_true", help="run nothing: write table and plot of the runs in --out")
+    parser.add_argument(
+        "--render",
+        action="store_true",
+        help="run nothing: write table and plot of the runs in --out",
+    )
     return parser
 
 
@@ -115,8 +146,12 @@ def parse(arguments: Sequence[str]) -> tuple[Study, argparse.Namespace, tuple[st
     options = _parser().parse_args(own)
     name = options.study
     if name not in STUDIES:
-        raise UserError(f"{name}: choose one of {', '.join(STUDIES)} or list{did_you_mean(name, STUDIES)}")
-    given = parse_arguments(itertools.chain(*configuration.split_flagfiles(extra)), configuration.OPTIONS).keys()
+        raise UserError(
+            f"{name}: choose one of {', '.join(STUDIES)} or list{did_you_mean(name, STUDIES)}"
+        )
+    given = parse_arguments(
+        itertools.chain(*configuration.split_flagfiles(extra)), configuration.OPTIONS
+    ).keys()
     for flag in given & {"run_dir", "seed", "resume"}:
         raise UserError(f"--{flag} after --: the study gives every run its own; omit it")
     for flag in given & _varied(STUDIES[name]):
@@ -127,30 +162,46 @@ def parse(arguments: Sequence[str]) -> tuple[Study, argparse.Namespace, tuple[st
             raise UserError(f"--arms={options.arms}: {pattern} is none of {', '.join(names)}")
     study = STUDIES[name]
     if options.ranks > 1 and "virtual_gpus" not in given:
-        gpus = max(configuration.resolve(study.arguments(arm, 0, extra)).virtual_gpus for arm in study.arms)
+        gpus = max(
+            configuration.resolve(study.arguments(arm, 0, extra)).virtual_gpus for arm in study.arms
+        )
         if gpus > 1:
             raise UserError(
-                f"--ranks={options.ranks}: the batch of {name} is that of one rank with {gpus} virtual GPUs; give "
-                "--ranks=1, or --virtual_gpus after --"
+                f"--ranks={options.ranks}: the batch of {name} is that of one rank with {gpus}"
+                " virtual GPUs; give --ranks=1, or --virtual_gpus after --"
             )
     return study, options, tuple(extra)
 
 
 def _varied(study: Study) -> set[str]:
     """The flags that not all arms and points of a study have alike."""
-    cells = [(*arm.flags, *point) for arm in study.arms for point in [p.flags for p in arm.points] or [()]]
+    cells = [
+        (*arm.flags, *point)
+        for arm in study.arms
+        for point in [p.flags for p in arm.points] or [()]
+    ]
     values = [parse_arguments(cell, configuration.OPTIONS) for cell in cells]
-    return {name for found in values for name in found if any(found[name] != other.get(name) for other in values)}
+    return {
+        name
+        for found in values
+        for name in found
+        if any(found[name] != other.get(name) for other in values)
+    }
 
 
 def _takes(options: argparse.Namespace, arm: Arm) -> bool:
     """Whether an arm's runs are wanted."""
-    return options.arms is None or any(fnmatch.fnmatchcase(arm.name, pattern) for pattern in options.arms.split(","))
+    return options.arms is None or any(
+        fnmatch.fnmatchcase(arm.name, pattern) for pattern in options.arms.split(",")
+    )
 
 
 def _study(study: Study, options: argparse.Namespace, extra: tuple[str, ...]) -> bool:
-    """Tunes, runs and writes one study; returns whether all runs that were asked for have finished."""
-    # Every flag is checked before the first run starts: those of the tuning runs are those of all points.
+    """Tunes, runs and writes one study; returns whether all runs that were asked for have
+    finished.
+    """
+    # Every flag is checked before the first run starts: those of the tuning runs are those of all
+    # points.
     trials = tuning.plan(study, pathlib.Path(options.out).absolute(), options.ranks, extra)
     planned = [] if trials else list(_cells(study, options, extra))
     runs = [(t.arm, t.cell) for t in trials] or [(arm, cell) for arm, _, cell in planned]
@@ -158,20 +209,28 @@ def _study(study: Study, options: argparse.Namespace, extra: tuple[str, ...]) ->
         return True
     if not options.render:
         _check_data(study, [cell for arm, cell in runs if _takes(options, arm)])
-    tried = _results(study, [(t.arm, f"tuning {t.arm.name}, {t.point.label}", t.cell) for t in trials], options)
+    tried = _results(
+        study, [(t.arm, f"tuning {t.arm.name}, {t.point.label}", t.cell) for t in trials], options
+    )
     choices = tuning.choose(study, trials, tried)
     study = tuning.reported(study, choices)
     planned = planned or list(_cells(study, options, extra))
-    results = _results(study, [(arm, f"{arm.name}, seed {seed}", cell) for arm, seed, cell in planned], options)
+    results = _results(
+        study, [(arm, f"{arm.name}, seed {seed}", cell) for arm, seed, cell in planned], options
+    )
     found = {arm.name: tuning.untuned(arm, range(options.seeds)) for arm in study.arms}
     for arm, seed, cell in planned:
         found[arm.name][seed] = results[cell]
     target = configuration.resolve([*results, *tried][0].flags).target_top1[0]
     arms = [ArmResults(arm, found[arm.name], target) for arm in study.arms]
     lines = tuning.lines(choices, study.tuning_seeds)
-    for path in write(pathlib.Path(options.results or options.out), study, arms, options.seeds, extra, lines):
+    for path in write(
+        pathlib.Path(options.results or options.out), study, arms, options.seeds, extra, lines
+    ):
         _say(str(path))
-    return all(len(each.finished) == len(each.by_seed) for each in arms if _takes(options, each.arm))
+    return all(
+        len(each.finished) == len(each.by_seed) for each in arms if _takes(options, each.arm)
+    )
 
 
 def _check_data(study: Study, cells: Sequence[Cell]) -> None:
@@ -190,19 +249,25 @@ def _check_data(study: Study, cells: Sequence[Cell]) -> None:
         datasets.look(datasets.Request.from_flags(config))
     elif datasets.of(config.dataset).directory:
         raise UserError(
-            f"{study.name} reads its images from a directory. Add `-- --data_dir=DIR` at the end of the command."
+            f"{study.name} reads its images from a directory. Add `-- --data_dir=DIR` at the end of"
+            " the command."
         )
 
 
 def _announce(study: Study, options: argparse.Namespace, runs: Sequence[tuple[Arm, Cell]]) -> bool:
-    """Says what a study will cost or, for a dry run, its commands; returns whether that is all that was asked for."""
+    """Says what a study will cost or, for a dry run, its commands; returns whether that is all that
+    was asked for.
+    """
     cells = [cell for arm, cell in runs if _takes(options, arm)]
     later = options.seeds * sum(bool(arm.points) for arm in study.arms if _takes(options, arm))
     if options.dry_run:
         for cell in cells:
             print(shlex.join(running.command(cell, options.launcher)))
         if later:
-            print(f"# then the best point of each arm with seeds 0 to {options.seeds - 1}: {later} runs")
+            print(
+                f"# then the best point of each arm with seeds 0 to {options.seeds - 1}: {later}"
+                " runs"
+            )
     if cells and (options.dry_run or not options.render):
         mark = "# " if options.dry_run else ""
         _say(f"{mark}{study.name}: {cost.line(cells, options.images_per_second, later)}")
@@ -212,7 +277,8 @@ def _announce(study: Study, options: argparse.Namespace, runs: Sequence[tuple[Ar
 def _results(
     study: Study, runs: Sequence[tuple[Arm, str, Cell]], options: argparse.Namespace
 ) -> dict[Cell, trial_runs.Result]:
-    """The results of cells; those of arms that were asked for are run if need be, and told as they end.
+    """The results of cells; those of arms that were asked for are run if need be, and told as they
+    end.
 
     Args:
       study: whose cells they are.
@@ -223,7 +289,9 @@ def _results(
     cells = list(names)
     found = {cell: trial_runs.read(cell) for _, _, cell in runs if cell not in names}
     if options.render:
-        ended = (jobs.Ended(number, trial_runs.read(cell), False) for number, cell in enumerate(cells))
+        ended = (
+            jobs.Ended(number, trial_runs.read(cell), False) for number, cell in enumerate(cells)
+        )
     else:
         ended = jobs.ended(cells, options.launcher, options.jobs)
     with contextlib.closing(ended):
@@ -234,14 +302,20 @@ def _results(
     return found
 
 
-def _cells(study: Study, options: argparse.Namespace, extra: tuple[str, ...]) -> Iterator[tuple[Arm, int, Cell]]:
+def _cells(
+    study: Study, options: argparse.Namespace, extra: tuple[str, ...]
+) -> Iterator[tuple[Arm, int, Cell]]:
     """Seed by seed, so that a study that was cut short has all arms that are tuned."""
     out = pathlib.Path(options.out).absolute()
     for seed in range(options.seeds):
         for arm in study.arms:
             if arm.points:
                 continue
-            yield arm, seed, trial_runs.create(out, study.arguments(arm, seed, extra), options.ranks)
+            yield (
+                arm,
+                seed,
+                trial_runs.create(out, study.arguments(arm, seed, extra), options.ranks),
+            )
 
 
 def _line(result: trial_runs.Result, ran: bool) -> str:
@@ -272,9 +346,13 @@ def write(
     try:
         directory.mkdir(parents=True, exist_ok=True)
         paths[0].write_text(tables.to_csv(study, arms, extra), encoding="utf-8")
-        paths[1].write_text(tables.to_markdown(study, arms, seeds, extra, drawn, tuning), encoding="utf-8")
+        paths[1].write_text(
+            tables.to_markdown(study, arms, seeds, extra, drawn, tuning), encoding="utf-8"
+        )
     except OSError as error:
-        raise UserError(f"--results={directory}: {error.strerror}; give a directory that can be written") from None
+        raise UserError(
+            f"--results={directory}: {error.strerror}; give a directory that can be written"
+        ) from None
     if drawn:
         paths.append(directory / f"{study.name}.png")
         plot.draw(paths[-1], study, arms)

@@ -26,13 +26,19 @@ def line(cells: Sequence[Cell], rate: float, later: int = 0) -> str:
     Args:
       cells: all that the study plans.
       rate: training images per second of the machine.
-      later: more runs, whose flags follow from the others; each costs as much as the mean of `cells`.
+      later: more runs, whose flags follow from the others; each costs as much as the mean of
+        `cells`.
     """
-    done = sum(trial_runs.read(cell).status in (trial_runs.FINISHED, trial_runs.DIVERGED) for cell in cells)
+    done = sum(
+        trial_runs.read(cell).status in (trial_runs.FINISHED, trial_runs.DIVERGED) for cell in cells
+    )
     counts = [images(cell) for cell in cells]
     runs = f"{len(cells) + later} runs, {done} of them there"
     known = [count for count in counts if count is not None]
     if not known or len(known) < len(counts):
         return f"{runs}; the size of the dataset is not known before it is read"
     total = sum(known) / len(known) * (len(cells) + later - done)
-    return f"{runs}; {total / 1e6:.1f} million images are left: {total / rate / 3600:.1f} hours at {rate:g} images/s"
+    return (
+        f"{runs}; {total / 1e6:.1f} million images are left: {total / rate / 3600:.1f} hours at"
+        f" {rate:g} images/s"
+    )

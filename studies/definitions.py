@@ -1,4 +1,6 @@
-"""Defines the studies of single methods of Lu et al. and Mikami et al., with the papers' numbers as printed."""
+"""Defines the studies of single methods of Lu et al. and Mikami et al., with the papers' numbers as
+printed.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,25 @@ _HYBRID = (
 )
 _DEEP = (*_HYBRID, "--model=resnet34", "--model_width=8")
 _DEEP_NOTES = (
-    "resnet34 has as many residual blocks as ResNet-50, 16. Batch 1,024; the paper's target is 75 %, here 80.",
+    (
+        "resnet34 has as many residual blocks as ResNet-50, 16. Batch 1,024; the paper's target is"
+        " 75 %, here 80."
+    ),
 )
 
 WARMUP_EPOCHS = Study(
     name="warmup_epochs",
     title="Epochs T of the AdaBound warmup",
     source=f"{_H}, 3.2.1, Fig. 3.2",
-    statement="T has little effect; a larger T converges slightly faster and ends slightly less accurate.",
+    statement=(
+        "T has little effect; a larger T converges slightly faster and ends slightly less accurate."
+    ),
     arms=tuple(
-        Arm(f"T{epochs}", f"T = {epochs}", () if epochs == WARMUP else (f"--warmup_epochs={epochs}",))
+        Arm(
+            f"T{epochs}",
+            f"T = {epochs}",
+            () if epochs == WARMUP else (f"--warmup_epochs={epochs}",),
+        )
         for epochs in (WARMUP, 1, 5)
     ),
     claims=(
@@ -39,7 +50,12 @@ WARMUP_EPOCHS = Study(
         Claim("T1", "T5"),
         Claim("T5", "T1", metric="epochs"),
     ),
-    notes=(f"The paper shows curves and prints no numbers; its own T is 10 of 90 epochs, here it is of {EPOCHS}.",),
+    notes=(
+        (
+            "The paper shows curves and prints no numbers; its own T is 10 of 90 epochs, here it"
+            f" is of {EPOCHS}."
+        ),
+    ),
     base=_HYBRID,
 )
 
@@ -47,12 +63,24 @@ PRECISION = Study(
     name="precision",
     title="Numerical precision of the gradients",
     source=f"{_H}, 3.2.2, Fig. 3.3",
-    statement="The curves of mixed precision and of FP32 almost coincide; that of mixed precision oscillates more.",
+    statement=(
+        "The curves of mixed precision and of FP32 almost coincide; that of mixed precision"
+        " oscillates more."
+    ),
     arms=(
         Arm("fp32", "FP32"),
-        Arm("fp16", "FP16 computation and exchange", ("--precision=mixed_float16", "--compression=fp16"), _BEST),
+        Arm(
+            "fp16",
+            "FP16 computation and exchange",
+            ("--precision=mixed_float16", "--compression=fp16"),
+            _BEST,
+        ),
         Arm("fp16_wire", "FP32 computation, FP16 exchange", ("--compression=fp16",), 0.7558),
-        Arm("bf16", "BF16 computation, FP16 exchange", ("--precision=mixed_bfloat16", "--compression=fp16")),
+        Arm(
+            "bf16",
+            "BF16 computation, FP16 exchange",
+            ("--precision=mixed_bfloat16", "--compression=fp16"),
+        ),
     ),
     claims=(
         Claim("fp16", "fp32", "equal"),
@@ -62,8 +90,10 @@ PRECISION = Study(
         Claim("bf16", "fp32", metric="oscillation", by_paper=False),
     ),
     notes=(
-        "FP32 alone has a curve in the paper, but no number. FP32 computation with FP16 exchange is its cluster 2 "
-        "(Table 3.7); it needs two ranks or more.",
+        (
+            "FP32 alone has a curve in the paper, but no number. FP32 computation with FP16"
+            " exchange is its cluster 2 (Table 3.7); it needs two ranks or more."
+        ),
         "FP16 uses dynamic loss scaling. BF16 is not in the paper; it is what a CPU computes in.",
     ),
     base=_HYBRID,
@@ -73,7 +103,9 @@ INITIALIZATION = Study(
     name="initialization",
     title="Initialization of convolutions",
     source=f"{_H}, 3.2.3, Table 3.5",
-    statement="Kaiming's is the most accurate and reaches 75 % first; then Xavier's, then a Gaussian.",
+    statement=(
+        "Kaiming's is the most accurate and reaches 75 % first; then Xavier's, then a Gaussian."
+    ),
     arms=(
         Arm("kaiming", "Kaiming", top1=_BEST, epochs=_BEST_EPOCHS),
         Arm("xavier", "Xavier", ("--initializer=xavier",), top1=0.7523, epochs=35),
@@ -105,12 +137,16 @@ SONY_EPOCHS = 18
 """The least in which the 30th, 45th and 75th of 90 epochs are whole ones."""
 SONY_GPUS = 8
 SONY_SCALE = 1024 // SONY_GPUS
-"""Divides the batches of Mikami et al.: each virtual GPU has as many images as they have thousands in all."""
+"""Divides the batches of Mikami et al.: each virtual GPU has as many images as they have thousands
+in all.
+"""
 _SMOOTH = "--label_smoothing=0.1"
 
 
 def growing(*stages: tuple[int, int]) -> str:
-    """A batch schedule from (epoch of 90 after which the batch changes, thousands of images as printed)."""
+    """A batch schedule from (epoch of 90 after which the batch changes, thousands of images as
+    printed).
+    """
     return "--batch_schedule=" + ",".join(f"{epoch * SONY_EPOCHS // 90}:{k}" for epoch, k in stages)
 
 
@@ -118,13 +154,17 @@ BATCH_SIZE_CONTROL = Study(
     name="batch_size_control",
     title="Batch-size control and label smoothing",
     source=f"{_S}, Tables 3 and 5",
-    statement="A batch that grows up to 119K costs little accuracy, and so does 54K with label smoothing; "
-    "both together (experiment 3) cost about 0.7 points.",
+    statement=(
+        "A batch that grows up to 119K costs little accuracy, and so does 54K with label smoothing;"
+        " both together (experiment 3) cost about 0.7 points."
+    ),
     arms=(
         Arm("reference", "reference: 32K", top1=0.7540),
         Arm("exp1", "exp. 1: 34K, 68K", (growing((0, 34), (30, 68)),), top1=0.7503),
         Arm("exp2", "exp. 2: 54K, smoothed", (growing((0, 54)), _SMOOTH), top1=0.7529),
-        Arm("exp3", "exp. 3: 54K, 64K, smoothed", (growing((0, 54), (30, 64)), _SMOOTH), top1=0.7462),
+        Arm(
+            "exp3", "exp. 3: 54K, 64K, smoothed", (growing((0, 54), (30, 64)), _SMOOTH), top1=0.7462
+        ),
         Arm(
             "exp4",
             "exp. 4: 34K to 119K, smoothed",
@@ -141,10 +181,16 @@ BATCH_SIZE_CONTROL = Study(
         Claim("exp2", "54K", by_paper=False),
     ),
     notes=(
-        f"Batches are those of Mikami et al. divided by {SONY_SCALE}, on {SONY_GPUS} virtual GPUs; theirs change the "
-        "number of GPUs too. They have no training at 54K without label smoothing, nor at 32K with it.",
-        "All arms have configuration A, its epochs scaled to the length of the run, and momentum 0.9, so that they "
-        "differ in batch and label smoothing only. Mikami et al. use configuration B in experiments 2 and 3.",
+        (
+            f"Batches are those of Mikami et al. divided by {SONY_SCALE}, on {SONY_GPUS} virtual"
+            " GPUs; theirs change the number of GPUs too. They have no training at 54K without"
+            " label smoothing, nor at 32K with it."
+        ),
+        (
+            "All arms have configuration A, its epochs scaled to the length of the run, and"
+            " momentum 0.9, so that they differ in batch and label smoothing only. Mikami et al."
+            " use configuration B in experiments 2 and 3."
+        ),
     ),
     base=(
         *BASE,
@@ -161,4 +207,7 @@ BATCH_SIZE_CONTROL = Study(
     ),
 )
 
-STUDIES = {study.name: study for study in (WARMUP_EPOCHS, PRECISION, INITIALIZATION, GAMMA, BATCH_SIZE_CONTROL)}
+STUDIES = {
+    study.name: study
+    for study in (WARMUP_EPOCHS, PRECISION, INITIALIZATION, GAMMA, BATCH_SIZE_CONTROL)
+}

@@ -1,9 +1,10 @@
-"""Defines Fig. 3.1 of Lu et al. in the paper's own form: 24 GPUs, 6,144 images per update, T = 10 of 90 epochs.
+"""Defines Fig. 3.1 of Lu et al. in the paper's own form: 24 GPUs, 6,144 images per update, T = 10
+of 90 epochs.
 
-The other studies shorten the training to 16 epochs with 32 images per GPU, which leaves 37 updates for
-the warmup at a batch of 1,024. Here the number of GPUs, the batch, T, kappa and the number of epochs are
-the paper's. Only the dataset is smaller: 60,000 images with two garments each, of 100 classes
-(`studies/garment_pairs.py`). So a run has 879 updates, 98 of them in the warmup.
+The other studies shorten the training to 16 epochs with 32 images per GPU, which leaves 37 updates
+for the warmup at a batch of 1,024. Here the number of GPUs, the batch, T, kappa and the number of
+epochs are the paper's. Only the dataset is smaller: 60,000 images with two garments each, of 100
+classes (`studies/garment_pairs.py`). So a run has 879 updates, 98 of them in the warmup.
 
 One rank stands for the 24 GPUs (`--virtual_gpus=24`): each normalizes its own 256 images.
 
@@ -11,24 +12,25 @@ Both studies read the derived dataset. Make it first; DIR holds the four IDX fil
 
     python -m studies.garment_pairs --data_dir=DIR --to=PAIRS
 
-**`full_form`** trains ResNet-50 in FP16 on a GPU. Its stem is 3 x 3 with stride 2, because images have
-32 pixels. These are 21 runs, three at a time on one GPU:
+**`full_form`** trains ResNet-50 in FP16 on a GPU. Its stem is 3 x 3 with stride 2, because images
+have 32 pixels. These are 21 runs, three at a time on one GPU:
 
     python -m studies full_form --ranks=1 --seeds=3 --jobs=3 -- --data_dir=PAIRS
 
-A run took about 90 s on an H200 with three at a time, so all should take about 11 minutes (an estimate).
+A run took about 90 s on an H200 with three at a time, so all should take about 11 minutes (an
+estimate).
 
-**`full_form_small`** trains a ResNet-8 with 8 to 32 channels in FP32 on two CPU cores, with the same
-images, batches and updates:
+**`full_form_small`** trains a ResNet-8 with 8 to 32 channels in FP32 on two CPU cores, with the
+same images, batches and updates:
 
     python -m studies full_form_small --ranks=1 --seeds=3 -- --data_dir=PAIRS
 
-A run should take 12 to 15 minutes on two idle cores, and all 21 about 5 hours. This is an estimate from
-the processor time of 20 steps (1.6 s each, on an Intel Xeon with AVX-512 that was busy); no whole run
-was timed.
+A run should take 12 to 15 minutes on two idle cores, and all 21 about 5 hours. This is an estimate
+from the processor time of 20 steps (1.6 s each, on an Intel Xeon with AVX-512 that was busy); no
+whole run was timed.
 
-You can stop either study at any time. The same command keeps the runs that have finished and starts the
-others.
+You can stop either study at any time. The same command keeps the runs that have finished and starts
+the others.
 """
 
 from __future__ import annotations
@@ -46,12 +48,14 @@ EPOCHS = 90
 WARMUP = 10
 KAPPA = 0.9
 SMALL_STEP = 0.04
-"""The relative step of the arm with smaller steps of LARS; MLPerf's tuned runs have 0.14 at this batch."""
+"""The relative step of the arm with smaller steps of LARS; MLPerf's tuned runs have 0.14 at this
+batch.
+"""
 
 # The rate of hybrid after T is 0.1 for each GPU.
 _RATE = 0.1 * GPUS
-# Hybrid averages the gradient, with a factor of 1 - momentum, and LARS sums it. So LARS makes the same update at this
-# rate, in layers and in biases.
+# Hybrid averages the gradient, with a factor of 1 - momentum, and LARS sums it. So LARS makes the
+# same update at this rate, in layers and in biases.
 _LARS_RATE = _RATE * (1 - MOMENTUM)
 _POLY = ("--lr_schedule=poly", "--lr_power=2")
 
@@ -62,7 +66,11 @@ ARMS = (
     Arm("as_printed", "hybrid to the letter", ("--recipe=lu_as_printed",)),
     Arm("hybrid_poly", "hybrid, polynomial decay", _POLY),
     Arm("hybrid_ramp", "hybrid, ramp of 2 epochs", ("--hybrid_ramp_epochs=2",)),
-    Arm("hybrid_small_step", f"hybrid, relative step {SMALL_STEP:g}", (eta(SMALL_STEP, _RATE, 1 - MOMENTUM),)),
+    Arm(
+        "hybrid_small_step",
+        f"hybrid, relative step {SMALL_STEP:g}",
+        (eta(SMALL_STEP, _RATE, 1 - MOMENTUM),),
+    ),
     Arm(
         "lars_poly",
         "gradual warmup + LARS, polynomial decay",
@@ -81,7 +89,10 @@ FULL_FORM = Study(
     name="full_form",
     title="Fig. 3.1 in the paper's own form",
     source="Lu, Lu, Liang, hybrid gradient computing, 3.2.1, Fig. 3.1",
-    statement="AdaBound warmup + SGD ends about 0.5 points above gradual warmup + SGD and reaches its target sooner.",
+    statement=(
+        "AdaBound warmup + SGD ends about 0.5 points above gradual warmup + SGD and reaches its"
+        " target sooner."
+    ),
     arms=ARMS,
     claims=(
         Claim("hybrid", "gradual_sgd"),
@@ -93,12 +104,22 @@ FULL_FORM = Study(
         Claim("hybrid_poly", "lars_poly", by_paper=False),
     ),
     notes=(
-        f"{GPUS} virtual GPUs of {GPU_IMAGES} images: {BATCH:,} per update. 879 updates, of which the warmup has 98; "
-        "ImageNet's training has 18,768 and 2,085.",
-        "No arm is tuned. Rates, T and kappa are the paper's, and the coefficient of LARS follows from the batch.",
-        "With the ramp, the coefficient is 1.23 times as large: LARS has the step of MLPerf's tuned runs when the ramp "
-        "ends, as in the recipe, not when it begins.",
-        "Hybrid and LARS with polynomial decay are equal after T. They differ in their warmups alone.",
+        (
+            f"{GPUS} virtual GPUs of {GPU_IMAGES} images: {BATCH:,} per update. 879 updates, of"
+            " which the warmup has 98; ImageNet's training has 18,768 and 2,085."
+        ),
+        (
+            "No arm is tuned. Rates, T and kappa are the paper's, and the coefficient of LARS"
+            " follows from the batch."
+        ),
+        (
+            "With the ramp, the coefficient is 1.23 times as large: LARS has the step of MLPerf's"
+            " tuned runs when the ramp ends, as in the recipe, not when it begins."
+        ),
+        (
+            "Hybrid and LARS with polynomial decay are equal after T. They differ in their warmups"
+            " alone."
+        ),
         "The paper's target is 75 %, here it is 70 %.",
     ),
     # The network is not set here, because the recipe lu_as_printed has its own: ResNet-50 v1.
@@ -126,8 +147,11 @@ FULL_FORM_SMALL = dataclasses.replace(
     title="Fig. 3.1 in the paper's own form, with a small network",
     notes=(
         *FULL_FORM.notes[:-1],
-        "The network is ResNet-8 with 8 to 32 channels. It has no 1 x 1 convolutions in its blocks, so v1 and v1.5 are "
-        "the same, and hybrid to the letter differs in the optimizer alone.",
+        (
+            "The network is ResNet-8 with 8 to 32 channels. It has no 1 x 1 convolutions in its"
+            " blocks, so v1 and v1.5 are the same, and hybrid to the letter differs in the"
+            " optimizer alone."
+        ),
         f"The paper's target is 75 %, here it is {100 * SMALL_TARGET:g} %, set before any run.",
     ),
     base=(

@@ -5,16 +5,17 @@
 DIR holds the four IDX files of Fashion-MNIST. OUT gets four IDX files and `labels.txt`, which the
 training program reads with `--dataset=idx --data_dir=OUT`.
 
-Small networks soon reach 90 % on Fashion-MNIST itself, where methods hardly differ. Here an image of
-32 x 32 pixels shows two garments on a noisy field, one above the other, and the class is the ordered
-pair: 10 x 10 classes. Training images are made from Fashion-MNIST's training images only, and test
-images from its test images.
+Small networks soon reach 90 % on Fashion-MNIST itself, where methods hardly differ. Here an image
+of 32 x 32 pixels shows two garments on a noisy field, one above the other, and the class is the
+ordered pair: 10 x 10 classes. Training images are made from Fashion-MNIST's training images only,
+and test images from its test images.
 
-- **Classes.** Each pair has the same number of images. A garment is used at most once above and once
-  below.
-- **Places.** A garment is scaled from 28 to 18 pixels. The upper one fills rows 0 to 17, the lower one
-  rows 14 to 31, where it covers the upper one. Each is at a random horizontal position. The order is
-  vertical because `--augmentation=shift` mirrors images left to right, which must not change the class.
+- **Classes.** Each pair has the same number of images. A garment is used at most once above and
+  once below.
+- **Places.** A garment is scaled from 28 to 18 pixels. The upper one fills rows 0 to 17, the lower
+  one rows 14 to 31, where it covers the upper one. Each is at a random horizontal position. The
+  order is vertical because `--augmentation=shift` mirrors images left to right, which must not
+  change the class.
 - **Field.** A random gray level for each image, with noise for each pixel.
 
 The same seed gives the same bytes on every machine: all arithmetic is exact, and the random numbers
@@ -56,11 +57,12 @@ TRAINING_IMAGES = 60_000
 # The gray level of a field is below 120 and its noise below 40, so their sum fits into a byte.
 FIELD_LEVELS = 120
 NOISE_LEVELS = 40
-# Fashion-MNIST's own background is 0, and scaling blurs the edge of a garment. Darker pixels than this show the field.
+# Fashion-MNIST's own background is 0, and scaling blurs the edge of a garment. Darker pixels than
+# this show the field.
 LARGEST_BACKGROUND_PIXEL = 8
 
-# The file names of IDX datasets begin with these, by split. The number keeps the random numbers of the splits apart, so
-# that the test images do not depend on how many training images are made.
+# The file names of IDX datasets begin with these, by split. The number keeps the random numbers of
+# the splits apart, so that the test images do not depend on how many training images are made.
 _SPLITS = {"train": ("train", 0), "validation": ("t10k", 1)}
 
 Images = npt.NDArray[np.uint8]
@@ -73,15 +75,17 @@ def class_names() -> list[str]:
 
 
 def shrink(images: Images) -> Images:
-    """Scales images [n, 28, 28] to [n, 18, 18] by the mean of the area that each new pixel covers, rounded."""
+    """Scales images [n, 28, 28] to [n, 18, 18] by the mean of the area that each new pixel covers,
+    rounded.
+    """
     # In units of 1/18 of a pixel, an old pixel is 18 long and a new one 28.
     old_edges = GARMENT_SIDE * np.arange(SOURCE_SIDE + 1)
     new_edges = SOURCE_SIDE * np.arange(GARMENT_SIDE + 1)
     ends = np.minimum(new_edges[1:, None], old_edges[None, 1:])
     starts = np.maximum(new_edges[:-1, None], old_edges[None, :-1])
     overlap = np.maximum(ends - starts, 0)
-    # All overlaps are even. Halved, they sum to 14 in each row, and every sum below stays under 2 ** 24. So float32,
-    # whose matrix product is fast, computes whole numbers exactly.
+    # All overlaps are even. Halved, they sum to 14 in each row, and every sum below stays under 2
+    # ** 24. So float32, whose matrix product is fast, computes whole numbers exactly.
     weights = (overlap // 2).astype(np.float32)
     area = int(weights[0].sum()) ** 2
     sums = weights @ images.astype(np.float32) @ weights.T
@@ -99,14 +103,18 @@ def choose_pairs(
       generator: source of the random order.
 
     Returns:
-      Numbers of the source images shown above and below, each [100 * images_per_pair], class by class. No number
-      occurs twice in one of them.
+      Numbers of the source images shown above and below, each [100 * images_per_pair], class by
+      class. No number occurs twice in one of them.
     """
     shape = (GARMENTS, images_per_pair)
     count = GARMENTS * images_per_pair
     by_garment = [np.flatnonzero(labels == garment) for garment in range(GARMENTS)]
-    upper = np.stack([generator.permutation(numbers)[:count].reshape(shape) for numbers in by_garment])
-    lower = np.stack([generator.permutation(numbers)[:count].reshape(shape) for numbers in by_garment])
+    upper = np.stack(
+        [generator.permutation(numbers)[:count].reshape(shape) for numbers in by_garment]
+    )
+    lower = np.stack(
+        [generator.permutation(numbers)[:count].reshape(shape) for numbers in by_garment]
+    )
     # `upper` is [upper garment, lower garment, image], `lower` the other way round.
     return upper.ravel(), lower.swapaxes(0, 1).ravel()
 
@@ -123,7 +131,8 @@ def compose(
       generator: source of all random numbers.
 
     Returns:
-      Images [100 * images_per_pair, 32, 32] and their labels, 10 * upper garment + lower garment, in random order.
+      Images [100 * images_per_pair, 32, 32] and their labels, 10 * upper garment + lower garment,
+      in random order.
     """
     upper, lower = choose_pairs(labels, images_per_pair, generator)
     count = len(upper)
@@ -148,14 +157,17 @@ def _paste(picture: Images, garment: Images, top: int, left: int) -> None:
     np.copyto(window, garment, where=garment > LARGEST_BACKGROUND_PIXEL)
 
 
-def generate(source: IdxSource, split: str, seed: int, training_images: int = TRAINING_IMAGES) -> tuple[Images, Labels]:
+def generate(
+    source: IdxSource, split: str, seed: int, training_images: int = TRAINING_IMAGES
+) -> tuple[Images, Labels]:
     """Makes the images and labels of a split from those of the same split of Fashion-MNIST.
 
     Args:
       source: the split of Fashion-MNIST.
       split: "train" or "validation".
       seed: of the random numbers.
-      training_images: of the training split, a multiple of 100. The other split is as large as its source allows.
+      training_images: of the training split, a multiple of 100. The other split is as large as its
+        source allows.
 
     Raises:
       UserError: if the source has another form, or too few images.
@@ -163,8 +175,9 @@ def generate(source: IdxSource, split: str, seed: int, training_images: int = TR
     if source.pixels.shape[1:] != (SOURCE_SIDE, SOURCE_SIDE):
         height, width = source.pixels.shape[1:]
         raise UserError(
-            f"{source.locate(0)[0]} has images of {height} x {width} pixels, but those of Fashion-MNIST have "
-            f"{SOURCE_SIDE} x {SOURCE_SIDE}. Set --data_dir to the directory of its four files."
+            f"{source.locate(0)[0]} has images of {height} x {width} pixels, but those of"
+            f" Fashion-MNIST have {SOURCE_SIDE} x {SOURCE_SIDE}. Set --data_dir to the directory of"
+            " its four files."
         )
     most_per_pair = int(np.bincount(source.labels, minlength=GARMENTS).min()) // GARMENTS
     per_pair = most_per_pair
@@ -172,9 +185,9 @@ def generate(source: IdxSource, split: str, seed: int, training_images: int = TR
         per_pair = training_images // CLASSES
     if not 0 < per_pair <= most_per_pair:
         raise UserError(
-            f"{source.locate(0)[0]} is enough for {CLASSES * most_per_pair} images with equally many of each class, "
-            f"not for {max(per_pair, 1) * CLASSES}. Set --data_dir to the files of the whole dataset, or "
-            "--training_images to a smaller number."
+            f"{source.locate(0)[0]} is enough for {CLASSES * most_per_pair} images with equally"
+            f" many of each class, not for {max(per_pair, 1) * CLASSES}. Set --data_dir to the"
+            " files of the whole dataset, or --training_images to a smaller number."
         )
     generator = np.random.Generator(np.random.PCG64([seed, _SPLITS[split][1]]))
     return compose(source.pixels, source.labels, per_pair, generator)
@@ -186,17 +199,22 @@ def encode_idx(array: npt.NDArray[np.uint8]) -> bytes:
     return header + array.tobytes()
 
 
-def write(data_dir: pathlib.Path, to: pathlib.Path, seed: int, training_images: int) -> dict[str, str]:
+def write(
+    data_dir: pathlib.Path, to: pathlib.Path, seed: int, training_images: int
+) -> dict[str, str]:
     """Writes the dataset into a new directory; returns the SHA-256 of each file by name.
 
     Nothing is at `to` before all files are complete.
 
     Raises:
-      UserError: if the files of Fashion-MNIST cannot be used, or the directory exists and is not empty.
+      UserError: if the files of Fashion-MNIST cannot be used, or the directory exists and is not
+      empty.
       OSError: if the dataset cannot be written.
     """
     if to.exists() and not (to.is_dir() and not any(to.iterdir())):
-        raise UserError(f"--to={to} exists and is not an empty directory. Choose a new one, or remove it.")
+        raise UserError(
+            f"--to={to} exists and is not an empty directory. Choose a new one, or remove it."
+        )
     sources = {split: IdxSource(data_dir, split, FASHION_MNIST) for split in _SPLITS}
     contents: dict[str, bytes] = {}
     for split, (prefix, _) in _SPLITS.items():
@@ -219,7 +237,9 @@ def write(data_dir: pathlib.Path, to: pathlib.Path, seed: int, training_images: 
 def _multiple_of_classes(text: str) -> int:
     count = command_line.positive(text)
     if count % CLASSES:
-        raise argparse.ArgumentTypeError(f"{text} is not a multiple of {CLASSES}, the number of classes")
+        raise argparse.ArgumentTypeError(
+            f"{text} is not a multiple of {CLASSES}, the number of classes"
+        )
     return int(count)
 
 
@@ -231,13 +251,23 @@ def main(arguments: Sequence[str]) -> None:
     """
     parser = command_line.Parser(
         prog="python -m studies.garment_pairs",
-        description="Derives a dataset of 100 classes from Fashion-MNIST: two garments in each image.",
+        description=(
+            "Derives a dataset of 100 classes from Fashion-MNIST: two garments in each image."
+        ),
     )
     parser.add_argument(
-        "--data_dir", metavar="DIR", required=True, help="directory of the four IDX files of Fashion-MNIST"
+        "--data_dir",
+        metavar="DIR",
+        required=True,
+        help="directory of the four IDX files of Fashion-MNIST",
     )
     parser.add_argument("--to", metavar="OUT", required=True, help="new directory for the dataset")
-    parser.add_argument("--seed", type=command_line.whole, default=0, help="seed of all random choices (%(default)s)")
+    parser.add_argument(
+        "--seed",
+        type=command_line.whole,
+        default=0,
+        help="seed of all random choices (%(default)s)",
+    )
     parser.add_argument(
         "--training_images",
         type=_multiple_of_classes,
@@ -249,7 +279,9 @@ def main(arguments: Sequence[str]) -> None:
     try:
         digests = write(files.at_home(options.data_dir), to, options.seed, options.training_images)
     except OSError as error:
-        raise UserError(f"{error.filename or to}: {error.strerror}. Choose a directory that can be written.") from None
+        raise UserError(
+            f"{error.filename or to}: {error.strerror}. Choose a directory that can be written."
+        ) from None
     for name, digest in digests.items():
         print(f"{digest}  {to / name}")
     print(f"next: python -m studies full_form --ranks=1 -- --data_dir={to}")

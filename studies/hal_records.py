@@ -1,10 +1,11 @@
-"""Derives the table and the figure of docs/studies/hal.md from the HAL benchmark's own records of eleven ImageNet runs.
+"""Derives the table and the figure of docs/studies/hal.md from the HAL benchmark's own records of
+eleven ImageNet runs.
 
     python -m studies.hal_records RECORDS.csv [--results=docs/studies]
 
-RECORDS.csv has a row for each run and epoch: gpus, per_gpu_batch, epoch (from 1), train_top1, val_top1, val_top5 (all
-in percent) and images_per_second. The records are in TensorBoard files that their authors published with their code
-at `SOURCE`; they are not part of this project.
+RECORDS.csv has a row for each run and epoch: gpus, per_gpu_batch, epoch (from 1), train_top1,
+val_top1, val_top5 (all in percent) and images_per_second. The records are in TensorBoard files that
+their authors published with their code at `SOURCE`; they are not part of this project.
 """
 
 from __future__ import annotations
@@ -27,9 +28,19 @@ TARGET_TOP1 = 75.0
 """The accuracy, in percent, whose epoch the table gives; Lu et al. use the same."""
 EARLY = (1, 30)
 LATE = (31, 60)
-"""First and last epoch of the ranges that the authors compare: "unstable at early stages (epoch 1-30)"."""
+"""First and last epoch of the ranges that the authors compare: "unstable at early stages (epoch
+1-30)".
+"""
 COLUMNS = (
-    *("gpus", "per_gpu_batch", "global_batch", "epochs", "final_top1", "final_top5", "first_epoch_at_75"),
+    *(
+        "gpus",
+        "per_gpu_batch",
+        "global_batch",
+        "epochs",
+        "final_top1",
+        "final_top5",
+        "first_epoch_at_75",
+    ),
     *("mean_top1_31_60", "zigzag_1_30", "zigzag_31_60", "images_per_second", "efficiency"),
 )
 
@@ -46,7 +57,9 @@ def read(path: pathlib.Path) -> dict[Run, list[dict[str, float]]]:
     content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     if digest != SHA256:
-        raise ValueError(f"{path} has the SHA-256 {digest} instead of {SHA256}. Get the records from {SOURCE}.")
+        raise ValueError(
+            f"{path} has the SHA-256 {digest} instead of {SHA256}. Get the records from {SOURCE}."
+        )
     runs: dict[Run, list[dict[str, float]]] = {}
     for row in csv.DictReader(content.decode().splitlines()):
         values = {name: float(value) for name, value in row.items()}
@@ -56,12 +69,16 @@ def read(path: pathlib.Path) -> dict[Run, list[dict[str, float]]]:
 
 
 def summarize(runs: Mapping[Run, Sequence[Mapping[str, float]]]) -> list[dict[str, Any]]:
-    """Returns a row of `COLUMNS` for each run; accuracies in percent, zigzag in points, efficiency relative to 2 GPUs.
+    """Returns a row of `COLUMNS` for each run; accuracies in percent, zigzag in points, efficiency
+    relative to 2 GPUs.
 
-    The zigzag is `statistics.oscillation`: the root of the mean square of the second differences of validation top-1.
+    The zigzag is `statistics.oscillation`: the root of the mean square of the second differences of
+    validation top-1.
     """
     smallest = min(runs)
-    per_gpu = statistics.median(epoch["images_per_second"] for epoch in runs[smallest]) / smallest[0]
+    per_gpu = (
+        statistics.median(epoch["images_per_second"] for epoch in runs[smallest]) / smallest[0]
+    )
     rows = []
     for (gpus, images), epochs in sorted(runs.items(), key=lambda item: (item[0][1], item[0][0])):
         speed = statistics.median(epoch["images_per_second"] for epoch in epochs)
@@ -90,7 +107,9 @@ def _top1(epochs: Sequence[Mapping[str, float]], between: tuple[int, int]) -> li
 
 
 def draw(path: pathlib.Path, runs: Mapping[Run, Sequence[Mapping[str, float]]]) -> None:
-    """Writes a PNG: validation top-1 by epoch for each number of GPUs, at 208 and at 256 images per GPU."""
+    """Writes a PNG: validation top-1 by epoch for each number of GPUs, at 208 and at 256 images per
+    GPU.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -121,9 +140,15 @@ def draw(path: pathlib.Path, runs: Mapping[Run, Sequence[Mapping[str, float]]]) 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Writes hal.csv and hal.png; returns 2 if the records cannot be used."""
-    parser = argparse.ArgumentParser(prog="python -m studies.hal_records", description=__doc__.partition("\n")[0])
-    parser.add_argument("records", type=pathlib.Path, help="the records, one row for each run and epoch")
-    parser.add_argument("--results", type=pathlib.Path, default=pathlib.Path("docs/studies"), help="(%(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m studies.hal_records", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument(
+        "records", type=pathlib.Path, help="the records, one row for each run and epoch"
+    )
+    parser.add_argument(
+        "--results", type=pathlib.Path, default=pathlib.Path("docs/studies"), help="(%(default)s)"
+    )
     options = parser.parse_args(arguments)
     try:
         runs = read(options.records)

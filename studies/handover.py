@@ -1,11 +1,13 @@
-"""Defines the studies of the hand-over from AdaBound to LARS: Adam's rate, LARS's step, decay and ramp together.
+"""Defines the studies of the hand-over from AdaBound to LARS: Adam's rate, LARS's step, decay and
+ramp together.
 
-A first look at 1,024 (four seeds, the same training images, no rule) showed that tuning them one at a time finds
-nothing: Adam's rate times N, a quarter to a half of the trust coefficient that suits a cold start, and polynomial decay
-belong together. The points below are a star around that: LARS's step from 1/8 to 1, and one change in each of Adam's
-rate (down and up), decay and ramp. Two seeds choose, on images that are not reported; fresh seeds compare, as many as
-there is time for, whatever they show. The rivals are tuned on the same seeds, by factors of 2 around what
-`optimizers-by-batch` chose for them; where the largest was best, the range went on.
+A first look at 1,024 (four seeds, the same training images, no rule) showed that tuning them one at
+a time finds nothing: Adam's rate times N, a quarter to a half of the trust coefficient that suits a
+cold start, and polynomial decay belong together. The points below are a star around that: LARS's
+step from 1/8 to 1, and one change in each of Adam's rate (down and up), decay and ramp. Two seeds
+choose, on images that are not reported; fresh seeds compare, as many as there is time for, whatever
+they show. The rivals are tuned on the same seeds, by factors of 2 around what `optimizers-by-batch`
+chose for them; where the largest was best, the range went on.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from studies.questions import BASE, EPOCHS, GPU_IMAGES, LARGE, METHODS, WARMUP, 
 
 ADAM_RATE = 0.001
 COLD_START = 16.0
-"""The relative step after T that was best with Adam's rate alone, times the one that MLPerf's points have."""
+"""The relative step after T that was best with Adam's rate alone, times the one that MLPerf's
+points have.
+"""
 ADAM_RATES = {
     "a": lambda n: 1.0,
     "a sqrt(N)": math.sqrt,
@@ -64,7 +68,13 @@ def _study(name: str, batch: int, nesterov: float, more: tuple[Point, ...], *not
       *notes: of this batch alone.
     """
     rivals = (
-        ("default", "hybrid, today's default", ("--hybrid_ramp_epochs=0",), hybrid_points, COLD_START),
+        (
+            "default",
+            "hybrid, today's default",
+            ("--hybrid_ramp_epochs=0",),
+            hybrid_points,
+            COLD_START,
+        ),
         ("lars", *METHODS["lars"], 4.0),
         ("nesterov", *OPTIMIZERS["nesterov"], nesterov),
     )
@@ -83,8 +93,11 @@ def _study(name: str, batch: int, nesterov: float, more: tuple[Point, ...], *not
         name=name,
         title=f"The hand-over from AdaBound to LARS, batch {batch:,}",
         source="",
-        statement="Can hybrid's warmup keep what it has learned, and is hybrid then better than its rivals at a batch "
-        f"of {batch:,}? Adam's rate, LARS's step, decay and ramp are chosen together.",
+        statement=(
+            "Can hybrid's warmup keep what it has learned, and is hybrid then better than its"
+            f" rivals at a batch of {batch:,}? Adam's rate, LARS's step, decay and ramp are chosen"
+            " together."
+        ),
         arms=(
             Arm("handover", "hybrid, chosen hand-over", points=points),
             *(
@@ -92,10 +105,14 @@ def _study(name: str, batch: int, nesterov: float, more: tuple[Point, ...], *not
                 for name, label, flags, points_of, factor in rivals
             ),
         ),
-        claims=tuple(Claim("handover", rival, by_paper=False) for rival in ("default", "lars", "nesterov")),
+        claims=tuple(
+            Claim("handover", rival, by_paper=False) for rival in ("default", "lars", "nesterov")
+        ),
         notes=(
-            f"Batch {batch:,} on {count} virtual GPUs, {updates:,} updates, of which the warmup has {warmup}. "
-            "Every seed trains on 12,500 images of its own.",
+            (
+                f"Batch {batch:,} on {count} virtual GPUs, {updates:,} updates, of which the warmup"
+                f" has {warmup}. Every seed trains on 12,500 images of its own."
+            ),
             *notes,
         ),
         base=(*BASE, "--target_top1=0.8", f"--virtual_gpus={count}"),
@@ -108,18 +125,18 @@ HANDOVER = _study(
     LARGE,
     32.0,
     (),
-    f"Adam's rate a is {ADAM_RATE:g}. A step of 1 is the trust coefficient that was best with a: a relative step of "
-    "0.94 after T.",
-    "The points were placed by a first look, so only the comparison on fresh seeds counts. 15 are planned. The results "
-    "of seven were known before, against rivals tuned by factors of 4.",
+    f"Adam's rate a is {ADAM_RATE:g}. A step of 1 is the trust coefficient that was best with a: a"
+    " relative step of 0.94 after T.",
+    "The points were placed by a first look, so only the comparison on fresh seeds counts. 15 are"
+    " planned. The results of seven were known before, against rivals tuned by factors of 4.",
 )
 HANDOVER_256 = _study(
     "handover-256",
     256,
     128.0,
     (point(256, "8 a N", 0.5, "poly", 0),),
-    f"Adam's rate a is {ADAM_RATE:g}. A step of 1 is the trust coefficient that was best with a: a relative step of "
-    "0.47 after T.",
-    "The points are those at 1,024, and 8 a N. Ten fresh seeds are planned. The results of three were known before, "
-    "against rivals tuned by factors of 4.",
+    f"Adam's rate a is {ADAM_RATE:g}. A step of 1 is the trust coefficient that was best with a: a"
+    " relative step of 0.47 after T.",
+    "The points are those at 1,024, and 8 a N. Ten fresh seeds are planned. The results of three"
+    " were known before, against rivals tuned by factors of 4.",
 )

@@ -1,7 +1,8 @@
-"""Tests of a mean difference between paired runs: better, as good as, and both corrected for several statements.
+"""Tests of a mean difference between paired runs: better, as good as, and both corrected for
+several statements.
 
-A difference is an `Estimate` over seeds; its values are taken to be normally distributed. A p value is the probability
-of a difference at least as clear as the one seen if the statement were false.
+A difference is an `Estimate` over seeds; its values are taken to be normally distributed. A p value
+is the probability of a difference at least as clear as the one seen if the statement were false.
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ from collections.abc import Callable, Sequence
 from studies.statistics import Estimate
 
 LEVEL = 0.05
-"""Statements are accepted whose p value, corrected for the number of statements, is at most this."""
+"""Statements are accepted whose p value, corrected for the number of statements, is at most
+this.
+"""
 POWER = 0.8
 """`seeds_needed` asks for so large a chance of a decision."""
 MOST_SEEDS = 10_000
 
 
 def p_above(found: Estimate | None, bound: float = 0.0) -> float:
-    """p of "the mean is above `bound`" by Student's one-sided test; 1 where there are too few or equal values."""
+    """p of "the mean is above `bound`" by Student's one-sided test; 1 where there are too few or
+    equal values.
+    """
     return _tail(found, bound, 1.0)
 
 
@@ -29,12 +34,16 @@ def p_below(found: Estimate | None, bound: float = 0.0) -> float:
 
 
 def p_within(found: Estimate | None, margin: float) -> float:
-    """p of "the mean lies within +- `margin`": two one-sided tests (TOST; Schuirmann 1987), the weaker of the two."""
+    """p of "the mean lies within +- `margin`": two one-sided tests (TOST; Schuirmann 1987), the
+    weaker of the two.
+    """
     return max(p_above(found, -margin), p_below(found, margin))
 
 
 def p_outside(found: Estimate | None, margin: float) -> float:
-    """p of "the mean lies outside of +- `margin`", on whichever side: twice the smaller of the two tails."""
+    """p of "the mean lies outside of +- `margin`", on whichever side: twice the smaller of the two
+    tails.
+    """
     return min(1.0, 2.0 * min(p_above(found, margin), p_below(found, -margin)))
 
 
@@ -50,8 +59,9 @@ def _tail(found: Estimate | None, bound: float, sign: float) -> float:
 def holm(values: Sequence[float]) -> list[float]:
     """p values corrected for their number (Holm 1979), in the order given.
 
-    Accepting those that are at most a level keeps the chance of any false acceptance below that level: the k-th
-    smallest of n is multiplied by n - k + 1, and none comes out below a smaller one.
+    Accepting those that are at most a level keeps the chance of any false acceptance below that
+    level: the k-th smallest of n is multiplied by n - k + 1, and none comes out below a smaller
+    one.
     """
     corrected = [0.0] * len(values)
     largest = 0.0
@@ -62,14 +72,18 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def power_above(mean: float, deviation: float, count: int, level: float = LEVEL) -> float:
-    """The chance that `p_above(..., 0)` is at most `level` with `count` runs, if the true mean is `mean`."""
+    """The chance that `p_above(..., 0)` is at most `level` with `count` runs, if the true mean is
+    `mean`.
+    """
     from scipy import stats
 
     limit = stats.t.ppf(1.0 - level, count - 1)
     return _number(stats.nct.sf(limit, count - 1, mean * math.sqrt(count) / deviation))
 
 
-def power_within(mean: float, deviation: float, count: int, margin: float, level: float = LEVEL) -> float:
+def power_within(
+    mean: float, deviation: float, count: int, margin: float, level: float = LEVEL
+) -> float:
     """A lower bound on the chance that `p_within` is at most `level`, if the true mean is `mean`.
 
     The two tests' powers together, minus 1: exact but for the correlation of the two.
@@ -80,7 +94,9 @@ def power_within(mean: float, deviation: float, count: int, margin: float, level
 
 
 def _number(value: float) -> float:
-    """scipy gives no number where a noncentral t is far out: there the chance is 0 or 1 in all digits."""
+    """scipy gives no number where a noncentral t is far out: there the chance is 0 or 1 in all
+    digits.
+    """
     return float(value) if math.isfinite(value) else 0.0
 
 

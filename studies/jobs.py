@@ -30,11 +30,13 @@ class Ended:
     ran: bool
 
 
-def places(jobs: int, ranks: int, cores: Collection[int], gpu_count: int, environ: Mapping[str, str]) -> list[Place]:
+def places(
+    jobs: int, ranks: int, cores: Collection[int], gpu_count: int, environ: Mapping[str, str]
+) -> list[Place]:
     """What each of some jobs may use; a single job gets everything, as if nothing were divided.
 
-    The cores are dealt out in equal runs of neighbors; with more jobs than cores some share one. Every job takes as
-    many GPUs as it has ranks, in turn, so that more jobs than that share them.
+    The cores are dealt out in equal runs of neighbors; with more jobs than cores some share one.
+    Every job takes as many GPUs as it has ranks, in turn, so that more jobs than that share them.
 
     Args:
       jobs: that run at once.
@@ -60,7 +62,8 @@ def places(jobs: int, ranks: int, cores: Collection[int], gpu_count: int, enviro
 def ended(cells: Sequence[Cell], launcher: str, jobs: int = 1) -> Generator[Ended, None, None]:
     """Runs cells that have not finished before, `jobs` at once, and yields each when it has ended.
 
-    Closing the generator, Ctrl-C and SIGTERM end the processes of all cells under way; these count as not run.
+    Closing the generator, Ctrl-C and SIGTERM end the processes of all cells under way; these count
+    as not run.
 
     Raises:
       KeyboardInterrupt: after Ctrl-C or SIGTERM.
@@ -68,10 +71,14 @@ def ended(cells: Sequence[Cell], launcher: str, jobs: int = 1) -> Generator[Ende
     """
     ranks = max((cell.ranks for cell in cells), default=1)
     free: queue.SimpleQueue[Place] = queue.SimpleQueue()
-    for place in places(jobs, ranks, os.sched_getaffinity(0), gpus.count() if jobs > 1 else 0, os.environ):
+    for place in places(
+        jobs, ranks, os.sched_getaffinity(0), gpus.count() if jobs > 1 else 0, os.environ
+    ):
         free.put(place)
     closed = threading.Event()
-    one_at_a_time = {cell.directory: threading.Lock() for cell in cells}  # arms may come to the same flags
+    one_at_a_time = {
+        cell.directory: threading.Lock() for cell in cells
+    }  # arms may come to the same flags
 
     with running.held_back() as signals, concurrent.futures.ThreadPoolExecutor(jobs) as pool:
 
@@ -85,7 +92,11 @@ def ended(cells: Sequence[Cell], launcher: str, jobs: int = 1) -> Generator[Ende
                 place = free.get()
                 try:
                     return running.ensure(
-                        cell, lambda cell, arguments: running.run_process(cell, arguments, place, stopped), launcher
+                        cell,
+                        lambda cell, arguments: running.run_process(
+                            cell, arguments, place, stopped
+                        ),
+                        launcher,
                     )
                 finally:
                     free.put(place)

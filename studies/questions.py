@@ -1,11 +1,12 @@
 """Defines the studies that ask what the hybrid method is worth at a large batch, on Fashion-MNIST.
 
-A quarter of the training images is trained on, and a batch is a quarter of the one it stands for: with all 60,000
-images a study would take a day on two cores. Each arm is tuned over the relative step of LARS, or the effective rate of
-SGD, with as many runs as every other arm, on the training images that are left, and reported on the 10,000 test images
-with seeds of its own. A GPU is a virtual one of 32 images. In 16 epochs, T = 3 and kappa = 0.67 keep two properties of
-90 epochs with T = 10 and 0.9: the sum of all rates after T is that of T epochs at the peak, and the last one is under
-1 % of it.
+A quarter of the training images is trained on, and a batch is a quarter of the one it stands for:
+with all 60,000 images a study would take a day on two cores. Each arm is tuned over the relative
+step of LARS, or the effective rate of SGD, with as many runs as every other arm, on the training
+images that are left, and reported on the 10,000 test images with seeds of its own. A GPU is a
+virtual one of 32 images. In 16 epochs, T = 3 and kappa = 0.67 keep two properties of 90 epochs with
+T = 10 and 0.9: the sum of all rates after T is that of T epochs at the peak, and the last one is
+under 1 % of it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ BASE = (
 """For one rank. The learning rate of hybrid is 0.1 for each GPU, as in Lu et al."""
 
 FACTORS = (0.25, 1.0, 4.0, 16.0, 64.0)
-"""Tuning points: of the relative step that MLPerf's points have at the batch, or of SGD's linear-scaling rate."""
+"""Tuning points: of the relative step that MLPerf's points have at the batch, or of SGD's
+linear-scaling rate.
+"""
 
 
 def gpus(batch: int) -> tuple[str, ...]:
@@ -56,7 +59,9 @@ def eta(step: float, rate: float, gradient_factor: float) -> str:
     return f"--lars_eta={step * (1 - MOMENTUM) / (rate * gradient_factor):.4g}"
 
 
-def hybrid_points(batch: int, factors: tuple[float, ...], handover: str = "continuous") -> tuple[Point, ...]:
+def hybrid_points(
+    batch: int, factors: tuple[float, ...], handover: str = "continuous"
+) -> tuple[Point, ...]:
     """Relative steps at T for hybrid, times the one of MLPerf's points at the batch."""
     rate, c = 0.1 * batch / GPU_IMAGES, 1 - MOMENTUM if handover == "continuous" else 1.0
     found = []
@@ -70,12 +75,18 @@ def lars_points(batch: int, factors: tuple[float, ...]) -> tuple[Point, ...]:
     """The same relative steps for LARS with classical momentum, by its rate."""
     steps = [factor * mlperf.tuned_step(batch) for factor in factors]
     rates = [step * (1 - MOMENTUM) / mlperf.ETA for step in steps]
-    return tuple(Point(f"{step:.2g}", (f"--lr={rate:.4g}",)) for step, rate in zip(steps, rates, strict=True))
+    return tuple(
+        Point(f"{step:.2g}", (f"--lr={rate:.4g}",)) for step, rate in zip(steps, rates, strict=True)
+    )
 
 
 def sgd_points(batch: int, factors: tuple[float, ...]) -> tuple[Point, ...]:
-    """Effective rates of SGD, lr / (1 - momentum), around that of Goyal et al.: 0.1 B / 256 / 0.1."""
-    rates = [factor / 4 * 0.1 * batch / 256 for factor in factors]  # centred below: linear scaling is a high rate here
+    """Effective rates of SGD, lr / (1 - momentum), around that of Goyal et al.: 0.1 B / 256 /
+    0.1.
+    """
+    rates = [
+        factor / 4 * 0.1 * batch / 256 for factor in factors
+    ]  # centred below: linear scaling is a high rate here
     return tuple(Point(f"{rate / (1 - MOMENTUM):.3g}", (f"--lr={rate:.4g}",)) for rate in rates)
 
 
@@ -92,7 +103,9 @@ METHODS: dict[str, Method] = {
     "gradual_lars": ("gradual warmup + LARS, kappa", _LARS, lars_points),
     "hybrid": ("hybrid", (), hybrid_points),
 }
-"""Label, flags and tuning points of each method; a decay by kappa unless the flags say otherwise."""
+"""Label, flags and tuning points of each method; a decay by kappa unless the flags say
+otherwise.
+"""
 
 
 def by_batch(methods: Mapping[str, Method]) -> tuple[Arm, ...]:
@@ -115,15 +128,26 @@ ACCURACY_BY_BATCH = Study(
     name="accuracy-by-batch",
     title="Accuracy against batch",
     source="",
-    statement="Which method keeps its accuracy as the batch grows, with as many epochs and as large a batch per GPU?",
+    statement=(
+        "Which method keeps its accuracy as the batch grows, with as many epochs and as large a"
+        " batch per GPU?"
+    ),
     arms=by_batch(METHODS),
     claims=(
         *(Claim(f"hybrid_{b}", f"sgd_{b}", by_paper=False) for b in BATCHES[1:]),
         *(Claim(f"hybrid_{b}", f"gradual_lars_{b}", by_paper=False) for b in BATCHES[1:]),
         Claim(f"gradual_lars_{BATCHES[-1]}", f"sgd_{BATCHES[-1]}", by_paper=False),
-        *(Claim(f"{name}_{BATCHES[-1]}", f"{name}_{BATCHES[0]}", "equal", by_paper=False) for name in METHODS),
+        *(
+            Claim(f"{name}_{BATCHES[-1]}", f"{name}_{BATCHES[0]}", "equal", by_paper=False)
+            for name in METHODS
+        ),
     ),
-    notes=("Updates in a run: 3,125 at a batch of 64, 781 at 256 and 195 at 1,024, of 12,500 images in 16 epochs.",),
+    notes=(
+        (
+            "Updates in a run: 3,125 at a batch of 64, 781 at 256 and 195 at 1,024, of 12,500"
+            " images in 16 epochs."
+        ),
+    ),
     base=BASE,
 )
 
@@ -132,8 +156,10 @@ WARMUP_METHOD = Study(
     name="warmup-method",
     title="What the AdaBound warmup is worth",
     source="",
-    statement="AdaBound with closing bounds against a linear warmup, with all else equal: T, the rates of biases and "
-    "normalization, kappa and the relative step of each layer after T.",
+    statement=(
+        "AdaBound with closing bounds against a linear warmup, with all else equal: T, the rates of"
+        " biases and normalization, kappa and the relative step of each layer after T."
+    ),
     arms=tuple(
         arm
         for batch in BATCHES[1:]
@@ -147,17 +173,29 @@ WARMUP_METHOD = Study(
             Arm(
                 f"linear_{batch}",
                 f"linear warmup, batch {batch:,}",
-                (*gpus(batch), "--optimizer=lars", *GRADUAL, f"--lr={0.1 * batch / GPU_IMAGES * (1 - MOMENTUM):.4g}"),
+                (
+                    *gpus(batch),
+                    "--optimizer=lars",
+                    *GRADUAL,
+                    f"--lr={0.1 * batch / GPU_IMAGES * (1 - MOMENTUM):.4g}",
+                ),
                 points=tuple(
-                    Point(f"{step:.2g}", (eta(step, 0.1 * batch / GPU_IMAGES * (1 - MOMENTUM), 1.0),))
+                    Point(
+                        f"{step:.2g}", (eta(step, 0.1 * batch / GPU_IMAGES * (1 - MOMENTUM), 1.0),)
+                    )
                     for step in (factor * mlperf.tuned_step(batch) for factor in FACTORS)
                 ),
             ),
         )
     ),
-    claims=tuple(Claim(f"adabound_{batch}", f"linear_{batch}", by_paper=False) for batch in BATCHES[1:]),
+    claims=tuple(
+        Claim(f"adabound_{batch}", f"linear_{batch}", by_paper=False) for batch in BATCHES[1:]
+    ),
     notes=(
-        "An averaged velocity with the rate lr * N and a classical one with (1 - momentum) lr * N are the same update.",
+        (
+            "An averaged velocity with the rate lr * N and a classical one with (1 - momentum) lr *"
+            " N are the same update."
+        ),
     ),
     base=BASE,
 )

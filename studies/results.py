@@ -31,7 +31,11 @@ class ArmResults:
     @property
     def finished(self) -> dict[int, Result]:
         """The cells that ran to their end."""
-        return {seed: result for seed, result in self.by_seed.items() if result.status == trial_runs.FINISHED}
+        return {
+            seed: result
+            for seed, result in self.by_seed.items()
+            if result.status == trial_runs.FINISHED
+        }
 
     @property
     def ended(self) -> dict[int, Result]:
@@ -55,20 +59,30 @@ class ArmResults:
             for record in result.epochs:
                 if record.get(key) is not None:
                     by_epoch.setdefault(int(record["epoch"]), []).append(float(record[key]))
-        return [(epoch, found) for epoch, values in sorted(by_epoch.items()) if (found := estimate(values)) is not None]
+        return [
+            (epoch, found)
+            for epoch, values in sorted(by_epoch.items())
+            if (found := estimate(values)) is not None
+        ]
 
 
 def crossing(records: Iterable[Mapping[str, Any]], metric: str, target: float) -> float | None:
-    """Where `metric` first reached `target`, in epochs, on the straight line between two records; None if nowhere.
+    """Where `metric` first reached `target`, in epochs, on the straight line between two records;
+    None if nowhere.
 
-    A record that is the first with the metric and reaches the target already counts with its own epoch.
+    A record that is the first with the metric and reaches the target already counts with its own
+    epoch.
 
     Args:
       records: see `criteria.first_reaching`.
       metric: for example `val_top1`.
       target: a fraction.
     """
-    known = [(float(record["epoch"]), float(record[metric])) for record in records if record.get(metric) is not None]
+    known = [
+        (float(record["epoch"]), float(record[metric]))
+        for record in records
+        if record.get(metric) is not None
+    ]
     at = next((number for number, (_, value) in enumerate(known) if value >= target), None)
     if not at:
         return None if at is None else known[0][0]
@@ -79,9 +93,10 @@ def crossing(records: Iterable[Mapping[str, Any]], metric: str, target: float) -
 def value(result: Result, metric: str, target: float) -> float | None:
     """`top1`, `best`, `epochs` to the target, `updates` or `oscillation` of one run.
 
-    None where it is not known. Epochs are interpolated between validations. Updates are those to `TRAINED` of the
-    training images, which every epoch tells without a validation, for a batch that stays the same. The oscillation is
-    that of validation top-1 in the second half of the run, after the steep rise.
+    None where it is not known. Epochs are interpolated between validations. Updates are those to
+    `TRAINED` of the training images, which every epoch tells without a validation, for a batch that
+    stays the same. The oscillation is that of validation top-1 in the second half of the run, after
+    the steep rise.
     """
     if metric == "updates":
         epochs, last = crossing(result.epochs, "train_top1", TRAINED), result.epochs[-1]
@@ -89,7 +104,9 @@ def value(result: Result, metric: str, target: float) -> float | None:
     if metric == "epochs":
         return crossing(result.epochs, "val_top1", target)
     if metric == "oscillation":
-        curve = [record["val_top1"] for record in result.epochs if record.get("val_top1") is not None]
+        curve = [
+            record["val_top1"] for record in result.epochs if record.get("val_top1") is not None
+        ]
         return oscillation(curve[len(curve) // 2 :])
     number = result.summary.get({"top1": "val_top1", "best": "best_val_top1"}[metric])
     return None if number is None else float(number)
@@ -99,20 +116,24 @@ def value(result: Result, metric: str, target: float) -> float | None:
 class Verdict:
     """The runs' verdict on a claim.
 
-    Pairs hold what two runs of a seed share: initial weights and training images. Where that is little, Welch's
-    interval over all runs is the narrower one; both are shown.
+    Pairs hold what two runs of a seed share: initial weights and training images. Where that is
+    little, Welch's interval over all runs is the narrower one; both are shown.
 
     Attributes:
       claim: the statement.
       outcome: one of the constants above.
-      difference: how much better the first arm is than the second, in the metric's unit, over the seeds that both
-        finished; None without any.
-      p: of the statement, corrected for the number of statements; None where nothing can be compared.
-      seeds: how many would decide, if further runs differ as these do; None where no number below 10,000 would, where
-        there is nothing to go by, or where the statement is decided.
-      limit: the difference is "at least" or "at most" this much, since one arm missed the target in some runs; else "".
-      resampled: interval of the difference in accuracy over runs and images; None without results by image.
-      welch: the difference of the means without pairs, with Welch's interval; None for epochs, or with too few runs.
+      difference: how much better the first arm is than the second, in the metric's unit, over the
+        seeds that both finished; None without any.
+      p: of the statement, corrected for the number of statements; None where nothing can be
+      compared.
+      seeds: how many would decide, if further runs differ as these do; None where no number below
+        10,000 would, where there is nothing to go by, or where the statement is decided.
+      limit: the difference is "at least" or "at most" this much, since one arm missed the target in
+      some runs; else "".
+      resampled: interval of the difference in accuracy over runs and images; None without results
+      by image.
+      welch: the difference of the means without pairs, with Welch's interval; None for epochs, or
+      with too few runs.
       effect: the paper's difference in final top-1; None where it prints none.
     """
 
@@ -128,10 +149,14 @@ class Verdict:
 
     @property
     def against_paper(self) -> str:
-        """Whether the effect is the paper's: smaller or larger than printed, as printed (within `MARGIN`), or open."""
+        """Whether the effect is the paper's: smaller or larger than printed, as printed (within
+        `MARGIN`), or open.
+        """
         if self.effect is None:
             return ""
-        off = self.difference and dataclasses.replace(self.difference, mean=self.difference.mean - self.effect)
+        off = self.difference and dataclasses.replace(
+            self.difference, mean=self.difference.mean - self.effect
+        )
         if hypotheses.p_within(off, MARGIN) <= hypotheses.LEVEL:
             return "as printed"
         if hypotheses.p_below(off) <= hypotheses.LEVEL / 2:
@@ -142,24 +167,35 @@ class Verdict:
 def _effect(claim: Claim, first: ArmResults, second: ArmResults) -> float | None:
     """The paper's difference in final top-1 between the arms of its statement."""
     a, b = first.arm.top1, second.arm.top1
-    return a - b if claim.metric == "top1" and claim.by_paper and a is not None and b is not None else None
+    return (
+        a - b
+        if claim.metric == "top1" and claim.by_paper and a is not None and b is not None
+        else None
+    )
 
 
 def verdicts(study: Study, arms: Sequence[ArmResults]) -> list[Verdict]:
     """Judges each claim of a study by the differences between runs of equal seed.
 
-    Equal seeds mean equal initial weights and an equal order of images. `above` is seen where a one-sided test finds
-    the first arm better, `equal` where two one-sided tests find the difference within the claim's margin; each with
-    Holm's correction over all claims of the study. The opposite (the second is better, or the two differ by more than
-    the margin) is tested in the same way. Everything else is inconclusive.
+    Equal seeds mean equal initial weights and an equal order of images. `above` is seen where a
+    one-sided test finds the first arm better, `equal` where two one-sided tests find the difference
+    within the claim's margin; each with Holm's correction over all claims of the study. The
+    opposite (the second is better, or the two differ by more than the margin) is tested in the same
+    way. Everything else is inconclusive.
     """
     by_name = {results.arm.name: results for results in arms}
     pairs = [(claim, by_name[claim.first], by_name[claim.second]) for claim in study.claims]
     compared = [_differences(*pair) for pair in pairs]
-    shown = hypotheses.holm([_p(claim, *found) for claim, found in zip(study.claims, compared, strict=True)])
-    against = hypotheses.holm([_p_against(claim, *found) for claim, found in zip(study.claims, compared, strict=True)])
+    shown = hypotheses.holm(
+        [_p(claim, *found) for claim, found in zip(study.claims, compared, strict=True)]
+    )
+    against = hypotheses.holm(
+        [_p_against(claim, *found) for claim, found in zip(study.claims, compared, strict=True)]
+    )
     verdicts = []
-    for pair, (difference, limit), p, p_against in zip(pairs, compared, shown, against, strict=True):
+    for pair, (difference, limit), p, p_against in zip(
+        pairs, compared, shown, against, strict=True
+    ):
         claim = pair[0]
         outcome = INCONCLUSIVE
         if difference is None:
@@ -168,22 +204,33 @@ def verdicts(study: Study, arms: Sequence[ArmResults]) -> list[Verdict]:
             outcome = SEEN
         elif p_against <= hypotheses.LEVEL:
             outcome = REVERSED
-        seeds = _seeds_needed(claim, difference, len(study.claims)) if outcome == INCONCLUSIVE and not limit else None
+        seeds = (
+            _seeds_needed(claim, difference, len(study.claims))
+            if outcome == INCONCLUSIVE and not limit
+            else None
+        )
         resampled = _resampled(*pair[1:]) if claim.metric == "top1" else None
         unpaired = None
         if claim.metric != "epochs":
             first, second = (list(arm.values(claim.metric).values()) for arm in pair[1:])
             unpaired = welch(first, second)
         known = None if difference is None else p
-        verdicts.append(Verdict(claim, outcome, difference, known, seeds, limit, resampled, unpaired, _effect(*pair)))
+        verdicts.append(
+            Verdict(
+                claim, outcome, difference, known, seeds, limit, resampled, unpaired, _effect(*pair)
+            )
+        )
     return verdicts
 
 
-def _differences(claim: Claim, first: ArmResults, second: ArmResults) -> tuple[Estimate | None, str]:
-    """The differences by seed, positive where the first arm is better, and what they are a limit of.
+def _differences(
+    claim: Claim, first: ArmResults, second: ArmResults
+) -> tuple[Estimate | None, str]:
+    """The differences by seed, positive where the first arm is better, and what they are a limit
+    of.
 
-    A run that missed the target took at least all of its epochs, so that the difference is a limit; where both arms
-    missed it, nothing is known.
+    A run that missed the target took at least all of its epochs, so that the difference is a limit;
+    where both arms missed it, nothing is known.
     """
     if claim.metric != "epochs":
         a, b = first.values(claim.metric), second.values(claim.metric)
@@ -217,15 +264,23 @@ def _p_against(claim: Claim, difference: Estimate | None, limit: str) -> float:
 
 
 def _seeds_needed(claim: Claim, difference: Estimate | None, statements: int) -> int | None:
-    """Returns how many seeds decide a claim at the level that Holm's most cautious step leaves to it."""
+    """Returns how many seeds decide a claim at the level that Holm's most cautious step leaves to
+    it.
+    """
     if difference is None or not difference.deviation:
         return None
     mean, spread, level = abs(difference.mean), difference.deviation, hypotheses.LEVEL / statements
     if claim.relation != "equal":
-        return hypotheses.seeds_needed(lambda seeds: hypotheses.power_above(mean, spread, seeds, level))
+        return hypotheses.seeds_needed(
+            lambda seeds: hypotheses.power_above(mean, spread, seeds, level)
+        )
     if mean < claim.margin:
-        return hypotheses.seeds_needed(lambda seeds: hypotheses.power_within(mean, spread, seeds, claim.margin, level))
-    return hypotheses.seeds_needed(lambda seeds: hypotheses.power_above(mean - claim.margin, spread, seeds, level / 2))
+        return hypotheses.seeds_needed(
+            lambda seeds: hypotheses.power_within(mean, spread, seeds, claim.margin, level)
+        )
+    return hypotheses.seeds_needed(
+        lambda seeds: hypotheses.power_above(mean - claim.margin, spread, seeds, level / 2)
+    )
 
 
 def _resampled(first: ArmResults, second: ArmResults) -> tuple[float, float] | None:
@@ -239,7 +294,8 @@ def _resampled(first: ArmResults, second: ArmResults) -> tuple[float, float] | N
 
 
 def sentence(found: Sequence[Verdict]) -> str:
-    """Writes in one sentence whether the paper's result appeared, from the verdicts on its own statements.
+    """Writes in one sentence whether the paper's result appeared, from the verdicts on its own
+    statements.
 
     Where it makes none, the sentence counts the outcomes of ours.
     """
@@ -269,4 +325,6 @@ def _counted(found: Sequence[Verdict]) -> str:
 
 def facts(arms: Sequence[ArmResults]) -> dict[str, Any]:
     """Reads versions and data from the records of the first run that names them."""
-    return next((run.facts for results in arms for run in results.by_seed.values() if run.facts), {})
+    return next(
+        (run.facts for results in arms for run in results.by_seed.values() if run.facts), {}
+    )

@@ -25,8 +25,20 @@ from studies.trial_runs import Cell
 
 LAUNCHERS = ("mpirun", "horovodrun")
 # As horovodrun starts mpirun, and as launch/local.sh does.
-_MPI_ARGUMENTS = ("--quiet", "--oversubscribe", "--mca", "pml", "ob1", "--mca", "btl", "^openib", "-bind-to", "none",
-                  "-map-by", "slot")  # fmt: skip
+_MPI_ARGUMENTS = (
+    "--quiet",
+    "--oversubscribe",
+    "--mca",
+    "pml",
+    "ob1",
+    "--mca",
+    "btl",
+    "^openib",
+    "-bind-to",
+    "none",
+    "-map-by",
+    "slot",
+)
 # The state at the end is enough: no run is resumed.
 _SAVING = ("--checkpoint_every_epochs=1000000", "--keep_checkpoints=1", "--nokeep_best")
 _GRACE_SECONDS = 20.0
@@ -88,7 +100,11 @@ def resumable(work: Callable[[], int]) -> int:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    numbers = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) is not signal.SIG_IGN]
+    numbers = [
+        each
+        for each in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(each) is not signal.SIG_IGN
+    ]
     before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         return work()
@@ -112,7 +128,10 @@ def ensure(cell: Cell, run: Run, launcher: str = "mpirun") -> tuple[trial_runs.R
     if before.status in (trial_runs.FINISHED, trial_runs.DIVERGED):
         return before, False
     _clear(cell)
-    marker: dict[str, Any] = {"flags": [without_secrets(flag) for flag in cell.flags], "ranks": cell.ranks}
+    marker: dict[str, Any] = {
+        "flags": [without_secrets(flag) for flag in cell.flags],
+        "ranks": cell.ranks,
+    }
     _write(cell.marker, marker)
     began = time.monotonic()
     code = run(cell, command(cell, launcher))
@@ -131,11 +150,15 @@ def _clear(cell: Cell) -> None:
             if not cell.marker.exists():
                 raise UserError(f"{cell.directory} holds other files: give another --out")
             if files.lock_holder(cell.run_dir) is not None:
-                raise UserError(f"{cell.directory}: the same study runs now: wait for it, or give another --out")
+                raise UserError(
+                    f"{cell.directory}: the same study runs now: wait for it, or give another --out"
+                )
             shutil.rmtree(cell.run_dir, ignore_errors=True)
         cell.directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--out: {cell.directory}: {error.strerror}; give a directory that can be written") from None
+        raise UserError(
+            f"--out: {cell.directory}: {error.strerror}; give a directory that can be written"
+        ) from None
 
 
 def _write(path: pathlib.Path, values: dict[str, Any]) -> None:
@@ -143,13 +166,19 @@ def _write(path: pathlib.Path, values: dict[str, Any]) -> None:
         with files.replacing(path) as temporary:
             temporary.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        raise UserError(f"--out: {path}: {error.strerror}; give a directory that can be written") from None
+        raise UserError(
+            f"--out: {path}: {error.strerror}; give a directory that can be written"
+        ) from None
 
 
-def run_process(cell: Cell, arguments: Sequence[str], place: Place, stop: Callable[[], bool]) -> int:
-    """Runs a command to its end and returns its exit code; what it prints goes to the cell's output file.
+def run_process(
+    cell: Cell, arguments: Sequence[str], place: Place, stop: Callable[[], bool]
+) -> int:
+    """Runs a command to its end and returns its exit code; what it prints goes to the cell's output
+    file.
 
-    On Ctrl-C, or in a thread once `stop()` is true, its processes are ended before KeyboardInterrupt is raised further.
+    On Ctrl-C, or in a thread once `stop()` is true, its processes are ended before
+    KeyboardInterrupt is raised further.
 
     Raises:
       UserError: if it cannot be started.
@@ -173,7 +202,9 @@ def run_process(cell: Cell, arguments: Sequence[str], place: Place, stop: Callab
                 )
             return _wait(process, stop)
         except OSError as error:
-            raise UserError(f"{arguments[0]}: {error.strerror}; install it, or use another --launcher") from None
+            raise UserError(
+                f"{arguments[0]}: {error.strerror}; install it, or use another --launcher"
+            ) from None
         finally:
             if process is not None and process.poll() is None:
                 _end(process)
@@ -189,10 +220,11 @@ def _wait(process: subprocess.Popen[bytes], stop: Callable[[], bool]) -> int:
 
 @contextlib.contextmanager
 def held_back() -> Iterator[list[int]]:
-    """Keeps Ctrl-C and SIGTERM until the block is done; yields a list that fills with those that came.
+    """Keeps Ctrl-C and SIGTERM until the block is done; yields a list that fills with those that
+    came.
 
-    For what must not be interrupted halfway: a process that was just started must not be forgotten, nor a lock that
-    threads share. Signals reach only the main thread: in others nothing is done.
+    For what must not be interrupted halfway: a process that was just started must not be forgotten,
+    nor a lock that threads share. Signals reach only the main thread: in others nothing is done.
     """
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():

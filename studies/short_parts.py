@@ -1,7 +1,7 @@
 """Defines the ablation of the short recipe: all of its parts, and all but one.
 
-It has the images, the network and the epochs of `questions`. The batch of 256 is as large a part of the 12,500 images
-as 1,024 is of 50,000, and makes as many updates.
+It has the images, the network and the epochs of `questions`. The batch of 256 is as large a part of
+the 12,500 images as 1,024 is of 50,000, and makes as many updates.
 """
 
 from __future__ import annotations
@@ -14,23 +14,33 @@ PARTS = {
     "softmax": ("binary loss", ("--loss=sigmoid",), ()),
     "sharp": ("BlurPool", ("--blurpool",), ()),
     "last_weights": ("averaged weights", ("--ema_decay=0.95", "--ema_every=5"), ()),
-    "coupled": ("decoupled decay", ("--decoupled_decay", "--weight_decay=1e-3"), ("--weight_decay=5e-4",)),
+    "coupled": (
+        "decoupled decay",
+        ("--decoupled_decay", "--weight_decay=1e-3"),
+        ("--weight_decay=5e-4",),
+    ),
     "one_size": ("growing images", ("--image_size_schedule=0:20,8:24,12:28",), ()),
 }
-"""By the arm without it: each part's name, its flags, and those in place of them. With momentum 0.9 and a rate of 0.2 a
-decay of 5e-4 in the gradient takes as much off the weights in a step as 1e-3 beside it."""
+"""By the arm without it: each part's name, its flags, and those in place of them. With momentum 0.9
+and a rate of 0.2 a decay of 5e-4 in the gradient takes as much off the weights in a step as 1e-3
+beside it.
+"""
 
 
 def _without(*absent: str) -> tuple[str, ...]:
-    return tuple(flag for arm, (_, own, other) in PARTS.items() for flag in (other if arm in absent else own))
+    return tuple(
+        flag for arm, (_, own, other) in PARTS.items() for flag in (other if arm in absent else own)
+    )
 
 
 SHORT_PARTS = Study(
     name="short-parts",
     title="The parts of the short recipe",
     source="",
-    statement="Which parts of the short recipe are worth something? All of them, all but one, none; and all with "
-    "mirrored images in validation.",
+    statement=(
+        "Which parts of the short recipe are worth something? All of them, all but one, none; and"
+        " all with mirrored images in validation."
+    ),
     arms=(
         Arm("short", "all parts", _without()),
         *(Arm(arm, f"without {part}", _without(arm)) for arm, (part, _, _) in PARTS.items()),
@@ -44,11 +54,18 @@ SHORT_PARTS = Study(
         Claim("mirrored", "short", by_paper=False),
     ),
     notes=(
-        "No arm is tuned: all have the rate of 0.2 (effective 2), set before any run: that of "
-        "flags/fashion_mnist.flags, scaled to the batch. A part may need another.",
-        "A size of validation above that of training is left out: it makes up for random crops, which show objects "
-        "larger than validation does; here training shows whole images.",
-        "The average reaches back over some 20 of 781 updates, the size grows after 8 and 12 of 16 epochs.",
+        (
+            "No arm is tuned: all have the rate of 0.2 (effective 2), set before any run: that of "
+            "flags/fashion_mnist.flags, scaled to the batch. A part may need another."
+        ),
+        (
+            "A size of validation above that of training is left out: it makes up for random crops,"
+            " which show objects larger than validation does; here training shows whole images."
+        ),
+        (
+            "The average reaches back over some 20 of 781 updates, the size grows after 8 and 12 of"
+            " 16 epochs."
+        ),
     ),
     base=(
         *BASE,

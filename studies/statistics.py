@@ -17,8 +17,8 @@ class Estimate:
       count: values in the sample.
       mean: their mean.
       deviation: their standard deviation with n - 1; None for a single value.
-      half_width: half of the confidence interval, t(n - 1) * deviation / sqrt(n); None for a single value, and where
-        all values are equal: that says nothing of how far others would lie.
+      half_width: half of the confidence interval, t(n - 1) * deviation / sqrt(n); None for a single
+        value, and where all values are equal: that says nothing of how far others would lie.
     """
 
     count: int
@@ -38,7 +38,9 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:
-    """Mean and two-sided interval of values that are taken to be normally distributed; None for no values."""
+    """Mean and two-sided interval of values that are taken to be normally distributed; None for no
+    values.
+    """
     count = len(values)
     if not count:
         return None
@@ -52,10 +54,12 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 
 
 def welch(first: Sequence[float], second: Sequence[float]) -> Estimate | None:
-    """Mean of the first sample minus that of the second, with Welch's two-sided interval (Biometrika 34, 1947).
+    """Mean of the first sample minus that of the second, with Welch's two-sided interval
+    (Biometrika 34, 1947).
 
-    The samples may differ in size and deviation and are not paired. `deviation` is that of one value of each together,
-    `count` the size of the smaller. None where a sample has fewer than two values or neither scatters.
+    The samples may differ in size and deviation and are not paired. `deviation` is that of one
+    value of each together, `count` the size of the smaller. None where a sample has fewer than two
+    values or neither scatters.
     """
     a, b = estimate(first), estimate(second)
     if a is None or b is None or a.deviation is None or b.deviation is None:
@@ -70,7 +74,8 @@ def welch(first: Sequence[float], second: Sequence[float]) -> Estimate | None:
 
 
 def oscillation(values: Sequence[float]) -> float | None:
-    """How much a curve goes up and down: the root of the mean square of its second differences; None under 3 values.
+    """How much a curve goes up and down: the root of the mean square of its second differences;
+    None under 3 values.
 
     A straight rise has none, however steep it is; a bend counts little beside a zigzag.
     """
@@ -79,7 +84,9 @@ def oscillation(values: Sequence[float]) -> float | None:
 
 
 def quantile(freedom: float) -> float:
-    """t such that Student's distribution with `freedom` degrees lies within [-t, t] with probability `CONFIDENCE`."""
+    """t such that Student's distribution with `freedom` degrees lies within [-t, t] with
+    probability `CONFIDENCE`.
+    """
     from scipy import stats  # comes with scikit-learn; a second to import
 
     return float(stats.t.ppf(0.5 + CONFIDENCE / 2, freedom))

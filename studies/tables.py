@@ -17,8 +17,25 @@ from studies.statistics import CONFIDENCE, Estimate
 
 DEFAULT_RANKS = 1
 COLUMNS = (
-    *("study", "arm", "seed", "status", "val_top1", "best_val_top1", "epochs_to_target", "target", "val_loss"),
-    *("train_top1", "skipped_steps", "paper_top1", "paper_epochs", "val_top1_by_epoch", "train_top1_by_epoch"),
+    *(
+        "study",
+        "arm",
+        "seed",
+        "status",
+        "val_top1",
+        "best_val_top1",
+        "epochs_to_target",
+        "target",
+        "val_loss",
+    ),
+    *(
+        "train_top1",
+        "skipped_steps",
+        "paper_top1",
+        "paper_epochs",
+        "val_top1_by_epoch",
+        "train_top1_by_epoch",
+    ),
     *("flags", "reason"),
 )
 _OF_SUMMARY = ("val_top1", "best_val_top1", "val_loss", "train_top1", "skipped_steps")
@@ -73,7 +90,11 @@ def to_markdown(
         [
             f"# {study.title}",
             "",
-            *([f"After {study.source}.", f"The paper: {study.statement}"] if study.source else [study.statement]),
+            *(
+                [f"After {study.source}.", f"The paper: {study.statement}"]
+                if study.source
+                else [study.statement]
+            ),
             "",
             f"**{results.sentence(found)}**",
             "",
@@ -93,7 +114,9 @@ def to_markdown(
 
 def _unfinished(arms: Sequence[ArmResults]) -> Iterator[str]:
     """Says how much of a study is there, if not all of it is."""
-    planned, there = (sum(map(len, counts)) for counts in zip(*((a.by_seed, a.ended) for a in arms), strict=True))
+    planned, there = (
+        sum(map(len, counts)) for counts in zip(*((a.by_seed, a.ended) for a in arms), strict=True)
+    )
     if there < planned:
         waiting = sum(bool(each.arm.points) for each in arms)
         yield f"Unfinished: {there} of {planned} runs are there" + (
@@ -105,7 +128,13 @@ def _unfinished(arms: Sequence[ArmResults]) -> Iterator[str]:
 def _table(study: Study, arms: Sequence[ArmResults]) -> Iterator[str]:
     target = percent(arms[0].target, 0)
     with_chosen = any(found.arm.chosen for found in arms)
-    header = ["", *(["chosen in tuning"] if with_chosen else []), "final top-1", "best top-1", f"epochs to {target}"]
+    header = [
+        "",
+        *(["chosen in tuning"] if with_chosen else []),
+        "final top-1",
+        "best top-1",
+        f"epochs to {target}",
+    ]
     with_updates = all(found.arm.batch for found in arms)
     header += [f"updates to {percent(results.TRAINED, 0)} in training"] if with_updates else []
     header += ["runs", "paper: top-1"]
@@ -129,7 +158,9 @@ def _table(study: Study, arms: Sequence[ArmResults]) -> Iterator[str]:
         row += ["-" if arm.epochs is None else f"{arm.epochs:g}"] if with_epochs else []
         yield "| " + " | ".join(row[: len(header)]) + " |"
     yield ""
-    yield f"Mean ± {CONFIDENCE:.0%} confidence interval over the seeds (Student's t).".replace("%", " %")
+    yield f"Mean ± {CONFIDENCE:.0%} confidence interval over the seeds (Student's t).".replace(
+        "%", " %"
+    )
 
 
 def percent(fraction: float, digits: int = 2) -> str:
@@ -149,7 +180,9 @@ def _epochs(found: ArmResults) -> str:
     count = len(found.finished)
     if reached is None:
         return "not reached" if count else "-"
-    return _mean(reached, ".1f", unit=f" ({reached.count} of {count} runs)" if reached.count < count else "")
+    return _mean(
+        reached, ".1f", unit=f" ({reached.count} of {count} runs)" if reached.count < count else ""
+    )
 
 
 def _runs(found: ArmResults) -> str:
@@ -157,9 +190,15 @@ def _runs(found: ArmResults) -> str:
     total = len(found.by_seed)
     if found.arm.points:
         return tuning.NOT_TUNED
-    text = f"{len(found.finished)}" if len(found.finished) == total else f"{len(found.finished)} of {total}"
+    text = (
+        f"{len(found.finished)}"
+        if len(found.finished) == total
+        else f"{len(found.finished)} of {total}"
+    )
     for status in (trial_runs.DIVERGED, trial_runs.FAILED, trial_runs.MISSING):
-        seeds = [str(seed) for seed, result in sorted(found.by_seed.items()) if result.status == status]
+        seeds = [
+            str(seed) for seed, result in sorted(found.by_seed.items()) if result.status == status
+        ]
         if seeds:
             text += f"; {status}: seed {', '.join(seeds)}"
     return text
@@ -171,7 +210,13 @@ def _statements(found: Sequence[Verdict], arms: Sequence[ArmResults]) -> Iterato
     labels = {each.arm.name: each.arm.label for each in arms}
     resampled = any(verdict.resampled for verdict in found)
     printed = any(verdict.effect is not None for verdict in found)
-    header = ["statement", "whose", "difference here", "without pairs", *(["over images too"] if resampled else [])]
+    header = [
+        "statement",
+        "whose",
+        "difference here",
+        "without pairs",
+        *(["over images too"] if resampled else []),
+    ]
     header += ["p", "outcome", *(["the paper's difference"] if printed else [])]
     yield "| " + " | ".join(header) + " |"
     yield "|" + "---|" * len(header)
@@ -180,7 +225,11 @@ def _statements(found: Sequence[Verdict], arms: Sequence[ArmResults]) -> Iterato
             _statement(verdict.claim, labels),
             "the paper's" if verdict.claim.by_paper else "ours",
             _difference(verdict),
-            "-" if verdict.welch is None else _difference(dataclasses.replace(verdict, difference=verdict.welch)),
+            (
+                "-"
+                if verdict.welch is None
+                else _difference(dataclasses.replace(verdict, difference=verdict.welch))
+            ),
             *([_interval(verdict)] if resampled else []),
             "-" if verdict.p is None else f"{verdict.p:.3f}",
             _outcome(verdict),
@@ -188,10 +237,19 @@ def _statements(found: Sequence[Verdict], arms: Sequence[ArmResults]) -> Iterato
         ]
         yield "| " + " | ".join(row) + " |"
     yield ""
-    yield "Differences are taken between runs of equal seed, with Student's interval of their mean; positive favors the"
-    yield "first. Without pairs the interval is Welch's. Better is a one-sided test, as good as two of them against the"
+    yield (
+        "Differences are taken between runs of equal seed, with Student's interval of their mean;"
+        " positive favors the"
+    )
+    yield (
+        "first. Without pairs the interval is Welch's. Better is a one-sided test, as good as two"
+        " of them against the"
+    )
     yield "margin (TOST); p is corrected for all statements of the study (Holm), and at most"
-    yield f"{LEVEL:g} decides. Otherwise the number of seeds is given that would decide with a chance of"
+    yield (
+        f"{LEVEL:g} decides. Otherwise the number of seeds is given that would decide with a"
+        " chance of"
+    )
     yield f"{100 * POWER:.0f} % if further runs differ as these do."
     if resampled:
         yield "The interval over images too is a bootstrap over seeds and validation images."
@@ -200,12 +258,18 @@ def _statements(found: Sequence[Verdict], arms: Sequence[ArmResults]) -> Iterato
 
 def _statement(claim: Claim, labels: Mapping[str, str]) -> str:
     if claim.metric == "oscillation" and claim.relation == "above":
-        return f"{labels[claim.first]}: oscillates more than {labels[claim.second]}, second half of the run"
+        return (
+            f"{labels[claim.first]}: oscillates more than {labels[claim.second]}, second half of"
+            " the run"
+        )
     what = {"top1": "in final top-1", "epochs": "in epochs to the target"}[claim.metric]
     if claim.relation != "equal":
         return f"{labels[claim.first]}: better than {labels[claim.second]}, {what}"
     scale, unit, _ = _UNITS[claim.metric]
-    return f"{labels[claim.first]}: as good as {labels[claim.second]} within {scale * claim.margin:g} {unit}, {what}"
+    return (
+        f"{labels[claim.first]}: as good as {labels[claim.second]} within {scale * claim.margin:g}"
+        f" {unit}, {what}"
+    )
 
 
 def _outcome(verdict: Verdict) -> str:
@@ -219,7 +283,11 @@ def _outcome(verdict: Verdict) -> str:
 
 
 def _against_paper(verdict: Verdict) -> str:
-    return "-" if verdict.effect is None else f"{100 * verdict.effect:+.2f} points: {verdict.against_paper}"
+    return (
+        "-"
+        if verdict.effect is None
+        else f"{100 * verdict.effect:+.2f} points: {verdict.against_paper}"
+    )
 
 
 _UNITS = {"top1": (100, "points", 2), "oscillation": (100, "points", 2), "epochs": (1, "epochs", 1)}
@@ -242,7 +310,9 @@ def _interval(verdict: Verdict) -> str:
     return f"{low:+.2f} to {high:+.2f} points"
 
 
-def _setting(study: Study, arms: Sequence[ArmResults], seeds: int, extra: Sequence[str]) -> Iterator[str]:
+def _setting(
+    study: Study, arms: Sequence[ArmResults], seeds: int, extra: Sequence[str]
+) -> Iterator[str]:
     """Command, data, network and versions."""
     known = results.facts(arms)
     tail = f" -- {shlex.join(_without_place(extra))}" if extra else ""
@@ -273,8 +343,9 @@ def _effective(flags: Sequence[str]) -> list[str]:
 def _versions(known: dict[str, Any]) -> str:
     size = known.get("world_size")
     return (
-        f"{known.get('train_images')} training and {known.get('validation_images')} validation images of "
-        f"{known.get('num_classes')} classes, {size} rank{'' if size == 1 else 's'}, "
-        f"{'GPU' if known.get('gpu', 'none') != 'none' else 'CPU'}; TensorFlow {known.get('tensorflow')}, "
-        f"Keras {known.get('keras')}, Python {known.get('python')}, hybrid_imagenet {known.get('version')}."
+        f"{known.get('train_images')} training and {known.get('validation_images')} validation"
+        f" images of {known.get('num_classes')} classes, {size} rank{'' if size == 1 else 's'},"
+        f" {'GPU' if known.get('gpu', 'none') != 'none' else 'CPU'}; TensorFlow"
+        f" {known.get('tensorflow')}, Keras {known.get('keras')}, Python {known.get('python')},"
+        f" hybrid_imagenet {known.get('version')}."
     )

@@ -1,4 +1,6 @@
-"""Names cells (one training run each) by their flags, so that studies share equal ones, and reads their results."""
+"""Names cells (one training run each) by their flags, so that studies share equal ones, and reads
+their results.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,20 @@ WATCHING = frozenset(
         ),
     }
 )
-"""Flags that watch, save or report a training without changing it: equal cells may differ in them."""
+"""Flags that watch, save or report a training without changing it: equal cells may differ in
+them.
+"""
 _NAMED_AFTER = {"warmup_start_lr": 0.1}
-"""Defaults that some optimizers had when cells were first named after their flags; finished cells keep their names."""
+"""Defaults that some optimizers had when cells were first named after their flags; finished cells
+keep their names.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """A run: the training program's flags (without --run_dir) on a number of ranks, under a directory of its own."""
+    """A run: the training program's flags (without --run_dir) on a number of ranks, under a
+    directory of its own.
+    """
 
     directory: pathlib.Path
     flags: tuple[str, ...]
@@ -74,13 +82,15 @@ class Result:
     """The outcome of a cell.
 
     Attributes:
-      status: `finished`, `failed`, `diverged` (non-finite gradients or loss) or `missing` (not run to its end yet).
+      status: `finished`, `failed`, `diverged` (non-finite gradients or loss) or `missing` (not run
+      to its end yet).
       reason: of a failure, one line.
       summary: of the run; empty where there is none.
       epochs: its records by epoch.
       facts: config.json without the flags: versions and numbers of images.
       settings: every flag of the run with its value.
-      right: which validation images the last validation got right, bool [images]; None where the run did not keep it.
+      right: which validation images the last validation got right, bool [images]; None where the
+        run did not keep it.
     """
 
     status: str
@@ -93,7 +103,8 @@ class Result:
 
 
 def create(root: pathlib.Path, flags: Sequence[str], ranks: int) -> Cell:
-    """The cell of some flags; its directory depends on their resolved values, not on how they were written.
+    """The cell of some flags; its directory depends on their resolved values, not on how they were
+    written.
 
     Raises:
       UserError: for flags that cannot be used.
@@ -105,17 +116,33 @@ def create(root: pathlib.Path, flags: Sequence[str], ranks: int) -> Cell:
 
 
 def chosen_defaults(selected: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults of the options that come with the values of these flags, those of `CHOICES` among them."""
-    return {name: known.default for flag in CHOICES for name, known in CHOICES[flag][selected[flag]].items()}
+    """The defaults of the options that come with the values of these flags, those of `CHOICES`
+    among them.
+    """
+    return {
+        name: known.default
+        for flag in CHOICES
+        for name, known in CHOICES[flag][selected[flag]].items()
+    }
 
 
 def resolved(flags: Sequence[str]) -> dict[str, Any]:
-    """Those settings that differ from the defaults of the hybrid recipe and matter to the training."""
+    """Those settings that differ from the defaults of the hybrid recipe and matter to the
+    training.
+    """
     config = configuration.resolve(flags)
     plain = configuration.resolve(()).values() | chosen_defaults(config.values())
-    follows = {name: plain[name] for name, origin in config.origins.items() if origin is Origin.BATCH}
-    values, defaults = json.loads(json.dumps([config.values() | follows, plain | _NAMED_AFTER]))  # tuples become lists
-    return {name: value for name, value in values.items() if value != defaults[name] and name not in WATCHING}
+    follows = {
+        name: plain[name] for name, origin in config.origins.items() if origin is Origin.BATCH
+    }
+    values, defaults = json.loads(
+        json.dumps([config.values() | follows, plain | _NAMED_AFTER])
+    )  # tuples become lists
+    return {
+        name: value
+        for name, value in values.items()
+        if value != defaults[name] and name not in WATCHING
+    }
 
 
 def read(cell: Cell) -> Result:
@@ -130,7 +157,9 @@ def read(cell: Cell) -> Result:
     epochs, facts, settings = _records(cell)
     if code != EXIT_OK:
         status = DIVERGED if code == EXIT_NUMERICS else FAILED
-        return Result(status, f"exit code {code}: {scaling.reason(_said(cell))}", {}, epochs, facts, settings)
+        return Result(
+            status, f"exit code {code}: {scaling.reason(_said(cell))}", {}, epochs, facts, settings
+        )
     try:
         summary = read_json(cell.run_dir / "summary.json")
     except UserError as error:
@@ -139,7 +168,9 @@ def read(cell: Cell) -> Result:
         return Result(MISSING, "its flags or records differ from the cell's")
     loss = summary.get("val_loss")
     if loss is None or not math.isfinite(loss):
-        return Result(DIVERGED, "the validation loss is not finite", summary, epochs, facts, settings)
+        return Result(
+            DIVERGED, "the validation loss is not finite", summary, epochs, facts, settings
+        )
     return Result(FINISHED, "", summary, epochs, facts, settings, _right(cell))
 
 
@@ -161,7 +192,9 @@ def _records(cell: Cell) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str
 
 
 def _same_flags(cell: Cell, settings: dict[str, Any]) -> bool:
-    """Whether a run had the values that the cell's flags have today; flags that are newer than the run do not count."""
+    """Whether a run had the values that the cell's flags have today; flags that are newer than the
+    run do not count.
+    """
     wanted = configuration.resolve(cell.flags, cell.ranks).shown()
     return all(settings[name] == wanted[name] for name in set(settings) & set(wanted) - WATCHING)
 

@@ -1,4 +1,6 @@
-"""Tunes the arms of a study, each with as many runs, on images and seeds that its report does not touch."""
+"""Tunes the arms of a study, each with as many runs, on images and seeds that its report does not
+touch.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,10 @@ class Choice:
     Attributes:
       arm: as the study has it.
       point: the best one on the tuning images; the first where no run has finished.
-      top1: by point, in their order, the mean over the seeds; None where a run diverged, failed or is missing.
-      missing: runs that failed or are missing. Until there are none the arm is not reported: it would have had
-        fewer tries than the others.
+      top1: by point, in their order, the mean over the seeds; None where a run diverged, failed or
+      is missing.
+      missing: runs that failed or are missing. Until there are none the arm is not reported: it
+        would have had fewer tries than the others.
     """
 
     arm: Arm
@@ -46,21 +49,31 @@ class Choice:
 
     @property
     def at_the_end(self) -> bool:
-        """Whether the best point is the first or the last in anything that was varied: a wider range may be better."""
+        """Whether the best point is the first or the last in anything that was varied: a wider
+        range may be better.
+        """
         points = self.arm.points
         if not self.point.at:
             return self.point in (points[0], points[-1])
         return any(
             len(set(column)) > 1 and mine in (min(column), max(column))
-            for mine, column in zip(self.point.at, zip(*(point.at for point in points), strict=True), strict=True)
+            for mine, column in zip(
+                self.point.at, zip(*(point.at for point in points), strict=True), strict=True
+            )
         )
 
 
 def plan(study: Study, root: pathlib.Path, ranks: int, extra: Sequence[str] = ()) -> list[Trial]:
-    """Every tuning run of a study, seed by seed and point by point, so that one that was cut short has all arms."""
+    """Every tuning run of a study, seed by seed and point by point, so that one that was cut short
+    has all arms.
+    """
     longest = max((len(arm.points) for arm in study.arms), default=0)
     return [
-        Trial(arm, point, trial_runs.create(root, study.arguments(_at(arm, point), seed, extra), ranks))
+        Trial(
+            arm,
+            point,
+            trial_runs.create(root, study.arguments(_at(arm, point), seed, extra), ranks),
+        )
         for seed in range(SEED, SEED + study.tuning_seeds)
         for number in range(longest)
         for arm in study.arms
@@ -69,12 +82,17 @@ def plan(study: Study, root: pathlib.Path, ranks: int, extra: Sequence[str] = ()
 
 
 def choose(study: Study, trials: Sequence[Trial], found: Mapping[Cell, Result]) -> list[Choice]:
-    """The best point of each arm by the seeds' mean of top-1 on the tuning images at the end of the run."""
+    """The best point of each arm by the seeds' mean of top-1 on the tuning images at the end of the
+    run.
+    """
     choices = []
     for arm in study.arms:
         if not arm.points:
             continue
-        results = [[found[t.cell] for t in trials if t.arm == arm and t.point == point] for point in arm.points]
+        results = [
+            [found[t.cell] for t in trials if t.arm == arm and t.point == point]
+            for point in arm.points
+        ]
         top1 = tuple(map(_mean_top1, results))
         best = max(range(len(top1)), key=lambda i, top1=top1: -1.0 if top1[i] is None else top1[i])  # type: ignore[misc]
         ends = (trial_runs.FINISHED, trial_runs.DIVERGED)
@@ -90,17 +108,25 @@ def _mean_top1(results: Sequence[Result]) -> float | None:
 
 
 def reported(study: Study, choices: Sequence[Choice]) -> Study:
-    """The study with the chosen point of each arm that is tuned, judged on the validation images."""
+    """The study with the chosen point of each arm that is tuned, judged on the validation
+    images.
+    """
     points = {choice.arm.name: choice.point for choice in choices if not choice.missing}
     arms = [
-        dataclasses.replace(_at(arm, point, *REPORT), chosen=point.label) if (point := points.get(arm.name)) else arm
+        (
+            dataclasses.replace(_at(arm, point, *REPORT), chosen=point.label)
+            if (point := points.get(arm.name))
+            else arm
+        )
         for arm in study.arms
     ]
     return dataclasses.replace(study, arms=tuple(arms))
 
 
 def untuned(arm: Arm, seeds: Iterable[int]) -> dict[int, Result]:
-    """What stands for the reported runs of an arm that still has points: none of them can be named yet."""
+    """What stands for the reported runs of an arm that still has points: none of them can be named
+    yet.
+    """
     return {seed: Result(trial_runs.MISSING, NOT_TUNED) for seed in seeds} if arm.points else {}
 
 
@@ -109,7 +135,9 @@ def _at(arm: Arm, point: Point, *more: str) -> Arm:
 
 
 def lines(choices: Sequence[Choice], seeds: int = 1) -> list[str]:
-    """The tuning as Markdown: what was tried for each arm, how it ended on the tuning images, and what was chosen."""
+    """The tuning as Markdown: what was tried for each arm, how it ended on the tuning images, and
+    what was chosen.
+    """
     if not choices:
         return []
     runs = " or ".join(map(str, sorted({seeds * len(choice.arm.points) for choice in choices})))
@@ -120,7 +148,10 @@ def lines(choices: Sequence[Choice], seeds: int = 1) -> list[str]:
     text = [
         "## Tuning",
         "",
-        f"{runs} runs for each arm, with {drawn} and without the test images; the best is reported.{there}",
+        (
+            f"{runs} runs for each arm, with {drawn} and without the test images; the best is"
+            f" reported.{there}"
+        ),
         "",
         "| | tried: top-1 on the tuning images | chosen |",
         "|---|---|---|",

@@ -15,14 +15,19 @@ from tests.ranks import HOROVODRUN, Pool
 from tests.support import program
 
 choose_onednn(os.environ)  # tests in this process run the kernels that programs run
-# A shell starts what runs in the background with interrupts ignored; so would all be that tests start and interrupt.
+# A shell starts what runs in the background with interrupts ignored; so would all be that tests
+# start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _process_state():
     log = logging.getLogger("hybrid_imagenet")
     handlers = [signal.getsignal(number) for number in SIGNALS]
-    return {"signal handlers": handlers, "a request to stop": REQUESTS.stop, "log": (list(log.handlers), log.level)}
+    return {
+        "signal handlers": handlers,
+        "a request to stop": REQUESTS.stop,
+        "log": (list(log.handlers), log.level),
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +58,9 @@ def tiny_data(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def undisturbed(tiny_data, tmp_path_factory):
-    """A run of two ranks that horovodrun started, if it is installed, and its output; it must not be changed."""
+    """A run of two ranks that horovodrun started, if it is installed, and its output; it must not
+    be changed.
+    """
     run_dir = tmp_path_factory.mktemp("runs") / "undisturbed"
     watched = ("--profile_steps=3,5", "--tensorboard", "--max_skipped_steps=5")
     launcher = "horovodrun" if HOROVODRUN.exists() else "mpirun"
@@ -65,7 +72,11 @@ def undisturbed(tiny_data, tmp_path_factory):
 def pytest_addoption(parser):
     parser.addoption("--long", action="store_true", help="also run the long forms of tests")
     parser.addoption("--engine", default="horovod", help="train on ranks that this engine connects")
-    parser.addoption("--fast", action="store_true", help="leave out tests that start another process, such as ranks")
+    parser.addoption(
+        "--fast",
+        action="store_true",
+        help="leave out tests that start another process, such as ranks",
+    )
 
 
 def pytest_configure(config):
@@ -83,13 +94,17 @@ def pytest_collection_finish(session):
     """
     gc.freeze()
     if session.config.getoption("--fast"):
-        subprocess.Popen.__init__ = lambda *arguments, **settings: pytest.skip("starts a process: not with --fast")
+        subprocess.Popen.__init__ = lambda *arguments, **settings: pytest.skip(
+            "starts a process: not with --fast"
+        )
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves the long forms out unless they are asked for; keeps tests that share something with one worker.
+    """Leaves the long forms out unless they are asked for; keeps tests that share something with
+    one worker.
 
-    With several workers (`-n 2 --dist loadgroup`), a file's tests go to one, as do all that need the same ranks.
+    With several workers (`-n 2 --dist loadgroup`), a file's tests go to one, as do all that need
+    the same ranks.
     """
     for item in items:
         shared = [name for name in ("pools", "undisturbed") if name in item.fixturenames]

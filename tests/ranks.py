@@ -1,8 +1,9 @@
 """Starts real ranks for a test: a pool that serves many tests, or ranks of a test's own.
 
-A pool starts its ranks once with mpirun; each imports TensorFlow, and Horovod if it is installed, and then takes work:
-the name of a function in a module of the tests, with arguments that JSON carries. Each function starts communication
-as a program does and ends it, so that every call may have other settings. `tests/conftest.py` keeps the pools.
+A pool starts its ranks once with mpirun; each imports TensorFlow, and Horovod if it is installed,
+and then takes work: the name of a function in a module of the tests, with arguments that JSON
+carries. Each function starts communication as a program does and ends it, so that every call may
+have other settings. `tests/conftest.py` keeps the pools.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ def has_horovod() -> bool:
 def skip_without_horovod() -> None:
     """Skips the test that calls it if Horovod is not installed."""
     if not has_horovod():
-        pytest.skip("Horovod is not installed; --engine=tensorflow runs such tests without it where they can")
+        pytest.skip(
+            "Horovod is not installed; --engine=tensorflow runs such tests without it where"
+            " they can"
+        )
 
 
 class Pool:
@@ -73,9 +77,9 @@ class Pool:
     def call(self, function: Callable, *arguments: Any, timeout: float = 600) -> list:
         """Calls a function of a module on every rank; returns the results in the order of ranks.
 
-        After a failure the ranks are ended; the next call starts others. Skips the test if several ranks are to be
-        connected by Horovod, which is not installed: the argument `engine` of the function says so, else the option
-        --engine of the tests.
+        After a failure the ranks are ended; the next call starts others. Skips the test if several
+        ranks are to be connected by Horovod, which is not installed: the argument `engine` of the
+        function says so, else the option --engine of the tests.
 
         Raises:
           AssertionError: if a rank raised, left or is not done in time, with the ranks' output.
@@ -97,7 +101,8 @@ class Pool:
     def _gather(self, deadline: float) -> list:
         paths = [self._folder / f"{self._calls}.{rank}" for rank in range(self.size)]
         while True:
-            # Looked at before the answers, so that those of ranks which have left in good order are not missed.
+            # Looked at before the answers, so that those of ranks which have left in good order are
+            # not missed.
             left = self._process.poll() is not None
             found = [json.loads(path.read_text()) for path in paths if path.exists()]
             for answer in found:
@@ -105,7 +110,9 @@ class Pool:
             if len(found) == self.size:
                 return [answer["value"] for answer in found]
             assert not left, self._told(f"a rank has left: exit code {self._process.returncode}")
-            assert time.monotonic() < deadline, self._told(f"{len(found)} of {self.size} ranks were done in time")
+            assert time.monotonic() < deadline, self._told(
+                f"{len(found)} of {self.size} ranks were done in time"
+            )
             time.sleep(0.02)
 
     def _told(self, reason: str) -> str:
@@ -120,7 +127,8 @@ class Pool:
         with (self._folder / "log").open("w") as log:
             self._process = subprocess.Popen(
                 [*command, str(self._folder), str(os.getpid())],
-                env=environment() | ({CHECKED_VARIABLE: "1"} if self.size > 1 else {}),  # all ranks return alike
+                env=environment()
+                | ({CHECKED_VARIABLE: "1"} if self.size > 1 else {}),  # all ranks return alike
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -161,7 +169,9 @@ def _write(path: Path, value: Any) -> None:
 
 @contextlib.contextmanager
 def own(size: int, launcher: str = "mpi") -> Iterator[Pool]:
-    """Ranks for one test alone: with another launcher or number of ranks, or in a state that others must not meet."""
+    """Ranks for one test alone: with another launcher or number of ranks, or in a state that others
+    must not meet.
+    """
     pool = Pool(size, launcher)
     try:
         yield pool

@@ -1,4 +1,6 @@
-"""The packages and the direction of the imports between them, as docs/dev/architecture.md draws it."""
+"""The packages and the direction of the imports between them, as docs/dev/architecture.md draws
+it.
+"""
 
 import ast
 import collections
@@ -11,8 +13,9 @@ import hybrid_imagenet
 from tests.support import fresh
 
 PACKAGE = pathlib.Path(hybrid_imagenet.__file__).parent
-# What each room may import of the package besides itself and what all may import (errors, files, options, the stages of
-# a start, XLA, private names of TensorFlow and Keras); the top level is listed too.
+# What each room may import of the package besides itself and what all may import (errors, files,
+# options, the stages of a start, XLA, private names of TensorFlow and Keras); the top level is
+# listed too.
 ALLOWED = {
     "errors": set(),
     "options": set(),
@@ -33,26 +36,64 @@ ALLOWED = {
     "runlog": {"analysis", "optimizers"},
     "resilience": {"comm", "checkpoints"},
     "training": {
-        "order", "schedules", "analysis", "config", "comm", "optimizers", "models", "data", "checkpoints", "runlog",
+        "order",
+        "schedules",
+        "analysis",
+        "config",
+        "comm",
+        "optimizers",
+        "models",
+        "data",
+        "checkpoints",
+        "runlog",
         "resilience",
     },
     "train": {"config", "comm", "resilience", "training"},
     "main": {"config", "recipes", "comm", "data", "resilience", "training", "train", "__main__"},
     "tools": {
-        "schedules", "analysis", "config", "recipes", "comm", "optimizers", "models", "data", "checkpoints", "runlog",
-        "resilience", "training",
+        "schedules",
+        "analysis",
+        "config",
+        "recipes",
+        "comm",
+        "optimizers",
+        "models",
+        "data",
+        "checkpoints",
+        "runlog",
+        "resilience",
+        "training",
     },
     "benchmarks": {
-        "order", "analysis", "config", "comm", "optimizers", "models", "data", "checkpoints", "runlog", "training",
-        "train", "tools",
+        "order",
+        "analysis",
+        "config",
+        "comm",
+        "optimizers",
+        "models",
+        "data",
+        "checkpoints",
+        "runlog",
+        "training",
+        "train",
+        "tools",
     },
     "library": {
-        "order", "schedules", "comm", "optimizers", "models", "checkpoints", "runlog", "resilience", "training",
+        "order",
+        "schedules",
+        "comm",
+        "optimizers",
+        "models",
+        "checkpoints",
+        "runlog",
+        "resilience",
+        "training",
     },
     "callbacks": {"library"},
     "__main__": {"comm", "resilience", "tools"},
-    "__init__": {"callbacks", "comm", "data", "library", "optimizers", "order", "schedules"},  # for type checkers
-}  # fmt: skip
+    # for type checkers
+    "__init__": {"callbacks", "comm", "data", "library", "optimizers", "order", "schedules"},
+}
 
 
 def modules():
@@ -78,7 +119,11 @@ def imported_names(tree):
 
 
 def imported_rooms(path):
-    names = [name for name in imported_names(ast.parse(path.read_text())) if name.startswith("hybrid_imagenet.")]
+    names = [
+        name
+        for name in imported_names(ast.parse(path.read_text()))
+        if name.startswith("hybrid_imagenet.")
+    ]
     shared = {"__version__", "errors", "files", "options", "startup", "xla", "private_api"}
     return {name.split(".")[1] for name in names} - shared - {room_of(path)}
 
@@ -112,7 +157,9 @@ def test_modules_import_each_other_in_no_circle():
         names = imported_names(ast.parse(path.read_text()))
         targets = {name if name in known else name.rpartition(".")[0] for name in names}
         # A package's own __init__ may gather what its modules offer.
-        edges[name_of(path)] = {t for t in targets & known if not name_of(path).startswith(t + ".")} - {name_of(path)}
+        edges[name_of(path)] = {
+            t for t in targets & known if not name_of(path).startswith(t + ".")
+        } - {name_of(path)}
     done, path = set(), []
 
     def visit(name):
@@ -133,7 +180,9 @@ def test_the_page_lists_every_package_and_only_files_that_exist():
     text = (PACKAGE.parent / "docs" / "dev" / "architecture.md").read_text()
     rows = set(re.findall(r"^\| `(\w+)/` \|", text, re.M))
     assert rows == {room for room in ALLOWED if (PACKAGE / room).is_dir()}
-    for name in re.findall(r"`((?:[\w]+/)+[\w.]*|\w+\.py)`", text.replace("NAME.py", "__init__.py")):
+    for name in re.findall(
+        r"`((?:[\w]+/)+[\w.]*|\w+\.py)`", text.replace("NAME.py", "__init__.py")
+    ):
         folders = [PACKAGE, PACKAGE.parent, PACKAGE / "training"]
         assert any((folder / name).exists() for folder in folders), name
 
@@ -145,7 +194,9 @@ def paths_of_the_page():
     """The tables of files that docs/dev/architecture.md numbers, by heading."""
     text = (PACKAGE.parent / "docs" / "dev" / "architecture.md").read_text()
     sections = re.split(r"^#+ ", text, flags=re.M)
-    found = {s.partition("\n")[0]: re.findall(r"^\| \d+ \| `([\w/]+\.py)` \|", s, re.M) for s in sections}
+    found = {
+        s.partition("\n")[0]: re.findall(r"^\| \d+ \| `([\w/]+\.py)` \|", s, re.M) for s in sections
+    }
     return {heading: files for heading, files in found.items() if files}
 
 
@@ -153,7 +204,11 @@ def joined(one, other):
     """Whether one file imports the other, or names it to a registry."""
     for path, target in ((one, other), (other, one)):
         tree, name = ast.parse(path.read_text()), name_of(target)
-        texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+        texts = [
+            n.value
+            for n in ast.walk(tree)
+            if isinstance(n, ast.Constant) and isinstance(n.value, str)
+        ]
         names = {*imported_names(tree), *texts}
         if any(found == name or found.startswith((f"{name}.", f"{name}:")) for found in names):
             return True
@@ -162,7 +217,9 @@ def joined(one, other):
 
 @pytest.mark.parametrize("heading", sorted(paths_of_the_page().keys() - {GRADIENT}))
 def test_the_files_of_a_path_import_each_other(heading):
-    """From the first file all others are reached: each imports one of them, is imported by one, or is named by one."""
+    """From the first file all others are reached: each imports one of them, is imported by one, or
+    is named by one.
+    """
     first, *left = [PACKAGE / name for name in paths_of_the_page()[heading]]
     reached = [first]
     for file in reached:
@@ -173,7 +230,9 @@ def test_the_files_of_a_path_import_each_other(heading):
 
 
 def test_each_file_of_the_path_of_a_gradient_is_joined_to_another():
-    """They are no chain: the optimizer calls a communicator, and the update a rule, that it is given."""
+    """They are no chain: the optimizer calls a communicator, and the update a rule, that it is
+    given.
+    """
     files = [PACKAGE / name for name in paths_of_the_page()[GRADIENT]]
     assert all(any(joined(file, other) for other in files if other != file) for file in files)
 
@@ -187,7 +246,9 @@ def test_the_paths_of_the_page_are_there():
 def test_nothing_in_the_package_needs_the_checkout():
     for path in modules():
         names = imported_names(ast.parse(path.read_text()))
-        assert not [name for name in names if name.split(".")[0] in ("studies", "benchmarks", "tests")], path
+        assert not [
+            name for name in names if name.split(".")[0] in ("studies", "benchmarks", "tests")
+        ], path
 
 
 def test_only_comm_knows_horovod():
@@ -203,7 +264,10 @@ def test_modules_started_by_name_exist():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 text = node.value
-                if text.startswith("hybrid_imagenet.") and text.replace(".", "").replace("_", "").isalnum():
+                if (
+                    text.startswith("hybrid_imagenet.")
+                    and text.replace(".", "").replace("_", "").isalnum()
+                ):
                     assert text in known or text.rpartition(".")[0] in known, f"{path}: {text}"
 
 
@@ -217,14 +281,21 @@ def test_the_public_modules_only_show_what_lies_in_rooms(name):
 
 def test_the_package_shows_its_names_without_importing_what_they_need():
     assert set(hybrid_imagenet.__all__) <= set(dir(hybrid_imagenet))
-    names = ("hybrid_imagenet", "hybrid_imagenet.schedules", "hybrid_imagenet.order", "tests.support.first_names")
+    names = (
+        "hybrid_imagenet",
+        "hybrid_imagenet.schedules",
+        "hybrid_imagenet.order",
+        "tests.support.first_names",
+    )
     assert fresh.loaded_by(*names) == set()
 
 
 def test_type_checkers_know_the_names_of_the_package():
     tree = ast.parse((PACKAGE / "__init__.py").read_text())
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
-    assert {alias.name for node in block.body for alias in node.names} == set(hybrid_imagenet.__all__)
+    assert {alias.name for node in block.body for alias in node.names} == set(
+        hybrid_imagenet.__all__
+    )
     for name in hybrid_imagenet.__all__:
         assert getattr(hybrid_imagenet, name)
 

@@ -1,4 +1,6 @@
-"""The table of the papers' claims names things that exist, and docs/papers.md counts its verdicts."""
+"""The table of the papers' claims names things that exist, and docs/papers.md counts its
+verdicts.
+"""
 
 import collections
 import pathlib
@@ -54,7 +56,10 @@ def test_each_row_names_files_and_flags_that_exist():
     for row in rows():
         for name in names_in(f"{row.where} {row.test} {row.evidence}"):
             if name.endswith((".py", ".sh")):
-                assert (ROOT / name).is_file() or (ROOT / "hybrid_imagenet" / name).is_file(), (row.number, name)
+                assert (ROOT / name).is_file() or (ROOT / "hybrid_imagenet" / name).is_file(), (
+                    row.number,
+                    name,
+                )
             elif name.startswith("--"):
                 flag = name.removeprefix("--").partition("=")[0]
                 # --cluster is a flag of `hybrid-imagenet plan`.

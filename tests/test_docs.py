@@ -26,9 +26,12 @@ from tests.ranks import environment
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [
-    ROOT / "docs" / f"{name}.md" for name in ("tutorial-own-images", "tutorial-imagenet", "tuning", "faq", "glossary")
+    ROOT / "docs" / f"{name}.md"
+    for name in ("tutorial-own-images", "tutorial-imagenet", "tuning", "faq", "glossary")
 ]
-ALL_PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")])
+ALL_PAGES = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")]
+)
 PARSERS = {
     "train": config.resolve,
     "evaluate": lambda words: evaluate._parser().parse_args(words),
@@ -77,7 +80,9 @@ FEWEST_GPUS = 8  # examples with fewer ranks are for CPUs
 
 
 def gpu_examples():
-    """Commands with a number of GPUs: where they are, their words, and what is said next to them."""
+    """Commands with a number of GPUs: where they are, their words, and what is said next to
+    them.
+    """
     for page in ALL_PAGES:
         for line in commands(page):
             yield page.name, shlex.split(line, comments=True), line.partition("#")[2]
@@ -86,8 +91,13 @@ def gpu_examples():
 
 
 def training(words):
-    """The flags of training in a command, and the ranks that it starts; None for another command."""
-    if words[:3] == ["python", "-m", "hybrid_imagenet.main"] or words[:2] == ["hybrid-imagenet", "train"]:
+    """The flags of training in a command, and the ranks that it starts; None for another
+    command.
+    """
+    if words[:3] == ["python", "-m", "hybrid_imagenet.main"] or words[:2] == [
+        "hybrid-imagenet",
+        "train",
+    ]:
         return [word for word in words if word.startswith("--")], 1
     if words[:2] == ["hybrid-imagenet", "run"] and "--" in words:
         options, flags = run.parse_arguments(words[2:])
@@ -96,7 +106,9 @@ def training(words):
 
 
 def test_examples_with_gpus_have_the_batch_that_is_stated_next_to_them(monkeypatch):
-    """Pages other than the README must state it; there, as everywhere, a GPU has 256 images unless a flag says so."""
+    """Pages other than the README must state it; there, as everywhere, a GPU has 256 images unless
+    a flag says so.
+    """
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(gpus, "in_use", lambda: True)
     checked = 0
@@ -117,7 +129,9 @@ def test_examples_with_gpus_have_the_batch_that_is_stated_next_to_them(monkeypat
 
 @pytest.fixture
 def workplace(tmp_path, monkeypatch):
-    """A directory with what the pages take for granted: flag files, and photos that differ in colour."""
+    """A directory with what the pages take for granted: flag files, and photos that differ in
+    colour.
+    """
     (tmp_path / "flags").symlink_to(ROOT / "flags")
     generator = np.random.default_rng(5)
     for number, name in enumerate(("cat", "dog")):
@@ -125,7 +139,9 @@ def workplace(tmp_path, monkeypatch):
         for image in range(20):
             pixels = generator.integers(0, 120, (48, 40, 3))
             pixels[..., number] += 120
-            Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "photos" / name / f"{image}.png")
+            Image.fromarray(pixels.astype(np.uint8)).save(
+                tmp_path / "photos" / name / f"{image}.png"
+            )
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -159,7 +175,13 @@ def test_the_tutorial_on_own_images_runs_from_its_first_command_to_its_last(work
         assert first == "hybrid-imagenet"
         trains = words[0] in ("train", "run") and "--check_only" not in words
         done = subprocess.run(
-            [sys.executable, "-m", "hybrid_imagenet", *words, *(["--max_steps=3"] if trains else [])],
+            [
+                sys.executable,
+                "-m",
+                "hybrid_imagenet",
+                *words,
+                *(["--max_steps=3"] if trains else []),
+            ],
             env=environment() | {"PYTHONPATH": os.fspath(ROOT)},
             capture_output=True,
             text=True,
@@ -182,7 +204,9 @@ def links(page):
 
 def anchors(page):
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
-    return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    return {
+        re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
+    }
 
 
 @pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: os.fspath(page.relative_to(ROOT)))
@@ -197,18 +221,32 @@ def test_every_page_can_be_reached():
     reached, new = set(), {ROOT / "README.md"}
     while new:
         reached |= new
-        new = {path for page in new for path, _ in links(page) if path.suffix == ".md" and path.exists()} - reached
+        new = {
+            path
+            for page in new
+            for path, _ in links(page)
+            if path.suffix == ".md" and path.exists()
+        } - reached
     assert set(ALL_PAGES) <= reached
     listed = re.findall(r"([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
-    assert {os.fspath(page.relative_to(ROOT / "docs")) for page in ALL_PAGES if ROOT / "docs" in page.parents} <= set(
-        listed
-    )
+    assert {
+        os.fspath(page.relative_to(ROOT / "docs"))
+        for page in ALL_PAGES
+        if ROOT / "docs" in page.parents
+    } <= set(listed)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_flags_in_the_text_exist(page):
     """Of the training program or of a command."""
-    known = set(config.OPTIONS) | {"best", "network_interfaces", "resize", "check_only", "data_dir", "help"}
+    known = set(config.OPTIONS) | {
+        "best",
+        "network_interfaces",
+        "resize",
+        "check_only",
+        "data_dir",
+        "help",
+    }
     known |= {"flagfile", "batch_size", "print_config", "print_config_gpus"}
     text = "".join(text for language, text in blocks(page) if language == "prose")
     named = set(re.findall(r"(?<![\w-])--([a-z_0-9]+)", text))
@@ -216,7 +254,9 @@ def test_flags_in_the_text_exist(page):
 
 
 def test_the_api_reference_has_every_public_name():
-    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "dev" / "reference.py")
+    spec = importlib.util.spec_from_file_location(
+        "reference", ROOT / "docs" / "dev" / "reference.py"
+    )
     reference = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(reference)
     text = reference.api()

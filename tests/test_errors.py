@@ -6,7 +6,13 @@ import pytest
 
 from hybrid_imagenet import config
 from hybrid_imagenet.checkpoints.run_state import RunState
-from hybrid_imagenet.errors import SharedError, UserError, printable, printable_lines, without_secrets
+from hybrid_imagenet.errors import (
+    SharedError,
+    UserError,
+    printable,
+    printable_lines,
+    without_secrets,
+)
 from hybrid_imagenet.training.recorder import Recording
 
 
@@ -38,7 +44,10 @@ from hybrid_imagenet.training.recorder import Recording
 )
 def test_secrets_are_masked_and_nothing_else(text, shown):
     assert without_secrets(text) == shown
-    assert str(UserError(f"--data_dir={text}: no such directory")) == f"--data_dir={shown}: no such directory"
+    assert (
+        str(UserError(f"--data_dir={text}: no such directory"))
+        == f"--data_dir={shown}: no such directory"
+    )
     assert str(SharedError(text)) == shown
 
 
@@ -82,7 +91,11 @@ def test_the_files_of_a_run_hold_no_secrets(tmp_path, capsys, monkeypatch):
     recording.start(facts, {"step": 0, "epochs": 0.0}, RunState())
     recording.writer.close()
     recording.stop_logging()
-    written = "".join(path.read_text() for path in (tmp_path / "run").iterdir()) + "".join(capsys.readouterr())
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["flags"]["data_dir"].startswith("https://***@")
+    written = "".join(path.read_text() for path in (tmp_path / "run").iterdir()) + "".join(
+        capsys.readouterr()
+    )
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["flags"][
+        "data_dir"
+    ].startswith("https://***@")
     for word in ("hunter2", "abcdef", "from-the-environment"):
         assert word not in written

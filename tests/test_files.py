@@ -24,7 +24,9 @@ def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     target.write_text("old")
     sync, replace = os.fsync, pathlib.Path.replace
     monkeypatch.setattr(os, "fsync", lambda descriptor: order.append("sync") or sync(descriptor))
-    monkeypatch.setattr(pathlib.Path, "replace", lambda *paths: order.append("replace") or replace(*paths))
+    monkeypatch.setattr(
+        pathlib.Path, "replace", lambda *paths: order.append("replace") or replace(*paths)
+    )
     with files.replacing(target) as temporary:
         temporary.write_text("new")
         assert target.read_text() == "old"
@@ -64,7 +66,9 @@ def test_a_file_that_cannot_be_made_again_is_refused(tmp_path, content):
         files.read_json(path)
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize(
+    "encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"]
+)
 def test_decoded_text_with_a_byte_order_mark_has_the_encoding_of_the_mark(encoding):
     marks = {"utf-16-le": codecs.BOM_UTF16_LE, "utf-16-be": codecs.BOM_UTF16_BE}
     content = marks.get(encoding, b"") + "cat\r\nM\u00f6we\r\n".encode(encoding)
@@ -74,8 +78,14 @@ def test_decoded_text_with_a_byte_order_mark_has_the_encoding_of_the_mark(encodi
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("cat\nM\u00f6we\n".encode("latin-1"), r"is not text in UTF-8 \(offset 5: .*\); save it as UTF-8"),
-        ("cat\ndog\n".encode("utf-16-le"), "is not text, because it holds zero bytes.*; save it as UTF-8"),
+        (
+            "cat\nM\u00f6we\n".encode("latin-1"),
+            r"is not text in UTF-8 \(offset 5: .*\); save it as UTF-8",
+        ),
+        (
+            "cat\ndog\n".encode("utf-16-le"),
+            "is not text, because it holds zero bytes.*; save it as UTF-8",
+        ),
         (codecs.BOM_UTF16_LE + b"c", r"is not text in UTF-16 \(offset 2: truncated data\)"),
     ],
 )
@@ -185,7 +195,9 @@ def test_lock_without_file_system_locks_warns_and_is_taken(tmp_path, monkeypatch
     files.lock(tmp_path).close()
     assert files.lock_holder(tmp_path) is None
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"warning: the file system of {tmp_path} has no file locks ({os.strerror(number)})")
+    assert line.startswith(
+        f"warning: the file system of {tmp_path} has no file locks ({os.strerror(number)})"
+    )
 
 
 HOLDER = """

@@ -4,7 +4,9 @@ import pathlib
 import re
 
 ROOT = pathlib.Path(__file__).parents[1]
-ROWS = set(re.findall(r"^\| `(\S+)::(\w+)` \|", (ROOT / "tests" / "README.md").read_text(), re.MULTILINE))
+ROWS = set(
+    re.findall(r"^\| `(\S+)::(\w+)` \|", (ROOT / "tests" / "README.md").read_text(), re.MULTILINE)
+)
 
 
 def test_every_test_of_the_table_exists():
@@ -14,7 +16,9 @@ def test_every_test_of_the_table_exists():
 
 
 def test_the_table_is_that_of_the_tests(request):
-    """Holds for those that were collected: all of them, if no files are given on the command line."""
+    """Holds for those that were collected: all of them, if no files are given on the command
+    line.
+    """
     collected, slow = set(), set()
     for item in request.session.items:
         name = item.path.relative_to(ROOT).as_posix(), item.originalname

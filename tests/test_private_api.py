@@ -1,4 +1,6 @@
-"""Private names of TensorFlow and Keras: each test fails if a release renames what its function uses."""
+"""Private names of TensorFlow and Keras: each test fails if a release renames what its function
+uses.
+"""
 
 import ast
 import pathlib
@@ -26,7 +28,8 @@ def test_every_function_has_a_test():
     assert [name for name in functions if f"private_api.{name}(" not in own] == []
 
 
-# Of Python: os._exit, sys._current_frames and the method of named tuples. tools/command_line.py uses those of argparse.
+# Of Python: os._exit, sys._current_frames and the method of named tuples. tools/command_line.py
+# uses those of argparse.
 OF_PYTHON = {"_exit", "_current_frames", "_replace"}
 
 
@@ -40,27 +43,35 @@ def private_names(tree):
             case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
                 defined.add(name)
             case (
-                ast.Attribute(attr=name) | ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value=name), *_])
+                ast.Attribute(attr=name)
+                | ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value=name), *_])
             ):
                 used.add(name)
     return {name for name in used if re.match("_[a-z]", name)}, defined
 
 
 def test_private_names_of_others_are_used_in_one_module_only():
-    modules = {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
+    modules = {
+        str(path.relative_to(PACKAGE)): ast.parse(path.read_text())
+        for path in PACKAGE.rglob("*.py")
+    }
     used, _ = private_names(modules.pop("private_api.py"))
     assert {"_flatten_layers", "_seed", "_tensors"} <= used
     modules.pop("tools/command_line.py")
     names = {module: private_names(tree) for module, tree in modules.items()}
     defined = set().union(*(own for _, own in names.values()))
     assert {
-        module: used - defined - OF_PYTHON for module, (used, _) in names.items() if used - defined - OF_PYTHON
+        module: used - defined - OF_PYTHON
+        for module, (used, _) in names.items()
+        if used - defined - OF_PYTHON
     } == {}
 
 
 def test_private_modules_of_others_are_imported_in_one_module_only():
     for path in PACKAGE.rglob("*.py"):
-        found = re.findall(r"\b(?:from|import) (?:tensorflow\.python|keras\.src)\b", path.read_text())
+        found = re.findall(
+            r"\b(?:from|import) (?:tensorflow\.python|keras\.src)\b", path.read_text()
+        )
         assert path.name == "private_api.py" or not found, path
 
 
@@ -94,7 +105,9 @@ def test_loss_tracker_has_the_loss_of_fit():
     model = small_model()
     model.compile("sgd", "mse")
     history = model.fit(np.ones((2, 2)), np.ones((2, 1)), verbose=0)
-    assert float(private_api.loss_tracker(model).result()) == pytest.approx(history.history["loss"][0])
+    assert float(private_api.loss_tracker(model).result()) == pytest.approx(
+        history.history["loss"][0]
+    )
 
 
 def test_origin_names_the_layer_behind_an_output():
@@ -104,7 +117,9 @@ def test_origin_names_the_layer_behind_an_output():
 
 @pytest.mark.parametrize("kind", ["keras", "hi"])
 def test_optimized_variables_are_those_that_the_optimizer_was_built_on(kind):
-    optimizer = keras.optimizers.SGD(0.5) if kind == "keras" else hybrid_imagenet.optimizers.SGD(0.5)
+    optimizer = (
+        keras.optimizers.SGD(0.5) if kind == "keras" else hybrid_imagenet.optimizers.SGD(0.5)
+    )
     variables = [keras.Variable(np.ones(shape, np.float32), name="w") for shape in ((3,), (2, 2))]
     optimizer.build(variables)
     assert list(map(id, private_api.optimized_variables(optimizer))) == list(map(id, variables))
@@ -182,7 +197,9 @@ def test_dataset_seeds_are_those_of_a_shuffle():
 
 def test_dataset_inputs_are_all_that_a_dataset_is_made_of():
     numbers = tf.data.Dataset.range(4)
-    both = tf.data.Dataset.zip((numbers, numbers.batch(2).unbatch())).concatenate(tf.data.Dataset.zip(numbers, numbers))
+    both = tf.data.Dataset.zip((numbers, numbers.batch(2).unbatch())).concatenate(
+        tf.data.Dataset.zip(numbers, numbers)
+    )
     assert len(private_api.dataset_inputs(both)) == 2
     assert sum(1 for part in private_api.walk_datasets(both) if "Range" in type(part).__name__) == 4
 
@@ -196,7 +213,9 @@ def test_dataset_graphs_have_the_operations_of_nested_datasets():
 def test_dataset_captures_are_the_tensors_that_a_function_uses():
     table = tf.constant([5, 6, 7])
     dataset = tf.data.Dataset.range(3).map(lambda i: table[i])
-    assert [tensor.numpy().tolist() for tensor in private_api.dataset_captures(dataset)] == [[5, 6, 7]]
+    assert [tensor.numpy().tolist() for tensor in private_api.dataset_captures(dataset)] == [
+        [5, 6, 7]
+    ]
 
 
 def test_dataset_tensors_are_those_of_the_arrays():
@@ -208,13 +227,17 @@ def test_dataset_tensors_are_those_of_the_arrays():
 
 def test_dataset_draws_choices_is_true_for_samples_of_several_datasets():
     numbers = tf.data.Dataset.range(4)
-    assert private_api.dataset_draws_choices(tf.data.Dataset.sample_from_datasets([numbers, numbers], [0.5, 0.5]))
+    assert private_api.dataset_draws_choices(
+        tf.data.Dataset.sample_from_datasets([numbers, numbers], [0.5, 0.5])
+    )
     assert not private_api.dataset_draws_choices(numbers)
 
 
 def test_dataset_is_in_any_order_only_where_that_was_asked_for():
     numbers = tf.data.Dataset.range(4)
-    assert private_api.dataset_is_in_any_order(numbers.map(lambda x: x, num_parallel_calls=2, deterministic=False))
+    assert private_api.dataset_is_in_any_order(
+        numbers.map(lambda x: x, num_parallel_calls=2, deterministic=False)
+    )
     assert not private_api.dataset_is_in_any_order(numbers.map(lambda x: x, num_parallel_calls=2))
     options = tf.data.Options()
     options.deterministic = False

@@ -21,7 +21,9 @@ def connects(engine="horovod"):
         (lambda: None, [], "tensorflow", False),
     ],
 )
-def test_pool_without_horovod_skips_calls_that_it_would_connect(monkeypatch, function, arguments, option, skipped):
+def test_pool_without_horovod_skips_calls_that_it_would_connect(
+    monkeypatch, function, arguments, option, skipped
+):
     monkeypatch.setattr(ranks.importlib.util, "find_spec", lambda name: None)
     monkeypatch.delenv(ENGINE_VARIABLE, raising=False)
     if option:

@@ -44,7 +44,9 @@ def test_the_time_of_the_launcher_counts(start, monkeypatch):
     assert "first step after 12.5 s: starting the ranks 2.5 s, loading" in start()
 
 
-@pytest.mark.parametrize("value", ["997.5@another", "997.5", "20000.0@{boot}", "-4000.0@{boot}", "x@{boot}", ""])
+@pytest.mark.parametrize(
+    "value", ["997.5@another", "997.5", "20000.0@{boot}", "-4000.0@{boot}", "x@{boot}", ""]
+)
 def test_a_launcher_whose_time_is_not_comparable_does_not_count(start, monkeypatch, value):
     monkeypatch.setenv(startup.STARTED_VARIABLE, value.format(boot=startup._boot()))
     assert "first step after 10.0 s: loading" in start()
@@ -91,10 +93,16 @@ def test_nothing_is_said_before_it_is_opened(capsys):
 
 @pytest.mark.parametrize(
     ("progress", "ranks", "told", "shown"),
-    [("live", 1, "0", True), ("plain", 2, "host:/dev/pts/1", False), ("auto", 2, "host:/dev/pts/1", True),
-     ("auto", 2, "0", False), ("none", 1, "0", False), ("auto", 1, "host:/dev/pts/1", True),
-     ("auto", 1, "0", False)],
-)  # fmt: skip
+    [
+        ("live", 1, "0", True),
+        ("plain", 2, "host:/dev/pts/1", False),
+        ("auto", 2, "host:/dev/pts/1", True),
+        ("auto", 2, "0", False),
+        ("none", 1, "0", False),
+        ("auto", 1, "host:/dev/pts/1", True),
+        ("auto", 1, "0", False),
+    ],
+)
 def test_a_rank_believes_its_launcher(monkeypatch, progress, ranks, told, shown):
     monkeypatch.setenv("HYBRID_IMAGENET_TERMINAL", told)
     assert startup.on_terminal(progress, ranks) is shown
@@ -114,11 +122,14 @@ def test_the_train_command_notes_when_it_began(monkeypatch):
     monkeypatch.setattr("hybrid_imagenet.comm.environment.restart_with_huge_pages", lambda: None)
     monkeypatch.setattr(sys, "argv", ["hybrid-imagenet", "train"])
     for changes_signals in ("install", "ignore"):
-        monkeypatch.setattr(f"hybrid_imagenet.resilience.stop_signals.REQUESTS.{changes_signals}", lambda: None)
+        monkeypatch.setattr(
+            f"hybrid_imagenet.resilience.stop_signals.REQUESTS.{changes_signals}", lambda: None
+        )
     monkeypatch.setattr("hybrid_imagenet.resilience.lasting_output.install", lambda **options: None)
     seen = []
     monkeypatch.setattr(
-        "hybrid_imagenet.main.main", lambda words: seen.append(startup.command_start(startup.clock() + 9))
+        "hybrid_imagenet.main.main",
+        lambda words: seen.append(startup.command_start(startup.clock() + 9)),
     )
     before = startup.clock()
     with pytest.MonkeyPatch.context() as patch:

@@ -62,5 +62,7 @@ def test_a_gpu_that_xla_does_not_support_is_asked_once_and_told(gpu, caplog):
     assert asked == [{"autograph": False, "jit_compile": True}]
     (record,) = caplog.records
     assert (
-        "does not compile" in record.message and "no kernel image" in record.message and "sm_61" not in record.message
+        "does not compile" in record.message
+        and "no kernel image" in record.message
+        and "sm_61" not in record.message
     )

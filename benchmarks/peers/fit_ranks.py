@@ -1,8 +1,10 @@
-"""One small network on two ranks, by each library: `python benchmarks/peers/fit_ranks.py WAY`, from a checkout.
+"""One small network on two ranks, by each library: `python benchmarks/peers/fit_ranks.py WAY`, from
+a checkout.
 
-WAY is `keras` (one process), `hi`, `horovod`, `horovod_bare` (without its callbacks), `horovod_tape` (its tape in a
-`train_step`), `multiworker` (TensorFlow's strategy) or `ddp` (PyTorch, by an interpreter that has it). Each rank prints
-its median step in ms and a checksum of the first weights: it is the same on all ranks that train together.
+WAY is `keras` (one process), `hi`, `horovod`, `horovod_bare` (without its callbacks),
+`horovod_tape` (its tape in a `train_step`), `multiworker` (TensorFlow's strategy) or `ddp`
+(PyTorch, by an interpreter that has it). Each rank prints its median step in ms and a checksum of
+the first weights: it is the same on all ranks that train together.
 """
 
 from __future__ import annotations
@@ -33,9 +35,12 @@ def network(keras: Any) -> Any:
     """Three convolutions, 65,000 weights."""
     layers = keras.layers
     hidden = [
-        layers.Conv2D(width, 3, strides, "same", activation="relu") for width, strides in ((32, 1), (64, 2), (64, 2))
+        layers.Conv2D(width, 3, strides, "same", activation="relu")
+        for width, strides in ((32, 1), (64, 2), (64, 2))
     ]
-    return keras.Sequential([keras.Input((32, 32, 3)), *hidden, layers.GlobalAveragePooling2D(), layers.Dense(10)])
+    return keras.Sequential(
+        [keras.Input((32, 32, 3)), *hidden, layers.GlobalAveragePooling2D(), layers.Dense(10)]
+    )
 
 
 def with_keras(way: str) -> tuple[list[float], float]:
@@ -54,7 +59,9 @@ def with_keras(way: str) -> tuple[list[float], float]:
     elif way == "multiworker":
         rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
         cluster = {"worker": [f"localhost:{23450 + number}" for number in range(RANKS)]}
-        os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
+        os.environ["TF_CONFIG"] = json.dumps(
+            {"cluster": cluster, "task": {"type": "worker", "index": rank}}
+        )
     import keras
     import tensorflow as tf
 
@@ -74,7 +81,9 @@ def with_keras(way: str) -> tuple[list[float], float]:
         callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)] if way == "horovod" else []
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     ends: list[float] = [time.perf_counter()]
-    callbacks.append(keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: ends.append(time.perf_counter())))
+    callbacks.append(
+        keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: ends.append(time.perf_counter()))
+    )
     x, y = data(rank)
     model.fit(x, y, BATCH, EPOCHS, 0, callbacks, shuffle=False)
     return [b - a for a, b in itertools.pairwise(ends)], float(abs(model.get_weights()[0]).sum())
@@ -88,7 +97,9 @@ def _taped(tf: Any) -> Any:
         with tf.GradientTape() as tape:
             loss = self.compute_loss(y=y, y_pred=self(x, training=True))
         tape = hvd.DistributedGradientTape(tape)
-        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.optimizer.apply(
+            tape.gradient(loss, self.trainable_variables), self.trainable_variables
+        )
         return {"loss": loss}
 
     return train_step

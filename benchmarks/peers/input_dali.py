@@ -1,6 +1,8 @@
-"""NVIDIA DALI's CPU pipeline: file reader, fused decode and random crop, resize, flip and normalization to FP32.
+"""NVIDIA DALI's CPU pipeline: file reader, fused decode and random crop, resize, flip and
+normalization to FP32.
 
-Arguments: image directory, shard directory, batch, threads, seconds, image size. Prints one line of JSON.
+Arguments: image directory, shard directory, batch, threads, seconds, image size. Prints one line of
+JSON.
 """
 
 import json
@@ -16,7 +18,11 @@ def training(directory: str, size: int) -> Any:
     """The graph of one batch: FP32 images and labels."""
     encoded, labels = fn.readers.file(file_root=directory, random_shuffle=True)
     images = fn.decoders.image_random_crop(
-        encoded, device="cpu", output_type=types.RGB, random_area=[0.08, 1.0], random_aspect_ratio=[0.75, 1.3333]
+        encoded,
+        device="cpu",
+        output_type=types.RGB,
+        random_area=[0.08, 1.0],
+        random_aspect_ratio=[0.75, 1.3333],
     )
     images = fn.resize(images, resize_x=size, resize_y=size, interp_type=types.INTERP_LINEAR)
     images = fn.crop_mirror_normalize(
@@ -32,7 +38,14 @@ def training(directory: str, size: int) -> Any:
 
 def main(directory: str, batch: int, threads: int, seconds: float, size: int) -> None:
     """Measures for some seconds and prints the result."""
-    pipeline = training(directory, size, batch_size=batch, num_threads=threads, device_id=None, prefetch_queue_depth=2)
+    pipeline = training(
+        directory,
+        size,
+        batch_size=batch,
+        num_threads=threads,
+        device_id=None,
+        prefetch_queue_depth=2,
+    )
     pipeline.build()
     for _ in range(3):
         pipeline.run()
@@ -41,7 +54,9 @@ def main(directory: str, batch: int, threads: int, seconds: float, size: int) ->
         pipeline.run()
         images += batch
     elapsed = time.perf_counter() - start
-    print(json.dumps({"images": images, "seconds": elapsed, "cpu_seconds": time.process_time() - cpu}))
+    print(
+        json.dumps({"images": images, "seconds": elapsed, "cpu_seconds": time.process_time() - cpu})
+    )
 
 
 if __name__ == "__main__":

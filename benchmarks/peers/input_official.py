@@ -1,7 +1,8 @@
-"""The usual TensorFlow ResNet input with plain tf.data calls: distorted box, fused decode and crop, flip, resize,
-mean subtraction, all on the host in FP32.
+"""The usual TensorFlow ResNet input with plain tf.data calls: distorted box, fused decode and crop,
+flip, resize, mean subtraction, all on the host in FP32.
 
-Arguments: image directory, shard directory, batch, threads, seconds, image size. Prints one line of JSON.
+Arguments: image directory, shard directory, batch, threads, seconds, image size. Prints one line of
+JSON.
 """
 
 import json
@@ -46,13 +47,19 @@ def preprocess(content: tf.Tensor, label: tf.Tensor, size: int) -> tuple[tf.Tens
 
 def main(shards: str, batch: int, threads: int, seconds: float, size: int) -> None:
     """Measures for some seconds and prints the result."""
-    files = tf.data.Dataset.from_tensor_slices(sorted(str(path) for path in Path(shards).glob("train-*-of-*")))
+    files = tf.data.Dataset.from_tensor_slices(
+        sorted(str(path) for path in Path(shards).glob("train-*-of-*"))
+    )
     dataset = (
-        files.shuffle(64).repeat().interleave(tf.data.TFRecordDataset, cycle_length=10, num_parallel_calls=threads)
+        files.shuffle(64)
+        .repeat()
+        .interleave(tf.data.TFRecordDataset, cycle_length=10, num_parallel_calls=threads)
     )
     dataset = dataset.prefetch(batch).shuffle(500)
     dataset = dataset.map(parse, num_parallel_calls=threads)
-    dataset = dataset.map(lambda content, label: preprocess(content, label, size), num_parallel_calls=threads)
+    dataset = dataset.map(
+        lambda content, label: preprocess(content, label, size), num_parallel_calls=threads
+    )
     dataset = dataset.batch(batch, drop_remainder=True).prefetch(2)
     options = tf.data.Options()
     options.threading.private_threadpool_size = threads
@@ -65,7 +72,9 @@ def main(shards: str, batch: int, threads: int, seconds: float, size: int) -> No
         next(elements)
         images += batch
     elapsed = time.perf_counter() - start
-    print(json.dumps({"images": images, "seconds": elapsed, "cpu_seconds": time.process_time() - cpu}))
+    print(
+        json.dumps({"images": images, "seconds": elapsed, "cpu_seconds": time.process_time() - cpu})
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""A Pillow loader with the steps of torchvision's ImageFolder training input: open and convert to RGB, random resized
-crop (bilinear, antialiased), flip, to FP32 planes, normalize; one process per worker. NumPy stands in for the tensors.
+"""A Pillow loader with the steps of torchvision's ImageFolder training input: open and convert to
+RGB, random resized crop (bilinear, antialiased), flip, to FP32 planes, normalize; one process per
+worker. NumPy stands in for the tensors.
 
-Arguments: image directory, shard directory, batch, threads, seconds, image size. Prints one line of JSON.
+Arguments: image directory, shard directory, batch, threads, seconds, image size. Prints one line of
+JSON.
 """
 
 import json
@@ -45,7 +47,9 @@ def load(path: Path, size: int) -> np.ndarray:
     return (planes - MEAN) / STD
 
 
-def work(paths: list[Path], batch: int, seconds: float, size: int, barrier: Any, results: Any) -> None:
+def work(
+    paths: list[Path], batch: int, seconds: float, size: int, barrier: Any, results: Any
+) -> None:
     """Loads batches in one process for some seconds."""
     for path in paths[:batch]:
         load(path, size)
@@ -72,7 +76,11 @@ def main(directory: str, batch: int, threads: int, seconds: float, size: int) ->
     for worker in workers:
         worker.join()
     images, longest = sum(row[0] for row in done), max(row[1] for row in done)
-    print(json.dumps({"images": images, "seconds": longest, "cpu_seconds": sum(row[2] for row in done)}))
+    print(
+        json.dumps(
+            {"images": images, "seconds": longest, "cpu_seconds": sum(row[2] for row in done)}
+        )
+    )
 
 
 if __name__ == "__main__":

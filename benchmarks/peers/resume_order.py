@@ -1,8 +1,10 @@
-"""Which examples a resumed run of PyTorch's trainers sees: `python benchmarks/peers/resume_order.py`, from a checkout.
+"""Which examples a resumed run of PyTorch's trainers sees:
+`python benchmarks/peers/resume_order.py`, from a checkout.
 
-Needs an environment with torch, lightning and accelerate; PYTHONPATH names the checkout. Each trainer makes 4 epochs
-over 64 examples in batches of 4, once without and once with an interruption. One line each: whether the resumed run
-trains the same batches as the undisturbed one, and the examples of the interrupted epoch trained twice and never.
+Needs an environment with torch, lightning and accelerate; PYTHONPATH names the checkout. Each
+trainer makes 4 epochs over 64 examples in batches of 4, once without and once with an interruption.
+One line each: whether the resumed run trains the same batches as the undisturbed one, and the
+examples of the interrupted epoch trained twice and never.
 """
 
 from __future__ import annotations
@@ -47,13 +49,22 @@ class _Noting(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-def with_lightning(stop: int | None, resume: bool, folder: str, *, loader: Callable[..., Any]) -> Batches:
+def with_lightning(
+    stop: int | None, resume: bool, folder: str, *, loader: Callable[..., Any]
+) -> Batches:
     """One run by `Trainer.fit`, with the sampler that it uses on several ranks."""
     sampler = DistributedSampler(range(COUNT), num_replicas=1, rank=0, seed=SEED)
     whole = stop is None or stop % STEPS == 0
     epochs, steps = (EPOCHS if stop is None else stop // STEPS, -1) if whole else (-1, stop)
-    save = lightning.pytorch.callbacks.ModelCheckpoint(folder, save_last=True, every_n_train_steps=None if whole else 1)
-    options = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "devices": 1}
+    save = lightning.pytorch.callbacks.ModelCheckpoint(
+        folder, save_last=True, every_n_train_steps=None if whole else 1
+    )
+    options = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "devices": 1,
+    }
     trainer = lightning.Trainer(
         max_epochs=epochs,
         max_steps=steps,
@@ -68,8 +79,12 @@ def with_lightning(stop: int | None, resume: bool, folder: str, *, loader: Calla
     return model.notes
 
 
-def with_accelerate(stop: int | None, resume: bool, folder: str, *, seedable: bool, set_epoch: bool = False) -> Batches:
-    """One run by the loop of accelerate's own example: `save_state`, `load_state`, `skip_first_batches`."""
+def with_accelerate(
+    stop: int | None, resume: bool, folder: str, *, seedable: bool, set_epoch: bool = False
+) -> Batches:
+    """One run by the loop of accelerate's own example: `save_state`, `load_state`,
+    `skip_first_batches`.
+    """
     accelerate.utils.set_seed(SEED)
     settings = accelerate.utils.DataLoaderConfiguration(use_seedable_sampler=seedable)
     accelerator = accelerate.Accelerator(cpu=True, dataloader_config=settings)
@@ -83,7 +98,9 @@ def with_accelerate(stop: int | None, resume: bool, folder: str, *, seedable: bo
     for number in range(epoch, EPOCHS):
         if set_epoch:
             data.set_epoch(number)
-        rest = accelerator.skip_first_batches(data, skipped) if skipped and number == epoch else data
+        rest = (
+            accelerator.skip_first_batches(data, skipped) if skipped and number == epoch else data
+        )
         for batch in rest:
             notes.append(batch.tolist())
             if len(notes) == stop:
@@ -120,7 +137,9 @@ def judge(run: Callable[..., Batches], stop: int) -> str:
     same = "as undisturbed" if before + after == whole else "OTHER BATCHES"
     again = ", epoch 0 again" if stop == start and after[:STEPS] == whole[:STEPS] else ""
     twice = sum(times > 1 for times in epoch.values())
-    return f"{same}{again}; of the epoch's {COUNT} examples {twice} twice, {COUNT - len(epoch)} never"
+    return (
+        f"{same}{again}; of the epoch's {COUNT} examples {twice} twice, {COUNT - len(epoch)} never"
+    )
 
 
 def main() -> None:
@@ -131,7 +150,9 @@ def main() -> None:
         "  with StatefulDataLoader": functools.partial(with_lightning, loader=stateful),
         f"accelerate {accelerate.__version__}": functools.partial(with_accelerate, seedable=False),
         "  with use_seedable_sampler": functools.partial(with_accelerate, seedable=True),
-        "  and set_epoch in each epoch": functools.partial(with_accelerate, seedable=True, set_epoch=True),
+        "  and set_epoch in each epoch": functools.partial(
+            with_accelerate, seedable=True, set_epoch=True
+        ),
         "ours": with_ours,
     }
     for name, run in runs.items():

@@ -1,7 +1,9 @@
-"""Implementation: ResNet-50 of legacy Keras with Horovod's own Keras optimizer, made-up images in memory, `model.fit`.
+"""Implementation: ResNet-50 of legacy Keras with Horovod's own Keras optimizer, made-up images in
+memory, `model.fit`.
 
-One rank of a job. The settings are the first argument, as JSON; rank 0 prints a marked line. As in Horovod's own
-synthetic benchmark, precision is float32 and gradients travel as they are, unless the settings say otherwise.
+One rank of a job. The settings are the first argument, as JSON; rank 0 prints a marked line. As in
+Horovod's own synthetic benchmark, precision is float32 and gradients travel as they are, unless the
+settings say otherwise.
 """
 
 import json
@@ -25,7 +27,12 @@ def say(**values: Any) -> None:
 try:
     import tf_keras as keras
 except ImportError:
-    say(skipped="legacy Keras is not installed: pip install hybrid_imagenet[peers], or put tf_keras on PYTHONPATH")
+    say(
+        skipped=(
+            "legacy Keras is not installed: pip install hybrid_imagenet[peers], or put tf_keras on"
+            " PYTHONPATH"
+        )
+    )
     sys.exit(0)
 
 
@@ -56,16 +63,26 @@ def main() -> None:
     hvd.init()
     keras.mixed_precision.set_global_policy(options["precision"])
     size, batch = options["image_size"], options["batch"]
-    model = keras.applications.ResNet50(weights=None, input_shape=(size, size, 3), classes=options["classes"])
+    model = keras.applications.ResNet50(
+        weights=None, input_shape=(size, size, 3), classes=options["classes"]
+    )
     compression = hvd.Compression.fp16 if options["compression"] == "fp16" else hvd.Compression.none
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01 * hvd.size()), compression=compression)
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(0.01 * hvd.size()), compression=compression
+    )
     model.compile(loss="sparse_categorical_crossentropy", optimizer=optimizer)
     images = tf.random.uniform([batch, size, size, 3])
     labels = tf.random.uniform([batch], maxval=options["classes"], dtype=tf.int32)
     data = tf.data.Dataset.from_tensors((images, labels)).cache().repeat()
     times = EpochTimes()
     callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), times]
-    model.fit(data, steps_per_epoch=options["steps"], epochs=options["rounds"] + 1, callbacks=callbacks, verbose=0)
+    model.fit(
+        data,
+        steps_per_epoch=options["steps"],
+        epochs=options["rounds"] + 1,
+        callbacks=callbacks,
+        verbose=0,
+    )
     seconds = statistics.median(times.seconds[1:]) / options["steps"]
     if hvd.rank() == 0:
         say(

@@ -1,4 +1,6 @@
-"""Implementation: JAX, ResNet-50 v1.5 in NHWC, one program of XLA; weights in FP32, computation as asked."""
+"""Implementation: JAX, ResNet-50 v1.5 in NHWC, one program of XLA; weights in FP32, computation as
+asked.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,11 @@ try:
     import jax
     import jax.numpy as jnp
 except ImportError:
-    say(skipped="JAX is not installed here; name an interpreter that has it with --torch_python=PATH")
+    say(
+        skipped=(
+            "JAX is not installed here; name an interpreter that has it with --torch_python=PATH"
+        )
+    )
     sys.exit(0)
 
 _LOSS_SCALE = 1024.0
@@ -22,7 +28,9 @@ Weights = list[jax.Array]
 
 
 class Network:
-    """ResNet-50; `apply` makes the weights when it is called without, and reads them in the same order with them."""
+    """ResNet-50; `apply` makes the weights when it is called without, and reads them in the same
+    order with them.
+    """
 
     def __init__(self, kind: Any, classes: int) -> None:
         """Computes in a type; `made` are the weights."""
@@ -34,7 +42,9 @@ class Network:
         """The next weight: new ones are constant, or normal by the number of inputs."""
         if (given := next(self.given, None)) is not None:
             return given
-        normal = jax.random.normal(jax.random.key(len(self.made)), shape) * math.sqrt(2 / math.prod(shape[:-1]))
+        normal = jax.random.normal(jax.random.key(len(self.made)), shape) * math.sqrt(
+            2 / math.prod(shape[:-1])
+        )
         self.made.append(normal if value is None else jnp.full(shape, value))
         return self.made[-1]
 
@@ -43,7 +53,9 @@ class Network:
         kernel = self.weight(size, size, x.shape[-1], outputs).astype(self.kind)
         padding = [(size // 2, size // 2)] * 2
         layout = ("NHWC", "HWIO", "NHWC")
-        y = jax.lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=layout)
+        y = jax.lax.conv_general_dilated(
+            x, kernel, (stride, stride), padding, dimension_numbers=layout
+        )
         scale, offset = self.weight(outputs, value=1.0), self.weight(outputs, value=0.0)
         wide = y.astype(jnp.float32)
         mean = wide.mean((0, 1, 2))
@@ -64,7 +76,9 @@ class Network:
                 y = self.conv_norm(y, 4 * width, 1)
                 x = jax.nn.relu(y + (x if index else self.conv_norm(x, 4 * width, 1, stride)))
         means = x.astype(jnp.float32).mean((1, 2))
-        return means @ self.weight(means.shape[-1], self.classes) + self.weight(self.classes, value=0.0)
+        return means @ self.weight(means.shape[-1], self.classes) + self.weight(
+            self.classes, value=0.0
+        )
 
 
 def main() -> None:
@@ -74,7 +88,9 @@ def main() -> None:
         say(skipped="the JAX implementation is a ResNet-50; leave it out of --peers")
         return
     network = Network(_KINDS[options["precision"]], options["num_classes"])
-    images = jax.random.normal(jax.random.key(0), (options["batch"], options["image_size"], options["image_size"], 3))
+    images = jax.random.normal(
+        jax.random.key(0), (options["batch"], options["image_size"], options["image_size"], 3)
+    )
     labels = jax.random.randint(jax.random.key(1), (options["batch"],), 0, options["num_classes"])
     network.apply([], images[:1])
 
@@ -82,10 +98,16 @@ def main() -> None:
         scores = jax.nn.log_softmax(network.apply(weights, images))
         return -_LOSS_SCALE * jnp.take_along_axis(scores, labels[:, None], 1).mean()
 
-    def step(weights: Weights, momenta: Weights, *batch: jax.Array) -> tuple[Weights, Weights, jax.Array]:
+    def step(
+        weights: Weights, momenta: Weights, *batch: jax.Array
+    ) -> tuple[Weights, Weights, jax.Array]:
         loss, gradients = jax.value_and_grad(scaled_loss)(weights, *batch)
         momenta = [0.9 * m + g / _LOSS_SCALE for m, g in zip(momenta, gradients, strict=True)]
-        return [w - 1e-3 * m for w, m in zip(weights, momenta, strict=True)], momenta, loss / _LOSS_SCALE
+        return (
+            [w - 1e-3 * m for w, m in zip(weights, momenta, strict=True)],
+            momenta,
+            loss / _LOSS_SCALE,
+        )
 
     compiled = jax.jit(step, donate_argnums=(0, 1))
     state = (network.made, [jnp.zeros_like(weight) for weight in network.made])

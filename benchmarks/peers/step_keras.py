@@ -17,11 +17,18 @@ def main() -> None:
     keras.mixed_precision.set_global_policy(options["precision"])
     size = options["image_size"]
     model = keras.applications.ResNet50(
-        weights=None, input_shape=(size, size, 3), classes=options["num_classes"], classifier_activation=None
+        weights=None,
+        input_shape=(size, size, 3),
+        classes=options["num_classes"],
+        classifier_activation=None,
     )
     images, labels = batch_of(options)
     step = training_step(model, images, labels, "float32")
-    serve(step, name="keras.applications", version=f"tensorflow {tf.__version__}, keras {keras.__version__}")
+    serve(
+        step,
+        name="keras.applications",
+        version=f"tensorflow {tf.__version__}, keras {keras.__version__}",
+    )
 
 
 main()

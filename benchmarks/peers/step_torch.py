@@ -1,4 +1,6 @@
-"""Implementation: PyTorch, ResNet v1.5 laid out as in torchvision, channels_last, autocast; eager unless compiled."""
+"""Implementation: PyTorch, ResNet v1.5 laid out as in torchvision, channels_last, autocast; eager
+unless compiled.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +13,45 @@ try:
     import torch
     from torch import nn
 except ImportError:
-    say(skipped="PyTorch is not installed here; name an interpreter that has it with --torch_python=PATH")
+    say(
+        skipped=(
+            "PyTorch is not installed here; name an interpreter that has it with"
+            " --torch_python=PATH"
+        )
+    )
     sys.exit(0)
 
 
 def conv_norm(inputs: int, outputs: int, size: int, stride: int = 1) -> list[nn.Module]:
     """A convolution without bias and its batch normalization."""
-    return [nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False), nn.BatchNorm2d(outputs)]
+    return [
+        nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False),
+        nn.BatchNorm2d(outputs),
+    ]
 
 
 class Block(nn.Module):
-    """3x3 and 3x3, or 1x1, 3x3, 1x1, each with batch normalization; projection where the shape changes."""
+    """3x3 and 3x3, or 1x1, 3x3, 1x1, each with batch normalization; projection where the shape
+    changes.
+    """
 
     def __init__(self, inputs: int, width: int, stride: int, basic: bool) -> None:
         """`inputs` channels in; `width` out or, if not `basic`, four times as many."""
         super().__init__()
         outputs = width if basic else 4 * width
         if basic:
-            layers = [*conv_norm(inputs, width, 3, stride), nn.ReLU(inplace=True), *conv_norm(width, width, 3)]
+            layers = [
+                *conv_norm(inputs, width, 3, stride),
+                nn.ReLU(inplace=True),
+                *conv_norm(width, width, 3),
+            ]
         else:
             layers = [*conv_norm(inputs, width, 1), nn.ReLU(inplace=True)]
-            layers += [*conv_norm(width, width, 3, stride), nn.ReLU(inplace=True), *conv_norm(width, outputs, 1)]
+            layers += [
+                *conv_norm(width, width, 3, stride),
+                nn.ReLU(inplace=True),
+                *conv_norm(width, outputs, 1),
+            ]
         self.layers = nn.Sequential(*layers)
         self.relu = nn.ReLU(inplace=True)
         same = stride == 1 and inputs == outputs
@@ -54,7 +74,9 @@ def resnet(name: str, width: int, stem: str, num_classes: int) -> nn.Module:
         for index in range(count):
             layers.append(Block(inputs, channels, 2 if stage > 0 and index == 0 else 1, basic))
             inputs = channels if basic else 4 * channels
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, num_classes))
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, num_classes)
+    )
 
 
 def main() -> None:
@@ -71,10 +93,16 @@ def main() -> None:
     if options.get("compiled"):
         model.compile()
     size = options["image_size"]
-    images = torch.randn(options["batch"], 3, size, size).to(device, memory_format=torch.channels_last)
+    images = torch.randn(options["batch"], 3, size, size).to(
+        device, memory_format=torch.channels_last
+    )
     labels = torch.randint(0, options["num_classes"], (options["batch"],), device=device)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
-    kinds = {"float32": torch.float32, "mixed_bfloat16": torch.bfloat16, "mixed_float16": torch.float16}
+    kinds = {
+        "float32": torch.float32,
+        "mixed_bfloat16": torch.bfloat16,
+        "mixed_float16": torch.float16,
+    }
     kind = kinds[options["precision"]]
     scaler = torch.amp.GradScaler(device, enabled=device == "cuda" and kind == torch.float16)
 

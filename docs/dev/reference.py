@@ -1,4 +1,5 @@
-"""A hook of mkdocs: generates the command-line and API references, and pages from files beside docs/, for the site.
+"""A hook of mkdocs: generates the command-line and API references, and pages from files beside
+docs/, for the site.
 
 Nothing that it makes is committed. It reads sources and `--help`, so that TensorFlow is not needed.
 """
@@ -31,7 +32,9 @@ def on_files(files, config):
     from mkdocs.structure.files import File
 
     for page, source in PAGES.items():
-        files.append(File.generated(config, page, content=linked((ROOT / source).read_text(), source, page)))
+        files.append(
+            File.generated(config, page, content=linked((ROOT / source).read_text(), source, page))
+        )
     files.append(File.generated(config, "generated/commands.md", content=commands()))
     files.append(File.generated(config, "generated/api.md", content=api()))
     return files
@@ -41,12 +44,15 @@ def on_page_markdown(markdown, page, config, files):
     """Adapts the links of a page of docs/ that lead out of it."""
     source = page.file.src_uri
     return (
-        markdown if source in PAGES or source.startswith("generated/") else linked(markdown, f"docs/{source}", source)
+        markdown
+        if source in PAGES or source.startswith("generated/")
+        else linked(markdown, f"docs/{source}", source)
     )
 
 
 def linked(text, source, page):
-    """Returns Markdown whose links hold on the site; those to files that are no page become plain text.
+    """Returns Markdown whose links hold on the site; those to files that are no page become plain
+    text.
 
     Args:
       text: Markdown.
@@ -63,7 +69,8 @@ def linked(text, source, page):
             path = f"docs/{_HERE[path]}"
         if not path.startswith("docs/"):
             return f"`{words.strip('`')}`" if not words.startswith("![") else words
-        return f"{image}[{words}]({posixpath.relpath(path[5:], posixpath.dirname(page) or '.')}{anchor or ''})"
+        target = posixpath.relpath(path[5:], posixpath.dirname(page) or ".")
+        return f"{image}[{words}]({target}{anchor or ''})"
 
     return _LINK.sub(link, text)
 
@@ -77,26 +84,40 @@ def commands():
     for name, (_, line) in COMMANDS.items():
         words = [name, "--help=all" if name == "train" else "--help"]
         shown = subprocess.run(
-            [sys.executable, "-m", "hybrid_imagenet", *words], cwd=ROOT, capture_output=True, text=True, check=True
+            [sys.executable, "-m", "hybrid_imagenet", *words],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
         )
-        parts.append(f"## {name}\n\n{line[0].upper()}{line[1:]}.\n\n```text\n{shown.stdout.strip()}\n```\n")
+        parts.append(
+            f"## {name}\n\n{line[0].upper()}{line[1:]}.\n\n```text\n{shown.stdout.strip()}\n```\n"
+        )
     return "\n".join(parts)
 
 
 def api():
-    """Returns the reference of the public names of `hybrid_imagenet`, from signatures and docstrings."""
+    """Returns the reference of the public names of `hybrid_imagenet`, from signatures and
+    docstrings.
+    """
     sys.path.insert(0, str(ROOT))
     import hybrid_imagenet
     from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 
     groups = {
-        "hi": [f"hybrid_imagenet.{home}:{name}" for name, home in sorted(hybrid_imagenet._HOMES.items())],
+        "hi": [
+            f"hybrid_imagenet.{home}:{name}"
+            for name, home in sorted(hybrid_imagenet._HOMES.items())
+        ],
         "hi.schedules": list(exported("schedules/__init__.py")),
         "hi.callbacks": list(exported("callbacks.py")),
         "hi.data": ["hybrid_imagenet.data:shard"],
         "hi.order": [f"hybrid_imagenet.order:{name}" for name in hybrid_imagenet.order.__all__],
     }
-    parts = ["# API\n\nGenerated from docstrings. [The library](../library.md) is the guide.\n", _WRAPPED]
+    parts = [
+        "# API\n\nGenerated from docstrings. [The library](../library.md) is the guide.\n",
+        _WRAPPED,
+    ]
     for group, names in groups.items():
         parts.append(f"## {group}\n")
         parts += [entry(group, *name.split(":")) for name in names]
@@ -106,15 +127,22 @@ def api():
 
 
 def optimizer(method):
-    """Returns the heading, arguments and docstring of an optimizer, whose arguments are its options."""
+    """Returns the heading, arguments and docstring of an optimizer, whose arguments are its
+    options.
+    """
     module, name = method.constructor.split(":")
     tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text())
     text = next(ast.get_docstring(node) for node in tree.body if getattr(node, "name", "") == name)
     from hybrid_imagenet.options import options_of
 
     helps = {known.name: known.help for known in options_of(method.options).values()}
-    rows = [f"{f.name}={f.default!r}".ljust(32) + helps.get(f.name, "") for f in dataclasses.fields(method.options)]
-    return "\n".join([f"### hi.optimizers.{name}\n\n```text", text, "", *(row.rstrip() for row in rows), "```\n"])
+    rows = [
+        f"{f.name}={f.default!r}".ljust(32) + helps.get(f.name, "")
+        for f in dataclasses.fields(method.options)
+    ]
+    return "\n".join(
+        [f"### hi.optimizers.{name}\n\n```text", text, "", *(row.rstrip() for row in rows), "```\n"]
+    )
 
 
 def exported(file):
@@ -125,14 +153,20 @@ def exported(file):
 
 
 def entry(group, module, name):
-    """Returns the heading, signature and docstrings of a function or class, read from its source."""
+    """Returns the heading, signature and docstrings of a function or class, read from its
+    source.
+    """
     path = ROOT / module.replace(".", "/")
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     nodes = {node.name: node for node in ast.parse(path.read_text()).body if hasattr(node, "name")}
     node = nodes[name]
-    init = next((n for n in getattr(node, "body", []) if getattr(n, "name", "") == "__init__"), None)
+    init = next(
+        (n for n in getattr(node, "body", []) if getattr(n, "name", "") == "__init__"), None
+    )
     function = node if isinstance(node, ast.FunctionDef) else init
-    arguments = ast.unparse(function.args).removeprefix("self").removeprefix(", ") if function else ""
+    arguments = (
+        ast.unparse(function.args).removeprefix("self").removeprefix(", ") if function else ""
+    )
     texts = [ast.get_docstring(node), ast.get_docstring(init) if init else ""]
     return f"### {group}.{name}\n\n```python\n{group}.{name}({arguments})\n```\n\n" + "".join(
         f"```text\n{text}\n```\n\n" for text in texts if text

@@ -1,1 +1,3 @@
-"""Models of speed, communication and accuracy, and the numbers that the papers published; no TensorFlow."""
+"""Models of speed, communication and accuracy, and the numbers that the papers published; no
+TensorFlow.
+"""

@@ -1,9 +1,10 @@
-"""Results that the papers printed, as data: accuracies and efficiencies as fractions, times in seconds.
+"""Results that the papers printed, as data: accuracies and efficiencies as fractions, times in
+seconds.
 
-Numbers stand as printed, also where they contradict each other; `docs/dev/criteria.md` names the places. The papers:
-Lu, Lu, Liang, *hybrid gradient computing*; Mikami et al., *ImageNet/ResNet-50 in a Flash*; Jia et al., *Training
-ImageNet in Four Minutes* (arXiv 1807.11205); the NCSA HAL benchmark; Goyal et al., *ImageNet in 1 Hour* (arXiv
-1706.02677).
+Numbers stand as printed, also where they contradict each other; `docs/dev/criteria.md` names the
+places. The papers: Lu, Lu, Liang, *hybrid gradient computing*; Mikami et al., *ImageNet/ResNet-50
+in a Flash*; Jia et al., *Training ImageNet in Four Minutes* (arXiv 1807.11205); the NCSA HAL
+benchmark; Goyal et al., *ImageNet in 1 Hour* (arXiv 1706.02677).
 """
 
 from __future__ import annotations
@@ -53,22 +54,70 @@ _CLUSTER_1, _CLUSTER_2 = "cluster 1, 3 x 8 V100, RoCE 40G", "cluster 2, 6 x 4 P4
 RESULTS = (
     Result("Lu et al., Table 3.7", _CLUSTER_1, 24, 6144, 90, 53 * 60, 0.756, 0.9321, 36082, 0.975),
     Result("Lu et al., Table 3.7", _CLUSTER_2, 24, 3072, 90, 108 * 60, 0.7558, 0.9322, 6903, 0.94),
-    Result("Lu et al., Table 3.8", "cluster 1, to 75 % top-1", 24, 6144, 32, 18 * 60, 0.75, None, 36082, 0.975),
-    Result("Lu et al., Table 3.8", "cluster 2, to 75 % top-1", 24, 3072, 33, 39 * 60, 0.75, None, 6903, 0.94),
-    Result("Lu et al., Table 3.9", "cluster 1, to 93 % top-5", 24, 6144, 39, 23 * 60, None, 0.93, 36082, 0.975),
-    Result("Lu et al., Table 3.9", "cluster 2, to 93 % top-5", 24, 3072, 42, 50 * 60, None, 0.93, 6903, 0.94),
-    # The throughputs of Table 6 belong to runs with 32 images per worker of which no accuracy is printed; the times of
-    # Table 5 do not go with them: 90 epochs of 1.28 million images in 505 s are 228,000 images/s, not 556,522.
+    Result(
+        "Lu et al., Table 3.8",
+        "cluster 1, to 75 % top-1",
+        24,
+        6144,
+        32,
+        18 * 60,
+        0.75,
+        None,
+        36082,
+        0.975,
+    ),
+    Result(
+        "Lu et al., Table 3.8",
+        "cluster 2, to 75 % top-1",
+        24,
+        3072,
+        33,
+        39 * 60,
+        0.75,
+        None,
+        6903,
+        0.94,
+    ),
+    Result(
+        "Lu et al., Table 3.9",
+        "cluster 1, to 93 % top-5",
+        24,
+        6144,
+        39,
+        23 * 60,
+        None,
+        0.93,
+        36082,
+        0.975,
+    ),
+    Result(
+        "Lu et al., Table 3.9",
+        "cluster 2, to 93 % top-5",
+        24,
+        3072,
+        42,
+        50 * 60,
+        None,
+        0.93,
+        6903,
+        0.94,
+    ),
+    # The throughputs of Table 6 belong to runs with 32 images per worker of which no accuracy is
+    # printed; the times of Table 5 do not go with them: 90 epochs of 1.28 million images in 505 s
+    # are 228,000 images/s, not 556,522.
     Result("Mikami et al., Table 5, reference", "ABCI, V100", 1024, 32768, 90, 505, 0.7540),
     Result("Mikami et al., Table 5, exp. 1", "ABCI, V100", 2176, 69632, 90, 224, 0.7503),
     Result("Mikami et al., Table 5, exp. 2", "ABCI, V100", 3456, 55296, 90, 122, 0.7529),
     Result("Mikami et al., Table 5, exp. 3", "ABCI, V100", 3456, 65536, 90, 115, 0.7462),
     Result("Mikami et al., Table 5, exp. 4", "ABCI, V100", 4096, 121856, 90, 129, 0.7523),
     Result("Jia et al.", "P40, Ethernet 100G", 2048, 65536, 90, 6.6 * 60, 0.758),
-    Result("Goyal et al.", "32 x 8 P100, Ethernet 50G", 256, 8192, 90, 3600, 0.763, None, None, 0.90),
+    Result(
+        "Goyal et al.", "32 x 8 P100, Ethernet 50G", 256, 8192, 90, 3600, 0.763, None, None, 0.90
+    ),
     Result("NCSA HAL", "V100", 2, 416, 90, 74211, 0.76, 0.93),
     Result("NCSA HAL", "16 x 4 V100", 64, 13312, 90, 4071, 0.76, 0.93),
-    # MLPerf's times are means of the successful runs without the fastest and the slowest, to 75.9 %.
+    # MLPerf's times are means of the successful runs without the fastest and the slowest, to 75.9
+    # %.
     Result("MLPerf 2.1, NVIDIA", "8 A100 80 GB", 8, 3264, 35, 28.65 * 60, 0.759),
     Result("MLPerf 2.1, NVIDIA", "64 A100 80 GB", 64, 3264, 35, 4.503 * 60, 0.759),
     Result("MLPerf 2.1, NVIDIA", "1,024 A100 80 GB", 1024, 35840, 58, 0.555 * 60, 0.759),
@@ -90,11 +139,15 @@ LU_SINGLE_P40 = 295.0
 EIGHT_A100, EIGHT_H100 = 27_185 / 8, 57_295 / 8
 """MLPerf's images per second of one of NVIDIA's eight, 80 GB at batch 408 and H100 at batch 400."""
 MIKAMI_FOUR_GPUS = 2565.0
-"""Mikami et al., Table 6: images per second of one node (4 GPUs), the baseline of its efficiencies."""
+"""Mikami et al., Table 6: images per second of one node (4 GPUs), the baseline of its
+efficiencies.
+"""
 
 
 def reference_epochs(global_batch: int) -> float | None:
-    """MLPerf's mean epochs to 75.9 % at a batch, linear in its logarithm between the points; None outside of them."""
+    """MLPerf's mean epochs to 75.9 % at a batch, linear in its logarithm between the points; None
+    outside of them.
+    """
     return mlperf.at(global_batch).epochs if mlperf.covers(global_batch) else None
 
 
@@ -108,8 +161,8 @@ class Gpu:
     def arithmetic(self, precision: str) -> str:
         """The kind of arithmetic (see `GpuSpeed`) in which it computes a precision of the program.
 
-        TensorFlow computes FP32 convolutions as TF32 where the GPU can. cuDNN computes in FP32 on a P40, whose FP16
-        runs at 1/64 of it.
+        TensorFlow computes FP32 convolutions as TF32 where the GPU can. cuDNN computes in FP32 on a
+        P40, whose FP16 runs at 1/64 of it.
 
         Raises:
           ValueError: for mixed_bfloat16 on a GPU without it.
@@ -133,22 +186,29 @@ GPUS = {
 
 
 def recognize(name: str, memory_mib: str) -> str | None:
-    """The key in GPUS of a device by its name and memory in nvidia-smi's words; None for one that is not there.
+    """The key in GPUS of a device by its name and memory in nvidia-smi's words; None for one that
+    is not there.
 
-    Variants with a slower bus, such as `NVIDIA A100-PCIE-40GB`, count as the GPU, whose speed they come near.
+    Variants with a slower bus, such as `NVIDIA A100-PCIE-40GB`, count as the GPU, whose speed they
+    come near.
     """
     found = re.search(r"\b(P40|V100|H200|H100|L40S|A100)\b", name)
     if found is None:
         return None
-    return "a100-80" if found[1] == "A100" and memory_mib.isdigit() and int(memory_mib) > 50_000 else found[1].lower()
+    return (
+        "a100-80"
+        if found[1] == "A100" and memory_mib.isdigit() and int(memory_mib) > 50_000
+        else found[1].lower()
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class GpuSpeed:
     """A published training speed of ResNet-50 at 224 pixels.
 
-    `gpu` is a key of `GPUS`; `precision` is `fp16` (mixed), `tf32` or `fp32`; `images_per_second` is of one GPU,
-    alone or, with `gpus` above 1, as one of that many. `date` is the day of a measurement with this program, if known.
+    `gpu` is a key of `GPUS`; `precision` is `fp16` (mixed), `tf32` or `fp32`; `images_per_second`
+    is of one GPU, alone or, with `gpus` above 1, as one of that many. `date` is the day of a
+    measurement with this program, if known.
     """
 
     source: str
@@ -183,7 +243,9 @@ GPU_SPEEDS = (
     GpuSpeed(_PADDLE, "a100-80", "fp16", 256, 23874 / 8, 8),
     GpuSpeed(_PADDLE, "a100-80", "tf32", 256, 1024),
     GpuSpeed(_MLPERF + " 2.1, NVIDIA, 8 GPUs in 28.65 min", "a100-80", "fp16", 408, EIGHT_A100, 8),
-    GpuSpeed(_MLPERF + " 2.1, NVIDIA, 64 GPUs in 4.50 min", "a100-80", "fp16", 51, 167_600 / 64, 64),
+    GpuSpeed(
+        _MLPERF + " 2.1, NVIDIA, 64 GPUs in 4.50 min", "a100-80", "fp16", 51, 167_600 / 64, 64
+    ),
     GpuSpeed(_TENSORFLOW + ", 16 GB", "v100", "fp16", 256, 1270),
     GpuSpeed(_TENSORFLOW + ", 16 GB", "v100", "fp16", 256, 9510 / 8, 8),
     GpuSpeed(_TENSORFLOW + ", 32 GB", "v100", "fp16", 256, 1300),
@@ -192,8 +254,8 @@ GPU_SPEEDS = (
     GpuSpeed(_MXNET + ", 16 GB", "v100", "fp16", 192, 1376),
     GpuSpeed(_MXNET + ", 32 GB", "v100", "fp16", 256, 1492),
     GpuSpeed(_MXNET + ", 16 GB", "v100", "fp32", 96, 384),
-    # The 758 images/s in FP32 on a V100 (Table 3.2) are left out, because they take 18.6 TFLOP/s, and the GPU's peak is
-    # 15.7 (docs/dev/gpu-figures.md).
+    # The 758 images/s in FP32 on a V100 (Table 3.2) are left out, because they take 18.6 TFLOP/s,
+    # and the GPU's peak is 15.7 (docs/dev/gpu-figures.md).
     GpuSpeed("Lu et al., Table 3.2", "v100", "fp16", 256, LU_SINGLE_V100["fp16", 256]),
     GpuSpeed("Lu et al., Table 3.2", "v100", "fp16", 128, LU_SINGLE_V100["fp16", 128]),
     GpuSpeed("Lu et al., section 3.2.2", "p40", "fp32", 128, LU_SINGLE_P40),
@@ -205,11 +267,15 @@ GPU_SPEEDS = (
     GpuSpeed(_MLPERF + " 4.0, NVIDIA, 8 GPUs in 12.03 min", "h200", "fp16", 400, 63_599 / 8, 8),
     GpuSpeed(_MLPERF + " 4.0, NVIDIA, 2 hosts of 4", "l40s", "fp16", 200, 14_835 / 8, 8),
 )
-"""NVIDIA's: READMEs of TensorFlow/Classification/ConvNets/resnet50v1.5, MxNet/Classification/RN50v1.5 and
-PaddlePaddle/Classification/RN50v1.5 in github.com/NVIDIA/DeepLearningExamples; MLPerf's: medians over the epochs that
-the logs in mlcommons/training_results_v2.1 and _v4.0 print."""
+"""NVIDIA's: READMEs of TensorFlow/Classification/ConvNets/resnet50v1.5,
+MxNet/Classification/RN50v1.5 and PaddlePaddle/Classification/RN50v1.5 in
+github.com/NVIDIA/DeepLearningExamples; MLPerf's: medians over the epochs that the logs in
+mlcommons/training_results_v2.1 and _v4.0 print.
+"""
 
 
 def speeds(gpu: str, precision: str, *, own: bool = False) -> list[GpuSpeed]:
-    """Returns the published speeds of a GPU (a key of `GPUS`) in an arithmetic, or what this program has reached."""
+    """Returns the published speeds of a GPU (a key of `GPUS`) in an arithmetic, or what this
+    program has reached.
+    """
     return [s for s in GPU_SPEEDS if (s.gpu, s.precision, s.source == OWN) == (gpu, precision, own)]

@@ -24,12 +24,17 @@ def run(
     benchmarks: Mapping[str, str],
     entry: Callable[[str], Callable[[Sequence[str]], int | None]],
 ) -> int:
-    """Runs the benchmark that the first argument names with the rest of the arguments; returns its exit code."""
+    """Runs the benchmark that the first argument names with the rest of the arguments; returns its
+    exit code.
+    """
     name = argv[0] if argv else ""
     if name not in benchmarks:
         wanted = name in ("-h", "--help")
         width = max(map(len, benchmarks))
-        lines = [f"usage: {program} NAME [--name=value ...]   (NAME --help describes its options)", ""]
+        lines = [
+            f"usage: {program} NAME [--name=value ...]   (NAME --help describes its options)",
+            "",
+        ]
         lines += [f"  {each:<{width}}  {text}" for each, text in benchmarks.items()]
         if name and not wanted:
             lines = [f"error: {name}: no such benchmark{did_you_mean(name, benchmarks)}", *lines]

@@ -1,4 +1,6 @@
-"""Makes photographs to measure with: 1,000 JPEGs of 500x375 pixels and about 110 kB, made of scikit-learn's two."""
+"""Makes photographs to measure with: 1,000 JPEGs of 500x375 pixels and about 110 kB, made of
+scikit-learn's two.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,23 @@ _COUNT = 1000
 
 
 def prepared(resize: int | None) -> Path:
-    """TFRecord shards of the photographs, made once; with `resize`, of images with that shorter side."""
+    """TFRecord shards of the photographs, made once; with `resize`, of images with that shorter
+    side.
+    """
     photographs = folder()
     directory = photographs.with_name(f"{photographs.name}-shards-{resize or 'full'}")
     if not (directory / tfrecord.MANIFEST).is_file():
         settings = prepare.Settings(resize=resize, per_shard=128)
-        prepare.prepare(data.Request("folder", str(photographs)), directory, settings, os.cpu_count() or 1)
+        prepare.prepare(
+            data.Request("folder", str(photographs)), directory, settings, os.cpu_count() or 1
+        )
     return directory
 
 
 def folder() -> Path:
-    """A folder set of 1,000 JPEGs in the user's cache, made once: varied crops of two photographs, with noise."""
+    """A folder set of 1,000 JPEGs in the user's cache, made once: varied crops of two photographs,
+    with noise.
+    """
     directory = files.cache_root() / _NAME
     if directory.is_dir():
         return directory
@@ -54,7 +62,14 @@ def _made_photographs(count: int) -> Iterator[bytes]:
     for number in range(count):
         scale = generator.uniform(0.6, 1.1)
         width, height = int(500 * scale), int(375 * scale)
-        x, y = (int(generator.integers(0, limit - side + 1)) for limit, side in ((640, width), (427, height)))
-        crop = originals[number % 2].resize((500, 375), Image.Resampling.BICUBIC, (x, y, x + width, y + height))
-        pixels = np.clip(np.asarray(crop) + generator.normal(0, 11, (375, 500, 3)), 0, 255).astype(np.uint8)
+        x, y = (
+            int(generator.integers(0, limit - side + 1))
+            for limit, side in ((640, width), (427, height))
+        )
+        crop = originals[number % 2].resize(
+            (500, 375), Image.Resampling.BICUBIC, (x, y, x + width, y + height)
+        )
+        pixels = np.clip(np.asarray(crop) + generator.normal(0, 11, (375, 500, 3)), 0, 255).astype(
+            np.uint8
+        )
         yield images.encoded(Image.fromarray(pixels), "JPEG", quality=94)

@@ -1,12 +1,15 @@
-"""Measures time and bus bandwidth of the all-reduce algorithms by size, beside MPI_Allreduce of the same bytes.
+"""Measures time and bus bandwidth of the all-reduce algorithms by size, beside MPI_Allreduce of the
+same bytes.
 
-    hybrid-imagenet run -np 2 --module=hybrid_imagenet.benchmarks -- allreduce --sizes=1M,64M --algorithms=ring,torus
+    hybrid-imagenet run -np 2 --module=hybrid_imagenet.benchmarks -- allreduce --sizes=1M,64M
+    --algorithms=ring,torus
 
-A size is the size of a gradient in FP32. With a compression, the time includes the casts from FP32 and back, and fewer
-bytes travel. As in nccl-tests, bandwidth counts the bytes that travel: busbw = bytes / time * 2 (p - 1) / p for p
-ranks, which is what each link carries in the best case. Times are medians, on the slowest rank; at each size the
-candidates take turns, so that what else the machine does strikes all alike. The best time tells what is left of it.
-On GPU hosts training leaves a torus with one row for each host to Horovod, which `bench scaling` times.
+A size is the size of a gradient in FP32. With a compression, the time includes the casts from FP32
+and back, and fewer bytes travel. As in nccl-tests, bandwidth counts the bytes that travel: busbw =
+bytes / time * 2 (p - 1) / p for p ranks, which is what each link carries in the best case. Times
+are medians, on the slowest rank; at each size the candidates take turns, so that what else the
+machine does strikes all alike. The best time tells what is left of it. On GPU hosts training leaves
+a torus with one row for each host to Horovod, which `bench scaling` times.
 """
 
 from __future__ import annotations
@@ -54,15 +57,23 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _start(options: argparse.Namespace) -> dict[str, ConnectedRanks]:
-    """Connects the ranks by each engine; TensorFlow's first, since it must know them before it does anything else."""
+    """Connects the ranks by each engine; TensorFlow's first, since it must know them before it does
+    anything else.
+    """
     started = {}
     for engine in sorted(options.engines, key=lambda name: name != "tensorflow"):
-        reductions = [_settings(options, name, "none") for name in options.algorithms if name != "mpi"]
-        started[engine] = typing.cast("ConnectedRanks", comm.start(comm.Settings(engine=engine), others=reductions))
+        reductions = [
+            _settings(options, name, "none") for name in options.algorithms if name != "mpi"
+        ]
+        started[engine] = typing.cast(
+            "ConnectedRanks", comm.start(comm.Settings(engine=engine), others=reductions)
+        )
     return started
 
 
-def measure(engines: Mapping[str, ConnectedRanks], options: argparse.Namespace) -> list[dict[str, object]]:
+def measure(
+    engines: Mapping[str, ConnectedRanks], options: argparse.Namespace
+) -> list[dict[str, object]]:
     """A row for each engine, algorithm, compression and size.
 
     Raises:
@@ -79,8 +90,12 @@ def measure(engines: Mapping[str, ConnectedRanks], options: argparse.Namespace) 
                         runs["", "mpi", "none"] = _plain_mpi(size), size
                 elif compression != "bf16" or algorithm == "ring":
                     for engine, ranks in engines.items():
-                        runs[engine, algorithm, compression] = _ours(ranks, options, algorithm, compression, size)
-        seconds = _medians(communicator, {key: run for key, (run, _) in runs.items()}, options.seconds)
+                        runs[engine, algorithm, compression] = _ours(
+                            ranks, options, algorithm, compression, size
+                        )
+        seconds = _medians(
+            communicator, {key: run for key, (run, _) in runs.items()}, options.seconds
+        )
         for (engine, algorithm, compression), (_, wire_bytes) in runs.items():
             median, best = seconds[engine, algorithm, compression]
             row = _row(communicator.size, algorithm, compression, size, wire_bytes, median)
@@ -88,7 +103,9 @@ def measure(engines: Mapping[str, ConnectedRanks], options: argparse.Namespace) 
     return rows
 
 
-def _row(ranks: int, algorithm: str, compression: str, size: int, wire_bytes: int, t: float) -> dict[str, object]:
+def _row(
+    ranks: int, algorithm: str, compression: str, size: int, wire_bytes: int, t: float
+) -> dict[str, object]:
     return {
         "algorithm": algorithm,
         "compression": compression,
@@ -108,7 +125,11 @@ def _settings(options: argparse.Namespace, algorithm: str, compression: str) -> 
 
 
 def _ours(
-    communicator: ConnectedRanks, options: argparse.Namespace, algorithm: str, compression: str, size: int
+    communicator: ConnectedRanks,
+    options: argparse.Namespace,
+    algorithm: str,
+    compression: str,
+    size: int,
 ) -> tuple[Run, int]:
     """A function that reduces `size` bytes of FP32, and the bytes that travel."""
     import tensorflow as tf
@@ -135,14 +156,20 @@ def _plain_mpi(size: int) -> Run:
     """MPI_Allreduce of `size` bytes of FP32 between buffers that are made once."""
     import numpy as np
 
-    mpi = needed("mpi4py.MPI", "--algorithms=mpi needs mpi4py: install it, or leave mpi out of --algorithms")
+    mpi = needed(
+        "mpi4py.MPI", "--algorithms=mpi needs mpi4py: install it, or leave mpi out of --algorithms"
+    )
     sent = np.ones(max(size // 4, 1), np.float32)
     received = np.empty_like(sent)
     return lambda: mpi.COMM_WORLD.Allreduce(sent, received, mpi.SUM)
 
 
-def _medians(communicator: Communicator, runs: dict[Key, Run], budget: float) -> dict[Key, tuple[float, float]]:
-    """Median and least seconds of each function, on the slowest rank; two calls of each do not count."""
+def _medians(
+    communicator: Communicator, runs: dict[Key, Run], budget: float
+) -> dict[Key, tuple[float, float]]:
+    """Median and least seconds of each function, on the slowest rank; two calls of each do not
+    count.
+    """
     samples: dict[Key, list[float]] = {key: [] for key in runs}
     repeats, done = 5, -2
     while done < repeats:
@@ -158,7 +185,10 @@ def _medians(communicator: Communicator, runs: dict[Key, Run], budget: float) ->
         done += 1
     mine = [[statistics.median(samples[key][2:]), min(samples[key][2:])] for key in runs]
     everyone = communicator.allgather_object(mine)
-    return {key: tuple(max(rank[i][j] for rank in everyone) for j in range(2)) for i, key in enumerate(runs)}
+    return {
+        key: tuple(max(rank[i][j] for rank in everyone) for j in range(2))
+        for i, key in enumerate(runs)
+    }
 
 
 def table(rows: Sequence[dict[str, typing.Any]], communicator: Communicator) -> str:
@@ -176,23 +206,36 @@ def table(rows: Sequence[dict[str, typing.Any]], communicator: Communicator) -> 
         )
         for row in rows
     ]
-    lines = [f"{counted(communicator.size, 'rank')} on {counted(len(set(communicator.hosts)), 'host')}"]
-    lines += [" ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)) for line in (head, *cells)]
+    lines = [
+        f"{counted(communicator.size, 'rank')} on {counted(len(set(communicator.hosts)), 'host')}"
+    ]
+    lines += [
+        " ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True))
+        for line in (head, *cells)
+    ]
     return "\n".join(lines)
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = command_line.Parser("bench allreduce", (__doc__ or "").split("\n")[0])
-    parser.add_argument("--sizes", default="4K,64K,1M,16M,64M", help="bytes of FP32 gradients, with K, M or G")
+    parser.add_argument(
+        "--sizes", default="4K,64K,1M,16M,64M", help="bytes of FP32 gradients, with K, M or G"
+    )
     parser.add_argument("--algorithms", default="mpi,ring", help=f"of mpi, {', '.join(ALGORITHMS)}")
     parser.add_argument("--compression", default="none,fp16", help=f"of {', '.join(COMPRESSIONS)}")
-    parser.add_argument("--engines", default="horovod", help=f"of {', '.join(ENGINES)}, which take turns")
+    parser.add_argument(
+        "--engines", default="horovod", help=f"of {', '.join(ENGINES)}, which take turns"
+    )
     parser.add_argument("--torus_grid", help="rows x columns, VxH")
     parser.add_argument("--seconds", type=float, default=5.0, help="time to spend on each size")
     parser.add_argument("--json", help="file for the rows")
     options = parser.parse_args(argv)
     options.sizes = [parse_size(text) for text in options.sizes.split(",") if text]
-    lists = (("algorithms", ("mpi", *ALGORITHMS)), ("compression", COMPRESSIONS), ("engines", ENGINES))
+    lists = (
+        ("algorithms", ("mpi", *ALGORITHMS)),
+        ("compression", COMPRESSIONS),
+        ("engines", ENGINES),
+    )
     for name, known in lists:
         given = [text.strip() for text in getattr(options, name).split(",") if text.strip()]
         for text in given:
@@ -200,7 +243,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
                 raise UserError(f"--{name}={text}: choose from {', '.join(known)}")
         setattr(options, name, given)
     if not (options.sizes and options.algorithms and options.compression and options.engines):
-        raise UserError("--sizes, --algorithms, --compression and --engines each need at least one value")
+        raise UserError(
+            "--sizes, --algorithms, --compression and --engines each need at least one value"
+        )
     return options
 
 

@@ -1,12 +1,15 @@
-"""`bench gpu`: measures one GPU, a host and a cluster beside published figures, and writes a report.
+"""`bench gpu`: measures one GPU, a host and a cluster beside published figures, and writes a
+report.
 
     hybrid-imagenet bench gpu                               # this host
-    hybrid-imagenet bench gpu -H node1:8,node2:8 -- --precision=mixed_float16 --dataset=tfrecord --data_dir=/data
-    hybrid-imagenet bench gpu --arms                        # from a checkout: which settings are best on one GPU
+    hybrid-imagenet bench gpu -H node1:8,node2:8 -- --precision=mixed_float16 --dataset=tfrecord
+    --data_dir=/data hybrid-imagenet bench gpu --arms                        # from a checkout:
+    which settings are best on one GPU
 
-Looks at the hosts as the doctor does, then times training steps on one GPU, on all GPUs of the first host and of all
-hosts (`bench scaling` measures them; `bench input` tells how fast a host reads images). Words after `--` are flags of
-the training program. docs/first-gpu-run.md tells what each rung should print.
+Looks at the hosts as the doctor does, then times training steps on one GPU, on all GPUs of the
+first host and of all hosts (`bench scaling` measures them; `bench input` tells how fast a host
+reads images). Words after `--` are flags of the training program. docs/first-gpu-run.md tells what
+each rung should print.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ from hybrid_imagenet.tools.doctor.host_facts import parse
 _BATCHES = {"p40": 128}  # images per GPU, as in the publications; 256 on the others
 _ENOUGH = 0.9  # of the published speed; published figures differ by as much
 _NOTICED = 0.05  # of a step
-_NO_GPU = "no host has a GPU: only the doctor's part was done; --allow_cpu continues with CPU figures"
+_NO_GPU = (
+    "no host has a GPU: only the doctor's part was done; --allow_cpu continues with CPU figures"
+)
 _INTERRUPTED = "interrupted"
 Row = dict[str, Any]
 
@@ -58,35 +63,64 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _arms(words: Sequence[str]) -> int:
-    """Runs `benchmarks arms` of the checkout: its arms are benchmarks and tests that stand there."""
+    """Runs `benchmarks arms` of the checkout: its arms are benchmarks and tests that stand
+    there.
+    """
     root = Path(__file__).parents[2]
     if not (root / "benchmarks" / "arms.py").is_file():
-        raise UserError("--arms: needs a checkout of this program, with benchmarks/ and tests/, and this is none")
+        raise UserError(
+            "--arms: needs a checkout of this program, with benchmarks/ and tests/, and this is"
+            " none"
+        )
     path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
-    os.execve(sys.executable, [sys.executable, "-m", "benchmarks", "arms", *words], os.environ | {"PYTHONPATH": path})
+    os.execve(
+        sys.executable,
+        [sys.executable, "-m", "benchmarks", "arms", *words],
+        os.environ | {"PYTHONPATH": path},
+    )
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser = command_line.Parser(
-        "bench gpu", (__doc__ or "").split("\n")[0], epilog="Words after -- are flags of the training program."
+        "bench gpu",
+        (__doc__ or "").split("\n")[0],
+        epilog="Words after -- are flags of the training program.",
     )
-    parser.add_argument("-H", "--hosts", default="localhost", metavar="HOST:SLOTS,...", help="(this host, all GPUs)")
-    scaling.add_network(parser)
-    parser.add_argument("--out", default="gpu-report", help="directory for the report (%(default)s)")
-    parser.add_argument("--steps", type=command_line.positive, default=20, help="steps per round (%(default)s)")
-    parser.add_argument("--rounds", type=command_line.positive, default=3, help="rounds that count (%(default)s)")
-    parser.add_argument("--classes", type=command_line.positive, default=1000, help="of the network (%(default)s)")
-    parser.add_argument("--timeout", type=float, default=900, help="seconds that a job may take (%(default)s)")
     parser.add_argument(
-        "--arms", action="store_true", help="settle what a GPU must tell; --arms --help has its options"
+        "-H", "--hosts", default="localhost", metavar="HOST:SLOTS,...", help="(this host, all GPUs)"
     )
-    parser.add_argument("--allow_cpu", action="store_true", help="continue without GPUs, with two ranks on the CPU")
+    scaling.add_network(parser)
+    parser.add_argument(
+        "--out", default="gpu-report", help="directory for the report (%(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=command_line.positive, default=20, help="steps per round (%(default)s)"
+    )
+    parser.add_argument(
+        "--rounds", type=command_line.positive, default=3, help="rounds that count (%(default)s)"
+    )
+    parser.add_argument(
+        "--classes", type=command_line.positive, default=1000, help="of the network (%(default)s)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=900, help="seconds that a job may take (%(default)s)"
+    )
+    parser.add_argument(
+        "--arms",
+        action="store_true",
+        help="settle what a GPU must tell; --arms --help has its options",
+    )
+    parser.add_argument(
+        "--allow_cpu", action="store_true", help="continue without GPUs, with two ranks on the CPU"
+    )
     parser.set_defaults(threads=None)
     return parser.parse_args(list(words))
 
 
 def climb(options: argparse.Namespace, flags: Sequence[str]) -> Row:
-    """Measures rung after rung until one fails; the result is a JSON object whose `error` says what ended it."""
+    """Measures rung after rung until one fails; the result is a JSON object whose `error` says what
+    ended it.
+    """
     report: Row = {
         "benchmark": "gpu", "date": datetime.date.today().isoformat(), "hosts": options.hosts,
         "flags": list(map(without_secrets, flags)), "facts": {}, "findings": [], "rungs": {},
@@ -104,8 +138,13 @@ def climb(options: argparse.Namespace, flags: Sequence[str]) -> Row:
 
 def _climb(report: Row, options: argparse.Namespace, flags: Sequence[str]) -> None:
     print("1. the doctor", flush=True)
-    facts, findings = doctor.examine(doctor.parse_arguments(["-H", options.hosts, *scaling.network(options)]))
-    report["facts"], report["findings"] = dict(facts), [dataclasses.asdict(finding) for finding in findings]
+    facts, findings = doctor.examine(
+        doctor.parse_arguments(["-H", options.hosts, *scaling.network(options)])
+    )
+    report["facts"], report["findings"] = (
+        dict(facts),
+        [dataclasses.asdict(finding) for finding in findings],
+    )
     first, slots = _slots(options.hosts, facts)
     gpu = next(iter(facts[first]["gpus"]), None)
     if gpu is None and not options.allow_cpu:
@@ -118,7 +157,9 @@ def _climb(report: Row, options: argparse.Namespace, flags: Sequence[str]) -> No
     _expect(report, key)
     if slots[first] > 1:
         print(f"3. one host: {slots[first]} ranks", flush=True)
-        report["rungs"]["one host"] = measure(slots[first], f"{first}:{slots[first]}", flags, options)
+        report["rungs"]["one host"] = measure(
+            slots[first], f"{first}:{slots[first]}", flags, options
+        )
     if len(slots) > 1:
         print(f"4. the cluster: {sum(slots.values())} ranks on {len(slots)} hosts", flush=True)
         everywhere = ",".join(f"{name}:{count}" for name, count in slots.items())
@@ -138,7 +179,12 @@ def _slots(text: str, facts: Mapping[str, Any]) -> tuple[str, dict[str, int]]:
 def _with_defaults(flags: Sequence[str], gpu: str | None) -> list[str]:
     """The flags, with ResNet-50 on made images and the publications' batch in front."""
     precision = ["--precision=float32"] if gpu == "p40" else []
-    return ["--dataset=synthetic_tensors", f"--per_gpu_batch={_BATCHES.get(gpu or '', 256)}", *precision, *flags]
+    return [
+        "--dataset=synthetic_tensors",
+        f"--per_gpu_batch={_BATCHES.get(gpu or '', 256)}",
+        *precision,
+        *flags,
+    ]
 
 
 def measure(ranks: int, hosts: str, flags: Sequence[str], options: argparse.Namespace) -> Row:
@@ -166,10 +212,14 @@ def _expect(report: Row, key: str | None) -> None:
         raise UserError(f"--precision={row['precision']}: {error}") from None
     if row["image_size"] != 224 or row["model"] != "resnet50":
         return
-    report["reached"] = [dataclasses.asdict(speed) for speed in published.speeds(key, kind, own=True)]
+    report["reached"] = [
+        dataclasses.asdict(speed) for speed in published.speeds(key, kind, own=True)
+    ]
     speeds = published.speeds(key, kind)
     if speeds:
-        fastest = max([s for s in speeds if s.gpus == 1] or speeds, key=lambda speed: speed.images_per_second)
+        fastest = max(
+            [s for s in speeds if s.gpus == 1] or speeds, key=lambda speed: speed.images_per_second
+        )
         report["expected"], report["expected_from"] = fastest.images_per_second, fastest.source
 
 
@@ -180,22 +230,34 @@ def _notes(report: Row) -> Iterator[str]:
     rate, expected = alone["images_per_second"], report["expected"]
     if expected and rate < _ENOUGH * expected:
         yield (
-            f"one GPU has {100 * rate / expected:.0f} % of the published speed: clocks (nvidia-smi -q -d PERFORMANCE), "
-            "--persistent_batch_norm, cores of the host; --profile_steps of training shows a step in TensorBoard"
+            f"one GPU has {100 * rate / expected:.0f} % of the published speed: clocks (nvidia-smi"
+            " -q -d PERFORMANCE), --persistent_batch_norm, cores of the host; --profile_steps of"
+            " training shows a step in TensorBoard"
         )
     for name, row in list(rungs.items())[1:]:
         shared = row["compute_seconds"] - alone["step_seconds"]
         if shared > _NOTICED * alone["step_seconds"]:
-            yield f"{name}: {1e3 * shared:.1f} ms lost before any communication: power, cooling, cores of the host"
+            yield (
+                f"{name}: {1e3 * shared:.1f} ms lost before any communication: power, cooling,"
+                " cores of the host"
+            )
         if row["exposed_seconds"] > _NOTICED * alone["step_seconds"]:
-            ways = [f["remedy"] for f in report["findings"] if f["check"].startswith("NCCL") and f["level"] != PASS]
+            ways = [
+                f["remedy"]
+                for f in report["findings"]
+                if f["check"].startswith("NCCL") and f["level"] != PASS
+            ]
             remedy = next(iter(ways), "hybrid-imagenet plan tells what this network allows")
-            exposed = f"{name}: {1e3 * row['exposed_seconds']:.1f} ms of communication that nothing hides"
+            exposed = (
+                f"{name}: {1e3 * row['exposed_seconds']:.1f} ms of communication that nothing hides"
+            )
             yield f"{exposed}; {row['transport']} -> {remedy}"
 
 
 def _lines(report: Row) -> Iterator[str]:
-    """The report as text: the doctor's complaints, a row for each rung, the published speed, and what falls short."""
+    """The report as text: the doctor's complaints, a row for each rung, the published speed, and
+    what falls short.
+    """
     for found in report["findings"]:
         if found["level"] != PASS:
             yield f"{found['level']}  {found['check']}: {found['message']} -> {found['remedy']}"
@@ -204,14 +266,18 @@ def _lines(report: Row) -> Iterator[str]:
         return
     alone = rungs["one GPU"]
     yield (
-        f"{alone['model']}, {alone['image_size']} px, {alone['precision']}, batch {alone['batch_per_rank']} per rank, "
-        f"{alone['gpu'] or 'CPU'}"
+        f"{alone['model']}, {alone['image_size']} px, {alone['precision']}, batch"
+        f" {alone['batch_per_rank']} per rank, {alone['gpu'] or 'CPU'}"
     )
-    yield f"{'':9}{'ranks':>6}{'step ms':>9}{'exposed ms':>12}{'images/s':>11}{'of N x one alone':>18}"
+    yield (
+        f"{'':9}{'ranks':>6}{'step ms':>9}{'exposed ms':>12}{'images/s':>11}"
+        f"{'of N x one alone':>18}"
+    )
     for name, row in rungs.items():
         share = row["images_per_second"] / (alone["images_per_second"] * row["ranks"])
         yield (
-            f"{name:9}{row['ranks']:6}{1e3 * row['step_seconds']:9.1f}{1e3 * row['exposed_seconds']:12.1f}"
+            f"{name:9}{row['ranks']:6}{1e3 * row['step_seconds']:9.1f}"
+            f"{1e3 * row['exposed_seconds']:12.1f}"
             f"{row['images_per_second']:11,.1f}{100 * share:16.1f} %"
         )
     if report["expected"]:

@@ -1,10 +1,11 @@
-"""Measures input: images per second and core, CPU per image, bytes and operations read, and the wait of a trainer.
+"""Measures input: images per second and core, CPU per image, bytes and operations read, and the
+wait of a trainer.
 
     hybrid-imagenet bench input --json=input.json
     hybrid-imagenet bench input --source=tfrecord --data_dir=/data/shards
 
-Without --source it makes 500x375 JPEGs of about 110 kB from scikit-learn's sample photographs, and reads the files and
-prepared shards of two sizes.
+Without --source it makes 500x375 JPEGs of about 110 kB from scikit-learn's sample photographs, and
+reads the files and prepared shards of two sizes.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ def main(argv: list[str]) -> int:
 
 def write(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     """Writes rows, the machine and the options to --json, if that is given."""
-    machine = {"cores": os.cpu_count(), "platform": platform.platform(), "load_average": os.getloadavg()[0]}
+    machine = {
+        "cores": os.cpu_count(),
+        "platform": platform.platform(),
+        "load_average": os.getloadavg()[0],
+    }
     options = vars(arguments) | {"data_dir": without_secrets(arguments.data_dir or "")}
     command_line.write_json(arguments.json, {**options, "machine": machine, "rows": rows})
 
@@ -47,12 +52,22 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--source", help="dataset, as in training (default: generated photographs)")
     found.add_argument("--data_dir", help="where the source lies")
     found.add_argument("--data_cache_dir", help="for copies of the files of a URL")
-    found.add_argument("--augmentation", default="inception", choices=AUGMENTATIONS, help="(%(default)s)")
+    found.add_argument(
+        "--augmentation", default="inception", choices=AUGMENTATIONS, help="(%(default)s)"
+    )
     found.add_argument("--image_size", type=positive, default=224, help="pixels (%(default)s)")
     found.add_argument("--batch", type=positive, default=64, help="images (%(default)s)")
-    found.add_argument("--threads", type=positive, default=os.cpu_count() or 1, help="decoding threads (%(default)s)")
     found.add_argument(
-        "--seconds", type=command_line.above_zero, default=10, help="length of each measurement (%(default)s)"
+        "--threads",
+        type=positive,
+        default=os.cpu_count() or 1,
+        help="decoding threads (%(default)s)",
+    )
+    found.add_argument(
+        "--seconds",
+        type=command_line.above_zero,
+        default=10,
+        help="length of each measurement (%(default)s)",
     )
     found.add_argument("--json", help="file for the results")
     return found
@@ -60,7 +75,9 @@ def parser() -> argparse.ArgumentParser:
 
 def measure_all(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Measures this package's pipelines; prints and yields a row for each."""
-    print(f"{'':34}{'images/s':>10}{'per core':>10}{'CPU ms':>8}{'MB/s':>8}{'reads/s':>9}{'wait':>7}")
+    print(
+        f"{'':34}{'images/s':>10}{'per core':>10}{'CPU ms':>8}{'MB/s':>8}{'reads/s':>9}{'wait':>7}"
+    )
     if arguments.source:
         yield shown(_ours(arguments.source, arguments.source, arguments.data_dir, arguments))
         return
@@ -69,7 +86,15 @@ def measure_all(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     yield shown(_ours("files", "folder", str(photographs), arguments))
     yield shown(_ours("shards", "tfrecord", str(_photographs.prepared(None)), arguments))
     yield shown(_ours("shards, shorter side 256", "tfrecord", str(reduced), arguments))
-    yield shown(_ours("shards, --decoder=dali", "tfrecord", str(_photographs.prepared(None)), arguments, "dali"))
+    yield shown(
+        _ours(
+            "shards, --decoder=dali",
+            "tfrecord",
+            str(_photographs.prepared(None)),
+            arguments,
+            "dali",
+        )
+    )
 
 
 def shown(row: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +102,9 @@ def shown(row: dict[str, Any]) -> dict[str, Any]:
     if "error" in row:
         print(f"{row['name']:34}{row['error']}", flush=True)
         return row
-    optional = [f"{row.get(key, float('nan')) * scale:.{digits}f}" for key, scale, digits in _OPTIONAL]
+    optional = [
+        f"{row.get(key, float('nan')) * scale:.{digits}f}" for key, scale, digits in _OPTIONAL
+    ]
     print(
         f"{row['name']:34}{row['images_per_second']:10.0f}{row['images_per_second_per_core']:10.0f}"
         f"{row['cpu_ms_per_image']:8.2f}{optional[0]:>8}{optional[1]:>9}{optional[2]:>6}%",
@@ -90,9 +117,15 @@ _OPTIONAL = (("bytes_per_second", 1e-6, 1), ("operations_per_second", 1, 0), ("w
 
 
 def _ours(
-    title: str, name: str, data_dir: str | None, arguments: argparse.Namespace, decoder: str = "tensorflow"
+    title: str,
+    name: str,
+    data_dir: str | None,
+    arguments: argparse.Namespace,
+    decoder: str = "tensorflow",
 ) -> dict[str, Any]:
-    """Measures this package's pipeline at full speed, then under a trainer that takes 80 % of that."""
+    """Measures this package's pipeline at full speed, then under a trainer that takes 80 % of
+    that.
+    """
     if decoder == "dali":
         from hybrid_imagenet.data import dali
 
@@ -123,7 +156,9 @@ def _endless(source: data.Source, arguments: argparse.Namespace, decoder: str) -
 
     batches = pipeline.training(
         source,
-        pipeline.order_of(source, (arguments.data_cache_dir and datasets.of(arguments.source).url_window) or 0),
+        pipeline.order_of(
+            source, (arguments.data_cache_dir and datasets.of(arguments.source).url_window) or 0
+        ),
         Cursor(),
         (arguments.batch, 1),
         epochs=1000,
@@ -137,8 +172,12 @@ def _endless(source: data.Source, arguments: argparse.Namespace, decoder: str) -
     return batches, elements
 
 
-def _wait_share(source: data.Source, arguments: argparse.Namespace, decoder: str, rate: float) -> float:
-    """The share of time that a trainer waits which computes `rate` images per second, on a device of its own."""
+def _wait_share(
+    source: data.Source, arguments: argparse.Namespace, decoder: str, rate: float
+) -> float:
+    """The share of time that a trainer waits which computes `rate` images per second, on a device
+    of its own.
+    """
     batches, elements = _endless(source, arguments, decoder)
     waited, start = batches.wait_seconds, time.perf_counter()
     while time.perf_counter() - start < arguments.seconds / 2:

@@ -1,12 +1,14 @@
-"""`bench scaling`: training throughput on 1, 2, ... N ranks, computation and exposed communication separately.
+"""`bench scaling`: training throughput on 1, 2, ... N ranks, computation and exposed communication
+separately.
 
     hybrid-imagenet bench scaling --ranks=1,2 -- --flagfile=flags/digits.flags
 
-starts a job for each number of ranks, on the hosts of -H in their order; flags of the training program follow `--`.
-Each rank holds one batch of random images in memory, so reading and decoding do not count. Every round times some full
-steps, then the same number of steps without a reduction of gradients. All ranks run both, so cores, memory and power
-are shared alike. The difference is the exposed communication. Times are medians over rounds, on the slowest rank.
-Efficiency is throughput per rank divided by the smallest job's (Lu et al., Tables 3.2 and 3.3).
+starts a job for each number of ranks, on the hosts of -H in their order; flags of the training
+program follow `--`. Each rank holds one batch of random images in memory, so reading and decoding
+do not count. Every round times some full steps, then the same number of steps without a reduction
+of gradients. All ranks run both, so cores, memory and power are shared alike. The difference is the
+exposed communication. Times are medians over rounds, on the slowest rank. Efficiency is throughput
+per rank divided by the smallest job's (Lu et al., Tables 3.2 and 3.3).
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measured(options: argparse.Namespace, flags: Sequence[str]) -> list[Row]:
-    """Starts a job for each number of ranks, prints the table and writes --json; returns a row for each.
+    """Starts a job for each number of ranks, prints the table and writes --json; returns a row for
+    each.
 
     Raises:
       UserError: if a job fails, after the rows before it.
@@ -78,18 +81,34 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 def parser() -> argparse.ArgumentParser:
     """The options of the benchmark."""
     options = command_line.Parser(
-        "bench scaling", (__doc__ or "").split("\n")[0], epilog="Words after -- are flags of the training program."
+        "bench scaling",
+        (__doc__ or "").split("\n")[0],
+        epilog="Words after -- are flags of the training program.",
     )
-    options.add_argument("--ranks", default="1,2", help="numbers of ranks, smallest first (%(default)s)")
-    options.add_argument("-H", "--hosts", default="", metavar="HOST:SLOTS,...", help="hosts of the ranks (this host)")
+    options.add_argument(
+        "--ranks", default="1,2", help="numbers of ranks, smallest first (%(default)s)"
+    )
+    options.add_argument(
+        "-H", "--hosts", default="", metavar="HOST:SLOTS,...", help="hosts of the ranks (this host)"
+    )
     add_network(options)
     options.add_argument(
-        "--threads", type=command_line.positive, help="threads per rank (the cores of a host divided by its ranks)"
+        "--threads",
+        type=command_line.positive,
+        help="threads per rank (the cores of a host divided by its ranks)",
     )
-    options.add_argument("--steps", type=command_line.positive, default=5, help="steps per round (%(default)s)")
-    options.add_argument("--rounds", type=command_line.positive, default=5, help="rounds that count (%(default)s)")
-    options.add_argument("--classes", type=command_line.positive, default=1000, help="of the network (%(default)s)")
-    options.add_argument("--timeout", type=float, default=1800, help="seconds that a job may take (%(default)s)")
+    options.add_argument(
+        "--steps", type=command_line.positive, default=5, help="steps per round (%(default)s)"
+    )
+    options.add_argument(
+        "--rounds", type=command_line.positive, default=5, help="rounds that count (%(default)s)"
+    )
+    options.add_argument(
+        "--classes", type=command_line.positive, default=1000, help="of the network (%(default)s)"
+    )
+    options.add_argument(
+        "--timeout", type=float, default=1800, help="seconds that a job may take (%(default)s)"
+    )
     options.add_argument("--json", help="file for the rows")
     options.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return options
@@ -99,7 +118,10 @@ def add_network(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `hybrid-imagenet run` that say how hosts are reached."""
     parser.add_argument("--ssh_port", type=int, help="port of sshd on the hosts")
     parser.add_argument(
-        "--network_interfaces", dest="interface", default="", help="network interface that the run will use"
+        "--network_interfaces",
+        dest="interface",
+        default="",
+        help="network interface that the run will use",
     )
 
 
@@ -121,16 +143,26 @@ def counts(text: str) -> list[int]:
 
 
 def worker(options: argparse.Namespace, flags: Sequence[str]) -> list[str]:
-    """The words after `python -m hybrid_imagenet.benchmarks` that make a process one rank of a job."""
+    """The words after `python -m hybrid_imagenet.benchmarks` that make a process one rank of a
+    job.
+    """
     words = [f"--{name}={getattr(options, name)}" for name in ("steps", "rounds", "classes")]
     words += [f"--threads={options.threads}"] if options.threads else []
     return ["scaling", "--worker", *words, "--", *flags]
 
 
-def command(words: Sequence[str], ranks: int, hosts: str, options: argparse.Namespace, script: str = "") -> list[str]:
-    """The command of a job: a benchmark of this package with its words, or a script, on ranks of -H HOSTS."""
+def command(
+    words: Sequence[str], ranks: int, hosts: str, options: argparse.Namespace, script: str = ""
+) -> list[str]:
+    """The command of a job: a benchmark of this package with its words, or a script, on ranks of -H
+    HOSTS.
+    """
     if ranks == 1 and hosts.partition(":")[0] in ("", "localhost"):
-        return [sys.executable, *([script] if script else ["-m", "hybrid_imagenet.benchmarks"]), *words]
+        return [
+            sys.executable,
+            *([script] if script else ["-m", "hybrid_imagenet.benchmarks"]),
+            *words,
+        ]
     where = ["-np", str(ranks), *(["-H", hosts] if hosts else []), *network(options)]
     program = [script] if script else ["--module=hybrid_imagenet.benchmarks", "--"]
     return [sys.executable, "-m", "hybrid_imagenet", "run", *where, *program, *words]
@@ -139,7 +171,8 @@ def command(words: Sequence[str], ranks: int, hosts: str, options: argparse.Name
 def launch(
     command: Sequence[str], ranks: int, timeout: float, environment: Mapping[str, str] | None = None
 ) -> tuple[Row, str]:
-    """Runs a job, which ends with this process; returns the result that rank 0 prints, and the output of all ranks.
+    """Runs a job, which ends with this process; returns the result that rank 0 prints, and the
+    output of all ranks.
 
     Raises:
       UserError: if it fails or takes too long.
@@ -147,7 +180,12 @@ def launch(
     job = f"the job of {counted(ranks, 'rank')}"
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
     )
     try:
         said, _ = process.communicate(timeout=timeout)
@@ -166,13 +204,17 @@ def launch(
 def result(said: str) -> Row:
     """Returns what rank 0 of a job prints as its result; an empty row if there is none."""
     marked = said.partition(_MARK)[2]
-    return json.JSONDecoder().raw_decode(marked)[0] if marked else {}  # a launcher may put more on the line after it
+    return (
+        json.JSONDecoder().raw_decode(marked)[0] if marked else {}
+    )  # a launcher may put more on the line after it
 
 
 def reason(said: str) -> str:
     """Returns the errors of a failed job, or else its last lines, in one line."""
     lines = [line.strip() for line in said.splitlines() if line.strip() and "NCCL INFO" not in line]
-    errors = [line for line in lines if "error:" in line.lower() or "Error" in line or "NCCL WARN" in line]
+    errors = [
+        line for line in lines if "error:" in line.lower() or "Error" in line or "NCCL WARN" in line
+    ]
     return " | ".join((errors or lines)[-3:])[:600] or "it printed nothing"
 
 
@@ -182,9 +224,16 @@ def _worker(options: argparse.Namespace, flags: Sequence[str]) -> int:
     from hybrid_imagenet.config import derived
 
     config = configuration.resolve(flags, comm.placement().size)
-    for name, plain in (("virtual_gpus", 1), ("gradient_accumulation_steps", 1), ("random_batch", 0)):
+    for name, plain in (
+        ("virtual_gpus", 1),
+        ("gradient_accumulation_steps", 1),
+        ("random_batch", 0),
+    ):
         if getattr(config, name) != plain:
-            raise SharedError(f"{name} is not {plain}, and a step here is one batch of each GPU: omit what sets it")
+            raise SharedError(
+                f"{name} is not {plain}, and a step here is one batch of each GPU: omit what"
+                " sets it"
+            )
     settings, persistent = derived.communication(config), config.persistent_batch_norm
     communicator = comm.start(settings, threads=options.threads, persistent_batch_norm=persistent)
     row = measure(config, communicator, options.steps, options.rounds, options.classes)
@@ -195,7 +244,8 @@ def _worker(options: argparse.Namespace, flags: Sequence[str]) -> int:
 
 
 def wait_for_turn() -> None:
-    """Writes the file `ready` into the directory that the variable TURN names, if any, and returns once `go` is there.
+    """Writes the file `ready` into the directory that the variable TURN names, if any, and returns
+    once `go` is there.
 
     So benchmarks prepare side by side and are timed one after the other (`benchmarks arms`).
     """
@@ -205,7 +255,9 @@ def wait_for_turn() -> None:
             time.sleep(0.05)
 
 
-def measure(config: RunConfig, communicator: Communicator, steps: int, rounds: int, classes: int) -> Row:
+def measure(
+    config: RunConfig, communicator: Communicator, steps: int, rounds: int, classes: int
+) -> Row:
     """Times training steps with and without the reduction of gradients; every rank calls it."""
     import tensorflow as tf
 
@@ -215,7 +267,9 @@ def measure(config: RunConfig, communicator: Communicator, steps: int, rounds: i
     gpus = tf.config.get_visible_devices("GPU")
     steps_to_time = [training_step(config, communicator, communicator, precision, classes)]
     if communicator.size > 1:
-        steps_to_time.append(training_step(config, communicator, _gradients_stay(communicator), precision, classes))
+        steps_to_time.append(
+            training_step(config, communicator, _gradients_stay(communicator), precision, classes)
+        )
     samples: list[list[float]] = [[] for _ in steps_to_time]
     ahead: list[float] = []
     began = time.perf_counter()
@@ -245,7 +299,9 @@ def measure(config: RunConfig, communicator: Communicator, steps: int, rounds: i
     return {
         "ranks": communicator.size,
         "hosts": len(set(communicator.hosts)),
-        "gpu": tf.config.experimental.get_device_details(gpus[0]).get("device_name") if gpus else None,
+        "gpu": (
+            tf.config.experimental.get_device_details(gpus[0]).get("device_name") if gpus else None
+        ),
         "model": config.model,
         "precision": precision,
         "image_size": config.image_size,
@@ -256,7 +312,9 @@ def measure(config: RunConfig, communicator: Communicator, steps: int, rounds: i
         "compute_seconds": compute_seconds,
         "exposed_seconds": max(0.0, step_seconds - compute_seconds),
         "images_per_second": communicator.size * config.per_gpu_batch / step_seconds,
-        "steps_ahead": statistics.median(ahead),  # of the device, when the last call of a round returns
+        "steps_ahead": statistics.median(
+            ahead
+        ),  # of the device, when the last call of a round returns
         "first_loss": first_loss,
         "first_seconds": first_seconds,
         "gpu_bytes": tf.config.experimental.get_memory_info("GPU:0")["peak"] if gpus else None,
@@ -264,7 +322,9 @@ def measure(config: RunConfig, communicator: Communicator, steps: int, rounds: i
 
 
 def _gradients_stay(ranks: Communicator) -> Communicator:
-    """Returns a communicator that does not reduce gradients; the control word of a step is still summed."""
+    """Returns a communicator that does not reduce gradients; the control word of a step is still
+    summed.
+    """
     from hybrid_imagenet.comm import SingleProcess
 
     class Staying(SingleProcess):
@@ -317,9 +377,15 @@ def training_step(
     last = model.trainable_variables[0].value
 
     def wait() -> object:
-        return tf.reshape(last, [-1])[0].numpy()  # of the update of the first layer, which comes last
+        return tf.reshape(last, [-1])[
+            0
+        ].numpy()  # of the update of the first layer, which comes last
 
-    return Step(lambda: train.single(batch, control), wait, lambda: train.sums.read().means("train")["train_loss"])
+    return Step(
+        lambda: train.single(batch, control),
+        wait,
+        lambda: train.sums.read().means("train")["train_loss"],
+    )
 
 
 def add_efficiency(rows: Sequence[Row]) -> None:
@@ -330,18 +396,26 @@ def add_efficiency(rows: Sequence[Row]) -> None:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows as text, in the form of Lu et al., Tables 3.2 and 3.3, and Mikami et al., Table 6."""
+    """The rows as text, in the form of Lu et al., Tables 3.2 and 3.3, and Mikami et al., Table
+    6.
+    """
     first = rows[0]
     lines = [
-        f"{first['model']}, {first['image_size']} pixels, batch {first['batch_per_rank']} per rank, "
-        f"{first['precision']}, {first['allreduce']} all-reduce, compression {first['compression']}",
-        f"{'ranks':>6} {'images/s':>10} {'per rank':>10} {'efficiency':>11} {'step ms':>9} {'compute ms':>11} "
-        f"{'exposed ms':>11}",
+        (
+            f"{first['model']}, {first['image_size']} pixels, batch {first['batch_per_rank']} per"
+            f" rank, {first['precision']}, {first['allreduce']} all-reduce, compression"
+            f" {first['compression']}"
+        ),
+        (
+            f"{'ranks':>6} {'images/s':>10} {'per rank':>10} {'efficiency':>11} {'step ms':>9}"
+            f" {'compute ms':>11} {'exposed ms':>11}"
+        ),
     ]
     lines += [
-        f"{r['ranks']:>6} {r['images_per_second']:>10.1f} {r['images_per_second'] / r['ranks']:>10.2f} "
-        f"{100 * r['efficiency']:>10.1f}% {1000 * r['step_seconds']:>9.1f} {1000 * r['compute_seconds']:>11.1f} "
-        f"{1000 * r['exposed_seconds']:>11.1f}"
+        f"{r['ranks']:>6} {r['images_per_second']:>10.1f}"
+        f" {r['images_per_second'] / r['ranks']:>10.2f} {100 * r['efficiency']:>10.1f}%"
+        f" {1000 * r['step_seconds']:>9.1f} {1000 * r['compute_seconds']:>11.1f}"
+        f" {1000 * r['exposed_seconds']:>11.1f}"
         for r in rows
     ]
     return "\n".join(lines)

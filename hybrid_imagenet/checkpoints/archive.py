@@ -1,4 +1,6 @@
-"""Writes and reads checkpoint files: one archive each, checksummed, replaced atomically, read without pickle."""
+"""Writes and reads checkpoint files: one archive each, checksummed, replaced atomically, read
+without pickle.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,16 @@ _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-# System errors that damaged bytes, or something that is not a file, cause; all others are faults of the disk.
+# System errors that damaged bytes, or something that is not a file, cause; all others are faults of
+# the disk.
 _DAMAGE = (None, errno.EINVAL, errno.ENXIO, errno.ELOOP)
 Arrays = Mapping[str, np.ndarray]
 
 
 class DamagedCheckpointError(Exception):
-    """A checkpoint file that is cut short, altered or of another program; the message says what is wrong."""
+    """A checkpoint file that is cut short, altered or of another program; the message says what is
+    wrong.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,14 +50,16 @@ class Checkpoint:
 def write(path: pathlib.Path, arrays: Arrays, meta: Mapping[str, Any]) -> None:
     """Writes a checkpoint so that `path` holds either all of it or what it held before.
 
-    The file is an uncompressed NumPy archive. Its members carry CRC-32 checksums, and one of them lists the names of
-    the others, which have none.
+    The file is an uncompressed NumPy archive. Its members carry CRC-32 checksums, and one of them
+    lists the names of the others, which have none.
 
     Raises:
       OSError: if the disk is full or not writable; the temporary file is removed.
     """
     text = json.dumps({"format": FORMAT, "arrays": sorted(arrays), **meta}).encode()
-    members = {_META: np.frombuffer(text, np.uint8)} | {f"{_ARRAY}{k}": v for k, v in arrays.items()}
+    members = {_META: np.frombuffer(text, np.uint8)} | {
+        f"{_ARRAY}{k}": v for k, v in arrays.items()
+    }
     with files.replacing(path) as temporary, temporary.open("wb") as file:
         np.savez(file, **members)  # type: ignore[arg-type]
 
@@ -74,7 +81,9 @@ def read(path: pathlib.Path, *, arrays: bool = True) -> Checkpoint:
                 meta = _description(array)
                 continue
             if not (name.startswith(_ARRAY) and info.filename.endswith(_SUFFIX)):
-                raise DamagedCheckpointError(f"it has an unexpected member ({info.filename[:80]!r})")
+                raise DamagedCheckpointError(
+                    f"it has an unexpected member ({info.filename[:80]!r})"
+                )
             names.append(name.removeprefix(_ARRAY))
             if arrays:
                 kept[names[-1]] = array
@@ -91,9 +100,13 @@ def read_meta(path: pathlib.Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _opened(path: pathlib.Path) -> Iterator[tuple[zipfile.ZipFile, int]]:
-    """Yields the archive and its size in bytes; errors that its bytes cause inside become DamagedCheckpointError."""
+    """Yields the archive and its size in bytes; errors that its bytes cause inside become
+    DamagedCheckpointError.
+    """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would keep us waiting for a writer
+        descriptor = os.open(
+            path, os.O_RDONLY | os.O_NONBLOCK
+        )  # a FIFO would keep us waiting for a writer
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, descriptor)
             status = os.fstat(descriptor)
@@ -101,12 +114,18 @@ def _opened(path: pathlib.Path) -> Iterator[tuple[zipfile.ZipFile, int]]:
                 raise DamagedCheckpointError("not a regular file")
             file = stack.enter_context(os.fdopen(descriptor, "rb", closefd=False))
             yield stack.enter_context(zipfile.ZipFile(file)), status.st_size
-    except MemoryError:  # of the machine: sizes are compared with the file's before anything is reserved
+    except (
+        MemoryError
+    ):  # of the machine: sizes are compared with the file's before anything is reserved
         raise
-    except Exception as error:  # zipfile, json and numpy raise nearly anything when their input is damaged
+    except (
+        Exception
+    ) as error:  # zipfile, json and numpy raise nearly anything when their input is damaged
         if isinstance(error, OSError) and error.errno not in _DAMAGE:
             raise
-        raise DamagedCheckpointError(f"{path}: {' '.join(str(error).split()) or type(error).__name__}") from None
+        raise DamagedCheckpointError(
+            f"{path}: {' '.join(str(error).split()) or type(error).__name__}"
+        ) from None
 
 
 def _content(archive: zipfile.ZipFile, info: zipfile.ZipInfo, size: int) -> bytes:
@@ -117,12 +136,18 @@ def _content(archive: zipfile.ZipFile, info: zipfile.ZipInfo, size: int) -> byte
 
 
 def _array(content: bytes) -> np.ndarray:
-    """Returns the array of a member; no more memory is taken than the member has bytes, whatever its header says."""
+    """Returns the array of a member; no more memory is taken than the member has bytes, whatever
+    its header says.
+    """
     file = io.BytesIO(content)
     try:
         shape, columns_first, dtype = _HEADERS[np.lib.format.read_magic(file)](file)
-    except Exception as error:  # a MemoryError is the parser's here, for a header that is nested too deeply
-        raise DamagedCheckpointError(f"an array has a damaged header ({type(error).__name__})") from None
+    except (
+        Exception
+    ) as error:  # a MemoryError is the parser's here, for a header that is nested too deeply
+        raise DamagedCheckpointError(
+            f"an array has a damaged header ({type(error).__name__})"
+        ) from None
     if dtype.hasobject:
         raise DamagedCheckpointError("an array holds objects, which are not read")
     start = file.tell()

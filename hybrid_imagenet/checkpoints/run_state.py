@@ -1,4 +1,6 @@
-"""The position of a run, which a checkpoint stores beside the variables, and what gives both back to a run."""
+"""The position of a run, which a checkpoint stores beside the variables, and what gives both back
+to a run.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,14 @@ class RunState:
       cursor: the next example to read.
       step: optimizer steps done, skipped ones included.
       images: training images processed over all ranks.
-      finished_epochs: epochs whose validation is done too; behind `cursor.epoch` between the last step of an epoch and
-        the end of its validation.
-      closed_at: fractional epochs done when the newest epoch record was made: at the end of an epoch, or inside of one
-        where a validation or the end of the run lies.
+      finished_epochs: epochs whose validation is done too; behind `cursor.epoch` between the last
+        step of an epoch and the end of its validation.
+      closed_at: fractional epochs done when the newest epoch record was made: at the end of an
+        epoch, or inside of one where a validation or the end of the run lies.
       seconds: wall time of earlier sessions and this one up to the last record, in seconds.
       best_top1: the best validation top-1 so far, a fraction.
-      best_epoch: the epochs that were done when it was first had, fractional inside of an epoch; 0 before the first
-        validation.
+      best_epoch: the epochs that were done when it was first had, fractional inside of an epoch; 0
+        before the first validation.
       hyper: the schedule's values of the last step; empty before the first.
       stop: why the loop ends early: "", "preempted" or "target".
     """
@@ -58,15 +60,17 @@ class RunState:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> RunState:
         """Inverts `to_dict`."""
-        return cls(**{**values, "cursor": Cursor(values["cursor"]["epoch"], values["cursor"]["offset"])})
+        return cls(
+            **{**values, "cursor": Cursor(values["cursor"]["epoch"], values["cursor"]["offset"])}
+        )
 
 
 def restore_arrays(checkpoint: Checkpoint, variables: Mapping[str, keras.Variable]) -> None:
     """Assigns every array of a checkpoint to the variable of its name.
 
     Raises:
-      UserError: if names or shapes differ, that is, the checkpoint belongs to another model or optimizer; nothing is
-        assigned then.
+      UserError: if names or shapes differ, that is, the checkpoint belongs to another model or
+        optimizer; nothing is assigned then.
     """
     difference = _difference(checkpoint, variables)
     if difference:
@@ -79,22 +83,33 @@ def restore_arrays(checkpoint: Checkpoint, variables: Mapping[str, keras.Variabl
 
 
 def _difference(checkpoint: Checkpoint, variables: Mapping[str, keras.Variable]) -> str:
-    """Returns a sentence on the first thing that a checkpoint and a run do not share; "" if all fits."""
-    odd = sorted(set(checkpoint.arrays) ^ set(variables), key=lambda name: (not name.startswith("model/"), name))
+    """Returns a sentence on the first thing that a checkpoint and a run do not share; "" if all
+    fits.
+    """
+    odd = sorted(
+        set(checkpoint.arrays) ^ set(variables),
+        key=lambda name: (not name.startswith("model/"), name),
+    )
     if odd and odd[0].startswith("model/"):
         return f"the networks differ, first in layer {_layer(odd[0], variables)}"
     if odd:
         if "optimizer" not in checkpoint.meta:
             return "its optimizer keeps other values, or accumulates gradients otherwise"
         optimizer = checkpoint.meta["optimizer"]
-        return f"it was written with --optimizer={optimizer}, or another --ema_decay, which keep other values"
+        return (
+            f"it was written with --optimizer={optimizer}, or another --ema_decay, which keep other"
+            " values"
+        )
     for name, variable in variables.items():
         before, now = checkpoint.arrays[name].shape, tuple(variable.shape)
         if before != now:
             shapes = (" x ".join(map(str, shape)) or "a number" for shape in (before, now))
             classes = checkpoint.meta.get("num_classes")
             known = f" (it has {classes} classes)" if classes else ""
-            return f"layer {_layer(name, variables)} has weights of {' there, '.join(shapes)} here{known}"
+            return (
+                f"layer {_layer(name, variables)} has weights of {' there, '.join(shapes)}"
+                f" here{known}"
+            )
     return ""
 
 
@@ -105,7 +120,9 @@ def _layer(name: str, variables: Mapping[str, keras.Variable]) -> str:
 
 
 def described(order: SampleOrder) -> dict[str, int]:
-    """Returns what a checkpoint tells of the order of examples, beside the data that are in order."""
+    """Returns what a checkpoint tells of the order of examples, beside the data that are in
+    order.
+    """
     return {"seed": order.seed, "shuffle_window": order.window}
 
 
@@ -113,13 +130,14 @@ def check_position(checkpoint: Checkpoint, order: SampleOrder) -> None:
     """Compares the order of the epoch in which a run stands with that of the examples now.
 
     Raises:
-      UserError: inside of an epoch, if --seed or --shuffle_window would give some examples twice and others not at all.
+      UserError: inside of an epoch, if --seed or --shuffle_window would give some examples twice
+        and others not at all.
     """
     offset, epoch = (checkpoint.meta["state"]["cursor"][name] for name in ("offset", "epoch"))
     before, now = checkpoint.meta["order"], described(order)
     for name in now if offset else ():
         if before[name] != now[name]:
             raise UserError(
-                f"--{name}={now[name]}: the run stands inside of epoch {epoch + 1}, whose order has --{name}="
-                f"{before[name]}; resume with that, or change it at the end of an epoch"
+                f"--{name}={now[name]}: the run stands inside of epoch {epoch + 1}, whose order has"
+                f" --{name}={before[name]}; resume with that, or change it at the end of an epoch"
             )

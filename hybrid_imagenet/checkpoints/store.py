@@ -1,4 +1,6 @@
-"""Finds checkpoints, keeps the newest good ones of a run and its best one, and sets damaged ones aside."""
+"""Finds checkpoints, keeps the newest good ones of a run and its best one, and sets damaged ones
+aside.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,17 @@ Check = Callable[[Mapping[str, Any]], object]
 
 
 class Description(NamedTuple):
-    """Where a checkpoint lies, and what it says of the run that wrote it; empty for files of other libraries."""
+    """Where a checkpoint lies, and what it says of the run that wrote it; empty for files of other
+    libraries.
+    """
 
     path: pathlib.Path
     meta: Mapping[str, Any]
 
 
 def look(path: pathlib.Path) -> Description:
-    """Reads the description of a checkpoint, or of the newest readable one of a run, without its arrays.
+    """Reads the description of a checkpoint, or of the newest readable one of a run, without its
+    arrays.
 
     Raises:
       UserError: if there is no such file, or nothing there is a checkpoint.
@@ -42,7 +47,9 @@ def look(path: pathlib.Path) -> Description:
     if path.is_dir():
         found = newest(path / "checkpoints") or newest(path)
         if found is None:
-            raise UserError(f"{path}: holds no usable checkpoint (checkpoints/step-*.npz); give another run")
+            raise UserError(
+                f"{path}: holds no usable checkpoint (checkpoints/step-*.npz); give another run"
+            )
         return found
     if not path.exists():
         raise UserError(f"{path}: no such file or directory; give {_FORMS}")
@@ -51,7 +58,10 @@ def look(path: pathlib.Path) -> Description:
     if path.suffix in FOREIGN_SUFFIXES:
         return Description(path, {})
     if path.suffix == ".keras":
-        raise UserError(f"{path}: a model that Keras has saved: load it with keras.saving.load_model, or give {_FORMS}")
+        raise UserError(
+            f"{path}: a model that Keras has saved: load it with keras.saving.load_model, or give"
+            f" {_FORMS}"
+        )
     if not zipfile.is_zipfile(path):
         raise UserError(f"{path}: not a checkpoint, or one that is cut short; give {_FORMS}")
     try:
@@ -63,7 +73,8 @@ def look(path: pathlib.Path) -> Description:
 
 
 def newest(directory: pathlib.Path, check: Check | None = None) -> Description | None:
-    """Returns the description of the newest checkpoint in a directory that can be used; None without one.
+    """Returns the description of the newest checkpoint in a directory that can be used; None
+    without one.
 
     Args:
       directory: need not exist.
@@ -75,13 +86,18 @@ def newest(directory: pathlib.Path, check: Check | None = None) -> Description |
             if check is not None:
                 check(meta)
             return Description(path, meta)
-        except (DamagedCheckpointError, OSError, ValueError):  # set aside, and reported, when the run starts
+        except (
+            DamagedCheckpointError,
+            OSError,
+            ValueError,
+        ):  # set aside, and reported, when the run starts
             continue
     return None
 
 
 def check_run(meta: Mapping[str, Any]) -> None:
-    """Checks that a run can continue from a checkpoint: its checksums have told that nothing was altered.
+    """Checks that a run can continue from a checkpoint: its checksums have told that nothing was
+    altered.
 
     Raises:
       ValueError: naming what is missing, or of the form of another version.
@@ -92,14 +108,20 @@ def check_run(meta: Mapping[str, Any]) -> None:
         if not isinstance(sums, list) or len(sums) != meta["world_size"]:
             raise ValueError(f"epoch_sums has no row for each of {meta['world_size']} ranks")
     except (KeyError, TypeError) as error:
-        raise ValueError(f"its description is not that of a run ({' '.join(str(error).split())})") from None
+        raise ValueError(
+            f"its description is not that of a run ({' '.join(str(error).split())})"
+        ) from None
 
 
 class CheckpointFolder:
-    """Finds checkpoints in a directory and changes nothing there: it may belong to a run under way."""
+    """Finds checkpoints in a directory and changes nothing there: it may belong to a run under
+    way.
+    """
 
     def __init__(self, directory: pathlib.Path, report: Report):
-        """Takes a directory, which need not exist, and what receives a line about each unusable checkpoint."""
+        """Takes a directory, which need not exist, and what receives a line about each unusable
+        checkpoint.
+        """
         self.directory = directory
         self._report = report
 
@@ -107,14 +129,19 @@ class CheckpointFolder:
         """Returns all paths that bear the name of a checkpoint, newest first."""
         if not self.directory.is_dir():
             return []
-        return sorted((p for p in self.directory.iterdir() if _NAME.fullmatch(p.name)), reverse=True)
+        return sorted(
+            (p for p in self.directory.iterdir() if _NAME.fullmatch(p.name)), reverse=True
+        )
 
     def newest_good(self) -> Checkpoint | None:
-        """Returns the newest checkpoint whose checksums and description are right, if there is one."""
+        """Returns the newest checkpoint whose checksums and description are right, if there is
+        one.
+        """
         return self._first_good(self.paths())
 
     def best_good(self) -> Checkpoint | None:
-        """Returns the good checkpoint whose own validation top-1 is highest, the earliest of equal ones.
+        """Returns the good checkpoint whose own validation top-1 is highest, the earliest of equal
+        ones.
 
         None if none was saved right after a validation.
         """
@@ -153,18 +180,27 @@ class _Known(NamedTuple):
 class CheckpointStore(CheckpointFolder):
     """Writes, finds and removes the checkpoints of the run that rank 0 works on.
 
-    Writing happens in a thread; at most one write is under way, and an error of the thread is raised by the next call.
-    A file counts towards `keep` only if it is good; one that is not is renamed to `step-*.npz.damaged`.
+    Writing happens in a thread; at most one write is under way, and an error of the thread is
+    raised by the next call. A file counts towards `keep` only if it is good; one that is not is
+    renamed to `step-*.npz.damaged`.
     """
 
-    def __init__(self, directory: pathlib.Path, keep: int, *, keep_best: bool = False, report: Report = lambda _: None):
+    def __init__(
+        self,
+        directory: pathlib.Path,
+        keep: int,
+        *,
+        keep_best: bool = False,
+        report: Report = lambda _: None,
+    ):
         """Takes the directory, which is created at the first write.
 
         Args:
           directory: holds nothing else.
           keep: the newest good checkpoints that stay.
           keep_best: the one with the highest validation top-1 of its own (`val_top1`) stays too.
-          report: receives a line about each file that is set aside; called by the thread that owns the store.
+          report: receives a line about each file that is set aside; called by the thread that owns
+            the store.
         """
         super().__init__(directory, report)
         self.keep = keep
@@ -181,7 +217,9 @@ class CheckpointStore(CheckpointFolder):
           UserError: if this or the previous write failed, naming the directory and the cause.
         """
         self.wait()
-        self._thread = threading.Thread(target=self._write, args=(step, arrays, meta), name="checkpoint")
+        self._thread = threading.Thread(
+            target=self._write, args=(step, arrays, meta), name="checkpoint"
+        )
         self._thread.start()
 
     @property
@@ -204,12 +242,14 @@ class CheckpointStore(CheckpointFolder):
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             before = "those written before are intact" if self.paths() else "none has been written"
             raise UserError(
-                f"cannot write a checkpoint to {self.directory}: {reason}; {before}, free space or allow access and "
-                "start again with --resume"
+                f"cannot write a checkpoint to {self.directory}: {reason}; {before}, free space or"
+                " allow access and start again with --resume"
             )
 
     def newest_good(self) -> Checkpoint | None:
-        """Returns the newest good checkpoint, if there is one; what is damaged among newer ones is set aside."""
+        """Returns the newest good checkpoint, if there is one; what is damaged among newer ones is
+        set aside.
+        """
         found = super().newest_good()
         self._tell()
         return found
@@ -224,7 +264,9 @@ class CheckpointStore(CheckpointFolder):
 
     def _write(self, step: int, arrays: Arrays, meta: Mapping[str, Any]) -> None:
         try:
-            self.directory.mkdir(exist_ok=True)  # not its parents: a run directory that was deleted stays so
+            self.directory.mkdir(
+                exist_ok=True
+            )  # not its parents: a run directory that was deleted stays so
             for leftover in self.directory.glob(".step-*.tmp"):
                 with contextlib.suppress(OSError):
                     leftover.unlink()
@@ -241,7 +283,9 @@ class CheckpointStore(CheckpointFolder):
         """Removes good checkpoints that are neither among the newest `keep` nor the best."""
         good = [path for path in self.paths() if self._is_good(path)]
         kept = set(good[: self.keep])
-        scores = {path: top1 for path in reversed(good) if (top1 := self._known[path].top1) is not None}
+        scores = {
+            path: top1 for path in reversed(good) if (top1 := self._known[path].top1) is not None
+        }
         if self._keep_best and scores:
             kept.add(max(scores, key=lambda path: scores[path]))
         for path in good:
@@ -250,11 +294,15 @@ class CheckpointStore(CheckpointFolder):
                 del self._known[path]
 
     def _is_good(self, path: pathlib.Path) -> bool:
-        """Returns whether a file is good; one that has not changed since it was found good is not read again."""
+        """Returns whether a file is good; one that has not changed since it was found good is not
+        read again.
+        """
 
         def verify(path: pathlib.Path) -> bool:
             known = self._known.get(path)
-            return (known is not None and known.signature == _signature(path)) or bool(self._read(path, arrays=False))
+            return (known is not None and known.signature == _signature(path)) or bool(
+                self._read(path, arrays=False)
+            )
 
         return bool(self._attempt(path, verify))
 
@@ -283,7 +331,9 @@ class CheckpointStore(CheckpointFolder):
         try:
             path.rename(place)
         except OSError as problem:
-            self._notes.append(f"checkpoint passed over: {error}; it cannot be renamed: {problem.strerror}")
+            self._notes.append(
+                f"checkpoint passed over: {error}; it cannot be renamed: {problem.strerror}"
+            )
         else:
             self._notes.append(f"damaged checkpoint set aside as {place.name}: {error}")
 
@@ -299,6 +349,8 @@ def _own_top1(path: pathlib.Path) -> float | None:
 
 
 def _signature(path: pathlib.Path) -> tuple[int, ...]:
-    """Returns what changes when a file is written to or replaced; damage that leaves it equal is found on reading."""
+    """Returns what changes when a file is written to or replaced; damage that leaves it equal is
+    found on reading.
+    """
     status = path.stat()
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)

@@ -1,13 +1,15 @@
-"""Sums buckets of gradients over all ranks, by algorithms made of collective operations among groups of ranks.
+"""Sums buckets of gradients over all ranks, by algorithms made of collective operations among
+groups of ranks.
 
-Each takes the vector of a bucket and returns its sum. The ring is the engine's own all-reduce; the others pad the
-vector so that it can be cut evenly.
+Each takes the vector of a bucket and returns its sum. The ring is the engine's own all-reduce; the
+others pad the vector so that it can be cut evenly.
 
 ring           one all-reduce over all ranks
 hierarchical   torus with one row per host (the scheme that Horovod and NCCL call hierarchical)
-masters        sum in each group, all-reduce between the first ranks of the groups, broadcast in each group (Jia et al.)
-size_switched  masters for small buckets, the ring for large ones (Jia et al.)
-torus          reduce-scatter in rows, all-reduce in columns, all-gather in rows (Mikami et al.)
+masters        sum in each group, all-reduce between the first ranks of the groups, broadcast in
+each group (Jia et al.) size_switched  masters for small buckets, the ring for large ones (Jia et
+al.) torus          reduce-scatter in rows, all-reduce in columns, all-gather in rows (Mikami et
+al.)
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ from hybrid_imagenet.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Ranks:
-    """The ranks among which an algorithm works: this one's number, the host of every rank, the engine's operations."""
+    """The ranks among which an algorithm works: this one's number, the host of every rank, the
+    engine's operations.
+    """
 
     rank: int
     hosts: Sequence[str]
@@ -38,21 +42,26 @@ class Ranks:
 
 
 def _grid(text: str | None, hosts: Sequence[str]) -> torus.Grid:
-    """Returns the grid written as `text`, or the default one; raises ValueError if it does not hold all ranks."""
+    """Returns the grid written as `text`, or the default one; raises ValueError if it does not hold
+    all ranks.
+    """
     return torus.parse_grid(text, len(hosts)) if text else torus.default_grid(hosts)
 
 
 class Algorithm(abc.ABC):
     """A way to sum a vector over all ranks.
 
-    A constructor takes `Ranks` and the options that `comm.settings.ALGORITHMS` declares for it, by name.
+    A constructor takes `Ranks` and the options that `comm.settings.ALGORITHMS` declares for it, by
+    name.
     """
 
     name = ""  # in `ALGORITHMS`; `make` sets it
 
     @classmethod
     def rows_are_hosts(cls, hosts: Sequence[str], **options: typing.Any) -> bool:
-        """Returns whether it is a torus with one row per host, which Horovod itself has for NCCL."""
+        """Returns whether it is a torus with one row per host, which Horovod itself has for
+        NCCL.
+        """
         del hosts, options
         return False
 
@@ -63,7 +72,9 @@ class Algorithm(abc.ABC):
 
     @abc.abstractmethod
     def sum(self, flat: tf.Tensor, name: str) -> tf.Tensor:
-        """Returns the sum over ranks of a tensor of shape [n], in its type. `name` pairs the ranks' operations."""
+        """Returns the sum over ranks of a tensor of shape [n], in its type. `name` pairs the ranks'
+        operations.
+        """
 
 
 def make(name: str, ranks: Ranks, **options: typing.Any) -> Algorithm:
@@ -74,7 +85,9 @@ def make(name: str, ranks: Ranks, **options: typing.Any) -> Algorithm:
       ValueError: if a grid does not hold all ranks.
     """
     known = ALGORITHMS[name]
-    made: Algorithm = pkgutil.resolve_name(known.constructor)(ranks, **vars(known.options(**options)))
+    made: Algorithm = pkgutil.resolve_name(known.constructor)(
+        ranks, **vars(known.options(**options))
+    )
     made.name = name
     return made
 
@@ -107,8 +120,12 @@ class Cut(Algorithm):
 
 
 def _make_sets(ranks: Ranks, groups: Sequence[Sequence[int]]) -> dict[tuple[int, ...], typing.Any]:
-    """Returns the sets of several ranks by their members; all ranks make all sets, in the same order."""
-    return {tuple(members): ranks.collectives.group(members) for members in groups if len(members) > 1}
+    """Returns the sets of several ranks by their members; all ranks make all sets, in the same
+    order.
+    """
+    return {
+        tuple(members): ranks.collectives.group(members) for members in groups if len(members) > 1
+    }
 
 
 class Torus(Cut):
@@ -134,7 +151,9 @@ class Torus(Cut):
         self._column = next(made.get(tuple(column)) for column in columns if ranks.rank in column)
 
     def sum_padded(self, flat: tf.Tensor, name: str) -> tf.Tensor:
-        """Sends each element twice through the row and, divided by the row's length, through the column."""
+        """Sends each element twice through the row and, divided by the row's length, through the
+        column.
+        """
         if self._row is None and self._column is None:
             return flat
         part = flat
@@ -163,18 +182,22 @@ class Hierarchical(Torus):
         """
         grid = torus.host_grid(ranks.hosts)
         if grid is None:
-            counts = ", ".join(f"{host} {count}" for host, count in collections.Counter(ranks.hosts).items())
+            counts = ", ".join(
+                f"{host} {count}" for host, count in collections.Counter(ranks.hosts).items()
+            )
             raise UserError(
-                f"--allreduce=hierarchical: the hosts hold different numbers of ranks ({counts}): start as many on "
-                "each, or use --allreduce=ring or torus"
+                f"--allreduce=hierarchical: the hosts hold different numbers of ranks ({counts}):"
+                " start as many on each, or use --allreduce=ring or torus"
             )
         super().__init__(ranks, torus_grid=str(grid))
 
 
 class Masters(Cut):
-    """Sum in groups, all-reduce between the groups' masters (their lowest ranks), broadcast in groups.
+    """Sum in groups, all-reduce between the groups' masters (their lowest ranks), broadcast in
+    groups.
 
-    Engines have no reduction to one rank. The sum in a group is an all-reduce, whose result only the master uses.
+    Engines have no reduction to one rank. The sum in a group is an all-reduce, whose result only
+    the master uses.
     """
 
     def __init__(self, ranks: Ranks, *, torus_grid: str | None) -> None:
@@ -223,8 +246,9 @@ class SizeSwitched(Algorithm):
 class SixteenBitExchange(Cut):
     """The sum of bfloat16 tensors, which Horovod's all-reduce refuses, carried as 16-bit integers.
 
-    Each rank receives its share of everyone's bits, adds them in FP32 in the order of ranks, and the rounded shares
-    are gathered: the traffic of a ring in the fewest steps, with one rounding after the sum instead of one per rank.
+    Each rank receives its share of everyone's bits, adds them in FP32 in the order of ranks, and
+    the rounded shares are gathered: the traffic of a ring in the fewest steps, with one rounding
+    after the sum instead of one per rank.
     """
 
     name = "exchange"
@@ -235,29 +259,37 @@ class SixteenBitExchange(Cut):
     def sum_padded(self, flat: tf.Tensor, name: str) -> tf.Tensor:
         """Sums by all-to-all, local sum and all-gather."""
         bits = self._do.alltoall(tf.bitcast(flat, tf.uint16), f"{name}_scatter")
-        shares = tf.bitcast(tf.reshape(bits, [self.parts, flat.shape[0] // self.parts]), tf.bfloat16)
+        shares = tf.bitcast(
+            tf.reshape(bits, [self.parts, flat.shape[0] // self.parts]), tf.bfloat16
+        )
         share = tf.cast(tf.reduce_sum(tf.cast(shares, tf.float32), 0), tf.bfloat16)
         gathered = self._do.allgather(tf.bitcast(share, tf.uint16), f"{name}_gather")
         return tf.bitcast(tf.ensure_shape(gathered, flat.shape), tf.bfloat16)
 
 
 class Selector:
-    """Makes the algorithm that the settings ask for, and gives each bucket its own. The same on all ranks."""
+    """Makes the algorithm that the settings ask for, and gives each bucket its own. The same on all
+    ranks.
+    """
 
     def __init__(self, ranks: Ranks, settings: Settings, *, engine_does_it: bool = False) -> None:
         """Makes the sets of ranks.
 
         Args:
-          ranks: all of them; one object of collectives per process, as Horovod refuses the same set twice.
+          ranks: all of them; one object of collectives per process, as Horovod refuses the same set
+          twice.
           settings: the algorithm with its options.
-          engine_does_it: the engine's own all-reduce has been set to the algorithm, so that nothing need be composed.
+          engine_does_it: the engine's own all-reduce has been set to the algorithm, so that nothing
+            need be composed.
 
         Raises:
           UserError: if the algorithm needs hosts with equal numbers of ranks.
           ValueError: if the grid does not hold all ranks.
         """
         self._exchange = SixteenBitExchange(ranks)
-        self._chosen: Algorithm = Ring(ranks) if engine_does_it else make(settings.allreduce, ranks, **settings.options)
+        self._chosen: Algorithm = (
+            Ring(ranks) if engine_does_it else make(settings.allreduce, ranks, **settings.options)
+        )
         self._chosen.name = settings.allreduce
 
     def of(self, bucket: Bucket) -> Algorithm:

@@ -24,14 +24,18 @@ from hybrid_imagenet.errors import UserError
 
 _log = logging.getLogger(__name__)
 
-_PACK_BYTES = 64 << 20  # a broadcast of variables holds no more than this in addition to the variables
+_PACK_BYTES = (
+    64 << 20
+)  # a broadcast of variables holds no more than this in addition to the variables
 
 
 class ConnectedRanks(Communicator):
     """Runs collectives over several ranks. An engine's class connects them in its constructor."""
 
     names_last: ClassVar[bool] = False
-    """Whether the engine may be given one name again and again; then it remembers what the ranks have agreed on."""
+    """Whether the engine may be given one name again and again; then it remembers what the ranks
+    have agreed on.
+    """
     collectives: Collectives
     _host: Collectives  # the operations on the host's memory
     _reducer: GradientReducer
@@ -40,7 +44,9 @@ class ConnectedRanks(Communicator):
 
     def selector(self, settings: Settings, *, engine_does_it: bool = False) -> Selector:
         """Returns what sums buckets as the settings ask; see `Selector`."""
-        return Selector(Ranks(self.rank, self.hosts, self.collectives), settings, engine_does_it=engine_does_it)
+        return Selector(
+            Ranks(self.rank, self.hosts, self.collectives), settings, engine_does_it=engine_does_it
+        )
 
     def _take_places(self, place: Placement, keys: Sequence[Sequence[str]]) -> None:
         """Notes the place of this rank, and tells hosts apart by every rank's `hosts.key`."""
@@ -55,7 +61,9 @@ class ConnectedRanks(Communicator):
             raise UserError(f"{size} ranks do not make whole groups of {count}")
         if count == 1:
             return None
-        groups = [self.collectives.group(range(first, first + count)) for first in range(0, size, count)]
+        groups = [
+            self.collectives.group(range(first, first + count)) for first in range(0, size, count)
+        ]
         return groups[rank // count]
 
     def _reduce_by(self, settings: Settings, selector: Selector, nccl: bool) -> None:
@@ -65,8 +73,8 @@ class ConnectedRanks(Communicator):
             return
         if self.rank == 0 and settings.compression == "bf16":
             _log.warning(
-                "--compression=bf16 on GPUs is carried by an all-to-all exchange, for which each bucket waits for the "
-                "host: --compression=fp16 is one all-reduce of NCCL"
+                "--compression=bf16 on GPUs is carried by an all-to-all exchange, for which each"
+                " bucket waits for the host: --compression=fp16 is one all-reduce of NCCL"
             )
         reason = gpus.without_verbs() if len(set(self.hosts)) > 1 and self.local_rank == 0 else None
         if reason:
@@ -90,7 +98,9 @@ class ConnectedRanks(Communicator):
     def reduce_gradients(
         self, grads: Sequence[tf.Tensor], names: Sequence[str]
     ) -> tuple[list[tf.Tensor], list[tuple[int, ...]]]:
-        """Runs one reduction per bucket, of one vector, started as soon as the bucket's gradients exist."""
+        """Runs one reduction per bucket, of one vector, started as soon as the bucket's gradients
+        exist.
+        """
         return self._reducer.reduce(grads, names)
 
     def statistics(self) -> dict[str, Any]:
@@ -98,13 +108,15 @@ class ConnectedRanks(Communicator):
         return self._reducer.statistics()
 
     def broadcast_variables(self, variables: Sequence[tf.Variable]) -> None:
-        """Sends the variables' bytes, packed, so that the type does not matter and small ones share a message."""
+        """Sends the variables' bytes, packed, so that the type does not matter and small ones share
+        a message.
+        """
         table = [[v.shape.as_list(), v.dtype.name] for v in variables]
         digest = hashlib.sha256(json.dumps(table).encode()).hexdigest()
         differs = digest != self.broadcast_object(digest)
         self.agree(
-            f"the {len(table)} variables to broadcast differ in number, shape or type from rank 0's: "
-            "build the same model on every rank"
+            f"the {len(table)} variables to broadcast differ in number, shape or type from rank"
+            " 0's: build the same model on every rank"
             if differs
             else None
         )
@@ -130,7 +142,9 @@ class ConnectedRanks(Communicator):
         for variable in pack:
             end = start + _bytes(variable)
             if self.rank != 0:
-                variable.assign(received[start:end].view(variable.dtype.as_numpy_dtype).reshape(variable.shape))
+                variable.assign(
+                    received[start:end].view(variable.dtype.as_numpy_dtype).reshape(variable.shape)
+                )
             start = end
 
     def broadcast_object(self, obj: Any) -> Any:
@@ -161,7 +175,9 @@ class ConnectedRanks(Communicator):
             return sent.numpy().view(np.uint8)[: data.nbytes].view(data.dtype)
 
     def _name(self, kind: str) -> str:
-        """Names a collective outside of a graph: the ranks call these in one order, so they count alike."""
+        """Names a collective outside of a graph: the ranks call these in one order, so they count
+        alike.
+        """
         if self.names_last:
             return kind
         self._calls += 1
@@ -169,7 +185,9 @@ class ConnectedRanks(Communicator):
 
 
 def _words(data: np.ndarray) -> np.ndarray:
-    """Returns the bytes of an array as 32-bit integers, filled up with zeros: a type that every engine carries."""
+    """Returns the bytes of an array as 32-bit integers, filled up with zeros: a type that every
+    engine carries.
+    """
     found = data.view(np.uint8)
     if missing := -len(found) % 4:
         found = np.concatenate([found, np.zeros(missing, np.uint8)])

@@ -1,10 +1,12 @@
-"""Computes the time of an all-reduce by the alpha-beta model, and how much of a step's backpropagation hides.
+"""Computes the time of an all-reduce by the alpha-beta model, and how much of a step's
+backpropagation hides.
 
 Sending n bytes over a link takes alpha + n * beta seconds. On p ranks, n bytes of gradients take
 
     ring      2 (p-1) a + 2 (p-1)/p n b
-    masters   2 (k-1) ai + 2 n bi + 2 (q-1) ae + 2 (q-1)/q n be         (groups of k, q = p/k; Jia et al.)
-    torus     2 (X-1) ah + 2 (X-1)/X n bh + 2 (Y-1) av + 2 (Y-1)/Y n/X bv      (X * Y = p; Mikami et al.)
+    masters   2 (k-1) ai + 2 n bi + 2 (q-1) ae + 2 (q-1)/q n be         (groups of k, q = p/k; Jia
+    et al.) torus     2 (X-1) ah + 2 (X-1)/X n bh + 2 (Y-1) av + 2 (Y-1)/Y n/X bv      (X * Y = p;
+    Mikami et al.)
 
 with a, b of the link inside a host (i), between hosts (e), along rows (h), along columns (v).
 """
@@ -19,7 +21,9 @@ from hybrid_imagenet.comm.torus import Grid, nearest_square
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """A link: `latency` in seconds per message, `seconds_per_byte` the reciprocal of its bandwidth."""
+    """A link: `latency` in seconds per message, `seconds_per_byte` the reciprocal of its
+    bandwidth.
+    """
 
     latency: float
     seconds_per_byte: float
@@ -43,17 +47,25 @@ def ring(size: float, ranks: int, link: Link) -> float:
 
 def masters(size: float, groups: int, group_size: int, inside: Link, between: Link) -> float:
     """Seconds for reduce in each group, ring over the masters, broadcast in each group."""
-    within = 2 * (group_size - 1) * inside.latency + 2 * size * inside.seconds_per_byte if group_size > 1 else 0.0
+    within = (
+        2 * (group_size - 1) * inside.latency + 2 * size * inside.seconds_per_byte
+        if group_size > 1
+        else 0.0
+    )
     return within + ring(size, groups, between)
 
 
 def torus(size: float, grid: Grid, horizontal: Link, vertical: Link) -> float:
     """Seconds for reduce-scatter in rows, all-reduce in columns, all-gather in rows."""
-    return ring(size, grid.horizontal, horizontal) + ring(size / grid.horizontal, grid.vertical, vertical)
+    return ring(size, grid.horizontal, horizontal) + ring(
+        size / grid.horizontal, grid.vertical, vertical
+    )
 
 
 def bus_bandwidth(size: float, seconds: float, ranks: int) -> float:
-    """Bytes per second as nccl-tests define it: (n/t) 2 (p-1)/p, the load of each link of a ring."""
+    """Bytes per second as nccl-tests define it: (n/t) 2 (p-1)/p, the load of each link of a
+    ring.
+    """
     return size / seconds * 2 * (ranks - 1) / ranks
 
 
@@ -79,13 +91,16 @@ class Topology:
         return self.hosts * self.local_size
 
     def along(self, neighbors: int) -> Link:
-        """The slowest link of rings of `neighbors` consecutive ranks each, of which one at most leaves a host."""
+        """The slowest link of rings of `neighbors` consecutive ranks each, of which one at most
+        leaves a host.
+        """
         return self.inside if self.local_size % neighbors == 0 or self.hosts == 1 else self.between
 
     def torus_links(self, grid: Grid) -> tuple[Link, Link]:
         """Links of rows and of columns of a grid, whose rows are consecutive ranks.
 
-        A row that crosses hosts is one flow through each; the columns of a row's part on one host share its link.
+        A row that crosses hosts is one flow through each; the columns of a row's part on one host
+        share its link.
         """
         if self.hosts == 1:
             return self.inside, self.inside
@@ -172,10 +187,11 @@ def exchange(
     fusion_bytes: float,
     cost: Callable[[float], float],
 ) -> Exchange:
-    """Sends buckets of fixed size as backpropagation, from the last layer to the first, makes gradients.
+    """Sends buckets of fixed size as backpropagation, from the last layer to the first, makes
+    gradients.
 
-    A bucket is sent once it holds `fusion_bytes`, the last one when the first layer is done; one bucket is under way
-    at a time.
+    A bucket is sent once it holds `fusion_bytes`, the last one when the first layer is done; one
+    bucket is under way at a time.
 
     Args:
       layers: from input to output.
@@ -198,8 +214,11 @@ def exchange(
     return Exchange(busy, max(free - backward_seconds, 0.0), tuple(buckets))
 
 
-def gradients(layers: Sequence[Layer], backward_seconds: float, element_bytes: int) -> list[tuple[float, int]]:
-    """Computes the second at which each layer's gradient is ready, and its bytes, in the order of backpropagation.
+def gradients(
+    layers: Sequence[Layer], backward_seconds: float, element_bytes: int
+) -> list[tuple[float, int]]:
+    """Computes the second at which each layer's gradient is ready, and its bytes, in the order of
+    backpropagation.
 
     Backpropagation spends its time on the layers in proportion to their operations.
     """

@@ -1,4 +1,6 @@
-"""Groups gradients into buckets that travel together: pure arithmetic on sizes and order of appearance."""
+"""Groups gradients into buckets that travel together: pure arithmetic on sizes and order of
+appearance.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +27,26 @@ WIRE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 
 def pack(
-    order: Sequence[int], elements: Sequence[int], wire: str, threshold: int, late: int | None = None
+    order: Sequence[int],
+    elements: Sequence[int],
+    wire: str,
+    threshold: int,
+    late: int | None = None,
 ) -> list[Bucket]:
-    """Fills buckets in the order of appearance; a bucket is closed once it holds `threshold` bytes (Jia et al.).
+    """Fills buckets in the order of appearance; a bucket is closed once it holds `threshold` bytes
+    (Jia et al.).
 
-    A gradient that reaches the threshold by itself gets a bucket of its own, which needs no packing. So no bucket
-    holds 2 * `threshold` bytes or more unless it has a single member. Empty gradients are in no bucket.
+    A gradient that reaches the threshold by itself gets a bucket of its own, which needs no
+    packing. So no bucket holds 2 * `threshold` bytes or more unless it has a single member. Empty
+    gradients are in no bucket.
 
     Args:
       order: positions of the gradients by appearance in backpropagation; each position once.
       elements: number of elements of each gradient, by position.
       wire: name of the type in which they are sent.
       threshold: bytes; 0 gives each gradient a bucket of its own.
-      late: takes the place of `threshold` once no more than that is still to come: nothing is left to hide the last
-        bucket, so it should be small. None for the same throughout.
+      late: takes the place of `threshold` once no more than that is still to come: nothing is left
+        to hide the last bucket, so it should be small. None for the same throughout.
 
     Returns:
       The buckets by the time at which they are complete.

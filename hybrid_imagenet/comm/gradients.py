@@ -42,21 +42,35 @@ class Plan:
 class GradientReducer:
     """Reduces lists of gradients over all ranks of a communicator."""
 
-    def __init__(self, communicator: Communicator, settings: Settings, selector: Selector, nccl: bool = False) -> None:
-        """Takes the settings; nothing is exchanged before the first `reduce`. `nccl` says if NCCL carries gradients."""
+    def __init__(
+        self, communicator: Communicator, settings: Settings, selector: Selector, nccl: bool = False
+    ) -> None:
+        """Takes the settings; nothing is exchanged before the first `reduce`. `nccl` says if NCCL
+        carries gradients.
+        """
         self._communicator, self._settings, self._selector = communicator, settings, selector
         self._nccl = nccl
         self._plans: dict[str, Plan] = {}
         with tf.device("CPU:0"):
-            self._exposed = tf.Variable(tf.zeros([2], tf.float64), trainable=False)  # seconds, steps
+            self._exposed = tf.Variable(
+                tf.zeros([2], tf.float64), trainable=False
+            )  # seconds, steps
 
-    def reduce(self, grads: Sequence[tf.Tensor], names: Sequence[str]) -> tuple[list[tf.Tensor], list[tuple[int, ...]]]:
-        """See `Communicator.reduce_gradients`. The first call for a list of names must be made on all ranks."""
+    def reduce(
+        self, grads: Sequence[tf.Tensor], names: Sequence[str]
+    ) -> tuple[list[tf.Tensor], list[tuple[int, ...]]]:
+        """See `Communicator.reduce_gradients`. The first call for a list of names must be made on
+        all ranks.
+        """
         check_gradients(grads, names)
         plan = self._plan(grads, names)
         received = []
-        for number, (bucket, algorithm) in enumerate(zip(plan.buckets, plan.algorithms, strict=True)):
-            sent = travelling([grads[m] for m in bucket.members], self._communicator.size, bucket.wire)
+        for number, (bucket, algorithm) in enumerate(
+            zip(plan.buckets, plan.algorithms, strict=True)
+        ):
+            sent = travelling(
+                [grads[m] for m in bucket.members], self._communicator.size, bucket.wire
+            )
             received.append(algorithm.sum(sent, f"{plan.name}_{number}"))
         if not (self._settings.deterministic or self._nccl):
             self._time(grads, received)
@@ -65,8 +79,9 @@ class GradientReducer:
     def _time(self, before: Sequence[tf.Tensor], after: Sequence[tf.Tensor]) -> None:
         """Adds the time from the last gradient to the last sum: communication that nothing hides.
 
-        For gradients on the host only. On a GPU each edge to the clock would be an empty copy that waits for the
-        device, and the next step would start on an idle one; there a profile tells (docs/communication.md).
+        For gradients on the host only. On a GPU each edge to the clock would be an empty copy that
+        waits for the device, and the next step would start on an idle one; there a profile tells
+        (docs/communication.md).
         """
         with tf.device("CPU:0"):
             with tf.control_dependencies(before):
@@ -76,11 +91,18 @@ class GradientReducer:
             self._exposed.assign_add([end - start, 1.0])
 
     def statistics(self) -> dict[str, Any]:
-        """Returns what travels per step and how long the step waits for it; see `Communicator.statistics`."""
+        """Returns what travels per step and how long the step waits for it; see
+        `Communicator.statistics`.
+        """
         seconds, steps = self._exposed.numpy()
         self._exposed.assign(tf.zeros_like(self._exposed))
         buckets = [
-            {"bytes": bucket.bytes, "tensors": len(bucket.members), "wire": bucket.wire, "algorithm": algorithm.name}
+            {
+                "bytes": bucket.bytes,
+                "tensors": len(bucket.members),
+                "wire": bucket.wire,
+                "algorithm": algorithm.name,
+            }
             for plan in self._plans.values()
             for bucket, algorithm in zip(plan.buckets, plan.algorithms, strict=True)
         ]
@@ -92,13 +114,19 @@ class GradientReducer:
         }
 
     def _plan(self, grads: Sequence[tf.Tensor], names: Sequence[str]) -> Plan:
-        """Makes the plan for these gradients once, from rank 0's order: a retrace must not wait for other ranks."""
+        """Makes the plan for these gradients once, from rank 0's order: a retrace must not wait for
+        other ranks.
+        """
         table = [[name, list(grad.shape)] for name, grad in zip(names, grads, strict=True)]
         key = hashlib.sha256(json.dumps(table).encode()).hexdigest()
         if key not in self._plans:
             with tf.init_scope():
                 differs = self._communicator.broadcast_object(key) != key
-                reason = "its gradients differ in name, number or shape from rank 0's" if differs else None
+                reason = (
+                    "its gradients differ in name, number or shape from rank 0's"
+                    if differs
+                    else None
+                )
                 self._communicator.agree(reason)
                 order = self._communicator.broadcast_object(appearance(grads))
                 self._plans[key] = self._make_plan(order, [g.shape.num_elements() for g in grads])
@@ -106,12 +134,19 @@ class GradientReducer:
 
     def _make_plan(self, order: Sequence[int], elements: Sequence[int]) -> Plan:
         late = self._settings.late_bytes(self._nccl)
-        buckets = fusion.pack(order, elements, self._settings.wire, self._settings.fusion_bytes, late)
+        buckets = fusion.pack(
+            order, elements, self._settings.wire, self._settings.fusion_bytes, late
+        )
         algorithms = tuple(map(self._selector.of, buckets))
         if self._communicator.rank == 0:
             used = ", ".join(sorted({algorithm.name for algorithm in algorithms}))
-            total, packed = sum(bucket.bytes for bucket in buckets) / 2**20, counted(len(buckets), "bucket")
-            _log.debug("gradients: %d in %s, %.3g MiB per step, by %s", len(elements), packed, total, used)
+            total, packed = (
+                sum(bucket.bytes for bucket in buckets) / 2**20,
+                counted(len(buckets), "bucket"),
+            )
+            _log.debug(
+                "gradients: %d in %s, %.3g MiB per step, by %s", len(elements), packed, total, used
+            )
         name = f"gradients_{len(self._plans)}_of" if self._plans else "gradients"
         return Plan(tuple(buckets), algorithms, name)
 
@@ -119,20 +154,28 @@ class GradientReducer:
 def appearance(grads: Sequence[tf.Tensor]) -> list[int]:
     """Returns the positions of the gradients in the order in which the graph can produce them.
 
-    A gradient's time is the length of the longest chain of operations before it in its graph: late layers have
-    shorter chains than early ones. Equal lengths, and gradients outside of a graph, come last variable first.
+    A gradient's time is the length of the longest chain of operations before it in its graph: late
+    layers have shorter chains than early ones. Equal lengths, and gradients outside of a graph,
+    come last variable first.
     """
     backward = range(len(grads) - 1, -1, -1)
     if any(tf.is_symbolic_tensor(grad) for grad in grads):
         depths = _depths([grad.op for grad in grads if tf.is_symbolic_tensor(grad)])
-        return sorted(backward, key=lambda i: depths[grads[i].op.name] if tf.is_symbolic_tensor(grads[i]) else 0)
+        return sorted(
+            backward,
+            key=lambda i: depths[grads[i].op.name] if tf.is_symbolic_tensor(grads[i]) else 0,
+        )
     return list(backward)
 
 
 def _depths(ops: Sequence[tf.Operation]) -> dict[str, int]:
-    """Returns, for each operation of the graph by name, the length of the longest path of data or control to it."""
+    """Returns, for each operation of the graph by name, the length of the longest path of data or
+    control to it.
+    """
     depths: dict[str, int] = {}
     for op in ops[0].graph.get_operations():  # in order of creation: inputs come first
-        before = [tensor.op.name for tensor in op.inputs] + [control.name for control in op.control_inputs]
+        before = [tensor.op.name for tensor in op.inputs] + [
+            control.name for control in op.control_inputs
+        ]
         depths[op.name] = 1 + max((depths.get(name, 0) for name in before), default=0)
     return depths

@@ -1,4 +1,6 @@
-"""Connects several ranks through Horovod. `start` calls it after the environment has been prepared."""
+"""Connects several ranks through Horovod. `start` calls it after the environment has been
+prepared.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from hybrid_imagenet.comm.settings import ALGORITHMS, Settings
 
 _ITSELF = "Horovod's own torus over NCCL, with one row per host"
 _COMPOSED = (
-    "made of operations among sets of ranks: Horovod negotiates all but all-reduces again at each step, and they wait "
-    "for all that the GPU was given before; compare it with --allreduce=ring"
+    "made of operations among sets of ranks: Horovod negotiates all but all-reduces again at each"
+    " step, and they wait for all that the GPU was given before; compare it with --allreduce=ring"
 )
 _log = logging.getLogger(__name__)
 
@@ -27,8 +29,8 @@ _log = logging.getLogger(__name__)
 class HorovodCollectives(Collectives):
     """Horovod's operations. A group is one of Horovod's process sets; all are given to `hvd.init`.
 
-    Horovod could add sets later. Then its thread would exchange their number with the other ranks in every cycle, and
-    hold meanwhile the lock that every operation needs.
+    Horovod could add sets later. Then its thread would exchange their number with the other ranks
+    in every cycle, and hold meanwhile the lock that every operation needs.
     """
 
     def __init__(self, size: int) -> None:
@@ -47,19 +49,30 @@ class HorovodCollectives(Collectives):
         return [made for key, made in self._sets.items() if key != self._all]
 
     def allreduce(
-        self, tensor: tf.Tensor, name: str, group: hvd.ProcessSet | None = None, *, scoped: bool = False
+        self,
+        tensor: tf.Tensor,
+        name: str,
+        group: hvd.ProcessSet | None = None,
+        *,
+        scoped: bool = False,
     ) -> tf.Tensor:
         where = group or hvd.global_process_set
-        return hvd.allreduce(tensor, op=hvd.Sum, name=name, process_set=where, ignore_name_scope=not scoped)
+        return hvd.allreduce(
+            tensor, op=hvd.Sum, name=name, process_set=where, ignore_name_scope=not scoped
+        )
 
     def allreduce_apart(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Sums a group of one tensor: groups are not merged (HOROVOD_DISABLE_GROUP_FUSION)."""
         return hvd.grouped_allreduce([tensor], op=hvd.Sum, name=name, ignore_name_scope=True)[0]
 
     def reducescatter(self, flat: tf.Tensor, name: str, group: hvd.ProcessSet) -> tf.Tensor:
-        return hvd.reducescatter(flat, op=hvd.Sum, name=name, process_set=group, ignore_name_scope=True)
+        return hvd.reducescatter(
+            flat, op=hvd.Sum, name=name, process_set=group, ignore_name_scope=True
+        )
 
-    def allgather(self, flat: tf.Tensor, name: str, group: hvd.ProcessSet | None = None) -> tf.Tensor:
+    def allgather(
+        self, flat: tf.Tensor, name: str, group: hvd.ProcessSet | None = None
+    ) -> tf.Tensor:
         """Gathers in one operation; lengths may differ."""
         where = group or hvd.global_process_set
         return hvd.allgather(flat, name=name, process_set=where, ignore_name_scope=True)
@@ -67,7 +80,9 @@ class HorovodCollectives(Collectives):
     def alltoall(self, flat: tf.Tensor, name: str) -> tf.Tensor:
         return hvd.alltoall(flat, name=name, ignore_name_scope=True)
 
-    def broadcast(self, tensor: tf.Tensor, root: int, name: str, group: hvd.ProcessSet | None = None) -> tf.Tensor:
+    def broadcast(
+        self, tensor: tf.Tensor, root: int, name: str, group: hvd.ProcessSet | None = None
+    ) -> tf.Tensor:
         where = group or hvd.global_process_set
         return hvd.broadcast(tensor, root, name=name, process_set=where, ignore_name_scope=True)
 
@@ -111,14 +126,18 @@ class HorovodCommunicator(ConnectedRanks):
             _log.info("--allreduce=%s is %s", settings.allreduce, _ITSELF if itself else _COMPOSED)
 
     def shutdown(self) -> None:
-        """Leaves the group; collectives that other ranks wait for, among themselves too, then fail."""
+        """Leaves the group; collectives that other ranks wait for, among themselves too, then
+        fail.
+        """
         hvd.shutdown()
 
 
 def _does_itself(settings: Settings, names: Sequence[str]) -> bool:
-    """Returns whether Horovod's torus over NCCL, one row per host, is what `settings.allreduce` asks for.
+    """Returns whether Horovod's torus over NCCL, one row per host, is what `settings.allreduce`
+    asks for.
 
-    Its hierarchical all-reduce is not used: between hosts that sums in the memory of the hosts, through MPI.
+    Its hierarchical all-reduce is not used: between hosts that sums in the memory of the hosts,
+    through MPI.
     """
     found: bool = pkgutil.resolve_name(ALGORITHMS[settings.allreduce].constructor).rows_are_hosts(
         names, **settings.options
@@ -132,15 +151,16 @@ def _set_engine(settings: Settings) -> bool:
     Horovod reads them when it starts. What the launcher or the user has set stays.
     """
     nccl = bool(hvd.nccl_built() and tf.config.get_visible_devices("GPU"))
-    # Milliseconds; 1 is Horovod's default. A GPU's step is short, and so are the waits that hide behind it. Processors
-    # lose nothing by it (docs/dev/performance-log.md).
+    # Milliseconds; 1 is Horovod's default. A GPU's step is short, and so are the waits that hide
+    # behind it. Processors lose nothing by it (docs/dev/performance-log.md).
     os.environ.setdefault("HOROVOD_CYCLE_TIME", "0.2")
-    # A bucket is one group. Groups must not be merged, or sums would be rounded differently from run to run.
+    # A bucket is one group. Groups must not be merged, or sums would be rounded differently from
+    # run to run.
     os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
     merged = 0 if settings.deterministic else 2 * settings.fusion_bytes  # outside of groups
     os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(merged))
     if nccl:
-        # Sums are handed on while they still run; otherwise Horovod waits for each on the host, and what follows is
-        # launched only then.
+        # Sums are handed on while they still run; otherwise Horovod waits for each on the host, and
+        # what follows is launched only then.
         os.environ.setdefault("HOROVOD_ENABLE_ASYNC_COMPLETION", "1")
     return nccl

@@ -1,7 +1,8 @@
 """Writes lines for the supervisor of a job on standard error, which reaches it from any host.
 
-`hybrid-imagenet run` and the launch scripts give each job a random word in the environment. A line that begins with the
-word is for the supervisor (`resilience.supervisor`), which takes it out of what the user sees.
+`hybrid-imagenet run` and the launch scripts give each job a random word in the environment. A line
+that begins with the word is for the supervisor (`resilience.supervisor`), which takes it out of
+what the user sees.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ def announce_left(rank: int, size: int) -> None:
 
 
 def find_left(text: bytes) -> Left | None:
-    """Returns what `announce_left` has written after the job's word in a line; None for anything else."""
+    """Returns what `announce_left` has written after the job's word in a line; None for anything
+    else.
+    """
     found = _LEFT.fullmatch(text)
     return Left(int(found[1]), int(found[2]), found[3].decode(errors="replace")) if found else None

@@ -1,4 +1,6 @@
-"""Checks Keras's own settings before Keras is imported, because it cannot change them afterwards."""
+"""Checks Keras's own settings before Keras is imported, because it cannot change them
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ def check(environment: Mapping[str, str]) -> None:
     if "keras" in sys.modules:
         backend = sys.modules["keras"].config.backend()
         if backend != "tensorflow":
-            raise HostError(f"{_need('backend')}, but it was imported with {backend}. Set KERAS_BACKEND=tensorflow.")
+            raise HostError(
+                f"{_need('backend')}, but it was imported with {backend}. Set"
+                " KERAS_BACKEND=tensorflow."
+            )
         return
     file = _directory(environment) / "keras.json"
     settings = _read(file)
@@ -33,12 +38,16 @@ def check(environment: Mapping[str, str]) -> None:
     if chosen:
         settings.pop("backend", None)
         if chosen != "tensorflow":
-            raise HostError(f"{_need('backend')}, but KERAS_BACKEND is {chosen}. Unset it, or set it to tensorflow.")
+            raise HostError(
+                f"{_need('backend')}, but KERAS_BACKEND is {chosen}. Unset it, or set it to"
+                " tensorflow."
+            )
     for name, needed in _NEEDED.items():
         found = settings.get(name, needed)
         if found != needed:
             raise HostError(
-                f'{_need(name)}, but {file} says "{name}": "{found}". Change that line, or remove the file.'
+                f'{_need(name)}, but {file} says "{name}": "{found}". Change that line, or remove'
+                " the file."
             )
 
 

@@ -1,6 +1,8 @@
-"""Reads a rank's place and the ranks' addresses where no mpirun has started them: from TF_CONFIG, or from Slurm's srun.
+"""Reads a rank's place and the ranks' addresses where no mpirun has started them: from TF_CONFIG,
+or from Slurm's srun.
 
-TensorFlow's engine (--engine=tensorflow) needs nothing else to connect the ranks; Horovod needs MPI.
+TensorFlow's engine (--engine=tensorflow) needs nothing else to connect the ranks; Horovod needs
+MPI.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from collections.abc import Mapping, Sequence
 
 from hybrid_imagenet.errors import UserError
 
-# Under srun a job's ports begin at a number made of the job's: 312 times 64, for up to 64 ranks on a host.
+# Under srun a job's ports begin at a number made of the job's: 312 times 64, for up to 64 ranks on
+# a host.
 _FIRST_PORT, _JOBS, _PORTS_OF_JOB = 20000, 312, 64
 _NODE = re.compile(r"(?:[^][,]|\[[\d,-]+\])+")
 _NODE_LIST = re.compile(rf"{_NODE.pattern}(?:,{_NODE.pattern})*")
@@ -27,8 +30,8 @@ _UNSUPPORTED_JOBS = {
     "ps": "gradients are summed among the workers, without parameter servers",
 }
 _TF_CONFIG_FORM = (
-    'TF_CONFIG cannot be read: give {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", '
-    '"index": 0}}, or unset it'
+    'TF_CONFIG cannot be read: give {"cluster": {"worker": ["host:port", ...]}, "task": {"type":'
+    ' "worker", "index": 0}}, or unset it'
 )
 _SRUN = ("SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_PROCID", "SLURM_JOB_ID")
 
@@ -53,10 +56,12 @@ class Cluster:
 
 
 def read(environ: Mapping[str, str]) -> Cluster | None:
-    """Returns the cluster that TF_CONFIG or srun describes; None without either, or for a single process.
+    """Returns the cluster that TF_CONFIG or srun describes; None without either, or for a single
+    process.
 
     Raises:
-      UserError: for a TF_CONFIG or Slurm variables that cannot be read, or a role that is not supported.
+      UserError: for a TF_CONFIG or Slurm variables that cannot be read, or a role that is not
+        supported.
     """
     cluster = _from_tf_config(environ["TF_CONFIG"]) if environ.get("TF_CONFIG") else None
     if cluster is None:
@@ -65,14 +70,18 @@ def read(environ: Mapping[str, str]) -> Cluster | None:
 
 
 def _from_tf_config(text: str) -> Cluster | None:
-    """Reads TensorFlow's own form: {"cluster": {"worker": ["host:port", ...]}, "task": {"type": ..., "index": ...}}.
+    """Reads TensorFlow's own form: {"cluster": {"worker": ["host:port", ...]}, "task": {"type":
+    ..., "index": ...}}.
 
-    As in TensorFlow, the master is the chief under its old name, and a configuration without a cluster is a single
-    process.
+    As in TensorFlow, the master is the chief under its old name, and a configuration without a
+    cluster is a single process.
     """
     try:
         config = json.loads(text)
-        jobs = {_CHIEF if job == _MASTER else job: list(servers) for job, servers in config.get("cluster", {}).items()}
+        jobs = {
+            _CHIEF if job == _MASTER else job: list(servers)
+            for job, servers in config.get("cluster", {}).items()
+        }
         if not jobs:
             return None
         kind = str(config["task"]["type"])
@@ -83,14 +92,20 @@ def _from_tf_config(text: str) -> Cluster | None:
     unsupported = [job for job in (kind, *jobs) if job in _UNSUPPORTED_JOBS]
     if unsupported:
         raise UserError(
-            f"TF_CONFIG names the role {unsupported[0]}, which is not supported: {_UNSUPPORTED_JOBS[unsupported[0]]}. "
-            "Leave it out of the cluster, and start this program in chief and worker tasks only."
+            f"TF_CONFIG names the role {unsupported[0]}, which is not supported:"
+            f" {_UNSUPPORTED_JOBS[unsupported[0]]}. Leave it out of the cluster, and start this"
+            " program in chief and worker tasks only."
         )
     if kind not in _ROLES:
-        raise UserError(f"TF_CONFIG gives this task the role {kind}, which is not supported. Use chief or worker.")
+        raise UserError(
+            f"TF_CONFIG gives this task the role {kind}, which is not supported. Use chief or"
+            " worker."
+        )
     servers = [str(server) for role in _ROLES for server in jobs.get(role, [])]
     rank = index + (len(jobs.get(_CHIEF, [])) if kind == _WORKER else 0)
-    if not 0 <= index < len(jobs.get(kind, [])) or not all(re.fullmatch(r".+:\d+", server) for server in servers):
+    if not 0 <= index < len(jobs.get(kind, [])) or not all(
+        re.fullmatch(r".+:\d+", server) for server in servers
+    ):
         raise UserError(_TF_CONFIG_FORM)
     return Cluster(rank, tuple(servers))
 
@@ -109,7 +124,9 @@ def _from_srun(environ: Mapping[str, str]) -> Cluster | None:
         cluster = Cluster(int(rank), tuple(servers))
     except (KeyError, ValueError):
         given = ", ".join(f"{name}={environ.get(name, '')}" for name in _SRUN)
-        raise UserError(f"Slurm's variables cannot be read ({given}): start with hybrid-imagenet run") from None
+        raise UserError(
+            f"Slurm's variables cannot be read ({given}): start with hybrid-imagenet run"
+        ) from None
     local = cluster.local()[0]
     if environ.get("SLURM_LOCALID", f"{local}") != f"{local}":
         raise UserError("srun has not numbered the ranks host by host: add --distribution=block")
@@ -119,8 +136,9 @@ def _from_srun(environ: Mapping[str, str]) -> Cluster | None:
 def nodes_of(text: str) -> list[str]:
     """Returns the names in Slurm's list of nodes: `n[1-3,7],m2` is n1, n2, n3, n7 and m2.
 
-    A name may have text after its brackets, and several brackets, of which the last one counts fastest, as in
-    `scontrol show hostnames`: `c[1-2]-[3-4]-ib0` is c1-3-ib0, c1-4-ib0, c2-3-ib0 and c2-4-ib0.
+    A name may have text after its brackets, and several brackets, of which the last one counts
+    fastest, as in `scontrol show hostnames`: `c[1-2]-[3-4]-ib0` is c1-3-ib0, c1-4-ib0, c2-3-ib0 and
+    c2-4-ib0.
 
     Raises:
       ValueError: for another form.
@@ -131,7 +149,9 @@ def nodes_of(text: str) -> list[str]:
     for pattern in _NODE.findall(text):
         # Text and the insides of brackets take turns.
         parts = re.split(r"[\[\]]", pattern)
-        choices = [_numbers_of(part) if position % 2 else [part] for position, part in enumerate(parts)]
+        choices = [
+            _numbers_of(part) if position % 2 else [part] for position, part in enumerate(parts)
+        ]
         names += map("".join, itertools.product(*choices))
         if len(names) > _MAX_NODES:
             raise ValueError(text)
@@ -139,7 +159,9 @@ def nodes_of(text: str) -> list[str]:
 
 
 def _numbers_of(text: str) -> list[str]:
-    """Returns the numbers in the brackets of a list of nodes, with leading zeros: `08-10,12` is 08, 09, 10 and 12."""
+    """Returns the numbers in the brackets of a list of nodes, with leading zeros: `08-10,12` is 08,
+    09, 10 and 12.
+    """
     numbers: list[str] = []
     for part in text.split(","):
         first, _, last = part.partition("-")

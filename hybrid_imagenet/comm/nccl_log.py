@@ -1,6 +1,7 @@
 """Reads from NCCL's own messages (NCCL_DEBUG=INFO) by which way it sends data.
 
-Lines have these forms, as users report them in NCCL's issues (252 of nccl-tests; 952, 1189 and 1584 of nccl):
+Lines have these forms, as users report them in NCCL's issues (252 of nccl-tests; 952, 1189 and 1584
+of nccl):
 
     NCCL version 2.21.5+cuda12.4
     host:101:120 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/RoCE [RO]; OOB eth0:10.0.0.1<0>
@@ -17,7 +18,9 @@ import re
 
 _VERSION = re.compile(r"NCCL version ([\w.+]+)")
 _NETWORK = re.compile(r"NCCL INFO (?:Using network|Assigned NET plugin) (\S+)")
-_CHANNEL = re.compile(r"NCCL INFO Channel [\d/]+ ?: \d+\[\w+\] -> \d+\[\w+\](?: \[(?:send|receive)\])? via (\S+)")
+_CHANNEL = re.compile(
+    r"NCCL INFO Channel [\d/]+ ?: \d+\[\w+\] -> \d+\[\w+\](?: \[(?:send|receive)\])? via (\S+)"
+)
 _COLLECTIVE_NETWORK = re.compile(r"NVLS multicast support is available")
 
 
@@ -28,7 +31,8 @@ class Transport:
     Attributes:
       version: of NCCL; empty if it said nothing.
       network: between hosts, such as IB, Socket or a plug-in's name; empty without a line on it.
-      ways: of the channels, such as P2P/CUMEM, SHM/direct or NET/IB/0/GDRDMA, each once, in the order seen.
+      ways: of the channels, such as P2P/CUMEM, SHM/direct or NET/IB/0/GDRDMA, each once, in the
+      order seen.
       multicast: NVLink's switches can reduce (NVLS).
     """
 

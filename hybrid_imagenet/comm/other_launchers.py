@@ -1,4 +1,5 @@
-"""Recognizes launchers that cannot connect the ranks of this program, from the variables that they set.
+"""Recognizes launchers that cannot connect the ranks of this program, from the variables that they
+set.
 
 Each process of such a launcher would take itself for the only one and train alone.
 """
@@ -32,12 +33,18 @@ class _Launcher(NamedTuple):
 
 
 _LAUNCHERS = (
-    _Launcher("an mpirun with PMI, such as MPICH's or Intel MPI's,", "PMI_SIZE", "PMI_RANK", size_is_enough=True),
+    _Launcher(
+        "an mpirun with PMI, such as MPICH's or Intel MPI's,",
+        "PMI_SIZE",
+        "PMI_RANK",
+        size_is_enough=True,
+    ),
     _Launcher("horovodrun without MPI", "HOROVOD_SIZE", "HOROVOD_RANK", size_is_enough=True),
     _Launcher("MVAPICH", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", size_is_enough=True),
     _Launcher("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", size_is_enough=True),
     _Launcher("Flux", "FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
-    # PALS sets the size of the job as PMI_SIZE, which may be off; the size on the host is always there.
+    # PALS sets the size of the job as PMI_SIZE, which may be off; the size on the host is always
+    # there.
     _Launcher("PALS", "PALS_LOCAL_SIZE", "PALS_RANKID"),
     _Launcher("a launcher with PMIx", "", "PMIX_RANK"),
     _Launcher("a launcher of PyTorch, such as torchrun,", "WORLD_SIZE", "RANK"),
@@ -48,7 +55,9 @@ _RANK_IS_ENOUGH = ("PALS_RANKID", "PMIX_RANK")
 
 
 def check(environ: Mapping[str, str]) -> None:
-    """Raises UserError if the variables of another launcher say that it has started several processes."""
+    """Raises UserError if the variables of another launcher say that it has started several
+    processes.
+    """
     if environ.get(IGNORE_VARIABLE, "") not in ("", "0"):
         return
     for launcher in _LAUNCHERS:
@@ -69,7 +78,9 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def _sagemaker_hosts(environ: Mapping[str, str]) -> list[str]:
-    """Returns the hosts of a SageMaker job, which starts the program once on each unless its MPI is enabled."""
+    """Returns the hosts of a SageMaker job, which starts the program once on each unless its MPI is
+    enabled.
+    """
     try:
         hosts = json.loads(environ.get("SM_HOSTS", "") or "[]")
     except ValueError:
@@ -82,7 +93,7 @@ def _message(found: Mapping[str, str], launcher: str) -> str:
     verb = "says" if len(found) == 1 else "say"
     pronoun = "it" if len(found) == 1 else "them"
     return (
-        f"{given} {verb} that {launcher} has started several processes. It does not connect them for this program, so "
-        "each would train alone. Start the job once, with hybrid-imagenet run -np N. If this is a single process, "
-        f"unset {pronoun} or set {IGNORE_VARIABLE}=1."
+        f"{given} {verb} that {launcher} has started several processes. It does not connect them"
+        " for this program, so each would train alone. Start the job once, with hybrid-imagenet"
+        f" run -np N. If this is a single process, unset {pronoun} or set {IGNORE_VARIABLE}=1."
     )

@@ -1,4 +1,6 @@
-"""Imports TensorFlow without its greeting, which it writes before any log level that can be set applies."""
+"""Imports TensorFlow without its greeting, which it writes before any log level that can be set
+applies.
+"""
 
 from __future__ import annotations
 
@@ -60,5 +62,7 @@ def without_lines(patterns: tuple[str, ...]) -> Iterator[None]:
         sys.stderr.flush()
         os.dup2(kept, 2)
         os.close(kept)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # a child of this process may keep it open
+        with contextlib.suppress(
+            subprocess.TimeoutExpired
+        ):  # a child of this process may keep it open
             copy.wait(1)

@@ -21,7 +21,9 @@ class GridOptions:
     """Options of an all-reduce on a grid of ranks; the groups of `Masters` are its rows."""
 
     torus_grid: str | None = option(
-        None, "Rows x columns of GPUs, as VxH; a row is a group of masters; default published, by host, or square."
+        None,
+        "Rows x columns of GPUs, as VxH; a row is a group of masters; default published, by host,"
+        " or square.",
     )
 
 
@@ -29,7 +31,9 @@ class GridOptions:
 class SizeOptions(GridOptions):
     """Options of an all-reduce that depends on the size."""
 
-    size_switch_kb: int = option(256, "Sum smaller buckets by masters, others by the ring.", unit="KiB", minimum=0)
+    size_switch_kb: int = option(
+        256, "Sum smaller buckets by masters, others by the ring.", unit="KiB", minimum=0
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +44,9 @@ class AllReduce:
       constructor: its class, as module:Class, called with `algorithms.Ranks` and the options.
       options: the dataclass of its options.
       cost: the planner's formula of its seconds; None stands for the ring's.
-      one_operation: whether Horovod over NCCL sums a bucket in one operation. It composes the others of operations
-        among sets of ranks, and negotiates those again at each step. A torus with one row per host is `hierarchical`.
+      one_operation: whether Horovod over NCCL sums a bucket in one operation. It composes the
+        others of operations among sets of ranks, and negotiates those again at each step. A torus
+        with one row per host is `hierarchical`.
     """
 
     constructor: str
@@ -51,13 +56,21 @@ class AllReduce:
 
 
 ALGORITHMS = {
-    "ring": AllReduce("hybrid_imagenet.comm.algorithms:Ring", cost=cost_model.by_ring, one_operation=True),
+    "ring": AllReduce(
+        "hybrid_imagenet.comm.algorithms:Ring", cost=cost_model.by_ring, one_operation=True
+    ),
     "torus": AllReduce("hybrid_imagenet.comm.algorithms:Torus", GridOptions, cost_model.by_torus),
     "hierarchical": AllReduce(
-        "hybrid_imagenet.comm.algorithms:Hierarchical", cost=cost_model.by_hierarchical, one_operation=True
+        "hybrid_imagenet.comm.algorithms:Hierarchical",
+        cost=cost_model.by_hierarchical,
+        one_operation=True,
     ),
-    "masters": AllReduce("hybrid_imagenet.comm.algorithms:Masters", GridOptions, cost_model.by_masters),
-    "size_switched": AllReduce("hybrid_imagenet.comm.algorithms:SizeSwitched", SizeOptions, cost_model.by_size),
+    "masters": AllReduce(
+        "hybrid_imagenet.comm.algorithms:Masters", GridOptions, cost_model.by_masters
+    ),
+    "size_switched": AllReduce(
+        "hybrid_imagenet.comm.algorithms:SizeSwitched", SizeOptions, cost_model.by_size
+    ),
 }
 COMPRESSIONS = ("none", "fp16", "bf16")
 ENGINES = {
@@ -75,8 +88,8 @@ class Communication:
 
     engine: str = option(
         "auto",
-        "Connection between ranks: Horovod, or TensorFlow's own collective operations; auto takes Horovod where it is "
-        "installed and MPI has started the ranks.",
+        "Connection between ranks: Horovod, or TensorFlow's own collective operations; auto takes"
+        " Horovod where it is installed and MPI has started the ranks.",
         choices=("auto", *ENGINES),
     )
     allreduce: str = option(
@@ -86,17 +99,22 @@ class Communication:
     )
     compression: str = option("fp16", "Type in which gradients are sent.", choices=COMPRESSIONS)
     fusion_threshold_mb: float = option(
-        16.0, "Send a bucket of gradients once it holds this much; 0 sends each by itself.", unit="MiB", minimum=0
+        16.0,
+        "Send a bucket of gradients once it holds this much; 0 sends each by itself.",
+        unit="MiB",
+        minimum=0,
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings(Communication):
-    """The settings of the exchange of gradients that `start` takes: the flags, and what comes with them.
+    """The settings of the exchange of gradients that `start` takes: the flags, and what comes with
+    them.
 
     Attributes:
       options: the algorithm's options, by name.
-      neighbors: ranks that `Communicator.allreduce_neighbors` sums over: 0 to neighbors - 1, and so on.
+      neighbors: ranks that `Communicator.allreduce_neighbors` sums over: 0 to neighbors - 1, and so
+      on.
       deterministic: read no clocks inside the step, which TensorFlow refuses in deterministic mode.
     """
 
@@ -120,7 +138,9 @@ class Settings(Communication):
         return int(self.fusion_threshold_mb * 2**20)
 
     def late_bytes(self, nccl: bool) -> int | None:
-        """Returns the same for the last buckets of a step, which nothing hides; None for no difference."""
+        """Returns the same for the last buckets of a step, which nothing hides; None for no
+        difference.
+        """
         return _NCCL_LATE_MB << 20 if nccl else None
 
     @property

@@ -15,7 +15,9 @@ if typing.TYPE_CHECKING:
 
 
 class SingleProcess(Communicator):
-    """Runs every collective over one rank, as the identity. Gradients meet no wire, so they are only cast to FP32."""
+    """Runs every collective over one rank, as the identity. Gradients meet no wire, so they are
+    only cast to FP32.
+    """
 
     def __init__(self) -> None:
         self.rank = self.local_rank = 0

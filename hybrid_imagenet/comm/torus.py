@@ -1,7 +1,9 @@
-"""Computes grids of ranks for all-reduce in two dimensions: rows, columns, and the parts of a tensor.
+"""Computes grids of ranks for all-reduce in two dimensions: rows, columns, and the parts of a
+tensor.
 
-A grid of V rows and H columns (vertical x horizontal, as in Mikami et al., Table 4) holds V * H ranks. The sum is made
-by a reduce-scatter in each row, an all-reduce in each column of one H-th of the data, and an all-gather in each row.
+A grid of V rows and H columns (vertical x horizontal, as in Mikami et al., Table 4) holds V * H
+ranks. The sum is made by a reduce-scatter in each row, an all-reduce in each column of one H-th of
+the data, and an all-gather in each row.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ def parse_grid(text: str, size: int | None = None) -> Grid:
       ValueError: if the text is not a grid, or the grid does not hold `size` ranks.
     """
     vertical, _, horizontal = text.lower().partition("x")
-    if not (vertical.isascii() and vertical.isdigit() and horizontal.isascii() and horizontal.isdigit()):
+    if not (
+        vertical.isascii() and vertical.isdigit() and horizontal.isascii() and horizontal.isdigit()
+    ):
         raise ValueError(f"{text!r} is not a grid: write VxH, as in 2x4")
     grid = Grid(int(vertical), int(horizontal))
     if grid.size == 0:
@@ -54,13 +58,16 @@ def nearest_square(size: int) -> Grid:
 
 
 def host_grid(hosts: Sequence[str]) -> Grid | None:
-    """One row per host, from the host of every rank; None if the hosts hold different numbers of ranks."""
+    """One row per host, from the host of every rank; None if the hosts hold different numbers of
+    ranks.
+    """
     counts = collections.Counter(hosts)
     return Grid(len(counts), counts[hosts[0]]) if len(set(counts.values())) == 1 else None
 
 
 def default_grid(hosts: Sequence[str]) -> Grid:
-    """The grid for these hosts: as published for this number of ranks, else host by host, else nearest to a square.
+    """The grid for these hosts: as published for this number of ranks, else host by host, else
+    nearest to a square.
 
     Hosts count as rows only if there are several, all with the same number of ranks, more than 1.
     """
@@ -68,11 +75,17 @@ def default_grid(hosts: Sequence[str]) -> Grid:
     if size in PUBLISHED_GRIDS:
         return Grid(*PUBLISHED_GRIDS[size])
     grid = host_grid(hosts)
-    return grid if grid is not None and min(grid.vertical, grid.horizontal) > 1 else nearest_square(size)
+    return (
+        grid
+        if grid is not None and min(grid.vertical, grid.horizontal) > 1
+        else nearest_square(size)
+    )
 
 
 def rows(hosts: Sequence[str], grid: Grid) -> list[list[int]]:
-    """The ranks of each row, ascending, with the ranks of a host next to each other as far as the grid allows."""
+    """The ranks of each row, ascending, with the ranks of a host next to each other as far as the
+    grid allows.
+    """
     first = {host: number for number, host in reversed(list(enumerate(hosts)))}
     order = sorted(range(len(hosts)), key=lambda rank: (first[hosts[rank]], rank))
     h = grid.horizontal
@@ -80,5 +93,7 @@ def rows(hosts: Sequence[str], grid: Grid) -> list[list[int]]:
 
 
 def columns(row_ranks: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The ranks of each column: those at one place of their rows, which hold the same part of the data."""
+    """The ranks of each column: those at one place of their rows, which hold the same part of the
+    data.
+    """
     return [sorted(column) for column in zip(*row_ranks, strict=True)]

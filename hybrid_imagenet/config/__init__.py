@@ -1,8 +1,10 @@
-"""The configuration of a run: one frozen `RunConfig`, made once by `resolve` from all that has a say in it.
+"""The configuration of a run: one frozen `RunConfig`, made once by `resolve` from all that has a
+say in it.
 
-Each attribute of a `RunConfig` is a flag of the same name. `flags` declares them: those that every run has, in groups,
-and those of the chosen optimizer, schedule and all-reduce, which are in `chosen`. `flag_checks` holds the rules that
-involve several flags. Nothing here imports TensorFlow, so that `--help` and a wrong flag answer at once.
+Each attribute of a `RunConfig` is a flag of the same name. `flags` declares them: those that every
+run has, in groups, and those of the chosen optimizer, schedule and all-reduce, which are in
+`chosen`. `flag_checks` holds the rules that involve several flags. Nothing here imports TensorFlow,
+so that `--help` and a wrong flag answer at once.
 """
 
 from __future__ import annotations
@@ -34,12 +36,21 @@ from hybrid_imagenet.config.flags import (
 )
 from hybrid_imagenet.data import datasets
 from hybrid_imagenet.errors import UserError, without_secrets
-from hybrid_imagenet.options import Option, Origin, check_value, parse_arguments, parse_value, underscored
+from hybrid_imagenet.options import (
+    Option,
+    Origin,
+    check_value,
+    parse_arguments,
+    parse_value,
+    underscored,
+)
 
-# What is known of a flag before optimizer, schedule and all-reduce are: those of an option say its bounds.
+# What is known of a flag before optimizer, schedule and all-reduce are: those of an option say its
+# bounds.
 _FIRST = {name: COMMON.get(name, Option("", kind=known.kind)) for name, known in OPTIONS.items()}
 
-# --print_config is a boolean, which scripts set without a value. Its third value is a separate flag.
+# --print_config is a boolean, which scripts set without a value. Its third value is a separate
+# flag.
 _PRINT_ALL = "--print_config=all"
 
 
@@ -48,15 +59,19 @@ class RunConfig(Communication, Optimization, Model, Data, Evaluation, Run):
     """Every setting of a run on a number of GPUs; `resolve` makes one.
 
     Attributes:
-      chosen: the options of the chosen optimizer, schedule and algorithm; also attributes of the configuration.
-      gpus: N, by which learning rates and batches go: those that all ranks stand for (--virtual_gpus).
+      chosen: the options of the chosen optimizer, schedule and algorithm; also attributes of the
+      configuration.
+      gpus: N, by which learning rates and batches go: those that all ranks stand for
+      (--virtual_gpus).
       origins: what set each value.
       dropped: notes on options that were given but that nothing chosen has.
     """
 
     chosen: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     gpus: int = 1
-    origins: Mapping[str, Origin] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    origins: Mapping[str, Origin] = dataclasses.field(
+        default_factory=dict, compare=False, repr=False
+    )
     dropped: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     if not typing.TYPE_CHECKING:  # a type checker shall find misspelled fields
@@ -89,20 +104,27 @@ class RunConfig(Communication, Optimization, Model, Data, Evaluation, Run):
         return dataclasses.replace(self, **changes, chosen=chosen, origins=origins)
 
     def changed(self, **changes: Any) -> RunConfig:
-        """This configuration as if these values stood on the command line, with the defaults that follow from them."""
+        """This configuration as if these values stood on the command line, with the defaults that
+        follow from them.
+        """
         return defaults.complete(self.replace(Origin.COMMAND_LINE, **changes))
 
     def shown(self) -> dict[str, Any]:
-        """Returns the settings as they may be stored and sent: JSON-ready, without passwords and tokens."""
+        """Returns the settings as they may be stored and sent: JSON-ready, without passwords and
+        tokens.
+        """
         flags = json.loads(json.dumps(self.values()))
-        return {name: without_secrets(value) if isinstance(value, str) else value for name, value in flags.items()}
+        return {
+            name: without_secrets(value) if isinstance(value, str) else value
+            for name, value in flags.items()
+        }
 
 
 def resolve(arguments: Sequence[str], ranks: int = 1, *, before: Sequence[str] = ()) -> RunConfig:
     """Builds the configuration of a run from command-line arguments (without the program's name).
 
-    Later sources win: default, recipe, the run that is resumed, flag file, command line. Then the defaults that follow
-    from batch, data and number of GPUs are worked out (`defaults`).
+    Later sources win: default, recipe, the run that is resumed, flag file, command line. Then the
+    defaults that follow from batch, data and number of GPUs are worked out (`defaults`).
 
     Args:
       arguments: of the command line.
@@ -113,7 +135,9 @@ def resolve(arguments: Sequence[str], ranks: int = 1, *, before: Sequence[str] =
       UserError: one line that names the flag, its value and the remedy.
     """
     from_files, from_command = split_flagfiles(arguments)
-    from_command = ["--print_config_all" if underscored(word) == _PRINT_ALL else word for word in from_command]
+    from_command = [
+        "--print_config_all" if underscored(word) == _PRINT_ALL else word for word in from_command
+    ]
     given = {
         Origin.FLAGFILE: parse_arguments([*before, *from_files], _FIRST),
         Origin.COMMAND_LINE: parse_arguments(from_command, _FIRST),
@@ -140,13 +164,17 @@ def resolve(arguments: Sequence[str], ranks: int = 1, *, before: Sequence[str] =
 
 
 def _default_recipe(texts: Mapping[str, str], *, flagfile: bool) -> tuple[str, Origin]:
-    """Returns the recipe for command lines without --recipe; `texts` are the flags that were given."""
+    """Returns the recipe for command lines without --recipe; `texts` are the flags that were
+    given.
+    """
 
     def value(name: str) -> Any:
         known = _FIRST[name]
         return parse_value(name, texts[name], known) if name in texts else known.default
 
-    return defaults.recipe(value("dataset"), flagfile=flagfile, resume=value("resume"), run_dir_flag=value("run_dir"))
+    return defaults.recipe(
+        value("dataset"), flagfile=flagfile, resume=value("resume"), run_dir_flag=value("run_dir")
+    )
 
 
 def _build(values: dict[str, Any], origins: dict[str, Origin], ranks: int) -> RunConfig:
@@ -164,12 +192,15 @@ def _build(values: dict[str, Any], origins: dict[str, Origin], ranks: int) -> Ru
     return dataclasses.replace(config, gpus=asked or ranks * config.virtual_gpus)
 
 
-def _take_chosen(values: dict[str, Any], origins: dict[str, Origin]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Takes the options of optimizer, schedule and all-reduce out of `values`, with defaults for those not given.
+def _take_chosen(
+    values: dict[str, Any], origins: dict[str, Origin]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Takes the options of optimizer, schedule and all-reduce out of `values`, with defaults for
+    those not given.
 
     Returns:
-      The options of what is chosen, and a note on each option that was left out because what is chosen does not
-      have it.
+      The options of what is chosen, and a note on each option that was left out because what is
+      chosen does not have it.
 
     Raises:
       UserError: for such an option on the command line, or a value that is out of its bounds.
@@ -185,7 +216,9 @@ def _take_chosen(values: dict[str, Any], origins: dict[str, Origin]) -> tuple[di
             value, origin = values.pop(name), origins.pop(name)
             if origin is Origin.COMMAND_LINE:
                 others = " or ".join(owners(flag, name))
-                raise UserError(f"--{name} cannot be combined with --{flag}={here}: omit it, or choose {others}")
+                raise UserError(
+                    f"--{name} cannot be combined with --{flag}={here}: omit it, or choose {others}"
+                )
             dropped[name] = f"{origin.value} has {value}, but --{flag}={here} has no --{name}"
     return chosen, dropped
 
@@ -214,7 +247,9 @@ def _flagfile_remedy(path: str) -> str:
     ours = Path(__file__).parents[2] / "flags"
     known = {file.name: file for file in sorted(ours.glob("*.flags"))}
     if not known:
-        return "pip installs no flag files: they are in the directory flags of the program's checkout"
+        return (
+            "pip installs no flag files: they are in the directory flags of the program's checkout"
+        )
     near = difflib.get_close_matches(Path(path).name, known, n=1)
     if near:
         return f"Did you mean --flagfile={known[near[0]]}?"
@@ -234,12 +269,17 @@ def _read_flagfile(path: str) -> list[str]:
 
 
 def _check_is_utf8(path: Path) -> None:
-    """Raises ValueError for a file that absl reads wrongly: it takes a byte-order mark for a part of a flag."""
+    """Raises ValueError for a file that absl reads wrongly: it takes a byte-order mark for a part
+    of a flag.
+    """
     if not path.is_file():  # a pipe, such as <(...) of a shell, can be read only once
         return
     content = path.read_bytes()
     if files.decoded_text(content).encode() != content:
-        raise ValueError("it begins with a byte-order mark, as files from Windows do; save it as UTF-8 without one")
+        raise ValueError(
+            "it begins with a byte-order mark, as files from Windows do; save it as UTF-8"
+            " without one"
+        )
 
 
 __all__ = ["COMMON", "GROUPS", "OPTIONS", "Origin", "RunConfig", "resolve"]

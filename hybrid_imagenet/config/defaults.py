@@ -1,7 +1,8 @@
-"""Settles what nobody has set: as the run that is resumed had it, or by the batch, the data and the number of GPUs.
+"""Settles what nobody has set: as the run that is resumed had it, or by the batch, the data and the
+number of GPUs.
 
-A default that has changed since a run began must not act on it. `complete` is the last step of `config.resolve`: what
-comes out needs no further look at defaults.
+A default that has changed since a run began must not act on it. `complete` is the last step of
+`config.resolve`: what comes out needs no further look at defaults.
 """
 
 from __future__ import annotations
@@ -37,16 +38,22 @@ _LASTING = (
     "eval_offset_epochs",
 )
 """What MLPerf's table gives a run for all of it."""
-_REPLACEABLE = (Origin.DEFAULT, Origin.RECIPE, Origin.HARDWARE)  # by the value of the run that is resumed
+_REPLACEABLE = (
+    Origin.DEFAULT,
+    Origin.RECIPE,
+    Origin.HARDWARE,
+)  # by the value of the run that is resumed
 # What a run has under these origins was not set by anyone.
 _UNASKED = [origin.value for origin in (*_REPLACEABLE, Origin.RUN)]
 
 
-def recipe(dataset: str, *, flagfile: bool, resume: bool, run_dir_flag: str | None) -> tuple[str, Origin]:
+def recipe(
+    dataset: str, *, flagfile: bool, resume: bool, run_dir_flag: str | None
+) -> tuple[str, Origin]:
     """Chooses the recipe of a run without --recipe.
 
-    A run that is resumed keeps its recipe. Otherwise a flag file implies hybrid, which is what flag files have always
-    been written for, and without one the dataset decides.
+    A run that is resumed keeps its recipe. Otherwise a flag file implies hybrid, which is what flag
+    files have always been written for, and without one the dataset decides.
 
     Args:
       dataset: --dataset.
@@ -63,15 +70,18 @@ def recipe(dataset: str, *, flagfile: bool, resume: bool, run_dir_flag: str | No
     by_dataset = Run.recipe if flagfile else datasets.of(dataset).recipe
     origin = Origin.DEFAULT if by_dataset == Run.recipe else Origin.DATA
     if resume:
-        # Without --run_dir the directory is named after the recipe. Runs that began when hybrid was the default of all
-        # datasets are in a directory of that name.
+        # Without --run_dir the directory is named after the recipe. Runs that began when hybrid was
+        # the default of all datasets are in a directory of that name.
         for name in dict.fromkeys((by_dataset, Run.recipe)):
             directory = run_dir.chosen(run_dir_flag, name, dataset, resume=True)
             if not (directory / "config.json").exists():
                 continue
             earlier = stored.read(directory)["flags"].get("recipe")
             if isinstance(earlier, str):
-                return earlier, Origin.DEFAULT if earlier == by_dataset == Run.recipe else Origin.RUN
+                return (
+                    earlier,
+                    Origin.DEFAULT if earlier == by_dataset == Run.recipe else Origin.RUN,
+                )
     return by_dataset, origin
 
 
@@ -85,23 +95,25 @@ def recipe_note(config: RunConfig, classes: int | None) -> str | None:
     origin = config.origins["recipe"]
     if origin is Origin.DATA:
         return (
-            f"No --recipe was set: using {config.recipe}, because the dataset is a {config.dataset} of images. "
-            f"Set --recipe={Run.recipe} for the method of Lu et al."
+            f"No --recipe was set: using {config.recipe}, because the dataset is a {config.dataset}"
+            f" of images. Set --recipe={Run.recipe} for the method of Lu et al."
         )
     own_files = datasets.of(config.dataset).directory
     if origin is Origin.DEFAULT and own_files and classes not in (None, mlperf.CLASSES):
         return (
-            f"No --recipe was set: using {config.recipe}, which is meant for ImageNet on many GPUs. This dataset has "
-            f"{classes} classes. Try --recipe=gradual_warmup."
+            f"No --recipe was set: using {config.recipe}, which is meant for ImageNet on many GPUs."
+            f" This dataset has {classes} classes. Try --recipe=gradual_warmup."
         )
     return None
 
 
 def description(config: RunConfig) -> Mapping[str, Any]:
-    """Returns the config.json of the run that is to be resumed; empty where there is none, and on ranks other than 0.
+    """Returns the config.json of the run that is to be resumed; empty where there is none, and on
+    ranks other than 0.
 
     Raises:
-      UserError: if it is empty, cut or describes no run: today's defaults must not take the place of the run's.
+      UserError: if it is empty, cut or describes no run: today's defaults must not take the place
+        of the run's.
     """
     if not config.resume or placement().rank:
         return {}
@@ -110,10 +122,11 @@ def description(config: RunConfig) -> Mapping[str, Any]:
 
 
 def on_hardware(config: RunConfig) -> RunConfig:
-    """Returns the configuration with the default of --per_gpu_batch for GPUs, if the run is for GPUs.
+    """Returns the configuration with the default of --per_gpu_batch for GPUs, if the run is for
+    GPUs.
 
-    It is if this process would train on one, or if --print_config_gpus asks what a run on GPUs would do. The query
-    loads no TensorFlow.
+    It is if this process would train on one, or if --print_config_gpus asks what a run on GPUs
+    would do. The query loads no TensorFlow.
     """
     if config.origins["per_gpu_batch"] is not Origin.DEFAULT:
         return config
@@ -124,28 +137,36 @@ def on_hardware(config: RunConfig) -> RunConfig:
 
 
 def of_earlier_run(config: RunConfig, earlier: Mapping[str, Any]) -> RunConfig:
-    """Returns the configuration with the earlier run's settings, where nobody sets them for this start.
+    """Returns the configuration with the earlier run's settings, where nobody sets them for this
+    start.
 
-    They are its order of images, the options of its optimizer, and what it had by default or from the recipe of that
-    name. What followed from the batch or the data does so again: on other ranks the learning rate, but not the length
-    of the run and the rest of MLPerf's table, which would be another schedule.
+    They are its order of images, the options of its optimizer, and what it had by default or from
+    the recipe of that name. What followed from the batch or the data does so again: on other ranks
+    the learning rate, but not the length of the run and the rest of MLPerf's table, which would be
+    another schedule.
 
     Args:
       config: of this start.
       earlier: `description` of the run.
 
     Raises:
-      UserError: if the recipe or the default of an optimizer, a schedule or an all-reduce is another one now, or a
-        value exists no more.
+      UserError: if the recipe or the default of an optimizer, a schedule or an all-reduce is
+        another one now, or a value exists no more.
     """
     if not earlier:
         return config
     flags, origins = ({**earlier.get(key, {})} for key in ("flags", "origins"))
     if "shuffle_window" in flags:
-        flags["shuffle_window"] = flags["shuffle_window"] or 0  # the window of data at a URL must not take its place
+        flags["shuffle_window"] = (
+            flags["shuffle_window"] or 0
+        )  # the window of data at a URL must not take its place
     always = {"seed", "shuffle_window"}  # the rest of an epoch is that of its order
     if flags.get("optimizer") == config.optimizer:
-        always |= {name for name in CHOICES["optimizer"][config.optimizer] if origins.get(name) != Origin.BATCH.value}
+        always |= {
+            name
+            for name in CHOICES["optimizer"][config.optimizer]
+            if origins.get(name) != Origin.BATCH.value
+        }
     by_table = flags.get("lr_schedule") == config.lr_schedule == "mlperf"
     lasting = {
         name
@@ -161,34 +182,44 @@ def of_earlier_run(config: RunConfig, earlier: Mapping[str, Any]) -> RunConfig:
         if name not in flags or origin not in _REPLACEABLE:
             continue
         then = flags[name]
-        asked = origins.get(name) not in _UNASKED or name == "shuffle_window"  # whose 0 stands for None
+        asked = (
+            origins.get(name) not in _UNASKED or name == "shuffle_window"
+        )  # whose 0 stands for None
         changed = alike and not asked and then != now and name not in lasting
         if changed and name in CHOICES:
-            raise UserError(f"the run began with --{name}={then}, and the {origin.value} is {now} now: give either")
+            raise UserError(
+                f"the run began with --{name}={then}, and the {origin.value} is {now} now: give"
+                " either"
+            )
         if changed or name in lasting or (name in always and origin is Origin.DEFAULT):
             kept[name] = tuple(then) if isinstance(then, list) else then
             check_value(name, kept[name], OPTIONS[name])
         if changed:
             where = "on this machine" if origin is Origin.HARDWARE else "in this version"
             notes[name] = f"the {origin.value} has {now} {where}, but the run began with {then}"
-    return dataclasses.replace(config.replace(Origin.RUN, **kept), dropped={**config.dropped, **notes})
+    return dataclasses.replace(
+        config.replace(Origin.RUN, **kept), dropped={**config.dropped, **notes}
+    )
 
 
 def shared(config: RunConfig, broadcast: Callable[[Any], Any]) -> RunConfig:
     """Returns the configuration with what only rank 0 may know.
 
-    It is what rank 0 has taken over from the run, whose directory need not be on the other hosts, and the batch that
-    follows from rank 0's hardware.
+    It is what rank 0 has taken over from the run, whose directory need not be on the other hosts,
+    and the batch that follows from rank 0's hardware.
 
     Raises:
-      UserError: if this rank has chosen another recipe than rank 0, because it does not see the run's directory.
+      UserError: if this rank has chosen another recipe than rank 0, because it does not see the
+        run's directory.
     """
-    own = {name: value for name, value in config.values().items() if config.origins[name] is Origin.RUN}
+    own = {
+        name: value for name, value in config.values().items() if config.origins[name] is Origin.RUN
+    }
     first = broadcast({"recipe": config.recipe, "per_gpu_batch": config.per_gpu_batch, "run": own})
     if config.recipe != first["recipe"]:
         raise UserError(
-            f"--recipe={config.recipe} on this host, but {first['recipe']} on that of rank 0, which has the directory "
-            f"of the run. Add --recipe={first['recipe']} to the command."
+            f"--recipe={config.recipe} on this host, but {first['recipe']} on that of rank 0, which"
+            f" has the directory of the run. Add --recipe={first['recipe']} to the command."
         )
     if "per_gpu_batch" not in first["run"] and config.per_gpu_batch != first["per_gpu_batch"]:
         config = config.replace(Origin.HARDWARE, per_gpu_batch=first["per_gpu_batch"])
@@ -196,22 +227,31 @@ def shared(config: RunConfig, broadcast: Callable[[Any], Any]) -> RunConfig:
 
 
 def complete(config: RunConfig) -> RunConfig:
-    """The configuration with the settings that follow from the batch at the start of the run, and from a URL.
+    """The configuration with the settings that follow from the batch at the start of the run, and
+    from a URL.
 
-    With --lr_schedule=mlperf these are the learning rate (which is then not scaled), warmup, momentum, weight decay
-    and number of epochs of MLPerf's table (`schedules.mlperf`), the offset by which a validation falls on the epoch in
-    which the target is expected, and the group of GPUs that normalizes about as many images as the table has; with
-    --optimizer=hybrid the trust coefficient, which gives LARS the relative step of that table as soon as it has come
-    in. A recipe, a flag file or the command line goes before them. A completed configuration stays as it is.
+    With --lr_schedule=mlperf these are the learning rate (which is then not scaled), warmup,
+    momentum, weight decay and number of epochs of MLPerf's table (`schedules.mlperf`), the offset
+    by which a validation falls on the epoch in which the target is expected, and the group of GPUs
+    that normalizes about as many images as the table has; with --optimizer=hybrid the trust
+    coefficient, which gives LARS the relative step of that table as soon as it has come in. A
+    recipe, a flag file or the command line goes before them. A completed configuration stays as it
+    is.
 
-    --per_gpu_batch is the batch with which a --batch_schedule begins. Files at a URL are copied while they are read:
-    there --shuffle_window is that of `data.datasets`, unless it is set.
+    --per_gpu_batch is the batch with which a --batch_schedule begins. Files at a URL are copied
+    while they are read: there --shuffle_window is that of `data.datasets`, unless it is set.
     """
     first = derived.first_batch(config)
-    found = {"per_gpu_batch": first.per_gpu_batch, "gradient_accumulation_steps": first.accumulation}
+    found = {
+        "per_gpu_batch": first.per_gpu_batch,
+        "gradient_accumulation_steps": first.accumulation,
+    }
     if found.items() - config.values().items():
         if config.origins["per_gpu_batch"] is Origin.COMMAND_LINE:
-            note = f"command line has {config.per_gpu_batch}, but --batch_schedule begins with {first.per_gpu_batch}"
+            note = (
+                f"command line has {config.per_gpu_batch}, but --batch_schedule begins with"
+                f" {first.per_gpu_batch}"
+            )
             config = dataclasses.replace(config, dropped={**config.dropped, "per_gpu_batch": note})
         config = config.replace(config.origins["batch_schedule"], **found)
     window = datasets.of(config.dataset).url_window
@@ -225,7 +265,9 @@ def complete(config: RunConfig) -> RunConfig:
 
 
 def _tuned_lars(config: RunConfig) -> RunConfig:
-    """Sets --lars_eta so that LARS has the tuned relative step in its first step after the warmup and the ramp."""
+    """Sets --lars_eta so that LARS has the tuned relative step in its first step after the warmup
+    and the ramp.
+    """
     variant = config.chosen["lars_variant"]
     if variant == "none":
         return config
@@ -243,7 +285,9 @@ def _tuned_lars(config: RunConfig) -> RunConfig:
 def _from_table(config: RunConfig) -> RunConfig:
     point = mlperf.at(derived.base_batch(config))
     rate = point.lr
-    if config.origins.get("momentum") is Origin.RUN:  # it stays, so the rate has the table's relative step with it
+    if (
+        config.origins.get("momentum") is Origin.RUN
+    ):  # it stays, so the rate has the table's relative step with it
         rate *= (1 - config.chosen["momentum"]) / (1 - point.momentum)
     table: dict[str, Any] = {
         "lr": rate,
@@ -257,13 +301,19 @@ def _from_table(config: RunConfig) -> RunConfig:
     }
     if not config.sync_batch_norm and ":" not in config.model:
         table["bn_group"] = _table_group(config, point.normalized_images)
-    return config.replace(Origin.BATCH, **{name: v for name, v in table.items() if config.origins.get(name) in _FREE})
+    return config.replace(
+        Origin.BATCH, **{name: v for name, v in table.items() if config.origins.get(name) in _FREE}
+    )
 
 
 def _table_group(config: RunConfig, images: int) -> int:
-    """--bn_group for this many images, among the groups that these GPUs, --virtual_gpus and --jit_compile allow."""
+    """--bn_group for this many images, among the groups that these GPUs, --virtual_gpus and
+    --jit_compile allow.
+    """
     virtual, gpus = config.virtual_gpus, config.gpus
-    groups = [g for g in range(1, gpus + 1) if gpus % g == 0 and (virtual % g == 0 or g % virtual == 0)]
+    groups = [
+        g for g in range(1, gpus + 1) if gpus % g == 0 and (virtual % g == 0 or g % virtual == 0)
+    ]
     return mlperf.normalization_group(
         images, config.per_gpu_batch, [g for g in groups if g <= virtual or not config.jit_compile]
     )

@@ -1,4 +1,6 @@
-"""Derives settings by batch, and arguments of optimizer and schedule, from a configuration and a number of workers."""
+"""Derives settings by batch, and arguments of optimizer and schedule, from a configuration and a
+number of workers.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,14 @@ def batches(config: RunConfig) -> batch_schedule.BatchSchedule:
 
 
 def first_batch(config: RunConfig) -> batch_schedule.BatchStage:
-    """The batch with which a --batch_schedule of numbers begins, else that of --per_gpu_batch; errors as `batches`."""
-    if config.batch_schedule and ":" in config.batch_schedule[0] and "*" not in config.batch_schedule[0]:
+    """The batch with which a --batch_schedule of numbers begins, else that of --per_gpu_batch;
+    errors as `batches`.
+    """
+    if (
+        config.batch_schedule
+        and ":" in config.batch_schedule[0]
+        and "*" not in config.batch_schedule[0]
+    ):
         return batches(config).at(0)
     return batch_schedule.BatchStage(0, config.per_gpu_batch, config.gradient_accumulation_steps)
 
@@ -51,7 +59,9 @@ def sizes(config: RunConfig) -> batch_schedule.ImageSizes:
 
 
 def validated_split(config: RunConfig) -> str:
-    """The images that are validated: `validation`, or `tuning` for those that --tuning_split keeps apart."""
+    """The images that are validated: `validation`, or `tuning` for those that --tuning_split keeps
+    apart.
+    """
     return config.eval_split if config.tuning_split else "validation"
 
 
@@ -64,8 +74,8 @@ def normalized_together(config: RunConfig) -> tuple[int, int]:
     """Whose images share the statistics of batch normalization (--sync_batch_norm, --bn_group).
 
     Returns:
-      The equal parts of a rank's batch that are normalized each by itself, and the number of neighbouring ranks whose
-      batches are normalized together; one of the two is 1.
+      The equal parts of a rank's batch that are normalized each by itself, and the number of
+      neighbouring ranks whose batches are normalized together; one of the two is 1.
     """
     if config.sync_batch_norm:
         return 1, config.ranks
@@ -75,21 +85,24 @@ def normalized_together(config: RunConfig) -> tuple[int, int]:
 
 
 def check_groups(config: RunConfig) -> None:
-    """Checks the groups that normalize together (--bn_group, --sync_batch_norm) against the number of GPUs.
+    """Checks the groups that normalize together (--bn_group, --sync_batch_norm) against the number
+    of GPUs.
 
     Raises:
-      SharedError: as all ranks find the same, if groups do not hold all GPUs, or XLA would have to compile sums over
-        ranks: it knows neither Horovod's nor TensorFlow's on a CPU.
+      SharedError: as all ranks find the same, if groups do not hold all GPUs, or XLA would have to
+        compile sums over ranks: it knows neither Horovod's nor TensorFlow's on a CPU.
     """
     gpus = config.gpus
     if gpus % config.bn_group:
         raise SharedError(
-            f"--bn_group={config.bn_group}: {gpus} GPUs do not make whole groups; give a divisor of {gpus}"
+            f"--bn_group={config.bn_group}: {gpus} GPUs do not make whole groups; give a divisor of"
+            f" {gpus}"
         )
     if config.jit_compile and normalized_together(config)[1] > 1:
         flag = "sync_batch_norm" if config.sync_batch_norm else f"bn_group={config.bn_group}"
         raise SharedError(
-            f"--{flag} sums statistics over ranks in the pass that --jit_compile compiles, which XLA cannot: omit one"
+            f"--{flag} sums statistics over ranks in the pass that --jit_compile compiles, which"
+            " XLA cannot: omit one"
         )
 
 
@@ -111,12 +124,16 @@ def base_batch(config: RunConfig) -> int:
 
 
 def gradient_factor(config: RunConfig, momentum: float) -> float:
-    """The factor in front of the gradient in LARS's velocity: 1 - momentum where hybrid continues averaging, else 1."""
+    """The factor in front of the gradient in LARS's velocity: 1 - momentum where hybrid continues
+    averaging, else 1.
+    """
     return 1 - momentum if config.chosen.get("hybrid_handover") == "continuous" else 1.0
 
 
 def schedule_end(config: RunConfig) -> float:
-    """The epoch at which a schedule that decays to 0 does so: --epochs, or the end in MLPerf's table that it rounds."""
+    """The epoch at which a schedule that decays to 0 does so: --epochs, or the end in MLPerf's
+    table that it rounds.
+    """
     if config.lr_schedule == "mlperf":
         end = mlperf.at(base_batch(config)).schedule_epochs
         if config.epochs == round(end):
@@ -125,7 +142,9 @@ def schedule_end(config: RunConfig) -> float:
 
 
 def rates(config: RunConfig) -> dict[str, float]:
-    """Returns the peak of each learning rate by its flag: lr after linear scaling, and Adam's rate in AdaBound."""
+    """Returns the peak of each learning rate by its flag: lr after linear scaling, and Adam's rate
+    in AdaBound.
+    """
     found = {"lr": peak_rate(config.lr, config.lr_scaling, config.gpus, base_batch(config))}
     if "adabound_lr" in config.chosen:
         workers = config.gpus if config.chosen["adabound_lr_scaling"] else 1
@@ -134,24 +153,38 @@ def rates(config: RunConfig) -> dict[str, float]:
 
 
 def peak_epochs(config: RunConfig) -> list[float]:
-    """Fractional epochs among which a schedule has its peak: starts of epochs, and both sides of the warmup's end."""
+    """Fractional epochs among which a schedule has its peak: starts of epochs, and both sides of
+    the warmup's end.
+    """
     ramp = config.chosen.get("hybrid_ramp_epochs", 0.0)
-    ends = (math.nextafter(config.warmup_epochs, 0), config.warmup_epochs, config.warmup_epochs + ramp)
-    return sorted({*map(float, range(math.ceil(config.epochs))), *(e for e in ends if e < config.epochs)})
+    ends = (
+        math.nextafter(config.warmup_epochs, 0),
+        config.warmup_epochs,
+        config.warmup_epochs + ramp,
+    )
+    return sorted(
+        {*map(float, range(math.ceil(config.epochs))), *(e for e in ends if e < config.epochs)}
+    )
 
 
 def peak_learning_rate(config: RunConfig) -> float:
-    """The largest learning rate of a run, scaled for the number of GPUs and the batch of each epoch."""
+    """The largest learning rate of a run, scaled for the number of GPUs and the batch of each
+    epoch.
+    """
     values = schedule(config)
     stages = batches(config)
-    batch = {epoch: stages.at(int(epoch)).global_batch(config.gpus) for epoch in peak_epochs(config)}
+    batch = {
+        epoch: stages.at(int(epoch)).global_batch(config.gpus) for epoch in peak_epochs(config)
+    }
     return max(values(epoch, epoch, batch[epoch])["learning_rate"] for epoch in batch)
 
 
 def schedule(config: RunConfig) -> training_schedule.Schedule:
-    """Learning rate, momentum and bounds by fractional epoch, from flags of the same name and what is worked out.
+    """Learning rate, momentum and bounds by fractional epoch, from flags of the same name and what
+    is worked out.
 
-    For --optimizer=adabound the scheduled rate is Adam's own; the rate of SGD, to which the bounds close, follows it.
+    For --optimizer=adabound the scheduled rate is Adam's own; the rate of SGD, to which the bounds
+    close, follows it.
     """
     method, values = OPTIMIZERS[config.optimizer], config.values()
     flags = {name: values[name] for name in training_schedule.FLAGS if name in values}
@@ -169,10 +202,18 @@ def schedule(config: RunConfig) -> training_schedule.Schedule:
 
 
 def optimizer_arguments(config: RunConfig) -> dict[str, Any]:
-    """Arguments of `optimizers.create`: the chosen options by the names that the constructor has for them."""
+    """Arguments of `optimizers.create`: the chosen options by the names that the constructor has
+    for them.
+    """
     method, peaks = OPTIMIZERS[config.optimizer], rates(config)
-    arguments = {known.name: config.chosen[flag] for flag, known in options_of(method.options).items()}
-    rate = peak_learning_rate(config) if config.lr_schedule in training_schedule.FIXED else peaks[method.rate]
+    arguments = {
+        known.name: config.chosen[flag] for flag, known in options_of(method.options).items()
+    }
+    rate = (
+        peak_learning_rate(config)
+        if config.lr_schedule in training_schedule.FIXED
+        else peaks[method.rate]
+    )
     worked_out = peaks | {"learning_rate": rate, "final_lr": peaks["lr"]}
     if config.chosen.get("decoupled_decay"):
         worked_out["weight_decay"] = decoupled_decay(config)
@@ -182,9 +223,11 @@ def optimizer_arguments(config: RunConfig) -> dict[str, Any]:
 
 
 def decoupled_decay(config: RunConfig) -> float:
-    """The part of the weights that --decoupled_decay takes off in a step at the peak of the learning rate.
+    """The part of the weights that --decoupled_decay takes off in a step at the peak of the
+    learning rate.
 
-    --weight_decay is that for 256 images. It grows with the batch, so that an epoch decays alike at every batch.
+    --weight_decay is that for 256 images. It grows with the batch, so that an epoch decays alike at
+    every batch.
     """
     return float(config.chosen["weight_decay"]) * base_batch(config) / REFERENCE_BATCH
 
@@ -195,7 +238,9 @@ def communication(config: RunConfig) -> Settings:
     Raises:
       UserError: if groups for normalization do not hold all GPUs.
     """
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(Communication)}
+    values = {
+        field.name: getattr(config, field.name) for field in dataclasses.fields(Communication)
+    }
     check_groups(config)
     _, together = normalized_together(config)
     return Settings(

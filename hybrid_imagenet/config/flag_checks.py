@@ -1,4 +1,6 @@
-"""Checks rules that involve several flags. Each check raises UserError with one line that names them."""
+"""Checks rules that involve several flags. Each check raises UserError with one line that names
+them.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,14 @@ def check(config: RunConfig) -> None:
 
 
 def _warmup_fits(config: RunConfig) -> None:
-    # A short trial of a recipe or flag file ends inside of its warmup, which is fine; asking for both is a mistake.
+    # A short trial of a recipe or flag file ends inside of its warmup, which is fine; asking for
+    # both is a mistake.
     asked = config.origins.get("warmup_epochs") is Origin.COMMAND_LINE
-    if asked and OPTIMIZERS[config.optimizer].bounded_warmup and config.warmup_epochs > config.epochs:
+    if (
+        asked
+        and OPTIMIZERS[config.optimizer].bounded_warmup
+        and config.warmup_epochs > config.epochs
+    ):
         raise UserError(
             f"--warmup_epochs={config.warmup_epochs:g} is longer than --epochs={config.epochs:g}: "
             "lower the first or raise the second"
@@ -41,18 +48,26 @@ def _warmup_fits(config: RunConfig) -> None:
 
 def _number_of_gpus_is_used(config: RunConfig) -> None:
     if config.print_config_gpus and not (config.print_config or config.check_only):
-        raise UserError("--print_config_gpus needs --print_config or --check_only: add one of them, or omit it")
+        raise UserError(
+            "--print_config_gpus needs --print_config or --check_only: add one of them, or omit it"
+        )
 
 
 def _profile_has_a_first_and_a_last_step(config: RunConfig) -> None:
     steps = config.profile_steps
     if steps and (len(steps) != 2 or steps[0] > steps[1]):
-        raise UserError(f"--profile_steps={','.join(map(str, steps))}: give the first and the last step, as in 10,20")
+        raise UserError(
+            f"--profile_steps={','.join(map(str, steps))}: give the first and the last step, as in"
+            " 10,20"
+        )
 
 
 def _allreduce_fits(config: RunConfig) -> None:
     if config.compression == "bf16" and config.allreduce not in ("ring", "auto"):
-        raise UserError(f"--compression=bf16 has its own exchange: omit --allreduce={config.allreduce} or use fp16")
+        raise UserError(
+            f"--compression=bf16 has its own exchange: omit --allreduce={config.allreduce} or use"
+            " fp16"
+        )
     grid = config.chosen.get("torus_grid")
     if grid is not None:
         try:
@@ -65,27 +80,35 @@ def _schedule_is_possible(config: RunConfig) -> None:
     method = OPTIMIZERS[config.optimizer]
     if config.lr_schedule in (*FIXED, "mlperf") and (method.bounded_warmup or method.rate != "lr"):
         raise UserError(
-            f"--lr_schedule={config.lr_schedule} brings its own warmup and cannot follow --optimizer="
-            f"{config.optimizer}: choose sgd or lars, or another schedule"
+            f"--lr_schedule={config.lr_schedule} brings its own warmup and cannot follow"
+            f" --optimizer={config.optimizer}: choose sgd or lars, or another schedule"
         )
-    if config.lr_schedule == "mlperf" and config.optimizer != "lars" and config.origins["lr"] is Origin.DEFAULT:
+    if (
+        config.lr_schedule == "mlperf"
+        and config.optimizer != "lars"
+        and config.origins["lr"] is Origin.DEFAULT
+    ):
         raise UserError(
-            f"--optimizer={config.optimizer}: the learning rates of --lr_schedule=mlperf are those of LARS: give --lr"
+            f"--optimizer={config.optimizer}: the learning rates of --lr_schedule=mlperf are those"
+            " of LARS: give --lr"
         )
     for name in PUBLISHED if config.lr_schedule in FIXED else ():
         if config.origins.get(name) is Origin.COMMAND_LINE:
             raise UserError(
-                f"--{name} cannot be combined with --lr_schedule={config.lr_schedule}, whose rates are the paper's: "
-                "omit it, and change the step by --lars_eta"
+                f"--{name} cannot be combined with --lr_schedule={config.lr_schedule}, whose rates"
+                " are the paper's: omit it, and change the step by --lars_eta"
             )
     rule = config.chosen.get("momentum_rule", "constant")
     if rule != "constant" and config.origins.get("momentum") is Origin.COMMAND_LINE:
         raise UserError(
-            f"--momentum cannot be combined with --momentum_rule={rule}, which sets it by the batch: omit one"
+            f"--momentum cannot be combined with --momentum_rule={rule}, which sets it by the"
+            " batch: omit one"
         )
     steps = list(config.chosen.get("lr_steps", ()))
     if steps != sorted(set(steps)):
-        raise UserError(f"--lr_steps={','.join(f'{e:g}' for e in steps)}: give the epochs in ascending order")
+        raise UserError(
+            f"--lr_steps={','.join(f'{e:g}' for e in steps)}: give the epochs in ascending order"
+        )
 
 
 def _batches_are_possible(config: RunConfig) -> None:
@@ -95,19 +118,24 @@ def _batches_are_possible(config: RunConfig) -> None:
         raise UserError(f"--batch_schedule: {error}") from None
     if config.sync_batch_norm and any(stage.accumulation > 1 for stage in schedule.stages):
         raise UserError(
-            "--gradient_accumulation_steps above 1 cannot be combined with --sync_batch_norm: statistics over all "
-            "images of an update would need all micro-batches at once; lower one or switch off the other"
+            "--gradient_accumulation_steps above 1 cannot be combined with --sync_batch_norm:"
+            " statistics over all images of an update would need all micro-batches at once; lower"
+            " one or switch off the other"
         )
 
 
 def _normalization_groups_are_possible(config: RunConfig) -> None:
     group, virtual = config.bn_group, config.virtual_gpus
     if config.sync_batch_norm and group > 1:
-        raise UserError(f"--bn_group={group} cannot be combined with --sync_batch_norm, which is one group: omit one")
+        raise UserError(
+            f"--bn_group={group} cannot be combined with --sync_batch_norm, which is one group:"
+            " omit one"
+        )
     if virtual % group and group % virtual:
         raise UserError(
-            f"--bn_group={group} cannot be combined with --virtual_gpus={virtual}: a group must be a part of a rank's "
-            "GPUs or hold all GPUs of its ranks, so that one number divides the other"
+            f"--bn_group={group} cannot be combined with --virtual_gpus={virtual}: a group must be"
+            " a part of a rank's GPUs or hold all GPUs of its ranks, so that one number divides"
+            " the other"
         )
 
 
@@ -128,13 +156,15 @@ def _random_batches_are_possible(config: RunConfig) -> None:
         return
     flag = f"--random_batch={config.random_batch}"
     if not config.sync_batch_norm:
-        raise UserError(f"{flag} needs --sync_batch_norm, which weights the moments of unequal batches: add it")
+        raise UserError(
+            f"{flag} needs --sync_batch_norm, which weights the moments of unequal batches: add it"
+        )
     if config.jit_compile:
         raise UserError(f"{flag} cannot be combined with --jit_compile: omit one")
     if config.model_width % 16:
         raise UserError(
-            f"{flag} needs a --model_width that is a multiple of 16: on CPUs TensorFlow's convolutions of other widths "
-            "overwrite memory when the size of the batch changes"
+            f"{flag} needs a --model_width that is a multiple of 16: on CPUs TensorFlow's"
+            " convolutions of other widths overwrite memory when the size of the batch changes"
         )
     smallest = min(stage.per_gpu_batch for stage in batches(config).stages)
     if config.random_batch > smallest:
@@ -144,20 +174,32 @@ def _random_batches_are_possible(config: RunConfig) -> None:
 def _tuning_split_is_a_number_of_images(config: RunConfig) -> None:
     if config.tuning_split >= 1 and not config.tuning_split.is_integer():
         raise UserError(
-            f"--tuning_split={config.tuning_split:g}: give a whole number of images, or a fraction of them below 1"
+            f"--tuning_split={config.tuning_split:g}: give a whole number of images, or a fraction"
+            " of them below 1"
         )
     if not config.tuning_split and config.origins.get("eval_split") is Origin.COMMAND_LINE:
-        raise UserError(f"--eval_split={config.eval_split} needs --tuning_split: add that, or omit it")
+        raise UserError(
+            f"--eval_split={config.eval_split} needs --tuning_split: add that, or omit it"
+        )
 
 
-_OF_RESNETS = ("blurpool", "eval_image_size", "image_size_schedule", "model_width", "stem", "virtual_gpus")
+_OF_RESNETS = (
+    "blurpool",
+    "eval_image_size",
+    "image_size_schedule",
+    "model_width",
+    "stem",
+    "virtual_gpus",
+)
 
 
 def _alexnet_has_no_flags_of_resnets(config: RunConfig) -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     for name in _OF_RESNETS:
         if config.model == "alexnet_bn" and getattr(config, name) != defaults[name]:
-            raise UserError(f"--{name} cannot be combined with --model=alexnet_bn: omit it, or choose a ResNet")
+            raise UserError(
+                f"--{name} cannot be combined with --model=alexnet_bn: omit it, or choose a ResNet"
+            )
 
 
 _BUILT_IN_ONLY = (
@@ -175,9 +217,13 @@ def _own_network_has_no_flags(config: RunConfig) -> None:
         return
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     asked = [name for name in _BUILT_IN_ONLY if config.origins.get(name) is Origin.COMMAND_LINE]
-    for name in (*asked, *(name for name in _BUILT_IN_MEANS if getattr(config, name) != defaults[name])):
+    for name in (
+        *asked,
+        *(name for name in _BUILT_IN_MEANS if getattr(config, name) != defaults[name]),
+    ):
         raise UserError(
-            f"--{name}={getattr(config, name)} is for the built-in networks: omit it with --model={config.model}"
+            f"--{name}={getattr(config, name)} is for the built-in networks: omit it with"
+            f" --model={config.model}"
         )
 
 
@@ -189,18 +235,25 @@ def _image_sizes_are_possible(config: RunConfig) -> None:
 
 
 def check_classes(config: RunConfig, classes: int) -> None:
-    """Raises UserError for training images of one class, or of another number of classes than --num_classes."""
+    """Raises UserError for training images of one class, or of another number of classes than
+    --num_classes.
+    """
     if config.num_classes not in (None, classes):
-        raise UserError(f"--num_classes={config.num_classes}: {config.dataset} has {classes} classes: omit it")
+        raise UserError(
+            f"--num_classes={config.num_classes}: {config.dataset} has {classes} classes: omit it"
+        )
     if classes == 1:
-        raise UserError(f"--dataset={config.dataset}: has one class, and training needs two or more")
+        raise UserError(
+            f"--dataset={config.dataset}: has one class, and training needs two or more"
+        )
 
 
 def check_data(config: RunConfig, num_examples: int) -> None:
     """Checks the batches of all epochs against the dataset.
 
     Raises:
-      UserError: if an update needs more images than an epoch has, or groups for normalization do not hold all GPUs.
+      UserError: if an update needs more images than an epoch has, or groups for normalization do
+        not hold all GPUs.
     """
     check_groups(config)
     for stage in batches(config).stages:
@@ -211,13 +264,15 @@ def check_data(config: RunConfig, num_examples: int) -> None:
             if not stage.epoch:
                 flag = f"per_gpu_batch={config.per_gpu_batch}"
             raise UserError(
-                f"--{flag}: {stage.per_gpu_batch} images{micro} on {counted(config.gpus, 'GPU')} make a batch of "
-                f"{batch} from epoch {stage.epoch} on, but there are {num_examples} training images: lower the batch"
+                f"--{flag}: {stage.per_gpu_batch} images{micro} on {counted(config.gpus, 'GPU')}"
+                f" make a batch of {batch} from epoch {stage.epoch} on, but there are"
+                f" {num_examples} training images: lower the batch"
             )
 
 
 def own_network(target: str) -> str | None:
-    """Returns the file of the module in --model=MODULE:FUNCTION, which is not imported: it may need TensorFlow.
+    """Returns the file of the module in --model=MODULE:FUNCTION, which is not imported: it may need
+    TensorFlow.
 
     Raises:
       UserError: if there is no such module, or its text shows that it has no such function.
@@ -229,12 +284,16 @@ def own_network(target: str) -> str | None:
         for name in rest:  # find_spec of a whole name would import the packages above it
             first, inside = f"{first}.{name}", spec and spec.submodule_search_locations
             spec = importlib.machinery.PathFinder.find_spec(first, list(inside)) if inside else None
-    except (ImportError, KeyError, ValueError):  # KeyError: a directory without __init__.py above it
+    except (
+        ImportError,
+        KeyError,
+        ValueError,
+    ):  # KeyError: a directory without __init__.py above it
         spec = None
     if spec is None:
         raise UserError(
-            f"--model={target}: there is no such module; give MODULE:FUNCTION of a module in this directory or in "
-            "PYTHONPATH"
+            f"--model={target}: there is no such module; give MODULE:FUNCTION of a module in this"
+            " directory or in PYTHONPATH"
         )
     file = getattr(spec.loader_state, "filename", None) if spec.origin == "frozen" else spec.origin
     names = _names_defined_in(file)
@@ -243,14 +302,15 @@ def own_network(target: str) -> str | None:
     name = function.partition(".")[0]
     if names is not None and name not in names:
         raise UserError(
-            f"--model={target}: {module} has no function {name!r}{did_you_mean(name, names)}. Give the name of a "
-            "function that returns a Keras model."
+            f"--model={target}: {module} has no function {name!r}{did_you_mean(name, names)}. Give"
+            " the name of a function that returns a Keras model."
         )
     return file
 
 
 def _names_defined_in(file: str | None) -> set[str] | None:
-    """Returns the names that a Python file defines, without running it; None if its text does not tell.
+    """Returns the names that a Python file defines, without running it; None if its text does not
+    tell.
 
     Raises:
       UserError: if the file is not valid Python.
@@ -261,7 +321,9 @@ def _names_defined_in(file: str | None) -> set[str] | None:
         tree = ast.parse(Path(file).read_bytes(), file)
     except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        raise UserError(f"{file}{line}: not valid Python ({getattr(error, 'msg', error)}). Correct the file.") from None
+        raise UserError(
+            f"{file}{line}: not valid Python ({getattr(error, 'msg', error)}). Correct the file."
+        ) from None
     except OSError:
         return None
     names: set[str] = set()

@@ -27,30 +27,38 @@ class Run:
 
     recipe: str = option(
         "hybrid",
-        "Named set of defaults, one per published method; `list` prints them all. Without this flag and without a flag "
-        f"file, --dataset=folder uses {datasets.SOURCES['folder'].recipe}.",
+        "Named set of defaults, one per published method; `list` prints them all. Without this"
+        " flag and without a flag file, --dataset=folder uses"
+        f" {datasets.SOURCES['folder'].recipe}.",
         basic=True,
     )
-    run_dir: str | None = option(None, "Directory for results; default runs/<recipe>-<dataset>.", basic=True)
+    run_dir: str | None = option(
+        None, "Directory for results; default runs/<recipe>-<dataset>.", basic=True
+    )
     print_config: bool = option(
         False,
-        "Print the settings that differ from the defaults, what set them, and the epochs in which the schedule "
-        "changes; then exit. --print_config=all prints every setting and every epoch.",
+        "Print the settings that differ from the defaults, what set them, and the epochs in which"
+        " the schedule changes; then exit. --print_config=all prints every setting and every"
+        " epoch.",
         basic=True,
     )
     print_config_all: bool = option(False, "What --print_config=all sets.")
     print_config_gpus: int | None = option(
-        None, "Number of GPUs for --print_config and --check_only; default those started.", unit="GPUs", minimum=1
+        None,
+        "Number of GPUs for --print_config and --check_only; default those started.",
+        unit="GPUs",
+        minimum=1,
     )
     check_only: bool = option(
         False,
-        "Check flags, data, run directory and checkpoint, print what was checked, and exit: 0 if the run can start, "
-        "else 2 with one line.",
+        "Check flags, data, run directory and checkpoint, print what was checked, and exit: 0 if"
+        " the run can start, else 2 with one line.",
         basic=True,
     )
     resume: bool = option(
         False,
-        "Continue the run in --run_dir from its newest good checkpoint; without a run there, start one.",
+        "Continue the run in --run_dir from its newest good checkpoint; without a run there, start"
+        " one.",
         basic=True,
     )
     epochs: float = option(
@@ -64,21 +72,33 @@ class Run:
     )
     max_steps: int | None = option(
         None,
-        "Stop after this many steps of the run, with a validation and a checkpoint. Schedules still span --epochs.",
+        "Stop after this many steps of the run, with a validation and a checkpoint. Schedules still"
+        " span --epochs.",
         unit="steps",
         minimum=1,
     )
     stop_at_top1: float | None = option(
-        None, "Stop after the validation that reaches this top-1 accuracy (a fraction).", minimum=0, maximum=1
+        None,
+        "Stop after the validation that reaches this top-1 accuracy (a fraction).",
+        minimum=0,
+        maximum=1,
     )
-    seed: int = option(0, "Seed of initialization, data order and augmentation.", minimum=0, basic=True)
-    deterministic: bool = option(False, "Bitwise repeatable runs, with as many ranks on each host; slower.")
+    seed: int = option(
+        0, "Seed of initialization, data order and augmentation.", minimum=0, basic=True
+    )
+    deterministic: bool = option(
+        False, "Bitwise repeatable runs, with as many ranks on each host; slower."
+    )
     log_every_steps: int = option(
-        20, "Steps between fetches of the training metrics from the device.", unit="steps", minimum=1
+        20,
+        "Steps between fetches of the training metrics from the device.",
+        unit="steps",
+        minimum=1,
     )
     stall_timeout: float = option(
         300.0,
-        "End the job after this time without progress; a hung rank is named after 30 s. 0 disables.",
+        "End the job after this time without progress; a hung rank is named after 30 s. 0"
+        " disables.",
         unit="s",
         minimum=0,
     )
@@ -87,10 +107,16 @@ class Run:
         "How rank 0 shows progress: a live area on a terminal, plain lines elsewhere.",
         choices=("auto", "live", "plain", "none"),
     )
-    verbose: bool = option(False, "Also print how gradients travel between ranks: tensors, buckets, bytes per step.")
-    tensorboard: bool = option(False, "Write TensorBoard events to RUN_DIR/tensorboard.", basic=True)
+    verbose: bool = option(
+        False, "Also print how gradients travel between ranks: tensors, buckets, bytes per step."
+    )
+    tensorboard: bool = option(
+        False, "Write TensorBoard events to RUN_DIR/tensorboard.", basic=True
+    )
     profile_steps: tuple[int, ...] = option(
-        (), "First and last step to profile, as in 10,20: a trace for TensorBoard in RUN_DIR/profile.", minimum=1
+        (),
+        "First and last step to profile, as in 10,20: a trace for TensorBoard in RUN_DIR/profile.",
+        minimum=1,
     )
 
 
@@ -99,22 +125,31 @@ class Evaluation:
     """Evaluation and checkpoints."""
 
     eval_every_epochs: float = option(
-        1, "Epochs between validations; 0.5 is twice in each.", unit="epochs", above=0, maximum=1e6, whole=True
+        1,
+        "Epochs between validations; 0.5 is twice in each.",
+        unit="epochs",
+        above=0,
+        maximum=1e6,
+        whole=True,
     )
     eval_offset_epochs: float = option(
         0,
-        "Epochs after which --eval_every_epochs counts. With an interval of 4 and an offset of 3, epochs 7, 11, ...",
+        "Epochs after which --eval_every_epochs counts. With an interval of 4 and an offset of 3,"
+        " epochs 7, 11, ...",
         unit="epochs",
         minimum=0,
         maximum=1e6,
         whole=True,
     )
-    eval_batch: int | None = option(None, "Validation images per GPU and step; default the training batch.", minimum=1)
+    eval_batch: int | None = option(
+        None, "Validation images per GPU and step; default the training batch.", minimum=1
+    )
     eval_image_size: int | None = option(
         None, "Side of validation images; default --image_size.", unit="pixels", minimum=8
     )
     eval_flip: bool = option(
-        False, "Validate by the mean of the scores of an image and of its mirror image; twice the work."
+        False,
+        "Validate by the mean of the scores of an image and of its mirror image; twice the work.",
     )
     target_top1: tuple[float, ...] = option(
         (0.75, 0.759),
@@ -127,12 +162,23 @@ class Evaluation:
         None, "Images per second of one GPU alone: the measure of scaling efficiency.", above=0
     )
     checkpoint_every_epochs: float = option(
-        1, "Epochs between checkpoints; 0.5 is twice in each.", unit="epochs", above=0, maximum=1e6, whole=True
+        1,
+        "Epochs between checkpoints; 0.5 is twice in each.",
+        unit="epochs",
+        above=0,
+        maximum=1e6,
+        whole=True,
     )
-    checkpoint_every_steps: int | None = option(None, "Also save after this many steps.", unit="steps", minimum=1)
-    checkpoint_every_seconds: float | None = option(None, "Also save after this time.", unit="s", minimum=1)
+    checkpoint_every_steps: int | None = option(
+        None, "Also save after this many steps.", unit="steps", minimum=1
+    )
+    checkpoint_every_seconds: float | None = option(
+        None, "Also save after this time.", unit="s", minimum=1
+    )
     keep_checkpoints: int = option(2, "Newest good checkpoints that stay on disk.", minimum=1)
-    keep_best: bool = option(True, "Save each best epoch, and keep the one with the best validation top-1 too.")
+    keep_best: bool = option(
+        True, "Save each best epoch, and keep the one with the best validation top-1 too."
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,8 +192,9 @@ class Data:
     )
     data_dir: str | None = option(
         None,
-        f"Where the dataset is (TFDS data_dir, shard directory or image tree); for {datasets.AT_URLS} also a URL such "
-        "as https://host/path, with --data_cache_dir for copies of its files.",
+        "Where the dataset is (TFDS data_dir, shard directory or image tree); for"
+        f" {datasets.AT_URLS} also a URL such as https://host/path, with --data_cache_dir for"
+        " copies of its files.",
         basic=True,
     )
     storage_timeout: float = option(
@@ -158,60 +205,70 @@ class Data:
     )
     shuffle_window: int | None = option(
         None,
-        "Mix the images of this many shards (files) at a time, the shards in a new order each epoch; 0 mixes "
-        "all images. Default 0; for a URL 16, or 4 Parquet files.",
+        "Mix the images of this many shards (files) at a time, the shards in a new order each"
+        " epoch; 0 mixes all images. Default 0; for a URL 16, or 4 Parquet files.",
         unit="shards",
         minimum=0,
     )
     val_fraction: float = option(
         0.0,
-        "With --dataset=folder and no directory of validation images: validate this part of each class, always the "
-        "same images, and train on the others.",
+        "With --dataset=folder and no directory of validation images: validate this part of each"
+        " class, always the same images, and train on the others.",
         minimum=0,
         maximum=0.9,
         basic=True,
     )
     tuning_split: float = option(
         0.0,
-        "Keep this many training images (below 1: this part) for tuning: drawn by --seed, never trained on, and "
-        "validated instead of the validation images.",
+        "Keep this many training images (below 1: this part) for tuning: drawn by --seed, never"
+        " trained on, and validated instead of the validation images.",
         unit="images",
         minimum=0,
     )
     eval_split: str = option(
         "tuning",
-        "With --tuning_split: validate the images kept for tuning, or, for the final report, the validation images.",
+        "With --tuning_split: validate the images kept for tuning, or, for the final report, the"
+        " validation images.",
         choices=("tuning", "validation"),
     )
     augmentation: str = option(
         "auto",
-        "Training augmentation; shift (flips and whole-pixel shifts) is for small images. auto follows the dataset: "
-        "digits for digits and other characters, shift for small pictures, else alexnet.",
+        "Training augmentation; shift (flips and whole-pixel shifts) is for small images. auto"
+        " follows the dataset: digits for digits and other characters, shift for small pictures,"
+        " else alexnet.",
         choices=("auto", *AUGMENTATIONS),
         basic=True,
     )
     eval_crop: float | None = option(
         None,
-        "Side of the central square that is evaluated, as a fraction of the shorter side; default 0.875 (224 of "
-        "256), or 1 with --augmentation=digits or shift.",
+        "Side of the central square that is evaluated, as a fraction of the shorter side; default"
+        " 0.875 (224 of 256), or 1 with --augmentation=digits or shift.",
         minimum=0.05,
         maximum=1,
     )
-    num_examples: int | None = option(None, "Training images of a synthetic dataset; default ImageNet's.", minimum=1)
+    num_examples: int | None = option(
+        None, "Training images of a synthetic dataset; default ImageNet's.", minimum=1
+    )
     num_classes: int | None = option(
-        None, "Classes of files that do not name them, in a manifest, labels.txt or metadata.", minimum=1
+        None,
+        "Classes of files that do not name them, in a manifest, labels.txt or metadata.",
+        minimum=1,
     )
     decoder: str = option(
         "tensorflow",
-        "Decoder of JPEGs: TensorFlow, or NVIDIA DALI (on the GPU where there is one; needs the extra dali).",
+        "Decoder of JPEGs: TensorFlow, or NVIDIA DALI (on the GPU where there is one; needs the"
+        " extra dali).",
         choices=("tensorflow", "dali"),
     )
     data_threads: int | None = option(
-        None, "Decoding threads per rank; default the machine's cores divided by its ranks.", minimum=1
+        None,
+        "Decoding threads per rank; default the machine's cores divided by its ranks.",
+        minimum=1,
     )
     data_memory_gb: float = option(
         4.0,
-        "Bound on the memory for reading and decoding ahead (half) and for row groups or the cache (half), per rank.",
+        "Bound on the memory for reading and decoding ahead (half) and for row groups or the cache"
+        " (half), per rank.",
         unit="GB",
         minimum=0.01,
     )
@@ -222,18 +279,21 @@ class Data:
     )
     data_cache_dir: str | None = option(
         None,
-        "Local directory for copies of the files of a URL, shared by the ranks of a machine and by later runs.",
+        "Local directory for copies of the files of a URL, shared by the ranks of a machine and by"
+        " later runs.",
     )
     bad_records: str = option(
         "fail",
         "A record that cannot be read or decoded: end the run, or count, log and replace it.",
         choices=("fail", "skip"),
     )
-    max_bad_records: int = option(100, "Bad records of all ranks above which the run ends.", minimum=0)
+    max_bad_records: int = option(
+        100, "Bad records of all ranks above which the run ends.", minimum=0
+    )
     remainder: str = option(
         "wrap",
-        "The last, partial batch of an epoch: filled up from the next epoch (every example exactly once "
-        "per epoch), or dropped.",
+        "The last, partial batch of an epoch: filled up from the next epoch (every example exactly"
+        " once per epoch), or dropped.",
         choices=("wrap", "drop"),
     )
     loss: str = option(
@@ -242,7 +302,11 @@ class Data:
         choices=("softmax", "sigmoid"),
     )
     label_smoothing: float = option(
-        0.0, "Probability moved from the true label to all labels.", minimum=0, maximum=1, basic=True
+        0.0,
+        "Probability moved from the true label to all labels.",
+        minimum=0,
+        maximum=1,
+        basic=True,
     )
 
 
@@ -252,52 +316,67 @@ class Model:
 
     model: str = option(
         "resnet50",
-        "Network; or MODULE:FUNCTION, called with num_classes and image_size, which returns a Keras model that gives "
-        "logits.",
+        "Network; or MODULE:FUNCTION, called with num_classes and image_size, which returns a Keras"
+        " model that gives logits.",
         choices=(*DEPTHS, "alexnet_bn"),
         function=True,
         basic=True,
     )
     init_from: str | None = option(
         None,
-        "Start with the weights of a checkpoint, a run, or a file of torchvision; where the number of classes differs, "
-        "the last layer starts with random weights.",
+        "Start with the weights of a checkpoint, a run, or a file of torchvision; where the number"
+        " of classes differs, the last layer starts with random weights.",
         basic=True,
     )
     freeze: tuple[str, ...] = option(
         (), "Do not train layers whose names start with one of these; their statistics stay too."
     )
     model_width: int = option(
-        WIDTH, "Channels of a ResNet's first stage; each later stage has twice as many.", unit="channels", minimum=1
+        WIDTH,
+        "Channels of a ResNet's first stage; each later stage has twice as many.",
+        unit="channels",
+        minimum=1,
     )
     stem: str = option(
         "imagenet",
-        "First layer of a ResNet: 7x7 with stride 2 and a pooling, or for small images 3x3, also with stride 2.",
+        "First layer of a ResNet: 7x7 with stride 2 and a pooling, or for small images 3x3, also"
+        " with stride 2.",
         choices=STEMS,
     )
     blurpool: bool = option(
-        False, "Blur the features of a ResNet before each stride (Zhang 2019): less aliasing for some time."
+        False,
+        "Blur the features of a ResNet before each stride (Zhang 2019): less aliasing for some"
+        " time.",
     )
-    image_size: int = option(224, "Side of the square network input.", unit="pixels", minimum=8, basic=True)
+    image_size: int = option(
+        224, "Side of the square network input.", unit="pixels", minimum=8, basic=True
+    )
     image_size_schedule: tuple[str, ...] = option(
         (),
-        "Size of training images by epoch: entries EPOCH:PIXELS, epochs counted from 0, as in 0:128,18:160,28:224; "
-        "validation is at --image_size, or --eval_image_size, throughout.",
+        "Size of training images by epoch: entries EPOCH:PIXELS, epochs counted from 0, as in"
+        " 0:128,18:160,28:224; validation is at --image_size, or --eval_image_size, throughout.",
     )
     initializer: str = option(
-        "kaiming", "Convolution weights (Lu et al. §2.2.3, Table 3.5).", choices=("kaiming", "xavier", "gaussian")
+        "kaiming",
+        "Convolution weights (Lu et al. §2.2.3, Table 3.5).",
+        choices=("kaiming", "xavier", "gaussian"),
     )
-    zero_last_gamma: bool = option(True, "Start the last BN scale of each residual block at 0 (Lu et al., Table 3.6).")
+    zero_last_gamma: bool = option(
+        True, "Start the last BN scale of each residual block at 0 (Lu et al., Table 3.6)."
+    )
     batch_norm: str = option(
         "last",
-        "Statistics used for inference: of the last iteration, averaged over all GPUs (Lu et al.), a moving "
-        "average, or precise ones from frozen weights.",
+        "Statistics used for inference: of the last iteration, averaged over all GPUs (Lu et al.),"
+        " a moving average, or precise ones from frozen weights.",
         choices=("last", "moving", "precise"),
     )
-    sync_batch_norm: bool = option(False, "Training statistics over all GPUs in every step (Lu et al., Table 3.4).")
+    sync_batch_norm: bool = option(
+        False, "Training statistics over all GPUs in every step (Lu et al., Table 3.4)."
+    )
     bn_group: int = option(
         1,
-        "Training statistics over this many neighbouring GPUs: 1 is each by itself, all of them is --sync_batch_norm.",
+        "Training statistics over this many neighbouring GPUs: 1 is each by itself, all of them is"
+        " --sync_batch_norm.",
         unit="GPUs",
         minimum=1,
     )
@@ -305,24 +384,34 @@ class Model:
     batch_norm_epsilon: float = option(1e-5, "Added to the variance.", minimum=0)
     persistent_batch_norm: bool = option(
         True,
-        "On GPUs, normalize in the layout of the convolutions with cuDNN's kernels of one pass, whose sums vary in "
-        "order; never with --deterministic.",
+        "On GPUs, normalize in the layout of the convolutions with cuDNN's kernels of one pass,"
+        " whose sums vary in order; never with --deterministic.",
     )
-    precise_batch_norm_batches: int = option(16, "Batches per GPU behind precise statistics.", minimum=1)
+    precise_batch_norm_batches: int = option(
+        16, "Batches per GPU behind precise statistics.", minimum=1
+    )
     precision: str = option(
         "auto",
-        "Compute type; auto is mixed_float16 on a GPU, mixed_bfloat16 on a CPU with BF16 instructions, else float32.",
+        "Compute type; auto is mixed_float16 on a GPU, mixed_bfloat16 on a CPU with BF16"
+        " instructions, else float32.",
         choices=("auto", "float32", "mixed_float16", "mixed_bfloat16"),
         basic=True,
     )
     loss_scale: str = option(
-        "auto", "dynamic, a number, or auto: dynamic under mixed_float16, else 1 (dynamic begins at 2**15)."
+        "auto",
+        "dynamic, a number, or auto: dynamic under mixed_float16, else 1 (dynamic begins at"
+        " 2**15).",
     )
     max_skipped_steps: int = option(
-        50, "Stop after this many skipped steps in a row (non-finite gradients).", unit="steps", minimum=1
+        50,
+        "Stop after this many skipped steps in a row (non-finite gradients).",
+        unit="steps",
+        minimum=1,
     )
     jit_compile: bool = option(
-        False, "Compile forward and backward with XLA; gradients are then reduced after them, not beside them."
+        False,
+        "Compile forward and backward with XLA; gradients are then reduced after them, not beside"
+        " them.",
     )
 
 
@@ -332,44 +421,47 @@ class Optimization:
 
     per_gpu_batch: int = option(
         32,
-        f"Images per GPU and micro-batch: what batch normalization sees. On GPUs the default is {GPU_BATCH}; most "
-        "recipes have the number of their paper.",
+        "Images per GPU and micro-batch: what batch normalization sees. On GPUs the default is"
+        f" {GPU_BATCH}; most recipes have the number of their paper.",
         unit="images",
         minimum=1,
         basic=True,
     )
     virtual_gpus: int = option(
         1,
-        "GPUs that each rank stands for: it reads as many batches and normalizes each by itself; learning rates follow "
-        "their number.",
+        "GPUs that each rank stands for: it reads as many batches and normalizes each by itself;"
+        " learning rates follow their number.",
         unit="GPUs",
         minimum=1,
     )
     random_batch: int = option(
         0,
-        "Each GPU uses a random number of its images at each step, this many to --per_gpu_batch, and omits the others; "
-        "gradients and moments are weighted by count, learning rates stay (Lu et al., Table 3.4, first row). 0 uses "
-        "all. Needs --sync_batch_norm.",
+        "Each GPU uses a random number of its images at each step, this many to --per_gpu_batch,"
+        " and omits the others; gradients and moments are weighted by count, learning rates stay"
+        " (Lu et al., Table 3.4, first row). 0 uses all. Needs --sync_batch_norm.",
         unit="images",
         minimum=0,
     )
-    gradient_accumulation_steps: int = option(1, "Micro-batches per update, reduced once.", minimum=1, basic=True)
+    gradient_accumulation_steps: int = option(
+        1, "Micro-batches per update, reduced once.", minimum=1, basic=True
+    )
     batch_schedule: tuple[str, ...] = option(
         (),
-        "Batch by epoch (Mikami et al., Table 3): flash_exp1 to flash_exp4, or entries EPOCH:IMAGES, "
-        "EPOCH:IMAGESxACCUMULATION or EPOCH:*FACTOR; images are per GPU, epochs count from 0, factors refer to the "
-        "first batch.",
+        "Batch by epoch (Mikami et al., Table 3): flash_exp1 to flash_exp4, or entries"
+        " EPOCH:IMAGES, EPOCH:IMAGESxACCUMULATION or EPOCH:*FACTOR; images are per GPU, epochs"
+        " count from 0, factors refer to the first batch.",
     )
     batch_growth: str = option(
         "per_gpu",
-        "Enlarged by a factor of --batch_schedule: the batch of a GPU, or the number of micro-batches.",
+        "Enlarged by a factor of --batch_schedule: the batch of a GPU, or the number of"
+        " micro-batches.",
         choices=("per_gpu", "accumulation"),
     )
     optimizer: str = option("hybrid", "Update rule.", choices=tuple(OPTIMIZERS), basic=True)
     ema_decay: float = option(
         0.0,
-        "Keep an exponential moving average of the weights with this decay, and validate it; 0 for none. It is ramped "
-        "up: (1 + t) / (10 + t) after t updates, if that is less.",
+        "Keep an exponential moving average of the weights with this decay, and validate it; 0 for"
+        " none. It is ramped up: (1 + t) / (10 + t) after t updates, if that is less.",
         minimum=0,
         maximum=0.999999,
     )
@@ -387,7 +479,8 @@ class Optimization:
     )
     lr_schedule: str = option(
         "exponential",
-        "Learning rate after the warmup; sony_a and sony_b fix it throughout, mlperf is MLPerf's table by batch.",
+        "Learning rate after the warmup; sony_a and sony_b fix it throughout, mlperf is MLPerf's"
+        " table by batch.",
         choices=tuple(SCHEDULES),
         basic=True,
     )
@@ -406,7 +499,10 @@ CHOICES: Mapping[str, Mapping[str, Mapping[str, Option]]] = {
 }
 """The flags that come with each value of a flag that selects code."""
 OPTIONS = COMMON | {
-    name: known for values in CHOICES.values() for options in values.values() for name, known in options.items()
+    name: known
+    for values in CHOICES.values()
+    for options in values.values()
+    for name, known in options.items()
 }
 """All flags; of one that several values of a flag bring, the declaration of the last."""
 

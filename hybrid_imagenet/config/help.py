@@ -1,4 +1,5 @@
-"""Writes the text of --help, in two levels: the flags that most people set, and with --help=all every flag.
+"""Writes the text of --help, in two levels: the flags that most people set, and with --help=all
+every flag.
 
 A flag is on the first level if its declaration says `basic`.
 """
@@ -38,14 +39,15 @@ usage: hybrid-imagenet train [--flag=value ...]
        hybrid-imagenet run [-np N] [-H HOST:SLOTS,...] -- [--flag=value ...]
 """
 _INTRODUCTION = """\
-Trains an image classifier. Values come from the defaults, then the recipe, then --flagfile=FILE, then the command line;
-the last one wins. A boolean flag is written --name or --noname. Several values are separated by commas.
+Trains an image classifier. Values come from the defaults, then the recipe, then --flagfile=FILE,
+then the command line; the last one wins. A boolean flag is written --name or --noname. Several
+values are separated by commas.
 """
 _DIGITS_FLAGS = "flags/digits.flags"
 # The flags of that file, for installations without a checkout.
 _DIGITS = (
-    "--dataset=digits --image_size=32 --per_gpu_batch=32 --epochs=10 --warmup_epochs=5 --lr_decay=0.7 --lars_eta=0.02 "
-    "--target_top1=0.97"
+    "--dataset=digits --image_size=32 --per_gpu_batch=32 --epochs=10 --warmup_epochs=5"
+    " --lr_decay=0.7 --lars_eta=0.02 --target_top1=0.97"
 )
 _WIDEST = 100
 _INDENT = " " * 6
@@ -71,7 +73,8 @@ Block = tuple[str, Sequence[_Entry]]  # a title and its flags
 def filled(text: str, columns: int, indent: str = "") -> str:
     """Returns a paragraph in lines of at most so many columns.
 
-    A command in backticks stays on one line, so that it can be copied, and so does a word with hyphens.
+    A command in backticks stays on one line, so that it can be copied, and so does a word with
+    hyphens.
     """
     whole = re.sub(r"`[^`]+`", lambda command: command[0].replace(" ", _NO_BREAK), text)
     lines = textwrap.fill(
@@ -91,7 +94,9 @@ def width() -> int:
 
 
 def topic(arguments: Iterable[str]) -> str | None:
-    """What arguments ask help about: "" for --help, TOPIC for --help=TOPIC; None if they do not ask."""
+    """What arguments ask help about: "" for --help, TOPIC for --help=TOPIC; None if they do not
+    ask.
+    """
     asked = [word for word in arguments if re.fullmatch(r"-h|--help(=.*)?", word)]
     return asked[-1].partition("=")[2] if asked else None
 
@@ -100,8 +105,8 @@ def text(about: str = "") -> str:
     """The help on a topic.
 
     Args:
-      about: "" for the basic flags with examples, "all" for every flag, the name of a group of flags, or a word of a
-        flag's name or text.
+      about: "" for the basic flags with examples, "all" for every flag, the name of a group of
+        flags, or a word of a flag's name or text.
 
     Raises:
       UserError: for a word that is not found.
@@ -111,17 +116,29 @@ def text(about: str = "") -> str:
         parts = [_USAGE, filled(f"{_INTRODUCTION}{SPELLING}", width()), ""]
         if about:
             return "\n".join([*parts, *_lines(groups.values())])
-        basic = [(title, [entry for entry in flags if entry.option.basic]) for title, flags in groups.values()]
-        examples = ["Examples:", *(f"  {what}:\n    {command}" for what, command in EXAMPLES.items()), ""]
+        basic = [
+            (title, [entry for entry in flags if entry.option.basic])
+            for title, flags in groups.values()
+        ]
+        examples = [
+            "Examples:",
+            *(f"  {what}:\n    {command}" for what, command in EXAMPLES.items()),
+            "",
+        ]
         return "\n".join([*parts, *examples, *_lines(basic), _more(groups)])
     word = about.lower().lstrip("-").replace("-", "_")
     if word in groups:
         title, flags = groups[word]
-        # The group of a choice, such as --optimizer, does not hold the flag itself; a group of that name may.
+        # The group of a choice, such as --optimizer, does not hold the flag itself; a group of that
+        # name may.
         listed = any(entry.name == word for entry in flags)
-        selector = [_Entry(word, config.COMMON[word])] if word in config.COMMON and not listed else []
+        selector = (
+            [_Entry(word, config.COMMON[word])] if word in config.COMMON and not listed else []
+        )
         return "\n".join(_lines([(title, [*selector, *flags])]))
-    found = [(title, [entry for entry in flags if entry.has(word)]) for title, flags in groups.values()]
+    found = [
+        (title, [entry for entry in flags if entry.has(word)]) for title, flags in groups.values()
+    ]
     if not any(flags for _, flags in found):
         near = did_you_mean(word, [*groups, *config.OPTIONS])
         raise UserError(f"--help={about}: no flag has this word{near}; --help=all lists every flag")
@@ -139,7 +156,10 @@ def first_commands(start: str) -> str:
         [
             "error: no flags were given. Try one of these commands:",
             f"  {start} {digits}",
-            "      trains ResNet-50 on handwritten digits, in a few minutes on a CPU, without a download",
+            (
+                "      trains ResNet-50 on handwritten digits, in a few minutes on a CPU, without a"
+                " download"
+            ),
             f"  {start} --dataset=folder --data_dir=photos --val_fraction=0.2",
             "      trains on your own images, with a directory for each class in photos/",
             "hybrid-imagenet train --help lists the flags.",
@@ -163,7 +183,9 @@ def _groups() -> dict[str, Block]:
         for name in dict.fromkeys(name for options in by_value.values() for name in options):
             declared: dict[str, list[str]] = {}
             for value in owners(flag, name):
-                declared.setdefault(_described(_Entry(name, by_value[value][name])), []).append(value)
+                declared.setdefault(_described(_Entry(name, by_value[value][name])), []).append(
+                    value
+                )
             listed += [_Entry(name, by_value[v[0]][name], tuple(v)) for v in declared.values()]
         found[flag] = f"Options of --{flag}, each with the values that have it.", listed
     return found
@@ -171,8 +193,8 @@ def _groups() -> dict[str, Block]:
 
 def _more(groups: Iterable[str]) -> str:
     return filled(
-        f"--help=all lists all {len(config.OPTIONS)} flags. --help=GROUP lists a group: {', '.join(groups)}. "
-        "--help=WORD searches names and texts.",
+        f"--help=all lists all {len(config.OPTIONS)} flags. --help=GROUP lists a group:"
+        f" {', '.join(groups)}. --help=WORD searches names and texts.",
         width(),
     )
 

@@ -1,4 +1,6 @@
-"""Computes the relative step of LARS or LAMB under a configuration: at one step, at its peak, beside published ones."""
+"""Computes the relative step of LARS or LAMB under a configuration: at one step, at its peak,
+beside published ones.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,18 @@ from hybrid_imagenet.schedules.training_schedule import FIXED
 if TYPE_CHECKING:
     from hybrid_imagenet.config import RunConfig
 
-_GOALS = (0.70, 0.74, 0.75)  # of the forecast, whose error is about a point at the first and .2 from the second on
+_GOALS = (
+    0.70,
+    0.74,
+    0.75,
+)  # of the forecast, whose error is about a point at the first and .2 from the second on
 
 
 @dataclasses.dataclass(frozen=True)
 class Peak:
-    """The largest relative step of a run, the first epoch that has it, from 1, and the step's values there."""
+    """The largest relative step of a run, the first epoch that has it, from 1, and the step's
+    values there.
+    """
 
     value: float
     epoch: int
@@ -29,10 +37,11 @@ class Peak:
 
 
 def at_step(config: RunConfig, values: Mapping[str, float]) -> float | None:
-    """The relative step under the `learning_rate`, `momentum` and `phase` of a step; None where LARS is not all there.
+    """The relative step under the `learning_rate`, `momentum` and `phase` of a step; None where
+    LARS is not all there.
 
-    With LARC's clip it is the largest that the clip allows, eta c / (1 - momentum), whatever the rate is; LAMB's is
-    the rate.
+    With LARC's clip it is the largest that the clip allows, eta c / (1 - momentum), whatever the
+    rate is; LAMB's is the rate.
     """
     if OPTIMIZERS[config.optimizer].relative_rate:
         return values["learning_rate"]
@@ -45,7 +54,9 @@ def at_step(config: RunConfig, values: Mapping[str, float]) -> float | None:
 
 
 def peak(config: RunConfig) -> Peak | None:
-    """The largest relative step at the beginning of an epoch or around the end of the warmup; None without one."""
+    """The largest relative step at the beginning of an epoch or around the end of the warmup; None
+    without one.
+    """
     schedule, stages = derived.schedule(config), derived.batches(config)
     found = None
     for start in derived.peak_epochs(config):
@@ -58,13 +69,17 @@ def peak(config: RunConfig) -> Peak | None:
 
 
 def tuned(config: RunConfig, batch: int) -> float:
-    """The relative step that the configuration's method is known to train ImageNet with at a batch."""
+    """The relative step that the configuration's method is known to train ImageNet with at a
+    batch.
+    """
     relative_rate = OPTIMIZERS[config.optimizer].relative_rate
     return relative_step.published_lamb(batch) if relative_rate else mlperf.tuned_step(batch)
 
 
 def line(config: RunConfig) -> str | None:
-    """Describes the peak of the relative step, beside the peak of tuned LARS, in one line; None without one."""
+    """Describes the peak of the relative step, beside the peak of tuned LARS, in one line; None
+    without one.
+    """
     top = peak(config)
     if top is None:
         return None
@@ -72,17 +87,23 @@ def line(config: RunConfig) -> str | None:
         known = f"its authors have {tuned(config, top.batch):.2g} at batch {top.batch}"
         return f"relative step {top.value:.2g} in epoch {top.epoch} (LAMB's learning rate); {known}"
     factor = derived.gradient_factor(config, top.momentum)
-    rate = "" if config.chosen["lars_variant"] == "larc" else f"learning rate {top.learning_rate:.4g} x "
+    rate = (
+        ""
+        if config.chosen["lars_variant"] == "larc"
+        else f"learning rate {top.learning_rate:.4g} x "
+    )
     eta = config.chosen["lars_eta"]
     return (
-        f"relative step {top.value:.2g} in epoch {top.epoch} ({rate}eta {eta:.4g} x gradient factor "
-        f"{factor:.4g} / (1 - momentum {top.momentum:.4g})); tuned LARS has {tuned(config, top.batch):.2g} at "
-        f"batch {top.batch}"
+        f"relative step {top.value:.2g} in epoch {top.epoch} ({rate}eta {eta:.4g} x gradient factor"
+        f" {factor:.4g} / (1 - momentum {top.momentum:.4g})); tuned LARS has"
+        f" {tuned(config, top.batch):.2g} at batch {top.batch}"
     )
 
 
 def forecast(config: RunConfig, num_examples: int) -> str | None:
-    """When LARS would have 70, 74 and 75 % on ImageNet, in one line; None for other networks, data and optimizers."""
+    """When LARS would have 70, 74 and 75 % on ImageNet, in one line; None for other networks, data
+    and optimizers.
+    """
     top, other = peak(config), OPTIMIZERS[config.optimizer].relative_rate
     if num_examples != mlperf.TRAIN_IMAGES or top is None or other:
         return None
@@ -103,7 +124,9 @@ def forecast(config: RunConfig, num_examples: int) -> str | None:
 
 
 def warning(config: RunConfig) -> str | None:
-    """One line with a remedy where the peak is more than a factor of 4 from tuned LARS at its batch; else None."""
+    """One line with a remedy where the peak is more than a factor of 4 from tuned LARS at its
+    batch; else None.
+    """
     top = peak(config)
     wanted = tuned(config, top.batch) if top else 0.0
     if top is None or top.value <= 0 or not relative_step.far_off(top.value, wanted):
@@ -112,18 +135,23 @@ def warning(config: RunConfig) -> str | None:
     times = max(wanted / top.value, top.value / wanted)
     side = "smaller" if top.value < wanted else "larger"
     method, whose = (
-        ("LAMB", "its authors have") if OPTIMIZERS[config.optimizer].relative_rate else ("LARS", "tuned LARS has")
+        ("LAMB", "its authors have")
+        if OPTIMIZERS[config.optimizer].relative_rate
+        else ("LARS", "tuned LARS has")
     )
     return (
-        f"the relative step of {method}, {top.value:.2g}, is {times:.{0 if times >= 10 else 1}f} times {side} than "
-        f"{whose} on ImageNet at batch {top.batch}, {wanted:.2g}: --{flag}={value:.3g} gives that"
+        f"the relative step of {method}, {top.value:.2g}, is {times:.{0 if times >= 10 else 1}f}"
+        f" times {side} than {whose} on ImageNet at batch {top.batch}, {wanted:.2g}:"
+        f" --{flag}={value:.3g} gives that"
     )
 
 
 def remedy(config: RunConfig, top: Peak, wanted: float) -> tuple[str, float]:
-    """The flag, and its value, that turns the peak into `wanted`: the rate of LARS, else its trust coefficient.
+    """The flag, and its value, that turns the peak into `wanted`: the rate of LARS, else its trust
+    coefficient.
 
-    The rate of hybrid is also the rate of its warmup, and some schedules and LARC's clip have no use for --lr.
+    The rate of hybrid is also the rate of its warmup, and some schedules and LARC's clip have no
+    use for --lr.
     """
     warms_up = OPTIMIZERS[config.optimizer].bounded_warmup
     clips, fixed = config.chosen.get("lars_variant") == "larc", config.lr_schedule in FIXED

@@ -67,7 +67,9 @@ def plan(config: RunConfig, num_examples: int) -> list[EpochPlan]:
         stage = stages.at(epoch)
         batch = stage.global_batch(config.gpus)
         last = order.advance(cursor, batch, steps - 1) if steps > 1 else cursor
-        first = schedule(order.position(cursor), order.position(order.advance(cursor, batch)), batch)
+        first = schedule(
+            order.position(cursor), order.position(order.advance(cursor, batch)), batch
+        )
         end = schedule(order.position(last), order.position(span.end), batch)
         rows.append(
             EpochPlan(
@@ -91,18 +93,31 @@ _OF_PRINTING = ("print_config", "print_config_all", "print_config_gpus", "check_
 
 
 def describe(config: RunConfig, num_examples: int) -> str:
-    """Describes every setting with what set it, then learning rate, momentum, batch and steps of each epoch."""
+    """Describes every setting with what set it, then learning rate, momentum, batch and steps of
+    each epoch.
+    """
     rows = plan(config, num_examples)
     table = [_HEADER, *map(_row, rows)]
-    return _text([*_settings(config, list(config.values())), "", *_results(config, num_examples, rows), "", *table])
+    return _text(
+        [
+            *_settings(config, list(config.values())),
+            "",
+            *_results(config, num_examples, rows),
+            "",
+            *table,
+        ]
+    )
 
 
 def summarize(config: RunConfig, num_examples: int) -> str:
-    """Describes the settings that are not defaults, and the epochs in which the schedule changes."""
+    """Describes the settings that are not defaults, and the epochs in which the schedule
+    changes.
+    """
     names = [
         name
         for name in config.values()
-        if name == "recipe" or (config.origins[name] is not Origin.DEFAULT and name not in _OF_PRINTING)
+        if name == "recipe"
+        or (config.origins[name] is not Origin.DEFAULT and name not in _OF_PRINTING)
     ]
     rows = plan(config, num_examples)
     table = [_HEADER]
@@ -113,14 +128,20 @@ def summarize(config: RunConfig, num_examples: int) -> str:
         table.append(_row(rows[index]))
         shown_before = index
     others = len(config.values()) - len(names)
-    more = f"{others} other settings have their defaults. --print_config=all prints them, and every epoch."
-    return _text([*_settings(config, names), "", *_results(config, num_examples, rows), "", *table, "", more])
+    more = (
+        f"{others} other settings have their defaults. --print_config=all prints them, and every"
+        " epoch."
+    )
+    return _text(
+        [*_settings(config, names), "", *_results(config, num_examples, rows), "", *table, "", more]
+    )
 
 
 def boundaries(rows: Sequence[EpochPlan]) -> list[int]:
     """Returns the indices of the epochs in which something changes, with the first and the last.
 
-    It is the phase, the momentum, the batch or the size of images, or whether the learning rate rises, falls or stays.
+    It is the phase, the momentum, the batch or the size of images, or whether the learning rate
+    rises, falls or stays.
     """
 
     def state(index: int) -> tuple[object, ...]:
@@ -132,7 +153,11 @@ def boundaries(rows: Sequence[EpochPlan]) -> list[int]:
         return row.phase, row.momentum, *batch, row.image_size, rises, falls
 
     last = len(rows) - 1
-    return [index for index in range(len(rows)) if index in (0, last) or state(index) != state(index - 1)]
+    return [
+        index
+        for index in range(len(rows))
+        if index in (0, last) or state(index) != state(index - 1)
+    ]
 
 
 def _text(lines: Iterable[str]) -> str:
@@ -145,15 +170,23 @@ def _settings(config: RunConfig, names: Sequence[str]) -> list[str]:
     texts = {name: shown(values[name]) for name in names}
     width = max(map(len, [*texts, *config.dropped]))
     value_width = max(map(len, texts.values()))
-    lines = [f"{name:<{width}}  {text:<{value_width}}  {_origin(config, name)}" for name, text in texts.items()]
+    lines = [
+        f"{name:<{width}}  {text:<{value_width}}  {_origin(config, name)}"
+        for name, text in texts.items()
+    ]
     return lines + [f"{name:<{width}}  not used: {note}" for name, note in config.dropped.items()]
 
 
 def _results(config: RunConfig, num_examples: int, rows: Sequence[EpochPlan]) -> list[str]:
-    """Returns lines on what follows from all settings together, with a warning where that is far from usual."""
+    """Returns lines on what follows from all settings together, with a warning where that is far
+    from usual.
+    """
     steps = sum(row.steps for row in rows)
     lines = [f"{num_examples} training images, {counted(config.gpus, 'GPU')}, {steps} steps"]
-    lines += filter(None, [relative_step_advice.line(config), relative_step_advice.forecast(config, num_examples)])
+    lines += filter(
+        None,
+        [relative_step_advice.line(config), relative_step_advice.forecast(config, num_examples)],
+    )
     lines += _worked_out(config)
     lines += [f"warning: {text}" for text in [relative_step_advice.warning(config)] if text]
     return lines
@@ -166,15 +199,20 @@ _HEADER = (
 
 
 def _worked_out(config: RunConfig) -> list[str]:
-    """What follows from settings and batch together: the images of a normalization, decay beside the gradient."""
+    """What follows from settings and batch together: the images of a normalization, decay beside
+    the gradient.
+    """
     lines, batch = [], base_batch(config)
     if config.lr_schedule == "mlperf" and not config.sync_batch_norm:
         images, wanted = config.per_gpu_batch * config.bn_group, mlperf.at(batch).normalized_images
         lines.append(
-            f"batch normalization over {images} images ({counted(config.bn_group, 'GPU')}); MLPerf's table has {wanted}"
+            f"batch normalization over {images} images ({counted(config.bn_group, 'GPU')});"
+            f" MLPerf's table has {wanted}"
         )
     if config.chosen.get("decoupled_decay"):
-        lines.append(f"decoupled decay {decoupled_decay(config):.3g} of the weights a step at batch {batch}")
+        lines.append(
+            f"decoupled decay {decoupled_decay(config):.3g} of the weights a step at batch {batch}"
+        )
     return lines
 
 

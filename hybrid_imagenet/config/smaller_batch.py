@@ -17,7 +17,8 @@ def advice(config: RunConfig) -> str:
         return "Try a smaller --image_size or --model."
     flags = f"--per_gpu_batch={half}"
     is_even = config.per_gpu_batch % 2 == 0
-    # An update then keeps its images. Statistics over all of them would need all micro-batches at once.
+    # An update then keeps its images. Statistics over all of them would need all micro-batches at
+    # once.
     if is_even and not config.sync_batch_norm:
         flags += f" --gradient_accumulation_steps={2 * config.gradient_accumulation_steps}"
     if config.eval_batch is not None and config.eval_batch > half:

@@ -11,17 +11,34 @@ from hybrid_imagenet.config.flags import OPTIONS
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.options import Option, fault
 from hybrid_imagenet.runlog import json_fields
-from hybrid_imagenet.runlog.json_fields import COUNT, TEXT, Kind, is_number, is_text, list_of, object_of
+from hybrid_imagenet.runlog.json_fields import (
+    COUNT,
+    TEXT,
+    Kind,
+    is_number,
+    is_text,
+    list_of,
+    object_of,
+)
 
 _LAST_DATE = 253402300799  # 31 December 9999 in seconds since 1970; later dates cannot be written
 
 _KINDS = {
     "flags": Kind(
-        "an object with the flags of a run", lambda value: isinstance(value, dict), null=False, required=True
+        "an object with the flags of a run",
+        lambda value: isinstance(value, dict),
+        null=False,
+        required=True,
     ),
     "origins": Kind("an object of texts", object_of(is_text), null=False),
-    "started": Kind("a time in seconds since 1970", lambda value: is_number(value) and 0 <= value <= _LAST_DATE),
-    "world_size": Kind("a whole number above 0", lambda value: json_fields.is_count(value) and value > 0, null=False),
+    "started": Kind(
+        "a time in seconds since 1970", lambda value: is_number(value) and 0 <= value <= _LAST_DATE
+    ),
+    "world_size": Kind(
+        "a whole number above 0",
+        lambda value: json_fields.is_count(value) and value > 0,
+        null=False,
+    ),
     "hosts": Kind("a list of texts", list_of(is_text)),
     "train_images": COUNT,
     "validation_images": COUNT,
@@ -58,7 +75,9 @@ def read(directory: pathlib.Path) -> dict[str, Any]:
 
 
 def _is_possible(value: Any, option: Option) -> bool:
-    """Returns whether a flag can have a value: its type is right, and it is within the flag's bounds."""
+    """Returns whether a flag can have a value: its type is right, and it is within the flag's
+    bounds.
+    """
     kind = option.kind
     if value is None:
         return kind.optional

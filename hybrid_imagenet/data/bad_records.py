@@ -1,4 +1,6 @@
-"""Reads examples that can be used: fails at a bad one, or logs and counts it and takes its neighbor in its place."""
+"""Reads examples that can be used: fails at a bad one, or logs and counts it and takes its neighbor
+in its place.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from hybrid_imagenet.errors import UserError
 
 _log = logging.getLogger(__name__)
 Usable = tuple[bytes, int, tuple[int, int, int]]  # content, label, and what `images.probe` finds
-Read = tuple[npt.NDArray[np.object_], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool]]
+Read = tuple[
+    npt.NDArray[np.object_], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool]
+]
 
 
 class BadRecords:
@@ -24,11 +28,14 @@ class BadRecords:
 
     Attributes:
       known: the reason by example.
-      replaced: (epoch, example) of those in whose place another was read. Reading an example twice adds nothing.
+      replaced: (epoch, example) of those in whose place another was read. Reading an example twice
+        adds nothing.
     """
 
     def __init__(self, source: Source, policy: str, limit: int) -> None:
-        """Starts with none; `policy` is "fail" or "skip", which fails above `limit` records of all ranks."""
+        """Starts with none; `policy` is "fail" or "skip", which fails above `limit` records of all
+        ranks.
+        """
         self._source = source
         self._policy = policy
         self._limit = limit
@@ -47,7 +54,9 @@ class BadRecords:
             raise UserError(f"every record is bad; the last: {error}")
 
     def pairs(self) -> list[tuple[int, str]]:
-        """Returns the known bad records, to be gathered from all ranks as JSON: (example, reason) each."""
+        """Returns the known bad records, to be gathered from all ranks as JSON: (example, reason)
+        each.
+        """
         return list(dict(self.known).items())  # a copy in one go: reading threads add to it
 
     def share(self, ranks: Iterable[Iterable[tuple[int, str]]]) -> None:
@@ -67,12 +76,16 @@ class BadRecords:
     def _check_limit(self, index: int) -> None:
         if len(self.known) > self._limit:
             last = BadRecord(*self._source.locate(index), self.known[index])
-            raise UserError(f"more than --max_bad_records={self._limit} bad records; the last: {last}")
+            raise UserError(
+                f"more than --max_bad_records={self._limit} bad records; the last: {last}"
+            )
 
 
 @functools.cache
 def _pool(threads: int) -> concurrent.futures.ThreadPoolExecutor:
-    """Returns threads that all pipelines share: TensorFlow keeps what a pipeline calls, so its own would stay."""
+    """Returns threads that all pipelines share: TensorFlow keeps what a pipeline calls, so its own
+    would stay.
+    """
     return concurrent.futures.ThreadPoolExecutor(threads, "reads")
 
 
@@ -97,8 +110,9 @@ class UsableExamples:
         """Reads `k` examples.
 
         Returns:
-          (contents, probed, labels, own): encoded images, bytes [k]; kind, height and width of each, int64 [k, 3];
-          int64 [k]; and whether each is the example that was asked for, bool [k], or one that took its place.
+          (contents, probed, labels, own): encoded images, bytes [k]; kind, height and width of
+          each, int64 [k, 3]; int64 [k]; and whether each is the example that was asked for, bool
+          [k], or one that took its place.
 
         Raises:
           UserError: for a bad record under "fail", or too many of them.
@@ -120,7 +134,9 @@ class UsableExamples:
         return contents, probed, labels, own
 
     def check_decodes(self, index: int, side: int) -> None:
-        """Decodes what `read` gives for an example, and notes it if it is bad; raises UserError as `read` does."""
+        """Decodes what `read` gives for an example, and notes it if it is bad; raises UserError as
+        `read` does.
+        """
         while index in self._bad.known:
             index = self._neighbor(index)
         try:

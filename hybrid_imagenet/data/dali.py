@@ -1,9 +1,11 @@
-"""Decodes with NVIDIA DALI in place of TensorFlow's JPEG decoder; `pipeline` still chooses images and windows.
+"""Decodes with NVIDIA DALI in place of TensorFlow's JPEG decoder; `pipeline` still chooses images
+and windows.
 
-DALI decodes the window at full size, on the GPU or the CPU, and resizes it as `images.decode` does. Finished pixels
-leave the GPU once and go back as every batch does. Handing over the memory itself (DLPack) would save that, about
-150 kB per image each way, but TensorFlow numbers the GPUs that it was shown and DALI the machine's, and TensorFlow lets
-go of such memory when a step has been queued, not when it is done.
+DALI decodes the window at full size, on the GPU or the CPU, and resizes it as `images.decode` does.
+Finished pixels leave the GPU once and go back as every batch does. Handing over the memory itself
+(DLPack) would save that, about 150 kB per image each way, but TensorFlow numbers the GPUs that it
+was shown and DALI the machine's, and TensorFlow lets go of such memory when a step has been queued,
+not when it is done.
 """
 
 from __future__ import annotations
@@ -26,10 +28,14 @@ _log = logging.getLogger(__name__)
 
 
 def gpu_of(device: str | None) -> int | None:
-    """Returns the machine's number of the GPU behind a TensorFlow device such as "/gpu:0"; None for the CPU."""
+    """Returns the machine's number of the GPU behind a TensorFlow device such as "/gpu:0"; None for
+    the CPU.
+    """
     if device is None or not device.lower().startswith("/gpu:"):
         return None
-    name = tf.config.get_visible_devices("GPU")[int(device[5:])].name  # such as /physical_device:GPU:3
+    name = tf.config.get_visible_devices("GPU")[
+        int(device[5:])
+    ].name  # such as /physical_device:GPU:3
     return int(name.rpartition(":")[2])
 
 
@@ -43,23 +49,25 @@ def check(gpu: int | None) -> None:
         import nvidia.dali  # noqa: F401
     except (ImportError, OSError) as error:
         raise UserError(
-            f"--decoder=dali: NVIDIA DALI cannot be loaded ({error}): install nvidia-dali-cuda120 (the extra dali), "
-            "or omit --decoder"
+            f"--decoder=dali: NVIDIA DALI cannot be loaded ({error}): install nvidia-dali-cuda120"
+            " (the extra dali), or omit --decoder"
         ) from None
     try:
         Decoder(1, 8, 1, gpu).check()
     except Exception as error:
         place = "the CPU" if gpu is None else f"GPU {gpu}"
         raise UserError(
-            f"--decoder=dali: NVIDIA DALI does not run on {place} ({_summary(error)}): omit --decoder"
+            f"--decoder=dali: NVIDIA DALI does not run on {place} ({_summary(error)}): omit"
+            " --decoder"
         ) from None
 
 
 class Decoder:
     """Decodes windows of images to squares; safe to use from several threads.
 
-    Plain JPEGs (`images.is_plain_jpeg`) go to DALI, all else to TensorFlow, and so does a JPEG that DALI refuses: what
-    TensorFlow refuses too is a bad record. Which images share a batch does not matter to the pixels.
+    Plain JPEGs (`images.is_plain_jpeg`) go to DALI, all else to TensorFlow, and so does a JPEG that
+    DALI refuses: what TensorFlow refuses too is a bad record. Which images share a batch does not
+    matter to the pixels.
 
     Args:
       batch: images in a batch, at most.
@@ -69,7 +77,9 @@ class Decoder:
       accurate: see `images.decode`.
     """
 
-    def __init__(self, batch: int, side: int, threads: int, gpu: int | None, *, accurate: bool = False) -> None:
+    def __init__(
+        self, batch: int, side: int, threads: int, gpu: int | None, *, accurate: bool = False
+    ) -> None:
         self._side = side
         self._accurate = accurate
         self._settings = batch, side, max(1, threads // _SLOTS), gpu, accurate
@@ -79,7 +89,10 @@ class Decoder:
         self._told = False
 
     def decode(
-        self, contents: npt.NDArray[np.object_], branch: npt.NDArray[np.int32], window: npt.NDArray[np.int32]
+        self,
+        contents: npt.NDArray[np.object_],
+        branch: npt.NDArray[np.int32],
+        window: npt.NDArray[np.int32],
     ) -> npt.NDArray[np.uint8]:
         """Returns the windows of a batch as squares, uint8 [k, side, side, 3].
 
@@ -92,7 +105,9 @@ class Decoder:
           Exception: if DALI fails whatever the image is.
         """
         pixels = np.empty((len(contents), self._side, self._side, 3), np.uint8)
-        plain = np.array([images.is_plain_jpeg(content) for content in contents]) & (branch < images.OTHER_BRANCH)
+        plain = np.array([images.is_plain_jpeg(content) for content in contents]) & (
+            branch < images.OTHER_BRANCH
+        )
         places = np.flatnonzero(plain)
         refused = self._refused(pixels, places, contents, branch, window)
         with tf.device("/cpu:0"):
@@ -112,12 +127,21 @@ class Decoder:
 
         content = images.encoded(Image.new("RGB", (16, 16)), "JPEG")
         window = np.array([[0, 0, 16, 16]], np.int32)
-        self._run(np.empty((1, self._side, self._side, 3), np.uint8), [0], [content], np.zeros(1), window)
+        self._run(
+            np.empty((1, self._side, self._side, 3), np.uint8), [0], [content], np.zeros(1), window
+        )
 
     def _refused(
-        self, pixels: npt.NDArray[np.uint8], places: npt.NDArray[np.int64], contents: Any, branch: Any, window: Any
+        self,
+        pixels: npt.NDArray[np.uint8],
+        places: npt.NDArray[np.int64],
+        contents: Any,
+        branch: Any,
+        window: Any,
     ) -> list[int]:
-        """Fills in the pixels of some images; returns the places of those that DALI does not decode."""
+        """Fills in the pixels of some images; returns the places of those that DALI does not
+        decode.
+        """
         if not len(places):
             return []
         try:
@@ -135,11 +159,18 @@ class Decoder:
                 refused.append(int(place))
         if refused and not self._told:
             self._told = True
-            _log.warning("DALI refuses an image (%s): such images are left to TensorFlow", _summary(reason))
+            _log.warning(
+                "DALI refuses an image (%s): such images are left to TensorFlow", _summary(reason)
+            )
         return refused
 
     def _run(
-        self, pixels: npt.NDArray[np.uint8], places: Any, contents: Iterable[bytes], branch: Any, window: Any
+        self,
+        pixels: npt.NDArray[np.uint8],
+        places: Any,
+        contents: Iterable[bytes],
+        branch: Any,
+        window: Any,
     ) -> None:
         ratio = 2 ** np.asarray(branch, np.int32)[:, None]
         inputs = {
@@ -154,7 +185,9 @@ class Decoder:
             (squares,) = pipeline.run(**inputs)
             pixels[places] = squares.as_array()
         except Exception:
-            pipeline = _pipeline(*self._settings)  # what is left in one that failed must not come out later
+            pipeline = _pipeline(
+                *self._settings
+            )  # what is left in one that failed must not come out later
             raise
         finally:
             self._pipelines.put(pipeline)
@@ -171,8 +204,9 @@ def _pipeline(batch: int, side: int, threads: int, gpu: int | None, accurate: bo
         enable_conditionals=True,
     )
     def windows() -> Any:
-        # EXIF orientation is ignored, as TensorFlow does: windows lie in the stored image. One kind of decoder for all
-        # images, so that the place in a batch does not matter; threads are not tied to cores, which ranks share.
+        # EXIF orientation is ignored, as TensorFlow does: windows lie in the stored image. One kind
+        # of decoder for all images, so that the place in a batch does not matter; threads are not
+        # tied to cores, which ranks share.
         pixels = fn.decoders.image_slice(
             fn.external_source(name="encoded", dtype=types.UINT8, ndim=1),
             start=fn.external_source(name="start", dtype=types.INT32, ndim=1),
@@ -187,9 +221,12 @@ def _pipeline(batch: int, side: int, threads: int, gpu: int | None, accurate: bo
         )
         reduced = fn.external_source(name="reduced", dtype=types.FLOAT, ndim=1)
         if fn.external_source(name="reduce", dtype=types.BOOL, ndim=0):
-            # Where TensorFlow would decode at reduced scale: nearest to libjpeg's of DALI's filters.
+            # Where TensorFlow would decode at reduced scale: nearest to libjpeg's of DALI's
+            # filters.
             pixels = fn.resize(pixels, size=reduced, interp_type=types.INTERP_CUBIC, antialias=True)
-        pixels = fn.resize(pixels, size=[side, side], interp_type=types.INTERP_LINEAR, antialias=False)
+        pixels = fn.resize(
+            pixels, size=[side, side], interp_type=types.INTERP_LINEAR, antialias=False
+        )
         return pixels if gpu is None else pixels.cpu()
 
     pipeline = windows()
@@ -198,6 +235,12 @@ def _pipeline(batch: int, side: int, threads: int, gpu: int | None, accurate: bo
 
 
 def _summary(error: Exception) -> str:
-    """Returns the reason out of DALI's report, whose first lines tell where in the pipeline it arose."""
-    lines = [line.strip() for line in str(error).partition("encountered:")[2].splitlines() if line.strip()]
+    """Returns the reason out of DALI's report, whose first lines tell where in the pipeline it
+    arose.
+    """
+    lines = [
+        line.strip()
+        for line in str(error).partition("encountered:")[2].splitlines()
+        if line.strip()
+    ]
     return (lines or str(error).splitlines() or [type(error).__name__])[0][:200]

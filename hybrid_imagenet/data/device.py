@@ -1,4 +1,6 @@
-"""Runs the device's part of preprocessing inside the compiled step: flips, color, geometry, scaling."""
+"""Runs the device's part of preprocessing inside the compiled step: flips, color, geometry,
+scaling.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ OFFSET = (-np.array(MEAN) / np.array(DEVIATION)).astype(np.float32)
 
 
 def normalize(images: tf.Tensor, dtype: tf.DType | str = tf.float32) -> tf.Tensor:
-    """Takes uint8 (or float, on the scale of 0 to 255) [b, s, s, 3] to zero mean and unit variance per channel.
+    """Takes uint8 (or float, on the scale of 0 to 255) [b, s, s, 3] to zero mean and unit variance
+    per channel.
 
     Computed in FP32, then cast to `dtype`.
     """
@@ -28,7 +31,8 @@ def normalize(images: tf.Tensor, dtype: tf.DType | str = tf.float32) -> tf.Tenso
 
 
 def uniforms(seeds: tf.Tensor, count: int, start: int = ranges.DEVICE_STREAM) -> tf.Tensor:
-    """Draws [start, start + count) of each image, float32 [b, count] in [0, 1); the numbers of `sampling.uniforms`.
+    """Draws [start, start + count) of each image, float32 [b, count] in [0, 1); the numbers of
+    `sampling.uniforms`.
 
     Args:
       seeds: int64 [b, 2].
@@ -59,7 +63,9 @@ def _mix(words: tf.Tensor) -> tf.Tensor:
 
 
 def normals(seeds: tf.Tensor, count: int, start: int) -> tf.Tensor:
-    """Returns `count` normal numbers per image, float32 [b, count], from 2 * count draws (Box and Muller)."""
+    """Returns `count` normal numbers per image, float32 [b, count], from 2 * count draws (Box and
+    Muller).
+    """
     draws = uniforms(seeds, 2 * count, start)
     return tf.sqrt(-2 * tf.math.log(1 - draws[:, :count])) * tf.cos(2 * math.pi * draws[:, count:])
 
@@ -102,14 +108,17 @@ _COMPILED = ("none", "alexnet", "inception", "sony")
 
 
 def one_pass(function: Callable[..., tf.Tensor], augmentation: str) -> Callable[..., tf.Tensor]:
-    """Compiles a function of images and more where there is a GPU: one pass over the images instead of six."""
+    """Compiles a function of images and more where there is a GPU: one pass over the images instead
+    of six.
+    """
     if augmentation not in _COMPILED:
         return function
     compiled = xla.on_gpu(function)
 
     def shaped(*values: tf.Tensor) -> tf.Tensor:
         images = compiled(*values)
-        # The graph optimizer sees no shape behind a compiled program, and without one adds no sum to a normalization.
+        # The graph optimizer sees no shape behind a compiled program, and without one adds no sum
+        # to a normalization.
         return tf.reshape(images, images.shape) if images.shape.is_fully_defined() else images
 
     return shaped
@@ -120,8 +129,14 @@ def _flip(images: tf.Tensor, uniform: tf.Tensor) -> tf.Tensor:
 
 
 def _color_noise(seeds: tf.Tensor) -> tf.Tensor:
-    """Returns AlexNet's offset along the principal components of color: float32 [b, 3], for pixels in [0, 1]."""
-    weights = normals(seeds, 3, ranges.DEVICE_STREAM + 1) * ranges.PCA_DEVIATION * tf.constant(ranges.PCA_VALUES)
+    """Returns AlexNet's offset along the principal components of color: float32 [b, 3], for pixels
+    in [0, 1].
+    """
+    weights = (
+        normals(seeds, 3, ranges.DEVICE_STREAM + 1)
+        * ranges.PCA_DEVIATION
+        * tf.constant(ranges.PCA_VALUES)
+    )
     return tf.matmul(weights, tf.constant(ranges.PCA_VECTORS), transpose_b=True)
 
 
@@ -132,12 +147,15 @@ DIGITS_SHIFT = 0.08  # of the side
 
 
 def shift_bound(side: int) -> int:
-    """Returns the largest shift of an image, in pixels: an eighth of its side, 4 of 32 (He et al. 2015, 4.2)."""
+    """Returns the largest shift of an image, in pixels: an eighth of its side, 4 of 32 (He et al.
+    2015, 4.2).
+    """
     return round(side / 8)
 
 
 def _shift(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
-    """Shifts at random by whole pixels, black entering at the edge, and flips at random. uint8 [b, side, side, 3].
+    """Shifts at random by whole pixels, black entering at the edge, and flips at random. uint8 [b,
+    side, side, 3].
 
     The same as padding with zeros and cutting out a window (He et al. 2015, 4.2), in one operation.
     """
@@ -148,7 +166,9 @@ def _shift(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     direction = tf.where(flipped, -1.0, 1.0)
     start = tf.where(flipped, side - 1.0, 0.0)
     zero, one = tf.zeros_like(direction), tf.ones_like(direction)
-    transforms = tf.stack([direction, zero, start + moves[:, 0], zero, one, moves[:, 1], zero, zero], axis=1)
+    transforms = tf.stack(
+        [direction, zero, start + moves[:, 0], zero, one, moves[:, 1], zero, zero], axis=1
+    )
     return tf.raw_ops.ImageProjectiveTransformV3(
         images=images,
         transforms=transforms,
@@ -166,7 +186,9 @@ def _black() -> tf.Tensor:
 
 
 def _digits(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
-    """Rotates, scales and shifts a little at random, without flips; black enters at the edge. FP32, 0 to 255."""
+    """Rotates, scales and shifts a little at random, without flips; black enters at the edge. FP32,
+    0 to 255.
+    """
     side = tf.cast(tf.shape(images)[1], tf.float32)
     draws = 2 * uniforms(seeds, 4) - 1
     angle = DIGITS_ROTATION * draws[:, 0]
@@ -205,13 +227,18 @@ def _sony(images: tf.Tensor, seeds: tf.Tensor, bounds: ranges.SonyRanges) -> tf.
     brightness = (bounds.brightness * (2 * draws[:, 7] - 1))[:, None, None, None]
     pixels = (pixels + brightness - 0.5) * contrast + 0.5
     if bounds.noise:
-        noise = tf.reshape(normals(seeds, side * side * 3, ranges.DEVICE_STREAM + 16), tf.shape(pixels))
+        noise = tf.reshape(
+            normals(seeds, side * side * 3, ranges.DEVICE_STREAM + 16), tf.shape(pixels)
+        )
         pixels += noise * (bounds.noise * draws[:, 11])[:, None, None, None]
     return pixels * 255
 
 
-def _sony_positions(draws: tf.Tensor, bounds: ranges.SonyRanges, stored: int, side: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns where each output pixel lies in the stored image: x and y, float32 [b, side, side] each.
+def _sony_positions(
+    draws: tf.Tensor, bounds: ranges.SonyRanges, stored: int, side: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns where each output pixel lies in the stored image: x and y, float32 [b, side, side]
+    each.
 
     draws: flip, scale, aspect, rotation, center x, center y, distortion, then the draws of color.
     """
@@ -238,7 +265,9 @@ def _sony_positions(draws: tf.Tensor, bounds: ranges.SonyRanges, stored: int, si
 
 
 def _bilinear(images: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Returns interpolated pixels at positions float32 [b, h, w], clamped to the image; float32 [b, h, w, 3]."""
+    """Returns interpolated pixels at positions float32 [b, h, w], clamped to the image; float32 [b,
+    h, w, 3].
+    """
     side = images.shape[1]
     flat = tf.reshape(images, [-1, side * side, 3])
     if xla.has_gpu():

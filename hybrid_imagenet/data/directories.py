@@ -15,7 +15,8 @@ SUBDIRECTORIES = ("data", *(name for names in SPLIT_NAMES.values() for name in n
 
 
 class Directory:
-    """Files of a directory of this host, and of its subdirectories `data` and those named after splits.
+    """Files of a directory of this host, and of its subdirectories `data` and those named after
+    splits.
 
     Attributes:
       location: as the user gave it, without passwords.
@@ -33,7 +34,12 @@ class Directory:
     def names(self) -> list[str]:
         """Returns the files, sorted, those of a subdirectory as `train/name`."""
         places = {"": self._path} | {f"{name}/": self._path / name for name in SUBDIRECTORIES}
-        return sorted(prefix + e.name for prefix, place in places.items() if place.is_dir() for e in place.iterdir())
+        return sorted(
+            prefix + e.name
+            for prefix, place in places.items()
+            if place.is_dir()
+            for e in place.iterdir()
+        )
 
     def small(self, name: str) -> bytes | None:
         """Returns the content of a small file; None where there is no such file."""
@@ -43,7 +49,8 @@ class Directory:
             return None
 
     def path(self, name: str) -> Path:
-        """Returns where a file can be read on this host, after it has been copied where that is needed.
+        """Returns where a file can be read on this host, after it has been copied where that is
+        needed.
 
         Raises:
           OSError: if there is no such file.
@@ -56,18 +63,24 @@ class Directory:
         return read_at(str(self.path(name)), offset, length, self.reads)
 
     def tail(self, name: str, length: int) -> bytes:
-        """Returns the last bytes of a file, all of a shorter one, without a copy; raises as `path`."""
+        """Returns the last bytes of a file, all of a shorter one, without a copy; raises as
+        `path`.
+        """
         with open_regular(self.path(name)) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - length))
             return file.read()
 
     def index_path(self, name: str) -> Path | None:
-        """Returns where the index of a copy is kept, as long as the copy is; None for a local file."""
+        """Returns where the index of a copy is kept, as long as the copy is; None for a local
+        file.
+        """
         del name
         return None
 
     def look_up(self, names: Sequence[str]) -> None:
-        """Asks for the sizes of files together, which is faster than one after another; raises as `path`."""
+        """Asks for the sizes of files together, which is faster than one after another; raises as
+        `path`.
+        """
 
     def prefetch(self, names: Sequence[str]) -> None:
         """Says which files are read next, so that they can be copied ahead."""

@@ -1,7 +1,8 @@
 """Reads the size of WebP and JPEG XL images from their headers, without a decoder.
 
 References:
-  WebP container: https://developers.google.com/speed/webp/docs/riff_container and RFC 6386, section 9.1 (VP8).
+  WebP container: https://developers.google.com/speed/webp/docs/riff_container and RFC 6386, section
+  9.1 (VP8).
   JPEG XL: ISO/IEC 18181-1, annex D (image header), and 18181-2 (container).
 """
 
@@ -34,8 +35,8 @@ def webp_size(data: bytes) -> tuple[int, int]:
     """Returns height and width of a WebP.
 
     Raises:
-      ValueError: if it is truncated, damaged or animated. TensorFlow decodes an animation only with four channels, and
-        TensorFlow 2.21 can crash on it.
+      ValueError: if it is truncated, damaged or animated. TensorFlow decodes an animation only with
+        four channels, and TensorFlow 2.21 can crash on it.
     """
     if len(data) < 30 or len(data) < 8 + int.from_bytes(data[4:8], "little"):
         raise ValueError("the WebP is truncated: its header announces more bytes")

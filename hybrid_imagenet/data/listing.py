@@ -1,4 +1,6 @@
-"""Finds the files of a split by their names, counts what is not read, and compares lists of classes."""
+"""Finds the files of a split by their names, counts what is not read, and compares lists of
+classes.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,14 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.files import decoded_text
 
 SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "val", "valid", "test")}
-"""Names of the splits in names of files, as used by our own writer, TensorFlow's ImageNet scripts, and TFDS."""
+"""Names of the splits in names of files, as used by our own writer, TensorFlow's ImageNet scripts,
+and TFDS.
+"""
 LABELS = "labels.txt"
 """The file that lists the names of classes, one on each line, in the order of the labels."""
-# The last layer of a ResNet-50 has 2,048 weights for each class: 8 GB in FP32 for this many classes, and as much again
-# for the gradient and for each slot of the optimizer. Larger numbers are mistakes that would exhaust memory.
+# The last layer of a ResNet-50 has 2,048 weights for each class: 8 GB in FP32 for this many
+# classes, and as much again for the gradient and for each slot of the optimizer. Larger numbers are
+# mistakes that would exhaust memory.
 MOST_CLASSES = 1_000_000
 _OF = re.compile(r"(?P<stem>.*?)(?P<number>\d+)-of-(?P<count>\d+)")
 _NUMBER = re.compile(r"(?P<stem>.*?)(?P<number>\d+)$")
@@ -28,7 +33,8 @@ class Note:
 
     Attributes:
       text: the line, with a file or directory.
-      fault: whether images are missing or may be wrong, so that `data check` counts it; else it is harmless.
+      fault: whether images are missing or may be wrong, so that `data check` counts it; else it is
+        harmless.
     """
 
     text: str
@@ -49,7 +55,9 @@ class Skipped:
         self._found.setdefault((reason, fault), []).append(name)
 
     def notes(self, place: str) -> tuple[Note, ...]:
-        """Returns one line for each reason, which names the first file below `place` in the order of names."""
+        """Returns one line for each reason, which names the first file below `place` in the order
+        of names.
+        """
         return tuple(
             Note(f"{place}: {len(names)} skipped, {reason}; the first is {min(names)}", fault)
             for (reason, fault), names in sorted(self._found.items())
@@ -57,7 +65,8 @@ class Skipped:
 
 
 def of_split(place: str, split: str, named: Callable[[str], Sequence[str]]) -> list[str]:
-    """Returns the files of a split under the first of its names that has some: train; validation, val, valid or test.
+    """Returns the files of a split under the first of its names that has some: train; validation,
+    val, valid or test.
 
     Args:
       place: the directory, for messages.
@@ -65,40 +74,61 @@ def of_split(place: str, split: str, named: Callable[[str], Sequence[str]]) -> l
       named: returns the files of a name.
 
     Raises:
-      UserError: if there are files of two of `validation`, `val` and `valid`, or if one belongs to both splits.
+      UserError: if there are files of two of `validation`, `val` and `valid`, or if one belongs to
+        both splits.
     """
     found = {word: list(named(word)) for words in SPLIT_NAMES.values() for word in words}
     several = [found[word][0] for word in ("validation", "val", "valid") if found[word]]
     if len(several) > 1:
         raise UserError(
-            f"--data_dir={place}: holds two validation splits, {several[0]} and {several[1]}: move one of them away"
+            f"--data_dir={place}: holds two validation splits, {several[0]} and {several[1]}: move"
+            " one of them away"
         )
-    first = {key: next((found[word] for word in words if found[word]), []) for key, words in SPLIT_NAMES.items()}
+    first = {
+        key: next((found[word] for word in words if found[word]), [])
+        for key, words in SPLIT_NAMES.items()
+    }
     both = sorted(set(first["train"]) & set(first["validation"]))
     if both:
-        raise UserError(f"--data_dir={place}: {both[0]} is named both train and validation: rename it")
+        raise UserError(
+            f"--data_dir={place}: {both[0]} is named both train and validation: rename it"
+        )
     return first[split]
 
 
 def with_word(names: Iterable[str], suffix: str) -> Callable[[str], list[str]]:
-    """Returns a function that finds the files with a word in their name, or in that of their directory."""
-    words = {name: re.split(r"[-/_.]", name.removesuffix(suffix)) for name in names if name.endswith(suffix)}
+    """Returns a function that finds the files with a word in their name, or in that of their
+    directory.
+    """
+    words = {
+        name: re.split(r"[-/_.]", name.removesuffix(suffix))
+        for name in names
+        if name.endswith(suffix)
+    }
     return lambda word: [name for name in words if word in words[name]]
 
 
-def of_no_split(place: str, names: Iterable[str], named: Callable[[str], Sequence[str]]) -> tuple[Note, ...]:
-    """Returns a note on the files that have the name of no split; for the arguments see `of_split`."""
+def of_no_split(
+    place: str, names: Iterable[str], named: Callable[[str], Sequence[str]]
+) -> tuple[Note, ...]:
+    """Returns a note on the files that have the name of no split; for the arguments see
+    `of_split`.
+    """
     skipped = Skipped()
-    for name in sorted({*names}.difference(*(named(word) for words in SPLIT_NAMES.values() for word in words))):
+    for name in sorted(
+        {*names}.difference(*(named(word) for words in SPLIT_NAMES.values() for word in words))
+    ):
         skipped.add("neither train nor validation by their names", name)
     return skipped.notes(place)
 
 
 def whole_set(place: str, split: str, names: Sequence[str]) -> list[str]:
-    """Returns the files of a split in the order of their names, after a look at names such as `train-00003-of-00010`.
+    """Returns the files of a split in the order of their names, after a look at names such as
+    `train-00003-of-00010`.
 
     Raises:
-      UserError: if a file of such a numbered set is missing, or if the files are of several sets or directories.
+      UserError: if a file of such a numbered set is missing, or if the files are of several sets or
+        directories.
     """
     sets: dict[tuple[str, int], dict[int, str]] = {}
     for name in sorted(names):
@@ -107,26 +137,32 @@ def whole_set(place: str, split: str, names: Sequence[str]) -> list[str]:
         number = int(match["number"]) if match else len(sets.get(key, ()))
         other = sets.setdefault(key, {}).setdefault(number, name)
         if other != name:
-            raise UserError(f"--data_dir={place}: {other} and {name} are the same part of a set: remove one of them")
+            raise UserError(
+                f"--data_dir={place}: {other} and {name} are the same part of a set: remove one of"
+                " them"
+            )
     if len(sets) > 1:
         first, second = (found[min(found)] for found in list(sets.values())[:2])
         raise UserError(
-            f"--data_dir={place}: holds several sets of {split} files, such as {first} and {second}: keep one set here"
+            f"--data_dir={place}: holds several sets of {split} files, such as {first} and"
+            f" {second}: keep one set here"
         )
     for (_, count), found in sets.items():
         missing = [number for number in range(count) if number not in found]
         if missing:
             raise UserError(
-                f"--data_dir={place}: {len(missing)} of {count} {split} files are missing, the first is number "
-                f"{missing[0]} of the set of {found[min(found)]}"
+                f"--data_dir={place}: {len(missing)} of {count} {split} files are missing, the"
+                f" first is number {missing[0]} of the set of {found[min(found)]}"
             )
     return sorted(names)
 
 
 def gaps(place: str, names: Iterable[str]) -> Iterator[Note]:
-    """Yields a note for each series of numbered files that lacks numbers between its first and its last.
+    """Yields a note for each series of numbered files that lacks numbers between its first and its
+    last.
 
-    Names whose numbers are no series, such as WordNet's n01440764, lack more than they have: these are passed over.
+    Names whose numbers are no series, such as WordNet's n01440764, lack more than they have: these
+    are passed over.
     """
     series: dict[str, dict[int, str]] = {}
     for name in names:
@@ -139,8 +175,8 @@ def gaps(place: str, names: Iterable[str]) -> Iterator[Note]:
         if 0 < missing <= len(found):
             lacks = next(number for number in range(first, last) if number not in found)
             yield Note(
-                f"{place}: {missing} files are missing between {found[first]} and {found[last]}, the first is number "
-                f"{lacks}: copy them, or rename the others"
+                f"{place}: {missing} files are missing between {found[first]} and {found[last]},"
+                f" the first is number {lacks}: copy them, or rename the others"
             )
 
 
@@ -151,9 +187,13 @@ def numbered_classes(place: Path | str, count: int | None) -> tuple[str, ...]:
       UserError: without a count, or for more than a million, which no network here has.
     """
     if count is None:
-        raise UserError(f"--data_dir={place}: its files do not name the classes: give --num_classes")
+        raise UserError(
+            f"--data_dir={place}: its files do not name the classes: give --num_classes"
+        )
     if count > MOST_CLASSES:
-        raise UserError(f"{place}: label {count - 1} is no class number: correct it, or give --num_classes")
+        raise UserError(
+            f"{place}: label {count - 1} is no class number: correct it, or give --num_classes"
+        )
     return tuple(str(number) for number in range(count))
 
 
@@ -161,8 +201,8 @@ def listed_classes(place: Path | str, content: bytes) -> tuple[str, ...]:
     """Returns the names of classes in a file that has one on each line.
 
     Raises:
-      UserError: if the file `place` is not text, is empty, names a class on several lines, or has lines as
-        `NUMBER:NAME`.
+      UserError: if the file `place` is not text, is empty, names a class on several lines, or has
+        lines as `NUMBER:NAME`.
     """
     try:
         text = decoded_text(content)
@@ -173,14 +213,14 @@ def listed_classes(place: Path | str, content: bytes) -> tuple[str, ...]:
         raise UserError(f"{place}: is empty: give the name of one class on each line, or remove it")
     if all(name.partition(":")[0].isdecimal() and ":" in name for name in names):
         raise UserError(
-            f"{place}: has lines as {names[0]!r}: give the name of one class on each line, in the order of labels, "
-            "without numbers and without a class for the background"
+            f"{place}: has lines as {names[0]!r}: give the name of one class on each line, in the"
+            " order of labels, without numbers and without a class for the background"
         )
     name, count = collections.Counter(names).most_common(1)[0]
     if count > 1:
         raise UserError(
-            f"{place}: lists {name!r} on {count} of {len(names)} lines: give each class a name of its own, or move the "
-            "file away if it does not list classes"
+            f"{place}: lists {name!r} on {count} of {len(names)} lines: give each class a name of"
+            " its own, or move the file away if it does not list classes"
         )
     return names
 
@@ -196,8 +236,8 @@ def check_labels(place: Path | str, names: Sequence[str], largest: int) -> tuple
     """
     if largest >= len(names):
         raise UserError(
-            f"{place}: lists {len(names)} classes, but a training image has the label {largest} (from 0): list all "
-            "classes, or move the file away if it does not list classes"
+            f"{place}: lists {len(names)} classes, but a training image has the label {largest}"
+            " (from 0): list all classes, or move the file away if it does not list classes"
         )
     return () if largest + 1 == len(names) else (Note(surplus(place, len(names), largest), False),)
 
@@ -216,7 +256,9 @@ def class_difference(first: Sequence[str], second: Sequence[str]) -> str | None:
 
 
 def name_difference(first: Sequence[str], second: Sequence[str]) -> str | None:
-    """Returns the first difference of two lists of classes; None also if one of two equally long ones has numbers."""
+    """Returns the first difference of two lists of classes; None also if one of two equally long
+    ones has numbers.
+    """
     numbers = [str(number) for number in range(len(first))]
     numbered = len(first) == len(second) and numbers in (list(first), list(second))
     return None if numbered else class_difference(first, second)
@@ -230,6 +272,6 @@ def check_splits(dataset: str, train: Sequence[str], validation: Sequence[str]) 
     """
     if found := name_difference(train, validation):
         raise UserError(
-            f"--dataset={dataset}: training and validation have different classes ({found}): make both with the same "
-            "list of classes"
+            f"--dataset={dataset}: training and validation have different classes ({found}): make"
+            " both with the same list of classes"
         )

@@ -1,4 +1,6 @@
-"""Measures how well an order mixes the classes: the number of classes in a batch of consecutive training images."""
+"""Measures how well an order mixes the classes: the number of classes in a batch of consecutive
+training images.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,15 @@ _log = logging.getLogger(__name__)
 
 
 def expected(classes: int, images: int = IMAGES) -> float:
-    """Returns the expected number of classes among images drawn at random, with replacement, from equal classes."""
+    """Returns the expected number of classes among images drawn at random, with replacement, from
+    equal classes.
+    """
     return classes * (1 - (1 - 1 / classes) ** images)
 
 
 def complaint(labels: npt.NDArray[np.int64], classes: int, window: int) -> str | None:
-    """Returns a warning with its remedy if consecutive images hold less than half of the expected classes, else None.
+    """Returns a warning with its remedy if consecutive images hold less than half of the expected
+    classes, else None.
 
     Args:
       labels: of the first images in the order of training, int64 [n].
@@ -35,9 +40,9 @@ def complaint(labels: npt.NDArray[np.int64], classes: int, window: int) -> str |
     if found >= _CLEARLY_BAD * wanted:
         return None
     return (
-        f"{images} consecutive training images hold {found:.0f} classes on average, {wanted:.0f} if all were mixed: "
-        f"the files seem to be sorted by class; give more than --shuffle_window={window} (0 mixes all), or mix the "
-        "images before they are written"
+        f"{images} consecutive training images hold {found:.0f} classes on average, {wanted:.0f} if"
+        " all were mixed: the files seem to be sorted by class; give more than"
+        f" --shuffle_window={window} (0 mixes all), or mix the images before they are written"
     )
 
 

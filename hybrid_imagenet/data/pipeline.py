@@ -1,7 +1,8 @@
-"""Makes batches from a source and an order: each rank reads, decodes and crops its own share ahead of the trainer.
+"""Makes batches from a source and an order: each rank reads, decodes and crops its own share ahead
+of the trainer.
 
-The random choices of an image depend on (seed, epoch, example) only, so neither the number of ranks nor the number of
-threads changes what is seen.
+The random choices of an image depend on (seed, epoch, example) only, so neither the number of ranks
+nor the number of threads changes what is seen.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from hybrid_imagenet.order.shard_order import ShardOrder
 from hybrid_imagenet.schedules.run_length import RunLength, Span
 
 _SHARDS_AHEAD = 8  # of evaluation, which reads one after another
-BatchSizes = Callable[[int], tuple[int, int]]  # epoch -> (images per rank and micro-batch, micro-batches per step)
+BatchSizes = Callable[
+    [int], tuple[int, int]
+]  # epoch -> (images per rank and micro-batch, micro-batches per step)
 Element = dict[str, tf.Tensor]
 
 
@@ -35,10 +38,13 @@ class HostOptions:
     Attributes:
       threads: decoding threads of this rank.
       readers: micro-batches that are read from storage at the same time.
-      reads: records of a micro-batch that are read at the same time; they hide what a read from a network takes.
+      reads: records of a micro-batch that are read at the same time; they hide what a read from a
+      network takes.
       prefetch: finished micro-batches kept ready.
-      device: where finished micro-batches are copied ahead of the trainer ("/gpu:0"); None leaves them on the host.
-      memory_bytes: bound on what is read and decoded ahead; lowers `readers` and `prefetch` to 1 at least.
+      device: where finished micro-batches are copied ahead of the trainer ("/gpu:0"); None leaves
+      them on the host.
+      memory_bytes: bound on what is read and decoded ahead; lowers `readers` and `prefetch` to 1 at
+      least.
       bad_records: "fail" or "skip", see `training`.
       max_bad_records: bad records of all ranks above which skipping fails.
       decoder: "tensorflow" or "dali".
@@ -56,7 +62,9 @@ class HostOptions:
 
 
 def order_of(source: Source, window: int, seed: int = 0, remainder: str = "wrap") -> SampleOrder:
-    """Returns the order of a source's examples: all mixed, or with a window those of this many shards at a time."""
+    """Returns the order of a source's examples: all mixed, or with a window those of this many
+    shards at a time.
+    """
     if window and source.shard_sizes is not None:
         return ShardOrder(source.shard_sizes, window, seed, remainder)
     return SampleOrder(source.num_examples, seed, remainder)
@@ -78,20 +86,24 @@ def training(
     bad: BadRecords | None = None,
     parts: int = 1,
 ) -> Batches:
-    """Returns this rank's micro-batches from `start` until `epochs` epochs or `max_steps` steps from there are done.
+    """Returns this rank's micro-batches from `start` until `epochs` epochs or `max_steps` steps
+    from there are done.
 
-    A step takes size * batch * accumulation examples; rank r has the r-th contiguous part of them, as `accumulation`
-    elements `{"image": uint8 [b, side, side, 3], "label": int64 [b], "seed": int64 [b, 2]}`. Batch, accumulation and
-    image size may change from epoch to epoch: the epoch is the one in which a step begins.
+    A step takes size * batch * accumulation examples; rank r has the r-th contiguous part of them,
+    as `accumulation` elements
+    `{"image": uint8 [b, side, side, 3], "label": int64 [b], "seed": int64 [b, 2]}`. Batch,
+    accumulation and image size may change from epoch to epoch: the epoch is the one in which a step
+    begins.
 
-    With `parts` above 1 the rank stands for `parts` ranks: `batch` and `b` are those of one part, and an element holds
-    the elements that these ranks would have, one after the other.
+    With `parts` above 1 the rank stands for `parts` ranks: `batch` and `b` are those of one part,
+    and an element holds the elements that these ranks would have, one after the other.
 
-    A record that cannot be used ends the run with `bad_records="fail"`; with "skip" it is logged, counted in
-    `Batches.bad` (or `bad`, which several may share), and another example takes its place, so that
-    all ranks keep the same number of steps.
+    A record that cannot be used ends the run with `bad_records="fail"`; with "skip" it is logged,
+    counted in `Batches.bad` (or `bad`, which several may share), and another example takes its
+    place, so that all ranks keep the same number of steps.
 
-    With an order that keeps to a window of shards, rank 0 warns if the first images hold few classes.
+    With an order that keeps to a window of shards, rank 0 warns if the first images hold few
+    classes.
 
     Raises (when iterated):
       UserError: for a bad record under "fail", or more than `max_bad_records`.
@@ -115,8 +127,12 @@ def training(
             cursor = order.advance(first.begin, count, step)
             source.prefetch(order.shards_ahead(cursor))
             examples, epochs = order.share(cursor, count, rank, size)
-            # Each part has a contiguous share of its own, in which its micro-batches follow one another.
-            own = [values.reshape(parts, accumulation, batch)[:, micro].ravel() for values in (examples, epochs)]
+            # Each part has a contiguous share of its own, in which its micro-batches follow one
+            # another.
+            own = [
+                values.reshape(parts, accumulation, batch)[:, micro].ravel()
+                for values in (examples, epochs)
+            ]
             return MicroBatch(own[0], own[1], np.ones(parts * batch, np.float32))
 
         steps = sum(span.steps for span in (first, *others))
@@ -124,7 +140,9 @@ def training(
 
     options = options or HostOptions()
     spans = RunLength(order, epochs, max_steps).spans(global_batch, start)
-    segments = [stage(*alike) for _, alike in itertools.groupby(spans, lambda span: sizes(span.epoch))]
+    segments = [
+        stage(*alike) for _, alike in itertools.groupby(spans, lambda span: sizes(span.epoch))
+    ]
     return Batches(
         source,
         segments,
@@ -132,7 +150,9 @@ def training(
         bad or BadRecords(source, options.bad_records, options.max_bad_records),
         augmentation=augmentation,
         seed=order.seed,
-        watch=mixing.Watch(source.num_classes, order.window) if order.window and rank == 0 else None,
+        watch=mixing.Watch(source.num_classes, order.window)
+        if order.window and rank == 0
+        else None,
     )
 
 
@@ -146,11 +166,12 @@ def evaluation(
     crop_fraction: float = augmentations.EVALUATION_FRACTION,
     options: HostOptions | None = None,
 ) -> Batches:
-    """Returns this rank's part of one pass over all examples: every rank has the same number of elements.
+    """Returns this rank's part of one pass over all examples: every rank has the same number of
+    elements.
 
-    Elements are `{"image": uint8 [b, s, s, 3], "label": int64 [b], "weight": float32 [b]}`; each example has weight 1
-    exactly once over all ranks; padding (and, under "skip", a bad record's place) has weight 0. Images are the central
-    square of `crop_fraction` of the shorter side.
+    Elements are `{"image": uint8 [b, s, s, 3], "label": int64 [b], "weight": float32 [b]}`; each
+    example has weight 1 exactly once over all ranks; padding (and, under "skip", a bad record's
+    place) has weight 0. Images are the central square of `crop_fraction` of the shorter side.
     """
     steps = -(-source.num_examples // (batch * size))
     ends = np.cumsum(source.shard_sizes) if source.shard_sizes is not None else np.empty(0)
@@ -165,7 +186,11 @@ def evaluation(
     options = options or HostOptions()
     bad = BadRecords(source, options.bad_records, options.max_bad_records)
     return Batches(
-        source, [PipelineSegment(batch, image_size, steps, examples_of)], options, bad, crop_fraction=crop_fraction
+        source,
+        [PipelineSegment(batch, image_size, steps, examples_of)],
+        options,
+        bad,
+        crop_fraction=crop_fraction,
     )
 
 
@@ -192,11 +217,13 @@ class PipelineSegment:
 class Batches:
     """Yields micro-batches as dictionaries of tensors; each `iter()` starts from the beginning.
 
-    Labels are int64: TensorFlow computes with integers of 32 bits on the host, and a GPU would wait for it.
+    Labels are int64: TensorFlow computes with integers of 32 bits on the host, and a GPU would wait
+    for it.
 
     Attributes:
       bad: what was skipped so far.
-      crop_fraction: of the shorter side, for evaluation: elements have weights; None in training: they have seeds.
+      crop_fraction: of the shorter side, for evaluation: elements have weights; None in training:
+      they have seeds.
       augmentation: in training.
       seed: of its draws.
       watch: counts the classes of the first images, for a warning.
@@ -214,7 +241,9 @@ class Batches:
     wait_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        self._reader = UsableExamples(self.source, self.bad, self.options.reads, self.options.readers)
+        self._reader = UsableExamples(
+            self.source, self.bad, self.options.reads, self.options.readers
+        )
         self._failure: UserError | None = None
         self._built: tuple[PipelineSegment, int, tf.data.Dataset] | None = None
         self._dali: tuple[tuple[int, int], dali.Decoder] | None = None
@@ -241,11 +270,17 @@ class Batches:
         first = next(iter(self._dataset(dataclasses.replace(stage, count=1), 0)))
         for number in range(stage.count):
             wanted = stage.examples_of(number)
-            element = {"image": first["image"], "label": tf.constant(self.source.read(wanted.examples)[1], tf.int64)}
+            element = {
+                "image": first["image"],
+                "label": tf.constant(self.source.read(wanted.examples)[1], tf.int64),
+            }
             if self.crop_fraction is not None:
                 yield {**element, "weight": tf.constant(wanted.weights)}
             else:
-                yield {**element, "seed": tf.constant(sampling.seeds(self.seed, wanted.epochs, wanted.examples))}
+                yield {
+                    **element,
+                    "seed": tf.constant(sampling.seeds(self.seed, wanted.epochs, wanted.examples)),
+                }
 
     def _timed(self, elements: Iterator[Element]) -> Iterator[Element]:
         while True:
@@ -256,8 +291,12 @@ class Batches:
                 return
             yield element
 
-    def _explain(self, stage: PipelineSegment, wanted: MicroBatch, known: int, error: Exception) -> None:
-        """Finds the record behind a failure; returns if more than the `known` ones are to be skipped from now on."""
+    def _explain(
+        self, stage: PipelineSegment, wanted: MicroBatch, known: int, error: Exception
+    ) -> None:
+        """Finds the record behind a failure; returns if more than the `known` ones are to be
+        skipped from now on.
+        """
         if self._failure:
             raise self._failure from None
         for requested in np.unique(wanted.examples):
@@ -266,13 +305,17 @@ class Batches:
             raise error
 
     def _host(self, stage: PipelineSegment) -> augmentations.HostStage:
-        """Returns the side of the square images that come from the host, and the draws that each takes."""
+        """Returns the side of the square images that come from the host, and the draws that each
+        takes.
+        """
         if self.crop_fraction is not None:
             return augmentations.HostStage(0, stage.image_size)
         return augmentations.host_stage(self.augmentation, stage.image_size)
 
     def _dataset(self, stage: PipelineSegment, start: int) -> tf.data.Dataset:
-        """Returns the elements of a stage from number `start`; the last one built is kept, for repeated evaluation."""
+        """Returns the elements of a stage from number `start`; the last one built is kept, for
+        repeated evaluation.
+        """
         if self._built is None or self._built[:2] != (stage, start):
             self._built = (stage, start, self._build(stage, start))
         return self._built[2]
@@ -281,43 +324,65 @@ class Batches:
         options, host = self.options, self._host(stage)
         readers, prefetch = self._ahead(stage.batch, host.side)
         numbers = tf.data.Dataset.range(start, stage.count)
-        decoded = self._decoded_by_dali if options.decoder == "dali" else self._decoded_by_tensorflow
+        decoded = (
+            self._decoded_by_dali if options.decoder == "dali" else self._decoded_by_tensorflow
+        )
         if self._whole(host):
             decoded = self._undecoded
         data = decoded(numbers, stage, host, readers).prefetch(prefetch)
         settings = tf.data.Options()
         # DALI decodes in threads of its own, and those that read wait for them.
-        settings.threading.private_threadpool_size = readers if options.decoder == "dali" else options.threads
+        settings.threading.private_threadpool_size = (
+            readers if options.decoder == "dali" else options.threads
+        )
         settings.threading.max_intra_op_parallelism = 1
         settings.autotune.enabled = False
         data = data.with_options(settings)
         if options.device:
-            return data.apply(tf.data.experimental.prefetch_to_device(options.device, buffer_size=1))
+            return data.apply(
+                tf.data.experimental.prefetch_to_device(options.device, buffer_size=1)
+            )
         return data
 
     def _decoded_by_tensorflow(
-        self, numbers: tf.data.Dataset, stage: PipelineSegment, host: augmentations.HostStage, readers: int
+        self,
+        numbers: tf.data.Dataset,
+        stage: PipelineSegment,
+        host: augmentations.HostStage,
+        readers: int,
     ) -> tf.data.Dataset:
         types = (tf.string, tf.int32, tf.int32, tf.int64, tf.int64, tf.float32)
         shapes = ((), (), (4,), (), (2,), ())
         accurate = self.crop_fraction is not None  # in evaluation
 
         def read(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            return _call(lambda number: self._read(stage, number, host), step, types, stage.batch, shapes)
+            return _call(
+                lambda number: self._read(stage, number, host), step, types, stage.batch, shapes
+            )
 
-        def finish(content: tf.Tensor, branch: tf.Tensor, window: tf.Tensor, *rest: tf.Tensor) -> Element:
-            return self._element(images.decode(content, branch, window, host.side, accurate=accurate), *rest)
+        def finish(
+            content: tf.Tensor, branch: tf.Tensor, window: tf.Tensor, *rest: tf.Tensor
+        ) -> Element:
+            return self._element(
+                images.decode(content, branch, window, host.side, accurate=accurate), *rest
+            )
 
         data = _map(_map(numbers, read, readers).unbatch(), finish, self.options.threads)
         return data.batch(stage.batch, drop_remainder=True)
 
     def _whole(self, host: augmentations.HostStage) -> bool:
-        """Returns whether every image reaches the trainer as the source has it: whole, and of the requested size."""
+        """Returns whether every image reaches the trainer as the source has it: whole, and of the
+        requested size.
+        """
         fraction = self.crop_fraction or (1.0 if self.augmentation in augmentations.WHOLE else 0.0)
         return self.source.side == host.side and fraction == 1.0
 
     def _undecoded(
-        self, numbers: tf.data.Dataset, stage: PipelineSegment, host: augmentations.HostStage, readers: int
+        self,
+        numbers: tf.data.Dataset,
+        stage: PipelineSegment,
+        host: augmentations.HostStage,
+        readers: int,
     ) -> tf.data.Dataset:
         types = (tf.uint8, tf.int64, tf.int64, tf.float32)
         shapes = ((host.side, host.side, 3), (), (2,), ())
@@ -334,12 +399,18 @@ class Batches:
         return _map(numbers, finish, readers)
 
     def _decoded_by_dali(
-        self, numbers: tf.data.Dataset, stage: PipelineSegment, host: augmentations.HostStage, readers: int
+        self,
+        numbers: tf.data.Dataset,
+        stage: PipelineSegment,
+        host: augmentations.HostStage,
+        readers: int,
     ) -> tf.data.Dataset:
         if self._dali is None or self._dali[0] != (stage.batch, host.side):
             gpu = dali.gpu_of(self.options.device)
             accurate = self.crop_fraction is not None  # in evaluation
-            made = dali.Decoder(stage.batch, host.side, self.options.threads, gpu, accurate=accurate)
+            made = dali.Decoder(
+                stage.batch, host.side, self.options.threads, gpu, accurate=accurate
+            )
             self._dali = (stage.batch, host.side), made
         decoder = self._dali[1]
         types = (tf.uint8, tf.int64, tf.int64, tf.float32)
@@ -354,12 +425,16 @@ class Batches:
 
         return _map(numbers, finish, readers)
 
-    def _element(self, image: tf.Tensor, label: tf.Tensor, seed: tf.Tensor, weight: tf.Tensor) -> Element:
+    def _element(
+        self, image: tf.Tensor, label: tf.Tensor, seed: tf.Tensor, weight: tf.Tensor
+    ) -> Element:
         extra = {"seed": seed} if self.crop_fraction is None else {"weight": weight}
         return {"image": image, "label": label, **extra}
 
     def _ahead(self, batch: int, side: int) -> tuple[int, int]:
-        """Returns how many concurrent reads and finished batches fit the memory; an encoded image counts as 256 KiB."""
+        """Returns how many concurrent reads and finished batches fit the memory; an encoded image
+        counts as 256 KiB.
+        """
         decoded, encoded = batch * side**2 * 3, batch << 18
         if self.options.decoder == "dali":
             encoded += decoded  # who reads also waits for the pixels
@@ -367,7 +442,9 @@ class Batches:
         readers = min(self.options.readers, self.options.memory_bytes // (2 * encoded))
         return max(1, readers), max(1, prefetch)
 
-    def _read(self, stage: PipelineSegment, number: int, host: augmentations.HostStage) -> tuple[np.ndarray, ...]:
+    def _read(
+        self, stage: PipelineSegment, number: int, host: augmentations.HostStage
+    ) -> tuple[np.ndarray, ...]:
         """Returns encoded images, and what is to be done with each, for one micro-batch."""
         wanted = stage.examples_of(number)
         try:
@@ -387,14 +464,20 @@ class Batches:
         if self.crop_fraction is not None:
             windows = augmentations.center(sizes, self.crop_fraction)
         else:
-            windows = augmentations.windows(self.augmentation, sizes, sampling.uniforms(seeds, host.draws))
+            windows = augmentations.windows(
+                self.augmentation, sizes, sampling.uniforms(seeds, host.draws)
+            )
         branch, window = images.branches(probed[:, 0], windows, host.side)
         return contents, branch, window, labels, seeds, weights
 
 
 def _map(data: tf.data.Dataset, function: Callable[..., object], calls: int) -> tf.data.Dataset:
     """Maps in order, without AutoGraph: it writes files, which a killed rank would leave behind."""
-    return data.map(tf.autograph.experimental.do_not_convert(function), num_parallel_calls=calls, deterministic=True)
+    return data.map(
+        tf.autograph.experimental.do_not_convert(function),
+        num_parallel_calls=calls,
+        deterministic=True,
+    )
 
 
 def _call(

@@ -1,4 +1,6 @@
-"""Reads files at a URL by way of copies in a local directory, and waits for a server that does not answer."""
+"""Reads files at a URL by way of copies in a local directory, and waits for a server that does not
+answer.
+"""
 
 from __future__ import annotations
 
@@ -39,26 +41,30 @@ _VERSIONS = (
 
 
 class _Known(NamedTuple):
-    """What a server tells of a file: bytes, and what differs when its content does ("" where it tells nothing)."""
+    """What a server tells of a file: bytes, and what differs when its content does ("" where it
+    tells nothing).
+    """
 
     size: int
     version: str
 
 
 class RemoteDirectory(Directory):
-    """Files at a URL, copied whole to a local directory when they are first needed, once for all ranks of a machine.
+    """Files at a URL, copied whole to a local directory when they are first needed, once for all
+    ranks of a machine.
 
-    A request that fails is made again for `timeout` seconds, where it had stopped. A copy has its name only when it is
-    complete; the name tells the size and the version (ETag, checksum or date) that the server gave the file. So a file
-    that has changed at the URL is copied again at the next start, and one that changes during a copy is refused. Copies
-    stay until the user removes them.
+    A request that fails is made again for `timeout` seconds, where it had stopped. A copy has its
+    name only when it is complete; the name tells the size and the version (ETag, checksum or date)
+    that the server gave the file. So a file that has changed at the URL is copied again at the next
+    start, and one that changes during a copy is refused. Copies stay until the user removes them.
 
     Args:
       copies: local directory.
       timeout: seconds for which a request that fails is made again.
 
     Raises:
-      UserError: without fsspec, or what it needs for this kind of URL; for a directory that cannot be written.
+      UserError: without fsspec, or what it needs for this kind of URL; for a directory that cannot
+        be written.
     """
 
     remote = True
@@ -74,7 +80,9 @@ class RemoteDirectory(Directory):
         try:
             self._copies.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(f"--data_cache_dir={copies}: cannot be written ({error.strerror or error})") from None
+            raise UserError(
+                f"--data_cache_dir={copies}: cannot be written ({error.strerror or error})"
+            ) from None
         self._known: dict[str, _Known] = {}
         self._ranges = False  # whether the server is known to send parts of files
         self._copied = Reads()  # reads of copies, which say nothing about the server
@@ -90,16 +98,24 @@ class RemoteDirectory(Directory):
                 continue
             url = f"{self._root}/{place}".rstrip("/") + "/"
             try:
-                listed = self._ask(functools.partial(self._files.ls, url, detail=False), self.location)
+                listed = self._ask(
+                    functools.partial(self._files.ls, url, detail=False), self.location
+                )
             except FileNotFoundError:
-                raise UserError(f"--data_dir={self.location}: no such directory, or no access to it") from None
-            names = [entry.rstrip("/").rpartition("/")[2] + "/" * entry.endswith("/") for entry in listed]
+                raise UserError(
+                    f"--data_dir={self.location}: no such directory, or no access to it"
+                ) from None
+            names = [
+                entry.rstrip("/").rpartition("/")[2] + "/" * entry.endswith("/") for entry in listed
+            ]
             found += [f"{place}/{name}" if place else name for name in names]
         return sorted({name for name in found if not name.endswith("/")})
 
     def small(self, name: str) -> bytes | None:
         try:
-            content: bytes = self._ask(lambda: self._files.cat_file(self._at(name)), self.where(name))
+            content: bytes = self._ask(
+                lambda: self._files.cat_file(self._at(name)), self.where(name)
+            )
         except FileNotFoundError:
             return None
         return content
@@ -133,15 +149,25 @@ class RemoteDirectory(Directory):
                     self._ahead.put(name)
             while len(self._threads) < _FETCHING:
                 # Daemons: a copy that is under way must not hold up the end of the program.
-                self._threads.append(threading.Thread(target=self._fetch_ahead, name="storage", daemon=True))
+                self._threads.append(
+                    threading.Thread(target=self._fetch_ahead, name="storage", daemon=True)
+                )
                 self._threads[-1].start()
 
     def look_up(self, names: Sequence[str]) -> None:
-        outside = next((name for name in names if ".." in PurePosixPath(name).parts or name.startswith("/")), None)
+        outside = next(
+            (name for name in names if ".." in PurePosixPath(name).parts or name.startswith("/")),
+            None,
+        )
         if outside is not None:
-            raise UserError(f"{self.where(outside)}: lies outside of the directory; correct its name in the list")
+            raise UserError(
+                f"{self.where(outside)}: lies outside of the directory; correct its name in the"
+                " list"
+            )
         first, *others = names
-        self._known[first] = self._answer(first)  # alone: the hub's file system lists the directory for it
+        self._known[first] = self._answer(
+            first
+        )  # alone: the hub's file system lists the directory for it
         with concurrent.futures.ThreadPoolExecutor(_LOOKUPS) as pool:
             self._known |= zip(others, pool.map(self._answer, others), strict=True)
 
@@ -156,22 +182,32 @@ class RemoteDirectory(Directory):
     def _answer(self, name: str) -> _Known:
         info = self._ask(lambda: self._files.info(self._at(name)), self.where(name))
         if info.get("size") is None:
-            raise UserError(f"{self.where(name)}: the server does not report its size; use one that does")
-        return _Known(int(info["size"]), next((f"{key}={info[key]}" for key in _VERSIONS if info.get(key)), ""))
+            raise UserError(
+                f"{self.where(name)}: the server does not report its size; use one that does"
+            )
+        return _Known(
+            int(info["size"]),
+            next((f"{key}={info[key]}" for key in _VERSIONS if info.get(key)), ""),
+        )
 
     def _check_unchanged(self, name: str) -> None:
         """Raises UserError if a file is no longer what it was at the start."""
         before, now = self._about(name), self._answer(name)
         if before != now:
             raise UserError(
-                f"{self.where(name)}: has changed at the URL since this start (from {before.size} bytes, "
-                f"{before.version}, to {now.size} bytes, {now.version}); start again when it changes no more"
+                f"{self.where(name)}: has changed at the URL since this start (from {before.size}"
+                f" bytes, {before.version}, to {now.size} bytes, {now.version}); start again when"
+                " it changes no more"
             )
 
     def _copy(self, name: str) -> Path:
-        """Returns where the copy of a file is or will be; another version of the file has another place."""
+        """Returns where the copy of a file is or will be; another version of the file has another
+        place.
+        """
         path = self._copies / name
-        return path.with_name(f"{hashlib.sha256(repr(tuple(self._about(name))).encode()).hexdigest()[:12]}-{path.name}")
+        return path.with_name(
+            f"{hashlib.sha256(repr(tuple(self._about(name))).encode()).hexdigest()[:12]}-{path.name}"
+        )
 
     def _is_there(self, name: str, copy: Path) -> bool:
         try:
@@ -183,14 +219,17 @@ class RemoteDirectory(Directory):
         while True:
             name = self._ahead.get()
             if name in self._asked:  # else the order has passed it
-                with contextlib.suppress(OSError, UserError):  # whoever reads the file tells what is wrong
+                with contextlib.suppress(
+                    OSError, UserError
+                ):  # whoever reads the file tells what is wrong
                     self._fetch(name, self._copy(name), wait=False)
 
     def _fetch(self, name: str, copy: Path, *, wait: bool) -> None:
-        """Copies a file unless another thread or rank does; with `wait` returns when that one is done.
+        """Copies a file unless another thread or rank does; with `wait` returns when that one is
+        done.
 
-        Where the directory of copies is on a file system without locks, each rank makes its own copy, and the last one
-        to finish replaces the others.
+        Where the directory of copies is on a file system without locks, each rank makes its own
+        copy, and the last one to finish replaces the others.
         """
         part = copy.with_name(f".{copy.name}.part")
         try:
@@ -206,7 +245,9 @@ class RemoteDirectory(Directory):
                         with part.open("xb") as own_file:
                             self._fill(name, own_file, part, copy)
                     finally:
-                        part.unlink(missing_ok=True)  # after an error; nothing else would ever use it
+                        part.unlink(
+                            missing_ok=True
+                        )  # after an error; nothing else would ever use it
                     return
                 if not locked or not _same_file(file.fileno(), part):
                     return  # another one copies it, or has given it its name or removed it
@@ -218,11 +259,14 @@ class RemoteDirectory(Directory):
             if isinstance(error, FileNotFoundError) and error.filename is None:
                 raise  # not at the URL
             raise UserError(
-                f"{copy}: cannot be written ({error.strerror or error}); free space, or give another --data_cache_dir"
+                f"{copy}: cannot be written ({error.strerror or error}); free space, or give"
+                " another --data_cache_dir"
             ) from None
 
     def _fill(self, name: str, file: IO[bytes], part: Path, copy: Path) -> None:
-        """Copies a file from the URL into `file`, which is open at `part`, and then renames `part` to `copy`."""
+        """Copies a file from the URL into `file`, which is open at `part`, and then renames `part`
+        to `copy`.
+        """
         size = self._about(name).size
         file.truncate(0)  # what an earlier run left may never have reached the disk
         while file.tell() < size:
@@ -234,7 +278,8 @@ class RemoteDirectory(Directory):
         part.replace(copy)
 
     def _block(self, name: str, start: int, end: int) -> bytes:
-        """Returns the bytes [start, end) of a file, or the first of them: `_BLOCK` or fewer, at least one.
+        """Returns the bytes [start, end) of a file, or the first of them: `_BLOCK` or fewer, at
+        least one.
 
         All from `start` on if the server sends the whole file regardless.
         """
@@ -253,7 +298,9 @@ class RemoteDirectory(Directory):
             return content
 
         # A server that may send the whole file gets the time for it.
-        content = self._ask(block, self.where(name), patience=1.0 if self._ranges else max(1.0, size / _BLOCK))
+        content = self._ask(
+            block, self.where(name), patience=1.0 if self._ranges else max(1.0, size / _BLOCK)
+        )
         self.reads.add(len(content))
         return content
 
@@ -265,7 +312,8 @@ def _file_system(url: str) -> tuple[Any, str]:
         if url.startswith(("http://", "https://")):
             import aiohttp
 
-            # Below --storage_timeout, so that a connection over a cut network ends and is made again.
+            # Below --storage_timeout, so that a connection over a cut network ends and is made
+            # again.
             limits = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=20)
             options = {"client_kwargs": {"timeout": limits, "trust_env": True}}
         return fsspec.core.url_to_fs(url, **options)
@@ -310,8 +358,8 @@ class Retries:
         """Returns what a request returns.
 
         Args:
-          request: is called in a thread of its own, once for each try. A try that takes longer than `timeout` has
-            failed; what it does afterwards is ignored.
+          request: is called in a thread of its own, once for each try. A try that takes longer than
+            `timeout` has failed; what it does afterwards is ignored.
           where: what is asked for, for messages.
           patience: factor on the time that a try may take.
 
@@ -338,18 +386,22 @@ class Retries:
         reason = " ".join(str(error.__cause__ or error).split())[:200] or type(error).__name__
         if not self._failing:
             self._failing = True
-            _log.warning(without_secrets(f"{where}: {reason}; trying again for {self._timeout:g} seconds"))
+            _log.warning(
+                without_secrets(f"{where}: {reason}; trying again for {self._timeout:g} seconds")
+            )
         left = self._timeout - (time.monotonic() - first)
         if left <= 0 and tries:
             raise StorageError(
-                f"{where}: has failed for --storage_timeout={self._timeout:g} seconds ({reason}); start again with "
-                "--resume when it answers"
+                f"{where}: has failed for --storage_timeout={self._timeout:g} seconds ({reason});"
+                " start again with --resume when it answers"
             )
         time.sleep(max(0.0, min(_PAUSES[min(tries, len(_PAUSES) - 1)], left)))
 
 
 def _within(seconds: float, request: Callable[[], T]) -> T:
-    """Returns what a request returns; raises TimeoutError when it takes longer, and leaves it to itself."""
+    """Returns what a request returns; raises TimeoutError when it takes longer, and leaves it to
+    itself.
+    """
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def work() -> None:

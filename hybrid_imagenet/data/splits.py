@@ -1,4 +1,6 @@
-"""Chooses the images that are not trained on: of each class, for validation, or of the whole set, for tuning."""
+"""Chooses the images that are not trained on: of each class, for validation, or of the whole set,
+for tuning.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,18 @@ import numpy.typing as npt
 
 from hybrid_imagenet.order.sampling import Indices, SampleOrder
 
-_CLASS_SEED = 0xF01D  # of a class's images; never a run's seed, so that all runs and commands agree on them
-_FIRST_SEED = 0x7E57  # of tuning under seed 0: the choice has a stream of its own beside the order of the images
+_CLASS_SEED = (
+    0xF01D  # of a class's images; never a run's seed, so that all runs and commands agree on them
+)
+# of tuning under seed 0: the choice has a stream of its own beside the order of the images
+_FIRST_SEED = 0x7E57
 
 
 def of_class(count: int, fraction: float) -> npt.NDArray[np.bool_]:
     """Returns which of the `count` images of a class are validated: bool [count].
 
-    Their number is the nearest to `fraction * count`, but at least one is validated and at least one trained on. The
-    only image of a class is trained on.
+    Their number is the nearest to `fraction * count`, but at least one is validated and at least
+    one trained on. The only image of a class is trained on.
     """
     chosen = np.zeros(count, bool)
     if count > 1:
@@ -36,17 +41,24 @@ def held_out(amount: float, num_examples: int) -> int:
     """
     count = int(amount) if amount >= 1 else round(amount * num_examples)
     if amount and not 0 < count < num_examples:
-        raise ValueError(f"{count} of {num_examples} training images would be held out: hold out one, but not all")
+        raise ValueError(
+            f"{count} of {num_examples} training images would be held out: hold out one, but"
+            " not all"
+        )
     return count
 
 
 def split(amount: float, num_examples: int, seed: int = 0) -> tuple[Indices, Indices]:
-    """The numbers of the images that stay and of those held out for tuning, int64, ascending; see `held_out`.
+    """The numbers of the images that stay and of those held out for tuning, int64, ascending; see
+    `held_out`.
 
-    Every seed has images of its own, so that an interval over seeds holds the variance of the training images too.
+    Every seed has images of its own, so that an interval over seeds holds the variance of the
+    training images too.
     """
     count = held_out(amount, num_examples)
-    chosen = SampleOrder(num_examples, seed=_FIRST_SEED + seed).at(0, np.arange(count, dtype=np.int64))
+    chosen = SampleOrder(num_examples, seed=_FIRST_SEED + seed).at(
+        0, np.arange(count, dtype=np.int64)
+    )
     stays = np.ones(num_examples, bool)
     stays[chosen] = False
     return np.flatnonzero(stays), np.flatnonzero(~stays)

@@ -1,4 +1,6 @@
-"""The parts for Keras models of other programs (docs/library.md); its import registers this package's classes."""
+"""The parts for Keras models of other programs (docs/library.md); its import registers this
+package's classes.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ for _method in OPTIMIZERS.values():  # and the optimizers, whose modules registe
 
 
 def load_model(path: str | os.PathLike[str], **arguments: Any) -> keras.Model:
-    """Loads a `.keras` file as `keras.models.load_model` does, which does not know this package's classes by itself.
+    """Loads a `.keras` file as `keras.models.load_model` does, which does not know this package's
+    classes by itself.
 
-    It needs neither Horovod nor other ranks. After `import hybrid_imagenet.library` Keras's own function does the same.
+    It needs neither Horovod nor other ranks. After `import hybrid_imagenet.library` Keras's own
+    function does the same.
 
     Args:
       path: of the file.

@@ -9,14 +9,31 @@ from hybrid_imagenet.comm.settings import COMPRESSIONS
 from hybrid_imagenet.errors import UserError, did_you_mean
 
 _OF_INNER = (
-    "learning_rate", "momentum", "nesterov", "weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "use_ema",
-    "ema_momentum", "ema_overwrite_frequency", "beta_1", "beta_2", "epsilon", "rho", "amsgrad",
-)  # fmt: skip
+    "learning_rate",
+    "momentum",
+    "nesterov",
+    "weight_decay",
+    "clipnorm",
+    "clipvalue",
+    "global_clipnorm",
+    "use_ema",
+    "ema_momentum",
+    "ema_overwrite_frequency",
+    "beta_1",
+    "beta_2",
+    "epsilon",
+    "rho",
+    "amsgrad",
+)
 _REMEDIES = {
-    "backward_passes_per_step": "Use gradient_accumulation_steps, which averages the gradients instead of adding them",
+    "backward_passes_per_step": (
+        "Use gradient_accumulation_steps, which averages the gradients instead of adding them"
+    ),
     "average_aggregated_gradients": "Omit it: gradient_accumulation_steps always averages",
     "op": "Omit it: gradients are always averaged over ranks",
-    "gradient_predivide_factor": "Omit it: gradients are divided by the number of ranks before the sum",
+    "gradient_predivide_factor": (
+        "Omit it: gradients are divided by the number of ranks before the sum"
+    ),
     "groups": "Omit it: gradients are packed into buckets of fusion_threshold_mb",
     "num_groups": "Omit it: gradients are packed into buckets of fusion_threshold_mb",
     "sparse_as_dense": "Omit it: sparse gradients are always sent as dense ones",
@@ -31,7 +48,10 @@ _REMEDIES = {
     "dynamic": "Use loss_scale, which is dynamic or a number",
     "inner_optimizer": "Pass the optimizer as the first argument",
     "optimizer": "Pass the optimizer as the first argument",
-    "engine": "Set HYBRID_IMAGENET_ENGINE, or use hybrid-imagenet run --engine, because hi.init() needs it",
+    "engine": (
+        "Set HYBRID_IMAGENET_ENGINE, or use hybrid-imagenet run --engine, because hi.init()"
+        " needs it"
+    ),
 }
 
 
@@ -41,7 +61,10 @@ def check_names(names: Iterable[str], known: Sequence[str]) -> None:
         if name in known:
             continue
         if name in _OF_INNER:
-            remedy = f"Pass it to the optimizer inside, such as DistributedOptimizer(keras.optimizers.SGD({name}=...))"
+            remedy = (
+                "Pass it to the optimizer inside, such as"
+                f" DistributedOptimizer(keras.optimizers.SGD({name}=...))"
+            )
         else:
             remedy = _REMEDIES.get(name, f"Omit it. Its arguments are {', '.join(known)}")
         near = "" if name in _OF_INNER or name in _REMEDIES else did_you_mean(name, known)
@@ -51,4 +74,7 @@ def check_names(names: Iterable[str], known: Sequence[str]) -> None:
 def check_compression(value: Any) -> None:
     """Raises UserError for a compression that is not a word, such as Horovod's classes."""
     if not isinstance(value, str):
-        raise UserError(f"compression={value!r} is not supported. Use one of {', '.join(map(repr, COMPRESSIONS))}.")
+        raise UserError(
+            f"compression={value!r} is not supported. Use one of"
+            f" {', '.join(map(repr, COMPRESSIONS))}."
+        )

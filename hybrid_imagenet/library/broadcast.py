@@ -1,4 +1,6 @@
-"""Gives every rank the model and the optimizer state of rank 0, in `model.fit` and in loops without it."""
+"""Gives every rank the model and the optimizer state of rank 0, in `model.fit` and in loops without
+it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ _log = logging.getLogger(__name__)
 
 
 class BroadcastInitialState(keras.callbacks.Callback):
-    """Sends rank 0's weights, optimizer state and first epoch to all ranks when `fit` starts (Lu et al. §2.2.3).
+    """Sends rank 0's weights, optimizer state and first epoch to all ranks when `fit` starts (Lu et
+    al. §2.2.3).
 
     A callback of rank 0 earlier in the list may have restored them.
     """
@@ -37,8 +40,9 @@ class BroadcastInitialState(keras.callbacks.Callback):
         steps = ranks.allgather_object((self.params or {}).get("steps"))
         if len(set(steps)) > 1:
             raise SharedError(
-                f"the ranks have different numbers of steps per epoch ({', '.join(map(str, steps))}), and some "
-                "would wait forever: share the data with hybrid_imagenet.data.shard, or give steps_per_epoch"
+                "the ranks have different numbers of steps per epoch"
+                f" ({', '.join(map(str, steps))}), and some would wait forever: share the data with"
+                " hybrid_imagenet.data.shard, or give steps_per_epoch"
             )
         broadcast_model(self.model, ranks)
 
@@ -46,16 +50,16 @@ class BroadcastInitialState(keras.callbacks.Callback):
 def broadcast_model(model: keras.Model, communicator: Communicator | None = None) -> None:
     """Sends rank 0's weights, optimizer states and first epoch of `fit` to all ranks.
 
-    Random state, such as dropout's, stays each rank's own. Partial sums of gradient accumulation become their mean over
-    ranks, unless rank 0 has restored its own. Every rank must call it.
+    Random state, such as dropout's, stays each rank's own. Partial sums of gradient accumulation
+    become their mean over ranks, unless rank 0 has restored its own. Every rank must call it.
 
     Args:
       model: with weights; compiled or not.
       communicator: the ranks; by default those of this process.
 
     Raises:
-      UserError: if the model of several ranks does not have all its weights yet; on all ranks, if data were shared out
-        in different orders.
+      UserError: if the model of several ranks does not have all its weights yet; on all ranks, if
+        data were shared out in different orders.
     """
     ranks = communicator or process.communicator()
     check_same_order(ranks)
@@ -64,9 +68,16 @@ def broadcast_model(model: keras.Model, communicator: Communicator | None = None
             optimizer.attach(model)
         return
     require_weights(model)
-    alone = [layer.name for layer in private_api.flatten_layers(model) if getattr(layer, "synchronized", False)]
+    alone = [
+        layer.name
+        for layer in private_api.flatten_layers(model)
+        if getattr(layer, "synchronized", False)
+    ]
     if alone and ranks.size > 1 and ranks.rank == 0:
-        _log.warning("%s: synchronized=True does nothing here: each rank normalizes its own batch", ", ".join(alone))
+        _log.warning(
+            "%s: synchronized=True does nothing here: each rank normalizes its own batch",
+            ", ".join(alone),
+        )
     variables = list(model.weights)
     for optimizer in compiled_model.optimizers(model).values():
         build(model, optimizer, ranks)
@@ -81,29 +92,44 @@ def broadcast_model(model: keras.Model, communicator: Communicator | None = None
 
 def lacks_weights(model: keras.Model) -> bool:
     """Returns whether the first step of a model would make weights."""
-    parts_built = all(layer.built for layer in private_api.flatten_layers(model, include_self=False))
-    return not model.weights or (not (model.built or parts_built) and compiled_model.trains_as_keras(model))
+    parts_built = all(
+        layer.built for layer in private_api.flatten_layers(model, include_self=False)
+    )
+    return not model.weights or (
+        not (model.built or parts_built) and compiled_model.trains_as_keras(model)
+    )
 
 
 def require_weights(model: keras.Model) -> None:
     """Raises UserError for a model whose first step would make weights."""
     if lacks_weights(model):
         raise UserError(
-            f"The model {model.name!r} lacks weights that its first step would make, so there is nothing to broadcast "
-            "or to restore before it. Give it an Input, or call it on one batch before fit."
+            f"The model {model.name!r} lacks weights that its first step would make, so there is"
+            " nothing to broadcast or to restore before it. Give it an Input, or call it on one"
+            " batch before fit."
         )
 
 
 def build(model: keras.Model, optimizer: Any, ranks: Communicator) -> None:
-    """Builds an optimizer on the variables on which rank 0's is built, and readies it for a broadcast of its state.
+    """Builds an optimizer on the variables on which rank 0's is built, and readies it for a
+    broadcast of its state.
 
-    One of a `train_step` of the user's own stays as it is until its first `apply`, which knows the variables.
+    One of a `train_step` of the user's own stays as it is until its first `apply`, which knows the
+    variables.
     """
     if isinstance(optimizer, DistributedOptimizer):
         optimizer.attach(model)
-    elif isinstance(optimizer, GroupedOptimizer) and compiled_model.trains_as_keras(model) and not optimizer.built:
+    elif (
+        isinstance(optimizer, GroupedOptimizer)
+        and compiled_model.trains_as_keras(model)
+        and not optimizer.built
+    ):
         optimizer.set_kinds(classify(model))
-    if compiled_model.trains_as_keras(model) and optimizer is model.optimizer and not optimizer.built:
+    if (
+        compiled_model.trains_as_keras(model)
+        and optimizer is model.optimizer
+        and not optimizer.built
+    ):
         optimizer.build(model.trainable_variables)
     places = ranks.broadcast_object(built_on(model, optimizer))
     if places is not None and not optimizer.built:
@@ -117,7 +143,9 @@ def build(model: keras.Model, optimizer: Any, ranks: Communicator) -> None:
 
 
 def built_on(model: keras.Model, optimizer: Any) -> list[int] | None:
-    """Returns the places of an optimizer's variables among the model's trainable ones; None before it is built."""
+    """Returns the places of an optimizer's variables among the model's trainable ones; None before
+    it is built.
+    """
     if not optimizer.built:
         return None
     places = {id(v): place for place, v in enumerate(model.trainable_variables)}
@@ -125,7 +153,9 @@ def built_on(model: keras.Model, optimizer: Any) -> list[int] | None:
 
 
 def set_scalars(optimizer: Any, values: Mapping[str, float]) -> None:
-    """Sets the scalars of a step: all that the inner optimizer takes, of Keras's the learning rate alone."""
+    """Sets the scalars of a step: all that the inner optimizer takes, of Keras's the learning rate
+    alone.
+    """
     inner = getattr(optimizer, "inner", optimizer)
     if not hasattr(inner, "hyper"):
         inner.learning_rate = values["learning_rate"]

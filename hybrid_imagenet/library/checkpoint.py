@@ -16,7 +16,13 @@ from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.comm import Communicator, process
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.library import compiled_model
-from hybrid_imagenet.library.broadcast import broadcast_model, build, built_on, require_weights, set_scalars
+from hybrid_imagenet.library.broadcast import (
+    broadcast_model,
+    build,
+    built_on,
+    require_weights,
+    set_scalars,
+)
 from hybrid_imagenet.order import ExactBatchSampler
 from hybrid_imagenet.order.sampling import Cursor
 from hybrid_imagenet.training.checkpoint_saver import CheckpointSaver
@@ -33,7 +39,8 @@ def _report(line: str) -> None:
 
 
 def _forgotten(callbacks: Sequence[keras.callbacks.Callback]) -> list[str]:
-    """Returns lines about callbacks that start from the beginning in a resumed run, because nothing saves their state.
+    """Returns lines about callbacks that start from the beginning in a resumed run, because nothing
+    saves their state.
 
     Keras's callbacks cannot be asked for their state. Of a user's own classes nothing is known.
     """
@@ -47,8 +54,9 @@ def _forgotten(callbacks: Sequence[keras.callbacks.Callback]) -> list[str]:
         names = " and ".join(dict.fromkeys(stateful))
         verb = "starts" if len(set(stateful)) == 1 else "start"
         lines.append(
-            f"warning: {names} {verb} from zero in this resumed run, because Checkpoint does not save the state of "
-            "callbacks: epochs of patience are counted from zero, and the best value so far is forgotten"
+            f"warning: {names} {verb} from zero in this resumed run, because Checkpoint does not"
+            " save the state of callbacks: epochs of patience are counted from zero, and the best"
+            " value so far is forgotten"
         )
     lines += [
         f"warning: {type(callback).__name__} has overwritten the epochs before this resumed run in "
@@ -60,14 +68,15 @@ def _forgotten(callbacks: Sequence[keras.callbacks.Callback]) -> list[str]:
 
 
 class Checkpoint(keras.callbacks.Callback):
-    """Saves weights, optimizer state and position after epochs; a new `fit` continues from the newest good checkpoint.
+    """Saves weights, optimizer state and position after epochs; a new `fit` continues from the
+    newest good checkpoint.
 
-    Files are written by rank 0 in the background, checksummed and replaced atomically, by the program's
-    `CheckpointSaver`; a damaged one is set aside and the one before is taken. Every rank has this callback, behind
-    `default_callbacks()`. The folder need not be shared by all hosts.
+    Files are written by rank 0 in the background, checksummed and replaced atomically, by the
+    program's `CheckpointSaver`; a damaged one is set aside and the one before is taken. Every rank
+    has this callback, behind `default_callbacks()`. The folder need not be shared by all hosts.
 
-    The state of other callbacks is not saved. A resumed run prints a warning for those of Keras that count epochs or
-    remember a best value, because they start from zero.
+    The state of other callbacks is not saved. A resumed run prints a warning for those of Keras
+    that count epochs or remember a best value, because they start from zero.
     """
 
     def __init__(
@@ -93,7 +102,8 @@ class Checkpoint(keras.callbacks.Callback):
         self._saver: CheckpointSaver | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Restores the newest good checkpoint on all ranks, and lets `fit` begin with the epoch after it.
+        """Restores the newest good checkpoint on all ranks, and lets `fit` begin with the epoch
+        after it.
 
         Raises:
           UserError: on all ranks, if the folder is in use, or belongs to another model or order.
@@ -159,11 +169,17 @@ class Checkpoint(keras.callbacks.Callback):
             self._directory.mkdir(exist_ok=True)
             _LOCKS[self._directory] = files.lock(self._directory)
         except BlockingIOError:
-            raise UserError(f"{self._directory} is in use by another run: wait, or give another folder") from None
+            raise UserError(
+                f"{self._directory} is in use by another run: wait, or give another folder"
+            ) from None
         except OSError as problem:
-            raise UserError(f"{self._directory}: {problem.strerror}; give a folder that can be written") from None
+            raise UserError(
+                f"{self._directory}: {problem.strerror}; give a folder that can be written"
+            ) from None
 
-    def _restore(self, store: CheckpointStore) -> tuple[dict[str, Any] | None, dict[str, int] | None]:
+    def _restore(
+        self, store: CheckpointStore
+    ) -> tuple[dict[str, Any] | None, dict[str, int] | None]:
         """Returns the states of the run and of the order in the newest good checkpoint."""
         found = store.newest_good()
         if found is None:
@@ -176,7 +192,11 @@ class Checkpoint(keras.callbacks.Callback):
                 self._ready(optimizers[name], saved)
         restore_arrays(found, self._variables())
         state: dict[str, Any] = found.meta["state"]
-        print(f"resumed from {found.path}: epoch {state['finished_epochs']} is done", file=sys.stderr, flush=True)
+        print(
+            f"resumed from {found.path}: epoch {state['finished_epochs']} is done",
+            file=sys.stderr,
+            flush=True,
+        )
         return state, found.meta.get("order")
 
     def _ready(self, optimizer: Any, saved: Mapping[str, Any]) -> None:
@@ -191,8 +211,12 @@ class Checkpoint(keras.callbacks.Callback):
         # By number: Keras counts up the names of layers when a process builds a model twice.
         parts = {"model": self.model.weights}
         optimizers = compiled_model.optimizers(self.model)
-        parts |= {name: optimizer.variables for name, optimizer in optimizers.items() if optimizer.built}
-        return {f"{part}/{i:04d}": v for part, values in parts.items() for i, v in enumerate(values)}
+        parts |= {
+            name: optimizer.variables for name, optimizer in optimizers.items() if optimizer.built
+        }
+        return {
+            f"{part}/{i:04d}": v for part, values in parts.items() for i, v in enumerate(values)
+        }
 
     def _description(self, ranks: Communicator) -> dict[str, Any]:
         """Returns what every checkpoint describes; the sums within an epoch are the program's."""
@@ -202,4 +226,9 @@ class Checkpoint(keras.callbacks.Callback):
             values = {key: hyper[key] for key in hyper.names} if hyper is not None else {}
             optimizers[name] = {"built_on": built_on(self.model, optimizer) or [], "hyper": values}
         order = {} if self._order is None else {"order": self._order.state_dict()}
-        return {"world_size": ranks.size, "epoch_sums": [[0.0] * 4] * ranks.size, "optimizers": optimizers, **order}
+        return {
+            "world_size": ranks.size,
+            "epoch_sums": [[0.0] * 4] * ranks.size,
+            "optimizers": optimizers,
+            **order,
+        }

@@ -1,4 +1,6 @@
-"""Lists the callbacks that a run with `model.fit` needs, and keeps to rank 0 what one rank is to show and write."""
+"""Lists the callbacks that a run with `model.fit` needs, and keeps to rank 0 what one rank is to
+show and write.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,9 @@ STALL_SECONDS = 600.0
 _TURN = 8.0  # seconds in which a launcher ends the others
 _MOST_SKIPPED = 50  # steps in a row, as --max_skipped_steps
 _REMEDY = (
-    "give callbacks that change weights, learning rate or stop_training to every rank, behind "
-    "hybrid_imagenet.callbacks.default_callbacks(...), whose arguments and on_rank_zero are for those that write files"
+    "give callbacks that change weights, learning rate or stop_training to every rank, behind"
+    " hybrid_imagenet.callbacks.default_callbacks(...), whose arguments and on_rank_zero are for"
+    " those that write files"
 )
 
 
@@ -42,17 +45,20 @@ class ProgressOnRankZero(keras.callbacks.Callback):
     """Shows Keras's progress on rank 0 only, whatever `verbose` is on the others."""
 
     def set_params(self, params: dict[str, Any] | None) -> None:
-        """Silences the other ranks; Keras gives its own progress bar the same parameters after this."""
+        """Silences the other ranks; Keras gives its own progress bar the same parameters after
+        this.
+        """
         super().set_params(params)
         if params and process.rank() != 0:
             params["verbose"] = 0
 
 
 class MergeBatchNormStatistics(keras.callbacks.Callback):
-    """Merges statistics of batch normalization before validation and at the end of epochs (`training.batch_norm`).
+    """Merges statistics of batch normalization before validation and at the end of epochs
+    (`training.batch_norm`).
 
-    Partial sums of gradient accumulation at the end of an epoch become their mean over ranks. What later callbacks
-    save on one rank is then right for all.
+    Partial sums of gradient accumulation at the end of an epoch become their mean over ranks. What
+    later callbacks save on one rank is then right for all.
     """
 
     def __init__(self) -> None:
@@ -75,7 +81,9 @@ class MergeBatchNormStatistics(keras.callbacks.Callback):
 
     def _agree(self, next_: str) -> None:
         remedy = "give validation_data and validation_freq to every rank"
-        check_agreement(process.communicator(), {"what comes next": next_}, "after the steps", remedy)
+        check_agreement(
+            process.communicator(), {"what comes next": next_}, "after the steps", remedy
+        )
 
     def _merge(self) -> None:
         ranks, found = process.communicator(), normalization.kept_statistics(self.model)
@@ -102,8 +110,9 @@ class MergeBatchNormStatistics(keras.callbacks.Callback):
 class CompareRanks(keras.callbacks.Callback):
     """Ends training on all ranks when a callback or a step has changed some of them only.
 
-    It compares at the start of each epoch and at the end of training, after all other callbacks. A rank that stops
-    alone is found here, and not in a step, in which the other ranks would wait for it.
+    It compares at the start of each epoch and at the end of training, after all other callbacks. A
+    rank that stops alone is found here, and not in a step, in which the other ranks would wait for
+    it.
     """
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -113,13 +122,18 @@ class CompareRanks(keras.callbacks.Callback):
           UserError: on all ranks, if they would train for themselves, or write the same files.
         """
         optimizer = self.model.optimizer
-        alone = type(optimizer).__module__.startswith("keras.") or isinstance(optimizer, GroupedOptimizer)
+        alone = type(optimizer).__module__.startswith("keras.") or isinstance(
+            optimizer, GroupedOptimizer
+        )
         if alone and compiled_model.trains_as_keras(self.model) and process.communicator().size > 1:
             raise SharedError(
-                "the optimizer sums no gradients over ranks: compile with hybrid_imagenet.DistributedOptimizer(...)"
+                "the optimizer sums no gradients over ranks: compile with"
+                " hybrid_imagenet.DistributedOptimizer(...)"
             )
         _refuse_two_writers(private_api.list_of_callbacks())
-        self._updates = {name: int(o.iterations) for name, o in compiled_model.distributed(self.model).items()}
+        self._updates = {
+            name: int(o.iterations) for name, o in compiled_model.distributed(self.model).items()
+        }
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Keeps this rank's loss of training, before `fit` resets the metrics for validation."""
@@ -146,7 +160,10 @@ class CompareRanks(keras.callbacks.Callback):
         """
         self._compare("training ends")
         for name, optimizer in compiled_model.distributed(self.model).items():
-            if int(optimizer.loss_scale.skipped_in_a_row) and int(optimizer.iterations) == self._updates[name]:
+            if (
+                int(optimizer.loss_scale.skipped_in_a_row)
+                and int(optimizer.iterations) == self._updates[name]
+            ):
                 raise self._skipped(name, optimizer, "all steps")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -160,7 +177,9 @@ class CompareRanks(keras.callbacks.Callback):
                 raise self._skipped(name, optimizer, f"the last {_MOST_SKIPPED} steps or more")
 
     def _skipped(self, name: str, optimizer: DistributedOptimizer, steps: str) -> SharedError:
-        """Returns the error for steps that were skipped, with the likeliest cause first; every rank calls it."""
+        """Returns the error for steps that were skipped, with the likeliest cause first; every rank
+        calls it.
+        """
         own = self._own_loss() if self._loss is None else self._loss
         losses = process.communicator().allgather_object(own)
         # With NaN, which equals nothing, one cannot tell.
@@ -172,7 +191,8 @@ class CompareRanks(keras.callbacks.Callback):
             remedies.append('set compression="none"')
         return SharedError(
             (f"{SAME_DATA}. " if same_data else "")
-            + f"{name}: {steps} were skipped, because their gradients are not finite: {', or '.join(remedies)}"
+            + f"{name}: {steps} were skipped, because their gradients are not finite:"
+            f" {', or '.join(remedies)}"
         )
 
     def _compare(self, next_: str) -> None:
@@ -183,7 +203,9 @@ class CompareRanks(keras.callbacks.Callback):
             "what comes next": next_,
             "weights": digest(self.model.trainable_variables),
             **{
-                f"{name}.learning_rate": np.float32(optimizer.learning_rate)  # as precise as the step sees it
+                f"{name}.learning_rate": np.float32(
+                    optimizer.learning_rate
+                )  # as precise as the step sees it
                 for name, optimizer in compiled_model.optimizers(self.model).items()
                 if hasattr(optimizer, "learning_rate")  # MultiOptimizer has none
             },
@@ -193,11 +215,16 @@ class CompareRanks(keras.callbacks.Callback):
 
 @contextlib.contextmanager
 def _all_begin_within(seconds: float) -> Iterator[None]:
-    """Ends this process with EXIT_STALLED and one line if the block takes longer: it waits for ranks to begin `fit`.
+    """Ends this process with EXIT_STALLED and one line if the block takes longer: it waits for
+    ranks to begin `fit`.
 
-    Rank 0 says so first; its launcher ends the others before thousands of them say the same. 0 watches nothing.
+    Rank 0 says so first; its launcher ends the others before thousands of them say the same. 0
+    watches nothing.
     """
-    line = f"error: not all ranks have begun fit within {seconds:g} s (stall_timeout={seconds:g}): the job ends"
+    line = (
+        f"error: not all ranks have begun fit within {seconds:g} s (stall_timeout={seconds:g}): the"
+        " job ends"
+    )
     after = min(seconds + _TURN * min(process.rank(), 2), threading.TIMEOUT_MAX)
     timer = threading.Timer(after, end_with_line, (line,))
     timer.daemon = True
@@ -210,7 +237,8 @@ def _all_begin_within(seconds: float) -> Iterator[None]:
 
 
 class StallWatchdog(keras.callbacks.Callback):
-    """Runs a watchdog during `model.fit`: ranks that hang are named, and end the job (`resilience.watchdog`).
+    """Runs a watchdog during `model.fit`: ranks that hang are named, and end the job
+    (`resilience.watchdog`).
 
     It ends with `fit`, also where an exception ends `fit` on this rank.
     """
@@ -218,7 +246,8 @@ class StallWatchdog(keras.callbacks.Callback):
     def __init__(self, stall_timeout: float = STALL_SECONDS):
         """Ends all ranks with exit code 4 when one makes no progress for `stall_timeout` seconds.
 
-        Before the first step, which compiles, only a rank counts that has not begun `fit`, or sends no heartbeat.
+        Before the first step, which compiles, only a rank counts that has not begun `fit`, or sends
+        no heartbeat.
         """
         super().__init__()
         self._stall_seconds = stall_timeout
@@ -270,9 +299,14 @@ _CHANGE_TRAINING = (
     keras.callbacks.SwapEMAWeights,
 )
 _COMMUNICATE = (
-    MergeBatchNormStatistics, BroadcastInitialState, Checkpoint, CompareRanks, HyperparameterSchedule, MetricAverage,
+    MergeBatchNormStatistics,
+    BroadcastInitialState,
+    Checkpoint,
+    CompareRanks,
+    HyperparameterSchedule,
+    MetricAverage,
     StallWatchdog,
-)  # fmt: skip
+)
 
 
 _WRITE = {
@@ -302,13 +336,15 @@ def _refuse_two_writers(callbacks: Sequence[keras.callbacks.Callback]) -> None:
 
 
 def on_rank_zero(*callbacks: keras.callbacks.Callback) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks on rank 0 and none on others: for those that write files, as `ModelCheckpoint`.
+    """Returns the callbacks on rank 0 and none on others: for those that write files, as
+    `ModelCheckpoint`.
 
-    They must not communicate, nor change weights, learning rate or `stop_training`, which the other ranks would not
-    notice.
+    They must not communicate, nor change weights, learning rate or `stop_training`, which the other
+    ranks would not notice.
 
     Raises:
-      UserError: for a callback of Keras or of this package that does, and for `TensorBoard` where it cannot write.
+      UserError: for a callback of Keras or of this package that does, and for `TensorBoard` where
+        it cannot write.
     """
     for callback in callbacks:
         _check(callback)
@@ -318,15 +354,19 @@ def on_rank_zero(*callbacks: keras.callbacks.Callback) -> list[keras.callbacks.C
 def default_callbacks(
     *first_rank: keras.callbacks.Callback, stall_timeout: float = STALL_SECONDS
 ) -> list[keras.callbacks.Callback]:
-    """The callbacks of a run, in the order in which they must be called; all ranks give `fit` the same list.
+    """The callbacks of a run, in the order in which they must be called; all ranks give `fit` the
+    same list.
 
-    Statistics of batch normalization are merged and metrics averaged before anything else looks at them; rank 0's own
-    callbacks come next, so that what they restore is broadcast; then the broadcast, the schedule and the comparison of
-    ranks. Callbacks that change training, as `EarlyStopping`, belong to every rank, behind this list.
+    Statistics of batch normalization are merged and metrics averaged before anything else looks at
+    them; rank 0's own callbacks come next, so that what they restore is broadcast; then the
+    broadcast, the schedule and the comparison of ranks. Callbacks that change training, as
+    `EarlyStopping`, belong to every rank, behind this list.
 
     Args:
-      first_rank: callbacks for rank 0 alone, as `keras.callbacks.ModelCheckpoint` and `BackupAndRestore`.
-      stall_timeout: ends the job, with exit code 4, when a rank makes no progress for this long; 0 never does.
+      first_rank: callbacks for rank 0 alone, as `keras.callbacks.ModelCheckpoint` and
+      `BackupAndRestore`.
+      stall_timeout: ends the job, with exit code 4, when a rank makes no progress for this long; 0
+        never does.
 
     Raises:
       UserError: as `on_rank_zero`.
@@ -354,6 +394,13 @@ def _check(callback: keras.callbacks.Callback) -> None:
             f"callbacks=[*hybrid_imagenet.callbacks.default_callbacks(...), {name}(...)]"
         )
     if isinstance(callback, keras.callbacks.TerminateOnNaN):
-        raise SharedError("TerminateOnNaN stops one rank while others wait: omit it, all ranks skip such steps")
-    if isinstance(callback, keras.callbacks.TensorBoard) and importlib.util.find_spec("tensorboard") is None:
-        raise SharedError("TensorBoard needs a package that is missing: pip install tensorboard, or use CSVLogger")
+        raise SharedError(
+            "TerminateOnNaN stops one rank while others wait: omit it, all ranks skip such steps"
+        )
+    if (
+        isinstance(callback, keras.callbacks.TensorBoard)
+        and importlib.util.find_spec("tensorboard") is None
+    ):
+        raise SharedError(
+            "TensorBoard needs a package that is missing: pip install tensorboard, or use CSVLogger"
+        )

@@ -18,21 +18,24 @@ _log = logging.getLogger(__name__)
 Value = float | np.ndarray
 
 SAME_DATA = (
-    "All ranks had the same loss, so they seem to have the same data. Give each rank its own part by "
-    "hybrid_imagenet.data.shard, and a separate file to tf.data's cache(), such as cache(f'cache_{hi.rank()}')"
+    "All ranks had the same loss, so they seem to have the same data. Give each rank its own part"
+    " by hybrid_imagenet.data.shard, and a separate file to tf.data's cache(), such as"
+    " cache(f'cache_{hi.rank()}')"
 )
 
 
 class MetricAverage(keras.callbacks.Callback):
-    """Replaces a rank's own values in the logs of epochs by averages over the examples of all ranks.
+    """Replaces a rank's own values in the logs of epochs by averages over the examples of all
+    ranks.
 
-    States of Keras's metrics (sums and counts, confusion counts, ...) are added over ranks in float64, and the result
-    of the added states takes the place of each rank's own, for training and validation. Values that come from
-    elsewhere, a custom metric class or a `train_step`'s logs, are averaged as they are, each rank counting alike.
-    Vectors are treated as numbers are.
+    States of Keras's metrics (sums and counts, confusion counts, ...) are added over ranks in
+    float64, and the result of the added states takes the place of each rank's own, for training and
+    validation. Values that come from elsewhere, a custom metric class or a `train_step`'s logs, are
+    averaged as they are, each rank counting alike. Vectors are treated as numbers are.
 
     Attributes:
-      results: of the last validation, also of one outside of `fit`: Keras's `evaluate` returns the rank's own values.
+      results: of the last validation, also of one outside of `fit`: Keras's `evaluate` returns the
+        rank's own values.
     """
 
     def __init__(self) -> None:
@@ -66,7 +69,9 @@ class MetricAverage(keras.callbacks.Callback):
             logs.update((name, value) for name, value in self.results.items() if name in logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Puts the averages of all ranks into the logs, and warns once if all losses are equal; every rank calls it."""
+        """Puts the averages of all ranks into the logs, and warns once if all losses are equal;
+        every rank calls it.
+        """
         if logs is None:
             return
         if not self._compared:
@@ -83,20 +88,28 @@ class MetricAverage(keras.callbacks.Callback):
         self._in_epoch = False
 
     def _merged(self) -> dict[str, Value]:
-        """Returns the results of all ranks' states together; this rank's states stay as they are."""
+        """Returns the results of all ranks' states together; this rank's states stay as they
+        are.
+        """
         ranks = process.communicator()
         added = _metrics(self.model.metrics) if ranks.size > 1 else ()
         # States of Keras's own metrics can be added; of others one cannot know.
-        held = [v for m in added if type(m).__module__.partition(".")[0] == "keras" for v in m.variables]
+        held = [
+            v for m in added if type(m).__module__.partition(".")[0] == "keras" for v in m.variables
+        ]
         own = [v.numpy() for v in held]
         if own:
             vector = np.concatenate([np.ravel(value).astype(np.float64) for value in own])
             total = ranks.allreduce_sum(tf.constant(vector), "metrics").numpy()
             ends = np.cumsum([value.size for value in own])
             for variable, value, end in zip(held, own, ends, strict=True):
-                variable.assign(total[end - value.size : end].reshape(value.shape).astype(value.dtype))
+                variable.assign(
+                    total[end - value.size : end].reshape(value.shape).astype(value.dtype)
+                )
         results = self.model.get_metrics_result()
-        if (tracker := private_api.loss_tracker(self.model)) is not None and not float(tracker.count):
+        if (tracker := private_api.loss_tracker(self.model)) is not None and not float(
+            tracker.count
+        ):
             results.pop("loss", None)  # a `train_step` of the user's own has not used it
         results = _alike(results)
         for variable, value in zip(held, own, strict=True):
@@ -115,7 +128,8 @@ def _metrics(found: Any) -> Iterator[keras.metrics.Metric]:
 
 
 def _alike(own: Mapping[str, Any]) -> dict[str, Value]:
-    """Returns the mean over ranks of the numbers and arrays that all of them have; of equal ones the value itself.
+    """Returns the mean over ranks of the numbers and arrays that all of them have; of equal ones
+    the value itself.
 
     Arrays whose shapes differ between ranks are not among them.
     """
@@ -124,7 +138,9 @@ def _alike(own: Mapping[str, Any]) -> dict[str, Value]:
     rows = process.communicator().allgather_object(lists)
     found: dict[str, Value] = {}
     for name, first in rows[0].items():
-        values = [row[name] for row in rows if name in row and np.shape(row[name]) == np.shape(first)]
+        values = [
+            row[name] for row in rows if name in row and np.shape(row[name]) == np.shape(first)
+        ]
         if len(values) < len(rows):
             continue
         mean = values[0] if all(value == values[0] for value in values) else np.mean(values, axis=0)

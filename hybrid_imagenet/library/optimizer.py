@@ -1,4 +1,6 @@
-"""The optimizer for `model.compile`: reduction over ranks, loss scale and accumulation around any inner optimizer."""
+"""The optimizer for `model.compile`: reduction over ranks, loss scale and accumulation around any
+inner optimizer.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +30,28 @@ from hybrid_imagenet.schedules import training_schedule
 from hybrid_imagenet.training.epoch_values import checksum
 
 _BROADCAST = (
-    "give fit callbacks=hybrid_imagenet.callbacks.default_callbacks(), or call hybrid_imagenet.broadcast_model(model), "
-    "once the model has all its weights; give callbacks that change the learning rate to every rank"
+    "give fit callbacks=hybrid_imagenet.callbacks.default_callbacks(), or call"
+    " hybrid_imagenet.broadcast_model(model), once the model has all its weights; give callbacks"
+    " that change the learning rate to every rank"
 )
 
 _ARGUMENTS = (
-    "compression", "allreduce", "loss_scale", "schedule", "gradient_accumulation_steps", "name", "fusion_threshold_mb",
-)  # fmt: skip
+    "compression",
+    "allreduce",
+    "loss_scale",
+    "schedule",
+    "gradient_accumulation_steps",
+    "name",
+    "fusion_threshold_mb",
+)
 
 _log = logging.getLogger(__name__)
 
 
 class _Ranks:
-    """The ranks of this process, connected when a gradient first travels: a loaded optimizer may never need them."""
+    """The ranks of this process, connected when a gradient first travels: a loaded optimizer may
+    never need them.
+    """
 
     def reduce_gradients(
         self, grads: Sequence[tf.Tensor], names: Sequence[str]
@@ -49,14 +60,18 @@ class _Ranks:
 
 
 def _argument_of_inner(name: str) -> property:
-    """Returns a property that reads and sets an argument of the inner optimizer, which is the one that uses it."""
+    """Returns a property that reads and sets an argument of the inner optimizer, which is the one
+    that uses it.
+    """
 
     def read(self: DistributedOptimizer) -> Any:
         return getattr(self.inner, name, None)
 
     def write(self: DistributedOptimizer, value: Any) -> None:
         inner = vars(self).get("inner")
-        if inner is not None:  # the constructor of Keras's base class sets a value before there is an inner optimizer
+        if (
+            inner is not None
+        ):  # the constructor of Keras's base class sets a value before there is an inner optimizer
             setattr(inner, name, value)
 
     return property(read, write)
@@ -64,11 +79,13 @@ def _argument_of_inner(name: str) -> property:
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
 class DistributedOptimizer(distributed.DistributedOptimizer):
-    """Averages gradients over ranks and lets `inner` update the weights: for `model.compile` and custom loops.
+    """Averages gradients over ranks and lets `inner` update the weights: for `model.compile` and
+    custom loops.
 
-    The loss is scaled under any dtype policy: gradients are sent in FP16 by default, in which small ones underflow.
-    A step whose mean gradient is not finite is skipped on all ranks. See `optimizers.distributed` for the formulas
-    (Lu et al. 2.2.2; Micikevicius et al., Mixed Precision Training), docs/library.md for what works with it.
+    The loss is scaled under any dtype policy: gradients are sent in FP16 by default, in which small
+    ones underflow. A step whose mean gradient is not finite is skipped on all ranks. See
+    `optimizers.distributed` for the formulas (Lu et al. 2.2.2; Micikevicius et al., Mixed Precision
+    Training), docs/library.md for what works with it.
     """
 
     # Not `use_ema`: the base class would keep a second average if the wrapper had it too.
@@ -94,20 +111,24 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         """Wraps an optimizer; the same on every rank.
 
         Args:
-          inner: required; one of `hybrid_imagenet.optimizers`, or any of Keras's, as an object or by name.
+          inner: required; one of `hybrid_imagenet.optimizers`, or any of Keras's, as an object or
+          by name.
           compression: type in which gradients are sent; none, fp16 or bf16.
           allreduce: ring, torus, hierarchical, masters or size_switched (docs/communication.md).
           loss_scale: `dynamic`, which starts at 2^15, or a number; 1 for none.
-          schedule: sets the inner optimizer's scalars before each step, through a callback of `default_callbacks()`:
-            `(start, end, global_batch) -> {"learning_rate": ...}` in fractional epochs, see `schedules`.
-          gradient_accumulation_steps: micro-batches per update, 2 or more; their gradients are averaged on each rank
-            and reduced once. By default the inner optimizer's own argument of this name, which it then no longer uses.
+          schedule: sets the inner optimizer's scalars before each step, through a callback of
+            `default_callbacks()`: `(start, end, global_batch) -> {"learning_rate": ...}` in
+            fractional epochs, see `schedules`.
+          gradient_accumulation_steps: micro-batches per update, 2 or more; their gradients are
+            averaged on each rank and reduced once. By default the inner optimizer's own argument of
+            this name, which it then no longer uses.
           name: of the optimizer; by default a new one for each.
-          communication: `fusion_threshold_mb`, and options of the all-reduce (`torus_grid`, `size_switch_kb`).
+          communication: `fusion_threshold_mb`, and options of the all-reduce (`torus_grid`,
+            `size_switch_kb`).
 
         Raises:
-          UserError: for a value that does not exist, settings other than an earlier optimizer's, or an inner optimizer
-            that scales the loss itself or has been used already.
+          UserError: for a value that does not exist, settings other than an earlier optimizer's, or
+            an inner optimizer that scales the loss itself or has been used already.
           ValueError: for a name that is no optimizer of Keras.
         """
         settings = _settings(compression, allreduce, communication)
@@ -116,11 +137,15 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         _check_inner(inner)
         if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
             raise UserError(
-                "schedule: give one of hybrid_imagenet.schedules in place of one of Keras, which counts steps"
+                "schedule: give one of hybrid_imagenet.schedules in place of one of Keras, which"
+                " counts steps"
             )
         steps = gradient_accumulation_steps or inner.gradient_accumulation_steps
         if steps is not None and (not isinstance(steps, int) or steps < 2):
-            raise UserError(f"gradient_accumulation_steps={steps}: give a whole number of at least 2, or omit it")
+            raise UserError(
+                f"gradient_accumulation_steps={steps}: give a whole number of at least 2, or"
+                " omit it"
+            )
         inner.gradient_accumulation_steps = None
         super().__init__(inner, _Ranks(), _loss_scale(loss_scale), name=name)
         self.schedule = schedule
@@ -136,9 +161,12 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         self._held: types.SimpleNamespace | None = None
         self._scaled = self._compared = self._told_sparse = False
         if steps is not None:
-            self._micro_batches = keras.Variable(0, dtype="int64", trainable=False, name="micro_batches")
+            self._micro_batches = keras.Variable(
+                0, dtype="int64", trainable=False, name="micro_batches"
+            )
         self._totals: list[keras.Variable] = []
-        # Variables of Keras by id of the tf.Variable with which they share their value, and so keep.
+        # Variables of Keras by id of the tf.Variable with which they share their value, and so
+        # keep.
         self._shared: dict[int, keras.Variable] = {}
         self._model: weakref.ref[keras.Model] | None = None
         self._kinds: dict[int, ParameterKind] = {}  # by id of the variable
@@ -146,13 +174,20 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
             process.intend(settings)
 
     def attach(self, model: keras.Model) -> None:
-        """Learns the kinds of a model's trainable variables from their layers, for when the optimizer is built."""
+        """Learns the kinds of a model's trainable variables from their layers, for when the
+        optimizer is built.
+        """
         if isinstance(self.inner, GroupedOptimizer) and not self.inner.kinds:
             self._model = weakref.ref(model)  # its first step may make more variables
-            self._kinds |= {id(v): kind for v, kind in zip(model.trainable_variables, classify(model), strict=True)}
+            self._kinds |= {
+                id(v): kind
+                for v, kind in zip(model.trainable_variables, classify(model), strict=True)
+            }
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Creates the state: the inner optimizer's and, for accumulation, float32 sums as large as the weights."""
+        """Creates the state: the inner optimizer's and, for accumulation, float32 sums as large as
+        the weights.
+        """
         if self.built:
             return
         variables = self._of_keras(variables)
@@ -161,17 +196,27 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
             if model is not None:
                 self.attach(model)
                 unknown = [v for v in variables if id(v) not in self._kinds]
-                self._kinds |= {id(v): kind for v, kind in zip(unknown, classify_by_rank(unknown), strict=True)}
+                self._kinds |= {
+                    id(v): kind for v, kind in zip(unknown, classify_by_rank(unknown), strict=True)
+                }
                 self.inner.set_kinds([self._kinds[id(v)] for v in variables])
             super().build(variables)
             if self._steps is not None:
                 self._totals = [
-                    keras.Variable("zeros", shape=v.shape, dtype="float32", trainable=False, name=f"{v.name}_sum")
+                    keras.Variable(
+                        "zeros",
+                        shape=v.shape,
+                        dtype="float32",
+                        trainable=False,
+                        name=f"{v.name}_sum",
+                    )
                     for v in variables
                 ]
 
     def _of_keras(self, variables: Sequence[Any]) -> list[keras.Variable]:
-        """Returns the variables, with a Keras variable instead of each tf.Variable that a custom loop has passed."""
+        """Returns the variables, with a Keras variable instead of each tf.Variable that a custom
+        loop has passed.
+        """
         for variable in variables:
             if isinstance(variable, tf.Variable) and id(variable) not in self._shared:
                 with tf.init_scope():
@@ -179,10 +224,12 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         return [self._shared.get(id(variable), variable) for variable in variables]
 
     def average_sums(self, ranks: Communicator) -> None:
-        """Replaces the sums of an unfinished accumulation by their mean over ranks, so that one rank's stand for all.
+        """Replaces the sums of an unfinished accumulation by their mean over ranks, so that one
+        rank's stand for all.
 
-        The update stays what it was, since it takes the mean of the sums. Every rank calls it. Where the ranks have
-        counted different micro-batches, one has restored its state, and nothing is changed.
+        The update stays what it was, since it takes the mean of the sums. Every rank calls it.
+        Where the ranks have counted different micro-batches, one has restored its state, and
+        nothing is changed.
         """
         if self._steps is None:
             return
@@ -202,44 +249,62 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
     def _own(self) -> list[keras.Variable]:
         return [*self.loss_scale.variables, self.grad_norm, *self._accumulation()]
 
-    # AutoGraph, which converts what a tf.function of the user calls, knows no super() and has nothing to convert here.
+    # AutoGraph, which converts what a tf.function of the user calls, knows no super() and has
+    # nothing to convert here.
     @tf.autograph.experimental.do_not_convert
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """Returns the loss to differentiate, float32; `apply` takes the gradients of this one.
 
         Raises:
-          UserError: on several ranks, for a loss of several values. A tape would add them, so that the update would
-            depend on how many of them each rank has.
+          UserError: on several ranks, for a loss of several values. A tape would add them, so that
+            the update would depend on how many of them each rank has.
         """
         loss = tf.convert_to_tensor(loss)
-        if loss.shape.rank and loss.shape.num_elements() != 1 and process.is_ready() and process.size() > 1:
+        if (
+            loss.shape.rank
+            and loss.shape.num_elements() != 1
+            and process.is_ready()
+            and process.size() > 1
+        ):
             raise UserError(
-                f"The loss has the shape {loss.shape}, not one value. Its gradient would be the sum over the rank's "
-                "examples, and the update would change with the number of ranks. Use the mean: tf.reduce_mean(loss), "
-                'or reduction="sum_over_batch_size" of a loss of Keras.'
+                f"The loss has the shape {loss.shape}, not one value. Its gradient would be the sum"
+                " over the rank's examples, and the update would change with the number of ranks."
+                ' Use the mean: tf.reduce_mean(loss), or reduction="sum_over_batch_size" of a loss'
+                " of Keras."
             )
         self._scaled = True
         return super().scale_loss(tf.cast(loss, tf.float32))
 
     @tf.autograph.experimental.do_not_convert
-    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[keras.Variable] | None = None) -> None:
-        """Reduces gradients of the scaled loss over ranks and updates the variables, or skips the step on all ranks.
+    def apply(
+        self, grads: Sequence[Any], trainable_variables: Sequence[keras.Variable] | None = None
+    ) -> None:
+        """Reduces gradients of the scaled loss over ranks and updates the variables, or skips the
+        step on all ranks.
 
         Args:
-          grads: this rank's gradients, one per trainable variable, in any floating type; sparse ones are made dense.
+          grads: this rank's gradients, one per trainable variable, in any floating type; sparse
+          ones are made dense.
           trainable_variables: the variables, needed at the first call only.
 
         Raises:
-          ValueError: if a variable has no gradient, or the variables are not those of the first call.
-          UserError: if it has no variables, the loss was not scaled, ranks differ at the start, or XLA compiles this.
+          ValueError: if a variable has no gradient, or the variables are not those of the first
+          call.
+          UserError: if it has no variables, the loss was not scaled, ranks differ at the start, or
+            XLA compiles this.
         """
         if trainable_variables is not None:
             variables = self._of_keras(trainable_variables)
             self.build(variables)
             check_known(private_api.optimized_variables(self), variables)
         elif not self.built:
-            raise UserError("apply needs the variables at its first call, or hybrid_imagenet.broadcast_model before it")
-        if not self._scaled and (self.loss_scale.dynamic or float(self._arguments["loss_scale"]) != 1.0):
+            raise UserError(
+                "apply needs the variables at its first call, or hybrid_imagenet.broadcast_model"
+                " before it"
+            )
+        if not self._scaled and (
+            self.loss_scale.dynamic or float(self._arguments["loss_scale"]) != 1.0
+        ):
             raise UserError(
                 "the loss was not scaled: differentiate optimizer.scale_loss(loss), or give "
                 "DistributedOptimizer(loss_scale=1)"
@@ -251,9 +316,10 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
             return
         if private_api.is_compiled_by_xla():
             raise UserError(
-                "XLA compiles this training step, and the reduction over ranks cannot be part of that: give fit "
-                "callbacks=hybrid_imagenet.callbacks.default_callbacks(), which keeps it outside; for train_on_batch, "
-                "and loops without fit, compile(jit_compile=False)"
+                "XLA compiles this training step, and the reduction over ranks cannot be part of"
+                " that: give fit callbacks=hybrid_imagenet.callbacks.default_callbacks(), which"
+                " keeps it outside; for train_on_batch, and loops without fit,"
+                " compile(jit_compile=False)"
             )
         self.take(dense)
 
@@ -263,7 +329,9 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         self._compare_ranks()
         if self.schedule is not None and not self.scheduled:
             self.scheduled = True  # told once
-            _log.warning("%s: its schedule does nothing without default_callbacks() in fit", self.name)
+            _log.warning(
+                "%s: its schedule does nothing without default_callbacks() in fit", self.name
+            )
         if self._steps is None:
             self.update_if_finite(self.reduce(grads))
         else:
@@ -271,7 +339,9 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[types.SimpleNamespace]:
-        """Inside, `apply` leaves its `gradients` in what this yields and does no more; `take` then takes them."""
+        """Inside, `apply` leaves its `gradients` in what this yields and does no more; `take` then
+        takes them.
+        """
         self._held = types.SimpleNamespace()  # of a list Keras would keep track
         try:
             yield self._held
@@ -293,12 +363,20 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         tf.cond(tf.equal(count % steps, 0), update, lambda: tf.constant(False))
 
     def _dense(self, grads: Sequence[Any]) -> list[tf.Tensor]:
-        missing = [v.path for g, v in zip(grads, private_api.optimized_variables(self), strict=True) if g is None]
+        missing = [
+            v.path
+            for g, v in zip(grads, private_api.optimized_variables(self), strict=True)
+            if g is None
+        ]
         if len(missing) == len(grads):
-            raise ValueError("no variable has a gradient: call optimizer.scale_loss(loss) inside of the GradientTape")
+            raise ValueError(
+                "no variable has a gradient: call optimizer.scale_loss(loss) inside of the"
+                " GradientTape"
+            )
         if missing:
             raise ValueError(
-                f"no gradient for {', '.join(missing)}: the loss does not use it; set trainable=False on its layer"
+                f"no gradient for {', '.join(missing)}: the loss does not use it; set"
+                " trainable=False on its layer"
             )
         sparse = [
             v.path
@@ -309,12 +387,18 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
             self._told_sparse = True
             if process.rank() == 0:
                 _log.warning("sparse gradients travel as dense ones: %s", ", ".join(sparse))
-        # The shape of a gradient may be unknown where the variable's is known, as behind `keras.ops.shape`.
+        # The shape of a gradient may be unknown where the variable's is known, as behind
+        # `keras.ops.shape`.
         variables = private_api.optimized_variables(self)
-        return [tf.ensure_shape(tf.convert_to_tensor(g), v.shape) for g, v in zip(grads, variables, strict=True)]
+        return [
+            tf.ensure_shape(tf.convert_to_tensor(g), v.shape)
+            for g, v in zip(grads, variables, strict=True)
+        ]
 
     def _compare_ranks(self) -> None:
-        """Compares weights and state over ranks at the first step, so that a forgotten broadcast is noticed there."""
+        """Compares weights and state over ranks at the first step, so that a forgotten broadcast is
+        noticed there.
+        """
         if self._compared:
             return
         self._compared = True
@@ -323,16 +407,22 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
             if ranks.size == 1:
                 return
             check_same_order(ranks)
-            state = [v for v in self.variables if v is not private_api.learning_rate_variable(self.inner)]
+            state = [
+                v for v in self.variables if v is not private_api.learning_rate_variable(self.inner)
+            ]
             own = {
                 "weights": digest(private_api.optimized_variables(self)),
                 "optimizer state": digest(state),
-                "learning rate": np.float32(getattr(self, "learning_rate", 0)),  # MultiOptimizer has none
+                "learning rate": np.float32(
+                    getattr(self, "learning_rate", 0)
+                ),  # MultiOptimizer has none
             }
             check_agreement(ranks, own, "before the first step", _BROADCAST)
 
     def exclude_from_weight_decay(self, *given: Any, **named: Any) -> None:
-        """Leaves variables of the inner optimizer out of its weight decay; see Keras's method of this name."""
+        """Leaves variables of the inner optimizer out of its weight decay; see Keras's method of
+        this name.
+        """
         self.inner.exclude_from_weight_decay(*given, **named)
 
     def save_own_variables(self, store: Any) -> None:
@@ -346,14 +436,18 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         Raises:
           ValueError: if it was saved with another number of micro-batches, or by another optimizer.
         """
-        if self._steps is not None and not self.built:  # as Keras does: what it sums up is not known yet
-            _log.warning("%s: its state is not loaded, since it is not built; the weights are", self.name)
+        if (
+            self._steps is not None and not self.built
+        ):  # as Keras does: what it sums up is not known yet
+            _log.warning(
+                "%s: its state is not loaded, since it is not built; the weights are", self.name
+            )
             return
         own = self._own()
         if len(store.keys()) != len(own):
             raise ValueError(
-                f"the saved optimizer has {len(store.keys())} variables, this one {len(own)}: give it the same "
-                "gradient_accumulation_steps"
+                f"the saved optimizer has {len(store.keys())} variables, this one {len(own)}: give"
+                " it the same gradient_accumulation_steps"
             )
         for i, variable in enumerate(own):
             variable.assign(store[str(i)])
@@ -382,9 +476,13 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         """Makes the optimizer again; it connects to no rank before its first step."""
         config = dict(config)
         kinds, hyper = config.pop("kinds", None), config.pop("hyper", None)
-        inner = keras.saving.deserialize_keras_object(config.pop("inner"), custom_objects=custom_objects)
+        inner = keras.saving.deserialize_keras_object(
+            config.pop("inner"), custom_objects=custom_objects
+        )
         schedule = config.pop("schedule", None)
-        made = cls(inner, schedule=training_schedule.create(**schedule) if schedule else None, **config)
+        made = cls(
+            inner, schedule=training_schedule.create(**schedule) if schedule else None, **config
+        )
         if kinds:
             inner.set_kinds([ParameterKind(kind) for kind in kinds])
         if hyper:
@@ -407,7 +505,8 @@ def check_agreement(ranks: Communicator, own: Mapping[str, Any], when: str, reme
       remedy: how it ends.
 
     Raises:
-      SharedError: on all ranks, with each name whose values differ, these values and the ranks that have them.
+      SharedError: on all ranks, with each name whose values differ, these values and the ranks that
+        have them.
     """
     rows = ranks.allgather_object({name: str(value) for name, value in own.items()})
     found = []
@@ -424,15 +523,18 @@ def check_agreement(ranks: Communicator, own: Mapping[str, Any], when: str, reme
 
 def _check_inner(inner: Any) -> None:
     if not isinstance(inner, keras.optimizers.Optimizer):
-        raise UserError(f"inner={inner!r}: give an optimizer of Keras or of hybrid_imagenet.optimizers")
+        raise UserError(
+            f"inner={inner!r}: give an optimizer of Keras or of hybrid_imagenet.optimizers"
+        )
     if isinstance(inner, keras.optimizers.LossScaleOptimizer):
         raise UserError(
-            f"inner={inner.name}: DistributedOptimizer scales the loss itself; give it the optimizer inside"
+            f"inner={inner.name}: DistributedOptimizer scales the loss itself; give it the"
+            " optimizer inside"
         )
     if inner.loss_scale_factor is not None:
         raise UserError(
-            f"loss_scale_factor={inner.loss_scale_factor:g}: give DistributedOptimizer(loss_scale=...) instead: the "
-            "loss must be scaled once"
+            f"loss_scale_factor={inner.loss_scale_factor:g}: give"
+            " DistributedOptimizer(loss_scale=...) instead: the loss must be scaled once"
         )
     if inner.built:
         raise UserError(f"inner={inner.name}: it has been used already; give a new one")
@@ -440,7 +542,11 @@ def _check_inner(inner: Any) -> None:
 
 def _settings(compression: str, allreduce: str, more: Mapping[str, Any]) -> Settings:
     arguments.check_compression(compression)
-    of_algorithm = {field.name for algorithm in ALGORITHMS.values() for field in dataclasses.fields(algorithm.options)}
+    of_algorithm = {
+        field.name
+        for algorithm in ALGORITHMS.values()
+        for field in dataclasses.fields(algorithm.options)
+    }
     arguments.check_names(more, [*_ARGUMENTS, *sorted(of_algorithm)])
     options = dict(more)
     fields = {name: options.pop(name) for name in ("fusion_threshold_mb",) if name in options}

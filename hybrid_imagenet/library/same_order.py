@@ -1,4 +1,6 @@
-"""Finds ranks that share out differently ordered examples, before they train on each other's part."""
+"""Finds ranks that share out differently ordered examples, before they train on each other's
+part.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ Facts = Mapping[str, Any]
 
 
 def check_same_order(ranks: Communicator) -> None:
-    """Compares how the ranks' data were ordered when they were shared out since the last call; every rank calls it.
+    """Compares how the ranks' data were ordered when they were shared out since the last call;
+    every rank calls it.
 
-    A rank may have shared out more data than another, such as a validation set that rank 0 alone uses.
+    A rank may have shared out more data than another, such as a validation set that rank 0 alone
+    uses.
 
     Raises:
       SharedError: on all ranks, with a rank whose order differs from that of rank 0, and in what.
@@ -29,19 +33,24 @@ def check_same_order(ranks: Communicator) -> None:
         names = _different(first, facts)
         if names:
             raise SharedError(
-                f"Rank {rank} and rank 0 share out data in different orders: {' and '.join(names)} differ. The ranks "
-                "would train on some examples twice and omit others. Load and shuffle the data with the same seed on "
-                "all ranks, such as image_dataset_from_directory(seed=1), or shuffle after hi.data.shard. Call "
-                "keras.utils.set_random_seed(seed + hi.rank()) only after hi.data.shard."
+                f"Rank {rank} and rank 0 share out data in different orders: {' and '.join(names)}"
+                " differ. The ranks would train on some examples twice and omit others. Load and"
+                " shuffle the data with the same seed on all ranks, such as"
+                " image_dataset_from_directory(seed=1), or shuffle after hi.data.shard. Call"
+                " keras.utils.set_random_seed(seed + hi.rank()) only after hi.data.shard."
             )
 
 
 def _different(one: Sequence[Facts], other: Sequence[Facts]) -> list[str]:
-    """Returns the names of facts that differ, unless the longer list has everything that the shorter one has."""
+    """Returns the names of facts that differ, unless the longer list has everything that the
+    shorter one has.
+    """
     shorter, longer = sorted([one, other], key=len)
     left = list(longer)
     for facts in shorter:
-        match = next((candidate for candidate in left if not _differing_names(facts, candidate)), None)
+        match = next(
+            (candidate for candidate in left if not _differing_names(facts, candidate)), None
+        )
         if match is None:
             return min((_differing_names(facts, candidate) for candidate in left), key=len)
         left.remove(match)

@@ -19,11 +19,13 @@ Schedule = Callable[[float, float, int], Mapping[str, float]]
 
 
 class HyperparameterSchedule(keras.callbacks.Callback):
-    """Sets learning rate, momentum, phase and the AdaBound bounds before every step, as `schedule=` of optimizers says.
+    """Sets learning rate, momentum, phase and the AdaBound bounds before every step, as `schedule=`
+    of optimizers says.
 
-    The fractional epochs of a step follow from the number of steps per epoch, or from the exact order
-    (`hybrid_imagenet.order.keras_dataset`), whose first pass after a resume is shorter. With `steps_per_execution=k`
-    the values change every k steps. An optimizer of Keras takes the learning rate only.
+    The fractional epochs of a step follow from the number of steps per epoch, or from the exact
+    order (`hybrid_imagenet.order.keras_dataset`), whose first pass after a resume is shorter. With
+    `steps_per_execution=k` the values change every k steps. An optimizer of Keras takes the
+    learning rate only.
     """
 
     def __init__(self) -> None:
@@ -46,16 +48,29 @@ class HyperparameterSchedule(keras.callbacks.Callback):
                 self._used[name] = optimizer, schedule
                 optimizer.scheduled = True
         if self._used and not (self.params or {}).get("steps"):
-            raise UserError("a schedule needs to know how long an epoch is: give fit steps_per_epoch")
+            raise UserError(
+                "a schedule needs to know how long an epoch is: give fit steps_per_epoch"
+            )
         for name, (_, schedule) in self._used.items():
             epochs = (self.params or {}).get("epochs", 0)
-            if schedule(epochs - 0.5, epochs, getattr(schedule, "base_batch", 0)).get("learning_rate") == 0:
-                _log.warning("%s: the schedule's learning rate is 0 before epoch %d, the last one, ends", name, epochs)
+            if (
+                schedule(epochs - 0.5, epochs, getattr(schedule, "base_batch", 0)).get(
+                    "learning_rate"
+                )
+                == 0
+            ):
+                _log.warning(
+                    "%s: the schedule's learning rate is 0 before epoch %d, the last one, ends",
+                    name,
+                    epochs,
+                )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._epoch = epoch
         if not self._rates:
-            self._rates = {name: float(optimizer.learning_rate) for name, (optimizer, _) in self._used.items()}
+            self._rates = {
+                name: float(optimizer.learning_rate) for name, (optimizer, _) in self._used.items()
+            }
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Sets the values for the steps that `fit` is about to make.
@@ -69,7 +84,9 @@ class HyperparameterSchedule(keras.callbacks.Callback):
             images: int = getattr(schedule, "base_batch", 0)
             start, end = after(batch), after(min(batch + self.model.steps_per_execution, steps))
             values = dict(schedule(start, end, images))
-            if batch == 0 and "learning_rate" in values:  # once in an epoch: a look at Keras's optimizers may wait
+            if (
+                batch == 0 and "learning_rate" in values
+            ):  # once in an epoch: a look at Keras's optimizers may wait
                 _refuse_another(name, float(optimizer.learning_rate), self._rates[name])
             set_scalars(optimizer, values)
             self._values[name] = values
@@ -96,6 +113,7 @@ def _refuse_another(name: str, rate: float, known: float) -> None:
     """Raises UserError for a learning rate that the schedule has not set."""
     if np.float32(rate) != np.float32(known):
         raise UserError(
-            f"the learning rate of {name} is {rate:g} where the schedule has left {known:g}: another callback sets it "
-            "too, as LearningRateScheduler and ReduceLROnPlateau do; use either that callback or schedule=..."
+            f"the learning rate of {name} is {rate:g} where the schedule has left {known:g}:"
+            " another callback sets it too, as LearningRateScheduler and ReduceLROnPlateau do; use"
+            " either that callback or schedule=..."
         )

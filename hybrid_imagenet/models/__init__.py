@@ -1,4 +1,5 @@
-"""ResNet and AlexNet with batch normalization, as Keras models; `factory.create` builds one by name.
+"""ResNet and AlexNet with batch normalization, as Keras models; `factory.create` builds one by
+name.
 
 This file imports nothing, so that `depths` and `moments` can be used without TensorFlow.
 """

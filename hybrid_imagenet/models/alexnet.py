@@ -15,15 +15,17 @@ _HIDDEN = 4096
 def build(builder: Builder, num_classes: int, image_size: int | None) -> keras.Model:
     """AlexNet-BN: [b, image_size, image_size, 3] to logits [b, num_classes].
 
-    The five convolutions of Krizhevsky et al. (2012) without groups, batch normalization in place of local response
-    normalization after each, and one more after pool5 (Jia et al., who print no table of layers: the
-    widths are the original's).
+    The five convolutions of Krizhevsky et al. (2012) without groups, batch normalization in place
+    of local response normalization after each, and one more after pool5 (Jia et al., who print no
+    table of layers: the widths are the original's).
 
     Raises:
       UserError: if the image is too small for the three poolings.
     """
     if image_size is None or image_size < MINIMUM_SIZE:
-        raise UserError(f"--image_size={image_size}: alexnet_bn needs at least {MINIMUM_SIZE} pixels")
+        raise UserError(
+            f"--image_size={image_size}: alexnet_bn needs at least {MINIMUM_SIZE} pixels"
+        )
     image = builder.images(image_size)
     x = builder.conv_norm_relu(image, 96, 11, stride=4, pad=2, name="stage1")
     x = _pool(builder, x, "pool1")
@@ -52,4 +54,6 @@ def _hidden(builder: Builder, x: keras.KerasTensor, name: str) -> keras.KerasTen
         name=name,
     )(x)
     seed = layer_seed(builder.seed, f"{name}_dropout")
-    return keras.layers.Dropout(_DROPOUT, seed=seed, dtype=builder.precision, name=f"{name}_dropout")(x)
+    return keras.layers.Dropout(
+        _DROPOUT, seed=seed, dtype=builder.precision, name=f"{name}_dropout"
+    )(x)

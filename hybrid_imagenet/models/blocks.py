@@ -1,4 +1,6 @@
-"""Builds the layers of the networks with the settings they share, each with initial weights of its own stream."""
+"""Builds the layers of the networks with the settings they share, each with initial weights of its
+own stream.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from hybrid_imagenet.models.layers import BlurPool, Conv2D
 from hybrid_imagenet.models.normalization import BatchNormalization
 
 _COLOURS = 3
-_STDDEV = 0.01  # of the classifier: Goyal et al. §5.1; the other papers say nothing about the classifier
+_STDDEV = (
+    0.01  # of the classifier: Goyal et al. §5.1; the other papers say nothing about the classifier
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +31,10 @@ class Builder:
       batch_norm: `last`, `moving` or `precise` (see `normalization.BatchNormalization`).
       batch_norm_momentum: decay of the moving average.
       batch_norm_epsilon: added to the variance.
-      seed: of the initial weights; each layer draws from its own stream, derived from (seed, layer name).
-      sync_allreduce: `(tensor, name) -> sum over ranks`; given, training statistics cover the batches of all ranks.
+      seed: of the initial weights; each layer draws from its own stream, derived from (seed, layer
+      name).
+      sync_allreduce: `(tensor, name) -> sum over ranks`; given, training statistics cover the
+      batches of all ranks.
       parts: equal parts of a training batch that are normalized each by itself.
       blurpool: blur before strides (see `layers.BlurPool`); ResNets only.
       initial_bias: score of every class at the start, before the weights of the classifier act.
@@ -52,11 +58,19 @@ class Builder:
         return keras.Input((size, size, 3), dtype=compute, name="image")
 
     def conv(
-        self, x: keras.KerasTensor, filters: int, kernel: int, *, stride: int = 1, pad: int | None = None, name: str
+        self,
+        x: keras.KerasTensor,
+        filters: int,
+        kernel: int,
+        *,
+        stride: int = 1,
+        pad: int | None = None,
+        name: str,
     ) -> keras.KerasTensor:
         """A convolution without bias, padded by half its kernel unless `pad` says otherwise.
 
-        With `blurpool` a stride follows a blur, but for the image itself. A 1x1 convolution leaves the stride to it.
+        With `blurpool` a stride follows a blur, but for the image itself. A 1x1 convolution leaves
+        the stride to it.
         """
         if self.blurpool and stride > 1 and x.shape[-1] > _COLOURS:
             x = BlurPool(stride if kernel == 1 else 1, dtype=self.precision, name=f"{name}_blur")(x)
@@ -91,16 +105,27 @@ class Builder:
         return keras.layers.ReLU(dtype=self.precision, name=name)(x)
 
     def conv_norm_relu(
-        self, x: keras.KerasTensor, filters: int, kernel: int, *, stride: int = 1, pad: int | None = None, name: str
+        self,
+        x: keras.KerasTensor,
+        filters: int,
+        kernel: int,
+        *,
+        stride: int = 1,
+        pad: int | None = None,
+        name: str,
     ) -> keras.KerasTensor:
         x = self.conv(x, filters, kernel, stride=stride, pad=pad, name=f"{name}_conv")
         return self.relu(self.norm(x, name=f"{name}_bn"), name=f"{name}_relu")
 
     def logits(self, x: keras.KerasTensor, num_classes: int) -> keras.KerasTensor:
-        """The classifier on [b, c]: FP32 throughout, so that softmax and loss see full precision."""
+        """The classifier on [b, c]: FP32 throughout, so that softmax and loss see full
+        precision.
+        """
         return keras.layers.Dense(
             num_classes,
-            kernel_initializer=keras.initializers.RandomNormal(0.0, _STDDEV, seed=layer_seed(self.seed, "logits")),
+            kernel_initializer=keras.initializers.RandomNormal(
+                0.0, _STDDEV, seed=layer_seed(self.seed, "logits")
+            ),
             bias_initializer=keras.initializers.Constant(self.initial_bias),
             dtype="float32",
             name="logits",
@@ -108,7 +133,9 @@ class Builder:
 
 
 def layer_seed(seed: int, layer: str) -> int:
-    """A 31-bit seed that depends on the run's seed and the layer's name only, not on the order of construction."""
+    """A 31-bit seed that depends on the run's seed and the layer's name only, not on the order of
+    construction.
+    """
     digest = hashlib.blake2b(f"{seed}/{layer}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") & 0x7FFFFFFF
 

@@ -16,28 +16,34 @@ DEPTHS = {
 }
 """Residual blocks by stage.
 
-resnet10, one basic block per stage, is not in the paper: it is for comparisons on small images. resnet8 is the paper's
-smallest network for CIFAR-10 (4.2, n = 1) where its stem is 3x3 and its width 16.
+resnet10, one basic block per stage, is not in the paper: it is for comparisons on small images.
+resnet8 is the paper's smallest network for CIFAR-10 (4.2, n = 1) where its stem is 3x3 and its
+width 16.
 """
 BASIC = ("resnet8", "resnet10", "resnet18", "resnet34")
 """Networks of two 3x3 convolutions per block; the others have 1x1, 3x3, 1x1."""
 VERSION_1 = ("resnet50_v1", "resnet101_v1", "resnet152_v1")
 """Networks with the stride of a block in its first 1x1 convolution, as He et al. 2015 print it.
 
-The other bottleneck networks are v1.5, with the stride in the 3x3 convolution (Goyal et al. §5.1). Both have the same
-parameters. v1.5 needs 4.1 instead of 3.9 billion multiply-adds at 224 pixels and is about half a point more accurate.
+The other bottleneck networks are v1.5, with the stride in the 3x3 convolution (Goyal et al. §5.1).
+Both have the same parameters. v1.5 needs 4.1 instead of 3.9 billion multiply-adds at 224 pixels and
+is about half a point more accurate.
 """
 WIDTH = 64
 """Channels of the first stage; each later stage has twice as many."""
 STEMS = ("imagenet", "3x3", "3x3_stride2")
 """7x7 with stride 2 and a pooling, or a 3x3 convolution, also with stride 2."""
-TORCHVISION_NETWORKS = tuple(name for name in DEPTHS if name not in ("resnet8", "resnet10", *VERSION_1))
+TORCHVISION_NETWORKS = tuple(
+    name for name in DEPTHS if name not in ("resnet8", "resnet10", *VERSION_1)
+)
 """ResNets that torchvision has. Its bottleneck networks are v1.5."""
 TORCHVISION_EPSILON = 1e-5
 """Added to variances by torchvision's normalizations."""
 
 
 def torchvision_has(model: str, width: int, stem: str, blurpool: bool, epsilon: float) -> bool:
-    """Returns whether torchvision has a network of this form, so that its weights can be exchanged."""
+    """Returns whether torchvision has a network of this form, so that its weights can be
+    exchanged.
+    """
     form = (width, stem, blurpool, epsilon)
     return model in TORCHVISION_NETWORKS and form == (WIDTH, "imagenet", False, TORCHVISION_EPSILON)

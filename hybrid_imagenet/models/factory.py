@@ -1,4 +1,6 @@
-"""Builds a network by name: a ResNet, AlexNet with batch normalization, or a function of the user's."""
+"""Builds a network by name: a ResNet, AlexNet with batch normalization, or a function of the
+user's.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ def create(
     """Builds a network that maps images to class scores.
 
     Args:
-      name: one of `NAMES`, or a function of the user's as MODULE:FUNCTION, which is called with `num_classes` and
-        `image_size`; of all that follows, only precision and seed act on it.
+      name: one of `NAMES`, or a function of the user's as MODULE:FUNCTION, which is called with
+        `num_classes` and `image_size`; of all that follows, only precision and seed act on it.
       num_classes: number of class scores.
       image_size: side of the square input in pixels; None makes a ResNet that takes any.
       width: channels of a ResNet's first stage; each later one has twice as many.
@@ -35,11 +37,12 @@ def create(
       settings: the attributes of `blocks.Builder`.
 
     Returns:
-      A functional model from [b, image_size, image_size, 3], normalized, in the compute type of `precision`, to
-      FP32 logits [b, num_classes].
+      A functional model from [b, image_size, image_size, 3], normalized, in the compute type of
+      `precision`, to FP32 logits [b, num_classes].
 
     Raises:
-      UserError: for a name, precision or stem that does not exist, or an image too small for the network.
+      UserError: for a name, precision or stem that does not exist, or an image too small for the
+        network.
     """
     builder = Builder(**settings)
     if ":" in name:
@@ -57,9 +60,11 @@ _APART = 0x9E3779B9  # between the seeds of ranks, which Keras takes modulo 2^31
 
 
 def draw_own_numbers(network: keras.Model, rank: int) -> None:
-    """Gives each `keras.random.SeedGenerator` of the network, such as dropout's, a seed of this rank's own.
+    """Gives each `keras.random.SeedGenerator` of the network, such as dropout's, a seed of this
+    rank's own.
 
-    It is called once, after the broadcast of rank 0's state. Rank 0 keeps its seeds, which checkpoints hold.
+    It is called once, after the broadcast of rank 0's state. Rank 0 keeps its seeds, which
+    checkpoints hold.
     """
     for state in network.variables:
         if state.name == "seed_generator_state":  # a seed and a counter, int64 [2]

@@ -1,7 +1,9 @@
-"""Convolution, pooling and blur with padding that is the same on all sides, as the published ResNet results use it.
+"""Convolution, pooling and blur with padding that is the same on all sides, as the published ResNet
+results use it.
 
-TensorFlow's `same` pads a strided window on the far side only when the input is even, which shifts the features by a
-pixel against the reference implementations, so that their weights would not carry over.
+TensorFlow's `same` pads a strided window on the far side only when the input is even, which shifts
+the features by a pixel against the reference implementations, so that their weights would not carry
+over.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from hybrid_imagenet.models import kernels
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
 class Conv2D(keras.layers.Conv2D):
-    """NHWC convolution of a square kernel, the same stride both ways and `pad` pixels of zeros on each side."""
+    """NHWC convolution of a square kernel, the same stride both ways and `pad` pixels of zeros on
+    each side.
+    """
 
     def __init__(self, filters: int, kernel_size: Any, *, pad: int = 0, **kwargs: Any) -> None:
         """As keras.layers.Conv2D, except that `pad` replaces `padding`."""
@@ -34,7 +38,11 @@ class Conv2D(keras.layers.Conv2D):
 
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
         batch, height, width, channels = input_shape
-        padded = (batch, *(None if side is None else side + 2 * self.pad for side in (height, width)), channels)
+        padded = (
+            batch,
+            *(None if side is None else side + 2 * self.pad for side in (height, width)),
+            channels,
+        )
         return super().compute_output_shape(padded)
 
     def get_config(self) -> dict[str, Any]:
@@ -42,16 +50,24 @@ class Conv2D(keras.layers.Conv2D):
 
 
 def cast_kernels(model: keras.Model) -> list[tuple[keras.Variable, str]]:
-    """Returns the trained kernels of a model's convolutions that compute in another type, with that type."""
-    found = [layer for layer in private_api.flatten_layers(model) if isinstance(layer, Conv2D) and layer.trainable]
+    """Returns the trained kernels of a model's convolutions that compute in another type, with that
+    type.
+    """
+    found = [
+        layer
+        for layer in private_api.flatten_layers(model)
+        if isinstance(layer, Conv2D) and layer.trainable
+    ]
     return [(x.kernel, x.compute_dtype) for x in found if x.compute_dtype != x.kernel.dtype]
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
 class MaxPool2D(keras.layers.Layer):
-    """Maximum over `pool_size` windows of non-negative [b, h, w, c], with `pad` pixels of zeros on each side.
+    """Maximum over `pool_size` windows of non-negative [b, h, w, c], with `pad` pixels of zeros on
+    each side.
 
-    After ReLU a zero border gives the same maxima as the border of minus infinity of the reference networks.
+    After ReLU a zero border gives the same maxima as the border of minus infinity of the reference
+    networks.
     """
 
     def __init__(self, pool_size: int, strides: int, pad: int = 0, **kwargs: Any) -> None:
@@ -68,7 +84,9 @@ class MaxPool2D(keras.layers.Layer):
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
         batch, height, width, channels = input_shape
         more = 2 * self.pad - self.pool_size
-        sides = (None if side is None else (side + more) // self.strides + 1 for side in (height, width))
+        sides = (
+            None if side is None else (side + more) // self.strides + 1 for side in (height, width)
+        )
         return (batch, *sides, channels)
 
     def get_config(self) -> dict[str, Any]:
@@ -78,10 +96,11 @@ class MaxPool2D(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
 class BlurPool(keras.layers.Layer):
-    """Convolves each channel of [b, h, w, c] with [1 2 1] x [1 2 1] / 16, with a stride (Zhang, arXiv 1904.11486, 3.2).
+    """Convolves each channel of [b, h, w, c] with [1 2 1] x [1 2 1] / 16, with a stride (Zhang,
+    arXiv 1904.11486, 3.2).
 
-    [1 2 1] is [1 1] * [1 1], so two means over 2 x 2 pixels do it, which every device has a fast kernel for. At the
-    border the outermost pixels are repeated: a constant stays one.
+    [1 2 1] is [1 1] * [1 1], so two means over 2 x 2 pixels do it, which every device has a fast
+    kernel for. At the border the outermost pixels are repeated: a constant stays one.
     """
 
     def __init__(self, strides: int, **kwargs: Any) -> None:
@@ -97,7 +116,9 @@ class BlurPool(keras.layers.Layer):
 
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
         batch, height, width, channels = input_shape
-        sides = (None if side is None else (side - 1) // self.strides + 1 for side in (height, width))
+        sides = (
+            None if side is None else (side - 1) // self.strides + 1 for side in (height, width)
+        )
         return (batch, *sides, channels)
 
     def get_config(self) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""Batch normalization on TensorFlow's fused kernel, with FP32 statistics and the papers' ways of keeping them."""
+"""Batch normalization on TensorFlow's fused kernel, with FP32 statistics and the papers' ways of
+keeping them.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,15 @@ import tensorflow as tf
 from hybrid_imagenet import private_api, xla
 from hybrid_imagenet.models import moments
 
-_waiting: contextvars.ContextVar[list[_Batch] | None] = contextvars.ContextVar("statistics_waiting", default=None)
+_waiting: contextvars.ContextVar[list[_Batch] | None] = contextvars.ContextVar(
+    "statistics_waiting", default=None
+)
 
 
 @contextlib.contextmanager
 def statistics_together() -> Iterator[None]:
-    """Inside, training passes keep nothing; at the end the statistics of all layers are kept at once.
+    """Inside, training passes keep nothing; at the end the statistics of all layers are kept at
+    once.
 
     On a GPU that is one compiled program, in place of a kernel or more to start for each layer.
     """
@@ -38,23 +43,26 @@ def statistics_together() -> Iterator[None]:
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
 class BatchNormalization(keras.layers.BatchNormalization):
-    """Normalizes each channel of [b, h, w, c]; input and output in the compute type, all statistics in FP32.
+    """Normalizes each channel of [b, h, w, c]; input and output in the compute type, all statistics
+    in FP32.
 
-    In training the batch's own mean and biased variance are used. `mode` says what is kept for inference:
-    `last` the statistics of this very batch (Lu et al. §2.2.3-1: no moving average), `moving` their moving average
-    `momentum * old + (1 - momentum) * batch`. `precise` keeps what `last` keeps; the difference is that the caller
-    runs further batches through frozen weights and merges the statistics of all.
+    In training the batch's own mean and biased variance are used. `mode` says what is kept for
+    inference: `last` the statistics of this very batch (Lu et al. §2.2.3-1: no moving average),
+    `moving` their moving average `momentum * old + (1 - momentum) * batch`. `precise` keeps what
+    `last` keeps; the difference is that the caller runs further batches through frozen weights and
+    merges the statistics of all.
 
     With `trainable` off, training uses and leaves alone the kept statistics.
 
-    With `allreduce`, `(tensor, name) -> sum over ranks`, mean and mean of squares cover the batches of these ranks,
-    all of them (Mikami et al.) or a group, and gradients pass through these sums. The function is not part of the
-    layer's configuration: a reloaded layer normalizes alone.
+    With `allreduce`, `(tensor, name) -> sum over ranks`, mean and mean of squares cover the batches
+    of these ranks, all of them (Mikami et al.) or a group, and gradients pass through these sums.
+    The function is not part of the layer's configuration: a reloaded layer normalizes alone.
 
-    With `parts` above 1 a batch in training is that of `parts` GPUs (`--virtual_gpus`), one after the other: each part
-    is normalized by itself and has a moving average of its own. The kept statistics are then those of all parts, merged
-    as over ranks; how far each part's moving average lies from them is in `apart`, FP32 [2, parts, c], until they are
-    merged (`merge_parts`). Like `allreduce` it is not part of the configuration.
+    With `parts` above 1 a batch in training is that of `parts` GPUs (`--virtual_gpus`), one after
+    the other: each part is normalized by itself and has a moving average of its own. The kept
+    statistics are then those of all parts, merged as over ranks; how far each part's moving average
+    lies from them is in `apart`, FP32 [2, parts, c], until they are merged (`merge_parts`). Like
+    `allreduce` it is not part of the configuration.
     """
 
     def __init__(
@@ -77,7 +85,9 @@ class BatchNormalization(keras.layers.BatchNormalization):
         super().build(input_shape)
         if self.mode == "moving" and self.parts > 1:
             with tf.init_scope():
-                self.apart = tf.Variable(tf.zeros([2, self.parts, input_shape[-1]]), trainable=False)
+                self.apart = tf.Variable(
+                    tf.zeros([2, self.parts, input_shape[-1]]), trainable=False
+                )
 
     def call(self, inputs: tf.Tensor, training: bool | None = None, mask: Any = None) -> tf.Tensor:
         """Normalizes [b, h, w, c]; in training also updates the kept statistics."""
@@ -85,7 +95,9 @@ class BatchNormalization(keras.layers.BatchNormalization):
             return self._kernel(inputs, self.moving_mean, self.moving_variance, training=False)[0]
         if self.parts > 1:
             scale, offset = self.gamma.value, self.beta.value
-            outputs, means, variances = normalize_parts(inputs, scale, offset, self.epsilon, self.parts)
+            outputs, means, variances = normalize_parts(
+                inputs, scale, offset, self.epsilon, self.parts
+            )
             self._keep_parts(means, variances)
             return outputs
         if self.allreduce is None:
@@ -118,7 +130,8 @@ class BatchNormalization(keras.layers.BatchNormalization):
     def _normalized(self, inputs: tf.Tensor) -> tuple[tf.Tensor, _Batch]:
         """Normalizes by the batch's statistics; returns outputs and statistics.
 
-        The kernel's own variance output has Bessel's correction n / (n - 1), which merging over ranks must not see.
+        The kernel's own variance output has Bessel's correction n / (n - 1), which merging over
+        ranks must not see.
         """
         outputs, mean, corrected = self._kernel(inputs, tf.zeros([0]), tf.zeros([0]), training=True)
         if inputs.shape.is_fully_defined():
@@ -128,7 +141,9 @@ class BatchNormalization(keras.layers.BatchNormalization):
             count = tf.cast(shape[0] * shape[1] * shape[2], tf.float32)
         return outputs, _Batch(self, mean, corrected, (count - 1) / count)
 
-    def _kernel(self, inputs: tf.Tensor, mean: Any, variance: Any, *, training: bool) -> tuple[tf.Tensor, ...]:
+    def _kernel(
+        self, inputs: tf.Tensor, mean: Any, variance: Any, *, training: bool
+    ) -> tuple[tf.Tensor, ...]:
         result = tf.raw_ops.FusedBatchNormV3(
             x=inputs,
             scale=self.gamma.value,
@@ -149,7 +164,9 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
 @dataclasses.dataclass(frozen=True)
 class _Batch:
-    """The statistics of a layer's batch, FP32 [c]: the biased variance is `variance` times `share`, a scalar."""
+    """The statistics of a layer's batch, FP32 [c]: the biased variance is `variance` times `share`,
+    a scalar.
+    """
 
     layer: BatchNormalization
     mean: tf.Tensor
@@ -158,7 +175,9 @@ class _Batch:
 
 
 def _keep(batches: Sequence[_Batch]) -> None:
-    """Updates the kept statistics of layers, of one mode and momentum, by those of their batches."""
+    """Updates the kept statistics of layers, of one mode and momentum, by those of their
+    batches.
+    """
     layers = [batch.layer for batch in batches]
     mode, momentum = layers[0].mode, layers[0].momentum
 
@@ -169,7 +188,9 @@ def _keep(batches: Sequence[_Batch]) -> None:
         variances = [v if s is None else v * s for v, s in zip(variances, shares, strict=True)]
         new = [_joined(means), _joined(variances)]
         if mode == "moving":
-            new = [momentum * _joined(a) + (1.0 - momentum) * b for a, b in zip(old, new, strict=True)]
+            new = [
+                momentum * _joined(a) + (1.0 - momentum) * b for a, b in zip(old, new, strict=True)
+            ]
         return new[0], new[1]
 
     pairs = [(layer.moving_mean, layer.moving_variance) for layer in layers]
@@ -178,7 +199,9 @@ def _keep(batches: Sequence[_Batch]) -> None:
     run = xla.on_gpu(kept) if len(layers) > 1 else kept
     for column, joined in zip(zip(*pairs, strict=True), run(*found, *old), strict=True):
         sizes = [variable.shape[0] for variable in column]
-        for variable, value in zip(column, tf.split(joined, sizes) if len(sizes) > 1 else [joined], strict=True):
+        for variable, value in zip(
+            column, tf.split(joined, sizes) if len(sizes) > 1 else [joined], strict=True
+        ):
             variable.assign(value)
 
 
@@ -188,35 +211,48 @@ def _joined(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 def merged(means: tf.Tensor, variances: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Mean and biased variance, [c], of equal parts, [parts, c]."""
-    mean, square = tf.reduce_mean(means, 0), tf.reduce_mean(moments.second_moment(means, variances, tf), 0)
+    mean, square = (
+        tf.reduce_mean(means, 0),
+        tf.reduce_mean(moments.second_moment(means, variances, tf), 0),
+    )
     return mean, moments.biased_variance(mean, square, tf)
 
 
 def merge_parts(model: keras.Model) -> None:
-    """Gives all parts of each layer's batch the kept statistics, from which their moving averages continue."""
+    """Gives all parts of each layer's batch the kept statistics, from which their moving averages
+    continue.
+    """
     for layer in layers_of(model):
         if layer.apart is not None:
             layer.apart.assign(tf.zeros_like(layer.apart))
 
 
 def layers_of(model: keras.Model) -> list[BatchNormalization]:
-    """The batch normalization layers of a model, nested ones included, in the order of construction."""
+    """The batch normalization layers of a model, nested ones included, in the order of
+    construction.
+    """
     return [layer for layer in _of_keras(model) if isinstance(layer, BatchNormalization)]
 
 
 def statistics(model: keras.Model) -> list[tuple[keras.Variable, keras.Variable]]:
-    """The (mean, biased variance) variables that inference uses, each FP32 [c], one pair per layer."""
+    """The (mean, biased variance) variables that inference uses, each FP32 [c], one pair per
+    layer.
+    """
     return [(layer.moving_mean, layer.moving_variance) for layer in layers_of(model)]
 
 
 def kept_statistics(model: keras.Model) -> list[tuple[keras.Variable, keras.Variable]]:
-    """As `statistics`, of any model: the layers of Keras's own class that training changes, the frozen left out."""
+    """As `statistics`, of any model: the layers of Keras's own class that training changes, the
+    frozen left out.
+    """
     return [(x.moving_mean, x.moving_variance) for x in _of_keras(model) if x.trainable]
 
 
 @contextlib.contextmanager
 def statistics_of_one_batch(model: keras.Model) -> Iterator[None]:
-    """A training pass that is traced inside keeps its batch's statistics, where else their moving average is kept."""
+    """A training pass that is traced inside keeps its batch's statistics, where else their moving
+    average is kept.
+    """
     momenta = {layer: layer.momentum for layer in _of_keras(model)}
     try:
         for layer in momenta:
@@ -246,15 +282,16 @@ def normalize_over_ranks(
     allreduce: Callable[[tf.Tensor, str], tf.Tensor],
     name: str,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Normalizes [b, h, w, c] by mean and variance over the ranks of a group; their sizes may differ.
+    """Normalizes [b, h, w, c] by mean and variance over the ranks of a group; their sizes may
+    differ.
 
-    Forward, FP32 sums and sums of squares are summed over ranks in one reduction (Mikami et al.), with the number of
-    values behind them. The gradient is that of the sum of all ranks' losses, for which dy and dy * xhat are summed in
-    one more reduction.
+    Forward, FP32 sums and sums of squares are summed over ranks in one reduction (Mikami et al.),
+    with the number of values behind them. The gradient is that of the sum of all ranks' losses, for
+    which dy and dy * xhat are summed in one more reduction.
 
-    Each rank takes its variance from the differences to its mean. Over ranks it is E[x^2] - E[x]^2 in FP32, so that one
-    reduction suffices: its relative error is some 1e-7 (1 + mean^2 / variance), 1e-4 where the mean is 30 standard
-    deviations. `normalize_parts` has no such error.
+    Each rank takes its variance from the differences to its mean. Over ranks it is E[x^2] - E[x]^2
+    in FP32, so that one reduction suffices: its relative error is some 1e-7 (1 + mean^2 /
+    variance), 1e-4 where the mean is 30 standard deviations. `normalize_parts` has no such error.
 
     Args:
       inputs: activations in any float type.
@@ -300,13 +337,17 @@ def _moments(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 @xla.on_gpu
-def _outputs(x: tf.Tensor, mean: tf.Tensor, inverse: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tf.Tensor:
+def _outputs(
+    x: tf.Tensor, mean: tf.Tensor, inverse: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor
+) -> tf.Tensor:
     """The normalized values, scaled and shifted, in the type of x."""
     return tf.cast((tf.cast(x, tf.float32) - mean) * (inverse * gamma) + beta, x.dtype)
 
 
 @xla.on_gpu
-def _sums(d_outputs: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, inverse: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _sums(
+    d_outputs: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, inverse: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
     """This rank's sums of dy and of dy * xhat, FP32 [c]."""
     dy, normal = _wide(d_outputs, x, mean, inverse)
     return tf.reduce_sum(dy, _AXES), tf.reduce_sum(dy * normal, _AXES)
@@ -314,15 +355,22 @@ def _sums(d_outputs: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, inverse: tf.Tenso
 
 @xla.on_gpu
 def _input_gradient(
-    d_outputs: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, inverse: tf.Tensor, gamma: tf.Tensor, dy_mean: tf.Tensor,
+    d_outputs: tf.Tensor,
+    x: tf.Tensor,
+    mean: tf.Tensor,
+    inverse: tf.Tensor,
+    gamma: tf.Tensor,
+    dy_mean: tf.Tensor,
     product_mean: tf.Tensor,
-) -> tf.Tensor:  # fmt: skip
+) -> tf.Tensor:
     """The gradient of x, from the means over ranks of dy and of dy * xhat, in the type of x."""
     dy, normal = _wide(d_outputs, x, mean, inverse)
     return tf.cast((inverse * gamma) * (dy - dy_mean - normal * product_mean), x.dtype)
 
 
-def _wide(d_outputs: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, inverse: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _wide(
+    d_outputs: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, inverse: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
     """dy and xhat in FP32."""
     return tf.cast(d_outputs, tf.float32), (tf.cast(x, tf.float32) - mean) * inverse
 
@@ -332,10 +380,11 @@ def normalize_parts(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Normalizes [parts * b, h, w, c] part by part; the parts are contiguous.
 
-    Mean and variance are FP32, the variance from the differences to the mean. Forward and backward pass are compiled by
-    XLA, which makes each a few loops over memory whatever the number of parts.
+    Mean and variance are FP32, the variance from the differences to the mean. Forward and backward
+    pass are compiled by XLA, which makes each a few loops over memory whatever the number of parts.
 
-    Tensors and `epsilon` are those of `normalize_over_ranks`, but for means and variances, FP32 [parts, c].
+    Tensors and `epsilon` are those of `normalize_over_ranks`, but for means and variances, FP32
+    [parts, c].
     """
     shape = tf.shape(inputs)
     channels = inputs.shape[-1]
@@ -356,7 +405,9 @@ def normalize_parts(
 
 
 @tf.function(jit_compile=True, autograph=False)
-def _forward(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def _forward(
+    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Outputs [parts, n, c], means and variances [parts, 1, c]."""
     wide = tf.cast(x, tf.float32)
     mean = tf.reduce_mean(wide, 1, keepdims=True)
@@ -367,7 +418,12 @@ def _forward(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float) ->
 
 @tf.function(jit_compile=True, autograph=False)
 def _backward(
-    x: tf.Tensor, dy: tf.Tensor, gamma: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor, epsilon: float
+    x: tf.Tensor,
+    dy: tf.Tensor,
+    gamma: tf.Tensor,
+    mean: tf.Tensor,
+    variance: tf.Tensor,
+    epsilon: float,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Gradients of the input [parts, n, c] and, summed over parts, of scale and offset [c]."""
     wide = tf.cast(dy, tf.float32)

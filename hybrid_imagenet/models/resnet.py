@@ -1,7 +1,7 @@
 """ResNets of 18, 34, 50, 101 and 152 layers (He et al. 2015).
 
-Bottleneck blocks are v1.5, with the stride in the 3x3 convolution as in Goyal et al. §5.1. The networks in
-`models.depths.VERSION_1` have it in the first 1x1 convolution, as He et al. print it.
+Bottleneck blocks are v1.5, with the stride in the 3x3 convolution as in Goyal et al. §5.1. The
+networks in `models.depths.VERSION_1` have it in the first 1x1 convolution, as He et al. print it.
 
 Depths, widths and stems, also those for small images, are in `models.depths`.
 """
@@ -28,8 +28,9 @@ def build(
 ) -> keras.Model:
     """The network `name`: [b, image_size, image_size, 3] to logits [b, num_classes].
 
-    The first stage has `width` channels, each later one twice those before. The stem is that for ImageNet, 7x7 with
-    stride 2 and a pooling, or for small images a 3x3 convolution (He et al. 2015, 4.2), also with stride 2.
+    The first stage has `width` channels, each later one twice those before. The stem is that for
+    ImageNet, 7x7 with stride 2 and a pooling, or for small images a 3x3 convolution (He et al.
+    2015, 4.2), also with stride 2.
     """
     block = _bottleneck
     if name in BASIC:
@@ -39,21 +40,29 @@ def build(
     image = builder.images(image_size)
     if stem == "imagenet":
         x = builder.conv_norm_relu(image, width, 7, stride=2, name="stem")
-        x = MaxPool2D(3, 1 if builder.blurpool else 2, pad=1, dtype=builder.precision, name="stem_pool")(x)
+        x = MaxPool2D(
+            3, 1 if builder.blurpool else 2, pad=1, dtype=builder.precision, name="stem_pool"
+        )(x)
         if builder.blurpool:
             x = BlurPool(2, dtype=builder.precision, name="stem_pool_blur")(x)
     else:
-        x = builder.conv_norm_relu(image, width, 3, stride=2 if stem == "3x3_stride2" else 1, name="stem")
+        x = builder.conv_norm_relu(
+            image, width, 3, stride=2 if stem == "3x3_stride2" else 1, name="stem"
+        )
     for stage, count in enumerate(DEPTHS[name], start=1):
         for index in range(count):
             stride = 2 if index == 0 and stage > 1 else 1
-            x = block(builder, x, width * 2 ** (stage - 1), stride, f"stage{stage}_block{index + 1}")
+            x = block(
+                builder, x, width * 2 ** (stage - 1), stride, f"stage{stage}_block{index + 1}"
+            )
     # The mean over pixels is taken in FP32, like all sums over many values.
     x = keras.layers.GlobalAveragePooling2D(dtype="float32", name="pool")(x)
     return keras.Model(image, builder.logits(x, num_classes), name=name)
 
 
-def _bottleneck_v1(builder: Builder, x: keras.KerasTensor, width: int, stride: int, name: str) -> keras.KerasTensor:
+def _bottleneck_v1(
+    builder: Builder, x: keras.KerasTensor, width: int, stride: int, name: str
+) -> keras.KerasTensor:
     """Adds 1x1 down with the stride, 3x3, 1x1 up to four times the width, plus the shortcut."""
     shortcut = _shortcut(builder, x, _EXPANSION * width, stride, name)
     y = builder.conv_norm_relu(x, width, 1, stride=stride, name=f"{name}_1")
@@ -62,7 +71,9 @@ def _bottleneck_v1(builder: Builder, x: keras.KerasTensor, width: int, stride: i
     return _join(builder, y, shortcut, name, "3")
 
 
-def _bottleneck(builder: Builder, x: keras.KerasTensor, width: int, stride: int, name: str) -> keras.KerasTensor:
+def _bottleneck(
+    builder: Builder, x: keras.KerasTensor, width: int, stride: int, name: str
+) -> keras.KerasTensor:
     """Adds 1x1 down, 3x3 with the stride, 1x1 up to four times the width, plus the shortcut."""
     shortcut = _shortcut(builder, x, _EXPANSION * width, stride, name)
     y = builder.conv_norm_relu(x, width, 1, name=f"{name}_1")
@@ -71,14 +82,18 @@ def _bottleneck(builder: Builder, x: keras.KerasTensor, width: int, stride: int,
     return _join(builder, y, shortcut, name, "3")
 
 
-def _basic(builder: Builder, x: keras.KerasTensor, width: int, stride: int, name: str) -> keras.KerasTensor:
+def _basic(
+    builder: Builder, x: keras.KerasTensor, width: int, stride: int, name: str
+) -> keras.KerasTensor:
     shortcut = _shortcut(builder, x, width, stride, name)
     y = builder.conv_norm_relu(x, width, 3, stride=stride, name=f"{name}_1")
     y = builder.conv(y, width, 3, name=f"{name}_2_conv")
     return _join(builder, y, shortcut, name, "2")
 
 
-def _shortcut(builder: Builder, x: keras.KerasTensor, filters: int, stride: int, name: str) -> keras.KerasTensor:
+def _shortcut(
+    builder: Builder, x: keras.KerasTensor, filters: int, stride: int, name: str
+) -> keras.KerasTensor:
     """The identity, or a 1x1 projection where the shape changes."""
     if stride == 1 and x.shape[-1] == filters:
         return x

@@ -1,9 +1,11 @@
-"""Reads state dictionaries of torchvision's ResNets, in .safetensors or .pth files, and writes .safetensors.
+"""Reads state dictionaries of torchvision's ResNets, in .safetensors or .pth files, and writes
+.safetensors.
 
-torchvision's networks equal this package's (v1.5: the stride in the 3x3 convolution; padding on all sides;
-epsilon 1e-5; images normalized by ImageNet's means and deviations), so weights carry over unchanged. Only the order of
-axes differs: PyTorch's kernels are [out, in, k, k], its classifier [classes, features]. Weights are dictionaries from
-the path of a Keras variable (`stem_conv/kernel`) to a float32 array.
+torchvision's networks equal this package's (v1.5: the stride in the 3x3 convolution; padding on all
+sides; epsilon 1e-5; images normalized by ImageNet's means and deviations), so weights carry over
+unchanged. Only the order of axes differs: PyTorch's kernels are [out, in, k, k], its classifier
+[classes, features]. Weights are dictionaries from the path of a Keras variable (`stem_conv/kernel`)
+to a float32 array.
 """
 
 from __future__ import annotations
@@ -16,10 +18,18 @@ import numpy as np
 from hybrid_imagenet.errors import UserError, needed
 from hybrid_imagenet.models.depths import BASIC, DEPTHS, TORCHVISION_NETWORKS
 
-_NORM = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
+_NORM = {
+    "weight": "gamma",
+    "bias": "beta",
+    "running_mean": "moving_mean",
+    "running_var": "moving_variance",
+}
 _SAFETENSORS = ".safetensors files need the package safetensors; install it"
 _COUNTER = "num_batches_tracked"
-_WRAPPERS = ("state_dict", "model")  # under which training programs keep the weights beside other things
+_WRAPPERS = (
+    "state_dict",
+    "model",
+)  # under which training programs keep the weights beside other things
 
 
 def read(path: Path) -> tuple[str, dict[str, np.ndarray]]:
@@ -32,9 +42,14 @@ def read(path: Path) -> tuple[str, dict[str, np.ndarray]]:
     tensors = {name: value for name, value in tensors.items() if not name.endswith(_COUNTER)}
     for model in TORCHVISION_NETWORKS:
         if set(_names(model)) == set(tensors):
-            return model, {here: _from_torch(tensors[there]) for there, here in _names(model).items()}
+            return model, {
+                here: _from_torch(tensors[there]) for there, here in _names(model).items()
+            }
     example = f" (its first tensor is {min(tensors)})" if tensors else " (it is empty)"
-    raise UserError(f"{path}: does not hold the weights of torchvision's {', '.join(TORCHVISION_NETWORKS)}{example}")
+    raise UserError(
+        f"{path}: does not hold the weights of torchvision's"
+        f" {', '.join(TORCHVISION_NETWORKS)}{example}"
+    )
 
 
 def write(path: Path, model: str, weights: Mapping[str, np.ndarray]) -> None:
@@ -44,9 +59,14 @@ def write(path: Path, model: str, weights: Mapping[str, np.ndarray]) -> None:
       UserError: without the package safetensors.
       OSError: if the disk does not take it.
     """
-    safetensors, arrays = needed("safetensors", _SAFETENSORS), needed("safetensors.numpy", _SAFETENSORS)
+    safetensors, arrays = (
+        needed("safetensors", _SAFETENSORS),
+        needed("safetensors.numpy", _SAFETENSORS),
+    )
     try:
-        arrays.save_file({there: _to_torch(weights[here]) for there, here in _names(model).items()}, path)
+        arrays.save_file(
+            {there: _to_torch(weights[here]) for there, here in _names(model).items()}, path
+        )
     except safetensors.SafetensorError as error:
         raise OSError(_line(error)) from None
 
@@ -61,7 +81,9 @@ def _names(model: str) -> dict[str, str]:
 
 
 def _units(model: str) -> dict[tuple[str, str], str]:
-    """Returns the prefix of each convolution and its normalization by their names in torchvision."""
+    """Returns the prefix of each convolution and its normalization by their names in
+    torchvision.
+    """
     found = {("conv1", "bn1"): "stem"}
     for stage, count in enumerate(DEPTHS[model], start=1):
         for block in range(count):
@@ -86,7 +108,10 @@ def _to_torch(value: np.ndarray) -> np.ndarray:
 
 
 def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    safetensors, arrays = needed("safetensors", _SAFETENSORS), needed("safetensors.numpy", _SAFETENSORS)
+    safetensors, arrays = (
+        needed("safetensors", _SAFETENSORS),
+        needed("safetensors.numpy", _SAFETENSORS),
+    )
     try:
         return dict(arrays.load_file(path))
     except (OSError, TypeError, KeyError, safetensors.SafetensorError) as error:
@@ -94,17 +119,25 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def _read_torch(path: Path) -> dict[str, np.ndarray]:
-    """The tensors of a .pth file; `weights_only` keeps PyTorch from building any other object of a pickle."""
+    """The tensors of a .pth file; `weights_only` keeps PyTorch from building any other object of a
+    pickle.
+    """
     torch = needed("torch", f"{path.suffix} files need PyTorch; install torch, or use .safetensors")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file makes PyTorch raise errors of many types
-        reason = "it holds other objects than tensors" if "weights_only" in str(error) else _line(error)
-        raise UserError(f"{path}: cannot be read as weights ({reason}); save its state_dict alone") from None
+        reason = (
+            "it holds other objects than tensors" if "weights_only" in str(error) else _line(error)
+        )
+        raise UserError(
+            f"{path}: cannot be read as weights ({reason}); save its state_dict alone"
+        ) from None
     for key in _WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
-    if not isinstance(content, Mapping) or not all(torch.is_tensor(value) for value in content.values()):
+    if not isinstance(content, Mapping) or not all(
+        torch.is_tensor(value) for value in content.values()
+    ):
         raise UserError(f"{path}: is not a state dictionary; save its state_dict alone")
     return {str(name): value.float().numpy() for name, value in content.items()}
 

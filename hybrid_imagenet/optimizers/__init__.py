@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 
 NAMES = tuple(OPTIMIZERS)
-_CLASSES = {method.constructor.rpartition(":")[2]: method.constructor for method in OPTIMIZERS.values()}
+_CLASSES = {
+    method.constructor.rpartition(":")[2]: method.constructor for method in OPTIMIZERS.values()
+}
 __all__ = ["NAMES", "create", *_CLASSES]
 
 

@@ -9,17 +9,18 @@ import tensorflow as tf
 
 
 class WeightAverage:
-    """An exponential moving average s of each weight w (Polyak, Juditsky, SIAM J. Control 30, 1992; Szegedy et al.,
-    arXiv 1512.00567, 8), float32.
+    """An exponential moving average s of each weight w (Polyak, Juditsky, SIAM J. Control 30, 1992;
+    Szegedy et al., arXiv 1512.00567, 8), float32.
 
     After update number t, counted from 1 (skipped steps do not count):
 
         d = min(decay, (1 + t) / (10 + t));   s = d s + (1 - d) w
 
-    s starts from the first weights, and d is ramped up as shown, so that these are soon forgotten: after 90 updates
-    the average reaches back over ten, whatever the decay. With `every` k above 1 the weights are taken in after every
-    k-th update only, with d^k in place of d, for a k-th of the work. The update follows from weights that are the same
-    on every rank, so the averages are the same too, without communication.
+    s starts from the first weights, and d is ramped up as shown, so that these are soon forgotten:
+    after 90 updates the average reaches back over ten, whatever the decay. With `every` k above 1
+    the weights are taken in after every k-th update only, with d^k in place of d, for a k-th of the
+    work. The update follows from weights that are the same on every rank, so the averages are the
+    same too, without communication.
     """
 
     def __init__(self, decay: float, every: int = 1):
@@ -33,7 +34,9 @@ class WeightAverage:
         """Creates the averages of these trainable variables, equal to them."""
         self._weights = list(variables)
         # Copies of the values: Keras would share a tf.Variable that it is given.
-        self._averages = [keras.Variable(v.numpy(), trainable=False, name=f"{v.name}_average") for v in variables]
+        self._averages = [
+            keras.Variable(v.numpy(), trainable=False, name=f"{v.name}_average") for v in variables
+        ]
 
     def restart(self) -> None:
         """Sets the averages to the weights as they are now."""
@@ -47,7 +50,9 @@ class WeightAverage:
 
     @tf.function(autograph=False)
     def exchange(self) -> None:
-        """Puts the averages in place of the weights and the weights in place of the averages; its own inverse."""
+        """Puts the averages in place of the weights and the weights in place of the averages; its
+        own inverse.
+        """
         for w, s in zip(self._weights, self._averages, strict=True):
             weight = tf.identity(w.value)
             w.value.assign(s.value)
@@ -58,4 +63,6 @@ class WeightAverage:
         decay = tf.minimum(self._decay, (1.0 + t) / (10.0 + t))
         if self._every == 1:
             return 1.0 - decay
-        return tf.where(tf.equal(tf.math.floormod(t, float(self._every)), 0.0), 1.0 - decay**self._every, 0.0)
+        return tf.where(
+            tf.equal(tf.math.floormod(t, float(self._every)), 0.0), 1.0 - decay**self._every, 0.0
+        )

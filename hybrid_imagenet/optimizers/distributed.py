@@ -1,4 +1,6 @@
-"""Reduces scaled gradients over ranks, checks once that they are finite, and updates the variables."""
+"""Reduces scaled gradients over ranks, checks once that they are finite, and updates the
+variables.
+"""
 
 from __future__ import annotations
 
@@ -29,28 +31,33 @@ class GradientReducer(Protocol):
     def reduce_gradients(
         self, grads: Sequence[tf.Tensor], names: Sequence[str]
     ) -> tuple[list[tf.Tensor], list[tuple[int, ...]]]:
-        """Means over ranks, as vectors in the type that travelled, and the positions of the gradients in each."""
+        """Means over ranks, as vectors in the type that travelled, and the positions of the
+        gradients in each.
+        """
 
 
 class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
     """Averages gradients over ranks, then lets an inner optimizer update the variables once.
 
-    It is a `LossScaleOptimizer`, and Keras must take it for one: `compile` wraps every other optimizer of a
-    mixed_float16 model into its own, which would scale the loss a second time and call `apply` in a branch that each
-    rank takes or not by its own gradients. Of that class it has the name only; what it does is written here.
+    It is a `LossScaleOptimizer`, and Keras must take it for one: `compile` wraps every other
+    optimizer of a mixed_float16 model into its own, which would scale the loss a second time and
+    call `apply` in a branch that each rank takes or not by its own gradients. Of that class it has
+    the name only; what it does is written here.
 
     In the graph, for gradients g_i of a loss that was multiplied by the loss scale S:
 
-        r_i    = sum over ranks of wire(g_i / N)            one reduction per bucket, as gradients appear
-        finite = isfinite(sum_i ||r_i||^2)                  after the reduction: the same verdict on every rank
-        if finite: the inner optimizer's rule on r / S      float32; on a GPU a mask, not a branch (`update`)
-        S      = next(S, finite)
+        r_i    = sum over ranks of wire(g_i / N)            one reduction per bucket, as gradients
+        appear finite = isfinite(sum_i ||r_i||^2)                  after the reduction: the same
+        verdict on every rank
+        if finite: the inner optimizer's rule on r / S      float32; on a GPU a mask, not a branch
+        (`update`) S      = next(S, finite)
 
-    The division by N comes before the sum, so that a sum over ranks in FP16 overflows only where the mean does
-    (Lu et al. §2.2.2-3). A skipped step changes no variable but the loss scale and its counters.
+    The division by N comes before the sum, so that a sum over ranks in FP16 overflows only where
+    the mean does (Lu et al. §2.2.2-3). A skipped step changes no variable but the loss scale and
+    its counters.
 
-    A training step calls `reduce`, then `update_if_finite`. It also works as the optimizer of `keras.Model.compile`:
-    `scale_loss` and `apply` follow Keras's protocol, and `apply` does both.
+    A training step calls `reduce`, then `update_if_finite`. It also works as the optimizer of
+    `keras.Model.compile`: `scale_loss` and `apply` follow Keras's protocol, and `apply` does both.
 
     The inner optimizer is one of this package, or any of Keras's, whose `apply` then gets r / S.
     """
@@ -90,30 +97,40 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
             self.inner.build(list(variables))
             if self.average is not None:
                 self.average.build(variables)
-            # Of the last step's gradients, not part of the state: tells which layers were not finite.
-            self.square_sums = tf.Variable(tf.zeros([len(variables)]), trainable=False, name="square_sums")
+            # Of the last step's gradients, not part of the state: tells which layers were not
+            # finite.
+            self.square_sums = tf.Variable(
+                tf.zeros([len(variables)]), trainable=False, name="square_sums"
+            )
             keras.optimizers.Optimizer.build(self, list(variables))
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """State to save: the inner optimizer's, the loss scale's, and what the records say of the last step."""
+        """State to save: the inner optimizer's, the loss scale's, and what the records say of the
+        last step.
+        """
         ratios = [self.inner.trust_ratios] if self._grouped else []
         return [*self.inner.variables, *self.loss_scale.variables, self.grad_norm, *ratios]
 
     def set_weights(self, weights: Sequence[Any]) -> None:
-        """Sets the state, inner optimizer's included, from the `variables` of another one, or from their values.
+        """Sets the state, inner optimizer's included, from the `variables` of another one, or from
+        their values.
 
         Raises:
           ValueError: before `build`, or if the state belongs to another kind of optimizer or model.
         """
         if not self.built:
-            raise ValueError("set_weights needs the state that it replaces: call build(trainable_variables) before it")
+            raise ValueError(
+                "set_weights needs the state that it replaces: call build(trainable_variables)"
+                " before it"
+            )
         shapes = [tuple(v.shape) for v in self.variables]
         given = [tuple(weight.shape) for weight in weights]
         if given != shapes:
             raise ValueError(
-                f"set_weights got {len(given)} values that do not fit the {len(shapes)} variables of this optimizer: "
-                "pass the variables of an optimizer of the same kind, built on the same model"
+                f"set_weights got {len(given)} values that do not fit the {len(shapes)} variables"
+                " of this optimizer: pass the variables of an optimizer of the same kind, built on"
+                " the same model"
             )
         for variable, weight in zip(self.variables, weights, strict=True):
             variable.assign(weight)
@@ -135,8 +152,13 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         """The loss to differentiate, float32."""
         return self.loss_scale.multiply(loss)
 
-    def apply(self, grads: Sequence[tf.Tensor], trainable_variables: Sequence[keras.Variable] | None = None) -> None:
-        """Reduces gradients of the scaled loss over ranks and updates the variables, or skips the step.
+    def apply(
+        self,
+        grads: Sequence[tf.Tensor],
+        trainable_variables: Sequence[keras.Variable] | None = None,
+    ) -> None:
+        """Reduces gradients of the scaled loss over ranks and updates the variables, or skips the
+        step.
 
         Args:
           grads: this rank's gradients, one per trainable variable, in any floating type.
@@ -163,19 +185,27 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         return Packed(*self._communicator.reduce_gradients(list(grads), names))
 
     def update_if_finite(self, reduced: Packed) -> None:
-        """Updates the variables from what `reduce` has returned, or skips the step on all ranks alike."""
+        """Updates the variables from what `reduce` has returned, or skips the step on all ranks
+        alike.
+        """
         with tf.name_scope(UPDATE_SCOPE):
-            square_sums, norm = self._update.apply(reduced) if self._grouped else self._update_by_keras(reduced)
+            square_sums, norm = (
+                self._update.apply(reduced) if self._grouped else self._update_by_keras(reduced)
+            )
             self.grad_norm.assign(norm)
             self.square_sums.assign(square_sums)
 
     def _update_by_keras(self, reduced: Packed) -> tuple[tf.Tensor, tf.Tensor]:
-        """Lets an optimizer of Keras update, which has a rule for each variable only; returns what `Update.apply` does.
+        """Lets an optimizer of Keras update, which has a rule for each variable only; returns what
+        `Update.apply` does.
 
-        On a GPU all values are put back if the gradients are not finite: a branch would have the host wait for that.
+        On a GPU all values are put back if the gradients are not finite: a branch would have the
+        host wait for that.
         """
         variables = private_api.optimized_variables(self)
-        found = Layout([v.shape for v in variables], [i for m in reduced.members for i in m]).split(reduced)
+        found = Layout([v.shape for v in variables], [i for m in reduced.members for i in m]).split(
+            reduced
+        )
         grads = [found.get(i, tf.zeros(v.shape)) for i, v in enumerate(variables)]
         square_sums = tf.stack([2.0 * tf.nn.l2_loss(g) for g in grads])
         total, unscale = tf.reduce_sum(square_sums), 1.0 / self.loss_scale.scale.value
@@ -215,13 +245,21 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         }
 
     def non_finite(self) -> list[str]:
-        """The variables whose gradients were not finite in the last step, by path; waits for the device."""
+        """The variables whose gradients were not finite in the last step, by path; waits for the
+        device.
+        """
         finite = np.isfinite(self.square_sums.numpy())
-        return [v.path for v, good in zip(private_api.optimized_variables(self), finite, strict=True) if not good]
+        return [
+            v.path
+            for v, good in zip(private_api.optimized_variables(self), finite, strict=True)
+            if not good
+        ]
 
 
 def _unique(paths: Sequence[str]) -> list[str]:
-    """The paths, with a number behind one that an earlier variable has too, as layers of a subclassed model may."""
+    """The paths, with a number behind one that an earlier variable has too, as layers of a
+    subclassed model may.
+    """
     seen: dict[str, int] = {}
     found = []
     for path in paths:

@@ -19,10 +19,11 @@ def momentum_values(
     scaled_decay: Any = 0.0,
     nesterov: bool = False,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """v = momentum v - rate (unscale grad + decay w), then w += v, or with Nesterov w += momentum v - rate (...).
+    """v = momentum v - rate (unscale grad + decay w), then w += v, or with Nesterov w += momentum v
+    - rate (...).
 
-    The learning rate is inside the velocity (You et al.; MLPerf). `scaled_decay` is decay / unscale. Returns the new
-    weights and velocity.
+    The learning rate is inside the velocity (You et al.; MLPerf). `scaled_decay` is decay /
+    unscale. Returns the new weights and velocity.
     """
     step = (rate * unscale) * (grad if _is_zero(scaled_decay) else grad + scaled_decay * w)
     velocity = momentum * velocity - step
@@ -41,8 +42,8 @@ def classical_values(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """u = momentum u + (unscale grad + decay w), then w -= rate u.
 
-    The learning rate is outside the velocity (Goyal et al., equation 9), so that a change of it acts at once. Returns
-    the new weights and velocity.
+    The learning rate is outside the velocity (Goyal et al., equation 9), so that a change of it
+    acts at once. Returns the new weights and velocity.
     """
     grad = unscale * grad
     velocity = momentum * velocity + (grad if _is_zero(decay) else grad + decay * w)
@@ -54,11 +55,15 @@ def _is_zero(decay: Any) -> bool:
 
 
 def bias_correction(step: tf.Tensor, beta: float) -> tf.Tensor:
-    """1 - beta^step in float32 without the cancellation of the literal form, which costs four digits at step 1."""
+    """1 - beta^step in float32 without the cancellation of the literal form, which costs four
+    digits at step 1.
+    """
     return -tf.math.expm1(step * math.log(beta)) if beta > 0 else tf.ones_like(step)
 
 
-def adam_step_size(step: tf.Tensor, alpha: tf.Tensor | float, beta1: float, beta2: float) -> tf.Tensor:
+def adam_step_size(
+    step: tf.Tensor, alpha: tf.Tensor | float, beta1: float, beta2: float
+) -> tf.Tensor:
     """alpha sqrt(1 - beta2^t) / (1 - beta1^t), the step of Adam with both bias corrections."""
     return alpha * tf.sqrt(bias_correction(step, beta2)) / bias_correction(step, beta1)
 

@@ -1,4 +1,6 @@
-"""Base of all optimizers of this package: one update of all variables, with scalars that a schedule sets."""
+"""Base of all optimizers of this package: one update of all variables, with scalars that a schedule
+sets.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ HYPER_NAMES = ("learning_rate", "momentum", "phase", "lower_bound", "upper_bound
 
 
 class Hyper:
-    """The scalars of a step: one small float32 variable on the CPU, so that setting all of them is one assignment."""
+    """The scalars of a step: one small float32 variable on the CPU, so that setting all of them is
+    one assignment.
+    """
 
     def __init__(self, **values: float):
         """Starts from the given values; the others are 0."""
@@ -47,13 +51,16 @@ class Hyper:
                 self._values[index] = new
                 changed = True
         if changed:
-            # Variable.assign takes twice as long. Without the device the constant would go to a GPU and come back.
+            # Variable.assign takes twice as long. Without the device the constant would go to a GPU
+            # and come back.
             with tf.device("CPU:0"):
                 values = tf.constant(self._values.copy())
                 tf.raw_ops.AssignVariableOp(resource=self._variable.handle, value=values)
 
     def vector(self) -> tf.Tensor:
-        """The scalars in the order of `names`, on the CPU; inside a graph they are read at every execution."""
+        """The scalars in the order of `names`, on the CPU; inside a graph they are read at every
+        execution.
+        """
         with tf.device("CPU:0"):
             return self._variable.read_value()
 
@@ -64,22 +71,26 @@ class Hyper:
 class GroupedOptimizer(keras.optimizers.Optimizer):
     """Base of the optimizers: a subclass gives `Options`, `slots` and `rule`, on values.
 
-    The rule runs once a step, for all variables as one vector (`update`). Decay and kinds stay as in the first step.
+    The rule runs once a step, for all variables as one vector (`update`). Decay and kinds stay as
+    in the first step.
 
-    All state is float32. Gradients belong to the whole batch, already averaged over ranks. Weight decay is coupled
-    L2 (`g += weight_decay * w`) unless it is decoupled (`decay_share`), and spares biases and normalization parameters
-    unless `decay_all` is set (Jia et al.).
+    All state is float32. Gradients belong to the whole batch, already averaged over ranks. Weight
+    decay is coupled L2 (`g += weight_decay * w`) unless it is decoupled (`decay_share`), and spares
+    biases and normalization parameters unless `decay_all` is set (Jia et al.).
     """
 
     Options: ClassVar[type[Options]] = Options
     """The dataclass of the arguments, see `optimizers.registry`."""
     slots: tuple[str, ...] = ()
-    """The kinds of state that `build` creates, one variable per trainable variable; an attribute for each."""
+    """The kinds of state that `build` creates, one variable per trainable variable; an attribute
+    for each.
+    """
     scales_layers: bool = False
     """Whether LARS gives each layer a rate of its own."""
 
     def __init__(self, *values: Any, **options: Any):
-        """Takes the fields of `Options`: the learning rate and, where there is one, the momentum also by position.
+        """Takes the fields of `Options`: the learning rate and, where there is one, the momentum
+        also by position.
 
         They are the first values of the scalars; a schedule may replace them at each step.
 
@@ -99,9 +110,17 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
             if reason := fault(value, known):
                 raise ValueError(f"{known.name}={value}: {reason}")
         rate, momentum = float(given.learning_rate), getattr(given, "momentum", 0.0)
-        hyper = Hyper(learning_rate=rate, momentum=momentum, lars_share=1.0, lower_bound=rate, upper_bound=rate)
+        hyper = Hyper(
+            learning_rate=rate,
+            momentum=momentum,
+            lars_share=1.0,
+            lower_bound=rate,
+            upper_bound=rate,
+        )
         constructor = f"{type(self).__module__}:{type(self).__name__}"
-        name = given.name or next((name for name, m in OPTIMIZERS.items() if m.constructor == constructor), None)
+        name = given.name or next(
+            (name for name, m in OPTIMIZERS.items() if m.constructor == constructor), None
+        )
         super().__init__(learning_rate=lambda: hyper["learning_rate"], name=name)
         self.options, self.hyper = given, hyper
         decoupled = getattr(given, "decoupled_decay", False)
@@ -129,15 +148,17 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
           ValueError: if called after a build with another number of variables.
         """
         if self.built and len(kinds) != len(private_api.optimized_variables(self)):
-            raise ValueError(f"{len(kinds)} kinds for {len(private_api.optimized_variables(self))} variables")
+            raise ValueError(
+                f"{len(kinds)} kinds for {len(private_api.optimized_variables(self))} variables"
+            )
         self.kinds = list(kinds)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Creates the state: for each of `slots` one float32 variable per trainable variable.
 
         Raises:
-          UserError: for weights that are not float32, that quantization to float8 has added, or whose kind is not
-            known.
+          UserError: for weights that are not float32, that quantization to float8 has added, or
+            whose kind is not known.
         """
         if self.built:
             return
@@ -146,8 +167,9 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         other = next((v for v in variables if v.dtype != "float32"), None)
         if other is not None:
             raise UserError(
-                f"The optimizer {self.name} updates float32 weights only, but {other.path} is {other.dtype}. Use the "
-                f"dtype policy mixed_{other.dtype}, which keeps float32 weights, or an optimizer of Keras."
+                f"The optimizer {self.name} updates float32 weights only, but {other.path} is"
+                f" {other.dtype}. Use the dtype policy mixed_{other.dtype}, which keeps float32"
+                " weights, or an optimizer of Keras."
             )
         if not self.kinds:
             self.set_kinds(classify_by_rank(variables))
@@ -161,11 +183,17 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         )
         super().build(variables)
 
-    def apply(self, grads: Sequence[tf.Tensor], trainable_variables: Sequence[keras.Variable] | None = None) -> None:
-        """Updates the variables from unscaled gradients, one per variable; a step that is not finite changes nothing.
+    def apply(
+        self,
+        grads: Sequence[tf.Tensor],
+        trainable_variables: Sequence[keras.Variable] | None = None,
+    ) -> None:
+        """Updates the variables from unscaled gradients, one per variable; a step that is not
+        finite changes nothing.
 
         Raises:
-          ValueError: if a gradient is missing, or the variables are not those that the optimizer was built on.
+          ValueError: if a gradient is missing, or the variables are not those that the optimizer
+            was built on.
         """
         if trainable_variables is not None:
             self.build(trainable_variables)
@@ -182,18 +210,24 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         self._alone.apply(pack_each([tf.cast(tf.convert_to_tensor(g), tf.float32) for g in grads]))
 
     def before(self, now: Before) -> dict[str, Any]:
-        """Computes once per step what `rule` needs and gradients do not change, by name: scalars, or vectors [n]."""
+        """Computes once per step what `rule` needs and gradients do not change, by name: scalars,
+        or vectors [n].
+        """
         return {}
 
     def layers(self, now: Measured) -> dict[str, tf.Tensor]:
-        """Computes once per step what `rule` needs and the sizes of the gradients change: vectors [n] or scalars.
+        """Computes once per step what `rule` needs and the sizes of the gradients change: vectors
+        [n] or scalars.
 
         Under `rule.TRUST_RATIOS` it may give the ratios for the log (`trust_ratios`).
         """
         return {}
 
-    def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:
-        """New values from old ones, elementwise but for what `step` offers; no variable is read or assigned.
+    def rule(
+        self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step
+    ) -> dict[str, tf.Tensor]:
+        """New values from old ones, elementwise but for what `step` offers; no variable is read or
+        assigned.
 
         Args:
           grad: float32, still multiplied by the loss scale.
@@ -211,11 +245,16 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
 
     def decayed_indices(self) -> list[int]:
         """The variables that weight decay acts on."""
-        return [i for i, kind in enumerate(self.kinds) if self.options.decay_all or kind is ParameterKind.KERNEL]
+        return [
+            i
+            for i, kind in enumerate(self.kinds)
+            if self.options.decay_all or kind is ParameterKind.KERNEL
+        ]
 
     def decay_share(self, hyper: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """The part of `decoupled`, which belongs to the peak rate, that this step takes off the weights (SGDW:
-        Loshchilov and Hutter, arXiv 1711.05101, algorithm 1): decay follows the schedule, and no momentum.
+        """The part of `decoupled`, which belongs to the peak rate, that this step takes off the
+        weights (SGDW: Loshchilov and Hutter, arXiv 1711.05101, algorithm 1): decay follows the
+        schedule, and no momentum.
         """
         peak = self.options.learning_rate
         return self.decays(hyper) * hyper["learning_rate"] / peak if peak else tf.constant(0.0)
@@ -230,9 +269,11 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
 
 
 def check_known(built_on: Sequence[keras.Variable], variables: Sequence[keras.Variable]) -> None:
-    """Raises ValueError if variables are not those that an optimizer was built on, in their order."""
+    """Raises ValueError if variables are not those that an optimizer was built on, in their
+    order.
+    """
     if list(map(id, variables)) != list(map(id, built_on)):
         raise ValueError(
-            "these are not the variables that the optimizer was built on, in their order: after a change of "
-            "`trainable`, compile the model with a new optimizer"
+            "these are not the variables that the optimizer was built on, in their order: after a"
+            " change of `trainable`, compile the model with a new optimizer"
         )

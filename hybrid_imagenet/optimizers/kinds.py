@@ -1,4 +1,5 @@
-"""Classifies trainable variables as kernel, bias or normalization parameter, from the layer that owns them.
+"""Classifies trainable variables as kernel, bias or normalization parameter, from the layer that
+owns them.
 
 Weight decay and LARS depend on it (Jia et al. §3.2; Lu et al. §2.2.1).
 """
@@ -36,8 +37,8 @@ class ParameterKind(enum.Enum):
 def classify(model: keras.Model) -> list[ParameterKind]:
     """The kind of each of `model.trainable_variables`, in their order.
 
-    Names play no part: the scale and offset of a normalization layer are the variables that the layer itself uses as
-    such, a bias is the variable that its layer adds, and all else is a kernel.
+    Names play no part: the scale and offset of a normalization layer are the variables that the
+    layer itself uses as such, a bias is the variable that its layer adds, and all else is a kernel.
     """
     found: dict[int, ParameterKind] = {}
     for layer in private_api.flatten_layers(model):
@@ -53,7 +54,8 @@ def classify(model: keras.Model) -> list[ParameterKind]:
 
 
 def classify_by_rank(variables: Sequence[keras.Variable]) -> list[ParameterKind]:
-    """Classifies variables without their model: matrices and convolutions are kernels, vectors and scalars biases.
+    """Classifies variables without their model: matrices and convolutions are kernels, vectors and
+    scalars biases.
 
     Raises:
       UserError: for a matrix that seems to be a bias or a normalization parameter, by its name.
@@ -61,9 +63,10 @@ def classify_by_rank(variables: Sequence[keras.Variable]) -> list[ParameterKind]
     for variable in variables:
         if len(variable.shape) > 1 and variable.name.endswith(_NAMES_OF_VECTORS):
             raise UserError(
-                f"The optimizer does not know whether {variable.path}, of shape {tuple(variable.shape)}, is a kernel "
-                "or a bias, because it does not know the model. Pass callbacks=hybrid_imagenet.callbacks."
-                "default_callbacks() to fit, or call hybrid_imagenet.broadcast_model(model) before the first step."
+                f"The optimizer does not know whether {variable.path}, of shape"
+                f" {tuple(variable.shape)}, is a kernel or a bias, because it does not know the"
+                " model. Pass callbacks=hybrid_imagenet.callbacks.default_callbacks() to fit, or"
+                " call hybrid_imagenet.broadcast_model(model) before the first step."
             )
     return [ParameterKind.KERNEL if len(v.shape) > 1 else ParameterKind.BIAS for v in variables]
 
@@ -71,13 +74,13 @@ def classify_by_rank(variables: Sequence[keras.Variable]) -> list[ParameterKind]
 def check_updatable(variables: Sequence[keras.Variable]) -> None:
     """Raises UserError for variables whose gradients are not gradients.
 
-    `quantize("float8")` adds scales and histories of maxima. Keras passes their new values instead of gradients, and
-    the mean of a loss-scaled value over ranks is not the new value.
+    `quantize("float8")` adds scales and histories of maxima. Keras passes their new values instead
+    of gradients, and the mean of a loss-scaled value over ranks is not the new value.
     """
     replaced = [v.path for v in variables if getattr(v, "overwrite_with_gradient", False)]
     if replaced:
         raise UserError(
-            f"Training in float8 is not supported: {replaced[0]} and {len(replaced) - 1} other variables get new "
-            "values instead of gradients. Train with the dtype policy mixed_bfloat16 or mixed_float16 instead of "
-            'quantize("float8").'
+            f"Training in float8 is not supported: {replaced[0]} and {len(replaced) - 1} other"
+            " variables get new values instead of gradients. Train with the dtype policy"
+            ' mixed_bfloat16 or mixed_float16 instead of quantize("float8").'
         )

@@ -17,15 +17,18 @@ from hybrid_imagenet.optimizers.trust_ratio import trust_ratio
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
 class LAMB(GroupedOptimizer):
-    """Layer-wise adaptive moments (You et al., arXiv 1904.00962, algorithm 2), with phi the identity.
+    """Layer-wise adaptive moments (You et al., arXiv 1904.00962, algorithm 2), with phi the
+    identity.
 
         m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
         r = m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + lambda w        lambda = weight_decay
-        w -= lr |w| / |r| r                                                  t: applied updates, from 1
+        w -= lr |w| / |r| r                                                  t: applied updates,
+        from 1
 
-    A layer moves by lr times the norm of its weights in every update: the learning rate is the relative step. Unlike
-    that of the other optimizers the decay is not part of the gradient. Biases and normalization parameters take
-    w -= lr r without decay, as in the authors' code; so does a layer whose |w| or |r| is 0.
+    A layer moves by lr times the norm of its weights in every update: the learning rate is the
+    relative step. Unlike that of the other optimizers the decay is not part of the gradient. Biases
+    and normalization parameters take w -= lr r without decay, as in the authors' code; so does a
+    layer whose |w| or |r| is 0.
     """
 
     Options = LambOptions
@@ -40,7 +43,9 @@ class LAMB(GroupedOptimizer):
             "second": bias_correction(now.number, a.beta2),
         }
 
-    def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:
+    def rule(
+        self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step
+    ) -> dict[str, tf.Tensor]:
         a, w, g = self.options, values[WEIGHTS], step.unscale * grad
         m = a.beta1 * values["first_moment"] + (1.0 - a.beta1) * g
         v = a.beta2 * values["second_moment"] + (1.0 - a.beta2) * tf.square(g)

@@ -24,7 +24,8 @@ class TrustRatio:
     """Computes the factor by which LARS scales a layer's learning rate.
 
     Attributes:
-      variant: `you` scales by the ratio, `larc` by min(ratio / learning rate, 1), `none` not at all.
+      variant: `you` scales by the ratio, `larc` by min(ratio / learning rate, 1), `none` not at
+      all.
       eta: trust coefficient.
       eps: guard of the denominator.
       eps_rule: `add` or `floor`, see `optimizers.trust_ratio`.
@@ -49,10 +50,12 @@ class TrustRatio:
         factor: float | tf.Tensor = 1.0,
         share: tf.Tensor | None = None,
     ) -> dict[str, tf.Tensor]:
-        """Returns `rates`, the learning rate of each variable times `factor`, and the ratios of kernels.
+        """Returns `rates`, the learning rate of each variable times `factor`, and the ratios of
+        kernels.
 
-        Biases and normalization keep the global rate; where all do, it is a scalar. Norms and ratios are float32. With
-        a `share` the ratios act in part only (`optimizers.trust_ratio.share_ratio`).
+        Biases and normalization keep the global rate; where all do, it is a scalar. Norms and
+        ratios are float32. With a `share` the ratios act in part only
+        (`optimizers.trust_ratio.share_ratio`).
         """
         rate, kernels = now.hyper["learning_rate"], np.array(optimizer.kernel_indices(), np.int64)
         if _WEIGHT_SUMS not in now.before:
@@ -72,7 +75,10 @@ class TrustRatio:
             ratio = share_ratio(ratio, share, xp=tf)
         place = np.full(len(optimizer.kinds), len(kernels), np.int64)
         place[kernels] = np.arange(len(kernels))
-        return {"rates": factor * rate * tf.gather(tf.concat([ratio, [1.0]], 0), place), TRUST_RATIOS: ratio}
+        return {
+            "rates": factor * rate * tf.gather(tf.concat([ratio, [1.0]], 0), place),
+            TRUST_RATIOS: ratio,
+        }
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
@@ -82,9 +88,10 @@ class LARS(GroupedOptimizer):
         ratio = eta |w| / (|grad| + beta |w|)           beta = weight_decay
         u = m u + lr ratio (grad + beta w);  w -= u     (the state holds -u)
 
-    Biases and normalization parameters have ratio 1 and no decay (Jia et al. §3.2); so has a layer with a norm of 0,
-    but for the decay. Variants: Nesterov and an added eps as in MLPerf's reference, the clip of LARC, and the eps of
-    Mikami et al., which replaces smaller denominators. All of it is float32.
+    Biases and normalization parameters have ratio 1 and no decay (Jia et al. §3.2); so has a layer
+    with a norm of 0, but for the decay. Variants: Nesterov and an added eps as in MLPerf's
+    reference, the clip of LARC, and the eps of Mikami et al., which replaces smaller denominators.
+    All of it is float32.
     """
 
     Options = LarsOptions
@@ -102,7 +109,9 @@ class LARS(GroupedOptimizer):
     def layers(self, now: Measured) -> dict[str, tf.Tensor]:
         return self.ratio.layers(self, now)
 
-    def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:
+    def rule(
+        self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step
+    ) -> dict[str, tf.Tensor]:
         w, u = momentum_values(
             values[WEIGHTS],
             values["velocity"],

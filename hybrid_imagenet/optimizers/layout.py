@@ -1,4 +1,6 @@
-"""Packs all variables into one long vector, and back, in a few GPU kernels whatever their number."""
+"""Packs all variables into one long vector, and back, in a few GPU kernels whatever their
+number.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,12 @@ class Packed:
 
 
 class Layout:
-    """Places variables in a vector of rows of `ROW` numbers; none shares a row, and rows are filled with zeros.
+    """Places variables in a vector of rows of `ROW` numbers; none shares a row, and rows are filled
+    with zeros.
 
-    A variable that starts at a row is aligned in memory, so taking the vector apart copies nothing: the pieces are
-    views of it. Sums over variables are sums over rows, in an order that is always the same.
+    A variable that starts at a row is aligned in memory, so taking the vector apart copies nothing:
+    the pieces are views of it. Sums over variables are sums over rows, in an order that is always
+    the same.
     """
 
     def __init__(self, shapes: Sequence[Sequence[int]], order: Sequence[int]) -> None:
@@ -39,7 +43,8 @@ class Layout:
 
         Args:
           shapes: of all n variables.
-          order: their positions in the order of the vector; a variable without elements may be left out.
+          order: their positions in the order of the vector; a variable without elements may be left
+            out.
         """
         self.shapes, self.order = [tuple(shape) for shape in shapes], list(order)
         self._counts = [math.prod(self.shapes[i]) for i in self.order]
@@ -53,15 +58,25 @@ class Layout:
 
     def pack(self, tensors: Sequence[tf.Tensor] | Mapping[int, tf.Tensor]) -> tf.Tensor:
         """The variables' values by position, float32 in their shapes, as [rows, ROW]."""
-        pieces, zeros = [], {short: tf.zeros([short]) for short in {padded(count) - count for count in self._counts}}
+        pieces, zeros = (
+            [],
+            {
+                short: tf.zeros([short])
+                for short in {padded(count) - count for count in self._counts}
+            },
+        )
         for i, count in zip(self.order, self._counts, strict=True):
             pieces.append(_shaped(tensors[i], (count,)))
             if padded(count) > count:
                 pieces.append(zeros[padded(count) - count])
         return tf.reshape(tf.concat(pieces, 0), [self.rows, ROW])
 
-    def unpack(self, rows: tf.Tensor, ends: Sequence[tf.Tensor] | None = None) -> dict[int, tf.Tensor]:
-        """From [rows, ROW] the values by position of the variable, as views; copies of those in `odd`, or `ends`."""
+    def unpack(
+        self, rows: tf.Tensor, ends: Sequence[tf.Tensor] | None = None
+    ) -> dict[int, tf.Tensor]:
+        """From [rows, ROW] the values by position of the variable, as views; copies of those in
+        `odd`, or `ends`.
+        """
         pieces = tf.split(tf.reshape(rows, [-1]), [padded(count) for count in self._counts])
         copies = dict(zip(self.odd, self.ends(rows) if ends is None else ends, strict=True))
         found = {}
@@ -77,12 +92,16 @@ class Layout:
         """The gradients by position of the variable, float32; of those in a bucket."""
         found: dict[int, tf.Tensor] = {}
         for bucket, members in zip(packed.buckets, packed.members, strict=True):
-            found |= Layout(self.shapes, members).unpack(tf.reshape(tf.cast(bucket, tf.float32), [-1, ROW]))
+            found |= Layout(self.shapes, members).unpack(
+                tf.reshape(tf.cast(bucket, tf.float32), [-1, ROW])
+            )
         return found
 
     @property
     def odd(self) -> list[int]:
-        """The variables whose ends are not aligned in memory, so that TensorFlow copies them out of the vector."""
+        """The variables whose ends are not aligned in memory, so that TensorFlow copies them out of
+        the vector.
+        """
         return [i for i, count in zip(self.order, self._counts, strict=True) if count % _ALIGNED]
 
     def ends(self, rows: tf.Tensor) -> list[tf.Tensor]:
@@ -94,7 +113,9 @@ class Layout:
         return found
 
     def each(self, rows: tf.Tensor, function: Callable[[int, tf.Tensor], tf.Tensor]) -> tf.Tensor:
-        """[rows, ROW] of what a function makes of each variable's position and values, in its shape."""
+        """[rows, ROW] of what a function makes of each variable's position and values, in its
+        shape.
+        """
         return self.pack({i: function(i, values) for i, values in self.unpack(rows).items()})
 
     def spread(self, vector: tf.Tensor) -> tf.Tensor:
@@ -108,8 +129,8 @@ class Layout:
     def sums(self, rows: tf.Tensor) -> tf.Tensor:
         """The sums of squares of each variable in [rows, ROW], [n]; in two kernels.
 
-        Each row is summed, then the rows of each variable, filled up with zeros to the longest: no atomic additions,
-        whose order would differ between ranks and runs.
+        Each row is summed, then the rows of each variable, filled up with zeros to the longest: no
+        atomic additions, whose order would differ between ranks and runs.
         """
         by_row = tf.reduce_sum(tf.square(rows), 1)
         place = np.arange(max(int(self._rows_of.max(initial=0)), 1), dtype=np.int64)[None]
@@ -119,12 +140,16 @@ class Layout:
 
 
 def _shaped(values: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
-    """The values in a shape; no operation where they have it, as most variables are vectors and tracing costs time."""
+    """The values in a shape; no operation where they have it, as most variables are vectors and
+    tracing costs time.
+    """
     return values if tuple(values.shape) == tuple(shape) else tf.reshape(values, shape)
 
 
 def pack_each(grads: Sequence[tf.Tensor]) -> Packed:
-    """Gradients that are not sent, float32, in a bucket each: most fill whole rows, so that nothing is copied."""
+    """Gradients that are not sent, float32, in a bucket each: most fill whole rows, so that nothing
+    is copied.
+    """
     members = [i for i, grad in enumerate(grads) if grad.shape.num_elements()]
     buckets = [tf.reshape(Layout([grads[i].shape], [0]).pack([grads[i]]), [-1]) for i in members]
     return Packed(buckets, [[i] for i in members])

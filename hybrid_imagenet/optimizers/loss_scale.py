@@ -1,4 +1,6 @@
-"""Loss scaling for FP16 gradients (Lu et al. §2.2.2; Micikevicius et al., Mixed Precision Training)."""
+"""Loss scaling for FP16 gradients (Lu et al. §2.2.2; Micikevicius et al., Mixed Precision
+Training).
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ _FIRST_SCALE, _LARGEST_SCALE = 2.0**15, 2.0**24  # the first is Keras's own
 class LossScale:
     """The factor by which the loss is multiplied before backpropagation, kept on the device.
 
-    dynamic: halved after a step whose gradients are not finite, doubled after `growth_steps` finite steps in a row.
-    fixed: never changed; steps with non-finite gradients are skipped all the same.
+    dynamic: halved after a step whose gradients are not finite, doubled after `growth_steps` finite
+    steps in a row. fixed: never changed; steps with non-finite gradients are skipped all the same.
 
     Attributes (scalars, `keras.Variable`):
       scale: the factor, float32, within [1, 2^24] where dynamic.
@@ -28,18 +30,25 @@ class LossScale:
           ValueError: if `initial` or `growth_steps` is not positive.
         """
         if initial <= 0 or growth_steps <= 0:
-            raise ValueError(f"loss scale {initial} and growth steps {growth_steps} must be positive")
+            raise ValueError(
+                f"loss scale {initial} and growth steps {growth_steps} must be positive"
+            )
         self.initial, self.dynamic = initial, dynamic
         self.growth_steps = growth_steps
         self.scale = keras.Variable(initial, dtype="float32", trainable=False, name="scale")
-        # int64: TensorFlow keeps int32 variables on the host, for which the device would be waited for at every step.
+        # int64: TensorFlow keeps int32 variables on the host, for which the device would be waited
+        # for at every step.
         self.good_steps = keras.Variable(0, dtype="int64", trainable=False, name="good_steps")
         self.skipped_steps = keras.Variable(0, dtype="int64", trainable=False, name="skipped_steps")
-        self.skipped_in_a_row = keras.Variable(0, dtype="int64", trainable=False, name="skipped_in_a_row")
+        self.skipped_in_a_row = keras.Variable(
+            0, dtype="int64", trainable=False, name="skipped_in_a_row"
+        )
 
     @classmethod
     def of(cls, value: str | float) -> LossScale:
-        """Makes the loss scale of `dynamic`, or of a number; raises ValueError for other words, as `__init__` does."""
+        """Makes the loss scale of `dynamic`, or of a number; raises ValueError for other words, as
+        `__init__` does.
+        """
         return cls(_FIRST_SCALE, dynamic=True) if value == "dynamic" else cls(float(value))
 
     @property
@@ -52,11 +61,18 @@ class LossScale:
 
     def update(self, finite: tf.Tensor) -> None:
         """Accounts for one step; `finite` (bool scalar) must be the same on every rank."""
-        for variable, value in zip(self.variables, self.next(finite, *(v.value for v in self.variables)), strict=True):
+        for variable, value in zip(
+            self.variables, self.next(finite, *(v.value for v in self.variables)), strict=True
+        ):
             variable.assign(value)
 
     def next(
-        self, finite: tf.Tensor, scale: tf.Tensor, good: tf.Tensor, skipped: tf.Tensor, in_a_row: tf.Tensor
+        self,
+        finite: tf.Tensor,
+        scale: tf.Tensor,
+        good: tf.Tensor,
+        skipped: tf.Tensor,
+        in_a_row: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
         """The values of `variables` after a step, of any one shape."""
         skip = tf.cast(tf.logical_not(finite), tf.int64)

@@ -17,7 +17,9 @@ _A, _B, _C = 3.4445, -4.7750, 2.0315  # Jordan et al.; singular values end betwe
 
 
 def orthogonalized(matrix: tf.Tensor, steps: int) -> tf.Tensor:
-    """U V^T, nearly, of a matrix U S V^T, by Newton-Schulz steps in float32: X <- a X + (b X X^T + c (X X^T)^2) X."""
+    """U V^T, nearly, of a matrix U S V^T, by Newton-Schulz steps in float32: X <- a X + (b X X^T +
+    c (X X^T)^2) X.
+    """
     rows, columns = matrix.shape
     x = matrix / (tf.norm(matrix) + 1e-7)
     if rows > columns:
@@ -35,20 +37,25 @@ class Muon(GroupedOptimizer):
         u = momentum u + g;  d = g + momentum u, with Nesterov, or u
         w -= lr (max(1, outputs / inputs)^(1/2) orthogonalized(d) + weight_decay w)
 
-    A kernel of a convolution [h, w, in, out] counts as a matrix [h w in, out], and takes the factor in front from that
-    matrix, as timm does. The authors' code takes it from height over width, so that it is 1 for each square kernel;
-    the two differ where outputs > h w in, as in 1x1 convolutions that widen. Decay is beside the gradient, not in it.
-    Biases and normalization parameters take the inner rule, w -= lr other_rate d. All of it is float32; the
-    authors orthogonalize in bfloat16, and leave the last layer to another method.
+    A kernel of a convolution [h, w, in, out] counts as a matrix [h w in, out], and takes the factor
+    in front from that matrix, as timm does. The authors' code takes it from height over width, so
+    that it is 1 for each square kernel; the two differ where outputs > h w in, as in 1x1
+    convolutions that widen. Decay is beside the gradient, not in it. Biases and normalization
+    parameters take the inner rule, w -= lr other_rate d. All of it is float32; the authors
+    orthogonalize in bfloat16, and leave the last layer to another method.
     """
 
     Options = MuonOptions
     slots = ("velocity",)
 
-    def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:
+    def rule(
+        self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step
+    ) -> dict[str, tf.Tensor]:
         momentum, rate, g = step.hyper["momentum"], step.hyper["learning_rate"], step.unscale * grad
         velocity = momentum * values["velocity"] + g
-        direction = step.each(g + momentum * velocity if self.options.nesterov else velocity, self._direction)
+        direction = step.each(
+            g + momentum * velocity if self.options.nesterov else velocity, self._direction
+        )
         w = values[WEIGHTS]
         return {WEIGHTS: w - rate * (direction + step.decay * w), "velocity": velocity}
 

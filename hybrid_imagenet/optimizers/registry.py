@@ -1,8 +1,8 @@
 """Lists the optimizers by name, and declares their options; nothing here needs TensorFlow.
 
-A new optimizer is a class in a module of its own, and here its line in `OPTIMIZERS`. Options of its own are fields of a
-frozen dataclass, which are arguments of the class too; those declared by `option` are flags. Help, checks and the
-configuration of a run are made from them.
+A new optimizer is a class in a module of its own, and here its line in `OPTIMIZERS`. Options of its
+own are fields of a frozen dataclass, which are arguments of the class too; those declared by
+`option` are flags. Help, checks and the configuration of a run are made from them.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ def _weight_decay(text: str) -> Any:
 def _decoupled_decay() -> Any:
     return option(
         False,
-        "Take weight_decay * learning rate / its peak off the weights before each update, instead of decay in the "
-        "gradient (Loshchilov and Hutter); the flag --weight_decay is then that of 256 images, and follows the batch.",
+        "Take weight_decay * learning rate / its peak off the weights before each update, instead"
+        " of decay in the gradient (Loshchilov and Hutter); the flag --weight_decay is then that of"
+        " 256 images, and follows the batch.",
     )
 
 
@@ -48,7 +49,9 @@ def _nesterov(flag: str) -> Any:
 
 
 def _beta(default: float, moment: str, flag: str = "") -> Any:
-    return option(default, f"Decay of AdaBound's {moment} moment.", minimum=0, maximum=0.999999, flag=flag)
+    return option(
+        default, f"Decay of AdaBound's {moment} moment.", minimum=0, maximum=0.999999, flag=flag
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +70,9 @@ class Options:
     weight_decay: float = _weight_decay(
         "Weight decay as L2 regularization: this times the weights is added to the gradient."
     )
-    decay_all: bool = option(False, "Decay biases and normalization parameters too (Jia et al. leave them out).")
+    decay_all: bool = option(
+        False, "Decay biases and normalization parameters too (Jia et al. leave them out)."
+    )
     name: str = ""
 
 
@@ -94,7 +99,12 @@ class LarsOptions(MomentumOptions):
     learning_rate: float = 1.0
     momentum: float = _momentum(0.9, "Momentum of LARS.")
     _: dataclasses.KW_ONLY
-    eta: float = option(0.001, "Trust coefficient (Mikami et al. state 0.01, LARC 0.02).", minimum=0, flag="lars_eta")
+    eta: float = option(
+        0.001,
+        "Trust coefficient (Mikami et al. state 0.01, LARC 0.02).",
+        minimum=0,
+        flag="lars_eta",
+    )
     eps: float = option(0.0, _EPS, minimum=0, flag="lars_eps")
     eps_rule: str = option("add", _EPS_RULE, choices=EPS_RULES, flag="lars_eps_rule")
     variant: str = option("you", _VARIANT, choices=VARIANTS, flag="lars_variant")
@@ -112,8 +122,8 @@ class HybridOptions(MomentumOptions):
 
     momentum: float = _momentum(
         0.9,
-        "Momentum of SGD with LARS, after the AdaBound warmup (Goyal et al.). The formulas of Lu et al. show none, "
-        "which is 0.",
+        "Momentum of SGD with LARS, after the AdaBound warmup (Goyal et al.). The formulas of Lu et"
+        " al. show none, which is 0.",
     )
     _: dataclasses.KW_ONLY
     adabound_lr: float = option(1e-3, "Learning rate alpha of Adam inside AdaBound.", minimum=0)
@@ -125,21 +135,24 @@ class HybridOptions(MomentumOptions):
     )
     handover: str = option(
         "continuous",
-        "The velocity at T; averaged on as AdaBound did, with no jump in the size of the update; zero; or as if SGD "
-        "with momentum had run before.",
+        "The velocity at T; averaged on as AdaBound did, with no jump in the size of the update;"
+        " zero; or as if SGD with momentum had run before.",
         choices=HANDOVERS,
         flag="hybrid_handover",
     )
     lars_eta: float = option(
         0.001,
-        "Trust coefficient; Lu et al. print none, so the recipe has it by the batch (docs/methods.md).",
+        "Trust coefficient; Lu et al. print none, so the recipe has it by the batch"
+        " (docs/methods.md).",
         minimum=0,
     )
     lars_eps: float = option(0.0, _EPS, minimum=0)
     lars_eps_rule: str = option("add", _EPS_RULE, choices=EPS_RULES)
     lars_variant: str = option("you", _VARIANT, choices=VARIANTS)
     decay_in_warmup: bool = option(
-        False, "Decay in the AdaBound warmup too (Lu et al.: in SGD).", flag="hybrid_decay_in_warmup"
+        False,
+        "Decay in the AdaBound warmup too (Lu et al.: in SGD).",
+        flag="hybrid_decay_in_warmup",
     )
     decoupled_decay: bool = _decoupled_decay()
 
@@ -153,10 +166,14 @@ class AdaBoundOptions(Options):
       eps: added to sqrt(v).
     """
 
-    learning_rate: float = option(1e-3, "Learning rate alpha of Adam inside AdaBound.", above=0, flag="adabound_lr")
+    learning_rate: float = option(
+        1e-3, "Learning rate alpha of Adam inside AdaBound.", above=0, flag="adabound_lr"
+    )
     _: dataclasses.KW_ONLY
     final_lr: float = 0.1
-    gamma: float = option(1e-3, "How fast the bounds close, per step.", above=0, flag="adabound_gamma")
+    gamma: float = option(
+        1e-3, "How fast the bounds close, per step.", above=0, flag="adabound_gamma"
+    )
     beta1: float = _beta(0.9, "first", "adabound_beta1")
     beta2: float = _beta(0.999, "second", "adabound_beta2")
     eps: float = 1e-8
@@ -176,7 +193,8 @@ class LambOptions(Options):
     learning_rate: float = 0.01
     _: dataclasses.KW_ONLY
     weight_decay: float = _weight_decay(
-        "Weight decay: this times the weights is added to Adam's step, before a layer's step is scaled."
+        "Weight decay: this times the weights is added to Adam's step, before a layer's step is"
+        " scaled."
     )
     beta1: float = 0.9
     beta2: float = 0.999
@@ -198,7 +216,8 @@ class MuonOptions(MomentumOptions):
     )
     _: dataclasses.KW_ONLY
     weight_decay: float = _weight_decay(
-        "Weight decay, decoupled: each update takes the learning rate times this part off the weights."
+        "Weight decay, decoupled: each update takes the learning rate times this part off the"
+        " weights."
     )
     nesterov: bool = True
     steps: int = 5
@@ -217,11 +236,13 @@ class Method:
     Attributes:
       constructor: its class, as module:Class.
       options: the dataclass of its options.
-      phases: the update rule in each phase of the schedule; with two, the first is a warmup with closing bounds.
+      phases: the update rule in each phase of the schedule; with two, the first is a warmup with
+      closing bounds.
       also: dataclasses of the options that a run with this optimizer has too.
       rate: the flag that is scheduled, and is `learning_rate` at its peak.
       relative_rate: whether the rate is how far a layer moves in an update, as a part of its norm.
-      weight_decay: of a run without --weight_decay; the class itself decays nothing unless told, as Keras's do.
+      weight_decay: of a run without --weight_decay; the class itself decays nothing unless told, as
+        Keras's do.
     """
 
     constructor: str
@@ -240,8 +261,14 @@ class Method:
     @property
     def flags(self) -> Mapping[str, Option]:
         """The options by flag: its own, and of what else a run with it evaluates."""
-        found = {flag: known for cls in (self.options, *self.also) for flag, known in options_of(cls).items()}
-        return found | {"weight_decay": dataclasses.replace(found["weight_decay"], default=self.weight_decay)}
+        found = {
+            flag: known
+            for cls in (self.options, *self.also)
+            for flag, known in options_of(cls).items()
+        }
+        return found | {
+            "weight_decay": dataclasses.replace(found["weight_decay"], default=self.weight_decay)
+        }
 
 
 OPTIMIZERS = {
@@ -279,6 +306,8 @@ OPTIMIZERS = {
 
 
 def rule(optimizer: str, phase: float) -> str:
-    """The name of the update rule that an optimizer follows in a phase, as AdaBound, SGD or LARS."""
+    """The name of the update rule that an optimizer follows in a phase, as AdaBound, SGD or
+    LARS.
+    """
     phases = OPTIMIZERS[optimizer].phases
     return phases[-1] if phase else phases[0]

@@ -15,10 +15,12 @@ TRUST_RATIOS = "trust_ratios"  # and of what it may give besides, for the log
 
 @dataclasses.dataclass(frozen=True)
 class Before:
-    """A step before its gradients are there. A vector [n] has one number for each trainable variable, in their order.
+    """A step before its gradients are there. A vector [n] has one number for each trainable
+    variable, in their order.
 
-    At the end of a step a GPU should have few kernels to start. What gradients do not change is therefore computed
-    before they are there (`GroupedOptimizer.before`), the rest when they are (`GroupedOptimizer.rule`).
+    At the end of a step a GPU should have few kernels to start. What gradients do not change is
+    therefore computed before they are there (`GroupedOptimizer.before`), the rest when they are
+    (`GroupedOptimizer.rule`).
 
     Attributes:
       hyper: the scalars of `base.HYPER_NAMES`.
@@ -57,11 +59,15 @@ class Step:
     Attributes:
       hyper, unscale: as in `Measured`.
       before: what `GroupedOptimizer.before` and `GroupedOptimizer.layers` gave.
-      decay: coefficients of weight decay, to multiply the weights by; the number 0 where there is none.
+      decay: coefficients of weight decay, to multiply the weights by; the number 0 where there is
+      none.
       scaled_decay: the same times the loss scale.
-      spread: gives each value of a variable that variable's number in a vector [n]; of a scalar, the scalar.
-      norms: gives each value of a variable the norm of all of that variable's values, as `spread` does.
-      each: gives values that a function makes of (position, values of one variable in its shape), for each variable.
+      spread: gives each value of a variable that variable's number in a vector [n]; of a scalar,
+      the scalar.
+      norms: gives each value of a variable the norm of all of that variable's values, as `spread`
+      does.
+      each: gives values that a function makes of (position, values of one variable in its shape),
+        for each variable.
     """
 
     hyper: Mapping[str, tf.Tensor]

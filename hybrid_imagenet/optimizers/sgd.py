@@ -1,4 +1,6 @@
-"""Stochastic gradient descent with momentum: the baseline of Goyal et al., Lu et al. and the HAL benchmark."""
+"""Stochastic gradient descent with momentum: the baseline of Goyal et al., Lu et al. and the HAL
+benchmark.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class SGD(GroupedOptimizer):
     Options = SgdOptions
     slots = ("velocity",)
 
-    def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:
+    def rule(
+        self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step
+    ) -> dict[str, tf.Tensor]:
         common: dict[str, Any] = {
             "rate": step.hyper["learning_rate"],
             "momentum": step.hyper["momentum"],
@@ -33,7 +37,9 @@ class SGD(GroupedOptimizer):
         }
         w, u = values[WEIGHTS], values["velocity"]
         if self.options.nesterov:
-            w, u = momentum_values(w, u, grad, scaled_decay=step.scaled_decay, nesterov=True, **common)
+            w, u = momentum_values(
+                w, u, grad, scaled_decay=step.scaled_decay, nesterov=True, **common
+            )
         else:
             w, u = classical_values(w, u, grad, decay=step.decay, **common)
         return {WEIGHTS: w, "velocity": u}

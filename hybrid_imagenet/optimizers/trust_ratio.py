@@ -1,4 +1,6 @@
-"""Computes the trust ratio of LARS: the factor on a layer's learning rate, from the norms of weights and gradient."""
+"""Computes the trust ratio of LARS: the factor on a layer's learning rate, from the norms of
+weights and gradient.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,16 @@ def trust_ratio(
     eps_rule: str = "add",
     xp: Any = np,
 ) -> Any:
-    """eta |w| / (|g| + decay |w|), and 1 where either norm is 0 (You et al., arXiv 1708.03888, equation 6).
+    """eta |w| / (|g| + decay |w|), and 1 where either norm is 0 (You et al., arXiv 1708.03888,
+    equation 6).
 
     Args:
       weight_norm: L2 norms of the weights, one per layer.
       gradient_norm: L2 norms of the gradients without weight decay, same shape.
       eta: trust coefficient.
       decay: coefficient of weight decay, which is part of the denominator.
-      eps: guards the denominator: `add` adds it (MLPerf's reference), `floor` replaces a denominator under eps by
-        eps (the library of Mikami et al.).
+      eps: guards the denominator: `add` adds it (MLPerf's reference), `floor` replaces a
+        denominator under eps by eps (the library of Mikami et al.).
       eps_rule: add or floor.
       xp: where `where` and `maximum` come from: numpy or tensorflow.
     """
@@ -43,11 +46,14 @@ def clip_ratio(ratio: Any, learning_rate: Any, xp: Any = np) -> Any:
 
     A learning rate of 0 leaves the ratio at 1, which then has no effect.
     """
-    return xp.where(ratio < learning_rate, ratio / xp.where(learning_rate > 0, learning_rate, 1.0), 1.0)
+    return xp.where(
+        ratio < learning_rate, ratio / xp.where(learning_rate > 0, learning_rate, 1.0), 1.0
+    )
 
 
 def share_ratio(ratio: Any, share: Any, xp: Any = np) -> Any:
-    """ratio^share: between no scaling of a layer's rate (share 0) and that of LARS (share 1), evenly in the logarithm.
+    """ratio^share: between no scaling of a layer's rate (share 0) and that of LARS (share 1),
+    evenly in the logarithm.
 
     Args:
       ratio: of each layer, positive.

@@ -1,13 +1,15 @@
 """Updates variables, moments, averages and the loss scale from reduced gradients, by one rule.
 
-A GPU needs some microseconds to start a kernel, whatever its work. Variable by variable an update of a ResNet-50 takes
-several hundred of them at the end of every step; over one vector of all variables it takes some ten
-(docs/dev/performance-log.md has the table). A processor has no such cost, and memory that is slow: there the vector
-would cost a fifth of a step of ResNet-50 on small images, and the rule runs for each large variable, in place. The many
-small ones are a vector there too: each program costs some hundredths of a second of the first step.
+A GPU needs some microseconds to start a kernel, whatever its work. Variable by variable an update
+of a ResNet-50 takes several hundred of them at the end of every step; over one vector of all
+variables it takes some ten (docs/dev/performance-log.md has the table). A processor has no such
+cost, and memory that is slow: there the vector would cost a fifth of a step of ResNet-50 on small
+images, and the rule runs for each large variable, in place. The many small ones are a vector there
+too: each program costs some hundredths of a second of the first step.
 
-Both ways evaluate `GroupedOptimizer.rule`, compiled by XLA. With a GPU nothing is decided on the host, which would have
-to wait: a step whose gradients are not finite keeps each old value by a mask.
+Both ways evaluate `GroupedOptimizer.rule`, compiled by XLA. With a GPU nothing is decided on the
+host, which would have to wait: a step whose gradients are not finite keeps each old value by a
+mask.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ class Early(NamedTuple):
 
     Attributes:
       unscale: 1 / loss scale.
-      scaled_decay: of coupled weight decay, times the loss scale, for each variable, [n], or row; None without any.
+      scaled_decay: of coupled weight decay, times the loss scale, for each variable, [n], or row;
+      None without any.
       shrink: what decoupled decay multiplies the weights by, [n]; None without it.
       share: of the new weights in the average; None without one.
       rule: what the rule has asked for.
@@ -91,7 +94,9 @@ class Late(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What a rule has of a step: all of `Early`, `Late.rule`, `Late.finite` and the values of `Hyper`."""
+    """What a rule has of a step: all of `Early`, `Late.rule`, `Late.finite` and the values of
+    `Hyper`.
+    """
 
     early: Early
     layers: Values
@@ -102,12 +107,17 @@ class Known(NamedTuple):
 class Update:
     """The update of an optimizer's variables.
 
-    Variables stay what they are, one for each layer: for a GPU they are copied into the vector and, as parts of the new
-    vector, put back without a copy.
+    Variables stay what they are, one for each layer: for a GPU they are copied into the vector and,
+    as parts of the new vector, put back without a copy.
     """
 
     def __init__(
-        self, inner: Any, loss_scale: LossScale, average: WeightAverage | None = None, *, packed: bool | None = None
+        self,
+        inner: Any,
+        loss_scale: LossScale,
+        average: WeightAverage | None = None,
+        *,
+        packed: bool | None = None,
     ) -> None:
         """Takes the parts; where XLA is not supported the same operations run one by one.
 
@@ -131,7 +141,9 @@ class Update:
         shapes = [tuple(v.shape) for v in private_api.optimized_variables(self._inner)]
         layout = Layout(shapes, [i for bucket in reduced.members for i in bucket])
         counted = self._counted()
-        scalars = Scalars(self._inner.hyper.vector(), self._loss_scale.scale.value, [v.value for v in counted])
+        scalars = Scalars(
+            self._inner.hyper.vector(), self._loss_scale.scale.value, [v.value for v in counted]
+        )
         if self._packed:
             new = self._together(layout, reduced, scalars)
         else:
@@ -146,12 +158,18 @@ class Update:
         return new.square_sums, new.norm
 
     def _counted(self) -> list[keras.Variable]:
-        """The int64 scalars that a step changes: the counters of the loss scale, then counters of steps."""
+        """The int64 scalars that a step changes: the counters of the loss scale, then counters of
+        steps.
+        """
         return [*self._loss_scale.variables[1:], self._inner.iterations, *self._inner.counters()]
 
     def _kept(self) -> dict[str, Sequence[keras.Variable]]:
-        """Returns the variables that a step changes, by name, in the order of the trainable variables."""
-        kept: dict[str, Sequence[keras.Variable]] = {WEIGHTS: private_api.optimized_variables(self._inner)}
+        """Returns the variables that a step changes, by name, in the order of the trainable
+        variables.
+        """
+        kept: dict[str, Sequence[keras.Variable]] = {
+            WEIGHTS: private_api.optimized_variables(self._inner)
+        }
         kept |= {slot: getattr(self._inner, slot) for slot in self._inner.slots}
         if self._average is not None:
             kept[_AVERAGE] = list(self._average.variables.values())
@@ -160,20 +178,26 @@ class Update:
     def _compiled(self, key: tuple[Any, ...], function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, traced once for each key and kinds of arguments."""
         if key not in self._programs:
-            self._programs[key] = tf.function(function, autograph=False, jit_compile=self._jit_compile)
+            self._programs[key] = tf.function(
+                function, autograph=False, jit_compile=self._jit_compile
+            )
         return self._programs[key]
 
     # All variables as one vector
 
     def _together(self, layout: Layout, reduced: Packed, scalars: Scalars) -> Late:
-        """Compiles two programs: what can be done while gradients travel, and all that follows the last of them."""
+        """Compiles two programs: what can be done while gradients travel, and all that follows the
+        last of them.
+        """
         kept = self._kept()
         rows = {name: layout.pack([v.value for v in held]) for name, held in kept.items()}
         before, after = (
             self._compiled((part, *layout.order), functools.partial(getattr(self, part), layout))
             for part in ("before", "after")
         )
-        new, values, ends = after(list(reduced.buckets), rows, before(rows[WEIGHTS], *scalars), *scalars)
+        new, values, ends = after(
+            list(reduced.buckets), rows, before(rows[WEIGHTS], *scalars), *scalars
+        )
         for name, held in kept.items():
             for i, value in layout.unpack(values[name], ends[name]).items():
                 held[i].value.assign(value)
@@ -187,8 +211,12 @@ class Update:
     def after(
         self, layout: Layout, buckets: Sequence[tf.Tensor], kept: Values, early: Early, *given: Any
     ) -> tuple[Late, Values, Values]:
-        """Computes all new values from the old ones, as scalars, as [rows, ROW], and as the ends of these."""
-        grad = tf.reshape(tf.concat([tf.cast(bucket, tf.float32) for bucket in buckets], 0), [layout.rows, ROW])
+        """Computes all new values from the old ones, as scalars, as [rows, ROW], and as the ends of
+        these.
+        """
+        grad = tf.reshape(
+            tf.concat([tf.cast(bucket, tf.float32) for bucket in buckets], 0), [layout.rows, ROW]
+        )
         new = self._late(layout.sums(grad), early, Scalars(*given))
         decay = layout.spread_constant(self._of_decayed(self._inner.decay))
         step = self._step(Known(early, new.rule, new.finite, given[0]), _ways(layout), decay)
@@ -198,8 +226,16 @@ class Update:
 
     # Each large variable by itself
 
-    def _each(self, layout: Layout, grads: Mapping[int, tf.Tensor], square_sums: tf.Tensor, scalars: Scalars) -> Late:
-        """Compiles a program for each shape of a large variable, which it changes in place, and one for all others."""
+    def _each(
+        self,
+        layout: Layout,
+        grads: Mapping[int, tf.Tensor],
+        square_sums: tf.Tensor,
+        scalars: Scalars,
+    ) -> Late:
+        """Compiles a program for each shape of a large variable, which it changes in place, and one
+        for all others.
+        """
         kept, decays = self._kept(), self._of_decayed(self._inner.decay)
         early = self._early(scalars, lambda: _square_sums([v.value for v in kept[WEIGHTS]]), decays)
         new = self._late(square_sums, early, scalars)
@@ -209,7 +245,12 @@ class Update:
         for i in [i for i in grads if i not in small.order]:
             kernel = self._inner.kinds[i] is ParameterKind.KERNEL
             one = self._compiled(("one", layout.shapes[i], kernel), functools.partial(self._one, i))
-            one({name: held[i].value for name, held in kept.items()}, grads[i], tf.constant(i), known)
+            one(
+                {name: held[i].value for name, held in kept.items()},
+                grads[i],
+                tf.constant(i),
+                known,
+            )
         if small.order:
             rows = {name: small.pack([v.value for v in held]) for name, held in kept.items()}
             many = self._compiled(("small",), functools.partial(self._many, small))
@@ -226,16 +267,22 @@ class Update:
         position: tf.Tensor,
         known: Known,
     ) -> None:
-        """Updates the variable at a position, int32 scalar, which has the shape and kind of variable `example`."""
+        """Updates the variable at a position, int32 scalar, which has the shape and kind of
+        variable `example`.
+        """
         ways: dict[str, Callable[..., Any]] = {
-            "spread": lambda vector: vector if vector.shape.rank == 0 else tf.gather(vector, position),
+            "spread": lambda vector: (
+                vector if vector.shape.rank == 0 else tf.gather(vector, position)
+            ),
             "norms": lambda values: tf.sqrt(tf.reduce_sum(tf.square(values))),
             "each": lambda values, function: function(example, values),
         }
         step = self._step(known, ways)
 
         def update() -> None:
-            new = self._new(grad, {name: v.read_value() for name, v in held.items()}, step, known.early)
+            new = self._new(
+                grad, {name: v.read_value() for name, v in held.items()}, step, known.early
+            )
             for name, variable in held.items():
                 variable.assign(new[name])
 
@@ -248,8 +295,12 @@ class Update:
 
     # What both have in common
 
-    def _early(self, scalars: Scalars, weight_sums: Callable[[], tf.Tensor], decays: np.ndarray) -> Early:
-        """All that gradients do not change; `decays` has a coefficient for each row, or for each variable."""
+    def _early(
+        self, scalars: Scalars, weight_sums: Callable[[], tf.Tensor], decays: np.ndarray
+    ) -> Early:
+        """All that gradients do not change; `decays` has a coefficient for each row, or for each
+        variable.
+        """
         number = tf.cast(scalars.counts[_LOSS_SCALE_COUNTS], tf.float32) + 1.0
         hyper = self._by_name(scalars.hyper)
         shrink = None
@@ -259,11 +310,15 @@ class Update:
             hyper=hyper,
             number=number,
             counters=scalars.counts[_LOSS_SCALE_COUNTS + 1 :],
-            weight_sums=lambda: weight_sums() if shrink is None else weight_sums() * tf.square(shrink),
+            weight_sums=lambda: (
+                weight_sums() if shrink is None else weight_sums() * tf.square(shrink)
+            ),
         )
         return Early(
             unscale=1.0 / scalars.scale,
-            scaled_decay=decays * (self._inner.decays(hyper) * scalars.scale) if decays.any() else None,
+            scaled_decay=decays * (self._inner.decays(hyper) * scalars.scale)
+            if decays.any()
+            else None,
             shrink=shrink,
             share=None if self._average is None else self._average.share(number),
             rule=self._inner.before(now),
@@ -278,19 +333,31 @@ class Update:
         hyper, (updates, *others) = self._by_name(scalars.hyper), counts[_LOSS_SCALE_COUNTS:]
         others = [count + taken * tf.cast(hyper["phase"] > 0.5, tf.int64) for count in others]
         lanes = [*scaling, updates + taken, *others, tf.sqrt(totals) * early.unscale]
-        # All of one kernel, as sums of a common vector; scalars that are computed as such become a kernel each.
-        scale, *counts, norm = (tf.reduce_sum(tf.where(_FIRST, lane, tf.zeros_like(lane))) for lane in lanes)
+        # All of one kernel, as sums of a common vector; scalars that are computed as such become a
+        # kernel each.
+        scale, *counts, norm = (
+            tf.reduce_sum(tf.where(_FIRST, lane, tf.zeros_like(lane))) for lane in lanes
+        )
         layers = self._inner.layers(Measured(hyper, early.rule, early.unscale, square_sums))
         ratios = layers.pop(TRUST_RATIOS, None)
-        return Late(scale, counts, norm, square_sums, tf.reduce_any(_FIRST & finite), ratios, layers)
+        return Late(
+            scale, counts, norm, square_sums, tf.reduce_any(_FIRST & finite), ratios, layers
+        )
 
-    def _step(self, known: Known, ways: Mapping[str, Callable[..., Any]], decay: Any = None) -> Step:
-        """The step of some variables. `decay` is that of each row; without it that of each variable is spread."""
+    def _step(
+        self, known: Known, ways: Mapping[str, Callable[..., Any]], decay: Any = None
+    ) -> Step:
+        """The step of some variables. `decay` is that of each row; without it that of each variable
+        is spread.
+        """
         scaled: Any = known.early.scaled_decay
         if scaled is None:
             decay = scaled = 0.0
         elif decay is None:
-            decay, scaled = ways["spread"](tf.constant(self._of_decayed(self._inner.decay))), ways["spread"](scaled)
+            decay, scaled = (
+                ways["spread"](tf.constant(self._of_decayed(self._inner.decay))),
+                ways["spread"](scaled),
+            )
         return Step(
             hyper=self._by_name(known.hyper),
             before=known.early.rule | known.layers,
@@ -314,7 +381,9 @@ class Update:
         return dict(zip(self._inner.hyper.names, tf.unstack(hyper), strict=True))
 
     def _of_decayed(self, coefficient: float) -> np.ndarray:
-        """A coefficient for the variables that weight decay acts on, 0 for the others, float32 [n]."""
+        """A coefficient for the variables that weight decay acts on, 0 for the others, float32
+        [n].
+        """
         found = np.zeros(len(self._inner.kinds), np.float32)
         found[self._inner.decayed_indices()] = coefficient
         return found

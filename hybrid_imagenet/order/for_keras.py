@@ -15,10 +15,12 @@ from hybrid_imagenet.order.sampling import Indices
 
 
 class ExactDataset(keras.utils.PyDataset):
-    """The passes of a sampler, one for each epoch of `fit` (see `hybrid_imagenet.order.keras_dataset`).
+    """The passes of a sampler, one for each epoch of `fit` (see
+    `hybrid_imagenet.order.keras_dataset`).
 
-    Keras asks for the number of batches once per `fit`, but the first pass after a resume is shorter than others. It
-    gets the length of the longest pass; a shorter pass ends like a dataset that has run out.
+    Keras asks for the number of batches once per `fit`, but the first pass after a resume is
+    shorter than others. It gets the length of the longest pass; a shorter pass ends like a dataset
+    that has run out.
 
     Attributes:
       counter: the callback that counts the trained batches; `fit` needs it.
@@ -47,14 +49,20 @@ class ExactDataset(keras.utils.PyDataset):
           UserError: if batches are asked for in another order than the sampler's.
         """
         if index not in (0, self._next):
-            raise UserError("batches are read out of order: give fit(shuffle=False), and leave `workers` at 1")
+            raise UserError(
+                "batches are read out of order: give fit(shuffle=False), and leave `workers` at 1"
+            )
         self._next = index + 1
         return self._load(self.sampler.batch(index))
 
     def on_epoch_begin(self) -> None:
-        """Starts a pass at the sampler's state; some backends read a batch to build the model before it."""
+        """Starts a pass at the sampler's state; some backends read a batch to build the model
+        before it.
+        """
         if self._ready and not self.counted:
-            raise UserError("nothing counts the batches: give fit(callbacks=[dataset.counter, ...])")
+            raise UserError(
+                "nothing counts the batches: give fit(callbacks=[dataset.counter, ...])"
+            )
         self.sampler.start_pass()
         self._in_pass, self._next = self.counted, 0
         self._quiet.close()
@@ -74,7 +82,9 @@ class ExactDataset(keras.utils.PyDataset):
 
 
 class _Counter(keras.callbacks.Callback):
-    """Moves the sampler's state with each trained batch; batches that Keras has read ahead do not count."""
+    """Moves the sampler's state with each trained batch; batches that Keras has read ahead do not
+    count.
+    """
 
     def __init__(self, dataset: ExactDataset) -> None:
         super().__init__()
@@ -82,7 +92,9 @@ class _Counter(keras.callbacks.Callback):
         self._trained = 0
 
     def set_params(self, params: dict[str, Any] | None) -> None:
-        """Tells schedules, which get the same parameters, where a batch of a shortened pass lies."""
+        """Tells schedules, which get the same parameters, where a batch of a shortened pass
+        lies.
+        """
         super().set_params(params)
         if params:
             params["position_after"] = self._dataset.sampler.position_after
@@ -92,8 +104,9 @@ class _Counter(keras.callbacks.Callback):
         steps = (self.params or {}).get("steps")
         if steps != self._dataset.sampler.longest:
             raise UserError(
-                f"fit makes {steps} steps per epoch where the order has {self._dataset.sampler.longest}: give no "
-                "steps_per_epoch; after an interrupted fit, make a new dataset"
+                f"fit makes {steps} steps per epoch where the order has"
+                f" {self._dataset.sampler.longest}: give no steps_per_epoch; after an interrupted"
+                " fit, make a new dataset"
             )
         self._dataset.counted = True
 
@@ -111,12 +124,15 @@ class _Counter(keras.callbacks.Callback):
         self._trained = 0
         if epoch != self._dataset.sampler.epoch:
             raise UserError(
-                f"fit begins epoch {epoch} where the order is in epoch {self._dataset.sampler.epoch}: load the run's "
-                "state into the sampler (Checkpoint(folder, order=sampler) does), and give initial_epoch=sampler.epoch"
+                f"fit begins epoch {epoch} where the order is in epoch"
+                f" {self._dataset.sampler.epoch}: load the run's state into the sampler"
+                " (Checkpoint(folder, order=sampler) does), and give initial_epoch=sampler.epoch"
             )
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Counts; with `steps_per_execution` several batches at once, of which the last may lie beyond the pass."""
+        """Counts; with `steps_per_execution` several batches at once, of which the last may lie
+        beyond the pass.
+        """
         sampler = self._dataset.sampler
         done = min(batch + 1, self._dataset.num_batches)
         sampler.advance(done - self._trained)

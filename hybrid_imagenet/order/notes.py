@@ -1,8 +1,10 @@
-"""Notes in which order this process's examples are shared out, so that the ranks can compare their notes.
+"""Notes in which order this process's examples are shared out, so that the ranks can compare their
+notes.
 
-The ranks' parts are disjoint only if all ranks divide the same examples in the same order. Whoever divides them, such
-as `hybrid_imagenet.data.shard`, adds a note. Ranks compare the notes when they train, and not here: `shard` is often
-called before the ranks are connected, and sometimes on one rank only.
+The ranks' parts are disjoint only if all ranks divide the same examples in the same order. Whoever
+divides them, such as `hybrid_imagenet.data.shard`, adds a note. Ranks compare the notes when they
+train, and not here: `shard` is often called before the ranks are connected, and sometimes on one
+rank only.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-# A custom loop may share out data at each epoch without ever comparing it; the oldest notes are dropped.
+# A custom loop may share out data at each epoch without ever comparing it; the oldest notes are
+# dropped.
 _MAX_NOTES = 100
 
 
@@ -23,8 +26,8 @@ class Note:
     Attributes:
       rank: whose part was taken.
       size: number of parts.
-      facts: JSON-ready values by name that must be the same on all ranks. Lists of numbers need to be equal to three
-        digits only, because processors of several kinds round differently.
+      facts: JSON-ready values by name that must be the same on all ranks. Lists of numbers need to
+        be equal to three digits only, because processors of several kinds round differently.
     """
 
     rank: int

@@ -1,7 +1,7 @@
 """Computes the order of the examples: any position directly, without replay of the earlier ones.
 
-Any position of any epoch's order is found in constant time and memory, so a run starts at any `Cursor` without
-reading or computing what came before, and each rank works out only its own share.
+Any position of any epoch's order is found in constant time and memory, so a run starts at any
+`Cursor` without reading or computing what came before, and each rank works out only its own share.
 """
 
 from __future__ import annotations
@@ -23,14 +23,18 @@ _MASK = (1 << 64) - 1
 
 
 def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The output function of SplitMix64 (Steele et al., OOPSLA 2014): a bijection that scatters 64-bit words."""
+    """The output function of SplitMix64 (Steele et al., OOPSLA 2014): a bijection that scatters
+    64-bit words.
+    """
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
 def keys(seed: int, stream: int, count: int = _HALF_ROUNDS) -> npt.NDArray[np.uint64]:
-    """`count` 64-bit keys, by default those of `permute`, uint64 [count], for one stream (an epoch, say) of a seed."""
+    """`count` 64-bit keys, by default those of `permute`, uint64 [count], for one stream (an epoch,
+    say) of a seed.
+    """
     start = mix(np.array([(seed + _GOLDEN) & _MASK], np.uint64))[0]
     start = mix(np.array([(int(start) + (stream + 1) * _GOLDEN) & _MASK], np.uint64))[0]
     steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
@@ -38,12 +42,16 @@ def keys(seed: int, stream: int, count: int = _HALF_ROUNDS) -> npt.NDArray[np.ui
 
 
 def permute(positions: Indices, count: int, round_keys: npt.NDArray[np.uint64]) -> Indices:
-    """The places (int64 [k]) of some positions in a pseudo-random permutation of [0, count), from `keys`.
+    """The places (int64 [k]) of some positions in a pseudo-random permutation of [0, count), from
+    `keys`.
 
-    A generalized Feistel network with cycle walking (Black and Rogaway, CT-RSA 2002): exact for every count.
+    A generalized Feistel network with cycle walking (Black and Rogaway, CT-RSA 2002): exact for
+    every count.
     """
     result = _feistel(positions, count, round_keys)
-    while (outside := result >= count).any():  # cycle walking: follow the orbit back into the domain
+    while (
+        outside := result >= count
+    ).any():  # cycle walking: follow the orbit back into the domain
         result[outside] = _feistel(result[outside], count, round_keys)
     return result
 
@@ -64,23 +72,27 @@ def _feistel(positions: Indices, count: int, round_keys: npt.NDArray[np.uint64])
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Cursor:
-    """A place in the stream of examples: `offset` examples of `epoch` (both from 0) have been consumed."""
+    """A place in the stream of examples: `offset` examples of `epoch` (both from 0) have been
+    consumed.
+    """
 
     epoch: int = 0
     offset: int = 0
 
 
 class SampleOrder:
-    """The shuffled order of `num_examples` examples, epoch after epoch, as a function of (seed, epoch) only.
+    """The shuffled order of `num_examples` examples, epoch after epoch, as a function of (seed,
+    epoch) only.
 
-    Each epoch is a pseudo-random permutation (`permute`): exact for every number of examples, and independent of
-    NumPy's generators, whose streams may change between versions.
+    Each epoch is a pseudo-random permutation (`permute`): exact for every number of examples, and
+    independent of NumPy's generators, whose streams may change between versions.
 
     Args:
       num_examples: size of the dataset, at least 1.
       seed: non-negative seed of the order.
-      remainder: `wrap` fills the last batch of an epoch from the next one, so that every example occurs exactly
-        once per epoch; `drop` leaves out the examples of an epoch that do not fill a batch (see `left_out`).
+      remainder: `wrap` fills the last batch of an epoch from the next one, so that every example
+        occurs exactly once per epoch; `drop` leaves out the examples of an epoch that do not fill a
+        batch (see `left_out`).
       shuffle: False gives the examples in their stored order.
 
     Attributes:
@@ -92,7 +104,9 @@ class SampleOrder:
 
     window = 0
 
-    def __init__(self, num_examples: int, seed: int = 0, remainder: str = "wrap", *, shuffle: bool = True) -> None:
+    def __init__(
+        self, num_examples: int, seed: int = 0, remainder: str = "wrap", *, shuffle: bool = True
+    ) -> None:
         if num_examples < 1:
             raise ValueError(f"num_examples={num_examples}: a dataset needs at least one example")
         if remainder not in REMAINDERS:
@@ -103,11 +117,14 @@ class SampleOrder:
         self.shuffle = shuffle
         self._epoch_keys = functools.lru_cache(maxsize=8)(lambda epoch: keys(seed, epoch))
 
-    def share(self, cursor: Cursor, count: int, rank: int = 0, size: int = 1) -> tuple[Indices, Indices]:
+    def share(
+        self, cursor: Cursor, count: int, rank: int = 0, size: int = 1
+    ) -> tuple[Indices, Indices]:
         """Rank `rank`'s contiguous part of the next `count` examples.
 
         Returns:
-          (examples, epochs): int64 [count / size] each; the epochs differ where a wrapped batch spans two.
+          (examples, epochs): int64 [count / size] each; the epochs differ where a wrapped batch
+          spans two.
 
         Raises:
           ValueError: if a batch exceeds the dataset under `drop`.
@@ -136,12 +153,16 @@ class SampleOrder:
         return Cursor(start.epoch + 1 + epochs, rest * count)
 
     def batches_in_epoch(self, count: int, offset: int = 0) -> int:
-        """Counts the batches of `count` that begin in an epoch of which `offset` examples are already consumed."""
+        """Counts the batches of `count` that begin in an epoch of which `offset` examples are
+        already consumed.
+        """
         rest = self.num_examples - offset
         return rest // count if self.remainder == "drop" else -(-rest // count)
 
     def left_out(self, count: int, offset: int = 0) -> int:
-        """Examples of an epoch, entered at `offset`, that no batch of `count` holds: 0 under `wrap`."""
+        """Examples of an epoch, entered at `offset`, that no batch of `count` holds: 0 under
+        `wrap`.
+        """
         return (self.num_examples - offset) % count if self.remainder == "drop" else 0
 
     def position(self, cursor: Cursor) -> float:
@@ -149,18 +170,24 @@ class SampleOrder:
         return cursor.epoch + cursor.offset / self.num_examples
 
     def at(self, epoch: int, positions: Indices) -> Indices:
-        """The example numbers at some positions (int64 [k], each in [0, num_examples)) of an epoch's order."""
+        """The example numbers at some positions (int64 [k], each in [0, num_examples)) of an
+        epoch's order.
+        """
         if not self.shuffle:
             return positions.astype(np.int64)
         return permute(positions, self.num_examples, self._epoch_keys(epoch))
 
     def shards_ahead(self, cursor: Cursor) -> tuple[int, ...]:
-        """The shards that are read at a cursor and soon after it, where the order keeps to some; here none."""
+        """The shards that are read at a cursor and soon after it, where the order keeps to some;
+        here none.
+        """
         del cursor
         return ()
 
     def _settled(self, cursor: Cursor, count: int) -> Cursor:
-        """The cursor at which the next batch really starts: the next epoch where `drop` leaves out the rest."""
+        """The cursor at which the next batch really starts: the next epoch where `drop` leaves out
+        the rest.
+        """
         if self.remainder == "wrap":
             return cursor
         if count > self.num_examples:
@@ -168,8 +195,11 @@ class SampleOrder:
         return cursor if self.num_examples - cursor.offset >= count else Cursor(cursor.epoch + 1, 0)
 
 
-def padded_share(num_examples: int, step: int, batch: int, rank: int = 0, size: int = 1) -> tuple[Indices, Weights]:
-    """Rank `rank`'s batch of a step of one pass in stored order, in which each example has weight 1 exactly once.
+def padded_share(
+    num_examples: int, step: int, batch: int, rank: int = 0, size: int = 1
+) -> tuple[Indices, Weights]:
+    """Rank `rank`'s batch of a step of one pass in stored order, in which each example has weight 1
+    exactly once.
 
     Returns:
       (examples, weights): int64 and float32 [batch]; padding is example 0 with weight 0.
@@ -190,8 +220,8 @@ def seeds(seed: int, epochs: Indices, examples: Indices) -> Indices:
 def uniforms(seed_pairs: Indices, count: int, start: int = 0) -> npt.NDArray[np.float32]:
     """Independent uniform numbers in [0, 1), float32 [k, count], from seeds of shape int64 [k, 2].
 
-    `start` chooses a stream: draws [start, start + count) of each example. The device computes the same numbers
-    (`data.device.uniforms`).
+    `start` chooses a stream: draws [start, start + count) of each example. The device computes the
+    same numbers (`data.device.uniforms`).
     """
     steps = np.arange(start + 1, start + count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
     pairs = seed_pairs.astype(np.uint64)

@@ -13,7 +13,9 @@ from hybrid_imagenet.errors import UserError, did_you_mean
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """A published method: where it comes from, on what it ran, what it reached, and the flags that make it."""
+    """A published method: where it comes from, on what it ran, what it reached, and the flags that
+    make it.
+    """
 
     name: str
     summary: str
@@ -35,13 +37,17 @@ def load(name: str) -> Recipe:
       UserError: for an unknown name, with the nearest known one.
     """
     if name not in names():
-        raise UserError(f"--recipe={name}: choose one of {', '.join(names())}{did_you_mean(name, names())}")
+        raise UserError(
+            f"--recipe={name}: choose one of {', '.join(names())}{did_you_mean(name, names())}"
+        )
     recipe: Recipe = importlib.import_module(f"{__name__}.{name}").RECIPE
     return recipe
 
 
 def table() -> str:
-    """All recipes with what they do, where they come from, and what was reached on what, as plain text."""
+    """All recipes with what they do, where they come from, and what was reached on what, as plain
+    text.
+    """
     recipes = [load(name) for name in names()]
     width = max(len(recipe.name) for recipe in recipes)
     lines = []

@@ -1,7 +1,7 @@
 """AdaBound from the first epoch to the last, the adaptive baseline of Lu et al.
 
-Lu et al. say no more than that AdaBound is used alone; bounds and final rate are as in Luo et al. with lr * N,
-and Adam's rate decays as the base's does.
+Lu et al. say no more than that AdaBound is used alone; bounds and final rate are as in Luo et al.
+with lr * N, and Adam's rate decays as the base's does.
 """
 
 from hybrid_imagenet.recipes import Recipe

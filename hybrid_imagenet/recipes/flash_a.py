@@ -1,4 +1,6 @@
-"""Configuration A of Mikami et al. at the batch of its reference, 32 images on each of 1024 GPUs."""
+"""Configuration A of Mikami et al. at the batch of its reference, 32 images on each of 1024
+GPUs.
+"""
 
 from hybrid_imagenet.recipes import Recipe
 from hybrid_imagenet.recipes._sony import CONFIGURATION_A

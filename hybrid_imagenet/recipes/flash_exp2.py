@@ -1,6 +1,7 @@
 """Experiment 2 of Mikami et al.: label smoothing alone, batch 54K throughout.
 
-Mikami et al. halve the workers at epoch 45 and double their batch; with a fixed number of workers nothing changes.
+Mikami et al. halve the workers at epoch 45 and double their batch; with a fixed number of workers
+nothing changes.
 """
 
 from hybrid_imagenet.recipes import Recipe

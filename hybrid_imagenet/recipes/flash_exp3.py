@@ -1,6 +1,7 @@
 """Experiment 3 of Mikami et al.: batch-size control and label smoothing, 54K to 64K at epoch 30.
 
-Mikami et al. go from 16 images on 3456 GPUs to 32 on 2048; on a fixed number, 2048 here, a GPU goes from 27 to 32.
+Mikami et al. go from 16 images on 3456 GPUs to 32 on 2048; on a fixed number, 2048 here, a GPU goes
+from 27 to 32.
 """
 
 from hybrid_imagenet.recipes import Recipe

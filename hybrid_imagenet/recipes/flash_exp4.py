@@ -1,9 +1,10 @@
 """Experiment 4 of Mikami et al.: 34K, 68K, 85K and 119K from epochs 0, 30, 45 and 75.
 
-Table 3 marks label smoothing here while the text (3.3) calls it batch-size control alone; the table is followed.
-The authors change the number of workers and never have more than 32 images on one. With 2176 throughout, a GPU takes 16
-images, then two micro-batches of 16, 20 and 28 per update, so that normalization sees batches of their size. (68K at 16
-images per worker, as Table 3 has it, would need 4352 GPUs, more than their 4096.)
+Table 3 marks label smoothing here while the text (3.3) calls it batch-size control alone; the table
+is followed. The authors change the number of workers and never have more than 32 images on one.
+With 2176 throughout, a GPU takes 16 images, then two micro-batches of 16, 20 and 28 per update, so
+that normalization sees batches of their size. (68K at 16 images per worker, as Table 3 has it,
+would need 4352 GPUs, more than their 4096.)
 """
 
 from hybrid_imagenet.recipes import Recipe

@@ -1,7 +1,8 @@
 """Mixed-precision training with LARS at batch 64K: ResNet-50 of Jia et al.
 
-Jia et al. give no learning rates; MLPerf's table for the batch stands in, with its momentum and decay. The two
-thresholds are ours too: packed gradients go by masters, single ones of 1 MiB and more by the ring.
+Jia et al. give no learning rates; MLPerf's table for the batch stands in, with its momentum and
+decay. The two thresholds are ours too: packed gradients go by masters, single ones of 1 MiB and
+more by the ring.
 """
 
 from hybrid_imagenet.recipes import Recipe

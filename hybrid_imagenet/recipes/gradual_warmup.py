@@ -1,4 +1,6 @@
-"""Gradual warmup, then SGD with steps: the baseline that Lu et al. and the HAL benchmark compare with."""
+"""Gradual warmup, then SGD with steps: the baseline that Lu et al. and the HAL benchmark compare
+with.
+"""
 
 from hybrid_imagenet.recipes import Recipe
 

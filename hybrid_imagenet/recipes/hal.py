@@ -1,8 +1,8 @@
 """The NCSA HAL benchmark: torchvision's ResNet-50 under distributed data parallel training.
 
-It uses the official implementation of PyTorch, whose example gives all parameters to one optimizer: biases and the
-scales and offsets of normalization decay as well. The learning rate warms up from 0, as in the authors' code; Goyal et
-al. start at the rate of one GPU.
+It uses the official implementation of PyTorch, whose example gives all parameters to one optimizer:
+biases and the scales and offsets of normalization decay as well. The learning rate warms up from 0,
+as in the authors' code; Goyal et al. start at the rate of one GPU.
 """
 
 from hybrid_imagenet.recipes import Recipe

@@ -1,6 +1,7 @@
 """Hybrid gradient computing on cluster 1 (Lu, Lu, Liang): the base that the defaults describe.
 
-The paper prints no coefficient of LARS; it follows from the batch (`config.defaults`, docs/methods.md).
+The paper prints no coefficient of LARS; it follows from the batch (`config.defaults`,
+docs/methods.md).
 """
 
 from hybrid_imagenet.recipes import Recipe

@@ -1,6 +1,8 @@
-"""Hybrid gradient computing on cluster 2 of Lu et al.: FP32 computation, FP16 gradients on the wire.
+"""Hybrid gradient computing on cluster 2 of Lu et al.: FP32 computation, FP16 gradients on the
+wire.
 
-The printed times (108 min for 90 epochs) do not follow from the printed speed, at which 90 epochs take 278 min.
+The printed times (108 min for 90 epochs) do not follow from the printed speed, at which 90 epochs
+take 278 min.
 """
 
 from hybrid_imagenet.recipes import Recipe

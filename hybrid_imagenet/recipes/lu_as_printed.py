@@ -1,7 +1,9 @@
-"""Hybrid gradient computing exactly as Lu et al. print it, also where `hybrid` reads them otherwise.
+"""Hybrid gradient computing exactly as Lu et al. print it, also where `hybrid` reads them
+otherwise.
 
-docs/hybrid.md compares the two line by line. The paper does not print the coefficient of LARS. It follows from the
-batch (`config.defaults`), so that the first step after the warmup moves each layer as far as MLPerf's tuned runs do.
+docs/hybrid.md compares the two line by line. The paper does not print the coefficient of LARS. It
+follows from the batch (`config.defaults`), so that the first step after the warmup moves each layer
+as far as MLPerf's tuned runs do.
 """
 
 from hybrid_imagenet.recipes import Recipe

@@ -1,4 +1,6 @@
-"""MLPerf's LARS reference at any batch: rate, warmup, momentum, decay and epochs follow from MLPerf's table."""
+"""MLPerf's LARS reference at any batch: rate, warmup, momentum, decay and epochs follow from
+MLPerf's table.
+"""
 
 from hybrid_imagenet.recipes import Recipe
 

@@ -1,19 +1,23 @@
 """A short training: MosaicML's run of MLPerf's open division, with its published configuration.
 
-Their configuration stretches 90 epochs by 0.32, which their library (composer 0.7) cuts to 28, and it leaves the 8
-epochs of warmup as they are. Learning rate 2.048 and decay 5e-4 belong to 2,048 images; here both follow the batch.
-Images grow from epoch 12 on, to the multiple of 4 that they have there. Half of the average is from the last 100 steps.
+Their configuration stretches 90 epochs by 0.32, which their library (composer 0.7) cuts to 28, and
+it leaves the 8 epochs of warmup as they are. Learning rate 2.048 and decay 5e-4 belong to 2,048
+images; here both follow the batch. Images grow from epoch 12 on, to the multiple of 4 that they
+have there. Half of the average is from the last 100 steps.
 
-Two things differ. Their scales of normalization begin at random between 0 and 1; here at 1, the last of a block at 0.
-They average the statistics of normalization with the weights; here statistics are measured under the averaged weights.
-No run on ImageNet has confirmed the recipe here.
+Two things differ. Their scales of normalization begin at random between 0 and 1; here at 1, the
+last of a block at 0. They average the statistics of normalization with the weights; here statistics
+are measured under the averaged weights. No run on ImageNet has confirmed the recipe here.
 """
 
 from hybrid_imagenet.recipes import Recipe
 
 RECIPE = Recipe(
     name="short",
-    summary="SGD, sigmoid loss, BlurPool, averaged weights, decoupled decay, 88 to 176 pixels, validated at 224",
+    summary=(
+        "SGD, sigmoid loss, BlurPool, averaged weights, decoupled decay, 88 to 176 pixels,"
+        " validated at 224"
+    ),
     source="MLPerf Training 2.0, open division, MosaicML, 8xA100_80GB-methods (config.yaml)",
     hardware="8 A100, batch 2048",
     published="76.1 % top-1 in 23.8 min, at epoch 27 of 28",

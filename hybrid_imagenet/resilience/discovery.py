@@ -1,6 +1,8 @@
-"""Finds the hosts on which a job can start: those of `-H`, or those that the user's script prints; and that answer.
+"""Finds the hosts on which a job can start: those of `-H`, or those that the user's script prints;
+and that answer.
 
-Threads of its own run the script, with a time limit, and ask the hosts, so that an answer is there at once.
+Threads of its own run the script, with a time limit, and ask the hosts, so that an answer is there
+at once.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from collections.abc import Callable, Mapping
 
 from hybrid_imagenet.errors import UserError, printable
 
-_HOST = re.compile(r"(?!\d+(:|$))([A-Za-z0-9](?:[A-Za-z0-9._-]{0,250}[A-Za-z0-9])?)(?::([1-9][0-9]{0,3}))?")
+_HOST = re.compile(
+    r"(?!\d+(:|$))([A-Za-z0-9](?:[A-Za-z0-9._-]{0,250}[A-Za-z0-9])?)(?::([1-9][0-9]{0,3}))?"
+)
 _MAX_OUTPUT = 1 << 20  # bytes of a script's output
 _EVERY = 1.0  # seconds between runs of the script
 _LIMIT = 10.0  # seconds for one run
@@ -45,7 +49,8 @@ def parse_host(word: str, default_slots: int) -> tuple[str, int]:
 
 
 def by_script(script: str, limit: float = _LIMIT) -> List:
-    """Returns what lists the hosts that a script prints, `HOST:SLOTS` a line, or `HOST` for one rank.
+    """Returns what lists the hosts that a script prints, `HOST:SLOTS` a line, or `HOST` for one
+    rank.
 
     Args:
       script: a program and its arguments.
@@ -70,14 +75,22 @@ def by_script(script: str, limit: float = _LIMIT) -> List:
 
 
 def _output(words: list[str], limit: float) -> str:
-    """Returns what one run of the script prints; into a file, as a process that outlives it would hold a pipe open."""
+    """Returns what one run of the script prints; into a file, as a process that outlives it would
+    hold a pipe open.
+    """
     with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL, start_new_session=True
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
             )
         except (OSError, IndexError) as error:
-            raise ValueError(f"cannot be run ({getattr(error, 'strerror', None) or 'no words'})") from None
+            raise ValueError(
+                f"cannot be run ({getattr(error, 'strerror', None) or 'no words'})"
+            ) from None
         try:
             code = process.wait(limit)
         except subprocess.TimeoutExpired:
@@ -98,14 +111,23 @@ def _output(words: list[str], limit: float) -> str:
 class Discovery:
     """Keeps the hosts that are listed and that answer."""
 
-    def __init__(self, listed: List, *, answers: Callable[[str], bool], every: float = _EVERY, ask_first: bool = False):
-        """Lists the hosts once, then in a thread. An answer that cannot be believed changes nothing.
+    def __init__(
+        self,
+        listed: List,
+        *,
+        answers: Callable[[str], bool],
+        every: float = _EVERY,
+        ask_first: bool = False,
+    ):
+        """Lists the hosts once, then in a thread. An answer that cannot be believed changes
+        nothing.
 
         Args:
           listed: gives the slots of each host.
           answers: whether a host can be reached.
           every: seconds between two looks.
-          ask_first: leave out hosts that do not answer from the beginning, as a cloud may list them before they are up.
+          ask_first: leave out hosts that do not answer from the beginning, as a cloud may list them
+            before they are up.
 
         Raises:
           UserError: if there is no list the first time.
@@ -149,7 +171,9 @@ class Discovery:
     def _reachable(self, listed: Mapping[str, int]) -> dict[str, int]:
         with concurrent.futures.ThreadPoolExecutor(max_workers=64) as pool:
             answers = dict(zip(listed, pool.map(self._answers, listed), strict=True))
-        self._misses = {host: 0 if answers[host] else self._misses.get(host, 0) + 1 for host in listed}
+        self._misses = {
+            host: 0 if answers[host] else self._misses.get(host, 0) + 1 for host in listed
+        }
         for host in listed:
             if self._misses[host] == _MISSES:
                 _tell(f"omits {host}: it does not answer")
@@ -161,7 +185,9 @@ def _tell(text: str) -> None:
 
 
 def answers_ssh(host: str, port: int | None) -> bool:
-    """Returns whether something listens at the address and port at which ssh would look for a host."""
+    """Returns whether something listens at the address and port at which ssh would look for a
+    host.
+    """
     try:
         address = _ssh_address(host, port)
     except (OSError, subprocess.TimeoutExpired):
@@ -177,9 +203,14 @@ def answers_ssh(host: str, port: int | None) -> bool:
 
 @functools.cache  # hosts are asked every second, up to hundreds; ssh's configuration stays as it is
 def _ssh_address(host: str, port: int | None) -> tuple[str, int] | None:
-    """Returns the address and port at which ssh would look for a host; None where it goes by way of another."""
+    """Returns the address and port at which ssh would look for a host; None where it goes by way of
+    another.
+    """
     asked = subprocess.run(
-        ["ssh", *(["-p", str(port)] if port else []), "-G", host], capture_output=True, text=True, timeout=_CONNECT
+        ["ssh", *(["-p", str(port)] if port else []), "-G", host],
+        capture_output=True,
+        text=True,
+        timeout=_CONNECT,
     )
     settings = dict(line.split(" ", 1) for line in asked.stdout.splitlines() if " " in line)
     if asked.returncode or {"proxycommand", "proxyjump"} & set(settings):

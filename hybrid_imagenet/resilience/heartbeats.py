@@ -1,6 +1,8 @@
-"""What ranks report about themselves to each other, and who hangs, judged from that. No threads, no TensorFlow.
+"""What ranks report about themselves to each other, and who hangs, judged from that. No threads, no
+TensorFlow.
 
-Anybody who reaches a rank's port may send it anything. What does not begin with the run's token costs a comparison.
+Anybody who reaches a rank's port may send it anything. What does not begin with the run's token
+costs a comparison.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ _PACKAGE = "hybrid_imagenet"
 _FRAMES = 12  # of the main thread, the innermost ones
 _LONGEST = 255  # characters of a name or a frame
 _STEPS_PATIENCE = 4  # a step may take this many times the mean before ranks are said to hang
-_APART = "stall: they wait for each other in different places: ranks need equal numbers of batches and of collectives"
+_APART = (
+    "stall: they wait for each other in different places: ranks need equal numbers of batches and"
+    " of collectives"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,9 +67,11 @@ class Beat:
 
     @staticmethod
     def decode(data: bytes, token: str, ranks: float = float("inf")) -> Beat | None:
-        """Inverts `encode`; None for what does not carry the run's token or is not a beat of one of `ranks` ranks.
+        """Inverts `encode`; None for what does not carry the run's token or is not a beat of one of
+        `ranks` ranks.
 
-        Texts are as they came: thousands of beats in an interval cost little, and `Ledger` escapes what it reports.
+        Texts are as they came: thousands of beats in an interval cost little, and `Ledger` escapes
+        what it reports.
         """
         key = token.encode()
         if len(data) > MAX_BYTES or not hmac.compare_digest(data[: len(key)], key):
@@ -80,13 +87,21 @@ class Beat:
 
 _NUMBER = (int, float)
 _TYPES: dict[str, tuple[type, ...]] = {
-    "rank": (int,), "host": (str,), "process": (int,), "step": (int, type(None)), "idle": _NUMBER, "mean": _NUMBER,
-    "stack": (list,), "leaving": (bool,),
-}  # fmt: skip
+    "rank": (int,),
+    "host": (str,),
+    "process": (int,),
+    "step": (int, type(None)),
+    "idle": _NUMBER,
+    "mean": _NUMBER,
+    "stack": (list,),
+    "leaving": (bool,),
+}
 
 
 def _valid(values: dict[str, Any]) -> bool:
-    """Returns whether the values of a beat have the types and ranges that its attributes promise."""
+    """Returns whether the values of a beat have the types and ranges that its attributes
+    promise.
+    """
     return (
         values.keys() == _TYPES.keys()
         and all(type(value) in _TYPES[name] for name, value in values.items())
@@ -101,7 +116,9 @@ def _shown(text: str) -> str:
 
 
 def shown_file(module: types.ModuleType) -> str:
-    """Returns the part of a stack's lines that names a module of this package; of a package, all of its modules."""
+    """Returns the part of a stack's lines that names a module of this package; of a package, all of
+    its modules.
+    """
     path = module.__name__.replace(".", "/")
     return f"{path}/" if hasattr(module, "__path__") else f"{path}.py"
 
@@ -109,8 +126,9 @@ def shown_file(module: types.ModuleType) -> str:
 def _frames() -> dict[int, types.FrameType]:
     """The frames of all threads.
 
-    Python before 3.12.1 holds a lock of the interpreter while it lists them: a garbage collection in between, with
-    another thread just starting, ends in a deadlock of the whole process (CPython issue 106883).
+    Python before 3.12.1 holds a lock of the interpreter while it lists them: a garbage collection
+    in between, with another thread just starting, ends in a deadlock of the whole process (CPython
+    issue 106883).
     """
     collects = gc.isenabled()
     gc.disable()
@@ -130,7 +148,9 @@ def _calls(thread: int | None) -> Iterator[types.FrameType]:
 
 
 def main_stack() -> tuple[str, ...]:
-    """Returns the innermost frame of the main thread and the frames of this package around it, innermost first."""
+    """Returns the innermost frame of the main thread and the frames of this package around it,
+    innermost first.
+    """
     found: list[str] = []
     for frame in _calls(threading.main_thread().ident):
         if len(found) == _FRAMES:
@@ -159,8 +179,8 @@ class Call:
         """Returns whether it has neither returned nor ended with an exception."""
         if self._frame is None:
             return self._lasts
-        # Looked at again, since the thread runs on meanwhile: a generator that rests by then no longer leads to the
-        # frames around it.
+        # Looked at again, since the thread runs on meanwhile: a generator that rests by then no
+        # longer leads to the frames around it.
         for pause in (0.01, 0.1, 0.0):
             if any(frame is self._frame for frame in _calls(self._thread)):
                 return True
@@ -171,7 +191,9 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Stall:
-    """The verdict that ranks hang: `text` is the report, `ranks` the culprits if known, `seconds` for how long."""
+    """The verdict that ranks hang: `text` is the report, `ranks` the culprits if known, `seconds`
+    for how long.
+    """
 
     text: str
     ranks: tuple[int, ...]
@@ -179,14 +201,18 @@ class Stall:
 
 
 class Ledger:
-    """Keeps every rank's last beat and judges from them who hangs. Times are on this process's monotonic clock."""
+    """Keeps every rank's last beat and judges from them who hangs. Times are on this process's
+    monotonic clock.
+    """
 
     def __init__(self, patience: float, waits_in: Sequence[str] = ()):
-        """Takes the limit: a rank hangs when it was silent, or all ranks were without progress, for `patience` seconds.
+        """Takes the limit: a rank hangs when it was silent, or all ranks were without progress, for
+        `patience` seconds.
 
         Args:
           patience: seconds.
-          waits_in: the files (see `shown_file`) in which a rank that has done its own part waits for the others.
+          waits_in: the files (see `shown_file`) in which a rank that has done its own part waits
+            for the others.
         """
         self._patience = patience
         self._waits_in = tuple(waits_in)
@@ -204,15 +230,18 @@ class Ledger:
         self._beats = {rank: (beat, heard + seconds) for rank, (beat, heard) in self._beats.items()}
 
     def silence(self, rank: int, now: float) -> float:
-        """Returns the seconds since a rank was heard; 0 for one that was never heard or has left."""
+        """Returns the seconds since a rank was heard; 0 for one that was never heard or has
+        left.
+        """
         return now - self._beats[rank][1] if rank in self._beats else 0.0
 
     def stall(self, now: float) -> Stall | None:
         """Returns the ranks that hang, or None.
 
-        Silent ranks are named first: they are stopped, or their host or network is gone. With the first whose time is
-        up come those on their way there, so that a lost host is told once. If all are heard but none advances, it is
-        those behind in steps, else those that do not wait for others, else all.
+        Silent ranks are named first: they are stopped, or their host or network is gone. With the
+        first whose time is up come those on their way there, so that a lost host is told once. If
+        all are heard but none advances, it is those behind in steps, else those that do not wait
+        for others, else all.
         """
         silences = {rank: self.silence(rank, now) for rank in self._beats}
         longest = max(silences.values(), default=0.0)
@@ -220,7 +249,9 @@ class Ledger:
             silent = [rank for rank, seconds in silences.items() if seconds > self._patience / 2]
             return self._report(silent, longest, "silent", now)
         idle, beats = self._idle(now), self._last()
-        if idle is None or idle <= max(self._patience, _STEPS_PATIENCE * max(beat.mean for beat in beats)):
+        if idle is None or idle <= max(
+            self._patience, _STEPS_PATIENCE * max(beat.mean for beat in beats)
+        ):
             return None
         suspects, hint = self._suspects(beats)
         return self._report(suspects, idle, "without progress", now, hint)
@@ -229,7 +260,9 @@ class Ledger:
         return [beat for beat, _ in self._beats.values()]
 
     def _idle(self, now: float) -> float | None:
-        """Returns the seconds without progress of any rank, if they are too many; None also where beats are missing."""
+        """Returns the seconds without progress of any rank, if they are too many; None also where
+        beats are missing.
+        """
         beats = self._last()
         if not beats or any(beat.step is None for beat in beats):
             return None
@@ -243,18 +276,24 @@ class Ledger:
         behind = [beat.rank for beat in beats if beat.step == min(steps)]
         if len(behind) < len(beats):
             return behind, ""
-        busy = [b.rank for b in beats if not any(part in frame for frame in b.stack for part in self._waits_in)]
+        busy = [
+            b.rank
+            for b in beats
+            if not any(part in frame for frame in b.stack for part in self._waits_in)
+        ]
         places = {re.sub(r":\d+ ", " ", beat.stack[-1]) for beat in beats if beat.stack}
         return busy or [beat.rank for beat in beats], "" if busy or len(places) < 2 else _APART
 
-    def _report(self, ranks: Sequence[int], seconds: float, state: str, now: float, hint: str = "") -> Stall:
+    def _report(
+        self, ranks: Sequence[int], seconds: float, state: str, now: float, hint: str = ""
+    ) -> Stall:
         lines = []
         for rank in sorted(ranks):
             beat = self._beats[rank][0]
             where = "before its first step" if beat.step is None else f"after step {beat.step}"
             lines.append(
-                f"stall: rank {rank} on {_shown(beat.host)} (process {beat.process}) is {state} for {seconds:.0f} s, "
-                f"{where}; it was in"
+                f"stall: rank {rank} on {_shown(beat.host)} (process {beat.process}) is {state} for"
+                f" {seconds:.0f} s, {where}; it was in"
             )
             lines += [f"stall:   {_shown(frame)}" for frame in beat.stack]
         lines += [hint] if hint else []

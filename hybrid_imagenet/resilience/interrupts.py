@@ -20,8 +20,8 @@ _CLEANING = 3.0  # seconds for a command to clean up
 def ended_by_one_line(work: Callable[[], int]) -> int:
     """Returns what the work returns, or 130 and a line after Ctrl-C.
 
-    The first Ctrl-C raises KeyboardInterrupt in the work, so that it cleans up. The process ends at once 3 s later if
-    the work does not end by then, or with the second.
+    The first Ctrl-C raises KeyboardInterrupt in the work, so that it cleans up. The process ends at
+    once 3 s later if the work does not end by then, or with the second.
     """
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _interrupt)
@@ -32,7 +32,8 @@ def ended_by_one_line(work: Callable[[], int]) -> int:
         if unwound.is_set():
             _end()
 
-    # Called after all other functions of atexit. An interrupt inside of `exec` lets Python itself end by SIGINT.
+    # Called after all other functions of atexit. An interrupt inside of `exec` lets Python itself
+    # end by SIGINT.
     atexit.register(end_unwound)
     try:
         code = work()
@@ -44,7 +45,9 @@ def ended_by_one_line(work: Callable[[], int]) -> int:
             sys.stdout.flush()
         code = EXIT_INTERRUPTED
         unwound.set()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: Python's own end would let it end the process
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # all is done: Python's own end would let it end the process
     return code
 
 
@@ -61,7 +64,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _unraisable(error: Any) -> None:
-    if not interrupted():  # a destructor or a callback that the interrupt has met would print a traceback
+    if (
+        not interrupted()
+    ):  # a destructor or a callback that the interrupt has met would print a traceback
         sys.__unraisablehook__(error)
 
 

@@ -1,4 +1,6 @@
-"""Lets a process outlive those who read its output: `| head`, a pager that was left, `tee` after Ctrl-C, a terminal."""
+"""Lets a process outlive those who read its output: `| head`, a pager that was left, `tee` after
+Ctrl-C, a terminal.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _STANDARD_OUTPUT, _STANDARD_ERROR = 1, 2
 
 
 class OutputError(UserError):
-    """Standard output that does not take the results of a command, such as a file on a full disk."""
+    """Standard output that does not take the results of a command, such as a file on a full
+    disk.
+    """
 
 
 class _Lasting(io.FileIO):
@@ -31,13 +35,15 @@ class _Lasting(io.FileIO):
         """Writes the bytes.
 
         Raises:
-          OutputError: if they cannot be written, once. All that follows is dropped, because Python writes what is
-            left in its buffers when the process ends, which must not fail again.
+          OutputError: if they cannot be written, once. All that follows is dropped, because Python
+            writes what is left in its buffers when the process ends, which must not fail again.
         """
         if self._has_failed:
             return memoryview(data).nbytes
         try:
-            while (written := super().write(data)) is None:  # another process has made it non-blocking
+            while (
+                written := super().write(data)
+            ) is None:  # another process has made it non-blocking
                 select.select([], [self], [])
             return written
         except OSError as error:
@@ -48,7 +54,8 @@ class _Lasting(io.FileIO):
             elif not self._lossy:
                 self._has_failed = True
                 raise OutputError(
-                    f"Cannot write to standard output: {error.strerror}. Redirect it to another place."
+                    f"Cannot write to standard output: {error.strerror}. Redirect it to another"
+                    " place."
                 ) from None
             return memoryview(data).nbytes
 
@@ -60,8 +67,9 @@ class _Lasting(io.FileIO):
 def install(*, lossy: bool = False) -> None:
     """Replaces standard output and error by streams that outlive their readers.
 
-    A character that the encoding of a stream does not have is written as an escape sequence. Standard error also drops
-    what cannot be written for another reason, such as a full disk, because there is no place left to report it.
+    A character that the encoding of a stream does not have is written as an escape sequence.
+    Standard error also drops what cannot be written for another reason, such as a full disk,
+    because there is no place left to report it.
 
     Args:
       lossy: standard output drops that too: what the process prints is not its result.
@@ -76,11 +84,13 @@ def install(*, lossy: bool = False) -> None:
 
 
 def _stream(number: int, before: Any, lossy: bool) -> io.TextIOWrapper:
-    # Python's own handlers fail: "strict" for any character that the encoding lacks, and "surrogateescape", which the C
-    # locale has, for all of them but bytes of file names that are not valid.
+    # Python's own handlers fail: "strict" for any character that the encoding lacks, and
+    # "surrogateescape", which the C locale has, for all of them but bytes of file names that are
+    # not valid.
     errors = getattr(before, "errors", "strict")
-    # Under PYTHONUNBUFFERED the old stream wrote each line at once by write_through alone, because nothing below it had
-    # a buffer. The new one has a buffer, so it must also flush at the end of each line.
+    # Under PYTHONUNBUFFERED the old stream wrote each line at once by write_through alone, because
+    # nothing below it had a buffer. The new one has a buffer, so it must also flush at the end of
+    # each line.
     write_through = getattr(before, "write_through", False)
     return io.TextIOWrapper(
         io.BufferedWriter(_Lasting(number, lossy)),

@@ -23,7 +23,8 @@ def launcher_rank() -> int:
 
 
 def follow_launcher() -> None:
-    """Ends this rank when its launcher has died, from a daemon thread: first by SIGTERM, so that it saves if it can.
+    """Ends this rank when its launcher has died, from a daemon thread: first by SIGTERM, so that it
+    saves if it can.
 
     Does nothing in a process that no launcher started: that may outlive the shell that started it.
     """
@@ -42,7 +43,8 @@ def follow_launcher() -> None:
 
 
 def _launchers() -> list[tuple[int, int]]:
-    """Returns the (process, parent) pairs to watch: this one, and mpirun where horovodrun's shell waits for it.
+    """Returns the (process, parent) pairs to watch: this one, and mpirun where horovodrun's shell
+    waits for it.
 
     The parent of an mpirun that a user started may go: with nohup it outlives the login.
     """

@@ -1,7 +1,9 @@
-"""Reads what a launcher writes on standard error: what it says of the job, and what of it is for the user.
+"""Reads what a launcher writes on standard error: what it says of the job, and what of it is for
+the user.
 
-mpirun and horovodrun pass on what the ranks print, and say in words of their own, as ssh does, what became of ranks and
-hosts. Of a rank that was lost the others say much, which is left out or told once.
+mpirun and horovodrun pass on what the ranks print, and say in words of their own, as ssh does, what
+became of ranks and hosts. Of a rank that was lost the others say much, which is left out or told
+once.
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ from hybrid_imagenet.comm.quiet import GREETINGS
 from hybrid_imagenet.errors import printable
 from hybrid_imagenet.resilience import mpi_complaints
 
-TAG = re.compile(rb"(\[[\d,]+\]<std(err|out)>: ?)?")  # mpirun's and horovodrun's, before each line of a rank
-# Lines that TensorFlow writes to standard error whatever its log settings, once or twice per rank, among them the
-# information (I) that 2.18 to 2.20 log before their log is set up; and what Open MPI says when the child that it starts
-# ssh with is quicker than itself.
+TAG = re.compile(
+    rb"(\[[\d,]+\]<std(err|out)>: ?)?"
+)  # mpirun's and horovodrun's, before each line of a rank
+# Lines that TensorFlow writes to standard error whatever its log settings, once or twice per rank,
+# among them the information (I) that 2.18 to 2.20 log before their log is set up; and what Open MPI
+# says when the child that it starts ssh with is quicker than itself.
 _GREETINGS = re.compile(
     "|".join(GREETINGS).encode() + rb"| util\.cc:\d*\] oneDNN supports DT_HALF only on platforms"
     rb"|I0000 00:00:\d+\.\d+ +\d+ \w+\.(?:cc|h):\d+\] "
@@ -26,16 +30,20 @@ _GREETINGS = re.compile(
 )
 # What Open MPI, Horovod and TensorFlow write of their own when another rank is gone.
 _LOST = re.compile(
-    rb"\] Read -1, expected \d+, errno = 3\b|\] ORTE_ERROR_LOG: Out of resource in file \S*/show_help\.c "
+    rb"\] Read -1, expected \d+, errno = 3\b|\] ORTE_ERROR_LOG: Out of resource in file"
+    rb" \S*/show_help\.c "
     rb"| Horovod background loop uncaught exception: "
-    rb"| base_collective_executor\.cc:\d+\] BaseCollectiveExecutor::StartAbort | ring_\w+\.cc:\d+\] Aborting Ring"
-    rb"|^Additional GRPC error information from remote target /job:worker|^:UNKNOWN:Error received from peer"
-    rb"|^/job:worker/replica:\d+/task:\d+$|^The tasks have crashed\. Check the task logs for an earlier error"
+    rb"| base_collective_executor\.cc:\d+\] BaseCollectiveExecutor::StartAbort | ring_\w+\.cc:\d+\]"
+    rb" Aborting Ring"
+    rb"|^Additional GRPC error information from remote target /job:worker|^:UNKNOWN:Error received"
+    rb" from peer"
+    rb"|^/job:worker/replica:\d+/task:\d+$|^The tasks have crashed\. Check the task logs for an"
+    rb" earlier error"
     rb"|^The error could be from a previous operation\. Restart your program to reset\."
 )
 _RULE = re.compile(rb"-{70,80}\r?\n?")
-# How the blocks begin in which Open MPI tells that ranks have ended, which have said why themselves, or that hosts
-# could not be reached, which ssh has said.
+# How the blocks begin in which Open MPI tells that ranks have ended, which have said why
+# themselves, or that hosts could not be reached, which ssh has said.
 _BEGINNINGS = (
     b"Primary job  terminated normally, but",
     b"mpirun noticed that process rank",
@@ -49,15 +57,22 @@ _BEGINNINGS = (
 # Open MPI's words on a rank; its words and ssh's on a host.
 _KILLED = re.compile(rb"process rank (\d+)(?: with PID \d+)? on node (\S+) exited on signal (\d+)")
 _LOST_HOST = re.compile(
-    rb"^\s*Remote daemon: \S+ on node (?P<daemon>\S+)|^Timeout, server (?P<silent>\S+) not responding"
-    rb"|^Connection to (?P<closed>\S+) closed by remote host|^ssh: connect to host (?P<absent>\S+) port "
+    rb"^\s*Remote daemon: \S+ on node (?P<daemon>\S+)|^Timeout, server (?P<silent>\S+) not"
+    rb" responding"
+    rb"|^Connection to (?P<closed>\S+) closed by remote host|^ssh: connect to host (?P<absent>\S+)"
+    rb" port "
 )
-_ABORTS = (signal.SIGABRT, signal.SIGSEGV)  # how TensorFlow and CUDA end a process that they cannot continue
+_ABORTS = (
+    signal.SIGABRT,
+    signal.SIGSEGV,
+)  # how TensorFlow and CUDA end a process that they cannot continue
 _LONGEST = 50  # lines of a block
 _WHY = re.compile(rb"error: |rank \d+: unexpected error")  # how a rank's own words on its end begin
 # ssh's words for a name that it cannot resolve, whatever launcher has called it.
 _UNKNOWN_HOST = re.compile(rb"ssh: Could not resolve hostname ([^:\s]+)")
-_NO_PROGRAM = re.compile(rb"/orted: (No such file|not found|Permission denied)")  # a shell's, on another host
+_NO_PROGRAM = re.compile(
+    rb"/orted: (No such file|not found|Permission denied)"
+)  # a shell's, on another host
 _NO_LOGIN = re.compile(rb"^Host key verification failed|: Permission denied \(")  # ssh's
 
 
@@ -77,10 +92,16 @@ class Killed(NamedTuple):
             name = ""
         by = f"signal {self.signal}{name}"
         if self.after_gpu_memory_ran_out:
-            by += " because its GPU ran out of memory; use a smaller --per_gpu_batch, or one rank on each GPU"
+            by += (
+                " because its GPU ran out of memory; use a smaller --per_gpu_batch, or one rank on"
+                " each GPU"
+            )
         elif self.signal == signal.SIGKILL:
             by += ", as the kernel does when memory runs out (check dmesg on that host)"
-        return f"error: rank {self.rank} on {printable(self.host)} was ended by {by}; start again with --resume"
+        return (
+            f"error: rank {self.rank} on {printable(self.host)} was ended by {by}; start again with"
+            " --resume"
+        )
 
 
 class LauncherOutput:
@@ -88,7 +109,8 @@ class LauncherOutput:
 
     Attributes:
       killed: the first rank that a report says was ended by a signal.
-      lost_host: the first host that a report, or ssh, says cannot be reached any more; "" without one.
+      lost_host: the first host that a report, or ssh, says cannot be reached any more; "" without
+      one.
       unknown_host: one whose name ssh does not know; "" without one.
       ended: whether a report says that ranks have ended by themselves, and not well.
       explained: whether a rank has said why it ends.
@@ -109,20 +131,29 @@ class LauncherOutput:
         self._left = 0  # lines that a report may still have
 
     def why_not_started(self, *, by_ssh: bool) -> str:
-        """Returns a line on what keeps ranks from starting, "" if none is known; `by_ssh`: the exit code is ssh's."""
+        """Returns a line on what keeps ranks from starting, "" if none is known; `by_ssh`: the exit
+        code is ssh's.
+        """
         if by_ssh and self.unknown_host:
             name = printable(self.unknown_host)
-            return f"error: host {name}: ssh cannot resolve this name: check -H, and that `ssh {name} true` works"
+            return (
+                f"error: host {name}: ssh cannot resolve this name: check -H, and that `ssh {name}"
+                " true` works"
+            )
         if by_ssh and self._no_login:
             return "error: ssh must log in without a password: check with hybrid-imagenet doctor -H"
         if self._no_program:
-            return "error: a host has no environment where this one has it: run launch/setup.sh there"
+            return (
+                "error: a host has no environment where this one has it: run launch/setup.sh there"
+            )
         return ""
 
     def passed_on(self, line: bytes) -> bytes:
         """Returns what of a line, and of one that was kept back, is for the user."""
         return b"".join(
-            each for each in self._outside_reports(line).splitlines(keepends=True) if self._is_for_user(each)
+            each
+            for each in self._outside_reports(line).splitlines(keepends=True)
+            if self._is_for_user(each)
         )
 
     def rest(self) -> bytes:

@@ -1,4 +1,6 @@
-"""Collects what Open MPI writes when it cannot begin: 9 to 20 raw lines, of which one line is made."""
+"""Collects what Open MPI writes when it cannot begin: 9 to 20 raw lines, of which one line is
+made.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,11 @@ from hybrid_imagenet.errors import printable
 # "[host:process] " and, from a daemon, its "[[job,step],number] " come before a message.
 _LINE = re.compile(
     rb"\[\S+:\d+\] (?:\[\[\d+,\d+\],\d+\] )?"
-    rb"(?:(?:PMIX|OPAL|ORTE) ERROR: |ORTE_ERROR_LOG: |opal_ifinit: |pmix_ifinit: |ptl_tcp: |oob_tcp: "
+    rb"(?:(?:PMIX|OPAL|ORTE) ERROR: |ORTE_ERROR_LOG: |opal_ifinit: |pmix_ifinit: |ptl_tcp:"
+    rb" |oob_tcp: "
     rb"|Local abort before MPI_INIT )(?P<reason>.*)"
-    rb"|\*\*\* (?:An error occurred in MPI_Init|on a NULL communicator|MPI_ERRORS_ARE_FATAL|   and potentially your)"
+    rb"|\*\*\* (?:An error occurred in MPI_Init|on a NULL communicator|MPI_ERRORS_ARE_FATAL|   and"
+    rb" potentially your)"
 )
 BEGINNINGS = (
     b"A call to mkdir was unable to create the desired directory",
@@ -23,14 +27,16 @@ BEGINNINGS = (
 )
 """How the blocks of text begin that Open MPI writes between two rules."""
 _FATAL = re.compile(
-    rb"Local abort before MPI_INIT|orte_init failed|MPI_INIT failed|No network interfaces were found"
+    rb"Local abort before MPI_INIT|orte_init failed|MPI_INIT failed|No network interfaces were"
+    rb" found"
     rb"|listener-thread-start"
 )
 _MAX_REASON = 160
 
 
 class MpiComplaints:
-    """Open MPI's messages about its start, kept until it is known whether it begins in spite of them.
+    """Open MPI's messages about its start, kept until it is known whether it begins in spite of
+    them.
 
     Attributes:
       are_fatal: whether one says that Open MPI, or a rank's part of it, cannot begin.
@@ -44,7 +50,9 @@ class MpiComplaints:
         self._block_is_first = True
 
     def take(self, line: bytes) -> bool:
-        """Keeps a line if it is such a message, without the tag of its rank; returns whether it is."""
+        """Keeps a line if it is such a message, without the tag of its rank; returns whether it
+        is.
+        """
         match = _LINE.match(line)
         if match is None:
             return False
@@ -74,10 +82,13 @@ class MpiComplaints:
         """Returns one line for the user; "" if Open MPI has not complained."""
         if not self._lines:
             return ""
-        reason = printable((" ".join(filter(None, self._block)) or self._line_reason)[:_MAX_REASON].rstrip(". "))
+        reason = printable(
+            (" ".join(filter(None, self._block)) or self._line_reason)[:_MAX_REASON].rstrip(". ")
+        )
         return (
-            f"error: Open MPI could not start the ranks{f' ({reason})' if reason else ''}. Check the limits (ulimit "
-            "-a), the network interfaces (ip link) and the space in TMPDIR on each host, or run hybrid-imagenet doctor."
+            f"error: Open MPI could not start the ranks{f' ({reason})' if reason else ''}. Check"
+            " the limits (ulimit -a), the network interfaces (ip link) and the space in TMPDIR on"
+            " each host, or run hybrid-imagenet doctor."
         )
 
     def text(self) -> bytes:

@@ -68,10 +68,11 @@ def kill(processes: Iterable[int]) -> None:
 
 
 def remove_shared_memory(since: float, within: Path = Path("/dev/shm")) -> None:
-    """Removes what ranks on this host have left there of Open MPI when its launcher was killed, 4 MiB each.
+    """Removes what ranks on this host have left there of Open MPI when its launcher was killed, 4
+    MiB each.
 
-    Kept is what any process maps, what is newer than some seconds, as its rank may be about to map it, and what was
-    made before `since`, in seconds since 1970: another job may have left it.
+    Kept is what any process maps, what is newer than some seconds, as its rank may be about to map
+    it, and what was made before `since`, in seconds since 1970: another job may have left it.
     """
     for path in within.glob(f"vader_segment.{socket.gethostname()}.{os.getuid()}.*"):
         with contextlib.suppress(OSError):

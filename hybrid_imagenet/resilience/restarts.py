@@ -1,7 +1,9 @@
-"""Starts a job again after it has lost a rank or a host, on the hosts that are there (`hybrid-imagenet run`).
+"""Starts a job again after it has lost a rank or a host, on the hosts that are there
+(`hybrid-imagenet run`).
 
-An attempt is one launch of all ranks. When it ends with a code that another start can mend, the job continues from its
-newest checkpoint, on as many ranks as there are slots. Before hosts that have joined cause a restart, the ranks save.
+An attempt is one launch of all ranks. When it ends with a code that another start can mend, the job
+continues from its newest checkpoint, on as many ranks as there are slots. Before hosts that have
+joined cause a restart, the ranks save.
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ class Restarts:
         Args:
           policy: when the job starts again.
           hosts: gives the slots of each host that answers.
-          start: makes a job of the slots by host, a number of ranks, and whether a run is to be resumed.
+          start: makes a job of the slots by host, a number of ranks, and whether a run is to be
+          resumed.
           run_dir: of the training; None for a program that keeps its state elsewhere.
         """
         self._policy, self._hosts, self._start, self._run_dir = policy, hosts, start, run_dir
@@ -88,7 +91,9 @@ class Restarts:
             again = bool(self._worked)
             if again:
                 self._wait_for_lock()
-                os.environ[STARTED_VARIABLE] = this_moment()  # what a rank says of its start is of this attempt
+                os.environ[STARTED_VARIABLE] = (
+                    this_moment()
+                )  # what a rank says of its start is of this attempt
             code = self._attempt(slots, resume=again and self._holds_a_run())
             if REQUESTS.stop:
                 return code
@@ -103,8 +108,15 @@ class Restarts:
             if code in _FINAL:
                 return code
             step, saved = self._last_step(), self._newest_checkpoint()
-            if self._run_dir is not None and step == failed_at and (step > saved or code == EXIT_FAILURE):
-                _say(f"error: the job failed at step {step} again (exit code {code}): another start would not help")
+            if (
+                self._run_dir is not None
+                and step == failed_at
+                and (step > saved or code == EXIT_FAILURE)
+            ):
+                _say(
+                    f"error: the job failed at step {step} again (exit code {code}): another start"
+                    " would not help"
+                )
                 return code
             if done == self._policy.restarts:
                 return code
@@ -117,7 +129,9 @@ class Restarts:
         ranks = min(self._policy.most, sum(slots.values()))
         job, ended = self._start(slots, ranks, resume), threading.Event()
         self._joined = False
-        watch = threading.Thread(target=self._watch, args=(job, ranks, ended), name="hosts", daemon=True)
+        watch = threading.Thread(
+            target=self._watch, args=(job, ranks, ended), name="hosts", daemon=True
+        )
         watch.start()
         try:
             return job.run()
@@ -133,18 +147,26 @@ class Restarts:
             slots = sum(self._usable().values())
             if slots > ranks and (self._run_dir is None or self._newest_checkpoint() >= 0):
                 self._joined = True
-                job.ask_to_stop(f"{slots} slots in place of {ranks}: the ranks save and start again on more hosts")
+                job.ask_to_stop(
+                    f"{slots} slots in place of {ranks}: the ranks save and start again on more"
+                    " hosts"
+                )
                 return
 
     def _wait_for_hosts(self) -> dict[str, int] | None:
-        """Returns the hosts once there are slots for enough ranks; None if that takes too long, or after a signal."""
+        """Returns the hosts once there are slots for enough ranks; None if that takes too long, or
+        after a signal.
+        """
         until, told = time.monotonic() + self._policy.wait, False
         while sum((slots := self._usable()).values()) < self._policy.least:
             have = sum(slots.values())
             if REQUESTS.stop:
                 return None
             if time.monotonic() > until:
-                _say(f"error: {have} slots after {self._policy.wait:g} s, and --min_np={self._policy.least}")
+                _say(
+                    f"error: {have} slots after {self._policy.wait:g} s, and"
+                    f" --min_np={self._policy.least}"
+                )
                 return None
             if not told:
                 _say(f"waiting for hosts: {have} slots, and --min_np={self._policy.least}")
@@ -156,11 +178,17 @@ class Restarts:
         return {host: slots for host, slots in self._hosts().items() if host not in self._left_out}
 
     def _wait_for_lock(self) -> None:
-        """Waits until no rank of an earlier attempt holds the run directory; one that stays is left to the job."""
+        """Waits until no rank of an earlier attempt holds the run directory; one that stays is left
+        to the job.
+        """
         if self._run_dir is None:
             return
         until = time.monotonic() + self._policy.wait
-        while files.lock_holder(self._run_dir) is not None and time.monotonic() < until and not REQUESTS.stop:
+        while (
+            files.lock_holder(self._run_dir) is not None
+            and time.monotonic() < until
+            and not REQUESTS.stop
+        ):
             time.sleep(_LOOK)
 
     def _holds_a_run(self) -> bool:
@@ -180,7 +208,9 @@ class Restarts:
         with contextlib.suppress(OSError), (self._run_dir / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - _TAIL))
             for line in reversed(file.read().splitlines()):
-                with contextlib.suppress(ValueError, KeyError, TypeError):  # cut short when its rank was killed
+                with contextlib.suppress(
+                    ValueError, KeyError, TypeError
+                ):  # cut short when its rank was killed
                     return int(json.loads(line)["step"])
         return -1
 

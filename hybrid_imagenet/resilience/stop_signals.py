@@ -1,12 +1,14 @@
 """Takes requests to stop, from the first line of a program to its end.
 
-Ctrl-C, SIGTERM, SIGHUP (a closed terminal) and SIGUSR1 (a scheduler's warning) each ask for a stop. Before the first
-step there is nothing to save: the process ends at once, even inside of a library that waits for other ranks. From the
-first step on, a request is kept until all ranks follow it (`training.loop`). A second SIGINT or SIGTERM prints how the
-run ends; a third ends it at once. SIGHUP and SIGUSR1 never do: a closing terminal sends SIGHUP twice, and the
-supervisor of a job may repeat SIGUSR1.
+Ctrl-C, SIGTERM, SIGHUP (a closed terminal) and SIGUSR1 (a scheduler's warning) each ask for a stop.
+Before the first step there is nothing to save: the process ends at once, even inside of a library
+that waits for other ranks. From the first step on, a request is kept until all ranks follow it
+(`training.loop`). A second SIGINT or SIGTERM prints how the run ends; a third ends it at once.
+SIGHUP and SIGUSR1 never do: a closing terminal sends SIGHUP twice, and the supervisor of a job may
+repeat SIGUSR1.
 
-A thread takes the requests, so that they are answered within a second while a library waits or compiles.
+A thread takes the requests, so that they are answered within a second while a library waits or
+compiles.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ from hybrid_imagenet.startup import START
 # SIGUSR1 is the one that mpirun passes on to the ranks without killing them a second later.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _HURRY = (signal.SIGINT, signal.SIGTERM)
-_IGNORABLE = (signal.SIGINT, signal.SIGHUP)  # what nohup, or a shell for jobs in its background, has switched off
+_IGNORABLE = (
+    signal.SIGINT,
+    signal.SIGHUP,
+)  # what nohup, or a shell for jobs in its background, has switched off
 _PRINTING = 0.5  # seconds that a line may take: a terminal that was stopped by Ctrl-S takes none
 
 UNSAVED = "stopped before the first step: nothing new to save"
@@ -68,9 +73,12 @@ class Requests:
             return
         reader, self._pipe = socket.socketpair()
         self._pipe.setblocking(False)
-        self._thread = threading.Thread(target=self._listen, args=(reader,), name="signals", daemon=True)
+        self._thread = threading.Thread(
+            target=self._listen, args=(reader,), name="signals", daemon=True
+        )
         self._thread.start()
-        # Python calls its handlers only between two of its own steps; it writes to this descriptor at once.
+        # Python calls its handlers only between two of its own steps; it writes to this descriptor
+        # at once.
         self._fd_before = signal.set_wakeup_fd(self._pipe.fileno(), warn_on_full_buffer=False)
         for number in SIGNALS:
             if number not in _IGNORABLE or signal.getsignal(number) is not signal.SIG_IGN:
@@ -82,7 +90,8 @@ class Requests:
         force: Callable[[int], None] = end_at_once,
         answer: str = "the run saves after the current step and ends",
     ) -> None:
-        """Keeps requests from now on, as the work has started; installs for the time of the work if `install` did not.
+        """Keeps requests from now on, as the work has started; installs for the time of the work if
+        `install` did not.
 
         Args:
           ask: called once, at the first request, by another thread.
@@ -94,7 +103,9 @@ class Requests:
         self._force, self._answer, self._ask = force, answer, ask
 
     def end(self) -> None:
-        """Ends what `begin` began; in a program that has called `install`, requests are still kept."""
+        """Ends what `begin` began; in a program that has called `install`, requests are still
+        kept.
+        """
         if not self._temporary:
             return
         for number, handler in self._before.items():
@@ -106,7 +117,9 @@ class Requests:
         self._clear()
 
     def ignore(self) -> None:
-        """Ignores the signals from now on, as all is done: Python's own end would let them end it with their code."""
+        """Ignores the signals from now on, as all is done: Python's own end would let them end it
+        with their code.
+        """
         for number in self._before:
             signal.signal(number, signal.SIG_IGN)
 
@@ -128,7 +141,10 @@ class Requests:
             _tell(f"{number.name}: {self._answer}{now}")
         elif number in _HURRY and not self._warned:
             self._warned = True
-            _tell(f"{number.name}: still waiting to save{now}; one more ends the run at once, without saving")
+            _tell(
+                f"{number.name}: still waiting to save{now}; one more ends the run at once, without"
+                " saving"
+            )
         elif number in _HURRY:
             self.forced = number
             _tell(f"{number.name}: ended at once; what was not saved is lost")

@@ -1,13 +1,15 @@
-"""Names and ends ranks that hang: a thread of each rank tells the others that it lives and which step it is at.
+"""Names and ends ranks that hang: a thread of each rank tells the others that it lives and which
+step it is at.
 
-Horovod's own stall inspector needs every rank's background thread to answer; a rank that is stopped, or whose host is
-gone, blocks it too. Here each rank sends small datagrams (UDP) to two listeners, rank 0 and a deputy on another host
-where there is one, outside of the collectives that hang. A beat carries the Python stack of the sender's main thread,
-so that the last one tells what a rank was doing that cannot be asked any more.
+Horovod's own stall inspector needs every rank's background thread to answer; a rank that is
+stopped, or whose host is gone, blocks it too. Here each rank sends small datagrams (UDP) to two
+listeners, rank 0 and a deputy on another host where there is one, outside of the collectives that
+hang. A beat carries the Python stack of the sender's main thread, so that the last one tells what a
+rank was doing that cannot be asked any more.
 
-That needs connected ranks; a dead mount or a stopped rank waits before. So a thread of each rank looks at the stage of
-its start (`startup.START`) until the first training step is done (`watch_start`), and tells the supervisor
-(`arrivals`).
+That needs connected ranks; a dead mount or a stopped rank waits before. So a thread of each rank
+looks at the stage of its start (`startup.START`) until the first training step is done
+(`watch_start`), and tells the supervisor (`arrivals`).
 """
 
 from __future__ import annotations
@@ -33,16 +35,23 @@ from hybrid_imagenet.resilience.exit_code import end_with_line
 from hybrid_imagenet.resilience.heartbeats import MAX_BYTES, Beat, Ledger, main_stack, shown_file
 from hybrid_imagenet.startup import StartupProgress
 
-_NAMED_AFTER = 30.0  # seconds without a sign of life after which a rank is named, or half of --stall_timeout
-_LISTENER_GRACE = 15.0  # seconds more after which a rank ends by itself: the listeners have not done it
+_NAMED_AFTER = (
+    30.0  # seconds without a sign of life after which a rank is named, or half of --stall_timeout
+)
+_LISTENER_GRACE = (
+    15.0  # seconds more after which a rank ends by itself: the listeners have not done it
+)
 _AT_ONCE = 1000  # datagrams between two looks at the clock
 _random = random.Random()  # not the generator that the program of a user has seeded
-_SPREAD = 0.2  # of the interval, at random: of 4,096 beats at the same moment a socket's queue holds some 300
+# of the interval, at random: of 4,096 beats at the same moment a socket's queue holds some 300
+_SPREAD = 0.2
 _LOOK = 0.5
-# A stage may last this many times --stall_timeout. The slow ones read every file name of a dataset, or compile.
+# A stage may last this many times --stall_timeout. The slow ones read every file name of a dataset,
+# or compile.
 _FACTOR, _SLOW_FACTOR = 2.0, 6.0
 _LEAST = 60.0  # seconds that a stage may last in any case: imports take a while on a loaded host
-_NO_THREAD = 15.0  # seconds more for a stage in which no thread of Python runs, as TensorFlow connecting its servers
+# seconds more for a stage in which no thread of Python runs, as TensorFlow connecting its servers
+_NO_THREAD = 15.0
 _SLOW = ("reading the dataset", "building the model", "compiling the step")
 
 
@@ -54,11 +63,13 @@ def listeners(hosts: Sequence[str]) -> tuple[int, ...]:
 
 
 class Watchdog:
-    """Exchanges heartbeats with the other ranks from a daemon thread, and names and ends those that hang.
+    """Exchanges heartbeats with the other ranks from a daemon thread, and names and ends those that
+    hang.
 
-    A rank that gives no sign of life is named on standard error after 30 s (or half of `stall_timeout`, if that is
-    less) with its host, process, last step and stack; so are the culprits when no rank advances. After
-    `stall_timeout` the job ends with EXIT_STALLED. Before the first step, which compiles, only silence counts.
+    A rank that gives no sign of life is named on standard error after 30 s (or half of
+    `stall_timeout`, if that is less) with its host, process, last step and stack; so are the
+    culprits when no rank advances. After `stall_timeout` the job ends with EXIT_STALLED. Before the
+    first step, which compiles, only silence counts.
     """
 
     def __init__(
@@ -76,8 +87,10 @@ class Watchdog:
         Args:
           ranks: this rank and the others.
           stall_timeout: 0 switches the watchdog off.
-          waits_in: modules in which a rank that has done its own part waits for the others: it is not to blame.
-          lasts: returns whether what is watched still runs; if not, this rank signs off without `stop`.
+          waits_in: modules in which a rank that has done its own part waits for the others: it is
+          not to blame.
+          lasts: returns whether what is watched still runs; if not, this rank signs off without
+          `stop`.
           option: what the user calls `stall_timeout`.
           remedy: what the last line says after "the job ends".
         """
@@ -111,7 +124,9 @@ class Watchdog:
         )
         files = [shown_file(module) for module in waits_in]
         self._ledger = Ledger(self._patience, files)
-        self._targets = [target for rank in self._listeners for target in self._reach(rank, *places[rank])]
+        self._targets = [
+            target for rank in self._listeners for target in self._reach(rank, *places[rank])
+        ]
 
     def _reach(self, rank: int, addresses: Sequence[str], port: int) -> list[tuple[str, int]]:
         if rank == self._rank:
@@ -128,7 +143,9 @@ class Watchdog:
             self._thread.start()
 
     def note(self, step: int | None = None) -> None:
-        """Notes progress: a training step, or, without a number, something else such as a batch of validation."""
+        """Notes progress: a training step, or, without a number, something else such as a batch of
+        validation.
+        """
         now = time.monotonic()
         if self._step is None:
             self._began = now
@@ -161,7 +178,11 @@ class Watchdog:
             except Exception:
                 if not self._failed:  # once; without its watchdog a rank would soon count as silent
                     self._failed = True
-                    print(f"watchdog: continues after an error\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+                    print(
+                        f"watchdog: continues after an error\n{traceback.format_exc()}",
+                        file=sys.stderr,
+                        flush=True,
+                    )
                 self._stop.wait(self._interval)
         self._leave()
 
@@ -173,7 +194,8 @@ class Watchdog:
         if self._stop.is_set():
             return
         now = time.monotonic()
-        # A delay of this process itself, stopped or starved of its processor, must not be blamed on others.
+        # A delay of this process itself, stopped or starved of its processor, must not be blamed on
+        # others.
         late = max(0.0, now - self._due)
         self._due = now + self._interval * _random.uniform(1 - _SPREAD, 1 + _SPREAD)
         self._ledger.forgive(late)
@@ -204,11 +226,15 @@ class Watchdog:
     def _send(self, beat: Beat) -> None:
         data = beat.encode(self._token)
         for target in self._targets:
-            with contextlib.suppress(OSError):  # no way to this address of the rank, or its queue is full
+            with contextlib.suppress(
+                OSError
+            ):  # no way to this address of the rank, or its queue is full
                 self._socket.sendto(data, target)
 
     def _receive(self, until: float) -> None:
-        """Takes datagrams as they come, so that a flood of strange ones leaves room in the queue for beats."""
+        """Takes datagrams as they come, so that a flood of strange ones leaves room in the queue
+        for beats.
+        """
         while (left := until - time.monotonic()) > 0 and not self._stop.is_set():
             self._selector.select(left)
             self._drain()
@@ -239,7 +265,11 @@ class Watchdog:
         alone = self._rank != 0 and len(stall.ranks) == len(self._hosts) - 1 > 1
         if stall.ranks != self._told:
             self._told = stall.ranks
-            print(f"stall: {own} hears no other rank" if alone else stall.text, file=sys.stderr, flush=True)
+            print(
+                f"stall: {own} hears no other rank" if alone else stall.text,
+                file=sys.stderr,
+                flush=True,
+            )
         if stall.seconds > self._limit and alone:
             self._end(f"{own} heard no other rank for {stall.seconds:.0f} s")
         if stall.seconds > self._limit:
@@ -253,17 +283,20 @@ class Watchdog:
 def watch_start(start: StartupProgress, stall_timeout: float, rank: int, size: int = 1) -> None:
     """Ends this process with EXIT_STALLED and one line if a stage of its start takes too long.
 
-    Native code may keep the interpreter's lock all the while. Then faulthandler's own thread prints the stacks, and
-    the exit code is EXIT_FAILURE.
+    Native code may keep the interpreter's lock all the while. Then faulthandler's own thread prints
+    the stacks, and the exit code is EXIT_FAILURE.
 
     Args:
       start: tells the stage, and when the start is over.
       stall_timeout: --stall_timeout, in seconds; 0 watches nothing.
-      rank, size: this process's number and how many there are; several tell their supervisor of each stage.
+      rank, size: this process's number and how many there are; several tell their supervisor of
+        each stage.
     """
     if stall_timeout:
         arguments = start, stall_timeout, rank, size
-        threading.Thread(target=_watch_start, args=arguments, name="start limit", daemon=True).start()
+        threading.Thread(
+            target=_watch_start, args=arguments, name="start limit", daemon=True
+        ).start()
 
 
 def _watch_start(start: StartupProgress, stall_timeout: float, rank: int, size: int) -> None:
@@ -280,9 +313,10 @@ def _watch_start(start: StartupProgress, stall_timeout: float, rank: int, size: 
         if seconds > limit:
             where = next(iter(main_stack()), "unknown")
             end_with_line(
-                f"error: rank {rank} on {socket.gethostname()} (process {os.getpid()}) hung for {seconds:.0f} s while "
-                f"{stage or 'starting'} (--stall_timeout={stall_timeout:g}), in {where}: the job ends; look for a "
-                "rank, a host or a file system that does not answer"
+                f"error: rank {rank} on {socket.gethostname()} (process {os.getpid()}) hung for"
+                f" {seconds:.0f} s while {stage or 'starting'} (--stall_timeout={stall_timeout:g}),"
+                f" in {where}: the job ends; look for a rank, a host or a file system that does not"
+                " answer"
             )
     faulthandler.cancel_dump_traceback_later()
     if size > 1:

@@ -84,7 +84,9 @@ def check(values: Mapping[str, Any], kinds: Mapping[str, Kind], place: str) -> N
             continue
         value = values[key]
         if not kind.accepts(value) and not (kind.null and value is None):
-            raise UserError(f"{place}: {key} is {shown(value)}, not {kind.name}. Restore the file from a copy.")
+            raise UserError(
+                f"{place}: {key} is {shown(value)}, not {kind.name}. Restore the file from a copy."
+            )
 
 
 def shown(value: Any) -> str:

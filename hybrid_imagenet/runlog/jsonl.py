@@ -1,8 +1,10 @@
-"""Writes and reads `metrics.jsonl`: one JSON object per line, from which every other log and report is made.
+"""Writes and reads `metrics.jsonl`: one JSON object per line, from which every other log and report
+is made.
 
-A record has the key `kind`: `step` (every --log_every_steps steps), `epoch` (one per pass over the training set, with
-the validation's results when there was one), or `diverged` (training was found to have diverged at this step, and
-ended). Values that are not finite are written as null, as JSON has no word for them.
+A record has the key `kind`: `step` (every --log_every_steps steps), `epoch` (one per pass over the
+training set, with the validation's results when there was one), or `diverged` (training was found
+to have diverged at this step, and ended). Values that are not finite are written as null, as JSON
+has no word for them.
 """
 
 from __future__ import annotations
@@ -23,11 +25,17 @@ _MAX_NAMED_LINES = 3
 
 KEYS: Mapping[str, str] = {
     "kind": "`step`, `epoch` or `diverged`",
-    "epoch": "epochs done (epoch records; 0.5 inside an epoch), or the epoch under way, from 1 (step records)",
+    "epoch": (
+        "epochs done (epoch records; 0.5 inside an epoch), or the epoch under way, from 1 (step"
+        " records)"
+    ),
     "step": "steps done since the start of the run",
     "position": "fractional epochs done",
     "seconds": "seconds of training and validation, over all sessions, without what a kill undid",
-    "train_loss": "mean training loss in nats since the last epoch record, or on rank 0 since the last step record",
+    "train_loss": (
+        "mean training loss in nats since the last epoch record, or on rank 0 since the last step"
+        " record"
+    ),
     "train_top1": "fraction of training images whose first guess was right",
     "train_top5": "fraction of training images whose class was among five guesses",
     "val_loss": "mean validation loss in nats",
@@ -35,16 +43,25 @@ KEYS: Mapping[str, str] = {
     "val_top5": "validation top-5 accuracy, a fraction",
     "val_count": "validation images counted",
     "val_dropped": "validation images not counted: bad records",
-    "val_split": "what was validated: `validation`, or `tuning`, the training images that `--tuning_split` keeps apart",
+    "val_split": (
+        "what was validated: `validation`, or `tuning`, the training images that `--tuning_split`"
+        " keeps apart"
+    ),
     "train_count": "training images of the epoch that were used, all ranks",
     "train_dropped": "training images of the epoch that others replaced: bad records",
-    "images_per_second": "training images of all GPUs per second, without validation; absent where the only step was "
-    "compiled",
+    "images_per_second": (
+        "training images of all GPUs per second, without validation; absent where the only step was"
+        " compiled"
+    ),
     "train_seconds": "seconds spent in the epoch's training steps",
     "step_seconds": "mean seconds per step",
     "validation_seconds": "seconds spent in validation",
-    "train_start_seconds": "seconds of `train_seconds` in the first step, which is compiled (first epoch of a session)",
-    "validation_start_seconds": "seconds of `validation_seconds` for compilation (first validation of a session)",
+    "train_start_seconds": (
+        "seconds of `train_seconds` in the first step, which is compiled (first epoch of a session)"
+    ),
+    "validation_start_seconds": (
+        "seconds of `validation_seconds` for compilation (first validation of a session)"
+    ),
     "checkpoint_seconds": "seconds for which training waited for a checkpoint",
     "data_wait_fraction": "fraction of the training time in which rank 0 waited for input",
     "communication_seconds": "seconds per step of communication that computation did not hide",
@@ -63,22 +80,33 @@ KEYS: Mapping[str, str] = {
     "phase": "0 in the AdaBound-bounded warmup of hybrid, 1 after it and for the other optimizers",
     "lower_bound": "AdaBound's lower bound Bl",
     "upper_bound": "AdaBound's upper bound Bu",
-    "lars_share": "share s of LARS while it is blended in after T: a layer's learning rate is learning rate * ratio^s",
+    "lars_share": (
+        "share s of LARS while it is blended in after T: a layer's learning rate is learning rate *"
+        " ratio^s"
+    ),
     "loss_scale": "factor on the loss before backpropagation",
     "skipped_steps": "steps skipped for non-finite gradients since the start of the run",
     "grad_norm": "Euclidean norm of the averaged, unscaled gradient",
     "trust_ratios": "LARS trust ratio by layer",
-    "relative_updates": "norm of the update divided by the norm of the weights, by layer, in the last step of an epoch",
+    "relative_updates": (
+        "norm of the update divided by the norm of the weights, by layer, in the last step of an"
+        " epoch"
+    ),
 }
-"""What each key means. A record may hold other keys too; readers pass over those that they do not know."""
+"""What each key means. A record may hold other keys too; readers pass over those that they do not
+know.
+"""
 
 
-# Summaries list the epochs that have no record. A damaged number of epochs must not make that list endless.
+# Summaries list the epochs that have no record. A damaged number of epochs must not make that list
+# endless.
 _MAX_EPOCHS = 1_000_000
 
 
 def clean(value: Any) -> Any:
-    """Returns the value in the types that JSON has: NumPy scalars become numbers, what is not finite becomes None."""
+    """Returns the value in the types that JSON has: NumPy scalars become numbers, what is not
+    finite becomes None.
+    """
     if isinstance(value, Mapping):
         return {str(key): clean(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -91,16 +119,21 @@ def clean(value: Any) -> Any:
 
 
 class MetricsWriter:
-    """Appends records; each is on its way to the disk when `write` returns, and an epoch's is on it."""
+    """Appends records; each is on its way to the disk when `write` returns, and an epoch's is on
+    it.
+    """
 
-    def __init__(self, path: str | os.PathLike[str], *, resume_from: tuple[int, float] | None = None):
+    def __init__(
+        self, path: str | os.PathLike[str], *, resume_from: tuple[int, float] | None = None
+    ):
         """Opens the file for appending; creates it where there is none.
 
         Args:
           path: the file.
-          resume_from: the steps and the epochs with a record that the restored checkpoint holds. Records of later
-            ones are removed first, as they are going to be written again. None keeps every record.
-            Lines that are not records are moved to a separate file in any case, with a warning.
+          resume_from: the steps and the epochs with a record that the restored checkpoint holds.
+            Records of later ones are removed first, as they are going to be written again. None
+            keeps every record. Lines that are not records are moved to a separate file in any case,
+            with a warning.
 
         Raises:
           UserError: if the file cannot be read or written.
@@ -123,12 +156,16 @@ class MetricsWriter:
             self._file.write(json.dumps(clean(record), allow_nan=False) + "\n")
             self._file.flush()
             if os.fstat(self._file.fileno()).st_nlink == 0:
-                raise UserError(f"{self.path} was deleted during the run: nothing more can be recorded; start again")
+                raise UserError(
+                    f"{self.path} was deleted during the run: nothing more can be recorded; start"
+                    " again"
+                )
             if record["kind"] == "epoch":
                 os.fsync(self._file.fileno())
         except OSError as error:
             raise UserError(
-                f"cannot write {self.path}: {error.strerror}; earlier records are intact, --resume continues"
+                f"cannot write {self.path}: {error.strerror}; earlier records are intact, --resume"
+                " continues"
             ) from None
 
     def close(self) -> None:
@@ -136,7 +173,9 @@ class MetricsWriter:
 
 
 class _Line(NamedTuple):
-    """A line of a file: its number from 1, its bytes without the newline, and its record, or what is wrong with it."""
+    """A line of a file: its number from 1, its bytes without the newline, and its record, or what
+    is wrong with it.
+    """
 
     number: int
     content: bytes
@@ -147,29 +186,32 @@ class _Line(NamedTuple):
 def read(path: str | os.PathLike[str], *, max_bytes: int | None = None) -> list[dict[str, Any]]:
     """Reads the records of a file that may still be growing.
 
-    A torn last line is skipped. So is a whole last line that is not a record, such as one that another program has
-    appended, with a warning.
+    A torn last line is skipped. So is a whole last line that is not a record, such as one that
+    another program has appended, with a warning.
 
     Args:
       path: the file.
       max_bytes: size above which the file is rejected; None for no limit.
 
     Raises:
-      UserError: if there is no such file, it is not a regular file or too large, or if a line before the last is not a
-        JSON object, or the value of one of `KEYS` is not what it must be.
+      UserError: if there is no such file, it is not a regular file or too large, or if a line
+        before the last is not a JSON object, or the value of one of `KEYS` is not what it must be.
     """
     path = pathlib.Path(path)
     lines = _lines(path, max_bytes)
     for line in lines:
         if line.record is None and line is lines[-1]:
-            print(f"warning: {path}, line {line.number}: not a JSON object; skipped", file=sys.stderr)
+            print(
+                f"warning: {path}, line {line.number}: not a JSON object; skipped", file=sys.stderr
+            )
         elif line.error:
             raise UserError(f"{path}, line {line.number}: {line.error} the line")
     return [line.record for line in lines if line.record is not None]
 
 
 def _lines(path: pathlib.Path, max_bytes: int | None = None) -> list[_Line]:
-    """Returns the lines of a file that are not empty, without a torn last one; arguments as for `read`.
+    """Returns the lines of a file that are not empty, without a torn last one; arguments as for
+    `read`.
 
     Raises:
       UserError: if the file cannot be read.
@@ -197,7 +239,9 @@ def _lines(path: pathlib.Path, max_bytes: int | None = None) -> list[_Line]:
 
 
 def _wrong(record: Mapping[str, Any]) -> str:
-    """Returns which value that reports calculate with is of another kind, and what it should be; "" for none."""
+    """Returns which value that reports calculate with is of another kind, and what it should be; ""
+    for none.
+    """
     if record.get("kind") == "epoch" and record.get("epoch") is None:
         return "the record of an epoch without its number"
     for key in KEYS.keys() & record.keys():
@@ -205,7 +249,10 @@ def _wrong(record: Mapping[str, Any]) -> str:
         if key in ("kind", "val_split"):
             good, wanted = isinstance(value, str), "a text"
         elif key in ("trust_ratios", "relative_updates"):
-            good, wanted = isinstance(value, dict) and all(map(_is_number, value.values())), "numbers by layer"
+            good, wanted = (
+                isinstance(value, dict) and all(map(_is_number, value.values())),
+                "numbers by layer",
+            )
         elif key == "step" or (key == "epoch" and record.get("kind") != "epoch"):
             good, wanted = type(value) is int and 0 <= value < 2**63, "a whole number"
         elif key == "epoch":
@@ -221,19 +268,25 @@ def _wrong(record: Mapping[str, Any]) -> str:
 
 def _is_number(value: Any) -> bool:
     """Returns whether a value is a number, or nothing, as of a layer whose weights are 0."""
-    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value))
+    return value is None or (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    )
 
 
 def _mend(path: pathlib.Path, resume_from: tuple[int, float] | None) -> None:
-    """Removes what a run that continues must not keep, leaving the old file until the new one is complete.
+    """Removes what a run that continues must not keep, leaving the old file until the new one is
+    complete.
 
-    These are a torn last line, the records after `resume_from`, and lines that are not records. The latter are named
-    and moved to a separate file, since another program or a person has written them.
+    These are a torn last line, the records after `resume_from`, and lines that are not records. The
+    latter are named and moved to a separate file, since another program or a person has written
+    them.
     """
     lines = _lines(path)
     foreign = [line for line in lines if line.error]
     records = [line.record for line in lines if line.record is not None and not line.error]
-    kept = [record for record in records if resume_from is None or not _is_later(record, *resume_from)]
+    kept = [
+        record for record in records if resume_from is None or not _is_later(record, *resume_from)
+    ]
     if len(kept) == len(lines) and path.read_bytes()[-1:] in (b"\n", b""):
         return
     if foreign:
@@ -242,14 +295,24 @@ def _mend(path: pathlib.Path, resume_from: tuple[int, float] | None) -> None:
             file.write(b"".join(line.content + b"\n" for line in foreign))
         for line in foreign[:_MAX_NAMED_LINES]:
             reason = line.error.rpartition(";")[0]
-            print(f"warning: {path}, line {line.number}: {reason}; moved to {removed.name}", file=sys.stderr)
+            print(
+                f"warning: {path}, line {line.number}: {reason}; moved to {removed.name}",
+                file=sys.stderr,
+            )
         if len(foreign) > _MAX_NAMED_LINES:
-            print(f"warning: {path}: {len(foreign) - _MAX_NAMED_LINES} more such lines moved", file=sys.stderr)
+            print(
+                f"warning: {path}: {len(foreign) - _MAX_NAMED_LINES} more such lines moved",
+                file=sys.stderr,
+            )
     with files.replacing(path) as temporary:
-        temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+        temporary.write_text(
+            "".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8"
+        )
 
 
 def _is_later(record: Mapping[str, Any], step: int, epochs: float) -> bool:
-    """Returns whether a record was written after that position: an epoch ends later than its last step."""
+    """Returns whether a record was written after that position: an epoch ends later than its last
+    step.
+    """
     not_closed = record.get("kind") == "epoch" and (record.get("epoch") or 0) > epochs
     return bool((record.get("step") or 0) > step or not_closed)

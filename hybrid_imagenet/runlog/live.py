@@ -39,13 +39,24 @@ def make_view(
     """
     if mode == "live":
         return LiveView(stream, total_epochs, clock=clock)
-    return PlainView(stream, total_epochs, line_seconds=line_seconds if mode == "plain" else None, clock=clock)
+    return PlainView(
+        stream, total_epochs, line_seconds=line_seconds if mode == "plain" else None, clock=clock
+    )
 
 
 class PlainView:
-    """Prints a table with a row per epoch, and one about steps at most every `line_seconds` seconds."""
+    """Prints a table with a row per epoch, and one about steps at most every `line_seconds`
+    seconds.
+    """
 
-    def __init__(self, stream: TextIO, total_epochs: float, *, line_seconds: float | None, clock: Callable[[], float]):
+    def __init__(
+        self,
+        stream: TextIO,
+        total_epochs: float,
+        *,
+        line_seconds: float | None,
+        clock: Callable[[], float],
+    ):
         """`line_seconds` None shows messages only."""
         self._stream = stream
         self._total_epochs = total_epochs
@@ -125,7 +136,9 @@ def _or_default(found: tuple[int, int]) -> tuple[int, int]:
 
 
 def size(stream: TextIO) -> tuple[int, int]:
-    """Returns columns and lines of the launcher's terminal where it told its own, else of the stream's."""
+    """Returns columns and lines of the launcher's terminal where it told its own, else of the
+    stream's.
+    """
     host, _, device = os.environ.get(VARIABLE, "").partition(":")
     with contextlib.suppress(OSError, ValueError):
         if device and host == socket.gethostname():
@@ -139,10 +152,13 @@ def size(stream: TextIO) -> tuple[int, int]:
 
 
 class LiveView(PlainView):
-    """Shows two bars and a few values, redrawn in place at most four times a second, in the caller's thread."""
+    """Shows two bars and a few values, redrawn in place at most four times a second, in the
+    caller's thread.
+    """
 
     def __init__(self, stream: TextIO, total_epochs: float, *, clock: Callable[[], float]):
-        # rich takes a tenth of a second to import, which a run without a terminal need not wait for.
+        # rich takes a tenth of a second to import, which a run without a terminal need not wait
+        # for.
         from rich.console import Console
         from rich.live import Live
 
@@ -183,7 +199,8 @@ class LiveView(PlainView):
 
         with START.quiet():
             self._console.size = size(self._stream)
-            # Wrapped by the terminal alone: it copies a command as one line, which a newline in the middle would cut.
+            # Wrapped by the terminal alone: it copies a command as one line, which a newline in the
+            # middle would cut.
             self._console.print(Text(line, style=style), soft_wrap=True)
 
     def _draw(self, *, now: bool = False) -> None:
@@ -227,7 +244,9 @@ class LiveView(PlainView):
     def _rows(self) -> list[tuple[str, str]]:
         status = self._status
         train = ", ".join(f"{word} {text}" for word, text in accuracies(status.values, "train"))
-        validation = ", ".join(f"{word} {text}" for word, text in accuracies(status.values, "val", top5=status.top5))
+        validation = ", ".join(
+            f"{word} {text}" for word, text in accuracies(status.values, "val", top5=status.top5)
+        )
         rows = [
             ("training", train),
             ("validation", validation),

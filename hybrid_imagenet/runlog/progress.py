@@ -26,10 +26,11 @@ class Status:
         """Takes what is known beforehand.
 
         Args:
-          info: any of `ends_at` (fractional epochs, where the run ends before the last), `images_per_epoch`,
-            `world_size`, `step`, `epochs` and `validated` (done before this session; the last holds pairs of an epoch
-            and its top-1), `gpus` (false where ranks have none), `single_gpu_images_per_second`, `target` (a top-1
-            fraction), `num_classes`, `optimizer` (hybrid if not told).
+          info: any of `ends_at` (fractional epochs, where the run ends before the last),
+            `images_per_epoch`, `world_size`, `step`, `epochs` and `validated` (done before this
+            session; the last holds pairs of an epoch and its top-1), `gpus` (false where ranks have
+            none), `single_gpu_images_per_second`, `target` (a top-1 fraction), `num_classes`,
+            `optimizer` (hybrid if not told).
           total_epochs: planned.
         """
         self.info = dict(info)
@@ -39,7 +40,9 @@ class Status:
         self.position = float(info.get("epochs") or 0)
         self.epoch = min(int(self.position) + 1, math.ceil(total_epochs))
         self.steps_done = int(info.get("step") or 0)
-        self._rate: float | None = None  # without the start of a session, in which the step is compiled
+        self._rate: float | None = (
+            None  # without the start of a session, in which the step is compiled
+        )
         self._epochs_here = 0
         self._validation: float | None = None  # the shortest: the first one is compiled
         self._met: float | None = None  # the first epoch that reached the target
@@ -89,15 +92,22 @@ class Status:
         return min(max(self.position - (self.epoch - 1), 0.0), 1.0)
 
     def remaining_seconds(self) -> float | None:
-        """Returns the seconds until the last epoch is done, at the present rate and with validation."""
+        """Returns the seconds until the last epoch is done, at the present rate and with
+        validation.
+        """
         images = self.info.get("images_per_epoch")
         if not images or not self._rate:
             return None
-        return float(images / self._rate + (self._validation or 0.0)) * max(self.ends_at - self.position, 0.0)
+        return float(images / self._rate + (self._validation or 0.0)) * max(
+            self.ends_at - self.position, 0.0
+        )
 
     def efficiency(self) -> float | None:
         """Returns the scaling efficiency, where the speed of one GPU alone is known."""
-        single, rate = self.info.get("single_gpu_images_per_second"), self.values.get("images_per_second")
+        single, rate = (
+            self.info.get("single_gpu_images_per_second"),
+            self.values.get("images_per_second"),
+        )
         return rate / (single * self.info["world_size"]) if single and rate else None
 
     def target_text(self) -> str | None:
@@ -115,10 +125,16 @@ class Status:
         text = f"{rate:,.0f} images/s" if rate >= 100 else f"{rate:.1f} images/s"
         if size > 1:
             text += f" ({rate / size:,.1f} per {'GPU' if self.info.get('gpus', True) else 'rank'})"
-        return text if efficiency is None or size == 1 else f"{text}, efficiency {100 * efficiency:.1f} %"
+        return (
+            text
+            if efficiency is None or size == 1
+            else f"{text}, efficiency {100 * efficiency:.1f} %"
+        )
 
     def notes_before(self) -> dict[str, str]:
-        """Returns what is printed above the first row that it holds for: the rule of the updates."""
+        """Returns what is printed above the first row that it holds for: the rule of the
+        updates.
+        """
         rule = self._rule()
         return {"phase": f"phase: {rule}"} if rule else {}
 
@@ -145,7 +161,10 @@ class Status:
         text += f"learning rate {values['learning_rate']:.4g}"
         if phase == 0 and values.get("lower_bound") is not None:
             upper = values.get("upper_bound")
-            text += f", bounds {values['lower_bound']:.4g} to {'infinity' if upper is None else f'{upper:.4g}'}"
+            text += (
+                f", bounds {values['lower_bound']:.4g} to"
+                f" {'infinity' if upper is None else f'{upper:.4g}'}"
+            )
         return text
 
     def trouble_text(self) -> str | None:
@@ -160,7 +179,9 @@ class Status:
 
 
 def accuracies(record: Mapping[str, Any], part: str, *, top5: bool = True) -> list[tuple[str, str]]:
-    """Returns name and text of the loss, top-1 and (validation only) top-5 of `train` or `val`, as far as known."""
+    """Returns name and text of the loss, top-1 and (validation only) top-5 of `train` or `val`, as
+    far as known.
+    """
     found = []
     for key, word in (("loss", "loss"), ("top1", "top-1"), ("top5", "top-5")):
         value = record.get(f"{part}_{key}")
@@ -180,7 +201,9 @@ _COLUMNS = (
     ("images/s", 8),
     ("ETA", 8),
 )
-_SEPARATOR = "|"  # without it the names of neighboring columns, which hold spaces, would read as one
+_SEPARATOR = (  # without it the names of neighboring columns, which hold spaces, would read as one
+    "|"
+)
 
 
 class EpochTable:
@@ -195,9 +218,15 @@ class EpochTable:
         return self._line({name: name for name, _ in self._columns})
 
     def row(self, record: Mapping[str, Any]) -> str:
-        """Returns a step or an epoch record; a step has a fraction of its epoch and no validation."""
+        """Returns a step or an epoch record; a step has a fraction of its epoch and no
+        validation.
+        """
         status = self._status
-        done = epoch_text(record["epoch"]) if record.get("kind") == "epoch" else f"{status.position:.2f}"
+        done = (
+            epoch_text(record["epoch"])
+            if record.get("kind") == "epoch"
+            else f"{status.position:.2f}"
+        )
         left, rate = status.remaining_seconds(), record.get("images_per_second")
         cells = {"epoch": f"{done}/{epoch_text(status.total_epochs)}"}
         for part in ("train", "val"):
@@ -207,7 +236,9 @@ class EpochTable:
         return self._line(cells)
 
     def _line(self, cells: Mapping[str, str]) -> str:
-        return _SEPARATOR.join(f"{cells.get(name, ''):>{width}}" for name, width in self._columns).rstrip()
+        return _SEPARATOR.join(
+            f"{cells.get(name, ''):>{width}}" for name, width in self._columns
+        ).rstrip()
 
 
 def clock_text(seconds: float) -> str:

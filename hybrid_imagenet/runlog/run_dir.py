@@ -15,7 +15,8 @@ from typing import IO
 from hybrid_imagenet import files
 from hybrid_imagenet.errors import UserError
 
-# Two words of which one is probably a misspelling of the other: letters of the shorter one, and how alike they are.
+# Two words of which one is probably a misspelling of the other: letters of the shorter one, and how
+# alike they are.
 _LONG, _ALIKE = 5, 0.7
 
 
@@ -26,8 +27,8 @@ class RunDirectory:
         """Creates or re-opens the directory and locks it.
 
         Raises:
-          UserError: if it holds a run and `resume` is false, if it holds something else, if another run uses it, or
-            if it or one of its files cannot be written.
+          UserError: if it holds a run and `resume` is false, if it holds something else, if another
+            run uses it, or if it or one of its files cannot be written.
         """
         self.path = path
         try:
@@ -55,7 +56,9 @@ class RunDirectory:
             with files.replacing(target) as temporary:
                 temporary.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
         except OSError as error:
-            raise UserError(f"cannot write {target}: {error.strerror}; earlier results are intact") from None
+            raise UserError(
+                f"cannot write {target}: {error.strerror}; earlier results are intact"
+            ) from None
         return target
 
 
@@ -66,8 +69,8 @@ def check(path: pathlib.Path, *, resume: bool) -> str:
       What the directory is, for people.
 
     Raises:
-      UserError: as `RunDirectory`; and if `resume` names a directory that does not exist, beside a run whose name it
-        misspells.
+      UserError: as `RunDirectory`; and if `resume` names a directory that does not exist, beside a
+        run whose name it misspells.
     """
     try:
         existing = next(place for place in (path, *path.absolute().parents) if place.exists())
@@ -78,8 +81,8 @@ def check(path: pathlib.Path, *, resume: bool) -> str:
         if existing != path:
             if resume and (meant := _misspelled(path)):
                 raise UserError(
-                    f"--run_dir={path} does not exist: did you mean {meant}? Create the directory if --resume is to "
-                    "start a new run there"
+                    f"--run_dir={path} does not exist: did you mean {meant}? Create the directory"
+                    " if --resume is to start a new run there"
                 )
             return "new"
         if (path / "lock").exists():
@@ -96,7 +99,9 @@ def _unusable(path: pathlib.Path, error: OSError) -> UserError:
 
 
 def _acquire(path: pathlib.Path) -> IO[bytes]:
-    """Locks a run directory; raises OSError if its file cannot be opened, UserError if another run holds it."""
+    """Locks a run directory; raises OSError if its file cannot be opened, UserError if another run
+    holds it.
+    """
     try:
         return files.lock(path)
     except BlockingIOError:
@@ -108,24 +113,30 @@ def _in_use(path: pathlib.Path) -> UserError:
 
 
 def _check_content(path: pathlib.Path, *, resume: bool) -> bool:
-    """Returns whether a directory holds a run; raises UserError if a run cannot be written there."""
+    """Returns whether a directory holds a run; raises UserError if a run cannot be written
+    there.
+    """
     for name in ("config.json", "metrics.jsonl", "summary.json"):
         if (path / name).exists() and not (path / name).is_file():
             raise UserError(f"--run_dir={path}: {name} is not a regular file; move it away")
     others = [p.name for p in path.iterdir() if p.name != "lock"]
     holds_run = (path / "config.json").exists()
     if holds_run and not resume:
-        raise UserError(f"--run_dir={path} holds a run: add --resume to continue it, or give another directory")
+        raise UserError(
+            f"--run_dir={path} holds a run: add --resume to continue it, or give another directory"
+        )
     if others and not holds_run:
-        raise UserError(f"--run_dir={path} holds other files ({others[0]}): give a new or empty directory")
+        raise UserError(
+            f"--run_dir={path} holds other files ({others[0]}): give a new or empty directory"
+        )
     return holds_run
 
 
 def _misspelled(path: pathlib.Path) -> pathlib.Path | None:
     """Returns the run beside a missing directory whose name it probably misspells.
 
-    Names are compared word by word. Names that differ in a number, a short word or a whole word belong to different
-    runs: lars-2 and lars-3, adam and adamw, sgd-long and sgd-short.
+    Names are compared word by word. Names that differ in a number, a short word or a whole word
+    belong to different runs: lars-2 and lars-3, adam and adamw, sgd-long and sgd-short.
     """
     if not path.parent.is_dir():
         return None
@@ -140,13 +151,15 @@ def _similar(one: str, other: str) -> bool:
     if "".join(words) == "".join(others):
         return True
     return len(words) == len(others) and all(
-        a == b or (min(len(a), len(b)) >= _LONG and difflib.SequenceMatcher(None, a, b).ratio() >= _ALIKE)
+        a == b
+        or (min(len(a), len(b)) >= _LONG and difflib.SequenceMatcher(None, a, b).ratio() >= _ALIKE)
         for a, b in zip(words, others, strict=True)
     )
 
 
 def chosen(path: str | None, recipe: str, dataset: str, *, resume: bool = False) -> pathlib.Path:
-    """Returns the directory that a run takes: --run_dir, else runs/RECIPE-DATASET with a number that is free.
+    """Returns the directory that a run takes: --run_dir, else runs/RECIPE-DATASET with a number
+    that is free.
 
     A run that is resumed takes the one with the largest number. A URL raises UserError.
     """

@@ -20,12 +20,17 @@ KILLED, DIVERGED, UNKNOWN = "killed", "diverged", "unknown"
 _SILENT = 1800.0  # seconds without a record after which a run on another host counts as killed
 
 
-def of(directory: pathlib.Path, records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], host: str) -> str:
+def of(
+    directory: pathlib.Path,
+    records: Sequence[Mapping[str, Any]],
+    summary: Mapping[str, Any],
+    host: str,
+) -> str:
     """Returns the state of a run.
 
-    Its lock shows that it runs, on this host and on file systems that carry locks to others. Otherwise its last record
-    tells how it ended. A run without an end was killed, if this host would have seen its lock, or after half an hour
-    without a record.
+    Its lock shows that it runs, on this host and on file systems that carry locks to others.
+    Otherwise its last record tells how it ended. A run without an end was killed, if this host
+    would have seen its lock, or after half an hour without a record.
 
     Args:
       directory: of the run.
@@ -44,7 +49,9 @@ def of(directory: pathlib.Path, records: Sequence[Mapping[str, Any]], summary: M
 
 
 def current(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a summary is of the last session: a resumed run leaves the one of the session before until it ends."""
+    """Whether a summary is of the last session: a resumed run leaves the one of the session before
+    until it ends.
+    """
     last = next((record["step"] for record in reversed(records) if record.get("step")), 0)
     return bool((summary.get("steps") or 0) >= last)
 
@@ -78,11 +85,20 @@ def stop(directory: pathlib.Path) -> None:
     """
     holder = files.lock_holder(directory)
     if holder is None:
-        raise UserError(f"{directory}: does not run on this host; see hybrid-imagenet status {directory}")
+        raise UserError(
+            f"{directory}: does not run on this host; see hybrid-imagenet status {directory}"
+        )
     host, _, process = holder.partition(" ")
     if host != socket.gethostname():
-        raise UserError(f"{directory}: runs on {host or 'another host'}; there: kill -TERM {process or 'PROCESS'}")
-    # In a container the number may be another process's: only the one that has the lock's file open is signalled.
+        raise UserError(
+            f"{directory}: runs on {host or 'another host'}; there: kill -TERM"
+            f" {process or 'PROCESS'}"
+        )
+    # In a container the number may be another process's: only the one that has the lock's file open
+    # is signalled.
     if not files.has_open(process, directory / "lock"):
-        raise UserError(f"{directory}: process {process or '?'} cannot be reached from here; stop it in its container")
+        raise UserError(
+            f"{directory}: process {process or '?'} cannot be reached from here; stop it in its"
+            " container"
+        )
     os.kill(int(process), signal.SIGTERM)

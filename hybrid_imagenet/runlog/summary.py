@@ -1,4 +1,6 @@
-"""Summarizes what a run reached, how fast, and the papers' criteria: the content of `summary.json`."""
+"""Summarizes what a run reached, how fast, and the papers' criteria: the content of
+`summary.json`.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,21 @@ _CRITERIA = (
 _IMAGENET_CLASSES = 1000
 
 _NUMBERS = (
-    "val_top1", "val_top5", "val_loss", "train_loss", "train_top1", "best_val_top1", "best_epoch", "target",
-    "epochs_to_target", "images_per_second", "steady_images_per_second", "wall_seconds",
-    "single_gpu_images_per_second", "scaling_efficiency",
-)  # fmt: skip
+    "val_top1",
+    "val_top5",
+    "val_loss",
+    "train_loss",
+    "train_top1",
+    "best_val_top1",
+    "best_epoch",
+    "target",
+    "epochs_to_target",
+    "images_per_second",
+    "steady_images_per_second",
+    "wall_seconds",
+    "single_gpu_images_per_second",
+    "scaling_efficiency",
+)
 _COUNTS = ("images_per_epoch", "images_dropped", "bad_records", "val_dropped", "num_classes")
 
 
@@ -46,7 +59,9 @@ def _is_goal(value: Any) -> bool:
     if not isinstance(value, dict) or not isinstance(value.get("metric"), str):
         return False
     numbers = {key: number for key, number in value.items() if key != "metric"}
-    if value.get("target") is None or not all(n is None or POSITIVE.accepts(n) for n in numbers.values()):
+    if value.get("target") is None or not all(
+        n is None or POSITIVE.accepts(n) for n in numbers.values()
+    ):
         return False
     # A target that was reached has a convergence rate, which follows from its epoch.
     return value.get("epochs") is None or value.get("convergence_rate") is not None
@@ -62,7 +77,11 @@ _KINDS: Mapping[str, Kind] = {
     "epochs_planned": POSITIVE,
     "steps": Kind("a whole number from 0", COUNT.accepts, null=False),
     "skipped_steps": COUNT,
-    "world_size": Kind("a whole number above 0", lambda value: json_fields.is_count(value) and value > 0, null=False),
+    "world_size": Kind(
+        "a whole number above 0",
+        lambda value: json_fields.is_count(value) and value > 0,
+        null=False,
+    ),
     "target_asked": TRUTH,
     "gpus": TRUTH,
     "lost_epochs": Kind("a list of whole numbers", json_fields.list_of(json_fields.is_count)),
@@ -110,7 +129,8 @@ def summarize(
       world_size: N, the number of ranks (GPUs).
       images_per_epoch: images in the training set.
       targets: top-1 fractions; `epochs_to_target` speaks of the first. Top-5 93 % is always added.
-      single_gpu_images_per_second: the speed of one rank alone, from a 1-rank run or a calibration; None if unknown.
+      single_gpu_images_per_second: the speed of one rank alone, from a 1-rank run or a calibration;
+      None if unknown.
       wall_seconds: of the whole run; by default `seconds` of the last record.
       steps: of the whole run; by default `step` of the last record.
       workers: number of GPUs in the last session, virtual ones too, if that is known.
@@ -128,7 +148,9 @@ def summarize(
     steady = steady_throughput(epochs)
     sizes = set(map(_gpus, epochs)) - {None}
     if len(sizes | ({workers} if workers and sizes else set())) > 1:
-        steady = single_gpu_images_per_second = None  # a resume on another number of GPUs: no speed is that of N
+        steady = single_gpu_images_per_second = (
+            None  # a resume on another number of GPUs: no speed is that of N
+        )
     causes = time_by_cause(epochs, seconds, single_gpu_images_per_second, world_size)
     if single_gpu_images_per_second is None and world_size == 1:
         single_gpu_images_per_second = steady
@@ -136,9 +158,15 @@ def summarize(
     if steady and single_gpu_images_per_second:
         efficiency = criteria.scaling_efficiency(steady, single_gpu_images_per_second, world_size)
     goals = [("val_top1", target) for target in targets] + [("val_top5", TOP5_TARGET)]
-    hits = [target_criteria(epochs, *goal, world_size, steady, efficiency, images_per_epoch) for goal in goals]
+    hits = [
+        target_criteria(epochs, *goal, world_size, steady, efficiency, images_per_epoch)
+        for goal in goals
+    ]
     values = {
-        **{key: _last(epochs, key) for key in ("val_top1", "val_top5", "val_loss", "train_loss", "train_top1")},
+        **{
+            key: _last(epochs, key)
+            for key in ("val_top1", "val_top5", "val_loss", "train_loss", "train_top1")
+        },
         "val_split": _last(epochs, "val_split"),
         "best_val_top1": best_top1,
         "best_epoch": best_epoch,
@@ -154,7 +182,9 @@ def summarize(
         "images_per_epoch": images_per_epoch,
         "skipped_steps": _last(records, "skipped_steps") or 0,
         "images_dropped": _sum(_whole_epochs(epochs), "train_dropped"),
-        "bad_records": max((r["bad_records"] for r in epochs if r.get("bad_records") is not None), default=None),
+        "bad_records": max(
+            (r["bad_records"] for r in epochs if r.get("bad_records") is not None), default=None
+        ),
         "val_dropped": _last(epochs, "val_dropped"),
         "single_gpu_images_per_second": single_gpu_images_per_second,
         "scaling_efficiency": efficiency,
@@ -179,11 +209,13 @@ def target_criteria(
     efficiency: float | None,
     images_per_epoch: int,
 ) -> dict[str, Any]:
-    """Computes Lu et al.'s criteria for one target; None where it was not reached or a speed is not known.
+    """Computes Lu et al.'s criteria for one target; None where it was not reached or a speed is not
+    known.
 
     Returns:
-      `metric`, `target`; `epochs` and `seconds` to it, as measured, with validation and checkpoints;
-      `convergence_rate` (1/epochs); `single_gpu_images_per_second`, `scaling_efficiency`; and from the training
+      `metric`, `target`; `epochs` and `seconds` to it, as measured, with validation and
+      checkpoints; `convergence_rate` (1/epochs); `single_gpu_images_per_second`,
+      `scaling_efficiency`; and from the training
       throughput alone, as Lu et al. compute them: `actual_training_speed` (trainings per second),
       `actual_training_seconds`, `actual_average_single_gpu_seconds`.
     """
@@ -193,7 +225,8 @@ def target_criteria(
         return values
     values |= {"epochs": hit.epoch, "seconds": hit.seconds, "convergence_rate": 1 / hit.epoch}
     if images_per_second:
-        # Single-GPU speed times efficiency is the throughput per GPU, whether or not the two are known apart.
+        # Single-GPU speed times efficiency is the throughput per GPU, whether or not the two are
+        # known apart.
         per_gpu = images_per_second / gpus
         arguments = (hit.epoch, per_gpu, gpus, 1.0, images_per_epoch)
         values["actual_training_speed"] = criteria.actual_training_speed(*arguments)
@@ -208,14 +241,21 @@ def target_criteria(
 
 
 def mean_throughput(epochs: Sequence[Record]) -> float | None:
-    """Returns training images per second over all epochs: each epoch's rate weighted with its training seconds."""
-    pairs = [(r["images_per_second"], r.get("train_seconds") or 1.0) for r in epochs if r.get("images_per_second")]
+    """Returns training images per second over all epochs: each epoch's rate weighted with its
+    training seconds.
+    """
+    pairs = [
+        (r["images_per_second"], r.get("train_seconds") or 1.0)
+        for r in epochs
+        if r.get("images_per_second")
+    ]
     total = sum(seconds for _, seconds in pairs)
     return sum(rate * seconds for rate, seconds in pairs) / total if total else None
 
 
 def steady_throughput(epochs: Sequence[Record]) -> float | None:
-    """Returns the median training images per second of the epochs after the first, or of the first if it is alone.
+    """Returns the median training images per second of the epochs after the first, or of the first
+    if it is alone.
 
     The first step of a session, which is compiled, does not count.
     """
@@ -224,14 +264,18 @@ def steady_throughput(epochs: Sequence[Record]) -> float | None:
 
 
 def running_throughput(record: Record) -> float | None:
-    """Returns the images per second of an epoch record without the step that was compiled; None if unknown."""
+    """Returns the images per second of an epoch record without the step that was compiled; None if
+    unknown.
+    """
     rate, seconds = record.get("images_per_second"), record.get("train_seconds") or 0.0
     running = seconds - (record.get("train_start_seconds") or 0.0)
     return rate if not rate or running <= 0 else float(rate * seconds / running)
 
 
 def last_throughput(epochs: Sequence[Record]) -> float | None:
-    """Returns the steady images per second on the number of GPUs of the last epoch, if a run has had several."""
+    """Returns the steady images per second on the number of GPUs of the last epoch, if a run has
+    had several.
+    """
     last: list[Record] = []
     for record in reversed(epochs):
         if last and _gpus(record) != _gpus(last[0]):
@@ -241,7 +285,9 @@ def last_throughput(epochs: Sequence[Record]) -> float | None:
 
 
 def _gpus(record: Record) -> int | None:
-    """Returns the number of GPUs, virtual ones too, on which an epoch was trained; None if its record does not tell."""
+    """Returns the number of GPUs, virtual ones too, on which an epoch was trained; None if its
+    record does not tell.
+    """
     batch, images = record.get("global_batch"), record.get("per_gpu_batch")
     return int(batch // (images * (record.get("accumulation") or 1))) if batch and images else None
 
@@ -249,7 +295,8 @@ def _gpus(record: Record) -> int | None:
 def time_by_cause(
     epochs: Sequence[Record], wall_seconds: float | None, single_gpu_rate: float | None, gpus: int
 ) -> dict[str, float] | None:
-    """Returns seconds of the run by cause, which add up to its wall time (see `criteria.waterfall`).
+    """Returns seconds of the run by cause, which add up to its wall time (see
+    `criteria.waterfall`).
 
     A cause that no record has measured is left out, and its time is in `other`.
     """
@@ -259,7 +306,11 @@ def time_by_cause(
     images = sum(r["train_seconds"] * r["images_per_second"] for r in trained)
     steps = _steps(epochs)
     causes = {
-        "input": [r["train_seconds"] * r["data_wait_fraction"] for r in trained if r.get("data_wait_fraction")],
+        "input": [
+            r["train_seconds"] * r["data_wait_fraction"]
+            for r in trained
+            if r.get("data_wait_fraction")
+        ],
         "exposed communication": _per_step(epochs, steps, "communication_seconds"),
         "slowest rank": _per_step(epochs, steps, "slowest_rank_seconds"),
         "evaluation": [r["validation_seconds"] for r in epochs if r.get("validation_seconds")],
@@ -302,33 +353,51 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
     """Returns the summary in a few lines of text, for the end of a run."""
     split = "on the tuning images: " if summary.get("val_split") == "tuning" else ""
     best_epoch = epoch_text(summary["best_epoch"]) if summary["best_epoch"] else "-"
-    top5 = f", top-5 {_percent(summary['val_top5'])}" if (summary.get("num_classes") or _IMAGENET_CLASSES) > 5 else ""
+    top5 = (
+        f", top-5 {_percent(summary['val_top5'])}"
+        if (summary.get("num_classes") or _IMAGENET_CLASSES) > 5
+        else ""
+    )
     results = (
-        f"{split}top-1 {_percent(summary['val_top1'])} (best {_percent(summary['best_val_top1'])} in epoch "
-        f"{best_epoch}){top5} after {_epochs(summary)}"
+        f"{split}top-1 {_percent(summary['val_top1'])} (best {_percent(summary['best_val_top1'])}"
+        f" in epoch {best_epoch}){top5} after {_epochs(summary)}"
     )
     mixed = summary["images_per_second"] and not summary["steady_images_per_second"]
     before = ", on another number before" if mixed else ""
     text = [
-        results if best_epoch != "-" else f"nothing validated after {counted(summary['steps'], 'step')}",
-        f"{_number(summary['images_per_second'])} images/s on {counted(summary['world_size'], 'rank')}{before}, "
-        f"{duration(summary['wall_seconds'])} in training and validation",
+        (
+            results
+            if best_epoch != "-"
+            else f"nothing validated after {counted(summary['steps'], 'step')}"
+        ),
+        (
+            f"{_number(summary['images_per_second'])} images/s on"
+            f" {counted(summary['world_size'], 'rank')}{before},"
+            f" {duration(summary['wall_seconds'])} in training and validation"
+        ),
     ]
     if summary.get("scaling_efficiency") and summary["world_size"] > 1:
         text.append(
-            f"scaling efficiency {_percent(summary['scaling_efficiency'])} of {summary['world_size']} x "
-            f"{_number(summary['single_gpu_images_per_second'])} images/s"
+            f"scaling efficiency {_percent(summary['scaling_efficiency'])} of"
+            f" {summary['world_size']} x {_number(summary['single_gpu_images_per_second'])}"
+            " images/s"
         )
     if summary.get("skipped_steps"):
-        text.append(f"{counted(summary['skipped_steps'], 'step')} skipped for gradients that were not finite")
+        text.append(
+            f"{counted(summary['skipped_steps'], 'step')} skipped for gradients that were not"
+            " finite"
+        )
     if summary.get("images_dropped") or summary.get("val_dropped"):
         text.append(
-            f"{counted(summary['images_dropped'] or 0, 'training image')} dropped in all epochs for "
-            f"{counted(summary['bad_records'] or 0, 'bad record')}, "
-            f"{counted(summary['val_dropped'] or 0, 'validation image')} in the last"
+            f"{counted(summary['images_dropped'] or 0, 'training image')} dropped in all epochs for"
+            f" {counted(summary['bad_records'] or 0, 'bad record')},"
+            f" {counted(summary['val_dropped'] or 0, 'validation image')} in the last"
         )
     if summary.get("lost_epochs"):
-        text.append(f"no records of {counted(len(summary['lost_epochs']), 'epoch')}: these results are of the others")
+        text.append(
+            f"no records of {counted(len(summary['lost_epochs']), 'epoch')}: these results are of"
+            " the others"
+        )
     for goal in filter(lambda goal: _means_something(goal, summary), summary["targets"]):
         text += _goal_lines(goal, summary)
     return text
@@ -352,13 +421,20 @@ def _goal_lines(goal: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str
     target = f"target {'' if is_top1 else 'top-5 '}{accuracy(goal['target'])}"
     if goal["epochs"] is None:
         best = summary["best_val_top1"] if is_top1 else None
-        below = f": the best is {100 * (goal['target'] - best):.2f} points below" if best is not None else ""
+        below = (
+            f": the best is {100 * (goal['target'] - best):.2f} points below"
+            if best is not None
+            else ""
+        )
         return [f"did not reach {target}{below}"]
-    found = [f"reached {target} in epoch {epoch_text(goal['epochs'])}, after {duration(goal['seconds'])}"]
+    found = [
+        f"reached {target} in epoch {epoch_text(goal['epochs'])}, after {duration(goal['seconds'])}"
+    ]
     if summary.get("num_classes") == _IMAGENET_CLASSES and summary.get("gpus"):
         found.append(
-            f"  measures of Lu et al.: convergence rate {goal['convergence_rate']:.4f} (1 / epochs), average "
-            f"single-GPU training time {duration(goal['actual_average_single_gpu_seconds'])}"
+            f"  measures of Lu et al.: convergence rate {goal['convergence_rate']:.4f} (1 /"
+            " epochs), average single-GPU training time"
+            f" {duration(goal['actual_average_single_gpu_seconds'])}"
         )
     return found
 
@@ -370,7 +446,9 @@ def epoch_text(number: float) -> str:
 
 
 def accuracy(fraction: float) -> str:
-    """Returns a fraction as 97 % or 75.9 %, with as many digits as it takes and no more than two."""
+    """Returns a fraction as 97 % or 75.9 %, with as many digits as it takes and no more than
+    two.
+    """
     return f"{100 * fraction:.2f}".rstrip("0").rstrip(".") + " %"
 
 

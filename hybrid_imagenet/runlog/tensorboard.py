@@ -1,5 +1,5 @@
-"""Writes a run's records as TensorBoard events, under the tags in TAGS; layers have `trust_ratio/<layer>` and
-`learning_rate/<layer>`.
+"""Writes a run's records as TensorBoard events, under the tags in TAGS; layers have
+`trust_ratio/<layer>` and `learning_rate/<layer>`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ TAGS: Mapping[str, str] = {
 
 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the finite numbers of a record under their tags. Training values of an epoch go under `epoch/`."""
+    """Returns the finite numbers of a record under their tags. Training values of an epoch go under
+    `epoch/`.
+    """
     values = {}
     for key, tag in TAGS.items():
         value = record.get(key)
@@ -55,7 +57,8 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
 class TensorBoard:
     """Event files of a run, without TensorBoard's package; the first record makes the directory.
 
-    A failure, as on a full disk, is reported once and ends the events, not the run: metrics.jsonl has the same values.
+    A failure, as on a full disk, is reported once and ends the events, not the run: metrics.jsonl
+    has the same values.
     """
 
     def __init__(self, directory: str, report: Callable[[str], None]):
@@ -67,14 +70,17 @@ class TensorBoard:
         self._failed = False
 
     def resumed(self, step: int) -> None:
-        """Has TensorBoard leave out the events from a step on; an earlier session wrote them, and then lost some."""
+        """Has TensorBoard leave out the events from a step on; an earlier session wrote them, and
+        then lost some.
+        """
         self._attempt(lambda: self._restart(step))
 
     def _restart(self, step: int) -> None:
         if not self._directory.is_dir():
             return
         event, log, now = self._tf.compat.v1.Event, self._tf.compat.v1.SessionLog, time.time()
-        # In the order of their names it is read before the events to come, whose names have their host after the time.
+        # In the order of their names it is read before the events to come, whose names have their
+        # host after the time.
         path = self._directory / f"events.out.tfevents.{int(now):010d}.0.{os.getpid()}.v2"
         with self._tf.io.TFRecordWriter(str(path)) as file:
             file.write(event(wall_time=now, file_version="brain.Event:2").SerializeToString())
@@ -92,11 +98,15 @@ class TensorBoard:
     def _write(self, values: Mapping[str, float], step: int) -> None:
         metadata = self._tf.compat.v1.SummaryMetadata()
         metadata.plugin_data.plugin_name = "scalars"
-        if self._writer is None:  # its file has the time in its name, and so follows that of `resumed`
+        if (
+            self._writer is None
+        ):  # its file has the time in its name, and so follows that of `resumed`
             self._writer = self._tf.summary.create_file_writer(str(self._directory))
         with self._writer.as_default():
             for tag, value in values.items():
-                self._tf.summary.write(tag, self._tf.constant(value, self._tf.float32), step=step, metadata=metadata)
+                self._tf.summary.write(
+                    tag, self._tf.constant(value, self._tf.float32), step=step, metadata=metadata
+                )
         self._writer.flush()
 
     def _attempt(self, call: Callable[[], object]) -> None:
@@ -107,4 +117,6 @@ class TensorBoard:
         except Exception as error:  # TensorFlow's or the system's
             self._failed = True
             reason = " ".join(str(error).split())[:300] or type(error).__name__
-            self._report(f"TensorBoard receives nothing more of this run, which continues: {reason}")
+            self._report(
+                f"TensorBoard receives nothing more of this run, which continues: {reason}"
+            )

@@ -1,6 +1,22 @@
 """Schedules for `DistributedOptimizer(schedule=...)`; they need no TensorFlow."""
 
-from hybrid_imagenet.schedules.for_fit import constant, cosine, exponential, hybrid, polynomial, step
+from hybrid_imagenet.schedules.for_fit import (
+    constant,
+    cosine,
+    exponential,
+    hybrid,
+    polynomial,
+    step,
+)
 from hybrid_imagenet.schedules.training_schedule import Schedule, create
 
-__all__ = ["Schedule", "constant", "cosine", "create", "exponential", "hybrid", "polynomial", "step"]
+__all__ = [
+    "Schedule",
+    "constant",
+    "cosine",
+    "create",
+    "exponential",
+    "hybrid",
+    "polynomial",
+    "step",
+]

@@ -1,6 +1,8 @@
-"""Computes bounds on the step of Adam that turn it into SGD, after Lu et al. and after AdaBound's authors.
+"""Computes bounds on the step of Adam that turn it into SGD, after Lu et al. and after AdaBound's
+authors.
 
-The functions use arithmetic only, so that they take floats, NumPy arrays and TensorFlow tensors alike.
+The functions use arithmetic only, so that they take floats, NumPy arrays and TensorFlow tensors
+alike.
 """
 
 from __future__ import annotations
@@ -9,13 +11,16 @@ import math
 from typing import Any
 
 
-def hybrid_bounds(t: float, warmup: float, peak: float, beta2: float = 0.999) -> tuple[float, float]:
+def hybrid_bounds(
+    t: float, warmup: float, peak: float, beta2: float = 0.999
+) -> tuple[float, float]:
     """Lower and upper bound of the warmup's step at epoch `t` (Lu et al. §2.2.1).
 
     lower = (t / T) peak,  upper = peak + 1 / ((1 - beta2) t) - 1 / ((1 - beta2) T).
 
-    At t -> 0 the bounds are (0, inf), plain Adam; at t = T both are `peak`, plain SGD on the averaged gradient. The
-    upper bound never falls under the lower one, which rounding could cause near T.
+    At t -> 0 the bounds are (0, inf), plain Adam; at t = T both are `peak`, plain SGD on the
+    averaged gradient. The upper bound never falls under the lower one, which rounding could cause
+    near T.
 
     Args:
       t: epochs done, fractional; values outside [0, T] are taken as the nearest end.

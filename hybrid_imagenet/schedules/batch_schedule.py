@@ -1,8 +1,8 @@
 """Reads schedules of the batch and of the size of training images, which change at given epochs.
 
-Batches follow Mikami et al. §2.1 (batch-size control). A worker takes `accumulation` micro-batches of `per_gpu_batch`
-images per update. Batch normalization sees the micro-batch; learning rate and momentum follow the global batch. Small
-images first cost less (Howard, fast.ai at DAWNBench, 2018).
+Batches follow Mikami et al. §2.1 (batch-size control). A worker takes `accumulation` micro-batches
+of `per_gpu_batch` images per update. Batch normalization sees the micro-batch; learning rate and
+momentum follow the global batch. Small images first cost less (Howard, fast.ai at DAWNBench, 2018).
 """
 
 from __future__ import annotations
@@ -17,13 +17,20 @@ PRESETS: dict[str, tuple[tuple[int, Fraction, int], ...]] = {
     "flash_exp1": ((0, Fraction(1), 1), (30, Fraction(2), 2)),
     "flash_exp2": ((0, Fraction(1), 1),),
     "flash_exp3": ((0, Fraction(1), 1), (30, Fraction(65536, 55296), 2)),
-    "flash_exp4": ((0, Fraction(1), 1), (30, Fraction(2), 2), (45, Fraction(5, 2), 2), (75, Fraction(7, 2), 2)),
+    "flash_exp4": (
+        (0, Fraction(1), 1),
+        (30, Fraction(2), 2),
+        (45, Fraction(5, 2), 2),
+        (75, Fraction(7, 2), 2),
+    ),
 }
-"""Mikami et al., Table 3: epoch, factor of the first batch, and micro-batches where growth is by accumulation.
+"""Mikami et al., Table 3: epoch, factor of the first batch, and micro-batches where growth is by
+accumulation.
 
-They are factors because the paper changes the number of workers and we do not. On 2176 workers, experiment 4 with 16
-images each is 34816, 69632, 87040 and 121856 images; experiment 3 goes from 55296 to 65536, so the first batch of a
-worker must be a multiple of 27. No worker has more than 32 images in the paper, which two micro-batches keep to.
+They are factors because the paper changes the number of workers and we do not. On 2176 workers,
+experiment 4 with 16 images each is 34816, 69632, 87040 and 121856 images; experiment 3 goes from
+55296 to 65536, so the first batch of a worker must be a multiple of 27. No worker has more than 32
+images in the paper, which two micro-batches keep to.
 """
 _SIZE = re.compile(r"(\d+):(\d+)")
 _LEAST_PIXELS = 8
@@ -69,13 +76,14 @@ def parse_batches(
     """Reads a batch schedule.
 
     Args:
-      entries: a single name of `PRESETS`, or entries EPOCH:IMAGES, EPOCH:IMAGESxACCUMULATION or EPOCH:*FACTOR, where
-        IMAGES counts one worker and micro-batch, and FACTOR multiplies the first batch. None at all gives one
-        stage.
+      entries: a single name of `PRESETS`, or entries EPOCH:IMAGES, EPOCH:IMAGESxACCUMULATION or
+        EPOCH:*FACTOR, where IMAGES counts one worker and micro-batch, and FACTOR multiplies the
+        first batch. None at all gives one stage.
       per_gpu_batch: images of one worker and micro-batch at epoch 0.
       accumulation: micro-batches per update, where an entry says nothing else.
-      growth: what a factor enlarges: the batch of a worker, or the number of micro-batches, which then stay as
-        close below their first size as they divide evenly, or in a preset as large as the paper's.
+      growth: what a factor enlarges: the batch of a worker, or the number of micro-batches, which
+        then stay as close below their first size as they divide evenly, or in a preset as large as
+        the paper's.
       epochs: length of the run; entries behind it are left out.
 
     Raises:
@@ -84,7 +92,8 @@ def parse_batches(
     first = BatchStage(0, per_gpu_batch, accumulation)
     if len(entries) == 1 and entries[0] in PRESETS:
         stages = [
-            _enlarged(first, epoch, factor, growth, entries[0], micro) for epoch, factor, micro in PRESETS[entries[0]]
+            _enlarged(first, epoch, factor, growth, entries[0], micro)
+            for epoch, factor, micro in PRESETS[entries[0]]
         ]
     else:
         stages = []
@@ -102,7 +111,10 @@ def _stage(entry: str, first: BatchStage, growth: str) -> BatchStage:
     match = _ENTRY.fullmatch(entry)
     if match is None:
         known = ", ".join(PRESETS)
-        raise ValueError(f"{entry!r}: give EPOCH:IMAGES, EPOCH:IMAGESxACCUMULATION, EPOCH:*FACTOR or one of {known}")
+        raise ValueError(
+            f"{entry!r}: give EPOCH:IMAGES, EPOCH:IMAGESxACCUMULATION, EPOCH:*FACTOR or one of"
+            f" {known}"
+        )
     epoch, images, micro_batches, factor = match.groups()
     if factor is not None:
         return _enlarged(first, int(epoch), Fraction(factor), growth, entry)
@@ -113,34 +125,47 @@ def _stage(entry: str, first: BatchStage, growth: str) -> BatchStage:
 
 
 def _enlarged(
-    first: BatchStage, epoch: int, factor: Fraction, growth: str, entry: str, accumulation: int | None = None
+    first: BatchStage,
+    epoch: int,
+    factor: Fraction,
+    growth: str,
+    entry: str,
+    accumulation: int | None = None,
 ) -> BatchStage:
     """The stage whose worker takes `factor` times as many images per update as `first`.
 
-    Growth by accumulation takes `accumulation` times as many micro-batches; None takes the fewest that stay at or
-    below the first size.
+    Growth by accumulation takes `accumulation` times as many micro-batches; None takes the fewest
+    that stay at or below the first size.
     """
     images = first.images * factor
     if images.denominator != 1 or images == 0:
         raise ValueError(
-            f"{entry!r}: {factor} times {first.images} images is not a whole number: let --per_gpu_batch be a "
-            f"multiple of {factor.denominator}"
+            f"{entry!r}: {factor} times {first.images} images is not a whole number: let"
+            f" --per_gpu_batch be a multiple of {factor.denominator}"
         )
     if factor == 1:
         return dataclasses.replace(first, epoch=epoch)
     total = int(images)
     if growth == "per_gpu":
         if total % first.accumulation:
-            raise ValueError(f"{entry!r}: {total} images cannot be split into {first.accumulation} micro-batches")
+            raise ValueError(
+                f"{entry!r}: {total} images cannot be split into {first.accumulation} micro-batches"
+            )
         return BatchStage(epoch, total // first.accumulation, first.accumulation)
-    least = -(-total // first.per_gpu_batch) if accumulation is None else accumulation * first.accumulation
+    least = (
+        -(-total // first.per_gpu_batch)
+        if accumulation is None
+        else accumulation * first.accumulation
+    )
     micro_batches = next(k for k in range(least, total + 1) if total % k == 0)
     return BatchStage(epoch, total // micro_batches, micro_batches)
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageSizes:
-    """(first epoch, counted from 0; pixels) of each stage, in ascending order of epochs, the first at epoch 0."""
+    """(first epoch, counted from 0; pixels) of each stage, in ascending order of epochs, the first
+    at epoch 0.
+    """
 
     stages: tuple[tuple[int, int], ...]
 

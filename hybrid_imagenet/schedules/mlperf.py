@@ -1,8 +1,9 @@
-"""Hyperparameters of LARS by batch: MLPerf's reference convergence points for ResNet-50 on ImageNet.
+"""Hyperparameters of LARS by batch: MLPerf's reference convergence points for ResNet-50 on
+ImageNet.
 
-The ten points are taken from `rcps_resnet.json`, 4.0.0 (github.com/mlcommons/logging): LARS with a trust coefficient of
-0.001, a linear warmup from 0, then polynomial decay of power 2 to 0. The training recipe, the judgment of a run's
-convergence and the tuned relative step all read them here.
+The ten points are taken from `rcps_resnet.json`, 4.0.0 (github.com/mlcommons/logging): LARS with a
+trust coefficient of 0.001, a linear warmup from 0, then polynomial decay of power 2 to 0. The
+training recipe, the judgment of a run's convergence and the tuned relative step all read them here.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Point:
       momentum: of the velocity.
       weight_decay: coupled L2 coefficient.
       schedule_epochs: epoch at which the learning rate reaches 0.
-      normalized_images: images whose common statistics batch normalization uses in training (`model_bn_span`).
+      normalized_images: images whose common statistics batch normalization uses in training
+        (`model_bn_span`).
     """
 
     batch: int
@@ -49,9 +51,11 @@ class Point:
     normalized_images: int
 
     def evaluation_offset(self, every: float) -> float:
-        """Epochs after which to count in steps of `every`, so that one falls on the first whole epoch from `epochs` on.
+        """Epochs after which to count in steps of `every`, so that one falls on the first whole
+        epoch from `epochs` on.
 
-        MLPerf's rules for ResNet-50 ask for an evaluation in every 4 epochs, over every image, and leave 0 to 3 open.
+        MLPerf's rules for ResNet-50 ask for an evaluation in every 4 epochs, over every image, and
+        leave 0 to 3 open.
         """
         return math.ceil(round(self.epochs, 6)) % every
 
@@ -62,7 +66,9 @@ class Point:
 
 
 def normalization_group(images: int, per_gpu_batch: int, groups: Iterable[int]) -> int:
-    """The number of GPUs among `groups` whose images together are nearest to `images` in ratio; the smaller of two."""
+    """The number of GPUs among `groups` whose images together are nearest to `images` in ratio; the
+    smaller of two.
+    """
     return min(groups, key=lambda gpus: (abs(math.log(gpus * per_gpu_batch / images)), gpus))
 
 
@@ -80,9 +86,9 @@ def _point(
 ) -> Point:
     """A row of the table. `steps` of decay count from the start of training, or `after` the warmup.
 
-    The file does not say from where. A schedule that counted from the start would end before the mean epoch to the
-    target at three points: there it counts from the end of the warmup. So the target comes after 94 to 100 % of the
-    schedule at all ten.
+    The file does not say from where. A schedule that counted from the start would end before the
+    mean epoch to the target at three points: there it counts from the end of the warmup. So the
+    target comes after 94 to 100 % of the schedule at all ten.
     """
     end = steps * batch / TRAIN_IMAGES + (warmup if after else 0)
     return Point(batch, epochs, lr, warmup, momentum, decay, end, span)
@@ -105,11 +111,14 @@ POINTS = (
 def at(batch: int) -> Point:
     """The settings for any batch, in images per update.
 
-    Between two points the relative step and all else but the learning rate are linear in the logarithm of the batch,
-    and the learning rate follows from relative step and momentum. Outside, the nearest point holds.
+    Between two points the relative step and all else but the learning rate are linear in the
+    logarithm of the batch, and the learning rate follows from relative step and momentum. Outside,
+    the nearest point holds.
     """
     if not covers(batch):
-        return dataclasses.replace(POINTS[0] if batch < POINTS[0].batch else POINTS[-1], batch=batch)
+        return dataclasses.replace(
+            POINTS[0] if batch < POINTS[0].batch else POINTS[-1], batch=batch
+        )
     low, high = next(pair for pair in itertools.pairwise(POINTS) if batch <= pair[1].batch)
     for point in (low, high):
         if batch == point.batch:
@@ -136,7 +145,8 @@ def at(batch: int) -> Point:
 def tuned_step(batch: float) -> float:
     """The relative step of tuned LARS at the peak of the learning rate, for any batch.
 
-    Between two points as in `at`; outside it follows the square root of the batch from the nearest point.
+    Between two points as in `at`; outside it follows the square root of the batch from the nearest
+    point.
 
     Raises:
       ValueError: for a batch that is not positive.

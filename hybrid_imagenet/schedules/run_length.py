@@ -23,10 +23,12 @@ class Span:
 
 @dataclasses.dataclass(frozen=True)
 class RunLength:
-    """Ends a run after `epochs` passes over the examples, or after `max_steps` updates if that is sooner.
+    """Ends a run after `epochs` passes over the examples, or after `max_steps` updates if that is
+    sooner.
 
-    Both count from the beginning of the run. Training ends with the first update after which a (fractional) number of
-    epochs is done, rounded to whole examples, so a run of some epochs makes the first updates of a longer one.
+    Both count from the beginning of the run. Training ends with the first update after which a
+    (fractional) number of epochs is done, rounded to whole examples, so a run of some epochs makes
+    the first updates of a longer one.
 
     Args:
       order: of the examples.
@@ -39,11 +41,18 @@ class RunLength:
     max_steps: int | None = None
 
     def reached(self, cursor: Cursor, step: int) -> bool:
-        """Whether nothing is left to train after `step` updates, with `cursor` at the next example."""
-        return self._examples_left(cursor) <= 0 or (self.max_steps is not None and step >= self.max_steps)
+        """Whether nothing is left to train after `step` updates, with `cursor` at the next
+        example.
+        """
+        return self._examples_left(cursor) <= 0 or (
+            self.max_steps is not None and step >= self.max_steps
+        )
 
-    def spans(self, batch: Callable[[int], int], cursor: Cursor | None = None, step: int = 0) -> Iterator[Span]:
-        """Yields the updates that are left, epoch by epoch; an update belongs to the epoch in which it begins.
+    def spans(
+        self, batch: Callable[[int], int], cursor: Cursor | None = None, step: int = 0
+    ) -> Iterator[Span]:
+        """Yields the updates that are left, epoch by epoch; an update belongs to the epoch in which
+        it begins.
 
         Args:
           batch: images of all ranks per update, by epoch.
@@ -53,7 +62,10 @@ class RunLength:
         cursor = cursor or Cursor()
         while not self.reached(cursor, step):
             count = batch(cursor.epoch)
-            steps = min(self.order.batches_in_epoch(count, cursor.offset), -(-self._examples_left(cursor) // count))
+            steps = min(
+                self.order.batches_in_epoch(count, cursor.offset),
+                -(-self._examples_left(cursor) // count),
+            )
             if self.max_steps is not None:
                 steps = min(steps, self.max_steps - step)
             end = self.order.advance(cursor, count, steps) if steps else Cursor(cursor.epoch + 1, 0)
@@ -61,7 +73,9 @@ class RunLength:
             cursor, step = end, step + steps
 
     def ends_at(self, batch: Callable[[int], int]) -> float:
-        """The fractional epochs that are done when the run ends, at most `epochs`; `batch` as in `spans`."""
+        """The fractional epochs that are done when the run ends, at most `epochs`; `batch` as in
+        `spans`.
+        """
         *_, last = self.spans(batch)
         return min(self.order.position(last.end), self.epochs)
 
@@ -71,6 +85,8 @@ class RunLength:
 
 
 def passed(every: float, offset: float, low: float, high: float) -> bool:
-    """Whether one of offset + every, offset + 2 every, ... lies above `low` and at or below `high`; all in epochs."""
+    """Whether one of offset + every, offset + 2 every, ... lies above `low` and at or below `high`;
+    all in epochs.
+    """
     count = math.floor((high - offset) / every + _ROUNDING)
     return count >= 1 and offset + count * every > low + _ROUNDING

@@ -1,9 +1,11 @@
-"""Computes learning rate, momentum and bounds from the fractional epoch (images processed over images in the set).
+"""Computes learning rate, momentum and bounds from the fractional epoch (images processed over
+images in the set).
 
-A schedule of the learning rate by name is a class of `SCHEDULES`, whose fields are its flags: a new one is a class and
-its line there. `Schedule` puts rates, momentum and bounds together, and `create` builds one from plain values. A step
-is described by the fractional epochs at its start and end. The learning rate is that at the start; the bounds of Lu et
-al. take the end, so that they close exactly at T.
+A schedule of the learning rate by name is a class of `SCHEDULES`, whose fields are its flags: a new
+one is a class and its line there. `Schedule` puts rates, momentum and bounds together, and `create`
+builds one from plain values. A step is described by the fractional epochs at its start and end. The
+learning rate is that at the start; the bounds of Lu et al. take the end, so that they close exactly
+at T.
 """
 
 from __future__ import annotations
@@ -25,7 +27,15 @@ SCALINGS = ("workers", "batch", "none")
 REFERENCE_BATCH = 256  # Goyal et al.: the batch of the unscaled learning rate
 NOISE_SCALE_BATCH = 32768  # Mikami et al.: the batch whose noise scale is kept, at momentum 0.9
 FLAGS = (
-    *("lr_schedule", "lr", "lr_scaling", "warmup_epochs", "warmup_start_lr", "momentum", "momentum_rule"),
+    *(
+        "lr_schedule",
+        "lr",
+        "lr_scaling",
+        "warmup_epochs",
+        "warmup_start_lr",
+        "momentum",
+        "momentum_rule",
+    ),
     *("adabound_bound_time", "adabound_beta2", "hybrid_ramp_epochs"),
 )
 """The arguments of `create` that are flags, besides those of a schedule."""
@@ -47,7 +57,9 @@ class LinearWarmup:
 
 @dataclasses.dataclass(frozen=True)
 class WarmupFromZero:
-    """The same for optimizers whose peak may lie below the 0.1 of Goyal et al., where nothing would rise."""
+    """The same for optimizers whose peak may lie below the 0.1 of Goyal et al., where nothing would
+    rise.
+    """
 
     warmup_start_lr: float = option(0.0, _WARMUP_START, minimum=0)
 
@@ -63,7 +75,8 @@ class BoundedWarmup:
     )
     hybrid_ramp_epochs: float = option(
         0.0,
-        "Epochs after T in which the learning rate of each layer moves from AdaBound's last step to LARS; 0 for none.",
+        "Epochs after T in which the learning rate of each layer moves from AdaBound's last step to"
+        " LARS; 0 for none.",
         minimum=0,
     )
 
@@ -74,8 +87,8 @@ class MomentumRule:
 
     momentum_rule: str = option(
         "constant",
-        "Momentum when the batch changes; constant, 1 - .1 * 32768 / B (noise_scale, Mikami et al.), or 1 - .1 * B / "
-        "32768 (noise_scale_inverse).",
+        "Momentum when the batch changes; constant, 1 - .1 * 32768 / B (noise_scale, Mikami et"
+        " al.), or 1 - .1 * B / 32768 (noise_scale_inverse).",
         choices=MOMENTUM_RULES,
     )
 
@@ -113,12 +126,16 @@ class Decay:
 class Exponential(Decay):
     """peak lr_decay^k in the steps of epoch number e = floor(epoch) + 1 (Lu et al. §2.2.1).
 
-    They print k = e and say that the decay starts from the peak; k = e - T - 1 does so. For a T that is not whole,
-    epochs are counted from T.
+    They print k = e and say that the decay starts from the peak; k = e - T - 1 does so. For a T
+    that is not whole, epochs are counted from T.
     """
 
-    lr_decay: float = option(0.9, "Factor kappa per epoch of the exponential schedule.", minimum=0, maximum=1)
-    lr_decay_exponent: str = option("epoch-T-1", "Exponent of kappa; Lu et al. print epoch.", choices=EXPONENTS)
+    lr_decay: float = option(
+        0.9, "Factor kappa per epoch of the exponential schedule.", minimum=0, maximum=1
+    )
+    lr_decay_exponent: str = option(
+        "epoch-T-1", "Exponent of kappa; Lu et al. print epoch.", choices=EXPONENTS
+    )
 
     def __post_init__(self) -> None:
         require(self.lr_decay_exponent, EXPONENTS)
@@ -130,10 +147,16 @@ class Exponential(Decay):
 
 @dataclasses.dataclass(frozen=True)
 class Step(Decay):
-    """The peak times a factor for each epoch of a list that has been reached (Goyal et al. §5.1)."""
+    """The peak times a factor for each epoch of a list that has been reached (Goyal et al.
+    §5.1).
+    """
 
-    lr_steps: tuple[float, ...] = option((30.0, 60.0, 80.0), "Epochs at which the step schedule falls.", minimum=0)
-    lr_step_factor: float = option(0.1, "By how much the step schedule falls.", minimum=0, maximum=1)
+    lr_steps: tuple[float, ...] = option(
+        (30.0, 60.0, 80.0), "Epochs at which the step schedule falls.", minimum=0
+    )
+    lr_step_factor: float = option(
+        0.1, "By how much the step schedule falls.", minimum=0, maximum=1
+    )
 
     def __call__(self, epoch: float, peak: float, start: float, end: float) -> float:
         return float(peak * self.lr_step_factor ** sum(epoch >= m for m in self.lr_steps))
@@ -141,7 +164,9 @@ class Step(Decay):
 
 @dataclasses.dataclass(frozen=True)
 class Poly(Decay):
-    """lr_final + (peak - lr_final) (1 - (epoch - start) / (end - start))^lr_power between epochs `start` and `end`."""
+    """lr_final + (peak - lr_final) (1 - (epoch - start) / (end - start))^lr_power between epochs
+    `start` and `end`.
+    """
 
     lr_power: float = option(2.0, "Power of the polynomial schedule.", minimum=0)
     lr_final: float = option(0.0, "Where the schedule ends.", minimum=0)
@@ -153,7 +178,9 @@ class Poly(Decay):
 
 @dataclasses.dataclass(frozen=True)
 class Cosine(Decay):
-    """Half a cosine from `peak` at epoch `start` to `lr_final` at `end` (Loshchilov, Hutter, arXiv 1608.03983)."""
+    """Half a cosine from `peak` at epoch `start` to `lr_final` at `end` (Loshchilov, Hutter, arXiv
+    1608.03983).
+    """
 
     lr_final: float = option(0.0, "Where the schedule ends.", minimum=0)
 
@@ -172,7 +199,8 @@ class Constant(Decay):
 
 @dataclasses.dataclass(frozen=True)
 class SonyA(Decay):
-    """Configuration A of Mikami et al.: linear from 1e-5 to 34, then polynomial of power 2 to 0; `peak` plays no part.
+    """Configuration A of Mikami et al.: linear from 1e-5 to 34, then polynomial of power 2 to 0;
+    `peak` plays no part.
 
     They have 34 epochs of warmup; the code that they cite has 12 for a batch of 32K.
     """
@@ -180,12 +208,16 @@ class SonyA(Decay):
     fixed: ClassVar[bool] = True
 
     def __call__(self, epoch: float, peak: float, start: float, end: float) -> float:
-        return linear(epoch, 1e-5, 34.0, start) if epoch < start else Poly()(epoch, 34.0, start, end)
+        return (
+            linear(epoch, 1e-5, 34.0, start) if epoch < start else Poly()(epoch, 34.0, start, end)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class SonyB(Decay):
-    """Configuration B of Mikami et al., as printed; it jumps at epochs 5 and 30. `peak` and `start` play no part."""
+    """Configuration B of Mikami et al., as printed; it jumps at epochs 5 and 30. `peak` and `start`
+    play no part.
+    """
 
     fixed: ClassVar[bool] = True
 
@@ -214,7 +246,11 @@ SCHEDULES: dict[str, type[Decay]] = {
     "mlperf": MLPerf,
 }
 FIXED = tuple(name for name, decay in SCHEDULES.items() if decay.fixed)
-PUBLISHED = ("lr", "lr_scaling", "warmup_start_lr")  # flags of which the schedules in `FIXED` make no use
+PUBLISHED = (
+    "lr",
+    "lr_scaling",
+    "warmup_start_lr",
+)  # flags of which the schedules in `FIXED` make no use
 
 
 def linear(epoch: float, start: float, peak: float, epochs: float) -> float:
@@ -223,16 +259,22 @@ def linear(epoch: float, start: float, peak: float, epochs: float) -> float:
 
 
 def momentum_at(batch: int, momentum: float, momentum_rule: str) -> float:
-    """The momentum of SGD for a batch, in images per update; `momentum` where the rule (`MomentumRule`) is constant.
+    """The momentum of SGD for a batch, in images per update; `momentum` where the rule
+    (`MomentumRule`) is constant.
 
-    `noise_scale` keeps the noise scale of batch 32768 at momentum 0.9 (Mikami et al.; Smith, Le, ICLR 2018). With noise
-    lr N / (B (1 - m)): m = 1 - 0.1 * 32768 / B. `noise_scale_inverse` is the other reading of the formula of Mikami et
-    al., whose operators are lost: 1 - 0.1 B / 32768, with 32768 and B both beside the learning rate above the line, as
-    printed. MLPerf's tuned momentum rises with the batch as the first does. The result is held within [0, 1).
+    `noise_scale` keeps the noise scale of batch 32768 at momentum 0.9 (Mikami et al.; Smith, Le,
+    ICLR 2018). With noise lr N / (B (1 - m)): m = 1 - 0.1 * 32768 / B. `noise_scale_inverse` is the
+    other reading of the formula of Mikami et al., whose operators are lost: 1 - 0.1 B / 32768, with
+    32768 and B both beside the learning rate above the line, as printed. MLPerf's tuned momentum
+    rises with the batch as the first does. The result is held within [0, 1).
     """
     if momentum_rule == "constant":
         return momentum
-    ratio = batch / NOISE_SCALE_BATCH if momentum_rule == "noise_scale_inverse" else NOISE_SCALE_BATCH / batch
+    ratio = (
+        batch / NOISE_SCALE_BATCH
+        if momentum_rule == "noise_scale_inverse"
+        else NOISE_SCALE_BATCH / batch
+    )
     return max(0.0, 1.0 - 0.1 * ratio)
 
 
@@ -242,17 +284,20 @@ class Schedule:
 
     Attributes:
       rate: learning rate of SGD at a fractional epoch, for the batch `base_batch`.
-      base_batch: images per update for which `rate` holds; the learning rate grows in proportion to the batch.
+      base_batch: images per update for which `rate` holds; the learning rate grows in proportion to
+      the batch.
       momentum: momentum of SGD for a batch.
       peak: lr * N, at which the bounds of the warmup close.
       bounded_epochs: T of a bounded AdaBound warmup, 0 without one.
       bound_time: see `BoundedWarmup.adabound_bound_time`.
       beta2: decay of the second moment, in the bounds.
-      ramp_epochs: epochs after the bounded warmup in which LARS comes in (`BoundedWarmup.hybrid_ramp_epochs`): the
-        share s, with which its ratio acts (a layer's rate is a ratio^s), grows from 0. At T every layer has the rate of
-        the last step of AdaBound, so that no layer's update jumps.
+      ramp_epochs: epochs after the bounded warmup in which LARS comes in
+        (`BoundedWarmup.hybrid_ramp_epochs`): the share s, with which its ratio acts (a layer's rate
+        is a ratio^s), grows from 0. At T every layer has the rate of the last step of AdaBound, so
+        that no layer's update jumps.
       scales_with_batch: whether rate and peak follow the batch.
-      arguments: of `create`, where that has made it: a saved optimizer is given the same schedule again.
+      arguments: of `create`, where that has made it: a saved optimizer is given the same schedule
+        again.
     """
 
     rate: Rate
@@ -267,17 +312,21 @@ class Schedule:
     arguments: Mapping[str, Any] | None = None
 
     def __call__(self, start: float, end: float, global_batch: int) -> dict[str, float]:
-        """The values for the step from fractional epoch `start` to `end` with `global_batch` images.
+        """The values for the step from fractional epoch `start` to `end` with `global_batch`
+        images.
 
         Returns:
-          learning_rate, momentum, phase (0: bounded warmup, 1: SGD), lower_bound and upper_bound, and lars_share where
-          LARS comes in over some epochs. In phase 0 the learning rate is the one that SGD would have, lr * N.
+          learning_rate, momentum, phase (0: bounded warmup, 1: SGD), lower_bound and upper_bound,
+          and lars_share where LARS comes in over some epochs. In phase 0 the learning rate is the
+          one that SGD would have, lr * N.
         """
         scale = global_batch / self.base_batch if self.scales_with_batch else 1.0
         peak = self.peak * scale
         bounded = start < self.bounded_epochs
         time = math.floor(start) + 1.0 if self.bound_time == "epoch" else end
-        lower, upper = hybrid_bounds(time, self.bounded_epochs, peak, self.beta2) if bounded else (peak, peak)
+        lower, upper = (
+            hybrid_bounds(time, self.bounded_epochs, peak, self.beta2) if bounded else (peak, peak)
+        )
         values = {
             "learning_rate": peak if bounded else self.rate(start) * scale,
             "momentum": self.momentum(global_batch),
@@ -286,12 +335,16 @@ class Schedule:
             "upper_bound": upper,
         }
         if self.ramp_epochs:
-            values["lars_share"] = min(max((start - self.bounded_epochs) / self.ramp_epochs, 0.0), 1.0)
+            values["lars_share"] = min(
+                max((start - self.bounded_epochs) / self.ramp_epochs, 0.0), 1.0
+            )
         return values
 
 
 def peak_rate(lr: float, lr_scaling: str, workers: int, batch: int) -> float:
-    """The learning rate after linear scaling: lr * N (Lu et al.), lr * B / 256 (Goyal et al.), or lr itself."""
+    """The learning rate after linear scaling: lr * N (Lu et al.), lr * B / 256 (Goyal et al.), or
+    lr itself.
+    """
     return lr * {"workers": workers, "batch": batch / REFERENCE_BATCH, "none": 1.0}[lr_scaling]
 
 

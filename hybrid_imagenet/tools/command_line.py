@@ -1,4 +1,6 @@
-"""Parses arguments, reports errors and starts TensorFlow for the programs that use a trained network."""
+"""Parses arguments, reports errors and starts TensorFlow for the programs that use a trained
+network.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +39,21 @@ if TYPE_CHECKING:
 
 
 class _Layout(argparse.HelpFormatter):
-    """Prints options as the training program's --help does: --name=FORM, and its text on the lines below."""
+    """Prints options as the training program's --help does: --name=FORM, and its text on the lines
+    below.
+    """
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=6, width=width())
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        """Fills each line by itself, so that an epilog can hold a list; an indented one, an example, stays whole."""
+        """Fills each line by itself, so that an epilog can hold a list; an indented one, an
+        example, stays whole.
+        """
         lines = text.splitlines()
-        return "\n".join(line if line.startswith(" ") else filled(line, width, indent) for line in lines)
+        return "\n".join(
+            line if line.startswith(" ") else filled(line, width, indent) for line in lines
+        )
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return filled(" ".join(text.split()), width).splitlines()
@@ -67,27 +75,42 @@ class _Layout(argparse.HelpFormatter):
         self, usage: str | None, actions: Iterable[argparse.Action], groups: Any, prefix: str | None
     ) -> str:
         if usage is None:
-            words = [f"{a.option_strings[-1]}={self._form(a)}" for a in actions if a.option_strings and a.required]
+            words = [
+                f"{a.option_strings[-1]}={self._form(a)}"
+                for a in actions
+                if a.option_strings and a.required
+            ]
             words += [self._words(a) for a in actions if not a.option_strings]
-            # The prefix is empty where argparse asks for the first words of a command's subcommands.
-            usage = " ".join([self._prog, *words, *(["[--name=value ...]"] if prefix is None else [])])
+            # The prefix is empty where argparse asks for the first words of a command's
+            # subcommands.
+            usage = " ".join(
+                [self._prog, *words, *(["[--name=value ...]"] if prefix is None else [])]
+            )
         return super()._format_usage(usage, actions, groups, prefix)
 
     @staticmethod
     def _words(action: argparse.Action) -> str:
         name = str(action.metavar or ("COMMAND" if action.choices else action.dest.upper()))
-        return {"+": f"{name} [{name} ...]", "*": f"[{name} ...]", "?": f"[{name}]"}.get(str(action.nargs), name)
+        return {"+": f"{name} [{name} ...]", "*": f"[{name} ...]", "?": f"[{name}]"}.get(
+            str(action.nargs), name
+        )
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that reports a mistake in one line, with the nearest name, and takes --flag-name for --flag_name."""
+    """A parser that reports a mistake in one line, with the nearest name, and takes --flag-name for
+    --flag_name.
+    """
 
     def __init__(self, program: str = "", description: str | None = None, **more: Any) -> None:
         more.setdefault("prog", f"hybrid-imagenet {program}")
-        super().__init__(description=description, allow_abbrev=False, formatter_class=_Layout, **more)
+        super().__init__(
+            description=description, allow_abbrev=False, formatter_class=_Layout, **more
+        )
 
     def error(self, message: str) -> NoReturn:
-        """Raises SharedError: every rank reads the same command line, and one says what is wrong with it."""
+        """Raises SharedError: every rank reads the same command line, and one says what is wrong
+        with it.
+        """
         raise SharedError(f"{message}; see --help")
 
     def format_help(self) -> str:
@@ -95,7 +118,9 @@ class Parser(argparse.ArgumentParser):
         return f"{super().format_help()}\n{filled(SPELLING, width())}\n"
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse, with underscores for dashes inside of the names of options; nothing is changed after `--`."""
+        """As argparse, with underscores for dashes inside of the names of options; nothing is
+        changed after `--`.
+        """
         words = list(sys.argv[1:] if args is None else args)
         end = words.index("--") if "--" in words else len(words)
         own, known = [*map(underscored, words[:end])], self._options()
@@ -106,7 +131,11 @@ class Parser(argparse.ArgumentParser):
 
     def _options(self) -> set[str]:
         """The options of this parser and of its subcommands."""
-        commands = [action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        commands = [
+            action.choices
+            for action in self._actions
+            if isinstance(action, argparse._SubParsersAction)
+        ]
         below = [parser._options() for choices in commands for parser in choices.values()]
         return set(self._option_string_actions).union(*below)
 
@@ -122,26 +151,37 @@ RUN_HELP = "the directory of a run"
 
 
 def add_network(parser: argparse.ArgumentParser) -> None:
-    """Adds the argument that names a network, RUN as in all commands, and what may be said about it."""
+    """Adds the argument that names a network, RUN as in all commands, and what may be said about
+    it.
+    """
     parser.add_argument(
         "checkpoint",
         metavar="RUN",
         type=pathlib.Path,
-        help="the directory of a run, of which the latest valid checkpoint is taken. A checkpoint (step-*.npz) or "
-        "weights of torchvision (.safetensors, .pth) are accepted too",
+        help=(
+            "the directory of a run, of which the latest valid checkpoint is taken. A checkpoint"
+            " (step-*.npz) or weights of torchvision (.safetensors, .pth) are accepted too"
+        ),
     )
     parser.add_argument(
         "--weights",
         choices=("auto", "ema", "trained"),
         default="auto",
-        help="which weights of a checkpoint: ema (averaged, --ema_decay), trained (of the last step), or auto: ema if "
-        "there are any",
+        help=(
+            "which weights of a checkpoint: ema (averaged, --ema_decay), trained (of the last"
+            " step), or auto: ema if there are any"
+        ),
     )
     parser.add_argument(
-        "--best", action="store_true", help="take the checkpoint with the best validation top-1, not the latest"
+        "--best",
+        action="store_true",
+        help="take the checkpoint with the best validation top-1, not the latest",
     )
     parser.add_argument(
-        "--image_size", type=positive, metavar="PIXELS", help="default: as trained; foreign weights: 224"
+        "--image_size",
+        type=positive,
+        metavar="PIXELS",
+        help="default: as trained; foreign weights: 224",
     )
 
 
@@ -149,8 +189,14 @@ def load_network(arguments: argparse.Namespace) -> Trained:
     """Reads the network that the arguments of `add_network` describe; raises UserError."""
     from hybrid_imagenet.checkpoints import pretrained
 
-    network = pretrained.load(arguments.checkpoint, _warn, weights=arguments.weights, best=arguments.best)
-    return dataclasses.replace(network, image_size=arguments.image_size) if arguments.image_size else network
+    network = pretrained.load(
+        arguments.checkpoint, _warn, weights=arguments.weights, best=arguments.best
+    )
+    return (
+        dataclasses.replace(network, image_size=arguments.image_size)
+        if arguments.image_size
+        else network
+    )
 
 
 def _number(kind: type, holds: Callable[[Any], bool], what: str) -> Callable[[str], Any]:
@@ -175,7 +221,9 @@ fraction = _number(float, lambda value: 0 < value <= 1, "a number above 0, at mo
 
 
 def write_json(path: str | None, values: object, flag: str = "--json") -> None:
-    """Writes what was measured to the file of a flag, if that is given; raises UserError if it cannot."""
+    """Writes what was measured to the file of a flag, if that is given; raises UserError if it
+    cannot.
+    """
     if path:
         target = files.output(flag, path)
         try:
@@ -186,15 +234,20 @@ def write_json(path: str | None, values: object, flag: str = "--json") -> None:
 
 
 def start_alone(program: str) -> None:
-    """Starts TensorFlow in a program that works on one process; raises UserError under a launcher."""
+    """Starts TensorFlow in a program that works on one process; raises UserError under a
+    launcher.
+    """
     ranks = comm.placement().size
     if ranks > 1:
-        raise UserError(f"{ranks} ranks were started, but {program} works alone: start it without a launcher")
+        raise UserError(
+            f"{ranks} ranks were started, but {program} works alone: start it without a launcher"
+        )
     comm.start()
 
 
 def run(program: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) -> int:
-    """Runs a program; returns its exit code (see `errors`) and prints its error, a shared one on rank 0 alone.
+    """Runs a program; returns its exit code (see `errors`) and prints its error, a shared one on
+    rank 0 alone.
 
     One of several ranks ends at once on an error: it must not wait in a collective of the others.
     """
@@ -223,7 +276,9 @@ def run(program: Callable[[Sequence[str]], int | None], arguments: Sequence[str]
             code = EXIT_FAILURE
             show(traceback.format_exc(), sys.stderr)
     if code and _place().size > 1:
-        with contextlib.suppress(UserError):  # standard output takes no more: the code says that this rank has failed
+        with contextlib.suppress(
+            UserError
+        ):  # standard output takes no more: the code says that this rank has failed
             sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -231,7 +286,9 @@ def run(program: Callable[[Sequence[str]], int | None], arguments: Sequence[str]
 
 
 def _place() -> Placement:
-    """Returns the place of this process among the ranks; rank 0 of 1 if its launcher is not supported."""
+    """Returns the place of this process among the ranks; rank 0 of 1 if its launcher is not
+    supported.
+    """
     try:
         return comm.placement()
     except UserError:
@@ -244,7 +301,8 @@ def program(work: Callable[[Sequence[str]], int | None]) -> Callable[[Sequence[s
 
 
 def show(text: str, stream: TextIO | None = None) -> None:
-    """Prints lines that may quote the names of files, hosts, classes or runs, without what would act on a terminal.
+    """Prints lines that may quote the names of files, hosts, classes or runs, without what would
+    act on a terminal.
 
     Args:
       text: one line or several.

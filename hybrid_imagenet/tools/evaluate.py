@@ -1,7 +1,8 @@
 """`hybrid-imagenet evaluate RUN --dataset=NAME`: loss, top-1 and top-5 of a trained network.
 
-Started once, or once per rank (`hybrid-imagenet run --module=hybrid_imagenet.tools.evaluate -- RUN ...`): every
-image counts exactly once, whatever the number of ranks.
+Started once, or once per rank
+(`hybrid-imagenet run --module=hybrid_imagenet.tools.evaluate -- RUN ...`): every image counts
+exactly once, whatever the number of ranks.
 """
 
 from __future__ import annotations
@@ -35,11 +36,21 @@ def _parser() -> command_line.Parser:
     )
     command_line.add_network(parser)
     parser.add_argument(
-        "--dataset", required=True, metavar="NAME", help="as in training: digits, folder, tfrecord, ..., a TFDS name"
+        "--dataset",
+        required=True,
+        metavar="NAME",
+        help="as in training: digits, folder, tfrecord, ..., a TFDS name",
     )
     parser.add_argument("--data_dir", metavar="DIR", help="where the dataset is")
-    parser.add_argument("--data_cache_dir", metavar="DIR", help="for copies of files of a URL, as in training")
-    parser.add_argument("--val_fraction", type=command_line.fraction, default=0.0, help="of a folder, as in training")
+    parser.add_argument(
+        "--data_cache_dir", metavar="DIR", help="for copies of files of a URL, as in training"
+    )
+    parser.add_argument(
+        "--val_fraction",
+        type=command_line.fraction,
+        default=0.0,
+        help="of a folder, as in training",
+    )
     parser.add_argument("--split", choices=data.SPLITS, default="validation", help="(%(default)s)")
     parser.add_argument(
         "--per_gpu_batch",
@@ -52,15 +63,23 @@ def _parser() -> command_line.Parser:
         "--crop",
         metavar="FRACTION",
         type=command_line.fraction,
-        help="side of the central square, as a fraction of the shorter side (default: as trained; foreign: 0.875)",
+        help=(
+            "side of the central square, as a fraction of the shorter side (default: as trained;"
+            " foreign: 0.875)"
+        ),
     )
     parser.add_argument(
         "--precision",
         choices=("auto", "float32", "mixed_float16", "mixed_bfloat16"),
         default="auto",
-        help="compute type (%(default)s: float32 if the run was trained in it, else the fastest of this machine)",
+        help=(
+            "compute type (%(default)s: float32 if the run was trained in it, else the fastest of"
+            " this machine)"
+        ),
     )
-    parser.add_argument("--bad_records", choices=("fail", "skip"), default="fail", help="end, or omit (%(default)s)")
+    parser.add_argument(
+        "--bad_records", choices=("fail", "skip"), default="fail", help="end, or omit (%(default)s)"
+    )
     parser.add_argument(
         "--max_bad_records",
         type=int,
@@ -76,14 +95,16 @@ def _parser() -> command_line.Parser:
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
     arguments = _parser().parse_args(argv)
-    if comm.placement().size == 1:  # of several ranks rank 0 alone needs the checkpoint, and all end together
+    if (
+        comm.placement().size == 1
+    ):  # of several ranks rank 0 alone needs the checkpoint, and all end together
         _check(arguments)
     communicator = comm.start()
     results, network = _evaluate(arguments, communicator)
     if not math.isfinite(results["loss"]):
         raise SharedError(
-            f"{network.origin}: the loss is {results['loss']} in {results['precision']}, because scores are not finite "
-            "numbers; set --precision=float32, or give another checkpoint"
+            f"{network.origin}: the loss is {results['loss']} in {results['precision']}, because"
+            " scores are not finite numbers; set --precision=float32, or give another checkpoint"
         )
     if communicator.rank == 0:
         facts = {"checkpoint": network.origin, "weights": "ema" if network.averaged else "trained"}
@@ -92,16 +113,21 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Finds out before TensorFlow is loaded what listings and the checkpoint's description show; raises UserError."""
+    """Finds out before TensorFlow is loaded what listings and the checkpoint's description show;
+    raises UserError.
+    """
     classes = store.look(arguments.checkpoint).meta.get("num_classes")
     found = Request.from_flags(arguments, arguments.split, num_classes=classes).look()
     if None not in (classes, found.classes) and classes != found.classes:
         raise UserError(
-            f"--dataset={arguments.dataset}: {found.classes} classes, but {arguments.checkpoint} has {classes}"
+            f"--dataset={arguments.dataset}: {found.classes} classes, but {arguments.checkpoint}"
+            f" has {classes}"
         )
 
 
-def _evaluate(arguments: argparse.Namespace, communicator: comm.Communicator) -> tuple[dict[str, Any], Trained]:
+def _evaluate(
+    arguments: argparse.Namespace, communicator: comm.Communicator
+) -> tuple[dict[str, Any], Trained]:
     # Imported late: TensorFlow starts with the threads that comm sets.
     import tensorflow as tf
 
@@ -136,7 +162,9 @@ def _evaluate(arguments: argparse.Namespace, communicator: comm.Communicator) ->
         image_size=network.image_size,
         crop_fraction=arguments.crop or network.crop_fraction,
         options=pipeline.HostOptions(
-            threads=threads, bad_records=arguments.bad_records, max_bad_records=arguments.max_bad_records
+            threads=threads,
+            bad_records=arguments.bad_records,
+            max_bad_records=arguments.max_bad_records,
         ),
     ).run()
     values = {name.removeprefix("val_"): value for name, value in results.items()}
@@ -148,11 +176,17 @@ def _asked(arguments: argparse.Namespace, network: Trained) -> str:
 
     Others go by the machine: FP16 convolutions need a GPU, and BF16 pays on few processors.
     """
-    return "float32" if (arguments.precision, network.precision) == ("auto", "float32") else arguments.precision
+    return (
+        "float32"
+        if (arguments.precision, network.precision) == ("auto", "float32")
+        else arguments.precision
+    )
 
 
 def _shared_network(arguments: argparse.Namespace, communicator: comm.Communicator) -> Trained:
-    """The network with its weights on rank 0, which alone reads the file, and without them elsewhere."""
+    """The network with its weights on rank 0, which alone reads the file, and without them
+    elsewhere.
+    """
     from hybrid_imagenet.checkpoints.pretrained import Trained
 
     network: Trained | None = None
@@ -168,10 +202,16 @@ def _source(arguments: argparse.Namespace, network: Trained) -> Source:
     source = Request.from_flags(arguments, arguments.split, num_classes=classes).open()
     if source.num_classes != classes:
         raise UserError(
-            f"--dataset={arguments.dataset}: {source.num_classes} classes, but {network.origin} has {classes}"
+            f"--dataset={arguments.dataset}: {source.num_classes} classes, but {network.origin} has"
+            f" {classes}"
         )
-    if source.class_names != network.class_names and set(source.class_names) == set(network.class_names):
-        raise UserError(f"--dataset={arguments.dataset}: it has the classes of {network.origin} in another order")
+    if source.class_names != network.class_names and set(source.class_names) == set(
+        network.class_names
+    ):
+        raise UserError(
+            f"--dataset={arguments.dataset}: it has the classes of {network.origin} in another"
+            " order"
+        )
     if found := listing.name_difference(network.class_names, source.class_names):
         text = f"{network.origin} has other class names ({found}): labels are compared by number"
         source.notes = (*source.notes, listing.Note(text))
@@ -183,8 +223,8 @@ def _line(network: Trained, results: dict[str, Any]) -> str:
     top5 = f"top-5 {100 * results['top5']:.3f} %, " if len(network.class_names) > 5 else ""
     dropped = f" ({results['dropped']} dropped)" if results["dropped"] else ""
     return (
-        f"{printable(network.origin)}{which}: {counted(results['count'], 'image')}{dropped}, "
-        f"top-1 {100 * results['top1']:.3f} %, {top5}loss {results['loss']:.5f}, {results['precision']}"
+        f"{printable(network.origin)}{which}: {counted(results['count'], 'image')}{dropped}, top-1"
+        f" {100 * results['top1']:.3f} %, {top5}loss {results['loss']:.5f}, {results['precision']}"
     )
 
 

@@ -27,17 +27,24 @@ TITLES = {
     ".safetensors": "weights of torchvision's network, for images that are normalized as there",
     "": "a directory with a TensorFlow SavedModel",
 }
-"""The forms in which a network is written, by the suffix of the file; `export_forms.FORMS` has their functions."""
+"""The forms in which a network is written, by the suffix of the file; `export_forms.FORMS` has
+their functions.
+"""
 
 
 def _parser() -> command_line.Parser:
-    parser = command_line.Parser("export", "Writes a trained network in another form, and checks that outputs agree.")
+    parser = command_line.Parser(
+        "export", "Writes a trained network in another form, and checks that outputs agree."
+    )
     command_line.add_network(parser)
     parser.add_argument(
         "--to",
         metavar="FILE",
         required=True,
-        help="new file; its suffix tells the form: .keras, .onnx, .safetensors, none (directory with a SavedModel)",
+        help=(
+            "new file; its suffix tells the form: .keras, .onnx, .safetensors, none (directory with"
+            " a SavedModel)"
+        ),
     )
     return parser
 
@@ -50,7 +57,9 @@ def main(argv: Sequence[str]) -> None:
     if target_path.exists():
         raise UserError(f"--to={target_path}: exists already; give a new name")
     if not target_path.parent.is_dir():
-        raise UserError(f"--to={target_path}: there is no directory {target_path.parent}; create it")
+        raise UserError(
+            f"--to={target_path}: there is no directory {target_path.parent}; create it"
+        )
     if target_path.suffix not in TITLES:
         forms = ", ".join(f"{suffix or 'no suffix'} ({title})" for suffix, title in TITLES.items())
         near = did_you_mean(target_path.suffix, TITLES)
@@ -63,7 +72,10 @@ def main(argv: Sequence[str]) -> None:
     network = command_line.load_network(arguments)
     difference = export(network, export_forms.FORMS[target_path.suffix], target_path)
     title = TITLES[target_path.suffix]
-    command_line.show(f"wrote {target_path} ({title}); outputs differ by at most {difference:.1e} of the largest logit")
+    command_line.show(
+        f"wrote {target_path} ({title}); outputs differ by at most {difference:.1e} of the largest"
+        " logit"
+    )
 
 
 def export(network: Trained, form: Form, path: pathlib.Path) -> float:
@@ -72,11 +84,12 @@ def export(network: Trained, form: Form, path: pathlib.Path) -> float:
     The file has its name only once it has passed; before, it is a hidden file beside it.
 
     Returns:
-      The largest difference of a logit, as a fraction of the largest logit (or of 1 if that is larger).
+      The largest difference of a logit, as a fraction of the largest logit (or of 1 if that is
+      larger).
 
     Raises:
-      UserError: for a network that such a file cannot hold, a file that cannot be written, or outputs that differ by
-        more than `TOLERANCE`.
+      UserError: for a network that such a file cannot hold, a file that cannot be written, or
+        outputs that differ by more than `TOLERANCE`.
     """
     temporary = path.with_name(f".{os.getpid()}-{path.name}")
     try:
@@ -84,12 +97,14 @@ def export(network: Trained, form: Form, path: pathlib.Path) -> float:
         difference = _difference(network, form, temporary)
         if not difference <= TOLERANCE:  # a NaN must not pass
             raise UserError(
-                f"--to={path}: outputs of the file differ by {difference:.1e} of the largest logit; "
-                "it was not kept, choose another form"
+                f"--to={path}: outputs of the file differ by {difference:.1e} of the largest logit;"
+                " it was not kept, choose another form"
             )
         temporary.rename(path)
     except OSError as error:
-        raise UserError(f"--to={path}: cannot be written ({error.strerror or error}); give another place") from None
+        raise UserError(
+            f"--to={path}: cannot be written ({error.strerror or error}); give another place"
+        ) from None
     finally:
         if temporary.is_dir():
             shutil.rmtree(temporary)
@@ -109,8 +124,10 @@ def _difference(network: Trained, form: Form, path: pathlib.Path) -> float:
         expected = original(pixels)
         if not np.isfinite(expected).all():
             raise UserError(
-                f"{network.origin}: its scores for random images are not finite numbers, because its weights are too "
-                "large; give another checkpoint"
+                f"{network.origin}: its scores for random images are not finite numbers, because"
+                " its weights are too large; give another checkpoint"
             )
-        differences.append(np.abs(written(pixels) - expected).max() / max(1.0, np.abs(expected).max()))
+        differences.append(
+            np.abs(written(pixels) - expected).max() / max(1.0, np.abs(expected).max())
+        )
     return float(np.max(differences))

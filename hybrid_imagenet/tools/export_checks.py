@@ -14,7 +14,8 @@ _PACKAGES = {".onnx": ("onnx", "tf2onnx", "onnxruntime"), ".safetensors": ("safe
 
 
 def check_form(suffix: str, meta: Mapping[str, Any]) -> None:
-    """Raises UserError if a package for a form is missing, or if the form cannot hold the network of a description.
+    """Raises UserError if a package for a form is missing, or if the form cannot hold the network
+    of a description.
 
     Args:
       suffix: of `export.TITLES`.
@@ -23,8 +24,8 @@ def check_form(suffix: str, meta: Mapping[str, Any]) -> None:
     for name in _PACKAGES.get(suffix, ()):
         if importlib.util.find_spec(name) is None:
             raise UserError(
-                f"--to: {suffix} files need the package {name}: pip install {name}, or export to .keras, which needs "
-                "no other package"
+                f"--to: {suffix} files need the package {name}: pip install {name}, or export to"
+                " .keras, which needs no other package"
             )
     if suffix == ".safetensors" and "model" in meta:
         check_torchvision_has(
@@ -36,10 +37,12 @@ def check_form(suffix: str, meta: Mapping[str, Any]) -> None:
         )
 
 
-def check_torchvision_has(model: str, width: int, stem: str, blurpool: bool, epsilon: float) -> None:
+def check_torchvision_has(
+    model: str, width: int, stem: str, blurpool: bool, epsilon: float
+) -> None:
     """Raises UserError if torchvision has no network of this form."""
     if not depths.torchvision_has(model, width, stem, blurpool, epsilon):
         raise UserError(
-            f"--to: torchvision has no {model} of width {width}, stem {stem}, blurpool {blurpool} and epsilon "
-            f"{epsilon:g}; export to .onnx"
+            f"--to: torchvision has no {model} of width {width}, stem {stem}, blurpool {blurpool}"
+            f" and epsilon {epsilon:g}; export to .onnx"
         )

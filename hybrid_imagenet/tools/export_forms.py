@@ -31,7 +31,8 @@ class Form:
 
     Attributes:
       write: `(network, path)`; raises UserError for a network that the file cannot hold.
-      open: `(network, path)` gives a function from pixels, float32 [b, s, s, 3], to the file's logits [b, classes].
+      open: `(network, path)` gives a function from pixels, float32 [b, s, s, 3], to the file's
+        logits [b, classes].
     """
 
     write: Callable[[Trained, pathlib.Path], None]
@@ -47,14 +48,17 @@ def outputs(network: Trained) -> Outputs:
 def _rebuilt(network: Trained) -> keras.Model:
     """Returns a network of Keras' own layers in FP32, whose files can be read without this package.
 
-    It takes RGB pixels of 0 to 255, float32 [b, s, s, 3], to logits, float32 [b, classes]; its first layer normalizes.
+    It takes RGB pixels of 0 to 255, float32 [b, s, s, 3], to logits, float32 [b, classes]; its
+    first layer normalizes.
     """
     model, first = network.build(), True
 
     def call(layer: keras.layers.Layer, x: Any, **kwargs: Any) -> Any:
         nonlocal first
         if first:
-            x = keras.layers.Rescaling(device.SCALE.tolist(), device.OFFSET.tolist(), name="normalize")(x)
+            x = keras.layers.Rescaling(
+                device.SCALE.tolist(), device.OFFSET.tolist(), name="normalize"
+            )(x)
             first = False
         if isinstance(model.get_layer(layer.name), BlurPool):
             x = keras.layers.AveragePooling2D(2, 1, name=f"{layer.name}_first")(_with_edges(x))
@@ -64,7 +68,9 @@ def _rebuilt(network: Trained) -> keras.Model:
         return layer(x, **kwargs)
 
     pixels = keras.Input((network.image_size, network.image_size, 3), dtype="float32", name="image")
-    rebuilt = keras.models.clone_model(model, input_tensors=pixels, clone_function=_clone, call_function=call)
+    rebuilt = keras.models.clone_model(
+        model, input_tensors=pixels, clone_function=_clone, call_function=call
+    )
     values = {variable.path: variable for variable in model.weights}
     for variable in rebuilt.weights:
         variable.assign(values[variable.path])
@@ -76,7 +82,9 @@ def _with_edges(x: keras.KerasTensor) -> keras.KerasTensor:
     for axis in (1, 2):
         rest = x.shape[axis] - 1
         crops = [[(0, rest), (0, 0)], [(rest, 0), (0, 0)]]
-        first, last = (keras.layers.Cropping2D(crop if axis == 1 else crop[::-1])(x) for crop in crops)
+        first, last = (
+            keras.layers.Cropping2D(crop if axis == 1 else crop[::-1])(x) for crop in crops
+        )
         x = keras.layers.Concatenate(axis=axis)([first, x, last])
     return x
 
@@ -90,7 +98,9 @@ def _clone(layer: keras.layers.Layer) -> keras.layers.Layer:
     if isinstance(layer, Conv2D):
         return keras.layers.Conv2D.from_config(super(Conv2D, layer).get_config())
     if isinstance(layer, BatchNormalization):
-        return keras.layers.BatchNormalization.from_config(super(BatchNormalization, layer).get_config())
+        return keras.layers.BatchNormalization.from_config(
+            super(BatchNormalization, layer).get_config()
+        )
     return type(layer).from_config(layer.get_config())
 
 
@@ -118,9 +128,13 @@ def _open_saved_model(_: Trained, path: pathlib.Path) -> Outputs:
 def _write_onnx(network: Trained, path: pathlib.Path) -> None:
     onnx = _onnx_module("onnx")
     _onnx_module("tf2onnx")
-    signature = tf.TensorSpec((None, network.image_size, network.image_size, 3), tf.float32, name="image")
+    signature = tf.TensorSpec(
+        (None, network.image_size, network.image_size, 3), tf.float32, name="image"
+    )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of NumPy, about a name that the converter asks for
+        warnings.simplefilter(
+            "ignore", FutureWarning
+        )  # of NumPy, about a name that the converter asks for
         _rebuilt(network).export(path, format="onnx", verbose=False, input_signature=[signature])
     model = onnx.load(path)
     (output,) = model.graph.output

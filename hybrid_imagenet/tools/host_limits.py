@@ -1,4 +1,6 @@
-"""Checks what Open MPI needs on this host before it starts ranks: it would print many raw lines, or wait forever."""
+"""Checks what Open MPI needs on this host before it starts ranks: it would print many raw lines, or
+wait forever.
+"""
 
 from __future__ import annotations
 
@@ -23,25 +25,28 @@ def check(interface: str = "") -> None:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit != resource.RLIM_INFINITY and limit < MIN_FILE_BYTES:
         raise UserError(
-            f"This shell limits files to {limit >> 10} KiB, but Open MPI shares memory between ranks in files of 4 "
-            "MiB, and checkpoints are larger. Run ulimit -f unlimited first."
+            f"This shell limits files to {limit >> 10} KiB, but Open MPI shares memory between"
+            " ranks in files of 4 MiB, and checkpoints are larger. Run ulimit -f unlimited first."
         )
     if not hosts.all_interfaces():
         raise UserError(
-            "This host has no network interface with an address, not even loopback, which ranks need to find each "
-            "other. Run ip link set lo up, or start the container with a network."
+            "This host has no network interface with an address, not even loopback, which ranks"
+            " need to find each other. Run ip link set lo up, or start the container with a"
+            " network."
         )
     names = sorted(name for _, name in socket.if_nameindex())
     if interface and interface.partition(":")[0] not in names:  # eth0:1 is a second address of eth0
         raise UserError(
-            f"--network_interfaces={interface}: this host has no such network interface. Choose one of "
-            f"{', '.join(names)}."
+            f"--network_interfaces={interface}: this host has no such network interface. Choose one"
+            f" of {', '.join(names)}."
         )
     _check_temporary_directory()
 
 
 def _check_temporary_directory() -> None:
-    """Raises UserError if Open MPI cannot create its directory; unlike Python, it takes no other one then."""
+    """Raises UserError if Open MPI cannot create its directory; unlike Python, it takes no other
+    one then.
+    """
     variable = next((name for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)), "")
     directory = os.environ[variable] if variable else "/tmp"
     try:
@@ -51,6 +56,6 @@ def _check_temporary_directory() -> None:
     except OSError as error:
         what = f"{variable}={directory}" if variable else directory
         raise UserError(
-            f"{what} cannot be written ({error.strerror}), but Open MPI keeps its files there. Set TMPDIR to a "
-            "directory that can be written."
+            f"{what} cannot be written ({error.strerror}), but Open MPI keeps its files there. Set"
+            " TMPDIR to a directory that can be written."
         ) from None

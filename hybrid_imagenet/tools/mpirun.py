@@ -1,7 +1,8 @@
 """Finds the mpirun that starts the ranks, and rejects one that cannot.
 
-`module load mpich` and the like put another MPI's mpirun first on PATH. Its options and reports differ from those of
-Open MPI 4, which `hybrid-imagenet run` uses. So the mpirun of this Python's environment is used before the one on PATH.
+`module load mpich` and the like put another MPI's mpirun first on PATH. Its options and reports
+differ from those of Open MPI 4, which `hybrid-imagenet run` uses. So the mpirun of this Python's
+environment is used before the one on PATH.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ _ANSWER_SECONDS = 20.0
 _OPEN_MPI = re.compile(r"\(Open ?MPI\) (\d+)\.([\w.]+)")
 _OTHERS = (
     (re.compile(r"Intel\(R\) MPI Library[^\n]*?Version ([\w.]+)"), "Intel MPI"),
-    (re.compile(r"HYDRA build details:.*?Version:\s*([\w.]+)", re.DOTALL), "MPICH or an MPI made from it (Hydra)"),
+    (
+        re.compile(r"HYDRA build details:.*?Version:\s*([\w.]+)", re.DOTALL),
+        "MPICH or an MPI made from it (Hydra)",
+    ),
     (re.compile(r"IBM Spectrum MPI[^\n]*?(\d[\w.]+)"), "IBM Spectrum MPI"),
 )
 
@@ -56,14 +60,17 @@ def find() -> Mpirun:
     found = identify(path)
     if not found.is_supported:
         raise UserError(
-            f"{path} belongs to {found.name}, but the ranks need the mpirun of Open MPI {SUPPORTED_MAJOR_VERSION}. "
-            f"{remedy} The mpirun of this environment is used even if another one is first on PATH."
+            f"{path} belongs to {found.name}, but the ranks need the mpirun of Open MPI"
+            f" {SUPPORTED_MAJOR_VERSION}. {remedy} The mpirun of this environment is used even if"
+            " another one is first on PATH."
         )
     return found
 
 
 def first_on_path() -> Mpirun | None:
-    """Returns the mpirun that a shell, and so a bare horovodrun, would use; None if there is none."""
+    """Returns the mpirun that a shell, and so a bare horovodrun, would use; None if there is
+    none.
+    """
     path = shutil.which("mpirun")
     return identify(path) if path is not None else None
 

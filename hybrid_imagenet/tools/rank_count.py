@@ -27,10 +27,13 @@ class RankCount(NamedTuple):
     reason: str = ""
 
 
-def choose(total: int | None, per_host: int | None, host_list: str | None, ssh_port: int | None = None) -> RankCount:
+def choose(
+    total: int | None, per_host: int | None, host_list: str | None, ssh_port: int | None = None
+) -> RankCount:
     """Chooses the ranks of a job from `-np`, `--nproc_per_node` and `-H`.
 
-    Without the first two, a host that was named without slots gets one rank for each of its visible GPUs.
+    Without the first two, a host that was named without slots gets one rank for each of its visible
+    GPUs.
 
     Args:
       total: `-np`, or None.
@@ -66,7 +69,8 @@ def _on_each_host(total: int | None, per_host: int, slots: dict[str, int]) -> Ra
     for name, count in slots.items():
         if count not in (_UNKNOWN, per_host):
             raise UserError(
-                f"--nproc_per_node={per_host} and -H {name}:{count} contradict each other. Use one of them."
+                f"--nproc_per_node={per_host} and -H {name}:{count} contradict each other. Use one"
+                " of them."
             )
     product = per_host * len(slots)
     if total not in (None, product):
@@ -92,7 +96,9 @@ def _visible_gpus(names: Sequence[str], ssh_port: int | None) -> list[tuple[int,
                 f"-H {name}: the GPUs of this host cannot be counted ({facts}). "
                 f"Write the number of its ranks after a colon, as in {name}:8."
             )
-        found.append(_ranks_for(len(facts["gpus"]), bool((facts["build"] or {}).get("is_cuda_build"))))
+        found.append(
+            _ranks_for(len(facts["gpus"]), bool((facts["build"] or {}).get("is_cuda_build")))
+        )
     return found
 
 

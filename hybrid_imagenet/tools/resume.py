@@ -1,4 +1,6 @@
-"""`hybrid-imagenet resume RUN [FLAG ...]`: continues a run with the flags that its config.json holds."""
+"""`hybrid-imagenet resume RUN [FLAG ...]`: continues a run with the flags that its config.json
+holds.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ from hybrid_imagenet.schedules.training_schedule import FIXED, PUBLISHED
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.run import written
 
-_GIVEN = (Origin.COMMAND_LINE.value, Origin.FLAGFILE.value)  # of what a person has set; the rest follows from it
+_GIVEN = (
+    Origin.COMMAND_LINE.value,
+    Origin.FLAGFILE.value,
+)  # of what a person has set; the rest follows from it
 _OF_ONE_START = (
     *("run_dir", "resume", "max_steps"),
     *("print_config", "print_config_all", "print_config_gpus", "check_only"),
@@ -28,7 +33,11 @@ _SECRET = "***"
 
 
 def command(
-    run: pathlib.Path, config: Mapping[str, Any], words: Sequence[str], ranks: int | None = None, hosts: str = ""
+    run: pathlib.Path,
+    config: Mapping[str, Any],
+    words: Sequence[str],
+    ranks: int | None = None,
+    hosts: str = "",
 ) -> list[str]:
     """The command that continues a run, without the program's name.
 
@@ -40,18 +49,23 @@ def command(
       hosts: HOST:SLOTS,... of -H; empty takes the run's hosts if it has the run's number of ranks.
 
     Raises:
-      UserError: for flags that cannot be used, --run_dir among them, or a flag whose value was not stored.
+      UserError: for flags that cannot be used, --run_dir among them, or a flag whose value was not
+        stored.
     """
     flags, origins = config["flags"], config.get("origins", {})
     new = {underscored(word)[2:].partition("=")[0] for word in words}
     new |= {name.removeprefix("no").removeprefix("_") for name in new}
     if "run_dir" in new:
         raise UserError("--run_dir: RUN is the directory of the run; copy it to continue elsewhere")
-    unused = PUBLISHED if flags.get("lr_schedule") in FIXED else ()  # a flag file may hold for several recipes
+    unused = (
+        PUBLISHED if flags.get("lr_schedule") in FIXED else ()
+    )  # a flag file may hold for several recipes
     kept = [
         _flag(name, value)
         for name, value in flags.items()
-        if origins.get(name) in _GIVEN and name in configuration.OPTIONS and name not in (*_OF_ONE_START, *unused, *new)
+        if origins.get(name) in _GIVEN
+        and name in configuration.OPTIONS
+        and name not in (*_OF_ONE_START, *unused, *new)
     ]
     if not {"recipe", "flagfile"} & new and origins.get("recipe") not in _GIVEN:
         # Ranks on other hosts may not see the directory of the run, which has its recipe.
@@ -75,7 +89,9 @@ def command(
 
 def _lacks_value(word: str) -> bool:
     known = configuration.OPTIONS.get(word[2:])
-    return word == "--flagfile" or (word.startswith("--") and known is not None and known.kind.base is not bool)
+    return word == "--flagfile" or (
+        word.startswith("--") and known is not None and known.kind.base is not bool
+    )
 
 
 def _flag(name: str, value: Any) -> str:
@@ -101,19 +117,30 @@ def changes(flags: Mapping[str, Any], words: Sequence[str]) -> list[str]:
 def unknown(config: Mapping[str, Any]) -> list[str]:
     """A line for each flag that was given to the run and that this version does not have."""
     flags, origins = config["flags"], config.get("origins", {})
-    gone = [name for name in flags if origins.get(name) in _GIVEN and name not in configuration.OPTIONS]
-    return [f"{_flag(name, flags[name])} does not exist in this version and is left out" for name in gone]
+    gone = [
+        name for name in flags if origins.get(name) in _GIVEN and name not in configuration.OPTIONS
+    ]
+    return [
+        f"{_flag(name, flags[name])} does not exist in this version and is left out"
+        for name in gone
+    ]
 
 
 @command_line.program
 def main(arguments: Sequence[str]) -> None:
     """Runs the command line, unless it only prints: training takes the place of this process."""
     parser = command_line.Parser(
-        "resume", "Continues a run in its directory. Words after RUN are flags of training that win over the run's."
+        "resume",
+        "Continues a run in its directory. Words after RUN are flags of training that win over the"
+        " run's.",
     )
     parser.add_argument("run", metavar="RUN", type=pathlib.Path, help=command_line.RUN_HELP)
-    parser.add_argument("-np", type=command_line.positive, metavar="N", help="number of ranks (default: the run's)")
-    parser.add_argument("-H", "--hosts", default="", metavar="HOST:SLOTS,...", help="hosts (default: the run's)")
+    parser.add_argument(
+        "-np", type=command_line.positive, metavar="N", help="number of ranks (default: the run's)"
+    )
+    parser.add_argument(
+        "-H", "--hosts", default="", metavar="HOST:SLOTS,...", help="hosts (default: the run's)"
+    )
     parser.add_argument("--dry_run", action="store_true", help="print the command, run nothing")
     own = {"--hosts", "--dry_run", "--help"}
     words: list[str] = []
@@ -128,7 +155,9 @@ def main(arguments: Sequence[str]) -> None:
     following = command(parsed.run, config, flags, parsed.np, parsed.hosts)
     for line in (*changes(config["flags"], flags), *unknown(config)):
         command_line.show(f"changed: {line}", sys.stderr)
-    command_line.show(shlex.join(["hybrid-imagenet", *following]), sys.stdout if parsed.dry_run else sys.stderr)
+    command_line.show(
+        shlex.join(["hybrid-imagenet", *following]), sys.stdout if parsed.dry_run else sys.stderr
+    )
     if not parsed.dry_run:
         sys.stderr.flush()
         os.execv(sys.executable, [sys.executable, "-m", "hybrid_imagenet", *following])

@@ -1,4 +1,6 @@
-"""`hybrid-imagenet runs [DIR]`, `status RUN` and `stop RUN`: runs as a table, how one stands, and asking it to stop."""
+"""`hybrid-imagenet runs [DIR]`, `status RUN` and `stop RUN`: runs as a table, how one stands, and
+asking it to stop.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,14 @@ _LOOK_SECONDS = 0.5
 
 def _parser() -> command_line.Parser:
     parser = command_line.Parser("runs", "Lists the runs in a directory, the newest last.")
-    parser.add_argument("directory", nargs="?", default="runs", metavar="DIR", help="holds runs (default: runs)")
     parser.add_argument(
-        "--diff", nargs=2, metavar="RUN", help="instead: the flags in which these two runs differ, in two columns"
+        "directory", nargs="?", default="runs", metavar="DIR", help="holds runs (default: runs)"
+    )
+    parser.add_argument(
+        "--diff",
+        nargs=2,
+        metavar="RUN",
+        help="instead: the flags in which these two runs differ, in two columns",
     )
     return parser
 
@@ -37,7 +44,9 @@ def main(arguments: Sequence[str]) -> None:
     if parsed.diff:
         one, other = (load.load(path) for path in parsed.diff)
         rows = [(name, *map(text, values)) for name, values in load.differences([one, other])]
-        command_line.show(table(("flag", *parsed.diff), rows) if rows else "All flags are the same.")
+        command_line.show(
+            table(("flag", *parsed.diff), rows) if rows else "All flags are the same."
+        )
         return
     directory = pathlib.Path(parsed.directory)
     found = _runs_in(directory)
@@ -51,16 +60,22 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _runs_in(directory: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the runs in a directory, the newest last: each directory with a config.json, of whatever kind it is."""
+    """Returns the runs in a directory, the newest last: each directory with a config.json, of
+    whatever kind it is.
+    """
     try:
         entries = list(directory.iterdir())
     except OSError:
         return []
-    return sorted((path for path in entries if os.path.lexists(path / "config.json")), key=state.last_write)
+    return sorted(
+        (path for path in entries if os.path.lexists(path / "config.json")), key=state.last_write
+    )
 
 
 def row(directory: pathlib.Path) -> tuple[str, ...]:
-    """Returns a run in the columns of the table, and in the last cell why it cannot be read, if so."""
+    """Returns a run in the columns of the table, and in the last cell why it cannot be read, if
+    so.
+    """
     when = _date(state.last_write(directory))
     try:
         run = load.load(directory)
@@ -85,7 +100,9 @@ def row(directory: pathlib.Path) -> tuple[str, ...]:
 
 
 def _date(seconds: float) -> str:
-    """Returns a time in seconds since 1970 as a date of this place; a dash for one that no calendar has."""
+    """Returns a time in seconds since 1970 as a date of this place; a dash for one that no calendar
+    has.
+    """
     try:
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
     except (OverflowError, ValueError, OSError):
@@ -96,7 +113,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Texts in aligned columns, the figures to the right."""
     lines = [list(map(printable, line)) for line in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    forms = [f"{{:{'>' if name in _RIGHT else '<'}{width}}}" for name, width in zip(head, widths, strict=True)]
+    forms = [
+        f"{{:{'>' if name in _RIGHT else '<'}{width}}}"
+        for name, width in zip(head, widths, strict=True)
+    ]
     return "\n".join("  ".join(forms).format(*line).rstrip() for line in lines)
 
 
@@ -110,14 +130,18 @@ def _directory(program: str, description: str, arguments: Sequence[str]) -> path
 @command_line.program
 def status(arguments: Sequence[str]) -> None:
     """Runs `status`."""
-    directory = _directory("status", "Prints the state of a run, and how to continue or stop it.", arguments)
+    directory = _directory(
+        "status", "Prints the state of a run, and how to continue or stop it.", arguments
+    )
     command_line.show(_standing(directory))
 
 
 @command_line.program
 def stop(arguments: Sequence[str]) -> None:
     """Runs `stop`."""
-    directory = _directory("stop", "Asks a run on this host to save and stop, and waits until it has.", arguments)
+    directory = _directory(
+        "stop", "Asks a run on this host to save and stop, and waits until it has.", arguments
+    )
     if files.lock_holder(directory) is None:
         raise UserError(_nothing_to_stop(directory))
     state.stop(directory)
@@ -140,7 +164,10 @@ def _nothing_to_stop(directory: pathlib.Path) -> str:
         hosts = ", ".join(dict.fromkeys(run.environment.get("hosts", ()))) or "another host"
         return f"{directory}: does not run on this host. It was started on {hosts}: stop it there"
     verb = "diverged" if run.state == state.DIVERGED else f"was {run.state}"
-    return f"{directory}: {verb} at {epochs} and no longer runs, so there is nothing to stop. {run.following}"
+    return (
+        f"{directory}: {verb} at {epochs} and no longer runs, so there is nothing to stop."
+        f" {run.following}"
+    )
 
 
 def _standing(directory: pathlib.Path) -> str:
@@ -149,5 +176,8 @@ def _standing(directory: pathlib.Path) -> str:
     recorded = (record.get("step") or 0 for record in (*run.steps, *run.epochs))
     last = max([run.summary.get("steps") or 0, *recorded])  # a run may end between two records
     age = duration(max(time.time() - state.last_write(directory), 0.0))
-    found = [f"{directory}: {run.state}, step {last}, last record {age} ago", findings.answers(run).outcome]
+    found = [
+        f"{directory}: {run.state}, step {last}, last record {age} ago",
+        findings.answers(run).outcome,
+    ]
     return "\n".join([*found, *filter(None, [run.following])])

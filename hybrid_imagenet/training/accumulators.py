@@ -12,7 +12,9 @@ from hybrid_imagenet import xla
 
 @dataclasses.dataclass(frozen=True)
 class ClassificationSums:
-    """Holds sums over examples: loss (nats), correct first guesses, correct among five guesses, and their number."""
+    """Holds sums over examples: loss (nats), correct first guesses, correct among five guesses, and
+    their number.
+    """
 
     loss: float
     top1: float
@@ -20,7 +22,9 @@ class ClassificationSums:
     count: float
 
     def means(self, prefix: str) -> dict[str, float]:
-        """Returns averages named `<prefix>_loss`, `<prefix>_top1`, `<prefix>_top5` (fractions); NaN if empty."""
+        """Returns averages named `<prefix>_loss`, `<prefix>_top1`, `<prefix>_top5` (fractions); NaN
+        if empty.
+        """
         count = self.count or float("nan")
         return {
             f"{prefix}_loss": self.loss / count,
@@ -31,18 +35,29 @@ class ClassificationSums:
     def __sub__(self, other: ClassificationSums) -> ClassificationSums:
         """Returns the sums of the examples that came after the ones in `other`."""
         return ClassificationSums(
-            self.loss - other.loss, self.top1 - other.top1, self.top5 - other.top5, self.count - other.count
+            self.loss - other.loss,
+            self.top1 - other.top1,
+            self.top5 - other.top5,
+            self.count - other.count,
         )
 
 
 class SumAccumulator:
-    """Keeps one float64 vector of four sums on the device; float64 counts every example of ImageNet exactly."""
+    """Keeps one float64 vector of four sums on the device; float64 counts every example of ImageNet
+    exactly.
+    """
 
     def __init__(self, name: str):
         self.variable = tf.Variable(tf.zeros([4], tf.float64), trainable=False, name=name)
         self._of_batch = xla.on_gpu(_batch_sums)
 
-    def add(self, losses: tf.Tensor, logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor | None = None) -> None:
+    def add(
+        self,
+        losses: tf.Tensor,
+        logits: tf.Tensor,
+        labels: tf.Tensor,
+        weights: tf.Tensor | None = None,
+    ) -> None:
         """Adds a batch.
 
         Args:
@@ -66,10 +81,14 @@ class SumAccumulator:
         return ClassificationSums(*self.variable.numpy().tolist())
 
 
-def _batch_sums(losses: tf.Tensor, logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:
+def _batch_sums(
+    losses: tf.Tensor, logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor | None
+) -> tf.Tensor:
     """The sums over a batch, float64 [4]; arguments as for `SumAccumulator.add`."""
     # Two classes have no fifth guess: in_top_k then counts every example.
-    top1 = tf.cast(tf.equal(tf.argmax(logits, axis=-1, output_type=labels.dtype), labels), tf.float64)
+    top1 = tf.cast(
+        tf.equal(tf.argmax(logits, axis=-1, output_type=labels.dtype), labels), tf.float64
+    )
     top5 = tf.cast(tf.math.in_top_k(labels, logits, min(5, logits.shape[-1])), tf.float64)
     columns = [tf.cast(losses, tf.float64), top1, top5, tf.ones_like(top1)]
     if weights is not None:
@@ -79,20 +98,26 @@ def _batch_sums(losses: tf.Tensor, logits: tf.Tensor, labels: tf.Tensor, weights
 
 
 def from_vector(vector: tf.Tensor) -> ClassificationSums:
-    """Returns the sums in a float64 [4] tensor, such as an all-reduced `SumAccumulator.variable`."""
+    """Returns the sums in a float64 [4] tensor, such as an all-reduced
+    `SumAccumulator.variable`.
+    """
     return ClassificationSums(*vector.numpy().tolist())
 
 
-def over_ranks(own: ClassificationSums, allreduce_sum: Callable[[tf.Tensor, str], tf.Tensor]) -> ClassificationSums:
+def over_ranks(
+    own: ClassificationSums, allreduce_sum: Callable[[tf.Tensor, str], tf.Tensor]
+) -> ClassificationSums:
     """Returns the sums over the examples of all ranks, in float64; every rank calls it."""
-    return from_vector(allreduce_sum(tf.constant(dataclasses.astuple(own), tf.float64), "train_sums"))
+    return from_vector(
+        allreduce_sum(tf.constant(dataclasses.astuple(own), tf.float64), "train_sums")
+    )
 
 
 def restore_sums(epoch_sums: Sequence[Sequence[float]], rank: int, size: int) -> ClassificationSums:
     """Returns this rank's share of the sums of an epoch under way.
 
-    With as many ranks as before each gets its own back, so that additions continue in the same order; otherwise rank 0
-    gets the total.
+    With as many ranks as before each gets its own back, so that additions continue in the same
+    order; otherwise rank 0 gets the total.
     """
     if len(epoch_sums) == size:
         return ClassificationSums(*epoch_sums[rank])

@@ -17,14 +17,15 @@ Pairs = Sequence[tuple[keras.Variable, keras.Variable]]
 
 
 class BatchNormStatistics:
-    """Merges the per-GPU statistics over all ranks, in float32, before every validation and checkpoint.
+    """Merges the per-GPU statistics over all ranks, in float32, before every validation and
+    checkpoint.
 
     With mu_i and var_i the statistics of the last iteration (or the moving averages) on rank i:
 
         mu = mean_i(mu_i),   var = max(mean_i(var_i + mu_i^2) - mu^2, 0)
 
-    The means of squares are averaged, not the variances, which would leave out the variance between ranks. All layers
-    go into one all-reduce. (Lu et al. §2.2.3-1; Mikami et al. §3.2.)
+    The means of squares are averaged, not the variances, which would leave out the variance between
+    ranks. All layers go into one all-reduce. (Lu et al. §2.2.3-1; Mikami et al. §3.2.)
     """
 
     def __init__(
@@ -37,7 +38,8 @@ class BatchNormStatistics:
         """Takes the ranks and the (mean, variance) variables of every layer.
 
         `collect` is called first, to gather this rank's statistics where training has not left them
-        (`PreciseStatistics`); `merge_parts` gives the virtual GPUs of this rank its merged statistics to continue from.
+        (`PreciseStatistics`); `merge_parts` gives the virtual GPUs of this rank its merged
+        statistics to continue from.
         """
         self._ranks = ranks
         self._statistics = list(statistics)
@@ -55,13 +57,17 @@ class BatchNormStatistics:
 
     def _merge(self) -> None:
         means = tf.concat([tf.cast(mean.value, tf.float32) for mean, _ in self._statistics], axis=0)
-        variances = tf.concat([tf.cast(variance.value, tf.float32) for _, variance in self._statistics], axis=0)
+        variances = tf.concat(
+            [tf.cast(variance.value, tf.float32) for _, variance in self._statistics], axis=0
+        )
         both = tf.stack([means, moments.second_moment(means, variances, tf)]) / self._ranks.size
         mean, square = tf.unstack(self._ranks.allreduce_sum(both, "batch_norm_statistics"))
         variance = moments.biased_variance(mean, square, tf)
         sizes = [int(m.shape[0]) for m, _ in self._statistics]
         merged = zip(tf.split(mean, sizes), tf.split(variance, sizes), strict=True)
-        for (mean_variable, variance_variable), (new_mean, new_variance) in zip(self._statistics, merged, strict=True):
+        for (mean_variable, variance_variable), (new_mean, new_variance) in zip(
+            self._statistics, merged, strict=True
+        ):
             mean_variable.assign(new_mean)
             variance_variable.assign(new_variance)
 
@@ -69,7 +75,8 @@ class BatchNormStatistics:
 class PreciseStatistics:
     """Replaces the running statistics by statistics of several batches under frozen weights.
 
-    Each batch is run forward in training mode, which leaves its mean mu_j and biased variance var_j; kept are
+    Each batch is run forward in training mode, which leaves its mean mu_j and biased variance
+    var_j; kept are
 
         mu = mean_j(mu_j),   var = max(mean_j(var_j + mu_j^2) - mu^2, 0)
 
@@ -83,7 +90,8 @@ class PreciseStatistics:
         batches: Callable[[], Iterable[Mapping[str, tf.Tensor]]],
         state: RunState,
     ):
-        """Takes (mean, variance) of every layer; `forward` runs a batch in training mode and updates nothing else.
+        """Takes (mean, variance) of every layer; `forward` runs a batch in training mode and
+        updates nothing else.
 
         Nothing is run twice after the same step of `state`.
         """

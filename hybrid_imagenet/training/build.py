@@ -1,4 +1,6 @@
-"""Builds the parts of a run from its configuration: the one place that knows both the flags and the constructors."""
+"""Builds the parts of a run from its configuration: the one place that knows both the flags and the
+constructors.
+"""
 
 from __future__ import annotations
 
@@ -32,21 +34,27 @@ from hybrid_imagenet.training.step import Batch, TrainStep
 def sources(config: RunConfig) -> tuple[Source, Source]:
     """Returns the images to train on and those to validate.
 
-    With --tuning_split some training images are kept apart; they are validated unless --eval_split says otherwise.
+    With --tuning_split some training images are kept apart; they are validated unless --eval_split
+    says otherwise.
 
     Raises:
       UserError: if they cannot be used.
     """
     train, validation = (
-        Request.from_flags(config, split, memory_bytes=_half_memory(config)).open() for split in SPLITS
+        Request.from_flags(config, split, memory_bytes=_half_memory(config)).open()
+        for split in SPLITS
     )
     listing.check_splits(config.dataset, train.class_names, validation.class_names)
     check_classes(config, train.num_classes)
     if not config.tuning_split:
         return train, validation
-    stays, held_out = splits.split(derived.held_out(config, train.num_examples), train.num_examples, config.seed)
+    stays, held_out = splits.split(
+        derived.held_out(config, train.num_examples), train.num_examples, config.seed
+    )
     rest = Subset(train, stays, train.notes)
-    return rest, Subset(train, held_out) if derived.validated_split(config) == "tuning" else validation
+    return rest, (
+        Subset(train, held_out) if derived.validated_split(config) == "tuning" else validation
+    )
 
 
 def by_name(config: RunConfig, train: Source, validation: Source) -> dict[str, Source]:
@@ -58,8 +66,8 @@ def check_window(config: RunConfig, source: Source) -> None:
     """Raises UserError for a window of shards of a source that has none."""
     if config.shuffle_window and source.shard_sizes is None:
         raise UserError(
-            f"--shuffle_window={config.shuffle_window} needs a dataset in shards (such as tfrecord), "
-            f"not {config.dataset}: omit it"
+            f"--shuffle_window={config.shuffle_window} needs a dataset in shards (such as"
+            f" tfrecord), not {config.dataset}: omit it"
         )
 
 
@@ -68,16 +76,24 @@ def sample_order(config: RunConfig, source: Source) -> SampleOrder:
     return pipeline.order_of(source, config.shuffle_window or 0, config.seed, config.remainder)
 
 
-def model(config: RunConfig, precision: str, num_classes: int, communicator: Communicator) -> keras.Model:
+def model(
+    config: RunConfig, precision: str, num_classes: int, communicator: Communicator
+) -> keras.Model:
     """Returns the network, with the layers of --freeze out of training.
 
     Raises:
       UserError: if it cannot be built so.
     """
     parts, together = derived.normalized_together(config)
-    sync = None  # sums statistics over `together` neighbouring ranks; none where a rank is by itself
+    sync = (
+        None  # sums statistics over `together` neighbouring ranks; none where a rank is by itself
+    )
     if together > 1:
-        sync = communicator.allreduce_sum if together == communicator.size else communicator.allreduce_neighbors
+        sync = (
+            communicator.allreduce_sum
+            if together == communicator.size
+            else communicator.allreduce_neighbors
+        )
     network = factory.create(
         config.model,
         num_classes,
@@ -144,7 +160,9 @@ def loss_scale(config: RunConfig, precision: str) -> LossScale:
 def train_preprocess(config: RunConfig, dtype: str) -> Callable[[Batch], tf.Tensor]:
     """Returns the device's part of the training augmentation."""
     kind = config.augmentation
-    prepare = device.one_pass(lambda images, seeds: device.augment(images, seeds, kind, dtype), kind)
+    prepare = device.one_pass(
+        lambda images, seeds: device.augment(images, seeds, kind, dtype), kind
+    )
     return lambda batch: prepare(batch["image"], batch["seed"])
 
 
@@ -152,7 +170,9 @@ def random_batch(config: RunConfig, communicator: Communicator) -> RandomBatch |
     """What leaves images out of a rank's batches (--random_batch); None without it."""
     if not config.random_batch:
         return None
-    return RandomBatch(config.random_batch, config.virtual_gpus, communicator.size, communicator.allreduce_sum)
+    return RandomBatch(
+        config.random_batch, config.virtual_gpus, communicator.size, communicator.allreduce_sum
+    )
 
 
 def evaluation_preprocess(dtype: str) -> Callable[[Batch], tf.Tensor]:
@@ -187,7 +207,9 @@ def evaluation_crop(config: RunConfig) -> float:
 
 
 def description(config: RunConfig, source: Source) -> dict[str, Any]:
-    """Describes a run for its checkpoints, JSON-ready: all that is needed to use it without the run's flags."""
+    """Describes a run for its checkpoints, JSON-ready: all that is needed to use it without the
+    run's flags.
+    """
     return {
         "model": config.model,
         "num_classes": source.num_classes,

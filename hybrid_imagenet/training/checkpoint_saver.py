@@ -17,15 +17,18 @@ from hybrid_imagenet.schedules.run_length import passed
 
 @dataclasses.dataclass(kw_only=True)
 class CheckpointSaver:
-    """Saves at epoch ends and best epochs, every N steps, when all ranks agree to, and when training ends early.
+    """Saves at epoch ends and best epochs, every N steps, when all ranks agree to, and when
+    training ends early.
 
-    Every rank calls it, because the statistics of batch normalization are merged first; rank 0 alone has a `store`.
+    Every rank calls it, because the statistics of batch normalization are merged first; rank 0
+    alone has a `store`.
 
     Attributes:
       store: writes the files; None on ranks other than 0.
       state: the position of the run.
       variables: everything that training changes, by a stable name.
-      describe: readies the variables and returns more metadata, JSON-ready; called on every rank, so it may gather.
+      describe: readies the variables and returns more metadata, JSON-ready; called on every rank,
+      so it may gather.
       is_last: whether training ends when this many epochs are done.
       every_epochs: epochs between checkpoints; the end of training is always saved.
       every_steps: also save after this many steps.
@@ -52,7 +55,9 @@ class CheckpointSaver:
     def after_step(self, position: float, *, asked: bool = False) -> None:
         """Saves if that is due where this many fractional epochs are done, or `asked` for."""
         due = self.every_steps is not None and self.state.step % self.every_steps == 0
-        inside = self.state.cursor.epoch == self.state.finished_epochs  # a checkpoint at its end waits for validation
+        inside = (
+            self.state.cursor.epoch == self.state.finished_epochs
+        )  # a checkpoint at its end waits for validation
         if due or asked or (inside and self._passes(position)):
             self.save()
 
@@ -77,7 +82,9 @@ class CheckpointSaver:
             self.store.wait()
 
     def save(self, top1: float | None = None) -> None:
-        """Saves the state after the current step, unless it is saved already; `top1` is its validation accuracy."""
+        """Saves the state after the current step, unless it is saved already; `top1` is its
+        validation accuracy.
+        """
         position = (self.state.step, self.state.closed_at)
         if self._saved == position:
             return
@@ -85,7 +92,9 @@ class CheckpointSaver:
         began = time.perf_counter()
         description = self.describe()
         if self.store is not None:
-            arrays = {name: np.array(variable.numpy()) for name, variable in self.variables().items()}
+            arrays = {
+                name: np.array(variable.numpy()) for name, variable in self.variables().items()
+            }
             own = {"state": self.state.to_dict(), "val_top1": None if top1 is None else float(top1)}
             self.store.save(self.state.step, arrays, {**description, **own})
         self._seconds += time.perf_counter() - began

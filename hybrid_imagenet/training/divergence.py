@@ -1,4 +1,5 @@
-"""Judges the loss of every step on the device, and ends training that has diverged on all ranks at the same step.
+"""Judges the loss of every step on the device, and ends training that has diverged on all ranks at
+the same step.
 
 So divergence is seen without a fetch per step.
 """
@@ -19,11 +20,16 @@ from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.errors import NumericsError
 from hybrid_imagenet.training.late_copies import LateCopies
 
-_REMEDY = "training has diverged; lower the learning rate (--lr, or --lars_eta) or lengthen the warmup, and start again"
+_REMEDY = (
+    "training has diverged; lower the learning rate (--lr, or --lars_eta) or lengthen the warmup,"
+    " and start again"
+)
 
 
 FACTOR = 100.0
-"""A loss above this many times that of guesses has diverged: ln(classes), or `summed` over classes ln 2 for each."""
+"""A loss above this many times that of guesses has diverged: ln(classes), or `summed` over classes
+ln 2 for each.
+"""
 
 
 def highest_loss(classes: int, *, summed: bool = False) -> float:
@@ -34,8 +40,8 @@ def highest_loss(classes: int, *, summed: bool = False) -> float:
 class LossAlarm:
     """Notes the first step of which a micro-batch has a mean loss that is not finite or too high.
 
-    `variable` is one float64 vector on the device: optimizer steps done, the first such step (from 1; 0 for none), its
-    loss.
+    `variable` is one float64 vector on the device: optimizer steps done, the first such step (from
+    1; 0 for none), its loss.
     """
 
     def __init__(self, highest: float):
@@ -45,7 +51,9 @@ class LossAlarm:
         self._judged = xla.on_gpu(self._after)
 
     def judge(self, losses: tf.Tensor) -> None:
-        """Takes the losses of this rank's micro-batch, float32 [b], before the step that they belong to is done."""
+        """Takes the losses of this rank's micro-batch, float32 [b], before the step that they
+        belong to is done.
+        """
         self.variable.assign(self._judged(losses, self.variable.read_value()))
 
     def _after(self, losses: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
@@ -60,7 +68,9 @@ class LossAlarm:
         self.variable.assign_add([1.0, 0.0, 0.0])
 
     def read(self, values: npt.ArrayLike | None = None) -> tuple[int, float] | None:
-        """Returns the first bad step, counted from 1, and its loss; waits for the device, unless given the values."""
+        """Returns the first bad step, counted from 1, and its loss; waits for the device, unless
+        given the values.
+        """
         _, first, loss = self.variable.numpy() if values is None else np.asarray(values)
         return (int(first), float(loss)) if first else None
 
@@ -82,8 +92,8 @@ class DivergedError(NumericsError):
 class DivergenceGuard:
     """Reads the loss alarm of every rank.
 
-    The trainer has it look wherever metrics are fetched, before validation, at the end of each epoch and of training,
-    and before what is saved.
+    The trainer has it look wherever metrics are fetched, before validation, at the end of each
+    epoch and of training, and before what is saved.
 
     Attributes:
       state: the position of the run, from where the alarm counts.
@@ -101,7 +111,8 @@ class DivergenceGuard:
         self._began = self._seen = self.state.step
 
     def look(self) -> None:
-        """Checks the loss, unless this step was checked before; every rank calls it at the same steps.
+        """Checks the loss, unless this step was checked before; every rank calls it at the same
+        steps.
 
         Raises:
           DivergedError: on all ranks, if a loss was not finite or too high.
@@ -113,6 +124,12 @@ class DivergenceGuard:
         raised = [alarm for alarm in self.allgather(own) if alarm is not None]
         if raised:
             step, loss = min(raised, key=lambda alarm: alarm[0])
-            why = f"above 100 times that of guesses, {self.alarm.highest:.4g}" if math.isfinite(loss) else "not finite"
+            why = (
+                f"above 100 times that of guesses, {self.alarm.highest:.4g}"
+                if math.isfinite(loss)
+                else "not finite"
+            )
             step += self._began
-            raise DivergedError(f"step {step}: the loss is {loss:.4g}, {why}: {_REMEDY}", step, loss)
+            raise DivergedError(
+                f"step {step}: the loss is {loss:.4g}, {why}: {_REMEDY}", step, loss
+            )

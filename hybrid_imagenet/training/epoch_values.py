@@ -1,4 +1,6 @@
-"""What the record of an epoch holds beside its results; stops after too many skipped steps, or where ranks differ."""
+"""What the record of an epoch holds beside its results; stops after too many skipped steps, or
+where ranks differ.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ _NAMED = 8  # of the layers with non-finite gradients; backpropagation meets the
 class NumericsGuard:
     """Adds loss scale, skipped steps and gradient norm to the records; stops a run that only skips.
 
-    The verdict on each step is the same on every rank, and all ranks look at the same steps, so all stop together.
+    The verdict on each step is the same on every rank, and all ranks look at the same steps, so all
+    stop together.
 
     Attributes:
       optimizer: skips steps.
@@ -48,10 +51,11 @@ class NumericsGuard:
             layers = self.optimizer.non_finite()
             more = f" and {len(layers) - _NAMED} more" if len(layers) > _NAMED else ""
             raise NumericsError(
-                f"step {step}: the last {in_a_row} steps had non-finite gradients (loss {train_loss:.4g}, "
-                f"loss scale {values['loss_scale']:g}; in {', '.join(layers[-_NAMED:]) or 'none of this step'}{more}, "
-                "last layer last); the newest checkpoint is still good: lower the learning "
-                "rate, lengthen the warmup or use --precision=float32, and start again with --resume"
+                f"step {step}: the last {in_a_row} steps had non-finite gradients (loss"
+                f" {train_loss:.4g}, loss scale {values['loss_scale']:g}; in"
+                f" {', '.join(layers[-_NAMED:]) or 'none of this step'}{more}, last layer last);"
+                " the newest checkpoint is still good: lower the learning rate, lengthen the"
+                " warmup or use --precision=float32, and start again with --resume"
             )
         return values
 
@@ -68,7 +72,9 @@ class NumericsGuard:
 
 
 class WeightCheck:
-    """Compares a checksum of all weights over ranks after every epoch, and names the ranks that differ."""
+    """Compares a checksum of all weights over ranks after every epoch, and names the ranks that
+    differ.
+    """
 
     def __init__(self, allgather: Callable[[Any], list[Any]], variables: Sequence[keras.Variable]):
         """`allgather` collects one small object per rank, in the order of ranks."""
@@ -85,14 +91,16 @@ class WeightCheck:
         differing = [rank for rank, value in enumerate(sums) if value != max(sums, key=sums.count)]
         if differing:
             raise NumericsError(
-                f"epoch {epoch + 1}: the weights of rank {', '.join(map(str, differing))} differ from those of the "
-                "other ranks; check that host's memory and drivers, and start again with --resume"
+                f"epoch {epoch + 1}: the weights of rank {', '.join(map(str, differing))} differ"
+                " from those of the other ranks; check that host's memory and drivers, and start"
+                " again with --resume"
             )
         return {}
 
 
 def checksum(variables: Sequence[keras.Variable]) -> tf.Tensor:
-    """Returns the sum of variables' bit patterns modulo 2^64, int64, which does not depend on the order of addition.
+    """Returns the sum of variables' bit patterns modulo 2^64, int64, which does not depend on the
+    order of addition.
 
     Args:
       variables: of any numeric type; each variable counts with a factor of its own.
@@ -100,13 +108,19 @@ def checksum(variables: Sequence[keras.Variable]) -> tf.Tensor:
     bits = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int64}
     total = tf.constant(0, tf.int64)
     for i, value in enumerate(v.value for v in variables):
-        pattern = tf.cast(value, tf.int8) if value.dtype.is_bool else tf.bitcast(value, bits[value.dtype.size])
+        pattern = (
+            tf.cast(value, tf.int8)
+            if value.dtype.is_bool
+            else tf.bitcast(value, bits[value.dtype.size])
+        )
         total += (2 * i + 1) * tf.reduce_sum(tf.cast(pattern, tf.int64))
     return total
 
 
 class TrustRatios:
-    """Gives `trust_ratios`, the LARS ratio of each layer in the last step, in epochs in which LARS runs."""
+    """Gives `trust_ratios`, the LARS ratio of each layer in the last step, in epochs in which LARS
+    runs.
+    """
 
     def __init__(self, optimizer: GroupedOptimizer, variables: Sequence[keras.Variable]):
         """Takes the `variables` that the optimizer was built on."""
@@ -117,18 +131,24 @@ class TrustRatios:
         """Fetches the ratios; none before LARS runs."""
         if not (self._optimizer.scales_layers and self._optimizer.hyper["phase"] > 0):
             return {}
-        return {"trust_ratios": dict(zip(self._names, self._optimizer.trust_ratios.numpy().tolist(), strict=True))}
+        return {
+            "trust_ratios": dict(
+                zip(self._names, self._optimizer.trust_ratios.numpy().tolist(), strict=True)
+            )
+        }
 
 
 class Costs:
-    """Gives `communication_seconds`, `slowest_rank`, `slowest_rank_seconds`, `bytes_read`, `reads` and
-    `checkpoint_seconds` (of checkpoints since the last record) of an epoch.
+    """Gives `communication_seconds`, `slowest_rank`, `slowest_rank_seconds`, `bytes_read`, `reads`
+    and `checkpoint_seconds` (of checkpoints since the last record) of an epoch.
 
-    All ranks leave a reduction at the same time; the slowest enters it last and so waits least. The mean of what the
-    others wait longer is the time that a step loses to it.
+    All ranks leave a reduction at the same time; the slowest enters it last and so waits least. The
+    mean of what the others wait longer is the time that a step loses to it.
     """
 
-    def __init__(self, communicator: Communicator, reads: Reads, checkpoint_seconds: Callable[[], float]):
+    def __init__(
+        self, communicator: Communicator, reads: Reads, checkpoint_seconds: Callable[[], float]
+    ):
         """Takes this rank's counters of training data read, and the time of checkpoints."""
         self._checkpoint_seconds = checkpoint_seconds
         self._communicator = communicator
@@ -158,30 +178,38 @@ class Costs:
 class RelativeUpdates:
     """Gives `relative_updates`, |update| / |weights| of each kernel in the last step of an epoch.
 
-    The update is what the step has changed, with momentum and weight decay: it means the same for every optimizer and
-    phase. The kernels are copied before that step and compared after it, on their device; the host reads the ratios
-    with the epoch's other values.
+    The update is what the step has changed, with momentum and weight decay: it means the same for
+    every optimizer and phase. The kernels are copied before that step and compared after it, on
+    their device; the host reads the ratios with the epoch's other values.
 
     Attributes:
-      ratios: of the last whole epoch, float32 [kernels]; part of a checkpoint, which may lie between an epoch's last
-        step and its record.
+      ratios: of the last whole epoch, float32 [kernels]; part of a checkpoint, which may lie
+        between an epoch's last step and its record.
     """
 
     def __init__(self, kernels: Sequence[keras.Variable]):
         """`kernels`: the weights of convolutions and dense layers."""
         self._names = [kernel.path for kernel in kernels]
-        self.ratios = keras.Variable(np.zeros(len(kernels), np.float32), trainable=False, name="relative_updates")
-        self._copy = tf.function(lambda: [tf.identity(kernel.value) for kernel in kernels], autograph=False)
+        self.ratios = keras.Variable(
+            np.zeros(len(kernels), np.float32), trainable=False, name="relative_updates"
+        )
+        self._copy = tf.function(
+            lambda: [tf.identity(kernel.value) for kernel in kernels], autograph=False
+        )
 
         def compare(before: list[tf.Tensor]) -> None:
             pairs = zip(kernels, before, strict=True)
-            self.ratios.assign(tf.stack([tf.norm(kernel.value - old) / tf.norm(old) for kernel, old in pairs]))
+            self.ratios.assign(
+                tf.stack([tf.norm(kernel.value - old) / tf.norm(old) for kernel, old in pairs])
+            )
 
         self._compare = tf.function(compare, autograph=False)
         self._before: list[tf.Tensor] | None = None
 
     def step_begins(self, start: float, end: float) -> None:
-        """Copies the kernels if an epoch ends in the step over the fractional epochs `start` to `end`."""
+        """Copies the kernels if an epoch ends in the step over the fractional epochs `start` to
+        `end`.
+        """
         if self._names and math.floor(end) > math.floor(start):
             self._before = self._copy()
 
@@ -195,4 +223,6 @@ class RelativeUpdates:
         """Fetches the ratios where whole epochs are done, and none inside of one."""
         if not self._names or not float(epochs).is_integer():
             return {}
-        return {"relative_updates": dict(zip(self._names, self.ratios.numpy().tolist(), strict=True))}
+        return {
+            "relative_updates": dict(zip(self._names, self.ratios.numpy().tolist(), strict=True))
+        }

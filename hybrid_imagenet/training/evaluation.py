@@ -25,7 +25,8 @@ class Validation:
     """Evaluates every validation image exactly once, whatever the number of ranks and the batch.
 
     Attributes:
-      found: float32 [images, 3] of the last pass, by image of the source: rows as `EvaluationStep` returns them.
+      found: float32 [images, 3] of the last pass, by image of the source: rows as `EvaluationStep`
+      returns them.
       start_seconds: for which the step was compiled in the last pass; 0 in all but the first.
     """
 
@@ -59,13 +60,14 @@ class Validation:
         )
 
     def run(self, note: Callable[[], None] = lambda: None) -> dict[str, float]:
-        """Returns the results over all ranks: `val_loss` (nats), `val_top1`, `val_top5` (fractions), `val_count`
-        images, and `val_dropped`, those that are bad.
+        """Returns the results over all ranks: `val_loss` (nats), `val_top1`, `val_top5`
+        (fractions), `val_count` images, and `val_dropped`, those that are bad.
 
         `note` is called after every batch.
 
         Raises:
-          UserError: on all ranks, for a bad record under "fail", or more than `max_bad_records` of all ranks.
+          UserError: on all ranks, for a bad record under "fail", or more than `max_bad_records` of
+            all ranks.
         """
         self._step.sums.reset()
         results = []  # fetched after the pass, so that no batch waits for the one before
@@ -95,13 +97,18 @@ class Validation:
         total = from_vector(vector)
         self._batches.bad.share(self._ranks.allgather_object(self._batches.bad.pairs()))
         count = int(total.count)
-        return {**total.means("val"), "val_count": count, "val_dropped": self._source.num_examples - count}
+        return {
+            **total.means("val"),
+            "val_count": count,
+            "val_dropped": self._source.num_examples - count,
+        }
 
     def image_results(self) -> dict[str, Any]:
         """Returns what the last pass found for the n images that it used.
 
-        `label` and `predicted`, int32 [n]; `probability` of the predicted class, float32 [n]; `class_names`; `worst`,
-        int64 [k], the wrong images of the highest probability, and their files, `worst_files`.
+        `label` and `predicted`, int32 [n]; `probability` of the predicted class, float32 [n];
+        `class_names`; `worst`, int64 [k], the wrong images of the highest probability, and their
+        files, `worst_files`.
         """
         used = np.flatnonzero(self.found[:, 0])
         label, predicted, probability = self.found[used].T
@@ -114,5 +121,7 @@ class Validation:
             "probability": probability,
             "class_names": np.array(self._source.class_names, str),
             "worst": worst,
-            "worst_files": np.array([without_secrets(f"{file}, at {at}" if at else file) for file, at in files], str),
+            "worst_files": np.array(
+                [without_secrets(f"{file}, at {at}" if at else file) for file, at in files], str
+            ),
         }

@@ -23,10 +23,12 @@ def cpu_features() -> set[str]:
 
 
 def choose_precision(requested: str, model: str) -> str:
-    """Resolves `auto`: mixed_float16 on a GPU, mixed_bfloat16 on a processor with BF16 instructions, else float32.
+    """Resolves `auto`: mixed_float16 on a GPU, mixed_bfloat16 on a processor with BF16
+    instructions, else float32.
 
     Raises:
-      UserError: for mixed_float16 on a CPU, except for a small model: convolutions in FP16 have no kernels there.
+      UserError: for mixed_float16 on a CPU, except for a small model: convolutions in FP16 have no
+        kernels there.
     """
     if requested == "auto":
         if has_gpu():
@@ -44,7 +46,9 @@ def describe() -> dict[str, str]:
     """Returns host, processor, GPU, versions and commit of this package, for the log of a run."""
     import keras
 
-    gpus = [tf.config.experimental.get_device_details(g) for g in tf.config.list_physical_devices("GPU")]
+    gpus = [
+        tf.config.experimental.get_device_details(g) for g in tf.config.list_physical_devices("GPU")
+    ]
     return {
         "host": platform.node(),
         "python": platform.python_version(),
@@ -65,9 +69,20 @@ def _cpu(key: str) -> str:
 
 
 def _commit() -> str:
-    """Returns the commit of this package's checkout, with `+` if it was changed since; "" outside of one."""
+    """Returns the commit of this package's checkout, with `+` if it was changed since; "" outside
+    of one.
+    """
     folder = pathlib.Path(__file__).parent
-    command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
+    command = [
+        "git",
+        "-C",
+        str(folder),
+        "describe",
+        "--always",
+        "--abbrev=12",
+        "--exclude=*",
+        "--dirty=+",
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,4 +1,6 @@
-"""Gives a rank its training batches, with the batch and image sizes that each epoch asks for, from any cursor."""
+"""Gives a rank its training batches, with the batch and image sizes that each epoch asks for, from
+any cursor.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ class TrainingData:
         self._list_checked = False
 
     def sizes(self, epoch: int) -> tuple[int, int]:
-        """Returns images per GPU and micro-batch, and micro-batches per update, in an epoch counted from 0."""
+        """Returns images per GPU and micro-batch, and micro-batches per update, in an epoch counted
+        from 0.
+        """
         stage = self._stages.at(epoch)
         return stage.per_gpu_batch, stage.accumulation
 
@@ -58,17 +62,27 @@ class TrainingData:
     def facts(self, epoch: int) -> dict[str, int]:
         """Returns the sizes that records tell."""
         images, micro_batches = self.sizes(epoch)
-        return {"per_gpu_batch": images, "accumulation": micro_batches, "image_size": self._sizes.at(epoch)}
+        return {
+            "per_gpu_batch": images,
+            "accumulation": micro_batches,
+            "image_size": self._sizes.at(epoch),
+        }
 
     def stream(self, cursor: Cursor, step: int = 0) -> Iterator[Batch]:
-        """Yields the micro-batches from a cursor, which `step` updates lie before, to the end of training."""
+        """Yields the micro-batches from a cursor, which `step` updates lie before, to the end of
+        training.
+        """
         self._start = cursor
         limit = self.length.max_steps
-        self._stream = self._batches(cursor, self.length.epochs, None if limit is None else max(limit - step, 0))
+        self._stream = self._batches(
+            cursor, self.length.epochs, None if limit is None else max(limit - step, 0)
+        )
         return iter(self._stream)
 
     def sample(self, epoch: int, note: Callable[[], None]) -> Iterator[Batch]:
-        """Yields the first --precise_batch_norm_batches of an epoch; `note` is called before each."""
+        """Yields the first --precise_batch_norm_batches of an epoch; `note` is called before
+        each.
+        """
         for batch in itertools.islice(
             self._batches(Cursor(epoch, 0), epoch + 2), self._config.precise_batch_norm_batches
         ):
@@ -76,7 +90,9 @@ class TrainingData:
             yield batch
 
     def images(self, epoch: int, cursor: Cursor) -> int:
-        """Returns how many examples of an epoch are read over all ranks until a cursor, which may end inside of it."""
+        """Returns how many examples of an epoch are read over all ranks until a cursor, which may
+        end inside of it.
+        """
         if cursor.epoch == epoch:
             return cursor.offset
         offset = self._start.offset if epoch == self._start.epoch else 0
@@ -85,14 +101,23 @@ class TrainingData:
     def check_class_list(self, epoch: int, cursor: Cursor, largest: int) -> None:
         """Warns once, on rank 0, if a list of classes names more than a whole epoch has shown."""
         whole = self.images(epoch, cursor) > self.source.num_examples - self.global_batch(epoch)
-        if self._start > Cursor(epoch) or self.source.class_list is None or self._list_checked or not whole:
+        if (
+            self._start > Cursor(epoch)
+            or self.source.class_list is None
+            or self._list_checked
+            or not whole
+        ):
             return
         self._list_checked = True
         if self._ranks.rank == 0 and largest + 1 < self.source.num_classes:
-            _log.warning("data: %s", surplus(self.source.class_list, self.source.num_classes, largest))
+            _log.warning(
+                "data: %s", surplus(self.source.class_list, self.source.num_classes, largest)
+            )
 
     def replaced(self, epoch: int) -> list[tuple[int, int]]:
-        """Returns (epoch, example) of those that others replaced on this rank, in this epoch and later ones."""
+        """Returns (epoch, example) of those that others replaced on this rank, in this epoch and
+        later ones.
+        """
         return sorted(pair for pair in set(self.bad.replaced) if pair[0] >= epoch)
 
     def restore_replaced(self, stored: Any) -> None:
@@ -104,14 +129,18 @@ class TrainingData:
         try:
             self.bad.replaced |= {(int(epoch), int(example)) for epoch, example in stored}
         except (TypeError, ValueError):
-            raise UserError(f"the checkpoint's replaced examples are {stored!r}: it is damaged, remove it") from None
+            raise UserError(
+                f"the checkpoint's replaced examples are {stored!r}: it is damaged, remove it"
+            ) from None
 
     @property
     def wait_seconds(self) -> float:
         """Seconds for which training has waited for batches."""
         return self._stream.wait_seconds if self._stream else 0.0
 
-    def _batches(self, cursor: Cursor, epochs: float, max_steps: int | None = None) -> pipeline.Batches:
+    def _batches(
+        self, cursor: Cursor, epochs: float, max_steps: int | None = None
+    ) -> pipeline.Batches:
         return pipeline.training(
             self.source,
             self.order,
@@ -142,7 +171,8 @@ class ExampleCount:
         """Adds up over ranks; every rank calls it.
 
         Raises:
-          UserError: on all ranks, if they have found more than --max_bad_records bad records together.
+          UserError: on all ranks, if they have found more than --max_bad_records bad records
+            together.
         """
         data = self._data
         ranks = self._gather([data.bad.pairs(), max(data.source.labels_seen, default=-1)])
@@ -156,10 +186,14 @@ class ExampleCount:
         }
 
 
-def all_replaced(data: TrainingData, epoch: int, gather: Callable[[Any], list[Any]]) -> list[list[int]]:
-    """Returns [epoch, example] of those that others replaced, in this epoch and later ones, each once over all ranks.
+def all_replaced(
+    data: TrainingData, epoch: int, gather: Callable[[Any], list[Any]]
+) -> list[list[int]]:
+    """Returns [epoch, example] of those that others replaced, in this epoch and later ones, each
+    once over all ranks.
 
-    They are examples, not counts: an example that is read again after a restart, on whatever rank, counts once.
+    They are examples, not counts: an example that is read again after a restart, on whatever rank,
+    counts once.
     """
     pairs = {(number, example) for part in gather(data.replaced(epoch)) for number, example in part}
     return [list(pair) for pair in sorted(pairs)]

@@ -1,4 +1,6 @@
-"""Runs the training loop: walks the examples, calls the compiled step, and has the trainer do what is due then."""
+"""Runs the training loop: walks the examples, calls the compiled step, and has the trainer do what
+is due then.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +21,29 @@ from hybrid_imagenet.training.trainer import Trainer
 
 
 class Control:
-    """Carries this rank's requests to stop or save in a small vector that each step adds up over ranks.
+    """Carries this rank's requests to stop or save in a small vector that each step adds up over
+    ranks.
 
     So all ranks follow a request of any rank at the same step.
     """
 
     def __init__(self, save_every_seconds: float | None = None):
-        """Starts without requests; `save_every_seconds`, on one rank only, asks for checkpoints by time."""
+        """Starts without requests; `save_every_seconds`, on one rank only, asks for checkpoints by
+        time.
+        """
         self._save_every_seconds = save_every_seconds
         self._last_save = time.monotonic()
-        # One constant for each of the four words, so that a step issues no host-to-device copy of its own.
-        self._words = {bits: tf.constant(bits, tf.int32) for bits in itertools.product((0, 1), repeat=2)}
+        # One constant for each of the four words, so that a step issues no host-to-device copy of
+        # its own.
+        self._words = {
+            bits: tf.constant(bits, tf.int32) for bits in itertools.product((0, 1), repeat=2)
+        }
 
     def word(self) -> tf.Tensor:
         """Returns this rank's requests, int32 [2]: stop, save."""
-        save = self._save_every_seconds is not None and (time.monotonic() - self._last_save >= self._save_every_seconds)
+        save = self._save_every_seconds is not None and (
+            time.monotonic() - self._last_save >= self._save_every_seconds
+        )
         if save:
             self._last_save = time.monotonic()
         return self._words[int(REQUESTS.stop), int(save)]
@@ -42,10 +52,10 @@ class Control:
 class Loop:
     """Runs epochs of training steps, with validation in between.
 
-    Values are fetched from the device every --log_every_steps steps, at the end of an epoch, and where a validation or
-    the end of the run lies within an epoch. On a GPU a step's record holds the values of two steps before
-    (`LateCopies`). An epoch with a validation inside has several epoch records: each covers what was
-    trained since the one before.
+    Values are fetched from the device every --log_every_steps steps, at the end of an epoch, and
+    where a validation or the end of the run lies within an epoch. On a GPU a step's record holds
+    the values of two steps before (`LateCopies`). An epoch with a validation inside has several
+    epoch records: each covers what was trained since the one before.
     """
 
     def __init__(self, trainer: Trainer):
@@ -53,12 +63,15 @@ class Loop:
         parts, config = trainer.parts, trainer.parts.config
         self.state, self.step = parts.state, parts.step
         self._trainer, self._data, self._order = trainer, parts.data, parts.data.order
-        self._control = Control(config.checkpoint_every_seconds if parts.communicator.rank == 0 else None)
+        self._control = Control(
+            config.checkpoint_every_seconds if parts.communicator.rank == 0 else None
+        )
         self._log_every = config.log_every_steps
         self._compiled = False
 
     def run(self) -> None:
-        """Trains from the state's cursor to the end, to the target, or to a request to stop, and saves.
+        """Trains from the state's cursor to the end, to the target, or to a request to stop, and
+        saves.
 
         Raises:
           DivergedError: on all ranks; a record of the run says so.
@@ -102,8 +115,12 @@ class Loop:
         return self._data.length.reached(self.state.cursor, self.state.step)
 
     def _closed(self) -> bool:
-        """Returns whether the epoch record at the end is made; a checkpoint may lie between a step and its record."""
-        return self.state.closed_at >= min(self._order.position(self.state.cursor), self._data.length.epochs)
+        """Returns whether the epoch record at the end is made; a checkpoint may lie between a step
+        and its record.
+        """
+        return self.state.closed_at >= min(
+            self._order.position(self.state.cursor), self._data.length.epochs
+        )
 
     def _one_step(self, batches: Iterator[Batch], micro_batches: int) -> None:
         control = self._control.word()
@@ -145,14 +162,18 @@ class Loop:
     def _close(self, epoch: int, global_batch: int) -> None:
         """Makes an epoch record: of a whole epoch, or inside of one."""
         position, whole = self._order.position(self.state.cursor), self.state.cursor.epoch > epoch
-        record: dict[str, Any] = {"global_batch": global_batch, "epoch": epoch + 1 if whole else position}
+        record: dict[str, Any] = {
+            "global_batch": global_batch,
+            "epoch": epoch + 1 if whole else position,
+        }
         record |= {"step": self.state.step, **self._meter.epoch(self.step.sums.read())}
         self.step.copies.forget()
         if self._trainer.validates(position):
             began = time.perf_counter()
             record |= self._trainer.validate()
             record["validation_seconds"] = time.perf_counter() - began
-        self.step.sums.reset()  # before what is saved at the end of the epoch: that is where the next one begins
+        # before what is saved at the end of the epoch: that is where the next one begins
+        self.step.sums.reset()
         self._meter.lap()
         self.state.finished_epochs, self.state.closed_at = self.state.cursor.epoch, position
         record["seconds"] = self.state.seconds
@@ -179,7 +200,9 @@ class _Meter:
         self._begin_rates()
 
     def compiled(self) -> None:
-        """Restarts the throughput of the next record after the first step, whose call contained its compilation."""
+        """Restarts the throughput of the next record after the first step, whose call contained its
+        compilation.
+        """
         self.lap()
         self._start_seconds = time.perf_counter() - self._epoch_time
         self._epoch_waited += self.waited
@@ -190,7 +213,9 @@ class _Meter:
         self.waited = 0.0
 
     def record(self, sums: ClassificationSums) -> dict[str, Any]:
-        """Returns the values since the last fetch; the fetch that gave `sums` has waited for the device."""
+        """Returns the values since the last fetch; the fetch that gave `sums` has waited for the
+        device.
+        """
         self.lap()
         steps = self._state.step - self._step
         values: dict[str, Any] = {
@@ -198,7 +223,8 @@ class _Meter:
             "seconds": self._state.seconds,
             **(sums - self._sums).means("train"),
         }
-        # Without a step since the compiled one, whose time includes compilation, there is no speed to record.
+        # Without a step since the compiled one, whose time includes compilation, there is no speed
+        # to record.
         if steps:
             elapsed = max(self._time - self._since, 1e-9)
             values["images_per_second"] = (self._state.images - self._images) / elapsed
@@ -210,7 +236,9 @@ class _Meter:
         return values
 
     def epoch(self, sums: ClassificationSums) -> dict[str, Any]:
-        """Returns the values of the epoch; rates cover this session's part of it, without validation."""
+        """Returns the values of the epoch; rates cover this session's part of it, without
+        validation.
+        """
         self.lap()
         elapsed = max(time.perf_counter() - self._epoch_time, 1e-9)
         start, self._start_seconds = self._start_seconds, 0.0

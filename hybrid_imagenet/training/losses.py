@@ -12,7 +12,8 @@ Loss = Callable[[tf.Tensor, tf.Tensor, float], tf.Tensor]
 
 
 def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, smoothing: float = 0.0) -> tf.Tensor:
-    """Computes softmax cross-entropy with label smoothing (Szegedy et al.; Mikami et al. §2.1) without one-hot targets.
+    """Computes softmax cross-entropy with label smoothing (Szegedy et al.; Mikami et al. §2.1)
+    without one-hot targets.
 
     With K classes, smoothing e and p = softmax(z):
 
@@ -35,19 +36,23 @@ def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, smoothing: float = 0.0) 
 
 
 def binary_cross_entropy(logits: tf.Tensor, labels: tf.Tensor, smoothing: float = 0.0) -> tf.Tensor:
-    """Computes the cross-entropy of every class by itself, without one-hot targets (Beyer et al., arXiv 2006.07159, 5;
-    Wightman et al., arXiv 2110.00476, 3.1), summed over classes.
+    """Computes the cross-entropy of every class by itself, without one-hot targets (Beyer et al.,
+    arXiv 2006.07159, 5; Wightman et al., arXiv 2110.00476, 3.1), summed over classes.
 
-    With K classes, smoothing e, targets q_k = (1 - e) [k = y] + e / K and p_k = 1 / (1 + exp(-z_k)):
+    With K classes, smoothing e, targets q_k = (1 - e) [k = y] + e / K and p_k = 1 / (1 +
+    exp(-z_k)):
 
         loss = -sum_k (q_k log p_k + (1 - q_k) log(1 - p_k))
              = sum_k softplus(z_k) - (1 - e) z_y - (e / K) sum_k z_k
 
-    A network that begins with scores of -ln K (`initial_bias`) begins with a loss of some 1 + ln K; with scores of 0 it
-    would be K ln 2, nearly all of it for classes that an image is not of. Shapes are those of `cross_entropy`.
+    A network that begins with scores of -ln K (`initial_bias`) begins with a loss of some 1 + ln K;
+    with scores of 0 it would be K ln 2, nearly all of it for classes that an image is not of.
+    Shapes are those of `cross_entropy`.
     """
     # Of gathering them the gradient needs an integer, which a GPU would hand to its host.
-    true = tf.reduce_sum(tf.where(labels[:, None] == np.arange(logits.shape[-1]), logits, 0.0), axis=-1)
+    true = tf.reduce_sum(
+        tf.where(labels[:, None] == np.arange(logits.shape[-1]), logits, 0.0), axis=-1
+    )
     losses = tf.reduce_sum(tf.nn.softplus(logits), axis=-1) - (1.0 - smoothing) * true
     return losses - smoothing * tf.reduce_mean(logits, axis=-1) if smoothing else losses
 
@@ -57,5 +62,7 @@ LOSSES: dict[str, Loss] = {"softmax": cross_entropy, "sigmoid": binary_cross_ent
 
 
 def initial_bias(loss: str, classes: int) -> float:
-    """Returns the score of every class at which a network should begin: for `binary`, that of one class in K."""
+    """Returns the score of every class at which a network should begin: for `binary`, that of one
+    class in K.
+    """
     return -math.log(classes) if loss == "sigmoid" else 0.0

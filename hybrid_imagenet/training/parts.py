@@ -49,26 +49,40 @@ class Parts:
             config.stall_timeout,
             waits_in=(comm, accumulators, divergence, late_copies, step),
         )
-        options = build.host_options(config, tf.config.threading.get_intra_op_parallelism_threads() or 1)
+        options = build.host_options(
+            config, tf.config.threading.get_intra_op_parallelism_threads() or 1
+        )
         order = build.sample_order(config, train_source)
         self.data = TrainingData(config, train_source, order, communicator, options)
-        with communicator.together():  # the user's function may fail on one rank only, and the others must not wait
+        with (
+            communicator.together()
+        ):  # the user's function may fail on one rank only, and the others must not wait
             self.model = build.model(config, precision, train_source.num_classes, communicator)
         self.schedule = derived.schedule(config)
         self.optimizer = build.optimizer(config, precision, self.model, communicator)
         compute = precision.removeprefix("mixed_")
         choose = build.random_batch(config, communicator)
-        self.step = build.train_step(config, precision, self.model, self.optimizer, communicator, choose)
+        self.step = build.train_step(
+            config, precision, self.model, self.optimizer, communicator, choose
+        )
         self.statistics = self._statistics(precise=config.batch_norm == "precise")
         self.averaged: AveragedWeights | None = None  # of --ema_decay
         if self.optimizer.average is not None:
-            pairs, measure = normalization.statistics(self.model), self._statistics(precise=True).synchronize
-            self.averaged = AveragedWeights(self.model, self.optimizer.average, pairs, measure, self.state)
+            pairs, measure = (
+                normalization.statistics(self.model),
+                self._statistics(precise=True).synchronize,
+            )
+            self.averaged = AveragedWeights(
+                self.model, self.optimizer.average, pairs, measure, self.state
+            )
         kernels = self.optimizer.inner.kernel_indices()
         self.updates = RelativeUpdates([self.model.trainable_variables[i] for i in kernels])
         self.validation = Validation(
             EvaluationStep(
-                self.model, build.evaluation_preprocess(compute), loss=LOSSES[config.loss], flip=config.eval_flip
+                self.model,
+                build.evaluation_preprocess(compute),
+                loss=LOSSES[config.loss],
+                flip=config.eval_flip,
             ),
             validation_source,
             communicator,
@@ -90,13 +104,19 @@ class Parts:
     def variables(self) -> dict[str, keras.Variable]:
         """Returns everything that training changes, by a stable name."""
         parts = {"model": self.model.variables, "optimizer": self.optimizer.variables}
-        found = {f"{part}/{i:04d}/{v.path}": v for part, values in parts.items() for i, v in enumerate(values)}
+        found = {
+            f"{part}/{i:04d}/{v.path}": v
+            for part, values in parts.items()
+            for i, v in enumerate(values)
+        }
         averages = self.averaged.variables if self.averaged is not None else {}
         found |= {f"average/{i:04d}/{path}": v for i, (path, v) in enumerate(averages.items())}
         return found | {"record/relative_updates": self.updates.ratios}
 
     def _statistics(self, *, precise: bool) -> BatchNormStatistics:
-        """Returns what merges statistics of normalization over ranks, if `precise` measured them."""
+        """Returns what merges statistics of normalization over ranks, if `precise` measured
+        them.
+        """
         layers, collect = normalization.kept_statistics(self.model), None
         if precise:
             collect = PreciseStatistics(
@@ -105,4 +125,6 @@ class Parts:
                 lambda: self.data.sample(self.state.finished_epochs, self.watchdog.note),
                 self.state,
             ).collect
-        return BatchNormStatistics(self.communicator, layers, collect, lambda: normalization.merge_parts(self.model))
+        return BatchNormStatistics(
+            self.communicator, layers, collect, lambda: normalization.merge_parts(self.model)
+        )

@@ -1,7 +1,7 @@
 """Finds out before TensorFlow is loaded what would end a run some seconds later.
 
-Flags are checked on every rank. What a listing, a `stat` or a small file can show is checked once: by rank 0, or by
-`hybrid-imagenet run`, which tells the ranks so by `CHECKED_VARIABLE`.
+Flags are checked on every rank. What a listing, a `stat` or a small file can show is checked once:
+by rank 0, or by `hybrid-imagenet run`, which tells the ranks so by `CHECKED_VARIABLE`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from hybrid_imagenet.runlog import run_dir
 from hybrid_imagenet.schedules import training_schedule
 
 ELSEWHERE_VARIABLE = "HYBRID_IMAGENET_RANKS_ELSEWHERE"
-"""Set by the scripts for clusters, whose check runs on a host that may not train: it looks at no disk there."""
+"""Set by the scripts for clusters, whose check runs on a host that may not train: it looks at no
+disk there.
+"""
 CHECKED_VARIABLE = "HYBRID_IMAGENET_CHECKED"
 """Set in the environment of ranks whose launcher has checked what lies on the disk."""
 _SHAPE = {"model": "model", "model_width": "width", "stem": "stem"}
@@ -65,7 +67,9 @@ def run(config: RunConfig, *, disk: bool = True) -> None:
 
 
 def check(config: RunConfig, *, disk: bool = True) -> Findings:
-    """Checks the flags of a run, and on rank 0 what lies on the disk; arguments and errors as for `run`."""
+    """Checks the flags of a run, and on rank 0 what lies on the disk; arguments and errors as for
+    `run`.
+    """
     _check_flags(config)
     found = Findings(["flags: valid together"], [])
     if not disk or os.environ.get(ELSEWHERE_VARIABLE):
@@ -87,13 +91,16 @@ def check(config: RunConfig, *, disk: bool = True) -> Findings:
 
 def _flat_warmup(config: RunConfig) -> list[str]:
     """A line if the warmup that was asked for does not raise the learning rate."""
-    peak, first = derived.rates(config)[OPTIMIZERS[config.optimizer].rate], config.chosen.get("warmup_start_lr", 0.0)
+    peak, first = (
+        derived.rates(config)[OPTIMIZERS[config.optimizer].rate],
+        config.chosen.get("warmup_start_lr", 0.0),
+    )
     asked = config.warmup_epochs and config.origins["warmup_epochs"] is Origin.COMMAND_LINE
     if not asked or first < peak or config.lr_schedule in training_schedule.FIXED:
         return []
     return [
-        f"--warmup_epochs={config.warmup_epochs:g}: the learning rate is {peak:g} from the start, as that is not above "
-        f"--warmup_start_lr={first:g}; --warmup_start_lr=0 lets it rise"
+        f"--warmup_epochs={config.warmup_epochs:g}: the learning rate is {peak:g} from the start,"
+        f" as that is not above --warmup_start_lr={first:g}; --warmup_start_lr=0 lets it rise"
     ]
 
 
@@ -118,23 +125,34 @@ def training_images(config: RunConfig) -> int:
     Raises:
       UserError: for a dataset that cannot be opened.
     """
-    images = datasets.of(config.dataset).images or datasets.Request.from_flags(config).open().num_examples
+    images = (
+        datasets.of(config.dataset).images
+        or datasets.Request.from_flags(config).open().num_examples
+    )
     return images - derived.held_out(config, images)
 
 
 def _check_flags(config: RunConfig) -> None:
-    """Checks the batch against a dataset of known size, and looks for packages that flags ask for."""
+    """Checks the batch against a dataset of known size, and looks for packages that flags ask
+    for.
+    """
     images = datasets.of(config.dataset).images
     if images is not None:
         check_data(config, images - derived.held_out(config, images))
     if config.decoder == "dali" and not _installed("nvidia.dali"):
-        raise UserError("--decoder=dali: NVIDIA DALI is not installed: install nvidia-dali-cuda120 (the extra dali)")
+        raise UserError(
+            "--decoder=dali: NVIDIA DALI is not installed: install nvidia-dali-cuda120 (the extra"
+            " dali)"
+        )
 
 
 def _installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # its parent is missing, or what stands in its place is no package
+    except (
+        ImportError,
+        ValueError,
+    ):  # its parent is missing, or what stands in its place is no package
         return False
 
 
@@ -148,8 +166,12 @@ def _check_disk(config: RunConfig, found: Findings) -> None:
     classes = "" if data.classes is None else f", {data.classes} classes"
     found.checked.append(f"dataset: {config.dataset}, {data.text}{classes}")
     file = own_network(config.model) if ":" in config.model else None
-    found.checked.append(f"model: {config.model}" + (f", in {file}, not called yet" if file else ""))
-    found.checked.extend(["not checked: whether layers have the names of --freeze"] if config.freeze else [])
+    found.checked.append(
+        f"model: {config.model}" + (f", in {file}, not called yet" if file else "")
+    )
+    found.checked.extend(
+        ["not checked: whether layers have the names of --freeze"] if config.freeze else []
+    )
     path = run_dir.chosen(config.run_dir, config.recipe, config.dataset, resume=config.resume)
     state = run_dir.check(path, resume=config.resume)
     found.checked.append(f"run directory: {path}, {state}")
@@ -160,55 +182,70 @@ def _check_disk(config: RunConfig, found: Findings) -> None:
         _check_resumed(config, checkpoint, earlier, data.classes)
         found.checked.append(f"checkpoint: {checkpoint.path}, of this model and optimizer")
         found.warnings.extend(_moved_learning_rate(config, checkpoint.meta, earlier))
-    elif config.resume and not any(path.glob("checkpoints/step-*")):  # damaged ones are refused when they are read
-        found.warnings.append(f"--resume: {path} holds no checkpoint yet, so training starts from the beginning")
+    elif config.resume and not any(
+        path.glob("checkpoints/step-*")
+    ):  # damaged ones are refused when they are read
+        found.warnings.append(
+            f"--resume: {path} holds no checkpoint yet, so training starts from the beginning"
+        )
     if checkpoint is None and config.init_from:
         _check_weights(config, found)
 
 
 def _check_resumed(
-    config: RunConfig, checkpoint: store.Description, earlier: Mapping[str, Any], classes: int | None
+    config: RunConfig,
+    checkpoint: store.Description,
+    earlier: Mapping[str, Any],
+    classes: int | None,
 ) -> None:
     """Refuses a checkpoint of another network, optimizer or number of classes."""
     for flag, key in (_SHAPE | {"blurpool": "blurpool", "optimizer": "optimizer"}).items():
         before, now = checkpoint.meta.get(key), getattr(config, flag)
         if before is not None and before != now:
             raise UserError(
-                f"--{flag}={shown(now)}: {checkpoint.path} was written with --{flag}={shown(before)}; resume with "
-                "that, or start a new run in another --run_dir"
+                f"--{flag}={shown(now)}: {checkpoint.path} was written with"
+                f" --{flag}={shown(before)}; resume with that, or start a new run in another"
+                " --run_dir"
             )
     before, now = checkpoint.meta.get("val_split"), derived.validated_split(config)
     if before is not None and before != now:
         raise UserError(
-            f"--eval_split: {checkpoint.path} was judged on the {before} images, not the {now} images; "
-            "resume with its flags, and use hybrid-imagenet evaluate for others"
+            f"--eval_split: {checkpoint.path} was judged on the {before} images, not the {now}"
+            " images; resume with its flags, and use hybrid-imagenet evaluate for others"
         )
     before = earlier.get("flags", {}).get("ema_decay")
     if before is not None and bool(before) != bool(config.ema_decay):
         raise UserError(
-            f"--ema_decay={config.ema_decay:g}: the weights of the run {'have an' if before else 'have no'} average; "
-            f"resume with --ema_decay={before:g}"
+            f"--ema_decay={config.ema_decay:g}: the weights of the run"
+            f" {'have an' if before else 'have no'} average; resume with --ema_decay={before:g}"
         )
     before = checkpoint.meta.get("num_classes")
     if before is not None and classes is not None and before != classes:
         raise UserError(
-            f"--dataset={config.dataset}: has {classes} classes, but {checkpoint.path} has {before}; resume with the "
-            "data that the run was started with"
+            f"--dataset={config.dataset}: has {classes} classes, but {checkpoint.path} has"
+            f" {before}; resume with the data that the run was started with"
         )
 
 
 def _moved_by_batch(config: RunConfig, earlier: Mapping[str, Any]) -> list[str]:
-    """A line for each value of MLPerf's table that is another one at this start's batch than it was in the run."""
+    """A line for each value of MLPerf's table that is another one at this start's batch than it was
+    in the run.
+    """
     flags, origins = (earlier.get(key, {}) for key in ("flags", "origins"))
     return [
         f"--{name}: {value:.4g} at this batch, {flags[name]:.4g} in the run so far"
         for name, value in config.values().items()
-        if config.origins[name].value == origins.get(name) == Origin.BATCH.value and value != flags[name]
+        if config.origins[name].value == origins.get(name) == Origin.BATCH.value
+        and value != flags[name]
     ]
 
 
-def _moved_learning_rate(config: RunConfig, meta: Mapping[str, Any], earlier: Mapping[str, Any]) -> list[str]:
-    """A line if another --epochs than that of the run so far moves the learning rate where training continues."""
+def _moved_learning_rate(
+    config: RunConfig, meta: Mapping[str, Any], earlier: Mapping[str, Any]
+) -> list[str]:
+    """A line if another --epochs than that of the run so far moves the learning rate where training
+    continues.
+    """
     before = earlier.get("flags", {}).get("epochs")
     if not isinstance(before, int | float):
         return []
@@ -217,19 +254,23 @@ def _moved_learning_rate(config: RunConfig, meta: Mapping[str, Any], earlier: Ma
     batch = derived.batches(config).at(cursor["epoch"]).global_batch(config.gpus)
 
     def rate(epochs: float) -> float:
-        return derived.schedule(config.changed(epochs=epochs))(position, position, batch)["learning_rate"]
+        return derived.schedule(config.changed(epochs=epochs))(position, position, batch)[
+            "learning_rate"
+        ]
 
     old, new = rate(before), rate(config.epochs)
     if before == config.epochs or abs(new - old) <= _MOVED * max(old, new):
         return []
     return [
-        f"--epochs={config.epochs:g}, the run had {before:g}: the learning rate at epoch {position:.4g} becomes "
-        f"{new:.4g} instead of {old:.4g}"
+        f"--epochs={config.epochs:g}, the run had {before:g}: the learning rate at epoch"
+        f" {position:.4g} becomes {new:.4g} instead of {old:.4g}"
     ]
 
 
 def _check_weights(config: RunConfig, found: Findings) -> None:
-    """Refuses weights (--init_from) of another network; functions of the user's are compared when they are built."""
+    """Refuses weights (--init_from) of another network; functions of the user's are compared when
+    they are built.
+    """
     try:
         weights = store.look(pathlib.Path(str(config.init_from)))
     except UserError as error:
@@ -239,8 +280,8 @@ def _check_weights(config: RunConfig, found: Findings) -> None:
     for flag, value in before.items():
         if not own and value != getattr(config, flag):
             raise UserError(
-                f"--init_from={config.init_from}: {weights.path} was written with --{flag}={value}, not "
-                f"{getattr(config, flag)}; give weights of the same network"
+                f"--init_from={config.init_from}: {weights.path} was written with --{flag}={value},"
+                f" not {getattr(config, flag)}; give weights of the same network"
             )
     unread = "" if weights.meta else ", not compared with the network yet"
     found.checked.append(f"weights: {weights.path}{unread}")

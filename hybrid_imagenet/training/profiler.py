@@ -9,7 +9,9 @@ import tensorflow as tf
 
 
 class Profiler:
-    """Writes a trace of some steps on rank 0, which TensorBoard shows; a run resumed after the first writes none."""
+    """Writes a trace of some steps on rank 0, which TensorBoard shows; a run resumed after the
+    first writes none.
+    """
 
     def __init__(
         self,
@@ -18,7 +20,9 @@ class Profiler:
         wait: Callable[[], object],
         announce: Callable[[str], None],
     ):
-        """Takes the first and the last of `steps`, from 1; `wait` returns when the device has finished its work."""
+        """Takes the first and the last of `steps`, from 1; `wait` returns when the device has
+        finished its work.
+        """
         self._first, self._last = steps
         self._folder = folder
         self._wait = wait
@@ -40,4 +44,7 @@ class Profiler:
             self._running = False
             self._wait()
             tf.profiler.experimental.stop()
-            self._announce(f"profile of steps {self._first} to {self._last}: tensorboard --logdir={self._folder}")
+            self._announce(
+                f"profile of steps {self._first} to {self._last}: tensorboard"
+                f" --logdir={self._folder}"
+            )

@@ -1,4 +1,6 @@
-"""Omits some images of each GPU's batch, a number drawn at every step (Lu et al., Table 3.4, first row)."""
+"""Omits some images of each GPU's batch, a number drawn at every step (Lu et al., Table 3.4, first
+row).
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,13 @@ _STREAM = 1 << 24
 class RandomBatch:
     """Draws how many images each GPU uses, evenly from `least` to its batch.
 
-    The draw of a GPU follows from the seed of its first image, so that it depends neither on how GPUs are spread over
-    ranks nor on where a run was resumed.
+    The draw of a GPU follows from the seed of its first image, so that it depends neither on how
+    GPUs are spread over ranks nor on where a run was resumed.
     """
 
-    def __init__(self, least: int, parts: int, ranks: int, allreduce: Callable[[tf.Tensor, str], tf.Tensor]):
+    def __init__(
+        self, least: int, parts: int, ranks: int, allreduce: Callable[[tf.Tensor, str], tf.Tensor]
+    ):
         """Takes what is the same at every step.
 
         Args:
@@ -32,21 +36,24 @@ class RandomBatch:
         self._least, self._parts, self._ranks, self._allreduce = least, parts, ranks, allreduce
 
     def counts(self, seeds: tf.Tensor) -> tf.Tensor:
-        """Returns the images that each GPU uses, int32 [parts], for the seeds of all, int64 [parts * b, 2]."""
+        """Returns the images that each GPU uses, int32 [parts], for the seeds of all, int64 [parts
+        * b, 2].
+        """
         size = seeds.shape[0] // self._parts
         draws = device.uniforms(seeds[::size], 1, start=_STREAM)[:, 0]
         more = tf.cast(tf.floor(draws * float(size - self._least + 1)), tf.int32)
         return self._least + more
 
     def __call__(self, batch: Batch) -> tuple[Batch, tf.Tensor]:
-        """Returns the images that are used, and the weight of this rank's mean among those of all ranks.
+        """Returns the images that are used, and the weight of this rank's mean among those of all
+        ranks.
 
         Args:
           batch: tensors of [parts * b, ...], with "seed".
 
         Returns:
-          The batch with the first images of each GPU, and a float32 scalar: this rank's images over the mean of all
-          ranks'. The mean over ranks of weighted means is that over all images.
+          The batch with the first images of each GPU, and a float32 scalar: this rank's images over
+          the mean of all ranks'. The mean over ranks of weighted means is that over all images.
         """
         counts = self.counts(batch["seed"])
         size = batch["seed"].shape[0] // self._parts

@@ -1,4 +1,6 @@
-"""Records a run on rank 0: its directory, records, view and summary. Other ranks have a recording that is silent."""
+"""Records a run on rank 0: its directory, records, view and summary. Other ranks have a recording
+that is silent.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ class Recording:
         self.path = self._directory.path if self._directory is not None else None
         self._rank = rank
         self._handler: logging.Handler | None = None
-        self._meaning: dict[str, Any] = {}  # what results are of and are compared with, for the summary
+        self._meaning: dict[
+            str, Any
+        ] = {}  # what results are of and are compared with, for the summary
         self._level = logging.NOTSET
         self.view = live.make_view(_view_mode(config, rank, size), sys.stdout, config.epochs)
         self._tensorboard: TensorBoard | None = None
@@ -69,7 +73,9 @@ class Recording:
                 report=self.view.message,
             )
             if config.tensorboard:
-                self._tensorboard = TensorBoard(str(self._directory.path / "tensorboard"), self.view.message)
+                self._tensorboard = TensorBoard(
+                    str(self._directory.path / "tensorboard"), self.view.message
+                )
 
     def announce(self, text: str) -> None:
         """Shows what all ranks know alike, once: on rank 0."""
@@ -87,23 +93,36 @@ class Recording:
         checkpoint = self.store.newest_good()
         if checkpoint is None and (self.store.paths() or self.store.set_aside()):
             raise UserError(
-                f"--run_dir={self._directory.path}: none of its checkpoints can be used; put a sound one there under "
-                "its name step-*.npz, or start a new run"
+                f"--run_dir={self._directory.path}: none of its checkpoints can be used; put a"
+                " sound one there under its name step-*.npz, or start a new run"
             )
         if checkpoint is None:
-            self.view.message(f"no checkpoint in {self._directory.path}: starting from the beginning")
+            self.view.message(
+                f"no checkpoint in {self._directory.path}: starting from the beginning"
+            )
         return checkpoint
 
     def diverged(self, step: int, seconds: float, loss: float) -> None:
         """Records that training has diverged."""
         if self.writer is not None:
-            self.writer.write({"kind": "diverged", "step": step, "seconds": seconds, "train_loss": loss})
+            self.writer.write(
+                {"kind": "diverged", "step": step, "seconds": seconds, "train_loss": loss}
+            )
 
-    def start(self, facts: Mapping[str, Any], info: Mapping[str, Any], state: RunState, *, over: bool = False) -> None:
-        """Writes config.json, unless there is nothing left to train with it, and opens metrics.jsonl.
+    def start(
+        self,
+        facts: Mapping[str, Any],
+        info: Mapping[str, Any],
+        state: RunState,
+        *,
+        over: bool = False,
+    ) -> None:
+        """Writes config.json, unless there is nothing left to train with it, and opens
+        metrics.jsonl.
 
         Args:
-          facts: world size, precision, hosts, hardware, versions and numbers of images, for config.json.
+          facts: world size, precision, hosts, hardware, versions and numbers of images, for
+          config.json.
           info: what the view needs beforehand, see `metrics.progress.Status`.
           state: where the run stands; `seconds` is the wall time of earlier sessions.
           over: no step is left.
@@ -127,7 +146,9 @@ class Recording:
         if not over:
             self._write_config(facts, state.seconds)
         resume_from = (state.step, state.closed_at) if self._directory.resumed else None
-        self.writer = jsonl.MetricsWriter(self._directory.path / "metrics.jsonl", resume_from=resume_from)
+        self.writer = jsonl.MetricsWriter(
+            self._directory.path / "metrics.jsonl", resume_from=resume_from
+        )
         earlier = jsonl.read(self.writer.path) if resume_from else []
         if self._tensorboard is not None and resume_from:
             self._tensorboard.resumed(state.step)
@@ -142,13 +163,16 @@ class Recording:
         self.view.run_started({**info, "validated": validated})
         if lost := summary.lost_epochs(earlier, state.finished_epochs):
             self.view.message(
-                f"{self.writer.path} has no records of {len(lost)} of the {state.finished_epochs} finished epochs "
-                f"(the first is {lost[0]}): summary and report are of the others; put the file back to have all"
+                f"{self.writer.path} has no records of {len(lost)} of the {state.finished_epochs}"
+                f" finished epochs (the first is {lost[0]}): summary and report are of the others;"
+                " put the file back to have all"
             )
-        title = f"{derived.title(self._config)}, " if self._config.progress == "none" else ""  # else it is printed
+        title = (
+            f"{derived.title(self._config)}, " if self._config.progress == "none" else ""
+        )  # else it is printed
         self.view.message(
-            f"{title}{facts['train_images']:,} training and {facts['validation_images']:,} validation images, "
-            f"{facts['precision']}, results in {self._directory.path}"
+            f"{title}{facts['train_images']:,} training and {facts['validation_images']:,}"
+            f" validation images, {facts['precision']}, results in {self._directory.path}"
         )
         warning = relative_step_advice.warning(self._config) if info.get("imagenet") else None
         if warning:
@@ -185,7 +209,9 @@ class Recording:
         self._show({"kind": "epoch", **record}, self.view.epoch)
 
     def finish(self, state: RunState) -> None:
-        """Closes metrics.jsonl, writes summary.json, and shows the summary; `state` is where the run ends."""
+        """Closes metrics.jsonl, writes summary.json, and shows the summary; `state` is where the
+        run ends.
+        """
         if self._directory is None or self.writer is None:
             return
         self.writer.close()
@@ -205,7 +231,9 @@ class Recording:
         if self.store is not None:
             self.store.wait()
             done = values["epochs"] >= self._config.epochs
-            for line in closing_lines(self._config, self._directory.path, self.store.paths(), state.stop, done):
+            for line in closing_lines(
+                self._config, self._directory.path, self.store.paths(), state.stop, done
+            ):
                 self.view.message(line)
         self._directory.release()
 
@@ -222,9 +250,13 @@ class Recording:
             with files.replacing(path) as temporary, temporary.open("wb") as file:
                 np.savez(file, **validation.image_results())
         except FileNotFoundError:
-            raise UserError(f"{path.parent} was deleted during the run: nothing more can be recorded") from None
+            raise UserError(
+                f"{path.parent} was deleted during the run: nothing more can be recorded"
+            ) from None
         except OSError as error:
-            raise UserError(f"{path}: {error.strerror}; make room, and start again with --resume") from None
+            raise UserError(
+                f"{path}: {error.strerror}; make room, and start again with --resume"
+            ) from None
 
     def stop_logging(self) -> None:
         """Shows no more of what the parts log: the view ends with the session."""
@@ -261,7 +293,9 @@ class Recording:
 
 
 class _ToView(logging.Handler):
-    """Shows the log messages of the parts, once: those of rank 0, and warnings of the others with their rank."""
+    """Shows the log messages of the parts, once: those of rank 0, and warnings of the others with
+    their rank.
+    """
 
     def __init__(self, view: live.PlainView, rank: int):
         super().__init__()
@@ -283,9 +317,15 @@ def _view_mode(config: RunConfig, rank: int, size: int) -> str:
 
 
 def closing_lines(
-    config: RunConfig, run_dir: pathlib.Path, checkpoints: Sequence[pathlib.Path], stop: str, done: bool = False
+    config: RunConfig,
+    run_dir: pathlib.Path,
+    checkpoints: Sequence[pathlib.Path],
+    stop: str,
+    done: bool = False,
 ) -> list[str]:
-    """Returns where `checkpoints` lie, newest first, and the next commands; for `stop` see `RunState`."""
+    """Returns where `checkpoints` lie, newest first, and the next commands; for `stop` see
+    `RunState`.
+    """
     found = [f"{'stopped on request; ' if stop == 'preempted' else ''}results: {run_dir}"]
     if not checkpoints:
         return found
@@ -297,13 +337,25 @@ def closing_lines(
     best = ["--best"] if config.keep_best else []
     evaluate = ["hybrid-imagenet", "evaluate", str(run_dir), *best, f"--dataset={config.dataset}"]
     evaluate += [f"--data_dir={without_secrets(config.data_dir)}"] if config.data_dir else []
-    evaluate += [f"--data_cache_dir={config.data_cache_dir}"] if files.is_url(config.data_dir or "") else []
+    evaluate += (
+        [f"--data_cache_dir={config.data_cache_dir}"] if files.is_url(config.data_dir or "") else []
+    )
     evaluate += [f"--val_fraction={config.val_fraction:g}"] if config.val_fraction else []
     if config.bad_records == "skip":
         evaluate += ["--bad_records=skip", f"--max_bad_records={config.max_bad_records}"]
     # A Keras file needs no package that this environment may lack.
-    suffix = ".onnx" if all(map(importlib.util.find_spec, ("onnx", "tf2onnx", "onnxruntime"))) else ".keras"
-    export = ["hybrid-imagenet", "export", str(run_dir), *best, f"--to={run_dir / 'network'}{suffix}"]
+    suffix = (
+        ".onnx"
+        if all(map(importlib.util.find_spec, ("onnx", "tf2onnx", "onnxruntime")))
+        else ".keras"
+    )
+    export = [
+        "hybrid-imagenet",
+        "export",
+        str(run_dir),
+        *best,
+        f"--to={run_dir / 'network'}{suffix}",
+    ]
     if config.max_steps is not None and not stop and not done:
         found.append(f"next: {shlex.join(resume)}")
     return [*found, *(f"next: {shlex.join(words)}" for words in (report, evaluate, export))]

@@ -15,16 +15,19 @@ def check_ranks(communicator: Communicator, sources: Mapping[str, Source]) -> No
     """Compares what all ranks read; every rank calls it, once, with the sources by name.
 
     Raises:
-      SharedError: on all ranks, naming the first rank that reads something else than rank 0, and in what it differs.
+      SharedError: on all ranks, naming the first rank that reads something else than rank 0, and in
+        what it differs.
     """
-    ranks = communicator.allgather_object({name: source.identity for name, source in sources.items()})
+    ranks = communicator.allgather_object(
+        {name: source.identity for name, source in sources.items()}
+    )
     for rank, found in enumerate(ranks):
         for name in sources:
             differs = difference(found[name], ranks[0][name])
             if differs:
                 raise SharedError(
-                    f"the {name} data of rank {rank} on {communicator.hosts[rank]} are not those of rank 0 on "
-                    f"{communicator.hosts[0]}: {differs}; give all hosts the same data"
+                    f"the {name} data of rank {rank} on {communicator.hosts[rank]} are not those of"
+                    f" rank 0 on {communicator.hosts[0]}: {differs}; give all hosts the same data"
                 )
 
 
@@ -39,6 +42,7 @@ def check_resumed(checkpoint: Checkpoint, sources: Mapping[str, Source]) -> None
         differs = difference(source.identity, stored[name]) if name in stored else ""
         if differs:
             raise UserError(
-                f"{checkpoint.path}: the {name} data are not those of the run: {differs}; resume with the data it was "
-                "started with (and, for --tuning_split, the --seed), or start a new run with --init_from on these"
+                f"{checkpoint.path}: the {name} data are not those of the run: {differs}; resume"
+                " with the data it was started with (and, for --tuning_split, the --seed), or"
+                " start a new run with --init_from on these"
             )

@@ -28,10 +28,11 @@ Choose = Callable[[Batch], tuple[Batch, tf.Tensor]]
 
 
 class PerShape:
-    """Compiles a function of a batch and more tensors, and remembers its trace for each shape of the images.
+    """Compiles a function of a batch and more tensors, and remembers its trace for each shape of
+    the images.
 
-    A tf.function looks up its trace at each call, from the types of all arguments; for a step with hundreds of
-    variables that takes as long as the call itself (`benchmarks loop`).
+    A tf.function looks up its trace at each call, from the types of all arguments; for a step with
+    hundreds of variables that takes as long as the call itself (`benchmarks loop`).
     """
 
     def __init__(self, function: Callable[..., Any]):
@@ -58,19 +59,20 @@ class PerShape:
 
 
 class TrainStep:
-    """Runs forward, loss, scaled backward, reduction and update as one graph; nothing is fetched to the host.
+    """Runs forward, loss, scaled backward, reduction and update as one graph; nothing is fetched to
+    the host.
 
-    With accumulation over k micro-batches the first k - 1 go through `accumulate`, which only adds up gradients; the
-    last goes through `last`, which reduces and applies their mean. `single` is the step without accumulation. Each is
-    traced once per batch shape:
+    With accumulation over k micro-batches the first k - 1 go through `accumulate`, which only adds
+    up gradients; the last goes through `last`, which reduces and applies their mean. `single` is
+    the step without accumulation. Each is traced once per batch shape:
 
-      single(batch, control): one update from one batch; adds up `control` (int32 [k]) over ranks, see `requests`.
-      accumulate(batch): adds the gradients of one micro-batch.
-      last(batch, control, micro_batches): one update from the mean over `micro_batches` (float32 scalar) micro-batches,
-        this one included; adds up `control`.
+      single(batch, control): one update from one batch; adds up `control` (int32 [k]) over ranks,
+      see `requests`. accumulate(batch): adds the gradients of one micro-batch.
+      last(batch, control, micro_batches): one update from the mean over `micro_batches` (float32
+        scalar) micro-batches, this one included; adds up `control`.
 
-    They return nothing: TensorFlow would tie a result to all that a step does, on the host and on a GPU, and so the one
-    would wait for the other.
+    They return nothing: TensorFlow would tie a result to all that a step does, on the host and on a
+    GPU, and so the one would wait for the other.
     """
 
     def __init__(
@@ -90,17 +92,22 @@ class TrainStep:
         Args:
           model: gives float32 logits [b, classes] for images in its compute type.
           optimizer: reduces and applies gradients.
-          preprocess: augments a batch {"image": uint8, ...} on the device; images in the compute type.
+          preprocess: augments a batch {"image": uint8, ...} on the device; images in the compute
+          type.
           communicator: adds up the control word over ranks.
           loss: one of `losses.LOSSES`.
           label_smoothing: see there.
-          jit_compile: compile forward and backward with XLA; the reduction stays outside and does not overlap.
-          choose: leaves out images of a batch; returns the others, and the weight of this rank's mean loss.
+          jit_compile: compile forward and backward with XLA; the reduction stays outside and does
+          not overlap.
+          choose: leaves out images of a batch; returns the others, and the weight of this rank's
+            mean loss.
         """
         self.model = model
         self.optimizer = optimizer
         self.sums = SumAccumulator("train_sums")
-        self.alarm = LossAlarm(highest_loss(int(model.output_shape[-1]), summed=loss is not cross_entropy))
+        self.alarm = LossAlarm(
+            highest_loss(int(model.output_shape[-1]), summed=loss is not cross_entropy)
+        )
         self._preprocess = preprocess
         self._communicator = communicator
         self._loss = loss
@@ -110,11 +117,17 @@ class TrainStep:
         self._kernels = [] if one_by_one else layers.cast_kernels(model)
         self._accumulators: list[tf.Variable] = []
         with tf.device("CPU:0"):
-            self._requests = tf.Variable(tf.zeros([0], tf.int32), shape=[None], trainable=False, name="requests")
-        self.single, self.accumulate, self.last = (PerShape(f) for f in (self._single, self._accumulate, self._last))
+            self._requests = tf.Variable(
+                tf.zeros([0], tf.int32), shape=[None], trainable=False, name="requests"
+            )
+        self.single, self.accumulate, self.last = (
+            PerShape(f) for f in (self._single, self._accumulate, self._last)
+        )
         self._forward_backward = self._loss_and_gradients
         if jit_compile:
-            self._forward_backward = tf.function(self._loss_and_gradients, autograph=False, jit_compile=True)
+            self._forward_backward = tf.function(
+                self._loss_and_gradients, autograph=False, jit_compile=True
+            )
         optimizer.build(model.trainable_variables)
         told = {"sums": self.sums.variable, "alarm": self.alarm.variable, **optimizer.told()}
         self.copies = LateCopies(told, _LAG if has_gpu() else 0)
@@ -148,22 +161,29 @@ class TrainStep:
             self._requests.assign(self._communicator.allreduce_on_host(control, "control"))
 
     def forward(self, batch: Batch) -> tf.Tensor:
-        """Returns the logits in training mode, float32 [b, classes]; changes nothing but the statistics, to its own."""
+        """Returns the logits in training mode, float32 [b, classes]; changes nothing but the
+        statistics, to its own.
+        """
         with normalization.statistics_of_one_batch(self.model):
             return self.model(self._preprocess(batch), training=True)
 
     def prepare_accumulation(self) -> None:
-        """Creates the accumulators (float32, as large as the weights); needed before `accumulate`."""
+        """Creates the accumulators (float32, as large as the weights); needed before
+        `accumulate`.
+        """
         if not self._accumulators:
             self._accumulators = [
-                tf.Variable(tf.zeros(v.shape), trainable=False) for v in self.model.trainable_variables
+                tf.Variable(tf.zeros(v.shape), trainable=False)
+                for v in self.model.trainable_variables
             ]
 
     def _gradients(self, batch: Batch) -> list[tf.Tensor]:
         weight = None
         if self._choose is not None:
             batch, weight = self._choose(batch)
-        losses, logits, gradients = self._forward_backward(self._preprocess(batch), batch["label"], weight)
+        losses, logits, gradients = self._forward_backward(
+            self._preprocess(batch), batch["label"], weight
+        )
         self.sums.add(losses, logits, batch["label"])
         self.alarm.judge(losses)
         return gradients
@@ -182,7 +202,9 @@ class TrainStep:
             losses, scaled = on_gpu(self._objective)(logits, labels, weight)
         return losses, logits, tape.gradient(scaled, sources)
 
-    def _objective(self, logits: tf.Tensor, labels: tf.Tensor, weight: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
+    def _objective(
+        self, logits: tf.Tensor, labels: tf.Tensor, weight: tf.Tensor | None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the losses of the images and the scaled mean, from which the gradients start."""
         losses = self._loss(logits, labels, self._label_smoothing)
         loss = tf.reduce_mean(losses)
@@ -192,10 +214,19 @@ class TrainStep:
 class EvaluationStep:
     """Runs inference on one batch, adding to weighted sums on the device."""
 
-    def __init__(self, model: keras.Model, preprocess: Preprocess, *, loss: Loss = cross_entropy, flip: bool = False):
-        """Evaluates `model` on images that `preprocess` makes of a batch, by one of `losses.LOSSES`.
+    def __init__(
+        self,
+        model: keras.Model,
+        preprocess: Preprocess,
+        *,
+        loss: Loss = cross_entropy,
+        flip: bool = False,
+    ):
+        """Evaluates `model` on images that `preprocess` makes of a batch, by one of
+        `losses.LOSSES`.
 
-        With `flip` the scores are the means of those of an image and of its mirror image, left for right.
+        With `flip` the scores are the means of those of an image and of its mirror image, left for
+        right.
         """
         self.model = model
         self.sums = SumAccumulator("validation_sums")
@@ -207,7 +238,8 @@ class EvaluationStep:
     def __call__(self, batch: Batch) -> tf.Tensor:
         """Adds the examples of {"image", "label", "weight"} whose weight is not 0.
 
-        Returns float32 [b, 3]: label + 1, predicted class + 1, its probability; 0 where the weight is 0.
+        Returns float32 [b, 3]: label + 1, predicted class + 1, its probability; 0 where the weight
+        is 0.
         """
         return self._compiled(batch)
 
@@ -218,7 +250,9 @@ class EvaluationStep:
             logits = 0.5 * (logits + self.model(tf.reverse(images, [2]), training=False))
         losses = self._loss(logits, batch["label"], 0.0)
         self.sums.add(losses, logits, batch["label"], batch["weight"])
-        classes = tf.stack([batch["label"], tf.argmax(logits, axis=-1, output_type=batch["label"].dtype)], axis=1)
+        classes = tf.stack(
+            [batch["label"], tf.argmax(logits, axis=-1, output_type=batch["label"].dtype)], axis=1
+        )
         probability = tf.reduce_max(tf.nn.softmax(logits), axis=-1, keepdims=True)
         found = tf.concat([tf.cast(classes + 1, tf.float32), probability], axis=1)
         return tf.where(batch["weight"][:, tf.newaxis] > 0, found, tf.zeros_like(found))

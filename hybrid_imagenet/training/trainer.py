@@ -1,4 +1,6 @@
-"""Does what a run needs around its steps, from the restored state to the summary; `Loop` calls it."""
+"""Does what a run needs around its steps, from the restored state to the summary; `Loop` calls
+it.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ class Trainer:
         self.parts = parts
 
     def restore(self) -> None:
-        """Gives all ranks the state of the newest good checkpoint, else of --init_from, else of rank 0's start.
+        """Gives all ranks the state of the newest good checkpoint, else of --init_from, else of
+        rank 0's start.
 
         Raises:
           UserError: on all ranks, if a checkpoint, file or directory cannot be used.
@@ -59,21 +62,32 @@ class Trainer:
                 check_position(checkpoint, parts.data.order)
                 self._check_phase()
                 scale = parts.optimizer.loss_scale
-                if not scale.dynamic or checkpoint.meta.get("precision") != parts.facts["precision"]:
+                if (
+                    not scale.dynamic
+                    or checkpoint.meta.get("precision") != parts.facts["precision"]
+                ):
                     scale.scale.assign(scale.initial)
             over = parts.data.length.reached(parts.state.cursor, parts.state.step)
             parts.recording.start(parts.facts, self._info(), parts.state, over=over)
-        REQUESTS.begin()  # before the ranks meet: once one says that it compiles, a signal saves on all of them
-        parts.communicator.broadcast_variables([v.value for v in parts.variables().values()])  # Lu et al. §2.2.3
+        # before the ranks meet: once one says that it compiles, a signal saves on all of them
+        REQUESTS.begin()
+        parts.communicator.broadcast_variables(
+            [v.value for v in parts.variables().values()]
+        )  # Lu et al. §2.2.3
         factory.draw_own_numbers(parts.model, parts.communicator.rank)
         self._prepare()
         for line in (*(f"--init_from: {line}" for line in lines), *self._notes()):
             parts.recording.announce(line)
 
     def _check_phase(self) -> None:
-        """Raises UserError if a run that is past its AdaBound warmup would begin another, with SGD's velocity in it."""
+        """Raises UserError if a run that is past its AdaBound warmup would begin another, with
+        SGD's velocity in it.
+        """
         if self.parts.state.hyper.get("phase", 0.0) > self._scheduled().get("phase", 1.0):
-            raise UserError("--warmup_epochs: the run is past its warmup; resume with the number of epochs that it had")
+            raise UserError(
+                "--warmup_epochs: the run is past its warmup; resume with the number of epochs that"
+                " it had"
+            )
 
     def _scheduled(self) -> Mapping[str, float]:
         """The scalars of a step at the present position."""
@@ -82,14 +96,18 @@ class Trainer:
         return self.parts.schedule(start, start, data.global_batch(cursor.epoch))
 
     def finish(self) -> str:
-        """Writes the summary; returns why the run ended: "" (all epochs), "target" or "preempted"."""
+        """Writes the summary; returns why the run ended: "" (all epochs), "target" or
+        "preempted".
+        """
         parts = self.parts
         parts.watchdog.stop()
         parts.recording.finish(parts.state)
         return parts.state.stop
 
     def close(self) -> None:
-        """Ends the watchdog, the log and the wait for signals, also of a run that an error has ended."""
+        """Ends the watchdog, the log and the wait for signals, also of a run that an error has
+        ended.
+        """
         REQUESTS.end()
         self.parts.watchdog.stop()
         self.parts.recording.stop_logging()
@@ -105,7 +123,8 @@ class Trainer:
         self.parts.updates.step_begins(start, end)
 
     def step_ends(self, position: float, record: dict[str, Any] | None, save: bool) -> None:
-        """Completes a record, if metrics were fetched, and saves if it is due or `save` asks for it.
+        """Completes a record, if metrics were fetched, and saves if it is due or `save` asks for
+        it.
 
         Raises:
           NumericsError: if training has diverged, or only skips steps.
@@ -125,7 +144,9 @@ class Trainer:
         config, state = self.parts.config, self.parts.state
         if self.parts.data.length.reached(state.cursor, state.step):
             return True
-        return run_length.passed(config.eval_every_epochs, config.eval_offset_epochs, state.closed_at, position)
+        return run_length.passed(
+            config.eval_every_epochs, config.eval_offset_epochs, state.closed_at, position
+        )
 
     def validate(self) -> dict[str, Any]:
         """Returns the results of one pass over the validation images, and a description of these.
@@ -137,7 +158,11 @@ class Trainer:
         self._divergence.look()
         parts.statistics.synchronize()
         try:
-            with parts.averaged.in_place() if parts.averaged is not None else contextlib.nullcontext():
+            with (
+                parts.averaged.in_place()
+                if parts.averaged is not None
+                else contextlib.nullcontext()
+            ):
                 values = parts.validation.run(parts.watchdog.note)
         except UserError:
             self.saver.finish()
@@ -148,17 +173,21 @@ class Trainer:
         return {"val_split": derived.validated_split(parts.config), **values}
 
     def epoch_ends(self, epoch: int, record: dict[str, Any]) -> None:
-        """Completes the record of an epoch, counted from 0, or of a part of one; saves; stops at a target.
+        """Completes the record of an epoch, counted from 0, or of a part of one; saves; stops at a
+        target.
 
         Args:
           epoch: the one that is trained.
-          record: what is known of it; `sums` are those of its examples on this rank, and leave the record.
+          record: what is known of it; `sums` are those of its examples on this rank, and leave the
+            record.
         """
         parts = self.parts
         parts.watchdog.note()
         self._divergence.look()
         record |= self._hyperparameters()
-        record |= accumulators.over_ranks(record.pop("sums"), parts.communicator.allreduce_sum).means("train")
+        record |= accumulators.over_ranks(
+            record.pop("sums"), parts.communicator.allreduce_sum
+        ).means("train")
         for values in self._epoch_values:
             record |= values(epoch)
         record |= parts.updates.of_epoch(record["epoch"])
@@ -191,7 +220,9 @@ class Trainer:
         return hyper if relative is None else {**hyper, "relative_step": relative}
 
     def _judge(self, top1: float, epochs: float) -> None:
-        """Keeps the best validation top-1, and stops after the validation that reaches --stop_at_top1."""
+        """Keeps the best validation top-1, and stops after the validation that reaches
+        --stop_at_top1.
+        """
         state, target = self.parts.state, self.parts.config.stop_at_top1
         if top1 > state.best_top1 or not state.best_epoch:
             state.best_top1, state.best_epoch = float(top1), epochs
@@ -199,7 +230,9 @@ class Trainer:
             state.stop = "target"
 
     def _prepare(self) -> None:
-        """Makes what depends on the restored position, and lists the values of an epoch's record."""
+        """Makes what depends on the restored position, and lists the values of an epoch's
+        record.
+        """
         parts, config, recording = self.parts, self.parts.config, self.parts.recording
         optimizer, gather, step = parts.optimizer, parts.communicator.allgather_object, parts.step
         weights = parts.model.trainable_variables
@@ -231,7 +264,8 @@ class Trainer:
         )
 
     def _checkpoint_meta(self) -> dict[str, Any]:
-        """Readies the statistics for a checkpoint and describes it, or ends a run that has diverged.
+        """Readies the statistics for a checkpoint and describes it, or ends a run that has
+        diverged.
 
         Every rank calls it.
         """
@@ -259,8 +293,12 @@ class Trainer:
         if meta is None:
             return
         parts.state.restore(meta["state"])
-        named = self._scheduled()  # without --hybrid_ramp_epochs it leaves out LARS's share, which then is 1
-        parts.state.hyper = {name: value for name, value in parts.state.hyper.items() if name in named}
+        named = (
+            self._scheduled()
+        )  # without --hybrid_ramp_epochs it leaves out LARS's share, which then is 1
+        parts.state.hyper = {
+            name: value for name, value in parts.state.hyper.items() if name in named
+        }
         parts.optimizer.inner.hyper.assign(parts.state.hyper)
         rank, size = parts.communicator.rank, parts.communicator.size
         parts.data.restore_replaced(meta.get("replaced"))
@@ -269,13 +307,22 @@ class Trainer:
     def _notes(self) -> list[str]:
         """What the user should know of the data and of the position."""
         parts = self.parts
-        found = list(dict.fromkeys(f"data: {note}" for source in parts.sources.values() for note in source.notes))
+        found = list(
+            dict.fromkeys(
+                f"data: {note}" for source in parts.sources.values() for note in source.notes
+            )
+        )
         if parts.data.length.reached(parts.state.cursor, parts.state.step):
-            found.append(f"the run was over at step {parts.state.step}: raise --epochs or --max_steps to train further")
+            found.append(
+                f"the run was over at step {parts.state.step}: raise --epochs or --max_steps to"
+                " train further"
+            )
         elif parts.state.step:
             start = parts.data.order.position(parts.state.cursor)
             rate = self._scheduled()["learning_rate"]
-            found.append(f"resumed at epoch {start:.3f}, step {parts.state.step}, learning rate {rate:.4g}")
+            found.append(
+                f"resumed at epoch {start:.3f}, step {parts.state.step}, learning rate {rate:.4g}"
+            )
         return found
 
     def _info(self) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""Begins a run with the weights of another: of a checkpoint, a run, or a file of another library."""
+"""Begins a run with the weights of another: of a checkpoint, a run, or a file of another
+library.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,25 @@ def freeze(network: keras.Model, prefixes: tuple[str, ...]) -> None:
     """Leaves the layers out of training whose names begin with one of the prefixes.
 
     Raises:
-      UserError: for a prefix that no layer with weights begins with, or if nothing is left to train.
+      UserError: for a prefix that no layer with weights begins with, or if nothing is left to
+        train.
     """
-    layers = [layer for layer in private_api.flatten_layers(network, include_self=False) if layer.weights]
+    layers = [
+        layer for layer in private_api.flatten_layers(network, include_self=False) if layer.weights
+    ]
     for prefix in prefixes:
         chosen = [layer for layer in layers if layer.name.startswith(prefix)]
         if not chosen:
             names = ", ".join(layer.name for layer in layers[:8])
-            raise UserError(f"--freeze={prefix}: no layer's name begins so; the first ones are {names}")
+            raise UserError(
+                f"--freeze={prefix}: no layer's name begins so; the first ones are {names}"
+            )
         for layer in chosen:
             layer.trainable = False
     if not network.trainable_variables:
-        raise UserError(f"--freeze={','.join(prefixes)}: nothing is left to train; omit the last layer")
+        raise UserError(
+            f"--freeze={','.join(prefixes)}: nothing is left to train; omit the last layer"
+        )
 
 
 def load(path: str, network: keras.Model) -> list[str]:
@@ -45,7 +54,9 @@ def load(path: str, network: keras.Model) -> list[str]:
     lines: list[str] = []
     trained = pretrained.load(pathlib.Path(path), lines.append)
     found = dict(trained.weights or {})
-    head = {v.path for v in network.layers[-1].weights} or {v.path for v in network.layers[-2].weights}
+    head = {v.path for v in network.layers[-1].weights} or {
+        v.path for v in network.layers[-2].weights
+    }
     fresh = []
     for variable in network.weights:
         value = found.get(variable.path)
@@ -54,14 +65,19 @@ def load(path: str, network: keras.Model) -> list[str]:
         if variable.path not in head:
             problem = "is missing" if value is None else f"has shape {value.shape}"
             raise UserError(
-                f"--init_from={path}: {variable.path} {problem} there, this network needs {tuple(variable.shape)}; "
-                f"give a file of the same network (that is {trained.model}, width {trained.width}, stem {trained.stem})"
+                f"--init_from={path}: {variable.path} {problem} there, this network needs"
+                f" {tuple(variable.shape)}; give a file of the same network (that is"
+                f" {trained.model}, width {trained.width}, stem {trained.stem})"
             )
         fresh.append(variable.path)
     for variable in network.weights:
         if not (variable.path in head and fresh):  # all of the head or none of it
             variable.assign(found[variable.path])
-    lines.append(f"weights of {trained.origin} ({trained.model}, {len(trained.class_names)} classes)")
+    lines.append(
+        f"weights of {trained.origin} ({trained.model}, {len(trained.class_names)} classes)"
+    )
     if fresh:
-        lines.append(f"the last layer is initialized, for another number of classes: {', '.join(fresh)}")
+        lines.append(
+            f"the last layer is initialized, for another number of classes: {', '.join(fresh)}"
+        )
     return lines

@@ -1,4 +1,6 @@
-"""The criteria, and Tables 3.7 to 3.11 of Lu et al. recomputed, with the places where they contradict themselves."""
+"""The criteria, and Tables 3.7 to 3.11 of Lu et al. recomputed, with the places where they
+contradict themselves.
+"""
 
 import math
 
@@ -20,13 +22,19 @@ def seconds(epochs, images_per_second, single):
 
 
 @pytest.mark.parametrize("epochs", [1, 32, 39, 90, 32.5])
-@pytest.mark.parametrize(("single", "efficiency", "total"), [h.CLUSTER_1, h.CLUSTER_2, h.CLUSTER_1_FP32])
+@pytest.mark.parametrize(
+    ("single", "efficiency", "total"), [h.CLUSTER_1, h.CLUSTER_2, h.CLUSTER_1_FP32]
+)
 def test_definitions_agree_with_the_paper_written_out(epochs, single, efficiency, total):
-    gpu_minutes = criteria.actual_average_single_gpu_seconds(epochs, single, efficiency, h.IMAGES) / 60
+    gpu_minutes = (
+        criteria.actual_average_single_gpu_seconds(epochs, single, efficiency, h.IMAGES) / 60
+    )
     assert gpu_minutes == pytest.approx(h.average_single_gpu_minutes(epochs, single, efficiency))
     time = criteria.actual_training_seconds(epochs, single, h.GPUS, efficiency, h.IMAGES)
     assert time * h.GPUS == pytest.approx(60 * gpu_minutes)
-    assert criteria.actual_training_speed(epochs, single, h.GPUS, efficiency, h.IMAGES) * time == pytest.approx(1)
+    assert criteria.actual_training_speed(
+        epochs, single, h.GPUS, efficiency, h.IMAGES
+    ) * time == pytest.approx(1)
     assert seconds(epochs, total, single) == pytest.approx(60 * h.minutes(epochs, total))
 
 
@@ -46,7 +54,9 @@ def test_cluster_2_with_fp16_is_not_at_94_percent():
 
 @pytest.mark.parametrize(("model", "expected"), [("resnet50", 18.6), ("resnet50_v1", 17.5)])
 def test_fp32_speed_of_table_3_2_takes_more_than_the_peak_of_a_v100(model, expected):
-    """Each multiply-add is two operations, and the backward pass takes twice as many as the forward pass."""
+    """Each multiply-add is two operations, and the backward pass takes twice as many as the forward
+    pass.
+    """
     operations = 2 * 3 * sum(layer.operations for layer in layers_of(model))
     teraflops = published.LU_SINGLE_V100["fp32", 128] * operations / 1e12
     assert teraflops == pytest.approx(expected, abs=0.05)
@@ -60,7 +70,9 @@ def test_cluster_1_times_are_the_computed_ones_cut_to_whole_minutes(table):
 
 
 def test_table_3_8_multiplies_a_time_that_was_cut_short():
-    """32 epochs take 18.9 minutes, printed as 18; so 454 GPU minutes became 432. 39 epochs suffer little."""
+    """32 epochs take 18.9 minutes, printed as 18; so 454 GPU minutes became 432. 39 epochs suffer
+    little.
+    """
     exact = criteria.actual_average_single_gpu_seconds(32, 1542, 36082 / 37008, h.IMAGES) / 60
     assert exact == pytest.approx(454, abs=0.5)
     assert h.PRINTED_GPU_MINUTES["3.8"][0] == 18 * 24
@@ -98,11 +110,16 @@ def test_order_of_magnitude_over_the_p40_rests_on_the_wrong_time():
 
 def test_published_results_hold_the_printed_numbers():
     rows = {r.system: r for r in published.RESULTS if r.source.startswith("Lu et al.")}
-    gpu_minutes = {(1, "75 % top-1"): 432, (1, "93 % top-5"): 552, (2, "75 % top-1"): 936, (2, "93 % top-5"): 1200}
+    gpu_minutes = {
+        (1, "75 % top-1"): 432,
+        (1, "93 % top-5"): 552,
+        (2, "75 % top-1"): 936,
+        (2, "93 % top-5"): 1200,
+    }
     for (cluster, target), minutes in gpu_minutes.items():
         assert rows[f"cluster {cluster}, to {target}"].gpu_seconds == 60 * minutes
     assert [r.epochs for r in rows.values()] == [90, 90, 32, 33, 39, 42]
-    (two, sixty_four) = [r for r in published.RESULTS if r.source == "NCSA HAL"]
+    two, sixty_four = [r for r in published.RESULTS if r.source == "NCSA HAL"]
     assert two.seconds == 20 * 3600 + 36 * 60 + 51
     assert two.seconds / sixty_four.seconds == pytest.approx(18.2, abs=0.05)
     assert two.seconds / sixty_four.seconds / 32 == pytest.approx(0.57, abs=0.005)
@@ -110,7 +127,9 @@ def test_published_results_hold_the_printed_numbers():
 
 
 def test_a_throughput_stands_with_a_run_only_if_its_time_follows_from_it():
-    """But for cluster 2 of Lu et al., whose times contradict its throughput; minutes are cut off, by up to one."""
+    """But for cluster 2 of Lu et al., whose times contradict its throughput; minutes are cut off,
+    by up to one.
+    """
     for row in published.RESULTS:
         if row.images_per_second is None or "cluster 2" in row.system:
             continue
@@ -131,18 +150,29 @@ def test_sony_efficiencies_are_relative_to_one_node():
     for row in EFFICIENCIES:
         if row.source == "Mikami et al., Table 6":
             per_gpu = published.MIKAMI_FOUR_GPUS / 4
-            assert criteria.scaling_efficiency(row.images_per_second, per_gpu, row.gpus) == pytest.approx(
-                row.printed, abs=2e-3
-            )
+            assert criteria.scaling_efficiency(
+                row.images_per_second, per_gpu, row.gpus
+            ) == pytest.approx(row.printed, abs=2e-3)
 
 
 @pytest.mark.parametrize(
     ("batch", "epochs"),
-    [(1632, 35.0), (3264, 35.2), (4096, 40), (5793, 41), (8192, 42), (65536, 84.5), (67840, 85.9), (1631, None),
-     (67841, None)],
-)  # fmt: skip
+    [
+        (1632, 35.0),
+        (3264, 35.2),
+        (4096, 40),
+        (5793, 41),
+        (8192, 42),
+        (65536, 84.5),
+        (67840, 85.9),
+        (1631, None),
+        (67841, None),
+    ],
+)
 def test_reference_convergence(batch, epochs):
-    assert published.reference_epochs(batch) == (None if epochs is None else pytest.approx(epochs, rel=1e-4))
+    assert published.reference_epochs(batch) == (
+        None if epochs is None else pytest.approx(epochs, rel=1e-4)
+    )
 
 
 def test_first_record_that_reaches_a_target():

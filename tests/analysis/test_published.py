@@ -1,4 +1,6 @@
-"""GPUs by the names that nvidia-smi gives them, their arithmetic, and the published speeds on the page."""
+"""GPUs by the names that nvidia-smi gives them, their arithmetic, and the published speeds on the
+page.
+"""
 
 import pathlib
 

@@ -7,7 +7,8 @@ from hybrid_imagenet.errors import UserError
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("4096", 4096), ("64K", 2**16), ("1m", 2**20), ("64MB", 2**26), ("2GiB", 2**31)]
+    ("text", "expected"),
+    [("4096", 4096), ("64K", 2**16), ("1m", 2**20), ("64MB", 2**26), ("2GiB", 2**31)],
 )
 def test_sizes(text, expected):
     assert allreduce.parse_size(text) == expected

@@ -10,7 +10,9 @@ from tests.support import program
 def test_rows_for_every_choice(pools, tmp_path):
     target = tmp_path / "rows.json"
     words = ["allreduce", "--sizes=4K,1M", "--algorithms=mpi,ring,torus", "--compression=none,fp16"]
-    done = program.run_on(pools[2], "hybrid_imagenet.benchmarks.__main__", *words, f"--json={target}")
+    done = program.run_on(
+        pools[2], "hybrid_imagenet.benchmarks.__main__", *words, f"--json={target}"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(target.read_text())
     expected = {("mpi", "none")} | {(a, c) for a in ("ring", "torus") for c in ("none", "fp16")}

@@ -26,7 +26,12 @@ print("scaling-result " + json.dumps(dict(images_per_second=5.0, began=began, en
 
 def fake(name, program, **more):
     return Arm(
-        name, ("-c", program), "a rule", lambda name, rows, machine: f"measured beside {sorted(rows)}", (), **more
+        name,
+        ("-c", program),
+        "a rule",
+        lambda name, rows, machine: f"measured beside {sorted(rows)}",
+        (),
+        **more,
     )
 
 
@@ -36,7 +41,10 @@ def run(tmp_path, monkeypatch):
         """Runs made arms; returns the rows of the JSON by name."""
         monkeypatch.setattr(arms, "ARMS", fakes)
         assert arms.main([f"--out={tmp_path}/out", f"--minutes={minutes}", *words]) == 0
-        return {row["arm"]: row for row in json.loads((tmp_path / "out" / "arms.json").read_text())["arms"]}
+        return {
+            row["arm"]: row
+            for row in json.loads((tmp_path / "out" / "arms.json").read_text())["arms"]
+        }
 
     return run
 
@@ -44,7 +52,12 @@ def run(tmp_path, monkeypatch):
 def test_arms_are_timed_one_after_the_other_and_one_that_fails_is_named(run, tmp_path, capsys):
     broken = fake("broken", "print('ValueError: no kernel'); raise SystemExit(3)")
     rows = run(fake("a", TIMED), broken, fake("b", TIMED), fake("c", "pass", timed=False))
-    assert [row["status"] for row in rows.values()] == ["measured", "failed", "measured", "measured"]
+    assert [row["status"] for row in rows.values()] == [
+        "measured",
+        "failed",
+        "measured",
+        "measured",
+    ]
     assert rows["broken"]["verdict"] == "failed: code 3: ValueError: no kernel"
     spans = sorted((rows[name]["began"], rows[name]["ended"]) for name in "ab")
     assert spans[0][1] <= spans[1][0]
@@ -56,14 +69,22 @@ def test_arms_are_timed_one_after_the_other_and_one_that_fails_is_named(run, tmp
 def test_at_the_end_of_the_time_what_runs_is_cut_and_the_rest_is_named(run, monkeypatch):
     monkeypatch.setattr(arms, "_RESERVED_SECONDS", 0.0)
     began = time.monotonic()
-    rows = run(fake("hangs", "import time; time.sleep(60)", alone=True), fake("later", "pass"), minutes=2 / 60)
+    rows = run(
+        fake("hangs", "import time; time.sleep(60)", alone=True),
+        fake("later", "pass"),
+        minutes=2 / 60,
+    )
     assert time.monotonic() - began < 10
     assert {name: row["verdict"] for name, row in rows.items()} == {
         "hangs": "not run: cut at the end of --minutes", "later": "not run"}  # fmt: skip
 
 
 def test_an_arm_that_never_gets_ready_is_cut_alone(run):
-    rows = run(fake("hangs", "import time; time.sleep(60)", seconds=1.0), fake("a", TIMED), words=["--rehearse"])
+    rows = run(
+        fake("hangs", "import time; time.sleep(60)", seconds=1.0),
+        fake("a", TIMED),
+        words=["--rehearse"],
+    )
     assert [row["status"] for row in rows.values()] == ["cut", "measured"]
 
 
@@ -71,21 +92,31 @@ def test_a_second_start_runs_what_is_missing(run, tmp_path):
     once = f"import pathlib; pathlib.Path('{tmp_path}/once').mkdir()"
     rows = run(fake("once", once, alone=True), fake("data", "'{fashion}'"))
     assert rows["data"]["verdict"] == "not run: needs --fashion_mnist=DIR"
-    rows = run(fake("once", once), fake("data", "'{fashion}'"), words=["--rehearse", "--fashion_mnist=/data"])
+    rows = run(
+        fake("once", once),
+        fake("data", "'{fashion}'"),
+        words=["--rehearse", "--fashion_mnist=/data"],
+    )
     assert [row["status"] for row in rows.values()] == ["measured", "measured"]
-    rows = run(fake("once", once), fake("data", "pass"), words=["--rehearse", "--again", "--only=once"])
+    rows = run(
+        fake("once", once), fake("data", "pass"), words=["--rehearse", "--again", "--only=once"]
+    )
     assert [row["status"] for row in rows.values()] == ["failed", "measured"]
 
 
 def test_what_failed_is_tried_again_after_the_rest(run, tmp_path):
     run(fake("x", "raise SystemExit(3)"))
-    x, y = (fake(name, f"open('{tmp_path}/order', 'a').write('{name}')", alone=True) for name in "xy")
+    x, y = (
+        fake(name, f"open('{tmp_path}/order', 'a').write('{name}')", alone=True) for name in "xy"
+    )
     assert [row["status"] for row in run(x, y).values()] == ["measured", "measured"]
     assert (tmp_path / "order").read_text() == "yx"
 
 
 def test_a_gpu_that_does_not_tell_its_memory_runs_one_arm_at_a_time(tmp_path, monkeypatch):
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, [N/A], [N/A], 580.1'\n")
+    (tmp_path / "nvidia-smi").write_text(
+        "#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, [N/A], [N/A], 580.1'\n"
+    )
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     found = {"gpu": "NVIDIA H100 80GB HBM3", "key": "h100", "memory_gb": 0.0, "driver": "580.1"}
@@ -93,20 +124,38 @@ def test_a_gpu_that_does_not_tell_its_memory_runs_one_arm_at_a_time(tmp_path, mo
 
 
 def test_the_table_is_whole_while_an_arm_runs(run, tmp_path):
-    """What a cut from outside leaves: a later arm reads the table that the ones before it are in."""
-    reads = f"import pathlib; print('scaling-result', pathlib.Path('{tmp_path}/out/arms.json').read_text())"
+    """What a cut from outside leaves: a later arm reads the table that the ones before it are
+    in.
+    """
+    reads = (
+        "import pathlib; print('scaling-result',"
+        f" pathlib.Path('{tmp_path}/out/arms.json').read_text())"
+    )
     rows = run(fake("first", "pass", alone=True), fake("reads", reads))
     assert [row["status"] for row in rows["reads"]["arms"]] == ["measured", "not run"]
 
 
 def test_memory_bounds_what_runs_side_by_side():
     options = arms._parser().parse_args(["--parallel=8"])
-    some = [fake("a", "", gigabytes=60), fake("b", "", gigabytes=60), fake("c", ""), fake("d", "", timed=False)]
+    some = [
+        fake("a", "", gigabytes=60),
+        fake("b", "", gigabytes=60),
+        fake("c", ""),
+        fake("d", "", timed=False),
+    ]
     assert [arm.name for arm in arms._wave(some, options, 100)] == ["a", "c"]
-    assert [arm.name for arm in arms._wave([fake("x", "", alone=True), *some], options, 1000)] == ["x"]
+    assert [arm.name for arm in arms._wave([fake("x", "", alone=True), *some], options, 1000)] == [
+        "x"
+    ]
 
 
-BASE = {"images_per_second": 5000.0, "steps_ahead": 0.95, "first_loss": 7.0, "exposed_seconds": 0.002, "val_top1": 0.95}
+BASE = {
+    "images_per_second": 5000.0,
+    "steps_ahead": 0.95,
+    "first_loss": 7.0,
+    "exposed_seconds": 0.002,
+    "val_top1": 0.95,
+}
 
 
 @pytest.fixture
@@ -128,30 +177,56 @@ def verdict(tmp_path):
         ("base", {"steps_ahead": 0.02}, "it waits for the device"),
         ("onednn", {"images_per_second": 5150.0}, "yes: 1.030 times base"),
         ("onednn", {"images_per_second": 5050.0}, "no: 1.010 times base"),
-        ("onednn", {"images_per_second": 5150.0, "first_loss": 7.1}, "no: losses are 1.4e-02 apart"),
+        (
+            "onednn",
+            {"images_per_second": 5150.0, "first_loss": 7.1},
+            "no: losses are 1.4e-02 apart",
+        ),
         ("jit_compile", {"images_per_second": 5100.0}, "no: 1.020"),
         ("jit_compile", {"images_per_second": 5160.0}, "yes: 1.032"),
         ("again", {"images_per_second": 4950.0}, "0.990 times base"),
-        ("loop", {"ratio": 0.98, "validation": {"share_of_training": 0.3}}, "yes: 98.0% of the step"),
-        ("loop", {"ratio": 0.96, "validation": {"share_of_training": 0.3}}, "no: 96.0% of the step"),
-        ("ranks2_tensorflow", {"exposed_seconds": 0.001}, "yes: 1.0 ms exposed, 2.0 ms exposed with ranks2"),
+        (
+            "loop",
+            {"ratio": 0.98, "validation": {"share_of_training": 0.3}},
+            "yes: 98.0% of the step",
+        ),
+        (
+            "loop",
+            {"ratio": 0.96, "validation": {"share_of_training": 0.3}},
+            "no: 96.0% of the step",
+        ),
+        (
+            "ranks2_tensorflow",
+            {"exposed_seconds": 0.001},
+            "yes: 1.0 ms exposed, 2.0 ms exposed with ranks2",
+        ),
         ("ranks2_tensorflow", {"exposed_seconds": 0.004}, "no: 4.0 ms exposed"),
         ("digits_gpu", {"val_top1": 0.94}, "yes: top-1 94.00%, 1.00 points from digits_cpu"),
         ("digits_gpu", {"val_top1": 0.92}, "no: top-1 92.00%"),
-        ("torch_compiled", {"peers": {"torch_compiled": {"images_per_second": 4000.0, "ratio": 1.25}}}, "1.25 times"),
+        (
+            "torch_compiled",
+            {"peers": {"torch_compiled": {"images_per_second": 4000.0, "ratio": 1.25}}},
+            "1.25 times",
+        ),
         ("jax", {"peers": {}}, "not installed"),
     ],
 )
 def test_the_rule_beside_an_arm_gives_its_verdict(verdict, name, row, expected):
-    said = verdict(name, **(dict.fromkeys(("base", "ranks2", "digits_cpu"), BASE) | {name: BASE | row}))
+    said = verdict(
+        name, **(dict.fromkeys(("base", "ranks2", "digits_cpu"), BASE) | {name: BASE | row})
+    )
     assert expected in said
     assert "as expected" not in said
 
 
 def test_a_gain_within_the_noise_is_no_verdict(verdict):
     rows = {"base": BASE, "onednn": BASE | {"images_per_second": 5150.0}}
-    assert verdict("onednn", **rows, again=BASE | {"images_per_second": 4750.0}).startswith("no verdict: 1.030 times")
-    assert verdict("onednn", **rows, again=BASE | {"images_per_second": 4950.0}).startswith("yes: 1.030 times")
+    assert verdict("onednn", **rows, again=BASE | {"images_per_second": 4750.0}).startswith(
+        "no verdict: 1.030 times"
+    )
+    assert verdict("onednn", **rows, again=BASE | {"images_per_second": 4950.0}).startswith(
+        "yes: 1.030 times"
+    )
 
 
 def test_without_the_arm_that_it_is_compared_with_there_is_no_verdict(verdict):

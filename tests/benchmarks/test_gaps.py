@@ -15,10 +15,15 @@ def plane(space, name, lines):
             number = len(made.event_metadata) + 1
             made.event_metadata[number].name = what
             offset = round((begin - 5) * 1e9)
-            line.events.add(metadata_id=number, offset_ps=offset, duration_ps=round((end - begin) * 1e9))
+            line.events.add(
+                metadata_id=number, offset_ps=offset, duration_ps=round((end - begin) * 1e9)
+            )
 
 
-CALLS = {"python": [(10, 11, "call of a step"), (11, 19, "call of a step")], "tf_Compute": [(10, 30, "host")]}
+CALLS = {
+    "python": [(10, 11, "call of a step"), (11, 19, "call of a step")],
+    "tf_Compute": [(10, 30, "host")],
+}
 STREAMS = {
     "Stream #7(Compute)": [(2, 4, "early"), (12, 14, "a"), (14, 15, "b"), (18, 20, "c")],
     "Stream #8(MemcpyD2H)": [(14.5, 16, "copy")],

@@ -10,24 +10,41 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools.doctor import probe
 from hybrid_imagenet.tools.doctor.diagnosis import FAIL, PASS, WARN, Finding
 
-A100 = dict(zip(probe.GPU_FIELDS, ("0", "GPU-1", "NVIDIA A100-SXM4-40GB", "535.1.5", "8.0", "40960"), strict=True))
+A100 = dict(
+    zip(
+        probe.GPU_FIELDS,
+        ("0", "GPU-1", "NVIDIA A100-SXM4-40GB", "535.1.5", "8.0", "40960"),
+        strict=True,
+    )
+)
 GOOD = [Finding(PASS, "GPUs", "one for each rank"), Finding(PASS, "NCCL inside a", "P2P")]
 
 
 def row(ranks, hosts, step, compute, **more):
     """What a job prints, from milliseconds."""
     return {
-        "ranks": ranks, "hosts": hosts, "model": "resnet50", "precision": "mixed_float16", "image_size": 224,
-        "batch_per_rank": 256, "step_seconds": step / 1e3, "compute_seconds": compute / 1e3,
-        "exposed_seconds": (step - compute) / 1e3, "images_per_second": ranks * 256e3 / step, "gpu": A100["name"],
-        **({"transport": "NCCL 2.21, channels by P2P/CUMEM"} if ranks > 1 else {}), **more,
-    }  # fmt: skip
+        "ranks": ranks,
+        "hosts": hosts,
+        "model": "resnet50",
+        "precision": "mixed_float16",
+        "image_size": 224,
+        "batch_per_rank": 256,
+        "step_seconds": step / 1e3,
+        "compute_seconds": compute / 1e3,
+        "exposed_seconds": (step - compute) / 1e3,
+        "images_per_second": ranks * 256e3 / step,
+        "gpu": A100["name"],
+        **({"transport": "NCCL 2.21, channels by P2P/CUMEM"} if ranks > 1 else {}),
+        **more,
+    }
 
 
 @pytest.fixture
 def climb(monkeypatch):
     def climb(rows, findings=GOOD, gpus=8, hosts="a", words=(), name=A100["name"]):
-        """Climbs with results by number of ranks; returns the report, its lines and the jobs that were started."""
+        """Climbs with results by number of ranks; returns the report, its lines and the jobs that
+        were started.
+        """
         asked = []
 
         def measure(ranks, where, flags, options):
@@ -36,7 +53,10 @@ def climb(monkeypatch):
                 raise rows[ranks]
             return rows[ranks]
 
-        facts = {word.partition(":")[0]: {"gpus": [A100 | {"name": name}] * gpus} for word in hosts.split(",")}
+        facts = {
+            word.partition(":")[0]: {"gpus": [A100 | {"name": name}] * gpus}
+            for word in hosts.split(",")
+        }
         monkeypatch.setattr(gpu.doctor, "examine", lambda options: (facts, findings))
         monkeypatch.setattr(gpu, "measure", measure)
         report = gpu.climb(gpu._parse(["-H", hosts, *words]), [])
@@ -63,13 +83,19 @@ def test_what_falls_short_is_named(climb):
     one, shared, exposed = report["notes"]
     assert one.startswith("one GPU has 71 % of the published speed: ") and "--profile_steps" in one
     assert shared.startswith("one host: 18.0 ms lost before any communication")
-    assert exposed.startswith("one host: 30.0 ms of communication") and exposed.endswith("-> look at ACS and IOMMU")
+    assert exposed.startswith("one host: 30.0 ms of communication") and exposed.endswith(
+        "-> look at ACS and IOMMU"
+    )
     assert "as expected" not in text
 
 
 def test_a_rung_that_fails_ends_the_ladder_and_keeps_what_was_found(climb):
     report, _, asked = climb({1: row(1, 1, 108, 108), 8: UserError("the job of 8 ranks failed")})
-    assert (report["error"], len(asked), list(report["rungs"])) == ("the job of 8 ranks failed", 2, ["one GPU"])
+    assert (report["error"], len(asked), list(report["rungs"])) == (
+        "the job of 8 ranks failed",
+        2,
+        ["one GPU"],
+    )
 
 
 def test_an_interrupted_ladder_keeps_what_was_found(climb):
@@ -103,13 +129,27 @@ def test_an_h100_is_judged_by_its_published_peer_and_not_by_what_this_program_re
 def test_a_p40_computes_in_fp32_with_the_papers_batch(climb):
     p40 = row(1, 1, 128e3 / 295, 128e3 / 295, precision="float32", batch_per_rank=128)
     report, _, _ = climb({1: p40 | {"images_per_second": 295.0}}, gpus=1, name="Tesla P40")
-    assert report["flags"][:3] == ["--dataset=synthetic_tensors", "--per_gpu_batch=128", "--precision=float32"]
-    assert (report["expected"], report["expected_from"], report["notes"]) == (295, "Lu et al., section 3.2.2", [])
+    assert report["flags"][:3] == [
+        "--dataset=synthetic_tensors",
+        "--per_gpu_batch=128",
+        "--precision=float32",
+    ]
+    assert (report["expected"], report["expected_from"], report["notes"]) == (
+        295,
+        "Lu et al., section 3.2.2",
+        [],
+    )
 
 
-def test_the_command_writes_its_report_and_ends_with_the_code_of_wrong_use(tmp_path, monkeypatch, capsys):
+def test_the_command_writes_its_report_and_ends_with_the_code_of_wrong_use(
+    tmp_path, monkeypatch, capsys
+):
     facts = {"localhost": {"gpus": []}}
-    monkeypatch.setattr(gpu.doctor, "examine", lambda options: (facts, [Finding(FAIL, "NCCL", "absent", "build it")]))
+    monkeypatch.setattr(
+        gpu.doctor,
+        "examine",
+        lambda options: (facts, [Finding(FAIL, "NCCL", "absent", "build it")]),
+    )
     assert gpu.main([f"--out={tmp_path}/made/report"]) == 2
     out, err = capsys.readouterr()
     assert "fail  NCCL: absent -> build it" in out

@@ -7,13 +7,17 @@ from tests.support import fresh
 
 def test_without_dali_its_row_says_why_it_did_not_run(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
-    row = benchmark.shown(benchmark._ours("shards", "tfrecord", None, benchmark.parser().parse_args([]), "dali"))
+    row = benchmark.shown(
+        benchmark._ours("shards", "tfrecord", None, benchmark.parser().parse_args([]), "dali")
+    )
     assert row["error"].startswith("did not run: --decoder=dali: NVIDIA DALI cannot be loaded")
     assert row["error"] in capsys.readouterr().out
 
 
 def test_a_source_is_measured():
-    arguments = benchmark.parser().parse_args(["--seconds=0.2", "--batch=4", "--image_size=32", "--threads=1"])
+    arguments = benchmark.parser().parse_args(
+        ["--seconds=0.2", "--batch=4", "--image_size=32", "--threads=1"]
+    )
     row = benchmark._ours("made up", "synthetic", None, arguments)
     assert row["images_per_second"] > 0
     assert 0 <= row["wait_share"] <= 1

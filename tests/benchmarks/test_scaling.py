@@ -53,14 +53,21 @@ def test_numbers_of_ranks(text):
 
 
 def test_flags_of_steps_that_are_not_timed_are_refused():
-    with pytest.raises(UserError, match="virtual_gpus is not 1, and a step here is one batch of each GPU: omit what"):
+    with pytest.raises(
+        UserError,
+        match="virtual_gpus is not 1, and a step here is one batch of each GPU: omit what",
+    ):
         scaling.main(["--worker", "--", "--dataset=synthetic", "--virtual_gpus=2"])
 
 
 @pytest.mark.parametrize(
     ("command", "seconds", "message"),
     [
-        ([sys.executable, "-c", "raise SystemExit('error: no')"], 9, r"2 ranks failed \(exit code 1\): error"),
+        (
+            [sys.executable, "-c", "raise SystemExit('error: no')"],
+            9,
+            r"2 ranks failed \(exit code 1\): error",
+        ),
         (["sleep", "60"], 0.1, r"more than --timeout=0\.1 s"),
     ],
 )
@@ -76,7 +83,10 @@ def test_a_job_that_fails_leaves_the_rows_before_it(tmp_path, capsys):
         return row(ranks, 100.0 * ranks), ""
 
     options = scaling.parser().parse_args(["--ranks=1,2,4", f"--json={tmp_path}/rows.json"])
-    with mock.patch.object(scaling, "launch", launched), pytest.raises(UserError, match="4 ranks failed"):
+    with (
+        mock.patch.object(scaling, "launch", launched),
+        pytest.raises(UserError, match="4 ranks failed"),
+    ):
         scaling.measured(options, [])
     assert [found["ranks"] for found in json.loads((tmp_path / "rows.json").read_text())] == [1, 2]
     assert "100.0%" in capsys.readouterr().out
@@ -85,14 +95,29 @@ def test_a_job_that_fails_leaves_the_rows_before_it(tmp_path, capsys):
 def test_ranks_of_other_hosts_start_by_run():
     options = scaling.parser().parse_args(["-H", "a:4,b:4", "--ssh_port=99"])
     words = scaling.command(["scaling", "--worker"], 2, options.hosts, options)
-    assert words[2:] == ["hybrid_imagenet", "run", "-np", "2", "-H", "a:4,b:4", "--ssh_port=99",
-                         "--module=hybrid_imagenet.benchmarks", "--", "scaling", "--worker"]  # fmt: skip
+    assert words[2:] == [
+        "hybrid_imagenet",
+        "run",
+        "-np",
+        "2",
+        "-H",
+        "a:4,b:4",
+        "--ssh_port=99",
+        "--module=hybrid_imagenet.benchmarks",
+        "--",
+        "scaling",
+        "--worker",
+    ]
     alone = scaling.command(["{}"], 1, "", options, "peer.py")
     assert alone == [sys.executable, "peer.py", "{}"]
 
 
 def test_what_a_launcher_puts_around_a_result_is_left_out():
-    lines = ["[1,1]<stdout>:first", '[1,0]<stdout>:scaling-result {"ranks": 2}[1,0]<stdout>:', "[1,1]<stdout>:{}"]
+    lines = [
+        "[1,1]<stdout>:first",
+        '[1,0]<stdout>:scaling-result {"ranks": 2}[1,0]<stdout>:',
+        "[1,1]<stdout>:{}",
+    ]
     program = f"print(*{lines}, sep=chr(10))"
     assert scaling.launch([sys.executable, "-c", program], 2, 9)[0] == {"ranks": 2}
 
@@ -109,8 +134,16 @@ def test_a_peer_that_is_not_installed_is_skipped_with_a_message(tmp_path, capsys
 
 @pytest.mark.slow
 def test_ranks_measure_themselves(pools):
-    flags = ["--dataset=synthetic_tensors", "--model=resnet8", "--model_width=4", "--image_size=8", "--per_gpu_batch=4"]
-    first, second = pools[2].call(run_rank, ["--worker", "--steps=1", "--rounds=1", "--classes=10", "--", *flags])
+    flags = [
+        "--dataset=synthetic_tensors",
+        "--model=resnet8",
+        "--model_width=4",
+        "--image_size=8",
+        "--per_gpu_batch=4",
+    ]
+    first, second = pools[2].call(
+        run_rank, ["--worker", "--steps=1", "--rounds=1", "--classes=10", "--", *flags]
+    )
     found = json.loads(first.partition(scaling._MARK)[2])
     assert (found["ranks"], found["model"], found["gpu"], second) == (2, "resnet8", None, "")
     assert found["compute_seconds"] > 0 and found["step_seconds"] > 0
@@ -125,8 +158,17 @@ def run_rank(words):
 
 
 def test_the_step_that_is_timed_is_the_one_that_the_flags_ask_for():
-    flags = ["--model=resnet8", "--model_width=4", "--stem=3x3", "--image_size=8", "--per_gpu_batch=2", "--jit_compile",
-             "--loss=sigmoid", "--label_smoothing=0.1", "--augmentation=sony"]  # fmt: skip
+    flags = [
+        "--model=resnet8",
+        "--model_width=4",
+        "--stem=3x3",
+        "--image_size=8",
+        "--per_gpu_batch=2",
+        "--jit_compile",
+        "--loss=sigmoid",
+        "--label_smoothing=0.1",
+        "--augmentation=sony",
+    ]
     alone = SingleProcess()
     with mock.patch.object(build, "TrainStep") as made:
         scaling.training_step(config.resolve(flags), alone, alone, "float32", 10).call()
@@ -140,7 +182,9 @@ def test_the_step_that_is_timed_is_the_one_that_the_flags_ask_for():
 def test_the_step_without_exchange_sums_its_control_word_like_the_other():
     """Otherwise its cost would count as communication of gradients."""
     words = []
-    ranks = types.SimpleNamespace(allreduce_on_host=lambda tensor, name: words.append(name) or tensor)
+    ranks = types.SimpleNamespace(
+        allreduce_on_host=lambda tensor, name: words.append(name) or tensor
+    )
     staying = scaling._gradients_stay(ranks)
     staying.allreduce_on_host(tf.constant([1]), "control")
     (gradient,) = means(staying.reduce_gradients, [tf.constant([2.0])], ["w"])

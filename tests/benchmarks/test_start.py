@@ -6,7 +6,13 @@ import pytest
 from benchmarks import start
 from hybrid_imagenet.errors import UserError
 
-FLAGS = ["--dataset=digits", "--augmentation=digits", "--model=resnet8", "--image_size=16", "--per_gpu_batch=4"]
+FLAGS = [
+    "--dataset=digits",
+    "--augmentation=digits",
+    "--model=resnet8",
+    "--image_size=16",
+    "--per_gpu_batch=4",
+]
 
 
 @pytest.mark.slow
@@ -16,9 +22,12 @@ def test_times_of_help_and_of_a_first_step(tmp_path):
     report = json.loads(path.read_text())
     assert 0 < report["help_seconds"] < report["first_step_seconds"]
     assert report["flags"] == FLAGS
-    assert {"loading TensorFlow", "reading the dataset", "building the model", "compiling the step"} <= set(
-        report["stages"]
-    )
+    assert {
+        "loading TensorFlow",
+        "reading the dataset",
+        "building the model",
+        "compiling the step",
+    } <= set(report["stages"])
     assert sum(report["stages"].values()) == pytest.approx(report["first_step_seconds"], rel=0.05)
 
 
@@ -30,9 +39,20 @@ def test_a_job_that_does_not_get_to_a_step_says_why():
 
 
 def test_the_job_is_that_of_the_launch_script(monkeypatch):
-    monkeypatch.setattr(start.subprocess, "run", lambda *words, **options: subprocess.CompletedProcess(words, 0))
+    monkeypatch.setattr(
+        start.subprocess, "run", lambda *words, **options: subprocess.CompletedProcess(words, 0)
+    )
     assert start.job(None, ["--epochs=1"])[0].endswith("launch/local.sh")
-    assert start.job("hybrid-imagenet run -np 2 --", FLAGS) == ["hybrid-imagenet", "run", "-np", "2", "--", *FLAGS]
-    monkeypatch.setattr(start.subprocess, "run", lambda *words, **options: subprocess.CompletedProcess(words, 1))
+    assert start.job("hybrid-imagenet run -np 2 --", FLAGS) == [
+        "hybrid-imagenet",
+        "run",
+        "-np",
+        "2",
+        "--",
+        *FLAGS,
+    ]
+    monkeypatch.setattr(
+        start.subprocess, "run", lambda *words, **options: subprocess.CompletedProcess(words, 1)
+    )
     with pytest.raises(UserError, match=r"setup.sh failed"):
         start.job(None, [])

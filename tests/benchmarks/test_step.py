@@ -30,11 +30,23 @@ def test_the_report_holds_medians_and_our_advantage(capsys):
 @pytest.mark.slow
 def test_a_small_network_is_compared_with_the_peers_that_have_it(tmp_path, capsys):
     path = tmp_path / "step.json"
-    arguments = ["--batch=4", "--image_size=28", "--steps=1", "--rounds=2", "--threads=1", "--precision=float32"]
+    arguments = [
+        "--batch=4",
+        "--image_size=28",
+        "--steps=1",
+        "--rounds=2",
+        "--threads=1",
+        "--precision=float32",
+    ]
     network = ["--model=resnet8", "--model_width=16", "--stem=3x3", "--num_classes=10"]
     assert step.main([*arguments, *network, "--peers=keras,torch", f"--json={path}"]) == 0
     report, out = json.loads(path.read_text()), capsys.readouterr().out
-    assert (report["model"], report["width"], report["stem"], report["num_classes"]) == ("resnet8", 16, "3x3", 10)
+    assert (report["model"], report["width"], report["stem"], report["num_classes"]) == (
+        "resnet8",
+        16,
+        "3x3",
+        10,
+    )
     assert "keras: skipped, keras.applications has no such ResNet" in out
     assert "keras" not in report["peers"]
     assert "torch" in report["peers"] or "torch: skipped, PyTorch is not installed here" in out
@@ -43,7 +55,13 @@ def test_a_small_network_is_compared_with_the_peers_that_have_it(tmp_path, capsy
 def test_a_peer_whose_framework_is_absent_is_skipped_with_a_message(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('hidden')")
     with mock.patch.dict("os.environ", PYTHONPATH=str(tmp_path)):
-        settings = {"batch": 1, "image_size": 32, "precision": "float32", "threads": 1, "model": "resnet50"}
+        settings = {
+            "batch": 1,
+            "image_size": 32,
+            "precision": "float32",
+            "threads": 1,
+            "model": "resnet50",
+        }
         implementation = step.Implementation("torch", sys.executable, settings, step.PEERS["torch"])
         implementation.end()
     assert "--torch_python=PATH" in implementation.description["skipped"]

@@ -1,7 +1,8 @@
-"""The training program, killed with all its ranks at a named moment: `python -m tests.checkpoints.killed_at MOMENT N`.
+"""The training program, killed with all its ranks at a named moment:
+`python -m tests.checkpoints.killed_at MOMENT N`.
 
-Everything is SIGKILL: rank 0 kills the launcher, the other ranks and itself when the moment comes, in or after step N.
-The words that follow are the program's flags.
+Everything is SIGKILL: rank 0 kills the launcher, the other ranks and itself when the moment comes,
+in or after step N. The words that follow are the program's flags.
 """
 
 import os
@@ -79,7 +80,11 @@ def arm(moment: str, number: int) -> None:
     elif moment == "in batch norm synchronization":  # the others wait in it
         wrap(BatchNormStatistics, "_merge", before=due)
     elif moment == "in validation":
-        wrap(Validation, "run", before=lambda *_: loops[0].state.step >= number and threading.Timer(0.05, kill).start())
+        wrap(
+            Validation,
+            "run",
+            before=lambda *_: loops[0].state.step >= number and threading.Timer(0.05, kill).start(),
+        )
     elif moment == "after epoch checkpoint":
         wrap(CheckpointStore, "_write", after=due_when_finished)
     elif moment == "at phase switch":

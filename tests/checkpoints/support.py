@@ -13,7 +13,9 @@ ARRAYS = {"a/weights": np.arange(60, dtype=np.float32).reshape(3, 20), "b": np.a
 def meta(step, top1=None, **changes):
     """A description that a run of one rank can go on from, after so many steps."""
     epochs = step // 4
-    state = RunState(Cursor(epochs, 0), step, images=8 * step, finished_epochs=epochs, seconds=0.5 * step)
+    state = RunState(
+        Cursor(epochs, 0), step, images=8 * step, finished_epochs=epochs, seconds=0.5 * step
+    )
     return {
         "state": state.to_dict(),
         "val_top1": top1,

@@ -1,6 +1,7 @@
 """Any sequence of saves, kills, damage and resumes leaves the newest good checkpoint restorable.
 
-What is good is told here from the bytes: a file is good as long as it holds exactly what was once renamed to its name.
+What is good is told here from the bytes: a file is good as long as it holds exactly what was once
+renamed to its name.
 """
 
 import collections
@@ -26,7 +27,9 @@ EVENTS = st.one_of(
     st.tuples(st.just("kill"), TOP1, st.integers(0, 9)),
     st.tuples(st.just("cut"), st.integers(0, 4), st.floats(0, 0.99)),
     st.tuples(st.just("flip"), st.integers(0, 4), st.integers(0, 2047)),
-    st.tuples(st.just("replace"), st.integers(0, 4), st.sampled_from(["empty", "FIFO", "directory"])),
+    st.tuples(
+        st.just("replace"), st.integers(0, 4), st.sampled_from(["empty", "FIFO", "directory"])
+    ),
     st.tuples(st.just("plant"), st.integers(1, 9), st.sampled_from(["empty", "FIFO", "directory"])),
     st.tuples(st.just("resume")),
 )
@@ -65,7 +68,9 @@ class Run:
         return operation
 
     def save(self, top1, operations=ENDLESS):
-        """Saves the next step, or is killed after so many operations; a run that was killed is resumed."""
+        """Saves the next step, or is killed after so many operations; a run that was killed is
+        resumed.
+        """
         self.step, self.top1, self.left = self.step + 1, top1, operations
         array = np.full(64, self.step, np.float32)
         try:
@@ -87,11 +92,18 @@ class Run:
             assert found.arrays["w"].tolist() == [self.step] * 64
 
     def files(self):
-        return sorted((p for p in self.folder.iterdir() if re.fullmatch(r"step-\d{9}\.npz", p.name)), reverse=True)
+        return sorted(
+            (p for p in self.folder.iterdir() if re.fullmatch(r"step-\d{9}\.npz", p.name)),
+            reverse=True,
+        )
 
     def good(self):
         """The good files, newest first."""
-        return [p for p in self.files() if p.is_file() and self.written.get(p.name, ("",))[0] == p.read_bytes()]
+        return [
+            p
+            for p in self.files()
+            if p.is_file() and self.written.get(p.name, ("",))[0] == p.read_bytes()
+        ]
 
     def best(self, paths):
         """The earliest of those with the highest top-1, as a list."""
@@ -100,7 +112,9 @@ class Run:
 
     def damaged(self):
         """What the files hold that are not good, under whatever name; how many are no files."""
-        others = [p for p in self.folder.iterdir() if p not in self.good() and not p.name.startswith(".")]
+        others = [
+            p for p in self.folder.iterdir() if p not in self.good() and not p.name.startswith(".")
+        ]
         return collections.Counter(p.read_bytes() if p.is_file() else "no file" for p in others)
 
     def damage(self, kind, which, how):
@@ -120,14 +134,21 @@ class Run:
                 place = content.find(np.full(2, int(path.stem[-9:]), np.float32).tobytes())
                 content[min(max(place, 0) + how // 8, len(content) - 1)] ^= 1 << how % 8
             path.write_bytes(content)
-            later = path.stat().st_mtime + 1  # the clock of a file system is too coarse for this test
+            later = (
+                path.stat().st_mtime + 1
+            )  # the clock of a file system is too coarse for this test
             os.utime(path, (later, later))
         elif not path.is_dir():
             path.unlink(missing_ok=True)
             {"empty": path.touch, "FIFO": lambda: os.mkfifo(path), "directory": path.mkdir}[how]()
 
 
-REPLACE, RENAME, UNLINK, SYNC = pathlib.Path.replace, pathlib.Path.rename, pathlib.Path.unlink, os.fsync
+REPLACE, RENAME, UNLINK, SYNC = (
+    pathlib.Path.replace,
+    pathlib.Path.rename,
+    pathlib.Path.unlink,
+    os.fsync,
+)
 
 
 @settings(max_examples=60, deadline=None)
@@ -151,7 +172,9 @@ def test_the_newest_good_checkpoint_is_always_restored(events):
                 run.resume() if kind == "resume" else run.save(*arguments)
             after = run.good()
             assert not damaged - run.damaged()
-            known = sorted({*after[:1], *before}, reverse=True)  # with the new one, if its write came to an end
+            known = sorted(
+                {*after[:1], *before}, reverse=True
+            )  # with the new one, if its write came to an end
             kept = {*known[:KEEP], *run.best(known)}
             if kind == "save":
                 assert after[0].name == f"step-{run.step:09d}.npz"

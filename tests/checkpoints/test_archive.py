@@ -44,7 +44,12 @@ def test_what_is_written_is_read(path):
 
 @pytest.mark.parametrize(
     "array",
-    [np.zeros((0, 3)), np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.array([True]), np.float16(1.5)],
+    [
+        np.zeros((0, 3)),
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        np.array([True]),
+        np.float16(1.5),
+    ],
     ids=["empty", "columns first", "truth values", "scalar"],
 )
 def test_arrays_of_every_kind(tmp_path, array):
@@ -60,7 +65,9 @@ def test_any_single_change_is_noticed(path):
     noticed = 0
     for _ in range(300):
         place = generator.randrange(len(good))
-        path.write_bytes(good[:place] + bytes([good[place] ^ (1 << generator.randrange(8))]) + good[place + 1 :])
+        path.write_bytes(
+            good[:place] + bytes([good[place] ^ (1 << generator.randrange(8))]) + good[place + 1 :]
+        )
         try:
             same = archive.read(path)
         except DamagedCheckpointError:
@@ -79,7 +86,9 @@ def test_a_cut_file_is_damaged(path, part):
 
 
 def header(text: str) -> bytes:
-    """The beginning of an array file (format 1.0 of NumPy), with any text in the place of its header."""
+    """The beginning of an array file (format 1.0 of NumPy), with any text in the place of its
+    header.
+    """
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
 
 
@@ -101,7 +110,9 @@ HUGE = "{'descr': '<f4', 'fortran_order': False, 'shape': (4000000000000, 1000),
     ],
 )
 def test_no_header_of_an_array_asks_for_memory_or_ends_in_a_traceback(path, content):
-    """The checksums are right here: headers that were never good, or were damaged before they were summed up."""
+    """The checksums are right here: headers that were never good, or were damaged before they were
+    summed up.
+    """
     with zipfile.ZipFile(path) as file:
         members = {name: file.read(name) for name in file.namelist()}
     rewrite(path, members | {"array/b.npy": content})

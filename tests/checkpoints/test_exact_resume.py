@@ -17,7 +17,13 @@ LATE = ("before rename", 7)
 def long_form():
     """Every kind of moment and random steps, ten in all, in the order of steps."""
     generator = random.Random(11)
-    named = [("in checkpoint", 2), ("in validation", 4), ("in batch norm synchronization", 4), *SHORT, LATE]
+    named = [
+        ("in checkpoint", 2),
+        ("in validation", 4),
+        ("in batch norm synchronization", 4),
+        *SHORT,
+        LATE,
+    ]
     last = [("before epoch record", 8), ("after epoch record", 8), ("after epoch checkpoint", 8)]
     anywhere = [("in step", step) for step in generator.sample((1, 3, 5, 6, 9, 10, 11), 2)]
     return tuple(sorted((*named, *last, *anywhere), key=lambda moment: moment[1]))
@@ -26,7 +32,11 @@ def long_form():
 def assert_same_run(ours, expected):
     arrays = program.arrays(ours)
     assert arrays.keys() == program.arrays(expected).keys()
-    assert [name for name, value in program.arrays(expected).items() if not np.array_equal(value, arrays[name])] == []
+    assert [
+        name
+        for name, value in program.arrays(expected).items()
+        if not np.array_equal(value, arrays[name])
+    ] == []
     assert program.without_times(ours) == program.without_times(expected)
 
 
@@ -44,8 +54,12 @@ def kill_and_resume(pool, data, run_dir, moments, *flags):
     assert "resumed at epoch" in done.stdout
 
 
-def test_a_killed_and_resumed_run_ends_like_an_undisturbed_one(pools, tiny_data, undisturbed, tmp_path):
-    kill_and_resume(pools[2], tiny_data, tmp_path / "killed", SHORT, "--tensorboard", *program.METHODS)
+def test_a_killed_and_resumed_run_ends_like_an_undisturbed_one(
+    pools, tiny_data, undisturbed, tmp_path
+):
+    kill_and_resume(
+        pools[2], tiny_data, tmp_path / "killed", SHORT, "--tensorboard", *program.METHODS
+    )
     assert_same_run(tmp_path / "killed", undisturbed[0])
     shown = [(step, tag) for step, tag, *_ in events(tmp_path / "killed" / "tensorboard")]
     assert len(shown) == len(set(shown)), "none that a kill undid"

@@ -41,7 +41,10 @@ def test_the_newest_good_one_is_found_and_the_damaged_one_set_aside(folder):
     save(store, 3, c=np.array(3))
     newest.write_bytes(b"")
     assert store.newest_good().arrays["c"] == 2
-    assert [path.name for path in store.set_aside()] == [f"{name(3)}.damaged", f"{name(3)}.damaged-2"]
+    assert [path.name for path in store.set_aside()] == [
+        f"{name(3)}.damaged",
+        f"{name(3)}.damaged-2",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +73,8 @@ def test_the_best_stays_beside_the_newest(folder):
         save(store, step, top1)
     assert names(folder) == [name(2), name(5), name(6)]
     assert store.best_good().path.name == name(2)
-    # What is best stands in the files: a store that is opened anew knows it, and goes on to the next best without it.
+    # What is best stands in the files: a store that is opened anew knows it, and goes on to the
+    # next best without it.
     again = CheckpointStore(folder, keep=1, keep_best=True)
     save(again, 7, 0.1)
     assert names(folder) == [name(2), name(7)]

@@ -29,7 +29,8 @@ def message(call, *arguments) -> str | None:
 
 
 def collectives(engine: str = "horovod") -> dict:
-    """One of each collective operation, inside of what AutoGraph converts on two ranks: a user's own function is.
+    """One of each collective operation, inside of what AutoGraph converts on two ranks: a user's
+    own function is.
 
     The program's functions are not; it takes seconds on each rank.
     """
@@ -37,7 +38,12 @@ def collectives(engine: str = "horovod") -> dict:
     import tensorflow as tf
 
     function = functools.partial(tf.function, autograph=c.size == 2)
-    out = {"rank": c.rank, "size": c.size, "local": [c.local_rank, c.local_size], "hosts": list(c.hosts)}
+    out = {
+        "rank": c.rank,
+        "size": c.size,
+        "local": [c.local_rank, c.local_size],
+        "hosts": list(c.hosts),
+    }
     out["horovod"] = "horovod" in sys.modules
     out["sum"] = c.allreduce_sum(tf.constant([1.0, 2.0]) * (c.rank + 1), "s").numpy().tolist()
     out["host_sum"] = c.allreduce_on_host(tf.constant([1, c.rank]), "h").numpy().tolist()
@@ -59,14 +65,18 @@ def collectives(engine: str = "horovod") -> dict:
 
     grads = reduce(tf.constant([1.0, 2.0, 3.0]) * (c.rank + 1))
     out["grads"] = [[g.dtype.name, g.numpy().tolist()] for g in grads]
-    out["eager"] = [g.numpy().tolist() for g in means(c.reduce_gradients, [tf.constant([1.0]) * c.rank], ["d"])]
+    out["eager"] = [
+        g.numpy().tolist() for g in means(c.reduce_gradients, [tf.constant([1.0]) * c.rank], ["d"])
+    ]
     out["packed"] = _packed(c, function)
     c.shutdown()
     return out
 
 
 def _packed(c: Communicator, function: Callable) -> dict:
-    """Of each gradient its first three elements, its length and the sum of the rest, by its place in the list."""
+    """Of each gradient its first three elements, its length and the sum of the rest, by its place
+    in the list.
+    """
     import tensorflow as tf
 
     places: list[list[int]] = []
@@ -79,10 +89,13 @@ def _packed(c: Communicator, function: Callable) -> dict:
         return buckets
 
     out = {}
-    for vector, members in zip(reduce(tf.constant([1.0, 2.0, 3.0]) * (c.rank + 1)), places, strict=True):
+    for vector, members in zip(
+        reduce(tf.constant([1.0, 2.0, 3.0]) * (c.rank + 1)), places, strict=True
+    ):
         rows = vector.numpy().astype(np.float64).reshape(len(members), -1)
         out |= {
-            str(m): [row[:3].tolist(), len(row), float(row[3:].sum())] for m, row in zip(members, rows, strict=True)
+            str(m): [row[:3].tolist(), len(row), float(row[3:].sum())]
+            for m, row in zip(members, rows, strict=True)
         }
     return out
 
@@ -99,7 +112,9 @@ def errors(engine: str = "horovod") -> list:
         message(c.broadcast_variables, [tf.Variable(tf.zeros([2 + c.rank]))]),
         message(c.reduce_gradients, [tf.zeros([2])], [f"layer_{c.rank}"]),
         message(process._check_programs, c, None if c.rank == 1 else process.program()),
-        message(process._check_programs, c, process.program() | ({"keras": "3.0"} if c.rank else {})),
+        message(
+            process._check_programs, c, process.program() | ({"keras": "3.0"} if c.rank else {})
+        ),
     ]
 
 
@@ -127,7 +142,10 @@ def _as_if_on(hosts_of_ranks: list | None) -> contextlib.AbstractContextManager:
 def sets(settings: dict, others: list, hosts_of_ranks: list | None) -> dict:
     """The sets of ranks that Horovod knows, and a sum through them."""
     with _as_if_on(hosts_of_ranks):
-        c = comm.start(Settings(compression="none", **settings), others=[Settings(allreduce=name) for name in others])
+        c = comm.start(
+            Settings(compression="none", **settings),
+            others=[Settings(allreduce=name) for name in others],
+        )
         import tensorflow as tf
 
         known = sorted(list(ranks) for ranks in c.collectives._sets if len(ranks) < c.size)
@@ -147,8 +165,8 @@ def neighbors(each: list) -> float:
 def all_algorithms(engine: str = "horovod") -> dict:
     """Sums of vectors of many lengths by every algorithm and grid.
 
-    Sums of small integers are exact in every type, so they must be right to the last bit; the sums of random numbers
-    are compared with FP64 within one rounding per rank.
+    Sums of small integers are exact in every type, so they must be right to the last bit; the sums
+    of random numbers are compared with FP64 within one rounding per rank.
     """
     place = placement()
     from hybrid_imagenet.comm.algorithms import Masters, Ranks, Ring, SixteenBitExchange, Torus
@@ -170,7 +188,9 @@ def all_algorithms(engine: str = "horovod") -> dict:
     # rows that are not contiguous, as with ranks dealt out over hosts
     if place.size in (4, 6, 8):
         dealt = Ranks(place.rank, [f"h{r % 2}" for r in range(place.size)], known)
-        assert torus.rows(dealt.hosts, torus.default_grid(dealt.hosts))[0] == list(range(0, place.size, 2))
+        assert torus.rows(dealt.hosts, torus.default_grid(dealt.hosts))[0] == list(
+            range(0, place.size, 2)
+        )
         found["torus dealt"] = Torus(dealt, torus_grid=None)
         found["masters dealt"] = Masters(dealt, torus_grid=None)
     if engine == "horovod":
@@ -185,10 +205,15 @@ def _wrong_sums(c: Communicator, name: str, algorithm) -> list:
     import tensorflow as tf
 
     for number, count in enumerate((1, 18, c.size * 8 + 6)):
-        dtype = "bfloat16" if name == "exchange" else ("float16", "float32")[(number + len(name)) % 2]
+        dtype = (
+            "bfloat16" if name == "exchange" else ("float16", "float32")[(number + len(name)) % 2]
+        )
         bits = {"float16": 11, "float32": 24, "bfloat16": 8}[dtype]
         rng = np.random.default_rng([number, 1])
-        values = [np.concatenate([rng.integers(-16, 16, count), rng.normal(size=count)]) for _ in range(c.size)]
+        values = [
+            np.concatenate([rng.integers(-16, 16, count), rng.normal(size=count)])
+            for _ in range(c.size)
+        ]
         sent = [tf.cast(tf.constant(rank, tf.float64), dtype) for rank in values]
         got = algorithm.sum(sent[c.rank], f"{name}_{number}".replace(" ", "_"))
         parts = np.stack([np.asarray(rank.numpy(), np.float64) for rank in sent])
@@ -231,28 +256,44 @@ def _precision(reducer: Reducers) -> dict:
     shapes = [(3, 3, 4), (), (1000,), (0,), (37,)]
     names = ["kernel", "scalar", "big", "empty", "dense"]
     rng = np.random.default_rng(0)
-    everyone = [[np.float32(rng.normal(size=s) * 10.0 ** rng.uniform(-3, 3, s)) for s in shapes] for _ in range(c.size)]
+    everyone = [
+        [np.float32(rng.normal(size=s) * 10.0 ** rng.uniform(-3, 3, s)) for s in shapes]
+        for _ in range(c.size)
+    ]
     out = {}
     cases = [("fp16", name) for name in ("ring", "torus", "masters")]
-    for compression, allreduce in (*cases, ("none", "ring"), ("none", "size_switched"), ("bf16", "ring")):
+    for compression, allreduce in (
+        *cases,
+        ("none", "ring"),
+        ("none", "size_switched"),
+        ("bf16", "ring"),
+    ):
         options = {"size_switch_kb": 1} if allreduce == "size_switched" else {}
         settings = {"fusion_threshold_mb": 0.001, "options": options}
         r = reducer(allreduce=allreduce, compression=compression, **settings)
         reduce = tf.function(lambda *g, r=r: means(r.reduce, g, names), autograph=False)
-        got = [np.asarray(t.numpy(), np.float64) for t in reduce(*[tf.constant(g) for g in everyone[c.rank]])]
+        got = [
+            np.asarray(t.numpy(), np.float64)
+            for t in reduce(*[tf.constant(g) for g in everyone[c.rank]])
+        ]
         bits = {"none": 24, "fp16": 11, "bf16": 8}[compression]
         worst = 0.0
         for k in range(len(names)):
             parts = np.stack([np.float64(rank[k]) for rank in everyone]) / c.size
-            # FP32 division, then the cast and N - 1 additions round: N + 1 roundings; FP16 is subnormal below 2^-14.
+            # FP32 division, then the cast and N - 1 additions round: N + 1 roundings; FP16 is
+            # subnormal below 2^-14.
             total = np.abs(parts).sum(0)
-            bound = (c.size + 1) * (2.0**-bits * total + (2.0**-25 if bits == 11 else 0)) + 2.0**-22 * total
+            bound = (c.size + 1) * (
+                2.0**-bits * total + (2.0**-25 if bits == 11 else 0)
+            ) + 2.0**-22 * total
             error = np.abs(got[k] - parts.sum(0))
             if error.size:
                 worst = max(worst, float((error / bound).max()))
         alike = c.allgather_object([g.tobytes().hex() for g in got])
         s = r.statistics()
-        algorithms, wires = (sorted({b[key] for b in s["buckets"]}) for key in ("algorithm", "wire"))
+        algorithms, wires = (
+            sorted({b[key] for b in s["buckets"]}) for key in ("algorithm", "wire")
+        )
         same = all(a == alike[0] for a in alike)
         out[f"{compression} {allreduce}"] = [
             *(worst, same, s["steps"], algorithms, wires, s["exposed_ms"] >= 0, s["bytes"])

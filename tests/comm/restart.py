@@ -1,4 +1,6 @@
-"""Restarts itself as programs do and says what has become of it: `restart.py HUGE_PAGES ARGUMENT...`."""
+"""Restarts itself as programs do and says what has become of it:
+`restart.py HUGE_PAGES ARGUMENT...`.
+"""
 
 import os
 import sys

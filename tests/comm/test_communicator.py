@@ -19,7 +19,9 @@ def check(outcomes, size):
     for rank, out in enumerate(outcomes):
         assert (out["rank"], out["size"], out["local"]) == (rank, size, [rank, size])
         assert len(out["hosts"]) == size and len(set(out["hosts"])) == 1
-        assert out["horovod"] == (size > 1 and ranks.has_horovod())  # the ranks of a pool import it beforehand
+        assert out["horovod"] == (
+            size > 1 and ranks.has_horovod()
+        )  # the ranks of a pool import it beforehand
         total = size * (size + 1) / 2
         assert out["sum"] == [total, 2 * total]
         assert out["host_sum"] == [size, size * (size - 1) / 2]
@@ -33,7 +35,11 @@ def check(outcomes, size):
         assert math.isclose(out["grads"][1][1], mean)
         assert out["grads"][2][1] == [mean, 2 * mean, 3 * mean]
         assert out["eager"] == [[(size - 1) / 2]]
-        whole = [mean, 2 * mean, 3 * mean]  # each gradient fills a row; the one without elements travels nowhere
+        whole = [
+            mean,
+            2 * mean,
+            3 * mean,
+        ]  # each gradient fills a row; the one without elements travels nowhere
         rows = {"0": [2 * x for x in whole], "1": [mean, 0.0, 0.0], "3": whole}
         assert out["packed"] == {place: [values, 1024, 0.0] for place, values in rows.items()}
 
@@ -64,12 +70,18 @@ def test_errors_of_some_ranks_end_all(pools, engine):
     assert variables.startswith("rank 1 on ") and "the 1 variables to broadcast differ" in variables
     assert gradients.startswith("rank 1 on ") and "gradients differ" in gradients
     assert alike is None
-    assert re.match(r"host \S+ has another version of keras than \S+: run launch/setup.sh of the same commit", others)
+    assert re.match(
+        r"host \S+ has another version of keras than \S+: run launch/setup.sh of the same commit",
+        others,
+    )
 
 
 @pytest.mark.parametrize("engine", ["horovod", pytest.param("tensorflow", marks=pytest.mark.slow)])
 def test_a_rank_that_dies_does_not_leave_the_others_hanging(engine):
-    with ranks.own(2) as pool, pytest.raises(AssertionError, match=r"a rank has left: exit code [1-9]|ops is aborted"):
+    with (
+        ranks.own(2) as pool,
+        pytest.raises(AssertionError, match=r"a rank has left: exit code [1-9]|ops is aborted"),
+    ):
         pool.call(programs.death, engine, timeout=300)
 
 
@@ -77,7 +89,10 @@ def test_ranks_that_nothing_has_connected_are_told_so_at_the_end(monkeypatch, ca
     monkeypatch.delattr(sys, "last_type", raising=False)
     tf.zeros([])  # a program that computes nothing has only printed its --help
     monkeypatch.setattr(process._process, "communicator", None)
-    for rank, told in ((0, "warning: nothing has connected the 2 ranks, so each has worked alone"), (1, "")):
+    for rank, told in (
+        (0, "warning: nothing has connected the 2 ranks, so each has worked alone"),
+        (1, ""),
+    ):
         monkeypatch.setattr(process._process, "place", Placement(rank=rank, size=2))
         process._warn_of_lone_ranks()
         assert capsys.readouterr().err.partition(": a training")[0] == told
@@ -87,26 +102,34 @@ def test_ranks_that_nothing_has_connected_are_told_so_at_the_end(monkeypatch, ca
     assert capsys.readouterr().err == ""
 
 
-def test_a_rank_tells_its_supervisor_that_its_program_ends_unless_an_error_ended_it(monkeypatch, capfd):
+def test_a_rank_tells_its_supervisor_that_its_program_ends_unless_an_error_ended_it(
+    monkeypatch, capfd
+):
     word = "0123456789abcdef" * 2
     monkeypatch.setenv(job_lines.JOB_VARIABLE, word)
     monkeypatch.delattr(sys, "last_type", raising=False)
     monkeypatch.setattr(process._process, "place", Placement(rank=1, size=2))
     process._announce_end()
     line = capfd.readouterr().err
-    assert job_lines.find_left(line.removeprefix(word).encode()) == job_lines.Left(1, 2, socket.gethostname())
+    assert job_lines.find_left(line.removeprefix(word).encode()) == job_lines.Left(
+        1, 2, socket.gethostname()
+    )
     monkeypatch.setattr(sys, "last_type", ValueError, raising=False)
     process._announce_end()
     assert capfd.readouterr().err == ""
 
 
-def test_the_line_that_a_program_ends_is_registered_after_the_engine_that_it_must_precede(monkeypatch):
+def test_the_line_that_a_program_ends_is_registered_after_the_engine_that_it_must_precede(
+    monkeypatch,
+):
     two_ranks = types.SimpleNamespace(size=2)
     registered = []
     monkeypatch.setattr(process.atexit, "register", registered.append)
     monkeypatch.setattr(process.atexit, "unregister", registered.remove)
     monkeypatch.setattr(process, "_process", process._Process(place=Placement(rank=0, size=2)))
     registered.append(process._announce_end)  # by init
-    monkeypatch.setattr(process, "connect", lambda *arguments: registered.append("engine") or two_ranks)
+    monkeypatch.setattr(
+        process, "connect", lambda *arguments: registered.append("engine") or two_ranks
+    )
     process.communicator()
     assert registered == ["engine", process._announce_end]

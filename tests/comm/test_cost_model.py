@@ -16,7 +16,9 @@ RANKS = st.integers(1, 200)
 
 @given(SIZE, RANKS, LINK)
 def test_ring_is_its_rounds(size, ranks, link):
-    assert cost_model.ring(size, ranks, Link(*link)) == pytest.approx(reference.ring(size, ranks, *link), rel=1e-9)
+    assert cost_model.ring(size, ranks, Link(*link)) == pytest.approx(
+        reference.ring(size, ranks, *link), rel=1e-9
+    )
 
 
 @given(SIZE, st.integers(1, 40), st.integers(1, 40), LINK, LINK)
@@ -31,7 +33,9 @@ def test_torus_and_masters_are_their_rounds(size, vertical, horizontal, first, s
 
 def test_bus_bandwidth_of_a_ring_without_latency_is_that_of_the_link():
     size, link = 1e8, Link.of(12.5, 0)
-    assert cost_model.bus_bandwidth(size, cost_model.ring(size, 7, link), 7) == pytest.approx(12.5e9)
+    assert cost_model.bus_bandwidth(size, cost_model.ring(size, 7, link), 7) == pytest.approx(
+        12.5e9
+    )
 
 
 CLUSTER = Topology(3, 8, Link.of(100, 5), Link.of(5, 50))
@@ -62,9 +66,14 @@ def test_one_host_never_uses_the_network():
 def test_algorithms_on_a_cluster():
     size = 51e6
     inside, between = (5e-6, 1e-11), (50e-6, 2e-10)
-    at, small = ({name: cost(n, CLUSTER, None, 2.0**18) for name, cost in COSTS.items()} for n in (size, 1000))
+    at, small = (
+        {name: cost(n, CLUSTER, None, 2.0**18) for name, cost in COSTS.items()}
+        for n in (size, 1000)
+    )
     assert at["ring"] == pytest.approx(reference.ring(size, 24, *between))
-    assert at["hierarchical"] == pytest.approx(reference.torus(size, 3, 8, inside, (50e-6, 8 * 2e-10)))
+    assert at["hierarchical"] == pytest.approx(
+        reference.torus(size, 3, 8, inside, (50e-6, 8 * 2e-10))
+    )
     assert at["masters"] == pytest.approx(reference.masters(size, 3, 8, inside, between))
     assert at["size_switched"] == at["ring"]
     assert small["size_switched"] == small["masters"]
@@ -77,8 +86,18 @@ LAYERS = [Layer(10, 1), Layer(20, 2), Layer(30, 3)]
 @pytest.mark.parametrize(
     ("fusion", "seconds_per_byte", "exposed", "buckets"),
     [
-        (0, 0.01, 0.1, (30, 20, 10)),  # each is sent when it is ready; only the first layer's 0.1 s is left
-        (0, 0.1, 1 + 2 + 3 - 3, (30, 20, 10)),  # 3 to 6, 6 to 8, 8 to 9 s; backpropagation ends at 6 s
+        (
+            0,
+            0.01,
+            0.1,
+            (30, 20, 10),
+        ),  # each is sent when it is ready; only the first layer's 0.1 s is left
+        (
+            0,
+            0.1,
+            1 + 2 + 3 - 3,
+            (30, 20, 10),
+        ),  # 3 to 6, 6 to 8, 8 to 9 s; backpropagation ends at 6 s
         (50, 0.01, 0.1, (50, 10)),
         (60, 0.01, 0.6, (60,)),  # one bucket overlaps nothing
         (1000, 0.01, 0.6, (60,)),

@@ -35,11 +35,17 @@ TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "l
     ("environ", "named"),
     [
         ({"PMI_SIZE": "2"}, "PMI_SIZE=2 says that an mpirun with PMI"),
-        ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "PMI_SIZE=2 and PMI_RANK=0 say that an mpirun with PMI"),
+        (
+            {"PMI_SIZE": "2", "PMI_RANK": "0"},
+            "PMI_SIZE=2 and PMI_RANK=0 say that an mpirun with PMI",
+        ),
         ({"HOROVOD_SIZE": "2"}, "HOROVOD_SIZE=2"),
         ({"MV2_COMM_WORLD_SIZE": "2"}, "MVAPICH"),
         ({"JSM_NAMESPACE_SIZE": "2"}, "jsrun"),
-        (TORCHRUN, "WORLD_SIZE=2 and RANK=0 say that a launcher of PyTorch, such as torchrun, has started"),
+        (
+            TORCHRUN,
+            "WORLD_SIZE=2 and RANK=0 say that a launcher of PyTorch, such as torchrun, has started",
+        ),
         ({"WORLD_SIZE": "4", "LOCAL_RANK": "1"}, "WORLD_SIZE=4 and LOCAL_RANK=1"),
         ({"FLUX_JOB_SIZE": "2", "FLUX_TASK_RANK": "0"}, "FLUX_JOB_SIZE=2 and FLUX_TASK_RANK=0"),
         ({"PALS_LOCAL_SIZE": "2", "PALS_RANKID": "0"}, "PALS_LOCAL_SIZE=2 and PALS_RANKID=0"),
@@ -96,9 +102,13 @@ def test_placement_rejects_ranks_that_mpirun_does_not_connect():
     ],
 )
 def test_threads_per_rank(monkeypatch, own, shared, local_size, expected):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(shared if process else own)))
+    monkeypatch.setattr(
+        os, "sched_getaffinity", lambda process: set(range(shared if process else own))
+    )
     assert environment.threads_per_rank(Placement(local_size=local_size)) == expected
-    monkeypatch.setattr(environment.Path, "read_bytes", mock.Mock(side_effect=PermissionError))  # Slurm's daemon
+    monkeypatch.setattr(
+        environment.Path, "read_bytes", mock.Mock(side_effect=PermissionError)
+    )  # Slurm's daemon
     assert environment.threads_per_rank(Placement(local_size=local_size)) == expected
 
 
@@ -110,9 +120,14 @@ def test_a_container_starts_no_more_threads_than_it_has_cores(monkeypatch, tmp_p
 
 
 def test_a_script_around_a_rank_is_not_its_launcher():
-    """Such a script is bound to the rank's cores, and would be taken for a host that has no others."""
+    """Such a script is bound to the rank's cores, and would be taken for a host that has no
+    others.
+    """
     cores = os.sched_getaffinity(0)
-    count = f"{sys.executable} -c 'from hybrid_imagenet.comm import environment as e; print(e._launcher_cores())'; true"
+    count = (
+        f"{sys.executable} -c 'from hybrid_imagenet.comm import environment as e;"
+        " print(e._launcher_cores())'; true"
+    )
     done = subprocess.run(
         ["bash", "-c", count],
         cwd=ROOT,
@@ -125,10 +140,14 @@ def test_a_script_around_a_rank_is_not_its_launcher():
     assert done.stdout == f"{len(cores)}\n", done.stderr
 
 
-@pytest.mark.parametrize(("built", "gpus", "chosen"), [(True, 1, "0"), (True, 0, "1"), (False, 1, "1")])
+@pytest.mark.parametrize(
+    ("built", "gpus", "chosen"), [(True, 1, "0"), (True, 0, "1"), (False, 1, "1")]
+)
 def test_onednn_is_off_beside_gpus(built, gpus, chosen, monkeypatch, tmp_path):
     (tmp_path / "python" / "platform").mkdir(parents=True)
-    (tmp_path / "python/platform/build_info.py").write_text(f"build_info = dict([('is_cuda_build', {built})])")
+    (tmp_path / "python/platform/build_info.py").write_text(
+        f"build_info = dict([('is_cuda_build', {built})])"
+    )
     spec = mock.Mock(origin=str(tmp_path / "__init__.py"))
     monkeypatch.setattr(environment.gpus.importlib.util, "find_spec", lambda name: spec)
     monkeypatch.setattr(environment.gpus, "count", lambda: gpus)
@@ -141,7 +160,10 @@ def test_variables_of_the_user_stay():
     with mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "7", "TF_ENABLE_ONEDNN_OPTS": "0"}):
         os.environ.pop("TF_CPP_MIN_LOG_LEVEL", None)
         assert environment.prepare(Placement(), threads=3) == 3
-        assert [os.environ[name] for name in ("OMP_NUM_THREADS", "TF_ENABLE_ONEDNN_OPTS")] == ["7", "0"]
+        assert [os.environ[name] for name in ("OMP_NUM_THREADS", "TF_ENABLE_ONEDNN_OPTS")] == [
+            "7",
+            "0",
+        ]
         assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "2"
 
 
@@ -166,7 +188,11 @@ def test_a_program_restarts_once_with_huge_pages(tmp_path):
         path = tmp_path / str(number)
         path.write_text(mode)
         command = [sys.executable, "-m", "tests.comm.restart", str(path), "a b", "--c"]
-        started.append(subprocess.Popen(command, cwd=ROOT, env=variables | given, stdout=subprocess.PIPE, text=True))
+        started.append(
+            subprocess.Popen(
+                command, cwd=ROOT, env=variables | given, stdout=subprocess.PIPE, text=True
+            )
+        )
     found = [process.communicate(timeout=120)[0] for process in started]
     words = ("glibc.malloc.hugetlb=1", "None", "glibc.malloc.check=1")
     assert found == [f"{each} ['a b', '--c'] True\n" for each in words]
@@ -183,14 +209,18 @@ class Devices:
             (tf.config, "set_visible_devices"),
             (tf.config.experimental, "set_memory_growth"),
         ):
-            monkeypatch.setattr(place, name, lambda *values, name=name: self.noted.append((name, *values)))
+            monkeypatch.setattr(
+                place, name, lambda *values, name=name: self.noted.append((name, *values))
+            )
         monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["gpu a", "gpu b"])
         monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: {})
 
 
 def test_each_rank_of_a_host_gets_one_gpu_whose_memory_grows(monkeypatch):
     devices = Devices(monkeypatch)
-    environment.configure_tensorflow(Placement(rank=5, size=8, local_rank=1, local_size=2), threads=4)
+    environment.configure_tensorflow(
+        Placement(rank=5, size=8, local_rank=1, local_size=2), threads=4
+    )
     assert ("set_visible_devices", "gpu b", "GPU") in devices.noted
     assert ("set_memory_growth", "gpu b", True) in devices.noted
     assert ("set_intra_op_parallelism_threads", 4) in devices.noted
@@ -201,7 +231,9 @@ def test_a_rank_without_a_gpu_of_its_own_is_refused(monkeypatch):
     place = Placement(rank=2, size=3, local_rank=2, local_size=3)
     with pytest.raises(UserError, match=r"local rank 2 has no GPU \(this host shows 2\)"):
         environment.configure_tensorflow(place, threads=1)
-    monkeypatch.setenv("SLURM_GPUS_PER_TASK", "1")  # mpirun's daemon is srun's task: all ranks of the host see its GPU
+    monkeypatch.setenv(
+        "SLURM_GPUS_PER_TASK", "1"
+    )  # mpirun's daemon is srun's task: all ranks of the host see its GPU
     monkeypatch.setenv(environment.RANK_VARIABLE, "2")
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["gpu a"])
     with pytest.raises(UserError, match=r"local rank 2 has no GPU \(this host shows 1\)"):
@@ -209,24 +241,32 @@ def test_a_rank_without_a_gpu_of_its_own_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("variable", "seen"), [("NCCL_MULTI_RANK_GPU_ENABLE", ["gpu a", "gpu b"]), ("SLURM_GPUS_PER_TASK", ["gpu a"])]
+    ("variable", "seen"),
+    [("NCCL_MULTI_RANK_GPU_ENABLE", ["gpu a", "gpu b"]), ("SLURM_GPUS_PER_TASK", ["gpu a"])],
 )
-def test_ranks_share_gpus_where_nccl_lets_them_and_take_the_one_that_srun_shows_them(variable, seen, monkeypatch):
+def test_ranks_share_gpus_where_nccl_lets_them_and_take_the_one_that_srun_shows_them(
+    variable, seen, monkeypatch
+):
     monkeypatch.setenv(variable, "1")
     monkeypatch.delenv(environment.RANK_VARIABLE, raising=False)
     devices = Devices(monkeypatch)
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: seen)
-    environment.configure_tensorflow(Placement(rank=2, size=3, local_rank=2, local_size=3), threads=1)
+    environment.configure_tensorflow(
+        Placement(rank=2, size=3, local_rank=2, local_size=3), threads=1
+    )
     assert ("set_visible_devices", "gpu a", "GPU") in devices.noted
 
 
 def test_a_batch_of_images_is_read_into_the_memory_of_the_last(monkeypatch):
     script = (
-        "import resource; from hybrid_imagenet.comm import environment; environment.keep_freed_memory()\n"
-        "def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
-        "def batch(): return [bytes(100_000) for _ in range(100)]\n"
-        "batch(); batch(); before = faults(); batch(); print(faults() - before)"
+        "import resource; from hybrid_imagenet.comm import environment;"
+        " environment.keep_freed_memory()\ndef faults(): return"
+        " resource.getrusage(resource.RUSAGE_SELF).ru_minflt\ndef batch(): return [bytes(100_000)"
+        " for _ in range(100)]\nbatch(); batch(); before = faults(); batch(); print(faults() -"
+        " before)"
     )
     environ = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
-    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True
+    )
     assert int(done.stdout) < 500  # of 2,441 pages

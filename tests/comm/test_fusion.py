@@ -48,7 +48,9 @@ def test_a_bucket_goes_once_it_passes_the_threshold():
 
 
 def test_the_last_buckets_are_small():
-    """Of ResNet-50's 48.8 MiB in FP16 nothing hides the last bucket; by size alone it would hold 28 % of them."""
+    """Of ResNet-50's 48.8 MiB in FP16 nothing hides the last bucket; by size alone it would hold 28
+    % of them.
+    """
     shapes = resnet50_shapes()
     elements = [math.prod(shape) for shape in shapes]
     order = range(len(shapes))[::-1]

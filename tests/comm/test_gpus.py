@@ -1,4 +1,6 @@
-"""What a rank sets up for a GPU, on made-up trees of /proc and /sys, and which GPUs are refused before training."""
+"""What a rank sets up for a GPU, on made-up trees of /proc and /sys, and which GPUs are refused
+before training.
+"""
 
 import os
 import sys
@@ -13,7 +15,8 @@ from hybrid_imagenet.errors import UserError
 from tests.comm.test_environment import Devices
 from tests.support import in_process
 
-# (address, NUMA node) as on a host with two sockets; the kernel lists addresses in capitals in one place only
+# (address, NUMA node) as on a host with two sockets; the kernel lists addresses in capitals in one
+# place only
 GPUS = (("0000:3B:00.0", 0), ("0000:5e:00.0", 0), ("0000:af:00.0", 1))
 NODES = ("0-3,8-11", "4-7,12")
 KERNELS = ("sm_60", "sm_70", "sm_80", "sm_89", "compute_90")  # of TensorFlow 2.21
@@ -44,8 +47,12 @@ def test_the_cores_are_those_of_the_gpus_node(host):
     first, second = {0, 1, 2, 3, 8, 9, 10, 11}, {4, 5, 6, 7, 12}
     assert [gpus.near_cores(rank, {}, host) for rank in range(4)] == [first, first, second, first]
     assert gpus.near_cores(0, {"CUDA_VISIBLE_DEVICES": "2"}, host) == second
-    assert gpus.near_cores(0, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, host) == set(), "the order is not known"
-    (host / "sys/bus/pci/devices/0000:af:00.0/numa_node").write_text("-1\n")  # a machine with one node
+    assert gpus.near_cores(0, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, host) == set(), (
+        "the order is not known"
+    )
+    (host / "sys/bus/pci/devices/0000:af:00.0/numa_node").write_text(
+        "-1\n"
+    )  # a machine with one node
     assert gpus.near_cores(2, {}, host) == set()
     (host / "sys/bus/pci/devices/0000:5e:00.0/numa_node").unlink()
     assert gpus.near_cores(1, {}, host) == set()
@@ -67,10 +74,17 @@ def test_cusolver_is_loaded_where_tensorflow_does_not_look(tmp_path, monkeypatch
 def test_a_rank_is_bound_to_the_node_of_its_gpu_unless_it_is_bound_already(host, monkeypatch):
     asked = []
     monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: asked.append(cores))
-    for own, given in ((range(13), {}), ({5, 6}, {}), ({0, 1}, {}), (range(13), {"HYBRID_IMAGENET_BIND": "0"})):
+    for own, given in (
+        (range(13), {}),
+        ({5, 6}, {}),
+        ({0, 1}, {}),
+        (range(13), {"HYBRID_IMAGENET_BIND": "0"}),
+    ):
         monkeypatch.setattr(os, "sched_getaffinity", lambda process, own=own: set(own))
         gpus.prepare(2, 3, dict(given), True, host)
-        gpus.prepare(1, 2, dict(given), True, host)  # two GPUs share a node with fewer cores than their share
+        gpus.prepare(
+            1, 2, dict(given), True, host
+        )  # two GPUs share a node with fewer cores than their share
         gpus.prepare(0, 1, dict(given), True, host)
     assert asked == [{4, 5, 6, 7, 12}]
 
@@ -93,10 +107,16 @@ def test_variables_for_tensorflow_are_defaults(tmp_path):
     ("flags", "expected"),
     [((), "1"), (("--persistent_batch_norm=false",), "0"), (("--deterministic",), "0")],
 )
-def test_the_program_asks_for_one_pass_normalization_unless_it_must_be_repeatable(monkeypatch, flags, expected):
+def test_the_program_asks_for_one_pass_normalization_unless_it_must_be_repeatable(
+    monkeypatch, flags, expected
+):
 
-    monkeypatch.setattr("hybrid_imagenet.comm.process.configure_tensorflow", lambda place, threads: None)
-    monkeypatch.setattr("hybrid_imagenet.comm.process.SingleProcess", mock.Mock(side_effect=UserError("far enough")))
+    monkeypatch.setattr(
+        "hybrid_imagenet.comm.process.configure_tensorflow", lambda place, threads: None
+    )
+    monkeypatch.setattr(
+        "hybrid_imagenet.comm.process.SingleProcess", mock.Mock(side_effect=UserError("far enough"))
+    )
     with mock.patch.dict(os.environ):
         os.environ.pop("TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT", None)
         code, _, errors = in_process.call("hybrid_imagenet.main", ["--dataset=digits", *flags])
@@ -128,7 +148,9 @@ def test_a_rank_says_so_before_training(monkeypatch):
     details = {"device_name": "Tesla V100", "compute_capability": (7, 0)}
     monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: details)
     monkeypatch.setattr(gpus, "installed_cudnn", lambda: (9, 28, 0))
-    with pytest.raises(UserError, match=r"^GPU 0 \(Tesla V100\): compute capability 7.0 .* --gpu=v100"):
+    with pytest.raises(
+        UserError, match=r"^GPU 0 \(Tesla V100\): compute capability 7.0 .* --gpu=v100"
+    ):
         environment.configure_tensorflow(Placement(), threads=1)
 
 
@@ -142,11 +164,17 @@ def test_a_rank_says_so_before_training(monkeypatch):
         ("-1", True, None),
     ],
 )
-def test_an_environment_for_gpus_without_any_trains_only_if_told_so(monkeypatch, chosen, driver, expected):
+def test_an_environment_for_gpus_without_any_trains_only_if_told_so(
+    monkeypatch, chosen, driver, expected
+):
     """Else a job on a host without a driver would train on the CPU for days."""
     monkeypatch.setattr(gpus.ctypes, "CDLL", mock.Mock(side_effect=None if driver else OSError))
     found = gpus.absence({} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen})
-    assert found is None if expected is None else expected in found and "CUDA_VISIBLE_DEVICES= to" in found
+    assert (
+        found is None
+        if expected is None
+        else expected in found and "CUDA_VISIBLE_DEVICES= to" in found
+    )
 
 
 def test_adapters_without_libraries_or_devices_are_noticed(tmp_path, monkeypatch):
@@ -161,7 +189,9 @@ def test_adapters_without_libraries_or_devices_are_noticed(tmp_path, monkeypatch
     assert gpus.without_verbs(tmp_path) is None
     (tmp_path / "sys/bus/pci/drivers/efa").mkdir(parents=True)
     (tmp_path / "sys/class/infiniband/mlx5_0/device").mkdir()
-    (tmp_path / "sys/class/infiniband/mlx5_0/device/driver").symlink_to(tmp_path / "sys/bus/pci/drivers/efa")
+    (tmp_path / "sys/class/infiniband/mlx5_0/device/driver").symlink_to(
+        tmp_path / "sys/bus/pci/drivers/efa"
+    )
     assert gpus.without_verbs(tmp_path) is None, "the plug-in is there"
     monkeypatch.setattr(gpus.ctypes, "CDLL", mock.Mock(side_effect=[None, OSError]))
     assert "libnccl-net.so: install aws-ofi-nccl" in gpus.without_verbs(tmp_path)

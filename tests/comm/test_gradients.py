@@ -1,4 +1,6 @@
-"""The traced reduction: order, overlap with backpropagation, and what is refused. Nothing is sent here."""
+"""The traced reduction: order, overlap with backpropagation, and what is refused. Nothing is sent
+here.
+"""
 
 import pytest
 import tensorflow as tf
@@ -27,7 +29,9 @@ def selector(settings):
 
 
 def trace(settings, rescale=False):
-    """The graph of a chain of layers with its gradients reduced; returns it with the gradients' and sums' names."""
+    """The graph of a chain of layers with its gradients reduced; returns it with the gradients' and
+    sums' names.
+    """
     communicator = TwoAlike()
     reducer = GradientReducer(communicator, settings, selector(settings))
     weights = [tf.Variable(tf.ones([4, 4])) for _ in range(LAYERS)]
@@ -41,7 +45,9 @@ def trace(settings, rescale=False):
             loss = tf.reduce_sum(x)
         grads = tape.gradient(loss, weights)
         if rescale:
-            grads = [g * 2.0 for g in grads]  # adds operations in the order of the variables, not of appearance
+            grads = [
+                g * 2.0 for g in grads
+            ]  # adds operations in the order of the variables, not of appearance
         seen["order"] = appearance(grads)
         reduced = means(reducer.reduce, grads, [f"w{i}" for i in range(LAYERS)])
         seen["grads"] = [g.op for g in grads]
@@ -71,10 +77,14 @@ def test_gradients_outside_of_a_graph_come_last_first():
     assert appearance([tf.zeros([1])] * 3) == [2, 1, 0]
 
 
-@pytest.mark.parametrize("settings", [Settings(fusion_threshold_mb=2 * 32 / 2**20), Settings(fusion_threshold_mb=0)])
+@pytest.mark.parametrize(
+    "settings", [Settings(fusion_threshold_mb=2 * 32 / 2**20), Settings(fusion_threshold_mb=0)]
+)
 @pytest.mark.parametrize("rescale", [False, True])
 def test_late_layers_are_sent_before_early_gradients_exist(settings, rescale):
-    """Buckets of two gradients, or none: a sum depends on no gradient of an earlier bucket's layers."""
+    """Buckets of two gradients, or none: a sum depends on no gradient of an earlier bucket's
+    layers.
+    """
     seen = trace(settings, rescale)
     members = 2 if settings.fusion_threshold_mb else 1
     for layer in range(LAYERS):
@@ -95,7 +105,9 @@ def test_one_operation_of_horovod_per_bucket():
 @pytest.mark.parametrize(("nccl", "steps"), [(False, 1), (True, 0)])
 def test_a_gpu_has_no_clock_to_wait_for(nccl, steps):
     reducer = GradientReducer(TwoAlike(), Settings(), selector(Settings()), nccl)
-    traced = tf.function(lambda g: reducer.reduce([g], ["w"])[0], autograph=False).get_concrete_function(tf.ones([4]))
+    traced = tf.function(
+        lambda g: reducer.reduce([g], ["w"])[0], autograph=False
+    ).get_concrete_function(tf.ones([4]))
     assert sum(op.type == "Timestamp" for op in traced.graph.get_operations()) == 2 * steps
     assert reducer.statistics()["exposed_ms"] is None
 
@@ -112,7 +124,10 @@ def unknown_shape(reduce):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda r: r([tf.IndexedSlices(tf.zeros([1, 2]), tf.constant([0]))], ["table"]), "table is sparse"),
+        (
+            lambda r: r([tf.IndexedSlices(tf.zeros([1, 2]), tf.constant([0]))], ["table"]),
+            "table is sparse",
+        ),
         (lambda r: r([None], ["w"]), "no gradient reaches w"),
         (lambda r: r([tf.constant([1])], ["w"]), "w is int32"),
         (lambda r: r([tf.zeros([1]), tf.zeros([1])], ["w", "w"]), "unique names"),
@@ -122,14 +137,22 @@ def unknown_shape(reduce):
 )
 def test_gradients_that_cannot_be_summed_are_refused(ranks, call, message):
     alone = SingleProcess().reduce_gradients
-    reduce = alone if ranks == "alone" else GradientReducer(TwoAlike(), Settings(), selector(Settings())).reduce
+    reduce = (
+        alone
+        if ranks == "alone"
+        else GradientReducer(TwoAlike(), Settings(), selector(Settings())).reduce
+    )
     with pytest.raises((TypeError, ValueError), match=message):
         call(reduce)
 
 
 def test_alone_gradients_are_only_cast():
     communicator = SingleProcess()
-    got = means(communicator.reduce_gradients, [tf.constant([1.5], tf.float16), tf.constant(1e-9)], ["a", "b"])
+    got = means(
+        communicator.reduce_gradients,
+        [tf.constant([1.5], tf.float16), tf.constant(1e-9)],
+        ["a", "b"],
+    )
     assert [g.dtype for g in got] == [tf.float32] * 2
     assert float(got[0][0]) == 1.5 and float(got[1]) == pytest.approx(1e-9)
     assert communicator.statistics() == {}

@@ -1,4 +1,6 @@
-"""The mean of gradients over real ranks: types on the wire, extreme values, choices of algorithm, bad input."""
+"""The mean of gradients over real ranks: types on the wire, extreme values, choices of algorithm,
+bad input.
+"""
 
 import pytest
 
@@ -57,5 +59,9 @@ def test_a_grid_that_does_not_hold_the_ranks_is_refused(pools):
 
 
 def test_hosts_with_different_numbers_of_ranks(pools):
-    for message in pools[4].call(programs.refused, {"allreduce": "hierarchical"}, ["near", "far", "far", "far"]):
-        assert message.startswith("--allreduce=hierarchical: the hosts hold different numbers of ranks (near 1, far 3)")
+    for message in pools[4].call(
+        programs.refused, {"allreduce": "hierarchical"}, ["near", "far", "far", "far"]
+    ):
+        assert message.startswith(
+            "--allreduce=hierarchical: the hosts hold different numbers of ranks (near 1, far 3)"
+        )

@@ -18,11 +18,17 @@ def options(monkeypatch):
 
     def call(settings, nccl=False, call=engine._set_engine, **given):
         monkeypatch.setattr(engine.hvd, "nccl_built", lambda: nccl)
-        monkeypatch.setattr(engine.tf.config, "get_visible_devices", lambda kind: ["GPU:0"] if nccl else [])
-        rest = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
+        monkeypatch.setattr(
+            engine.tf.config, "get_visible_devices", lambda kind: ["GPU:0"] if nccl else []
+        )
+        rest = {
+            name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")
+        }
         with mock.patch.dict(os.environ, rest | given, clear=True):
             answer = call(settings)
-            return answer, {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
+            return answer, {
+                name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")
+            }
 
     return call
 
@@ -35,16 +41,22 @@ def test_one_bucket_is_one_message(options):
         "HOROVOD_DISABLE_GROUP_FUSION": "1",
         "HOROVOD_FUSION_THRESHOLD": str(8 * 2**20),
     }
-    assert options(Settings(deterministic=True))[1]["HOROVOD_FUSION_THRESHOLD"] == "0"  # nor are others merged
+    assert (
+        options(Settings(deterministic=True))[1]["HOROVOD_FUSION_THRESHOLD"] == "0"
+    )  # nor are others merged
 
 
 def test_with_nccl_sums_are_handed_on_before_they_are_done_and_the_thread_looks_often(options):
-    """Otherwise Horovod's thread waits for each sum on the host, and the device runs dry behind every one."""
+    """Otherwise Horovod's thread waits for each sum on the host, and the device runs dry behind
+    every one.
+    """
     plain, found = options(Settings())[1], options(Settings(), nccl=True)[1]
     assert "HOROVOD_ENABLE_ASYNC_COMPLETION" not in plain
     assert found["HOROVOD_ENABLE_ASYNC_COMPLETION"] == "1"
     assert (plain["HOROVOD_CYCLE_TIME"], found["HOROVOD_CYCLE_TIME"]) == ("0.2", "0.2")
-    given = options(Settings(), nccl=True, HOROVOD_CYCLE_TIME="3", HOROVOD_ENABLE_ASYNC_COMPLETION="0")[1]
+    given = options(
+        Settings(), nccl=True, HOROVOD_CYCLE_TIME="3", HOROVOD_ENABLE_ASYNC_COMPLETION="0"
+    )[1]
     assert (given["HOROVOD_CYCLE_TIME"], given["HOROVOD_ENABLE_ASYNC_COMPLETION"]) == ("3", "0")
 
 
@@ -59,29 +71,44 @@ FOUR_BY_TWO = ("a", "a", "b", "b", "c", "c", "d", "d")
         ("torus", FOUR_BY_TWO, None, True),
         ("torus", FOUR_BY_TWO, "2x4", False),
         ("torus", ("a",) * 8, None, False),  # 2x4 inside of one host
-        ("torus", tuple(str(i // 8) for i in range(1024)), None, False),  # 32x32, not 128x8 (Mikami et al., Table 4)
+        (
+            "torus",
+            tuple(str(i // 8) for i in range(1024)),
+            None,
+            False,
+        ),  # 32x32, not 128x8 (Mikami et al., Table 4)
         ("masters", FOUR_BY_TWO, None, False),
     ],
 )
-def test_horovods_own_torus_is_used_where_its_grid_is_that_of_the_hosts(allreduce, names, grid, expected):
+def test_horovods_own_torus_is_used_where_its_grid_is_that_of_the_hosts(
+    allreduce, names, grid, expected
+):
     settings = Settings(allreduce=allreduce, options={"torus_grid": grid} if grid else {})
     assert engine._does_itself(settings, names) == expected
 
 
 @pytest.mark.parametrize(("nccl", "own"), [(True, True), (False, False)])
-def test_hierarchical_never_sums_in_the_memory_of_the_hosts(options, monkeypatch, caplog, nccl, own):
+def test_hierarchical_never_sums_in_the_memory_of_the_hosts(
+    options, monkeypatch, caplog, nccl, own
+):
     """Horovod's hierarchical all-reduce would, and its torus over NCCL is the same algorithm."""
     started = []
     monkeypatch.setattr(engine, "placement", lambda: Placement(0, 4, 0, 2))
     monkeypatch.setattr(
-        engine.hosts, "gather", lambda own, size: [["a", "", "1"], ["a", "", "1"], ["b", "", "1"], ["b", "", "1"]]
+        engine.hosts,
+        "gather",
+        lambda own, size: [["a", "", "1"], ["a", "", "1"], ["b", "", "1"], ["b", "", "1"]],
     )
-    monkeypatch.setattr(engine.hvd, "init", lambda process_sets: started.append([s.ranks for s in process_sets]))
+    monkeypatch.setattr(
+        engine.hvd, "init", lambda process_sets: started.append([s.ranks for s in process_sets])
+    )
     monkeypatch.setattr(engine.hvd, "is_initialized", lambda: bool(started))
     monkeypatch.setattr(engine.hvd, "size", lambda: 4)
     settings = Settings(allreduce="hierarchical")
     with caplog.at_level(logging.INFO):
         found = options(settings, nccl=nccl, call=engine.HorovodCommunicator)[1]
-    assert [name for name in found if name.endswith("_ALLREDUCE")] == ["HOROVOD_TORUS_ALLREDUCE"] * own
+    assert [name for name in found if name.endswith("_ALLREDUCE")] == [
+        "HOROVOD_TORUS_ALLREDUCE"
+    ] * own
     assert started == [[] if own else [[0, 1], [2, 3], [0, 2], [1, 3]]]
     assert ("Horovod's own torus" in caplog.text) == own

@@ -13,7 +13,12 @@ from tests.ranks import MPIRUN, ROOT, environment
 
 def test_names_are_unique():
     assert hosts.names([("a", "1"), ("b", "2"), ("a", "1")]) == ("a", "b", "a")
-    assert hosts.names([["a", "1"], ["a", "2"], ["b", "3"], ["a", "1"]]) == ("a#0", "a#1", "b", "a#0")
+    assert hosts.names([["a", "1"], ["a", "2"], ["b", "3"], ["a", "1"]]) == (
+        "a#0",
+        "a#1",
+        "b",
+        "a#0",
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,7 +50,10 @@ def test_ranks_meet_at_addresses_that_no_two_hosts_have():
 
 
 def test_this_hosts_interfaces_have_addresses():
-    assert all(ipaddress.IPv4Address(address).is_loopback is False for address in hosts.interfaces().values())
+    assert all(
+        ipaddress.IPv4Address(address).is_loopback is False
+        for address in hosts.interfaces().values()
+    )
 
 
 WAITS = """
@@ -66,6 +74,18 @@ print(max(after - before for before, after in zip(ticks, ticks[1:])) < 4)
 
 
 def test_threads_run_while_a_rank_waits_for_another():
-    command = [str(MPIRUN), "--oversubscribe", "--bind-to", "none", "-np", "2", sys.executable, "-c", WAITS]
-    done = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=100)
+    command = [
+        str(MPIRUN),
+        "--oversubscribe",
+        "--bind-to",
+        "none",
+        "-np",
+        "2",
+        sys.executable,
+        "-c",
+        WAITS,
+    ]
+    done = subprocess.run(
+        command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
     assert done.stdout.count("True") == 2, done.stderr  # two ranks may write into one line

@@ -45,7 +45,9 @@ def test_check_accepts_what_keras_writes_and_ignores(keras_home):
         file.write_text(text)
         keras_settings.check(environment)
     file.write_text('{"backend": "torch"}')
-    keras_settings.check(environment | {"KERAS_BACKEND": "tensorflow"})  # as Keras, which heeds the variable first
+    keras_settings.check(
+        environment | {"KERAS_BACKEND": "tensorflow"}
+    )  # as Keras, which heeds the variable first
     file.write_text("[]")
     with pytest.raises(UserError, match="Remove it"):
         keras_settings.check(environment)
@@ -53,7 +55,10 @@ def test_check_accepts_what_keras_writes_and_ignores(keras_home):
 
 def test_train_and_init_reject_another_backend(keras_home, monkeypatch, capsys):
     monkeypatch.setenv("KERAS_BACKEND", "jax")
-    message = "needs Keras with backend tensorflow, but KERAS_BACKEND is jax. Unset it, or set it to tensorflow."
+    message = (
+        "needs Keras with backend tensorflow, but KERAS_BACKEND is jax. Unset it, or set it to"
+        " tensorflow."
+    )
     with pytest.raises(UserError, match=message):
         process.ready()
     assert main.main(["--dataset=synthetic", "--check_only"]) == 2

@@ -1,4 +1,6 @@
-"""Ranks that no mpirun has started: what they conclude from TF_CONFIG and from Slurm's variables."""
+"""Ranks that no mpirun has started: what they conclude from TF_CONFIG and from Slurm's
+variables.
+"""
 
 import json
 import os
@@ -43,18 +45,30 @@ SLURM = {
         (SLURM, Placement(3, 5, 1, 2)),
         (SLURM | {"SLURM_STEP_NUM_TASKS": "1"}, Placement()),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, Placement()),  # a batch script, outside srun
-        (SLURM | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-                  "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, Placement(0, 2, 0, 2)),  # mpirun inside srun
+        (
+            SLURM
+            | {
+                "OMPI_COMM_WORLD_RANK": "0",
+                "OMPI_COMM_WORLD_SIZE": "2",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+            },
+            Placement(0, 2, 0, 2),
+        ),  # mpirun inside srun
     ],
-)  # fmt: skip
+)
 def test_the_place_of_a_rank(environ, place):
     assert environment.placement(environ) == place
 
 
 def test_ranks_under_srun_agree_on_addresses():
-    servers = {launcher_variables.read(SLURM | {"SLURM_PROCID": str(rank)}).servers for rank in range(5)}
+    servers = {
+        launcher_variables.read(SLURM | {"SLURM_PROCID": str(rank)}).servers for rank in range(5)
+    }
     assert servers == {("n09:24544", "n09:24545", "n10:24544", "n10:24545", "big:24544")}
-    following = launcher_variables.read(SLURM | {"SLURM_PROCID": "0", "SLURM_JOB_ID": "40008"}).servers
+    following = launcher_variables.read(
+        SLURM | {"SLURM_PROCID": "0", "SLURM_JOB_ID": "40008"}
+    ).servers
     assert not {*following} & {*next(iter(servers))}  # a job beside it on the same nodes
 
 
@@ -85,7 +99,10 @@ def test_lists_of_nodes(text, names):
         tf_config("worker", 2, worker=["a:1", "b:1"]),
         tf_config("chief", 1, chief=["c:1"], worker=["a:1", "b:1"]),
         {"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}}'},
-        *(SLURM | {"SLURM_STEP_NODELIST": text} for text in ("n[1-3", "n1]", "n[1-3],", "n[]", "n[3-1]", "n[[1]]", "")),
+        *(
+            SLURM | {"SLURM_STEP_NODELIST": text}
+            for text in ("n[1-3", "n1]", "n[1-3],", "n[]", "n[3-1]", "n[[1]]", "")
+        ),
         SLURM | {"SLURM_STEP_NODELIST": "n[1-999999999]"},
         SLURM | {"SLURM_STEP_TASKS_PER_NODE": "x"},
         {name: value for name, value in SLURM.items() if name != "SLURM_JOB_ID"},
@@ -101,7 +118,10 @@ def test_what_cannot_be_read_is_one_line(environ):
     [
         (tf_config("evaluator", 0, worker=["a:1", "b:1"]), "evaluator"),
         (tf_config("ps", 0, worker=["a:1", "b:1"], ps=["p:1"]), "ps"),
-        (tf_config("worker", 0, worker=["a:1", "b:1"], ps=["p:1"]), "ps"),  # the same error on every task
+        (
+            tf_config("worker", 0, worker=["a:1", "b:1"], ps=["p:1"]),
+            "ps",
+        ),  # the same error on every task
         (tf_config("evaluator", 0, chief=["a:1"], evaluator=["e:1"]), "evaluator"),
         (tf_config("boss", 0, worker=["a:1", "b:1"]), "boss"),
     ],
@@ -124,9 +144,17 @@ for task in $tasks; do wait $task || exit; done
 @pytest.mark.slow
 def test_the_tasks_of_srun_train_together(tmp_path):
     data = program.make_data(tmp_path)
-    flags = (*program.FLAGS, "--engine=tensorflow", f"--data_dir={data}", f"--run_dir={tmp_path}/run", "--epochs=1")
+    flags = (
+        *program.FLAGS,
+        "--engine=tensorflow",
+        f"--data_dir={data}",
+        f"--run_dir={tmp_path}/run",
+        "--epochs=1",
+    )
     command = ("sh", "-c", SRUN, "srun", *program.command(1, *flags))
-    done = subprocess.run(command, cwd=ROOT, env=program.environment(), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=ROOT, env=program.environment(), capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 ranks x 8 images" in done.stdout
     (epoch,) = [record for record in program.records(tmp_path / "run") if record["kind"] == "epoch"]
@@ -138,7 +166,9 @@ def test_the_tasks_of_srun_save_at_sigterm(tmp_path):
     flags = (*program.FLAGS, f"--data_dir={data}", f"--run_dir={tmp_path}/run", "--epochs=9999")
     flags += ("--checkpoint_every_epochs=9999", "--nokeep_best")
     command = ("sh", "-c", SRUN, "srun", *program.command(1, *flags))
-    running = subprocess.Popen(command, cwd=ROOT, env=program.environment(), stderr=subprocess.PIPE, text=True)
+    running = subprocess.Popen(
+        command, cwd=ROOT, env=program.environment(), stderr=subprocess.PIPE, text=True
+    )
     try:
         processes.wait_for(lambda: len(program.records(tmp_path / "run")) > 4, 240)
         for task in processes.descendants(running.pid):

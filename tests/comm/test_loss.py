@@ -1,4 +1,6 @@
-"""What says that another rank is gone, and what does not. The texts are those of Horovod and TensorFlow."""
+"""What says that another rank is gone, and what does not. The texts are those of Horovod and
+TensorFlow.
+"""
 
 import pytest
 import tensorflow as tf
@@ -10,12 +12,17 @@ from hybrid_imagenet.tools import command_line
 from tests.support import in_process
 
 HorovodInternalError = pytest.importorskip("horovod.common.exceptions").HorovodInternalError
-SHUT_DOWN = "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt"
+SHUT_DOWN = (
+    "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt"
+)
 RESET = (
     "Collective ops is aborted by: Collective ops is aborted by: recvmsg:Connection reset by peer\n"
     "Additional GRPC error information from remote target /job:worker/replica:0/task:2"
 )
-UNHEALTHY = "Collective ops is aborted by: Error reported from /job:worker/task:2: The following tasks are unhealthy:"
+UNHEALTHY = (
+    "Collective ops is aborted by: Error reported from /job:worker/task:2: The following tasks are"
+    " unhealthy:"
+)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +48,9 @@ def test_a_lost_rank_is_told_in_one_line(error, reason):
     "error",
     [
         tf.errors.InvalidArgumentError(None, None, "shapes differ in {{node HorovodAllreduce_1}}"),
-        tf.errors.ResourceExhaustedError(None, None, "Collective ops is aborted by: OOM when allocating tensor"),
+        tf.errors.ResourceExhaustedError(
+            None, None, "Collective ops is aborted by: OOM when allocating tensor"
+        ),
         ValueError("Horovod has been shut down"),
     ],
 )
@@ -54,7 +63,9 @@ def test_the_program_ends_with_this_line_and_the_code_of_a_stalled_job(monkeypat
         raise tf.errors.UnavailableError(None, None, RESET)
 
     monkeypatch.setattr(train, "run", lost)
-    code, _, errors = in_process.call("hybrid_imagenet.main", ["--dataset=synthetic", "--progress=none"])
+    code, _, errors = in_process.call(
+        "hybrid_imagenet.main", ["--dataset=synthetic", "--progress=none"]
+    )
     assert code == EXIT_STALLED
     assert errors.count("\n") == 1
     assert errors.startswith(f"{lost_rank.LINE} (recvmsg:Connection reset by peer); ")

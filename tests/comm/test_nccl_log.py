@@ -20,7 +20,7 @@ BETWEEN = """\
 [1,0]<stdout>:h1:101:120 [0] NCCL INFO Using network IB
 [1,0]<stdout>:h1:101:120 [0] NCCL INFO Channel 00/0 : 1[1a000] -> 0[1a000] [receive] via NET/IB/0/GDRDMA
 [1,0]<stdout>:h1:101:120 [0] NCCL INFO Channel 01/0 : 0[1a000] -> 1[1a000] [send] via NET/IB/1
-"""
+"""  # noqa: E501
 LATE = """\
 h:1:1 [0] NCCL INFO Assigned NET plugin IB to comm
 h:1:1 [0] NCCL INFO NVLS multicast support is available on dev 0
@@ -39,12 +39,17 @@ h:1:1 [0] NCCL INFO Channel 15/0 : 7[7] -> 4[4] via P2P/direct pointer comm 0x55
         ("rank 0 of 2: the sum is right, on the CPU\n", "", "", (), (), False),
     ],
 )  # fmt: skip
-def test_the_way_of_the_data_is_read_from_its_messages(text, version, network, ways, kinds, gpudirect):
+def test_the_way_of_the_data_is_read_from_its_messages(
+    text, version, network, ways, kinds, gpudirect
+):
     said = nccl_log.read(text)
     assert (said.version, said.network, said.ways) == (version, network, ways)
     assert (said.kinds, said.gpudirect) == (kinds, gpudirect)
 
 
 def test_a_transport_is_one_line():
-    assert str(nccl_log.read(INSIDE)) == "NCCL 2.21.5+cuda12.4, network Socket, channels by P2P/CUMEM/read"
+    assert (
+        str(nccl_log.read(INSIDE))
+        == "NCCL 2.21.5+cuda12.4, network Socket, channels by P2P/CUMEM/read"
+    )
     assert str(nccl_log.read(LATE)).endswith(", NVLS")

@@ -13,8 +13,8 @@ from hybrid_imagenet.tools import command_line
 from tests.support import in_process
 
 ON_GPU = (
-    "OOM when allocating tensor with shape[256,64,112,112] and type half on /job:localhost/replica:0/task:0/"
-    "device:GPU:0 by allocator GPU_0_bfc"
+    "OOM when allocating tensor with shape[256,64,112,112] and type half on"
+    " /job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc"
 )
 ON_HOST = ON_GPU.replace("GPU:0 by allocator GPU_0_bfc", "CPU:0 by allocator cpu")
 BY_XLA = "Out of memory while trying to allocate 17179869184 bytes."
@@ -31,7 +31,9 @@ def exhausted(text=ON_GPU):
         exhausted(ON_HOST),
         exhausted(BY_XLA),
         exhausted(f"Collective ops is aborted by: {ON_GPU}"),
-        tf.errors.InternalError(None, None, "cudaSetDevice() on GPU:0 failed. Status: out of memory"),
+        tf.errors.InternalError(
+            None, None, "cudaSetDevice() on GPU:0 failed. Status: out of memory"
+        ),
         tf.errors.InternalError(None, None, "Dst tensor is not initialized."),
         tf.errors.UnknownError(None, None, "CUDNN_STATUS_ALLOC_FAILED in cudnnCreate"),
         RuntimeError("failed call to cuCtxCreate: CUDA_ERROR_OUT_OF_MEMORY: out of memory"),
@@ -47,7 +49,9 @@ def test_is_out_of_memory_recognizes_it(error):
     [
         exhausted("/data/cache; No space left on device"),
         exhausted("/data/train-00000; Too many open files"),
-        tf.errors.UnavailableError(None, None, f"Collective ops is aborted by: {ON_GPU}"),  # of another rank
+        tf.errors.UnavailableError(
+            None, None, f"Collective ops is aborted by: {ON_GPU}"
+        ),  # of another rank
         HorovodInternalError("Horovod has been shut down"),
         ValueError("out of memory"),
     ],
@@ -58,7 +62,12 @@ def test_is_out_of_memory_leaves_other_errors(error):
 
 @pytest.mark.parametrize(
     ("text", "gpus", "where"),
-    [(ON_GPU, ["gpu"], "GPU"), (BY_XLA, ["gpu"], "GPU"), (BY_XLA, [], "host"), (ON_HOST, ["gpu"], "host")],
+    [
+        (ON_GPU, ["gpu"], "GPU"),
+        (BY_XLA, ["gpu"], "GPU"),
+        (BY_XLA, [], "host"),
+        (ON_HOST, ["gpu"], "host"),
+    ],
 )
 def test_shared_error_says_whose_memory_ran_out(text, gpus, where, monkeypatch):
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: gpus)

@@ -10,7 +10,9 @@ LINES = (
 
 
 def written(end, **environ):
-    """What a process has written to standard error that writes the lines under `without_lines` and then ends."""
+    """What a process has written to standard error that writes the lines under `without_lines` and
+    then ends.
+    """
     code = (
         "import os\n"
         "from hybrid_imagenet.comm.quiet import GREETINGS, without_lines\n"

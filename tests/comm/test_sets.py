@@ -1,4 +1,6 @@
-"""Sets of ranks are known to Horovod from its start, whatever the launcher, the algorithm and the hosts."""
+"""Sets of ranks are known to Horovod from its start, whatever the launcher, the algorithm and the
+hosts.
+"""
 
 import pytest
 
@@ -40,7 +42,9 @@ def test_ranks_dealt_out_over_hosts_are_neighbors_in_the_grid(pools):
 
 
 def test_groups_of_neighbors_are_those_of_rank_0(pools):
-    """It alone may know the run that is resumed, and with it the batch and the groups that normalize together."""
+    """It alone may know the run that is resumed, and with it the batch and the groups that
+    normalize together.
+    """
     assert pools[4].call(programs.neighbors, [2, 1, 4, 1]) == [2.0] * 4
 
 

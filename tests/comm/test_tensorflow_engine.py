@@ -1,4 +1,6 @@
-"""What keeps TensorFlow's runtime from connecting ranks is said in one line; else its tests are those of Horovod's."""
+"""What keeps TensorFlow's runtime from connecting ranks is said in one line; else its tests are
+those of Horovod's.
+"""
 
 import pytest
 
@@ -18,15 +20,23 @@ def refusal(monkeypatch, found):
 def test_hosts_without_an_address(monkeypatch):
     own = hosts.key()
     found = [[*own, "4000", "10.0.0.1"], ["far", own[1], "4000"]]
-    assert refusal(monkeypatch, found).startswith("host far has no IPv4 address of its own at which other hosts")
+    assert refusal(monkeypatch, found).startswith(
+        "host far has no IPv4 address of its own at which other hosts"
+    )
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth7")
-    assert "on the interfaces of NCCL_SOCKET_IFNAME=eth7; correct --network_interfaces" in refusal(monkeypatch, found)
+    assert "on the interfaces of NCCL_SOCKET_IFNAME=eth7; correct --network_interfaces" in refusal(
+        monkeypatch, found
+    )
 
 
-@pytest.mark.parametrize("asked", [{"allreduce": "torus"}, {"allreduce": "hierarchical"}, {"compression": "bf16"}])
+@pytest.mark.parametrize(
+    "asked", [{"allreduce": "torus"}, {"allreduce": "hierarchical"}, {"compression": "bf16"}]
+)
 def test_what_gives_wrong_sums_on_gpus_is_refused_there(asked, monkeypatch):
     monkeypatch.setattr(tensorflow_engine.tf.config, "get_visible_devices", lambda kind: ["GPU:0"])
-    with pytest.raises(UserError, match="use --allreduce=ring with --compression=fp16, or --engine=horovod"):
+    with pytest.raises(
+        UserError, match="use --allreduce=ring with --compression=fp16, or --engine=horovod"
+    ):
         tensorflow_engine.TensorFlowCommunicator(Settings(**asked))
     tensorflow_engine.check_on_gpus(Settings(allreduce="masters"))
 
@@ -34,12 +44,16 @@ def test_what_gives_wrong_sums_on_gpus_is_refused_there(asked, monkeypatch):
 def test_connecting_warns_once_that_ports_are_open_on_all_interfaces(monkeypatch, capsys):
     keys = [["near", "a"], ["far", "b"]]
     monkeypatch.setattr(tensorflow_engine, "join", lambda place: keys)
-    monkeypatch.setattr(tensorflow_engine.TensorFlowCommunicator, "broadcast_object", lambda self, value: value)
+    monkeypatch.setattr(
+        tensorflow_engine.TensorFlowCommunicator, "broadcast_object", lambda self, value: value
+    )
     for rank in range(2):
         monkeypatch.setattr(tensorflow_engine, "placement", lambda rank=rank: Placement(rank, 2))
         tensorflow_engine.TensorFlowCommunicator(Settings())
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("warning: TensorFlow's engine opens 2 TCP ports without a password on all network ")
+    assert line.startswith(
+        "warning: TensorFlow's engine opens 2 TCP ports without a password on all network "
+    )
     assert "interfaces of 2 hosts: anyone who reaches one can run code in this job" in line
 
 

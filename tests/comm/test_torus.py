@@ -1,4 +1,6 @@
-"""Grids of ranks, and that the three phases over their rows and columns add up, played through in NumPy."""
+"""Grids of ranks, and that the three phases over their rows and columns add up, played through in
+NumPy.
+"""
 
 import numpy as np
 import pytest
@@ -18,7 +20,9 @@ def layouts(draw):
 
 
 def simulate(values, row_ranks):
-    """Reduce-scatter in rows, all-reduce in columns, all-gather in rows, with messages as NumPy sums."""
+    """Reduce-scatter in rows, all-reduce in columns, all-gather in rows, with messages as NumPy
+    sums.
+    """
     parts = len(row_ranks[0])
     pad = -values.shape[1] % parts
     data = np.pad(values, [(0, 0), (0, pad)])
@@ -88,7 +92,13 @@ def test_default_grids(hosts, expected):
 
 def test_published_grids_come_first():
     """Mikami et al., Table 4."""
-    for size, expected in {1024: "32x32", 2048: "32x64", 2176: "34x64", 3456: "48x72", 4096: "64x64"}.items():
+    for size, expected in {
+        1024: "32x32",
+        2048: "32x64",
+        2176: "34x64",
+        3456: "48x72",
+        4096: "64x64",
+    }.items():
         assert str(torus.default_grid([f"n{i // 4}" for i in range(size)])) == expected
 
 
@@ -97,7 +107,9 @@ def test_hosts_are_rows_if_they_hold_equally_many_ranks():
     assert torus.host_grid([*"abb"]) is None
 
 
-@pytest.mark.parametrize("text", ["", "2", "x", "2x", "axb", "2x2x2", "-1x-4", "2*2", "²x2", "1.5x2"])
+@pytest.mark.parametrize(
+    "text", ["", "2", "x", "2x", "axb", "2x2x2", "-1x-4", "2*2", "²x2", "1.5x2"]
+)
 def test_what_is_not_a_grid(text):
     with pytest.raises(ValueError, match="write VxH"):
         torus.parse_grid(text)

@@ -1,4 +1,6 @@
-"""Defaults that follow from the hardware and from the dataset, and how a run that is resumed keeps its own."""
+"""Defaults that follow from the hardware and from the dataset, and how a run that is resumed keeps
+its own.
+"""
 
 import json
 
@@ -10,7 +12,10 @@ from hybrid_imagenet.config import Origin, defaults
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.training import preflight
 
-FREE_BATCH = ("mlperf_lars", "gradual_warmup")  # recipes whose source does not fix the images of a GPU
+FREE_BATCH = (
+    "mlperf_lars",
+    "gradual_warmup",
+)  # recipes whose source does not fix the images of a GPU
 NOTE = (
     "No --recipe was set: using gradual_warmup, because the dataset is a folder of images. "
     "Set --recipe=hybrid for the method of Lu et al."
@@ -24,7 +29,9 @@ def on_gpus(monkeypatch):
 
 
 def write_run(folder, recipe, flags=(), origin="default", **more):
-    """Writes the config.json of a run of `recipe`, in which nobody has set the recipe unless `origin` says so."""
+    """Writes the config.json of a run of `recipe`, in which nobody has set the recipe unless
+    `origin` says so.
+    """
     resolved = config.resolve([f"--recipe={recipe}", *flags])
     origins = {name: each.value for name, each in resolved.origins.items()}
     folder.mkdir(parents=True, exist_ok=True)
@@ -55,7 +62,10 @@ def test_batch_with_an_assumed_number_of_gpus_is_256(recipe, answer):
 def test_batch_that_a_paper_fixes_does_not_follow_the_hardware(monkeypatch):
     for in_use in (True, False):
         monkeypatch.setattr(gpus, "in_use", lambda in_use=in_use: in_use)
-        found = {name: config.resolve([f"--recipe={name}"]).per_gpu_batch for name in ("hybrid", "hal", "flash_a")}
+        found = {
+            name: config.resolve([f"--recipe={name}"]).per_gpu_batch
+            for name in ("hybrid", "hal", "flash_a")
+        }
         assert found == {"hybrid": 256, "hal": 208, "flash_a": 32}
 
 
@@ -69,7 +79,10 @@ def test_resumed_run_keeps_its_batch_on_other_hardware(tmp_path, on_gpus, capsys
     write_run(tmp_path, "gradual_warmup", origin="command line", per_gpu_batch=32)
     again = config.resolve(["--recipe=gradual_warmup", f"--run_dir={tmp_path}", "--resume"])
     assert again.per_gpu_batch == 32
-    assert again.dropped["per_gpu_batch"] == "the default on GPUs has 256 on this machine, but the run began with 32"
+    assert (
+        again.dropped["per_gpu_batch"]
+        == "the default on GPUs has 256 on this machine, but the run began with 32"
+    )
 
 
 def test_resumed_run_keeps_the_batch_that_its_recipe_had(tmp_path, on_gpus):
@@ -77,7 +90,12 @@ def test_resumed_run_keeps_the_batch_that_its_recipe_had(tmp_path, on_gpus):
     content = json.loads((tmp_path / "config.json").read_text())
     content["origins"]["per_gpu_batch"] = "recipe"
     (tmp_path / "config.json").write_text(json.dumps(content))
-    assert config.resolve(["--recipe=mlperf_lars", f"--run_dir={tmp_path}", "--resume"], 8).per_gpu_batch == 32
+    assert (
+        config.resolve(
+            ["--recipe=mlperf_lars", f"--run_dir={tmp_path}", "--resume"], 8
+        ).per_gpu_batch
+        == 32
+    )
 
 
 def test_all_ranks_take_the_batch_of_rank_0(monkeypatch):
@@ -95,7 +113,9 @@ def test_recipe_of_a_folder_is_gradual_warmup():
     assert resolved.optimizer == "sgd"
 
 
-@pytest.mark.parametrize("dataset", ["imagenet2012", "tfrecord", "webdataset", "parquet", "digits", "cifar10"])
+@pytest.mark.parametrize(
+    "dataset", ["imagenet2012", "tfrecord", "webdataset", "parquet", "digits", "cifar10"]
+)
 def test_recipe_of_other_datasets_is_hybrid(dataset):
     assert config.resolve([f"--dataset={dataset}"]).recipe == "hybrid"
 
@@ -130,7 +150,10 @@ def test_hybrid_by_default_is_questioned_for_files_of_other_classes_than_imagene
     assert (line is not None) == speaks
     if speaks:
         assert "This dataset has 37 classes. Try --recipe=gradual_warmup." in line
-    assert defaults.recipe_note(config.resolve(["--dataset=tfrecord", "--recipe=hybrid"]), classes) is None
+    assert (
+        defaults.recipe_note(config.resolve(["--dataset=tfrecord", "--recipe=hybrid"]), classes)
+        is None
+    )
     assert defaults.recipe_note(config.resolve(["--dataset=digits"]), 10) is None
 
 
@@ -152,7 +175,10 @@ def test_rank_with_another_recipe_than_rank_0_is_an_error(tmp_path, monkeypatch)
     first = config.resolve(["--dataset=folder", "--resume"])
     sent = []
     defaults.shared(first, lambda own: sent.append(own) or own)
-    with pytest.raises(UserError, match=r"--recipe=gradual_warmup on this host, but hybrid on .* Add --recipe=hybrid"):
+    with pytest.raises(
+        UserError,
+        match=r"--recipe=gradual_warmup on this host, but hybrid on .* Add --recipe=hybrid",
+    ):
         defaults.shared(other, lambda own: sent[0])
 
 

@@ -1,4 +1,6 @@
-"""Options that come with what is chosen: declared once, refused or left out elsewhere, handed over by name."""
+"""Options that come with what is chosen: declared once, refused or left out elsewhere, handed over
+by name.
+"""
 
 import os
 import pathlib
@@ -33,7 +35,9 @@ def another(option):
 
 def flags_for(options):
     texts = {flag: another(option) for flag, option in options.items()}
-    return [f"--{n}={','.join(map(str, v)) if isinstance(v, tuple) else v}" for n, v in texts.items()], texts
+    return [
+        f"--{n}={','.join(map(str, v)) if isinstance(v, tuple) else v}" for n, v in texts.items()
+    ], texts
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -41,7 +45,9 @@ def test_every_flag_of_an_optimizer_reaches_its_constructor_and_survives_a_round
     own = options_of(OPTIMIZERS[name].options)
     arguments, values = flags_for(own)
     batch = "--per_gpu_batch=128"  # decoupled decay is that of 256 images
-    given = derived.optimizer_arguments(config.resolve([f"--optimizer={name}", batch, *arguments], 2))
+    given = derived.optimizer_arguments(
+        config.resolve([f"--optimizer={name}", batch, *arguments], 2)
+    )
     optimizer = optimizers.create(**given)
     assert given.pop("optimizer") == optimizer.name == name
     made = optimizer.get_config()
@@ -96,7 +102,11 @@ def test_the_settings_of_communication_are_flags():
 
 
 def test_each_option_has_one_selecting_flag_one_type_and_a_help_text():
-    names = [name for values in flags.CHOICES.values() for name in {n for options in values.values() for n in options}]
+    names = [
+        name
+        for values in flags.CHOICES.values()
+        for name in {n for options in values.values() for n in options}
+    ]
     assert len(names) == len(set(names))
     assert not set(names) & set(config.COMMON)
     for values in flags.CHOICES.values():
@@ -107,17 +117,38 @@ def test_each_option_has_one_selecting_flag_one_type_and_a_help_text():
 
 
 REFUSED = [
-    (["--sgd_nesterov"], "--sgd_nesterov cannot be combined with --optimizer=hybrid: omit it, or choose sgd"),
-    (["--optimizer=sgd", "--lars_eta=0.1"], "--lars_eta cannot be combined with --optimizer=sgd: .* hybrid or lars"),
-    (["--optimizer=adabound", "--momentum=0.8"], "--momentum cannot be combined with --optimizer=adabound"),
+    (
+        ["--sgd_nesterov"],
+        "--sgd_nesterov cannot be combined with --optimizer=hybrid: omit it, or choose sgd",
+    ),
+    (
+        ["--optimizer=sgd", "--lars_eta=0.1"],
+        "--lars_eta cannot be combined with --optimizer=sgd: .* hybrid or lars",
+    ),
+    (
+        ["--optimizer=adabound", "--momentum=0.8"],
+        "--momentum cannot be combined with --optimizer=adabound",
+    ),
     (["--optimizer=adabound", "--adabound_lr=0"], "--adabound_lr=0: must be above 0"),
     (["--optimizer=adabound", "--adabound_gamma=0"], "--adabound_gamma=0: must be above 0"),
-    (["--lr_steps=3"], "--lr_steps cannot be combined with --lr_schedule=exponential: omit it, or choose step"),
+    (
+        ["--lr_steps=3"],
+        "--lr_steps cannot be combined with --lr_schedule=exponential: omit it, or choose step",
+    ),
     (["--recipe=hal", "--lr_decay=0.8"], "--lr_decay cannot be combined with --lr_schedule=step"),
     (["--lars_eps_rule=ceiling"], "--lars_eps_rule=ceiling: choose one of add, floor"),
-    (["--torus_grid=2x2"], "--torus_grid cannot be combined with --allreduce=ring: omit it, or choose torus"),
-    (["--allreduce=torus", "--size_switch_kb=1"], "--size_switch_kb cannot be combined with --allreduce=torus"),
-    (["--allreduce=size_switched", "--size_switch_kb=-1"], "--size_switch_kb=-1: must be at least 0"),
+    (
+        ["--torus_grid=2x2"],
+        "--torus_grid cannot be combined with --allreduce=ring: omit it, or choose torus",
+    ),
+    (
+        ["--allreduce=torus", "--size_switch_kb=1"],
+        "--size_switch_kb cannot be combined with --allreduce=torus",
+    ),
+    (
+        ["--allreduce=size_switched", "--size_switch_kb=-1"],
+        "--size_switch_kb=-1: must be at least 0",
+    ),
 ]
 
 
@@ -152,14 +183,22 @@ def test_a_recipe_over_the_flag_file_of_another_method(monkeypatch):
 def test_a_home_directory_is_found_also_in_a_flag_file(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", "/home/a")
     (tmp_path / "flags").write_text("--run_dir=~/runs\n")
-    resolved = config.resolve([f"--flagfile={tmp_path}/flags", "--init-from=~/x", "--data_dir=~no-one/x"])
+    resolved = config.resolve(
+        [f"--flagfile={tmp_path}/flags", "--init-from=~/x", "--data_dir=~no-one/x"]
+    )
     assert (resolved.run_dir, resolved.init_from) == ("/home/a/runs", "/home/a/x")
     assert resolved.data_dir == "~no-one/x"
     assert datasets.Request("folder", "~/x").directory == pathlib.Path("/home/a/x")
 
 
 @pytest.mark.parametrize(
-    "target", ["no_such_module_anywhere:net", "own_package.absent:net", "own_package.nets.deeper:net", ":net"]
+    "target",
+    [
+        "no_such_module_anywhere:net",
+        "own_package.absent:net",
+        "own_package.nets.deeper:net",
+        ":net",
+    ],
 )
 def test_a_module_of_ones_own_is_found_without_importing_it(target, tmp_path, monkeypatch):
     folder = tmp_path / "own_package"
@@ -168,7 +207,9 @@ def test_a_module_of_ones_own_is_found_without_importing_it(target, tmp_path, mo
     (folder / "nets.py").write_text("import no_such_module\ndef small(): pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert flag_checks.own_network("own_package.nets:small") == str(folder / "nets.py")
-    with pytest.raises(UserError, match=f"--model={target}: there is no such module; give MODULE:FUNCTION"):
+    with pytest.raises(
+        UserError, match=f"--model={target}: there is no such module; give MODULE:FUNCTION"
+    ):
         flag_checks.own_network(target)
 
 
@@ -181,7 +222,9 @@ def test_a_module_of_ones_own_is_found_without_importing_it(target, tmp_path, mo
         ("def small(): pass", "", "no function ''"),
     ],
 )
-def test_own_network_function_that_the_module_lacks_is_an_error(text, function, message, tmp_path, monkeypatch):
+def test_own_network_function_that_the_module_lacks_is_an_error(
+    text, function, message, tmp_path, monkeypatch
+):
     (tmp_path / "own_nets.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match=message):
@@ -217,7 +260,8 @@ def test_flagfile_with_a_byte_order_mark_is_refused(encoding, tmp_path):
     path = tmp_path / "windows.flags"
     path.write_text("--epochs=3\n", encoding)
     with pytest.raises(
-        UserError, match=r"windows.flags: cannot be read \(it begins with a byte-order mark.*save it as"
+        UserError,
+        match=r"windows.flags: cannot be read \(it begins with a byte-order mark.*save it as",
     ):
         config.resolve([f"--flagfile={path}"])
 
@@ -231,15 +275,28 @@ def test_flagfile_from_a_pipe_is_read(tmp_path):
     writer.join()
 
 
-def test_flagfile_that_is_missing_is_an_error_with_the_file_that_is_probably_meant(monkeypatch, tmp_path):
+def test_flagfile_that_is_missing_is_an_error_with_the_file_that_is_probably_meant(
+    monkeypatch, tmp_path
+):
     flags_here = pathlib.Path(config.__file__).parents[2] / "flags"
     for name, told in (
         ("digits.flags", f"Did you mean --flagfile={flags_here}/digits.flags?"),
         ("flags/digit.flags", f"Did you mean --flagfile={flags_here}/digits.flags?"),
-        ("mine", f"Those of the program are in {flags_here}: cluster1.flags, cluster2.flags, digits.flags, "),
+        (
+            "mine",
+            (
+                f"Those of the program are in {flags_here}: cluster1.flags, cluster2.flags,"
+                " digits.flags, "
+            ),
+        ),
     ):
         with pytest.raises(UserError, match=f"^--flagfile={name}: no such file. {re.escape(told)}"):
             config.resolve([f"--flagfile={name}"])
-    monkeypatch.setattr(config, "__file__", str(tmp_path / "site-packages" / "hybrid_imagenet" / "config" / "x.py"))
-    with pytest.raises(UserError, match="pip installs no flag files: they are in the directory flags of the program's"):
+    monkeypatch.setattr(
+        config, "__file__", str(tmp_path / "site-packages" / "hybrid_imagenet" / "config" / "x.py")
+    )
+    with pytest.raises(
+        UserError,
+        match="pip installs no flag files: they are in the directory flags of the program's",
+    ):
         config.resolve(["--flagfile=flags/none.flags"])

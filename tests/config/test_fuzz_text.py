@@ -1,4 +1,6 @@
-"""Malformed flags, flag files and manifests: every one is refused with a line, or taken; none crashes."""
+"""Malformed flags, flag files and manifests: every one is refused with a line, or taken; none
+crashes.
+"""
 
 import json
 import pathlib
@@ -16,15 +18,68 @@ from hybrid_imagenet.errors import UserError
 from tests.data.support import CLASSES, jpeg, write_shards
 
 COMMON = settings(
-    deadline=None, database=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 NASTY = (
-    *("", " ", "\n", "\x00", "=", "--", "-", "nan", "inf", "-inf", "1e999", "-1", "0", "0x10", "1_000", "9" * 400),
-    *("٣", "½", "½,1", ",", ",,1,,", "true", "None", "null", "[]", "{}", "'", '"', "$(id)", "`id`", "; rm -rf x", "%s"),
-    *("\ud800", "💥" * 50, "../../..", "/dev/null", "1x1x1", "0x0", "-1x-1", "2:", ":2", "1:2:3", "a" * 5000),
+    *(
+        "",
+        " ",
+        "\n",
+        "\x00",
+        "=",
+        "--",
+        "-",
+        "nan",
+        "inf",
+        "-inf",
+        "1e999",
+        "-1",
+        "0",
+        "0x10",
+        "1_000",
+        "9" * 400,
+    ),
+    *(
+        "٣",
+        "½",
+        "½,1",
+        ",",
+        ",,1,,",
+        "true",
+        "None",
+        "null",
+        "[]",
+        "{}",
+        "'",
+        '"',
+        "$(id)",
+        "`id`",
+        "; rm -rf x",
+        "%s",
+    ),
+    *(
+        "\ud800",
+        "💥" * 50,
+        "../../..",
+        "/dev/null",
+        "1x1x1",
+        "0x0",
+        "-1x-1",
+        "2:",
+        ":2",
+        "1:2:3",
+        "a" * 5000,
+    ),
 )
-values = st.one_of(st.sampled_from(NASTY), st.text(max_size=30), st.floats().map(str), st.integers().map(str))
-names = st.one_of(st.sampled_from(sorted(config.OPTIONS)), st.text(string.ascii_lowercase + "_-=", max_size=12))
+values = st.one_of(
+    st.sampled_from(NASTY), st.text(max_size=30), st.floats().map(str), st.integers().map(str)
+)
+names = st.one_of(
+    st.sampled_from(sorted(config.OPTIONS)), st.text(string.ascii_lowercase + "_-=", max_size=12)
+)
 
 
 def attempt(action) -> None:
@@ -55,7 +110,9 @@ def test_every_flag_with_every_nasty_value(name):
 def test_flag_files(tmp_path, content):
     path = tmp_path / "file.flags"
     if isinstance(content, list):
-        content = "\n".join(f"--{name}={value}" for name, value in content).encode(errors="surrogatepass")
+        content = "\n".join(f"--{name}={value}" for name, value in content).encode(
+            errors="surrogatepass"
+        )
     path.write_bytes(content)
     attempt(lambda: config.resolve([f"--flagfile={path}"]))
 
@@ -68,7 +125,9 @@ def test_a_flag_file_that_names_itself_ends(tmp_path):
 
 
 def good_manifest(directory: pathlib.Path) -> dict:
-    write_shards(directory, "train", [(jpeg(number), number % 3) for number in range(4)], plain=True)
+    write_shards(
+        directory, "train", [(jpeg(number), number % 3) for number in range(4)], plain=True
+    )
     entries = [
         {"file": path.name, "bytes": path.stat().st_size, "crc32c": "00000000", "num_examples": 2}
         for path in tfrecord.find_shards(directory, "train")
@@ -105,6 +164,10 @@ def test_manifests(tmp_path):
             content = json.dumps(altered(manifest, generator)).encode()
         else:
             place = generator.randrange(len(good))
-            content = good[:place] + bytes([generator.randrange(256)]) + good[place + generator.randrange(1, 9) :]
+            content = (
+                good[:place]
+                + bytes([generator.randrange(256)])
+                + good[place + generator.randrange(1, 9) :]
+            )
         path.write_bytes(content)
         attempt(lambda: data.open_source("tfrecord", str(tmp_path)).read([0, 3]))

@@ -17,7 +17,9 @@ DIGITS = pathlib.Path(__file__).parents[2] / "flags" / "digits.flags"
 
 def named(text):
     words = text.replace("--[no]", "--").split()
-    return {word[2:].partition("=")[0] for word in words if word.startswith("--")} & set(config.OPTIONS)
+    return {word[2:].partition("=")[0] for word in words if word.startswith("--")} & set(
+        config.OPTIONS
+    )
 
 
 def flags_of(about):
@@ -29,7 +31,16 @@ def flags_of(about):
 def test_the_first_level_has_what_is_declared_as_basic():
     basic = {name for name, option in config.OPTIONS.items() if option.basic}
     assert 20 <= len(basic) <= 30
-    assert {"dataset", "data_dir", "model", "epochs", "lr", "weight_decay", "run_dir", "resume"} <= basic
+    assert {
+        "dataset",
+        "data_dir",
+        "model",
+        "epochs",
+        "lr",
+        "weight_decay",
+        "run_dir",
+        "resume",
+    } <= basic
     assert flags_of("") == basic
     assert f"--help=all lists all {len(config.OPTIONS)} flags" in flag_help.text()
 
@@ -68,12 +79,17 @@ def test_a_group_or_a_word_shows_its_flags(about, found, other):
 def help_of(flag, optimizer):
     """The text of a flag in --help=optimizer that is shown for an optimizer."""
     entries = flag_help.text("optimizer").split("\n  --")
-    texts = [" ".join(entry.split()) for entry in entries if entry.removeprefix("[no]").startswith(flag)]
-    (found,) = [text for text in texts if optimizer in text.rpartition("(")[2].partition(";")[0].split(", ")]
+    texts = [
+        " ".join(entry.split()) for entry in entries if entry.removeprefix("[no]").startswith(flag)
+    ]
+    (found,) = [
+        text for text in texts if optimizer in text.rpartition("(")[2].partition(";")[0].split(", ")
+    ]
     return found
 
 
-# Optimizers that the text of one optimizer must not describe. Hybrid has AdaBound, SGD and LARS in it.
+# Optimizers that the text of one optimizer must not describe. Hybrid has AdaBound, SGD and LARS in
+# it.
 OTHERS = {
     "hybrid": ("LAMB", "Muon"),
     "adabound": ("SGD", "LARS", "LAMB", "Muon"),
@@ -117,15 +133,24 @@ def test_train_without_flags_suggests_two_commands(monkeypatch, tmp_path, capsys
     assert photos == "hybrid-imagenet train --dataset=folder --data_dir=photos --val_fraction=0.2"
     program, name, *flags = shlex.split(digits)
     assert (program, name) == ("hybrid-imagenet", "train")
-    settings, file = config.resolve(flags).values(), config.resolve([f"--flagfile={DIGITS}"]).values()
+    settings, file = (
+        config.resolve(flags).values(),
+        config.resolve([f"--flagfile={DIGITS}"]).values(),
+    )
     differ = {flag for flag in settings if settings[flag] != file[flag]}
-    assert differ == {"log_every_steps", "checkpoint_every_epochs"}  # which do not change the training
+    assert differ == {
+        "log_every_steps",
+        "checkpoint_every_epochs",
+    }  # which do not change the training
 
 
 def test_train_without_flags_suggests_the_flag_file_of_a_checkout(monkeypatch, capsys):
     monkeypatch.chdir(DIGITS.parents[1])
     assert main.main([]) == 2
-    assert suggested(capsys.readouterr().err)[0] == "hybrid-imagenet train --flagfile=flags/digits.flags"
+    assert (
+        suggested(capsys.readouterr().err)[0]
+        == "hybrid-imagenet train --flagfile=flags/digits.flags"
+    )
 
 
 @pytest.mark.parametrize("end", [[], ["--"]])
@@ -152,7 +177,8 @@ def test_lines_fit_the_terminal(columns, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "about"), [([], None), (["--lr=1"], None), (["-h"], ""), (["--x", "--help"], ""), (["--help=lr"], "lr")]
+    ("words", "about"),
+    [([], None), (["--lr=1"], None), (["-h"], ""), (["--x", "--help"], ""), (["--help=lr"], "lr")],
 )
 def test_how_help_is_asked_for(words, about):
     assert flag_help.topic(words) == about

@@ -18,7 +18,9 @@ def lines(*flags, gpus=24):
 
 
 def found(*flags, gpus=24):
-    return [line for line in lines(*flags, gpus=gpus) if line.startswith(("relative step", "warning"))]
+    return [
+        line for line in lines(*flags, gpus=gpus) if line.startswith(("relative step", "warning"))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -35,7 +37,13 @@ def found(*flags, gpus=24):
 def test_it_is_how_far_the_optimizer_moves_a_layer(flags):
     """120 updates with one and the same gradient, the weights put back after each."""
     resolved = config.resolve(["--weight_decay=0", *flags], 24)
-    values = {"learning_rate": 2.4, "momentum": 0.9, "phase": 1.0, "lower_bound": 2.4, "upper_bound": 2.4}
+    values = {
+        "learning_rate": 2.4,
+        "momentum": 0.9,
+        "phase": 1.0,
+        "lower_bound": 2.4,
+        "upper_bound": 2.4,
+    }
     random = np.random.default_rng(1)
     start, gradient = (random.normal(size=(4, 5)).astype(np.float32) for _ in range(2))
     weights = keras.Variable(start)
@@ -57,7 +65,12 @@ def test_it_is_how_far_the_optimizer_moves_a_layer(flags):
 def test_without_lars_there_is_none():
     warm = {"learning_rate": 2.4, "momentum": 0.9, "phase": 0.0}
     assert relative_step_advice.at_step(config.resolve([]), warm) is None
-    for flags in (["--recipe=gradual_warmup"], ["--recipe=adabound"], ["--lars_variant=none"], ["--epochs=5"]):
+    for flags in (
+        ["--recipe=gradual_warmup"],
+        ["--recipe=adabound"],
+        ["--lars_variant=none"],
+        ["--epochs=5"],
+    ):
         resolved = config.resolve(flags, 24)
         assert relative_step_advice.peak(resolved) is None
         assert found(*flags) == []
@@ -65,11 +78,13 @@ def test_without_lars_there_is_none():
 
 def test_the_line_names_its_parts_and_the_tuned_step():
     assert found("--hybrid_handover=continuous", "--lars_eta=0.058") == [
-        "relative step 0.14 in epoch 11 (learning rate 2.4 x eta 0.058 x gradient factor 0.1 / (1 - momentum 0.9)); "
-        "tuned LARS has 0.14 at batch 6144"
+        "relative step 0.14 in epoch 11 (learning rate 2.4 x eta 0.058 x gradient factor 0.1 / (1 -"
+        " momentum 0.9)); tuned LARS has 0.14 at batch 6144"
     ]
     (line,) = found("--hybrid_handover=reset", "--lars_eta=0.0058")
-    assert line.startswith("relative step 0.14 in epoch 11 (learning rate 2.4 x eta 0.0058 x gradient factor 1 /")
+    assert line.startswith(
+        "relative step 0.14 in epoch 11 (learning rate 2.4 x eta 0.0058 x gradient factor 1 /"
+    )
     (line,) = found("--recipe=mlperf_lars", gpus=1024)
     assert line.startswith("relative step 0.35 in epoch 17 (learning rate 21.2 x eta 0.001 ")
     assert "handover" not in line
@@ -81,14 +96,21 @@ def test_lamb_is_held_against_its_authors_rate():
         "relative step 0.02 in epoch 6 (LAMB's learning rate); its authors have 0.017 at batch 6144"
     ]
     _, warning = found(*lamb, "--lr=0.1")
-    assert warning.startswith("warning: the relative step of LAMB, 0.1, is 5.8 times larger than its authors have ")
+    assert warning.startswith(
+        "warning: the relative step of LAMB, 0.1, is 5.8 times larger than its authors have "
+    )
     assert warning.endswith("at batch 6144, 0.017: --lr=0.0173 gives that")
 
 
 @pytest.mark.parametrize(
     ("flags", "gpus", "side", "remedy"),
     [
-        (["--hybrid_handover=continuous", "--lars_eta=0.001"], 24, "59 times smaller", "--lars_eta=0.0587 "),
+        (
+            ["--hybrid_handover=continuous", "--lars_eta=0.001"],
+            24,
+            "59 times smaller",
+            "--lars_eta=0.0587 ",
+        ),
         (
             ["--optimizer=lars", "--lr_schedule=poly", "--warmup_epochs=5", "--lr=100"],
             24,
@@ -98,7 +120,9 @@ def test_lamb_is_held_against_its_authors_rate():
         (["--recipe=flash_a", "--lars_eta=0.01"], 1024, "9.6 times larger", "--lars_eta=0.00104 "),
     ],
 )
-def test_a_relative_step_far_from_the_tuned_one_is_a_warning_whose_remedy_helps(flags, gpus, side, remedy):
+def test_a_relative_step_far_from_the_tuned_one_is_a_warning_whose_remedy_helps(
+    flags, gpus, side, remedy
+):
     _, warning = found(*flags, gpus=gpus)
     assert warning.startswith("warning: ")
     assert side in warning
@@ -114,7 +138,12 @@ def test_the_peak_is_found_where_a_warmup_ends_within_an_epoch_and_where_the_bat
         config.resolve(["--optimizer=lars", "--lr_schedule=poly", "--warmup_epochs=5.5"], 24)
     )
     assert (top.epoch, top.learning_rate, top.batch) == (6, pytest.approx(2.4), 6144)
-    flags = ["--optimizer=lars", "--lr_schedule=constant", "--warmup_epochs=1", "--batch_schedule=30:*2"]
+    flags = [
+        "--optimizer=lars",
+        "--lr_schedule=constant",
+        "--warmup_epochs=1",
+        "--batch_schedule=30:*2",
+    ]
     top = relative_step_advice.peak(config.resolve(flags, 24))
     assert (top.epoch, top.learning_rate, top.batch) == (31, pytest.approx(4.8), 12288)
 
@@ -160,7 +189,8 @@ def test_while_lars_comes_in_there_is_no_relative_step():
     resolved = config.resolve(["--hybrid_ramp_epochs=2"], 24)
     schedule = derived.schedule(resolved)
     at = {
-        e: relative_step_advice.at_step(resolved, schedule(e, e + 0.01, 6144)) for e in (9.9, 10.0, 11.99, 12.0, 13.0)
+        e: relative_step_advice.at_step(resolved, schedule(e, e + 0.01, 6144))
+        for e in (9.9, 10.0, 11.99, 12.0, 13.0)
     }
     assert [e for e, value in at.items() if value is None] == [9.9, 10.0, 11.99]
     assert at[13.0] == pytest.approx(0.9 * at[12.0])
@@ -168,7 +198,9 @@ def test_while_lars_comes_in_there_is_no_relative_step():
 
 
 def test_the_forecast_says_when_hybrid_would_reach_75_percent():
-    """A share of .141 / .144 at T = 10, times .9 an epoch, is below .031, where the log has 75 %, in the 34th epoch."""
+    """A share of .141 / .144 at T = 10, times .9 an epoch, is below .031, where the log has 75 %,
+    in the 34th epoch.
+    """
     (line,) = [line for line in lines("--recipe=hybrid") if line.startswith("forecast")]
     assert "75% after epoch 44" in line
     for flags in (
@@ -179,4 +211,6 @@ def test_the_forecast_says_when_hybrid_would_reach_75_percent():
         ["--max_steps=9"],
     ):
         assert not [line for line in lines(*flags) if line.startswith("forecast")]
-    assert not [line for line in lines("--recipe=hybrid", gpus=1) if line.startswith("forecast")]  # batch 256
+    assert not [
+        line for line in lines("--recipe=hybrid", gpus=1) if line.startswith("forecast")
+    ]  # batch 256

@@ -23,7 +23,19 @@ def test_every_setting_appears_with_what_set_it(tmp_path):
 def test_the_table_gives_rate_momentum_batch_and_steps_of_each_epoch():
     text = report.describe(config.resolve([*FLAGS, "--batch_schedule=2:*2,4:64x4"], 2), 1437)
     rows = text.split("\n\n")[-1].splitlines()[1:]
-    assert rows[0].split() == ["1", "AdaBound", "0.2", "0.06829", "to", "643.09", "0.9000", "32", "64", "23", "224"]
+    assert rows[0].split() == [
+        "1",
+        "AdaBound",
+        "0.2",
+        "0.06829",
+        "to",
+        "643.09",
+        "0.9000",
+        "32",
+        "64",
+        "23",
+        "224",
+    ]
     assert rows[3].split() == ["4", "SGD", "0.4", "0.9000", "64", "128", "11", "224"]
     assert rows[4].split() == ["5", "SGD", "1.44", "0.9000", "64", "x", "4", "512", "3", "224"]
 
@@ -39,7 +51,11 @@ def test_summary_has_the_settings_that_something_has_set_and_no_others():
     assert results.startswith("1437 training images, 2 GPUs, ")
     assert table.splitlines()[1].split()[0] == "1"
     others = len(resolved.values()) - len(names)
-    assert more == f"{others} other settings have their defaults. --print_config=all prints them, and every epoch."
+    assert (
+        more
+        == f"{others} other settings have their defaults. --print_config=all prints them, and every"
+        " epoch."
+    )
 
 
 def test_summary_of_defaults_still_names_the_recipe():
@@ -52,8 +68,18 @@ def test_summary_of_defaults_still_names_the_recipe():
     [
         (["--recipe=hybrid"], [1, 11, 90]),
         (["--recipe=gradual_warmup"], [1, 6, 30, 31, 60, 61, 80, 81, 90]),
-        (["--recipe=gradual_warmup", "--batch_schedule=40:*2", "--lr_schedule=poly"], [1, 6, 40, 41, 90]),
-        (["--recipe=gradual_warmup", "--lr_schedule=cosine", "--image_size_schedule=0:128,18:224"], [1, 6, 19, 90]),
+        (
+            ["--recipe=gradual_warmup", "--batch_schedule=40:*2", "--lr_schedule=poly"],
+            [1, 6, 40, 41, 90],
+        ),
+        (
+            [
+                "--recipe=gradual_warmup",
+                "--lr_schedule=cosine",
+                "--image_size_schedule=0:128,18:224",
+            ],
+            [1, 6, 19, 90],
+        ),
         (["--recipe=gradual_warmup", "--epochs=1", "--warmup_epochs=0"], [1]),
     ],
 )
@@ -63,7 +89,11 @@ def test_summary_shows_the_epochs_in_which_the_schedule_changes(flags, epochs):
 
 
 def test_summary_marks_epochs_that_it_leaves_out():
-    table = report.summarize(config.resolve(["--recipe=hybrid"], 2), 10_000).split("\n\n")[2].splitlines()[1:]
+    table = (
+        report.summarize(config.resolve(["--recipe=hybrid"], 2), 10_000)
+        .split("\n\n")[2]
+        .splitlines()[1:]
+    )
     assert [line.split()[0] for line in table] == ["1", "...", "11", "...", "90"]
 
 
@@ -86,7 +116,9 @@ def test_print_config_is_brief_unless_all_is_asked_for(words, printed, capsys):
 
 @pytest.mark.parametrize("remainder", ["wrap", "drop"])
 def test_steps_are_those_of_a_walk_over_the_examples(remainder):
-    resolved = config.resolve([*FLAGS, f"--remainder={remainder}", "--batch_schedule=2:*2,4:64x4"], 2)
+    resolved = config.resolve(
+        [*FLAGS, f"--remainder={remainder}", "--batch_schedule=2:*2,4:64x4"], 2
+    )
     rows = report.plan(resolved, 1437)
     offset, expected = 0, []
     for epoch in range(6):
@@ -106,10 +138,14 @@ def test_a_batch_larger_than_the_data_is_named():
     resolved = config.resolve([*FLAGS, "--batch_schedule=3:512x2"], 2)
     flag_checks.check_data(resolved, 2048)
     with pytest.raises(
-        UserError, match=r"--batch_schedule=3:512x2: 512 images x 2 .*batch of 2048 from epoch 3 .*1437"
+        UserError,
+        match=r"--batch_schedule=3:512x2: 512 images x 2 .*batch of 2048 from epoch 3 .*1437",
     ):
         report.plan(resolved, 1437)
-    with pytest.raises(UserError, match=r"--per_gpu_batch=32: 32 images on 64 GPUs make a batch of 2048 from epoch 0"):
+    with pytest.raises(
+        UserError,
+        match=r"--per_gpu_batch=32: 32 images on 64 GPUs make a batch of 2048 from epoch 0",
+    ):
         flag_checks.check_data(config.resolve([*FLAGS, "--batch_schedule=3:512x2"], 64), 1437)
 
 
@@ -119,7 +155,9 @@ def test_the_warmup_of_optimizers_with_small_rates_rises_to_them(flags):
     rates = [row.learning_rate for row in rows]
     assert rates[0] == 0
     assert rates[:4] == sorted(set(rates[:4]))
-    assert rates[1:4] == pytest.approx([0.02 / 3, 0.04 / 3, 0.02], rel=1 / rows[0].steps)  # begun by less than a step
+    assert rates[1:4] == pytest.approx(
+        [0.02 / 3, 0.04 / 3, 0.02], rel=1 / rows[0].steps
+    )  # begun by less than a step
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "lars", "adabound"])

@@ -31,13 +31,17 @@ def test_dashes_stand_for_underscores(tmp_path):
     assert (resolved.zero_last_gamma, resolved.torus_grid) == (False, "1x1")
 
 
-@pytest.mark.parametrize("word", ["--nozero_last_gamma", "--no-zero-last-gamma", "--no_zero_last_gamma"])
+@pytest.mark.parametrize(
+    "word", ["--nozero_last_gamma", "--no-zero-last-gamma", "--no_zero_last_gamma"]
+)
 def test_a_boolean_is_negated_with_a_dash_or_without(word):
     assert config.resolve([word]).zero_last_gamma is False
 
 
 def test_types():
-    resolved = config.resolve(["--target_top1=.5,0.6", "--run_dir=", "--stop_at_top1=0.7", "--resume=true"])
+    resolved = config.resolve(
+        ["--target_top1=.5,0.6", "--run_dir=", "--stop_at_top1=0.7", "--resume=true"]
+    )
     assert resolved.target_top1 == (0.5, 0.6)
     assert resolved.run_dir is None
     assert resolved.stop_at_top1 == 0.7
@@ -76,23 +80,41 @@ RANDOM = ("--random_batch=8", "--sync_batch_norm")
         (["--recipe=mlperf_lars", "--optimizer=sgd"], ["--optimizer=sgd", "give --lr"]),
         (["--lr_schedule=step", "--lr_steps=30,20"], ["--lr_steps=30,20"]),
         (["--batch_schedule=flash_exp9"], ["--batch_schedule: 'flash_exp9'"]),
-        (["--sync_batch_norm", "--gradient_accumulation_steps=2"], ["--gradient_accumulation_steps above 1", SYNC]),
+        (
+            ["--sync_batch_norm", "--gradient_accumulation_steps=2"],
+            ["--gradient_accumulation_steps above 1", SYNC],
+        ),
         (["--sync_batch_norm", "--batch_schedule=3:16x2"], ["--sync_batch_norm"]),
         (["--momentum=1"], ["--momentum=1"]),
         (["--ema_decay=1"], ["--ema_decay=1"]),
         (["--image_size_schedule=5:128,5:160"], ["--image_size_schedule: epoch 5 follows 5"]),
         (["--image_size_schedule=0:128", "--recipe=four_minutes_alexnet"], ["--model=alexnet_bn"]),
         (["--bn_group=2", "--sync_batch_norm"], ["--bn_group=2", SYNC]),
-        (["--bn_group=4", "--virtual_gpus=6"], ["--bn_group=4 cannot be combined with --virtual_gpus=6"]),
+        (
+            ["--bn_group=4", "--virtual_gpus=6"],
+            ["--bn_group=4 cannot be combined with --virtual_gpus=6"],
+        ),
         (["--random_batch=8"], ["--random_batch=8 needs --sync_batch_norm"]),
         ([*RANDOM, "--jit_compile"], ["--random_batch=8 cannot be combined with --jit_compile"]),
-        ([*RANDOM, "--model_width=24"], ["--random_batch=8 needs a --model_width that is a multiple of 16"]),
+        (
+            [*RANDOM, "--model_width=24"],
+            ["--random_batch=8 needs a --model_width that is a multiple of 16"],
+        ),
         (["--loss_scale=high"], ["--loss_scale=high: give auto, dynamic or a positive number"]),
         (["--loss_scale=inf"], ["--loss_scale=inf: give"]),
-        (["--recipe=flash_a", "--lr=1"], ["--lr cannot be combined with --lr_schedule=sony_a", "--lars_eta"]),
-        (["--recipe=flash_b", "--momentum=.9"], ["--momentum cannot be combined with --momentum_rule=noise_scale"]),
+        (
+            ["--recipe=flash_a", "--lr=1"],
+            ["--lr cannot be combined with --lr_schedule=sony_a", "--lars_eta"],
+        ),
+        (
+            ["--recipe=flash_b", "--momentum=.9"],
+            ["--momentum cannot be combined with --momentum_rule=noise_scale"],
+        ),
         (["--print_config_gpus=8"], ["--print_config_gpus needs --print_config or --check_only"]),
-        ([*RANDOM, "--per_gpu_batch=16", "--batch_schedule=0:16,3:4"], ["a GPU has a batch of 4 images"]),
+        (
+            [*RANDOM, "--per_gpu_batch=16", "--batch_schedule=0:16,3:4"],
+            ["a GPU has a batch of 4 images"],
+        ),
     ],
 )
 def test_a_mistake_is_one_line_with_value_and_remedy(arguments, words):
@@ -112,7 +134,10 @@ def test_the_batch_of_a_run_is_that_with_which_its_schedule_begins():
     )
     assert (schedule.per_gpu_batch, schedule.gradient_accumulation_steps) == (32, 2)
     assert schedule.bn_group == plain.bn_group > 1
-    assert schedule.dropped["per_gpu_batch"] == "command line has 256, but --batch_schedule begins with 32"
+    assert (
+        schedule.dropped["per_gpu_batch"]
+        == "command line has 256, but --batch_schedule begins with 32"
+    )
 
 
 def test_flags_answer_without_tensorflow(monkeypatch):
@@ -131,7 +156,9 @@ def test_flags_answer_without_tensorflow(monkeypatch):
     assert errors.strip() == "error: --lr=x: give a number"
 
 
-@pytest.mark.parametrize(("text", "value"), [("yes", True), ("True", True), ("0", False), ("no", False)])
+@pytest.mark.parametrize(
+    ("text", "value"), [("yes", True), ("True", True), ("0", False), ("no", False)]
+)
 def test_words_for_true_and_false(text, value):
     assert config.resolve([f"--jit_compile={text}"]).jit_compile is value
 

@@ -1,4 +1,6 @@
-"""A web server for a directory that can be killed: answers range requests, notes what it was asked for."""
+"""A web server for a directory that can be killed: answers range requests, notes what it was asked
+for.
+"""
 
 import http.server
 import itertools
@@ -44,7 +46,9 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         self.wfile.write(part)
 
     def _tell(self, path):
-        """Answers as the Hugging Face hub does about the repository me/tiny, and what lies in it."""
+        """Answers as the Hugging Face hub does about the repository me/tiny, and what lies in
+        it.
+        """
         folder = Path(path.partition("/tree/main")[2].lstrip("/"))
         about = {"id": "me/tiny", "sha": "a" * 40, "private": False, "siblings": []}
         entries = [
@@ -67,15 +71,21 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         return super().translate_path(path.removeprefix("/datasets/me/tiny/resolve/main"))
 
     def log_request(self, code="-", size="-"):
-        # In one call of the system: what threads print at once is torn, and requests() would miss it.
-        os.write(sys.stdout.fileno(), f"{self.command} {self.path} {self.headers.get('Range', '')}\n".encode())
+        # In one call of the system: what threads print at once is torn, and requests() would miss
+        # it.
+        os.write(
+            sys.stdout.fileno(),
+            f"{self.command} {self.path} {self.headers.get('Range', '')}\n".encode(),
+        )
 
     def log_error(self, form, *arguments):
         """Says nothing more."""
 
 
 class Server:
-    """A process that serves a directory on a port of its own, which it has again when it is started again."""
+    """A process that serves a directory on a port of its own, which it has again when it is started
+    again.
+    """
 
     def __init__(self, directory, log, *, ranges=True, dies_after=None):
         with socket.socket() as free:
@@ -88,7 +98,13 @@ class Server:
 
     def start(self, dies_after=None):
         """Starts it, and waits until it answers; it dies by itself after so many parts of files."""
-        command = [sys.executable, "-m", "tests.data.http_server", str(self.port), str(self._directory)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.data.http_server",
+            str(self.port),
+            str(self._directory),
+        ]
         with self._log.open("a") as log:
             self._process = subprocess.Popen(
                 [*command, self._ranges, str(dies_after or "")],

@@ -8,24 +8,39 @@ from tests.data.support import MemorySource
 
 
 def labels(batch: int, start: list, steps: int) -> list:
-    """The labels of this rank's batches of one epoch over 1003 examples, from a place of the order on."""
+    """The labels of this rank's batches of one epoch over 1003 examples, from a place of the order
+    on.
+    """
     c = comm.start()
     batches = pipeline.training(
         MemorySource(1003), SampleOrder(1003, seed=7), Cursor(*start), (batch, 1), c.rank, c.size,
         epochs=1, image_size=8, augmentation="none",
     )  # fmt: skip
-    return [[int(label) for label in element["label"]] for element, _ in zip(batches, range(steps), strict=False)]
+    return [
+        [int(label) for label in element["label"]]
+        for element, _ in zip(batches, range(steps), strict=False)
+    ]
 
 
 def labels_at(url: str, copies: str, start: list) -> tuple[list, str]:
-    """The labels of this rank's batches of one epoch of a set at a URL, and how it ended if that was too early."""
+    """The labels of this rank's batches of one epoch of a set at a URL, and how it ended if that
+    was too early.
+    """
     c = comm.start()
     source = data.open_source("webdataset", url, cache_dir=copies, storage_timeout=1.0)
     c.allgather_object(None)  # the server dies of what comes now
     batches = pipeline.training(
-        source, pipeline.order_of(source, 2, seed=8), Cursor(*start), (4, 1), c.rank, c.size,
-        epochs=1, image_size=8, augmentation="none", options=pipeline.HostOptions(readers=1, prefetch=1, threads=1),
-    )  # fmt: skip
+        source,
+        pipeline.order_of(source, 2, seed=8),
+        Cursor(*start),
+        (4, 1),
+        c.rank,
+        c.size,
+        epochs=1,
+        image_size=8,
+        augmentation="none",
+        options=pipeline.HostOptions(readers=1, prefetch=1, threads=1),
+    )
     seen = []
     try:
         for element in batches:

@@ -18,7 +18,9 @@ CLASSES = ("n01", "n02", "n03")
 def jpeg(seed, height=20, width=24, mode="RGB", quality=90):
     channels = {"RGB": 3, "CMYK": 4, "L": 1}[mode]
     smooth = np.random.default_rng(seed).integers(0, 256, (4, 4, channels), np.uint8)
-    image = Image.fromarray(smooth.squeeze(), mode=mode).resize((width, height), Image.Resampling.BICUBIC)
+    image = Image.fromarray(smooth.squeeze(), mode=mode).resize(
+        (width, height), Image.Resampling.BICUBIC
+    )
     return encoded(image, "JPEG", quality=quality)
 
 
@@ -36,10 +38,16 @@ def write_shards(directory, split, pairs, shards=2, plain=False):
     directory.mkdir(parents=True, exist_ok=True)
     for shard in range(shards):
         with (directory / f"{split}-{shard:05d}-of-{shards:05d}").open("wb") as file:
-            for image, label in pairs[shard * len(pairs) // shards : (shard + 1) * len(pairs) // shards]:
+            for image, label in pairs[
+                shard * len(pairs) // shards : (shard + 1) * len(pairs) // shards
+            ]:
                 features = {"image": image, "label": label}
                 if not plain:
-                    features = {"image/encoded": image, "image/class/label": label + 1, "image/height": 20}
+                    features = {
+                        "image/encoded": image,
+                        "image/class/label": label + 1,
+                        "image/height": 20,
+                    }
                 file.write(tfrecord.frame(tfrecord.encode_example(features)))
 
 
@@ -60,11 +68,16 @@ def write_parquet(directory, split, pairs, shards=2, names=CLASSES):
         part = pairs[shard * len(pairs) // shards : (shard + 1) * len(pairs) // shards]
         table = pyarrow.table(
             {
-                "image": [{"bytes": image, "path": f"{number}.jpg"} for number, (image, _) in enumerate(part)],
+                "image": [
+                    {"bytes": image, "path": f"{number}.jpg"}
+                    for number, (image, _) in enumerate(part)
+                ],
                 "label": [label for _, label in part],
             }
         ).replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
-        parquet.write_table(table, directory / f"{split}-{shard:05d}-of-{shards:05d}.parquet", row_group_size=3)
+        parquet.write_table(
+            table, directory / f"{split}-{shard:05d}-of-{shards:05d}.parquet", row_group_size=3
+        )
 
 
 def as_cls(number, image, label):
@@ -76,7 +89,9 @@ def write_tars(directory, name, pairs, per_file, form=as_cls):
     """Tar files as the webdataset package writes them."""
     import webdataset
 
-    with webdataset.ShardWriter(str(directory / f"{name}-%04d.tar"), maxcount=per_file, verbose=0) as file:
+    with webdataset.ShardWriter(
+        str(directory / f"{name}-%04d.tar"), maxcount=per_file, verbose=0
+    ) as file:
         for number, (image, label) in enumerate(pairs):
             file.write(form(number, image, label))
 
@@ -86,9 +101,16 @@ def write_info(directory, **changes):
     splits = {}
     for split in ("train", "validation"):
         files = sorted(directory.glob(f"*{split}-*.tar"))
-        lengths = [sum(name.endswith((".cls", ".json")) for name in _members(path)) for path in files]
+        lengths = [
+            sum(name.endswith((".cls", ".json")) for name in _members(path)) for path in files
+        ]
         names = [path.name for path in files]
-        splits[split] = {"name": split, "num_samples": sum(lengths), "filenames": names, "shard_lengths": lengths}
+        splits[split] = {
+            "name": split,
+            "num_samples": sum(lengths),
+            "filenames": names,
+            "shard_lengths": lengths,
+        }
     splits["train"] |= changes
     (directory / "_info.json").write_text(json.dumps({"splits": splits}))
 
@@ -121,5 +143,7 @@ class MemorySource(Source):
             raise BadRecord(*self.locate(index), "the checksum of the data does not match")
         image = self.images[index % len(self.images)]
         if index in self.undecodable:
-            image = image[: image.index(b"\xff\xc0") + 10] + b"\xff\xd9"  # begins and ends as a JPEG, holds no image
+            image = (
+                image[: image.index(b"\xff\xc0") + 10] + b"\xff\xd9"
+            )  # begins and ends as a JPEG, holds no image
         return image, index

@@ -43,7 +43,9 @@ def test_inception_windows_against_the_oracle():
     got = augmentations.inception(size, uniform)
     fallbacks = 0
     for (height, width), row, window in zip(size, uniform, got, strict=True):
-        expected = augment_reference.inception_window(height, width, row.astype(np.float64).reshape(10, 4))
+        expected = augment_reference.inception_window(
+            height, width, row.astype(np.float64).reshape(10, 4)
+        )
         if expected is None:
             fallbacks += 1
             assert 3 / 4 - 0.02 <= window[3] / window[2] <= 4 / 3 + 0.02 or min(height, width) < 30
@@ -54,7 +56,9 @@ def test_inception_windows_against_the_oracle():
 
 def test_reduced_decoding_keeps_enough_pixels():
     extents = np.array([447, 448, 895, 896, 1791, 1792, 5000])
-    window = np.stack([np.zeros_like(extents), np.zeros_like(extents), extents, extents + 7], axis=1)
+    window = np.stack(
+        [np.zeros_like(extents), np.zeros_like(extents), extents, extents + 7], axis=1
+    )
     assert augmentations.decode_ratio(window, 224).tolist() == [1, 2, 2, 4, 4, 8, 8]
 
 

@@ -8,8 +8,12 @@ from tests.data.support import MemorySource
 
 def pixels(source):
     order = SampleOrder(source.num_examples, seed=1)
-    batches = pipeline.training(source, order, Cursor(), (10, 1), epochs=2, image_size=12, augmentation="inception")
-    return [element["image"].numpy() for element in batches], [element["label"].numpy() for element in batches]
+    batches = pipeline.training(
+        source, order, Cursor(), (10, 1), epochs=2, image_size=12, augmentation="inception"
+    )
+    return [element["image"].numpy() for element in batches], [
+        element["label"].numpy() for element in batches
+    ]
 
 
 def test_a_cache_reads_each_image_once_and_changes_nothing():

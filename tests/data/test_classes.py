@@ -36,7 +36,9 @@ def test_a_list_that_does_not_fit_the_labels_is_refused_or_told(name, tmp_path):
         return data.open_source(name, str(directory))
 
     assert opened("cat", "dog", "owl").notes == ()
-    with pytest.raises(UserError, match=r"labels.txt: lists 2 classes, but a training image has the label 2"):
+    with pytest.raises(
+        UserError, match=r"labels.txt: lists 2 classes, but a training image has the label 2"
+    ):
         opened("cat", "dog")
     with pytest.raises(UserError, match=r"labels.txt: lists 'cat' on 2 of 4 lines"):
         opened("cat", "dog", "owl", "cat")
@@ -51,16 +53,25 @@ def test_a_list_beside_shards_has_each_class_once_and_all_of_them(tmp_path):
     directory = numbered("tfrecord", tmp_path)
     place = directory / "labels.txt"
     place.write_text("\n".join(["n01", "n02", "n01", "n03"]))  # the labels of validation images
-    with pytest.raises(UserError, match=r"labels.txt: lists 'n01' on 2 of 4 lines.*move the file away"):
+    with pytest.raises(
+        UserError, match=r"labels.txt: lists 'n01' on 2 of 4 lines.*move the file away"
+    ):
         data.open_source("tfrecord", str(directory))
     place.write_text("0:background\n1:n01\n2:n02")  # as TF-slim has it
-    with pytest.raises(UserError, match=r"labels.txt: has lines as '0:background'.*without a class for the background"):
+    with pytest.raises(
+        UserError,
+        match=r"labels.txt: has lines as '0:background'.*without a class for the background",
+    ):
         data.open_source("tfrecord", str(directory))
     place.write_text("n01\nn02")
-    with pytest.raises(BadRecord, match=r"train-00000-of-00002, offset .*: label 2 is not one of 2 classes"):
+    with pytest.raises(
+        BadRecord, match=r"train-00000-of-00002, offset .*: label 2 is not one of 2 classes"
+    ):
         data.open_source("tfrecord", str(directory)).read(range(14))
     place.write_text("\n ")
-    with pytest.raises(UserError, match=r"labels.txt: is empty: give the name of one class on each line"):
+    with pytest.raises(
+        UserError, match=r"labels.txt: is empty: give the name of one class on each line"
+    ):
         data.open_source("tfrecord", str(directory))
     place.write_text("\ufeff" + "\n".join(support.CLASSES))  # as editors on Windows begin a file
     (directory / "validation_synset_labels.txt").write_text("not read")
@@ -82,18 +93,26 @@ def test_all_parquet_files_must_name_the_same_classes(tmp_path):
     make("parquet", tmp_path)
     named(tmp_path, "train", list(reversed(support.CLASSES)), shard=1)
     with pytest.raises(
-        UserError, match=r"train-00000-of-00002.parquet and .*train-00001.* name different .*class 0 is"
+        UserError,
+        match=r"train-00000-of-00002.parquet and .*train-00001.* name different .*class 0 is",
     ):
         data.open_source("parquet", str(tmp_path))
     named(tmp_path, "train", None, shard=1)
     source = data.open_source("parquet", str(tmp_path))
     assert source.class_names == support.CLASSES
-    assert "1 files do not name the classes, the first is data/train-00001-of-00002.parquet" in source.notes[0].text
+    assert (
+        "1 files do not name the classes, the first is data/train-00001-of-00002.parquet"
+        in source.notes[0].text
+    )
     for shard in range(2):
         named(tmp_path, "validation", None, shard)
     with pytest.raises(UserError, match="do not name the classes: give --num_classes"):
         data.open_source("parquet", str(tmp_path), "validation")
-    assert data.open_source("parquet", str(tmp_path), "validation", num_classes=3).class_names == ("0", "1", "2")
+    assert data.open_source("parquet", str(tmp_path), "validation", num_classes=3).class_names == (
+        "0",
+        "1",
+        "2",
+    )
 
 
 def test_text_labels_and_other_columns_of_parquet_files_get_one_line(tmp_path):
@@ -101,14 +120,20 @@ def test_text_labels_and_other_columns_of_parquet_files_get_one_line(tmp_path):
     from pyarrow import parquet
 
     def write(number, **columns):
-        parquet.write_table(pyarrow.table(columns), tmp_path / f"train-0000{number}-of-00002.parquet")
+        parquet.write_table(
+            pyarrow.table(columns), tmp_path / f"train-0000{number}-of-00002.parquet"
+        )
 
     write(0, image=[b"x"], label=[1])
     write(1, image=[b"x"], label=["cat"])
-    with pytest.raises(UserError, match=r"00001-of-00002.parquet: column label holds string, not class numbers"):
+    with pytest.raises(
+        UserError, match=r"00001-of-00002.parquet: column label holds string, not class numbers"
+    ):
         data.open_source("parquet", str(tmp_path))
     write(1, img=[b"x"], label=[1])
-    with pytest.raises(UserError, match=r"its columns are img and label, those of train-00000.* image and label"):
+    with pytest.raises(
+        UserError, match=r"its columns are img and label, those of train-00000.* image and label"
+    ):
         data.open_source("parquet", str(tmp_path))
 
 

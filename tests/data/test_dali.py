@@ -1,4 +1,6 @@
-"""DALI as the decoder. What needs it is skipped where it is not installed; the rest stands in for its pipelines."""
+"""DALI as the decoder. What needs it is skipped where it is not installed; the rest stands in for
+its pipelines.
+"""
 
 import importlib.util
 import io
@@ -21,10 +23,14 @@ from tests.support import program
 
 
 def installed():
-    return bool(importlib.util.find_spec("nvidia")) and bool(importlib.util.find_spec("nvidia.dali"))
+    return bool(importlib.util.find_spec("nvidia")) and bool(
+        importlib.util.find_spec("nvidia.dali")
+    )
 
 
-needs_dali = pytest.mark.skipif(not installed(), reason="NVIDIA DALI is not installed (the extra dali)")
+needs_dali = pytest.mark.skipif(
+    not installed(), reason="NVIDIA DALI is not installed (the extra dali)"
+)
 N = 1003
 
 
@@ -49,7 +55,9 @@ def through(decoder, contents, windows, side):
 
 
 def by_tensorflow(contents, windows, side):
-    return np.stack([test_pipeline.decoded(*each, side) for each in zip(contents, windows, strict=True)])
+    return np.stack(
+        [test_pipeline.decoded(*each, side) for each in zip(contents, windows, strict=True)]
+    )
 
 
 def by_dali(contents, windows, side, threads=2):
@@ -65,13 +73,20 @@ def difference(ours, theirs):
 @pytest.mark.parametrize(
     "windows", [[(37, 51, 281, 375), (10, 3, 300, 230)], [(33, 50, 101, 101), (100, 100, 224, 224)]]
 )
-def test_photographs_are_within_one_grey_level_of_a_full_decode_and_of_tensorflow(windows, subsampling):
+def test_photographs_are_within_one_grey_level_of_a_full_decode_and_of_tensorflow(
+    windows, subsampling
+):
     side = 160
     contents = [jpeg_of(image, subsampling=subsampling) for image in photographs(500, 375)]
     got = by_dali(contents, windows, side)
     for square, content, (y, x, height, width) in zip(got, contents, windows, strict=True):
         whole = tf.io.decode_jpeg(content, dct_method="INTEGER_FAST")
-        assert difference(square, images.resize(whole[y : y + height, x : x + width], side).numpy()).max() <= 1
+        assert (
+            difference(
+                square, images.resize(whole[y : y + height, x : x + width], side).numpy()
+            ).max()
+            <= 1
+        )
     apart = difference(got, by_tensorflow(contents, windows, side))
     # With reduced chroma libjpeg's cropping invents the color beyond the window's right border.
     assert apart[:, :, : side - 1 if subsampling else side].max() <= 1
@@ -84,8 +99,16 @@ def test_every_kind_of_image_comes_out_as_tensorflow_sees_it():
     full = {"subsampling": 0}  # all decoders crop full chroma alike
     turned = Image.Exif()
     turned[0x0112] = 6  # EXIF: rotated by a quarter
-    left_out = [images.encoded(picture, "PNG"), jpeg_of(picture.convert("CMYK")), jpeg_of(picture, keep_rgb=True)]
-    plain = [jpeg_of(picture, **full), jpeg_of(picture.convert("L")), jpeg_of(picture, progressive=True, **full)]
+    left_out = [
+        images.encoded(picture, "PNG"),
+        jpeg_of(picture.convert("CMYK")),
+        jpeg_of(picture, keep_rgb=True),
+    ]
+    plain = [
+        jpeg_of(picture, **full),
+        jpeg_of(picture.convert("L")),
+        jpeg_of(picture, progressive=True, **full),
+    ]
     plain.append(jpeg_of(picture, exif=turned, **full))
     contents = [image for pair in zip(left_out, plain, strict=True) for image in pair]
     windows = [(5, 9, 80, 100)] * len(contents)
@@ -98,7 +121,8 @@ def memory(count, **bad):
     """Distinct images with full chroma, which all decoders crop alike."""
     source = MemorySource(count, **bad)
     source.images = [
-        jpeg_of(Image.open(io.BytesIO(support.jpeg(number, 12, 16))), subsampling=0) for number in range(40)
+        jpeg_of(Image.open(io.BytesIO(support.jpeg(number, 12, 16))), subsampling=0)
+        for number in range(40)
     ]
     return source
 
@@ -113,7 +137,9 @@ def test_an_epoch_sees_each_of_1003_examples_once_with_the_same_seeds_and_pixels
     order, source = SampleOrder(N, seed=2), memory(N)
     seen = []
     for rank in range(size):
-        ours, theirs = (list(train(source, order, rank, size, decoder=name)) for name in ("dali", "tensorflow"))
+        ours, theirs = (
+            list(train(source, order, rank, size, decoder=name)) for name in ("dali", "tensorflow")
+        )
         assert len(ours) == len(theirs) == -(-N // (16 * size))
         for element, expected in zip(ours, theirs, strict=True):
             np.testing.assert_array_equal(element["label"], expected["label"])
@@ -127,12 +153,16 @@ def test_an_epoch_sees_each_of_1003_examples_once_with_the_same_seeds_and_pixels
 
 @needs_dali
 def test_a_gpu_that_is_not_there_is_one_line():
-    with pytest.raises(UserError, match=r"^--decoder=dali: NVIDIA DALI does not run on GPU 99 \(.+\): leave out"):
+    with pytest.raises(
+        UserError, match=r"^--decoder=dali: NVIDIA DALI does not run on GPU 99 \(.+\): leave out"
+    ):
         dali.check(99)
 
 
 class StandIn:
-    """In place of a pipeline: fills each square with the height of its window; breaks on some images."""
+    """In place of a pipeline: fills each square with the height of its window; breaks on some
+    images.
+    """
 
     refused: tuple[bytes, ...] = ()
     made = 0
@@ -163,7 +193,12 @@ def stand_in(monkeypatch):
 
 
 def test_only_plain_jpegs_go_to_dali(stand_in):
-    contents = [support.jpeg(0), support.png(1), support.jpeg(2, mode="CMYK"), support.jpeg(3, mode="L")]
+    contents = [
+        support.jpeg(0),
+        support.png(1),
+        support.jpeg(2, mode="CMYK"),
+        support.jpeg(3, mode="L"),
+    ]
     windows = [(0, 0, 15, 15), (1, 2, 9, 8), (0, 0, 20, 24), (3, 1, 11, 11)]
     got = by_dali(contents, windows, 8)
     assert (got[0] == 15).all()
@@ -181,7 +216,9 @@ def test_what_dali_refuses_is_decoded_by_tensorflow_and_told_once(stand_in, capl
             assert (got[[0, 2]] == 15).all()
             np.testing.assert_array_equal(got[1], by_tensorflow(contents, windows, 8)[1])
     assert caplog.text.count("DALI refuses an image (not to my taste)") == 1
-    assert stand_in.made == 2 + 2 * 2  # the slots, and new ones for the batch and for the image alone
+    assert (
+        stand_in.made == 2 + 2 * 2
+    )  # the slots, and new ones for the batch and for the image alone
 
 
 def test_a_record_that_both_refuse_is_bad(stand_in):
@@ -207,7 +244,10 @@ def test_a_failure_that_no_image_explains_is_no_bad_record(stand_in, monkeypatch
 def test_reading_ahead_counts_the_pixels_that_wait():
     batches = train(memory(8), SampleOrder(8), memory_bytes=4 << 20, readers=8, decoder="dali")
     assert batches._ahead(4, 512) == (1, 1)  # 1 MiB encoded and 3 MiB decoded each
-    assert train(memory(8), SampleOrder(8), memory_bytes=4 << 20, readers=8)._ahead(4, 512) == (2, 1)
+    assert train(memory(8), SampleOrder(8), memory_bytes=4 << 20, readers=8)._ahead(4, 512) == (
+        2,
+        1,
+    )
 
 
 def marked(transform):
@@ -226,8 +266,14 @@ def marked(transform):
         (support.jpeg(0, mode="CMYK"), False),
         (jpeg_of(Image.new("RGB", (9, 7)), progressive=True), True),
         (jpeg_of(Image.new("RGB", (9, 7)), keep_rgb=True), False),
-        (support.jpeg(0).replace(b"\xff\xc0\x00\x11\x08", b"\xff\xc0\x00\x11\x0c"), False),  # 12 bits
-        (support.jpeg(0).replace(b"\xff\xc0\x00\x11", b"\xff\xc9\x00\x11"), False),  # arithmetic codes
+        (
+            support.jpeg(0).replace(b"\xff\xc0\x00\x11\x08", b"\xff\xc0\x00\x11\x0c"),
+            False,
+        ),  # 12 bits
+        (
+            support.jpeg(0).replace(b"\xff\xc0\x00\x11", b"\xff\xc9\x00\x11"),
+            False,
+        ),  # arithmetic codes
         (support.png(0), False),
         (b"", False),
     ],
@@ -238,7 +284,9 @@ def test_a_plain_jpeg_is_told_from_its_header(content, plain):
 
 def test_a_missing_package_is_one_line_before_anything_else(monkeypatch):
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
-    with pytest.raises(UserError, match=r"^--decoder=dali: NVIDIA DALI cannot be loaded \(.*nvidia.*\): install"):
+    with pytest.raises(
+        UserError, match=r"^--decoder=dali: NVIDIA DALI cannot be loaded \(.*nvidia.*\): install"
+    ):
         build.check_decoder(config.resolve(["--decoder=dali", "--dataset=digits"]))
     build.check_decoder(config.resolve(["--dataset=digits"]))
 
@@ -255,7 +303,9 @@ def test_the_gpu_is_told_by_the_machines_number(monkeypatch):
 def test_two_ranks_train_as_with_tensorflow(pools, tiny_data, tmp_path):
     epochs = {}
     for decoder in ("dali", "tensorflow"):
-        done = program.train_on(pools[2], tiny_data, tmp_path / decoder, f"--decoder={decoder}", "--epochs=2")
+        done = program.train_on(
+            pools[2], tiny_data, tmp_path / decoder, f"--decoder={decoder}", "--epochs=2"
+        )
         assert done.returncode == 0, done.stderr
         epochs[decoder] = program.without_times(tmp_path / decoder)
     assert len(epochs["dali"]) == len(epochs["tensorflow"]) == 2

@@ -1,4 +1,6 @@
-"""What --dataset takes; listings alone show whether a dataset can be opened, and no image is read for it."""
+"""What --dataset takes; listings alone show whether a dataset can be opened, and no image is read
+for it.
+"""
 
 import re
 
@@ -73,5 +75,7 @@ def test_fashion_mnist_in_a_directory_is_found_there(tmp_path):
 def test_num_classes_beyond_what_memory_holds_is_refused_by_look_and_open(name, tmp_path):
     request = Request(name, str(tmp_path) if name == "tfrecord" else None, num_classes=100_000_000)
     for call in (request.look, request.open):
-        with pytest.raises(UserError, match=r"--num_classes=100000000: must be at most 1,000,000, because"):
+        with pytest.raises(
+            UserError, match=r"--num_classes=100000000: must be at most 1,000,000, because"
+        ):
             call()

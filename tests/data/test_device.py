@@ -25,7 +25,9 @@ def test_normalize():
 @pytest.mark.parametrize("start", [0, 64])
 def test_the_device_draws_the_same_numbers_as_the_host(start):
     seeds = np.concatenate([SEEDS, [[0, 0], [-1, 1], [2**63 - 1, -(2**63)]]])
-    np.testing.assert_array_equal(device.uniforms(seeds, 7, start), sampling.uniforms(seeds, 7, start))
+    np.testing.assert_array_equal(
+        device.uniforms(seeds, 7, start), sampling.uniforms(seeds, 7, start)
+    )
 
 
 def test_normal_numbers():
@@ -71,7 +73,9 @@ def test_shift_is_a_window_of_the_padded_image_flipped_or_not():
 @pytest.mark.parametrize("pad", [0, 2])
 def test_sony_against_the_oracle_also_padded_with_black(pad):
     """32 pixels of 320 are 2 of 20."""
-    got = denormalized(device.augment(IMAGES, SEEDS, "sony", sony=augmentations.SonyRanges(pad=16 * pad)))
+    got = denormalized(
+        device.augment(IMAGES, SEEDS, "sony", sony=augmentations.SonyRanges(pad=16 * pad))
+    )
     assert got.shape == (16, 14, 14, 3)
     u = sampling.uniforms(SEEDS, 11, augmentations.DEVICE_STREAM).astype(np.float64)
     for image, original, draws in zip(got, IMAGES, u, strict=True):
@@ -84,9 +88,15 @@ def test_sony_noise_and_brightness_when_asked_for():
     still = augmentations.SonyRanges(contrast=1.0)
     calm = denormalized(device.augment(IMAGES, SEEDS, "sony", sony=still))
     bright = denormalized(
-        device.augment(IMAGES, SEEDS, "sony", sony=augmentations.SonyRanges(contrast=1.0, brightness=0.2))
+        device.augment(
+            IMAGES, SEEDS, "sony", sony=augmentations.SonyRanges(contrast=1.0, brightness=0.2)
+        )
     )
-    noisy = denormalized(device.augment(IMAGES, SEEDS, "sony", sony=augmentations.SonyRanges(contrast=1.0, noise=0.1)))
+    noisy = denormalized(
+        device.augment(
+            IMAGES, SEEDS, "sony", sony=augmentations.SonyRanges(contrast=1.0, noise=0.1)
+        )
+    )
     assert np.abs(plain - calm).max() > 0.01
     u = sampling.uniforms(SEEDS, 12, augmentations.DEVICE_STREAM)
     expected = np.broadcast_to((0.2 * (2 * u[:, 7] - 1))[:, None, None, None], calm.shape)

@@ -16,8 +16,8 @@ from tests.data.test_sources import cache  # noqa: F401
 
 Y, X = np.mgrid[:12, :16]
 PIXELS = np.stack([15 * X, 20 * Y, 4 * (X + Y)], axis=-1).astype(np.uint8)
-# `PIXELS` as lossless JPEG XL: as RGB, with transparency, its red channel as gray, and RGB with an orientation of 3
-# (turned by 180 degrees) and 6 (by 90 degrees).
+# `PIXELS` as lossless JPEG XL: as RGB, with transparency, its red channel as gray, and RGB with an
+# orientation of 3 (turned by 180 degrees) and 6 (by 90 degrees).
 JXL = {
     "RGB": base64.b64decode(
         "/wpYMBAJCAABAAgBSzhA9TJ1vlA4+K6CgpKgAOMOFYACsTFmIi2MwYQwhhcBBuDaKCEAth+pqhJ+qius/oOi/tgEXctYnsOMkXsXxBoB"
@@ -42,8 +42,12 @@ EXPECTED = {
     "turned by 90": np.rot90(PIXELS, -1),
 }
 
-needs_webp = pytest.mark.skipif(not images._has_operation("decode_web_p"), reason="TensorFlow does not decode WebP")
-needs_jxl = pytest.mark.skipif(not images._has_operation("decode_jxl"), reason="TensorFlow does not decode JPEG XL")
+needs_webp = pytest.mark.skipif(
+    not images._has_operation("decode_web_p"), reason="TensorFlow does not decode WebP"
+)
+needs_jxl = pytest.mark.skipif(
+    not images._has_operation("decode_jxl"), reason="TensorFlow does not decode JPEG XL"
+)
 
 
 def webp(mode="RGB", height=20, width=24, **options):
@@ -59,10 +63,16 @@ def animated_webp():
 
 
 def decoded(content, window=None, side=None):
-    """Decodes a window as training does; the whole image at its own size by default, which must be a square then."""
+    """Decodes a window as training does; the whole image at its own size by default, which must be
+    a square then.
+    """
     kind, height, width = images.probe(content)
-    branch, scaled = images.branches(np.array([kind]), np.array([window or (0, 0, height, width)]), side or height)
-    return images.decode(tf.constant(content), tf.constant(branch[0]), tf.constant(scaled[0]), side or height).numpy()
+    branch, scaled = images.branches(
+        np.array([kind]), np.array([window or (0, 0, height, width)]), side or height
+    )
+    return images.decode(
+        tf.constant(content), tf.constant(branch[0]), tf.constant(scaled[0]), side or height
+    ).numpy()
 
 
 @needs_webp
@@ -76,7 +86,9 @@ def test_webp_decodes_to_the_pixels_of_pillow(mode, options):
 
 
 @needs_webp
-@pytest.mark.parametrize("options", [{"quality": 80}, {"lossless": True}, {"quality": 80, "exif": b"Exif\0\0"}])
+@pytest.mark.parametrize(
+    "options", [{"quality": 80}, {"lossless": True}, {"quality": 80, "exif": b"Exif\0\0"}]
+)
 def test_probe_of_webp_returns_the_size_and_refuses_a_cut_file(options):
     content = webp(height=33, width=70, **options)
     assert images.probe(content) == (images.ANY_CHANNELS, 33, 70)
@@ -141,13 +153,19 @@ def test_webp_and_jpeg_xl_are_read_in_every_form_of_dataset(form, tmp_path):
                 split,
                 pairs,
                 3,
-                lambda number, image, label, left=suffixes: {"__key__": str(number), next(left): image, "cls": label},
+                lambda number, image, label, left=suffixes: {
+                    "__key__": str(number),
+                    next(left): image,
+                    "cls": label,
+                },
             )
     source = data.open_source(form, str(tmp_path), "validation", num_classes=3)
     (element,) = pipeline.evaluation(source, 3, image_size=12, crop_fraction=1.0)
     assert element["label"].numpy().tolist() == [0, 1, 2]
     middle = PIXELS[:, 2:14]
-    for found, expected in zip(element["image"].numpy(), [middle, middle, middle[..., [0, 0, 0]]], strict=True):
+    for found, expected in zip(
+        element["image"].numpy(), [middle, middle, middle[..., [0, 0, 0]]], strict=True
+    ):
         np.testing.assert_array_equal(found, expected)
     assert not source.notes
 
@@ -164,7 +182,17 @@ def test_prepare_with_resize_reads_webp_and_jpeg_xl(tmp_path, capsys):
     assert "no faults" in capsys.readouterr().out
     target = f"--to={tmp_path / 'to'}"
     assert (
-        data_command.main(["prepare", "--from=folder", place, target, "--resize=10", "--quality=100", "--workers=1"])
+        data_command.main(
+            [
+                "prepare",
+                "--from=folder",
+                place,
+                target,
+                "--resize=10",
+                "--quality=100",
+                "--workers=1",
+            ]
+        )
         == 0
     )
     found = data.open_source("tfrecord", str(tmp_path / "to")).read_one(1)[0]
@@ -176,7 +204,9 @@ def test_prepare_with_resize_reads_webp_and_jpeg_xl(tmp_path, capsys):
 def animated_jxl():
     """A header with extra fields, of which the last says that an animation follows."""
     content = JXL["turned by 180"]
-    size = 15  # bits; after them whether all metadata are default, whether there are extra fields, and 3 of orientation
+    # bits; after them whether all metadata are default, whether there are extra fields, and 3 of
+    # orientation
+    size = 15
     flags = int.from_bytes(content[2:], "little") | 1 << (size + 2 + 3 + 2)
     return content[:2] + flags.to_bytes(len(content) - 2, "little")
 
@@ -184,11 +214,24 @@ def animated_jxl():
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        pytest.param(animated_webp(), "the WebP is animated, which is not read: convert it", marks=needs_webp),
-        pytest.param(b"RIFF\x20\0\0\0WEBPVP8 " + bytes(40), "the WebP has no header of an image", marks=needs_webp),
-        pytest.param(b"\x00\x00\x00\x0cJXL \r\n\x87\n" + bytes(40), "the JPEG XL has no header", marks=needs_jxl),
+        pytest.param(
+            animated_webp(), "the WebP is animated, which is not read: convert it", marks=needs_webp
+        ),
+        pytest.param(
+            b"RIFF\x20\0\0\0WEBPVP8 " + bytes(40),
+            "the WebP has no header of an image",
+            marks=needs_webp,
+        ),
+        pytest.param(
+            b"\x00\x00\x00\x0cJXL \r\n\x87\n" + bytes(40),
+            "the JPEG XL has no header",
+            marks=needs_jxl,
+        ),
         pytest.param(animated_jxl(), "the JPEG XL is animated, which is not read", marks=needs_jxl),
-        (b"II*\0" + bytes(40), "is a TIFF image, which is not read: convert it, for example with .mogrify"),
+        (
+            b"II*\0" + bytes(40),
+            "is a TIFF image, which is not read: convert it, for example with .mogrify",
+        ),
         (b"\0\0\0\x20ftypavif" + bytes(40), "is an AVIF image, which is not read"),
         (b"\0\0\0\x20ftypheic" + bytes(40), "is a HEIC image, which is not read"),
         (
@@ -196,7 +239,16 @@ def animated_jxl():
             r"is not a JPEG, PNG, BMP, GIF, WebP or JPEG XL image .it begins with b'RIFF'",
         ),
     ],
-    ids=["animated WebP", "damaged WebP", "damaged JPEG XL", "animated JPEG XL", "TIFF", "AVIF", "HEIC", "WAV"],
+    ids=[
+        "animated WebP",
+        "damaged WebP",
+        "damaged JPEG XL",
+        "animated JPEG XL",
+        "TIFF",
+        "AVIF",
+        "HEIC",
+        "WAV",
+    ],
 )
 def test_probe_of_an_image_that_is_not_read_names_its_format(content, reason):
     with pytest.raises(ValueError, match=reason):
@@ -205,15 +257,23 @@ def test_probe_of_an_image_that_is_not_read_names_its_format(content, reason):
 
 def test_probe_with_a_tensorflow_that_lacks_the_decoder_names_format_and_version(monkeypatch):
     monkeypatch.setattr(images, "_has_operation", lambda name: False)
-    with pytest.raises(ValueError, match=r"is a WebP image, which TensorFlow decodes from version 2\.20 on: install"):
+    with pytest.raises(
+        ValueError,
+        match=r"is a WebP image, which TensorFlow decodes from version 2\.20 on: install",
+    ):
         images.probe(webp())
     with pytest.raises(
-        ValueError, match=r"is a JPEG XL image, which TensorFlow decodes from version 2\.21 on.*convert"
+        ValueError,
+        match=r"is a JPEG XL image, which TensorFlow decodes from version 2\.21 on.*convert",
     ):
         images.probe(JXL["RGB"])
 
 
 def test_has_operation_agrees_with_the_installed_tensorflow():
-    for name, operation in (("decode_web_p", "DecodeWebP"), ("decode_jxl", "DecodeJxl"), ("decode_bmp", "DecodeBmp")):
+    for name, operation in (
+        ("decode_web_p", "DecodeWebP"),
+        ("decode_jxl", "DecodeJxl"),
+        ("decode_bmp", "DecodeBmp"),
+    ):
         assert images._has_operation(name) == hasattr(tf.raw_ops, operation)
     assert not images._has_operation("decode_nothing")

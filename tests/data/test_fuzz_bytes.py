@@ -19,7 +19,9 @@ def damaged(content: bytes, generator: random.Random) -> bytes:
     to = min(len(content), at + generator.choice((1, 2, 4, 16, 200)))
     how = generator.randrange(7)
     if how == 0:
-        return content[:at] + bytes([content[at] ^ (1 << generator.randrange(8))]) + content[at + 1 :]
+        return (
+            content[:at] + bytes([content[at] ^ (1 << generator.randrange(8))]) + content[at + 1 :]
+        )
     if how == 1:
         return content[:at]
     if how == 2:
@@ -34,16 +36,23 @@ def damaged(content: bytes, generator: random.Random) -> bytes:
 
 
 def test_records(tmp_path):
-    """Every record that is read has the image and label it was written with, or it is a BadRecord."""
+    """Every record that is read has the image and label it was written with, or it is a
+    BadRecord.
+    """
     pairs = [(jpeg(number), number % 3) for number in range(6)]
-    parts = [tfrecord.frame(tfrecord.encode_example({"image": image, "label": label})) for image, label in pairs]
+    parts = [
+        tfrecord.frame(tfrecord.encode_example({"image": image, "label": label}))
+        for image, label in pairs
+    ]
     generator = random.Random(1)
     known = {image for image, _ in pairs}
     for number in range(150):
         path = tmp_path / f"train-{number:05d}"
         path.write_bytes(damaged(b"".join(parts), generator))
         try:
-            source = tfrecord.ShardSource((path,), ("a", "b", "c"), index=tfrecord.scan_all((path,)))
+            source = tfrecord.ShardSource(
+                (path,), ("a", "b", "c"), index=tfrecord.scan_all((path,))
+            )
         except UserError as error:
             assert str(path) in str(error) or str(tmp_path) in str(error)
             continue
@@ -59,14 +68,26 @@ def test_records(tmp_path):
 
 def test_images():
     """Images are probed, then decoded by TensorFlow where the probe takes them."""
-    signature = [tf.TensorSpec((), tf.string), tf.TensorSpec((), tf.int32), tf.TensorSpec(4, tf.int32)]
+    signature = [
+        tf.TensorSpec((), tf.string),
+        tf.TensorSpec((), tf.int32),
+        tf.TensorSpec(4, tf.int32),
+    ]
 
     @tf.function(input_signature=signature)
     def decoded(content, branch, window):
         return images.decode(content, branch, window, 16)
 
     generator = random.Random(3)
-    goods = [jpeg(1), jpeg(2, mode="L"), jpeg(3, mode="CMYK"), png(4), webp(), webp("RGBA"), *JXL.values()]
+    goods = [
+        jpeg(1),
+        jpeg(2, mode="L"),
+        jpeg(3, mode="CMYK"),
+        png(4),
+        webp(),
+        webp("RGBA"),
+        *JXL.values(),
+    ]
     for number in range(500):
         content = damaged(goods[number % len(goods)], generator)
         try:

@@ -16,7 +16,11 @@ LABELS = np.arange(12, dtype=np.uint8) % 10
 
 
 def idx_bytes(array):
-    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+    return (
+        bytes([0, 0, 8, array.ndim])
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.tobytes()
+    )
 
 
 def write(directory, compressed=(), train=TRAIN, labels=LABELS):
@@ -88,7 +92,9 @@ def test_damage_inside_of_gzip_is_found(tmp_path, at):
     content = bytearray(path.read_bytes())
     content[at] ^= 0xFF
     path.write_bytes(content)
-    with pytest.raises(UserError, match=r"train-images-idx3-ubyte\.gz: cannot be read .*restore the file"):
+    with pytest.raises(
+        UserError, match=r"train-images-idx3-ubyte\.gz: cannot be read .*restore the file"
+    ):
         data.open_source("fashion_mnist", folder, "train")
 
 
@@ -102,15 +108,21 @@ def test_labels_that_do_not_fit_are_named(tmp_path):
     with pytest.raises(UserError, match="label 10 of image 9 is not one of 10 classes"):
         data.open_source("fashion_mnist", folder, "train")
     path.unlink()
-    with pytest.raises(UserError, match=r"has no train-labels-idx1-ubyte or train-labels-idx1-ubyte\.gz"):
+    with pytest.raises(
+        UserError, match=r"has no train-labels-idx1-ubyte or train-labels-idx1-ubyte\.gz"
+    ):
         data.open_source("fashion_mnist", folder, "train")
-    with pytest.raises(UserError, match="--dataset=idx: give the directory where it lies as --data_dir"):
+    with pytest.raises(
+        UserError, match="--dataset=idx: give the directory where it lies as --data_dir"
+    ):
         data.open_source("idx")
 
 
 def batch_of(source, augmentation):
     order = SampleOrder(source.num_examples, seed=1)
-    stream = pipeline.training(source, order, Cursor(0, 0), (5, 1), epochs=1, image_size=8, augmentation=augmentation)
+    stream = pipeline.training(
+        source, order, Cursor(0, 0), (5, 1), epochs=1, image_size=8, augmentation=augmentation
+    )
     return next(iter(stream)), order.share(Cursor(0, 0), 5)[0]
 
 
@@ -123,7 +135,9 @@ def test_whole_images_reach_the_trainer_without_decoding(tmp_path, monkeypatch):
     assert element["seed"].shape == (5, 2)
     rows = list(pipeline.evaluation(source, 5, image_size=8, crop_fraction=1.0))
     assert np.concatenate([row["weight"] for row in rows]).sum() == 12
-    np.testing.assert_array_equal(np.concatenate([row["image"] for row in rows])[:12, ..., 0], TRAIN)
+    np.testing.assert_array_equal(
+        np.concatenate([row["image"] for row in rows])[:12, ..., 0], TRAIN
+    )
 
 
 def test_both_ways_to_the_trainer_give_the_same_batches(tmp_path, monkeypatch):

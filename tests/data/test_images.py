@@ -22,7 +22,12 @@ def deep_png(shape, seed=0):
     kind = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
 
     def chunk(name, content):
-        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+        return (
+            struct.pack(">I", len(content))
+            + name
+            + content
+            + struct.pack(">I", zlib.crc32(name + content))
+        )
 
     rows = b"".join(b"\0" + row.tobytes() for row in values)
     header = struct.pack(">IIBBBBB", width, height, 16, kind, 0, 0, 0)
@@ -39,8 +44,15 @@ def test_images_of_16_bits_are_prepared_as_training_reads_them(channels, tmp_pat
         support.write_folder(tmp_path / "from", split, [(content, 0)])
     target = tmp_path / "to"
     place = f"--data_dir={tmp_path / 'from'}", f"--to={target}"
-    assert data_command.main(["prepare", "--from=folder", *place, "--resize=24", "--quality=100", "--workers=1"]) == 0
-    with Image.open(io.BytesIO(data.open_source("tfrecord", str(target)).read_one(0)[0])) as prepared:
+    assert (
+        data_command.main(
+            ["prepare", "--from=folder", *place, "--resize=24", "--quality=100", "--workers=1"]
+        )
+        == 0
+    )
+    with Image.open(
+        io.BytesIO(data.open_source("tfrecord", str(target)).read_one(0)[0])
+    ) as prepared:
         assert np.abs(np.asarray(prepared).mean() - expected.mean()) < 1
 
 

@@ -1,4 +1,6 @@
-"""Which files of a directory are those of a split, what is missing among them, and what is not read."""
+"""Which files of a directory are those of a split, what is missing among them, and what is not
+read.
+"""
 
 import os
 import shutil
@@ -19,10 +21,19 @@ def of(split, *names):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["train-00000-of-00003", "train-00002-of-00003"], "1 of 3 train files are missing, the first is number 1"),
-        (["train-00000-of-00001", "train-00000-of-00002"], "several sets .* train-00000-of-00001 and train-00000-of-"),
+        (
+            ["train-00000-of-00003", "train-00002-of-00003"],
+            "1 of 3 train files are missing, the first is number 1",
+        ),
+        (
+            ["train-00000-of-00001", "train-00000-of-00002"],
+            "several sets .* train-00000-of-00001 and train-00000-of-",
+        ),
         (["train/0.tar", "train-0.tar"], "several sets .* train-0.tar and train/0.tar: keep one"),
-        (["train-00000-of-00001-aa.parquet", "train-00000-of-00001-bb.parquet"], "are the same part of a set"),
+        (
+            ["train-00000-of-00001-aa.parquet", "train-00000-of-00001-bb.parquet"],
+            "are the same part of a set",
+        ),
     ],
 )
 def test_a_set_that_is_not_whole_or_not_alone_is_refused(names, message):
@@ -33,7 +44,10 @@ def test_a_set_that_is_not_whole_or_not_alone_is_refused(names, message):
 def test_a_whole_set_is_returned_in_the_order_of_names():
     names = [f"data/train-0000{number}-of-00003-{'cba'[number]}.parquet" for number in range(3)]
     assert listing.whole_set("set", "train", names[::-1]) == names
-    assert listing.whole_set("set", "train", ["train-b.tar", "train-a.tar"]) == ["train-a.tar", "train-b.tar"]
+    assert listing.whole_set("set", "train", ["train-b.tar", "train-a.tar"]) == [
+        "train-a.tar",
+        "train-b.tar",
+    ]
 
 
 def test_a_split_has_one_name_and_a_file_one_split():
@@ -47,7 +61,10 @@ def test_a_split_has_one_name_and_a_file_one_split():
 def test_gaps_in_numbers_are_told_unless_these_are_no_series():
     names = [f"train-{number:06d}.tar" for number in (0, 1, 3, 4, 6)]
     (note,) = listing.gaps("set", names)
-    assert "2 files are missing between train-000000.tar and train-000006.tar, the first is number 2" in note.text
+    assert (
+        "2 files are missing between train-000000.tar and train-000006.tar, the first is number 2"
+        in note.text
+    )
     assert note.fault
     for others in (names[:2], ["train/n01440764.tar", "train/n15075141.tar"], ["train-a.tar"]):
         assert not list(listing.gaps("set", others))
@@ -61,7 +78,15 @@ def test_images_that_a_tree_has_in_other_forms_or_deeper_are_counted(tmp_path):
     make("folder", tmp_path)
     classes = tmp_path / "train"
     (classes / "n01" / "more").mkdir()
-    for name in ("n01/a.avif", "n02/b.avif", "n02/c.TIFF", "n02/noSuffix", "n03/._d.jpg", "n03/readme.txt", "e.jpg"):
+    for name in (
+        "n01/a.avif",
+        "n02/b.avif",
+        "n02/c.TIFF",
+        "n02/noSuffix",
+        "n03/._d.jpg",
+        "n03/readme.txt",
+        "e.jpg",
+    ):
         (classes / name).touch()
     (classes / "empty").mkdir()
     (tmp_path / "validation" / "empty").mkdir()
@@ -79,7 +104,9 @@ def test_images_that_a_tree_has_in_other_forms_or_deeper_are_counted(tmp_path):
         "1 skipped, hidden": False,
         "1 skipped, .txt is not read": False,
     }
-    assert {key: fault for key in expected for note, fault in found.items() if key in note} == expected
+    assert {
+        key: fault for key in expected for note, fault in found.items() if key in note
+    } == expected
     assert len(found) == len(expected)
     assert any(note.endswith("the first is n01/a.avif") for note in found)
     assert data.open_source("folder", str(tmp_path)).num_examples == 14
@@ -107,7 +134,10 @@ def test_tar_files_that_are_missing_packed_or_not_listed_are_named(tmp_path):
         support.write_tars(tmp_path, split, support.tiny(split), 3)
     support.write_tars(tmp_path, "unlabeled", support.tiny("train")[:2], 3)
     (tmp_path / "train-0002.tar").rename(tmp_path / "train-0002.tar.gz")
-    with pytest.raises(UserError, match=r"0002.tar.gz: is compressed.* Decompress it to train-0002.tar \(gzip -dk\)"):
+    with pytest.raises(
+        UserError,
+        match=r"0002.tar.gz: is compressed.* Decompress it to train-0002.tar \(gzip -dk\)",
+    ):
         data.open_source("webdataset", str(tmp_path))
     (tmp_path / "train-0001.tar").rename(tmp_path / "moved")
     (tmp_path / "train-0002.tar.gz").rename(tmp_path / "train-0001.tar.gz")
@@ -115,13 +145,23 @@ def test_tar_files_that_are_missing_packed_or_not_listed_are_named(tmp_path):
     found = notes("webdataset", tmp_path)
     assert sorted(found.values()) == [False, True, True]
     for text, fault in (
-        ("1 files are missing between train-0000.tar and train-0004.tar, the first is number 2", True),
-        ("1 skipped, neither train nor validation by their names; the first is unlabeled-0000.tar", True),
+        (
+            "1 files are missing between train-0000.tar and train-0004.tar, the first is number 2",
+            True,
+        ),
+        (
+            (
+                "1 skipped, neither train nor validation by their names; the first is"
+                " unlabeled-0000.tar"
+            ),
+            True,
+        ),
         ("1 skipped, compressed, beside the unpacked file; the first is train-0001.tar.gz", False),
     ):
         assert [found[note] for note in found if text in note] == [fault]
     support.write_info(tmp_path)
     support.write_tars(tmp_path, "train-new", support.tiny("train")[:2], 3)
     assert any(
-        "skipped, not in _info.json; the first is train-0001.tar.gz" in note for note in notes("webdataset", tmp_path)
+        "skipped, not in _info.json; the first is train-0001.tar.gz" in note
+        for note in notes("webdataset", tmp_path)
     )

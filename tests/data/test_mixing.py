@@ -14,7 +14,9 @@ CLASSES, EACH = 20, 40
 def test_the_expected_number_is_that_of_drawing():
     assert mixing.expected(1000) == pytest.approx(226, abs=0.1)
     drawn = np.random.default_rng(0).choice(9, (4000, 16))
-    assert mixing.expected(9, 16) == pytest.approx(np.mean([len(set(row)) for row in drawn]), rel=0.02)
+    assert mixing.expected(9, 16) == pytest.approx(
+        np.mean([len(set(row)) for row in drawn]), rel=0.02
+    )
 
 
 def test_a_window_over_sorted_files_is_told_with_the_remedy():
@@ -23,7 +25,10 @@ def test_a_window_over_sorted_files_is_told_with_the_remedy():
     for window in (1, 16, 100):
         first = ShardOrder([1000] * 100, window).at(0, np.arange(mixing.FIRST))
         lines[window] = mixing.complaint(labels[first], 1000, window)
-    assert "256 consecutive training images hold 12 classes on average, 226 if all were mixed" in lines[1]
+    assert (
+        "256 consecutive training images hold 12 classes on average, 226 if all were mixed"
+        in lines[1]
+    )
     assert "give more than --shuffle_window=1 (0 mixes all)" in lines[1]
     assert lines[16] is None  # some 140 of the 160 classes in a window
     assert lines[100] is None
@@ -41,13 +46,31 @@ class Sorted(MemorySource):
         return super().read_one(index)[0], index // EACH
 
 
-@pytest.mark.parametrize(("window", "rank", "told"), [(2, 0, 1), (1, 1, 0), (CLASSES, 0, 0), (0, 0, 0)])
-def test_the_first_rank_warns_once_where_the_images_that_it_reads_are_badly_mixed(window, rank, told, caplog):
+@pytest.mark.parametrize(
+    ("window", "rank", "told"), [(2, 0, 1), (1, 1, 0), (CLASSES, 0, 0), (0, 0, 0)]
+)
+def test_the_first_rank_warns_once_where_the_images_that_it_reads_are_badly_mixed(
+    window, rank, told, caplog
+):
     order = pipeline.order_of(Sorted(), window, seed=1)
     batches = pipeline.training(
-        Sorted(), order, Cursor(), (32, 1), rank, rank + 1, epochs=6, image_size=8, augmentation="none"
+        Sorted(),
+        order,
+        Cursor(),
+        (32, 1),
+        rank,
+        rank + 1,
+        epochs=6,
+        image_size=8,
+        augmentation="none",
     )
     assert sum(1 for _ in batches) == 150 // (rank + 1)
-    lines = [record.message for record in caplog.records if "consecutive training images" in record.message]
+    lines = [
+        record.message
+        for record in caplog.records
+        if "consecutive training images" in record.message
+    ]
     assert len(lines) == told
-    assert all(f"--shuffle_window={window}" in line and "20 if all were mixed" in line for line in lines)
+    assert all(
+        f"--shuffle_window={window}" in line and "20 if all were mixed" in line for line in lines
+    )

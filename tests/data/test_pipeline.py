@@ -37,7 +37,9 @@ def train(source, order, start, sizes, rank, size, epochs=1, **options):
 
 
 def test_the_remainder_can_be_dropped():
-    batches = labels(train(SOURCE, SampleOrder(N, remainder="drop"), Cursor(), (100, 1), 0, 1, epochs=2))
+    batches = labels(
+        train(SOURCE, SampleOrder(N, remainder="drop"), Cursor(), (100, 1), 0, 1, epochs=2)
+    )
     assert len(batches) == 20
     for epoch in (batches[:10], batches[10:]):
         assert len({label for batch in epoch for label in batch}) == 1000
@@ -49,7 +51,9 @@ def test_batch_and_accumulation_may_change_between_epochs_and_ranks_agree():
     ranks = [labels(train(SOURCE, order, Cursor(), sizes, rank, 3, epochs=3)) for rank in range(3)]
     lengths = [[len(element) for element in elements] for elements in ranks]
     assert lengths[0] == lengths[1] == lengths[2]
-    counts = collections.Counter(label for elements in ranks for element in elements for label in element)
+    counts = collections.Counter(
+        label for elements in ranks for element in elements for label in element
+    )
     total = sum(counts.values())
     assert set(counts.values()) <= {3, 4}
     assert len(counts) == N
@@ -67,12 +71,24 @@ def test_images_may_change_size_between_epochs_and_a_run_goes_on_at_the_boundary
 
     def run(start):
         batches = pipeline.training(
-            SOURCE, order, start, (64, 2), epochs=3, image_size=sizes, augmentation="inception", options=HostOptions()
+            SOURCE,
+            order,
+            start,
+            (64, 2),
+            epochs=3,
+            image_size=sizes,
+            augmentation="inception",
+            options=HostOptions(),
         )
-        return [(e["image"].shape[1], e["label"].numpy().tolist(), e["seed"].numpy().tolist()) for e in batches]
+        return [
+            (e["image"].shape[1], e["label"].numpy().tolist(), e["seed"].numpy().tolist())
+            for e in batches
+        ]
 
     whole = run(Cursor())
-    steps = order.batches_in_epoch(128)  # the last of them goes on into epoch 1, at the size of the one it begins in
+    steps = order.batches_in_epoch(
+        128
+    )  # the last of them goes on into epoch 1, at the size of the one it begins in
     assert [side for side, _, _ in whole[: 2 * steps]] == [8] * 2 * steps
     assert {side for side, _, _ in whole[2 * steps :]} == {12}
     boundary = order.advance(Cursor(), 128, steps)
@@ -96,7 +112,9 @@ def test_a_run_that_stops_and_goes_on_with_other_ranks_sees_exactly_the_rest():
 
 def test_starting_anywhere_reads_nothing_of_what_came_before():
     source = MemorySource(N)
-    batches = iter(train(source, SampleOrder(N), Cursor(3, 900), (4, 1), 0, 1, epochs=4, readers=1, prefetch=1))
+    batches = iter(
+        train(source, SampleOrder(N), Cursor(3, 900), (4, 1), 0, 1, epochs=4, readers=1, prefetch=1)
+    )
     next(batches)
     assert source.reads <= 40  # the batch, and what is read ahead
 
@@ -104,9 +122,14 @@ def test_starting_anywhere_reads_nothing_of_what_came_before():
 def test_pixels_depend_on_neither_the_number_of_ranks_nor_of_threads():
     order = SampleOrder(N, seed=1)
     alone = next(iter(train(SOURCE, order, Cursor(2, 50), (12, 1), 0, 1, epochs=3, threads=1)))
-    shared = [next(iter(train(SOURCE, order, Cursor(2, 50), (4, 1), r, 3, epochs=3, threads=3))) for r in range(3)]
+    shared = [
+        next(iter(train(SOURCE, order, Cursor(2, 50), (4, 1), r, 3, epochs=3, threads=3)))
+        for r in range(3)
+    ]
     for key in ("image", "label", "seed"):
-        np.testing.assert_array_equal(alone[key], np.concatenate([element[key] for element in shared]))
+        np.testing.assert_array_equal(
+            alone[key], np.concatenate([element[key] for element in shared])
+        )
     other_epoch = next(iter(train(SOURCE, order, Cursor(3, 50), (12, 1), 0, 1, epochs=4)))
     assert not set(alone["seed"].numpy()[:, 0]) & set(other_epoch["seed"].numpy()[:, 0])
 
@@ -120,7 +143,9 @@ def test_evaluation_counts_each_image_once_in_the_same_number_of_steps(n, size, 
         steps.add(len(elements))
         for element in elements:
             assert element["image"].shape == (batch, 8, 8, 3)
-            for label, weight in zip(element["label"].numpy(), element["weight"].numpy(), strict=True):
+            for label, weight in zip(
+                element["label"].numpy(), element["weight"].numpy(), strict=True
+            ):
                 counts[int(label)] += float(weight)
     assert len(steps) == 1
     assert counts == dict.fromkeys(range(n), 1.0)
@@ -130,11 +155,15 @@ def test_evaluation_is_the_center_crop_of_the_resized_image():
     image = support.jpeg(3, 60, 90)
     source = MemorySource(1)
     source.images = [image]
-    got = next(iter(pipeline.evaluation(source, 1, image_size=16)))["image"][0].numpy().astype(float)
+    got = (
+        next(iter(pipeline.evaluation(source, 1, image_size=16)))["image"][0].numpy().astype(float)
+    )
     pixels = np.asarray(Image.open(io.BytesIO(image))).astype(float)
     side = round(60 * 0.875)
     window = pixels[(60 - side) // 2 :, (90 - side) // 2 :][:side, :side]
-    reduced = window[:52, :52].reshape(26, 2, 26, 2, 3).mean(axis=(1, 3))  # at half scale, as the decoder may
+    reduced = (
+        window[:52, :52].reshape(26, 2, 26, 2, 3).mean(axis=(1, 3))
+    )  # at half scale, as the decoder may
     expected = augment_reference.resize(reduced, 16, 16)
     assert np.abs(got - expected).mean() < 4
     assert np.abs(got - expected).max() < 25
@@ -155,7 +184,10 @@ def test_skipped_records_are_counted_logged_and_replaced_with_the_same_steps(kin
     source = MemorySource(60, **{kind: {17, 18, 44}})
     order = SampleOrder(60, seed=1)
     with caplog.at_level(logging.WARNING):
-        runs = [train(source, order, Cursor(), (8, 1), rank, 2, epochs=2, bad_records="skip") for rank in range(2)]
+        runs = [
+            train(source, order, Cursor(), (8, 1), rank, 2, epochs=2, bad_records="skip")
+            for rank in range(2)
+        ]
         seen = [labels(run) for run in runs]
     assert len(seen[0]) == len(seen[1]) == 8
     flat = [label for steps in zip(*seen, strict=True) for batch in steps for label in batch]
@@ -169,7 +201,9 @@ def test_an_image_that_was_told_to_be_bad_after_it_was_read_is_skipped():
     """Another rank tells at the end of an epoch, when the next batches have been read already."""
     source, order = MemorySource(60, undecodable={17}), SampleOrder(60, seed=1)
     position = order.share(Cursor(), 60)[0].tolist().index(17)
-    batches = train(source, order, Cursor(), (4, 1), 0, 1, bad_records="skip", readers=1, prefetch=1)
+    batches = train(
+        source, order, Cursor(), (4, 1), 0, 1, bad_records="skip", readers=1, prefetch=1
+    )
     elements = iter(batches)
     for _ in range(position // 4):
         next(elements)
@@ -196,15 +230,38 @@ def test_evaluation_gives_bad_records_no_weight():
 def test_too_many_bad_records_fail():
     source = MemorySource(60, bad=range(10, 20))
     with pytest.raises(UserError, match="max_bad_records=4"):
-        labels(train(source, SampleOrder(60), Cursor(), (8, 1), 0, 1, bad_records="skip", max_bad_records=4))
+        labels(
+            train(
+                source,
+                SampleOrder(60),
+                Cursor(),
+                (8, 1),
+                0,
+                1,
+                bad_records="skip",
+                max_bad_records=4,
+            )
+        )
     with pytest.raises(UserError, match="every record is bad"):
-        labels(train(MemorySource(5, bad=range(5)), SampleOrder(5), Cursor(), (2, 1), 0, 1, bad_records="skip"))
+        labels(
+            train(
+                MemorySource(5, bad=range(5)),
+                SampleOrder(5),
+                Cursor(),
+                (2, 1),
+                0,
+                1,
+                bad_records="skip",
+            )
+        )
 
 
 def decoded(content, window, side):
     kind, _, _ = images.probe(content)
     branch, scaled = images.branches(np.array([kind]), np.array([window]), side)
-    return images.decode(tf.constant(content), tf.constant(branch[0]), tf.constant(scaled[0]), side).numpy()
+    return images.decode(
+        tf.constant(content), tf.constant(branch[0]), tf.constant(scaled[0]), side
+    ).numpy()
 
 
 @pytest.mark.parametrize("mode", ["RGB", "CMYK", "L"])
@@ -242,14 +299,20 @@ def test_reduced_decoding_stays_close_to_a_full_decode_with_area_averaging(exten
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "BMP"])
 def test_fine_stripes_of_a_large_image_become_their_mean(form):
     pixels = np.full((256, 256, 3), 200, np.uint8)
-    pixels[:, np.arange(256) % 8 < 3] = 40  # a mean of 140; of each eight columns a bilinear resize sees two
+    pixels[:, np.arange(256) % 8 < 3] = (
+        40  # a mean of 140; of each eight columns a bilinear resize sees two
+    )
     content = images.encoded(Image.fromarray(pixels), form)
     assert np.abs(decoded(content, (8, 8, 240, 240), 30) - 140.0).max() <= 3
 
 
-# An image whose description holds a smaller image, with an end marker of its own, as cameras write it.
+# An image whose description holds a smaller image, with an end marker of its own, as cameras write
+# it.
 WITH_THUMBNAIL = (
-    b"\xff\xd8\xff\xe1" + struct.pack(">H", 2 + len(support.jpeg(9))) + support.jpeg(9) + support.jpeg(8)[2:]
+    b"\xff\xd8\xff\xe1"
+    + struct.pack(">H", 2 + len(support.jpeg(9)))
+    + support.jpeg(9)
+    + support.jpeg(8)[2:]
 )
 
 
@@ -261,7 +324,10 @@ WITH_THUMBNAIL = (
         (support.jpeg(0)[:-80], "truncated"),
         (support.png(0)[:-80], "truncated"),
         (WITH_THUMBNAIL[:-80], "truncated"),
-        (b"BM" + struct.pack("<16xii", 20000, -20000), "20000 x 20000 = 400,000,000 pixels.*make it smaller"),
+        (
+            b"BM" + struct.pack("<16xii", 20000, -20000),
+            "20000 x 20000 = 400,000,000 pixels.*make it smaller",
+        ),
         (b"\xff\xd8\xff\xd9", "no frame header"),
     ],
 )
@@ -270,7 +336,9 @@ def test_what_is_no_image_is_told_from_its_first_and_last_bytes(content, reason)
         images.probe(content)
 
 
-@pytest.mark.parametrize("content", [support.jpeg(0, 31, 57), support.png(0, 31, 57), WITH_THUMBNAIL])
+@pytest.mark.parametrize(
+    "content", [support.jpeg(0, 31, 57), support.png(0, 31, 57), WITH_THUMBNAIL]
+)
 def test_bytes_after_the_end_of_an_image_do_no_harm(content):
     trailing = content + random.Random(1).randbytes(5000)
     assert images.probe(trailing) == images.probe(content)
@@ -281,7 +349,9 @@ def test_bytes_after_the_end_of_an_image_do_no_harm(content):
 
 
 def test_read_ahead_is_bounded_by_memory():
-    small = train(SOURCE, SampleOrder(N), Cursor(), (64, 1), 0, 1, memory_bytes=1 << 20, readers=8, prefetch=8)
+    small = train(
+        SOURCE, SampleOrder(N), Cursor(), (64, 1), 0, 1, memory_bytes=1 << 20, readers=8, prefetch=8
+    )
     assert small._ahead(64, 8) == (1, 8)
     assert small._ahead(4096, 8) == (1, 1)
 
@@ -298,7 +368,10 @@ def test_batches_are_copied_to_the_device_ahead_of_the_trainer():
         assert ours["image"].device.endswith("CPU:0")
         assert all(np.array_equal(ours[key], expected[key]) for key in ("image", "label", "seed"))
     last = batches._built[2]
-    assert [type(last).__name__, type(last._input_dataset).__name__] == ["_PrefetchDataset", "_CopyToDeviceDataset"]
+    assert [type(last).__name__, type(last._input_dataset).__name__] == [
+        "_PrefetchDataset",
+        "_CopyToDeviceDataset",
+    ]
 
 
 class SlowSource(MemorySource):
@@ -323,8 +396,13 @@ class SlowSource(MemorySource):
 def test_records_of_a_batch_are_read_at_the_same_time_in_the_same_order(reads, most):
     """Otherwise a batch of 256 takes half a second to read where a read takes 2 ms."""
     source = SlowSource(64)
-    elements = train(source, SampleOrder(64, seed=3), Cursor(), (32, 1), 0, 1, readers=1, reads=reads)
-    assert np.concatenate(labels(elements)).tolist() == SampleOrder(64, seed=3).at(0, np.arange(64)).tolist()
+    elements = train(
+        source, SampleOrder(64, seed=3), Cursor(), (32, 1), 0, 1, readers=1, reads=reads
+    )
+    assert (
+        np.concatenate(labels(elements)).tolist()
+        == SampleOrder(64, seed=3).at(0, np.arange(64)).tolist()
+    )
     assert source.most in most
 
 

@@ -1,4 +1,6 @@
-"""Every example once per epoch over real ranks, also when a run stops and goes on with another number of them."""
+"""Every example once per epoch over real ranks, also when a run stops and goes on with another
+number of them.
+"""
 
 import itertools
 
@@ -13,7 +15,11 @@ def read(pool, batch, start=(0, 0), steps=ALL):
     """The labels of all ranks in the order of the stream; a label is the number of its example."""
     parts = pool.call(programs.labels, batch, start, steps)
     assert len({len(part) for part in parts}) == 1, "as many steps on every rank"
-    return list(itertools.chain.from_iterable(itertools.chain.from_iterable(step) for step in zip(*parts, strict=True)))
+    return list(
+        itertools.chain.from_iterable(
+            itertools.chain.from_iterable(step) for step in zip(*parts, strict=True)
+        )
+    )
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

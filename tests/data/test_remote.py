@@ -62,10 +62,14 @@ def opened(server, copies):
 
 def fetched(server):
     """How often each file was sent whole, by the first bytes that were asked for."""
-    return collections.Counter(path for method, path, part in server.requests() if part.startswith("bytes=0-"))
+    return collections.Counter(
+        path for method, path, part in server.requests() if part.startswith("bytes=0-")
+    )
 
 
-@pytest.mark.parametrize(("name", "ranges"), [("webdataset", True), ("webdataset", False), ("parquet", True)])
+@pytest.mark.parametrize(
+    ("name", "ranges"), [("webdataset", True), ("webdataset", False), ("parquet", True)]
+)
 def test_a_set_at_a_url_is_the_set_in_the_directory(name, ranges, tmp_path, serve):
     directory = tmp_path / "set"
     if name == "webdataset":
@@ -82,9 +86,13 @@ def test_a_set_at_a_url_is_the_set_in_the_directory(name, ranges, tmp_path, serv
             assert list(zip(images, labels.tolist(), strict=True)) == support.tiny(split)
             assert source.class_names == local.class_names
             assert source.shard_sizes.tolist() == local.shard_sizes.tolist()
-            assert source.locate(4) == (local.locate(4)[0].replace(str(directory), server.url), local.locate(4)[1])
+            assert source.locate(4) == (
+                local.locate(4)[0].replace(str(directory), server.url),
+                local.locate(4)[1],
+            )
     files = [path for path in directory.rglob("*.*") if path.suffix in (".tar", ".parquet")]
-    if ranges:  # one copy of each; a footer, which both openings ask for, is all of a file as small as these
+    # one copy of each; a footer, which both openings ask for, is all of a file as small as these
+    if ranges:
         times = {"webdataset": 1, "parquet": 3}[name]
         assert fetched(server) == {f"/{path.relative_to(directory)}": times for path in files}
 
@@ -105,13 +113,24 @@ def batches(source):
     order = ShardOrder(source.shard_sizes, 1, seed=4)
     options = pipeline.HostOptions(readers=1, prefetch=1, threads=1, reads=2)
     return pipeline.training(
-        source, order, Cursor(), (3, 1), epochs=1, image_size=8, augmentation="none", options=options
+        source,
+        order,
+        Cursor(),
+        (3, 1),
+        epochs=1,
+        image_size=8,
+        augmentation="none",
+        options=options,
     )
 
 
-def test_a_server_that_is_killed_inside_of_an_epoch_and_comes_back_loses_nothing(tmp_path, serve, caplog):
+def test_a_server_that_is_killed_inside_of_an_epoch_and_comes_back_loses_nothing(
+    tmp_path, serve, caplog
+):
     directory = numbered(tmp_path / "set")
-    expected = [batch["image"].numpy() for batch in batches(data.open_source("webdataset", str(directory)))]
+    expected = [
+        batch["image"].numpy() for batch in batches(data.open_source("webdataset", str(directory)))
+    ]
     server = serve(directory)
     source = data.open_source("webdataset", server.url, cache_dir=str(tmp_path / "copies"))
     seen = []
@@ -121,12 +140,18 @@ def test_a_server_that_is_killed_inside_of_an_epoch_and_comes_back_loses_nothing
             threading.Timer(1.5, server.start).start()
         seen.append(batch["image"].numpy())
     assert np.array_equal(seen, expected)
-    told = [record.message for record in caplog.records if "trying again for 120 seconds" in record.message]
+    told = [
+        record.message
+        for record in caplog.records
+        if "trying again for 120 seconds" in record.message
+    ]
     assert 1 <= len(told) <= 3
     assert fetched(server).keys() == {f"/train-{n:04d}.tar" for n in range(10)}
 
 
-def test_a_connection_that_breaks_inside_of_a_file_goes_on_where_it_broke(tmp_path, serve, monkeypatch):
+def test_a_connection_that_breaks_inside_of_a_file_goes_on_where_it_broke(
+    tmp_path, serve, monkeypatch
+):
     server = serve(numbered(tmp_path / "set"))
     monkeypatch.setattr(remote, "_BLOCK", 3000)
     directory = opened(server, tmp_path / "copies")
@@ -146,11 +171,22 @@ def test_a_connection_that_breaks_inside_of_a_file_goes_on_where_it_broke(tmp_pa
 def test_the_files_of_a_set_on_the_hub_are_read_like_those_of_any_url(tmp_path, serve):
     directory = tmp_path / "set"
     support.write_parquet(directory / "data", "train", support.tiny("train"))
-    hub = {"HF_ENDPOINT": serve(directory).url, "HF_HOME": str(tmp_path / "home")}  # which is read at import
-    place = f"'parquet', 'hf://datasets/me/tiny', cache_dir={str(tmp_path / 'copies')!r}, storage_timeout=10.0"
-    code = f"from hybrid_imagenet import data; print(data.open_source({place}).read(range(14))[1].sum())"
+    hub = {
+        "HF_ENDPOINT": serve(directory).url,
+        "HF_HOME": str(tmp_path / "home"),
+    }  # which is read at import
+    place = (
+        f"'parquet', 'hf://datasets/me/tiny', cache_dir={str(tmp_path / 'copies')!r},"
+        " storage_timeout=10.0"
+    )
+    code = (
+        "from hybrid_imagenet import data;"
+        f" print(data.open_source({place}).read(range(14))[1].sum())"
+    )
     reader = [sys.executable, "-c", code]
-    done = subprocess.run(reader, cwd=ROOT, env=environment() | hub, stdout=subprocess.PIPE, text=True, timeout=120)
+    done = subprocess.run(
+        reader, cwd=ROOT, env=environment() | hub, stdout=subprocess.PIPE, text=True, timeout=120
+    )
     assert done.stdout.split()[-1] == str(sum(label for _, label in support.tiny("train")))
 
 
@@ -158,7 +194,10 @@ def test_ranks_whose_server_dies_go_on_with_exactly_the_rest(pools, tmp_path, se
     server = serve(numbered(tmp_path / "set"), dies_after=5)
     place = server.url, str(tmp_path / "copies")
     ends = pools[2].call(programs.labels_at, *place, [0, 0])
-    assert all("has failed for --storage_timeout=1 seconds" in error and "\n" not in error for _, error in ends)
+    assert all(
+        "has failed for --storage_timeout=1 seconds" in error and "\n" not in error
+        for _, error in ends
+    )
     steps = min(len(seen) for seen, _ in ends)  # a job trains on what all ranks have
     assert 1 <= steps < COUNT // 8
     server.start()
@@ -172,18 +211,36 @@ def test_ranks_whose_server_dies_go_on_with_exactly_the_rest(pools, tmp_path, se
 @pytest.mark.parametrize(
     ("url", "options", "message"),
     [
-        ("http://127.0.0.1:9/set", {"name": "tfrecord"}, "URLs go with --dataset=webdataset and parquet, not tfrecord"),
-        ("http://127.0.0.1:9/set", {"cache_dir": None}, "give a local directory for copies .* --data_cache_dir"),
+        (
+            "http://127.0.0.1:9/set",
+            {"name": "tfrecord"},
+            "URLs go with --dataset=webdataset and parquet, not tfrecord",
+        ),
+        (
+            "http://127.0.0.1:9/set",
+            {"cache_dir": None},
+            "give a local directory for copies .* --data_cache_dir",
+        ),
         ("http://127.0.0.1:9/set?token=x", {}, "without a query"),
         ("nonsense://host/set", {}, "not a URL that can be read"),
         ("s3://bucket/set", {}, "s3fs"),
-        ("http://127.0.0.1:9/set", {"storage_timeout": 0.1}, "has failed for --storage_timeout=0.1 seconds"),
-        ("http://127.0.0.1:9/set", {"cache_dir": "/proc/nothing"}, "--data_cache_dir=/proc/nothing: cannot be written"),
+        (
+            "http://127.0.0.1:9/set",
+            {"storage_timeout": 0.1},
+            "has failed for --storage_timeout=0.1 seconds",
+        ),
+        (
+            "http://127.0.0.1:9/set",
+            {"cache_dir": "/proc/nothing"},
+            "--data_cache_dir=/proc/nothing: cannot be written",
+        ),
     ],
 )
 def test_what_cannot_be_used_gets_one_line(url, options, message, tmp_path):
     with pytest.raises(UserError, match=message) as caught:
-        data.open_source(**{"name": "webdataset", "data_dir": url, "cache_dir": str(tmp_path), **options})
+        data.open_source(
+            **{"name": "webdataset", "data_dir": url, "cache_dir": str(tmp_path), **options}
+        )
     assert "\n" not in str(caught.value)
 
 
@@ -206,7 +263,9 @@ def test_what_the_server_does_not_have_is_named_at_once(tmp_path, serve):
 
 def test_a_file_that_vanishes_from_the_url_is_a_bad_record(tmp_path, serve):
     directory = numbered(tmp_path / "set")
-    source = data.open_source("webdataset", serve(directory).url, cache_dir=str(tmp_path / "copies"))
+    source = data.open_source(
+        "webdataset", serve(directory).url, cache_dir=str(tmp_path / "copies")
+    )
     (directory / "train-0001.tar").unlink()
     assert source.read_one(5)[1] == 5
     with pytest.raises(UserError, match=r"train-0001.tar: cannot be read"):
@@ -222,7 +281,10 @@ def test_a_server_without_ranges_sends_a_file_once_for_all_its_parts(tmp_path, s
     server = serve(numbered(tmp_path / "set"), ranges=False)
     monkeypatch.setattr(remote, "_BLOCK", 3000)
     directory = opened(server, tmp_path / "copies")
-    assert directory.path("train-0000.tar").read_bytes() == (tmp_path / "set" / "train-0000.tar").read_bytes()
+    assert (
+        directory.path("train-0000.tar").read_bytes()
+        == (tmp_path / "set" / "train-0000.tar").read_bytes()
+    )
     assert [path for method, path, _ in server.requests() if method == "GET"] == ["/train-0000.tar"]
 
 
@@ -250,7 +312,9 @@ def test_a_copy_that_was_cut_is_made_again_whole(tmp_path, serve, monkeypatch):
         next(copies.rglob("*train-0000.tar")).unlink()
 
 
-def test_copies_on_a_file_system_without_locks_are_whole_and_leave_no_parts(tmp_path, serve, monkeypatch):
+def test_copies_on_a_file_system_without_locks_are_whole_and_leave_no_parts(
+    tmp_path, serve, monkeypatch
+):
     def flock(descriptor, operation):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
@@ -272,7 +336,9 @@ def test_a_copy_is_on_the_disk_before_it_gets_its_name(tmp_path, serve, monkeypa
     server, order = serve(numbered(tmp_path / "set")), []
     sync, replace = os.fsync, pathlib.Path.replace
     monkeypatch.setattr(os, "fsync", lambda descriptor: order.append("sync") or sync(descriptor))
-    monkeypatch.setattr(pathlib.Path, "replace", lambda *paths: order.append("replace") or replace(*paths))
+    monkeypatch.setattr(
+        pathlib.Path, "replace", lambda *paths: order.append("replace") or replace(*paths)
+    )
     read(server, tmp_path / "copies")
     assert order == ["sync", "replace"]
 
@@ -283,7 +349,9 @@ def test_another_version_of_the_same_size_is_copied_and_indexed_again(tmp_path, 
     server = serve(path.parent)
     (tmp_path / "set" / "labels.txt").write_text("0\n1\n2")
     for number, names in enumerate((["0", "1"], ["1", "0"], ["00", "11"])):
-        files = [(f"{name}.{suffix}", name[:1].encode()) for name in names for suffix in ("jpg", "cls")]
+        files = [
+            (f"{name}.{suffix}", name[:1].encode()) for name in names for suffix in ("jpg", "cls")
+        ]
         test_webdataset.tar(path, files)
         os.utime(path, (0, 1000 * number))
         source = data.open_source("webdataset", server.url, cache_dir=str(copies))
@@ -297,7 +365,9 @@ def test_a_file_that_changes_while_it_is_copied_is_refused(tmp_path, serve):
     directory = opened(server, tmp_path / "copies")
     directory.look_up(["train-0000.tar"])
     os.utime(tmp_path / "set" / "train-0000.tar", (0, 0))
-    with pytest.raises(UserError, match=r"train-0000.tar: has changed at the URL since this start .*1970"):
+    with pytest.raises(
+        UserError, match=r"train-0000.tar: has changed at the URL since this start .*1970"
+    ):
         directory.path("train-0000.tar")
     assert not list((tmp_path / "copies").rglob("*.tar"))
 
@@ -308,7 +378,9 @@ def test_an_index_does_not_outlive_its_copy(tmp_path, serve):
     assert first.read_one(0)[1] == 0
     copy = next(copies.rglob("*train-0000.tar"))
     other = tmp_path / "set" / "train-0001.tar"
-    write_index(copy.with_name(f"{copy.name}.index.npz"), tar_index.scan(other))  # as of a copy that was wrong
+    write_index(
+        copy.with_name(f"{copy.name}.index.npz"), tar_index.scan(other)
+    )  # as of a copy that was wrong
     copy.unlink()
     second = data.open_source("webdataset", server.url, cache_dir=str(copies))
     assert [second.read_one(index)[1] for index in range(6)] == list(range(6))
@@ -328,7 +400,9 @@ def test_a_list_does_not_lead_out_of_the_directory_of_copies(name, tmp_path, ser
     support.write_info(directory, filenames=[name], shard_lengths=[3])
     server = serve(directory)
     with pytest.raises(UserError, match="lies outside of the directory"):
-        data.open_source("webdataset", server.url, cache_dir=str(tmp_path / "copies"), num_classes=3)
+        data.open_source(
+            "webdataset", server.url, cache_dir=str(tmp_path / "copies"), num_classes=3
+        )
     assert not [path for path in (tmp_path / "copies").rglob("*") if path.is_file()]
 
 
@@ -337,10 +411,14 @@ def test_bad_records_and_the_manifest_hold_no_passwords(tmp_path, serve, caplog)
     directory.mkdir()
     good = [("0.jpg", support.jpeg(0)), ("0.cls", b"1")]
     for split in ("train", "validation"):
-        test_webdataset.tar(directory / f"{split}-0.tar", [*good, ("1.jpg", b"none"), ("1.cls", b"0")])
+        test_webdataset.tar(
+            directory / f"{split}-0.tar", [*good, ("1.jpg", b"none"), ("1.cls", b"0")]
+        )
     url = serve(directory).url.replace("//", "//ann:hunter2@")
     copies, settings = str(tmp_path / "copies"), prepare.Settings(skip_bad=True)
-    prepare.prepare(data.Request("webdataset", url, cache_dir=copies), tmp_path / "shards", settings)
+    prepare.prepare(
+        data.Request("webdataset", url, cache_dir=copies), tmp_path / "shards", settings
+    )
     manifest = (tmp_path / "shards" / "manifest.json").read_text()
     place, _ = data.open_source("webdataset", url, cache_dir=copies).locate(1)
     for text in (manifest, caplog.text, place):

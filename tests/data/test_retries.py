@@ -58,7 +58,9 @@ def test_what_cannot_succeed_is_not_tried_again(error):
 def test_it_ends_when_it_has_failed_for_the_timeout_and_one_line_tells_of_each_outage(caplog):
     ask, request = Retries(0.2), Request((0, BROKEN))
     began = time.monotonic()
-    with pytest.raises(StorageError, match=r"file: has failed for --storage_timeout=0\.2 seconds .*broke"):
+    with pytest.raises(
+        StorageError, match=r"file: has failed for --storage_timeout=0\.2 seconds .*broke"
+    ):
         ask(request, "file")
     assert time.monotonic() - began >= 0.2
     assert request.made > 2

@@ -32,7 +32,9 @@ def write_tfds(directory):
     tfds = pytest.importorskip("tensorflow_datasets")
     builder = tfds.builder("imagenet2012", data_dir=directory, file_format="tfrecord")
     Path(builder.data_dir).mkdir(parents=True)
-    writer = tfds.core.SequentialWriter(builder.info, max_examples_per_shard=7, file_format="tfrecord")
+    writer = tfds.core.SequentialWriter(
+        builder.info, max_examples_per_shard=7, file_format="tfrecord"
+    )
     splits = ("train", "validation")
     writer.initialize_splits(splits)
     for split in splits:
@@ -93,8 +95,13 @@ def test_the_number_of_classes_of_shards_without_names_is_given(tmp_path):
     few = data.open_source("tfrecord", str(tmp_path), num_classes=2)
     with pytest.raises(BadRecord, match="label 2 is not one of 2 classes"):
         few.read(range(14))
-    support.write_shards(tmp_path, "train", [(image, label - 1) for image, label in support.tiny("train")])
-    with pytest.raises(BadRecord, match="image/class/label is 0, but counts from 1: labels from 0 are to be in label"):
+    support.write_shards(
+        tmp_path, "train", [(image, label - 1) for image, label in support.tiny("train")]
+    )
+    with pytest.raises(
+        BadRecord,
+        match="image/class/label is 0, but counts from 1: labels from 0 are to be in label",
+    ):
         data.open_source("tfrecord", str(tmp_path), num_classes=3).read(range(14))
 
 
@@ -110,7 +117,10 @@ def test_digits(tmp_path):
 
 
 def test_digits_are_written_once_by_several_processes_at_the_same_time(tmp_path):
-    code = "import sys; from hybrid_imagenet import data; print(data.open_source('digits', sys.argv[1]).num_examples)"
+    code = (
+        "import sys; from hybrid_imagenet import data; print(data.open_source('digits',"
+        " sys.argv[1]).num_examples)"
+    )
     started = [python("-c", code, tmp_path) for _ in range(2)]
     assert [process.communicate(timeout=60)[0].strip() for process in started] == ["1500"] * 2
     assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["digits-1"]
@@ -128,7 +138,11 @@ def test_synthetic_sets():
 def test_ready_tensors_repeat_pixels_but_count_labels_and_weights():
     source = data.open_source("synthetic_tensors", split="validation", num_examples=200)
     elements = list(pipeline.evaluation(source, 3, 0, 1, image_size=16))
-    assert sum(float(element["weight"].numpy().sum()) for element in elements) == source.num_examples == 7
+    assert (
+        sum(float(element["weight"].numpy().sum()) for element in elements)
+        == source.num_examples
+        == 7
+    )
     assert [int(label) for element in elements for label in element["label"]][:7] == list(range(7))
     assert all(element["image"] is elements[0]["image"] for element in elements)
 
@@ -188,14 +202,19 @@ def test_a_damaged_shard_is_refused_with_file_and_offset(damage, place, reason, 
     path = tmp_path / "train-00000-of-00002"
     offsets, lengths, _ = tfrecord.scan(path)
     path.write_bytes(damage(path.read_bytes(), offsets, lengths))
-    line = rf"train-00000-of-00002, offset {offsets[place]}: {reason}.*\(1 of 2 shards are damaged\); restore the file"
+    line = (
+        rf"train-00000-of-00002, offset {offsets[place]}: {reason}.*\(1 of 2 shards are damaged\);"
+        r" restore the file"
+    )
     with pytest.raises(UserError, match=line):
         data.open_source("tfrecord", str(tmp_path), num_classes=3)
 
 
 @pytest.mark.parametrize("kind", ["GZIP", "ZLIB"])
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_compressed_tfrecords_are_refused_with_a_command_that_decompresses_them(kind, suffix, tmp_path):
+def test_compressed_tfrecords_are_refused_with_a_command_that_decompresses_them(
+    kind, suffix, tmp_path
+):
     support.write_shards(tmp_path, "train", support.tiny("train"), shards=1)
     path = tmp_path / "train-00000-of-00001"
     whole = path.read_bytes()
@@ -204,7 +223,9 @@ def test_compressed_tfrecords_are_refused_with_a_command_that_decompresses_them(
             writer.write(payload.numpy())
     path.unlink()
     (tmp_path / "packed").rename(f"{path}{suffix}")
-    with pytest.raises(UserError, match=rf"is compressed \({kind}\), .* Decompress each shard") as caught:
+    with pytest.raises(
+        UserError, match=rf"is compressed \({kind}\), .* Decompress each shard"
+    ) as caught:
         data.open_source("tfrecord", str(tmp_path), num_classes=3)
     command = str(caught.value).partition("as in: ")[2]
     subprocess.run(["bash", "-ec", command], cwd=tmp_path, check=True)
@@ -213,7 +234,9 @@ def test_compressed_tfrecords_are_refused_with_a_command_that_decompresses_them(
 
 @pytest.mark.parametrize("policy", ["fail", "skip"])
 @pytest.mark.parametrize("form", ["imagenet", "folder", "parquet", "webdataset"])
-def test_images_whose_directory_vanishes_end_with_its_name_instead_of_being_skipped(form, policy, tmp_path):
+def test_images_whose_directory_vanishes_end_with_its_name_instead_of_being_skipped(
+    form, policy, tmp_path
+):
     mounted = tmp_path / "mounted"
     mounted.mkdir()
     if form == "webdataset":
@@ -223,7 +246,10 @@ def test_images_whose_directory_vanishes_end_with_its_name_instead_of_being_skip
         source = data.open_source(make(form, mounted), str(mounted))
     mounted.rename(tmp_path / "elsewhere")
     examples = UsableExamples(source, BadRecords(source, policy, 100))
-    reason = rf"^{mounted}: the directory of the images can no longer be read \(No such file or directory\)\. Mount or"
+    reason = (
+        rf"^{mounted}: the directory of the images can no longer be read \(No such file or"
+        r" directory\)\. Mount or"
+    )
     with pytest.raises(StorageError, match=reason):
         examples.read(np.arange(3))
     if form == "imagenet":  # as an unmounted directory of shards looks: still there, but empty
@@ -239,7 +265,9 @@ def test_one_image_that_vanishes_from_its_directory_is_a_bad_record(tmp_path):
         source.read_one(0)
 
 
-@pytest.mark.parametrize("name", ["train-00000-of-00001", "train-0.tar", "train.parquet", "manifest.json"])
+@pytest.mark.parametrize(
+    "name", ["train-00000-of-00001", "train-0.tar", "train.parquet", "manifest.json"]
+)
 def test_a_pipe_in_place_of_a_file_of_a_dataset_is_refused_at_once(name, tmp_path):
     os.mkfifo(tmp_path / name)
     form = {".tar": "webdataset", ".parquet": "parquet"}.get(Path(name).suffix, "tfrecord")
@@ -272,9 +300,17 @@ def write_list(directory, splits):
         ("folder", lambda d: (d / "train").mkdir(), "has no class directories"),
         ("folder", lambda d: (d / "train" / "n01").mkdir(parents=True), "hold no images"),
         ("tfrecord", lambda d: (d / "train-00000-of-00001").touch(), "hold no records"),
-        ("tfrecord", lambda d: (d / "train-00000-of-00001").mkdir(), "train-00000-of-00001: cannot be read"),
+        (
+            "tfrecord",
+            lambda d: (d / "train-00000-of-00001").mkdir(),
+            "train-00000-of-00001: cannot be read",
+        ),
         ("tfrecord", lambda d: (d / "manifest.json").write_text("{}"), "not a readable manifest"),
-        ("parquet", lambda d: (d / "train.parquet").write_text("no"), "not a readable Parquet file"),
+        (
+            "parquet",
+            lambda d: (d / "train.parquet").write_text("no"),
+            "not a readable Parquet file",
+        ),
         ("no_such_set", lambda d: None, "--dataset=no_such_set: unknown"),
         ("imagenet2012", lambda d: None, "is not prepared in"),
         ("imagenet2012", lambda d: (d / "train").mkdir(), "it looks like --dataset=folder"),
@@ -287,7 +323,11 @@ def write_list(directory, splits):
         ("webdataset", lambda d: (d / "train-0.tar").write_bytes(bytes(10240)), "hold no samples"),
         ("webdataset", lambda d: write_list(d, {}), "does not list the files of train"),
         ("webdataset", lambda d: write_list(d, {"train": listed()}), "1 files but 0 lengths"),
-        ("webdataset", lambda d: write_list(d, {"train": listed(3)}), "a.tar: cannot be read .No such file"),
+        (
+            "webdataset",
+            lambda d: write_list(d, {"train": listed(3)}),
+            "a.tar: cannot be read .No such file",
+        ),
     ],
 )
 def test_what_cannot_be_opened_gets_one_line(name, prepare, message, tmp_path):
@@ -332,7 +372,9 @@ def test_a_page_of_parquet_with_another_checksum_is_a_bad_record(tmp_path):
     make("parquet", tmp_path)
     parquet = pytest.importorskip("pyarrow.parquet")
     path = sorted(tmp_path.rglob("train*.parquet"))[0]
-    parquet.write_table(parquet.read_table(path), path, write_page_checksum=True, compression="none")
+    parquet.write_table(
+        parquet.read_table(path), path, write_page_checksum=True, compression="none"
+    )
     content = path.read_bytes()
     first = data.open_source("parquet", str(tmp_path)).read_one(0)[0]
     at = content.index(first) + len(first) // 2
@@ -358,11 +400,15 @@ def test_a_damaged_row_group_of_parquet_costs_its_rows_alone(tmp_path):
 
 
 def flat_folder(directory):
-    """Class directories without splits: ten images of a and three of b, each with content of its own."""
+    """Class directories without splits: ten images of a and three of b, each with content of its
+    own.
+    """
     for name, count in (("a", 10), ("b", 3)):
         (directory / name).mkdir(parents=True)
         for number in range(count):
-            (directory / name / f"{number}.jpg").write_bytes(support.jpeg(number + 100 * (name == "b"), 8, 8))
+            (directory / name / f"{number}.jpg").write_bytes(
+                support.jpeg(number + 100 * (name == "b"), 8, 8)
+            )
     return directory
 
 
@@ -370,10 +416,13 @@ def flat_folder(directory):
 def test_a_fraction_of_each_class_is_validated_and_the_rest_trained_on(tmp_path, inner):
     directory = flat_folder(tmp_path / inner)
     train, validation = (
-        data.open_source("folder", str(tmp_path), split, val_fraction=0.2) for split in ("train", "validation")
+        data.open_source("folder", str(tmp_path), split, val_fraction=0.2)
+        for split in ("train", "validation")
     )
     assert train.class_names == validation.class_names == ("a", "b")
-    places = [[source.locate(i)[0] for i in range(source.num_examples)] for source in (train, validation)]
+    places = [
+        [source.locate(i)[0] for i in range(source.num_examples)] for source in (train, validation)
+    ]
     assert (len(places[0]), len(places[1])) == (10, 3)
     assert sorted(places[0] + places[1]) == sorted(str(path) for path in directory.rglob("*.jpg"))
     assert validation.read(np.arange(3))[1].tolist() == [0, 0, 1]
@@ -384,12 +433,16 @@ def test_class_folders_without_splits_are_told_of_the_fraction(tmp_path):
     with pytest.raises(UserError, match=r"no directory train: add --val_fraction=0\.2"):
         data.open_source("folder", str(tmp_path))
     (tmp_path / "a").rename(tmp_path / "train")
-    with pytest.raises(UserError, match="no directory validation or val or valid or test: add --val_fraction"):
+    with pytest.raises(
+        UserError, match="no directory validation or val or valid or test: add --val_fraction"
+    ):
         flat_folder(tmp_path / "train")
         data.open_source("folder", str(tmp_path), "validation")
     for path in tmp_path.rglob("*[1-9].jpg"):
         path.unlink()
-    with pytest.raises(UserError, match=r"--val_fraction=0\.2: leaves no image for the split validation"):
+    with pytest.raises(
+        UserError, match=r"--val_fraction=0\.2: leaves no image for the split validation"
+    ):
         data.open_source("folder", str(tmp_path), "validation", val_fraction=0.2)
 
 
@@ -410,7 +463,9 @@ def test_an_index_is_made_again_whatever_the_damage_of_its_file(tmp_path):
     path, made = tmp_path / "deep" / "index.npz", []
 
     def call():
-        return remembered(path, Numbers, lambda: made.append(1) or Numbers(np.array([1, 2]))).values.tolist()
+        return remembered(
+            path, Numbers, lambda: made.append(1) or Numbers(np.array([1, 2]))
+        ).values.tolist()
 
     assert [call(), call()] == [[1, 2], [1, 2]]
     assert len(made) == 1
@@ -459,7 +514,9 @@ def test_the_index_of_shards_is_remembered_until_a_file_changes(tmp_path, monkey
 
 def test_a_damaged_index_beside_prepared_shards_is_made_again(tmp_path):
     target = tmp_path / "shards"
-    prepare.prepare(data.Request("digits", str(tmp_path / "digits")), target, prepare.Settings(per_shard=500))
+    prepare.prepare(
+        data.Request("digits", str(tmp_path / "digits")), target, prepare.Settings(per_shard=500)
+    )
     index = target / "validation.index.npz"
     for content in (b"", index.read_bytes()[:-1]):
         index.write_bytes(content)
@@ -471,7 +528,10 @@ def test_examples_are_those_of_tensorflow():
     theirs = tf.train.Example.FromString(ours).features.feature
     assert theirs["image"].bytes_list.value[0] == b"abc"
     assert theirs["label"].int64_list.value[0] == -5
-    assert tfrecord.decode_example(ours, ["image", "label", "none"]) == {"image": [b"abc"], "label": [-5]}
+    assert tfrecord.decode_example(ours, ["image", "label", "none"]) == {
+        "image": [b"abc"],
+        "label": [-5],
+    }
 
 
 def write_examples(path, examples):
@@ -484,7 +544,9 @@ def write_examples(path, examples):
             for key, values in example.items():
                 name, kind = lists[type(values[0])]
                 feature[key] = tf.train.Feature(**{name: kind(value=values)})
-            writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+            writer.write(
+                tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
+            )
 
 
 IMAGE = support.jpeg(0)
@@ -493,16 +555,33 @@ IMAGE = support.jpeg(0)
 @pytest.mark.parametrize(
     ("example", "reason"),
     [
-        ({"image": [IMAGE], "label": [0, 0, 1]}, "label holds 3 values, as one-hot or several labels do"),
-        ({"image/encoded": [IMAGE], "image/class/label": [3, 1]}, "image/class/label holds 2 values"),
+        (
+            {"image": [IMAGE], "label": [0, 0, 1]},
+            "label holds 3 values, as one-hot or several labels do",
+        ),
+        (
+            {"image/encoded": [IMAGE], "image/class/label": [3, 1]},
+            "image/class/label holds 2 values",
+        ),
         ({"image": [IMAGE], "label": [0.0, 1.0]}, "label holds 2 values"),
-        ({"image": [IMAGE], "label": [1.0]}, "label holds a floating-point number instead of a class number"),
+        (
+            {"image": [IMAGE], "label": [1.0]},
+            "label holds a floating-point number instead of a class number",
+        ),
         ({"image": [IMAGE], "label": [b"cat"]}, "label holds bytes instead of a class number"),
-        ({"image": [IMAGE, IMAGE], "label": [1]}, "image holds 2 values: write one image into each record"),
-        ({"image": [7], "label": [1]}, "image holds a whole number instead of the bytes of an encoded image"),
+        (
+            {"image": [IMAGE, IMAGE], "label": [1]},
+            "image holds 2 values: write one image into each record",
+        ),
+        (
+            {"image": [7], "label": [1]},
+            "image holds a whole number instead of the bytes of an encoded image",
+        ),
     ],
 )
-def test_tfrecord_with_other_than_one_image_and_one_class_number_is_a_bad_record(example, reason, tmp_path):
+def test_tfrecord_with_other_than_one_image_and_one_class_number_is_a_bad_record(
+    example, reason, tmp_path
+):
     write_examples(tmp_path / "train-00000-of-00001", [{"image": [IMAGE], "label": [2]}, example])
     source = data.open_source("tfrecord", str(tmp_path), num_classes=3)
     assert source.read_one(0) == (IMAGE, 2)
@@ -515,8 +594,14 @@ def test_tfrecord_with_other_than_one_image_and_one_class_number_is_a_bad_record
     ("columns", "message"),
     [
         ({"image": [IMAGE], "label": [[0, 1]]}, r"column label holds list<.*>, not class numbers"),
-        ({"image": [[IMAGE, IMAGE]], "label": [1]}, r"column image holds list<.*> instead of the bytes of one encoded"),
-        ({"image": [{"path": "a.jpg"}], "label": [1]}, r"column image holds struct<path: string> instead of the bytes"),
+        (
+            {"image": [[IMAGE, IMAGE]], "label": [1]},
+            r"column image holds list<.*> instead of the bytes of one encoded",
+        ),
+        (
+            {"image": [{"path": "a.jpg"}], "label": [1]},
+            r"column image holds struct<path: string> instead of the bytes",
+        ),
     ],
 )
 def test_parquet_with_lists_of_images_or_labels_is_refused(columns, message, tmp_path):

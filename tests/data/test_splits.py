@@ -6,7 +6,16 @@ from hybrid_imagenet.data import splits
 
 @pytest.mark.parametrize(
     ("count", "fraction", "number"),
-    [(0, 0.2, 0), (1, 0.2, 0), (2, 0.2, 1), (2, 0.9, 1), (10, 0.2, 2), (10, 0.01, 1), (10, 0.9, 9), (1300, 0.1, 130)],
+    [
+        (0, 0.2, 0),
+        (1, 0.2, 0),
+        (2, 0.2, 1),
+        (2, 0.9, 1),
+        (10, 0.2, 2),
+        (10, 0.01, 1),
+        (10, 0.9, 9),
+        (1300, 0.1, 130),
+    ],
 )
 def test_as_many_as_the_fraction_says_but_at_least_one_on_each_side(count, fraction, number):
     chosen = splits.of_class(count, fraction)
@@ -26,10 +35,23 @@ def test_the_split_is_a_partition_that_the_seed_draws():
     assert (len(stays), len(held)) == (50, 10)
     np.testing.assert_array_equal(np.sort(np.concatenate([stays, held])), np.arange(60))
     np.testing.assert_array_equal(splits.split(10, 60)[1], held)
-    assert held.tolist() == [2, 14, 18, 27, 35, 39, 43, 51, 53, 56]  # a study goes on with the same images
+    assert held.tolist() == [
+        2,
+        14,
+        18,
+        27,
+        35,
+        39,
+        43,
+        51,
+        53,
+        56,
+    ]  # a study goes on with the same images
     others = [splits.split(10, 60, seed)[1].tolist() for seed in range(1, 50)]
     assert len({tuple(other) for other in others}) == 49
-    assert np.bincount(np.concatenate(others), minlength=60).min() > 0  # no image is always trained on
+    assert (
+        np.bincount(np.concatenate(others), minlength=60).min() > 0
+    )  # no image is always trained on
 
 
 def test_a_fraction_is_one_of_the_images():
@@ -39,7 +61,9 @@ def test_a_fraction_is_one_of_the_images():
     assert len(splits.split(0.25, 30)[1]) == 8
 
 
-@pytest.mark.parametrize(("amount", "words"), [(60, "60 of 60"), (61, "61 of 60"), (0.001, "0 of 60")])
+@pytest.mark.parametrize(
+    ("amount", "words"), [(60, "60 of 60"), (61, "61 of 60"), (0.001, "0 of 60")]
+)
 def test_splits_that_leave_nothing(amount, words):
     with pytest.raises(ValueError, match=words):
         splits.held_out(amount, 60)

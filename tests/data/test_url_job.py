@@ -12,14 +12,23 @@ from tests.support import program
 
 
 @pytest.mark.slow
-def test_it_ends_with_one_line_and_resumed_becomes_the_run_whose_images_lay_in_a_directory(tmp_path):
+def test_it_ends_with_one_line_and_resumed_becomes_the_run_whose_images_lay_in_a_directory(
+    tmp_path,
+):
     directory = tmp_path / "set"
     directory.mkdir()
     for split, count in (("train", program.TRAIN), ("validation", program.VALIDATION)):
-        pairs = [(support.jpeg(number, 40, 40), number % program.CLASSES) for number in range(count)]
+        pairs = [
+            (support.jpeg(number, 40, 40), number % program.CLASSES) for number in range(count)
+        ]
         support.write_tars(directory, split, pairs, per_file=6)
     support.write_info(directory)
-    flags = ["--dataset=webdataset", "--shuffle_window=2", "--checkpoint_every_steps=1", "--epochs=2"]
+    flags = [
+        "--dataset=webdataset",
+        "--shuffle_window=2",
+        "--checkpoint_every_steps=1",
+        "--epochs=2",
+    ]
     whole = program.train(2, directory, tmp_path / "whole", *flags)
     assert whole.returncode == 0, whole.stdout + whole.stderr
 
@@ -29,12 +38,16 @@ def test_it_ends_with_one_line_and_resumed_becomes_the_run_whose_images_lay_in_a
     assert cut.returncode == EXIT_STALLED, cut.stdout + cut.stderr
     assert "has failed for --storage_timeout=3 seconds" in cut.stderr
     assert "Traceback" not in cut.stderr
-    assert 1 <= max(record["step"] for record in program.records(tmp_path / "cut")) < 8  # inside of both epochs
+    assert (
+        1 <= max(record["step"] for record in program.records(tmp_path / "cut")) < 8
+    )  # inside of both epochs
     server.start()
     resumed = program.train(2, server.url, tmp_path / "cut", *flags, "--resume")
     server.kill()
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert re.search(r"resumed at epoch 0\.[257]\d*, step [123],", resumed.stdout)
     expected, arrays = program.arrays(tmp_path / "whole"), program.arrays(tmp_path / "cut")
-    assert [name for name, value in expected.items() if not np.array_equal(value, arrays[name])] == []
+    assert [
+        name for name, value in expected.items() if not np.array_equal(value, arrays[name])
+    ] == []
     assert program.without_times(tmp_path / "cut") == program.without_times(tmp_path / "whole")

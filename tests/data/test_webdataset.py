@@ -95,7 +95,10 @@ def test_the_whole_extension_decides_what_a_file_of_a_sample_is(tmp_path):
         ],
     )
     source = data.open_source("webdataset", str(tmp_path))
-    assert [source.read_one(number) for number in range(source.num_examples)] == [(image, 1), (image, 2)]
+    assert [source.read_one(number) for number in range(source.num_examples)] == [
+        (image, 1),
+        (image, 2),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -112,8 +115,14 @@ def test_the_whole_extension_decides_what_a_file_of_a_sample_is(tmp_path):
         ([("1.jpg", b"x"), ("1.cls", b"0,0,1")], "the label is a list"),
         ([("1.jpg", b"x"), ("1.json", b'{"label": [0, 1]}')], "the label is a list"),
         ([("1.jpg", b"x"), ("1.json", b'{"label": [0, 1], "cls": 1}')], "the label is a list"),
-        ([("1.jpg", b"x"), ("1.cls", b"1"), ("1.json", b'{"label": [0, 1]}')], "the label is a list"),
-        ([("1.jpg", b"x"), ("1.json", b'{"label": [0, 1]}'), ("1.cls", b"1")], "the label is a list"),
+        (
+            [("1.jpg", b"x"), ("1.cls", b"1"), ("1.json", b'{"label": [0, 1]}')],
+            "the label is a list",
+        ),
+        (
+            [("1.jpg", b"x"), ("1.json", b'{"label": [0, 1]}'), ("1.cls", b"1")],
+            "the label is a list",
+        ),
         ([("1.jpg", b"x"), ("1.cls", b"3")], "label 3 is not one of 2 classes"),
     ],
 )
@@ -173,7 +182,10 @@ def test_a_link_out_of_a_tar_is_a_bad_record(members, what, tmp_path):
     tar_with_links(tmp_path / "train-0.tar", [("0.jpg", b"x"), ("0.cls", b"0"), *members])
     source = data.open_source("webdataset", str(tmp_path), num_classes=2)
     assert source.read_one(0) == (b"x", 0)
-    with pytest.raises(BadRecord, match=f"its {what} is a link to a file that the archive does not hold.*dereference"):
+    with pytest.raises(
+        BadRecord,
+        match=f"its {what} is a link to a file that the archive does not hold.*dereference",
+    ):
         source.read_one(1)
 
 
@@ -181,8 +193,12 @@ def test_a_tar_with_a_sparse_file_is_refused(tmp_path):
     with (tmp_path / "0.png").open("wb") as file:
         file.truncate(1 << 20)
     (tmp_path / "0.cls").write_text("0")
-    subprocess.run(["tar", "--sparse", "-cf", "train-0.tar", "0.png", "0.cls"], cwd=tmp_path, check=True)
-    with pytest.raises(UserError, match=r"train-0.tar: 0.png is stored as a sparse file: write the archive without"):
+    subprocess.run(
+        ["tar", "--sparse", "-cf", "train-0.tar", "0.png", "0.cls"], cwd=tmp_path, check=True
+    )
+    with pytest.raises(
+        UserError, match=r"train-0.tar: 0.png is stored as a sparse file: write the archive without"
+    ):
         data.open_source("webdataset", str(tmp_path))
 
 
@@ -191,13 +207,18 @@ def test_a_tar_with_a_sparse_file_is_refused(tmp_path):
     [
         ([("1.jpg", b"x"), ("1.png", b"y"), ("1.cls", b"1")], "two images, 1.jpg and 1.png"),
         ([("1.jpg", b"x"), ("1.cls", b"1"), ("1.jpg", b"y")], "two images, 1.jpg and 1.jpg"),
-        ([("1.json", b'{"label": 1}'), ("1.cls", b"2"), ("1.jpg", b"x")], "two labels, 1.json and 1.cls"),
+        (
+            [("1.json", b'{"label": 1}'), ("1.cls", b"2"), ("1.jpg", b"x")],
+            "two labels, 1.json and 1.cls",
+        ),
         ([("1.json", b'{"label": 1, "cls": 2}'), ("1.jpg", b"x")], "two labels, 1.json and 1.json"),
     ],
 )
 def test_a_sample_with_two_images_or_labels_is_refused(files, message, tmp_path):
     tar(tmp_path / "train-0.tar", [("0.jpg", b"x"), ("0.cls", b"0"), *files])
-    with pytest.raises(UserError, match=rf"train-0.tar: a sample has {message}: leave one") as caught:
+    with pytest.raises(
+        UserError, match=rf"train-0.tar: a sample has {message}: leave one"
+    ) as caught:
         data.open_source("webdataset", str(tmp_path))
     assert "\n" not in str(caught.value)
 
@@ -206,7 +227,10 @@ def test_a_sample_with_two_images_or_labels_is_refused(files, message, tmp_path)
 def test_a_compressed_file_with_the_name_of_a_tar_is_refused(mode, tmp_path):
     with tarfile.open(tmp_path / "train-0.tar", f"w:{mode}") as archive:
         archive.addfile(tarfile.TarInfo("0.cls"))
-    with pytest.raises(UserError, match=r"train-0.tar: is compressed \((GZIP|BZIP2|XZ)\).* (gzip|bzip2|xz) -dc < FILE"):
+    with pytest.raises(
+        UserError,
+        match=r"train-0.tar: is compressed \((GZIP|BZIP2|XZ)\).* (gzip|bzip2|xz) -dc < FILE",
+    ):
         data.open_source("webdataset", str(tmp_path))
 
 
@@ -215,7 +239,9 @@ def test_tar_files_that_were_joined_are_refused(tmp_path):
     first, second = directory / "tiny-train-0000.tar", directory / "tiny-train-0001.tar"
     end = first.stat().st_size
     first.write_bytes(first.read_bytes() + second.read_bytes())
-    with pytest.raises(UserError, match=rf"0000.tar: offset {end}: more follows the end of the archive"):
+    with pytest.raises(
+        UserError, match=rf"0000.tar: offset {end}: more follows the end of the archive"
+    ):
         data.open_source("webdataset", str(directory))
 
 
@@ -229,8 +255,16 @@ def test_a_cut_or_damaged_file_is_refused(info, tmp_path):
     whole = path.read_bytes()
     at = begin[2] + 10
     zeros = whole[: begin[2]] + bytes(5 << 20)  # as a copy leaves them that reserves its place
-    damaged = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]  # a header, with which the file must not end unseen
-    for content in (whole[: begin[1] + 700], whole[: begin[2] + 1], whole[: begin[2] + 2048 + 100], damaged, zeros):
+    damaged = (
+        whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
+    )  # a header, with which the file must not end unseen
+    for content in (
+        whole[: begin[1] + 700],
+        whole[: begin[2] + 1],
+        whole[: begin[2] + 2048 + 100],
+        damaged,
+        zeros,
+    ):
         path.write_bytes(content)
         with pytest.raises(UserError, match=r"0001.tar: offset \d+: .*restore"):
             data.open_source("webdataset", str(directory))
@@ -240,22 +274,30 @@ def test_the_index_is_remembered_until_the_file_changes(tmp_path, monkeypatch):
     directory = write(tmp_path / "set")
     data.open_source("webdataset", str(directory))
     scans = []
-    monkeypatch.setattr(tar_index, "scan", lambda path, scan=tar_index.scan: scans.append(path.name) or scan(path))
+    monkeypatch.setattr(
+        tar_index, "scan", lambda path, scan=tar_index.scan: scans.append(path.name) or scan(path)
+    )
     data.open_source("webdataset", str(directory))
     assert not scans
     path = directory / "tiny-train-0002.tar"
     for label in (b"0", b"1"):
         before = path.stat()
         tar(path, [("0.jpg", b"x"), ("0.cls", label)])
-        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # as rsync -t and reproducible archives have it
+        os.utime(
+            path, ns=(before.st_atime_ns, before.st_mtime_ns)
+        )  # as rsync -t and reproducible archives have it
         source = data.open_source("webdataset", str(directory))
         assert source.num_examples == 12
-        assert [source.read_one(i)[1] for i in range(12) if source.locate(i)[0] == str(path)] == [int(label)]
+        assert [source.read_one(i)[1] for i in range(12) if source.locate(i)[0] == str(path)] == [
+            int(label)
+        ]
     assert scans == ["tiny-train-0002.tar"] * 2
     stored = files.cached_index("tar", tar_index._VERSION, of=[path])
     with np.load(stored) as found:
         columns = dict(found)
-    np.savez(stored, **columns | {"version": columns["version"] - 1})  # of another version of the program
+    np.savez(
+        stored, **columns | {"version": columns["version"] - 1}
+    )  # of another version of the program
     data.open_source("webdataset", str(directory))
     assert scans == ["tiny-train-0002.tar"] * 3
 

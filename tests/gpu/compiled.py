@@ -1,7 +1,8 @@
-"""Started with JAX's CUDA plugin on its path: compiles an HLO module for a GPU and writes what it starts there.
+"""Started with JAX's CUDA plugin on its path: compiles an HLO module for a GPU and writes what it
+starts there.
 
-The compiler needs a description of the GPU (such as a100.txtpb), not the GPU. Arguments: a serialized HLO module, and
-the name of a description.
+The compiler needs a description of the GPU (such as a100.txtpb), not the GPU. Arguments: a
+serialized HLO module, and the name of a description.
 """
 
 import os
@@ -17,7 +18,9 @@ from jaxlib import _jax, xla_client
 from jaxlib.mlir import ir
 
 HERE = pathlib.Path(__file__).parent
-STARTED = re.compile(r"= .*? (fusion|copy|custom-call|call|reduce|scatter|sort|while|conditional|dot)\(")
+STARTED = re.compile(
+    r"= .*? (fusion|copy|custom-call|call|reduce|scatter|sort|while|conditional|dot)\("
+)
 
 target = topologies.get_topology_desc(
     platform="cuda",

@@ -9,7 +9,11 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "hybrid_imagenet" / "kernels"
+CACHE = (
+    pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+    / "hybrid_imagenet"
+    / "kernels"
+)
 
 
 def pinned(requirement):
@@ -19,13 +23,24 @@ def pinned(requirement):
 
 
 def installed(name, package, requirements):
-    """A folder of the user's cache with this package; the requirements, with their hashes, are installed there once."""
+    """A folder of the user's cache with this package; the requirements, with their hashes, are
+    installed there once.
+    """
     folder = CACHE / name
     if not (folder / package).exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         wanted = CACHE / f"{name}.txt"
         wanted.write_text(requirements)
-        install = [sys.executable, "-m", "pip", "install", "--no-deps", "--require-hashes", "--target", str(folder)]
+        install = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--no-deps",
+            "--require-hashes",
+            "--target",
+            str(folder),
+        ]
         subprocess.run([*install, "-r", str(wanted)], check=True, capture_output=True)
     return folder
 

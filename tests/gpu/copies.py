@@ -1,14 +1,15 @@
 """Finds the copies between host and GPU that a traced graph implies; needs no GPU.
 
-TensorFlow places an operation on the GPU where a kernel takes its types, and each kernel says which of its arguments
-lie in the host's memory (`registrations.json`). Where the producer of a tensor keeps it in one memory and the consumer
-wants it in the other, TensorFlow copies it at every step, and such a copy waits for all that the GPU has been given
-before. A control edge between an operation on the GPU and one on the CPU does the same: it sends an empty tensor.
+TensorFlow places an operation on the GPU where a kernel takes its types, and each kernel says which
+of its arguments lie in the host's memory (`registrations.json`). Where the producer of a tensor
+keeps it in one memory and the consumer wants it in the other, TensorFlow copies it at every step,
+and such a copy waits for all that the GPU has been given before. A control edge between an
+operation on the GPU and one on the CPU does the same: it sends an empty tensor.
 
-Followed here, as TensorFlow does it: functions and branches are inlined; what depends on constants alone is folded;
-what touches a variable lies where that lies; integers of 32 bits that enter or leave a function lie on the host.
-What XLA compiles is one operation, whose arguments and results lie on the device; of its results integers of 32 bits
-are fetched from there, as an H100 showed.
+Followed here, as TensorFlow does it: functions and branches are inlined; what depends on constants
+alone is folded; what touches a variable lies where that lies; integers of 32 bits that enter or
+leave a function lie on the host. What XLA compiles is one operation, whose arguments and results
+lie on the device; of its results integers of 32 bits are fetched from there, as an H100 showed.
 """
 
 from __future__ import annotations
@@ -33,10 +34,26 @@ _CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
 _BRANCHES = {"If", "StatelessIf"}
 _SHAPES = {"Shape", "ShapeN", "Size", "Rank"}
 _NO_KERNEL = {  # views, names and assignments
-    "AssignVariableOp", "Const", "ExpandDims", "Identity", "IdentityN", "NoOp", "Placeholder", "PreventGradient",
-    "ReadVariableOp", "Reshape", "Slice", "SplitV", "Split", "Squeeze", "StopGradient", "VarHandleOp",
-}  # fmt: skip
-_HOROVOD: dict[str, list[str]] = {  # registered in horovod/tensorflow/mpi_ops.cc, 0.28.1, built with NCCL
+    "AssignVariableOp",
+    "Const",
+    "ExpandDims",
+    "Identity",
+    "IdentityN",
+    "NoOp",
+    "Placeholder",
+    "PreventGradient",
+    "ReadVariableOp",
+    "Reshape",
+    "Slice",
+    "SplitV",
+    "Split",
+    "Squeeze",
+    "StopGradient",
+    "VarHandleOp",
+}
+_HOROVOD: dict[
+    str, list[str]
+] = {  # registered in horovod/tensorflow/mpi_ops.cc, 0.28.1, built with NCCL
     "HorovodAllreduce": [],
     "HorovodGroupedAllreduce": [],
     "HorovodAllgather": [],
@@ -71,10 +88,12 @@ class Done:
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Copy:
-    """A transfer in every step: a `fetch` comes from the GPU, a `feed` goes there; one of a control edge is empty.
+    """A transfer in every step: a `fetch` comes from the GPU, a `feed` goes there; one of a control
+    edge is empty.
 
-    The operations of a `branch` start when its condition has gone to the GPU, which is done with all before by then.
-    An `early feed` starts with the step, and so waits for the steps before and no more.
+    The operations of a `branch` start when its condition has gone to the GPU, which is done with
+    all before by then. An `early feed` starts with the step, and so waits for the steps before and
+    no more.
     """
 
     kind: str
@@ -91,7 +110,9 @@ class Copy:
 
 @contextlib.contextmanager
 def pinned() -> Iterator[set[int]]:
-    """Yields the identities of the handles of all variables created inside under an explicit CPU."""
+    """Yields the identities of the handles of all variables created inside under an explicit
+    CPU.
+    """
     found: set[int] = set()
     kept = []  # a handle's identity is its own as long as it lives
     make = resource_variable_ops._variable_handle_from_shape_and_dtype
@@ -103,7 +124,8 @@ def pinned() -> Iterator[set[int]]:
             found.add(id(handle))
         return handle
 
-    # Keras puts an optimizer's variable on the device of its weight, by name: here that would be the CPU.
+    # Keras puts an optimizer's variable on the device of its weight, by name: here that would be
+    # the CPU.
     extended = tf.distribute.get_strategy().extended
     extended.colocate_vars_with = lambda variable: contextlib.nullcontext()
     resource_variable_ops._variable_handle_from_shape_and_dtype = noted
@@ -133,11 +155,18 @@ class Audit:
       copies: what was found.
       missing: operations that no kernel for GPUs takes, nor is on the CPU by its own device.
       seen: the types of every operation that was looked up, by (operation, key).
-      launched: operations that start a kernel or a compiled program, of two branches those of the longer one.
+      launched: operations that start a kernel or a compiled program, of two branches those of the
+        longer one.
     """
 
-    def __init__(self, on_cpu: Iterable[int], table: Mapping[str, Mapping[str, list[str] | None]] | None = None):
-        """Takes the handles of `pinned` and the table of registrations; without one nothing is on the host."""
+    def __init__(
+        self,
+        on_cpu: Iterable[int],
+        table: Mapping[str, Mapping[str, list[str] | None]] | None = None,
+    ):
+        """Takes the handles of `pinned` and the table of registrations; without one nothing is on
+        the host.
+        """
         self.copies: set[Copy] = set()
         self.missing: set[tuple[str, str]] = set()
         self.seen: dict[tuple[str, str], dict[str, str]] = {}
@@ -147,7 +176,9 @@ class Audit:
         self._path: list[str] = []
 
     def step(self, function: Any, host: Sequence[str] = ()) -> Audit:
-        """Follows a concrete function; its arguments lie on the GPU, but those whose names are in `host`."""
+        """Follows a concrete function; its arguments lie on the GPU, but those whose names are in
+        `host`.
+        """
         captured = {id(inner): outer for outer, inner in function.graph.captures}
         arguments = [self._argument(t, captured.get(id(t)), host) for t in function.graph.inputs]
         results, _ = self._graph(function.graph, arguments, [], range(len(function.graph.outputs)))
@@ -156,11 +187,15 @@ class Audit:
                 self._move(value, "result", CPU, HOST)
         return self
 
-    def _argument(self, placeholder: tf.Tensor, outer: tf.Tensor | None, host: Sequence[str]) -> Value:
+    def _argument(
+        self, placeholder: tf.Tensor, outer: tf.Tensor | None, host: Sequence[str]
+    ) -> Value:
         if placeholder.dtype == tf.resource:
             assert outer is not None, f"{placeholder.name} is an argument"
             kinds = [tf.as_dtype(s.dtype) for s in outer._handle_data.shape_and_type]
-            on_host = id(outer) in self._on_cpu or tf.int32 in kinds  # no variable of such integers lies on a GPU
+            on_host = (
+                id(outer) in self._on_cpu or tf.int32 in kinds
+            )  # no variable of such integers lies on a GPU
             return _value(placeholder, CPU if on_host else GPU, HOST, early=True)
         if outer is not None:
             return _value(placeholder, CPU, HOST, early=True, constant=True)
@@ -173,9 +208,15 @@ class Audit:
         return dataclasses.replace(value, place=CPU, memory=HOST)
 
     def _graph(
-        self, graph: tf.Graph, arguments: Sequence[Value], above: Sequence[Done], needed: Iterable[int]
+        self,
+        graph: tf.Graph,
+        arguments: Sequence[Value],
+        above: Sequence[Done],
+        needed: Iterable[int],
     ) -> tuple[dict[int, Value], list[Done]]:
-        """Follows a graph as far as it is needed; returns those results, and the operations that others wait for."""
+        """Follows a graph as far as it is needed; returns those results, and the operations that
+        others wait for.
+        """
         values = {t.name: v for t, v in zip(graph.inputs, arguments, strict=True)}
         after: dict[str, list[Done]] = {t.op.name: [] for t in graph.inputs}
         results = [graph.outputs[i] for i in needed]
@@ -194,14 +235,18 @@ class Audit:
                 if t.name in wanted or any(user.name in names for user in t.consumers())
             ]
             outputs, after[op.name] = self._operation(op, inputs, before, used)
-            values.update({op.outputs[i].name: value for i, value in zip(used, outputs, strict=True)})
+            values.update(
+                {op.outputs[i].name: value for i, value in zip(used, outputs, strict=True)}
+            )
         last = [done for op in graph.control_outputs for done in after[op.name]]
         return [values[t.name] for t in results], last
 
     def _operation(
         self, op: tf.Operation, inputs: list[Value], before: list[Done], used: list[int]
     ) -> tuple[list[Value], list[Done]]:
-        """Follows an operation; returns those of its results that are used, and what waits for it waits for."""
+        """Follows an operation; returns those of its results that are used, and what waits for it
+        waits for.
+        """
         name = "/".join([*self._path, op.name])
         if op.type == "NoOp":  # the graph optimizer leaves its edges only
             return [], before
@@ -209,7 +254,9 @@ class Audit:
             function = op.graph._get_function(op.get_attr("f").name)
             if not function.cached_definition.attr["_XlaMustCompile"].b:
                 return self._inside(op.name, function.graph, inputs, before, used)
-            return self._run(op, name, inputs, before, used, (CPU if CPU in op.device else GPU, None))
+            return self._run(
+                op, name, inputs, before, used, (CPU if CPU in op.device else GPU, None)
+            )
         if op.type in _BRANCHES:
             return self._branches(op, name, inputs, before, used)
         if _is_constant(op, inputs):
@@ -221,20 +268,29 @@ class Audit:
         self, op: tf.Operation, name: str, inputs: list[Value], before: list[Done], used: list[int],
         placed: tuple[str, Sequence[str] | None],
     ) -> tuple[list[Value], list[Done]]:  # fmt: skip
-        """Follows an operation that runs; all arguments of a compiled one (None) lie on its device."""
+        """Follows an operation that runs; all arguments of a compiled one (None) lie on its
+        device.
+        """
         place, on_host = placed
         early = place == CPU and all(v.early for v in inputs) and all(done.early for done in before)
         for done in before:
             if done.place != place:
-                self._note("fetch" if place == CPU else "feed", done.early, done.name, name, "control", 0)
+                self._note(
+                    "fetch" if place == CPU else "feed", done.early, done.name, name, "control", 0
+                )
         taken, given = _arguments(op)
         memory = {
-            argument: HOST if place == CPU or argument in (on_host or ()) else DEVICE for argument in taken + given
+            argument: HOST if place == CPU or argument in (on_host or ()) else DEVICE
+            for argument in taken + given
         }
         for value, argument in zip(inputs, taken, strict=True):
-            assert value.dtype != tf.resource or value.place == place, f"{value.name} is not where {name} is"
+            assert value.dtype != tf.resource or value.place == place, (
+                f"{value.name} is not where {name} is"
+            )
             self._move(value, name, place, memory[argument])
-        outputs = [_value(op.outputs[i], place, memory[given[i]], name=name, early=early) for i in used]
+        outputs = [
+            _value(op.outputs[i], place, memory[given[i]], name=name, early=early) for i in used
+        ]
         if place == GPU and on_host is None:
             for value in (value for value in outputs if value.dtype == tf.int32):
                 self._note("fetch", False, name, "result", value.dtype.name, value.bytes)
@@ -244,7 +300,12 @@ class Audit:
         return outputs, [Done(name, place, early)]
 
     def _inside(
-        self, name: str, graph: tf.Graph, inputs: list[Value], before: list[Done], needed: Iterable[int]
+        self,
+        name: str,
+        graph: tf.Graph,
+        inputs: list[Value],
+        before: list[Done],
+        needed: Iterable[int],
     ) -> tuple[list[Value], list[Done]]:
         self._path.append(name)
         try:
@@ -255,7 +316,9 @@ class Audit:
     def _branches(
         self, op: tf.Operation, name: str, inputs: list[Value], before: list[Done], used: list[int]
     ) -> tuple[list[Value], list[Done]]:
-        """Both branches; which one runs must be known on the host, and is sent to the GPU when the step gets there."""
+        """Both branches; which one runs must be known on the host, and is sent to the GPU when the
+        step gets there.
+        """
         self._move(inputs[0], name, GPU, HOST)
         self._note("branch", False, inputs[0].name, name, inputs[0].dtype.name, inputs[0].bytes)
         results, after, before_them, launched = [], [], self.launched, []
@@ -270,10 +333,14 @@ class Audit:
         merged = []
         for i, *either in zip(used, *results, strict=True):
             output = op.outputs[i]
-            gpu = output.dtype != tf.int32 and any(v.place == GPU and not v.constant for v in either)
+            gpu = output.dtype != tf.int32 and any(
+                v.place == GPU and not v.constant for v in either
+            )
             place, memory = (GPU, DEVICE) if gpu else (CPU, HOST)
             early = all(v.early for v in either)
-            merged.append(_value(output, place, memory, name=name, early=early, either=tuple(either)))
+            merged.append(
+                _value(output, place, memory, name=name, early=early, either=tuple(either))
+            )
         return merged, after
 
     def _placed(self, op: tf.Operation, inputs: Sequence[Value]) -> tuple[str, Sequence[str]]:
@@ -299,7 +366,8 @@ class Audit:
             return self._table[op.type][key_of(types)]
         except KeyError:
             raise LookupError(
-                f"{op.type} of {key_of(types)} is not in {TABLE.name}: test_copies.py --long writes a new one"
+                f"{op.type} of {key_of(types)} is not in {TABLE.name}: test_copies.py --long writes"
+                " a new one"
             ) from None
 
     def _move(self, value: Value, consumer: str, place: str, memory: str) -> None:
@@ -310,7 +378,8 @@ class Audit:
             if not other.constant:
                 self._move(other, f"{value.name}, of both branches", value.place, value.memory)
         if value.constant:
-            # It lies in the memory of its device, but for integers of 32 bits; without a device, where it is used.
+            # It lies in the memory of its device, but for integers of 32 bits; without a device,
+            # where it is used.
             if place == CPU:
                 return
             own = HOST if value.place == CPU or value.dtype == tf.int32 else DEVICE
@@ -319,10 +388,18 @@ class Audit:
         if own != memory:
             kind = "fetch" if memory == HOST else "feed"
             what = f"constant {value.name}" if value.constant else value.name
-            self._note(kind, value.early and kind == "feed", what, consumer, value.dtype.name, value.bytes)
+            self._note(
+                kind, value.early and kind == "feed", what, consumer, value.dtype.name, value.bytes
+            )
 
-    def _note(self, kind: str, early: bool, producer: str, consumer: str, dtype: str, size: int) -> None:
-        self.copies.add(Copy("early feed" if early and kind == "feed" else kind, producer, consumer, dtype, size))
+    def _note(
+        self, kind: str, early: bool, producer: str, consumer: str, dtype: str, size: int
+    ) -> None:
+        self.copies.add(
+            Copy(
+                "early feed" if early and kind == "feed" else kind, producer, consumer, dtype, size
+            )
+        )
 
 
 def _live(last: Iterable[tf.Operation]) -> list[tf.Operation]:
@@ -332,7 +409,11 @@ def _live(last: Iterable[tf.Operation]) -> list[tf.Operation]:
         stack = [wanted]
         while stack:
             op = stack[-1]
-            needed = [other for other in (*(t.op for t in op.inputs), *op.control_inputs) if other.name not in found]
+            needed = [
+                other
+                for other in (*(t.op for t in op.inputs), *op.control_inputs)
+                if other.name not in found
+            ]
             if needed:
                 stack += needed
             else:
@@ -352,14 +433,23 @@ def _is_constant(op: tf.Operation, inputs: Sequence[Value]) -> bool:
 
 def _value(tensor: tf.Tensor, place: str, memory: str, name: str = "", **more: Any) -> Value:
     count = tensor.shape.num_elements() if tensor.shape.rank is not None else None
-    return Value(name or tensor.op.name, tensor.dtype, (count or 0) * tensor.dtype.size, place, memory, **more)
+    return Value(
+        name or tensor.op.name,
+        tensor.dtype,
+        (count or 0) * tensor.dtype.size,
+        place,
+        memory,
+        **more,
+    )
 
 
 def _arguments(op: tf.Operation) -> tuple[list[str], list[str]]:
     """The name of the argument that each input and output belongs to."""
     definition = op_def_registry.get(op.type)
     parts = definition.input_arg, definition.output_arg
-    taken, given = ([argument.name for argument in part for _ in range(_count(op, argument))] for part in parts)
+    taken, given = (
+        [argument.name for argument in part for _ in range(_count(op, argument))] for part in parts
+    )
     return taken, given
 
 
@@ -370,6 +460,8 @@ def _count(op: tf.Operation, argument: Any) -> int:
 
 
 def table() -> dict[str, dict[str, list[str] | None]]:
-    """The committed registrations: operation -> types -> arguments in the host's memory, or null without a kernel."""
+    """The committed registrations: operation -> types -> arguments in the host's memory, or null
+    without a kernel.
+    """
     found: dict[str, dict[str, list[str] | None]] = json.loads(TABLE.read_text())
     return found

@@ -1,7 +1,9 @@
-"""Started with the CUDA wheel of TensorFlow on its path: counts the ReLUs of ResNet-50's step beside normalization.
+"""Started with the CUDA wheel of TensorFlow on its path: counts the ReLUs of ResNet-50's step
+beside normalization.
 
-The graph optimizer needs no GPU, but shapes: variables and arguments, of which a graph on its own has none, become
-tensors of theirs. Prints how many operations of ReLU it leaves, and how many it has put into a normalization.
+The graph optimizer needs no GPU, but shapes: variables and arguments, of which a graph on its own
+has none, become tensors of theirs. Prints how many operations of ReLU it leaves, and how many it
+has put into a normalization.
 """
 
 import collections
@@ -20,7 +22,9 @@ HOST = "/job:localhost/replica:0/task:0"
 FACTS = {"architecture": "9.0", "cuda": "12050", "cudnn": "9280"}  # of a made-up H100
 
 with graphs.on_gpu():
-    ((_, step),) = graphs.training(graphs.resolved("--model=resnet50", "--model_width=64", "--image_size=64"))
+    ((_, step),) = graphs.training(
+        graphs.resolved("--model=resnet50", "--model_width=64", "--image_size=64")
+    )
 meta = meta_graph_pb2.MetaGraphDef(graph_def=step.graph.as_graph_def(add_shapes=True))
 meta.collection_def["train_op"].node_list.value.extend(op.name for op in step.graph.control_outputs)
 nodes = meta.graph_def.node
@@ -36,8 +40,19 @@ for node in list(nodes):
 settings = config_pb2.ConfigProto()
 settings.graph_options.rewrite_options.min_graph_nodes = -1
 settings.graph_options.rewrite_options.optimizers.append("remap")
-gpu = device_properties_pb2.DeviceProperties(type="GPU", frequency=1000, num_cores=132, environment=FACTS)
-host = cluster.Cluster(devices=[device_properties_pb2.NamedDevice(properties=gpu, name=f"{HOST}/device:GPU:0")])
+gpu = device_properties_pb2.DeviceProperties(
+    type="GPU", frequency=1000, num_cores=132, environment=FACTS
+)
+host = cluster.Cluster(
+    devices=[device_properties_pb2.NamedDevice(properties=gpu, name=f"{HOST}/device:GPU:0")]
+)
 optimized = tf_optimizer.OptimizeGraph(settings, meta, cluster=host)
 kinds = collections.Counter(node.op for node in optimized.node)
-print(json.dumps({name: kinds[name] for name in ("Relu", "ReluGrad", "_FusedBatchNormEx", "_FusedBatchNormGradEx")}))
+print(
+    json.dumps(
+        {
+            name: kinds[name]
+            for name in ("Relu", "ReluGrad", "_FusedBatchNormEx", "_FusedBatchNormGradEx")
+        }
+    )
+)

@@ -31,7 +31,13 @@ from hybrid_imagenet.training.losses import LOSSES
 from hybrid_imagenet.training.step import EvaluationStep
 from tests.gpu import copies
 
-SMALL = ("--dataset=synthetic", "--model=resnet8", "--model_width=8", "--image_size=32", "--per_gpu_batch=4")
+SMALL = (
+    "--dataset=synthetic",
+    "--model=resnet8",
+    "--model_width=8",
+    "--image_size=32",
+    "--per_gpu_batch=4",
+)
 CLASSES = 10
 
 
@@ -59,7 +65,9 @@ class Two(ConnectedRanks):
 
 @contextlib.contextmanager
 def on_gpu(*, xla: bool = True) -> Iterator[set[int]]:
-    """Inside, graphs are built as for a GPU, one that XLA supports or not; yields handles of variables on the CPU."""
+    """Inside, graphs are built as for a GPU, one that XLA supports or not; yields handles of
+    variables on the CPU.
+    """
     with pytest.MonkeyPatch.context() as patch, copies.pinned() as on_cpu:
         patch.setattr(tf.config, "get_visible_devices", lambda kind=None: [f"{kind}:0"])
         patch.setattr(ProcessSet, "size", lambda self: 2)
@@ -68,13 +76,18 @@ def on_gpu(*, xla: bool = True) -> Iterator[set[int]]:
 
 
 @functools.cache
-def specs(augmentation: str, image_size: int, batch: int, weighted: bool = False) -> dict[str, tf.TensorSpec]:
+def specs(
+    augmentation: str, image_size: int, batch: int, weighted: bool = False
+) -> dict[str, tf.TensorSpec]:
     """The batches of the input pipeline."""
     source = SyntheticSource("train", 2 * batch, CLASSES, ready=False)
     if weighted:
         batches = pipeline.evaluation(source, batch, image_size=image_size)
     else:
-        order, settings = pipeline.order_of(source, 0), {"image_size": image_size, "augmentation": augmentation}
+        order, settings = (
+            pipeline.order_of(source, 0),
+            {"image_size": image_size, "augmentation": augmentation},
+        )
         batches = pipeline.training(source, order, Cursor(), (batch, 1), epochs=1, **settings)
     element = next(iter(batches))
     return {name: tf.TensorSpec(t.shape, t.dtype, name) for name, t in element.items()}
@@ -85,8 +98,12 @@ def resolved(*flags: str) -> Any:
     return configuration.resolve([*SMALL, *flags], 2)
 
 
-def training(config: Any, ranks: str = "", precision: str = "mixed_float16") -> Iterator[tuple[str, Any]]:
-    """The traced steps of a configuration: one update per batch, or the micro-batches and the update after them."""
+def training(
+    config: Any, ranks: str = "", precision: str = "mixed_float16"
+) -> Iterator[tuple[str, Any]]:
+    """The traced steps of a configuration: one update per batch, or the micro-batches and the
+    update after them.
+    """
     communicator: Any = SingleProcess()
     if ranks:
         communicator = Two(derived.communication(config), ranks)
@@ -94,14 +111,21 @@ def training(config: Any, ranks: str = "", precision: str = "mixed_float16") -> 
     optimizer = build.optimizer(config, precision, network, communicator)
     choose = build.random_batch(config, communicator)
     step = build.train_step(config, precision, network, optimizer, communicator, choose)
-    batch = specs(config.augmentation, config.image_size, config.per_gpu_batch * config.virtual_gpus)
+    batch = specs(
+        config.augmentation, config.image_size, config.per_gpu_batch * config.virtual_gpus
+    )
     control = tf.TensorSpec([3], tf.int32, "control")
     if config.gradient_accumulation_steps == 1:
         yield "single", step.single.get_concrete_function(batch, control)
         return
     step.prepare_accumulation()
     yield "accumulate", step.accumulate.get_concrete_function(batch)
-    yield "last", step.last.get_concrete_function(batch, control, tf.TensorSpec([], tf.float32, "micro_batches"))
+    yield (
+        "last",
+        step.last.get_concrete_function(
+            batch, control, tf.TensorSpec([], tf.float32, "micro_batches")
+        ),
+    )
 
 
 def evaluation(config: Any, precision: str = "mixed_float16") -> Any:
@@ -117,7 +141,9 @@ def augmentations() -> dict[str, str]:
     """A recipe for each augmentation that recipes use, and the others."""
     found = {"none": "", "digits": "", "shift": ""}
     for name in recipes.names():
-        found.setdefault(configuration.resolve(["--dataset=synthetic", f"--recipe={name}"]).augmentation, name)
+        found.setdefault(
+            configuration.resolve(["--dataset=synthetic", f"--recipe={name}"]).augmentation, name
+        )
     return found
 
 
@@ -131,15 +157,22 @@ def fit(inner: Any, *, compiled: bool, precision: str = "mixed_float16") -> Any:
     """The traced training step of `model.fit` on two ranks, with Keras's own `train_step`."""
     policy = keras.dtype_policies.DTypePolicy(precision)
     x = images = keras.Input((16, 16, 3))
-    x = keras.layers.ReLU(dtype=policy)(BatchNormalization(dtype=policy)(keras.layers.Conv2D(4, 3, dtype=policy)(x)))
-    model = keras.Model(images, keras.layers.Dense(CLASSES)(keras.layers.GlobalAveragePooling2D()(x)))
+    x = keras.layers.ReLU(dtype=policy)(
+        BatchNormalization(dtype=policy)(keras.layers.Conv2D(4, 3, dtype=policy)(x))
+    )
+    model = keras.Model(
+        images, keras.layers.Dense(CLASSES)(keras.layers.GlobalAveragePooling2D()(x))
+    )
     optimizer = DistributedOptimizer(inner)
     two = Two(optimizer.settings)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, jit_compile=compiled)
     optimizer.attach(model)
     step = _split(model, optimizer) if compiled else model.train_step
-    data = tf.TensorSpec([4, 16, 16, 3], tf.float32, "images"), tf.TensorSpec([4], tf.int64, "labels")
+    data = (
+        tf.TensorSpec([4, 16, 16, 3], tf.float32, "images"),
+        tf.TensorSpec([4], tf.int64, "labels"),
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "communicator", lambda: two)
         traced = tf.function(lambda *pair: step(pair), autograph=False)

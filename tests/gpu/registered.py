@@ -1,7 +1,9 @@
-"""Started with the CUDA wheel of TensorFlow on its path: reads operations as JSON, writes what its kernels say of them.
+"""Started with the CUDA wheel of TensorFlow on its path: reads operations as JSON, writes what its
+kernels say of them.
 
-An operation is [type, {attribute: type, ...}]. Kernels are registered when the library is loaded, which needs no GPU.
-Writes {operation: {types: arguments in the host's memory, or null without a kernel for GPUs}}; see registrations.json.
+An operation is [type, {attribute: type, ...}]. Kernels are registered when the library is loaded,
+which needs no GPU. Writes {operation: {types: arguments in the host's memory, or null without a
+kernel for GPUs}}; see registrations.json.
 """
 
 import json
@@ -12,14 +14,19 @@ from tensorflow.python.framework import kernels
 
 
 def on_host(operation: str, types: dict[str, str]) -> list[str] | None:
-    """The arguments that the kernel for GPUs of these types keeps in the host's memory; None without one."""
+    """The arguments that the kernel for GPUs of these types keeps in the host's memory; None
+    without one.
+    """
     found = kernels.get_registered_kernels_for_op(operation).kernel
     for device in ("GPU", "DEFAULT"):  # DEFAULT: for devices that have none of their own
         for kernel in found:
             allowed = {
-                c.name: {tf.dtypes.as_dtype(t).name for t in c.allowed_values.list.type} for c in kernel.constraint
+                c.name: {tf.dtypes.as_dtype(t).name for t in c.allowed_values.list.type}
+                for c in kernel.constraint
             }
-            if kernel.device_type == device and all(types.get(name) in names for name, names in allowed.items()):
+            if kernel.device_type == device and all(
+                types.get(name) in names for name, names in allowed.items()
+            ):
                 return list(kernel.host_memory_arg)
     return None
 

@@ -1,7 +1,9 @@
-"""No tensor is copied between host and GPU in a step, but for the schedule's scalars; see copies.py.
+"""No tensor is copied between host and GPU in a step, but for the schedule's scalars; see
+copies.py.
 
-Which memory a kernel of TensorFlow keeps its arguments in stands in registrations.json, for the operations and types of
-these graphs; --long compares it with the CUDA wheel, which lists its kernels without a GPU.
+Which memory a kernel of TensorFlow keeps its arguments in stands in registrations.json, for the
+operations and types of these graphs; --long compares it with the CUDA wheel, which lists its
+kernels without a GPU.
 """
 
 import json
@@ -39,16 +41,27 @@ AUGMENTATIONS = graphs.augmentations()
 
 
 def is_allowed(copy):
-    """The schedule's scalars, which set out when a step begins: they wait for the steps before and no more."""
-    return copy.kind == "early feed" and (copy.dtype, copy.bytes) == ("float32", 4 * len(HYPER_NAMES))
+    """The schedule's scalars, which set out when a step begins: they wait for the steps before and
+    no more.
+    """
+    return copy.kind == "early feed" and (copy.dtype, copy.bytes) == (
+        "float32",
+        4 * len(HYPER_NAMES),
+    )
 
 
 def check(*audits, returns=False):
-    """With a result, which waits for all that a step does, the host's part sends empty copies: also when it begins."""
+    """With a result, which waits for all that a step does, the host's part sends empty copies: also
+    when it begins.
+    """
     for audit in audits:
         assert not audit.missing
         found = [copy for copy in sorted(audit.copies) if not is_allowed(copy)]
-        assert not [str(copy) for copy in found if not returns or (copy.kind, copy.dtype) != ("early feed", "control")]
+        assert not [
+            str(copy)
+            for copy in found
+            if not returns or (copy.kind, copy.dtype) != ("early feed", "control")
+        ]
     return audits
 
 
@@ -61,7 +74,9 @@ def steps(case, table, precision="mixed_float16"):
 
 def evaluation(case, table, precision="mixed_float16"):
     with graphs.on_gpu() as on_cpu:
-        return graphs.audited(graphs.evaluation(graphs.resolved(*EVALUATIONS[case]), precision), on_cpu, table)
+        return graphs.audited(
+            graphs.evaluation(graphs.resolved(*EVALUATIONS[case]), precision), on_cpu, table
+        )
 
 
 def augmentation(name, compiled, table):
@@ -106,8 +121,14 @@ def everything(precision, table=None):
     audits = [audit for case in STEPS | LONG for audit in steps(case, table, precision)]
     audits += [evaluation(case, table, precision) for case in EVALUATIONS]
     if precision == "mixed_float16":
-        audits += [augmentation(name, compiled, table) for name in AUGMENTATIONS for compiled in (True, False)]
-        audits += [fit(inner, compiled, table) for inner in ("sgd", "adam") for compiled in (True, False)]
+        audits += [
+            augmentation(name, compiled, table)
+            for name in AUGMENTATIONS
+            for compiled in (True, False)
+        ]
+        audits += [
+            fit(inner, compiled, table) for inner in ("sgd", "adam") for compiled in (True, False)
+        ]
     return audits
 
 
@@ -116,7 +137,9 @@ def registered(asked, cuda_wheel):
     environment = os.environ | {"PYTHONPATH": str(cuda_wheel), "TF_CPP_MIN_LOG_LEVEL": "3"}
     program = [sys.executable, str(HERE / "registered.py")]
     text = json.dumps([[kind, types] for (kind, _), types in sorted(asked.items())])
-    done = subprocess.run(program, input=text, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        program, input=text, env=environment, capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
@@ -131,13 +154,17 @@ def test_the_table_is_that_of_the_cuda_wheel_and_no_precision_copies_anything(cu
         asked |= found(case, None).seen
     text = registered(asked, cuda_wheel)
     (tmp_path / copies.TABLE.name).write_text(text)
-    assert json.loads(text) == copies.table(), f"put {tmp_path / copies.TABLE.name} in place of {copies.TABLE}"
+    assert json.loads(text) == copies.table(), (
+        f"put {tmp_path / copies.TABLE.name} in place of {copies.TABLE}"
+    )
     for precision in ("mixed_float16", "mixed_bfloat16", "float32"):
         check(*everything(precision, copies.table()), returns=True)
 
 
 def test_a_step_of_resnet50_starts_few_kernels(table):
-    """Before the casts, statistics, metrics and gradients of all layers went together it was 598 operations."""
+    """Before the casts, statistics, metrics and gradients of all layers went together it was 598
+    operations.
+    """
     with graphs.on_gpu() as on_cpu:
         config = graphs.resolved("--model=resnet50", "--model_width=64", "--image_size=64")
         ((_, step),) = graphs.training(config)
@@ -151,13 +178,19 @@ def test_a_step_of_resnet50_starts_few_kernels(table):
 
 @pytest.mark.slow
 def test_every_relu_and_its_gradient_are_computed_with_a_normalization(cuda_wheel):
-    """With oneDNN, which is off beside GPUs, TensorFlow leaves all 98 by themselves on hosts without AVX512-FP16."""
-    environment = os.environ | {"PYTHONPATH": f"{cuda_wheel}:{HERE.parents[1]}", "TF_ENABLE_ONEDNN_OPTS": "0"}
+    """With oneDNN, which is off beside GPUs, TensorFlow leaves all 98 by themselves on hosts
+    without AVX512-FP16.
+    """
+    environment = os.environ | {
+        "PYTHONPATH": f"{cuda_wheel}:{HERE.parents[1]}",
+        "TF_ENABLE_ONEDNN_OPTS": "0",
+    }
     program = [sys.executable, "-m", "tests.gpu.fused"]
     done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.stdout == '{"Relu": 0, "ReluGrad": 0, "_FusedBatchNormEx": 49, "_FusedBatchNormGradEx": 49}\n', (
-        done.stderr
-    )
+    assert (
+        done.stdout
+        == '{"Relu": 0, "ReluGrad": 0, "_FusedBatchNormEx": 49, "_FusedBatchNormGradEx": 49}\n'
+    ), done.stderr
 
 
 def spec(dtype, *shape, name="x"):
@@ -196,25 +229,60 @@ def moved(x, fill):
 
 
 PIXELS, SCORES = spec("float32", 1, 8, 8, 3), spec("float32", 4, 9, name="scores")
-FOUND = {  # what steps had once, and what they have instead: function, arguments, those of the host, copies
+# what steps had once, and what they have instead: function, arguments, those of the host, copies
+FOUND = {
     "int32 compared": (
         lambda x, y: tf.equal(tf.argmax(y, 1, output_type=tf.int32), x),
-        (spec("int32", 4), SCORES), (), [("feed", "bool"), ("fetch", "int32"), ("fetch", "int32")],
+        (spec("int32", 4), SCORES),
+        (),
+        [("feed", "bool"), ("fetch", "int32"), ("fetch", "int32")],
     ),
-    "int64 compared": (lambda x, y: tf.equal(tf.argmax(y, 1), x), (spec("int64", 4), SCORES), (), []),
+    "int64 compared": (
+        lambda x, y: tf.equal(tf.argmax(y, 1), x),
+        (spec("int64", 4), SCORES),
+        (),
+        [],
+    ),
     "bytes gathered": (
         lambda x: tf.cast(tf.gather(x, tf.constant([0, 2], tf.int64)), tf.float32),
-        (spec("uint8", 4),), (), [("feed", "uint8"), ("fetch", "uint8")],
+        (spec("uint8", 4),),
+        (),
+        [("feed", "uint8"), ("fetch", "uint8")],
     ),
     "clock": (clock, (spec("float32", 4),), (), [("fetch", "control")]),
-    "word summed by GPUs": (word, (spec("int32", 3),), ["x"], [("early feed", "int32"), ("fetch", "int32")]),
+    "word summed by GPUs": (
+        word,
+        (spec("int32", 3),),
+        ["x"],
+        [("early feed", "int32"), ("fetch", "int32")],
+    ),
     "word summed by hosts": (word_of_the_host, (spec("int32", 3),), ["x"], []),
-    "branch on a value": (branch, (spec("float32", 4),), (), [("branch", "bool"), ("fetch", "bool")]),
-    "integers of a compiled function": (lambda x: rounded(rounded(x)), (spec("float32", 4),), (), [("fetch", "int32")]),
-    "branch of the host": (branch, (spec("float32", 4), spec("bool", name="early")), ["early"], [("branch", "bool")]),
-    "constant in the GPU's memory": (lambda x: moved(x, lambda: 0.0), (PIXELS,), (), [("fetch", "float32")]),
+    "branch on a value": (
+        branch,
+        (spec("float32", 4),),
+        (),
+        [("branch", "bool"), ("fetch", "bool")],
+    ),
+    "integers of a compiled function": (
+        lambda x: rounded(rounded(x)),
+        (spec("float32", 4),),
+        (),
+        [("fetch", "int32")],
+    ),
+    "branch of the host": (
+        branch,
+        (spec("float32", 4), spec("bool", name="early")),
+        ["early"],
+        [("branch", "bool")],
+    ),
+    "constant in the GPU's memory": (
+        lambda x: moved(x, lambda: 0.0),
+        (PIXELS,),
+        (),
+        [("fetch", "float32")],
+    ),
     "constant in the host's": (lambda x: moved(x, device._black), (PIXELS,), (), []),
-}  # fmt: skip
+}
 
 
 def found(case, table):

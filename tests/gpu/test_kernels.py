@@ -1,7 +1,8 @@
-"""How many kernels an A100 starts from the last all-reduce to the end of a step, by XLA's own compiler for it.
+"""How many kernels an A100 starts from the last all-reduce to the end of a step, by XLA's own
+compiler for it.
 
-The compiler is that of JAX's CUDA plugin, installed once in the user's cache; it is of another version than that in
-TensorFlow, so counts may differ by one or two.
+The compiler is that of JAX's CUDA plugin, installed once in the user's cache; it is of another
+version than that in TensorFlow, so counts may differ by one or two.
 """
 
 import math
@@ -40,13 +41,17 @@ CASES = {
 
 
 def module(arguments):
-    """The compiled program behind the last all-reduce of ResNet-50's gradients in FP16, as serialized HLO."""
+    """The compiled program behind the last all-reduce of ResNet-50's gradients in FP16, as
+    serialized HLO.
+    """
     shapes = resnet50_shapes()
     elements = [math.prod(shape) for shape in shapes]
     variables = [keras.Variable(np.zeros(shape, np.float32)) for shape in shapes]
     inner = optimizers.create(**arguments)
     inner.set_kinds(classify_by_rank(variables))
-    optimizer = DistributedOptimizer(inner, SingleProcess(), LossScale(8.0, dynamic=True), packed=True)
+    optimizer = DistributedOptimizer(
+        inner, SingleProcess(), LossScale(8.0, dynamic=True), packed=True
+    )
     optimizer.build(variables)
     buckets = pack(range(len(shapes))[::-1], elements, "float16", 16 << 20, 4 << 20)
     layout, update = Layout(shapes, [m for b in buckets for m in b.members]), optimizer._update
@@ -71,11 +76,15 @@ def module(arguments):
         return update.after(layout, *tf.nest.pack_sequence_as(arguments, filled))
 
     compiled = tf.function(program, autograph=False, jit_compile=True)
-    return compiled.experimental_get_compiler_ir(*[v for v in flat if v is not None])(stage="hlo_serialized")
+    return compiled.experimental_get_compiler_ir(*[v for v in flat if v is not None])(
+        stage="hlo_serialized"
+    )
 
 
 def kernels_of(serialized, target, compiler, folder):
-    """What a GPU starts of a module. Results that are copies become reshapes, which the way to the compiler knows."""
+    """What a GPU starts of a module. Results that are copies become reshapes, which the way to the
+    compiler knows.
+    """
     found = hlo_pb2.HloModuleProto.FromString(serialized)
     for computation in found.computations:
         for instruction in computation.instructions:
@@ -98,10 +107,14 @@ def whole_step(precision):
     with graphs.on_gpu():
         config, alone = graphs.resolved("--jit_compile", "--model=resnet10"), SingleProcess()
         network = build.model(config, precision, graphs.CLASSES, alone)
-        step = build.train_step(config, precision, network, build.optimizer(config, precision, network, alone), alone)
+        step = build.train_step(
+            config, precision, network, build.optimizer(config, precision, network, alone), alone
+        )
         images = tf.TensorSpec([4, 32, 32, 3], precision.removeprefix("mixed_"))
         labels = tf.TensorSpec([4], tf.int64)
-        return compiled(lambda *arguments: step._loss_and_gradients(*arguments, None), images, labels)
+        return compiled(
+            lambda *arguments: step._loss_and_gradients(*arguments, None), images, labels
+        )
 
 
 def augmentation_program(name, precision):
@@ -112,21 +125,31 @@ def augmentation_program(name, precision):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the compiler is pinned for Python 3.11")
+@pytest.mark.skipif(
+    sys.version_info[:2] != (3, 11), reason="the compiler is pinned for Python 3.11"
+)
 @pytest.mark.parametrize("target", ["p40", "v100", "a100", "h100"])
 def test_xla_compiles_for_each_gpu(target, compiler, tmp_path):
     """The update, the augmentations of the papers, and the whole step of --jit_compile."""
     precision = "float32" if target == "p40" else "mixed_float16"
     assert 4 < len(kernels_of(module(CASES["hybrid"]), target, compiler, tmp_path)) <= 10
     for name in ("alexnet", "inception", "sony"):
-        assert 1 <= len(kernels_of(augmentation_program(name, precision), target, compiler, tmp_path)) <= 6
+        assert (
+            1
+            <= len(kernels_of(augmentation_program(name, precision), target, compiler, tmp_path))
+            <= 6
+        )
     assert len(kernels_of(whole_step(precision), target, compiler, tmp_path)) > 50
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the compiler is pinned for Python 3.11")
+@pytest.mark.skipif(
+    sys.version_info[:2] != (3, 11), reason="the compiler is pinned for Python 3.11"
+)
 @pytest.mark.parametrize("case", CASES)
 def test_few_kernels_follow_the_last_all_reduce(case, compiler, tmp_path):
     started = kernels_of(module(CASES[case]), "a100", compiler, tmp_path)
-    most = {"hybrid": 10, "lamb": 11}.get(case, 9)  # three values of each variable; a norm that waits for another
+    most = {"hybrid": 10, "lamb": 11}.get(
+        case, 9
+    )  # three values of each variable; a norm that waits for another
     assert 4 < len(started) <= most, "\n".join(started)

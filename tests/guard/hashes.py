@@ -1,7 +1,8 @@
 """Reads and writes hashes.json: the digest of each guarded run, by kind of processor.
 
-Vector instructions change the order in which sums are taken, so digests hold for one kind of processor and one version
-of TensorFlow. To add a kind, check out the commit that added this file and run there
+Vector instructions change the order in which sums are taken, so digests hold for one kind of
+processor and one version of TensorFlow. To add a kind, check out the commit that added this file
+and run there
 
     python -m tests.guard.record
 
@@ -22,11 +23,15 @@ _INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16")
 def processor() -> str:
     """Names the kind of this machine's processor: its vendor and its vector instructions."""
     lines = dict(
-        line.split(":", 1) for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines() if line.count(":")
+        line.split(":", 1)
+        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+        if line.count(":")
     )
     values = {key.strip(): value.strip() for key, value in lines.items()}
     flags = values.get("flags", "").split()
-    return " ".join([values.get("vendor_id", "unknown"), *(name for name in _INSTRUCTIONS if name in flags)])
+    return " ".join(
+        [values.get("vendor_id", "unknown"), *(name for name in _INSTRUCTIONS if name in flags)]
+    )
 
 
 def key() -> str:

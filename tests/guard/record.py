@@ -1,7 +1,8 @@
-"""Records the digests of guarded runs, or compares them: python -m tests.guard.record [--check] [NAME ...]
+"""Records the digests of guarded runs, or compares them: python -m tests.guard.record [--check]
+[NAME ...]
 
-Without --check it writes them to hashes.json. NAME is a part of the names of the runs; all without one, which takes
-about half an hour on two cores.
+Without --check it writes them to hashes.json. NAME is a part of the names of the runs; all without
+one, which takes about half an hour on two cores.
 """
 
 from __future__ import annotations
@@ -43,16 +44,22 @@ def main() -> int:
     options = parser.parse_args()
     expected, differing = hashes.load(), []
     pools = {1: Pool(1, ""), 2: Pool(2), 4: Pool(4)}
-    selected = {name: run for name, run in runs.RUNS.items() if any(part in name for part in options.names)}
+    selected = {
+        name: run for name, run in runs.RUNS.items() if any(part in name for part in options.names)
+    }
     with tempfile.TemporaryDirectory() as directory:
         folder = pathlib.Path(directory)
         write_digits(folder / "digits")
         for name, run in sorted(selected.items(), key=lambda item: item[1].ranks):
             start = time.monotonic()
-            digest = pools[run.ranks].call(runs.digest, name, str(folder / "digits"), str(folder / name))[0]
+            digest = pools[run.ranks].call(
+                runs.digest, name, str(folder / "digits"), str(folder / name)
+            )[0]
             verdict = "recorded"
             if options.check:
-                verdict = "same" if digest == expected.get(name) else f"DIFFERS from {expected.get(name)}"
+                verdict = (
+                    "same" if digest == expected.get(name) else f"DIFFERS from {expected.get(name)}"
+                )
             else:
                 hashes.save({name: digest})
             if verdict.startswith("DIFFERS"):

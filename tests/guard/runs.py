@@ -1,7 +1,8 @@
 """Short trainings whose exact results must not change, and the digests of what they leave.
 
-`RUNS` lists them by name. Each trains a tiny ResNet on 96 of the digits, and is described by command-line flags only,
-so that the list outlives any restructuring of the code below the flags. `digest` runs on every rank of a pool.
+`RUNS` lists them by name. Each trains a tiny ResNet on 96 of the digits, and is described by
+command-line flags only, so that the list outlives any restructuring of the code below the flags.
+`digest` runs on every rank of a pool.
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from tests.support import in_process
 
 NETWORK = (
-    *("--dataset=digits", "--augmentation=digits", "--model=resnet8", "--model_width=4", "--stem=3x3"),
+    *(
+        "--dataset=digits",
+        "--augmentation=digits",
+        "--model=resnet8",
+        "--model_width=4",
+        "--stem=3x3",
+    ),
     *("--image_size=16", "--per_gpu_batch=4", "--precision=float32"),
 )
 COMMON = ("--deterministic", "--progress=none", "--log_every_steps=1", "--target_top1=0")
@@ -31,8 +38,27 @@ COMMON = ("--deterministic", "--progress=none", "--log_every_steps=1", "--target
 OPTIMIZER_FLAGS = (*NETWORK, "--epochs=2", "--warmup_epochs=1", "--per_gpu_batch=4")
 MAX_STEPS = 20
 METRICS = (
-    *("kind", "step", "epoch", "phase", "train_loss", "train_top1", "val_loss", "val_top1", "val_top5", "val_count"),
-    *("learning_rate", "momentum", "lower_bound", "upper_bound", "skipped_steps", "loss_scale", "global_batch"),
+    *(
+        "kind",
+        "step",
+        "epoch",
+        "phase",
+        "train_loss",
+        "train_top1",
+        "val_loss",
+        "val_top1",
+        "val_top5",
+        "val_count",
+    ),
+    *(
+        "learning_rate",
+        "momentum",
+        "lower_bound",
+        "upper_bound",
+        "skipped_steps",
+        "loss_scale",
+        "global_batch",
+    ),
 )
 """Keys of records that do not depend on time."""
 
@@ -64,14 +90,19 @@ def _runs() -> Mapping[str, GuardedRun]:
                         f"--optimizer={optimizer}",
                         f"--gradient_accumulation_steps={accumulation}",
                     )
-                    runs[f"{optimizer}-{form}-ranks{ranks}-accumulation{accumulation}"] = GuardedRun(
-                        ranks, flags, packed
+                    runs[f"{optimizer}-{form}-ranks{ranks}-accumulation{accumulation}"] = (
+                        GuardedRun(ranks, flags, packed)
                     )
     for recipe in recipes.names():
         network = NETWORK
         if recipe == "four_minutes_alexnet":
-            network = ("--dataset=digits", "--augmentation=digits", "--image_size=63", "--per_gpu_batch=4",
-                       "--precision=float32")  # fmt: skip
+            network = (
+                "--dataset=digits",
+                "--augmentation=digits",
+                "--image_size=63",
+                "--per_gpu_batch=4",
+                "--precision=float32",
+            )
         elif recipe == "flash_exp3":
             network = (*NETWORK, "--per_gpu_batch=27")  # a multiple of the batch of its first stage
         flags = (*network, f"--recipe={recipe}", "--epochs=2")
@@ -91,26 +122,42 @@ ALWAYS = ("hybrid-packed-ranks2-accumulation3",)
 
 
 def digest(name: str, data_dir: str, run_dir: str) -> str:
-    """Trains a run of `RUNS` on this rank; returns a digest of weights, slots and metrics (rank 0), else nothing."""
+    """Trains a run of `RUNS` on this rank; returns a digest of weights, slots and metrics (rank 0),
+    else nothing.
+    """
     run = RUNS[name]
-    flags = [*run.flags, *COMMON, f"--max_steps={MAX_STEPS}", f"--data_dir={data_dir}", f"--run_dir={run_dir}"]
+    flags = [
+        *run.flags,
+        *COMMON,
+        f"--max_steps={MAX_STEPS}",
+        f"--data_dir={data_dir}",
+        f"--run_dir={run_dir}",
+    ]
     with contextlib.ExitStack() as stack:
         if run.packed:
             stack.enter_context(mock.patch.object(update, "xla", _PackedXla()))
         code, output, errors = in_process.call("hybrid_imagenet.main", flags)
     assert code == 0, f"{name} ended with code {code}: {output}{errors}"
-    return results_digest(pathlib.Path(run_dir)) if os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0" else ""
+    return (
+        results_digest(pathlib.Path(run_dir))
+        if os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0"
+        else ""
+    )
 
 
 class _PackedXla:
-    """Stands in for the module `xla` of the update, which then takes the packed form that GPUs have."""
+    """Stands in for the module `xla` of the update, which then takes the packed form that GPUs
+    have.
+    """
 
     has_gpu = staticmethod(lambda: True)
     supported = staticmethod(xla.supported)
 
 
 def results_digest(run_dir: pathlib.Path) -> str:
-    """A digest of the last checkpoint's arrays and of the metrics of a run, whatever the arrays are called."""
+    """A digest of the last checkpoint's arrays and of the metrics of a run, whatever the arrays are
+    called.
+    """
     (checkpoint,) = sorted((run_dir / "checkpoints").glob("step-*.npz"))[-1:]
     arrays = []
     with np.load(checkpoint) as archive:

@@ -1,7 +1,7 @@
 """Short trainings end with the same bits as before the restructuring.
 
-A digest that differs needs a reason and a bound in the commit that changes it; `python -m tests.guard.record` then
-records the new one.
+A digest that differs needs a reason and a bound in the commit that changes it;
+`python -m tests.guard.record` then records the new one.
 """
 
 import pytest
@@ -20,7 +20,9 @@ def digits(tmp_path_factory):
 def expected():
     digests = hashes.load()
     if not digests:
-        pytest.skip(f"no digests for this kind of machine ({hashes.key()}); see tests/guard/hashes.py")
+        pytest.skip(
+            f"no digests for this kind of machine ({hashes.key()}); see tests/guard/hashes.py"
+        )
     return digests
 
 
@@ -32,7 +34,9 @@ def names():
 
 @pytest.mark.parametrize("name", names())
 def test_training_ends_with_the_recorded_bits(pools, digits, expected, tmp_path, name):
-    digests = pools[runs.RUNS[name].ranks].call(runs.digest, name, str(digits), str(tmp_path / "run"))
+    digests = pools[runs.RUNS[name].ranks].call(
+        runs.digest, name, str(digits), str(tmp_path / "run")
+    )
     assert digests[0] == expected[name]
 
 

@@ -1,11 +1,12 @@
-"""A training on three hosts that loses ranks and hosts at random, for a number of losses or of minutes. Needs root.
+"""A training on three hosts that loses ranks and hosts at random, for a number of losses or of
+minutes. Needs root.
 
     launch/lab.sh --hosts=3 --slots=1 -- python -m tests.launch.changing_hosts --minutes 30
 
-A loss is a killed or stopped rank, a damaged checkpoint with it, a host whose network is cut for a while, or a host
-that leaves the list of hosts and comes back. Then the job is stopped as a scheduler would stop it. It must end with
-code 75, and have recorded each epoch once with each example once. Prints a line for each loss; exits with 1 if
-anything is wrong.
+A loss is a killed or stopped rank, a damaged checkpoint with it, a host whose network is cut for a
+while, or a host that leaves the list of hosts and comes back. Then the job is stopped as a
+scheduler would stop it. It must end with code 75, and have recorded each epoch once with each
+example once. Prints a line for each loss; exits with 1 if anything is wrong.
 """
 
 import argparse
@@ -20,16 +21,19 @@ from pathlib import Path
 
 ALL = ("lab1", "lab2", "lab3")
 EXAMPLES = 6000
-FLAGS = f"""--dataset=synthetic --num_examples={EXAMPLES} --model=tests.training.own_networks:small --image_size=16
---precision=float32 --per_gpu_batch=8 --epochs=1000000 --log_every_steps=10 --stall_timeout=20
---checkpoint_every_steps=20""".split()
+FLAGS = f"""--dataset=synthetic --num_examples={EXAMPLES} --model=tests.training.own_networks:small
+--image_size=16 --precision=float32 --per_gpu_batch=8 --epochs=1000000 --log_every_steps=10 --stall_timeout=20
+--checkpoint_every_steps=20""".split()  # noqa: E501
 RANK = "$(pgrep -n -f [b]in/python.*hybrid_imagenet.main)"
 COMMANDS = {
     "kill": f"kill -9 {RANK}",
     "damage": f"kill -9 {RANK}",
     "stop": f"kill -STOP {RANK}",
     "leave": f"kill -9 {RANK}",
-    "cut": "setsid sh -c 'ip link set eth0 down; sleep 25; ip link set eth0 up' >/dev/null 2>&1 </dev/null &",
+    "cut": (
+        "setsid sh -c 'ip link set eth0 down; sleep 25; ip link set eth0 up' >/dev/null 2>&1"
+        " </dev/null &"
+    ),
 }
 PATIENCE = 300.0  # seconds for the next step
 
@@ -42,8 +46,22 @@ class Training:
         self.folder, self.run_dir = folder, folder / "run"
         self.listed = list(ALL)
         self.write_hosts()
-        command = [sys.executable, "-m", "hybrid_imagenet", "run", "-np", "3", "--network-interfaces", "eth0"]
-        command += ["--max_restarts=1000", "--join_interval=3", f"--host_discovery_script=cat {folder}/hosts", "--"]
+        command = [
+            sys.executable,
+            "-m",
+            "hybrid_imagenet",
+            "run",
+            "-np",
+            "3",
+            "--network-interfaces",
+            "eth0",
+        ]
+        command += [
+            "--max_restarts=1000",
+            "--join_interval=3",
+            f"--host_discovery_script=cat {folder}/hosts",
+            "--",
+        ]
         with (folder / "log").open("w") as log:
             words = [*command, *FLAGS, *flags, f"--run_dir={self.run_dir}"]
             self.process = subprocess.Popen(words, stdout=log, stderr=log)
@@ -62,7 +80,9 @@ class Training:
 
     def starts(self) -> int:
         """How often the job has started again."""
-        return sum(("restart " in line or "in place of" in line) for line in self.log().splitlines())
+        return sum(
+            ("restart " in line or "in place of" in line) for line in self.log().splitlines()
+        )
 
     def log(self) -> str:
         """What it has printed."""
@@ -73,19 +93,27 @@ class Training:
         end, least = time.monotonic() + PATIENCE, None
         while True:
             if self.process.poll() is not None or time.monotonic() > end:
-                raise SystemExit(f"no step after {PATIENCE:g} s, exit code {self.process.poll()}\n{self.log()}")
+                raise SystemExit(
+                    f"no step after {PATIENCE:g} s, exit code {self.process.poll()}\n{self.log()}"
+                )
             time.sleep(0.1)
             config, records = self.run_dir / "config.json", self.run_dir / "metrics.jsonl"
-            if config.exists() and config.stat().st_mtime > since and records.exists():  # what is resumed is cut first
+            if (
+                config.exists() and config.stat().st_mtime > since and records.exists()
+            ):  # what is resumed is cut first
                 size = records.stat().st_size
                 least = size if least is None else min(least, size)
                 if size > least:
                     return
 
     def pass_a_step(self, step: int) -> int:
-        """Waits until a later step is recorded, and returns it: what fails twice at one step is not started again."""
+        """Waits until a later step is recorded, and returns it: what fails twice at one step is not
+        started again.
+        """
         end = time.monotonic() + PATIENCE
-        while (latest := max((record["step"] for record in self.records("step")), default=0)) <= step:
+        while (
+            latest := max((record["step"] for record in self.records("step")), default=0)
+        ) <= step:
             if time.monotonic() > end:
                 raise SystemExit(f"no step after {step}\n{self.log()}")
             time.sleep(0.1)
@@ -95,7 +123,9 @@ class Training:
         """Takes a rank or a host away, or gives one back; says what."""
         away = [host for host in ALL if host not in self.listed]
         kind = chance.choice(["kill", "stop", "damage", "cut", "join" if away else "leave"])
-        host = chance.choice(away if kind == "join" else [h for h in self.listed if kind != "leave" or h != "lab1"])
+        host = chance.choice(
+            away if kind == "join" else [h for h in self.listed if kind != "leave" or h != "lab1"]
+        )
         if kind == "cut" and host == "lab1":
             host = next(h for h in self.listed if h != "lab1")
         checkpoints = sorted((self.run_dir / "checkpoints").glob("step-*.npz"))
@@ -138,7 +168,9 @@ def play(training: Training, losses: int, until: float, chance: random.Random) -
 
 def main() -> int:
     """Returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--losses", type=int, default=10**6)
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--seed", type=int, default=0)

@@ -22,18 +22,40 @@ PATIENCE = 400.0  # seconds for a moment to come, and for an end
 GONE = 120.0  # seconds for the processes of an ended job to go
 EVERY = 100  # steps between two validations
 FLAGS = (
-    *("--dataset=synthetic", "--num_examples=240000", "--model=tests.training.own_networks:small", "--image_size=16"),
-    *("--precision=float32", "--per_gpu_batch=8", "--epochs=1", "--log_every_steps=10", "--stall_timeout=20"),
-    *("--checkpoint_every_steps=10", "--keep_best=false", f"--eval_every_epochs={EVERY * 24 / 240000}"),
+    *(
+        "--dataset=synthetic",
+        "--num_examples=240000",
+        "--model=tests.training.own_networks:small",
+        "--image_size=16",
+    ),
+    *(
+        "--precision=float32",
+        "--per_gpu_batch=8",
+        "--epochs=1",
+        "--log_every_steps=10",
+        "--stall_timeout=20",
+    ),
+    *(
+        "--checkpoint_every_steps=10",
+        "--keep_best=false",
+        f"--eval_every_epochs={EVERY * 24 / 240000}",
+    ),
 )
 START, TRAINING, VALIDATION = "start", "training", "validation"
-KILLED, STOPPED, CUT, NO_DAEMON = "rank killed", "rank stopped", "host cut", "mpirun's daemon killed"
+KILLED, STOPPED, CUT, NO_DAEMON = (
+    "rank killed",
+    "rank stopped",
+    "host cut",
+    "mpirun's daemon killed",
+)
 RANK = "[b]in/python.*hybrid_imagenet.main"
 SIGNAL = f"until pgrep -f '{RANK}'; do sleep 0.1; done; kill -%s $(pgrep -n -f '{RANK}')"
 WAYS = {
     KILLED: SIGNAL % "KILL",
     STOPPED: SIGNAL % "STOP",
-    CUT: "ip link set eth0 down; until [ -e {folder}/over ]; do sleep 0.1; done; ip link set eth0 up",
+    CUT: (
+        "ip link set eth0 down; until [ -e {folder}/over ]; do sleep 0.1; done; ip link set eth0 up"
+    ),
     NO_DAEMON: "pkill -KILL orted",
 }
 WATCH = "while pgrep -f '{processes}'; do sleep 0.1; done; touch {folder}/gone-{host}"
@@ -81,9 +103,22 @@ def losses() -> Iterator[Loss]:
 def end(loss: Loss, hosts: str, folder: pathlib.Path) -> End:
     """Runs a training, loses what the row says of the last host, and waits for the end."""
     names = [host.partition(":")[0] for host in hosts.split(",")]
-    words = [sys.executable, "-m", "hybrid_imagenet", "run", "-H", hosts, "--network-interfaces", "eth0", "--", *FLAGS]
+    words = [
+        sys.executable,
+        "-m",
+        "hybrid_imagenet",
+        "run",
+        "-H",
+        hosts,
+        "--network-interfaces",
+        "eth0",
+        "--",
+        *FLAGS,
+    ]
     with (folder / "log").open("w") as log:
-        job = subprocess.Popen([*words, f"--engine={loss.engine}", f"--run_dir={folder}/run"], stdout=log, stderr=log)
+        job = subprocess.Popen(
+            [*words, f"--engine={loss.engine}", f"--run_dir={folder}/run"], stdout=log, stderr=log
+        )
     _wait(lambda: _reached(loss.moment, folder), job, folder)
     time.sleep(1.0 if loss.moment == VALIDATION else 0.0)
     for host in names:
@@ -98,11 +133,20 @@ def end(loss: Loss, hosts: str, folder: pathlib.Path) -> End:
         time.sleep(0.1)
     left = tuple(host for host in names if not (folder / f"gone-{host}").exists())
     (folder / "over").touch()
-    while subprocess.run(["ssh", "-o", "ConnectTimeout=1", names[-1], "true"], capture_output=True).returncode:
+    while subprocess.run(
+        ["ssh", "-o", "ConnectTimeout=1", names[-1], "true"], capture_output=True
+    ).returncode:
         time.sleep(0.1)
     lines = (folder / "log").read_text(errors="replace").splitlines()
     said = tuple(line for line in lines if re.match(r"error: |stall: rank|ssh: |Timeout,", line))
-    stack = next((re.sub(r"\S*site-packages/", "", line[9:]) for line in lines if line.startswith("stall:   ")), "")
+    stack = next(
+        (
+            re.sub(r"\S*site-packages/", "", line[9:])
+            for line in lines
+            if line.startswith("stall:   ")
+        ),
+        "",
+    )
     return End(code, seconds, _saved(folder), left, said, stack)
 
 
@@ -116,7 +160,9 @@ def _wait(reached, job: subprocess.Popen[bytes], folder: pathlib.Path) -> None:
     until = time.monotonic() + PATIENCE
     while not reached():
         if job.poll() is not None or time.monotonic() > until:
-            raise SystemExit(f"the moment did not come, exit code {job.poll()}\n{(folder / 'log').read_text()}")
+            raise SystemExit(
+                f"the moment did not come, exit code {job.poll()}\n{(folder / 'log').read_text()}"
+            )
         time.sleep(0.1)
 
 
@@ -131,7 +177,9 @@ def _reached(moment: str, folder: pathlib.Path) -> bool:
 
 
 def _saved(folder: pathlib.Path) -> str:
-    newest = max((int(path.stem[5:]) for path in folder.glob("run/checkpoints/step-*.npz")), default=0)
+    newest = max(
+        (int(path.stem[5:]) for path in folder.glob("run/checkpoints/step-*.npz")), default=0
+    )
     return f"{newest} of {_steps(folder)}" if newest else "nothing"
 
 
@@ -139,18 +187,38 @@ def table(found: dict[Loss, End]) -> str:
     """Returns the section of the page."""
     lines = [
         ends.SEVERAL,
-        "Written by `launch/lab.sh --hosts=3 --slots=1 -- python -m tests.launch.losses` from real runs: do not edit.",
-        "A training of a rank on each of three hosts loses the last one. As `--stall_timeout` is 20, a hung rank is",
-        "named after 10 s, not after 30 s. `seconds`: from the loss to the end of the job. `saved`: the step of the",
-        "newest checkpoint of the last recorded one. `left`: hosts on which a process of the job stays; of one that is",
+        (
+            "Written by `launch/lab.sh --hosts=3 --slots=1 -- python -m tests.launch.losses` from"
+            " real runs: do not edit."
+        ),
+        (
+            "A training of a rank on each of three hosts loses the last one. As `--stall_timeout`"
+            " is 20, a hung rank is"
+        ),
+        (
+            "named after 10 s, not after 30 s. `seconds`: from the loss to the end of the job."
+            " `saved`: the step of the"
+        ),
+        (
+            "newest checkpoint of the last recorded one. `left`: hosts on which a process of the"
+            " job stays; of one that is"
+        ),
         "cut off, ranks alone count.",
         "",
         "| engine | moment | lost | exit code | seconds | saved | left | on standard error |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for loss, end in found.items():
-        said = "<br>".join([*end.lines, *([f"(stack: {end.stack} ...)"] if end.stack else [])]).replace("|", "\\|")
-        cells = (*dataclasses.astuple(loss), end.code, f"{end.seconds:.0f}", end.saved, ", ".join(end.left) or "none")
+        said = "<br>".join(
+            [*end.lines, *([f"(stack: {end.stack} ...)"] if end.stack else [])]
+        ).replace("|", "\\|")
+        cells = (
+            *dataclasses.astuple(loss),
+            end.code,
+            f"{end.seconds:.0f}",
+            end.saved,
+            ", ".join(end.left) or "none",
+        )
         lines.append(f"| {' | '.join(map(str, cells))} | {said} |")
     return "\n".join(lines) + "\n"
 
@@ -167,7 +235,9 @@ def main() -> None:
             if "LOG" in os.environ:
                 print(log, flush=True)
             if not sys.argv[1:]:
-                ends.PAGE.write_text(ends.PAGE.read_text().partition(ends.SEVERAL)[0] + table(found))
+                ends.PAGE.write_text(
+                    ends.PAGE.read_text().partition(ends.SEVERAL)[0] + table(found)
+                )
 
 
 if __name__ == "__main__":

@@ -12,11 +12,22 @@ LAUNCH = ROOT / "launch"
 SCRIPTS = sorted([*LAUNCH.rglob("*.sh"), ROOT / ".ci" / "run"])
 
 # Variables that change what the scripts do and must not come from whoever runs the tests.
-_OURS = ("HOSTS", "INTERFACE", "RANKS", "DOCKER", "DRY_RUN", "HYBRID_IMAGENET_PYTHON", "CUDA_HOME", "TENSORFLOW")
+_OURS = (
+    "HOSTS",
+    "INTERFACE",
+    "RANKS",
+    "DOCKER",
+    "DRY_RUN",
+    "HYBRID_IMAGENET_PYTHON",
+    "CUDA_HOME",
+    "TENSORFLOW",
+)
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """The tests' own environment, with the scripts' directory for environments set to the one that runs the tests."""
+    """The tests' own environment, with the scripts' directory for environments set to the one that
+    runs the tests.
+    """
     env = {name: value for name, value in os.environ.items() if name not in _OURS}
     env["HYBRID_IMAGENET_VENV"] = sys.prefix
     return env | variables

@@ -1,4 +1,6 @@
-"""launch/local.sh and the two cluster scripts: commands, host lists, hostile words, failing hosts."""
+"""launch/local.sh and the two cluster scripts: commands, host lists, hostile words, failing
+hosts.
+"""
 
 import shlex
 import subprocess
@@ -25,7 +27,11 @@ def _command(result: subprocess.CompletedProcess[str]) -> list[str]:
         (CLUSTER1, ["a", "b", "c"], ("24", "a:8,b:8,c:8")),
         (CLUSTER2, ["a", "b", "c", "d", "e", "f"], ("24", "a:4,b:4,c:4,d:4,e:4,f:4")),
         (CLUSTER1, ["a:2,b", "c:1"], ("11", "a:2,b:8,c:1")),
-        (CLUSTER1, ["--slots=3", "node-1.example.org", "10.0.0.7"], ("6", "node-1.example.org:3,10.0.0.7:3")),
+        (
+            CLUSTER1,
+            ["--slots=3", "node-1.example.org", "10.0.0.7"],
+            ("6", "node-1.example.org:3,10.0.0.7:3"),
+        ),
         (CLUSTER1, ["localhost:2"], ("2", "localhost:2")),
     ],
 )
@@ -59,7 +65,16 @@ def test_local_run_passes_flags_unchanged_and_takes_ranks():
 
 def test_hosts_and_options_that_are_none_are_refused_in_one_line(tmp_path):
     for words in (
-        *(["a;touch x"], ["$(touch x)"], ["`touch x`"], ["-oProxyCommand=touch"], ["a:0"], ["a:1:2"], ["a,,b"], ["*"]),
+        *(
+            ["a;touch x"],
+            ["$(touch x)"],
+            ["`touch x`"],
+            ["-oProxyCommand=touch"],
+            ["a:0"],
+            ["a:1:2"],
+            ["a,,b"],
+            ["*"],
+        ),
         *(["7"], ["a", "a"], ["../a"], [], [","], ["a", "--slots=0"], ["a", "--ssh-port=22;x"]),
         ["a", "--network-interfaces=eth0 --mca x"],
     ):
@@ -80,7 +95,9 @@ def test_settings_of_the_user_stay():
     lines = run(CLUSTER1, "--dry-run", "a", NCCL_IB_TC="5").stdout.splitlines()
     exported = next(line for line in lines if line.startswith("export "))
     assert "NCCL_IB_TC=5" in exported
-    assert "NCCL_IB_GID_INDEX" not in exported  # NCCL finds it; the user's own is left in the environment
+    assert (
+        "NCCL_IB_GID_INDEX" not in exported
+    )  # NCCL finds it; the user's own is left in the environment
     assert "NCCL_NET_GDR_LEVEL=PHB" in exported
     assert "NCCL_NET_GDR_LEVEL=LOC" in run(CLUSTER2, "--dry-run", "a").stdout
 
@@ -95,14 +112,20 @@ def test_the_ring_of_the_papers_is_a_default_that_can_be_dropped(script):
 
 @pytest.mark.parametrize(
     ("hosts", "ring"),
-    [(["a:8"] * 1, True), ([f"h{n}:8" for n in range(8)], True), ([f"h{n}:8" for n in range(9)], False)],
+    [
+        (["a:8"] * 1, True),
+        ([f"h{n}:8" for n in range(8)], True),
+        ([f"h{n}:8" for n in range(9)], False),
+    ],
 )
 def test_beyond_64_ranks_the_algorithm_is_nccls_choice(hosts, ring):
     assert ("NCCL_ALGO=Ring" in run(CLUSTER1, "--dry-run", *hosts).stdout.split()) == ring
 
 
 def test_a_host_that_does_not_exist_is_named_in_one_line():
-    result = run(CLUSTER1, "no-such-host.invalid:2", "--dataset=digits", "--augmentation=digits", timeout=30)
+    result = run(
+        CLUSTER1, "no-such-host.invalid:2", "--dataset=digits", "--augmentation=digits", timeout=30
+    )
     assert result.returncode == 2
     assert "no-such-host.invalid" in error_line(result)
 
@@ -138,5 +161,7 @@ def test_flag_files_say_what_they_are_for_and_are_good(path: Path, monkeypatch):
         assert word in text
     assert "Expected:" in text or "Published:" in text
     monkeypatch.setenv("HYBRID_IMAGENET_RANKS_ELSEWHERE", "1")  # where the images are
-    code, _, errors = in_process.call("hybrid_imagenet.main", [f"--flagfile={path}", "--check_only"])
+    code, _, errors = in_process.call(
+        "hybrid_imagenet.main", [f"--flagfile={path}", "--check_only"]
+    )
     assert code == 0, errors

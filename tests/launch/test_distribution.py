@@ -14,8 +14,16 @@ def test_sdist_holds_every_file_of_the_repository_and_no_others(tmp_path):
     if listed.returncode:
         pytest.skip("not a checkout of git")
     # All that setuptools writes goes to tmp_path; nothing of the checkout changes.
-    command = ["egg_info", f"--egg-base={tmp_path}", "sdist", "--formats=tar", f"--dist-dir={tmp_path}"]
-    subprocess.run([sys.executable, "setup.py", "-q", *command], cwd=ROOT, check=True, capture_output=True)
+    command = [
+        "egg_info",
+        f"--egg-base={tmp_path}",
+        "sdist",
+        "--formats=tar",
+        f"--dist-dir={tmp_path}",
+    ]
+    subprocess.run(
+        [sys.executable, "setup.py", "-q", *command], cwd=ROOT, check=True, capture_output=True
+    )
     (path,) = tmp_path.glob("*.tar")
     with tarfile.open(path) as archive:
         names = {member.name.partition("/")[2] for member in archive if member.isfile()}
@@ -23,6 +31,10 @@ def test_sdist_holds_every_file_of_the_repository_and_no_others(tmp_path):
     made = {name for name in names if ".egg-info/" in name} | {"PKG-INFO", "setup.cfg"}
     assert tracked <= names
     new = subprocess.run(
-        ["git", "ls-files", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert names - tracked - made <= set(new.stdout.splitlines())

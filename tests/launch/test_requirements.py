@@ -1,4 +1,6 @@
-"""What the package and its tests import is what pyproject.toml asks for and constraints.txt pins."""
+"""What the package and its tests import is what pyproject.toml asks for and constraints.txt
+pins.
+"""
 
 import ast
 import importlib.metadata
@@ -49,18 +51,29 @@ def metadata() -> dict:
 def _requirements(metadata: dict) -> dict[str, Requirement]:
     extras = metadata["optional-dependencies"]
     # set-up does not install the extra `docs`: the site is built with what is current
-    texts = [*metadata["dependencies"], *(r for name, extra in extras.items() if name != "docs" for r in extra)]
+    texts = [
+        *metadata["dependencies"],
+        *(r for name, extra in extras.items() if name != "docs" for r in extra),
+    ]
     return {canonicalize_name(r.name): r for r in map(Requirement, texts)}
 
 
 def _pins(tensorflow: str = "") -> dict[str, Requirement]:
-    """The pins that hold for the Python that runs the tests, some of them replaced for another TensorFlow."""
+    """The pins that hold for the Python that runs the tests, some of them replaced for another
+    TensorFlow.
+    """
     files = ["constraints.txt"] + ([f"tensorflow-{tensorflow}.txt"] if tensorflow else [])
     pins: dict[str, Requirement] = {}
     for file in files:
         lines = (LAUNCH / file).read_text().splitlines()
-        found = [Requirement(line.partition(" --hash=")[0]) for line in lines if line and not line.startswith("#")]
-        pins |= {canonicalize_name(p.name): p for p in found if p.marker is None or p.marker.evaluate()}
+        found = [
+            Requirement(line.partition(" --hash=")[0])
+            for line in lines
+            if line and not line.startswith("#")
+        ]
+        pins |= {
+            canonicalize_name(p.name): p for p in found if p.marker is None or p.marker.evaluate()
+        }
     return pins
 
 
@@ -73,7 +86,9 @@ def _imported(folder: Path) -> set[str]:
                 names |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 names.add(node.module.partition(".")[0])
-    return names - set(sys.stdlib_module_names) - {"hybrid_imagenet", "studies", "benchmarks", "tests"}
+    return (
+        names - set(sys.stdlib_module_names) - {"hybrid_imagenet", "studies", "benchmarks", "tests"}
+    )
 
 
 @pytest.mark.parametrize("folder", ["hybrid_imagenet", "tests"])
@@ -85,7 +100,9 @@ def test_every_import_is_asked_for(metadata, folder):
     assert not names - asked
 
 
-@pytest.mark.parametrize("tensorflow", ["", *(p.stem.partition("-")[2] for p in LAUNCH.glob("tensorflow-*.txt"))])
+@pytest.mark.parametrize(
+    "tensorflow", ["", *(p.stem.partition("-")[2] for p in LAUNCH.glob("tensorflow-*.txt"))]
+)
 def test_every_requirement_is_pinned_within_its_range(metadata, tensorflow):
     pins = _pins(tensorflow)
     for name, requirement in _requirements(metadata).items():

@@ -25,7 +25,11 @@ def test_programs_can_be_executed_and_stop_at_the_first_error(path):
 
 @pytest.mark.parametrize(
     "path",
-    [p for p in PROGRAMS if p.name not in ("run", "container_sshd.sh", "container_user.sh", "horovod_wheel.sh")],
+    [
+        p
+        for p in PROGRAMS
+        if p.name not in ("run", "container_sshd.sh", "container_user.sh", "horovod_wheel.sh")
+    ],
     ids=lambda p: p.name,
 )
 def test_help_tells_how_to_start_it(path):
@@ -41,7 +45,11 @@ def test_the_dockerfile_is_clean():
 
 
 def test_what_the_image_needs_is_not_ignored_by_docker():
-    shown = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    shown = {
+        line[1:]
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
     assert {"flags", "hybrid_imagenet", "launch", "pyproject.toml", "setup.py"} <= shown
 
 
@@ -68,7 +76,12 @@ def test_check_of_two_ranks_needs_only_files_that_the_image_build_has_copied(sta
     (stub / "horovod" / "__init__.py").touch()
     (stub / "horovod" / "tensorflow.py").write_text(STUB_HOROVOD)
     (stub / "tensorflow.py").write_text(STUB_TENSORFLOW)
-    commands = (ROOT / "Dockerfile").read_text().partition(f"AS {stage}")[2].partition("RUN launch/setup.sh")[0]
+    commands = (
+        (ROOT / "Dockerfile")
+        .read_text()
+        .partition(f"AS {stage}")[2]
+        .partition("RUN launch/setup.sh")[0]
+    )
     copies = [line.split()[1:] for line in commands.splitlines() if line.startswith("COPY ")]
     assert ["launch", "launch"] in copies
     for *sources, target in copies:
@@ -131,7 +144,10 @@ def test_the_job_asks_for_a_gpu_per_slot_and_mounts_its_claims():
     assert job["apiVersion"] == "kubeflow.org/v2beta1"
     assert container["resources"]["limits"]["nvidia.com/gpu"] == str(job["spec"]["slotsPerWorker"])
     assert workers["replicas"] * job["spec"]["slotsPerWorker"] == 24
-    claims = {d["metadata"]["name"] for d in yaml.safe_load_all((LAUNCH / "kubernetes/volumes.yaml").read_text())}
+    claims = {
+        d["metadata"]["name"]
+        for d in yaml.safe_load_all((LAUNCH / "kubernetes/volumes.yaml").read_text())
+    }
     for role in job["spec"]["mpiReplicaSpecs"].values():
         for volume in role["template"]["spec"]["volumes"]:
             if "persistentVolumeClaim" in volume:
@@ -173,9 +189,13 @@ def test_slurm_script_outside_a_job_says_how_to_submit_it():
 
 def test_the_kubernetes_launcher_reads_the_operators_list_of_hosts(tmp_path):
     hostfile = tmp_path / "hostfile"
-    hostfile.write_text("# made by the operator\njob-worker-0.job.ns.svc slots=8\njob-worker-1.job.ns.svc slots=8\n")
+    hostfile.write_text(
+        "# made by the operator\njob-worker-0.job.ns.svc slots=8\njob-worker-1.job.ns.svc slots=8\n"
+    )
     launcher = LAUNCH / "kubernetes/launcher.sh"
-    result = run(launcher, "--dry-run", "--run_dir=/runs/x", "--flagfile=f", MPI_HOSTFILE=str(hostfile))
+    result = run(
+        launcher, "--dry-run", "--run_dir=/runs/x", "--flagfile=f", MPI_HOSTFILE=str(hostfile)
+    )
     assert "-np 16 -H job-worker-0.job.ns.svc:8,job-worker-1.job.ns.svc:8" in result.stdout
     assert run(launcher, "--epochs=3", MPI_HOSTFILE=str(hostfile)).returncode == 2
 
@@ -205,14 +225,19 @@ def test_docker_hands_rdma_adapters_to_gpu_containers_where_there_are_any(tmp_pa
     (tmp_path / "infiniband").mkdir()
     there, missing = str(tmp_path / "infiniband"), str(tmp_path / "none")
     started = {
-        (kind, place): run(LAUNCH / "docker.sh", *kind, "--dry-run", INFINIBAND=place).stdout.splitlines()[1]
+        (kind, place): (
+            run(LAUNCH / "docker.sh", *kind, "--dry-run", INFINIBAND=place).stdout.splitlines()[1]
+        )
         for kind in ((), ("--gpu",))
         for place in (there, missing)
     }
     assert f"--device {there}" in started[("--gpu",), there]
     assert sum("--device" in line for line in started.values()) == 1
     for library in ("libibverbs1", "ibverbs-providers", "librdmacm1"):
-        assert library in (ROOT / "Dockerfile").read_text().partition("AS gpu-base")[2].partition("FROM")[0]
+        assert (
+            library
+            in (ROOT / "Dockerfile").read_text().partition("AS gpu-base")[2].partition("FROM")[0]
+        )
 
 
 def test_docker_refuses_what_it_cannot_mount(tmp_path):
@@ -223,17 +248,26 @@ def test_docker_refuses_what_it_cannot_mount(tmp_path):
 
 
 def test_every_pin_has_hashes():
-    lines = {name: (LAUNCH / name).read_text().splitlines() for name in ("constraints.txt", "hashes.txt")}
-    pins, hashed = ([line for line in text if line and not line.startswith("#")] for text in lines.values())
+    lines = {
+        name: (LAUNCH / name).read_text().splitlines() for name in ("constraints.txt", "hashes.txt")
+    }
+    pins, hashed = (
+        [line for line in text if line and not line.startswith("#")] for text in lines.values()
+    )
     older = re.search(r"(?m)^CUDNN_BEFORE_TURING=(.*)$", (LAUNCH / "setup.sh").read_text())[1]
-    assert {line.partition(" --hash=")[0] for line in hashed} == {*pins, f"nvidia-cudnn-cu12=={older}"}
+    assert {line.partition(" --hash=")[0] for line in hashed} == {
+        *pins,
+        f"nvidia-cudnn-cu12=={older}",
+    }
     for line in hashed:
         hashes = line.split(" --hash=")[1:]
         assert hashes
         assert all(re.fullmatch("sha256:[0-9a-f]{64}", value) for value in hashes), line
 
 
-@pytest.mark.parametrize("path", sorted(LAUNCH.glob("tensorflow-*.txt")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted(LAUNCH.glob("tensorflow-*.txt")), ids=lambda path: path.stem
+)
 def test_the_pins_of_another_tensorflow_are_whole(path):
     lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
     names = {line.partition("==")[0]: line.partition("==")[2].split(" ")[0] for line in lines}
@@ -242,7 +276,9 @@ def test_the_pins_of_another_tensorflow_are_whole(path):
     for name in ("tensorflow", "tf-keras", "tensorboard"):
         assert names[name].startswith(version + ".")
     for line in lines:
-        assert all(re.fullmatch("sha256:[0-9a-f]{64}", value) for value in line.split(" --hash=")[1:]), line
+        assert all(
+            re.fullmatch("sha256:[0-9a-f]{64}", value) for value in line.split(" --hash=")[1:]
+        ), line
         assert " --hash=" in line
 
 
@@ -250,7 +286,10 @@ def test_the_pins_of_another_tensorflow_are_whole(path):
 def test_the_environment_asks_for_bash_in_another_shell():
     done = run("dash", "-c", ". launch/env.sh; echo $?")
     assert done.stdout == "1\n"
-    text = "error: launch/env.sh is for bash and this is another shell: start bash, then . launch/env.sh\n"
+    text = (
+        "error: launch/env.sh is for bash and this is another shell: start bash, then ."
+        " launch/env.sh\n"
+    )
     assert done.stderr == text
 
 

@@ -1,4 +1,6 @@
-"""launch/setup.sh: what it refuses, and what it would install. The full set-up is what the tests themselves run in."""
+"""launch/setup.sh: what it refuses, and what it would install. The full set-up is what the tests
+themselves run in.
+"""
 
 import os
 import pathlib
@@ -26,13 +28,17 @@ def test_unknown_options_are_refused(argument):
 def test_a_tensorflow_without_pins_is_refused():
     result = run(SETUP, TENSORFLOW="2.17")
     assert result.returncode == 2
-    assert "TENSORFLOW=2.17" in error_line(result) and "2.18, 2.19, 2.20, 2.21" in error_line(result)
+    assert "TENSORFLOW=2.17" in error_line(result) and "2.18, 2.19, 2.20, 2.21" in error_line(
+        result
+    )
 
 
 def test_a_directory_that_is_no_environment_is_not_touched(tmp_path):
     (tmp_path / "venv").mkdir()
     (tmp_path / "venv" / "mine").write_text("x")
-    result = run(SETUP, HYBRID_IMAGENET_VENV=str(tmp_path / "venv"), XDG_CACHE_HOME=str(tmp_path / "cache"))
+    result = run(
+        SETUP, HYBRID_IMAGENET_VENV=str(tmp_path / "venv"), XDG_CACHE_HOME=str(tmp_path / "cache")
+    )
     assert result.returncode == 1
     assert "is not a virtual environment" in error_line(result)
     assert [path.name for path in (tmp_path / "venv").iterdir()] == ["mine"]
@@ -43,7 +49,8 @@ FUNCTIONS = """. <(sed -e 's|^[.] .*/lib.sh"|. launch/lib.sh|' -e '$d' launch/se
 
 
 @pytest.mark.parametrize(
-    ("model", "pin"), [("v100", "9.10.2.21"), ("p40", "9.10.2.21"), ("a100", "9.28.0.42"), ("h100", "9.28.0.42")]
+    ("model", "pin"),
+    [("v100", "9.10.2.21"), ("p40", "9.10.2.21"), ("a100", "9.28.0.42"), ("h100", "9.28.0.42")],
 )
 def test_cudnn_suits_the_gpus_that_are_named(model, pin):
     """cuDNN 9.11 has no kernels for GPUs before Turing, the papers' V100 and P40 among them."""
@@ -62,14 +69,20 @@ def test_constraints_are_requirements_that_pip_can_read(cudnn):
 
 def test_the_tensorflow_of_a_cluster_is_pinned_with_what_it_needs():
     def pins(file, tensorflow):
-        lines = run("bash", "-c", f". launch/lib.sh && pins {file}", TENSORFLOW=tensorflow).stdout.splitlines()
+        lines = run(
+            "bash", "-c", f". launch/lib.sh && pins {file}", TENSORFLOW=tensorflow
+        ).stdout.splitlines()
         return [line for line in lines if line and not line.startswith("#")]
 
     def versions(tensorflow):
         lines = [line.partition(" --hash")[0] for line in pins("hashes.txt", tensorflow)]
-        lines = [line for line in lines if "cudnn" not in line]  # there are two, for older and newer GPUs
+        lines = [
+            line for line in lines if "cudnn" not in line
+        ]  # there are two, for older and newer GPUs
         assert set(lines) <= set(pins("constraints.txt", tensorflow))
-        plain = [line.split(" ;")[0].split("==") for line in lines if "python_version <" not in line]
+        plain = [
+            line.split(" ;")[0].split("==") for line in lines if "python_version <" not in line
+        ]
         assert len({name for name, _ in plain}) == len(plain), "one version of each"
         return dict(plain)
 
@@ -83,7 +96,15 @@ def test_the_tensorflow_of_a_cluster_is_pinned_with_what_it_needs():
 def test_the_key_of_the_built_wheel_names_all_it_depends_on():
     key = run(SETUP, "--print-key", "--cpu").stdout.strip()
     version = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    for part in ("horovod0.28.1", "tf2.21.0", "openmpi4.1.8", version, os.uname().machine, "-cpu", "build"):
+    for part in (
+        "horovod0.28.1",
+        "tf2.21.0",
+        "openmpi4.1.8",
+        version,
+        os.uname().machine,
+        "-cpu",
+        "build",
+    ):
         assert part in key
     assert "tf2.18" in run(SETUP, "--print-key", "--cpu", TENSORFLOW="2.18").stdout
 
@@ -110,7 +131,10 @@ def test_setup_does_not_take_a_damaged_wheel_from_its_cache(tmp_path):
     for damaged in (b"", content[:-30], content.replace(b"code", b"c0de", 1)):
         path.write_bytes(damaged)
         assert wheel("--cached").returncode == 1
-        for option in ("--check", "--build"):  # what they find missing shows that they would build it again
+        for option in (
+            "--check",
+            "--build",
+        ):  # what they find missing shows that they would build it again
             assert "g++ cannot compile C++17" in error_line(wheel(option))
 
 
@@ -120,29 +144,50 @@ RULE = "-" * 74
 @pytest.mark.parametrize(
     ("log", "told"),
     [
-        (f"started\n{RULE}\nThere are not enough slots available in the\nsystem:\n\n  true\n\nEither ask\n{RULE}\n",
-         "There are not enough slots available in the system:"),
-        (f"{RULE}\nIt looks like MPI_INIT failed:\n\n  more\n{RULE}\n{RULE}\nPrimary job ended\n{RULE}\n",
-         "It looks like MPI_INIT failed:"),
-        (f"{RULE}\nPrimary job ended\n{RULE}\nerror: 1 ranks gave the sum 1, not 3\n{RULE}\n",
-         "error: 1 ranks gave the sum 1, not 3"),
+        (
+            (
+                f"started\n{RULE}\nThere are not enough slots available in the\nsystem:\n\n "
+                f" true\n\nEither ask\n{RULE}\n"
+            ),
+            "There are not enough slots available in the system:",
+        ),
+        (
+            (
+                f"{RULE}\nIt looks like MPI_INIT failed:\n\n  more\n{RULE}\n{RULE}\nPrimary job"
+                f" ended\n{RULE}\n"
+            ),
+            "It looks like MPI_INIT failed:",
+        ),
+        (
+            f"{RULE}\nPrimary job ended\n{RULE}\nerror: 1 ranks gave the sum 1, not 3\n{RULE}\n",
+            "error: 1 ranks gave the sum 1, not 3",
+        ),
         (f"the last words\n\n{RULE}\n", "the last words"),
         ("one\ntwo\n", "two"),
     ],
-)  # fmt: skip
+)
 def test_last_error_of_a_log_of_open_mpi_is_its_reason_and_no_rule_of_dashes(tmp_path, log, told):
     (tmp_path / "log").write_text(log)
     assert run("bash", "-c", f"{FUNCTIONS}; last_error {tmp_path}/log").stdout == f"{told}\n"
 
 
-@pytest.mark.parametrize(("version", "usable"), [("3.9", False), ("3.10", True), ("3.13", True), ("3.14", False)])
+@pytest.mark.parametrize(
+    ("version", "usable"), [("3.9", False), ("3.10", True), ("3.13", True), ("3.14", False)]
+)
 def test_find_python_takes_the_versions_that_pyproject_allows(tmp_path, version, usable):
     stand_in = tmp_path / "python"
     stand_in.write_text(f"#!/bin/sh\necho {stand_in} {version}\n")
     stand_in.chmod(0o755)
-    allowed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["requires-python"]
+    allowed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "requires-python"
+    ]
     assert SpecifierSet(allowed).contains(version) == usable
-    result = run("bash", "-c", f"{FUNCTIONS}; find_python; echo $python", HYBRID_IMAGENET_PYTHON=str(stand_in))
+    result = run(
+        "bash",
+        "-c",
+        f"{FUNCTIONS}; find_python; echo $python",
+        HYBRID_IMAGENET_PYTHON=str(stand_in),
+    )
     if usable:
         assert result.stdout.splitlines()[-1] == str(stand_in)
     else:
@@ -150,14 +195,20 @@ def test_find_python_takes_the_versions_that_pyproject_allows(tmp_path, version,
 
 
 def test_env_says_what_to_do_without_an_environment(tmp_path):
-    result = run("bash", "-c", ". launch/env.sh && echo went on", HYBRID_IMAGENET_VENV=str(tmp_path))
+    result = run(
+        "bash", "-c", ". launch/env.sh && echo went on", HYBRID_IMAGENET_VENV=str(tmp_path)
+    )
     assert result.returncode == 1
     assert "run launch/setup.sh first" in error_line(result)
 
 
 def test_env_keeps_what_the_user_has_set():
-    show = ". launch/env.sh; echo $TF_CPP_MIN_LOG_LEVEL ${OMPI_ALLOW_RUN_AS_ROOT:-unset} $VIRTUAL_ENV"
+    show = (
+        ". launch/env.sh; echo $TF_CPP_MIN_LOG_LEVEL ${OMPI_ALLOW_RUN_AS_ROOT:-unset} $VIRTUAL_ENV"
+    )
     assert run("bash", "-c", show, TF_CPP_MIN_LOG_LEVEL="0").stdout.split()[0] == "0"
     env = {k: v for k, v in environment().items() if not k.startswith(("OMPI_", "TF_"))}
-    clean = subprocess.run(["bash", "-c", show], cwd=ROOT, env=env, capture_output=True, text=True, timeout=20)
+    clean = subprocess.run(
+        ["bash", "-c", show], cwd=ROOT, env=env, capture_output=True, text=True, timeout=20
+    )
     assert clean.stdout.split() == ["2", "1" if os.getuid() == 0 else "unset", sys.prefix]

@@ -1,4 +1,6 @@
-"""What other people give `compile` and `fit`, each by itself: the rows of the table in docs/library.md."""
+"""What other people give `compile` and `fit`, each by itself: the rows of the table in
+docs/library.md.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def two_targets(count: int) -> Data:
 
 def tokens(count: int) -> Data:
     random = np.random.default_rng(5)
-    x = random.integers(1, 7, (count, 5)) * (np.arange(5) < random.integers(2, 6, (count, 1)))  # 0 is padding
+    x = random.integers(1, 7, (count, 5)) * (
+        np.arange(5) < random.integers(2, 6, (count, 1))
+    )  # 0 is padding
     return x.astype(np.int32), random.integers(0, 3, count).astype(np.int32)
 
 
@@ -43,10 +47,15 @@ def tagged(count: int) -> Data:
 
 
 def images(count: int) -> Data:
-    return np.random.default_rng(5).normal(size=(count, 6, 6, 2)).astype(np.float32), vectors(count)[1]
+    return (
+        np.random.default_rng(5).normal(size=(count, 6, 6, 2)).astype(np.float32),
+        vectors(count)[1],
+    )
 
 
-def dense(*between: Callable[[], Any], shape: tuple[int, ...] = (6,), **first: Any) -> keras.Sequential:
+def dense(
+    *between: Callable[[], Any], shape: tuple[int, ...] = (6,), **first: Any
+) -> keras.Sequential:
     """A first layer, what is between, and logits of three classes."""
     hidden = [layers.Dense(8, "tanh", **first), *(layer() for layer in between)]
     return keras.Sequential([keras.Input(shape), *hidden, layers.Dense(3, dtype="float32")])
@@ -54,7 +63,9 @@ def dense(*between: Callable[[], Any], shape: tuple[int, ...] = (6,), **first: A
 
 def embedded(*then: Callable[[], Any], mask: bool = False) -> keras.Sequential:
     inputs = keras.Input((5,), dtype="int32")
-    return keras.Sequential([inputs, layers.Embedding(7, 4, mask_zero=mask), *(make() for make in then)])
+    return keras.Sequential(
+        [inputs, layers.Embedding(7, 4, mask_zero=mask), *(make() for make in then)]
+    )
 
 
 def recurrent(*makes: Callable[[], Any], mask: bool = False) -> keras.Sequential:
@@ -71,12 +82,19 @@ def two_outputs() -> keras.Model:
     inputs = keras.Input((6,))
     hidden = layers.LayerNormalization()(layers.Dense(8, trainable=False)(inputs))
     hidden = layers.GroupNormalization(2)(layers.Dense(8)(hidden))
-    return keras.Model(inputs, [layers.Dense(3, name=name, dtype="float32")(hidden) for name in ("one", "other")])
+    return keras.Model(
+        inputs, [layers.Dense(3, name=name, dtype="float32")(hidden) for name in ("one", "other")]
+    )
 
 
 def arrays(place: Place, data: Data) -> Arguments:
     x, y, *weights = place.share(data)
-    return {"x": x, "y": y, "batch_size": place.batch, "sample_weight": weights[0] if weights else None}
+    return {
+        "x": x,
+        "y": y,
+        "batch_size": place.batch,
+        "sample_weight": weights[0] if weights else None,
+    }
 
 
 def cut(of_second: int) -> Callable[[Place, Data], Arguments]:
@@ -92,7 +110,9 @@ def cut(of_second: int) -> Callable[[Place, Data], Arguments]:
 
 
 def dataset(place: Place, data: Data) -> Arguments:
-    return {"x": place.share(tf.data.Dataset.from_tensor_slices(data)).batch(place.batch).prefetch(1)}
+    return {
+        "x": place.share(tf.data.Dataset.from_tensor_slices(data)).batch(place.batch).prefetch(1)
+    }
 
 
 def generator(place: Place, data: Data) -> Arguments:
@@ -131,7 +151,9 @@ def validated(place: Place, data: Data) -> Arguments:
 
 @contextlib.contextmanager
 def pretended_gpu() -> Iterator[None]:
-    """A device that is there for those who ask which there are, as `compile(jit_compile="auto")` does."""
+    """A device that is there for those who ask which there are, as `compile(jit_compile="auto")`
+    does.
+    """
     known = tf.config.list_physical_devices
 
     def devices(kind=None):
@@ -194,7 +216,11 @@ def case(
                 **place.compiled(**(compiled or {})),
                 **(given or {}),
             )
-        arguments = {"epochs": EPOCHS, "shuffle": False, "verbose": 0} | feed(place, data(place.examples)) | fitted
+        arguments = (
+            {"epochs": EPOCHS, "shuffle": False, "verbose": 0}
+            | feed(place, data(place.examples))
+            | fitted
+        )
         history = model.fit(**arguments, callbacks=place.callbacks(*callbacks())).history
         assert place.alone or model.optimizer is optimizer
         return model, history
@@ -221,33 +247,57 @@ def several() -> Any:
 ONCE_AN_UPDATE = "once per update; Keras does it after each micro-batch"
 OWN_STATISTICS = "each rank normalizes its own batch"
 OWN_NUMBERS = (
-    "ranks with one seed draw the same numbers: call `set_random_seed(seed + hi.rank())` after `hi.data.shard`"
+    "ranks with one seed draw the same numbers: call `set_random_seed(seed + hi.rank())` after"
+    " `hi.data.shard`"
 )
 OWN_COUNT = "each rank divides by its own count"
 ROUNDED = "each rank rounds to 16 bits"
 of = keras.optimizers
 RATES = {"Adadelta": 1.0, "Adagrad": 0.1, "Ftrl": 0.1}
 KERAS = (
-    *("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lamb", "Lion", "Muon", "Nadam"),
+    *(
+        "Adadelta",
+        "Adafactor",
+        "Adagrad",
+        "Adam",
+        "AdamW",
+        "Adamax",
+        "Ftrl",
+        "Lamb",
+        "Lion",
+        "Muon",
+        "Nadam",
+    ),
     *("RMSprop", "ScheduleFreeAdamW", "SGD"),
 )
 
 ROWS: dict[str, dict[str, Program]] = {
-    "Keras's optimizers": {
-        name: case(inner=lambda name=name: getattr(of, name)(RATES.get(name, 0.01)))
-        for name in KERAS
-        if hasattr(of, name)
-    }
-    | ({"MultiOptimizer": case(inner=several)} if hasattr(of, "MultiOptimizer") else {}),
-    "optimizers of `hi`": {name: case(inner=lambda name=name: optimizers.create(name)) for name in optimizers.NAMES},
-    "`clipnorm`, `clipvalue`, `global_clipnorm`, weight decay, regularizers, constraints": {
-        name: case(inner=sgd(**{name: 0.05})) for name in ("clipnorm", "clipvalue", "global_clipnorm")
-    }
-    | {
-        "decay": case(inner=sgd(weight_decay=0.01)),
-        "both": case(lambda: dense(kernel_regularizer="l2", kernel_constraint=keras.constraints.MaxNorm(0.9))),
-        "of activities": case(lambda: dense(activity_regularizer=keras.regularizers.L2(0.01))),
+    "Keras's optimizers": (
+        {
+            name: case(inner=lambda name=name: getattr(of, name)(RATES.get(name, 0.01)))
+            for name in KERAS
+            if hasattr(of, name)
+        }
+        | ({"MultiOptimizer": case(inner=several)} if hasattr(of, "MultiOptimizer") else {})
+    ),
+    "optimizers of `hi`": {
+        name: case(inner=lambda name=name: optimizers.create(name)) for name in optimizers.NAMES
     },
+    "`clipnorm`, `clipvalue`, `global_clipnorm`, weight decay, regularizers, constraints": (
+        {
+            name: case(inner=sgd(**{name: 0.05}))
+            for name in ("clipnorm", "clipvalue", "global_clipnorm")
+        }
+        | {
+            "decay": case(inner=sgd(weight_decay=0.01)),
+            "both": case(
+                lambda: dense(
+                    kernel_regularizer="l2", kernel_constraint=keras.constraints.MaxNorm(0.9)
+                )
+            ),
+            "of activities": case(lambda: dense(activity_regularizer=keras.regularizers.L2(0.01))),
+        }
+    ),
     "`use_ema`, `SwapEMAWeights`": {
         "at the end": case(inner=sgd(use_ema=True, ema_momentum=0.8)),
         "swapped": case(
@@ -257,7 +307,11 @@ ROWS: dict[str, dict[str, Program]] = {
         ),
     },
     "`keras.optimizers.schedules`": {
-        "cosine": case(inner=lambda: of.SGD(of.schedules.CosineDecay(0.0, 8, warmup_target=0.3, warmup_steps=3))),
+        "cosine": case(
+            inner=lambda: of.SGD(
+                of.schedules.CosineDecay(0.0, 8, warmup_target=0.3, warmup_steps=3)
+            )
+        ),
     },
     "`hi.schedules`": {
         "polynomial": case(wrapped={"schedule": hi.schedules.polynomial(0.3, 2, warmup_epochs=1)}),
@@ -267,27 +321,37 @@ ROWS: dict[str, dict[str, Program]] = {
         ),
     },
     "`LearningRateScheduler`, `ReduceLROnPlateau`, `EarlyStopping`": {
-        "scheduler": case(callbacks=lambda: [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)]),
+        "scheduler": case(
+            callbacks=lambda: [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)]
+        ),
         "plateau": case(
             feed=validated,
             epochs=3,
-            callbacks=lambda: [keras.callbacks.ReduceLROnPlateau("val_loss", 0.5, 1, min_delta=10.0)],
+            callbacks=lambda: [
+                keras.callbacks.ReduceLROnPlateau("val_loss", 0.5, 1, min_delta=10.0)
+            ],
         ),
         "stopping": case(
             feed=validated,
             epochs=4,
-            callbacks=lambda: [keras.callbacks.EarlyStopping("val_loss", 10.0, restore_best_weights=True)],
+            callbacks=lambda: [
+                keras.callbacks.EarlyStopping("val_loss", 10.0, restore_best_weights=True)
+            ],
         ),
     },
     "`gradient_accumulation_steps`": {
         "of Keras": case(inner=adam(gradient_accumulation_steps=2)),
         "not dividing the steps": case(inner=adam(gradient_accumulation_steps=3)),
         "XLA, two steps per execution": case(
-            inner=sgd(gradient_accumulation_steps=2), compiled={"jit_compile": True, "steps_per_execution": 2}
+            inner=sgd(gradient_accumulation_steps=2),
+            compiled={"jit_compile": True, "steps_per_execution": 2},
         ),
     },
     "accumulation with EMA, a constraint or a schedule of Keras": {
-        "EMA": case(inner=sgd(gradient_accumulation_steps=2, use_ema=True, ema_momentum=0.8), differs=ONCE_AN_UPDATE),
+        "EMA": case(
+            inner=sgd(gradient_accumulation_steps=2, use_ema=True, ema_momentum=0.8),
+            differs=ONCE_AN_UPDATE,
+        ),
     },
     "`run_eagerly=True`, `steps_per_execution`": {
         "eager": case(compiled={"run_eagerly": True}),
@@ -310,19 +374,27 @@ ROWS: dict[str, dict[str, Program]] = {
     "convolutions, RNN, LayerNormalization, GroupNormalization": {
         "convolution": case(convolved, data=images),
         "LSTM": case(lambda: recurrent(lambda: layers.LSTM(5)), data=tokens),
-        "Bidirectional": case(lambda: recurrent(lambda: layers.Bidirectional(layers.SimpleRNN(4))), data=tokens),
-        "normalized": case(lambda: dense(layers.LayerNormalization, lambda: layers.GroupNormalization(2))),
+        "Bidirectional": case(
+            lambda: recurrent(lambda: layers.Bidirectional(layers.SimpleRNN(4))), data=tokens
+        ),
+        "normalized": case(
+            lambda: dense(layers.LayerNormalization, lambda: layers.GroupNormalization(2))
+        ),
     },
     "embeddings": {
         "SGD": case(lambda: recurrent(layers.Flatten), lambda: of.SGD(0.1), tokens),
         "Adam": case(
-            lambda: recurrent(layers.Flatten), adam(), tokens, differs="Keras leaves the state of absent rows as it is"
+            lambda: recurrent(layers.Flatten),
+            adam(),
+            tokens,
+            differs="Keras leaves the state of absent rows as it is",
         ),
     },
     "BatchNormalization": {
         "trained": case(lambda: dense(layers.BatchNormalization), differs=OWN_STATISTICS),
         "synchronized": case(
-            lambda: dense(lambda: layers.BatchNormalization(synchronized=True)), differs=OWN_STATISTICS
+            lambda: dense(lambda: layers.BatchNormalization(synchronized=True)),
+            differs=OWN_STATISTICS,
         ),
         "frozen": case(lambda: dense(lambda: layers.BatchNormalization(trainable=False))),
     },
@@ -331,7 +403,9 @@ ROWS: dict[str, dict[str, Program]] = {
     },
     "a loss over masked tokens": {
         "tags": case(
-            lambda: embedded(lambda: layers.LSTM(4, return_sequences=True), lambda: layers.Dense(3), mask=True),
+            lambda: embedded(
+                lambda: layers.LSTM(4, return_sequences=True), lambda: layers.Dense(3), mask=True
+            ),
             data=tagged,
             differs=OWN_COUNT,
         )
@@ -342,12 +416,17 @@ ROWS: dict[str, dict[str, Program]] = {
             inner=lambda: of.SGD(0.02 * hi.size(), momentum=0.9), objective=sums(), logs=False
         ),
     },
-    "mixed precision": {
-        policy: case(policy=policy, close=5e-3, differs=ROUNDED) for policy in ("mixed_float16", "mixed_bfloat16")
-    }
-    | {
-        "own step, float16": Program(lambda place: own_step(place, "mixed_float16"), 5e-3, ROUNDED),
-    },
+    "mixed precision": (
+        {
+            policy: case(policy=policy, close=5e-3, differs=ROUNDED)
+            for policy in ("mixed_float16", "mixed_bfloat16")
+        }
+        | {
+            "own step, float16": Program(
+                lambda place: own_step(place, "mixed_float16"), 5e-3, ROUNDED
+            ),
+        }
+    ),
     "`tf.data`, generators, `PyDataset`": {
         "dataset": case(feed=dataset),
         "weighted dataset": case(data=weighted, feed=dataset),
@@ -361,4 +440,8 @@ ROWS: dict[str, dict[str, Program]] = {
         "other parts": case(feed=cut(1), differs="each rank counts alike"),
     },
 }
-PROGRAMS = {f"{row}: {name}": program for row, programs in ROWS.items() for name, program in programs.items()}
+PROGRAMS = {
+    f"{row}: {name}": program
+    for row, programs in ROWS.items()
+    for name, program in programs.items()
+}

@@ -1,8 +1,10 @@
-"""A job that fits three epochs: KIND LIMIT FOLDER. It prints each epoch; the weights of each rank end in FOLDER.
+"""A job that fits three epochs: KIND LIMIT FOLDER. It prints each epoch; the weights of each rank
+end in FOLDER.
 
-With BackupAndRestore, CSVLogger and, if it is installed, TensorBoard on rank 0. In the second epoch rank 1 `waits`, is
-`stopped`, is `killed`, `raises` an error or has `fewer` batches, or it is `late` for `fit`; `slow` steps leave time
-for a signal; `whole` does nothing of that. LIMIT is the watchdog's, in seconds.
+With BackupAndRestore, CSVLogger and, if it is installed, TensorBoard on rank 0. In the second epoch
+rank 1 `waits`, is `stopped`, is `killed`, `raises` an error or has `fewer` batches, or it is `late`
+for `fit`; `slow` steps leave time for a signal; `whole` does nothing of that. LIMIT is the
+watchdog's, in seconds.
 """
 
 import importlib.util
@@ -31,7 +33,12 @@ class Act(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         if kind == "slow":
             time.sleep(0.2)
-        if (hi.rank(), self.epoch, batch) == (1, 1, 2) and kind in ("waits", "stopped", "killed", "raises"):
+        if (hi.rank(), self.epoch, batch) == (1, 1, 2) and kind in (
+            "waits",
+            "stopped",
+            "killed",
+            "raises",
+        ):
             self.fail()
 
     def fail(self):
@@ -50,13 +57,18 @@ def batches(x, y):
     for number in range(3 * models.STEPS):
         if kind == "fewer" and hi.rank() == 1 and number == 1.5 * models.STEPS:
             return
-        part = slice(number % models.STEPS * models.BATCH, (number % models.STEPS + 1) * models.BATCH)
+        part = slice(
+            number % models.STEPS * models.BATCH, (number % models.STEPS + 1) * models.BATCH
+        )
         yield x[part], y[part]
 
 
 model = models.made(hi.DistributedOptimizer(keras.optimizers.Adam(0.01)), seed=3 + hi.rank())
 x, y = hi.data.shard(models.data(hi.size()), hi.rank(), hi.size())
-own = [keras.callbacks.BackupAndRestore(folder / "backup"), keras.callbacks.CSVLogger(folder / "log.csv", append=True)]
+own = [
+    keras.callbacks.BackupAndRestore(folder / "backup"),
+    keras.callbacks.CSVLogger(folder / "log.csv", append=True),
+]
 if importlib.util.find_spec("tensorboard") is not None:
     own.append(keras.callbacks.TensorBoard(folder / "events"))
 callbacks = [*hi.callbacks.default_callbacks(*own, stall_timeout=limit), Act()]
@@ -66,4 +78,6 @@ if kind == "fewer":
 if kind == "late" and hi.rank() == 1:
     time.sleep(600)
 model.fit(**data, epochs=3, verbose=0, shuffle=False, callbacks=callbacks)
-np.save(folder / f"weights-{hi.rank()}.npy", np.concatenate([np.ravel(w) for w in model.get_weights()]))
+np.save(
+    folder / f"weights-{hi.rank()}.npy", np.concatenate([np.ravel(w) for w in model.get_weights()])
+)

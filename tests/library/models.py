@@ -25,7 +25,9 @@ def made(optimizer, seed=3, **arguments):
 def vectors(count):
     """Inputs and classes."""
     random = np.random.default_rng(5)
-    return random.normal(size=(count, 6)).astype(np.float32), random.integers(0, 3, count).astype(np.int32)
+    return random.normal(size=(count, 6)).astype(np.float32), random.integers(0, 3, count).astype(
+        np.int32
+    )
 
 
 def data(size):

@@ -1,4 +1,6 @@
-"""Runs one program twice: on ranks, and as Keras alone in one process with the batches of all ranks."""
+"""Runs one program twice: on ranks, and as Keras alone in one process with the batches of all
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ class Place:
 
     Attributes:
       size: number of ranks.
-      alone: in one process with the batch of all of them; it uses nothing of the library where Keras can do without.
+      alone: in one process with the batch of all of them; it uses nothing of the library where
+        Keras can do without.
     """
 
     def __init__(self, size: int, rank: int | None = None):
@@ -34,9 +37,15 @@ class Place:
     def optimizer(self, inner: Any, sparse: bool = False, **arguments: Any) -> Any:
         """Wraps an optimizer on ranks; alone only where it is of the library, or has its arguments.
 
-        And for `sparse` gradients: alone Keras leaves rows, and what it keeps of them, that a batch has not.
+        And for `sparse` gradients: alone Keras leaves rows, and what it keeps of them, that a batch
+        has not.
         """
-        if self.alone and not arguments and not sparse and type(inner).__module__.startswith("keras."):
+        if (
+            self.alone
+            and not arguments
+            and not sparse
+            and type(inner).__module__.startswith("keras.")
+        ):
             return inner
         self._bare = False
         return hi.DistributedOptimizer(inner, compression="none", **arguments)
@@ -86,7 +95,9 @@ def run(program: Program, place: Place, seed: int = 3) -> dict[str, Any]:
         model, history = program.run(place)
     finally:
         keras.config.set_dtype_policy("float32")
-    optimizers = [value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)]
+    optimizers = [
+        value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)
+    ]
     return {
         "weights": [_listed(v) for v in model.weights],
         "state": [_listed(v) for o in optimizers for v in o.variables],
@@ -105,6 +116,8 @@ def alone(program: Program, size: int) -> dict[str, Any]:
 
 
 def on_rank(program: Program) -> dict[str, Any]:
-    """A program on this rank, whose random numbers are its own at the start; and the number of its reductions."""
+    """A program on this rank, whose random numbers are its own at the start; and the number of its
+    reductions.
+    """
     found = run(program, Place(hi.size(), hi.rank()), 3 + hi.rank())
     return found | {"reductions": process.communicator().statistics().get("steps")}

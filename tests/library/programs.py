@@ -62,12 +62,21 @@ def overflow() -> dict:
         class Look(keras.callbacks.Callback):
             def on_train_batch_end(self, batch, logs=None):
                 scale = optimizer.loss_scale
-                found.append([float(scale.scale.numpy()), int(scale.skipped_steps.numpy()), weights(model)])
+                found.append(
+                    [float(scale.scale.numpy()), int(scale.skipped_steps.numpy()), weights(model)]
+                )
 
         x = x[:12] / 10
         if hi.rank() == 1:
             x[4:8] = np.inf
-        model.fit(x, y[:12], 4, shuffle=False, verbose=0, callbacks=[*hi.callbacks.default_callbacks(), Look()])
+        model.fit(
+            x,
+            y[:12],
+            4,
+            shuffle=False,
+            verbose=0,
+            callbacks=[*hi.callbacks.default_callbacks(), Look()],
+        )
         return {"seen": found, "wrapped": model.optimizer is not optimizer}
 
 
@@ -83,9 +92,14 @@ def refusals() -> dict:
         short = slice(0, len(x) - 4 * hi.rank())
         again = models.made(hi.DistributedOptimizer("sgd"), jit_compile=True)
         refused = message(lambda: again.fit(x, y, 4, verbose=0))
-        again.fit(x, y, 4, verbose=0, callbacks=hi.callbacks.default_callbacks())  # as the message says
+        again.fit(
+            x, y, 4, verbose=0, callbacks=hi.callbacks.default_callbacks()
+        )  # as the message says
         shown = io.StringIO()
-        with contextlib.redirect_stderr(shown), mock.patch("os._exit"):  # TensorFlow's engine ends at once
+        with (
+            contextlib.redirect_stderr(shown),
+            mock.patch("os._exit"),
+        ):  # TensorFlow's engine ends at once
             for error in (SharedError("of all ranks"), RuntimeError("of this rank")):
                 sys.excepthook(type(error), error, None)
         return {
@@ -111,7 +125,9 @@ def split() -> dict:
         traced = []
         with mock.patch.object(hi.DistributedOptimizer, "take", autospec=True) as take:
             take.side_effect = lambda self, grads: traced.append(
-                "xla" if in_xla(tf.compat.v1.get_default_graph()) else [g.shape.as_list() for g in grads]
+                "xla"
+                if in_xla(tf.compat.v1.get_default_graph())
+                else [g.shape.as_list() for g in grads]
             )
             model.fit(x, y, 4, verbose=0, callbacks=hi.callbacks.default_callbacks())
         return {"jit": bool(model.jit_compile), "traced": traced}
@@ -123,19 +139,29 @@ def measured() -> dict:
 
     with ranks():
         layers = keras.layers
-        model = keras.Sequential([keras.Input((6,)), layers.BatchNormalization(name="bn"), layers.Dense(3)])
+        model = keras.Sequential(
+            [keras.Input((6,)), layers.BatchNormalization(name="bn"), layers.Dense(3)]
+        )
         optimizer = hi.DistributedOptimizer(
             hi.optimizers.SGD(0.1), schedule=hi.schedules.polynomial(0.5, 2, warmup_epochs=1)
         )
-        model.compile(optimizer, models.loss(), metrics=["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2)])
+        model.compile(
+            optimizer,
+            models.loss(),
+            metrics=["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2)],
+        )
         x, y = models.data(1)
-        share = slice(0, 10) if hi.rank() else slice(0, 12)  # three steps each, the last one of 2 and of 4
+        share = (
+            slice(0, 10) if hi.rank() else slice(0, 12)
+        )  # three steps each, the last one of 2 and of 4
         seen = {"rates": [], "own": []}
 
         class Before(keras.callbacks.Callback):
             def on_test_begin(self, logs=None):
                 bn = model.get_layer("bn")
-                seen["own"].append([bn.moving_mean.numpy().tolist(), bn.moving_variance.numpy().tolist()])
+                seen["own"].append(
+                    [bn.moving_mean.numpy().tolist(), bn.moving_variance.numpy().tolist()]
+                )
                 metrics = {name: float(value) for name, value in model.get_metrics_result().items()}
                 seen["metrics"] = [metrics, share.stop]
 
@@ -146,14 +172,26 @@ def measured() -> dict:
         standard = [*hi.callbacks.default_callbacks(), After()]
         validation = (x[share], y[share])
         history = model.fit(
-            x[share], y[share], 4, 2, 0, [Before(), *standard], validation_data=validation, shuffle=False
+            x[share],
+            y[share],
+            4,
+            2,
+            0,
+            [Before(), *standard],
+            validation_data=validation,
+            shuffle=False,
         )
         bn = model.get_layer("bn")
         merged = [bn.moving_mean.numpy().tolist(), bn.moving_variance.numpy().tolist()]
         average = hi.callbacks.MetricAverage()
         own = model.evaluate(*validation, verbose=0, return_dict=True, callbacks=[average])
         logs = history.history
-        return seen | {"merged": merged, "logs": logs, "evaluated": [own, share.stop], "average": average.results}
+        return seen | {
+            "merged": merged,
+            "logs": logs,
+            "evaluated": [own, share.stop],
+            "average": average.results,
+        }
 
 
 def drifts() -> dict:
@@ -173,7 +211,9 @@ def drifts() -> dict:
         model = models.made(hi.DistributedOptimizer("sgd"))
         callbacks = [*hi.callbacks.default_callbacks(*map(Change, changes)), *own]
         x, y = hi.data.shard(models.data(2), rank, 2)
-        model.fit(x, y, models.BATCH, 4, 0, callbacks, validation_data=validation_data, shuffle=False)
+        model.fit(
+            x, y, models.BATCH, 4, 0, callbacks, validation_data=validation_data, shuffle=False
+        )
 
     def told(rank):
         with mock.patch.object(metric_average._log, "warning") as warning:
@@ -182,7 +222,9 @@ def drifts() -> dict:
 
     changes = {
         "learning rate": lambda model: setattr(model.optimizer, "learning_rate", 0.5),
-        "weights": lambda model: model.trainable_variables[0].assign_add(model.trainable_variables[0] * 1e-6),
+        "weights": lambda model: model.trainable_variables[0].assign_add(
+            model.trainable_variables[0] * 1e-6
+        ),
         "stop": lambda model: setattr(model, "stop_training", True),
     }
     with ranks():
@@ -195,7 +237,9 @@ def drifts() -> dict:
 
 
 def rivals(folder: str) -> dict:
-    """Two optimizers beside `compile`: what a run of four epochs ends with, and one that is begun again after two."""
+    """Two optimizers beside `compile`: what a run of four epochs ends with, and one that is begun
+    again after two.
+    """
     import keras
 
     from tests.library.published import Gan
@@ -208,11 +252,19 @@ def rivals(folder: str) -> dict:
             first = hi.DistributedOptimizer(inner[0], compression="none", schedule=schedule)
             keras.utils.set_random_seed(seed)
             model = Gan(norm=True)
-            second = hi.DistributedOptimizer(inner[1], compression="none", gradient_accumulation_steps=3)
+            second = hi.DistributedOptimizer(
+                inner[1], compression="none", gradient_accumulation_steps=3
+            )
             model.compile(first, second, jit_compile=True)
             x, _ = hi.data.shard(models.data(hi.size()), hi.rank(), hi.size())
             history = model.fit(
-                x, None, models.BATCH, epochs, 0, [*hi.callbacks.default_callbacks(), *callbacks], shuffle=False
+                x,
+                None,
+                models.BATCH,
+                epochs,
+                0,
+                [*hi.callbacks.default_callbacks(), *callbacks],
+                shuffle=False,
             ).history
             state = [np.ravel(v.numpy()).tolist() for o in (first, second) for v in o.variables]
             return {"weights": weights(model), "state": state, "rates": history["learning_rate"]}
@@ -246,7 +298,9 @@ def vectors() -> dict:
         x, y = models.data(1)
         share = slice(0, 10) if hi.rank() else slice(0, 12)
         x, y = x[share], np.eye(3, dtype=np.float32)[y[share]]
-        history = model.fit(x, y, 4, 2, 0, hi.callbacks.default_callbacks(), validation_data=(x, y)).history
+        history = model.fit(
+            x, y, 4, 2, 0, hi.callbacks.default_callbacks(), validation_data=(x, y)
+        ).history
         predicted = model.predict(x, verbose=0).tolist()
         return {
             "history": {k: np.asarray(v).tolist() for k, v in history.items()},
@@ -255,7 +309,9 @@ def vectors() -> dict:
 
 
 def different_orders(folder: str) -> dict:
-    """What a rank is told about images that each rank has shuffled by a seed of its own, or by one for all."""
+    """What a rank is told about images that each rank has shuffled by a seed of its own, or by one
+    for all.
+    """
     import keras
     import tensorflow as tf
 
@@ -268,7 +324,9 @@ def different_orders(folder: str) -> dict:
             return hi.data.shard(data, hi.rank(), hi.size()).batch(4)
 
         def fresh():
-            model = keras.Sequential([keras.Input((2, 2, 3)), keras.layers.Flatten(), keras.layers.Dense(2)])
+            model = keras.Sequential(
+                [keras.Input((2, 2, 3)), keras.layers.Flatten(), keras.layers.Dense(2)]
+            )
             model.compile(hi.DistributedOptimizer("sgd", loss_scale=1), models.loss())
             return model
 
@@ -284,23 +342,39 @@ def different_orders(folder: str) -> dict:
             "fit": message(lambda: fresh().fit(images(), verbose=0, callbacks=standard())),
             "loop": message(step),
             "evaluate": message(lambda: fresh().evaluate(images(), verbose=0, callbacks=[average])),
-            "another global seed": message(lambda: fresh().fit(images(seed=1), verbose=0, callbacks=standard())),
+            "another global seed": message(
+                lambda: fresh().fit(images(seed=1), verbose=0, callbacks=standard())
+            ),
         }
         keras.utils.set_random_seed(7)
-        return different | {"same seed": message(lambda: fresh().fit(images(1), verbose=0, callbacks=standard()))}
+        return different | {
+            "same seed": message(lambda: fresh().fit(images(1), verbose=0, callbacks=standard()))
+        }
 
 
 def skipped() -> dict:
-    """What ranks are told about steps that all are skipped, with the same data on all of them and with their own."""
+    """What ranks are told about steps that all are skipped, with the same data on all of them and
+    with their own.
+    """
     import keras
 
     with ranks():
 
         def fit(number):
-            model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(4, "relu"), keras.layers.Dense(1)])
-            model.compile(hi.DistributedOptimizer("sgd", loss_scale=2.0**126), "mse")  # overflows at every step
+            model = keras.Sequential(
+                [keras.Input((1,)), keras.layers.Dense(4, "relu"), keras.layers.Dense(1)]
+            )
+            model.compile(
+                hi.DistributedOptimizer("sgd", loss_scale=2.0**126), "mse"
+            )  # overflows at every step
             x = np.full((4, 1), 1.0 + number, np.float32)
             equal = (np.ones((4, 1)), np.ones(4))
-            model.fit(x, x[:, 0], verbose=0, validation_data=equal, callbacks=hi.callbacks.default_callbacks())
+            model.fit(
+                x,
+                x[:, 0],
+                verbose=0,
+                validation_data=equal,
+                callbacks=hi.callbacks.default_callbacks(),
+            )
 
         return {"same": message(lambda: fit(0)), "different": message(lambda: fit(hi.rank()))}

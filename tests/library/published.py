@@ -1,4 +1,6 @@
-"""Programs that do what published Keras programs do, written for one process; `place` is all that ranks change."""
+"""Programs that do what published Keras programs do, written for one process; `place` is all that
+ranks change.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ FROM_LOGITS = {"from_logits": True}
 def examples(place: Place, *shapes: tuple[int, ...], seed: int = 5) -> tuple[np.ndarray, ...]:
     """Normal numbers of each shape, for all examples."""
     random = np.random.default_rng(seed)
-    return tuple(random.normal(size=(place.examples, *shape)).astype(np.float32) for shape in shapes)
+    return tuple(
+        random.normal(size=(place.examples, *shape)).astype(np.float32) for shape in shapes
+    )
 
 
 def dense(inputs: int, *units: int) -> keras.Sequential:
@@ -28,7 +32,9 @@ def fitted(place: Place, model: keras.Model, x, y=None, **arguments) -> Result:
     """Fits a share of arrays in order."""
     x, y = place.share((x, y)) if y is not None else (place.share(x), None)
     callbacks = place.callbacks()
-    return model, model.fit(x, y, place.batch, EPOCHS, 0, callbacks, shuffle=False, **arguments).history
+    return model, model.fit(
+        x, y, place.batch, EPOCHS, 0, callbacks, shuffle=False, **arguments
+    ).history
 
 
 class Gan(keras.Model):
@@ -46,7 +52,9 @@ class Gan(keras.Model):
         self.maker_optimizer, self.critic_optimizer, self.penalty = maker, critic, penalty
 
     def train_step(self, data):
-        real, noise, mix = data[0] if isinstance(data[0], tuple) else (data, data[:, :2], data[:, :1])
+        real, noise, mix = (
+            data[0] if isinstance(data[0], tuple) else (data, data[:, :2], data[:, :1])
+        )
         losses = {}
         for name, model, optimizer in (
             ("critic", self.critic, self.critic_optimizer),
@@ -74,7 +82,9 @@ class Gan(keras.Model):
 
 def gan(place: Place, penalty: float = 0.0) -> Result:
     model = Gan()
-    adam = [place.optimizer(keras.optimizers.Adam(0.01, beta_1=0.5, epsilon=1e-3)) for _ in range(2)]
+    adam = [
+        place.optimizer(keras.optimizers.Adam(0.01, beta_1=0.5, epsilon=1e-3)) for _ in range(2)
+    ]
     model.compile(*adam, penalty, **place.compiled())
     return fitted(place, model, examples(place, (6,), (2,), (1,)))
 
@@ -96,7 +106,11 @@ class Autoencoder(keras.Model):
         with tf.GradientTape() as tape:
             mean, log_variance = ops.split(self.encoder(x), 2, axis=1)
             rebuilt = self.decoder(mean + ops.exp(0.5 * log_variance) * noise)
-            kl = ops.mean(ops.sum(-0.5 * (1 + log_variance - ops.square(mean) - ops.exp(log_variance)), axis=1))
+            kl = ops.mean(
+                ops.sum(
+                    -0.5 * (1 + log_variance - ops.square(mean) - ops.exp(log_variance)), axis=1
+                )
+            )
             loss = ops.mean(ops.sum(ops.square(x - rebuilt), axis=1)) + kl
         gradients = tape.gradient(loss, self.trainable_weights)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
@@ -107,7 +121,9 @@ class Autoencoder(keras.Model):
 
 def vae(place: Place) -> Result:
     model = Autoencoder()
-    model.compile(place.optimizer(keras.optimizers.Adam(0.01, epsilon=1e-3), loss_scale=1), **place.compiled())
+    model.compile(
+        place.optimizer(keras.optimizers.Adam(0.01, epsilon=1e-3), loss_scale=1), **place.compiled()
+    )
     return fitted(place, model, examples(place, (6,), (2,)))
 
 
@@ -122,7 +138,9 @@ class Distiller(keras.Model):
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, allow_empty=False):
         soft = ops.softmax(self.teacher(x, training=False) / 3.0)
         distance = keras.losses.kl_divergence(soft, ops.softmax(y_pred / 3.0))
-        return 0.1 * super().compute_loss(x, y, y_pred, sample_weight, allow_empty) + 8.1 * ops.mean(distance)
+        return 0.1 * super().compute_loss(
+            x, y, y_pred, sample_weight, allow_empty
+        ) + 8.1 * ops.mean(distance)
 
     def call(self, x):
         return self.student(x)
@@ -131,7 +149,9 @@ class Distiller(keras.Model):
 def distillation(place: Place) -> Result:
     model = Distiller(dense(6, 16, 3), dense(6, 4, 3))
     loss = keras.losses.SparseCategoricalCrossentropy(**FROM_LOGITS)
-    model.compile(place.optimizer(keras.optimizers.Adam(0.01)), loss, metrics=["accuracy"], **place.compiled())
+    model.compile(
+        place.optimizer(keras.optimizers.Adam(0.01)), loss, metrics=["accuracy"], **place.compiled()
+    )
     (x,) = examples(place, (6,))
     return fitted(place, model, x, np.argmax(x[:, :3], axis=1))
 
@@ -164,7 +184,9 @@ class Contrast(keras.Model):
             one, other = (ops.normalize(self.encoder(view), axis=1) for view in views)
             logits = ops.matmul(one, ops.transpose(other)) / 0.5
             numbers = ops.arange(ops.shape(logits)[0])
-            loss = ops.mean(keras.losses.sparse_categorical_crossentropy(numbers, logits, from_logits=True))
+            loss = ops.mean(
+                keras.losses.sparse_categorical_crossentropy(numbers, logits, from_logits=True)
+            )
             scaled = self.optimizer.scale_loss(loss)
         variables = self.encoder.trainable_variables
         self.optimizer.apply(tape.gradient(scaled, variables), variables)
@@ -220,7 +242,9 @@ def loop(place: Place) -> Result:
         optimizer.apply(tape.gradient(scaled, model.trainable_weights), model.trainable_weights)
 
     (x,) = examples(place, (6,))
-    batches = tf.data.Dataset.from_tensor_slices(place.share((x, np.argmax(x[:, :3], 1)))).batch(place.batch)
+    batches = tf.data.Dataset.from_tensor_slices(place.share((x, np.argmax(x[:, :3], 1)))).batch(
+        place.batch
+    )
     for _ in range(EPOCHS):
         for x, y in batches:
             step(x, y)
@@ -245,7 +269,9 @@ def sentences(place: Place, words: int, length: int) -> np.ndarray:
 def transformer(x, heads: int = 2, causal: bool = False):
     """A block: attention and a perceptron, each with a residual and LayerNormalization."""
     width = x.shape[-1]
-    x = layers.LayerNormalization()(x + layers.MultiHeadAttention(heads, width)(x, x, use_causal_mask=causal))
+    x = layers.LayerNormalization()(
+        x + layers.MultiHeadAttention(heads, width)(x, x, use_causal_mask=causal)
+    )
     return layers.LayerNormalization()(x + layers.Dense(width)(layers.Dense(8, "relu")(x)))
 
 
@@ -262,7 +288,9 @@ class Positioned(layers.Layer):
 
 def classified_text(place: Place) -> Result:
     inputs = keras.Input((5,), dtype="int32")
-    outputs = layers.Dense(2, "softmax")(layers.GlobalAveragePooling1D()(transformer(Positioned()(inputs))))
+    outputs = layers.Dense(2, "softmax")(
+        layers.GlobalAveragePooling1D()(transformer(Positioned()(inputs)))
+    )
     model = keras.Model(inputs, outputs)
     model.compile(
         place.optimizer(keras.optimizers.Adam(0.01, epsilon=1e-3), sparse=True),
@@ -287,16 +315,25 @@ def next_word(place: Place) -> Result:
 
 
 def forecast(place: Place) -> Result:
-    """Windows of a series by Keras's own function, a learning rate that a schedule of Keras lowers."""
+    """Windows of a series by Keras's own function, a learning rate that a schedule of Keras
+    lowers.
+    """
     series = np.sin(np.arange(place.examples + 6) / 3).astype(np.float32)[:, None]
     windows = keras.utils.timeseries_dataset_from_array(
         series[:-6], series[6:], sequence_length=6, sequence_stride=1, batch_size=None
     )
     model = keras.Sequential(
-        [keras.Input((6, 1)), layers.Conv1D(4, 3, activation="relu"), layers.GRU(5), layers.Dense(1)]
+        [
+            keras.Input((6, 1)),
+            layers.Conv1D(4, 3, activation="relu"),
+            layers.GRU(5),
+            layers.Dense(1),
+        ]
     )
     rate = keras.optimizers.schedules.CosineDecay(0.05, 8)
-    model.compile(place.optimizer(keras.optimizers.Adam(rate, epsilon=1e-3)), "mse", **place.compiled())
+    model.compile(
+        place.optimizer(keras.optimizers.Adam(rate, epsilon=1e-3)), "mse", **place.compiled()
+    )
     batches = place.share(windows).batch(place.batch, drop_remainder=True)
     return model, model.fit(batches, epochs=EPOCHS, verbose=0, callbacks=place.callbacks()).history
 
@@ -308,7 +345,9 @@ def tuned(place: Place) -> Result:
     model = keras.Sequential([keras.Input((6,)), base, layers.Dense(1)])
     (x,) = examples(place, (6,))
     for rate in (0.1, 0.01):
-        model.compile(place.optimizer(keras.optimizers.SGD(rate, momentum=0.9)), "mse", **place.compiled())
+        model.compile(
+            place.optimizer(keras.optimizers.SGD(rate, momentum=0.9)), "mse", **place.compiled()
+        )
         result = fitted(place, model, x, x[:, :1])
         base.trainable = True
     return result

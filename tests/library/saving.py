@@ -20,7 +20,8 @@ def hybrid():
         hi.optimizers.Hybrid(adabound_lr=0.05),
         compression="none",
         schedule=schedule,
-        gradient_accumulation_steps=3,  # of four steps in an epoch: every save and every broadcast interrupts one
+        # of four steps in an epoch: every save and every broadcast interrupts one
+        gradient_accumulation_steps=3,
     )
 
 
@@ -42,7 +43,9 @@ def fit(model, epochs, begin=0, first_rank=(), more=()):
 
 
 def loaded(folder: str, name: str) -> dict:
-    """Weights after four epochs; and after one to three, saved on rank 0, loaded on all ranks, and the rest."""
+    """Weights after four epochs; and after one to three, saved on rank 0, loaded on all ranks, and
+    the rest.
+    """
     with ranks():
         whole = weights(fit(made(OPTIMIZERS[name]()), 4))
         files, continued = [], []
@@ -64,7 +67,9 @@ def state(model) -> list:
 
 
 def interrupted(folder: str, kind: str) -> dict:
-    """Weights of a run of four epochs, and of one that is begun again after two with Keras's or our own callback."""
+    """Weights of a run of four epochs, and of one that is begun again after two with Keras's or our
+    own callback.
+    """
     import keras
 
     with ranks():
@@ -88,8 +93,13 @@ def interrupted(folder: str, kind: str) -> dict:
             model = made(hybrid(), 3 + hi.rank())
             first, own = [], []
             if kind == "keras":
-                best = keras.callbacks.ModelCheckpoint(place / "best.keras", monitor="loss", save_best_only=True)
-                first = [keras.callbacks.BackupAndRestore(place / "backup", delete_checkpoint=False), best]
+                best = keras.callbacks.ModelCheckpoint(
+                    place / "best.keras", monitor="loss", save_best_only=True
+                )
+                first = [
+                    keras.callbacks.BackupAndRestore(place / "backup", delete_checkpoint=False),
+                    best,
+                ]
             else:
                 own = [hi.callbacks.Checkpoint(place / "checkpoints")]
             return fit(model, 4, 0, first, [*own, Note(), *more])

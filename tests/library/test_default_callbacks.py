@@ -1,4 +1,6 @@
-"""The callbacks of a run: which are refused on rank 0 alone, and what ends a run that drifts apart."""
+"""The callbacks of a run: which are refused on rank 0 alone, and what ends a run that drifts
+apart.
+"""
 
 import importlib.util
 from unittest import mock
@@ -26,18 +28,25 @@ def test_callbacks_that_change_training_or_communicate_are_refused_on_rank_0_alo
         hi.callbacks.Checkpoint(tmp_path),
     ):
         with pytest.raises(
-            UserError, match=rf"give it to every rank.*default_callbacks\(\.\.\.\), {type(callback).__name__}"
+            UserError,
+            match=rf"give it to every rank.*default_callbacks\(\.\.\.\), {type(callback).__name__}",
         ):
             hi.callbacks.default_callbacks(callback)
     with pytest.raises(UserError, match="omit it, all ranks skip such steps"):
         hi.callbacks.default_callbacks(keras.callbacks.TerminateOnNaN())
-    files = [keras.callbacks.CSVLogger(tmp_path / "log"), keras.callbacks.ModelCheckpoint(tmp_path / "m.keras")]
+    files = [
+        keras.callbacks.CSVLogger(tmp_path / "log"),
+        keras.callbacks.ModelCheckpoint(tmp_path / "m.keras"),
+    ]
     assert [c for c in hi.callbacks.default_callbacks(*files) if c in files] == files
 
 
 def test_tensorboard_needs_its_package(tmp_path):
     board = keras.callbacks.TensorBoard(tmp_path)
-    with mock.patch.object(importlib.util, "find_spec", return_value=None), pytest.raises(UserError, match="install"):
+    with (
+        mock.patch.object(importlib.util, "find_spec", return_value=None),
+        pytest.raises(UserError, match="install"),
+    ):
         hi.callbacks.on_rank_zero(board)
     with mock.patch.object(importlib.util, "find_spec"):
         assert hi.callbacks.on_rank_zero(board) == [board]
@@ -45,7 +54,11 @@ def test_tensorboard_needs_its_package(tmp_path):
 
 def test_several_ranks_are_watched():
     def limits(**arguments):
-        watches = [c for c in hi.callbacks.default_callbacks(**arguments) if isinstance(c, hi.callbacks.StallWatchdog)]
+        watches = [
+            c
+            for c in hi.callbacks.default_callbacks(**arguments)
+            if isinstance(c, hi.callbacks.StallWatchdog)
+        ]
         return [watch._stall_seconds for watch in watches]
 
     assert limits() == []
@@ -54,7 +67,9 @@ def test_several_ranks_are_watched():
 
 
 def trained_on_nan(count, **settings):
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(4, "relu"), keras.layers.Dense(1)])
+    model = keras.Sequential(
+        [keras.Input((1,)), keras.layers.Dense(4, "relu"), keras.layers.Dense(1)]
+    )
     model.compile(hi.DistributedOptimizer(keras.optimizers.SGD(), **settings), "mse")
     x = np.full((count, 1), np.nan, np.float32)  # behind the ReLU the loss does not show it
     with pytest.raises(UserError) as caught:
@@ -66,7 +81,9 @@ def test_training_that_only_skips_ends_with_a_remedy():
     for count, what in ((5, "all steps"), (60, "the last 50 steps")):
         message = trained_on_nan(count)
         assert message.startswith(f"optimizer: {what}")
-        assert message.endswith('look for NaN in the data, or scale large targets, or set compression="none"')
+        assert message.endswith(
+            'look for NaN in the data, or scale large targets, or set compression="none"'
+        )
 
 
 def test_training_that_only_skips_is_not_advised_to_set_what_is_set():
@@ -78,7 +95,9 @@ def test_training_that_only_skips_is_not_advised_to_set_what_is_set():
 def test_ranks_with_the_same_data_are_told_so_before_their_gradients_are_blamed(pools):
     first, second = pools[2].call(programs.skipped)
     assert first == second
-    assert first["same"].startswith("All ranks had the same loss, so they seem to have the same data. Give each rank")
+    assert first["same"].startswith(
+        "All ranks had the same loss, so they seem to have the same data. Give each rank"
+    )
     assert "optimizer: all steps were skipped, because" in first["same"]
     assert first["different"].startswith("optimizer: all steps were skipped, because")
 
@@ -96,11 +115,16 @@ def test_a_schedule_without_the_callbacks_is_told(caplog):
 def test_ranks_that_would_train_for_themselves_are_refused(kind):
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd" if kind == "keras" else hi.optimizers.SGD(0.1), "mse")
-    callback = next(c for c in hi.callbacks.default_callbacks() if isinstance(c, default_callbacks.CompareRanks))
+    callback = next(
+        c for c in hi.callbacks.default_callbacks() if isinstance(c, default_callbacks.CompareRanks)
+    )
     callback.set_model(model)
     callback.on_train_begin()
     two = mock.Mock(return_value=mock.Mock(size=2))
-    with mock.patch.object(process, "communicator", two), pytest.raises(UserError, match="DistributedOptimizer"):
+    with (
+        mock.patch.object(process, "communicator", two),
+        pytest.raises(UserError, match="DistributedOptimizer"),
+    ):
         callback.on_train_begin()
 
 
@@ -112,7 +136,9 @@ def test_the_loss_that_a_train_step_of_ones_own_returns_stays():
     image = keras.Input((1,))
     model = Own(image, keras.layers.Dense(1)(image))
     model.compile(hi.DistributedOptimizer(keras.optimizers.SGD()))
-    logs = model.fit(np.ones((4, 1)), np.ones(4), verbose=0, callbacks=hi.callbacks.default_callbacks()).history
+    logs = model.fit(
+        np.ones((4, 1)), np.ones(4), verbose=0, callbacks=hi.callbacks.default_callbacks()
+    ).history
     assert (logs["loss"], logs["mae"]) == ([3.5], [1.5])
 
 
@@ -123,7 +149,13 @@ def test_ranks_that_a_callback_has_changed_are_named_with_what_differs(pools):
     assert "optimizer.learning_rate (0.5 on rank 0; 0.01" in first["learning rate"]
     assert "weights (" in first["weights"] and "learning_rate (" not in first["weights"]
     assert "what comes next (training ends on rank 0; epoch 3 begins on rank 1)" in first["stop"]
-    assert "what comes next (validation on rank 0; the end of the epoch on rank 1)" in first["validation"]
-    writers = "ModelCheckpoint('never.keras') on 2 ranks would write the same files: give it to hybrid_imagenet."
+    assert (
+        "what comes next (validation on rank 0; the end of the epoch on rank 1)"
+        in first["validation"]
+    )
+    writers = (
+        "ModelCheckpoint('never.keras') on 2 ranks would write the same files: give it to"
+        " hybrid_imagenet."
+    )
     assert first.pop("writers").startswith(writers)
     assert all("to every rank" in text and "\n" not in text for text in first.values())

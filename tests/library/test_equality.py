@@ -9,13 +9,21 @@ from tests.library import programs
 from tests.support import program
 
 FLAGS = (
-    "--model=resnet8", "--model_width=4", "--image_size=16", "--epochs=5", "--optimizer=hybrid", "--warmup_epochs=2",
-    "--zero_last_gamma=false", "--loss_scale=1024",
-)  # fmt: skip
+    "--model=resnet8",
+    "--model_width=4",
+    "--image_size=16",
+    "--epochs=5",
+    "--optimizer=hybrid",
+    "--warmup_epochs=2",
+    "--zero_last_gamma=false",
+    "--loss_scale=1024",
+)
 
 
 def through_fit(arguments: list, epochs: int) -> dict:
-    """The weights that `fit` makes of the batches, network, optimizer and schedule of a configuration, by path."""
+    """The weights that `fit` makes of the batches, network, optimizer and schedule of a
+    configuration, by path.
+    """
     import keras
     import tensorflow as tf
 
@@ -40,7 +48,9 @@ def through_fit(arguments: list, epochs: int) -> dict:
         data = TrainingData(config, source, order, ranks, build.host_options(config, 1))
         prepare = build.train_preprocess(config, "float32")
         # Ranks begin apart here: the broadcast has to do its part.
-        model = build.model(config.changed(seed=config.seed + ranks.rank), "float32", source.num_classes, ranks)
+        model = build.model(
+            config.changed(seed=config.seed + ranks.rank), "float32", source.num_classes, ranks
+        )
         model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         batches = data.stream(Cursor(0, 0))
 
@@ -50,7 +60,13 @@ def through_fit(arguments: list, epochs: int) -> dict:
 
         steps = source.num_examples // data.global_batch(0)
         assert steps * epochs == 20
-        model.fit(pairs(), epochs=epochs, steps_per_epoch=steps, verbose=0, callbacks=hi.callbacks.default_callbacks())
+        model.fit(
+            pairs(),
+            epochs=epochs,
+            steps_per_epoch=steps,
+            verbose=0,
+            callbacks=hi.callbacks.default_callbacks(),
+        )
         return {v.path: v.numpy().astype(float).ravel().tolist() for v in model.weights}
 
 
@@ -58,12 +74,21 @@ def through_fit(arguments: list, epochs: int) -> dict:
 def test_twenty_steps_of_both_phases_on_two_ranks_end_alike(pools, tiny_data, tmp_path):
     done = program.train_on(pools[2], tiny_data, tmp_path / "run", *FLAGS)
     assert done.returncode == 0, done.stdout + done.stderr
-    (newest, *_) = sorted((tmp_path / "run" / "checkpoints").glob("step-*.npz"), reverse=True)
+    newest, *_ = sorted((tmp_path / "run" / "checkpoints").glob("step-*.npz"), reverse=True)
     arrays = archive.read(newest).arrays
-    wanted = {name.split("/", 2)[2]: value for name, value in arrays.items() if name.startswith("model/")}
-    arguments = [*program.FLAGS, f"--data_dir={tiny_data}", f"--run_dir={tmp_path / 'other'}", *FLAGS]
+    wanted = {
+        name.split("/", 2)[2]: value for name, value in arrays.items() if name.startswith("model/")
+    }
+    arguments = [
+        *program.FLAGS,
+        f"--data_dir={tiny_data}",
+        f"--run_dir={tmp_path / 'other'}",
+        *FLAGS,
+    ]
     first, second = pools[2].call(through_fit, arguments, 5)
     assert first == second
     assert set(first) <= set(wanted) and len(first) > 20
     for path, values in first.items():
-        np.testing.assert_allclose(values, np.ravel(wanted[path]), rtol=1e-4, atol=1e-5, err_msg=path)
+        np.testing.assert_allclose(
+            values, np.ravel(wanted[path]), rtol=1e-4, atol=1e-5, err_msg=path
+        )

@@ -50,7 +50,9 @@ def test_the_examples_train_on_two_ranks(pools, tmp_path):
     def example(name, *arguments):
         return pools[2].call(run, str(ROOT / "examples" / name), list(arguments), str(tmp_path))[0]
 
-    assert accuracy(example("keras_fit.py", "--epochs=6", "--save=digits.keras"), "val_accuracy") > 0.8
+    assert (
+        accuracy(example("keras_fit.py", "--epochs=6", "--save=digits.keras"), "val_accuracy") > 0.8
+    )
     tuned = example("fine_tune.py", "digits.keras", "--epochs=2")
     assert "head: 2 variables trained" in tuned and "all: 8 variables trained" in tuned
     assert accuracy(tuned) > 0.75
@@ -63,7 +65,9 @@ def test_the_examples_train_on_two_ranks(pools, tmp_path):
 def test_the_notebook_trains(pools, tmp_path):
     cells = json.loads((ROOT / "examples" / "digits.ipynb").read_text())["cells"]
     path = tmp_path / "digits.py"
-    path.write_text("\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"))
+    path.write_text(
+        "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    )
     first, _ = pools[2].call(run, str(path), [], str(tmp_path))  # as the file that it becomes
     assert accuracy(first, "validation accuracy after 8 epochs") > 0.85
 
@@ -71,7 +75,9 @@ def test_the_notebook_trains(pools, tmp_path):
 def test_the_example_with_checkpoints_continues_where_it_stopped(pools, tmp_path):
     def epochs(number):
         arguments = [f"--epochs={number}", "--folder=kept"]
-        output, _ = pools[2].call(run, str(ROOT / "examples" / "resume.py"), arguments, str(tmp_path))
+        output, _ = pools[2].call(
+            run, str(ROOT / "examples" / "resume.py"), arguments, str(tmp_path)
+        )
         return re.search(r"epochs trained in this start: (\d+) of (\d+)", output).groups()
 
     assert epochs(1) == ("1", "1")

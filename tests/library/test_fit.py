@@ -1,4 +1,6 @@
-"""`compile` and `fit` with the library's optimizer and callbacks: what they refuse, say and record."""
+"""`compile` and `fit` with the library's optimizer and callbacks: what they refuse, say and
+record.
+"""
 
 from unittest import mock
 
@@ -27,7 +29,9 @@ def test_an_overflow_on_one_rank_skips_the_step_on_both(pools):
 def test_xla_compiles_up_to_the_gradients_where_a_gpu_seems_to_be(pools):
     for result in pools[2].call(programs.split):
         assert result["jit"]
-        assert result["traced"] == [[[6, 5], [5], [5, 3], [3]]]  # once, outside of what XLA compiles
+        assert result["traced"] == [
+            [[6, 5], [5], [5, 3], [3]]
+        ]  # once, outside of what XLA compiles
 
 
 def test_what_cannot_work_is_refused_on_all_ranks_in_one_line(pools):
@@ -36,10 +40,13 @@ def test_what_cannot_work_is_refused_on_all_ranks_in_one_line(pools):
     assert second.pop("uncaught") == "RuntimeError: of this rank\n"
     assert first == second
     assert first["broadcast"].startswith("before the first step the ranks differ in weights (")
-    assert first["steps"].startswith("the ranks have different numbers of steps per epoch (4, 3), and some would wait")
+    assert first["steps"].startswith(
+        "the ranks have different numbers of steps per epoch (4, 3), and some would wait"
+    )
     assert first["xla"].startswith("XLA compiles this training step")
     assert first["settings"].startswith(
-        "allreduce=ring, compression=bf16: conflicting communication settings, allreduce=ring, compression=fp"
+        "allreduce=ring, compression=bf16: conflicting communication settings, allreduce=ring,"
+        " compression=fp"
     )
     assert not any("\n" in line for line in first.values())
 
@@ -56,14 +63,19 @@ def test_logs_are_those_of_all_examples_and_statistics_those_of_all_ranks(pools)
         assert results[0]["average"][name] == results[1]["average"][name]
         assert results[0]["average"][name] == pytest.approx(logs[f"val_{name}"][-1], rel=1e-6)
     own = [np.array(result["own"][-1]) for result in results]
-    mean = (own[0][0] + own[1][0]) / 2  # of two equal parts, the variance by the law of total variance
+    mean = (
+        own[0][0] + own[1][0]
+    ) / 2  # of two equal parts, the variance by the law of total variance
     variance = (own[0][1] + own[1][1]) / 2 + ((own[0][0] - own[1][0]) / 2) ** 2
     for result in results:
         np.testing.assert_allclose(result["merged"], [mean, variance], rtol=1e-5, atol=1e-7)
-        # Linear from 0 to 0.5 in the three steps of the first epoch, then a square down to 0 at the end of the second.
+        # Linear from 0 to 0.5 in the three steps of the first epoch, then a square down to 0 at the
+        # end of the second.
         expected = [0, 0.5 / 3, 1 / 3, 0.5, 0.5 * (2 / 3) ** 2, 0.5 * (1 / 3) ** 2]
         np.testing.assert_allclose(result["rates"], expected, rtol=1e-6)
-        np.testing.assert_allclose(result["logs"]["learning_rate"], [expected[2], expected[5]], rtol=1e-6)
+        np.testing.assert_allclose(
+            result["logs"]["learning_rate"], [expected[2], expected[5]], rtol=1e-6
+        )
 
 
 def test_an_optimizer_says_what_it_cannot_take():
@@ -72,20 +84,26 @@ def test_an_optimizer_says_what_it_cannot_take():
             hi.DistributedOptimizer(inner, **arguments)
         return str(caught.value)
 
-    assert "scales the loss itself" in refused(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
+    assert "scales the loss itself" in refused(
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+    )
     assert "loss_scale_factor=8" in refused(keras.optimizers.SGD(loss_scale_factor=8.0))
     assert refused("sgd", loss_scale="much").startswith("loss_scale=much: give dynamic")
     assert refused("sgd", allreduce="star").startswith("allreduce=star: choose one of ring")
     assert refused("sgd", gradient_accumulation_steps=1).startswith(
         "gradient_accumulation_steps=1: give a whole number"
     )
-    assert refused("sgd", torus_grid="1x1").startswith("torus_grid: there is no such option with allreduce=ring")
+    assert refused("sgd", torus_grid="1x1").startswith(
+        "torus_grid: there is no such option with allreduce=ring"
+    )
     keras_own = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
     assert "one of hybrid_imagenet.schedules" in refused("sgd", schedule=keras_own)
     used = keras.optimizers.SGD()
     used.build([keras.Variable(1.0)])
     assert "used already" in refused(used)
-    with pytest.raises(ValueError, match=r"give a number, and a schedule of hybrid_imagenet.schedules to Distr"):
+    with pytest.raises(
+        ValueError, match=r"give a number, and a schedule of hybrid_imagenet.schedules to Distr"
+    ):
         hi.optimizers.LARS(keras_own)
 
 
@@ -117,12 +135,16 @@ def test_a_compression_that_is_a_class_is_answered_with_the_words_to_use():
 
 
 def test_a_loss_that_was_not_scaled_and_a_weight_without_gradient_are_named():
-    variable, unused = (keras.Variable(np.ones(3, np.float32), name=name) for name in ("w", "unused"))
+    variable, unused = (
+        keras.Variable(np.ones(3, np.float32), name=name) for name in ("w", "unused")
+    )
     optimizer = hi.DistributedOptimizer("sgd")
     with pytest.raises(UserError, match="the loss was not scaled"):
         optimizer.apply([tf.ones([3])] * 2, [variable, unused])
     optimizer.scale_loss(tf.constant(1.0))
-    with pytest.raises(ValueError, match="no gradient for unused: the loss does not use it; set trainable=False"):
+    with pytest.raises(
+        ValueError, match="no gradient for unused: the loss does not use it; set trainable=False"
+    ):
         optimizer.apply([tf.ones([3]), None], [variable, unused])
     optimizer.scale_loss(tf.constant(1.0))
     with pytest.raises(ValueError, match=r"scale_loss\(loss\) inside of the GradientTape"):
@@ -143,7 +165,11 @@ def of_two_steps(inner, **settings):
 
 @pytest.mark.parametrize("kind", ["keras", "hi"])
 def test_set_weights_continues_the_state_of_another_optimizer(kind):
-    make = (lambda: keras.optimizers.Adam(0.1)) if kind == "keras" else (lambda: hi.optimizers.LAMB(0.1))
+    make = (
+        (lambda: keras.optimizers.Adam(0.1))
+        if kind == "keras"
+        else (lambda: hi.optimizers.LAMB(0.1))
+    )
     first, variable = of_two_steps(make())
     other = hi.DistributedOptimizer(make(), loss_scale=1)
     with pytest.raises(ValueError, match="call build"):
@@ -160,7 +186,11 @@ def test_set_weights_continues_the_state_of_another_optimizer(kind):
 
 @pytest.mark.parametrize("kind", ["keras", "hi"])
 def test_a_variable_of_tensorflow_is_updated_as_one_of_keras(kind):
-    make = (lambda: keras.optimizers.Adam(0.1)) if kind == "keras" else (lambda: hi.optimizers.LAMB(0.1))
+    make = (
+        (lambda: keras.optimizers.Adam(0.1))
+        if kind == "keras"
+        else (lambda: hi.optimizers.LAMB(0.1))
+    )
     _, wanted = of_two_steps(make())
     optimizer = hi.DistributedOptimizer(make(), loss_scale=1)
     variable = tf.Variable(np.ones(3, np.float32), name="w")
@@ -179,10 +209,14 @@ def test_a_loss_of_several_values_is_rejected_on_several_ranks():
     vector = tf.ones([4])
     with mock.patch.object(process, "size", lambda: 2):
         for loss in (vector, vector[:, None]):
-            with pytest.raises(UserError, match=r"The loss has the shape \(4,.*Use the mean: tf.reduce_mean"):
+            with pytest.raises(
+                UserError, match=r"The loss has the shape \(4,.*Use the mean: tf.reduce_mean"
+            ):
                 optimizer.scale_loss(loss)
         model = models.made(hi.DistributedOptimizer("sgd"))
-        model.compile(hi.DistributedOptimizer("sgd"), keras.losses.MeanSquaredError(reduction="none"))
+        model.compile(
+            hi.DistributedOptimizer("sgd"), keras.losses.MeanSquaredError(reduction="none")
+        )
         with pytest.raises(UserError, match=r"The loss has the shape"):
             model.train_on_batch(np.ones((4, 6)), np.ones((4, 3)))
         optimizer.scale_loss(tf.constant(1.0))
@@ -197,7 +231,9 @@ def test_optimizers_have_different_names():
 
 
 def test_arguments_of_the_inner_optimizer_are_read_and_set_through_the_wrapper():
-    optimizer = hi.DistributedOptimizer(keras.optimizers.SGD(1.0, clipnorm=1.0, weight_decay=0.1, use_ema=True))
+    optimizer = hi.DistributedOptimizer(
+        keras.optimizers.SGD(1.0, clipnorm=1.0, weight_decay=0.1, use_ema=True)
+    )
     assert (optimizer.clipnorm, optimizer.weight_decay, optimizer.clipvalue) == (1.0, 0.1, None)
     optimizer.clipnorm = 2.0
     assert optimizer.inner.clipnorm == 2.0
@@ -233,16 +269,21 @@ def test_a_share_has_as_many_elements_on_every_rank():
     unknown = known.filter(lambda x, y: x >= 0)
     for dataset in (known, unknown, unknown.map(lambda x, y: x)):
         found = [
-            [int(np.ravel(e)[0]) for e in hi.data.shard(dataset, rank, 3).as_numpy_iterator()] for rank in range(3)
+            [int(np.ravel(e)[0]) for e in hi.data.shard(dataset, rank, 3).as_numpy_iterator()]
+            for rank in range(3)
         ]
         assert found == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
-    kept = [hi.data.shard(known, rank, 3, remainder="keep").cardinality().numpy() for rank in range(3)]
+    kept = [
+        hi.data.shard(known, rank, 3, remainder="keep").cardinality().numpy() for rank in range(3)
+    ]
     assert kept == [4, 4, 3]
     with pytest.raises(UserError, match="2 elements for 3 ranks"):
         hi.data.shard(np.arange(2), 0, 3)
     tf.random.set_seed(None)  # another test of this process may have set one
     shuffled = tf.data.Dataset.range(8).shuffle(8).map(lambda x: x).prefetch(1)
-    with pytest.raises(UserError, match="shuffles without a seed, so its order differs on each rank"):
+    with pytest.raises(
+        UserError, match="shuffles without a seed, so its order differs on each rank"
+    ):
         hi.data.shard(shuffled, 0, 2)
     assert hi.data.shard(tf.data.Dataset.range(8).shuffle(8, seed=1), 0, 2).cardinality() == 4
     with pytest.raises(UserError, match="arrays of different lengths"):
@@ -273,7 +314,10 @@ def test_a_gradient_whose_shape_tensorflow_does_not_know_has_that_of_its_variabl
 
     @tf.function
     def step():
-        optimizer.apply([tf.raw_ops.PlaceholderWithDefault(input=tf.ones([3]), shape=tf.TensorShape(None))], [variable])
+        optimizer.apply(
+            [tf.raw_ops.PlaceholderWithDefault(input=tf.ones([3]), shape=tf.TensorShape(None))],
+            [variable],
+        )
 
     step()
     assert variable.numpy().tolist() == [0.5] * 3
@@ -291,7 +335,9 @@ def test_a_model_that_lacks_weights_is_rejected_on_several_ranks_only(tmp_path):
             return x
 
     x = np.zeros((2, 6), np.float32)
-    two = mock.Mock(size=2, rank=0, broadcast_object=lambda v: v, allgather_object=lambda v: [v] * 2)
+    two = mock.Mock(
+        size=2, rank=0, broadcast_object=lambda v: v, allgather_object=lambda v: [v] * 2
+    )
     for parts in ([keras.layers.Dense(3)], [models.plain(3), keras.layers.Dense(3)]):
         model = Half(*parts)
         model.compile(hi.DistributedOptimizer("sgd"), "mse")
@@ -310,12 +356,19 @@ def test_a_model_that_lacks_weights_is_rejected_on_several_ranks_only(tmp_path):
 def test_a_bias_of_a_model_that_its_first_step_builds_is_known_by_its_layer():
     model = keras.Sequential([keras.layers.GRU(3)])
     model.compile(hi.DistributedOptimizer(hi.optimizers.LARS(0.1)), "mse")
-    model.fit(np.ones((2, 4, 2)), np.ones((2, 3)), verbose=0, callbacks=hi.callbacks.default_callbacks())
+    model.fit(
+        np.ones((2, 4, 2)), np.ones((2, 3)), verbose=0, callbacks=hi.callbacks.default_callbacks()
+    )
     assert [kind.value for kind in model.optimizer.inner.kinds] == ["kernel", "kernel", "bias"]
 
 
 def test_normalization_that_is_to_be_synchronized_and_is_not_gives_a_warning(caplog):
-    ranks = mock.Mock(size=2, rank=0, broadcast_object=lambda value: value, allgather_object=lambda value: [value] * 2)
+    ranks = mock.Mock(
+        size=2,
+        rank=0,
+        broadcast_object=lambda value: value,
+        allgather_object=lambda value: [value] * 2,
+    )
     for synchronized in (False, True):
         assert not caplog.text
         norm = keras.layers.BatchNormalization(synchronized=synchronized, name="bn")
@@ -326,20 +379,29 @@ def test_normalization_that_is_to_be_synchronized_and_is_not_gives_a_warning(cap
 
 
 def test_kinds_of_variables_follow_from_layers_where_a_step_trains_some_of_them():
-    norm = keras.Sequential([keras.Input((4,)), keras.layers.LayerNormalization(), keras.layers.Dense(2)])
+    norm = keras.Sequential(
+        [keras.Input((4,)), keras.layers.LayerNormalization(), keras.layers.Dense(2)]
+    )
     model = Distiller(models.plain(3), norm)
     optimizer = hi.DistributedOptimizer(hi.optimizers.LARS(), loss_scale=1)
     optimizer.attach(model)
     assert not optimizer.built
     optimizer.apply([tf.zeros(v.shape) for v in norm.trainable_variables], norm.trainable_variables)
-    assert [kind.value for kind in optimizer.inner.kinds] == ["norm_scale", "norm_offset", "kernel", "bias"]
+    assert [kind.value for kind in optimizer.inner.kinds] == [
+        "norm_scale",
+        "norm_offset",
+        "kernel",
+        "bias",
+    ]
 
 
 def test_vector_metrics_are_those_of_all_examples_and_histories_are_equal(pools):
     first, second = pools[2].call(programs.vectors)
     history = first["history"]
     assert history == second["history"]
-    predicted, wanted = (np.concatenate([first["predicted"][i], second["predicted"][i]]) for i in (0, 1))
+    predicted, wanted = (
+        np.concatenate([first["predicted"][i], second["predicted"][i]]) for i in (0, 1)
+    )
     chosen = predicted == predicted.max(1, keepdims=True)
     found = 2 * (chosen * wanted).sum(0) / np.maximum(chosen.sum(0) + wanted.sum(0), 1)
     np.testing.assert_allclose(history["val_f1"][-1], found, rtol=1e-5)
@@ -350,7 +412,9 @@ def test_vector_metrics_are_those_of_all_examples_and_histories_are_equal(pools)
 def test_two_optimizers_beside_compile_are_scheduled_saved_and_restored(pools, tmp_path):
     first, second = pools[2].call(programs.rivals, str(tmp_path))
     assert first == second  # statistics of normalization and sums of an accumulation too
-    assert first["whole"]["rates"] == pytest.approx([0.5 * (1 - step / 16) ** 2 for step in (3, 7, 11, 15)])
+    assert first["whole"]["rates"] == pytest.approx(
+        [0.5 * (1 - step / 16) ** 2 for step in (3, 7, 11, 15)]
+    )
     for name in ("weights", "state"):
         for again, whole in zip(first["again"][name], first["whole"][name], strict=True):
             np.testing.assert_allclose(again, whole, rtol=1e-6, atol=1e-7)
@@ -361,7 +425,9 @@ def test_a_schedule_and_another_callback_that_sets_the_learning_rate_are_refused
         optimizer = hi.DistributedOptimizer("sgd", schedule=hi.schedules.polynomial(0.5, 3))
         model = models.made(optimizer, run_eagerly=True)
         x, y = models.data(1)
-        return model.fit(x, y, models.BATCH, epochs, 0, [*hi.callbacks.default_callbacks(), *callbacks])
+        return model.fit(
+            x, y, models.BATCH, epochs, 0, [*hi.callbacks.default_callbacks(), *callbacks]
+        )
 
     fit()
     assert not caplog.records
@@ -370,6 +436,8 @@ def test_a_schedule_and_another_callback_that_sets_the_learning_rate_are_refused
     with pytest.raises(UserError, match="LearningRateScheduler"):
         fit(keras.callbacks.LearningRateScheduler(lambda epoch: 0.1))
     later = keras.callbacks.Callback()
-    later.on_epoch_end = lambda epoch, logs=None: setattr(later.model.optimizer, "learning_rate", 0.2)
+    later.on_epoch_end = lambda epoch, logs=None: setattr(
+        later.model.optimizer, "learning_rate", 0.2
+    )
     with pytest.raises(UserError, match=r"is 0\.2 where the schedule has left"):
         fit(later)

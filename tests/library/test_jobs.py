@@ -1,4 +1,6 @@
-"""Jobs of `fit` in processes of their own: hung, killed, interrupted on a terminal, on two hosts."""
+"""Jobs of `fit` in processes of their own: hung, killed, interrupted on a terminal, on two
+hosts.
+"""
 
 import contextlib
 import importlib.util
@@ -26,8 +28,12 @@ RUN = [sys.executable, "-m", "hybrid_imagenet", "run", "-np", "2"]
 def job(kind, folder, limit=60):
     """A finished job of two ranks."""
     folder.mkdir(exist_ok=True)
-    command = program.command(2, kind, str(limit), str(folder), start=("-m", "tests.library.fit_job"))
-    return subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=600)
+    command = program.command(
+        2, kind, str(limit), str(folder), start=("-m", "tests.library.fit_job")
+    )
+    return subprocess.run(
+        command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=600
+    )
 
 
 def weights(folder):
@@ -57,8 +63,12 @@ def test_a_rank_that_hangs_is_named_and_ends_the_others(kind, state, tmp_path):
     assert done.returncode == EXIT_STALLED, errors
     # Six steps are done: four of the first epoch and two of the second.
     where = r"after step 6; it was in\nstall: +\S*tests/library/fit_job.py:\d+ fail\n"
-    assert re.search(rf"stall: rank 1 on \S+ \(process \d+\) is {state} for \d+ s, {where}", errors), errors
-    assert re.search(r"error: rank 1 on \S+ hung for \d+ s \(stall_timeout=10\): the job ends\n", errors), errors
+    assert re.search(
+        rf"stall: rank 1 on \S+ \(process \d+\) is {state} for \d+ s, {where}", errors
+    ), errors
+    assert re.search(
+        r"error: rank 1 on \S+ hung for \d+ s \(stall_timeout=10\): the job ends\n", errors
+    ), errors
     assert "rank 0 on" not in errors
 
 
@@ -75,9 +85,13 @@ def test_ranks_do_not_wait_for_ever_for_one_that_does_not_begin_fit(tmp_path):
     ("kind", "code", "why"),
     [("killed", 137, r"error: rank 1 on \S+ was ended by signal 9 "), ("raises", 1, "Traceback ")],
 )
-def test_a_rank_that_ends_alone_ends_the_others_which_print_one_line_at_most(kind, code, why, tmp_path):
+def test_a_rank_that_ends_alone_ends_the_others_which_print_one_line_at_most(
+    kind, code, why, tmp_path
+):
     words = [*RUN, JOB, kind, "60", str(tmp_path)]
-    done = subprocess.run(words, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        words, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == code, done.stderr
     assert len(re.findall(rf"^{why}", done.stderr, re.MULTILINE)) == 1, done.stderr
     assert ("RuntimeError: of rank 1\n" in done.stderr) == (kind == "raises")
@@ -88,7 +102,10 @@ def test_ranks_whose_generators_differ_in_length_end(tmp_path):
     done = job("fewer", tmp_path, 10)
     assert done.returncode == EXIT_STALLED, done.stderr
     assert "Your input ran out of data" in done.stderr  # Keras, on the rank that has fewer
-    assert re.search(r"stall: rank 0 on \S+ \(process \d+\) is without progress for \d+ s, after step 6", done.stderr)
+    assert re.search(
+        r"stall: rank 0 on \S+ \(process \d+\) is without progress for \d+ s, after step 6",
+        done.stderr,
+    )
     assert "ranks need equal numbers of batches" in done.stderr
 
 
@@ -96,8 +113,12 @@ def test_ranks_whose_generators_differ_in_length_end(tmp_path):
 def terminal(*words):
     """A command whose terminal is ours: yields the process and the terminal's other end."""
     ours, theirs = pty.openpty()
-    start = [sys.executable, "-c", "import fcntl, os, sys, termios; os.setsid(); "
-             "fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"]  # fmt: skip
+    start = [
+        sys.executable,
+        "-c",
+        "import fcntl, os, sys, termios; os.setsid(); "
+        "fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])",
+    ]
     process = subprocess.Popen(
         [*start, *words], stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT, env=environment()
     )
@@ -140,10 +161,15 @@ def test_ctrl_c_on_a_terminal_ends_all_ranks_and_what_was_saved_stays(tmp_path, 
 @pytest.mark.slow
 def test_a_killed_job_that_starts_again_ends_as_one_that_was_not(tmp_path, undisturbed):
     command = program.command(2, "slow", "60", str(tmp_path), start=("-m", "tests.library.fit_job"))
-    process = subprocess.Popen(command, env=environment(), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, env=environment(), cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
     while "epoch 2" not in process.stdout.readline():
         assert process.poll() is None
-    every = [process.pid, *processes.descendants(process.pid)]  # ranks would outlive mpirun, and remove their backup
+    every = [
+        process.pid,
+        *processes.descendants(process.pid),
+    ]  # ranks would outlive mpirun, and remove their backup
     for number in every:
         with contextlib.suppress(ProcessLookupError):
             os.kill(number, signal.SIGKILL)
@@ -159,7 +185,17 @@ def test_a_killed_job_that_starts_again_ends_as_one_that_was_not(tmp_path, undis
 @pytest.mark.slow
 def test_two_hosts_train_as_one(tmp_path, undisturbed):
     (tmp_path / "job").mkdir()
-    words = [*RUN, "-H", "$HOSTS", "--network_interfaces", "$INTERFACE", JOB, "whole", "60", str(tmp_path / "job")]
+    words = [
+        *RUN,
+        "-H",
+        "$HOSTS",
+        "--network_interfaces",
+        "$INTERFACE",
+        JOB,
+        "whole",
+        "60",
+        str(tmp_path / "job"),
+    ]
     folder = {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     inside = f"cd {ROOT}; {' '.join(words)}"
     done = run(LAB, "--hosts=2", "--slots=1", "--", "bash", "-c", inside, timeout=300, **folder)

@@ -50,7 +50,9 @@ def of_keras_seed(seed):
 
 
 def nested(seed):
-    return tf.data.Dataset.range(4).interleave(lambda i: tf.data.Dataset.range(50).shuffle(9, seed=seed))
+    return tf.data.Dataset.range(4).interleave(
+        lambda i: tf.data.Dataset.range(50).shuffle(9, seed=seed)
+    )
 
 
 def sampled(seed):
@@ -71,12 +73,18 @@ SHUFFLES = {
         NUMBERS, NUMBERS.concatenate(NUMBERS.shuffle(5, seed=seed))
     ),
     "sample_from_datasets": sampled,
-    "list_files": lambda seed: tf.data.Dataset.list_files(f"{hi.__path__[0]}/*.py", shuffle=True, seed=seed),
+    "list_files": lambda seed: tf.data.Dataset.list_files(
+        f"{hi.__path__[0]}/*.py", shuffle=True, seed=seed
+    ),
     "split_dataset": of_keras_seed,
     "arrays": lambda seed: (permuted(seed), permuted(seed)[:, None] * np.ones(3)),
-    "images": lambda seed: np.random.default_rng(7).integers(0, 256, (COUNT, 4, 4, 3), np.uint8)[permuted(seed)],
+    "images": lambda seed: np.random.default_rng(7).integers(0, 256, (COUNT, 4, 4, 3), np.uint8)[
+        permuted(seed)
+    ],
     "strings": lambda seed: permuted(seed).astype(str),
-    "from_tensor_slices": lambda seed: tf.data.Dataset.from_tensor_slices({"x": permuted(seed)}).map(lambda x: x),
+    "from_tensor_slices": lambda seed: tf.data.Dataset.from_tensor_slices(
+        {"x": permuted(seed)}
+    ).map(lambda x: x),
     "captured array": lambda seed: gathered(permuted(seed)),
     "captured tensor": lambda seed: gathered(tf.constant(permuted(seed))),
 }
@@ -85,7 +93,9 @@ SHUFFLES = {
 @pytest.mark.parametrize("name", SHUFFLES)
 def test_shard_of_equal_seeds_is_accepted_and_of_different_ones_rejected(name):
     compare(lambda rank: SHUFFLES[name](3))
-    with pytest.raises(SharedError, match=r"Rank 1 and rank 0 share out data in different orders: .* differ\. The "):
+    with pytest.raises(
+        SharedError, match=r"Rank 1 and rank 0 share out data in different orders: .* differ\. The "
+    ):
         compare(lambda rank: SHUFFLES[name](3 + rank))
 
 
@@ -112,7 +122,9 @@ def test_shard_accepts_what_may_differ_by_rank():
     def augmented(rank):
         seeds = tf.data.Dataset.random(seed=rank)
         small = tf.constant([rank, 5])
-        return tf.data.Dataset.zip(NUMBERS, seeds).map(lambda x, seed: x + tf.cast(small[0], tf.int64))
+        return tf.data.Dataset.zip(NUMBERS, seeds).map(
+            lambda x, seed: x + tf.cast(small[0], tf.int64)
+        )
 
     compare(augmented)
     compare(lambda rank: np.array([f"/local/{rank}/a{i}.jpg" for i in range(COUNT)]))
@@ -150,6 +162,6 @@ def test_ranks_with_different_orders_are_stopped_before_they_train(pools, tmp_pa
     for result in pools[2].call(programs.different_orders, str(tmp_path)):
         assert result["same seed"] is None
         for way in ("fit", "loop", "evaluate", "another global seed"):
-            assert result[way].startswith("Rank 1 and rank 0 share out data in different orders: the seeds of shuff"), (
-                way
-            )
+            assert result[way].startswith(
+                "Rank 1 and rank 0 share out data in different orders: the seeds of shuff"
+            ), way

@@ -1,4 +1,6 @@
-"""What is saved loads again, on one rank or several, and training goes on as if it had not stopped."""
+"""What is saved loads again, on one rank or several, and training goes on as if it had not
+stopped.
+"""
 
 import json
 import subprocess
@@ -39,11 +41,11 @@ def test_models_with_each_optimizer_load_in_a_process_that_has_imported_nothing_
         model.save(tmp_path / f"{name}.keras")
         wanted[name] = [saving.weights(model), saving.state(model)]
     code = (
-        "import sys, json, pathlib, keras, hybrid_imagenet.library\n"
-        "values = lambda variables: [v.numpy().astype(float).ravel().tolist() for v in variables]\n"
-        f"models = {{p.stem: keras.models.load_model(p) for p in pathlib.Path({str(tmp_path)!r}).iterdir()}}\n"
-        "assert 'horovod' not in sys.modules\n"
-        "print(json.dumps({n: [values(m.weights), values(m.optimizer.variables)] for n, m in models.items()}))"
+        "import sys, json, pathlib, keras, hybrid_imagenet.library\nvalues = lambda variables:"
+        " [v.numpy().astype(float).ravel().tolist() for v in variables]\nmodels = {p.stem:"
+        f" keras.models.load_model(p) for p in pathlib.Path({str(tmp_path)!r}).iterdir()}}\nassert"
+        " 'horovod' not in sys.modules\nprint(json.dumps({n: [values(m.weights),"
+        " values(m.optimizer.variables)] for n, m in models.items()}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -64,7 +66,9 @@ def test_an_interrupted_run_ends_as_one_that_was_not(pools, tmp_path, kind):
 
 def test_weights_are_loaded_before_an_accumulating_optimizer_is_built(tmp_path, caplog):
     model, other = (
-        saving.made(hi.DistributedOptimizer(keras.optimizers.Adam(0.01, gradient_accumulation_steps=2)))
+        saving.made(
+            hi.DistributedOptimizer(keras.optimizers.Adam(0.01, gradient_accumulation_steps=2))
+        )
         for _ in range(2)
     )
     saving.fit(model, 1)
@@ -93,7 +97,14 @@ def test_the_exact_order_and_its_schedule_continue_after_and_inside_an_epoch(tmp
         )
         own = [batches.counter, hi.callbacks.Checkpoint(tmp_path / folder, order=sampler), note]
         callbacks = [*hi.callbacks.default_callbacks(), *own]
-        model.fit(batches, initial_epoch=sampler.epoch, epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks)
+        model.fit(
+            batches,
+            initial_epoch=sampler.epoch,
+            epochs=epochs,
+            shuffle=False,
+            verbose=0,
+            callbacks=callbacks,
+        )
         return model.get_weights()
 
     whole = train(3, "whole")
@@ -103,7 +114,9 @@ def test_the_exact_order_and_its_schedule_continue_after_and_inside_an_epoch(tmp
     train(3, "inside", {"epoch": 1, "offset": 14})
     assert max(map(len, rates.values())) == 3
     assert all(len(set(found)) == 1 for found in rates.values())
-    with pytest.raises(UserError, match="fit begins epoch 0 where the order is in epoch 1: load the run's state"):
+    with pytest.raises(
+        UserError, match="fit begins epoch 0 where the order is in epoch 1: load the run's state"
+    ):
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
         model.compile("sgd", "mse")
         sampler = ExactBatchSampler(22, 4, seed=1)
@@ -114,7 +127,11 @@ def test_the_exact_order_and_its_schedule_continue_after_and_inside_an_epoch(tmp
 
 def test_a_folder_of_checkpoints_is_for_one_run_at_a_time(tmp_path):
     def fit():
-        saving.fit(saving.made(hi.DistributedOptimizer("sgd")), 1, more=[hi.callbacks.Checkpoint(tmp_path / "held")])
+        saving.fit(
+            saving.made(hi.DistributedOptimizer("sgd")),
+            1,
+            more=[hi.callbacks.Checkpoint(tmp_path / "held")],
+        )
 
     fit()
     other = files.lock(tmp_path / "held")
@@ -123,7 +140,11 @@ def test_a_folder_of_checkpoints_is_for_one_run_at_a_time(tmp_path):
     other.close()
     fit()
     with pytest.raises(UserError, match=r"keeps other values, .*, or give another folder"):
-        saving.fit(saving.made(hi.DistributedOptimizer("adam")), 2, more=[hi.callbacks.Checkpoint(tmp_path / "held")])
+        saving.fit(
+            saving.made(hi.DistributedOptimizer("adam")),
+            2,
+            more=[hi.callbacks.Checkpoint(tmp_path / "held")],
+        )
 
 
 def test_a_resumed_run_names_the_callbacks_whose_state_is_lost(tmp_path, capsys):
@@ -131,7 +152,9 @@ def test_a_resumed_run_names_the_callbacks_whose_state_is_lost(tmp_path, capsys)
         callbacks = [
             hi.callbacks.Checkpoint(tmp_path / "checkpoints"),
             keras.callbacks.ReduceLROnPlateau("loss"),
-            keras.callbacks.ModelCheckpoint(tmp_path / "best.keras", "loss", save_best_only=save_best_only),
+            keras.callbacks.ModelCheckpoint(
+                tmp_path / "best.keras", "loss", save_best_only=save_best_only
+            ),
             keras.callbacks.CSVLogger(tmp_path / "log.csv", append=append),
         ]
         saving.fit(saving.made(hi.DistributedOptimizer("sgd")), 1, more=callbacks)
@@ -139,7 +162,10 @@ def test_a_resumed_run_names_the_callbacks_whose_state_is_lost(tmp_path, capsys)
 
     assert fit() == []
     (line,) = fit()
-    assert "ReduceLROnPlateau starts from zero in this resumed run, because Checkpoint does not save" in line
+    assert (
+        "ReduceLROnPlateau starts from zero in this resumed run, because Checkpoint does not save"
+        in line
+    )
     plateau, log = fit(append=False, save_best_only=True)
     assert "ReduceLROnPlateau and ModelCheckpoint start from zero" in plateau
     assert "log.csv: pass append=True" in log

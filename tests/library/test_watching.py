@@ -21,8 +21,15 @@ def test_every_step_and_validation_counts_as_progress_and_the_watch_ends_with_fi
         dog = made.return_value
         dog.note.side_effect = notes.append
         for name in "ab":
-            callbacks = [*hi.callbacks.default_callbacks(), hi.callbacks.Checkpoint(tmp_path / name), watch]
-            arguments = {"validation_data": (x[half], y[half]), "validation_batch_size": models.BATCH}
+            callbacks = [
+                *hi.callbacks.default_callbacks(),
+                hi.callbacks.Checkpoint(tmp_path / name),
+                watch,
+            ]
+            arguments = {
+                "validation_data": (x[half], y[half]),
+                "validation_batch_size": models.BATCH,
+            }
             model.fit(x, y, models.BATCH, 2, 0, callbacks, **arguments)
     assert made.call_args.args[1] == 7
     assert [name for name, _, _ in dog.method_calls if name != "note"] == ["start", "stop"] * 2
@@ -37,7 +44,9 @@ def test_an_exception_that_ends_fit_ends_the_watch_and_fit_can_go_on(capfd):
     watch = hi.callbacks.StallWatchdog(1)
     state = random.getstate()
     fails = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: 1 / (1 - batch))
-    with pytest.raises(ZeroDivisionError):  # its traceback holds the frames of `fit` until the end of this test
+    with pytest.raises(
+        ZeroDivisionError
+    ):  # its traceback holds the frames of `fit` until the end of this test
         model.fit(x, y, models.BATCH, callbacks=[watch, fails])
     assert random.getstate() == state  # ranks of a program may draw their shares by it
     thread = watch._watchdog._thread

@@ -12,7 +12,9 @@ def test_at_224_pixels_and_1000_classes_there_are_62_380_232_parameters():
     assert sum(int(np.prod(v.shape)) for v in model.trainable_variables) == 62_380_232
     assert [tuple(v.shape) for v in model.trainable_variables] == alexnet_reference.shapes()
     names = [layer.name for layer in model.layers]
-    assert names.index("pool5_bn") == names.index("pool5") + 1  # before it the oracle finds the same, at scales above 0
+    assert (
+        names.index("pool5_bn") == names.index("pool5") + 1
+    )  # before it the oracle finds the same, at scales above 0
 
 
 def test_forward_pass_against_the_oracle():
@@ -33,7 +35,10 @@ def test_forward_pass_against_the_oracle():
         [values(model.get_layer(f"{stage}_conv").kernel)[0] for stage in stages],
         [norm(f"{stage}_bn") for stage in stages],
         norm("pool5_bn"),
-        [values(model.get_layer(name).kernel, model.get_layer(name).bias) for name in ("hidden6", "hidden7", "logits")],
+        [
+            values(model.get_layer(name).kernel, model.get_layer(name).bias)
+            for name in ("hidden6", "hidden7", "logits")
+        ],
     )
     got = model(images, training=False).numpy()
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())

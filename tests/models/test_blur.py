@@ -26,12 +26,18 @@ def test_gradients_go_back_by_the_same_filter(policy):
         y = tf.reduce_sum(layer(x)[:, 1, 1, :])
     expected = np.zeros((6, 6))
     expected[1:4, 1:4] = np.outer([1, 2, 1], [1, 2, 1]) / 16
-    np.testing.assert_allclose(tf.cast(tape.gradient(y, x), tf.float32)[0, :, :, 0], expected, atol=1e-6)
+    np.testing.assert_allclose(
+        tf.cast(tape.gradient(y, x), tf.float32)[0, :, :, 0], expected, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "stem", "blurs"),
-    [("resnet50", "imagenet", 1 + 2 * 3), ("resnet18", "3x3", 2 * 3), ("resnet8", "3x3_stride2", 2 * 2)],
+    [
+        ("resnet50", "imagenet", 1 + 2 * 3),
+        ("resnet18", "3x3", 2 * 3),
+        ("resnet8", "3x3_stride2", 2 * 2),
+    ],
 )
 def test_every_stride_but_that_of_the_image_has_a_blur(name, stem, blurs):
     options = {"width": 4, "stem": stem, "seed": 3}
@@ -44,7 +50,9 @@ def test_every_stride_but_that_of_the_image_has_a_blur(name, stem, blurs):
             before = layer.input
             assert layer.name == "stem_conv" or "blur" in before._keras_history.operation.name
     # the same variables with the same first values: a trained network can go on with blurs
-    assert [v.path.split("/", 1)[-1] for v in network.weights] == [v.path.split("/", 1)[-1] for v in plain.weights]
+    assert [v.path.split("/", 1)[-1] for v in network.weights] == [
+        v.path.split("/", 1)[-1] for v in plain.weights
+    ]
     for one, other in zip(network.weights, plain.weights, strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
     assert network(np.zeros((1, 32, 32, 3), np.float32)).shape == (1, 5)
@@ -52,4 +60,6 @@ def test_every_stride_but_that_of_the_image_has_a_blur(name, stem, blurs):
 
 def test_a_bias_at_the_start():
     network = factory.create("resnet8", 5, 16, width=4, initial_bias=-1.5)
-    np.testing.assert_array_equal(network.get_layer("logits").bias.numpy(), np.full(5, -1.5, np.float32))
+    np.testing.assert_array_equal(
+        network.get_layer("logits").bias.numpy(), np.full(5, -1.5, np.float32)
+    )

@@ -29,7 +29,9 @@ def traced_nodes(precision, name="resnet50"):
 @pytest.mark.parametrize(("pad", "channels"), [(3, 3), (0, 3), (3, 8)])
 def test_a_stem_on_squares_of_pixels_is_the_stem_on_pixels(pad, channels, monkeypatch):
     random = np.random.default_rng(0)
-    images, kernel = (tf.constant(random.normal(size=s)) for s in ([2, 20, 24, channels], [7, 7, channels, 8]))
+    images, kernel = (
+        tf.constant(random.normal(size=s)) for s in ([2, 20, 24, channels], [7, 7, channels, 8])
+    )
     found = []
     for gpu in (False, True):
         monkeypatch.setattr(kernels, "has_gpu", lambda gpu=gpu: gpu)
@@ -59,7 +61,9 @@ def test_every_convolution_computes_in_half_precision_nhwc(traced):
     forward = of_type(operations, "Conv2D")
     backward = of_type(operations, "Conv2DBackpropInput", "Conv2DBackpropFilter")
     assert len(forward) == count == 53
-    assert len(backward) == 2 * count  # that of the images is traced, and pruned when the graph is compiled
+    assert (
+        len(backward) == 2 * count
+    )  # that of the images is traced, and pruned when the graph is compiled
     for op in forward + backward:
         assert op.get_attr("T") == half, op.name
         assert op.get_attr("data_format") == b"NHWC", op.name
@@ -77,7 +81,9 @@ def test_normalization_is_fused_with_float_statistics(traced):
 
 def test_nothing_between_the_layers_is_wider_than_the_compute_type(traced):
     operations, _, half = traced
-    for op in of_type(operations, "Relu", "ReluGrad", "AddV2", "AddN", "MaxPool", "MaxPoolGrad", "Pad"):
+    for op in of_type(
+        operations, "Relu", "ReluGrad", "AddV2", "AddN", "MaxPool", "MaxPoolGrad", "Pad"
+    ):
         if op.outputs[0].shape.rank == 4:
             assert op.outputs[0].dtype == half, op.name
 
@@ -91,7 +97,9 @@ def network():
     policy = keras.dtype_policies.DTypePolicy("mixed_float16")
     x = images = keras.Input((8, 8, 3))
     for number, filters in enumerate((32, 5, 4)):
-        x = layers.Conv2D(filters, 3, pad=1, dtype=policy, use_bias=number == 1, trainable=number != 1)(x)
+        x = layers.Conv2D(
+            filters, 3, pad=1, dtype=policy, use_bias=number == 1, trainable=number != 1
+        )(x)
     return keras.Model(images, layers.Conv2D(2, 1, dtype="float32")(x))
 
 
@@ -99,7 +107,10 @@ def test_outputs_and_gradients_are_the_same():
     model = network()
     images = tf.constant(np.random.default_rng(0).normal(size=(2, 8, 8, 3)), tf.float32)
     held = layers.cast_kernels(model)
-    assert [(k.shape, dtype) for k, dtype in held] == [((3, 3, 3, 32), "float16"), ((3, 3, 5, 4), "float16")]
+    assert [(k.shape, dtype) for k, dtype in held] == [
+        ((3, 3, 3, 32), "float16"),
+        ((3, 3, 5, 4), "float16"),
+    ]
     with tf.GradientTape() as tape:
         expected = model(images)
     wanted = tape.gradient(expected, [k.value for k, _ in held])

@@ -7,7 +7,9 @@ from hybrid_imagenet.models.layers import Conv2D, MaxPool2D
 from tests.references import resnet_reference
 
 
-@pytest.mark.parametrize(("size", "kernel", "stride", "pad"), [(8, 3, 2, 1), (9, 3, 2, 1), (8, 7, 2, 3), (7, 1, 2, 0)])
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "pad"), [(8, 3, 2, 1), (9, 3, 2, 1), (8, 7, 2, 3), (7, 1, 2, 0)]
+)
 def test_convolution_pads_both_sides_alike(size, kernel, stride, pad):
     layer = Conv2D(5, kernel, strides=stride, pad=pad, use_bias=True, bias_initializer="ones")
     x = np.random.default_rng(0).normal(size=(2, size, size, 4)).astype(np.float32)
@@ -29,8 +31,12 @@ def test_pooling_of_non_negative_values(size):
     assert MaxPool2D.from_config(layer.get_config()).pad == 1
 
 
-@pytest.mark.parametrize(("size", "kernel", "stride", "pad"), [(8, 3, 2, 1), (9, 3, 2, 1), (8, 7, 2, 3), (7, 1, 2, 0)])
-def test_the_form_for_gpus_has_the_same_values_and_gradients(monkeypatch, size, kernel, stride, pad):
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "pad"), [(8, 3, 2, 1), (9, 3, 2, 1), (8, 7, 2, 3), (7, 1, 2, 0)]
+)
+def test_the_form_for_gpus_has_the_same_values_and_gradients(
+    monkeypatch, size, kernel, stride, pad
+):
     """The convolution pads by itself, and so does the pooling behind a ReLU."""
     random = np.random.default_rng(0)
     x = tf.constant(random.normal(size=(2, size, size, 4)).astype(np.float32))
@@ -80,7 +86,9 @@ def test_cpu_forms_have_the_values_and_gradients_of_the_plain_one(
 
     def plain(x, k):
         sides = [[0, 0], [pad, pad], [pad, pad], [0, 0]]
-        return tf.nn.conv2d(tf.pad(tf.cast(x, tf.float32), sides), tf.cast(k, tf.float32), stride, "VALID")
+        return tf.nn.conv2d(
+            tf.pad(tf.cast(x, tf.float32), sides), tf.cast(k, tf.float32), stride, "VALID"
+        )
 
     dy = tf.cast(random.normal(size=plain(x, weights).shape), dtype)
     batch = [2 if batch_known else None]
@@ -94,7 +102,9 @@ def test_cpu_forms_have_the_values_and_gradients_of_the_plain_one(
         assert actual.dtype == dtype
         wanted = tf.cast(wanted, tf.float32).numpy()
         tolerance = 1e-5 if dtype == tf.float32 else 0.02
-        np.testing.assert_allclose(tf.cast(actual, tf.float32), wanted, atol=tolerance * np.abs(wanted).max())
+        np.testing.assert_allclose(
+            tf.cast(actual, tf.float32), wanted, atol=tolerance * np.abs(wanted).max()
+        )
 
 
 def operations_of(size, kernel, stride, channels, dtype):
@@ -104,7 +114,9 @@ def operations_of(size, kernel, stride, channels, dtype):
     shapes = [(2, size, size, channels), (kernel, kernel, channels, channels)]
     shapes.append((2, size // stride, size // stride, channels))
     specs = [tf.TensorSpec(shape, dtype) for shape in shapes]
-    return [op.type for op in tf.function(function).get_concrete_function(*specs).graph.get_operations()]
+    return [
+        op.type for op in tf.function(function).get_concrete_function(*specs).graph.get_operations()
+    ]
 
 
 def test_which_form_is_taken_on_a_cpu_and_on_a_gpu(monkeypatch):
@@ -123,7 +135,9 @@ def test_which_form_is_taken_on_a_cpu_and_on_a_gpu(monkeypatch):
 
 
 def test_xla_gets_pooling_that_pads_before(monkeypatch):
-    """XLA has none with padding of its own, which the form for GPUs uses: --jit_compile could not run there."""
+    """XLA has none with padding of its own, which the form for GPUs uses: --jit_compile could not
+    run there.
+    """
     monkeypatch.setattr(kernels, "has_gpu", lambda: True)
     images = tf.constant(np.random.default_rng(0).uniform(size=(2, 9, 9, 3)), tf.float32)
     pool = lambda x: kernels.max_pool(x, 3, 2, 1)  # noqa: E731

@@ -14,7 +14,11 @@ def merge(means, variances):
     return mean, moments.biased_variance(mean, moments.second_moment(means, variances).mean(axis=0))
 
 
-VALUES = arrays(np.float64, st.tuples(st.integers(1, 5), st.integers(1, 6)), elements=st.floats(-1e3, 1e3, width=32))
+VALUES = arrays(
+    np.float64,
+    st.tuples(st.integers(1, 5), st.integers(1, 6)),
+    elements=st.floats(-1e3, 1e3, width=32),
+)
 
 
 @given(VALUES)
@@ -22,7 +26,9 @@ def test_merged_moments_are_those_of_all_values(parts):
     mean, variance = merge(parts.mean(axis=1), parts.var(axis=1))
     expected_mean, expected_variance = population_moments(parts.tolist())
     np.testing.assert_allclose(mean, expected_mean, rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(variance, expected_variance, rtol=1e-9, atol=1e-9 * (1 + expected_mean**2))
+    np.testing.assert_allclose(
+        variance, expected_variance, rtol=1e-9, atol=1e-9 * (1 + expected_mean**2)
+    )
 
 
 def test_channels_are_merged_separately_and_keep_fp32():

@@ -14,22 +14,36 @@ KEPT = ("moving_mean", "moving_variance")
 
 
 def reference(x, gamma, beta, dy, epsilon=EPSILON):
-    """Outputs, gradients, mean and biased variance in float64 (Ioffe and Szegedy 2015, the equations of section 3)."""
+    """Outputs, gradients, mean and biased variance in float64 (Ioffe and Szegedy 2015, the
+    equations of section 3).
+    """
     axes = (0, 1, 2)
     count = x[..., 0].size
     mean, variance = x.mean(axes), x.var(axes)
     normal = (x - mean) / np.sqrt(variance + epsilon)
     d_normal = dy * gamma
     d_variance = (d_normal * (x - mean)).sum(axes) * -0.5 * (variance + epsilon) ** -1.5
-    d_mean = -d_normal.sum(axes) / np.sqrt(variance + epsilon) - 2 * d_variance * (x - mean).sum(axes) / count
-    dx = d_normal / np.sqrt(variance + epsilon) + d_variance * 2 * (x - mean) / count + d_mean / count
+    d_mean = (
+        -d_normal.sum(axes) / np.sqrt(variance + epsilon)
+        - 2 * d_variance * (x - mean).sum(axes) / count
+    )
+    dx = (
+        d_normal / np.sqrt(variance + epsilon)
+        + d_variance * 2 * (x - mean) / count
+        + d_mean / count
+    )
     return normal * gamma + beta, (dx, (dy * normal).sum(axes), dy.sum(axes)), mean, variance
 
 
 def draw(shape=(4, 3, 5, 6), seed=0):
     random = np.random.default_rng(seed)
     x = random.normal(1.0, 2.0, shape)
-    return x, random.uniform(0.5, 1.5, shape[-1]), random.normal(size=shape[-1]), random.normal(size=shape)
+    return (
+        x,
+        random.uniform(0.5, 1.5, shape[-1]),
+        random.normal(size=shape[-1]),
+        random.normal(size=shape),
+    )
 
 
 def build(gamma, beta, **options):
@@ -62,11 +76,18 @@ def test_each_part_of_a_batch_is_normalized_as_a_batch_of_its_own(policy, tolera
     found = [reference(images, gamma, beta, slopes) for images, slopes in slices]
     assert outputs.dtype == layer.compute_dtype
     np.testing.assert_allclose(
-        tf.cast(outputs, tf.float32), np.concatenate([f[0] for f in found]), rtol=tolerance, atol=tolerance
+        tf.cast(outputs, tf.float32),
+        np.concatenate([f[0] for f in found]),
+        rtol=tolerance,
+        atol=tolerance,
     )
     inputs, scales, offsets = zip(*(f[1] for f in found), strict=True)
-    for actual, wanted in zip(gradients, (np.concatenate(inputs), sum(scales), sum(offsets)), strict=True):
-        np.testing.assert_allclose(tf.cast(actual, tf.float32), wanted, atol=tolerance * np.abs(wanted).max())
+    for actual, wanted in zip(
+        gradients, (np.concatenate(inputs), sum(scales), sum(offsets)), strict=True
+    ):
+        np.testing.assert_allclose(
+            tf.cast(actual, tf.float32), wanted, atol=tolerance * np.abs(wanted).max()
+        )
     mean, variance = merged([f[2] for f in found], [f[3] for f in found])
     # The statistics are sums in FP32 whatever the compute type.
     np.testing.assert_allclose(layer.moving_mean.numpy(), mean, rtol=1e-5, atol=1e-5)
@@ -74,7 +95,9 @@ def test_each_part_of_a_batch_is_normalized_as_a_batch_of_its_own(policy, tolera
 
 
 def test_each_part_has_a_moving_average_until_they_are_merged():
-    """Of three steps, merged after the second: as three layers of one part each, with their merged moments."""
+    """Of three steps, merged after the second: as three layers of one part each, with their merged
+    moments.
+    """
     together = build(np.ones(6), np.zeros(6), mode="moving", momentum=0.75, parts=2)
     alone = [build(np.ones(6), np.zeros(6), mode="moving", momentum=0.75) for _ in range(2)]
     for step in range(3):
@@ -99,7 +122,9 @@ def test_each_training_call_overwrites_the_statistics(mode):
     for seed in (1, 2):
         x = draw(seed=seed)[0]
         layer(x.astype(np.float32), training=True)
-        np.testing.assert_allclose(layer.moving_mean.numpy(), x.mean((0, 1, 2)), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            layer.moving_mean.numpy(), x.mean((0, 1, 2)), rtol=1e-4, atol=1e-5
+        )
         np.testing.assert_allclose(layer.moving_variance.numpy(), x.var((0, 1, 2)), rtol=1e-4)
 
 
@@ -146,7 +171,9 @@ def test_frozen_statistics_normalize_each_image_by_itself():
 
 
 class Ranks:
-    """Sums over threads that stand for ranks: call number k of `allreduce` meets call k of all the others."""
+    """Sums over threads that stand for ranks: call number k of `allreduce` meets call k of all the
+    others.
+    """
 
     def __init__(self, size):
         self.size = size
@@ -176,16 +203,24 @@ def test_synchronized_ranks_give_what_one_rank_gives_on_all_images(policy, toler
     x, gamma, beta, dy = draw((6, 3, 5, 4))
     x = tf.cast(x, tf.bfloat16).numpy().astype(np.float64)
     ranks = Ranks(3)
-    layers = [build(gamma, beta, dtype=policy, allreduce=ranks.allreduce(r), name="bn") for r in range(3)]
-    results = ranks.run(lambda r: run(layers[r], x[cuts[r] : cuts[r + 1]], dy[cuts[r] : cuts[r + 1]]))
+    layers = [
+        build(gamma, beta, dtype=policy, allreduce=ranks.allreduce(r), name="bn") for r in range(3)
+    ]
+    results = ranks.run(
+        lambda r: run(layers[r], x[cuts[r] : cuts[r + 1]], dy[cuts[r] : cuts[r + 1]])
+    )
     expected, (dx, d_gamma, d_beta), mean, variance = reference(x, gamma, beta, dy)
     outputs = np.concatenate([tf.cast(y, tf.float32) for y, _ in results])
     np.testing.assert_allclose(outputs, expected, rtol=tolerance, atol=tolerance)
     inputs = np.concatenate([tf.cast(g[0], tf.float32) for _, g in results])
     np.testing.assert_allclose(inputs, dx, atol=tolerance * np.abs(dx).max())
     # Parameters get local gradients: the sum over ranks is left to the exchange of gradients.
-    np.testing.assert_allclose(sum(g[1] for _, g in results), d_gamma, rtol=1e-3, atol=tolerance * 50)
-    np.testing.assert_allclose(sum(g[2] for _, g in results), d_beta, rtol=1e-3, atol=tolerance * 50)
+    np.testing.assert_allclose(
+        sum(g[1] for _, g in results), d_gamma, rtol=1e-3, atol=tolerance * 50
+    )
+    np.testing.assert_allclose(
+        sum(g[2] for _, g in results), d_beta, rtol=1e-3, atol=tolerance * 50
+    )
     for layer in layers:
         np.testing.assert_allclose(layer.moving_mean.numpy(), mean, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(layer.moving_variance.numpy(), variance, rtol=1e-4)
@@ -199,7 +234,9 @@ def test_the_variance_over_ranks_is_within_its_bound_where_the_mean_is_large(mea
         tf.cast(x, tf.float32), tf.ones([4]), tf.zeros([4]), 0.0, lambda tensor, name: tensor, "bn"
     )
     error = np.abs(variance / x.var((0, 1, 2)) - 1).max()
-    assert error < 1e-6 + 2e-7 * (1 + mean**2)  # the sums of the values themselves, then the difference over ranks
+    assert error < 1e-6 + 2e-7 * (
+        1 + mean**2
+    )  # the sums of the values themselves, then the difference over ranks
 
 
 @pytest.mark.parametrize("mode", ["last", "moving"])

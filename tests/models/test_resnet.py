@@ -55,9 +55,12 @@ def weights_in_order(model):
         if isinstance(layer, keras.layers.Conv2D):
             norm = model.get_layer(layer.name.removesuffix("conv") + "bn")
             values = (layer.kernel, norm.gamma, norm.beta, norm.moving_mean, norm.moving_variance)
-            convolutions.append((layer.name, tuple(np.asarray(v.value, np.float64) for v in values)))
+            convolutions.append(
+                (layer.name, tuple(np.asarray(v.value, np.float64) for v in values))
+            )
 
-    # He's order: within a block the projection first, as its name says nothing about the place in the graph.
+    # He's order: within a block the projection first, as its name says nothing about the place in
+    # the graph.
     def place(item):
         name = item[0]
         if name == "stem_conv":
@@ -81,12 +84,16 @@ def weights_in_order(model):
     ],
 )
 def test_forward_pass_is_that_of_the_papers(name, side, width, stem):
-    model = randomized(factory.create(name, 7, side, width=width, stem=stem, zero_last_gamma=False, seed=3), 1)
+    model = randomized(
+        factory.create(name, 7, side, width=width, stem=stem, zero_last_gamma=False, seed=3), 1
+    )
     images = np.random.default_rng(0).normal(size=(3, side, side, 3)).astype(np.float32)
     convolutions, classifier = weights_in_order(model)
     wide = images.astype(np.float64)
     for training in (False, True):
-        expected = resnet_reference.logits(name, wide, convolutions, classifier, stem=stem, training=training)
+        expected = resnet_reference.logits(
+            name, wide, convolutions, classifier, stem=stem, training=training
+        )
         actual = model(images, training=training).numpy()
         assert actual.dtype == np.float32
         np.testing.assert_allclose(actual, expected, rtol=2e-3, atol=2e-3 * np.abs(expected).max())

@@ -24,7 +24,9 @@ KERNELS = [kind is ParameterKind.KERNEL for kind in KINDS]
 
 
 class Problem:
-    """A noisy quadratic: the gradient at w is curvature * (w - target) + noise(step), noise fixed by the seed."""
+    """A noisy quadratic: the gradient at w is curvature * (w - target) + noise(step), noise fixed
+    by the seed.
+    """
 
     def __init__(self, shapes=SHAPES, seed=0):
         random = np.random.default_rng(seed)
@@ -51,7 +53,9 @@ class Runner:
         self.optimizer, self.problem, self.loss_scale = optimizer, problem, loss_scale
         self.variables = problem.variables()
         optimizer.set_kinds(kinds)
-        self.whole = DistributedOptimizer(optimizer, SingleProcess(), LossScale(loss_scale), packed=PACKED)
+        self.whole = DistributedOptimizer(
+            optimizer, SingleProcess(), LossScale(loss_scale), packed=PACKED
+        )
         self.whole.build(self.variables)
         self.count = 0
         self.function = tf.function(lambda grads: self.whole.apply(grads), autograph=False)
@@ -76,9 +80,13 @@ def of_one(optimizer, start):
 
 
 def scaled_sgd(start, scale, momentum=0.0, **options):
-    """Variables, the distributed optimizer that moves them as SGD does at a rate of .5, and a step by gradients."""
+    """Variables, the distributed optimizer that moves them as SGD does at a rate of .5, and a step
+    by gradients.
+    """
     variables = [keras.Variable(value, name=f"w{i}") for i, value in enumerate(start)]
-    optimizer = DistributedOptimizer(SGD(0.5, momentum, weight_decay=0.0), SingleProcess(), scale, **options)
+    optimizer = DistributedOptimizer(
+        SGD(0.5, momentum, weight_decay=0.0), SingleProcess(), scale, **options
+    )
     optimizer.build(variables)
 
     @tf.function(autograph=False)
@@ -89,7 +97,9 @@ def scaled_sgd(start, scale, momentum=0.0, **options):
 
 
 def follow(runner, rate, oracle):
-    """200 steps at `rate(step)` beside those of an oracle, `oracle(layer, gradient, step, rate)`."""
+    """200 steps at `rate(step)` beside those of an oracle,
+    `oracle(layer, gradient, step, rate)`.
+    """
     layers = runner.problem.layers()
     for step in range(200):
         runner.step({"learning_rate": rate(step)})
@@ -104,4 +114,6 @@ def assert_close(actual, layers, tolerance=1e-5):
     """Every tensor within `tolerance` of the oracle's, relative to its size."""
     for value, layer in zip(actual, layers, strict=True):
         assert np.linalg.norm(value - layer["w"]) <= tolerance * np.linalg.norm(layer["w"])
-        np.testing.assert_allclose(value, layer["w"], rtol=tolerance, atol=tolerance * np.abs(layer["w"]).max())
+        np.testing.assert_allclose(
+            value, layer["w"], rtol=tolerance, atol=tolerance * np.abs(layer["w"]).max()
+        )

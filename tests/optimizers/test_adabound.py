@@ -9,14 +9,21 @@ from tests.references.optimizers_reference import bounded_adam_step, luo_bounds
 def test_200_steps_follow_the_oracle():
     def oracle(layer, grad, step, rate):
         bounds = luo_bounds(step + 1, 0.2 if step < 120 else 0.02, 0.01)
-        bounded_adam_step(layer, grad, step + 1, rate, *bounds, decay=0.01 if layer["kernel"] else 0.0)
+        bounded_adam_step(
+            layer, grad, step + 1, rate, *bounds, decay=0.01 if layer["kernel"] else 0.0
+        )
 
     optimizer = AdaBound(2e-3, final_lr=0.2, gamma=0.01, weight_decay=0.01)
-    follow(Runner(optimizer, Problem(), loss_scale=256.0), lambda step: 2e-3 if step < 120 else 2e-4, oracle)
+    follow(
+        Runner(optimizer, Problem(), loss_scale=256.0),
+        lambda step: 2e-3 if step < 120 else 2e-4,
+        oracle,
+    )
 
 
 def test_first_step_by_hand():
-    # gamma 1, t = 1: bounds F/2 and 2F = 0.1 and 0.4. m = 0.1 g; s / sqrt(v) = lr / |g|, here 0.002, is raised to 0.1.
+    # gamma 1, t = 1: bounds F/2 and 2F = 0.1 and 0.4. m = 0.1 g; s / sqrt(v) = lr / |g|, here
+    # 0.002, is raised to 0.1.
     runner = of_one(AdaBound(1e-3, final_lr=0.2, gamma=1.0, weight_decay=0.0), [[1.0]])
     runner.step(grads=[np.array([[0.5]])])
     np.testing.assert_allclose(runner.weights()[0], [[1.0 - 0.1 * 0.05]], rtol=1e-6)

@@ -15,7 +15,8 @@ def make(decay, start, every=1, packed=None):
 
 
 @pytest.mark.parametrize(
-    ("decay", "every", "packed"), [(0.5, 1, False), (0.9999, 1, False), (0.9, 7, False), (0.9, 7, True)]
+    ("decay", "every", "packed"),
+    [(0.5, 1, False), (0.9999, 1, False), (0.9, 7, False), (0.9, 7, True)],
 )
 def test_200_updates_follow_the_oracle_and_skipped_steps_do_not_count(decay, every, packed):
     random = np.random.default_rng(1)
@@ -31,7 +32,9 @@ def test_200_updates_follow_the_oracle_and_skipped_steps_do_not_count(decay, eve
                 seen.append(variable.numpy())
     assert len(path[0]) == 200
     for first, seen, value in zip(start, path, average.variables.values(), strict=True):
-        np.testing.assert_allclose(value.numpy(), averaged(first, seen, decay, every), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            value.numpy(), averaged(first, seen, decay, every), rtol=1e-5, atol=1e-6
+        )
     assert step.experimental_get_tracing_count() == 1
 
 

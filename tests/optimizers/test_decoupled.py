@@ -12,7 +12,11 @@ from tests.references.short_reference import decay_decoupled
 PEAK, DECAY = 0.1, 0.02
 STEPS = {
     "sgd": (SGD, {}, reference.sgd_step),
-    "nesterov": (SGD, {"nesterov": True}, lambda *a, **k: reference.sgd_step(*a, nesterov=True, **k)),
+    "nesterov": (
+        SGD,
+        {"nesterov": True},
+        lambda *a, **k: reference.sgd_step(*a, nesterov=True, **k),
+    ),
     "lars": (LARS, {"eta": 0.02}, lambda *a, **k: reference.lars_step(*a, eta=0.02, **k)),
 }
 
@@ -26,20 +30,33 @@ def test_200_steps_follow_the_oracle(case):
         oracle(layer, grad, rate, 0.9, decay=0.0)
 
     optimizer = cls(PEAK, 0.9, weight_decay=DECAY, decoupled_decay=True, **options)
-    follow(Runner(optimizer, Problem(), loss_scale=2.0**15), lambda step: PEAK * (1 - step / 250), decays_first)
+    follow(
+        Runner(optimizer, Problem(), loss_scale=2.0**15),
+        lambda step: PEAK * (1 - step / 250),
+        decays_first,
+    )
 
 
 @pytest.mark.parametrize("in_warmup", [False, True])
 def test_hybrid_decays_in_the_phases_that_it_would(in_warmup):
     problem = Problem()
-    optimizer = Hybrid(PEAK, weight_decay=DECAY, decoupled_decay=True, decay_in_warmup=in_warmup, lars_eta=0.001)
+    optimizer = Hybrid(
+        PEAK, weight_decay=DECAY, decoupled_decay=True, decay_in_warmup=in_warmup, lars_eta=0.001
+    )
     runner, layers = Runner(optimizer, problem), problem.layers()
     oracle = reference.HybridReference(layers, warmup_steps=20, epoch_steps=5, peak=PEAK, decay=0.0)
     for step in range(60):
         warmup = step < 20
         rate = PEAK if warmup else PEAK * 0.95 ** (step - 20)
         lower, upper = reference.lu_bounds((step + 1) / 5, 4, PEAK) if warmup else (PEAK, PEAK)
-        runner.step({"learning_rate": rate, "lower_bound": lower, "upper_bound": upper, "phase": float(not warmup)})
+        runner.step(
+            {
+                "learning_rate": rate,
+                "lower_bound": lower,
+                "upper_bound": upper,
+                "phase": float(not warmup),
+            }
+        )
         grads = problem.grads([layer["w"] for layer in layers], step)
         if in_warmup or not warmup:
             for layer in layers:

@@ -1,4 +1,6 @@
-"""Loss scaling and skipped steps, without other ranks; tests/training/test_parts_on_ranks.py has those."""
+"""Loss scaling and skipped steps, without other ranks; tests/training/test_parts_on_ranks.py has
+those.
+"""
 
 import keras
 import numpy as np
@@ -30,14 +32,22 @@ def test_a_step_that_is_not_finite_changes_nothing_but_the_scale(bad):
     np.testing.assert_array_equal(variable.numpy(), [1.0, 2.0])
     assert optimizer.iterations.numpy() == 0
     assert optimizer.loss_scale.scale.numpy() == 512.0
-    assert (optimizer.loss_scale.skipped_steps.numpy(), optimizer.loss_scale.skipped_in_a_row.numpy()) == (1, 1)
+    assert (
+        optimizer.loss_scale.skipped_steps.numpy(),
+        optimizer.loss_scale.skipped_in_a_row.numpy(),
+    ) == (1, 1)
     step(tf.constant([2.0, 0.0]))
-    assert (optimizer.loss_scale.skipped_steps.numpy(), optimizer.loss_scale.skipped_in_a_row.numpy()) == (1, 0)
+    assert (
+        optimizer.loss_scale.skipped_steps.numpy(),
+        optimizer.loss_scale.skipped_in_a_row.numpy(),
+    ) == (1, 0)
     np.testing.assert_array_equal(variable.numpy(), [0.0, 2.0])
 
 
 def test_the_dynamic_scale_follows_its_rule():
-    """Doubled after 3 finite steps, halved after a bad one, never below 1 or above 2^24; written out by hand."""
+    """Doubled after 3 finite steps, halved after a bad one, never below 1 or above 2^24; written
+    out by hand.
+    """
     scale = LossScale(4.0, dynamic=True, growth_steps=3)
     seen = []
     for finite in [1, 1, 1, 1, 0, 1, 1, 1, 0, 0, 0, 0, 0]:
@@ -66,13 +76,20 @@ def test_bad_arguments():
 
 @pytest.mark.parametrize("average", [None, 0.9])
 def test_on_a_gpu_an_optimizer_of_keras_is_masked_instead_of_skipped(monkeypatch, average):
-    """In one compiled program, so that no branch waits for the device; the numbers are those of the branch."""
+    """In one compiled program, so that no branch waits for the device; the numbers are those of the
+    branch.
+    """
 
     def run(gpu):
         monkeypatch.setattr(xla, "has_gpu", lambda: gpu)
-        variables = [keras.Variable(np.ones(shape, np.float32), name=f"w{i}") for i, shape in enumerate([(3, 4), (4,)])]
+        variables = [
+            keras.Variable(np.ones(shape, np.float32), name=f"w{i}")
+            for i, shape in enumerate([(3, 4), (4,)])
+        ]
         kept = WeightAverage(average) if average else None
-        optimizer = DistributedOptimizer(keras.optimizers.Adam(0.1), SingleProcess(), LossScale(8.0, dynamic=True))
+        optimizer = DistributedOptimizer(
+            keras.optimizers.Adam(0.1), SingleProcess(), LossScale(8.0, dynamic=True)
+        )
         optimizer.average = kept
         optimizer.build(variables)
         step = tf.function(lambda *grads: optimizer.apply(list(grads)), autograph=False)

@@ -25,15 +25,25 @@ def schedule(ramp_epochs=0.0):
 
 def run_both(steps, optimizer_arguments, reference_arguments, ramp_epochs=0.0, momentum=0.9):
     problem = Problem()
-    runner = Runner(Hybrid(PEAK, **{"weight_decay": 1e-4} | optimizer_arguments), problem, loss_scale=1024.0)
+    runner = Runner(
+        Hybrid(PEAK, **{"weight_decay": 1e-4} | optimizer_arguments), problem, loss_scale=1024.0
+    )
     oracle = HybridReference(
-        problem.layers(), warmup_steps=SWITCH, epoch_steps=EPOCH_STEPS, peak=PEAK, **reference_arguments
+        problem.layers(),
+        warmup_steps=SWITCH,
+        epoch_steps=EPOCH_STEPS,
+        peak=PEAK,
+        **reference_arguments,
     )
     values = schedule(ramp_epochs)
     for step in range(steps):
         epoch_after = max(0, step - SWITCH) // EPOCH_STEPS
-        runner.step(values(step / EPOCH_STEPS, (step + 1) / EPOCH_STEPS, 64) | {"momentum": momentum})
-        oracle.step(problem.grads([layer["w"] for layer in oracle.layers], step), PEAK * 0.9**epoch_after)
+        runner.step(
+            values(step / EPOCH_STEPS, (step + 1) / EPOCH_STEPS, 64) | {"momentum": momentum}
+        )
+        oracle.step(
+            problem.grads([layer["w"] for layer in oracle.layers], step), PEAK * 0.9**epoch_after
+        )
         if step + 1 in (1, 2, SWITCH - 1, SWITCH, SWITCH + 1, SWITCH + 25, steps):
             assert_close(runner.weights(), oracle.layers)
     return runner
@@ -42,7 +52,9 @@ def run_both(steps, optimizer_arguments, reference_arguments, ramp_epochs=0.0, m
 @pytest.mark.parametrize("handover", ["continuous", "reset", "rescale"])
 @pytest.mark.parametrize("lars", ["you", "larc", "none"])
 def test_200_steps_follow_the_oracle_through_the_switch(handover, lars):
-    runner = run_both(200, {"handover": handover, "lars_variant": lars}, {"handover": handover, "lars": lars})
+    runner = run_both(
+        200, {"handover": handover, "lars_variant": lars}, {"handover": handover, "lars": lars}
+    )
     assert runner.function.experimental_get_tracing_count() == 1
     assert int(runner.optimizer.iterations) == 200
 
@@ -50,7 +62,10 @@ def test_200_steps_follow_the_oracle_through_the_switch(handover, lars):
 @pytest.mark.parametrize(("handover", "lars"), [("continuous", "you"), ("reset", "larc")])
 def test_so_do_they_where_lars_comes_in_over_some_epochs(handover, lars):
     """With eta .001 the rates of LARS are far from P, so that a share that is wrong shows."""
-    arguments = {"handover": handover, "lars_variant": lars}, {"handover": handover, "lars": lars, "ramp_steps": 50}
+    arguments = (
+        {"handover": handover, "lars_variant": lars},
+        {"handover": handover, "lars": lars, "ramp_steps": 50},
+    )
     run_both(SWITCH + 70, *arguments, ramp_epochs=2.0)
 
 
@@ -67,7 +82,9 @@ def sizes_of_updates(optimizer, steps, ramp_epochs=0.0, **hyper):
 
 
 def test_with_a_ramp_no_layers_update_jumps_after_the_warmup():
-    """With one and the same gradient the last step of AdaBound and the first of SGD are alike; without a ramp not."""
+    """With one and the same gradient the last step of AdaBound and the first of SGD are alike;
+    without a ramp not.
+    """
     growth = {}
     for ramp_epochs in (0.0, 2.0):
         optimizer = Hybrid(PEAK, momentum=0.0, lars_eta=1.0, weight_decay=0.0)
@@ -92,8 +109,9 @@ def test_every_open_point_of_the_paper_follows_the_oracle(arguments, reference_a
 
 
 def test_first_step_by_hand():
-    # t = 1/10 epoch of T = 1, lr N = 2.4: bounds 0.24 and 2.4 + 10000 - 1000. g = 2: m = 0.2, v = 0.004,
-    # s = 0.001 sqrt(0.001) / 0.1 = 3.1623e-4; s / sqrt(v) = 0.005 is raised to 0.24: w = 1 - 0.24 * 0.2.
+    # t = 1/10 epoch of T = 1, lr N = 2.4: bounds 0.24 and 2.4 + 10000 - 1000. g = 2: m = 0.2, v =
+    # 0.004, s = 0.001 sqrt(0.001) / 0.1 = 3.1623e-4; s / sqrt(v) = 0.005 is raised to 0.24: w = 1 -
+    # 0.24 * 0.2.
     lower, upper = lu_bounds(0.1, 1.0, 2.4)
     for highest in (upper, 0.1):  # a bound below the lower one is raised to it
         runner = of_one(Hybrid(2.4), [[1.0]])
@@ -104,10 +122,13 @@ def test_first_step_by_hand():
 
 
 def test_sgd_step_by_hand():
-    # From m = 0: u = 0.1 * lr * ratio * g, ratio = 0.001 |w| / (|g| + 0.5 |w|), decay 0.5: g' = 2 + 0.5 * 4 = 4.
+    # From m = 0: u = 0.1 * lr * ratio * g, ratio = 0.001 |w| / (|g| + 0.5 |w|), decay 0.5: g' = 2 +
+    # 0.5 * 4 = 4.
     runner = of_one(Hybrid(2.4, weight_decay=0.5), [[4.0]])
     runner.step({"phase": 1.0, "learning_rate": 100.0}, [np.array([[2.0]])])
-    np.testing.assert_allclose(runner.weights()[0], [[4.0 - 0.1 * 100 * 0.001 * 4 / (2 + 2) * 4]], rtol=1e-6)
+    np.testing.assert_allclose(
+        runner.weights()[0], [[4.0 - 0.1 * 100 * 0.001 * 4 / (2 + 2) * 4]], rtol=1e-6
+    )
 
 
 def test_the_continuous_handover_has_no_jump_where_the_others_do():
@@ -157,7 +178,9 @@ def test_zero_gradients_and_zero_weights_stay_finite():
     runner.step({}, grads)
     assert all(np.isfinite(w).all() for w in runner.weights())
     # |w| = 0: the ratio is 1, so the layer moves by (1 - momentum) lr g.
-    np.testing.assert_allclose(runner.weights()[0], layers[0]["w"] - 0.1 * PEAK * grads[0], rtol=1e-5)
+    np.testing.assert_allclose(
+        runner.weights()[0], layers[0]["w"] - 0.1 * PEAK * grads[0], rtol=1e-5
+    )
 
 
 def test_state_is_float32():

@@ -66,14 +66,18 @@ def trained_by(optimizer, layer, shape, callbacks=()):
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_bias_of_two_dimensions_is_rejected_where_the_model_is_not_known(wrapped):
     def made():
-        return hi.DistributedOptimizer(hi.optimizers.LARS(0.1)) if wrapped else hi.optimizers.LARS(0.1)
+        return (
+            hi.DistributedOptimizer(hi.optimizers.LARS(0.1)) if wrapped else hi.optimizers.LARS(0.1)
+        )
 
     for layer, shape in (
         (keras.layers.GRU(3), (4, 2)),
         (keras.layers.EinsumDense("ab,bcd->acd", (2, 3), bias_axes="cd"), (4,)),
         (keras.layers.LayerNormalization(axis=[1, 2]), (4, 2)),
     ):
-        with pytest.raises(UserError, match=r"not know whether .* is a kernel or a bias.*default_callbacks\(\) to"):
+        with pytest.raises(
+            UserError, match=r"not know whether .* is a kernel or a bias.*default_callbacks\(\) to"
+        ):
             trained_by(made(), layer, shape)
     optimizer = made()
     trained_by(optimizer, keras.layers.GRU(3), (4, 2), hi.callbacks.default_callbacks())
@@ -82,7 +86,10 @@ def test_a_bias_of_two_dimensions_is_rejected_where_the_model_is_not_known(wrapp
 
 
 def test_weights_that_are_not_float32_are_rejected_with_the_policy_to_use():
-    with pytest.raises(UserError, match=r"lars updates float32 weights only, but .* is float16.*policy mixed_float16"):
+    with pytest.raises(
+        UserError,
+        match=r"lars updates float32 weights only, but .* is float16.*policy mixed_float16",
+    ):
         trained_by(hi.optimizers.LARS(0.1), keras.layers.Dense(2, dtype="float16"), (4,))
 
 
@@ -95,5 +102,8 @@ def test_float8_is_rejected_before_training():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
         model.quantize("float8")
         model.compile(optimizer, "mse")
-        with pytest.raises(UserError, match=r"Training in float8 is not supported: .* and 5 other variables get new"):
+        with pytest.raises(
+            UserError,
+            match=r"Training in float8 is not supported: .* and 5 other variables get new",
+        ):
             model.fit(np.ones((4, 4)), np.ones((4, 2)), verbose=0)

@@ -18,11 +18,14 @@ def test_200_steps_follow_the_oracle(arguments, loss_scale):
 
 
 def test_one_step_by_hand():
-    # m / .1 and sqrt(v / .001) are the gradient and its size: r = (1, -1) + .5 (3, 4) = (2.5, 1), |w| = 5.
+    # m / .1 and sqrt(v / .001) are the gradient and its size: r = (1, -1) + .5 (3, 4) = (2.5, 1),
+    # |w| = 5.
     runner = of_one(LAMB(0.1, eps=1e-12, weight_decay=0.5), [[3.0, 4.0]])
     runner.step(grads=[np.array([[0.25, -8.0]])])
     ratio = 5 / np.hypot(2.5, 1)
-    np.testing.assert_allclose(runner.weights()[0], [[3 - 0.1 * ratio * 2.5, 4 - 0.1 * ratio]], rtol=1e-6)
+    np.testing.assert_allclose(
+        runner.weights()[0], [[3 - 0.1 * ratio * 2.5, 4 - 0.1 * ratio]], rtol=1e-6
+    )
 
 
 def test_the_rate_is_the_relative_step_of_a_layer_whatever_its_gradient():

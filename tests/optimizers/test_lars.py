@@ -28,8 +28,11 @@ def test_200_steps_follow_the_oracle(arguments):
 
 
 def test_one_step_by_hand():
-    # |w| = 5, |g| = 1, decay 0.2: ratio = 0.001 * 5 / (1 + 1) = 0.0025; w -= 10 * 0.0025 * (g + 0.2 w).
+    # |w| = 5, |g| = 1, decay 0.2: ratio = 0.001 * 5 / (1 + 1) = 0.0025; w -= 10 * 0.0025 * (g + 0.2
+    # w).
     runner = of_one(LARS(10.0, weight_decay=0.2), [[3.0, 4.0]])
     runner.step(grads=[np.array([[0.6, 0.8]])])
     np.testing.assert_allclose(runner.weights()[0], [[3 - 0.025 * 1.2, 4 - 0.025 * 1.6]], rtol=1e-6)
-    np.testing.assert_allclose(runner.optimizer.velocity[0].numpy(), [[-0.025 * 1.2, -0.025 * 1.6]], rtol=1e-6)
+    np.testing.assert_allclose(
+        runner.optimizer.velocity[0].numpy(), [[-0.025 * 1.2, -0.025 * 1.6]], rtol=1e-6
+    )

@@ -29,13 +29,16 @@ def test_singular_values_come_near_1_and_directions_stay(shape):
 
 
 def test_one_step_by_hand():
-    # One singular value: d = 1.9 g, whose size does not matter; g / |g| times f(f(1)), with f(s) = a s + b s^3 + c s^5.
+    # One singular value: d = 1.9 g, whose size does not matter; g / |g| times f(f(1)), with f(s) =
+    # a s + b s^3 + c s^5.
     runner = of_one(Muon(0.1, 0.9, steps=2, weight_decay=0.5), [[1.0], [2.0]])
     runner.step(grads=[np.array([[30.0], [40.0]])])
     s = 1.0
     for _ in range(2):
         s = 3.4445 * s - 4.775 * s**3 + 2.0315 * s**5
-    np.testing.assert_allclose(runner.weights()[0], [[0.95 - 0.06 * s], [1.9 - 0.08 * s]], rtol=1e-5)
+    np.testing.assert_allclose(
+        runner.weights()[0], [[0.95 - 0.06 * s], [1.9 - 0.08 * s]], rtol=1e-5
+    )
 
 
 def test_a_gradient_of_zero_leaves_only_decay():

@@ -15,7 +15,11 @@ def test_200_steps_follow_the_oracle(nesterov, momentum):
         sgd_step(layer, grad, rate, momentum, decay=0.01, nesterov=nesterov)
 
     optimizer = SGD(0.1, momentum, nesterov=nesterov, weight_decay=0.01)
-    follow(Runner(optimizer, Problem(), loss_scale=2.0**15), lambda step: 0.1 if step < 100 else 0.01, oracle)
+    follow(
+        Runner(optimizer, Problem(), loss_scale=2.0**15),
+        lambda step: 0.1 if step < 100 else 0.01,
+        oracle,
+    )
 
 
 @pytest.mark.parametrize(("nesterov", "expected"), [(False, (0.8, 0.42)), (True, (0.62, 0.078))])

@@ -10,10 +10,16 @@ NORMS = st.floats(1e-6, 1e6)
 
 
 @given(
-    NORMS, NORMS, st.sampled_from([0.0, 1e-4, 0.1]), st.sampled_from(["add", "floor"]), st.sampled_from([0, 1e-6, 1])
+    NORMS,
+    NORMS,
+    st.sampled_from([0.0, 1e-4, 0.1]),
+    st.sampled_from(["add", "floor"]),
+    st.sampled_from([0, 1e-6, 1]),
 )
 def test_it_equals_the_formula(weight, grad, decay, rule, eps):
-    ratio = trust_ratio(np.array([weight]), np.array([grad]), eta=0.01, decay=decay, eps=eps, eps_rule=rule)
+    ratio = trust_ratio(
+        np.array([weight]), np.array([grad]), eta=0.01, decay=decay, eps=eps, eps_rule=rule
+    )
     expected = lars_ratio(np.array([weight]), np.array([grad]), 0.01, decay, eps, rule)
     assert ratio[0] == pytest.approx(expected, rel=1e-12)
 

@@ -1,4 +1,6 @@
-"""The update of each variable against that of all as one vector, which the oracles in the other files hold."""
+"""The update of each variable against that of all as one vector, which the oracles in the other
+files hold.
+"""
 
 import keras
 import numpy as np
@@ -16,7 +18,15 @@ from hybrid_imagenet.optimizers.loss_scale import LossScale
 from hybrid_imagenet.optimizers.rule import WEIGHTS
 
 SHAPES = ((3, 3, 2, 4), (4,), (4,), (50, 40), (40,), (0,), (7, 7, 8, 16))
-KINDS = (Kind.KERNEL, Kind.NORM_SCALE, Kind.NORM_OFFSET, Kind.KERNEL, Kind.BIAS, Kind.BIAS, Kind.KERNEL)
+KINDS = (
+    Kind.KERNEL,
+    Kind.NORM_SCALE,
+    Kind.NORM_OFFSET,
+    Kind.KERNEL,
+    Kind.BIAS,
+    Kind.BIAS,
+    Kind.KERNEL,
+)
 STEPS, BAD = 6, 4  # of which one is skipped
 
 
@@ -30,14 +40,18 @@ class Run:
         inner.set_kinds(KINDS)
         average = WeightAverage(0.9) if average else None
         scale = LossScale(256.0, dynamic=True, growth_steps=3)
-        self.optimizer = DistributedOptimizer(inner, SingleProcess(), scale, average=average, packed=packed)
+        self.optimizer = DistributedOptimizer(
+            inner, SingleProcess(), scale, average=average, packed=packed
+        )
         self.optimizer._update._jit_compile = jit_compile
         self.optimizer.build(self.variables)
         self.step = tf.function(lambda grads: self.optimizer.apply(grads), autograph=False)
         for number in range(STEPS):
             hyper = {"learning_rate": 0.1 + 0.01 * number, "lower_bound": 0.05, "upper_bound": 0.4}
             hyper["lars_share"] = number / (STEPS - 1)
-            inner.hyper.assign(hyper | {"momentum": 0.9, "phase": phase if phase in (0, 1) else float(number > 2)})
+            inner.hyper.assign(
+                hyper | {"momentum": 0.9, "phase": phase if phase in (0, 1) else float(number > 2)}
+            )
             grads = [256 * random.normal(0, 1, s).astype(np.float32) for s in SHAPES]
             if number == BAD:
                 grads[1][0] = np.inf
@@ -47,13 +61,19 @@ class Run:
         kept = {f"w{i}": v.numpy() for i, v in enumerate(self.variables)}
         kept |= {v.path.partition("/")[2] or v.path: v.numpy() for v in self.optimizer.variables}
         if self.optimizer.average is not None:
-            kept |= {f"average {i}": v.numpy() for i, v in enumerate(self.optimizer.average.variables.values())}
+            kept |= {
+                f"average {i}": v.numpy()
+                for i, v in enumerate(self.optimizer.average.variables.values())
+            }
         return kept | {"square_sums": self.optimizer.square_sums.numpy()}
 
 
 CASES = {
     "sgd": ({"optimizer": "sgd", "weight_decay": 1e-4}, 0),
-    "nesterov": ({"optimizer": "sgd", "nesterov": True, "weight_decay": 1e-4, "decay_all": True}, 0),
+    "nesterov": (
+        {"optimizer": "sgd", "nesterov": True, "weight_decay": 1e-4, "decay_all": True},
+        0,
+    ),
     "adabound": ({"optimizer": "adabound", "weight_decay": 1e-4}, 0),
     "warmup": ({"optimizer": "hybrid", "decay_in_warmup": True, "weight_decay": 1e-4}, 0),
     "without ratios": ({"optimizer": "hybrid", "lars_variant": "none", "weight_decay": 1e-4}, 1),
@@ -64,8 +84,8 @@ CASES = {
     "lamb": ({"optimizer": "lamb", "weight_decay": 0.01}, 0),
     "muon": ({"optimizer": "muon", "weight_decay": 0.01}, 0),
 }
-# Norms are sums in another order, some 1e-7 apart, and TensorFlow's graphs may group a sum of several terms otherwise;
-# all else is the same to the last bit.
+# Norms are sums in another order, some 1e-7 apart, and TensorFlow's graphs may group a sum of
+# several terms otherwise; all else is the same to the last bit.
 ROUNDED = ("sgd", "lars", "larc", "hybrid", "decoupled", "lamb", "muon")
 
 
@@ -78,15 +98,21 @@ def test_it_does_what_the_update_of_each_variable_does(case):
     for name, one in each.items():
         slack = 2e-6 if name in ("grad_norm", "square_sums") else tolerance
         assert one.dtype == flat[name].dtype
-        np.testing.assert_allclose(flat[name], one, rtol=slack, atol=slack * np.abs(one).max(initial=0), err_msg=name)
+        np.testing.assert_allclose(
+            flat[name], one, rtol=slack, atol=slack * np.abs(one).max(initial=0), err_msg=name
+        )
 
 
 @pytest.mark.parametrize("case", ["sgd", "hybrid", "lamb", "muon"])
 def test_compiled_it_differs_by_roundings_only(case):
-    """XLA makes one operation of a multiplication and an addition, which rounds once instead of twice."""
+    """XLA makes one operation of a multiplication and an addition, which rounds once instead of
+    twice.
+    """
     arguments, phase = CASES[case]
     plain = Run(optimizers.create(**arguments), packed=True, phase=phase).values()
-    compiled = Run(optimizers.create(**arguments), packed=True, jit_compile=True, phase=phase).values()
+    compiled = Run(
+        optimizers.create(**arguments), packed=True, jit_compile=True, phase=phase
+    ).values()
     for name, one in plain.items():
         slack = 2e-6 * np.abs(one).max(initial=0)
         np.testing.assert_allclose(compiled[name], one, rtol=1e-5, atol=slack, err_msg=name)
@@ -100,11 +126,17 @@ class Signs(GroupedOptimizer):
     def rule(self, grad, values, step):
         """One step."""
         direction = tf.sign(grad) + step.hyper["momentum"] * values["direction"]
-        return {WEIGHTS: values[WEIGHTS] - step.hyper["learning_rate"] * direction, "direction": direction}
+        return {
+            WEIGHTS: values[WEIGHTS] - step.hyper["learning_rate"] * direction,
+            "direction": direction,
+        }
 
 
 def test_a_new_optimizer_is_a_rule():
-    each, flat = (Run(Signs(0.1, name="signs"), packed=packed, average=False).values() for packed in (False, True))
+    each, flat = (
+        Run(Signs(0.1, name="signs"), packed=packed, average=False).values()
+        for packed in (False, True)
+    )
     for name in set(each) - {"grad_norm", "square_sums"}:
         np.testing.assert_array_equal(flat[name], each[name], err_msg=name)
     start = np.random.default_rng(0).normal(0, 0.5, SHAPES[0])
@@ -112,7 +144,9 @@ def test_a_new_optimizer_is_a_rule():
 
 
 def test_variables_are_views_of_the_vector_that_do_not_disturb_each_other():
-    """Taking the vector apart copies nothing, and a later change in place of one variable stays its own."""
+    """Taking the vector apart copies nothing, and a later change in place of one variable stays its
+    own.
+    """
     layout = Layout([(64, 32), (64,), (1000,)], [2, 0, 1])
     rows = layout.pack([tf.random.normal(shape) for shape in layout.shapes])
     pieces = layout.unpack(rows)
@@ -136,9 +170,14 @@ def test_variables_are_views_of_the_vector_that_do_not_disturb_each_other():
 
 def test_sums_over_variables_are_those_of_their_values():
     layout = Layout(SHAPES, [6, 4, 3, 2, 1, 0])
-    values = [np.random.default_rng(i).normal(size=shape).astype(np.float32) for i, shape in enumerate(SHAPES)]
+    values = [
+        np.random.default_rng(i).normal(size=shape).astype(np.float32)
+        for i, shape in enumerate(SHAPES)
+    ]
     found = layout.sums(layout.pack([tf.constant(v) for v in values])).numpy()
-    np.testing.assert_allclose(found, [np.sum(v.astype(np.float64) ** 2) for v in values], rtol=1e-6)
+    np.testing.assert_allclose(
+        found, [np.sum(v.astype(np.float64) ** 2) for v in values], rtol=1e-6
+    )
     spread = layout.spread(tf.range(7.0)).numpy()
     np.testing.assert_array_equal(spread, layout.spread_constant(np.arange(7, dtype=np.float32)))
     assert spread[0, 0] == 6 and spread[-1, 0] == 0

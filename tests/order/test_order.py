@@ -15,7 +15,9 @@ COUNT, BATCH, SEED = 64, 4, 3
 
 
 def read_ahead(batches, ahead):
-    """What a loader with workers does: it reads `ahead` batches when it starts, and hands out one for each it reads."""
+    """What a loader with workers does: it reads `ahead` batches when it starts, and hands out one
+    for each it reads.
+    """
     source = iter(batches)
     ready = list(itertools.islice(source, ahead))
 
@@ -39,14 +41,24 @@ def trained(sampler, passes, ahead=3):
 @given(
     n=st.integers(1, 120),
     seed=st.integers(0, 2**40),
-    runs=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(0, 25)), min_size=1, max_size=6),
+    runs=st.lists(
+        st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(0, 25)), min_size=1, max_size=6
+    ),
     ahead=st.integers(0, 6),
 )
 @settings(max_examples=40, deadline=None)
-def test_each_example_once_per_epoch_over_interruptions_with_other_ranks_and_batches(n, seed, runs, ahead):
+def test_each_example_once_per_epoch_over_interruptions_with_other_ranks_and_batches(
+    n, seed, runs, ahead
+):
     state, seen = {"epoch": 0, "offset": 0}, []
-    for size, batch, steps in runs:  # each run is killed after some steps, and loses what was read ahead
-        ranks = [ExactBatchSampler(n, batch, rank=rank, size=size, seed=seed) for rank in range(size)]
+    for (
+        size,
+        batch,
+        steps,
+    ) in runs:  # each run is killed after some steps, and loses what was read ahead
+        ranks = [
+            ExactBatchSampler(n, batch, rank=rank, size=size, seed=seed) for rank in range(size)
+        ]
         for sampler in ranks:
             sampler.load_state_dict(state)
         streams = [itertools.islice(trained(sampler, 10**6, ahead), steps) for sampler in ranks]
@@ -57,7 +69,9 @@ def test_each_example_once_per_epoch_over_interruptions_with_other_ranks_and_bat
         state = states[0]
         assert (state["epoch"], state["offset"]) == divmod(len(seen), n)
     undisturbed = ExactBatchSampler(n, 1, seed=seed)
-    assert seen == list(itertools.islice(itertools.chain.from_iterable(trained(undisturbed, 10**6)), len(seen)))
+    assert seen == list(
+        itertools.islice(itertools.chain.from_iterable(trained(undisturbed, 10**6)), len(seen))
+    )
     for start in range(0, len(seen) - n + 1, n):
         assert sorted(seen[start : start + n]) == list(range(n))
 
@@ -168,7 +182,9 @@ class TestTorch:
 
         def run(sampler, passes, stop=None):
             batches = loader(sampler)
-            for number, batch in enumerate(itertools.chain.from_iterable(batches for _ in range(passes))):
+            for number, batch in enumerate(
+                itertools.chain.from_iterable(batches for _ in range(passes))
+            ):
                 if number == stop:
                     return
                 sampler.advance()
@@ -215,7 +231,9 @@ class TestKeras:
         data = keras_dataset(sampler, self.load)
         options = {"shuffle": False, "verbose": 0, **options}
         every = [data.counter, *callbacks]
-        self.model(notes).fit(data, initial_epoch=sampler.epoch, epochs=epochs, callbacks=every, **options)
+        self.model(notes).fit(
+            data, initial_epoch=sampler.epoch, epochs=epochs, callbacks=every, **options
+        )
 
     @pytest.mark.parametrize("count", [22, 24])
     def test_fit_resumes_inside_an_epoch_and_trains_whole_ones_after_it(self, count, recwarn):
@@ -243,7 +261,8 @@ class TestKeras:
         assert int(model.optimizer.iterations) == 17
 
     @pytest.mark.parametrize(
-        ("options", "remedy"), [({"shuffle": True}, "shuffle=False"), ({"steps_per_epoch": 5}, "steps_per_epoch")]
+        ("options", "remedy"),
+        [({"shuffle": True}, "shuffle=False"), ({"steps_per_epoch": 5}, "steps_per_epoch")],
     )
     def test_what_would_change_the_order_is_refused(self, options, remedy):
         with pytest.raises(Exception, match=remedy):
@@ -255,7 +274,9 @@ class TestKeras:
             self.model([]).fit(data, shuffle=False, verbose=0)
 
     def test_kerass_own_backup_trains_the_first_batches_of_the_epoch_again(self, tmp_path):
-        """The claim of docs/order.md: BackupAndRestore(save_freq=...) restores weights and epoch, not the batch."""
+        """The claim of docs/order.md: BackupAndRestore(save_freq=...) restores weights and epoch,
+        not the batch.
+        """
         notes, order = [], np.arange(COUNT, dtype=np.float32)[:, None]
         fit = {"batch_size": BATCH, "shuffle": False, "verbose": 0, "epochs": 1}
         backup = keras.callbacks.BackupAndRestore(tmp_path / "backup", save_freq=1)

@@ -19,7 +19,9 @@ def test_the_order_is_the_reference_permutation(n):
 
 
 def test_every_permutation_of_four_is_about_as_frequent():
-    counts = collections.Counter(tuple(SampleOrder(4).at(epoch, np.arange(4))) for epoch in range(6000))
+    counts = collections.Counter(
+        tuple(SampleOrder(4).at(epoch, np.arange(4))) for epoch in range(6000)
+    )
     expected = 6000 / 24
     chi_square = sum((count - expected) ** 2 / expected for count in counts.values())
     assert len(counts) == 24
@@ -27,19 +29,27 @@ def test_every_permutation_of_four_is_about_as_frequent():
 
 
 def test_orders_of_seeds_and_epochs_differ():
-    orders = {tuple(SampleOrder(50, seed).at(epoch, np.arange(50))) for seed in range(3) for epoch in range(3)}
+    orders = {
+        tuple(SampleOrder(50, seed).at(epoch, np.arange(50)))
+        for seed in range(3)
+        for epoch in range(3)
+    }
     assert len(orders) == 9
 
 
 @given(
     st.integers(1, 300),
-    st.lists(st.tuples(st.integers(1, 5), st.integers(1, 20), st.integers(1, 3)), min_size=1, max_size=12),
+    st.lists(
+        st.tuples(st.integers(1, 5), st.integers(1, 20), st.integers(1, 3)), min_size=1, max_size=12
+    ),
 )
 @settings(max_examples=100, deadline=None)
 def test_wrap_gives_each_example_once_per_epoch_whatever_ranks_and_batches(n, steps):
     order = SampleOrder(n, seed=3)
     cursor, seen = Cursor(), []
-    for size, batch, accumulation in steps * 3:  # the number of ranks and the batch change at every step
+    for size, batch, accumulation in (
+        steps * 3
+    ):  # the number of ranks and the batch change at every step
         count = size * batch * accumulation
         shares = [order.share(cursor, count, rank, size)[0] for rank in range(size)]
         assert np.concatenate(shares).tolist() == order.share(cursor, count)[0].tolist()
@@ -51,7 +61,11 @@ def test_wrap_gives_each_example_once_per_epoch_whatever_ranks_and_batches(n, st
 
 
 @given(
-    st.integers(1, 200), st.sampled_from(["wrap", "drop"]), st.integers(1, 50), st.integers(0, 30), st.integers(0, 199)
+    st.integers(1, 200),
+    st.sampled_from(["wrap", "drop"]),
+    st.integers(1, 50),
+    st.integers(0, 30),
+    st.integers(0, 199),
 )
 @settings(max_examples=200, deadline=None)
 def test_advancing_by_many_is_advancing_by_one_many_times(n, remainder, count, batches, offset):

@@ -6,7 +6,19 @@ import pytest
 from hybrid_imagenet.order.sampling import Cursor, SampleOrder
 from hybrid_imagenet.order.shard_order import ShardOrder
 
-SIZES = [7, 0, 30, 1, 12, 12, 25, 3, 9, 18, 4]  # 121 examples; the shard of each is found from these alone
+SIZES = [
+    7,
+    0,
+    30,
+    1,
+    12,
+    12,
+    25,
+    3,
+    9,
+    18,
+    4,
+]  # 121 examples; the shard of each is found from these alone
 SHARD = np.repeat(np.arange(len(SIZES)), SIZES)
 
 
@@ -41,7 +53,9 @@ def test_epochs_seeds_and_windows_differ():
 
 
 def test_shards_and_examples_of_a_window_are_shuffled_evenly():
-    firsts = collections.Counter(int(ShardOrder([2, 2, 2], 1, seed).at(0, np.arange(1))[0]) for seed in range(1200))
+    firsts = collections.Counter(
+        int(ShardOrder([2, 2, 2], 1, seed).at(0, np.arange(1))[0]) for seed in range(1200)
+    )
     assert sorted(firsts) == list(range(6))
     assert all(abs(count - 200) < 65 for count in firsts.values())  # five standard deviations
 
@@ -49,7 +63,9 @@ def test_shards_and_examples_of_a_window_are_shuffled_evenly():
 def test_the_shards_ahead_are_those_that_are_read_next():
     order = ShardOrder(SIZES, 3, seed=2)
     for epoch in (0, 1):
-        following = np.concatenate([order.at(epoch, np.arange(121)), order.at(epoch + 1, np.arange(121))])
+        following = np.concatenate(
+            [order.at(epoch, np.arange(121)), order.at(epoch + 1, np.arange(121))]
+        )
         for offset in range(0, 122, 7):
             ahead = order.shards_ahead(Cursor(epoch, offset))
             needed = set(SHARD[following[offset : offset + 8]].tolist())

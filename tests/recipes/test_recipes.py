@@ -15,8 +15,13 @@ from tests.references import alexnet_reference, mlperf_reference, short_referenc
 
 IMAGENET = 1_281_167
 NAMES = recipes.names()
-TABLE = ("bn_group", "epochs")  # which --lr_schedule=mlperf sets by the batch, unless a recipe gives the default
-FOLLOWS_HARDWARE = "per_gpu_batch"  # a recipe that fixes it may repeat the default of one kind of hardware
+TABLE = (
+    "bn_group",
+    "epochs",
+)  # which --lr_schedule=mlperf sets by the batch, unless a recipe gives the default
+FOLLOWS_HARDWARE = (
+    "per_gpu_batch"  # a recipe that fixes it may repeat the default of one kind of hardware
+)
 
 
 def plan(recipe, world_size, *flags):
@@ -44,7 +49,9 @@ def test_a_recipe_makes_an_optimizer_and_a_schedule(name):
     optimizer = optimizers.create(**derived.optimizer_arguments(resolved))
     schedule = derived.schedule(resolved)
     values = schedule(0.0, 0.1, derived.base_batch(resolved))
-    assert {*values, "lars_share"} == set(optimizer.hyper.names)  # a share below 1 is for schedules with a ramp
+    assert {*values, "lars_share"} == set(
+        optimizer.hyper.names
+    )  # a share below 1 is for schedules with a ramp
     optimizer.hyper.assign(values)
 
 
@@ -70,19 +77,24 @@ def test_hybrid_on_cluster_1():
 
 
 def test_lu_as_printed_follows_the_formulas_of_the_paper_to_the_letter():
-    """Lu et al. §2.2.1: t is the number of the epoch, the exponent of κ too; no momentum; decay of all weights."""
+    """Lu et al. §2.2.1: t is the number of the epoch, the exponent of κ too; no momentum; decay of
+    all weights.
+    """
     rows = plan("lu_as_printed", 24)
     assert {row.global_batch for row in rows} == {6144}
     for epoch in range(1, 11):
         upper = 2.4 + 1 / (0.001 * epoch) - 1 / (0.001 * 10)
         assert rows[epoch - 1].bounds == pytest.approx((epoch / 10 * 2.4, upper))
-    assert [row.learning_rate for row in rows[10:]] == pytest.approx([2.4 * 0.9**epoch for epoch in range(11, 91)])
+    assert [row.learning_rate for row in rows[10:]] == pytest.approx(
+        [2.4 * 0.9**epoch for epoch in range(11, 91)]
+    )
     assert {row.momentum for row in rows} == {0.0}
     resolved = config.resolve(["--recipe=lu_as_printed"], 24)
     assert resolved.model == "resnet50_v1"
     arguments = derived.optimizer_arguments(resolved)
     assert (arguments["decay_all"], arguments["bias_correction"]) == (True, False)
-    # The coefficient of LARS, which the paper does not print, gives MLPerf's relative step at this batch in epoch 11.
+    # The coefficient of LARS, which the paper does not print, gives MLPerf's relative step at this
+    # batch in epoch 11.
     assert resolved.chosen["lars_eta"] * 2.4 * 0.9**11 == pytest.approx(0.141, abs=5e-4)
 
 
@@ -113,12 +125,15 @@ def test_goyal_and_hal_reach_their_linear_scaling_rates():
     ],
 )
 def test_the_peak_of_the_learning_rate_is_that_of_all_gpus(name, gpus, peak):
-    assert derived.peak_learning_rate(config.resolve([f"--recipe={name}"], gpus)) == pytest.approx(peak)
+    assert derived.peak_learning_rate(config.resolve([f"--recipe={name}"], gpus)) == pytest.approx(
+        peak
+    )
 
 
 def test_hal_decays_every_parameter_and_goyal_leaves_out_biases_and_normalization():
     found = {
-        name: derived.optimizer_arguments(config.resolve([f"--recipe={name}"], 4)) for name in ("hal", "gradual_warmup")
+        name: derived.optimizer_arguments(config.resolve([f"--recipe={name}"], 4))
+        for name in ("hal", "gradual_warmup")
     }
     assert {name: (a["weight_decay"], a["decay_all"]) for name, a in found.items()} == {
         "hal": (1e-4, True), "gradual_warmup": (1e-4, False)
@@ -131,13 +146,18 @@ def test_sony_experiments_follow_the_batch():
     assert max(row.per_gpu_batch for row in rows) <= 32
     assert [rows[e].accumulation for e in (0, 30, 45, 75)] == [1, 2, 2, 2]
     rows = plan("flash_exp3", 2048)
-    assert [(rows[e].global_batch, round(rows[e].momentum, 4)) for e in (0, 31)] == [(55296, 0.9407), (65536, 0.95)]
+    assert [(rows[e].global_batch, round(rows[e].momentum, 4)) for e in (0, 31)] == [
+        (55296, 0.9407),
+        (65536, 0.95),
+    ]
     assert plan("flash_exp2", 3456)[89].global_batch == 55296
 
 
 @pytest.mark.parametrize("row", mlperf_reference.ROWS, ids=lambda row: f"{row[0]:.0f}")
 def test_mlperf_lars_is_a_row_of_mlperfs_table(row):
-    """On as many GPUs as make the batch of a row: its numbers, its normalization, a validation where the target is."""
+    """On as many GPUs as make the batch of a row: its numbers, its normalization, a validation
+    where the target is.
+    """
     batch, target, lr, warmup, momentum, decay, end, *_, span = row
     gpus = int(batch) // 16
     resolved = config.resolve(["--recipe=mlperf_lars", "--per_gpu_batch=16"], gpus)
@@ -157,7 +177,9 @@ def test_mlperf_lars_is_a_row_of_mlperfs_table(row):
     assert 0.5 < 16 * resolved.bn_group / span < 2
     assert derived.communication(resolved).neighbors == resolved.bn_group
     text = report.describe(resolved, IMAGENET)
-    assert f"MLPerf's table at batch {batch:.0f}" in next(x for x in text.splitlines() if x.startswith("momentum "))
+    assert f"MLPerf's table at batch {batch:.0f}" in next(
+        x for x in text.splitlines() if x.startswith("momentum ")
+    )
     assert f"batch normalization over {16 * resolved.bn_group} images" in text
     assert f"MLPerf's table has {span:.0f}" in text
 
@@ -182,9 +204,18 @@ def test_short_is_the_published_configuration_of_mosaicml():
     assert [row.image_size for row in rows] == [short_reference.mosaicml_size(e) for e in range(28)]
     assert (rows[0].image_size, rows[27].image_size) == (88, 176)
     validation = theirs["validation"] / theirs["validation_resize"]
-    assert (derived.evaluation_size(resolved), resolved.eval_crop) == (theirs["validation"], validation)
-    assert (resolved.momentum, resolved.label_smoothing) == (theirs["momentum"], theirs["smoothing"])
-    assert (resolved.eval_every_epochs, resolved.ema_every) == (theirs["eval_interval"], theirs["average_every"])
+    assert (derived.evaluation_size(resolved), resolved.eval_crop) == (
+        theirs["validation"],
+        validation,
+    )
+    assert (resolved.momentum, resolved.label_smoothing) == (
+        theirs["momentum"],
+        theirs["smoothing"],
+    )
+    assert (resolved.eval_every_epochs, resolved.ema_every) == (
+        theirs["eval_interval"],
+        theirs["average_every"],
+    )
     assert resolved.ema_decay ** theirs["half_life"] == pytest.approx(0.5, rel=1e-4)
 
 
@@ -200,9 +231,18 @@ def test_decoupled_decay_follows_the_batch(gpus, decay):
 
 @pytest.mark.parametrize("schedule", ["sony_a", "sony_b"])
 def test_decoupled_decay_refers_to_the_peak_of_a_schedule_that_has_its_own(schedule):
-    flags = ["--optimizer=lars", f"--lr_schedule={schedule}", "--decoupled_decay", "--warmup_epochs=34"]
+    flags = [
+        "--optimizer=lars",
+        f"--lr_schedule={schedule}",
+        "--decoupled_decay",
+        "--warmup_epochs=34",
+    ]
     resolved = config.resolve(flags, 8)
-    assert derived.optimizer_arguments(resolved)["learning_rate"] == derived.peak_learning_rate(resolved) > 20
+    assert (
+        derived.optimizer_arguments(resolved)["learning_rate"]
+        == derived.peak_learning_rate(resolved)
+        > 20
+    )
 
 
 @pytest.mark.parametrize(
@@ -225,24 +265,41 @@ def test_the_group_of_the_table_is_one_that_the_run_can_have(flags, ranks, group
 
 
 def test_labels_are_smoothed_in_the_experiments_that_table_3_marks():
-    found = {name: config.resolve([f"--recipe={name}"]) for name in NAMES if name.startswith("flash")}
-    assert [name for name, c in found.items() if c.label_smoothing] == ["flash_exp2", "flash_exp3", "flash_exp4"]
+    found = {
+        name: config.resolve([f"--recipe={name}"]) for name in NAMES if name.startswith("flash")
+    }
+    assert [name for name, c in found.items() if c.label_smoothing] == [
+        "flash_exp2",
+        "flash_exp3",
+        "flash_exp4",
+    ]
 
 
 def test_the_recipes_of_jia_keep_their_epochs_and_normalize_on_each_gpu():
     found = {n: config.resolve([f"--recipe=four_minutes_{n}"], 2048) for n in ("resnet", "alexnet")}
-    assert {name: (c.epochs, c.warmup_epochs) for name, c in found.items()} == {"resnet": (90, 31), "alexnet": (95, 31)}
+    assert {name: (c.epochs, c.warmup_epochs) for name, c in found.items()} == {
+        "resnet": (90, 31),
+        "alexnet": (95, 31),
+    }
     assert {c.bn_group for c in found.values()} == {1}
 
 
-@pytest.mark.parametrize("late", [None, 4 << 20])  # with NCCL the last buckets have a threshold of their own
-@pytest.mark.parametrize(("name", "shapes"), [("resnet", resnet50_shapes), ("alexnet", alexnet_reference.shapes)])
+@pytest.mark.parametrize(
+    "late", [None, 4 << 20]
+)  # with NCCL the last buckets have a threshold of their own
+@pytest.mark.parametrize(
+    ("name", "shapes"), [("resnet", resnet50_shapes), ("alexnet", alexnet_reference.shapes)]
+)
 def test_the_hybrid_allreduce_of_jia_uses_masters_and_the_ring(name, shapes, late):
-    """On the network's own gradients, in the order of backpropagation: packs go by masters, large ones by the ring."""
+    """On the network's own gradients, in the order of backpropagation: packs go by masters, large
+    ones by the ring.
+    """
     resolved = config.resolve([f"--recipe=four_minutes_{name}"], 2048)
     settings = derived.communication(resolved)
     elements = [math.prod(shape) for shape in shapes()]
-    buckets = fusion.pack(range(len(elements))[::-1], elements, settings.wire, settings.fusion_bytes, late)
+    buckets = fusion.pack(
+        range(len(elements))[::-1], elements, settings.wire, settings.fusion_bytes, late
+    )
     limit = 1024 * settings.options["size_switch_kb"]
     masters = [bucket for bucket in buckets if bucket.bytes < limit]
     ring = [bucket for bucket in buckets if bucket.bytes >= limit]
@@ -255,10 +312,14 @@ def test_the_hybrid_allreduce_of_jia_uses_masters_and_the_ring(name, shapes, lat
 def test_the_tables_by_number_of_gpus_reach_the_batches_they_name(page, count, monkeypatch):
     monkeypatch.setattr(visible_gpus, "in_use", lambda: True)
     text = (pathlib.Path(__file__).parents[2] / page).read_text()
-    rows = re.findall(r"^\| ([\d,]+(?: to [\d,]+)?) \| ([\d,]+(?: to [\d,]+)?) \| (`--recipe=.*?`) \|", text, re.M)
+    rows = re.findall(
+        r"^\| ([\d,]+(?: to [\d,]+)?) \| ([\d,]+(?: to [\d,]+)?) \| (`--recipe=.*?`) \|", text, re.M
+    )
     assert len(rows) == count
     for number, images, flags in rows:
-        numbers = [[int(n.replace(",", "")) for n in cell.split(" to ")] for cell in (number, images)]
+        numbers = [
+            [int(n.replace(",", "")) for n in cell.split(" to ")] for cell in (number, images)
+        ]
         for choice in flags.split(" or "):
             words = choice.strip("`").split()
             plans = [report.plan(config.resolve(words, count), IMAGENET) for count in numbers[0]]
@@ -276,7 +337,9 @@ def test_the_page_on_tuning_has_the_numbers_of_the_recipe(monkeypatch):
     monkeypatch.setattr(visible_gpus, "in_use", lambda: True)
     text = (pathlib.Path(__file__).parents[2] / "docs" / "tuning.md").read_text()
     rows = re.findall(
-        r"^\| (\d+) \| ([\d,]+) \| `mlperf_lars` \| (\S+) \| (\d+) \| (\S+) \| (\S+) \| (\d+) \|", text, re.M
+        r"^\| (\d+) \| ([\d,]+) \| `mlperf_lars` \| (\S+) \| (\d+) \| (\S+) \| (\S+) \| (\d+) \|",
+        text,
+        re.M,
     )
     assert [int(number) for number, *_ in rows] == [8, 16, 32, 128, 256]
     for number, images, *numbers in rows:

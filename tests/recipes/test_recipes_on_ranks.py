@@ -1,6 +1,8 @@
-"""Every recipe trains two epochs on digits on two ranks: its optimizer, schedule, augmentation, batch and all-reduce.
+"""Every recipe trains two epochs on digits on two ranks: its optimizer, schedule, augmentation,
+batch and all-reduce.
 
-On 96 of the digits with a small ResNet (AlexNet-BN if the recipe says so). Without --long only one of each all-reduce.
+On 96 of the digits with a small ResNet (AlexNet-BN if the recipe says so). Without --long only one
+of each all-reduce.
 """
 
 import json
@@ -14,7 +16,11 @@ from tests.recipes import programs
 from tests.support import program
 
 TRAIN, VALIDATION = 96, 24
-ALWAYS = ("hybrid", "flash_exp4", "four_minutes_resnet")  # ring with warm-up, torus with a growing batch, both by size
+ALWAYS = (
+    "hybrid",
+    "flash_exp4",
+    "four_minutes_resnet",
+)  # ring with warm-up, torus with a growing batch, both by size
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +28,9 @@ def digits_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recipes")
     images, labels = digits._load()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(digits, "_load", lambda: (images[: TRAIN + VALIDATION], labels[: TRAIN + VALIDATION]))
+        patch.setattr(
+            digits, "_load", lambda: (images[: TRAIN + VALIDATION], labels[: TRAIN + VALIDATION])
+        )
         patch.setattr(digits, "_HELD_OUT", VALIDATION)
         data.open_source("digits", str(folder))
     return folder
@@ -36,8 +44,13 @@ def names():
 def test_a_recipe_trains_two_epochs_on_two_ranks(pools, digits_folder, name):
     folder = digits_folder
     algorithm = recipes.load(name).overrides.get("allreduce", "ring")
-    algorithm = "ring" if algorithm == "size_switched" else algorithm  # which sends large buckets by it on one host
-    assert pools[2].call(programs.train_recipe, name, str(folder), timeout=900) == [["", [algorithm]]] * 2
+    algorithm = (
+        "ring" if algorithm == "size_switched" else algorithm
+    )  # which sends large buckets by it on one host
+    assert (
+        pools[2].call(programs.train_recipe, name, str(folder), timeout=900)
+        == [["", [algorithm]]] * 2
+    )
     epochs = [r for r in program.records(folder / name) if r["kind"] == "epoch"]
     assert [r["epoch"] for r in epochs] == [1, 2]
     assert all(math.isfinite(r["train_loss"]) and r["skipped_steps"] == 0 for r in epochs)

@@ -1,9 +1,11 @@
-"""Oracle for AlexNet with batch normalization: forward pass in NumPy float64, after Krizhevsky et al. 2012 (3.5).
+"""Oracle for AlexNet with batch normalization: forward pass in NumPy float64, after Krizhevsky et
+al. 2012 (3.5).
 
-Five convolutions without groups, 96 of 11 x 11 with stride 4, then 256 of 5 x 5 and 384, 384 and 256 of 3 x 3 with
-padding that keeps the size; normalization in place of local response normalization after each, and once more after
-pool5 (Jia et al., 3.2). Pools are 3 x 3 with stride 2, after the first, second and fifth; two hidden layers of 4096.
-Kernels are [k, k, in, out]; normalizations are (scale, offset, mean, variance).
+Five convolutions without groups, 96 of 11 x 11 with stride 4, then 256 of 5 x 5 and 384, 384 and
+256 of 3 x 3 with padding that keeps the size; normalization in place of local response
+normalization after each, and once more after pool5 (Jia et al., 3.2). Pools are 3 x 3 with stride
+2, after the first, second and fifth; two hidden layers of 4096. Kernels are [k, k, in, out];
+normalizations are (scale, offset, mean, variance).
 """
 
 import numpy as np
@@ -35,7 +37,9 @@ def logits(x, kernels, norms, last_norm, dense):
       last_norm: of the normalization after pool5.
       dense: (kernel, bias) of the two hidden layers and the classifier.
     """
-    for index, ((_, _, stride, pad), kernel, norm) in enumerate(zip(CONVOLUTIONS, kernels, norms, strict=True)):
+    for index, ((_, _, stride, pad), kernel, norm) in enumerate(
+        zip(CONVOLUTIONS, kernels, norms, strict=True)
+    ):
         x = np.maximum(normalize(convolve(x, kernel, stride, pad), *norm), 0)
         if index in POOLED:
             x = max_pool(x, 3, 2, 0)
@@ -47,7 +51,9 @@ def logits(x, kernels, norms, last_norm, dense):
 
 
 def shapes(classes=1000, side=224):
-    """Of all trainable parameters, from input to output: kernel, scale and offset; kernel and bias."""
+    """Of all trainable parameters, from input to output: kernel, scale and offset; kernel and
+    bias.
+    """
     found, inputs = [], 3
     for index, (size, outputs, stride, pad) in enumerate(CONVOLUTIONS):
         found += [(size, size, inputs, outputs), (outputs,), (outputs,)]

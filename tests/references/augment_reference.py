@@ -31,7 +31,9 @@ def resize(image, height, width):
 
 def pca_noise(alphas):
     """Krizhevsky et al., 4.1: [p1 p2 p3] [a1 l1, a2 l2, a3 l3]^T for one image."""
-    vectors = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]])
+    vectors = np.array(
+        [[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]]
+    )
     values = np.array([0.2175, 0.0188, 0.0045])
     total = np.zeros(3)
     for k in range(3):
@@ -70,8 +72,16 @@ def sony(image, side, u, scale=(0.77, 1.54), angle=0.5, aspect=1.3, distortion=0
             a, b = a * (1 + bulge * r2) / (1 + bulge), b * (1 + bulge * r2) / (1 + bulge)
             if u[0] < 0.5:
                 a = -a
-            x = (middle + u[4] * (n * sx - side)) / sx + math.cos(theta) * a / sx - math.sin(theta) * b / sy
-            y = (middle + u[5] * (n * sy - side)) / sy + math.sin(theta) * a / sx + math.cos(theta) * b / sy
+            x = (
+                (middle + u[4] * (n * sx - side)) / sx
+                + math.cos(theta) * a / sx
+                - math.sin(theta) * b / sy
+            )
+            y = (
+                (middle + u[5] * (n * sy - side)) / sy
+                + math.sin(theta) * a / sx
+                + math.cos(theta) * b / sy
+            )
             out[i, j] = bilinear(image, y, x)
     for c in range(3):
         out[..., c] = (out[..., c] - 0.5) * contrast ** (2 * u[8 + c] - 1) + 0.5

@@ -1,11 +1,18 @@
-"""Oracle for the average of weights, in float64: s_t = d_t s_{t-1} + (1 - d_t) w_t, written out as a weighted sum."""
+"""Oracle for the average of weights, in float64: s_t = d_t s_{t-1} + (1 - d_t) w_t, written out as
+a weighted sum.
+"""
 
 import numpy as np
 
 
 def averaged(first, weights, decay, every=1):
-    """The average after the updates that led from `first` to each of `weights` in turn; every k-th is seen."""
-    factors = [min(decay, (1 + t) / (10 + t)) ** every if t % every == 0 else 1.0 for t in range(1, len(weights) + 1)]
+    """The average after the updates that led from `first` to each of `weights` in turn; every k-th
+    is seen.
+    """
+    factors = [
+        min(decay, (1 + t) / (10 + t)) ** every if t % every == 0 else 1.0
+        for t in range(1, len(weights) + 1)
+    ]
     total = np.prod(factors) * np.asarray(first, np.float64)
     for t, w in enumerate(weights):
         total = total + (1 - factors[t]) * np.prod(factors[t + 1 :]) * np.asarray(w, np.float64)

@@ -1,4 +1,5 @@
-"""All-reduce algorithms played message by message: each round takes the latency plus the bytes over the bandwidth.
+"""All-reduce algorithms played message by message: each round takes the latency plus the bytes over
+the bandwidth.
 
 Independent of the closed formulas: the rounds follow from what the algorithms do.
 """
@@ -18,7 +19,8 @@ def ring(size, ranks, latency, per_byte):
 
 
 def masters(size, groups, group_size, inside, between):
-    """Reduce along a chain of the group's members, ring over the masters, broadcast along the chain.
+    """Reduce along a chain of the group's members, ring over the masters, broadcast along the
+    chain.
 
     The chain is pipelined: every hop adds its latency, and the data passes each link once.
     """

@@ -1,4 +1,6 @@
-"""Oracle for merged moments: the definition applied to all the values at once, in exact rational arithmetic."""
+"""Oracle for merged moments: the definition applied to all the values at once, in exact rational
+arithmetic.
+"""
 
 from fractions import Fraction
 
@@ -14,5 +16,7 @@ def population_moments(parts):
 
 
 def merged(means, variances):
-    """Mean and biased variance of parts of one size, by the law of total variance: [parts, ...] gives [...]."""
+    """Mean and biased variance of parts of one size, by the law of total variance: [parts, ...]
+    gives [...].
+    """
     return np.mean(means, 0), np.mean(variances, 0) + np.var(means, 0)

@@ -1,7 +1,7 @@
 """Oracles for the optimizers, in float64, written from the papers' formulas step by step.
 
-A layer is a dictionary: "w" (array), "kernel" (whether weight decay and LARS apply) and the state. Each class has
-`step(layers, grads, ...)`, which changes the layers in place.
+A layer is a dictionary: "w" (array), "kernel" (whether weight decay and LARS apply) and the state.
+Each class has `step(layers, grads, ...)`, which changes the layers in place.
 """
 
 import numpy as np
@@ -9,7 +9,12 @@ import numpy as np
 
 def layers_of(weights, kernels):
     return [
-        {"w": np.array(w, np.float64), "kernel": k, "m": np.zeros(np.shape(w)), "v": np.zeros(np.shape(w))}
+        {
+            "w": np.array(w, np.float64),
+            "kernel": k,
+            "m": np.zeros(np.shape(w)),
+            "v": np.zeros(np.shape(w)),
+        }
         for w, k in zip(weights, kernels, strict=True)
     ]
 
@@ -25,14 +30,27 @@ def lu_bounds(t, warmup, peak, beta2=0.999):
 
 
 def bounded_adam_step(
-    layer, grad, t, alpha, lower, upper, *, beta1=0.9, beta2=0.999, eps=1e-8, corrected=True, decay=0.0
+    layer,
+    grad,
+    t,
+    alpha,
+    lower,
+    upper,
+    *,
+    beta1=0.9,
+    beta2=0.999,
+    eps=1e-8,
+    corrected=True,
+    decay=0.0,
 ):
     """m, v, then w -= clip(s / (sqrt(v) + eps), lower, upper) m."""
     g = grad + decay * layer["w"]
     layer["m"] = beta1 * layer["m"] + (1 - beta1) * g
     layer["v"] = beta2 * layer["v"] + (1 - beta2) * g * g
     s = alpha * np.sqrt(1 - beta2**t) / (1 - beta1**t) if corrected else alpha
-    layer["w"] = layer["w"] - np.clip(s / (np.sqrt(layer["v"]) + eps), lower, max(upper, lower)) * layer["m"]
+    layer["w"] = (
+        layer["w"] - np.clip(s / (np.sqrt(layer["v"]) + eps), lower, max(upper, lower)) * layer["m"]
+    )
 
 
 def lars_ratio(w, grad, eta, decay, eps=0.0, eps_rule="add"):
@@ -46,8 +64,12 @@ def lars_ratio(w, grad, eta, decay, eps=0.0, eps_rule="add"):
     return eta * wn / (eps if denominator < eps else denominator)
 
 
-def layer_rate(layer, grad, lr, *, variant="you", eta=0.001, decay=1e-4, eps=0.0, eps_rule="add", share=1.0):
-    """`share` is between no LARS (0) and all of it (1): the geometric mean of both rates, so weighted."""
+def layer_rate(
+    layer, grad, lr, *, variant="you", eta=0.001, decay=1e-4, eps=0.0, eps_rule="add", share=1.0
+):
+    """`share` is between no LARS (0) and all of it (1): the geometric mean of both rates, so
+    weighted.
+    """
     if variant == "none" or not layer["kernel"]:
         return lr
     ratio = lars_ratio(layer["w"], grad, eta, decay, eps, eps_rule)
@@ -57,7 +79,9 @@ def layer_rate(layer, grad, lr, *, variant="you", eta=0.001, decay=1e-4, eps=0.0
 
 
 def lars_step(layer, grad, lr, momentum, *, decay=1e-4, nesterov=False, **ratio_arguments):
-    """You et al., algorithm 1: v = m v + lr ratio (g + beta w); w -= v. Nesterov: v = m v - lr g; w += m v - lr g."""
+    """You et al., algorithm 1: v = m v + lr ratio (g + beta w); w -= v. Nesterov: v = m v - lr g; w
+    += m v - lr g.
+    """
     rate = layer_rate(layer, grad, lr, decay=decay, **ratio_arguments)
     g = grad + (decay if layer["kernel"] else 0.0) * layer["w"]
     if nesterov:
@@ -80,7 +104,9 @@ def sgd_step(layer, grad, lr, momentum, *, decay=0.0, nesterov=False):
 
 
 def lamb_step(layer, grad, t, lr, *, beta1=0.9, beta2=0.999, eps=1e-6, decay=0.01):
-    """You et al. 2020, algorithm 2, phi(z) = z; no decay and no scaling of biases and normalization (authors' code)."""
+    """You et al. 2020, algorithm 2, phi(z) = z; no decay and no scaling of biases and normalization
+    (authors' code).
+    """
     layer["m"] = beta1 * layer["m"] + (1 - beta1) * grad
     layer["v"] = beta2 * layer["v"] + (1 - beta2) * grad * grad
     m = layer["m"] / (1 - beta1**t)
@@ -95,7 +121,9 @@ def lamb_step(layer, grad, t, lr, *, beta1=0.9, beta2=0.999, eps=1e-6, decay=0.0
 
 
 def newton_schulz(matrix, steps=5):
-    """Jordan et al. 2024: five steps of an odd quintic drive all singular values to about 1; by singular values."""
+    """Jordan et al. 2024: five steps of an odd quintic drive all singular values to about 1; by
+    singular values.
+    """
     u, s, v = np.linalg.svd(matrix / (np.sqrt((matrix**2).sum()) + 1e-7), full_matrices=False)
     for _ in range(steps):
         s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
@@ -103,7 +131,9 @@ def newton_schulz(matrix, steps=5):
 
 
 def muon_step(layer, grad, lr, momentum, *, decay=0.01, nesterov=True, steps=5, other_rate=1.0):
-    """u = momentum u + g, orthogonalized as [outputs, inputs]; decoupled decay. Other parameters: momentum alone."""
+    """u = momentum u + g, orthogonalized as [outputs, inputs]; decoupled decay. Other parameters:
+    momentum alone.
+    """
     layer["m"] = momentum * layer["m"] + grad
     update = grad + momentum * layer["m"] if nesterov else layer["m"]
     if not layer["kernel"]:
@@ -119,25 +149,54 @@ def muon_step(layer, grad, lr, momentum, *, decay=0.01, nesterov=True, steps=5, 
 class HybridReference:
     """Lu, Lu, Liang, 2.2.1: bounded AdaBound for `warmup_steps` steps, then SGD with LARS."""
 
-    def __init__(self, layers, *, warmup_steps, epoch_steps, peak, alpha=1e-3, momentum=0.9, **options):
+    def __init__(
+        self, layers, *, warmup_steps, epoch_steps, peak, alpha=1e-3, momentum=0.9, **options
+    ):
         self.layers = layers
-        self.warmup_steps, self.epoch_steps, self.peak, self.alpha = warmup_steps, epoch_steps, peak, alpha
+        self.warmup_steps, self.epoch_steps, self.peak, self.alpha = (
+            warmup_steps,
+            epoch_steps,
+            peak,
+            alpha,
+        )
         self.momentum = momentum
-        self.options = {"handover": "continuous", "lars": "you", "corrected": True, "decay": 1e-4} | options
+        self.options = {
+            "handover": "continuous",
+            "lars": "you",
+            "corrected": True,
+            "decay": 1e-4,
+        } | options
         self.t = 0
 
     def step(self, grads, lr):
         self.t += 1
         o = self.options
         if self.t <= self.warmup_steps:
-            lower, upper = lu_bounds(self.t / self.epoch_steps, self.warmup_steps / self.epoch_steps, self.peak)
+            lower, upper = lu_bounds(
+                self.t / self.epoch_steps, self.warmup_steps / self.epoch_steps, self.peak
+            )
             for layer, grad in zip(self.layers, grads, strict=True):
-                decay = o["decay"] if o.get("decay_in_warmup") and (layer["kernel"] or o.get("decay_all")) else 0.0
-                bounded_adam_step(layer, grad, self.t, self.alpha, lower, upper, corrected=o["corrected"], decay=decay)
+                decay = (
+                    o["decay"]
+                    if o.get("decay_in_warmup") and (layer["kernel"] or o.get("decay_all"))
+                    else 0.0
+                )
+                bounded_adam_step(
+                    layer,
+                    grad,
+                    self.t,
+                    self.alpha,
+                    lower,
+                    upper,
+                    corrected=o["corrected"],
+                    decay=decay,
+                )
             return
         for layer, grad in zip(self.layers, grads, strict=True):
             if self.t == self.warmup_steps + 1:
-                start = {"continuous": self.peak, "reset": 0.0, "rescale": self.peak / (1 - 0.9)}[o["handover"]]
+                start = {"continuous": self.peak, "reset": 0.0, "rescale": self.peak / (1 - 0.9)}[
+                    o["handover"]
+                ]
                 layer["m"] = start * layer["m"]
             share = 1 - self.momentum if o["handover"] == "continuous" else 1.0
             ramp = o.get("ramp_steps", 0)

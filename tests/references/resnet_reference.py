@@ -1,8 +1,10 @@
-"""Oracle for ResNet v1 and v1.5: forward pass in NumPy float64, after He et al. 2015 (table 1, fig. 5) and G (5.1).
+"""Oracle for ResNet v1 and v1.5: forward pass in NumPy float64, after He et al. 2015 (table 1, fig.
+5) and G (5.1).
 
-Weights come in the order in which the network is described: stem, then for each block its projection (if it has one)
-and its convolutions, each followed by the scale and offset (and inference mean and variance) of its normalization,
-and last the classifier's kernel and bias. Kernels are [k, k, in, out].
+Weights come in the order in which the network is described: stem, then for each block its
+projection (if it has one) and its convolutions, each followed by the scale and offset (and
+inference mean and variance) of its normalization, and last the classifier's kernel and bias.
+Kernels are [k, k, in, out].
 """
 
 import numpy as np
@@ -23,19 +25,25 @@ def convolve(x, kernel, stride, pad):
     """Cross-correlation of [b, h, w, in] with zeros around it."""
     size = kernel.shape[0]
     x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
-    windows = np.lib.stride_tricks.sliding_window_view(x, (size, size), axis=(1, 2))[:, ::stride, ::stride]
+    windows = np.lib.stride_tricks.sliding_window_view(x, (size, size), axis=(1, 2))[
+        :, ::stride, ::stride
+    ]
     return np.einsum("bhwcij,ijco->bhwo", windows, kernel, optimize=True)
 
 
 def max_pool(x, size, stride, pad):
     """Maximum over windows of [b, h, w, c] with minus infinity around it."""
     x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)), constant_values=-np.inf)
-    windows = np.lib.stride_tricks.sliding_window_view(x, (size, size), axis=(1, 2))[:, ::stride, ::stride]
+    windows = np.lib.stride_tricks.sliding_window_view(x, (size, size), axis=(1, 2))[
+        :, ::stride, ::stride
+    ]
     return windows.max(axis=(-2, -1))
 
 
 class Network:
-    """Applies the layers; `convolutions` is an iterator over (kernel, scale, offset, mean, variance)."""
+    """Applies the layers; `convolutions` is an iterator over (kernel, scale, offset, mean,
+    variance).
+    """
 
     def __init__(self, convolutions, epsilon, training):
         self.convolutions = iter(convolutions)
@@ -61,7 +69,9 @@ class Network:
 
 
 def logits(name, x, convolutions, classifier, *, stem="imagenet", epsilon=1e-5, training=False):
-    """Class scores of normalized images [b, h, w, 3]; in training mode the batch's own statistics are used."""
+    """Class scores of normalized images [b, h, w, 3]; in training mode the batch's own statistics
+    are used.
+    """
     per_block, counts = BLOCKS[name]
     network = Network(convolutions, epsilon, training)
     x = np.maximum(network.unit(x, 1 if stem == "3x3" else 2), 0)
@@ -71,7 +81,8 @@ def logits(name, x, convolutions, classifier, *, stem="imagenet", epsilon=1e-5, 
         for index in range(count):
             stride = 2 if stage > 0 and index == 0 else 1
             projected = index == 0 and (per_block == 3 or stage > 0)
-            # v1 (He et al. 2015) has the stride in the first 1x1, v1.5 (Goyal et al., 5.1) in the 3x3.
+            # v1 (He et al. 2015) has the stride in the first 1x1, v1.5 (Goyal et al., 5.1) in the
+            # 3x3.
             strided = 0 if per_block == 2 or name.endswith("_v1") else 1
             x = network.block(x, per_block, stride, projected, strided)
     kernel, bias = classifier
@@ -79,7 +90,9 @@ def logits(name, x, convolutions, classifier, *, stem="imagenet", epsilon=1e-5, 
 
 
 def parameter_count(name, classes, first=64, kernel=7):
-    """Trainable parameters, counted from table 1 of He et al. 2015; `first` channels, a stem of `kernel` pixels."""
+    """Trainable parameters, counted from table 1 of He et al. 2015; `first` channels, a stem of
+    `kernel` pixels.
+    """
     per_block, counts = BLOCKS[name]
     total = kernel * kernel * 3 * first + 2 * first
     inputs = first
@@ -92,6 +105,8 @@ def parameter_count(name, classes, first=64, kernel=7):
             if per_block == 2:
                 total += 9 * inputs * width + 9 * width * width + 4 * width
             else:
-                total += inputs * width + 9 * width * width + width * outputs + 4 * width + 2 * outputs
+                total += (
+                    inputs * width + 9 * width * width + width * outputs + 4 * width + 2 * outputs
+                )
             inputs = outputs
     return total + inputs * classes + classes

@@ -1,5 +1,5 @@
-"""Scalar oracles of the sample order: SplitMix64 (Steele et al.) and a Feistel permutation with cycle walking
-(Black and Rogaway), on Python's integers."""
+"""Scalar oracles of the sample order: SplitMix64 (Steele et al.) and a Feistel permutation with
+cycle walking (Black and Rogaway), on Python's integers."""
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15

@@ -8,7 +8,9 @@ from fractions import Fraction
 
 
 def goyal(epoch, peak, start=Fraction(1, 10)):
-    """Goyal et al., 2.2 and 5.1: 5 epochs from 0.1 to the peak, then divided by 10 at epochs 30, 60 and 80."""
+    """Goyal et al., 2.2 and 5.1: 5 epochs from 0.1 to the peak, then divided by 10 at epochs 30, 60
+    and 80.
+    """
     if epoch < 5:
         return start + (peak - start) * epoch / 5
     if epoch < 30:
@@ -42,7 +44,11 @@ def cosine(epoch, peak, warmup, total):
     """Loshchilov and Hutter, equation 5, after a linear warmup from 0."""
     if epoch < warmup:
         return peak * epoch / warmup
-    return float(peak) / 2 * (1 + math.cos(float((epoch - warmup) / Fraction(total - warmup)) * math.pi))
+    return (
+        float(peak)
+        / 2
+        * (1 + math.cos(float((epoch - warmup) / Fraction(total - warmup)) * math.pi))
+    )
 
 
 def mikami_a(epoch, warmup=34, total=90):

@@ -1,4 +1,6 @@
-"""Oracles for the parts of the short recipe, in float64, written from the papers' definitions and MosaicML's files."""
+"""Oracles for the parts of the short recipe, in float64, written from the papers' definitions and
+MosaicML's files.
+"""
 
 import math
 
@@ -6,7 +8,9 @@ import numpy as np
 
 
 def binary_cross_entropy(logits, labels, smoothing):
-    """-sum_k (q_k log p_k + (1 - q_k) log(1 - p_k)) with p = sigmoid(z), q_k = (1 - e) [k = y] + e / K."""
+    """-sum_k (q_k log p_k + (1 - q_k) log(1 - p_k)) with p = sigmoid(z), q_k = (1 - e) [k = y] + e
+    / K.
+    """
     z = np.asarray(logits, np.float64)
     p = 1 / (1 + np.exp(-z))
     q = np.full_like(z, smoothing / z.shape[1])
@@ -18,7 +22,9 @@ BINOMIAL = np.outer([1, 2, 1], [1, 2, 1]) / 16
 
 
 def blurred(x, stride):
-    """Zhang 2019, 3.2: a depthwise convolution with the binomial kernel, outermost pixels repeated, then sampled."""
+    """Zhang 2019, 3.2: a depthwise convolution with the binomial kernel, outermost pixels repeated,
+    then sampled.
+    """
     padded = np.pad(np.asarray(x, np.float64), ((0, 0), (1, 1), (1, 1), (0, 0)), mode="edge")
     height, width = x.shape[1:3]
     out = np.zeros(x.shape)
@@ -29,19 +35,37 @@ def blurred(x, stride):
 
 
 def decay_decoupled(layer, decay, rate, peak):
-    """Loshchilov and Hutter, algorithm 1: eta_t lambda theta off the weights, eta_t = rate / peak."""
+    """Loshchilov and Hutter, algorithm 1: eta_t lambda theta off the weights, eta_t = rate /
+    peak.
+    """
     if layer["kernel"]:
         layer["w"] = layer["w"] - rate / peak * decay * layer["w"]
 
 
-MOSAICML = {"batch": 2048, "lr": 2.048, "momentum": 0.875, "weight_decay": 5e-4, "smoothing": 0.08, "warmup": 8,
-            "epochs": int(90 * 0.32), "crop": 176, "validation": 224, "validation_resize": 232, "delay": 0.4,
-            "finetune": 0.2, "initial_scale": 0.5, "increment": 4, "average_every": 20, "half_life": 100,
-            "eval_interval": 3}  # fmt: skip
-"""MLPerf Training 2.0, MosaicML, 8xA100_80GB-methods/config.yaml; what it leaves out is composer 0.7.0's default.
+MOSAICML = {
+    "batch": 2048,
+    "lr": 2.048,
+    "momentum": 0.875,
+    "weight_decay": 5e-4,
+    "smoothing": 0.08,
+    "warmup": 8,
+    "epochs": int(90 * 0.32),
+    "crop": 176,
+    "validation": 224,
+    "validation_resize": 232,
+    "delay": 0.4,
+    "finetune": 0.2,
+    "initial_scale": 0.5,
+    "increment": 4,
+    "average_every": 20,
+    "half_life": 100,
+    "eval_interval": 3,
+}
+"""MLPerf Training 2.0, MosaicML, 8xA100_80GB-methods/config.yaml; what it leaves out is composer
+0.7.0's default.
 
-scale_schedule_ratio 0.32 multiplies the 90 epochs and makes a whole number of them (Time.__mul__). It does not touch
-the warmup (CosineAnnealingWithWarmupScheduler).
+scale_schedule_ratio 0.32 multiplies the 90 epochs and makes a whole number of them (Time.__mul__).
+It does not touch the warmup (CosineAnnealingWithWarmupScheduler).
 """
 
 
@@ -50,7 +74,11 @@ def mosaicml_rate(epoch):
     c = MOSAICML
     if epoch < c["warmup"]:
         return c["lr"] * epoch / c["warmup"]
-    return c["lr"] * 0.5 * (1 + math.cos(math.pi * (epoch - c["warmup"]) / (c["epochs"] - c["warmup"])))
+    return (
+        c["lr"]
+        * 0.5
+        * (1 + math.cos(math.pi * (epoch - c["warmup"]) / (c["epochs"] - c["warmup"])))
+    )
 
 
 def mosaicml_size(epoch):

@@ -1,6 +1,7 @@
 """Oracle for torchvision's ResNets: their state dictionaries, and the forward pass by their names.
 
-The names and layouts are those of `torchvision.models.resnet`: kernels [out, in, k, k], classifier [classes, features].
+The names and layouts are those of `torchvision.models.resnet`: kernels [out, in, k, k], classifier
+[classes, features].
 """
 
 import numpy as np
@@ -10,13 +11,17 @@ from tests.references.resnet_reference import BLOCKS
 
 
 def state_dict(name, classes, seed=0):
-    """Random weights under torchvision's names, scaled so that activations neither vanish nor grow."""
+    """Random weights under torchvision's names, scaled so that activations neither vanish nor
+    grow.
+    """
     rng = np.random.default_rng(seed)
     tensors = {}
 
     def conv(key, outputs, inputs, size):
         deviation = (2 / (inputs * size * size)) ** 0.5
-        tensors[f"{key}.weight"] = rng.normal(0, deviation, (outputs, inputs, size, size)).astype(np.float32)
+        tensors[f"{key}.weight"] = rng.normal(0, deviation, (outputs, inputs, size, size)).astype(
+            np.float32
+        )
 
     def norm(key, channels):
         tensors[f"{key}.weight"] = rng.uniform(0.5, 1.0, channels).astype(np.float32)
@@ -55,7 +60,9 @@ def logits(name, tensors, images):
 
     def unit(conv, norm):
         kernel = tensors[f"{conv}.weight"].astype(np.float64).transpose(2, 3, 1, 0)
-        kept = (tensors[f"{norm}.{key}"] for key in ("weight", "bias", "running_mean", "running_var"))
+        kept = (
+            tensors[f"{norm}.{key}"] for key in ("weight", "bias", "running_mean", "running_var")
+        )
         return (kernel, *(value.astype(np.float64) for value in kept))
 
     units = [unit("conv1", "bn1")]

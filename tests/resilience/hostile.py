@@ -1,6 +1,7 @@
 """Datagrams that mean harm, seeded.
 
-Those that carry the run's token are none that a rank would send: each has a value that a beat cannot have.
+Those that carry the run's token are none that a rank would send: each has a value that a beat
+cannot have.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def datagrams(seed: int, token: str) -> Iterator[bytes]:
                 nested,
                 token.encode() + nested,
                 token.encode() + b"\xff" + chance.randbytes(size),
-                GOOD.encode(chance.choice((token.upper() + "x", token[:-1], "", token[::-1] + "y"))),
+                GOOD.encode(
+                    chance.choice((token.upper() + "x", token[:-1], "", token[::-1] + "y"))
+                ),
                 seal(altered(name, chance.choice(BAD[name])), token),
                 seal(chance.choice(([], {}, "x", 5, None, altered("evil", 1))), token),
             )

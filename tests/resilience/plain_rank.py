@@ -1,7 +1,7 @@
 """A rank without TensorFlow, in some manner.
 
-polite, interrupted: saves on SIGUSR1 and leaves with code 75; fails: rank 1 leaves with 3, and the other waits; killed:
-rank 1 kills itself, and the other waits; good: all end well.
+polite, interrupted: saves on SIGUSR1 and leaves with code 75; fails: rank 1 leaves with 3, and the
+other waits; killed: rank 1 kills itself, and the other waits; good: all end well.
 """
 
 import os

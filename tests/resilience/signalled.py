@@ -1,4 +1,6 @@
-"""A process that works and sends itself signals: NAME... It prints after each whether the work is to be stopped."""
+"""A process that works and sends itself signals: NAME... It prints after each whether the work is
+to be stopped.
+"""
 
 import os
 import signal

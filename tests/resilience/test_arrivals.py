@@ -1,4 +1,6 @@
-"""Ranks that do not come to the others while a job starts are named, with their hosts and what they did."""
+"""Ranks that do not come to the others while a job starts are named, with their hosts and what they
+did.
+"""
 
 import os
 
@@ -11,7 +13,13 @@ STAGE = b"connecting 4 ranks"
 
 
 def said(rank, stage, size=4):
-    return b" at %d of %d on lab%d 7%d\t%s\timport.py:3 load\n" % (rank, size, rank + 1, rank, stage)
+    return b" at %d of %d on lab%d 7%d\t%s\timport.py:3 load\n" % (
+        rank,
+        size,
+        rank + 1,
+        rank,
+        stage,
+    )
 
 
 @pytest.fixture
@@ -29,8 +37,10 @@ def test_who_has_not_started_and_who_is_behind_are_named_once(job):
     assert job.late(39.9) == ""
     job.heard(said(0, STAGE), 40.0)
     assert job.late(41.0).splitlines() == [
-        "stall: rank 1 on lab2 (process 71) was heard 41 s ago, loading TensorFlow, in import.py:3 load; others have "
-        "been connecting 4 ranks for 31 s",
+        (
+            "stall: rank 1 on lab2 (process 71) was heard 41 s ago, loading TensorFlow, in"
+            " import.py:3 load; others have been connecting 4 ranks for 31 s"
+        ),
         "stall: rank 3 on lab4 has not started; others have been connecting 4 ranks for 31 s",
     ]
     assert job.late(42.0) == ""
@@ -56,7 +66,9 @@ def test_many_ranks_are_counted():
     ]
 
 
-@pytest.mark.parametrize("text", [b"", b" ends 4", b" at x of 3 on a 1\ts\tf", b" at 1 of 3 on a 1\ts"])
+@pytest.mark.parametrize(
+    "text", [b"", b" ends 4", b" at x of 3 on a 1\ts\tf", b" at 1 of 3 on a 1\ts"]
+)
 def test_other_lines_are_none(text):
     assert not arrivals.Arrivals().heard(text, 0.0)
 

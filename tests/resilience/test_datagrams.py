@@ -1,4 +1,6 @@
-"""Strange datagrams: none is taken for a beat, and none ends a watchdog, alone or by the thousand."""
+"""Strange datagrams: none is taken for a beat, and none ends a watchdog, alone or by the
+thousand.
+"""
 
 import itertools
 import socket
@@ -20,7 +22,15 @@ def test_strange_datagrams_are_passed_over():
     token, good = TOKEN.encode(), hostile.GOOD.encode(TOKEN)
     assert Beat.decode(good, TOKEN, 2) == hostile.GOOD
     for data in (
-        *(b"", b"\xff\xfe", token, b"[" * 60000, token + b"[" * 8000, token + b'{"rank": 1e400}', token + b"\xff" * 10),
+        *(
+            b"",
+            b"\xff\xfe",
+            token,
+            b"[" * 60000,
+            token + b"[" * 8000,
+            token + b'{"rank": 1e400}',
+            token + b"\xff" * 10,
+        ),
         *(
             TOKEN.upper().encode() + hostile.GOOD.encode(""),
             hostile.GOOD.encode("other"),
@@ -28,7 +38,11 @@ def test_strange_datagrams_are_passed_over():
             good + b" " * 9000,
         ),
         *(hostile.seal(value, TOKEN) for value in ([], {}, 5, "x", [TOKEN, {}], {"rank": 1})),
-        *(hostile.seal(hostile.altered(name, value), TOKEN) for name in hostile.BAD for value in hostile.BAD[name]),
+        *(
+            hostile.seal(hostile.altered(name, value), TOKEN)
+            for name in hostile.BAD
+            for value in hostile.BAD[name]
+        ),
     ):
         assert Beat.decode(data, TOKEN, 2) is None, data[:300]
 
@@ -74,13 +88,17 @@ def pair(limit):
     """Two watchdogs that hear each other."""
     barrier, given = threading.Barrier(2), [None, None]
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(lambda rank: watchdog.Watchdog(Ranks(rank, barrier, given), limit), range(2)))
+        return list(
+            pool.map(lambda rank: watchdog.Watchdog(Ranks(rank, barrier, given), limit), range(2))
+        )
 
 
 def test_beats_of_many_ranks_are_spread_over_the_interval(monkeypatch):
     dogs = [dog for _ in range(10) for dog in pair(20)]
     monkeypatch.setattr(watchdog.threading.Thread, "start", lambda self: None)
-    now = time.monotonic()  # a clock that stands still: a loaded machine takes half a second between two lines
+    now = (
+        time.monotonic()
+    )  # a clock that stands still: a loaded machine takes half a second between two lines
     monkeypatch.setattr(watchdog, "time", types.SimpleNamespace(monotonic=lambda: now))
     due, sent = [], []
     for dog in dogs:

@@ -37,7 +37,19 @@ def test_names_and_slots_are_read_and_what_is_no_name_never_reaches_a_shell():
         ("node-1.x", 8),
         ("10.0.0.7", 2),
     ]
-    for word in ("", "a;touch x", "$(x)", "a b", "-oProxyCommand=x", "a:0", "a:-1", "a:1:2", "7", "../a", "a\x1b[2J"):
+    for word in (
+        "",
+        "a;touch x",
+        "$(x)",
+        "a b",
+        "-oProxyCommand=x",
+        "a:0",
+        "a:-1",
+        "a:1:2",
+        "7",
+        "../a",
+        "a\x1b[2J",
+    ):
         with pytest.raises(ValueError, match="is not HOST"):
             parse_host(word, 2)
 
@@ -64,7 +76,9 @@ def test_hosts_follow_the_script(discovery):
         ("echo b; echo 'c;touch /tmp/x'", "'c;touch /tmp/x' is not HOST"),
     ],
 )
-def test_a_script_that_fails_later_leaves_the_hosts_as_they_are_and_makes_nobody_wait(discovery, text, why, capfd):
+def test_a_script_that_fails_later_leaves_the_hosts_as_they_are_and_makes_nobody_wait(
+    discovery, text, why, capfd
+):
     hosts, change = discovery("echo a", limit=0.5)
     change(text)
     told = ""
@@ -103,7 +117,9 @@ def test_words_that_are_no_command_are_a_mistake():
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_a_host_that_does_not_answer_is_left_out_until_it_does_also_while_the_script_hangs(discovery, hangs, capfd):
+def test_a_host_that_does_not_answer_is_left_out_until_it_does_also_while_the_script_hangs(
+    discovery, hangs, capfd
+):
     down = set()
     hosts, change = discovery("echo a; echo b", limit=60.0, answers=lambda host: host not in down)
     assert hosts.hosts() == {"a": 1, "b": 1}

@@ -1,8 +1,16 @@
-"""Divergence for real: two ranks whose learning rate is far too high end together, and their checkpoint stays."""
+"""Divergence for real: two ranks whose learning rate is far too high end together, and their
+checkpoint stays.
+"""
 
 from tests.support import program
 
-FLAGS = ("--optimizer=sgd", "--model=resnet8", "--model_width=4", "--image_size=8", "--lr_scaling=none")
+FLAGS = (
+    "--optimizer=sgd",
+    "--model=resnet8",
+    "--model_width=4",
+    "--image_size=8",
+    "--lr_scaling=none",
+)
 
 
 def test_a_diverged_run_ends_in_one_line_and_its_checkpoint_stays_good(pools, tiny_data, tmp_path):
@@ -11,11 +19,15 @@ def test_a_diverged_run_ends_in_one_line_and_its_checkpoint_stays_good(pools, ti
     assert done.returncode == 0, done.stdout + done.stderr
     (saved,) = run_dir.glob("checkpoints/step-*")
     before = saved.read_bytes()
-    done = program.train_on(pools[2], tiny_data, run_dir, *FLAGS, "--lr=1000", "--epochs=3", "--resume")
+    done = program.train_on(
+        pools[2], tiny_data, run_dir, *FLAGS, "--lr=1000", "--epochs=3", "--resume"
+    )
     assert done.returncode == 3
     assert done.stderr.count("error:") == 1
     assert "training has diverged; lower the learning rate" in done.stderr
-    assert [(path, path.read_bytes() == before) for path in run_dir.glob("checkpoints/step-*")] == [(saved, True)]
+    assert [(path, path.read_bytes() == before) for path in run_dir.glob("checkpoints/step-*")] == [
+        (saved, True)
+    ]
     end = program.records(run_dir)[-1]
     assert end["kind"] == "diverged" and end["step"] > 4
     done = program.train_here(tiny_data, run_dir, *FLAGS, "--lr=0.01", "--epochs=2", "--resume")
@@ -24,7 +36,9 @@ def test_a_diverged_run_ends_in_one_line_and_its_checkpoint_stays_good(pools, ti
 
 
 def test_a_run_that_diverges_before_anything_is_fetched_is_no_success(tiny_data, tmp_path):
-    done = program.train_here(tiny_data, tmp_path / "stops", *FLAGS, "--lr=1000", "--log_every_steps=1000")
+    done = program.train_here(
+        tiny_data, tmp_path / "stops", *FLAGS, "--lr=1000", "--log_every_steps=1000"
+    )
     assert done.returncode == 3
     assert not list((tmp_path / "stops").glob("checkpoints/step-*"))
     [end] = program.records(tmp_path / "stops")

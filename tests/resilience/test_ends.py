@@ -19,7 +19,8 @@ def written():
     """The exit codes of the page, by the three first cells of its rows."""
     row = re.compile(r"^\| (.+?) \| (.+?) \| (.+?) \| (\d+) \| (.*?) \|", re.MULTILINE)
     return {
-        cells[:3]: (int(cells[3]), cells[4]) for cells in row.findall(ends.PAGE.read_text().partition(ends.SEVERAL)[0])
+        cells[:3]: (int(cells[3]), cells[4])
+        for cells in row.findall(ends.PAGE.read_text().partition(ends.SEVERAL)[0])
     }
 
 

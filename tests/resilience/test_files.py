@@ -1,4 +1,6 @@
-"""Full disks, directories that vanish or cannot be written, files that are lost, two runs in one place."""
+"""Full disks, directories that vanish or cannot be written, files that are lost, two runs in one
+place.
+"""
 
 import json
 import resource
@@ -9,7 +11,11 @@ from tests.data.support import jpeg
 from tests.support import processes, program
 
 FLAGS = ("--epochs=5000", "--optimizer=sgd")
-LARGE = ("--model=resnet10", "--model_width=64", "--stem=imagenet")  # two checkpoints of it fill the disk
+LARGE = (
+    "--model=resnet10",
+    "--model_width=64",
+    "--stem=imagenet",
+)  # two checkpoints of it fill the disk
 
 
 def finish(run: program.Running) -> tuple[int, str]:
@@ -38,11 +44,15 @@ def test_a_full_disk_ends_the_run_and_after_making_room_it_goes_on(tiny_data, tm
         run = program.Running(1, tiny_data, run_dir, *FLAGS, *LARGE)
         saved = (run_dir / "checkpoints").glob
         processes.wait_for(lambda: list(saved("step-*.npz")) or run.process.poll() is not None, 240)
-        if remount is None:  # not allowed to mount: a limit on the size of files stands in for the full disk
+        if (
+            remount is None
+        ):  # not allowed to mount: a limit on the size of files stands in for the full disk
             resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE, (20 << 20, 20 << 20))
         code, error = finish(run)
         assert code == 2
-        first = "a checkpoint to " if "metrics.jsonl" not in error else ""  # a record may meet the full disk before
+        first = (
+            "a checkpoint to " if "metrics.jsonl" not in error else ""
+        )  # a record may meet the full disk before
         assert f"cannot write {first}{run_dir}/" in error
         assert ("No space left on device" if remount else "File too large") in error
         assert "--resume" in error
@@ -58,7 +68,9 @@ def test_a_full_disk_ends_the_run_and_after_making_room_it_goes_on(tiny_data, tm
 
 def test_two_runs_and_a_deleted_directory(tiny_data, tmp_path):
     run_dir = tmp_path / "run"
-    run = program.Running(1, tiny_data, run_dir, *FLAGS, "--checkpoint_every_epochs=100", "--nokeep_best")
+    run = program.Running(
+        1, tiny_data, run_dir, *FLAGS, "--checkpoint_every_epochs=100", "--nokeep_best"
+    )
     run.wait_for_step(2)
     second = program.train_here(tiny_data, run_dir, "--resume")
     assert second.returncode == 2
@@ -84,5 +96,8 @@ def test_directory_of_images_that_vanishes_ends_the_run_with_its_name(tmp_path):
     code, error = finish(run)
     # The directory may come back, as storage that stops answering does.
     assert code == 4
-    assert all(word in error for word in ("class2: the directory", "No such file or directory", "Mount or restore it"))
+    assert all(
+        word in error
+        for word in ("class2: the directory", "No such file or directory", "Mount or restore it")
+    )
     assert "--bad_records=skip" not in error

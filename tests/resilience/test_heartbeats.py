@@ -17,7 +17,10 @@ from hybrid_imagenet.resilience import heartbeats, watchdog
 from hybrid_imagenet.resilience.heartbeats import Beat, Ledger
 from tests.support.processes import python
 
-WAITS = ("hybrid_imagenet/training/step.py:65 single", "hybrid_imagenet/training/loop.py:120 _one_step")
+WAITS = (
+    "hybrid_imagenet/training/step.py:65 single",
+    "hybrid_imagenet/training/loop.py:120 _one_step",
+)
 READS = ("/usr/lib/python3/os.py:10 pread", "hybrid_imagenet/training/loop.py:127 _next")
 
 
@@ -41,7 +44,9 @@ def test_a_silent_rank_is_named_with_host_process_step_and_stack():
     assert stall.ranks == (1,)
     assert stall.seconds == 11.0
     first, *stack = stall.text.splitlines()
-    assert first == "stall: rank 1 on node1 (process 101) is silent for 11 s, after step 7; it was in"
+    assert (
+        first == "stall: rank 1 on node1 (process 101) is silent for 11 s, after step 7; it was in"
+    )
     assert stack == [f"stall:   {frame}" for frame in READS]
 
 
@@ -111,7 +116,8 @@ def test_a_listener_that_was_stopped_itself_blames_nobody():
 
 
 @pytest.mark.parametrize(
-    ("hosts", "expected"), [("a", (0,)), ("aa", (0, 1)), ("aabb", (0, 2)), ("aaaa", (0, 1)), ("abc", (0, 1))]
+    ("hosts", "expected"),
+    [("a", (0,)), ("aa", (0, 1)), ("aabb", (0, 2)), ("aaaa", (0, 1)), ("abc", (0, 1))],
 )
 def test_the_deputy_sits_on_another_host_if_there_is_one(hosts, expected):
     assert watchdog.listeners(tuple(hosts)) == expected
@@ -148,7 +154,9 @@ def test_a_stopped_rank_is_named_and_the_job_ends(tmp_path):
         code, errors = finish(processes, 1 - stopped)
         assert code == 4
         pid = processes[stopped].pid
-        assert re.search(rf"stall: rank {stopped} on here \(process {pid}\) is silent for \d+ s", errors)
+        assert re.search(
+            rf"stall: rank {stopped} on here \(process {pid}\) is silent for \d+ s", errors
+        )
         assert re.search(r"it was in\nstall: +\S+:\d+ \S+\n", errors)  # where its main thread was
         assert f"error: rank {stopped} on here hung for" in errors
         assert "--stall_timeout=4" in errors
@@ -221,7 +229,9 @@ def test_a_call_lasts_until_it_returns_or_raises_whoever_asks():
 
 def test_the_collector_rests_while_frames_are_listed_and_goes_on_after(monkeypatch):
     seen = []
-    monkeypatch.setattr(heartbeats.sys, "_current_frames", lambda: seen.append(gc.isenabled()) or {})
+    monkeypatch.setattr(
+        heartbeats.sys, "_current_frames", lambda: seen.append(gc.isenabled()) or {}
+    )
     assert heartbeats.main_stack() == ()
     assert seen == [False]
     assert gc.isenabled()

@@ -79,7 +79,13 @@ def pressed(work, presses):
 
 @pytest.mark.parametrize(
     ("work", "presses", "output"),
-    [("clean", 1, "cleaned\n"), ("converted", 1, ""), ("swallowed", 2, ""), ("executed", 1, ""), ("deleted", 2, "")],
+    [
+        ("clean", 1, "cleaned\n"),
+        ("converted", 1, ""),
+        ("swallowed", 2, ""),
+        ("executed", 1, ""),
+        ("deleted", 2, ""),
+    ],
 )
 def test_a_command_ends_with_one_line(work, presses, output):
     assert pressed(work, presses) == (130, output, "interrupted\n")
@@ -102,8 +108,16 @@ def test_an_error_without_an_interrupt_is_shown():
 
 
 def test_workers_do_not_print_what_interrupts_them(tmp_path):
-    words = ["--from=synthetic", "--num_examples=4000", "--per_shard=100", "--workers=2", f"--to={tmp_path}/to"]
-    process = processes.python("-m", "hybrid_imagenet", "data", "prepare", *words, start_new_session=True)
+    words = [
+        "--from=synthetic",
+        "--num_examples=4000",
+        "--per_shard=100",
+        "--workers=2",
+        f"--to={tmp_path}/to",
+    ]
+    process = processes.python(
+        "-m", "hybrid_imagenet", "data", "prepare", *words, start_new_session=True
+    )
     try:
         while len(processes.children(process.pid)) < 2:
             assert process.poll() is None

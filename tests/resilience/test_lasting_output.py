@@ -21,19 +21,27 @@ sys.exit(75)
 
 
 def work(folder, shell, *, lossy=False, **options):
-    """What a shell does with a process that prints much and ends with 75; whether it came to its end."""
+    """What a shell does with a process that prints much and ends with 75; whether it came to its
+    end.
+    """
     proof = os.open(folder / "proof", os.O_CREAT | os.O_WRONLY)
     (folder / "work.py").write_text(WORK.format(lossy=lossy, proof=proof))
     line = shell.format(f"{sys.executable} {folder / 'work.py'}")
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(["bash", "-c", line], capture_output=True, env=environment, pass_fds=[proof], **options)
+    done = subprocess.run(
+        ["bash", "-c", line], capture_output=True, env=environment, pass_fds=[proof], **options
+    )
     os.close(proof)
     return done, (folder / "proof").read_text() == "done"
 
 
 @pytest.mark.parametrize(
     "shell",
-    ["{} 2>&1 | true; exit ${{PIPESTATUS[0]}}", "{} | head -n 1; exit ${{PIPESTATUS[0]}}", "{} >&- 2>&- <&-"],
+    [
+        "{} 2>&1 | true; exit ${{PIPESTATUS[0]}}",
+        "{} | head -n 1; exit ${{PIPESTATUS[0]}}",
+        "{} >&- 2>&- <&-",
+    ],
     ids=["nobody reads", "head", "closed"],
 )
 def test_the_work_is_done_and_keeps_its_exit_code(shell, tmp_path):
@@ -60,9 +68,14 @@ LANGUAGE_C = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     ],
 )
 def test_what_a_terminal_cannot_show_is_escaped(variables, written):
-    line = r"from hybrid_imagenet.resilience import lasting_output as o; o.install(); print('d\u00f6g \u2013')"
+    line = (
+        r"from hybrid_imagenet.resilience import lasting_output as o; o.install(); print('d\u00f6g"
+        r" \u2013')"
+    )
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | variables
-    done = subprocess.run([sys.executable, "-c", line], capture_output=True, env=environment, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", line], capture_output=True, env=environment, check=True
+    )
     assert done.stdout == written
 
 
@@ -84,17 +97,24 @@ def test_a_full_disk_ends_what_prints_results_and_not_what_trains(lossy, tmp_pat
 def test_a_command_whose_output_is_not_taken_ends_with_a_line_and_code_2(words, lines):
     line = f"{sys.executable} -m hybrid_imagenet {words}"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=environment, cwd=ROOT)
-    full = "error: Cannot write to standard output: No space left on device. Redirect it to another place.\n"
+    done = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, env=environment, cwd=ROOT
+    )
+    full = (
+        "error: Cannot write to standard output: No space left on device. Redirect it to another"
+        " place.\n"
+    )
     assert (done.returncode, done.stderr) == (2, full * lines)
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_line_on_standard_error_appears_before_the_process_ends(unbuffered):
     line = (
-        "import os, sys; from hybrid_imagenet.resilience import lasting_output; lasting_output.install(); "
-        "print('first', file=sys.stderr); os.write(2, b'second')"
+        "import os, sys; from hybrid_imagenet.resilience import lasting_output;"
+        " lasting_output.install(); print('first', file=sys.stderr); os.write(2, b'second')"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered}
-    done = subprocess.run([sys.executable, "-c", line], capture_output=True, env=environment, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", line], capture_output=True, env=environment, check=True
+    )
     assert done.stderr == b"first\nsecond"

@@ -58,7 +58,15 @@ def test_a_process_without_a_launcher_outlives_its_shell(tmp_path):
 
 def test_horovodrun_refuses_in_one_line():
     skip_without_horovod()
-    command = [str(HOROVODRUN), "-np", "2", "--disable-cache", "-H", "no-such-host.invalid:2", "true"]
+    command = [
+        str(HOROVODRUN),
+        "-np",
+        "2",
+        "--disable-cache",
+        "-H",
+        "no-such-host.invalid:2",
+        "true",
+    ]
     done = subprocess.run(command, env=program.environment(), capture_output=True, text=True)
     assert done.returncode == 1
     [line] = done.stderr.splitlines()

@@ -1,4 +1,6 @@
-"""Jobs that start again after a loss: on which hosts, how often, from where; with jobs that stand in for a launcher."""
+"""Jobs that start again after a loss: on which hosts, how often, from where; with jobs that stand
+in for a launcher.
+"""
 
 import fcntl
 import json
@@ -13,7 +15,9 @@ from hybrid_imagenet.resilience.restarts import Policy, Restarts
 
 
 class Job:
-    """Ends with what the test says; what it trains is two numbers: the last record and the newest checkpoint."""
+    """Ends with what the test says; what it trains is two numbers: the last record and the newest
+    checkpoint.
+    """
 
     def __init__(self, end, run_dir):
         self._end, self._run_dir, self.stopped = end, run_dir, threading.Event()
@@ -23,7 +27,9 @@ class Job:
         (self._run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
         (self._run_dir / "config.json").write_text("{}")
         with (self._run_dir / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps({"kind": "step", "step": step}) + '\n{"kind": "st')  # the last line was cut short
+            file.write(
+                json.dumps({"kind": "step", "step": step}) + '\n{"kind": "st'
+            )  # the last line was cut short
         if saved is not None:
             (self._run_dir / "checkpoints" / f"step-{saved:09d}.npz").touch()
         if code == "waits":
@@ -45,7 +51,8 @@ def looks_often(monkeypatch):
 def play(tmp_path, ends, *, hosts=None, keeps=True, **policy):
     """Runs attempts that end so; returns the exit code and what each was started with.
 
-    Each of `ends` has the exit code, the step of the last record, and the step of the newest checkpoint.
+    Each of `ends` has the exit code, the step of the last record, and the step of the newest
+    checkpoint.
     """
     started, left, run_dir = [], list(ends), tmp_path / "run"
     slots = hosts or (lambda: {"a": 2, "b": 2})
@@ -54,7 +61,9 @@ def play(tmp_path, ends, *, hosts=None, keeps=True, **policy):
         started.append((dict(where), ranks, resume))
         return Job(left.pop(0), run_dir)
 
-    chosen = Policy(**({"restarts": 3, "least": 1, "most": 4, "wait": 0.2, "interval": 0.05} | policy))
+    chosen = Policy(
+        **({"restarts": 3, "least": 1, "most": 4, "wait": 0.2, "interval": 0.05} | policy)
+    )
     return Restarts(chosen, slots, start, run_dir if keeps else None).run(), started
 
 
@@ -84,7 +93,10 @@ def test_a_job_that_a_signal_has_stopped_does_not_start_again(tmp_path, monkeypa
     for end in ((143, 10, 5), (137, 10, 5)):
         code, started = play(tmp_path / str(end[0]), [end])
         assert (code, len(started)) == (end[0], 1)
-    assert play(tmp_path, [], hosts=lambda: {"a": 1}, least=3, wait=100) == (75, [])  # while it waits for hosts
+    assert play(tmp_path, [], hosts=lambda: {"a": 1}, least=3, wait=100) == (
+        75,
+        [],
+    )  # while it waits for hosts
 
 
 def test_a_signal_ends_the_wait_for_a_run_that_is_held(tmp_path, monkeypatch):
@@ -124,7 +136,9 @@ def test_the_same_step_failing_twice_ends_the_job(tmp_path, capfd):
 
 def test_the_job_continues_on_the_hosts_that_are_left(tmp_path):
     looks = iter([{"a": 2, "b": 2}, {"a": 2}])
-    code, started = play(tmp_path, [(4, 40, 20), (0, 60, 60)], hosts=lambda: next(looks, {"a": 2}), most=4)
+    code, started = play(
+        tmp_path, [(4, 40, 20), (0, 60, 60)], hosts=lambda: next(looks, {"a": 2}), most=4
+    )
     assert (code, started[1]) == (0, ({"a": 2}, 2, True))
 
 
@@ -138,8 +152,13 @@ def test_a_host_on_which_the_job_cannot_start_is_left_out(tmp_path, capfd):
 
 
 def test_a_host_that_joins_and_cannot_start_does_not_make_the_others_begin_anew(tmp_path):
-    code, started = play(tmp_path, [("waits", 30, 20), (2, 30, 20), (0, 60, 60)], hosts=joined(tmp_path), restarts=0)
-    assert (code, [(ranks, resume) for _, ranks, resume in started]) == (0, [(2, False), (4, True), (2, True)])
+    code, started = play(
+        tmp_path, [("waits", 30, 20), (2, 30, 20), (0, 60, 60)], hosts=joined(tmp_path), restarts=0
+    )
+    assert (code, [(ranks, resume) for _, ranks, resume in started]) == (
+        0,
+        [(2, False), (4, True), (2, True)],
+    )
 
 
 def test_without_enough_hosts_it_waits_and_then_ends(tmp_path, capfd):
@@ -151,7 +170,9 @@ def test_without_enough_hosts_it_waits_and_then_ends(tmp_path, capfd):
 
 def test_hosts_that_join_end_an_attempt_after_it_has_saved_and_cost_no_restart(tmp_path):
     began = time.monotonic()
-    code, started = play(tmp_path, [("waits", 30, 20), (0, 60, 60)], hosts=joined(tmp_path), restarts=0, interval=0.3)
+    code, started = play(
+        tmp_path, [("waits", 30, 20), (0, 60, 60)], hosts=joined(tmp_path), restarts=0, interval=0.3
+    )
     assert time.monotonic() - began >= 0.3  # not at each change
     assert (code, [ranks for _, ranks, _ in started]) == (0, [2, 4])
 
@@ -168,7 +189,9 @@ def test_it_waits_for_the_ranks_of_an_earlier_attempt_to_leave_the_run(tmp_path)
         release = threading.Timer(0.3, lambda: fcntl.flock(lock, fcntl.LOCK_UN))
         release.start()
         began = time.monotonic()
-        code, started = play(tmp_path, [(137, 1, 1), (0, 2, 2)], wait=5.0)  # the first does not wait for another run
+        code, started = play(
+            tmp_path, [(137, 1, 1), (0, 2, 2)], wait=5.0
+        )  # the first does not wait for another run
         assert (code, [resume for *_, resume in started]) == (0, [False, True])
         assert time.monotonic() - began >= 0.25
         release.join()

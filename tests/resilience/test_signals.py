@@ -38,7 +38,11 @@ def test_a_second_signal_says_how_it_ends_and_a_third_ends_at_once(name, code):
     done = signalled(name, name, name, name)
     assert (done.returncode, done.stdout) == (code, "True\n" * 2), done.stderr
     first, second, third = done.stderr.splitlines()
-    assert (f"{name}: the run saves" in first, "still waiting" in second, "ended at once" in third) == (True,) * 3
+    assert (
+        f"{name}: the run saves" in first,
+        "still waiting" in second,
+        "ended at once" in third,
+    ) == (True,) * 3
 
 
 def test_a_terminal_that_closes_and_a_scheduler_that_repeats_itself_ask_only():
@@ -54,7 +58,9 @@ def test_what_nohup_ignores_stays_ignored():
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 75), ("SIGINT", 130)])
 def test_a_signal_before_training_ends_even_a_rank_that_waits_for_others(name, code):
-    process = processes.python("-m", "tests.resilience.waiting_start", "--dataset=digits", "--augmentation=digits")
+    process = processes.python(
+        "-m", "tests.resilience.waiting_start", "--dataset=digits", "--augmentation=digits"
+    )
     assert "waiting\n" in iter(process.stdout.readline, "")
     process.send_signal(getattr(signal, name))
     _, errors = process.communicate(timeout=20)
@@ -63,7 +69,9 @@ def test_a_signal_before_training_ends_even_a_rank_that_waits_for_others(name, c
 
 
 def processed(preparation):
-    """What becomes of a process whose command takes no time and returns 75, unless the preparation alters it."""
+    """What becomes of a process whose command takes no time and returns 75, unless the preparation
+    alters it.
+    """
     code = f"""
 import os, signal, time
 from hybrid_imagenet import __main__ as program
@@ -77,13 +85,18 @@ program.main = lambda words: 75
 {preparation}
 raise SystemExit(program.process(["train"]))
 """
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
 
 
 def test_a_signal_while_the_program_starts_again_in_place_is_not_lost():
     waits = "program.main = lambda words: time.sleep(30)"
     done = processed(f"environment.restart_with_huge_pages = Late().__del__; {waits}")
-    assert (done.returncode, done.stderr) == (75, "stopped before the first step: nothing new to save\n")
+    assert (done.returncode, done.stderr) == (
+        75,
+        "stopped before the first step: nothing new to save\n",
+    )
 
 
 def test_a_signal_at_the_very_end_changes_no_exit_code():
@@ -92,8 +105,16 @@ def test_a_signal_at_the_very_end_changes_no_exit_code():
 
 
 def test_a_signal_after_the_last_checkpoint_loses_no_result(tiny_data, tmp_path):
-    flags = (*program.FLAGS, *SMALL, f"--data_dir={tiny_data}", f"--run_dir={tmp_path}/run", "--epochs=1")
-    process = processes.python("-m", "tests.resilience.interrupted_end", *flags, env=program.environment())
+    flags = (
+        *program.FLAGS,
+        *SMALL,
+        f"--data_dir={tiny_data}",
+        f"--run_dir={tmp_path}/run",
+        "--epochs=1",
+    )
+    process = processes.python(
+        "-m", "tests.resilience.interrupted_end", *flags, env=program.environment()
+    )
     _, errors = process.communicate()
     assert process.returncode == 75, errors
     assert "stopped after the last step: the run is complete" in errors

@@ -1,4 +1,6 @@
-"""Starts that hang before there is a watchdog: a rank ends by itself, with one line, also if nobody reads it."""
+"""Starts that hang before there is a watchdog: a rank ends by itself, with one line, also if nobody
+reads it.
+"""
 
 import fcntl
 import os
@@ -27,7 +29,9 @@ blocks()
 
 
 def begin(*words, stderr=subprocess.PIPE):
-    return subprocess.Popen([sys.executable, "-c", HANGS, *words], cwd=ROOT, stderr=stderr, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", HANGS, *words], cwd=ROOT, stderr=stderr, text=True
+    )
 
 
 def test_a_stage_that_takes_too_long_ends_the_rank_with_one_line():
@@ -36,7 +40,10 @@ def test_a_stage_that_takes_too_long_ends_the_rank_with_one_line():
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 4
     assert errors.count("\n") == 1
-    assert errors.startswith("error: rank 3 on ") and "while connecting 4 ranks (--stall_timeout=0.5), in " in errors
+    assert (
+        errors.startswith("error: rank 3 on ")
+        and "while connecting 4 ranks (--stall_timeout=0.5), in " in errors
+    )
     assert "blocks" in errors
     assert time.monotonic() - began < 15
 
@@ -65,14 +72,21 @@ def test_a_blocked_standard_error_keeps_no_rank_alive():
 @pytest.mark.parametrize("end", ["finish", "close"])
 def test_it_ends_with_the_start(end):
     program = HANGS.replace("def blocks", f"start.{end}()\ntime.sleep(3); sys.exit(0)\ndef blocks")
-    assert subprocess.run([sys.executable, "-c", program, "0.3", "x"], cwd=ROOT, timeout=30).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-c", program, "0.3", "x"], cwd=ROOT, timeout=30).returncode
+        == 0
+    )
 
 
 def test_native_code_that_keeps_the_interpreters_lock_does_not_keep_the_rank():
     program = HANGS.replace("time.sleep(60)", "import ctypes; ctypes.PyDLL(None).sleep(60)")
-    program = program.replace("start = StartupProgress()", "watchdog._NO_THREAD = 1.0; start = StartupProgress()")
+    program = program.replace(
+        "start = StartupProgress()", "watchdog._NO_THREAD = 1.0; start = StartupProgress()"
+    )
     began = time.monotonic()
-    process = subprocess.run([sys.executable, "-c", program, "0.5", "x"], cwd=ROOT, capture_output=True, timeout=50)
+    process = subprocess.run(
+        [sys.executable, "-c", program, "0.5", "x"], cwd=ROOT, capture_output=True, timeout=50
+    )
     assert process.returncode == 1
     assert b"in blocks" in process.stderr
     assert time.monotonic() - began < 15

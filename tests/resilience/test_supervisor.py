@@ -1,4 +1,6 @@
-"""A supervised launcher: its end, its exit code, and what is left; with programs that stand in for mpirun."""
+"""A supervised launcher: its end, its exit code, and what is left; with programs that stand in for
+mpirun.
+"""
 
 import mmap
 import os
@@ -17,7 +19,9 @@ from tests.support import processes
 
 
 def start(script, *words, orphans=0.5):
-    return processes.python("-m", "tests.resilience.hasty_supervisor", script, orphans, *words, start_new_session=True)
+    return processes.python(
+        "-m", "tests.resilience.hasty_supervisor", script, orphans, *words, start_new_session=True
+    )
 
 
 def finish(process, seconds=30):
@@ -35,9 +39,15 @@ def finish(process, seconds=30):
         ("exit 137", 137),
         ("kill -KILL $$", 137),
         ("echo $WORD ends 3 >&2; exit 1", 3),  # mpirun
-        ("echo $WORD ends 75 >&2; echo $WORD ends 4 >&2; exit 1", 4),  # ranks that were told to leave because of one
+        (
+            "echo $WORD ends 75 >&2; echo $WORD ends 4 >&2; exit 1",
+            4,
+        ),  # ranks that were told to leave because of one
         ("echo $WORD ends 1 >&2; echo $WORD ends 75 >&2; exit 1", 75),
-        ("echo $WORD ends 75 unsaved >&2; exit 75", 75),  # a scheduler has signalled the ranks themselves
+        (
+            "echo $WORD ends 75 unsaved >&2; exit 75",
+            75,
+        ),  # a scheduler has signalled the ranks themselves
         ("echo $WORD ends 75 unsaved >&2; exit 1", 1),  # mpirun has, as another rank has failed
         ("echo $WORD ends 75 unsaved >&2; exit 255", 4),  # mpirun has ended them
         ("exit 255", 4),  # ssh and mpirun when a connection is lost
@@ -50,11 +60,16 @@ def test_the_exit_code_is_the_ranks(script, code):
 @pytest.mark.parametrize(
     ("script", "lines"),
     [
-        ("exit 255", ["error: sh ended with exit code 255 before any rank had started. Check it with hybrid-imagenet "
-                      "doctor."]),
+        (
+            "exit 255",
+            [
+                "error: sh ended with exit code 255 before any rank had started. Check it with"
+                " hybrid-imagenet doctor."
+            ],
+        ),
         ("echo 'error: rank 0: no data' >&2; exit 255", ["error: rank 0: no data"]),
     ],
-)  # fmt: skip
+)
 def test_supervisor_of_ranks_on_this_host_takes_code_255_for_no_lost_host(script, lines):
     code, _, errors, _ = finish(start(script, "local"))
     assert code == 1
@@ -70,7 +85,7 @@ MPI_INIT = """\
 *** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,
 ***    and potentially your MPI job)
 [1,0]<stderr>:[vm:07323] Local abort before MPI_INIT completed completed successfully, but am not able to aggregate
-"""
+"""  # noqa: E501
 NO_NETWORK = f"""\
 [vm:06788] opal_ifinit: unable to find network interfaces.
 [vm:06788] oob_tcp: problems getting address for index 0 (kernel index -1)
@@ -89,7 +104,9 @@ at least one available network for out-of-band messaging.
         (NO_NETWORK, "exit 1", "No network interfaces were found for out-of-band communications"),
     ],
 )
-def test_supervisor_turns_the_lines_of_an_mpi_that_cannot_begin_into_one(said, end, reason, tmp_path):
+def test_supervisor_turns_the_lines_of_an_mpi_that_cannot_begin_into_one(
+    said, end, reason, tmp_path
+):
     (tmp_path / "said").write_text(said)
     code, _, errors, _ = finish(start(f"cat {tmp_path}/said >&2; {end}"))
     assert code == 2
@@ -98,7 +115,9 @@ def test_supervisor_turns_the_lines_of_an_mpi_that_cannot_begin_into_one(said, e
 
 
 @pytest.mark.parametrize(
-    ("end", "code", "last"), [("exit 0", 0, []), ("echo broken >&2; exit 3", 3, ["broken"])], ids=["good", "fails"]
+    ("end", "code", "last"),
+    [("exit 0", 0, []), ("echo broken >&2; exit 3", 3, ["broken"])],
+    ids=["good", "fails"],
 )
 def test_supervisor_passes_complaints_on_if_mpi_begins_in_spite_of_them(end, code, last, tmp_path):
     complaint = MPI_INIT.splitlines()[2]
@@ -108,7 +127,9 @@ def test_supervisor_passes_complaints_on_if_mpi_begins_in_spite_of_them(end, cod
     assert sorted(errors.splitlines()) == sorted([complaint, *last])
 
 
-UNKNOWN = "error: host nowhere: ssh cannot resolve this name: check -H, and that `ssh nowhere true` works"
+UNKNOWN = (
+    "error: host nowhere: ssh cannot resolve this name: check -H, and that `ssh nowhere true` works"
+)
 SHUT = "error: ssh must log in without a password: check with hybrid-imagenet doctor -H"
 
 
@@ -118,7 +139,12 @@ SHUT = "error: ssh must log in without a password: check with hybrid-imagenet do
         ("ssh: Could not resolve hostname nowhere: Name or service not known", 255, False, UNKNOWN),
         ("Host key verification failed.", 255, True, SHUT),
         ("me@far: Permission denied (publickey,password).", 255, True, SHUT),
-        ("bash: line 1: /opt/clone/.venv/bin/orted: No such file or directory", 127, True, "run launch/setup.sh there"),
+        (
+            "bash: line 1: /opt/clone/.venv/bin/orted: No such file or directory",
+            127,
+            True,
+            "run launch/setup.sh there",
+        ),
     ],
 )
 def test_a_host_on_which_nothing_starts_is_no_lost_connection(said, end, passed_on, told):
@@ -131,7 +157,10 @@ def test_a_host_on_which_nothing_starts_is_no_lost_connection(said, end, passed_
 
 def test_a_program_may_end_with_255_itself(tmp_path):
     (tmp_path / "said").write_text(
-        REPORT.replace("noticed that process rank 3", "detected that one or more processes exited with non-zero status")
+        REPORT.replace(
+            "noticed that process rank 3",
+            "detected that one or more processes exited with non-zero status",
+        )
     )
     assert finish(start(f"cat {tmp_path}/said >&2; exit 255"))[:3] == (255, "", "")
 
@@ -158,8 +187,11 @@ def test_what_a_shell_has_started_beside_it_is_no_process_of_the_job(tmp_path):
 @pytest.mark.parametrize(
     "said",
     [
-        f"{'-' * 74}\nORTE has lost communication with a remote daemon.\n\n  HNP daemon   : [[3,0],0] on node near\n"
-        f"  Remote daemon: [[31450,0],2] on node far\n\nIt is usually due to a failure.\n{'-' * 74}\n",
+        (
+            f"{'-' * 74}\nORTE has lost communication with a remote daemon.\n\n  HNP daemon   :"
+            " [[3,0],0] on node near\n  Remote daemon: [[31450,0],2] on node far\n\nIt is usually"
+            f" due to a failure.\n{'-' * 74}\n"
+        ),
         "Timeout, server far not responding.\n",
         "Connection to far closed by remote host.\n",
         "ssh: connect to host far port 22: No route to host\n",
@@ -168,18 +200,30 @@ def test_what_a_shell_has_started_beside_it_is_no_process_of_the_job(tmp_path):
 def test_a_lost_host_is_named_whatever_its_ranks_have_said(said, tmp_path):
     (tmp_path / "said").write_text(said)
     code = 205 if "ORTE" in said else 255  # mpirun's when it has lost its daemon, and ssh's
-    found, _, err, _ = finish(start(f"echo $WORD ends 75 unsaved >&2; cat {tmp_path}/said >&2; exit {code}"))
+    found, _, err, _ = finish(
+        start(f"echo $WORD ends 75 unsaved >&2; cat {tmp_path}/said >&2; exit {code}")
+    )
     assert found == 4
-    assert err.splitlines()[-1] == "error: the connection to host far is lost; start again with --resume"
+    assert (
+        err.splitlines()[-1]
+        == "error: the connection to host far is lost; start again with --resume"
+    )
     assert "ORTE" not in err
 
 
-@pytest.mark.parametrize("end", ["exit 75", "echo $WORD ends 75 >&2; exit 205", "echo $WORD ends 4 >&2; exit 205"])
+@pytest.mark.parametrize(
+    "end", ["exit 75", "echo $WORD ends 75 >&2; exit 205", "echo $WORD ends 4 >&2; exit 205"]
+)
 def test_a_lost_host_has_one_code_whether_the_other_ranks_could_save_or_not(end):
-    process = start(f"echo 'Connection to far closed by remote host.' >&2; echo $WORD ends 75 >&2; {end}")
+    process = start(
+        f"echo 'Connection to far closed by remote host.' >&2; echo $WORD ends 75 >&2; {end}"
+    )
     code, _, err, _ = finish(process)
     assert code == 4
-    assert err.splitlines()[-1] == "error: the connection to host far is lost; start again with --resume"
+    assert (
+        err.splitlines()[-1]
+        == "error: the connection to host far is lost; start again with --resume"
+    )
 
 
 def test_a_job_that_was_asked_to_stop_has_the_code_of_a_stop_also_if_it_loses_a_host(tmp_path):
@@ -198,8 +242,14 @@ a non-zero exit code. Per user-direction, the job has been aborted.
 mpirun noticed that process rank 3 with PID 0 on node far exited on signal 9 (Killed).
 {RULE}
 """
-KILLED = "error: rank 3 on far was ended by signal 9 (SIGKILL), as the kernel does when memory runs out (check"
-NO_GPU_MEMORY = "F0000 00:00:1 cuda_driver.cc:312] failed to create stream: CUDA_ERROR_OUT_OF_MEMORY: out of memory"
+KILLED = (
+    "error: rank 3 on far was ended by signal 9 (SIGKILL), as the kernel does when memory runs out"
+    " (check"
+)
+NO_GPU_MEMORY = (
+    "F0000 00:00:1 cuda_driver.cc:312] failed to create stream: CUDA_ERROR_OUT_OF_MEMORY: out of"
+    " memory"
+)
 LOSS = f"{lost_rank.LINE} (Connection closed by peer)"
 
 
@@ -208,21 +258,55 @@ LOSS = f"{lost_rank.LINE} (Connection closed by peer)"
     [
         (REPORT, [], 137, [KILLED]),
         (f"{LOSS}\n{LOSS}\n{REPORT}", [4, 4], 137, [KILLED]),  # the others have lost it
-        (REPORT, ["75 unsaved"] * 2, 137, [KILLED]),  # mpirun has ended the others before the first step
-        (f"process rank 3 on node far exited on signal 11\n{LOSS}\n", [4], 139,
-         ["error: rank 3 on far was ended by signal 11 (SIGSEGV); start again with"]),
-        ("process rank 3 on node far exited on signal 35\n", [4], 163, ["error: rank 3 on far was ended by signal 35"]),
-        (f"{NO_GPU_MEMORY}\nprocess rank 3 on node far exited on signal 6\n", [], 134,
-         [NO_GPU_MEMORY, "error: rank 3 on far was ended by signal 6 (SIGABRT) because its GPU ran out of memory"]),
+        # mpirun has ended the others before the first step
+        (REPORT, ["75 unsaved"] * 2, 137, [KILLED]),
+        (
+            f"process rank 3 on node far exited on signal 11\n{LOSS}\n",
+            [4],
+            139,
+            ["error: rank 3 on far was ended by signal 11 (SIGSEGV); start again with"],
+        ),
+        (
+            "process rank 3 on node far exited on signal 35\n",
+            [4],
+            163,
+            ["error: rank 3 on far was ended by signal 35"],
+        ),
+        (
+            f"{NO_GPU_MEMORY}\nprocess rank 3 on node far exited on signal 6\n",
+            [],
+            134,
+            [
+                NO_GPU_MEMORY,
+                (
+                    "error: rank 3 on far was ended by signal 6 (SIGABRT) because its GPU ran out"
+                    " of memory"
+                ),
+            ],
+        ),
         (f"{LOSS}\n[1,2]<stderr>:{LOSS}\n", [4, 4], 4, [LOSS]),
         (f"rank 1: unexpected error\n{LOSS}\n", [1, 4], 4, ["rank 1: unexpected error"]),
-        (f"error: rank 3 on far hung for 20 s\n{REPORT}", [4, 4], 4, ["error: rank 3 on far hung for 20 s"]),
-        (REPORT.replace("noticed that process rank 3", "detected that one or more processes exited with non-zero "
-                        "status, thus causing"), [3], 3, []),
+        (
+            f"error: rank 3 on far hung for 20 s\n{REPORT}",
+            [4, 4],
+            4,
+            ["error: rank 3 on far hung for 20 s"],
+        ),
+        (
+            REPORT.replace(
+                "noticed that process rank 3",
+                "detected that one or more processes exited with non-zero status, thus causing",
+            ),
+            [3],
+            3,
+            [],
+        ),
         (f"{RULE}\nmy own table\n{RULE}\n", [3], 3, [RULE, "my own table", RULE]),
     ],
-)  # fmt: skip
-def test_a_killed_rank_is_named_and_what_others_lost_is_told_once_or_not_at_all(said, ends, code, told, tmp_path):
+)
+def test_a_killed_rank_is_named_and_what_others_lost_is_told_once_or_not_at_all(
+    said, ends, code, told, tmp_path
+):
     (tmp_path / "said").write_text(said)
     words = "".join(f"echo $WORD ends {each} >&2; " for each in ends)
     found, _, err, _ = finish(start(f"cat {tmp_path}/said >&2; {words} exit 137"))
@@ -239,7 +323,7 @@ E0000 00:00:1795403255.688099   19609 base_collective_executor.cc:252] BaseColle
 E0000 00:00:1795403255.688611   19507 ring_alg.cc:291] Aborting RingReduce with UNAVAILABLE: Collective ops
 [1,0]<stderr>:/job:worker/replica:0/task:2
 [1,0]<stderr>:Additional GRPC error information from remote target /job:worker/replica:0/task:2 while calling
-"""
+"""  # noqa: E501
 
 
 def test_what_libraries_write_of_a_lost_rank_is_left_out(tmp_path):
@@ -264,7 +348,8 @@ def test_a_launcher_that_waits_for_ever_is_ended_when_a_rank_has_ended_the_job(t
 
 def test_ranks_have_a_moment_when_their_launcher_is_gone_and_no_more(tmp_path):
     saves = (
-        f"(trap '' TERM; sleep 1; touch {tmp_path}/saved) & setsid sleep 302 & echo $! >{tmp_path}/pid; kill -KILL $$"
+        f"(trap '' TERM; sleep 1; touch {tmp_path}/saved) & setsid sleep 302 & echo $!"
+        f" >{tmp_path}/pid; kill -KILL $$"
     )
     code, _, err, _ = finish(start(saves, orphans=3))
     assert (code, err.count("was ended by SIGKILL; start again with --resume\n")) == (137, 1)
@@ -273,7 +358,9 @@ def test_ranks_have_a_moment_when_their_launcher_is_gone_and_no_more(tmp_path):
 
 
 def ready(script, folder):
-    """A supervised launcher that waits for signals; it is no `sh -c`, behind which another program is looked for."""
+    """A supervised launcher that waits for signals; it is no `sh -c`, behind which another program
+    is looked for.
+    """
     (folder / "script").write_text(f"{script}\necho ready\nwhile :; do sleep 0.1; done\n")
     process = start(f"export WORD; exec sh {folder}/script")
     assert process.stdout.readline() == "ready\n"
@@ -283,7 +370,9 @@ def ready(script, folder):
 UNSAVED = "trap 'echo $WORD ends 75 unsaved >&2; echo $WORD ends 4 >&2; exit 75' USR1"
 
 
-@pytest.mark.parametrize("script", ["true", UNSAVED], ids=["no rank hears it", "ranks have nothing to save"])
+@pytest.mark.parametrize(
+    "script", ["true", UNSAVED], ids=["no rank hears it", "ranks have nothing to save"]
+)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_signal_before_there_is_something_to_save_is_a_stop_too(script, number, code, tmp_path):
     process = ready(script, tmp_path)
@@ -294,7 +383,9 @@ def test_a_signal_before_there_is_something_to_save_is_a_stop_too(script, number
 
 
 def test_a_rank_killed_before_a_request_is_named(tmp_path):
-    """The launcher has the report when the request has come, as after memory has run out and Ctrl-C."""
+    """The launcher has the report when the request has come, as after memory has run out and
+    Ctrl-C.
+    """
     (tmp_path / "said").write_text(REPORT)
     process = ready(f"trap 'cat {tmp_path}/said >&2; exit 137' USR1", tmp_path)
     process.send_signal(signal.SIGTERM)
@@ -323,8 +414,12 @@ def test_a_third_signal_ends_everything(tmp_path):
 
 
 def test_a_job_saves_when_nobody_reads_its_output_and_the_terminal_hangs_up_twice(tmp_path):
-    """As after Ctrl-C with `| tee log`, or at the end of ssh; the job has more to print than pipes hold."""
-    saves = f"yes line | head -n 50000; yes error | head -n 50000 >&2; touch {tmp_path}/saved; exit 75"
+    """As after Ctrl-C with `| tee log`, or at the end of ssh; the job has more to print than pipes
+    hold.
+    """
+    saves = (
+        f"yes line | head -n 50000; yes error | head -n 50000 >&2; touch {tmp_path}/saved; exit 75"
+    )
     process = ready(f"trap '{saves}' USR1", tmp_path)
     process.stdout.close()
     process.stderr.close()
@@ -350,10 +445,19 @@ def test_the_launcher_is_asked_to_end_once_when_its_supervisor_is_killed(tmp_pat
     ("line", "shown"),
     [
         (
-            b"I0000 00:00:1795710763.345429   15667 grpc_server_lib.cc:466] Started server with target: grpc://h:1\n",
+            (
+                b"I0000 00:00:1795710763.345429   15667 grpc_server_lib.cc:466] Started server with"
+                b" target: grpc://h:1\n"
+            ),
             False,
         ),
-        (b"I0000 00:00:1795710801.437513    2081 device_compiler.h:196] Compiled cluster using XLA!\n", False),
+        (
+            (
+                b"I0000 00:00:1795710801.437513    2081 device_compiler.h:196] Compiled cluster"
+                b" using XLA!\n"
+            ),
+            False,
+        ),
         (b"E0000 00:00:1795710801.437513    2081 executor.cc:19] Out of memory\n", True),
         (b"W0000 00:00:1795710801.437513    2081 executor.cc:19] Slow\n", True),
     ],
@@ -369,8 +473,8 @@ def test_supervisor_names_a_rank_that_ended_while_others_run_on():
     code, _, err, _ = finish(start(f"echo {LEFT} >&2; sleep 2; echo $WORD left 0 of 2 on near >&2"))
     assert code == 0
     assert err.splitlines() == [
-        "warning: rank 1 on far ended without an error 0.5 s ago (still running: 1 of 2 ranks). If the rest waits for "
-        "it, press Ctrl-C, and end each loop by a number that all ranks share"
+        "warning: rank 1 on far ended without an error 0.5 s ago (still running: 1 of 2 ranks). If"
+        " the rest waits for it, press Ctrl-C, and end each loop by a number that all ranks share"
     ]
 
 
@@ -384,26 +488,36 @@ def test_supervisor_names_the_rank_that_ended_before_another_one_lost_it():
     assert code == 1
     assert err.splitlines() == [
         LOSS,
-        "error: rank 1 on far ended before the others, without an error: end each loop by a number that all ranks "
-        "share",
+        (
+            "error: rank 1 on far ended before the others, without an error: end each loop by a"
+            " number that all ranks share"
+        ),
     ]
 
 
 def test_a_missing_launcher_is_one_line():
-    code, _, err, _ = finish(processes.python("-m", "hybrid_imagenet.resilience.supervisor", "--", "no-such-mpirun"))
+    code, _, err, _ = finish(
+        processes.python("-m", "hybrid_imagenet.resilience.supervisor", "--", "no-such-mpirun")
+    )
     assert code == 2
     assert err == "error: no-such-mpirun: no such program: run launch/setup.sh first\n"
 
 
 def test_ssh_waits_until_the_watchdog_has_had_its_say():
     for stall in (20, 300):
-        connects, interval, count = (int(word.partition("=")[2]) for word in supervisor.ssh_options(stall)[1::2])
+        connects, interval, count = (
+            int(word.partition("=")[2]) for word in supervisor.ssh_options(stall)[1::2]
+        )
         assert stall + 10 <= interval * count < stall + 20  # and at most one interval more
         assert connects == 60
         assert list(supervisor.daemon_options(stall).values()) == ["5", "5", str(count)]
     assert supervisor.stall_timeout(["x", "--stall_timeout=20", "--stall_timeout=45"]) == 45
     assert supervisor.stall_timeout(["--stall-timeout", "20"]) == 20
-    assert supervisor.stall_timeout(["--stall_timeout=0"]) == supervisor.stall_timeout(["--stall_timeout=.5.5"]) == 300
+    assert (
+        supervisor.stall_timeout(["--stall_timeout=0"])
+        == supervisor.stall_timeout(["--stall_timeout=.5.5"])
+        == 300
+    )
 
 
 def test_only_a_supervised_rank_announces_its_end(capfd):
@@ -413,13 +527,19 @@ def test_only_a_supervised_rank_announces_its_end(capfd):
     assert capfd.readouterr().err == ""
     exit_code.announce(4, {exit_code.JOB_VARIABLE: word})
     exit_code.announce(75, {exit_code.JOB_VARIABLE: word}, saved=False)
-    ends = [exit_code.find(line.removeprefix(word).encode()) for line in capfd.readouterr().err.splitlines()]
+    ends = [
+        exit_code.find(line.removeprefix(word).encode())
+        for line in capfd.readouterr().err.splitlines()
+    ]
     assert ends == [(4, True), (75, False)]
     assert exit_code.find(b" ends 7x5") is exit_code.find(b"x ends 4") is None
 
 
 def test_shared_memory_that_a_dead_job_has_left_is_removed_and_no_other(tmp_path):
-    names = {name: tmp_path / f"vader_segment.{socket.gethostname()}.{os.getuid()}.{name}" for name in "abcd"}
+    names = {
+        name: tmp_path / f"vader_segment.{socket.gethostname()}.{os.getuid()}.{name}"
+        for name in "abcd"
+    }
     now = time.time()
     for path, age in zip(names.values(), (20, 20, 99, 0), strict=True):
         path.write_bytes(bytes(mmap.PAGESIZE))

@@ -1,4 +1,6 @@
-"""The program, whose connection to the other ranks waits inside of a library, where Python handles no signals."""
+"""The program, whose connection to the other ranks waits inside of a library, where Python handles
+no signals.
+"""
 
 import ctypes
 import sys

@@ -1,4 +1,5 @@
-"""A rank without MPI that only its watchdog watches: FOLDER RANK SIZE LIMIT [RANK that hangs ...] [busy].
+"""A rank without MPI that only its watchdog watches: FOLDER RANK SIZE LIMIT [RANK that hangs ...]
+[busy].
 
 RANK is a number, or `launched`: a launcher says it, and every rank is on a host of its own.
 """
@@ -12,7 +13,11 @@ import time
 from hybrid_imagenet.resilience.launcher import follow_launcher, launcher_rank
 from hybrid_imagenet.resilience.watchdog import Watchdog
 
-folder, size, limit = pathlib.Path(sys.argv[1]), int(sys.argv[3]), float(sys.argv[4].rpartition("=")[2])
+folder, size, limit = (
+    pathlib.Path(sys.argv[1]),
+    int(sys.argv[3]),
+    float(sys.argv[4].rpartition("=")[2]),
+)
 launched = sys.argv[2] == "launched"
 rank = launcher_rank() if launched else int(sys.argv[2])
 

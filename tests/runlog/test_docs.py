@@ -13,7 +13,9 @@ TEXT = (pathlib.Path(__file__).parents[2] / "docs" / "logs.md").read_text()
 def test_every_key_and_tag_is_documented():
     rows = dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", TEXT.split("## summary.json")[0], re.M))
     assert rows == dict(KEYS)
-    tags = dict(re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|$", TEXT.split("## TensorBoard")[1], re.M))
+    tags = dict(
+        re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|$", TEXT.split("## TensorBoard")[1], re.M)
+    )
     assert tags == dict(TAGS)
 
 

@@ -24,11 +24,32 @@ def test_records_come_back_as_written_and_are_on_disk_at_once(path):
 
 def test_values_that_json_lacks_become_null(path):
     with closing(jsonl.MetricsWriter(path)) as writer:
-        writer.write({"kind": "step", "step": 1, "train_loss": float("nan"), "upper_bound": np.float32(np.inf)})
-        writer.write({"kind": "step", "step": 2, "trust_ratios": {"conv1": np.float64("-inf"), "fc": 0.5}, "x": (1, 2)})
-    first, second = (json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines())
+        writer.write(
+            {
+                "kind": "step",
+                "step": 1,
+                "train_loss": float("nan"),
+                "upper_bound": np.float32(np.inf),
+            }
+        )
+        writer.write(
+            {
+                "kind": "step",
+                "step": 2,
+                "trust_ratios": {"conv1": np.float64("-inf"), "fc": 0.5},
+                "x": (1, 2),
+            }
+        )
+    first, second = (
+        json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()
+    )
     assert first == {"kind": "step", "step": 1, "train_loss": None, "upper_bound": None}
-    assert second == {"kind": "step", "step": 2, "trust_ratios": {"conv1": None, "fc": 0.5}, "x": [1, 2]}
+    assert second == {
+        "kind": "step",
+        "step": 2,
+        "trust_ratios": {"conv1": None, "fc": 0.5},
+        "x": [1, 2],
+    }
 
 
 @pytest.mark.parametrize("torn", ['{"kind": "step", "step": 2', "{"])
@@ -102,7 +123,10 @@ def test_full_disk_is_one_clear_line():
         ('{"kind": "epoch", "step": 1}', "the record of an epoch without its number"),
         ('{"kind": "epoch", "epoch": 1, "val_top1": "good"}', 'val_top1 is "good", not a number'),
         ('{"kind": "epoch", "epoch": 1, "seconds": NaN}', "seconds is NaN, not a number"),
-        ('{"kind": "epoch", "epoch": 1, "trust_ratios": {"conv1": "x"}}', "trust_ratios .* not numbers by layer"),
+        (
+            '{"kind": "epoch", "epoch": 1, "trust_ratios": {"conv1": "x"}}',
+            "trust_ratios .* not numbers by layer",
+        ),
         ('{"kind": 5}', "kind is 5, not a text"),
     ],
 )
@@ -121,10 +145,15 @@ def test_read_of_a_foreign_last_line_skips_it_with_a_warning(path, capsys):
 
 @pytest.mark.parametrize(
     ("line", "told"),
-    [("something else", "not a JSON object"), ('{"kind": "step", "step": "abc"}', 'step is "abc", not a whole number')],
+    [
+        ("something else", "not a JSON object"),
+        ('{"kind": "step", "step": "abc"}', 'step is "abc", not a whole number'),
+    ],
 )
 @pytest.mark.parametrize("resume_from", [(1, 0), None])
-def test_writer_moves_foreign_lines_aside_and_continues_after_them(path, capsys, line, told, resume_from):
+def test_writer_moves_foreign_lines_aside_and_continues_after_them(
+    path, capsys, line, told, resume_from
+):
     first, last = '{"kind": "step", "step": 1}\n', '{"kind": "step", "step": 2}\n'
     path.write_text(f"{first}{line}\n")
     with closing(jsonl.MetricsWriter(path, resume_from=resume_from)) as writer:
@@ -132,7 +161,10 @@ def test_writer_moves_foreign_lines_aside_and_continues_after_them(path, capsys,
     assert path.read_text() == first + last
     removed = path.with_name("metrics.jsonl.removed")
     assert removed.read_text() == f"{line}\n"
-    assert capsys.readouterr().err == f"warning: {path}, line 2: {told}; moved to metrics.jsonl.removed\n"
+    assert (
+        capsys.readouterr().err
+        == f"warning: {path}, line 2: {told}; moved to metrics.jsonl.removed\n"
+    )
 
 
 def test_writer_names_a_few_of_many_foreign_lines(path, capsys):

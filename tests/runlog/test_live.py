@@ -21,13 +21,32 @@ class Clock:
 
 
 def step_record(step, **more):
-    return {"kind": "step", "epoch": (step - 1) // 10 + 1, "step": step, "position": step / 10, "train_loss": 1.5,
-            "train_top1": 0.25, "images_per_second": 100.0, "learning_rate": 0.4, **more}  # fmt: skip
+    return {
+        "kind": "step",
+        "epoch": (step - 1) // 10 + 1,
+        "step": step,
+        "position": step / 10,
+        "train_loss": 1.5,
+        "train_top1": 0.25,
+        "images_per_second": 100.0,
+        "learning_rate": 0.4,
+        **more,
+    }
 
 
 def epoch_record(epoch, top1, **more):
-    return {"kind": "epoch", "epoch": epoch, "step": 10 * epoch, "train_loss": 1.25, "val_loss": 1.0, "val_top1": top1,
-            "val_top5": 0.9, "images_per_second": 100.0, "validation_seconds": 2.0, **more}  # fmt: skip
+    return {
+        "kind": "epoch",
+        "epoch": epoch,
+        "step": 10 * epoch,
+        "train_loss": 1.25,
+        "val_loss": 1.0,
+        "val_top1": top1,
+        "val_top5": 0.9,
+        "images_per_second": 100.0,
+        "validation_seconds": 2.0,
+        **more,
+    }
 
 
 def cells(line):
@@ -51,7 +70,11 @@ def test_remaining_time_counts_images_and_validations():
 def test_remaining_time_leaves_compilation_out():
     status = Status(INFO, total_epochs=5)
     status.step(step_record(5))  # 100 images/s after the first step
-    compiled = {"images_per_second": 10.0, "validation_seconds": 30.0, "validation_start_seconds": 28.0}
+    compiled = {
+        "images_per_second": 10.0,
+        "validation_seconds": 30.0,
+        "validation_start_seconds": 28.0,
+    }
     status.epoch_done(epoch_record(1, 0.5) | compiled)
     assert status.remaining_seconds() == pytest.approx(4 * 12)
     status.epoch_done(epoch_record(2, 0.5, validation_seconds=3.0) | {"images_per_second": 50.0})
@@ -66,15 +89,22 @@ def test_resumed_run_starts_where_it_stood():
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        ({"phase": 0.0, "learning_rate": 2.4, "lower_bound": 0.24, "upper_bound": 902.4},
-         "AdaBound, learning rate 2.4, bounds 0.24 to 902.4"),
-        ({"phase": 0, "learning_rate": 2.4, "lower_bound": 0.0, "upper_bound": None},
-         "AdaBound, learning rate 2.4, bounds 0 to infinity"),
-        ({"phase": 1.0, "learning_rate": 2.4, "lower_bound": 2.4, "upper_bound": 2.4}, "SGD, learning rate 2.4"),
+        (
+            {"phase": 0.0, "learning_rate": 2.4, "lower_bound": 0.24, "upper_bound": 902.4},
+            "AdaBound, learning rate 2.4, bounds 0.24 to 902.4",
+        ),
+        (
+            {"phase": 0, "learning_rate": 2.4, "lower_bound": 0.0, "upper_bound": None},
+            "AdaBound, learning rate 2.4, bounds 0 to infinity",
+        ),
+        (
+            {"phase": 1.0, "learning_rate": 2.4, "lower_bound": 2.4, "upper_bound": 2.4},
+            "SGD, learning rate 2.4",
+        ),
         ({"learning_rate": 0.1}, "learning rate 0.1"),
         ({}, None),
     ],
-)  # fmt: skip
+)
 def test_phase(values, text):
     status = Status(INFO, 5)
     status.values = values
@@ -85,7 +115,9 @@ def test_the_epoch_that_met_the_target_stays_also_after_a_resume():
     status = Status({**INFO, "target": 0.75, "validated": [(10, 0.7)]}, 90)
     assert status.target_text() is None
     status.epoch_done(epoch_record(11, 0.76))
-    again = Status({**INFO, "target": 0.75, "epochs": 12, "validated": [(10, 0.7), (11, 0.76), (12, 0.74)]}, 90)
+    again = Status(
+        {**INFO, "target": 0.75, "epochs": 12, "validated": [(10, 0.7), (11, 0.76), (12, 0.74)]}, 90
+    )
     again.epoch_done(epoch_record(13, 0.77))
     assert status.target_text() == again.target_text() == "reached target 75 % in epoch 11"
 
@@ -104,7 +136,16 @@ def test_plain_lines_are_limited_but_no_epoch_is_left_out():
     assert max(map(len, lines)) <= 80
     assert lines.count(lines[0]) == 1
     names = [name.strip() for name in lines[0].split("|")]
-    columns = ["epoch", "train loss", "train top-1", "val loss", "val top-1", "val top-5", "images/s", "ETA"]
+    columns = [
+        "epoch",
+        "train loss",
+        "train top-1",
+        "val loss",
+        "val top-1",
+        "val top-5",
+        "images/s",
+        "ETA",
+    ]
     assert names == columns
     epochs = [cells(line) for line in lines if re.match(r" +\d/5\|", line)]
     assert [row[0] for row in epochs] == ["1/5", "2/5", "3/5"]
@@ -128,13 +169,22 @@ def test_plain_view_epoch_within_an_epoch_has_two_digits_at_most(epoch):
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.4, "0:00"), (59.6, "1:00"), (754, "12:34"), (11220, "3:07:00"), (100000, "27:46:40"), (200000, "2 d 07 h")],
+    [
+        (0.4, "0:00"),
+        (59.6, "1:00"),
+        (754, "12:34"),
+        (11220, "3:07:00"),
+        (100000, "27:46:40"),
+        (200000, "2 d 07 h"),
+    ],
 )
 def test_clock_text_of_seconds(seconds, text):
     assert clock_text(seconds) == text
 
 
-@pytest.mark.parametrize(("optimizer", "phases"), [("hybrid", 1), ("sgd", 0), ("lars", 0), ("lamb", 0)])
+@pytest.mark.parametrize(
+    ("optimizer", "phases"), [("hybrid", 1), ("sgd", 0), ("lars", 0), ("lamb", 0)]
+)
 def test_plain_view_phase_is_printed_only_for_optimizers_with_several(optimizer, phases):
     stream = io.StringIO()
     view = live.make_view("plain", stream, 5)
@@ -149,7 +199,9 @@ def test_remaining_time_of_a_session_whose_first_record_is_of_the_compiled_step(
     del compiled["images_per_second"]
     status.step(compiled)
     assert status.remaining_seconds() is None
-    status.epoch_done(epoch_record(4, 0.5, images_per_second=10.0, train_seconds=100.0, train_start_seconds=90.0))
+    status.epoch_done(
+        epoch_record(4, 0.5, images_per_second=10.0, train_seconds=100.0, train_start_seconds=90.0)
+    )
     assert status.remaining_seconds() == pytest.approx(10 + 2)
 
 
@@ -208,7 +260,9 @@ def test_status_area_shows_the_values_and_redraws_in_place(monkeypatch, columns)
     print("from a callback")
     assert "from a callback" in stream.getvalue()  # above the area
     view.epoch(epoch_record(1, 0.5))
-    view.run_finished(summary.summarize([epoch_record(1, 0.5)], world_size=4, images_per_epoch=1000))
+    view.run_finished(
+        summary.summarize([epoch_record(1, 0.5)], world_size=4, images_per_epoch=1000)
+    )
     assert "did not reach target 75 %" in " ".join(stream.getvalue().split())
 
 

@@ -34,7 +34,9 @@ def test_a_lock_that_leads_to_another_file_is_not_written(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "lock").symlink_to(other)
     for place in (tmp_path / "run", pathlib.Path("/proc/self/run")):  # nor is what cannot be made
-        with pytest.raises(UserError, match=f"^--run_dir={place}: .*; give a directory that can be written$"):
+        with pytest.raises(
+            UserError, match=f"^--run_dir={place}: .*; give a directory that can be written$"
+        ):
             RunDirectory(place, resume=False)
     assert other.read_text() == "mine"
 
@@ -60,7 +62,10 @@ def test_a_fifo_in_the_place_of_a_file_does_not_make_a_run_wait(tmp_path, name):
     (tmp_path / name).unlink(missing_ok=True)
     os.mkfifo(tmp_path / name)
     found = promptly(lambda: RunDirectory(tmp_path, resume=True))
-    assert name == "lock" or found == f"--run_dir={tmp_path}: {name} is not a regular file; move it away"
+    assert (
+        name == "lock"
+        or found == f"--run_dir={tmp_path}: {name} is not a regular file; move it away"
+    )
 
 
 @pytest.mark.parametrize(

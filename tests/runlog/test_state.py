@@ -31,7 +31,9 @@ DIVERGED = {"kind": "diverged", "step": 44, "train_loss": None}
         ([EPOCH], {}, "other", 3600, state.KILLED),
     ],
 )
-def test_a_run_without_a_lock_is_judged_by_its_records_and_by_time(tmp_path, records, summary, host, age, expected):
+def test_a_run_without_a_lock_is_judged_by_its_records_and_by_time(
+    tmp_path, records, summary, host, age, expected
+):
     (tmp_path / "metrics.jsonl").touch()
     os.utime(tmp_path / "metrics.jsonl", (time.time() - age,) * 2)
     assert state.of(tmp_path, records, summary, host) == expected

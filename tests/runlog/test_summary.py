@@ -12,15 +12,26 @@ def records():
     seconds, rows = 0.0, []
     for epoch, (top1, rate) in enumerate(zip(TOP1, [100.0, 200.0, 250.0, 200.0], strict=True), 1):
         seconds += 1000 / rate + 2
-        rows.append({"kind": "step", "epoch": epoch, "step": epoch * 10 - 5, "seconds": seconds - 4})
+        rows.append(
+            {"kind": "step", "epoch": epoch, "step": epoch * 10 - 5, "seconds": seconds - 4}
+        )
         rows.append(
             {
-                "kind": "epoch", "epoch": epoch, "step": epoch * 10, "seconds": seconds, "images_per_second": rate,
-                "train_seconds": 1000 / rate, "validation_seconds": 2.0, "data_wait_fraction": 0.1,
-                "communication_seconds": 0.05, "train_loss": 1 / epoch, "val_loss": 2 / epoch,
-                "val_top1": top1, "val_top5": round(top1 + 0.15, 2),
+                "kind": "epoch",
+                "epoch": epoch,
+                "step": epoch * 10,
+                "seconds": seconds,
+                "images_per_second": rate,
+                "train_seconds": 1000 / rate,
+                "validation_seconds": 2.0,
+                "data_wait_fraction": 0.1,
+                "communication_seconds": 0.05,
+                "train_loss": 1 / epoch,
+                "val_loss": 2 / epoch,
+                "val_top1": top1,
+                "val_top5": round(top1 + 0.15, 2),
             }
-        )  # fmt: skip
+        )
     return rows
 
 
@@ -34,7 +45,12 @@ def test_results_epochs_and_throughput():
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     assert result["name"] == "x"
     assert (result["val_top1"], result["val_top5"], result["val_loss"]) == (0.80, 0.95, 0.5)
-    assert (result["best_val_top1"], result["best_epoch"], result["epochs"], result["steps"]) == (0.80, 4, 4, 40)
+    assert (result["best_val_top1"], result["best_epoch"], result["epochs"], result["steps"]) == (
+        0.80,
+        4,
+        4,
+        40,
+    )
     assert result["wall_seconds"] == 10 + 5 + 4 + 5 + 8
     assert result["images_per_second"] == pytest.approx(4000 / 24)
     assert result["steady_images_per_second"] == 200
@@ -46,9 +62,15 @@ def test_criteria_of_a_target_follow_the_definitions():
     result = summarized(targets=(0.75,), single_gpu_images_per_second=125)
     assert result["scaling_efficiency"] == pytest.approx(200 / 250)
     goal, top5 = result["targets"]
-    assert (goal["metric"], goal["target"], goal["epochs"], goal["seconds"]) == ("val_top1", 0.75, 2, 19)
+    assert (goal["metric"], goal["target"], goal["epochs"], goal["seconds"]) == (
+        "val_top1",
+        0.75,
+        2,
+        19,
+    )
     assert goal["convergence_rate"] == 0.5
-    # Written out: rate * single-GPU speed * GPUs * efficiency, the speed in passes of 1000 images per second.
+    # Written out: rate * single-GPU speed * GPUs * efficiency, the speed in passes of 1000 images
+    # per second.
     speed = 0.5 * (125 / 1000) * 2 * 0.8
     assert goal["actual_training_speed"] == pytest.approx(speed)
     assert goal["actual_training_seconds"] == pytest.approx(1 / speed)
@@ -59,7 +81,11 @@ def test_criteria_of_a_target_follow_the_definitions():
 def test_speeds_over_different_numbers_of_gpus_are_those_of_none():
     rows = records()
     for row in rows:
-        row |= {"global_batch": 64 if row["epoch"] < 3 else 32, "per_gpu_batch": 8, "accumulation": 1}
+        row |= {
+            "global_batch": 64 if row["epoch"] < 3 else 32,
+            "per_gpu_batch": 8,
+            "accumulation": 1,
+        }
     result = summarized(rows, targets=(0.75,), single_gpu_images_per_second=125)
     assert result["scaling_efficiency"] is result["steady_images_per_second"] is None
     assert result["targets"][0]["epochs"] == 2
@@ -67,24 +93,37 @@ def test_speeds_over_different_numbers_of_gpus_are_those_of_none():
     assert "images/s on 2 ranks, on another number before, " in summary.lines(result)[1]
     alike = [row | {"global_batch": 64} for row in rows]
     assert summarized(alike, workers=8)["steady_images_per_second"] == 200
-    assert summarized(alike, workers=4)["steady_images_per_second"] is None  # a session without a step
+    assert (
+        summarized(alike, workers=4)["steady_images_per_second"] is None
+    )  # a session without a step
 
 
 def test_dropped_images_are_added_up_and_told():
     rows = records()
     before = summarized(rows)
-    assert (before["images_dropped"], before["bad_records"], before["val_dropped"]) == (None, None, None)
+    assert (before["images_dropped"], before["bad_records"], before["val_dropped"]) == (
+        None,
+        None,
+        None,
+    )
     assert not [line for line in summary.lines(before) if "dropped" in line]
     for epoch, row in enumerate(rows[1::2]):
-        row |= {"train_count": 998, "train_dropped": 2, "bad_records": 2 - epoch % 2, "val_dropped": 3}
+        row |= {
+            "train_count": 998,
+            "train_dropped": 2,
+            "bad_records": 2 - epoch % 2,
+            "val_dropped": 3,
+        }
     result = summarized(rows)
     assert (result["images_dropped"], result["bad_records"], result["val_dropped"]) == (8, 2, 3)
-    line = "8 training images dropped in all epochs for 2 bad records, 3 validation images in the last"
+    line = (
+        "8 training images dropped in all epochs for 2 bad records, 3 validation images in the last"
+    )
     assert line in summary.lines(result)
 
 
 def test_target_not_reached_leaves_every_criterion_open():
-    (goal, _) = summarized(targets=(0.9,))["targets"]
+    goal, _ = summarized(targets=(0.9,))["targets"]
     assert {k: v for k, v in goal.items() if v is not None} == {"metric": "val_top1", "target": 0.9}
 
 
@@ -105,7 +144,12 @@ def test_time_by_cause_adds_up_to_the_wall_time():
 
 def test_run_that_ended_before_its_first_epoch():
     result = summarized([{"kind": "step", "step": 3, "seconds": 1.5}])
-    assert (result["epochs"], result["steps"], result["val_top1"], result["wall_seconds"]) == (0, 3, None, 1.5)
+    assert (result["epochs"], result["steps"], result["val_top1"], result["wall_seconds"]) == (
+        0,
+        3,
+        None,
+        1.5,
+    )
     assert summarized([])["wall_seconds"] is None
     assert summary.lines(result)[0] == "nothing validated after 3 steps"
     saved = summarized([{"kind": "step", "step": 3}], steps=5)  # its last two have no record
@@ -134,13 +178,16 @@ def test_printed_lines_name_what_counts():
 )
 def test_targets_and_measures_are_printed_where_they_mean_something(facts, goals, measures):
     text = summary.lines(summarized(targets=(0.75,), epochs_planned=9, **facts))
-    assert [line.split(" in ")[0] for line in text if "target" in line] == [f"reached target {goal}" for goal in goals]
+    assert [line.split(" in ")[0] for line in text if "target" in line] == [
+        f"reached target {goal}" for goal in goals
+    ]
     assert len([line for line in text if "Lu et al.: convergence rate" in line]) == measures
     assert text[0].endswith("after 4 of 9 epochs")
 
 
 @pytest.mark.parametrize(
-    ("epochs", "text"), [(90, "90"), (0.853333, "0.85"), (12.5, "12.5"), (3.0, "3"), (0, "0"), (0.001, "0.001")]
+    ("epochs", "text"),
+    [(90, "90"), (0.853333, "0.85"), (12.5, "12.5"), (3.0, "3"), (0, "0"), (0.001, "0.001")],
 )
 def test_epoch_text_has_two_digits_after_the_point_at_most(epochs, text):
     assert summary.epoch_text(epochs) == text
@@ -157,7 +204,14 @@ def test_durations(seconds, text):
 def test_last_throughput_after_a_resume_on_other_gpus_is_that_of_the_last_number():
     def record(epoch, gpus, rate, **more):
         sizes = {"per_gpu_batch": 8, "global_batch": 8 * gpus}
-        return {"kind": "epoch", "epoch": epoch, "images_per_second": rate, "train_seconds": 10.0, **sizes, **more}
+        return {
+            "kind": "epoch",
+            "epoch": epoch,
+            "images_per_second": rate,
+            "train_seconds": 10.0,
+            **sizes,
+            **more,
+        }
 
     rows = [
         record(1, 1, 50.0),
@@ -168,7 +222,9 @@ def test_last_throughput_after_a_resume_on_other_gpus_is_that_of_the_last_number
     ]
     assert summarized(rows, workers=2)["steady_images_per_second"] is None
     assert summary.last_throughput(rows) == 115.0
-    assert summary.last_throughput(rows[:3]) == pytest.approx(100.0)  # without the step that was compiled
+    assert summary.last_throughput(rows[:3]) == pytest.approx(
+        100.0
+    )  # without the step that was compiled
     assert summary.last_throughput([]) is None
 
 
@@ -177,4 +233,6 @@ def test_epochs_without_records_are_counted_and_their_steps_not_given_to_the_nex
     result = summarized(rows)
     assert result["lost_epochs"] == [2, 3]
     assert any("no records of 2 epochs" in line for line in summary.lines(result))
-    assert result["time_by_cause"]["exposed communication"] == pytest.approx(10 * 0.05)  # of the first epoch alone
+    assert result["time_by_cause"]["exposed communication"] == pytest.approx(
+        10 * 0.05
+    )  # of the first epoch alone

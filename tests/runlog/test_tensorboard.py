@@ -7,13 +7,30 @@ import tensorflow as tf
 
 from hybrid_imagenet.runlog import tensorboard
 
-STEP = {"kind": "step", "epoch": 1, "step": 5, "train_loss": 1.0, "learning_rate": 0.1, "upper_bound": None,
-        "trust_ratios": {"conv1": 0.01, "fc": None}}  # fmt: skip
-EPOCH = {"kind": "epoch", "epoch": 1, "step": 10, "train_loss": 0.9, "val_top1": 0.5, "val_top5": 0.6, "val_loss": 1.1}
+STEP = {
+    "kind": "step",
+    "epoch": 1,
+    "step": 5,
+    "train_loss": 1.0,
+    "learning_rate": 0.1,
+    "upper_bound": None,
+    "trust_ratios": {"conv1": 0.01, "fc": None},
+}
+EPOCH = {
+    "kind": "epoch",
+    "epoch": 1,
+    "step": 10,
+    "train_loss": 0.9,
+    "val_top1": 0.5,
+    "val_top5": 0.6,
+    "val_loss": 1.1,
+}
 
 
 def test_on_a_full_disk_training_continues_and_one_line_says_so(tmp_path):
-    """A limit on the size of files stands in for the disk, as the file system's answer is the same kind of error."""
+    """A limit on the size of files stands in for the disk, as the file system's answer is the same
+    kind of error.
+    """
     told = []
     board = tensorboard.TensorBoard(str(tmp_path), told.append)
     board.log(STEP)
@@ -37,8 +54,15 @@ def events(directory):
         event = event_pb2.Event.FromString(item)
         if event.session_log.status == event.session_log.START:  # as TensorBoard does
             found = [value for value in found if value[0] < event.step]
-        found += [(event.step, value.tag, tf.make_ndarray(value.tensor), value.metadata.plugin_data.plugin_name)
-                  for value in event.summary.value]  # fmt: skip
+        found += [
+            (
+                event.step,
+                value.tag,
+                tf.make_ndarray(value.tensor),
+                value.metadata.plugin_data.plugin_name,
+            )
+            for value in event.summary.value
+        ]
     return found
 
 

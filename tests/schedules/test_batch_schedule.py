@@ -6,7 +6,10 @@ from hybrid_imagenet.schedules.batch_schedule import parse_batches as parse
 
 
 def batches(name, workers, per_gpu_batch, **arguments):
-    return [(s.epoch, s.global_batch(workers)) for s in parse((name,), per_gpu_batch, **arguments).stages]
+    return [
+        (s.epoch, s.global_batch(workers))
+        for s in parse((name,), per_gpu_batch, **arguments).stages
+    ]
 
 
 # S, Table 3, exact products of images per worker and workers
@@ -26,18 +29,35 @@ def test_the_four_experiments(name, workers, images, expected, growth):
 
 def test_accumulation_keeps_micro_batches_at_or_under_the_first_size():
     found = parse(("30:*2", "45:*2.5", "75:*3.5"), 16, growth="accumulation").stages
-    assert [(s.per_gpu_batch, s.accumulation) for s in found] == [(16, 1), (16, 2), (10, 4), (14, 4)]
+    assert [(s.per_gpu_batch, s.accumulation) for s in found] == [
+        (16, 1),
+        (16, 2),
+        (10, 4),
+        (14, 4),
+    ]
 
 
 def test_no_worker_of_experiment_4_has_more_than_32_images_at_a_time():
     found = parse(("flash_exp4",), 16, growth="accumulation").stages
-    assert [(s.per_gpu_batch, s.accumulation) for s in found] == [(16, 1), (16, 2), (20, 2), (28, 2)]
+    assert [(s.per_gpu_batch, s.accumulation) for s in found] == [
+        (16, 1),
+        (16, 2),
+        (20, 2),
+        (28, 2),
+    ]
     doubled = parse(("flash_exp4",), 8, accumulation=2, growth="accumulation").stages
-    assert [(s.per_gpu_batch, s.accumulation) for s in doubled] == [(8, 2), (8, 4), (10, 4), (14, 4)]
+    assert [(s.per_gpu_batch, s.accumulation) for s in doubled] == [
+        (8, 2),
+        (8, 4),
+        (10, 4),
+        (14, 4),
+    ]
 
 
 def test_entries_in_all_forms():
-    schedule = parse(("2:16", "4:8x6", "6:*2", "7:*0.5", "8:*1.5"), 8, accumulation=2, growth="per_gpu")
+    schedule = parse(
+        ("2:16", "4:8x6", "6:*2", "7:*0.5", "8:*1.5"), 8, accumulation=2, growth="per_gpu"
+    )
     assert schedule.stages == (
         BatchStage(0, 8, 2),
         BatchStage(2, 16, 2),
@@ -49,7 +69,11 @@ def test_entries_in_all_forms():
 
 
 def test_factors_refer_to_the_first_batch_where_the_schedule_gives_that():
-    assert [stage.images for stage in parse(["0:64", "30:*2", "45:*2.5"], 32).stages] == [64, 128, 160]
+    assert [stage.images for stage in parse(["0:64", "30:*2", "45:*2.5"], 32).stages] == [
+        64,
+        128,
+        160,
+    ]
 
 
 def test_the_stage_of_each_epoch_around_its_borders():

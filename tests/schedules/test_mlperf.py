@@ -4,7 +4,9 @@ from hybrid_imagenet.schedules import mlperf, relative_step
 from tests.references import mlperf_reference as reference
 
 
-@pytest.mark.parametrize(("point", "row"), [*zip(mlperf.POINTS, reference.ROWS, strict=True)], ids=range(10))
+@pytest.mark.parametrize(
+    ("point", "row"), [*zip(mlperf.POINTS, reference.ROWS, strict=True)], ids=range(10)
+)
 def test_each_row_is_that_of_the_reference(point, row):
     batch, epochs, lr, warmup, momentum, decay, end, step, span = row
     found = mlperf.at(int(batch))
@@ -22,14 +24,17 @@ def test_between_two_rows_the_relative_step_is_linear_in_the_logarithm_of_the_ba
     assert middle.relative_step == pytest.approx((0.100 + 0.170) / 2, rel=1e-4)
     assert middle.lr == pytest.approx(13.5, rel=1e-4)
     assert middle.schedule_epochs == pytest.approx((42.0 + 43.97) / 2, abs=0.01)
-    # Where the momentum changes, it is the relative step that is interpolated and not the learning rate.
+    # Where the momentum changes, it is the relative step that is interpolated and not the learning
+    # rate.
     middle = mlperf.at(round((13056 * 32768) ** 0.5))
     assert middle.momentum == pytest.approx(0.92, rel=1e-4)
     step = (12.8 * 1e-3 / 0.1 + 21.2 * 1e-3 / 0.06) / 2
     assert middle.lr == pytest.approx(step * 0.08 / 1e-3, rel=1e-3)
 
 
-@pytest.mark.parametrize(("images", "batch", "group"), [(204, 32, 6), (204, 256, 1), (128, 32, 4), (64, 48, 1)])
+@pytest.mark.parametrize(
+    ("images", "batch", "group"), [(204, 32, 6), (204, 256, 1), (128, 32, 4), (64, 48, 1)]
+)
 def test_a_group_comes_nearest_to_the_images_in_ratio(images, batch, group):
     assert mlperf.normalization_group(images, batch, [1, 2, 3, 4, 6, 12]) == group
 
@@ -37,7 +42,11 @@ def test_a_group_comes_nearest_to_the_images_in_ratio(images, batch, group):
 def test_outside_the_nearest_row_holds():
     for batch, row in ((1, 0), (1631, 0), (67841, -1), (10**6, -1)):
         found = mlperf.at(batch)
-        assert (found.batch, found.lr, found.epochs) == (batch, mlperf.POINTS[row].lr, mlperf.POINTS[row].epochs)
+        assert (found.batch, found.lr, found.epochs) == (
+            batch,
+            mlperf.POINTS[row].lr,
+            mlperf.POINTS[row].epochs,
+        )
         assert not mlperf.covers(batch)
 
 

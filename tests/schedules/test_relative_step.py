@@ -6,8 +6,12 @@ from hybrid_imagenet.schedules.relative_step import far_off, forecast_top1, rela
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9, 0.951807])
 @pytest.mark.parametrize("averaged", [False, True])
-def test_it_is_the_part_of_its_norm_by_which_lars_moves_a_layer_when_gradients_agree(momentum, averaged):
-    """You et al., algorithm 1, until the velocity has settled; the weights are held so that their norm is."""
+def test_it_is_the_part_of_its_norm_by_which_lars_moves_a_layer_when_gradients_agree(
+    momentum, averaged
+):
+    """You et al., algorithm 1, until the velocity has settled; the weights are held so that their
+    norm is.
+    """
     random = np.random.default_rng(0)
     weights, gradient = random.normal(size=50), random.normal(size=50)
     lr, eta, factor = 17.0, 0.001, 1 - momentum if averaged else 1.0
@@ -43,15 +47,66 @@ def test_far_off_is_more_than_a_factor_of_4_either_way():
 
 
 LOGS = {
-    "NVIDIA, 2 A30": (408, 3.0, 2, 37, 0.9, {15: 62.4, 19: 67.7, 23: 71.2, 27: 74.1, 31: 75.3, 35: 76.0}),
-    "Dell, 8 A30": (1024, 5.05, 2, 37, 0.9, {15: 62.4, 19: 66.6, 23: 71.1, 27: 73.9, 31: 75.6, 35: 76.1}),
-    "CASIA, 16 A100": (4096, 12.0, 2, 37, 0.9, {16: 57.9, 20: 66.0, 24: 70.9, 28: 73.1, 32: 75.4, 36: 76.1}),
-    "Graphcore, pod 256": (10240, 20.2, 2, 45, 0.9, {21: 60.7, 25: 65.2, 29: 69.0, 33: 72.5, 37: 74.5, 41: 75.6}),
-    "Dell, 128 A100": (16384, 22.0, 9, 48, 0.9, {27: 63.1, 31: 68.5, 35: 71.2, 39: 74.1, 43: 75.4, 47: 76.2}),
-    "NVIDIA, 1,024 A100": (35840, 21.9, 17, 60, 0.94, {36: 63.9, 40: 68.0, 44: 70.6, 48: 73.3, 52: 74.8, 56: 76.0}),
-    "NVIDIA, 4,216 A100": (67456, 24.699, 31, 90, 0.951807, {58: 65.4, 66: 70.4, 74: 73.8, 78: 74.6, 86: 76.2}),
+    "NVIDIA, 2 A30": (
+        408,
+        3.0,
+        2,
+        37,
+        0.9,
+        {15: 62.4, 19: 67.7, 23: 71.2, 27: 74.1, 31: 75.3, 35: 76.0},
+    ),
+    "Dell, 8 A30": (
+        1024,
+        5.05,
+        2,
+        37,
+        0.9,
+        {15: 62.4, 19: 66.6, 23: 71.1, 27: 73.9, 31: 75.6, 35: 76.1},
+    ),
+    "CASIA, 16 A100": (
+        4096,
+        12.0,
+        2,
+        37,
+        0.9,
+        {16: 57.9, 20: 66.0, 24: 70.9, 28: 73.1, 32: 75.4, 36: 76.1},
+    ),
+    "Graphcore, pod 256": (
+        10240,
+        20.2,
+        2,
+        45,
+        0.9,
+        {21: 60.7, 25: 65.2, 29: 69.0, 33: 72.5, 37: 74.5, 41: 75.6},
+    ),
+    "Dell, 128 A100": (
+        16384,
+        22.0,
+        9,
+        48,
+        0.9,
+        {27: 63.1, 31: 68.5, 35: 71.2, 39: 74.1, 43: 75.4, 47: 76.2},
+    ),
+    "NVIDIA, 1,024 A100": (
+        35840,
+        21.9,
+        17,
+        60,
+        0.94,
+        {36: 63.9, 40: 68.0, 44: 70.6, 48: 73.3, 52: 74.8, 56: 76.0},
+    ),
+    "NVIDIA, 4,216 A100": (
+        67456,
+        24.699,
+        31,
+        90,
+        0.951807,
+        {58: 65.4, 66: 70.4, 74: 73.8, 78: 74.6, 86: 76.2},
+    ),
 }
-"""MLPerf v2.0, result_0: batch, peak of the rate, epochs of the warmup and in all, momentum, top-1 by epoch."""
+"""MLPerf v2.0, result_0: batch, peak of the rate, epochs of the warmup and in all, momentum, top-1
+by epoch.
+"""
 
 
 @pytest.mark.parametrize("log", LOGS)
@@ -60,7 +115,11 @@ def test_the_forecast_holds_for_logs_that_it_was_not_made_from(log):
     for epoch, seen in top1.items():
         rate = peak * (1 - (epoch - warmup) / (end - warmup)) ** 2  # decay by power 2
         told = 100 * forecast_top1(relative_step(rate, 0.001, momentum), batch)
-        assert abs(told - seen) < (0.5 if told >= 74 else 1.6 if told >= 70 else 4.0), (epoch, told, seen)
+        assert abs(told - seen) < (0.5 if told >= 74 else 1.6 if told >= 70 else 4.0), (
+            epoch,
+            told,
+            seen,
+        )
 
 
 def test_no_forecast_for_batches_that_no_log_has():

@@ -11,14 +11,24 @@ STEPS = 37  # per epoch
 
 
 def create(name, **arguments):
-    values = {"lr": 0.1, "epochs": 90, "workers": 24, "base_batch": 24 * 256, "lr_scaling": "workers"}
+    values = {
+        "lr": 0.1,
+        "epochs": 90,
+        "workers": 24,
+        "base_batch": 24 * 256,
+        "lr_scaling": "workers",
+    }
     return training_schedule.create(lr_schedule=name, **(values | arguments))
 
 
 def boundaries(epochs=90):
     """Every epoch boundary and one step on each side, as step numbers."""
     for epoch in range(epochs + 1):
-        yield from (s for s in (epoch * STEPS - 1, epoch * STEPS, epoch * STEPS + 1) if 0 <= s < epochs * STEPS)
+        yield from (
+            s
+            for s in (epoch * STEPS - 1, epoch * STEPS, epoch * STEPS + 1)
+            if 0 <= s < epochs * STEPS
+        )
 
 
 def rate(schedule, step, batch=24 * 256):
@@ -26,7 +36,13 @@ def rate(schedule, step, batch=24 * 256):
 
 
 G = {"warmup_epochs": 5, "warmup_start_lr": 0.1, "lr_scaling": "batch", "lr_steps": (30, 60, 80)}
-MLPERF = {"lr": 17.0, "lr_scaling": "none", "warmup_epochs": 5, "warmup_start_lr": 0.0, "epochs": 42}
+MLPERF = {
+    "lr": 17.0,
+    "lr_scaling": "none",
+    "warmup_epochs": 5,
+    "warmup_start_lr": 0.0,
+    "epochs": 42,
+}
 CASES = {
     "gradual warmup": (create("step", **G), lambda e: reference.goyal(e, Fraction(24, 10)), 90),
     "poly": (create("poly", **MLPERF), lambda e: reference.mlperf(e, 17, 5, 42), 42),
@@ -43,12 +59,16 @@ CASES = {
 def test_every_schedule_equals_its_oracle_around_every_epoch_boundary(case):
     schedule, oracle, epochs = CASES[case]
     for step in boundaries(epochs):
-        assert rate(schedule, step) == pytest.approx(float(oracle(Fraction(step, STEPS))), rel=1e-9, abs=1e-12), step
+        assert rate(schedule, step) == pytest.approx(
+            float(oracle(Fraction(step, STEPS))), rel=1e-9, abs=1e-12
+        ), step
 
 
 @pytest.mark.parametrize("exponent", training_schedule.EXPONENTS)
 def test_hybrid_schedule_in_all_three_readings(exponent):
-    schedule = create("exponential", warmup_epochs=10, bounded_warmup=True, lr_decay_exponent=exponent)
+    schedule = create(
+        "exponential", warmup_epochs=10, bounded_warmup=True, lr_decay_exponent=exponent
+    )
     for step in boundaries():
         values = schedule(step / STEPS, (step + 1) / STEPS, 24 * 256)
         if step < 10 * STEPS:
@@ -74,7 +94,9 @@ def test_bounds_meet_at_the_last_step_of_the_warmup_also_where_it_runs_over():
 
 
 def test_integer_epochs_in_the_bounds():
-    schedule = create("exponential", warmup_epochs=10, bounded_warmup=True, adabound_bound_time="epoch")
+    schedule = create(
+        "exponential", warmup_epochs=10, bounded_warmup=True, adabound_bound_time="epoch"
+    )
     for start, number in ((0.0, 1), (0.99, 1), (4.0, 5), (9.5, 10)):
         expected = lu_bounds(number, 10, 2.4)
         values = schedule(start, start + 0.01, 24 * 256)
@@ -101,7 +123,11 @@ def test_rates_and_bounds_follow_the_batch():
     goyal = create("step", **G)
     assert goyal(20.0, 20.1, 8192)["learning_rate"] == pytest.approx(3.2)
     unscaled = create("poly", **MLPERF)
-    assert unscaled(5.0, 5.1, 999)["learning_rate"] == unscaled(5.0, 5.1, 9999)["learning_rate"] == 17.0
+    assert (
+        unscaled(5.0, 5.1, 999)["learning_rate"]
+        == unscaled(5.0, 5.1, 9999)["learning_rate"]
+        == 17.0
+    )
     sony = create("sony_b", warmup_epochs=5)
     assert sony(6.0, 6.1, 34816)["learning_rate"] == sony(6.0, 6.1, 121856)["learning_rate"]
 
@@ -140,7 +166,9 @@ def test_a_linear_warmup_never_starts_above_its_end():
 @pytest.mark.parametrize("peak", [0.001, 5.0])
 def test_that_of_a_model_of_ones_own_rises_to_any_peak(peak):
     schedule = for_fit.cosine(peak, 8, warmup_epochs=2)
-    assert [schedule(e, e, 1)["learning_rate"] for e in (0, 1, 2)] == pytest.approx([0, peak / 2, peak])
+    assert [schedule(e, e, 1)["learning_rate"] for e in (0, 1, 2)] == pytest.approx(
+        [0, peak / 2, peak]
+    )
 
 
 @pytest.mark.parametrize("name", training_schedule.SCHEDULES)

@@ -17,8 +17,19 @@ def finish(cell, accuracies, loss=0.5):
     cell.run_dir.mkdir(parents=True, exist_ok=True)
     resolved = config.resolve([*cell.flags, f"--run_dir={cell.run_dir}"], cell.ranks)
     flags = resolved.shown()
-    facts = {"world_size": cell.ranks, "train_images": 1500, "validation_images": 297, "num_classes": 10}
-    facts |= {"tensorflow": "2.21.0", "keras": "3.15.0", "python": "3.11.7", "version": "0.1.0", "commit": "abc"}
+    facts = {
+        "world_size": cell.ranks,
+        "train_images": 1500,
+        "validation_images": 297,
+        "num_classes": 10,
+    }
+    facts |= {
+        "tensorflow": "2.21.0",
+        "keras": "3.15.0",
+        "python": "3.11.7",
+        "version": "0.1.0",
+        "commit": "abc",
+    }
     records = [
         {"kind": "epoch", "epoch": epoch, "val_top1": value, "train_top1": value / 2}
         for epoch, value in enumerate(accuracies, 1)
@@ -33,7 +44,9 @@ def finish(cell, accuracies, loss=0.5):
 def ended(cell, code=0):
     """The marker of a cell whose run ended with this exit code."""
     cell.directory.mkdir(parents=True, exist_ok=True)
-    cell.marker.write_text(json.dumps({"flags": list(cell.flags), "ranks": cell.ranks, "exit_code": code}))
+    cell.marker.write_text(
+        json.dumps({"flags": list(cell.flags), "ranks": cell.ranks, "exit_code": code})
+    )
 
 
 def results(accuracies_by_seed):
@@ -43,7 +56,9 @@ def results(accuracies_by_seed):
         if isinstance(accuracies, str):
             found[seed] = trial_runs.Result(accuracies, "exit code 3: error: diverged")
             continue
-        records = [{"epoch": e, "val_top1": v, "train_top1": v / 2} for e, v in enumerate(accuracies, 1)]
+        records = [
+            {"epoch": e, "val_top1": v, "train_top1": v / 2} for e, v in enumerate(accuracies, 1)
+        ]
         summary = {"val_top1": accuracies[-1], "best_val_top1": max(accuracies), "val_loss": 0.5}
         found[seed] = trial_runs.Result(
             trial_runs.FINISHED, "", summary, records, {"train_images": 1500, "world_size": 2}

@@ -51,9 +51,13 @@ def change_after_warmup(run):
 
 
 def difference(first, second, metric=top1):
-    """The mean of the first arm's metric minus the second's over pairs of equal seeds, with its interval."""
+    """The mean of the first arm's metric minus the second's over pairs of equal seeds, with its
+    interval.
+    """
     one, other = runs(*first), runs(*second)
-    return estimate([metric(one[seed]) - metric(other[seed]) for seed in sorted(one.keys() & other.keys())])
+    return estimate(
+        [metric(one[seed]) - metric(other[seed]) for seed in sorted(one.keys() & other.keys())]
+    )
 
 
 def epochs_to_target(run):
@@ -92,11 +96,26 @@ def check(found, text, pages):
         (STEP_0_94, ADABOUND_1024, "+1.14 ± 0.40", [STUDIES, CLAIMS]),
         (STEP_0_94, STEP_1_9, "1.19 ± 0.35", [STUDIES]),
         (ADABOUND_1024, SGD_1024, "+1.77 ± 0.61", [CLAIMS]),
-        (("figure-3-1", "hybrid_256"), ("figure-3-1", "sgd_kappa_256"), "-0.43 ± 0.34", [CLAIMS, FIGURE]),
+        (
+            ("figure-3-1", "hybrid_256"),
+            ("figure-3-1", "sgd_kappa_256"),
+            "-0.43 ± 0.34",
+            [CLAIMS, FIGURE],
+        ),
         (("figure-3-1", "hybrid_256"), ("figure-3-1", "adabound_256"), "+1.79 ± 0.32", [CLAIMS]),
         (("figure-3-1", "adabound_256"), ("figure-3-1", "sgd_kappa_256"), "-2.22 ± 0.37", [CLAIMS]),
-        (("warmup-method", "linear_256"), ("warmup-method", "adabound_256"), "0.27 ± 0.23", [CLAIMS, STUDIES]),
-        (("warmup-method", "adabound_1024"), ("warmup-method", "linear_1024"), "-0.06 ± 0.53", [CLAIMS]),
+        (
+            ("warmup-method", "linear_256"),
+            ("warmup-method", "adabound_256"),
+            "0.27 ± 0.23",
+            [CLAIMS, STUDIES],
+        ),
+        (
+            ("warmup-method", "adabound_1024"),
+            ("warmup-method", "linear_1024"),
+            "-0.06 ± 0.53",
+            [CLAIMS],
+        ),
         (("warmup_epochs", "T3"), ("warmup_epochs", "T1"), "0.81 ± 1.24", [CLAIMS]),
         (("warmup_epochs", "T3"), ("warmup_epochs", "T5"), "1.14 ± 2.08", [CLAIMS]),
         (("warmup_epochs", "T1"), ("warmup_epochs", "T5"), "0.34 ± 0.90", [CLAIMS]),
@@ -107,13 +126,38 @@ def check(found, text, pages):
         (("initialization", "kaiming"), ("initialization", "xavier"), "-0.65 ± 3.22", [CLAIMS]),
         (("initialization", "kaiming"), ("initialization", "gaussian"), "+0.60 ± 1.06", [CLAIMS]),
         (("gamma", "zero"), ("gamma", "one"), "+1.67 ± 1.02", [CLAIMS]),
-        (("batch_size_control", "exp1"), ("batch_size_control", "reference"), "0.27 ± 3.62", [CLAIMS]),
-        (("batch_size_control", "reference"), ("batch_size_control", "exp2"), "0.44 ± 8.58", [CLAIMS]),
-        (("batch_size_control", "reference"), ("batch_size_control", "exp3"), "0.01 ± 7.18", [CLAIMS]),
-        (("batch_size_control", "reference"), ("batch_size_control", "exp4"), "1.56 ± 8.77", [CLAIMS]),
+        (
+            ("batch_size_control", "exp1"),
+            ("batch_size_control", "reference"),
+            "0.27 ± 3.62",
+            [CLAIMS],
+        ),
+        (
+            ("batch_size_control", "reference"),
+            ("batch_size_control", "exp2"),
+            "0.44 ± 8.58",
+            [CLAIMS],
+        ),
+        (
+            ("batch_size_control", "reference"),
+            ("batch_size_control", "exp3"),
+            "0.01 ± 7.18",
+            [CLAIMS],
+        ),
+        (
+            ("batch_size_control", "reference"),
+            ("batch_size_control", "exp4"),
+            "1.56 ± 8.77",
+            [CLAIMS],
+        ),
         (("batch_size_control", "exp2"), ("batch_size_control", "54K"), "+0.16 ± 2.41", [CLAIMS]),
         (("decay", "lars_all"), ("decay", "sgd_all"), "-0.60 ± 1.22", [CLAIMS, "papers.md"]),
-        (("decay-2048", "lars_all"), ("decay-2048", "sgd_all"), "-0.16 ± 1.15", [CLAIMS, "papers.md"]),
+        (
+            ("decay-2048", "lars_all"),
+            ("decay-2048", "sgd_all"),
+            "-0.16 ± 1.15",
+            [CLAIMS, "papers.md"],
+        ),
         (("decay", "lars"), ("decay", "lars_all"), "+0.46 ± 0.91", [CLAIMS]),
     ],
 )
@@ -157,7 +201,9 @@ def test_quoted_delay_of_hybrid_follows_from_the_runs(first, second, text):
 
 
 def test_quoted_oscillation_of_bf16_follows_from_the_runs():
-    check(difference(("precision", "bf16"), ("precision", "fp32"), zigzag), "+0.13 ± 0.45", [CLAIMS])
+    check(
+        difference(("precision", "bf16"), ("precision", "fp32"), zigzag), "+0.13 ± 0.45", [CLAIMS]
+    )
 
 
 @pytest.mark.parametrize(("arm", "reached"), [(STEP_1_9, 11), (SGD_1024, 1), (ADABOUND_1024, 13)])

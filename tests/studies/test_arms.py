@@ -43,22 +43,30 @@ def test_two_arms_differ_in_these_flags_only(study, first, second, flags):
 
 def test_both_kinds_of_decay_take_as_much_off_the_weights():
     decoupled, coupled = (settled("short-parts", name) for name in ("short", "coupled"))
-    assert decoupled.weight_decay == pytest.approx(coupled.lr * coupled.weight_decay / (1 - coupled.momentum))
+    assert decoupled.weight_decay == pytest.approx(
+        coupled.lr * coupled.weight_decay / (1 - coupled.momentum)
+    )
 
 
 def test_the_arms_of_normalization_are_the_rows_of_table_3_4_and_as_long():
     study = batch_norm.BATCH_NORM
     assert [arm.top1 for arm in study.arms] == [0.7560, 0.7505, 0.7335, 0.7034]
     rows = {arm.name: settled("batch_norm", arm.name, *arm.points[1].flags) for arm in study.arms}
-    assert {name: (row.sync_batch_norm, row.batch_norm, row.random_batch) for name, row in rows.items()} == {
+    assert {
+        name: (row.sync_batch_norm, row.batch_norm, row.random_batch) for name, row in rows.items()
+    } == {
         "last": (False, "last", 0),
         "moving": (False, "moving", 0),
         "sync": (True, "moving", 0),
         "random": (True, "moving", 16),
     }
     plans = {name: report.plan(row, 60_000 - questions.TUNING) for name, row in rows.items()}
-    assert [sum(row.steps for row in plan) for plan in plans.values()] == pytest.approx([521] * 4, abs=1)
-    assert [max(row.learning_rate for row in plan) for plan in plans.values()] == pytest.approx([1.2] * 4)
+    assert [sum(row.steps for row in plan) for plan in plans.values()] == pytest.approx(
+        [521] * 4, abs=1
+    )
+    assert [max(row.learning_rate for row in plan) for plan in plans.values()] == pytest.approx(
+        [1.2] * 4
+    )
     spread = np.std(np.arange(batch_norm.LEAST, batch_norm.MOST + 1)) * np.sqrt(12) / (12 * 32)
     assert round(100 * spread) == 9
     assert any("by 9 %" in note for note in study.notes)
@@ -66,13 +74,18 @@ def test_the_arms_of_normalization_are_the_rows_of_table_3_4_and_as_long():
 
 def test_optimizers_share_the_cells_of_accuracy_by_batch_where_methods_are_the_same():
     theirs, ours = (
-        {trial.cell.directory.name: trial.arm.name for trial in tuning.plan(study, pathlib.Path("x"), 1)}
+        {
+            trial.cell.directory.name: trial.arm.name
+            for trial in tuning.plan(study, pathlib.Path("x"), 1)
+        }
         for study in (questions.ACCURACY_BY_BATCH, optimizers.OPTIMIZERS_BY_BATCH)
     )
     both = set(ours) & set(theirs)
     assert all(theirs[name] == ours[name] for name in both)
     shared = {ours[name] for name in both}
-    assert shared == {f"{name}_{batch}" for name in ("sgd", "lars", "hybrid") for batch in questions.BATCHES}
+    assert shared == {
+        f"{name}_{batch}" for name in ("sgd", "lars", "hybrid") for batch in questions.BATCHES
+    }
 
 
 @pytest.mark.parametrize("batch", questions.BATCHES)
@@ -83,23 +96,29 @@ def test_optimizers_have_equal_budgets_and_points_of_lamb_lie_around_its_authors
         name = optimizers.OPTIMIZERS_BY_BATCH.name
         found = [settled(name, arm.name, *point.flags) for point in arm.points]
         assert len({str(each.values()) for each in found}) == 5
-        assert {(derived.base_batch(c), c.epochs, c.per_gpu_batch, c.warmup_epochs) for c in found} == {
-            (batch, 16, 32, 3)
-        }
+        assert {
+            (derived.base_batch(c), c.epochs, c.per_gpu_batch, c.warmup_epochs) for c in found
+        } == {(batch, 16, 32, 3)}
         if arm.name == f"lamb_{batch}":
             steps = [relative_step_advice.peak(each).value for each in found]
             tuned = relative_step_advice.tuned(found[0], batch)
-            assert steps == pytest.approx([factor * tuned for factor in questions.FACTORS], rel=1e-3)
+            assert steps == pytest.approx(
+                [factor * tuned for factor in questions.FACTORS], rel=1e-3
+            )
 
 
 @pytest.mark.parametrize("study, gpus", [("handover", 32), ("handover-256", 8)])
 def test_a_point_of_the_hand_over_is_what_it_is_called(study, gpus):
-    base = settled(study, "default", *arm_of(study, "default").points[1].flags)  # as tuned from a cold start
+    base = settled(
+        study, "default", *arm_of(study, "default").points[1].flags
+    )  # as tuned from a cold start
     for each in arm_of(study, "handover").points:
         factor, step = each.at
         resolved = settled(study, "handover", *each.flags)
         assert factor == ADAM_RATES[each.label.partition(",")[0]](gpus)
         assert resolved.chosen["adabound_lr"] == pytest.approx(0.001 * factor, rel=1e-3)
-        assert resolved.chosen["lars_eta"] == pytest.approx(step * base.chosen["lars_eta"], rel=1e-3)
+        assert resolved.chosen["lars_eta"] == pytest.approx(
+            step * base.chosen["lars_eta"], rel=1e-3
+        )
         assert resolved.lr_schedule == ("exponential" if "kappa" in each.label else "poly")
         assert resolved.chosen["hybrid_ramp_epochs"] == float(each.label.rsplit(" ", 1)[1])

@@ -29,7 +29,10 @@ def test_every_arm_can_be_run_with_every_seed(study, arm):
 def test_arms_differ_and_claims_name_them(study):
     names = [arm.name for arm in study.arms]
     assert len(set(names)) == len(names)
-    resolved = [tuple(sorted(str(trial_runs.resolved(study.arguments(arm, 0))).split(", "))) for arm in study.arms]
+    resolved = [
+        tuple(sorted(str(trial_runs.resolved(study.arguments(arm, 0))).split(", ")))
+        for arm in study.arms
+    ]
     assert len(set(resolved)) == len(names)
     assert study.claims
     for claim in study.claims:
@@ -54,11 +57,15 @@ def test_numbers_of_h():
     """Tables 3.4 to 3.6 and section 3.2.1, typed in from the paper a second time."""
     top1 = {name: [arm.top1 for arm in study.arms] for name, study in STUDIES.items()}
     epochs = {name: [arm.epochs for arm in study.arms] for name, study in STUDIES.items()}
-    assert (top1["initialization"], epochs["initialization"]) == ([0.756, 0.7523, 0.7438], [32, 35, 36])
+    assert (top1["initialization"], epochs["initialization"]) == (
+        [0.756, 0.7523, 0.7438],
+        [32, 35, 36],
+    )
     assert (top1["gamma"], epochs["gamma"]) == ([0.756, 0.7532], [32, 42])
     for batch in (256, 1024):
         hybrid, gradual = (
-            next(a for a in FIGURE_3_1.arms if a.name == f"{n}_{batch}") for n in ("hybrid", "sgd_kappa")
+            next(a for a in FIGURE_3_1.arms if a.name == f"{n}_{batch}")
+            for n in ("hybrid", "sgd_kappa")
         )
         assert hybrid.top1 == 0.756
         assert hybrid.top1 - gradual.top1 == pytest.approx(0.005)  # "about 0.5 %"
@@ -70,9 +77,17 @@ def test_numbers_of_h():
 
 def test_numbers_of_s():
     printed = {
-        r.source.removeprefix("Mikami et al., Table 5, "): r.top1 for r in published.RESULTS if "Table 5" in r.source
+        r.source.removeprefix("Mikami et al., Table 5, "): r.top1
+        for r in published.RESULTS
+        if "Table 5" in r.source
     }
-    names = {"reference": "reference", "exp1": "exp. 1", "exp2": "exp. 2", "exp3": "exp. 3", "exp4": "exp. 4"}
+    names = {
+        "reference": "reference",
+        "exp1": "exp. 1",
+        "exp2": "exp. 2",
+        "exp3": "exp. 3",
+        "exp4": "exp. 4",
+    }
     for arm, source in names.items():
         assert named("batch_size_control")[arm].top1 == printed[source]
 
@@ -88,7 +103,9 @@ SONY = {  # Table 3: global batch at epochs 1, 31, 46 and 76 of 90
 
 @pytest.mark.parametrize("arm", SONY)
 def test_batches_of_s_are_scaled_down_by_one_factor(arm):
-    resolved = config.resolve(STUDIES["batch_size_control"].arguments(named("batch_size_control")[arm], 0))
+    resolved = config.resolve(
+        STUDIES["batch_size_control"].arguments(named("batch_size_control")[arm], 0)
+    )
     schedule = derived.batches(resolved)
     for epoch, batch in zip((0, 30, 45, 75), SONY[arm], strict=True):
         at = epoch * SONY_EPOCHS / 90

@@ -1,4 +1,6 @@
-"""The comparison in the paper's own form: its batch, T and updates, and arms that differ in what they say."""
+"""The comparison in the paper's own form: its batch, T and updates, and arms that differ in what
+they say.
+"""
 
 import pytest
 
@@ -42,12 +44,22 @@ DIFFERENCES = {
     "hybrid_poly": {"lr_schedule"} | KAPPA_OPTIONS | POLY_OPTIONS,
     "hybrid_ramp": {"hybrid_ramp_epochs", "lars_eta"},
     "hybrid_small_step": {"lars_eta"},
-    "lars_poly": {"optimizer", "lars_eta", "lars_nesterov", "lr", "lr_scaling", "lr_schedule", "warmup_start_lr"}
+    "lars_poly": {
+        "optimizer",
+        "lars_eta",
+        "lars_nesterov",
+        "lr",
+        "lr_scaling",
+        "lr_schedule",
+        "warmup_start_lr",
+    }
     | HYBRID_OPTIONS
     | KAPPA_OPTIONS
     | POLY_OPTIONS,
 }
-"""Which flags may differ from those of the arm `hybrid`: those that an arm is about, and those that come with them."""
+"""Which flags may differ from those of the arm `hybrid`: those that an arm is about, and those that
+come with them.
+"""
 
 
 def resolve(study, name):
@@ -69,7 +81,11 @@ def test_every_arm_has_the_batch_warmup_and_updates_of_the_form(study):
         assert derived.base_batch(resolved) == full_form.BATCH == 6144
         assert (resolved.virtual_gpus, resolved.per_gpu_batch) == (24, 256)
         assert (resolved.warmup_epochs, resolved.epochs) == (10, 90)
-        assert (resolved.batch_norm, resolved.sync_batch_norm, resolved.bn_group) == ("last", False, 1)
+        assert (resolved.batch_norm, resolved.sync_batch_norm, resolved.bn_group) == (
+            "last",
+            False,
+            1,
+        )
         assert resolved.seed == 2
         plan = report.plan(resolved, TRAINING_IMAGES)
         assert sum(epoch.steps for epoch in plan) == 879
@@ -89,7 +105,15 @@ def test_every_arm_differs_from_hybrid_in_its_own_settings_only(study):
 @BOTH
 def test_hybrid_is_the_recipe_as_shipped(study):
     shipped = config.resolve(["--recipe=hybrid", "--virtual_gpus=24"])
-    optimization = {"optimizer", "lr", "lr_scaling", "lr_schedule", "warmup_epochs", "epochs", "per_gpu_batch"}
+    optimization = {
+        "optimizer",
+        "lr",
+        "lr_scaling",
+        "lr_schedule",
+        "warmup_epochs",
+        "epochs",
+        "per_gpu_batch",
+    }
     assert not differing(shipped, resolve(study, "hybrid")) & (optimization | set(shipped.chosen))
 
 
@@ -172,7 +196,9 @@ def test_claims_have_the_effect_of_the_paper_and_name_arms(study):
     assert len(cells) == len(study.arms) == 7
 
 
-def test_program_stopped_and_started_again_runs_what_is_missing_and_draws_a_curve_for_each_arm(tmp_path, monkeypatch):
+def test_program_stopped_and_started_again_runs_what_is_missing_and_draws_a_curve_for_each_arm(
+    tmp_path, monkeypatch
+):
     started = []
 
     def run(cell, arguments, place, stop):
@@ -184,7 +210,9 @@ def test_program_stopped_and_started_again_runs_what_is_missing_and_draws_a_curv
 
     drawn = []
     monkeypatch.setattr(command.running, "run_process", run)
-    monkeypatch.setattr(plot, "_by_epoch", lambda pyplot, study, arms: drawn.append(len(arms)) or pyplot.figure())
+    monkeypatch.setattr(
+        plot, "_by_epoch", lambda pyplot, study, arms: drawn.append(len(arms)) or pyplot.figure()
+    )
     for name in (
         "train-images-idx3-ubyte",
         "train-labels-idx1-ubyte",
@@ -192,7 +220,13 @@ def test_program_stopped_and_started_again_runs_what_is_missing_and_draws_a_curv
         "t10k-labels-idx1-ubyte",
     ):
         (tmp_path / name).touch()
-    words = ["full_form_small", "--seeds=1", f"--out={tmp_path / 'out'}", "--", f"--data_dir={tmp_path}"]
+    words = [
+        "full_form_small",
+        "--seeds=1",
+        f"--out={tmp_path / 'out'}",
+        "--",
+        f"--data_dir={tmp_path}",
+    ]
     assert command.main(words) == EXIT_PREEMPTED
     assert command.main(words) == 0
     assert len(started) == 2 + 1 + 5

@@ -1,4 +1,6 @@
-"""The derived dataset: what an image shows, what its label says, and the same bytes on every machine."""
+"""The derived dataset: what an image shows, what its label says, and the same bytes on every
+machine.
+"""
 
 import hashlib
 import subprocess
@@ -16,8 +18,8 @@ from studies.garment_pairs import GARMENT_SIDE, SIDE
 
 GARMENTS_PER_CLASS = 20
 LABELS = np.repeat(np.arange(10, dtype=np.uint8), GARMENTS_PER_CLASS)
-# One gray level for each garment, and none below that of a training image in a test image: so an image of a pair tells
-# which garments it shows and from which split they are.
+# One gray level for each garment, and none below that of a training image in a test image: so an
+# image of a pair tells which garments it shows and from which split they are.
 TRAINING_GARMENTS = np.broadcast_to((160 + LABELS)[:, None, None], (len(LABELS), 28, 28))
 TEST_GARMENTS = np.broadcast_to((200 + LABELS)[:, None, None], (len(LABELS), 28, 28))
 
@@ -26,7 +28,9 @@ def write_source(directory, training=TRAINING_GARMENTS, test=TEST_GARMENTS, labe
     """Writes the four IDX files that Fashion-MNIST consists of; returns their directory."""
     directory.mkdir(exist_ok=True)
     for prefix, images in (("train", training), ("t10k", test)):
-        (directory / f"{prefix}-images-idx3-ubyte").write_bytes(garment_pairs.encode_idx(images.astype(np.uint8)))
+        (directory / f"{prefix}-images-idx3-ubyte").write_bytes(
+            garment_pairs.encode_idx(images.astype(np.uint8))
+        )
         (directory / f"{prefix}-labels-idx1-ubyte").write_bytes(garment_pairs.encode_idx(labels))
     return directory
 
@@ -86,13 +90,17 @@ def test_choose_pairs_uses_each_garment_at_most_once_above_and_once_below():
 
 def test_garments_are_at_every_column_and_the_lower_one_covers_the_upper_one():
     generator = np.random.Generator(np.random.PCG64(4))
-    pictures, labels = garment_pairs.compose(TRAINING_GARMENTS.astype(np.uint8), LABELS, 2, generator)
+    pictures, labels = garment_pairs.compose(
+        TRAINING_GARMENTS.astype(np.uint8), LABELS, 2, generator
+    )
     lefts = set()
     for picture, label in zip(pictures, labels, strict=True):
         lower = picture[-1] == 160 + label % 10
         left = int(lower.argmax())
         assert lower.sum() == GARMENT_SIDE
-        assert (picture[SIDE - GARMENT_SIDE :, left : left + GARMENT_SIDE] == 160 + label % 10).all()
+        assert (
+            picture[SIDE - GARMENT_SIDE :, left : left + GARMENT_SIDE] == 160 + label % 10
+        ).all()
         assert picture[0].max() == 160 + label // 10
         lefts.add(left)
     assert lefts == set(range(SIDE - GARMENT_SIDE + 1))
@@ -111,7 +119,8 @@ def test_field_is_noise_around_a_level_of_each_image():
 def test_shrink_averages_the_area_that_a_pixel_covers():
     ramp = np.broadcast_to(np.arange(0, 252, 9, dtype=np.uint8), (1, 28, 28))
     small = garment_pairs.shrink(ramp)
-    # Pixel k covers [28 / 18 k, 28 / 18 (k + 1)]. It has all of one old pixel at least and parts of its neighbors.
+    # Pixel k covers [28 / 18 k, 28 / 18 (k + 1)]. It has all of one old pixel at least and parts of
+    # its neighbors.
     values = np.arange(28) * 9.0
     for column in range(18):
         begin = 28 / 18 * column
@@ -151,7 +160,9 @@ def noise(tmp_path_factory):
         ),
     ],
 )
-def test_write_gives_the_recorded_bytes_for_a_seed(noise, tmp_path, seed, training_images, test_images):
+def test_write_gives_the_recorded_bytes_for_a_seed(
+    noise, tmp_path, seed, training_images, test_images
+):
     digests = garment_pairs.write(noise, tmp_path / "pairs", seed, 200)
     assert digests["train-images-idx3-ubyte"] == training_images
     assert digests["t10k-images-idx3-ubyte"] == test_images
@@ -183,11 +194,23 @@ def test_command_with_bad_input_prints_one_line_and_writes_nothing(source, tmp_p
         ((f"--data_dir={wide}", f"--to={to}"), "has images of 28 x 32 pixels"),
         ((f"--data_dir={few}", f"--to={to}", "--training_images=100"), "is enough for 0 images"),
         ((f"--data_dir={source}", f"--to={to}"), "is enough for 200 images"),
-        ((f"--data_dir={source}", f"--to={to}", "--training_images=150"), "150 is not a multiple of 100"),
-        ((f"--data_dir={source}", f"--to={full}", "--training_images=100"), "is not an empty directory"),
-        ((f"--data_dir={source}", f"--to={source}", "--training_images=100"), "is not an empty directory"),
+        (
+            (f"--data_dir={source}", f"--to={to}", "--training_images=150"),
+            "150 is not a multiple of 100",
+        ),
+        (
+            (f"--data_dir={source}", f"--to={full}", "--training_images=100"),
+            "is not an empty directory",
+        ),
+        (
+            (f"--data_dir={source}", f"--to={source}", "--training_images=100"),
+            "is not an empty directory",
+        ),
         ((f"--data_dir={source}", "--to=https://host/x", "--training_images=100"), "--to="),
-        ((f"--data_dir={source}", f"--to={full / 'mine' / 'below'}", "--training_images=100"), "mine"),
+        (
+            (f"--data_dir={source}", f"--to={full / 'mine' / 'below'}", "--training_images=100"),
+            "mine",
+        ),
     ]:
         before = sorted(tmp_path.rglob("*"))
         assert run(*words) == 2, words
@@ -205,7 +228,9 @@ def test_write_that_fails_leaves_no_directory(source, tmp_path, monkeypatch):
     monkeypatch.setattr("pathlib.Path.write_bytes", fail)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(UserError, match="No space left on device"):
-        garment_pairs.main([f"--data_dir={source}", f"--to={tmp_path / 'pairs'}", "--training_images=100"])
+        garment_pairs.main(
+            [f"--data_dir={source}", f"--to={tmp_path / 'pairs'}", "--training_images=100"]
+        )
     assert sorted(tmp_path.rglob("*")) == before
 
 

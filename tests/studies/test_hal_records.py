@@ -12,7 +12,9 @@ STUDIES = pathlib.Path(__file__).parents[2] / "docs" / "studies"
 
 
 def write_records(path, runs):
-    """Writes records of `runs`: {(gpus, images per GPU): [(top-1, images/s), ...]}, top-5 15 points above top-1."""
+    """Writes records of `runs`: {(gpus, images per GPU): [(top-1, images/s), ...]}, top-5 15 points
+    above top-1.
+    """
     lines = ["gpus,per_gpu_batch,epoch,train_top1,val_top1,val_top5,images_per_second"]
     for (gpus, images), epochs in runs.items():
         for epoch, (top1, speed) in enumerate(epochs, start=1):
@@ -29,10 +31,22 @@ def test_summarize_two_runs_gives_accuracy_zigzag_and_efficiency(tmp_path, monke
     digest = write_records(path, {(2, 208): straight, (4, 208): zigzag})
     monkeypatch.setattr(hal_records, "SHA256", digest)
     first, second = hal_records.summarize(hal_records.read(path))
-    assert (first["final_top1"], first["final_top5"], first["first_epoch_at_75"]) == ("60.00", "75.00", "")
-    assert (first["zigzag_1_30"], first["mean_top1_31_60"], first["efficiency"]) == ("0.00", "45.5", "1.000")
+    assert (first["final_top1"], first["final_top5"], first["first_epoch_at_75"]) == (
+        "60.00",
+        "75.00",
+        "",
+    )
+    assert (first["zigzag_1_30"], first["mean_top1_31_60"], first["efficiency"]) == (
+        "0.00",
+        "45.5",
+        "1.000",
+    )
     assert (second["global_batch"], second["epochs"], second["first_epoch_at_75"]) == (832, 60, 1)
-    assert (second["zigzag_1_30"], second["zigzag_31_60"], second["efficiency"]) == ("4.00", "4.00", "1.500")
+    assert (second["zigzag_1_30"], second["zigzag_31_60"], second["efficiency"]) == (
+        "4.00",
+        "4.00",
+        "1.500",
+    )
 
 
 def test_main_with_other_records_names_the_digest_and_writes_nothing(tmp_path, capsys):

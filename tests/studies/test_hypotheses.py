@@ -9,7 +9,10 @@ from scipy import stats
 from studies import hypotheses
 from studies.statistics import estimate
 
-SAMPLES = [np.random.default_rng(n).normal(0.3 * n - 0.5, 1.0, size) for n, size in enumerate((2, 3, 5, 10, 40))]
+SAMPLES = [
+    np.random.default_rng(n).normal(0.3 * n - 0.5, 1.0, size)
+    for n, size in enumerate((2, 3, 5, 10, 40))
+]
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=len)
@@ -30,13 +33,20 @@ def test_equivalence_holds_where_the_90_percent_interval_lies_within_the_margin(
         within = -margin < low and high < margin
         assert (hypotheses.p_within(estimate(sample), margin) <= 0.05) == within
         low95, high95 = stats.t.interval(0.95, len(sample) - 1, sample.mean(), stats.sem(sample))
-        assert (hypotheses.p_outside(estimate(sample), margin) <= 0.05) == (low95 > margin or high95 < -margin)
+        assert (hypotheses.p_outside(estimate(sample), margin) <= 0.05) == (
+            low95 > margin or high95 < -margin
+        )
 
 
 @pytest.mark.parametrize("values", [[], [0.4], [0.25, 0.25, 0.25]], ids=["none", "one", "equal"])
 def test_without_spread_nothing_is_shown(values):
     found = estimate(values)
-    assert hypotheses.p_above(found) == hypotheses.p_within(found, 1.0) == hypotheses.p_outside(found, 0.1) == 1.0
+    assert (
+        hypotheses.p_above(found)
+        == hypotheses.p_within(found, 1.0)
+        == hypotheses.p_outside(found, 0.1)
+        == 1.0
+    )
 
 
 def test_holm_by_hand():
@@ -51,7 +61,9 @@ def test_holm_accepts_what_the_step_down_procedure_accepts():
     for _ in range(200):
         values = generator.uniform(0, 0.1, generator.integers(1, 8)).tolist()
         accepted = set()
-        for place, index in enumerate(np.argsort(values)):  # Holm 1979: stop at the first that is too large
+        for place, index in enumerate(
+            np.argsort(values)
+        ):  # Holm 1979: stop at the first that is too large
             if values[index] > 0.05 / (len(values) - place):
                 break
             accepted.add(int(index))

@@ -1,4 +1,6 @@
-"""Several cells at once: who gets which part of the host, the same results, failures, and Ctrl-C."""
+"""Several cells at once: who gets which part of the host, the same results, failures, and
+Ctrl-C.
+"""
 
 import json
 import os
@@ -22,19 +24,33 @@ def told(cell):
 def test_a_host_is_divided_among_jobs():
     assert jobs.places(1, 1, range(16), 4, {"CUDA_VISIBLE_DEVICES": "1"}) == [Place()]
     four = jobs.places(4, 1, range(16), 2, {})
-    assert [sorted(place.cores) for place in four] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
+    assert [sorted(place.cores) for place in four] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9, 10, 11],
+        [12, 13, 14, 15],
+    ]
     assert [place.gpus for place in four] == ["0", "1", "0", "1"]
     assert [sorted(place.cores) for place in jobs.places(3, 1, {2, 5}, 0, {})] == [[2], [2], [5]]
     pairs = jobs.places(3, 2, range(6), 5, {"CUDA_VISIBLE_DEVICES": "7,3,GPU-a,1,0"})
     assert [place.gpus for place in pairs] == ["7,3", "GPU-a,1", "7,3"]
-    assert {place.gpus for place in jobs.places(2, 2, range(4), 1, {})} == {None}  # too few: the run says so
+    assert {place.gpus for place in jobs.places(2, 2, range(4), 1, {})} == {
+        None
+    }  # too few: the run says so
 
 
 def test_jobs_run_at_once_with_the_results_of_one_after_another(tmp_path, monkeypatch):
     """Cells take half a second and leave what `pretend.py` says."""
 
     def command(cell, launcher):
-        return [sys.executable, "-m", "tests.studies.pretend", str(cell.directory), "0.5", *cell.flags]
+        return [
+            sys.executable,
+            "-m",
+            "tests.studies.pretend",
+            str(cell.directory),
+            "0.5",
+            *cell.flags,
+        ]
 
     monkeypatch.setattr(running, "command", command)
     monkeypatch.setattr(gpus, "count", lambda: 2)

@@ -1,4 +1,6 @@
-"""The studies of ours: equal budgets, and arms that differ in what they are about and in nothing else."""
+"""The studies of ours: equal budgets, and arms that differ in what they are about and in nothing
+else.
+"""
 
 import pytest
 
@@ -36,7 +38,9 @@ def test_a_point_has_the_relative_step_that_it_is_called_after(study, arm, point
         rate = derived.rates(resolved)["lr"]
         assert float(point.label) == pytest.approx(rate / (1 - resolved.momentum), rel=6e-3)
         return
-    rest = questions.KAPPA ** resolved.chosen.get("hybrid_ramp_epochs", 0)  # what is left when LARS is all there
+    rest = questions.KAPPA ** resolved.chosen.get(
+        "hybrid_ramp_epochs", 0
+    )  # what is left when LARS is all there
     if resolved.chosen.get("lr_decay_exponent") == "epoch":
         rest = questions.KAPPA ** (questions.WARMUP + 1)
     assert float(point.label) * rest == pytest.approx(top.value, rel=0.06)
@@ -65,7 +69,17 @@ def test_the_two_warmups_end_in_the_same_training(batch, point):
         assert relative_step_advice.at_step(both[0], a) == pytest.approx(
             relative_step_advice.at_step(both[1], b), rel=2e-3
         )
-        assert (1 - 0.9) * a["learning_rate"] == pytest.approx(b["learning_rate"], rel=2e-3)  # of biases
+        assert (1 - 0.9) * a["learning_rate"] == pytest.approx(
+            b["learning_rate"], rel=2e-3
+        )  # of biases
         assert a["momentum"] == b["momentum"] == 0.9
-    same = ("weight_decay", "epochs", "per_gpu_batch", "virtual_gpus", "tuning_split", "lr_decay", "warmup_epochs")
+    same = (
+        "weight_decay",
+        "epochs",
+        "per_gpu_batch",
+        "virtual_gpus",
+        "tuning_split",
+        "lr_decay",
+        "warmup_epochs",
+    )
     assert all(getattr(both[0], name) == getattr(both[1], name) for name in same)

@@ -39,7 +39,9 @@ def test_an_order_beyond_the_spread_is_seen_and_the_reverse_is_told():
     expected = estimate([0.05, 0.04, 0.06])
     assert found.difference.mean == pytest.approx(expected.mean)
     assert found.difference.half_width == pytest.approx(expected.half_width)
-    assert found.p == pytest.approx(stats.ttest_1samp([0.05, 0.04, 0.06], 0, alternative="greater").pvalue)
+    assert found.p == pytest.approx(
+        stats.ttest_1samp([0.05, 0.04, 0.06], 0, alternative="greater").pvalue
+    )
     assert judged(BELOW, CLEAR).outcome == results.REVERSED
 
 
@@ -64,14 +66,18 @@ def test_as_good_as_is_an_equivalence_within_the_margin():
 
 
 def test_a_missed_target_is_a_limit_of_the_difference():
-    missed = arm("missed", {0: [0.1, 0.2, 0.3, 0.95], 1: [0.1, 0.2, 0.3, 0.4], 2: [0.1, 0.2, 0.3, 0.91]})
+    missed = arm(
+        "missed", {0: [0.1, 0.2, 0.3, 0.95], 1: [0.1, 0.2, 0.3, 0.4], 2: [0.1, 0.2, 0.3, 0.91]}
+    )
     fast = arm("fast", {seed: [0.1, 0.95 - 0.01 * seed, 0.3, 0.4] for seed in range(3)})
     found = judged(fast, missed, metric="epochs")
     assert (found.outcome, found.limit) == (results.SEEN, "at least")
     assert judged(missed, fast, metric="epochs").outcome == results.REVERSED
     none = arm("none", {seed: [0.1, 0.2, 0.3, 0.4] for seed in range(3)})
     assert judged(missed, none, metric="epochs").outcome == results.OPEN
-    assert judged(fast, arm("failed", {0: trial_runs.FAILED}), metric="epochs").outcome == results.OPEN
+    assert (
+        judged(fast, arm("failed", {0: trial_runs.FAILED}), metric="epochs").outcome == results.OPEN
+    )
 
 
 def test_differences_use_equal_seeds_only():
@@ -112,18 +118,25 @@ def test_runs_that_tell_which_images_they_got_right_are_resampled():
 
 
 STUDY = Study(
-    "tiny", "A tiny study", "a paper, Table 9", "clear is best.", (CLEAR.arm, BELOW.arm), ranking("clear", "below")
+    "tiny",
+    "A tiny study",
+    "a paper, Table 9",
+    "clear is best.",
+    (CLEAR.arm, BELOW.arm),
+    ranking("clear", "below"),
 )
 
 
 def test_markdown_shows_means_intervals_the_paper_and_failures():
-    part = arm("below", {0: [0.4, 0.95], 1: trial_runs.DIVERGED, 2: [0.3, 0.85]}, top1=0.75, epochs=42)
+    part = arm(
+        "below", {0: [0.4, 0.95], 1: trial_runs.DIVERGED, 2: [0.3, 0.85]}, top1=0.75, epochs=42
+    )
     text = tables.to_markdown(STUDY, [CLEAR, part], 3, ["--epochs=4"], plot=True)
     # Straight to 96, 97 and 98 % in four epochs: 90 % after 3.750, 3.711 and 3.673.
     assert "| CLEAR | 97.00 ± 2.48 % | 97.00 ± 2.48 % | 3.7 ± 0.1 | 3 | 75.60 % | 32 |" in text
     assert (
-        "| BELOW | 90.00 ± 63.53 % | 90.00 ± 63.53 % | 1.9 (1 of 2 runs) | 2 of 3; diverged: seed 1 | 75.00 % | 42 |"
-        in text
+        "| BELOW | 90.00 ± 63.53 % | 90.00 ± 63.53 % | 1.9 (1 of 2 runs) | 2 of 3; diverged: seed 1"
+        " | 75.00 % | 42 |" in text
     )
     assert "epochs to 90 %" in text
     assert "| CLEAR: better than BELOW, in final top-1 | the paper's | +7.00 ± " in text
@@ -152,16 +165,26 @@ def test_program_lists_dry_runs_and_refuses(tmp_path, capsys):
         (["gamma", "--seeds=0"], "--seeds: 0"),
         (["gamma", "--dry_run", "--", "--epochs=x"], "--epochs=x"),
         (["gamma", "--", "--seed=4"], "omit it"),
-        (["warmup_epochs", "--", "--warmup-epochs=1"], "--warmup_epochs after --: the arms of warmup_epochs differ"),
-        (["gamma", "--", "--zero_last_gamma"], "--zero_last_gamma after --: the arms of gamma differ"),
+        (
+            ["warmup_epochs", "--", "--warmup-epochs=1"],
+            "--warmup_epochs after --: the arms of warmup_epochs differ",
+        ),
+        (
+            ["gamma", "--", "--zero_last_gamma"],
+            "--zero_last_gamma after --: the arms of gamma differ",
+        ),
         (["gamma", "--ranks=2"], "32 virtual GPUs; give --ranks=1"),
     ]:
         assert program.main(words) == 2
         assert message in capsys.readouterr().err
 
 
-def test_program_without_its_dataset_ends_with_one_line_before_any_run(tmp_path, capsys, monkeypatch):
-    study = dataclasses.replace(program.STUDIES["gamma"], base=("--dataset=idx", "--target_top1=0.8"))
+def test_program_without_its_dataset_ends_with_one_line_before_any_run(
+    tmp_path, capsys, monkeypatch
+):
+    study = dataclasses.replace(
+        program.STUDIES["gamma"], base=("--dataset=idx", "--target_top1=0.8")
+    )
     monkeypatch.setattr(program, "STUDIES", {"gamma": study})
     out = tmp_path / "out"
     for words, message in [
@@ -180,7 +203,9 @@ def test_program_without_its_dataset_ends_with_one_line_before_any_run(tmp_path,
 
 
 def test_program_renders_what_is_there_and_goes_on(tmp_path, capsys, monkeypatch):
-    """Two finished runs, then the rest by a stand-in for the training program; the exit code tells of failures."""
+    """Two finished runs, then the rest by a stand-in for the training program; the exit code tells
+    of failures.
+    """
     flags = [f"--out={tmp_path / 'out'}", f"--results={tmp_path / 'docs'}", "--seeds=2"]
     study = program.STUDIES["gamma"]
     for found in study.arms:
@@ -218,7 +243,9 @@ def test_program_renders_what_is_there_and_goes_on(tmp_path, capsys, monkeypatch
     ],
 )
 def test_an_effect_is_judged_against_the_papers(monkeypatch, printed, accuracies, words):
-    monkeypatch.setattr(hypotheses, "seeds_needed", lambda power: None)  # it takes most of the time of a verdict
+    monkeypatch.setattr(
+        hypotheses, "seeds_needed", lambda power: None
+    )  # it takes most of the time of a verdict
     second = arm("second", ends(*[0.92 + 0.0001 * i for i in range(len(accuracies))]), top1=0.7)
     found = judged(arm("first", ends(*accuracies), top1=0.7 + printed), second)
     assert found.effect == pytest.approx(printed)
@@ -226,10 +253,16 @@ def test_an_effect_is_judged_against_the_papers(monkeypatch, printed, accuracies
 
 
 def test_a_target_is_crossed_between_two_evaluations():
-    records = [{"epoch": e, "val_top1": v} for e, v in ((1, 0.5), (2, None), (3, 0.7), (4, 0.9), (5, 0.8))]
+    records = [
+        {"epoch": e, "val_top1": v} for e, v in ((1, 0.5), (2, None), (3, 0.7), (4, 0.9), (5, 0.8))
+    ]
     assert results.crossing(records, "val_top1", 0.8) == pytest.approx(3.5)
-    assert results.crossing(records, "val_top1", 0.6) == pytest.approx(2.0)  # epoch 2 was not evaluated
+    assert results.crossing(records, "val_top1", 0.6) == pytest.approx(
+        2.0
+    )  # epoch 2 was not evaluated
     assert results.crossing(records, "val_top1", 0.9) == pytest.approx(4.0)
-    assert results.crossing(records, "val_top1", 0.5) == 1.0  # nothing lies before the first evaluation
+    assert (
+        results.crossing(records, "val_top1", 0.5) == 1.0
+    )  # nothing lies before the first evaluation
     assert results.crossing(records, "val_top1", 0.95) is None
     assert results.crossing([], "val_top1", 0.5) is None

@@ -11,7 +11,11 @@ from studies.statistics import estimate, quantile, welch
 
 
 @settings(deadline=None)  # the first value imports SciPy
-@given(st.lists(st.floats(0, 1), min_size=2, max_size=8).filter(lambda values: min(values) < max(values)))
+@given(
+    st.lists(st.floats(0, 1), min_size=2, max_size=8).filter(
+        lambda values: min(values) < max(values)
+    )
+)
 def test_mean_and_deviation(values):
     found = estimate(values)
     assert found.count == len(values)

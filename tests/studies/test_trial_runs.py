@@ -22,7 +22,9 @@ class Runner:
         assert not cell.run_dir.exists()  # nothing is left of an earlier run
         if self.accuracies:
             finish(cell, self.accuracies, self.loss)
-        cell.output.write_text("step 1\nerror: something is wrong\nmpirun: bye\n" if self.code else "done\n")
+        cell.output.write_text(
+            "step 1\nerror: something is wrong\nmpirun: bye\n" if self.code else "done\n"
+        )
         return self.code
 
 
@@ -33,12 +35,18 @@ def cell(tmp_path):
 
 def test_a_cell_is_named_after_the_values_of_its_flags(tmp_path, cell):
     same = trial_runs.create(
-        tmp_path, ["--seed=1", "--epochs=9", "--model=resnet10", "--dataset", "digits", "--epochs=4"], 2
+        tmp_path,
+        ["--seed=1", "--epochs=9", "--model=resnet10", "--dataset", "digits", "--epochs=4"],
+        2,
     )
     assert same.directory == cell.directory
-    spelled = trial_runs.create(tmp_path, [*FLAGS, "--momentum=0.9", "--run_dir=/elsewhere"], 2)  # the default
+    spelled = trial_runs.create(
+        tmp_path, [*FLAGS, "--momentum=0.9", "--run_dir=/elsewhere"], 2
+    )  # the default
     assert spelled.directory == cell.directory
-    watched = trial_runs.create(tmp_path, [*FLAGS, "--tensorboard", "--keep_checkpoints=5", "--profile_steps=2,3"], 2)
+    watched = trial_runs.create(
+        tmp_path, [*FLAGS, "--tensorboard", "--keep_checkpoints=5", "--profile_steps=2,3"], 2
+    )
     assert watched.directory == cell.directory
     others = [
         trial_runs.create(tmp_path, [*FLAGS, "--momentum=0.8"], 2),

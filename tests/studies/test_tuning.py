@@ -1,4 +1,6 @@
-"""Tuning before a report: what runs, what is chosen, and that the report has other seeds and images."""
+"""Tuning before a report: what runs, what is chosen, and that the report has other seeds and
+images.
+"""
 
 import pytest
 
@@ -16,7 +18,12 @@ STUDY = Study(
     "Which is better?",
     (
         Arm("a", "A", (), points=(Point("low", ("--lr=0.1",)), Point("high", ("--lr=0.4",)))),
-        Arm("b", "B", ("--momentum=0.8",), points=(Point("low", ("--lr=0.1",)), Point("high", ("--lr=0.4",)))),
+        Arm(
+            "b",
+            "B",
+            ("--momentum=0.8",),
+            points=(Point("low", ("--lr=0.1",)), Point("high", ("--lr=0.4",))),
+        ),
     ),
     (Claim("a", "b", by_paper=False),),
     base=(*questions.BASE, "--optimizer=sgd", "--lr_schedule=constant", "--virtual_gpus=8"),
@@ -25,7 +32,9 @@ STUDY = Study(
 
 @pytest.fixture
 def trained(monkeypatch):
-    """Runs end at once: at lr .4 A has 80 %, B 60 %; at .1 A has 70 % and B diverges. Gives the flags of each run."""
+    """Runs end at once: at lr .4 A has 80 %, B 60 %; at .1 A has 70 % and B diverges. Gives the
+    flags of each run.
+    """
     seen = []
 
     def ensure(cell, run, launcher):
@@ -48,7 +57,9 @@ def trained(monkeypatch):
     return seen
 
 
-def test_the_best_point_of_each_arm_is_reported_on_other_images_with_other_seeds(trained, tmp_path, capsys):
+def test_the_best_point_of_each_arm_is_reported_on_other_images_with_other_seeds(
+    trained, tmp_path, capsys
+):
     assert program.main(["small", f"--out={tmp_path}", "--ranks=1", "--seeds=2"]) == 0
     tried, reported = trained[:4], trained[4:]
     assert [(v.momentum, v.lr) for v in tried] == [(0.9, 0.1), (0.8, 0.1), (0.9, 0.4), (0.8, 0.4)]
@@ -78,7 +89,9 @@ def test_the_best_point_of_each_arm_is_reported_on_other_images_with_other_seeds
 @pytest.mark.parametrize("status", [trial_runs.MISSING, trial_runs.FAILED])
 def test_an_arm_with_fewer_tuning_runs_than_the_others_is_not_reported(tmp_path, status):
     trials = tuning.plan(STUDY, tmp_path, 1)
-    found = {t.cell: trial_runs.Result(trial_runs.FINISHED, summary={"val_top1": 0.5}) for t in trials}
+    found = {
+        t.cell: trial_runs.Result(trial_runs.FINISHED, summary={"val_top1": 0.5}) for t in trials
+    }
     found[trials[2].cell] = trial_runs.Result(status)  # A, high
     choices = tuning.choose(STUDY, trials, found)
     assert [choice.missing for choice in choices] == [1, 0]
@@ -99,7 +112,9 @@ def test_cost_counts_images_left_and_takes_off_what_is_there(tmp_path):
     )
     support.finish(cells[0], [0.5, 0.6])
     support.ended(cells[0])
-    assert cost.line(cells, 1000.0, later=6).startswith("10 runs, 1 of them there; 1.8 million images are left: 0.5 ")
+    assert cost.line(cells, 1000.0, later=6).startswith(
+        "10 runs, 1 of them there; 1.8 million images are left: 0.5 "
+    )
     unknown = trial_runs.create(tmp_path, ["--dataset=folder", "--data_dir=x"], 1)
     assert (
         cost.line([unknown], 1000.0)
@@ -113,7 +128,10 @@ def test_several_seeds_choose_by_their_mean(tmp_path):
     seeds = [config.resolve(trial.cell.flags).seed for trial in trials]
     assert seeds == sorted(seeds) and set(seeds) == {tuning.SEED, tuning.SEED + 1}
     assert len({trial.cell for trial in trials}) == len(trials)
-    top1 = {"a N, step x 0.5, poly, ramp 0": (0.9, 0.7), "a N, step x 0.25, poly, ramp 0": (0.81, 0.81)}
+    top1 = {
+        "a N, step x 0.5, poly, ramp 0": (0.9, 0.7),
+        "a N, step x 0.25, poly, ramp 0": (0.81, 0.81),
+    }
     found = {}
     for trial, seed in zip(trials, seeds, strict=True):
         value = top1.get(trial.point.label, (0.5, 0.5))[seed - tuning.SEED]

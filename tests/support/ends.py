@@ -1,6 +1,8 @@
-"""Stops real commands in every way and writes how they end: `python -m tests.support.ends` makes docs/dev/ends.md.
+"""Stops real commands in every way and writes how they end: `python -m tests.support.ends` makes
+docs/dev/ends.md.
 
-It takes six minutes on two idle cores. `tests/resilience/test_ends.py --long` compares the exit codes with the page.
+It takes six minutes on two idle cores. `tests/resilience/test_ends.py --long` compares the exit
+codes with the page.
 """
 
 from __future__ import annotations
@@ -32,8 +34,15 @@ START, LOADING, COMPILING = "start", "TensorFlow loads", "the step compiles"
 TRAINING, VALIDATION = "training", "validation"
 HEAD, TEE, TERMINAL = "`\\| head`", "Ctrl-C, `2>&1 \\| tee log`", "terminal closed"
 TRAIN, RUN = ("train",), ("run", "-np", "2", "--")
-FLAGS = ("--optimizer=sgd", "--model=resnet8", "--model_width=4", "--image_size=8", "--log_every_steps=1",
-         "--checkpoint_every_epochs=5000", "--keep_best=false")  # fmt: skip
+FLAGS = (
+    "--optimizer=sgd",
+    "--model=resnet8",
+    "--model_width=4",
+    "--image_size=8",
+    "--log_every_steps=1",
+    "--checkpoint_every_epochs=5000",
+    "--keep_best=false",
+)
 _DATA = ("--dataset=tfrecord", "--data_dir=DATA")
 OTHERS = (
     ("evaluate", "RUN", *_DATA),
@@ -57,7 +66,9 @@ _WAYS = {
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A row: a command, the moment at which it is stopped, and how: signals one after the other, or by its output."""
+    """A row: a command, the moment at which it is stopped, and how: signals one after the other, or
+    by its output.
+    """
 
     words: tuple[str, ...]
     moment: str
@@ -139,9 +150,17 @@ class _Job:
         self.case, self.run_dir = case, own / "run"
         self.output, self.errors, self.temporary = own / "output", own / "errors", own / "temporary"
         self.temporary.mkdir()
-        words = [w.replace("RUN", str(folder / "RUN")).replace("DATA", str(folder / "DATA")) for w in case.words[1:]]
+        words = [
+            w.replace("RUN", str(folder / "RUN")).replace("DATA", str(folder / "DATA"))
+            for w in case.words[1:]
+        ]
         if case.trains:
-            words += [*program.FLAGS, *FLAGS, f"--data_dir={folder}/DATA", f"--run_dir={self.run_dir}"]
+            words += [
+                *program.FLAGS,
+                *FLAGS,
+                f"--data_dir={folder}/DATA",
+                f"--run_dir={self.run_dir}",
+            ]
             words += [f"--epochs={3 if case.way == HEAD else 5000}"]
             if case.moment == COMPILING and " " in case.way:
                 words += ["--model=resnet50"]  # long enough for three signals
@@ -160,11 +179,16 @@ class _Job:
                 words = ["head", "-n", "1"] if way == HEAD else ["tee", str(self.errors)]
                 self.reader = self._popen(words, out, out, stdin=subprocess.PIPE, group=0)
                 with self.reader.stdin as pipe:
-                    return self._popen(self.command, pipe, err if way == HEAD else pipe, group=self.reader.pid)
+                    return self._popen(
+                        self.command, pipe, err if way == HEAD else pipe, group=self.reader.pid
+                    )
             return self._popen(self.command, out, err, group=0)
 
-    def _popen(self, command, stdout, stderr, *, stdin=subprocess.DEVNULL, group=None) -> subprocess.Popen[bytes]:
-        # A shell makes what it starts in the background ignore SIGINT, and nohup SIGHUP; our processes would, too.
+    def _popen(
+        self, command, stdout, stderr, *, stdin=subprocess.DEVNULL, group=None
+    ) -> subprocess.Popen[bytes]:
+        # A shell makes what it starts in the background ignore SIGINT, and nohup SIGHUP; our
+        # processes would, too.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
         own = None if group is None else lambda: os.setpgid(0, group)
@@ -214,11 +238,15 @@ class _Job:
             return _imports(self.process.pid)
         if self.case.moment == LOADING:
             own = self.process.pid
-            return any("libtensorflow" in _read(f"/proc/{each}/maps") for each in (own, *processes.descendants(own)))
+            return any(
+                "libtensorflow" in _read(f"/proc/{each}/maps")
+                for each in (own, *processes.descendants(own))
+            )
         if self.case.moment == COMPILING:
             return "compiling the step" in self.output.read_text()
         steps, epochs = (
-            sum(record["kind"] == kind for record in program.records(self.run_dir)) for kind in ("step", "epoch")
+            sum(record["kind"] == kind for record in program.records(self.run_dir))
+            for kind in ("step", "epoch")
         )
         whole = program.TRAIN // (8 if self.case.words == TRAIN else 16)
         return steps == whole * (epochs + 1) if self.case.moment == VALIDATION else steps > whole
@@ -233,16 +261,26 @@ class _Job:
             return [self.reader.wait]
         own, ways = self.process.pid, []
         for name in self.case.way.split():
-            send = os.killpg if name == "INT" else os.kill  # Ctrl-C is for all in the terminal's foreground
+            send = (
+                os.killpg if name == "INT" else os.kill
+            )  # Ctrl-C is for all in the terminal's foreground
             ways.append(functools.partial(send, own, getattr(signal, f"SIG{name}")))
         return ways
 
     def _saved(self) -> str:
         if not self.case.trains:
             return ""
-        newest = max((int(path.stem[5:]) for path in self.run_dir.glob("checkpoints/step-*.npz")), default=0)
+        newest = max(
+            (int(path.stem[5:]) for path in self.run_dir.glob("checkpoints/step-*.npz")), default=0
+        )
         steps = max((record["step"] for record in program.records(self.run_dir)), default=0)
-        return "all" if newest and newest >= steps else f"{newest} of {steps} steps" if newest else "nothing"
+        return (
+            "all"
+            if newest and newest >= steps
+            else f"{newest} of {steps} steps"
+            if newest
+            else "nothing"
+        )
 
 
 def _read(path: str) -> str:
@@ -253,7 +291,9 @@ def _read(path: str) -> str:
 
 
 def _imports(process: int) -> bool:
-    """Whether a command has its handlers and imports its modules: it reads the package's files or has NumPy already."""
+    """Whether a command has its handlers and imports its modules: it reads the package's files or
+    has NumPy already.
+    """
     caught = re.search(r"^SigCgt:\s*(\w+)", _read(f"/proc/{process}/status"), re.MULTILINE)
     hangs_up = bool(caught) and bool(int(caught[1], 16) & 1 << (signal.SIGHUP - 1))
     return hangs_up or "numpy" in _read(f"/proc/{process}/maps")
@@ -264,8 +304,14 @@ def table(ends: dict[Case, End]) -> str:
     lines = [
         "# How commands end",
         "",
-        "Written by `python -m tests.support.ends` from real runs: do not edit. A row is a command, the moment at",
-        "which it was stopped, and how. Signals are half a second apart. `saved`: which of the steps done are in the",
+        (
+            "Written by `python -m tests.support.ends` from real runs: do not edit. A row is a"
+            " command, the moment at"
+        ),
+        (
+            "which it was stopped, and how. Signals are half a second apart. `saved`: which of the"
+            " steps done are in the"
+        ),
         "newest checkpoint. `answer`: seconds until the first line on standard error.",
         "",
         "| command | moment | stopped by | exit code | saved | answer | on standard error |",
@@ -274,12 +320,17 @@ def table(ends: dict[Case, End]) -> str:
     for case, end in ends.items():
         said = "<br>".join(end.lines).replace("|", "\\|")
         answer = "" if end.answer is None else f"{end.answer:.1f}"
-        lines.append(f"| {case.name} | {case.moment} | {case.way} | {end.code} | {end.saved} | {answer} | {said} |")
+        lines.append(
+            f"| {case.name} | {case.moment} | {case.way} | {end.code} | {end.saved} | {answer} |"
+            f" {said} |"
+        )
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
-    """Runs all cases whose row holds the words of the command line, and prints them; without words, writes the page."""
+    """Runs all cases whose row holds the words of the command line, and prints them; without words,
+    writes the page.
+    """
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         make_data(pathlib.Path(folder))

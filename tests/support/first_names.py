@@ -1,4 +1,6 @@
-"""Uses the names with which a program of the user's own begins, before TensorFlow's environment is set."""
+"""Uses the names with which a program of the user's own begins, before TensorFlow's environment is
+set.
+"""
 
 import hybrid_imagenet as hi
 

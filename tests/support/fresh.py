@@ -1,4 +1,6 @@
-"""A process that has imported nothing yet: runs programs or imports modules, and tells what that has loaded."""
+"""A process that has imported nothing yet: runs programs or imports modules, and tells what that
+has loaded.
+"""
 
 import contextlib
 import importlib
@@ -20,7 +22,8 @@ def run(*calls: tuple[str, Sequence[str] | None]) -> tuple[list, set[str], str]:
       calls: names of modules, each with the arguments of its `main`, or None to import it only.
 
     Returns:
-      The exit codes, the packages that are loaded at the end, and what was written to standard error.
+      The exit codes, the packages that are loaded at the end, and what was written to standard
+      error.
     """
     command = [sys.executable, "-m", __name__, json.dumps(calls)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)

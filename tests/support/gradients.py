@@ -4,7 +4,9 @@ from hybrid_imagenet.optimizers.layout import Layout, Packed
 
 
 def means(reduce, grads, names):
-    """The means over ranks that `reduce` gives of these gradients, float32, in their order and shapes."""
+    """The means over ranks that `reduce` gives of these gradients, float32, in their order and
+    shapes.
+    """
     import tensorflow as tf
 
     packed = Packed(*reduce(grads, names))

@@ -1,6 +1,8 @@
-"""A program of the package inside of a process that has TensorFlow already, of a pool or of the tests themselves.
+"""A program of the package inside of a process that has TensorFlow already, of a pool or of the
+tests themselves.
 
-What a process of its own would show, an exit that ends all ranks and signals, needs one; results and messages do not.
+What a process of its own would show, an exit that ends all ranks and signals, needs one; results
+and messages do not.
 """
 
 from __future__ import annotations

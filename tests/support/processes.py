@@ -9,11 +9,22 @@ from collections.abc import Callable
 
 from hybrid_imagenet.resilience.processes import children, descendants
 
-__all__ = ["alive", "children", "descendants", "gone_within", "numbers_in", "python", "small_disk", "wait_for"]
+__all__ = [
+    "alive",
+    "children",
+    "descendants",
+    "gone_within",
+    "numbers_in",
+    "python",
+    "small_disk",
+    "wait_for",
+]
 
 
 def python(*words: object, **options) -> subprocess.Popen[str]:
-    """Starts Python with these words in the checkout; its output and errors are pipes unless the options say else."""
+    """Starts Python with these words in the checkout; its output and errors are pipes unless the
+    options say else.
+    """
     settings = {
         "cwd": pathlib.Path(__file__).parents[2],
         "stdout": subprocess.PIPE,
@@ -41,7 +52,9 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
 
 
 def numbers_in(folder: pathlib.Path, count: int) -> list[int]:
-    """The numbers of `count` processes, each of which makes a file of that name in the folder once it runs."""
+    """The numbers of `count` processes, each of which makes a file of that name in the folder once
+    it runs.
+    """
     wait_for(lambda: len(list(folder.iterdir())) >= count, 120)
     return [int(path.name) for path in folder.iterdir()]
 
@@ -58,7 +71,9 @@ def gone_within(processes, seconds: float) -> bool:
 
 @contextlib.contextmanager
 def small_disk(folder: pathlib.Path, megabytes: int, *options: str):
-    """Mounts a file system in memory; yields a function that changes its options, or None where mounting is refused."""
+    """Mounts a file system in memory; yields a function that changes its options, or None where
+    mounting is refused.
+    """
 
     def mount(*words: str) -> bool:
         return subprocess.run(["mount", *words, str(folder)], capture_output=True).returncode == 0

@@ -33,7 +33,12 @@ FLAGS = (
 
 ENGINE = "horovod"  # what connects the ranks: --engine of the tests
 METHODS = (
-    *("--model_width=8", "--ema_decay=0.9", "--precise_batch_norm_batches=2", "--image_size_schedule=0:12,1:16"),
+    *(
+        "--model_width=8",
+        "--ema_decay=0.9",
+        "--precise_batch_norm_batches=2",
+        "--image_size_schedule=0:12,1:16",
+    ),
     *("--loss=sigmoid", "--eval_flip"),
 )
 
@@ -47,9 +52,16 @@ def make_data(folder: pathlib.Path) -> pathlib.Path:
 
 
 def damage(folder: pathlib.Path) -> list[str]:
-    """Makes two training records and two validation records bad; returns file and offset of each."""
+    """Makes two training records and two validation records bad; returns file and offset of
+    each.
+    """
     places = []
-    for name, number in (("train-00000", 5), ("train-00001", 30), ("validation-00000", 3), ("validation-00001", 4)):
+    for name, number in (
+        ("train-00000", 5),
+        ("train-00001", 30),
+        ("validation-00000", 3),
+        ("validation-00001", 4),
+    ):
         path = folder / f"{name}-of-00002"
         offsets, lengths, _ = scan(path)
         content = bytearray(path.read_bytes())
@@ -68,7 +80,9 @@ LAUNCHERS = {
 }
 
 
-def command(ranks: int, *flags: str, start: Sequence[str] = MAIN, launcher: str = "mpirun") -> list[str]:
+def command(
+    ranks: int, *flags: str, start: Sequence[str] = MAIN, launcher: str = "mpirun"
+) -> list[str]:
     if ranks > 1 and (ENGINE == "horovod" or launcher == "horovodrun"):
         skip_without_horovod()
     launch = [*LAUNCHERS[launcher], str(ranks)] if ranks > 1 else []
@@ -103,7 +117,8 @@ def train_on(pool: Pool, data: pathlib.Path, run_dir: pathlib.Path, *flags: str)
 def run_on(pool: Pool, module: str, *arguments: str):
     """Calls a module's `main` on the ranks of a pool, which must all return the same exit code."""
     if ENGINE != "horovod":
-        pool.close()  # its ranks may have begun with Horovod, and could not go on with another engine
+        # its ranks may have begun with Horovod, and could not go on with another engine
+        pool.close()
     ends = pool.call(in_process.call, module, arguments)
     codes, outputs, errors = zip(*ends, strict=True)
     assert len(set(codes)) == 1, ends
@@ -140,7 +155,9 @@ class Running:
 
         def reached() -> bool:
             done = max((r["step"] for r in records(self.run_dir)), default=0) >= step
-            assert done or self.process.poll() is None, f"ended early: {self.process.communicate()[0]}"
+            assert done or self.process.poll() is None, (
+                f"ended early: {self.process.communicate()[0]}"
+            )
             return done
 
         processes.wait_for(reached, 240)
@@ -187,10 +204,21 @@ _MEASURED = {
         "step_seconds",
         "data_wait_fraction",
     ),
-    *("communication_seconds", "slowest_rank", "slowest_rank_seconds", "bytes_read", "reads", "checkpoint_seconds"),
+    *(
+        "communication_seconds",
+        "slowest_rank",
+        "slowest_rank_seconds",
+        "bytes_read",
+        "reads",
+        "checkpoint_seconds",
+    ),
 }
 
 
 def without_times(run_dir: pathlib.Path) -> list[dict]:
     """The epochs' records without what was measured of this session: times, and what it read."""
-    return [{k: v for k, v in r.items() if k not in _MEASURED} for r in records(run_dir) if r["kind"] == "epoch"]
+    return [
+        {k: v for k, v in r.items() if k not in _MEASURED}
+        for r in records(run_dir)
+        if r["kind"] == "epoch"
+    ]

@@ -1,4 +1,6 @@
-"""A rank of a pool: `python -m tests.support.rank FOLDER PROCESS` takes tasks from FOLDER until PROCESS is gone."""
+"""A rank of a pool: `python -m tests.support.rank FOLDER PROCESS` takes tasks from FOLDER until
+PROCESS is gone.
+"""
 
 import contextlib
 import gc
@@ -37,7 +39,9 @@ def serve(folder: pathlib.Path, owner: int) -> None:
 
 
 def _start() -> None:
-    """Makes ready what all programs need; MPI too, so that Horovod leaves it running when a program ends."""
+    """Makes ready what all programs need; MPI too, so that Horovod leaves it running when a program
+    ends.
+    """
     place = environment.placement()
     environment.prepare(place)
     import keras  # noqa: F401
@@ -56,7 +60,9 @@ def _start() -> None:
 
 
 def _leave_numbers_to_horovod() -> None:
-    """Has its own cycle time and fusion threshold apply: if told them, it crashes when it starts a second time."""
+    """Has its own cycle time and fusion threshold apply: if told them, it crashes when it starts a
+    second time.
+    """
     from hybrid_imagenet.comm import horovod_engine as engine
 
     told = engine._set_engine
@@ -83,7 +89,9 @@ def _answer(module: str, name: str, arguments: list) -> dict:
 
 
 def _wait_for_all() -> None:
-    """Horovod ends on all ranks as soon as one leaves it: also while sets of other ranks still have work."""
+    """Horovod ends on all ranks as soon as one leaves it: also while sets of other ranks still have
+    work.
+    """
     horovod, tf = sys.modules.get("horovod.tensorflow"), sys.modules["tensorflow"]
     if horovod and horovod.is_initialized():
         with contextlib.suppress(tf.errors.OpError):  # another rank has failed

@@ -24,7 +24,9 @@ OUTSIDE = Path(__file__).parent / "outside.py"
 
 def parser():
     result = command_line.Parser("try", "Tries.")
-    result.add_argument("--bad_records", choices=("fail", "skip"), default="fail", help="end, or leave out")
+    result.add_argument(
+        "--bad_records", choices=("fail", "skip"), default="fail", help="end, or leave out"
+    )
     result.add_argument("--to", required=True, metavar="FILE", help="new file")
     result.add_argument("images", nargs="*", metavar="IMAGE")
     return result
@@ -73,7 +75,9 @@ def test_a_command_under_another_launcher_prints_one_line(capsys, monkeypatch):
     monkeypatch.setenv("FLUX_TASK_RANK", "1")
     assert command_line.run(lambda words: command_line.start_alone("predict"), []) == 2
     output = capsys.readouterr().err
-    assert output.startswith("error: FLUX_JOB_SIZE=2 and FLUX_TASK_RANK=1 say that Flux has started several processes")
+    assert output.startswith(
+        "error: FLUX_JOB_SIZE=2 and FLUX_TASK_RANK=1 say that Flux has started several processes"
+    )
     assert output.count("\n") == 1
 
 
@@ -83,20 +87,31 @@ def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word(tmp_path):
         os.close(reader)
         command = [sys.executable, "-m", "hybrid_imagenet", *words]
         with open(writer, "wb") as output:
-            done = subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.PIPE, text=True)
+            done = subprocess.run(
+                command, cwd=ROOT, stdout=output, stderr=subprocess.PIPE, text=True
+            )
         assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_outside_of_the_environment_one_line_tells_how_to_enter_it(tmp_path):
     """Python without its site-packages, as a system's own is."""
-    for start in (["hybrid_imagenet.main"], ["hybrid_imagenet", "train"], ["hybrid_imagenet", "evaluate", "x"]):
+    for start in (
+        ["hybrid_imagenet.main"],
+        ["hybrid_imagenet", "train"],
+        ["hybrid_imagenet", "evaluate", "x"],
+    ):
         done = subprocess.run(
-            [sys.executable, "-I", "-S", OUTSIDE, str(ROOT), *start], cwd=tmp_path, capture_output=True, text=True
+            [sys.executable, "-I", "-S", OUTSIDE, str(ROOT), *start],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 2
         assert re.fullmatch(
-            rf"error: {re.escape(sys.executable)} has no module (absl|numpy): this Python is not the environment of "
-            rf"the program; first cd {re.escape(str(ROOT))}, (launch/setup.sh, )?\. launch/env.sh\n",
+            rf"error: {re.escape(sys.executable)} has no module (absl|numpy): this Python is not"
+            r" the environment of "
+            rf"the program; first cd {re.escape(str(ROOT))}, (launch/setup.sh, )?\."
+            r" launch/env.sh\n",
             done.stderr,
         )
 
@@ -129,8 +144,8 @@ def test_an_installation_without_tensorflow_answers_with_the_command_that_instal
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     told = (
-        f"TensorFlow is not installed in {sys.executable}. In the checkout of this program, run pip install '.[cpu]', "
-        "or pip install '.[gpu]' for NVIDIA GPUs"
+        f"TensorFlow is not installed in {sys.executable}. In the checkout of this program, run pip"
+        " install '.[cpu]', or pip install '.[gpu]' for NVIDIA GPUs"
     )
     lines = [line for line in done.stderr.splitlines() if "TensorFlow is not" in line]
     assert lines == [f"error: {told}"] * 3 + [f"ModuleNotFoundError: {told}"]
@@ -147,9 +162,14 @@ def test_commands_that_compute_nothing_start_without_tensorflow(tmp_path):
 
 @pytest.mark.parametrize(
     "words",
-    [("report", "{run}", "--out={url}"), ("export", "{run}", "--to={url}"), ("doctor", "--run_dir={url}"),
-     ("bench", "gpu", "--out={url}"), ("data", "prepare", "--from=digits", "--to={url}")],
-)  # fmt: skip
+    [
+        ("report", "{run}", "--out={url}"),
+        ("export", "{run}", "--to={url}"),
+        ("doctor", "--run_dir={url}"),
+        ("bench", "gpu", "--out={url}"),
+        ("data", "prepare", "--from=digits", "--to={url}"),
+    ],
+)
 def test_no_command_takes_a_url_for_a_directory_to_write_to(words, tmp_path, capsys):
     run, url = make_run(tmp_path / "run", epochs=2), "s3://bucket/x.onnx"
     assert program.main([word.format(run=run, url=url) for word in words]) == 2
@@ -189,7 +209,10 @@ def test_help_of_subcommands_says_that_dashes_and_underscores_mean_the_same(word
 def test_help_in_a_narrow_terminal_commands_stay_on_one_line(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "50")
     example = "  hybrid-imagenet train --dataset=folder --data_dir=photos --val_fraction=0.2"
-    option = "compare with `hybrid-imagenet bench allreduce --sizes=1M,64M` before a long run on many hosts"
+    option = (
+        "compare with `hybrid-imagenet bench allreduce --sizes=1M,64M` before a long run on many"
+        " hosts"
+    )
     narrow = command_line.Parser("try", "Tries.", epilog=f"Examples:\n{example}")
     narrow.add_argument("--ranks", help=option)
     narrow.print_help()
@@ -199,9 +222,13 @@ def test_help_in_a_narrow_terminal_commands_stay_on_one_line(monkeypatch, capsys
     assert max(len(line) for line in shown.splitlines() if "--" not in line) <= 50
 
 
-def test_every_command_names_that_hold_control_characters_are_escaped(tmp_path, monkeypatch, capsys):
+def test_every_command_names_that_hold_control_characters_are_escaped(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
-    run = make_run(tmp_path / "a\x1b[2Jred\u202e\n", epochs=3, recipe="\x1b]0;title\x07", finished=False)
+    run = make_run(
+        tmp_path / "a\x1b[2Jred\u202e\n", epochs=3, recipe="\x1b]0;title\x07", finished=False
+    )
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps(config | {"hosts": ["\x1b[31mhost"] * 2}))
     folder = tmp_path / "photos"
@@ -227,7 +254,9 @@ def test_every_command_names_that_hold_control_characters_are_escaped(tmp_path, 
         assert text.isprintable() and text, (words, text)
 
 
-@pytest.mark.parametrize("command", ["evaluate", "predict", "export", "report", "status", "stop", "resume"])
+@pytest.mark.parametrize(
+    "command", ["evaluate", "predict", "export", "report", "status", "stop", "resume"]
+)
 def test_every_command_on_a_run_calls_its_argument_run(command, capsys):
     with pytest.raises(SystemExit):
         program.main([command, "--help"])

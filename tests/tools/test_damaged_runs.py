@@ -1,4 +1,6 @@
-"""Runs whose files hold values of a wrong kind, are cut, or are no files: each command reports them in one line."""
+"""Runs whose files hold values of a wrong kind, are cut, or are no files: each command reports them
+in one line.
+"""
 
 import collections
 import copy
@@ -21,8 +23,21 @@ from tests.support.promptly import promptly
 from tests.tools.report.synthetic import make_run
 
 WRONG = (
-    None, True, -1, 0, 0.5, 1e300, float("nan"), "word", "", [], {}, [["a"]], [None], {"a": {"b": 1}},
-)  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    0.5,
+    1e300,
+    float("nan"),
+    "word",
+    "",
+    [],
+    {},
+    [["a"]],
+    [None],
+    {"a": {"b": 1}},
+)
 FILES = ("config.json", "metrics.jsonl", "summary.json", "lock", "image_results.npz")
 
 
@@ -38,12 +53,14 @@ def whole_run(directory):
 
 
 def replaced(document, depth, every):
-    """Yields copies of a JSON object in which one value is of another kind, and the path of that value.
+    """Yields copies of a JSON object in which one value is of another kind, and the path of that
+    value.
 
     Args:
       document: the object.
       depth: levels of keys that are replaced.
-      every: of all pairs of a value and a wrong one, each how many-th is tried; all wrong ones are, when it is odd.
+      every: of all pairs of a value and a wrong one, each how many-th is tried; all wrong ones are,
+        when it is odd.
     """
 
     def places(value, path):
@@ -54,7 +71,9 @@ def replaced(document, depth, every):
             for key, item in inner:
                 yield from places(item, (*path, key))
 
-    for path, wrong in itertools.islice(itertools.product(places(document, ()), WRONG), 0, None, every):
+    for path, wrong in itertools.islice(
+        itertools.product(places(document, ()), WRONG), 0, None, every
+    ):
         changed = copy.deepcopy(document)
         parent = changed
         for key in path[:-1]:
@@ -64,7 +83,9 @@ def replaced(document, depth, every):
 
 
 def look(run):
-    """What status, resume, report --text and report say about a run; an exception that is not a UserError fails."""
+    """What status, resume, report --text and report say about a run; an exception that is not a
+    UserError fails.
+    """
     try:
         loaded = load.load(run)
         list(report_command.text(loaded))
@@ -137,9 +158,17 @@ def make_empty(path):
 
 
 NO_FILE = (
-    make_fifo, make_directory, make_device, make_loop, make_huge, make_binary, make_deep, make_endless, make_number,
+    make_fifo,
+    make_directory,
+    make_device,
+    make_loop,
+    make_huge,
+    make_binary,
+    make_deep,
+    make_endless,
+    make_number,
     make_empty,
-)  # fmt: skip
+)
 
 
 def damaged_runs(parent: pathlib.Path) -> int:
@@ -147,7 +176,9 @@ def damaged_runs(parent: pathlib.Path) -> int:
     made, original = 0, whole_run(parent / "whole")
     for name in FILES:
         for make in NO_FILE:
-            run = shutil.copytree(original, parent / f"{make.__name__.removeprefix('make_')}-{name}")
+            run = shutil.copytree(
+                original, parent / f"{make.__name__.removeprefix('make_')}-{name}"
+            )
             (run / name).unlink(missing_ok=True)
             make(run / name)
             made += 1
@@ -174,7 +205,13 @@ def test_runs_a_hundred_damaged_runs_are_rows_beside_a_whole_one(tmp_path, capsy
         for make in ("fifo", "directory", "device", "huge", "binary"):
             line = next(row for row in rows if row.startswith(f"{make}-{name} "))
             assert " damaged " in line and f"{make}-{name}/{name}" in line, line
-    for make in ("fifo", "directory", "binary", "device", "huge"):  # they are no part of a run's results
+    for make in (
+        "fifo",
+        "directory",
+        "binary",
+        "device",
+        "huge",
+    ):  # they are no part of a run's results
         assert cells[f"{make}-lock"][3] == cells[f"{make}-image_results.npz"][3] == "finished"
 
 
@@ -193,7 +230,9 @@ def test_runs_a_run_whose_damage_no_check_has_foreseen_is_a_row(tmp_path, capsys
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("make", [make_fifo, make_device, make_huge], ids=["fifo", "device", "huge"])
+@pytest.mark.parametrize(
+    "make", [make_fifo, make_device, make_huge], ids=["fifo", "device", "huge"]
+)
 def test_status_and_report_of_a_run_with_no_regular_file_end_promptly(name, make, tmp_path, capsys):
     run = whole_run(tmp_path / "run")
     (run / name).unlink(missing_ok=True)
@@ -211,14 +250,22 @@ def test_status_and_report_of_a_run_with_no_regular_file_end_promptly(name, make
 def test_report_image_results_that_do_not_fit_are_not_shown(tmp_path):
     run = whole_run(tmp_path / "run")
     good = {
-        "label": np.zeros(3, np.int32), "predicted": np.ones(3, np.int32), "probability": np.full(3, 0.5, np.float32),
-        "class_names": np.array(["a", "b"]), "worst": np.array([2]), "worst_files": np.array(["x.png"]),
-    }  # fmt: skip
+        "label": np.zeros(3, np.int32),
+        "predicted": np.ones(3, np.int32),
+        "probability": np.full(3, 0.5, np.float32),
+        "class_names": np.array(["a", "b"]),
+        "worst": np.array([2]),
+        "worst_files": np.array(["x.png"]),
+    }
     np.savez(run / "image_results.npz", **good)
     assert load.load(run).images is not None
     for name, wrong in (
-        ("label", np.full(3, 2)), ("predicted", np.zeros(2, int)), ("probability", np.zeros((3, 2))),
-        ("worst", np.array([3])), ("worst", np.array([0.5])), ("class_names", np.array("a")),
-    ):  # fmt: skip
+        ("label", np.full(3, 2)),
+        ("predicted", np.zeros(2, int)),
+        ("probability", np.zeros((3, 2))),
+        ("worst", np.array([3])),
+        ("worst", np.array([0.5])),
+        ("class_names", np.array("a")),
+    ):
         np.savez(run / "image_results.npz", **{**good, name: wrong})
         assert load.load(run).images is None, name

@@ -14,7 +14,9 @@ from tests.support import program
 def run(tiny_data, tmp_path_factory):
     """A run of one epoch on one rank."""
     run_dir = tmp_path_factory.mktemp("evaluate") / "run"
-    done = program.train_here(tiny_data, run_dir, "--epochs=1", "--warmup_epochs=0", "--batch_norm_epsilon=0.001")
+    done = program.train_here(
+        tiny_data, run_dir, "--epochs=1", "--warmup_epochs=0", "--batch_norm_epsilon=0.001"
+    )
     assert done.returncode == 0, done.stderr
     return run_dir
 
@@ -46,7 +48,9 @@ def test_one_rank_finds_what_training_recorded(run, flags, capsys):
         assert_same(result, recorded(run))
 
 
-def test_a_run_in_float32_is_evaluated_so_whatever_this_machine_is_fast_in(run, flags, capsys, monkeypatch):
+def test_a_run_in_float32_is_evaluated_so_whatever_this_machine_is_fast_in(
+    run, flags, capsys, monkeypatch
+):
     monkeypatch.setattr(hardware, "cpu_features", lambda: {"amx_bf16"})
     automatic = [word for word in flags if "precision" not in word]
     assert evaluate.main([str(run), *automatic]) == 0
@@ -57,7 +61,9 @@ def test_a_run_in_float32_is_evaluated_so_whatever_this_machine_is_fast_in(run, 
 
 def test_other_names_of_as_many_classes_are_told(monkeypatch):
     source = mock.Mock(num_classes=1, class_names=("tench",), notes=())
-    monkeypatch.setattr(evaluate, "Request", mock.Mock(**{"from_flags.return_value.open.return_value": source}))
+    monkeypatch.setattr(
+        evaluate, "Request", mock.Mock(**{"from_flags.return_value.open.return_value": source})
+    )
     evaluate._source(mock.Mock(), mock.Mock(class_names=("n01",), origin="run"))
     text = "run has other class names (class 0 is 'n01' and 'tench'): labels are compared by number"
     assert [str(note) for note in source.notes] == [text]

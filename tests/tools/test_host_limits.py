@@ -29,7 +29,9 @@ def test_check_rejects_a_host_without_a_network(monkeypatch):
 
 
 def test_check_rejects_an_interface_that_does_not_exist():
-    with pytest.raises(UserError, match=r"--network_interfaces=eth99: this host has no such.*Choose one of .*lo"):
+    with pytest.raises(
+        UserError, match=r"--network_interfaces=eth99: this host has no such.*Choose one of .*lo"
+    ):
         host_limits.check("eth99")
 
 

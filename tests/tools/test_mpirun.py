@@ -14,9 +14,15 @@ from hybrid_imagenet.tools.doctor.diagnosis import FAIL, PASS, WARN
 from tests.ranks import ROOT
 from tests.support import program
 
-HYDRA = "HYDRA build details:\n    Version:                                 4.2\n    Release Date: 2024\n"
+HYDRA = (
+    "HYDRA build details:\n    Version:                                 4.2\n    Release Date:"
+    " 2024\n"
+)
 OPEN_MPI_5 = "mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/community/help/\n"
-INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.13 Build 20240701\nCopyright 2003-2024, Intel Corporation.\n"
+INTEL = (
+    "Intel(R) MPI Library for Linux* OS, Version 2021.13 Build 20240701\nCopyright 2003-2024, Intel"
+    " Corporation.\n"
+)
 
 
 @pytest.fixture
@@ -77,7 +83,9 @@ def test_run_starts_ranks_although_a_foreign_mpirun_is_first_on_path(stub, tmp_p
     script = tmp_path / "mine.py"
     script.write_text("import os; print(os.environ['OMPI_COMM_WORLD_SIZE'])")
     words = [sys.executable, "-m", "hybrid_imagenet", "run", "-np", "2", str(script)]
-    environ = program.environment() | {"OPAL_PREFIX": "/opt/another/openmpi"}  # as `module load openmpi/5` sets it
+    environ = program.environment() | {
+        "OPAL_PREFIX": "/opt/another/openmpi"
+    }  # as `module load openmpi/5` sets it
     done = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["2", "2"], "")
 
@@ -93,7 +101,9 @@ def test_run_with_a_foreign_mpirun_alone_is_one_line(stub, no_own_mpirun, tmp_pa
 
 
 def test_dry_run_prints_the_path_of_mpirun(capfd):
-    assert run.main(["-np", "2", "--dry_run", "--", "--dataset=digits", "--augmentation=digits"]) == 0
+    assert (
+        run.main(["-np", "2", "--dry_run", "--", "--dataset=digits", "--augmentation=digits"]) == 0
+    )
     assert shlex.split(capfd.readouterr().out)[0] == mpirun.find().path
 
 

@@ -35,7 +35,9 @@ def save_with(folder, name, value):
 PROGRAMS = {
     "predict": lambda: predict.main(["weights.npz", "photos/val/ant/0.png"]),
     "export": lambda: export.main(["weights.npz", "--to=network.keras"]),
-    "evaluate": lambda: evaluate.main(["weights.npz", "--dataset=folder", "--data_dir=photos", "--precision=float32"]),
+    "evaluate": lambda: evaluate.main(
+        ["weights.npz", "--dataset=folder", "--data_dir=photos", "--precision=float32"]
+    ),
 }
 
 
@@ -45,7 +47,10 @@ def test_weights_that_are_not_finite_are_an_error(program, value, folder, capsys
     save_with(folder, "logits/kernel", value)
     assert PROGRAMS[program]() == EXIT_USAGE
     captured = capsys.readouterr()
-    reason = "variables hold NaN or infinity, such as logits/kernel, so it cannot predict anything; give an earlier"
+    reason = (
+        "variables hold NaN or infinity, such as logits/kernel, so it cannot predict anything; give"
+        " an earlier"
+    )
     assert captured.err.startswith("error: weights.npz: 1 of its ")
     assert reason in captured.err
     assert not captured.out
@@ -55,9 +60,15 @@ def test_weights_that_are_not_finite_are_an_error(program, value, folder, capsys
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        ("predict", "photos/val/ant/0.png: the scores of weights.npz for this image are not finite numbers"),
+        (
+            "predict",
+            "photos/val/ant/0.png: the scores of weights.npz for this image are not finite numbers",
+        ),
         ("export", "weights.npz: its scores for random images are not finite numbers"),
-        ("evaluate", "weights.npz: the loss is nan in float32, because scores are not finite numbers"),
+        (
+            "evaluate",
+            "weights.npz: the loss is nan in float32, because scores are not finite numbers",
+        ),
     ],
 )
 def test_scores_that_are_not_finite_are_an_error(program, message, folder, capsys):

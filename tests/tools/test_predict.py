@@ -55,7 +55,10 @@ def test_text_names_the_most_probable_classes(folder, capsys):
 
 
 def test_names_do_not_reach_the_terminal_as_commands(folder, capsys):
-    result = {"image": "a\x1b]0;title\x07.png", "predictions": [{"class": "cat\x1b[2J\u202e", "probability": 0.5}]}
+    result = {
+        "image": "a\x1b]0;title\x07.png",
+        "predictions": [{"class": "cat\x1b[2J\u202e", "probability": 0.5}],
+    }
     text = predict._text(result)
     assert text.splitlines() == [r"a\x1b]0;title\x07.png", r"   50.000 %  cat\x1b[2J\u202e"]
 
@@ -64,7 +67,10 @@ def test_the_central_square_is_looked_at(folder, capsys):
     image = pixels(1, seed=3)[0].astype(np.uint8)
     Image.fromarray(np.pad(image, ((0, 0), (20, 20), (0, 0)))).save(folder / "wide.png")
     answers = []
-    for name in ("0.png", "wide.png"):  # one by one: a kernel may add in another order at another place of a batch
+    for name in (
+        "0.png",
+        "wide.png",
+    ):  # one by one: a kernel may add in another order at another place of a batch
         assert predict.main(["weights.npz", name, "--json"]) == 0
         answers += json.loads(capsys.readouterr().out)
     first, second = (answer["predictions"] for answer in answers)
@@ -75,14 +81,26 @@ def test_the_central_square_is_looked_at(folder, capsys):
     ("arguments", "message"),
     [
         (["weights.npz", "0.png", "none.png"], "none.png: No such file or directory"),
-        (["weights.npz", "text.png"], "text.png: is not a JPEG, PNG, BMP, GIF, WebP or JPEG XL image"),
+        (
+            ["weights.npz", "text.png"],
+            "text.png: is not a JPEG, PNG, BMP, GIF, WebP or JPEG XL image",
+        ),
         (["weights.npz", "cut.png"], "cut.png: the PNG is truncated"),
         (["weights.npz", "damaged.png"], "damaged.png: the image does not decode"),
-        (["weights.npz", "/dev/zero"], "/dev/zero: is not a regular file; give an image file that can be read"),
+        (
+            ["weights.npz", "/dev/zero"],
+            "/dev/zero: is not a regular file; give an image file that can be read",
+        ),
         (["weights.npz", "pipe.png"], "pipe.png: is not a regular file"),
-        (["weights.npz", "large.png"], "large.png: has 2,147,483,648 bytes, and at most 1,073,741,824 are read"),
+        (
+            ["weights.npz", "large.png"],
+            "large.png: has 2,147,483,648 bytes, and at most 1,073,741,824 are read",
+        ),
         (["pipe.png", "0.png"], "pipe.png is not a regular file. Pass a checkpoint"),
-        (["weights.npz", "0.png", "--top=none"], "argument --top: none: give a whole number of at least 1"),
+        (
+            ["weights.npz", "0.png", "--top=none"],
+            "argument --top: none: give a whole number of at least 1",
+        ),
     ],
 )
 def test_bad_input_is_one_line(folder, capsys, arguments, message):

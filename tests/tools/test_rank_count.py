@@ -1,4 +1,6 @@
-"""How many ranks `hybrid-imagenet run` starts without -np, and what other launchers' options mean to it."""
+"""How many ranks `hybrid-imagenet run` starts without -np, and what other launchers' options mean
+to it.
+"""
 
 import shlex
 
@@ -27,7 +29,9 @@ def start_nothing(monkeypatch):
 
 
 def answers(**gpu_counts):
-    """Stands in for `host_facts.ask_all`: each host reports this number of GPUs, or cannot be reached (None)."""
+    """Stands in for `host_facts.ask_all`: each host reports this number of GPUs, or cannot be
+    reached (None).
+    """
 
     def ask_all(names, request, ssh_port):
         found = {}
@@ -49,7 +53,9 @@ def test_run_without_np_starts_one_rank_for_each_of_eight_gpus(eight_gpus, capfd
 
 
 @pytest.mark.parametrize("words", [["train.py"], ["--", *DIGITS]], ids=["script", "training"])
-def test_run_without_np_prints_how_many_ranks_start_and_why(words, eight_gpus, monkeypatch, tmp_path, capfd):
+def test_run_without_np_prints_how_many_ranks_start_and_why(
+    words, eight_gpus, monkeypatch, tmp_path, capfd
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     start_nothing(monkeypatch)
@@ -120,7 +126,9 @@ def test_choose_rejects_a_host_whose_gpus_cannot_be_counted(monkeypatch):
     ("gpu_count", "built_for_gpus", "reason"),
     [(0, True, "no GPU is visible"), (8, False, "cannot use the 8 visible GPUs")],
 )
-def test_choose_starts_one_rank_where_no_gpu_can_be_used(gpu_count, built_for_gpus, reason, monkeypatch):
+def test_choose_starts_one_rank_where_no_gpu_can_be_used(
+    gpu_count, built_for_gpus, reason, monkeypatch
+):
     monkeypatch.setattr(gpus, "count", lambda: gpu_count)
     monkeypatch.setattr(gpus, "is_built_for_gpus", lambda: built_for_gpus)
     found = rank_count.choose(None, None, None)

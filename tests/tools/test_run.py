@@ -18,8 +18,14 @@ DIGITS = ("--dataset=digits", "--augmentation=digits")
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["-np", "3", "-H", "a:2"], "-np 3: -H a:2 has 2 slots: write -np 2, or -H a:3 for 3 ranks"),
-        (["-np", "4", "-H", "a:1,b:2"], "-np 4: -H a:1,b:2 has 3 slots: write -np 3, or -H a:2,b:2 for 4 ranks"),
+        (
+            ["-np", "3", "-H", "a:2"],
+            "-np 3: -H a:2 has 2 slots: write -np 2, or -H a:3 for 3 ranks",
+        ),
+        (
+            ["-np", "4", "-H", "a:1,b:2"],
+            "-np 4: -H a:1,b:2 has 3 slots: write -np 3, or -H a:2,b:2 for 4 ranks",
+        ),
         (["-np", "1", "--min-np", "2"], "from 1 to -np 1"),
         (["--host-discovery-script", "h", "-H", "a"], "one of them"),
         (["-np", "1", "--host-discovery-script", "h 'a", "--", *DIGITS], "No closing quotation"),
@@ -45,15 +51,28 @@ def test_a_file_that_is_the_value_of_an_option_is_not_the_program(tmp_path, capf
     listed = tmp_path / "hosts.py"
     listed.write_text("#!/bin/sh\necho localhost:2\n")
     listed.chmod(0o755)
-    words = ["-np", "2", "--host_discovery_script", str(listed), "--preempted", "again.py", "--dry_run", "--", *DIGITS]
+    words = [
+        "-np",
+        "2",
+        "--host_discovery_script",
+        str(listed),
+        "--preempted",
+        "again.py",
+        "--dry_run",
+        "--",
+        *DIGITS,
+    ]
     assert run.main(words) == 0, capfd.readouterr().err
     assert "localhost:2" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("first", "saved", "code"), [(signal.SIGUSR1, True, 0), (signal.SIGUSR1, False, 75), (signal.SIGTERM, True, 75)]
+    ("first", "saved", "code"),
+    [(signal.SIGUSR1, True, 0), (signal.SIGUSR1, False, 75), (signal.SIGTERM, True, 75)],
 )
-def test_a_job_queues_again_if_its_time_was_up_and_it_went_on(first, saved, code, tmp_path, monkeypatch):
+def test_a_job_queues_again_if_its_time_was_up_and_it_went_on(
+    first, saved, code, tmp_path, monkeypatch
+):
     folder = tmp_path / "run" / "checkpoints"
     folder.mkdir(parents=True)
     (folder / "step-000000001.npz").touch()
@@ -66,13 +85,27 @@ def test_a_job_queues_again_if_its_time_was_up_and_it_went_on(first, saved, code
     monkeypatch.setattr(run.REQUESTS, "first", first)
     monkeypatch.setattr(run.preflight, "run", lambda *_, **__: None)
     again = f"touch {tmp_path}/again"
-    words = ["-np", "1", "--preempted", again, "--", *DIGITS, f"--run_dir={tmp_path}/run", "--resume"]
+    words = [
+        "-np",
+        "1",
+        "--preempted",
+        again,
+        "--",
+        *DIGITS,
+        f"--run_dir={tmp_path}/run",
+        "--resume",
+    ]
     assert run.main(words) == code
     assert (tmp_path / "again").exists() == (code == 0)
 
 
 def test_mpirun_learns_hosts_prefix_interface_and_variables(capfd, monkeypatch):
-    carried = {"NCCL_DEBUG": "WARN", "HF_TOKEN": "hf_secret", "AWS_SECRET_ACCESS_KEY": "s", "https_proxy": "http://p"}
+    carried = {
+        "NCCL_DEBUG": "WARN",
+        "HF_TOKEN": "hf_secret",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "https_proxy": "http://p",
+    }
     for name, value in carried.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "3")
@@ -92,11 +125,15 @@ def test_mpirun_learns_hosts_prefix_interface_and_variables(capfd, monkeypatch):
     assert run.main(words) == 0
     command = shlex.split(capfd.readouterr().out)
     assert command[0].endswith("/mpirun")
-    assert os.environ["SLURM_TASKS_PER_NODE"] == "2(x3)"  # where Open MPI reads the slots of an allocation
+    assert (
+        os.environ["SLURM_TASKS_PER_NODE"] == "2(x3)"
+    )  # where Open MPI reads the slots of an allocation
     assert command[command.index("-np") + 1 : command.index("-np") + 4] == ["3", "-H", "a:2,b:1"]
     assert command[command.index("oob_tcp_if_include") + 1] == "eth1"
     assert {"HYBRID_IMAGENET_JOB", "HYBRID_IMAGENET_RANKS=3", "PATH", *carried} <= set(command)
-    assert not {"hf_secret", "s", "http://p"} & set(command)  # names alone: ps shows a command line to everybody
+    assert not {"hf_secret", "s", "http://p"} & set(
+        command
+    )  # names alone: ps shows a command line to everybody
     assert command[-5:] == ["-m", "hybrid_imagenet.main", *DIGITS, "--run_dir=a b;$x"]
 
 
@@ -118,7 +155,11 @@ def test_the_disk_is_checked_here_if_rank_0_runs_here(where, told, monkeypatch, 
     monkeypatch.setattr(run.supervisor, "Supervisor", Supervisor)
     assert run.main(["-np", "2", *where, "--", *DIGITS]) == 0
     assert seen == [told]
-    assert run.main(["-np", "1", "--", *DIGITS]) == run.main(["-np", "2", "--", *DIGITS, "--stall_timeout=0"]) == 0
+    assert (
+        run.main(["-np", "1", "--", *DIGITS])
+        == run.main(["-np", "2", "--", *DIGITS, "--stall_timeout=0"])
+        == 0
+    )
     assert awaited == [2, 0, 0]  # others do not say that they have started
     monkeypatch.setenv(run.preflight.CHECKED_VARIABLE, "")
     assert run.main(["-np", "2", *where, "--", "--dataset=digts"]) == (2 if told else 0)
@@ -129,7 +170,9 @@ def test_hosts_are_told_where_the_environments_own_open_mpi_lies(own, capfd, mon
     monkeypatch.setattr(run, "openmpi_prefix", lambda: sys.prefix if own else None)
     assert run.main(["-H", "a:1,b:1", "--dry-run", "--", *DIGITS]) == 0
     command = shlex.split(capfd.readouterr().out)
-    assert [command[at + 1] for at, word in enumerate(command) if word == "--prefix"] == [sys.prefix] * own
+    assert [command[at + 1] for at, word in enumerate(command) if word == "--prefix"] == [
+        sys.prefix
+    ] * own
 
 
 def test_run_under_another_launcher_starts_nothing(monkeypatch, capfd):
@@ -140,15 +183,30 @@ def test_run_under_another_launcher_starts_nothing(monkeypatch, capfd):
 
 
 def job(manner, folder):
-    words = ("-m", "hybrid_imagenet", "run", "-np", 2, "--module", "tests.resilience.plain_rank", "--", manner, folder)
-    return processes.python(*words, env=program.environment(), stderr=subprocess.STDOUT, start_new_session=True)
+    words = (
+        "-m",
+        "hybrid_imagenet",
+        "run",
+        "-np",
+        2,
+        "--module",
+        "tests.resilience.plain_rank",
+        "--",
+        manner,
+        folder,
+    )
+    return processes.python(
+        *words, env=program.environment(), stderr=subprocess.STDOUT, start_new_session=True
+    )
 
 
 def test_a_job_ends_with_the_code_of_its_ranks_and_leaves_none(tmp_path):
     codes = {"polite": 75, "interrupted": 75, "fails": 3, "killed": 137, "good": 0}
     for manner in codes:
         (tmp_path / manner).mkdir()
-    jobs = {manner: job(manner, tmp_path / manner) for manner in codes}  # they run beside one another
+    jobs = {
+        manner: job(manner, tmp_path / manner) for manner in codes
+    }  # they run beside one another
     ranks = {manner: processes.numbers_in(tmp_path / manner, 2) for manner in codes}
     jobs["polite"].send_signal(signal.SIGTERM)
     os.killpg(jobs["interrupted"].pid, signal.SIGINT)  # as a terminal does with Ctrl-C
@@ -164,9 +222,25 @@ def test_a_job_ends_with_the_code_of_its_ranks_and_leaves_none(tmp_path):
 
 def test_a_program_of_the_users_runs_on_every_rank(tmp_path):
     script = tmp_path / "mine.py"
-    line = "f'{os.environ[\"OMPI_COMM_WORLD_RANK\"]} {sys.argv[1:]}\\n'"  # written whole, also by an unbuffered rank
+    # written whole, also by an unbuffered rank
+    line = "f'{os.environ[\"OMPI_COMM_WORLD_RANK\"]} {sys.argv[1:]}\\n'"
     script.write_text(f"import os, sys; sys.stdout.write({line})\n")
-    words = [sys.executable, "-m", "hybrid_imagenet", "run", "-np", "2", str(script), "--epochs=3", "--", "-x"]
-    done = subprocess.run(words, cwd=ROOT, env=program.environment(), capture_output=True, text=True, timeout=60)
+    words = [
+        sys.executable,
+        "-m",
+        "hybrid_imagenet",
+        "run",
+        "-np",
+        "2",
+        str(script),
+        "--epochs=3",
+        "--",
+        "-x",
+    ]
+    done = subprocess.run(
+        words, cwd=ROOT, env=program.environment(), capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stderr) == (0, "")
-    assert sorted(done.stdout.splitlines()) == [f"{rank} ['--epochs=3', '--', '-x']" for rank in range(2)]
+    assert sorted(done.stdout.splitlines()) == [
+        f"{rank} ['--epochs=3', '--', '-x']" for rank in range(2)
+    ]

@@ -25,19 +25,33 @@ def test_runs_are_listed_with_state_and_results(tmp_path, capsys):
     (tmp_path / "notes").mkdir()
     assert __main__.main(["runs", str(tmp_path)]) == 0
     head, *rows = capsys.readouterr().out.splitlines()
-    assert head.split() == ["run", "recipe", "data", "state", "top-1", "epochs", "images/s", "when", "problem"]
+    assert head.split() == [
+        "run",
+        "recipe",
+        "data",
+        "state",
+        "top-1",
+        "epochs",
+        "images/s",
+        "when",
+        "problem",
+    ]
     cells = {row.split()[0]: row.split() for row in rows}
     assert cells["a"][1:8] == ["hybrid", "synthetic", "finished", "78.77", "%", "12/12", "167.9"]
     assert cells["b-longer"][3] == "unknown" and "3/12" in cells["b-longer"]
     assert cells["broken"][3] == "damaged" and len(cells) == 3
-    assert rows[-1].endswith(f"{tmp_path}/broken/config.json: is empty, cut or not JSON; restore it from a copy")
+    assert rows[-1].endswith(
+        f"{tmp_path}/broken/config.json: is empty, cut or not JSON; restore it from a copy"
+    )
     assert len({row.index(cells[row.split()[0]][3], 5) for row in rows}) == 1  # aligned
     assert __main__.main(["runs", str(tmp_path / "notes")]) == 2
     assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'notes'}: no runs there")
 
 
 def test_two_runs_differ_in_these_flags(tmp_path, capsys):
-    one, other = (str(make_run(tmp_path / name, lr=lr, epochs=2)) for name, lr in (("a", 0.1), ("b", 0.2)))
+    one, other = (
+        str(make_run(tmp_path / name, lr=lr, epochs=2)) for name, lr in (("a", 0.1), ("b", 0.2))
+    )
     assert __main__.main(["runs", "--diff", one, other]) == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
         ["flag", one, other],
@@ -53,14 +67,20 @@ def test_the_status_names_the_command_that_continues(tmp_path, capsys):
     first, outcome, following = capsys.readouterr().out.splitlines()
     assert first.startswith(f"{run}: unknown, step 48, last record ")
     assert "(unknown after 3 of 12 epochs)" in outcome
-    assert following == f"To continue it: hybrid-imagenet resume {run}, if it no longer runs on its host"
+    assert (
+        following
+        == f"To continue it: hybrid-imagenet resume {run}, if it no longer runs on its host"
+    )
     assert __main__.main(["stop", str(run)]) == 2
-    assert capsys.readouterr().err == (
-        f"error: {run}: does not run on this host. It was started on made-up: stop it there\n"
+    assert (
+        capsys.readouterr().err
+        == f"error: {run}: does not run on this host. It was started on made-up: stop it there\n"
     )
     stopped = make_run(tmp_path / "stopped", epochs=3)
     summary = stopped / "summary.json"
-    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"steps": 50}))  # two after the last record
+    summary.write_text(
+        json.dumps(json.loads(summary.read_text()) | {"steps": 50})
+    )  # two after the last record
     assert __main__.main(["status", str(stopped)]) == 0
     assert ", step 50, last record" in capsys.readouterr().out
 
@@ -71,10 +91,22 @@ def test_the_status_names_the_command_that_continues(tmp_path, capsys):
         ({"summary": "finished"}, "finished at epoch 3, so there is nothing to stop\n"),
         (
             {"summary": "preempted"},
-            "was stopped at epoch 3 and no longer runs, so there is nothing to stop. To continue it: ",
+            (
+                "was stopped at epoch 3 and no longer runs, so there is nothing to stop. To"
+                " continue it: "
+            ),
         ),
-        ({"last": "diverged"}, "diverged at epoch 3 and no longer runs, so there is nothing to stop. To continue it: "),
-        ({}, "was killed at epoch 3 and no longer runs, so there is nothing to stop. To continue it: "),
+        (
+            {"last": "diverged"},
+            "diverged at epoch 3 and no longer runs, so there is nothing to stop. To continue it: ",
+        ),
+        (
+            {},
+            (
+                "was killed at epoch 3 and no longer runs, so there is nothing to stop. To continue"
+                " it: "
+            ),
+        ),
     ],
 )
 def test_stop_of_a_run_that_has_ended_says_how_it_ended(tmp_path, capsys, end, told):
@@ -101,7 +133,12 @@ def stored(*flags, ranks=1, hosts=("here",)):
     settled = config.resolve(flags)
     origins = {name: origin.value for name, origin in settled.origins.items()}
     everywhere = list(hosts) * ranks
-    return {"flags": settled.shown(), "origins": origins, "world_size": len(everywhere), "hosts": everywhere}
+    return {
+        "flags": settled.shown(),
+        "origins": origins,
+        "world_size": len(everywhere),
+        "hosts": everywhere,
+    }
 
 
 GIVEN = (
@@ -151,7 +188,11 @@ def test_it_takes_as_many_ranks_on_the_same_hosts(tmp_path, ranks, hosts, given,
 
 
 def test_a_password_is_given_again(tmp_path):
-    flags = ("--dataset=webdataset", "--data_dir=https://ann:hunter2@host/set", "--data_cache_dir=copies")
+    flags = (
+        "--dataset=webdataset",
+        "--data_dir=https://ann:hunter2@host/set",
+        "--data_cache_dir=copies",
+    )
     with pytest.raises(UserError, match="the password is not stored; give the flag again"):
         resume.command(tmp_path, stored(*flags), [])
     assert flags[1] in resume.command(tmp_path, stored(*flags), [flags[1]])
@@ -162,7 +203,10 @@ def test_the_command_prints_what_it_would_run(tmp_path, capsys):
     described["flags"]["mixup"], described["origins"]["mixup"] = 0.2, "command line"
     (tmp_path / "config.json").write_text(json.dumps(described))
     secret = "--data_dir=https://ann:hunter2@host/set"
-    assert __main__.main(["resume", str(tmp_path), "-np", "3", "--lr", "0.5", secret, "--dry_run"]) == 0
+    assert (
+        __main__.main(["resume", str(tmp_path), "-np", "3", "--lr", "0.5", secret, "--dry_run"])
+        == 0
+    )
     shown = capsys.readouterr()
     words = shlex.split(shown.out)
     assert words[:5] == ["hybrid-imagenet", "run", "-np", "3", "--"] and "--lr=0.5" in words
@@ -184,14 +228,28 @@ def test_a_real_run_is_stopped_and_resumed(tmp_path, capsys):
     assert __main__.main(["stop", str(run)]) == 0
     assert running.finish()[0] == 75
     first, _, following = capsys.readouterr().out.splitlines()
-    assert first.startswith(f"{run}: stopped, step ") and following == f"To continue it: hybrid-imagenet resume {run}"
-    epochs = math.ceil(max(record["position"] for record in program.records(run) if record["kind"] == "step")) + 1
+    assert (
+        first.startswith(f"{run}: stopped, step ")
+        and following == f"To continue it: hybrid-imagenet resume {run}"
+    )
+    epochs = (
+        math.ceil(
+            max(record["position"] for record in program.records(run) if record["kind"] == "step")
+        )
+        + 1
+    )
     words = [sys.executable, "-m", "hybrid_imagenet", "resume", str(run), f"--epochs={epochs}"]
-    done = subprocess.run(words, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        words, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, done.stderr
     assert f"changed: --epochs={epochs} instead of --epochs=5000" in done.stderr
     assert "val top-1" in done.stdout and f" {epochs}/{epochs}|" in done.stdout
     described = json.loads((run / "config.json").read_text())
-    assert (described["world_size"], described["flags"]["epochs"], described["flags"]["max_steps"]) == (1, epochs, None)
+    assert (
+        described["world_size"],
+        described["flags"]["epochs"],
+        described["flags"]["max_steps"],
+    ) == (1, epochs, None)
     assert __main__.main(["runs", str(tmp_path)]) == 0
     assert " finished " in capsys.readouterr().out

@@ -25,7 +25,9 @@ def small(num_classes, image_size, **options):
 def with_dropout(num_classes, image_size):
     """Dropout."""
     image = keras.Input((image_size, image_size, 3))
-    BUILT[:] = [keras.Model(image, keras.layers.Dropout(0.5)(small(num_classes, image_size)(image)))]
+    BUILT[:] = [
+        keras.Model(image, keras.layers.Dropout(0.5)(small(num_classes, image_size)(image)))
+    ]
     return BUILT[0]
 
 
@@ -37,7 +39,9 @@ def wrong(num_classes, image_size):
 def with_softmax(num_classes, image_size):
     """Probabilities, in a model within a model."""
     first = small(num_classes, image_size)
-    inner = keras.Model(first.inputs, [first.outputs[0], keras.layers.Softmax(name="last")(first.outputs[0])])
+    inner = keras.Model(
+        first.inputs, [first.outputs[0], keras.layers.Softmax(name="last")(first.outputs[0])]
+    )
     image = keras.Input((image_size, image_size, 3))
     return keras.Model(image, inner(image)[1])
 
@@ -62,7 +66,9 @@ def with_logits(num_classes, image_size):
 def synchronized(num_classes, image_size):
     """Normalization over ranks."""
     norm = keras.layers.BatchNormalization(synchronized=True)
-    return keras.Sequential([keras.Input((image_size, image_size, 3)), norm, small(num_classes, image_size)])
+    return keras.Sequential(
+        [keras.Input((image_size, image_size, 3)), norm, small(num_classes, image_size)]
+    )
 
 
 def regularized(num_classes, image_size):
@@ -77,7 +83,9 @@ def of_another_size(num_classes, image_size):
 
 def gray(num_classes, image_size):
     """One channel."""
-    return keras.Sequential([keras.Input((image_size, image_size, 1)), keras.layers.Flatten(), keras.layers.Dense(3)])
+    return keras.Sequential(
+        [keras.Input((image_size, image_size, 1)), keras.layers.Flatten(), keras.layers.Dense(3)]
+    )
 
 
 def with_two_inputs(num_classes, image_size):
@@ -89,7 +97,9 @@ def with_two_inputs(num_classes, image_size):
 def of_any_size(num_classes, image_size):
     """No size."""
     image = keras.Input((None, None, 3))
-    return keras.Model(image, keras.layers.Dense(num_classes)(keras.layers.GlobalAveragePooling2D()(image)))
+    return keras.Model(
+        image, keras.layers.Dense(num_classes)(keras.layers.GlobalAveragePooling2D()(image))
+    )
 
 
 def exits(num_classes, image_size):

@@ -27,10 +27,17 @@ def _steps(c) -> list:
     optimizer.build([w])
     step = tf.function(lambda grad: optimizer.apply([optimizer.scale_loss(grad)]), autograph=False)
     trail = []
-    # Finite everywhere; infinite on the last rank only; 60 * 1024 fits FP16 as a mean but not as a sum over ranks.
+    # Finite everywhere; infinite on the last rank only; 60 * 1024 fits FP16 as a mean but not as a
+    # sum over ranks.
     for mine in (1.0 + c.rank, np.inf if c.rank == c.size - 1 else 1.0, 60.0):
         step(tf.constant([mine, 0.0, 1e-6], tf.float32))
-        trail.append([*w.numpy().tolist(), float(optimizer.loss_scale.scale.numpy()), int(inner.iterations.numpy())])
+        trail.append(
+            [
+                *w.numpy().tolist(),
+                float(optimizer.loss_scale.scale.numpy()),
+                int(inner.iterations.numpy()),
+            ]
+        )
     return trail
 
 
@@ -42,7 +49,9 @@ def _statistics(c) -> list:
 
     layer = BatchNormalization(mode="last")
     layer.build([None, None, None, 2])
-    images = np.random.default_rng(c.rank).normal(c.rank, 1 + c.rank, (4, 3, 3, 2)).astype(np.float32)
+    images = (
+        np.random.default_rng(c.rank).normal(c.rank, 1 + c.rank, (4, 3, 3, 2)).astype(np.float32)
+    )
     layer(tf.constant(images), training=True)
     BatchNormStatistics(c, [(layer.moving_mean, layer.moving_variance)]).synchronize()
     return [layer.moving_mean.numpy().tolist(), layer.moving_variance.numpy().tolist()]

@@ -9,7 +9,9 @@ BATCH = 8
 
 
 def four_steps(micro: int) -> list:
-    """Weights after four steps over both phases of the hybrid method, with so many micro-batches per rank."""
+    """Weights after four steps over both phases of the hybrid method, with so many micro-batches
+    per rank.
+    """
     c = comm.start(comm.Settings(compression="none"))
     import tensorflow as tf
 
@@ -25,7 +27,9 @@ def four_steps(micro: int) -> list:
         layer.trainable = False
     inner = optimizers.create("hybrid", learning_rate=0.05, momentum=0.9)
     inner.set_kinds(classify(model))
-    step = TrainStep(model, DistributedOptimizer(inner, c, LossScale(64.0)), lambda batch: batch["image"], c)
+    step = TrainStep(
+        model, DistributedOptimizer(inner, c, LossScale(64.0)), lambda batch: batch["image"], c
+    )
     if micro > 1:
         step.prepare_accumulation()
     generator = np.random.default_rng(0)
@@ -34,10 +38,19 @@ def four_steps(micro: int) -> list:
     for number in range(4):
         images = generator.normal(size=(BATCH, 32, 32, 3)).astype(np.float32)
         labels = generator.integers(0, 5, BATCH).astype(np.int32)
-        phase = {"phase": float(number >= 2), "lower_bound": 0.02, "upper_bound": 0.5, "learning_rate": 0.05}
+        phase = {
+            "phase": float(number >= 2),
+            "lower_bound": 0.02,
+            "upper_bound": 0.5,
+            "learning_rate": 0.05,
+        }
         inner.hyper.assign(phase)
-        places = [slice(at * own, (at + 1) * own) for at in range(c.rank * micro, (c.rank + 1) * micro)]
-        *parts, last = [{"image": tf.constant(images[at]), "label": tf.constant(labels[at])} for at in places]
+        places = [
+            slice(at * own, (at + 1) * own) for at in range(c.rank * micro, (c.rank + 1) * micro)
+        ]
+        *parts, last = [
+            {"image": tf.constant(images[at]), "label": tf.constant(labels[at])} for at in places
+        ]
         for part in parts:
             step.accumulate(part)
         step.last(last, control, tf.constant(float(micro))) if parts else step.single(last, control)
@@ -46,5 +59,9 @@ def four_steps(micro: int) -> list:
 
 def train_on_own_data(folder: str) -> list:
     """Trains as `program.FLAGS` say, each rank on the data set in the directory of its number."""
-    place = [f"--data_dir={folder}/{comm.placement().rank}", f"--run_dir={folder}/run", "--epochs=1"]
+    place = [
+        f"--data_dir={folder}/{comm.placement().rank}",
+        f"--run_dir={folder}/run",
+        "--epochs=1",
+    ]
     return in_process.call("hybrid_imagenet.main", [*program.FLAGS, *place])

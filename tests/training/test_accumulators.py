@@ -14,7 +14,9 @@ def test_counts_over_batches_without_padding():
         losses = generator.random(7).astype(np.float32)
         weights = (generator.random(7) < 0.6).astype(np.float32)
         losses[weights == 0] = np.nan  # padding may hold anything
-        sums.add(tf.constant(losses), tf.constant(logits), tf.constant(labels), tf.constant(weights))
+        sums.add(
+            tf.constant(losses), tf.constant(logits), tf.constant(labels), tf.constant(weights)
+        )
         for i in np.flatnonzero(weights):
             ranked = np.argsort(-logits[i])
             expected += [np.float64(losses[i]), ranked[0] == labels[i], labels[i] in ranked[:5], 1]
@@ -32,6 +34,8 @@ def test_two_classes_have_no_fifth_guess():
 def test_restored_and_reset():
     sums = SumAccumulator("test")
     sums.restore(ClassificationSums(1.5, 2.0, 3.0, 4.0))
-    assert sums.read() - ClassificationSums(0.5, 1.0, 1.0, 1.0) == ClassificationSums(1.0, 1.0, 2.0, 3.0)
+    assert sums.read() - ClassificationSums(0.5, 1.0, 1.0, 1.0) == ClassificationSums(
+        1.0, 1.0, 2.0, 3.0
+    )
     sums.reset()
     assert np.isnan(sums.read().means("train")["train_loss"])

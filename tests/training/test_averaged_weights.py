@@ -26,7 +26,9 @@ def parts(request):
     image = keras.Input((4, 4, 3))
     x = keras.layers.Conv2D(5, 1, use_bias=False, name="conv")(image)
     if mode != "Keras's own":
-        layer = normalization.BatchNormalization(mode=mode, parts=2 if "GPUs" in request.param else 1)
+        layer = normalization.BatchNormalization(
+            mode=mode, parts=2 if "GPUs" in request.param else 1
+        )
     else:
         layer = keras.layers.BatchNormalization()
     x = keras.layers.Dropout(0.5, seed=1)(layer(x))

@@ -11,13 +11,17 @@ from tests.data import support, test_idx
 
 
 def sources(tmp_path, *flags):
-    resolved = config.resolve(["--dataset=fashion_mnist", f"--data_dir={test_idx.write(tmp_path)}", *flags])
+    resolved = config.resolve(
+        ["--dataset=fashion_mnist", f"--data_dir={test_idx.write(tmp_path)}", *flags]
+    )
     return resolved, build.sources(resolved)
 
 
 def images(source):
     """Each image as one number: the fixture's pixels are all different."""
-    return {int(p.astype(np.int64).sum()) for p in source.read_pixels(np.arange(source.num_examples))[0]}
+    return {
+        int(p.astype(np.int64).sum()) for p in source.read_pixels(np.arange(source.num_examples))[0]
+    }
 
 
 def test_tuning_never_sees_the_validation_images(tmp_path):
@@ -45,11 +49,16 @@ def test_the_report_validates_the_validation_images_with_the_same_training(tmp_p
 def test_training_and_validation_must_have_the_same_classes(tmp_path):
     for split, names in (("train", support.CLASSES), ("validation", support.CLASSES[::-1])):
         support.write_parquet(tmp_path, split, support.tiny(split), names=names)
-    with pytest.raises(UserError, match=r"training and validation have different classes .class 0 is 'n01' and 'n03'"):
+    with pytest.raises(
+        UserError,
+        match=r"training and validation have different classes .class 0 is 'n01' and 'n03'",
+    ):
         build.sources(config.resolve(["--dataset=parquet", f"--data_dir={tmp_path}"]))
     support.write_parquet(tmp_path, "validation", support.tiny("validation"))
     with pytest.raises(UserError, match="--num_classes=5: parquet has 3 classes: omit it"):
-        build.sources(config.resolve(["--dataset=parquet", f"--data_dir={tmp_path}", "--num_classes=5"]))
+        build.sources(
+            config.resolve(["--dataset=parquet", f"--data_dir={tmp_path}", "--num_classes=5"])
+        )
 
 
 @pytest.mark.parametrize(
@@ -72,10 +81,15 @@ def test_images_are_mixed_by_windows_of_shards_where_that_is_asked_for(tiny_data
         order = build.sample_order(config.resolve([*flags, f"--shuffle_window={window}"]), source)
         assert sorted(order.at(0, np.arange(64)).tolist()) == list(range(64))
         assert len(np.unique(order.at(0, np.arange(32)) // 32)) == shards  # of 32 images each
-    assert len(np.unique(build.sample_order(config.resolve(flags), source).at(0, np.arange(32)) // 32)) == 2
+    assert (
+        len(np.unique(build.sample_order(config.resolve(flags), source).at(0, np.arange(32)) // 32))
+        == 2
+    )
 
 
 def test_a_window_goes_with_shards_only():
     asked = config.resolve(["--dataset=synthetic", "--num_examples=8", "--shuffle_window=2"])
-    with pytest.raises(UserError, match=r"--shuffle_window=2 needs a dataset in shards .*, not synthetic"):
+    with pytest.raises(
+        UserError, match=r"--shuffle_window=2 needs a dataset in shards .*, not synthetic"
+    ):
         build.check_window(asked, build.sources(asked)[0])

@@ -47,7 +47,9 @@ def test_the_order_of_images_is_that_of_the_run(tmp_path):
     assert resumed(tmp_path, {"optimizer": "sgd", "seed": 7}, {}).seed == 7
     assert resumed(tmp_path, {"optimizer": "sgd", "seed": 7}, {}, "--seed=0").seed == 0
     at_url = "--dataset=webdataset", "--data_dir=https://host/set", "--data_cache_dir=/local"
-    kept = resumed(tmp_path, {"optimizer": "sgd", "shuffle_window": None}, {}, *at_url)  # it lay in a directory then
+    kept = resumed(
+        tmp_path, {"optimizer": "sgd", "shuffle_window": None}, {}, *at_url
+    )  # it lay in a directory then
     assert kept.shuffle_window == 0
     for before, origin in ((None, "default"), (0, "the run's config.json")):
         flags = {"recipe": "hybrid", "shuffle_window": before}
@@ -56,49 +58,91 @@ def test_the_order_of_images_is_that_of_the_run(tmp_path):
 
 
 def test_a_recipe_that_has_changed_since_does_not_act(tmp_path, monkeypatch, capsys):
-    monkeypatch.delenv(preflight.CHECKED_VARIABLE, raising=False)  # another test of this process has checked
-    old = {"recipe": "flash_a", "eval_every_epochs": 1, "label_smoothing": 0.3, "weight_decay": 0.5, "epochs": 7}
-    origins = dict.fromkeys(old, "recipe") | {"recipe": "command line", "weight_decay": "command line"}
+    monkeypatch.delenv(
+        preflight.CHECKED_VARIABLE, raising=False
+    )  # another test of this process has checked
+    old = {
+        "recipe": "flash_a",
+        "eval_every_epochs": 1,
+        "label_smoothing": 0.3,
+        "weight_decay": 0.5,
+        "epochs": 7,
+    }
+    origins = dict.fromkeys(old, "recipe") | {
+        "recipe": "command line",
+        "weight_decay": "command line",
+    }
     given = ["--recipe=flash_a", "--epochs=8", "--dataset=synthetic", "--check_only"]
     found = resumed(tmp_path, old, origins, *given)
     new = config.resolve(["--recipe=flash_a"])
     assert (found.eval_every_epochs, found.label_smoothing, found.epochs) == (1, 0.3, 8)
     assert found.weight_decay == new.weight_decay  # it was a flag of that start only
-    assert found.dropped["label_smoothing"] == "the default has 0.0 in this version, but the run began with 0.3"
+    assert (
+        found.dropped["label_smoothing"]
+        == "the default has 0.0 in this version, but the run began with 0.3"
+    )
     preflight.run(found, disk=False)
     assert "--eval_every_epochs: the recipe has" in capsys.readouterr().err
-    assert resumed(tmp_path, old, origins, "--recipe=flash_b").label_smoothing == new.label_smoothing
+    assert (
+        resumed(tmp_path, old, origins, "--recipe=flash_b").label_smoothing == new.label_smoothing
+    )
     with pytest.raises(UserError, match="--lr_schedule=cosine, and the recipe is sony_a now: give"):
-        resumed(tmp_path, old | {"lr_schedule": "cosine"}, origins | {"lr_schedule": "recipe"}, "--recipe=flash_a")
+        resumed(
+            tmp_path,
+            old | {"lr_schedule": "cosine"},
+            origins | {"lr_schedule": "recipe"},
+            "--recipe=flash_a",
+        )
     with pytest.raises(UserError, match="--decoder=gone: choose one of"):
-        resumed(tmp_path, old | {"decoder": "gone"}, origins | {"decoder": "default"}, "--recipe=flash_a")
+        resumed(
+            tmp_path,
+            old | {"decoder": "gone"},
+            origins | {"decoder": "default"},
+            "--recipe=flash_a",
+        )
 
 
 def test_what_followed_from_the_batch_does_so_again(tmp_path):
     found = resumed(tmp_path, OLD, {"lars_eta": Origin.BATCH.value})
-    assert found.lars_eta == config.resolve(["--hybrid_handover=rescale", "--momentum=0.8"], 24).lars_eta
+    assert (
+        found.lars_eta
+        == config.resolve(["--hybrid_handover=rescale", "--momentum=0.8"], 24).lars_eta
+    )
 
 
 def test_a_schedule_of_mlperfs_table_stays_that_of_the_run_on_fewer_ranks(tmp_path, capsys):
     given = ["--recipe=mlperf_lars", "--per_gpu_batch=256", "--dataset=synthetic"]
     begun, fewer = config.resolve(given, 32), config.resolve(given, 24)
     origins = {name: origin.value for name, origin in begun.origins.items()}
-    assert (fewer.epochs, fewer.weight_decay, fewer.momentum) != (begun.epochs, begun.weight_decay, begun.momentum)
+    assert (fewer.epochs, fewer.weight_decay, fewer.momentum) != (
+        begun.epochs,
+        begun.weight_decay,
+        begun.momentum,
+    )
     for _ in range(2):  # what a resume has taken over, the next one does too
         found = resumed(tmp_path, begun.shown(), origins, *given)
         for name in ("epochs", "warmup_epochs", "momentum", "weight_decay", "eval_offset_epochs"):
             assert getattr(found, name) == getattr(begun, name)
-        rate = fewer.lr * (1 - begun.momentum) / (1 - fewer.momentum)  # the relative step is that of this batch
+        rate = (
+            fewer.lr * (1 - begun.momentum) / (1 - fewer.momentum)
+        )  # the relative step is that of this batch
         assert (found.lr, found.dropped) == (pytest.approx(rate), {})
         line = f"--lr: {rate:.4g} at this batch, {begun.lr:.4g} in the run so far"
         assert preflight._moved_by_batch(found, defaults.description(found))[-1] == line
-        origins |= {name: origin.value for name, origin in found.origins.items() if origin is Origin.RUN}
+        origins |= {
+            name: origin.value for name, origin in found.origins.items() if origin is Origin.RUN
+        }
 
 
 def test_a_value_of_a_recipe_that_has_changed_stays_over_several_resumes(tmp_path):
     flags = config.resolve(["--recipe=four_minutes_resnet"], 24).shown() | {"epochs": 85}
     for origin in (Origin.RECIPE, Origin.RUN):
-        assert resumed(tmp_path, flags, {"epochs": origin.value}, "--recipe=four_minutes_resnet").epochs == 85
+        assert (
+            resumed(
+                tmp_path, flags, {"epochs": origin.value}, "--recipe=four_minutes_resnet"
+            ).epochs
+            == 85
+        )
 
 
 def test_another_or_no_description_changes_nothing(tmp_path):

@@ -24,7 +24,9 @@ class OneOf(SingleProcess):
 
 
 class FirstPixel:
-    """Takes the parity of an image's first pixel for its class, with a probability that grows with the pixel."""
+    """Takes the parity of an image's first pixel for its class, with a probability that grows with
+    the pixel.
+    """
 
     def __init__(self):
         self.sums = SumAccumulator("sums")
@@ -32,7 +34,9 @@ class FirstPixel:
     def __call__(self, batch):
         self.sums.variable.assign_add([0.0, 0.0, 0.0, float(tf.reduce_sum(batch["weight"]))])
         pixel = tf.cast(batch["image"][:, 0, 0, 0], tf.float32)
-        rows = tf.stack([tf.cast(batch["label"] + 1, tf.float32), pixel % 2 + 1, pixel / 255], axis=1)
+        rows = tf.stack(
+            [tf.cast(batch["label"] + 1, tf.float32), pixel % 2 + 1, pixel / 255], axis=1
+        )
         return rows * batch["weight"][:, tf.newaxis]
 
 
@@ -75,7 +79,11 @@ def test_scores_of_mirrored_images_are_averaged_in(flip):
 
     step = EvaluationStep(model, lambda batch: batch["image"], loss=binary_cross_entropy, flip=flip)
     weights_of_images = np.array([1, 1, 1, 1, 1, 1, 1, 0], np.float32)
-    batch = {"image": tf.constant(images), "label": tf.constant(labels), "weight": tf.constant(weights_of_images)}
+    batch = {
+        "image": tf.constant(images),
+        "label": tf.constant(labels),
+        "weight": tf.constant(weights_of_images),
+    }
     found = step(batch).numpy()
     scores = images.reshape(8, -1) @ weights
     if flip:

@@ -20,7 +20,13 @@ from tests.data.support import MemorySource
 
 N = 60
 START = Cursor()
-FLAGS = ["--dataset=synthetic", "--epochs=3", "--per_gpu_batch=4", "--image_size=8", "--warmup_epochs=1"]
+FLAGS = [
+    "--dataset=synthetic",
+    "--epochs=3",
+    "--per_gpu_batch=4",
+    "--image_size=8",
+    "--warmup_epochs=1",
+]
 
 
 class Ranks:
@@ -47,7 +53,9 @@ class Ranks:
         return seen
 
     def on_each(self, act):
-        """Has each rank do what gathers, in threads of their own; what is gathered goes over the wire as JSON."""
+        """Has each rank do what gathers, in threads of their own; what is gathered goes over the
+        wire as JSON.
+        """
         barrier, sent = threading.Barrier(len(self.data)), [None] * len(self.data)
 
         def run(rank):
@@ -73,7 +81,9 @@ class Ranks:
 
     def saved(self, epoch):
         """What a checkpoint holds, as it is read again."""
-        return json.loads(json.dumps(self.on_each(lambda data, gather: all_replaced(data, epoch, gather))[0]))
+        return json.loads(
+            json.dumps(self.on_each(lambda data, gather: all_replaced(data, epoch, gather))[0])
+        )
 
 
 def bad_source(**arguments):
@@ -82,10 +92,14 @@ def bad_source(**arguments):
 
 @pytest.mark.parametrize("remainder", ["wrap", "drop"])
 def test_bad_records_count_once_over_ranks_and_epochs_add_up(remainder):
-    """Batches of 8 do not divide 60: a wrapped one belongs to two epochs, a dropped rest to none."""
+    """Batches of 8 do not divide 60: a wrapped one belongs to two epochs, a dropped rest to
+    none.
+    """
     ranks = Ranks(bad_source(), 2, remainder=remainder)
     for epoch in (0, 1):
-        ranks.train(ranks.order.batches_in_epoch(8, ranks.cursor.offset if remainder == "wrap" else 0))
+        ranks.train(
+            ranks.order.batches_in_epoch(8, ranks.cursor.offset if remainder == "wrap" else 0)
+        )
         records = ranks.end(epoch)
         assert records[0] == records[1]
         whole = N if remainder == "wrap" else 56
@@ -103,7 +117,9 @@ def test_the_counts_of_an_epoch_outlive_a_restart_on_other_ranks():
     after = Ranks(bad_source(), 3, before.cursor, before.saved(0))
     after.train(2)  # the last takes 4 of the next epoch
     assert after.cursor == Cursor(1, 4)
-    again = Ranks(bad_source(), 1, after.cursor, after.saved(0))  # between the last step and the end of the epoch
+    again = Ranks(
+        bad_source(), 1, after.cursor, after.saved(0)
+    )  # between the last step and the end of the epoch
     records = again.end(0)
     assert (records[0]["train_count"], records[0]["train_dropped"]) == (57, 3)
     again.train(14)
@@ -130,9 +146,13 @@ def test_replaced_examples_of_another_form_are_one_line():
 
 
 @pytest.mark.parametrize(("names", "told"), [("ant bee cat dog", 0), ("ant bee cat dog eel", 1)])
-def test_training_on_shards_tells_once_of_a_list_with_more_classes_than_all_images_have(names, told, tmp_path, caplog):
+def test_training_on_shards_tells_once_of_a_list_with_more_classes_than_all_images_have(
+    names, told, tmp_path, caplog
+):
     pictures = [support.jpeg(number, 12, 16) for number in range(8)]
-    support.write_shards(tmp_path, "train", [(pictures[number % 8], number % 4) for number in range(N)])
+    support.write_shards(
+        tmp_path, "train", [(pictures[number % 8], number % 4) for number in range(N)]
+    )
     place = tmp_path / "labels.txt"
     place.write_text("\n".join(names.split()))
     ranks = Ranks(Request("tfrecord", str(tmp_path)).open(), 2)
@@ -140,11 +160,16 @@ def test_training_on_shards_tells_once_of_a_list_with_more_classes_than_all_imag
         ranks.train(8 if epoch == 0 else 7)
         ranks.end(epoch)
     lines = [record.message for record in caplog.records if "labels.txt" in record.message]
-    assert lines == [f"data: {place}: lists 5 classes, but no training image has a label above 3"] * told
+    assert (
+        lines
+        == [f"data: {place}: lists 5 classes, but no training image has a label above 3"] * told
+    )
 
 
 def test_the_rest_of_an_epoch_says_nothing_of_a_list_of_classes(tmp_path, caplog):
-    support.write_shards(tmp_path, "train", [(support.jpeg(1, 12, 16), number % 4) for number in range(N)])
+    support.write_shards(
+        tmp_path, "train", [(support.jpeg(1, 12, 16), number % 4) for number in range(N)]
+    )
     (tmp_path / "labels.txt").write_text("ant\nbee\ncat\ndog")
     data = Ranks(Request("tfrecord", str(tmp_path)).open(), 1, Cursor(0, 56)).data[0]
     data.check_class_list(0, Cursor(1, 0), 2)

@@ -41,12 +41,16 @@ def test_the_loss_scale(flags, precision, scale, dynamic):
 
 def test_fp16_on_a_cpu_is_for_small_networks():
     assert hardware.choose_precision("mixed_float16", "resnet8") == "mixed_float16"
-    with pytest.raises(UserError, match="--precision=mixed_float16 with --model=resnet50 needs a GPU"):
+    with pytest.raises(
+        UserError, match="--precision=mixed_float16 with --model=resnet50 needs a GPU"
+    ):
         hardware.choose_precision("mixed_float16", "resnet50")
 
 
 def test_epochs_that_are_validated():
-    resolved = config.resolve(["--epochs=12", "--eval_every_epochs=4", "--eval_offset_epochs=1", "--warmup_epochs=2"])
+    resolved = config.resolve(
+        ["--epochs=12", "--eval_every_epochs=4", "--eval_offset_epochs=1", "--warmup_epochs=2"]
+    )
     length = RunLength(SampleOrder(10), resolved.epochs)
     parts = types.SimpleNamespace(config=resolved, data=types.SimpleNamespace(length=length))
 
@@ -60,7 +64,9 @@ def test_epochs_that_are_validated():
 def test_a_checkpoint_after_so_many_seconds(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(loop.time, "monotonic", lambda: now[0])
-    control = loop.Control(config.resolve(["--checkpoint_every_seconds=30"]).checkpoint_every_seconds)
+    control = loop.Control(
+        config.resolve(["--checkpoint_every_seconds=30"]).checkpoint_every_seconds
+    )
     asked = []
     for seconds in (0, 29, 1, 29, 1):
         now[0] += seconds

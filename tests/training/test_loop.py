@@ -93,9 +93,13 @@ def test_what_is_saved_at_the_end_of_an_epoch_begins_the_next_one():
     ]
 
 
-@pytest.mark.parametrize(("lag", "log_every", "losses"), [(0, 3, [1.0, 2.0]), (2, 3, [1.0, 2.0]), (2, 4, [2.0])])
+@pytest.mark.parametrize(
+    ("lag", "log_every", "losses"), [(0, 3, [1.0, 2.0]), (2, 3, [1.0, 2.0]), (2, 4, [2.0])]
+)
 def test_a_record_is_complete_whether_or_not_it_tells_of_two_steps_before(lag, log_every, losses):
-    """With four steps between records the copy of two steps before belongs to the epoch before: it is not used."""
+    """With four steps between records the copy of two steps before belongs to the epoch before: it
+    is not used.
+    """
     told = Told()
     run_loop(Step(lag), told, log_every)
     found = [(step, record) for step, record in enumerate(told.steps, 1) if record is not None]

@@ -7,7 +7,9 @@ from tests.references import short_reference
 
 
 def reference(logits, labels, smoothing):
-    """Szegedy et al. 2016, section 7: cross-entropy with q'(k) = (1 - e) [k = y] + e / K, in float64."""
+    """Szegedy et al. 2016, section 7: cross-entropy with q'(k) = (1 - e) [k = y] + e / K, in
+    float64.
+    """
     logits = logits.astype(np.float64)
     log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     q = np.full_like(log_p, smoothing / logits.shape[1])
@@ -18,7 +20,10 @@ def reference(logits, labels, smoothing):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize(
     ("loss", "definition", "atol"),
-    [(cross_entropy, reference, 0.0), (binary_cross_entropy, short_reference.binary_cross_entropy, 1e-6)],
+    [
+        (cross_entropy, reference, 0.0),
+        (binary_cross_entropy, short_reference.binary_cross_entropy, 1e-6),
+    ],
 )
 def test_a_loss_equals_its_definition(loss, definition, atol, smoothing):
     generator = np.random.default_rng(0)

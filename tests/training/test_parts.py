@@ -46,12 +46,16 @@ def test_trust_ratios_are_recorded_where_lars_runs(name, arguments, recorded):
 
 def test_metric_average_divides_sums_of_all_ranks_once():
     others = np.array([10.0, 1.0, 2.0, 30.0])
-    means = over_ranks(ClassificationSums(2.0, 3.0, 4.0, 6.0), lambda vector, name: vector + others).means("train")
+    means = over_ranks(
+        ClassificationSums(2.0, 3.0, 4.0, 6.0), lambda vector, name: vector + others
+    ).means("train")
     assert means == {"train_loss": 12 / 36, "train_top1": 4 / 36, "train_top5": 6 / 36}
 
 
 def test_the_guard_stops_a_run_that_only_skips():
-    optimizer = DistributedOptimizer(optimizers.create("sgd", weight_decay=0.0, learning_rate=0.1), SingleProcess())
+    optimizer = DistributedOptimizer(
+        optimizers.create("sgd", weight_decay=0.0, learning_rate=0.1), SingleProcess()
+    )
     weights = [keras.Variable(np.ones(1, np.float32), name=name) for name in ("stem", "head")]
     optimizer.build(weights)
     guard = NumericsGuard(optimizer, 3, LateCopies(optimizer.told(), 0))
@@ -106,7 +110,9 @@ def test_checkpoints_are_saved_when_due_and_once(tmp_path):
     state, merged = RunState(), []
     store = CheckpointStore(tmp_path, keep=10)
     weights = variable(0.0)
-    callback = saver(store, state, weights, merged, every_epochs=2, every_steps=3, is_last=lambda done: done == 3)
+    callback = saver(
+        store, state, weights, merged, every_epochs=2, every_steps=3, is_last=lambda done: done == 3
+    )
     for epoch in range(3):
         for _ in range(4):
             state.step += 1
@@ -115,7 +121,8 @@ def test_checkpoints_are_saved_when_due_and_once(tmp_path):
         state.finished_epochs = state.closed_at = epoch + 1
         callback.after_epoch(epoch + 1)
     callback.finish()
-    # Every third step, by request at 7, after epoch 2 (step 8) and after the last epoch (step 12, a second time).
+    # Every third step, by request at 7, after epoch 2 (step 8) and after the last epoch (step 12, a
+    # second time).
     assert merged == [3, 6, 7, 8, 9, 12, 12]
     assert [p.name for p in store.paths()] == [f"step-{s:09d}.npz" for s in (12, 9, 8, 7, 6, 3)]
     newest = store.paths()[0]

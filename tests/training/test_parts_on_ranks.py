@@ -28,11 +28,16 @@ def test_a_step_is_taken_or_skipped_by_all_ranks_together(ranks):
 
 def test_statistics_are_those_of_all_ranks_images(ranks):
     size = len(ranks)
-    images = [np.random.default_rng(r).normal(r, 1 + r, (4, 3, 3, 2)).astype(np.float32) for r in range(size)]
+    images = [
+        np.random.default_rng(r).normal(r, 1 + r, (4, 3, 3, 2)).astype(np.float32)
+        for r in range(size)
+    ]
     for _, (mean, variance) in ranks:
         for channel in range(2):
             parts = [part[..., channel].ravel().tolist() for part in images]
-            np.testing.assert_allclose([mean[channel], variance[channel]], population_moments(parts), rtol=2e-5)
+            np.testing.assert_allclose(
+                [mean[channel], variance[channel]], population_moments(parts), rtol=2e-5
+            )
 
 
 def test_ranks_draw_numbers_of_their_own_also_after_a_resume(pools, tiny_data, tmp_path):
@@ -40,7 +45,9 @@ def test_ranks_draw_numbers_of_their_own_also_after_a_resume(pools, tiny_data, t
     common = [*small, "--model=tests.training.own_networks:with_dropout", f"--data_dir={tiny_data}"]
     seeds = set()
     for flag, steps in (("--max_steps=5", 5), ("--resume", 12)):
-        first, second = pools[2].call(parts_programs.train_with_dropout, [*common, f"--run_dir={tmp_path}", flag])
+        first, second = pools[2].call(
+            parts_programs.train_with_dropout, [*common, f"--run_dir={tmp_path}", flag]
+        )
         assert first[0] != second[0] and first[1] == second[1] == steps
         seeds.add((first[0], second[0]))
     assert len(seeds) == 1

@@ -55,7 +55,9 @@ def make_run(path, **meta):
     ],
 )
 def test_flags_that_cannot_train_are_refused(monkeypatch, flags, ranks, text):
-    monkeypatch.setattr(preflight, "_installed", lambda module: False)  # without packages that flags ask for
+    monkeypatch.setattr(
+        preflight, "_installed", lambda module: False
+    )  # without packages that flags ask for
     with pytest.raises(UserError, match=text):
         preflight.check(config.resolve([*DIGITS, *flags], ranks))
 
@@ -66,21 +68,36 @@ def test_flags_that_cannot_train_are_refused(monkeypatch, flags, ranks, text):
         (["--dataset=imagenet2012"], "--dataset=imagenet2012: is not prepared"),
         (["--dataset=tfrecord", "--data_dir=."], "holds no train shards"),
         (["--num_classes=7"], "--num_classes=7: digits has 10 classes: omit it"),
-        (["--dataset=synthetic", "--num_classes=1"], "--dataset=synthetic: has one class, and training needs two"),
+        (
+            ["--dataset=synthetic", "--num_classes=1"],
+            "--dataset=synthetic: has one class, and training needs two",
+        ),
         (["--dataset=webdataset", "--data_dir=https://host/x"], "--data_cache_dir"),
-        (["--dataset=webdataset", "--data_dir=/x", "--data_cache_dir=/y"], "--data_cache_dir=/y is for copies"),
+        (
+            ["--dataset=webdataset", "--data_dir=/x", "--data_cache_dir=/y"],
+            "--data_cache_dir=/y is for copies",
+        ),
         (["--model=no_such_module:net"], "--model=no_such_module:net: there is no such module"),
         (["--run_dir=taken"], "--run_dir=taken holds a run: add --resume"),
         (["--num_examples=9"], "--num_examples=9 is for synthetic datasets, not digits"),
         (["--run_dir=other"], r"--run_dir=other holds other files \(x\)"),
-        (["--run_dir=taken", "--resume", "--model=resnet18"], "--model=resnet18: .*was written with --model=resnet8"),
-        (["--run_dir=taken", "--resume", "--blurpool", "--optimizer=sgd"], "--blurpool=true: .*--blurpool=false"),
+        (
+            ["--run_dir=taken", "--resume", "--model=resnet18"],
+            "--model=resnet18: .*was written with --model=resnet8",
+        ),
+        (
+            ["--run_dir=taken", "--resume", "--blurpool", "--optimizer=sgd"],
+            "--blurpool=true: .*--blurpool=false",
+        ),
         (
             ["--run_dir=taken", "--resume", "--optimizer=sgd", "--ema_decay=.9"],
             "have no average; resume with --ema_decay=0",
         ),
         (["--init_from=/nope"], "--init_from=/nope: no such file or directory"),
-        (["--init_from=taken", "--model_width=32"], "--init_from=taken: .*--model_width=64, not 32"),
+        (
+            ["--init_from=taken", "--model_width=32"],
+            "--init_from=taken: .*--model_width=64, not 32",
+        ),
     ],
 )
 def test_what_a_listing_shows_is_refused(here, flags, text):
@@ -102,7 +119,9 @@ def test_other_classes_than_those_of_the_run_are_refused(here):
 def test_other_images_to_judge_by_than_those_of_the_run_are_refused(here):
     make_run(here / "run", val_split="tuning")
     words = [*DIGITS, "--optimizer=sgd", "--run_dir=run", "--resume"]
-    with pytest.raises(UserError, match="was judged on the tuning images, not the validation images"):
+    with pytest.raises(
+        UserError, match="was judged on the tuning images, not the validation images"
+    ):
         preflight.check(config.resolve(words))
     preflight.check(config.resolve([*words, "--tuning_split=500"]))
 
@@ -115,7 +134,12 @@ def test_a_warmup_that_raises_nothing_is_one_warning(here):
 
 
 def test_what_begins_after_the_last_epoch_is_a_warning_each(here):
-    words = ["--optimizer=sgd", "--lr_schedule=step", "--lr_steps=3,6", "--image_size_schedule=0:8,6:16"]
+    words = [
+        "--optimizer=sgd",
+        "--lr_schedule=step",
+        "--lr_steps=3,6",
+        "--image_size_schedule=0:8,6:16",
+    ]
     lines = preflight.check(config.resolve([*DIGITS, *words, "--epochs=6"])).warnings
     assert [line.partition(" is ")[0] for line in lines] == [
         "--lr_steps: its epoch 6",
@@ -125,19 +149,32 @@ def test_what_begins_after_the_last_epoch_is_a_warning_each(here):
 
 def test_a_checkpoint_that_fits_is_named(here):
     make_run(here / "run")
-    found = preflight.check(config.resolve([*DIGITS, "--optimizer=sgd", "--epochs=10", "--run_dir=run", "--resume"]))
+    found = preflight.check(
+        config.resolve([*DIGITS, "--optimizer=sgd", "--epochs=10", "--run_dir=run", "--resume"])
+    )
     assert "step-000000020.npz" in found.checked[-1]
     assert not found.warnings
 
 
 def test_a_resume_of_nothing_is_one_warning(here):
     found = preflight.check(config.resolve([*DIGITS, "--run_dir=new", "--resume"]))
-    assert [line for line in found.warnings if "starts from the beginning" in line] == found.warnings != []
+    assert (
+        [line for line in found.warnings if "starts from the beginning" in line]
+        == found.warnings
+        != []
+    )
 
 
 def test_other_epochs_that_move_the_learning_rate_are_one_warning(here):
     make_run(here / "run")
-    words = [*DIGITS, "--optimizer=sgd", "--warmup_epochs=1", "--run_dir=run", "--resume", "--epochs=20"]
+    words = [
+        *DIGITS,
+        "--optimizer=sgd",
+        "--warmup_epochs=1",
+        "--run_dir=run",
+        "--resume",
+        "--epochs=20",
+    ]
     (line,) = preflight.check(config.resolve([*words, "--lr_schedule=cosine"], 2)).warnings
     now = derived.schedule(config.resolve([*words, "--lr_schedule=cosine"], 2))
     new = now(5.5, 5.5, 1000)["learning_rate"]
@@ -153,7 +190,9 @@ def test_what_another_batch_changes_in_mlperfs_table_is_one_warning(here):
     (here / "run" / "config.json").write_text(json.dumps(table))
     words = [*DIGITS, "--recipe=mlperf_lars", "--run_dir=run", "--resume"]
     found = config.resolve(words, 2)
-    assert preflight.check(found).warnings == [f"--lr: {found.lr:.4g} at this batch, 99 in the run so far"]
+    assert preflight.check(found).warnings == [
+        f"--lr: {found.lr:.4g} at this batch, 99 in the run so far"
+    ]
 
 
 def test_the_disk_is_looked_at_once(here, monkeypatch):
@@ -171,7 +210,12 @@ def test_the_disk_is_looked_at_once(here, monkeypatch):
 def test_check_only_prints_what_it_has_checked(here, capsys):
     preflight.run(config.resolve([*DIGITS, "--check_only"], 2))
     lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(":")[0] for line in lines] == ["flags", "dataset", "model", "run directory"]
+    assert [line.partition(":")[0] for line in lines] == [
+        "flags",
+        "dataset",
+        "model",
+        "run directory",
+    ]
     own = [*DIGITS, "--model=tests.training.own_networks:small", "--freeze=first"]
     checked = preflight.check(config.resolve(own, 2)).checked
     assert "not called yet" in checked[2] and checked[3].startswith("not checked: ")
@@ -200,7 +244,16 @@ def test_no_command_loads_tensorflow_to_refuse_what_a_listing_shows(here, monkey
     assert len(lines) == 8
     for line, word in zip(
         lines,
-        ("holds a run", "holds a run", "holds a run", "JPEG", "digits", "checkpoint", ".onnx", "checkpoint"),
+        (
+            "holds a run",
+            "holds a run",
+            "holds a run",
+            "JPEG",
+            "digits",
+            "checkpoint",
+            ".onnx",
+            "checkpoint",
+        ),
         strict=True,
     ):
         assert word in line

@@ -48,9 +48,14 @@ def test_a_run_leaves_its_results(undisturbed):
     assert summary["world_size"] == 2
     assert summary["epochs"] == 3
     assert summary["val_top1"] == epochs[-1]["val_top1"]
-    assert {"val_top5", "best_val_top1", "val_loss", "epochs_to_target", "images_per_second", "wall_seconds"} <= set(
-        summary
-    )
+    assert {
+        "val_top5",
+        "best_val_top1",
+        "val_loss",
+        "epochs_to_target",
+        "images_per_second",
+        "wall_seconds",
+    } <= set(summary)
     assert json.loads((run_dir / "config.json").read_text())["flags"]["per_gpu_batch"] == 8
     assert output.count(" 3/3|") == 1  # rank 0 alone speaks
 
@@ -67,7 +72,9 @@ def test_a_run_keeps_what_it_found_for_each_image(undisturbed):
 
 def test_a_run_writes_its_values_for_tensorboard(undisturbed):
     found = {(step, tag) for step, tag, _, _ in events(undisturbed[0] / "tensorboard")}
-    ends = [record["step"] for record in program.records(undisturbed[0]) if record["kind"] == "epoch"]
+    ends = [
+        record["step"] for record in program.records(undisturbed[0]) if record["kind"] == "epoch"
+    ]
     assert {(end, "validation/top1") for end in ends} <= found
 
 
@@ -113,7 +120,9 @@ def test_resumed_between_the_last_step_of_an_epoch_and_its_end(pools, tiny_data,
     assert expected == ours
     assert {"learning_rate", "trust_ratios"} <= set(ours[-1])
     arrays = program.arrays(resumed_run)
-    assert all(np.array_equal(value, arrays[name]) for name, value in program.arrays(expected_run).items())
+    assert all(
+        np.array_equal(value, arrays[name]) for name, value in program.arrays(expected_run).items()
+    )
 
 
 def test_a_bad_validation_image_ends_the_run_when_its_epoch_is_saved(pools, tiny_data, tmp_path):
@@ -140,8 +149,13 @@ def test_what_is_given_with_a_resume_holds_and_the_warmup_does_not_begin_again(t
     assert done.returncode == 0, done.stdout + done.stderr
     assert 0 < program.records(tmp_path)[-1]["lars_share"] < 1
     done = program.train_here(tiny_data, tmp_path, "--resume", "--warmup_epochs=2.5")
-    assert (done.returncode, done.stderr.count("is past its warmup; resume with the number of epochs")) == (2, 1)
-    done = program.train_here(tiny_data, tmp_path, "--resume", "--hybrid_ramp_epochs=0", "--loss_scale=4")
+    assert (
+        done.returncode,
+        done.stderr.count("is past its warmup; resume with the number of epochs"),
+    ) == (2, 1)
+    done = program.train_here(
+        tiny_data, tmp_path, "--resume", "--hybrid_ramp_epochs=0", "--loss_scale=4"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     last = program.records(tmp_path)[-1]
     assert last["loss_scale"] == 4
@@ -149,11 +163,15 @@ def test_what_is_given_with_a_resume_holds_and_the_warmup_does_not_begin_again(t
     assert min(last["trust_ratios"].values()) != 1  # all are 1 where LARS is off
     done = program.train_here(tiny_data, tmp_path, "--resume", "--loss_scale=8")
     assert "the run was over at step" in done.stdout
-    assert json.loads((tmp_path / "config.json").read_text())["flags"]["loss_scale"] == "4", "of the last step"
+    assert json.loads((tmp_path / "config.json").read_text())["flags"]["loss_scale"] == "4", (
+        "of the last step"
+    )
 
 
 def test_a_signal_saves_and_the_run_goes_on_with_other_ranks(tmp_path):
-    """On damaged data: each bad record counts once over all ranks, each dropped image once per epoch."""
+    """On damaged data: each bad record counts once over all ranks, each dropped image once per
+    epoch.
+    """
     run_dir = tmp_path / "stopped"
     data = program.make_data(tmp_path / "data")
     places = program.damage(data)
@@ -169,18 +187,27 @@ def test_a_signal_saves_and_the_run_goes_on_with_other_ranks(tmp_path):
     assert json.loads((run_dir / "summary.json").read_text())["stop"] == "preempted"
     assert all(place in output for place in places)
     assert output.count("1 skipped, neither train nor validation by their names") == 1
-    # On one rank from here: what was read before counts in examples, 16 per step on 2 ranks and 8 on 1.
+    # On one rank from here: what was read before counts in examples, 16 per step on 2 ranks and 8
+    # on 1.
     last = stopped_at * 16 // program.TRAIN + 2
     done = program.train_here(data, run_dir, "--resume", f"--epochs={last}", *flags)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"resumed at epoch {stopped_at * 16 / program.TRAIN:.3f}, step {stopped_at}" in done.stdout
+    assert (
+        f"resumed at epoch {stopped_at * 16 / program.TRAIN:.3f}, step {stopped_at}" in done.stdout
+    )
     epochs = [r for r in program.records(run_dir) if r["kind"] == "epoch"]
     assert [r["epoch"] for r in epochs] == list(range(1, last + 1))
     later = [r for r in epochs if r["step"] > stopped_at]
     assert later
-    assert all(r["step"] == stopped_at + r["epoch"] * program.TRAIN // 8 - stopped_at * 2 for r in later)
+    assert all(
+        r["step"] == stopped_at + r["epoch"] * program.TRAIN // 8 - stopped_at * 2 for r in later
+    )
     assert {(r["train_count"], r["train_dropped"]) for r in epochs} == {(program.TRAIN - 2, 2)}
     assert {(r["val_count"], r["val_dropped"]) for r in epochs} == {(program.VALIDATION - 2, 2)}
     assert epochs[0]["bad_records"] == epochs[-1]["bad_records"] == 2
     summary = json.loads((run_dir / "summary.json").read_text())
-    assert (summary["images_dropped"], summary["bad_records"], summary["val_dropped"]) == (2 * last, 2, 2)
+    assert (summary["images_dropped"], summary["bad_records"], summary["val_dropped"]) == (
+        2 * last,
+        2,
+        2,
+    )

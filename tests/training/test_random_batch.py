@@ -1,4 +1,6 @@
-"""Batches that differ by GPU and step: who uses how many images, and that the mean goes by count."""
+"""Batches that differ by GPU and step: who uses how many images, and that the mean goes by
+count.
+"""
 
 import numpy as np
 import pytest
@@ -32,7 +34,9 @@ def test_the_first_images_of_each_gpu_are_used():
     choose, given = RandomBatch(1, 3, 1, alone), batch(7, 3 * 5)
     used, weight = choose(given)
     counts = choose.counts(given["seed"]).numpy()
-    expected = np.concatenate([7 * 15 + 5 * part + np.arange(count) for part, count in enumerate(counts)])
+    expected = np.concatenate(
+        [7 * 15 + 5 * part + np.arange(count) for part, count in enumerate(counts)]
+    )
     np.testing.assert_array_equal(used["image"], expected)
     assert used["seed"].shape[0] == len(expected)
     assert float(weight) == 1.0
@@ -44,7 +48,9 @@ def test_ranks_draw_as_virtual_gpus_do_and_their_means_are_weighted_by_count():
     means = []
     for rank in range(2):
         own = {name: values[16 * rank : 16 * rank + 16] for name, values in whole.items()}
-        used, weight = RandomBatch(1, 2, 2, lambda tensor, name: tensor * 0 + float(counts.sum()))(own)
+        used, weight = RandomBatch(1, 2, 2, lambda tensor, name: tensor * 0 + float(counts.sum()))(
+            own
+        )
         assert used["image"].shape[0] == counts[2 * rank : 2 * rank + 2].sum()
         means.append(float(weight) * np.mean(used["image"]))
     together, _ = RandomBatch(1, 4, 1, alone)(whole)

@@ -25,17 +25,30 @@ def session(tmp_path, capsys):
     """One session of a run up to an epoch: its records are written as the loop does."""
 
     def session(start, stop):
-        flags = [f"--run_dir={tmp_path / 'run'}", "--epochs=9", "--warmup_epochs=0", "--target_top1=0.6"]
+        flags = [
+            f"--run_dir={tmp_path / 'run'}",
+            "--epochs=9",
+            "--warmup_epochs=0",
+            "--target_top1=0.6",
+        ]
         recording = Recording(config.resolve([*flags, *(["--resume"] if start else [])]), 0, 1)
         state = RunState(
-            Cursor(start, 0), 10 * start, finished_epochs=start, closed_at=float(start), seconds=5.0 * start
+            Cursor(start, 0),
+            10 * start,
+            finished_epochs=start,
+            closed_at=float(start),
+            seconds=5.0 * start,
         )
         state.best_top1, state.best_epoch = (0.7, 2) if start else (0.0, 0)
         recording.start(FACTS, {"world_size": 1, "images_per_epoch": 100}, state)
         for epoch in range(start + 1, stop + 1):
-            recording.writer.write({"kind": "step", "epoch": epoch, "step": 10 * epoch - 5, "train_loss": 1.0})
+            recording.writer.write(
+                {"kind": "step", "epoch": epoch, "step": 10 * epoch - 5, "train_loss": 1.0}
+            )
             top1 = 0.7 if epoch == 2 else 0.5
-            recording.writer.write({"kind": "epoch", "epoch": epoch, "step": 10 * epoch, "val_top1": top1})
+            recording.writer.write(
+                {"kind": "epoch", "epoch": epoch, "step": 10 * epoch, "val_top1": top1}
+            )
         recording.finish(RunState(seconds=5.0 * stop))
         recording.interrupt()
         return capsys.readouterr().out, json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -84,7 +97,9 @@ def last_lines(tmp_path, *flags, stop=""):
     for step in (2, 12, 4):
         (run / "checkpoints" / f"step-{step:09d}.npz").touch()
     files = CheckpointStore(run / "checkpoints", 2).paths()
-    return closing_lines(config.resolve(["--dataset=folder", f"--data_dir={tmp_path}", *flags]), run, files, stop)
+    return closing_lines(
+        config.resolve(["--dataset=folder", f"--data_dir={tmp_path}", *flags]), run, files, stop
+    )
 
 
 def test_the_end_of_a_run_names_its_checkpoint_and_commands_that_parse(tmp_path):
@@ -92,14 +107,24 @@ def test_the_end_of_a_run_names_its_checkpoint_and_commands_that_parse(tmp_path)
     first, *commands = last_lines(tmp_path, "--val_fraction=0.2", *skip)
     assert first == f"results: {tmp_path}/a run, newest checkpoint: checkpoints/step-000000012.npz"
     words = [shlex.split(line.removeprefix("next: ")) for line in commands]
-    assert [line[:2] for line in words] == [["hybrid-imagenet", name] for name in ("report", "evaluate", "export")]
+    assert [line[:2] for line in words] == [
+        ["hybrid-imagenet", name] for name in ("report", "evaluate", "export")
+    ]
     assert {line[2] for line in words} == {f"{tmp_path}/a run"}
-    assert words[1][3:] == ["--best", "--dataset=folder", f"--data_dir={tmp_path}", "--val_fraction=0.2", *skip]
+    assert words[1][3:] == [
+        "--best",
+        "--dataset=folder",
+        f"--data_dir={tmp_path}",
+        "--val_fraction=0.2",
+        *skip,
+    ]
     evaluate._parser().parse_args(words[1][2:])
 
 
 @pytest.mark.parametrize("missing", ["onnx", "tf2onnx", "onnxruntime"])
-def test_the_end_of_a_run_suggests_a_keras_file_where_a_package_for_onnx_is_missing(missing, tmp_path, monkeypatch):
+def test_the_end_of_a_run_suggests_a_keras_file_where_a_package_for_onnx_is_missing(
+    missing, tmp_path, monkeypatch
+):
     find_spec = importlib.util.find_spec
 
     def without_missing(name):
@@ -116,7 +141,11 @@ def test_the_end_of_a_run_suggests_a_keras_file_where_a_package_for_onnx_is_miss
 
 
 def test_the_next_commands_hold_no_passwords(tmp_path):
-    url = ["--data_dir=https://ann:hunter2@host/set", f"--data_cache_dir={tmp_path}", "--dataset=webdataset"]
+    url = [
+        "--data_dir=https://ann:hunter2@host/set",
+        f"--data_cache_dir={tmp_path}",
+        "--dataset=webdataset",
+    ]
     lines = last_lines(tmp_path, *url)
     assert shlex.split(lines[2])[-1] == url[1]  # where its copies are
     assert "--data_dir=https://***@host/set" in "\n".join(lines)
@@ -137,7 +166,9 @@ def test_a_run_of_max_steps_is_resumed_if_epochs_are_left(tmp_path):
     resume = [f"next: hybrid-imagenet resume '{tmp_path}/a run'"]
     assert last_lines(tmp_path, "--max_steps=3")[1:2] == resume
     files = CheckpointStore(tmp_path / "a run" / "checkpoints", 2).paths()
-    lines = closing_lines(config.resolve(["--max_steps=3"]), tmp_path / "a run", files, "", done=True)
+    lines = closing_lines(
+        config.resolve(["--max_steps=3"]), tmp_path / "a run", files, "", done=True
+    )
     assert not set(resume) & set(lines)
 
 
@@ -145,8 +176,12 @@ def test_a_resume_without_a_step_leaves_the_description_of_the_run(tmp_path, mon
     monkeypatch.chdir(tmp_path)
     written = tmp_path / "run" / "config.json"
     for more in (["--lr=1", "--data_dir=set"], ["--lr=2", "--resume"]):
-        recording = Recording(config.resolve(["--run_dir=run", "--optimizer=sgd", "--dataset=folder", *more]), 0, 1)
-        recording.start(FACTS, {"world_size": 1, "images_per_epoch": 100}, RunState(), over="--resume" in more)
+        recording = Recording(
+            config.resolve(["--run_dir=run", "--optimizer=sgd", "--dataset=folder", *more]), 0, 1
+        )
+        recording.start(
+            FACTS, {"world_size": 1, "images_per_epoch": 100}, RunState(), over="--resume" in more
+        )
         recording.interrupt()
         assert json.loads(written.read_text())["flags"]["lr"] == 1
     assert json.loads(written.read_text())["flags"]["data_dir"] == str(tmp_path / "set")
@@ -156,20 +191,34 @@ def test_a_run_whose_directory_is_deleted_says_so_after_a_validation_too(tmp_pat
     recording = Recording(config.resolve([f"--run_dir={tmp_path / 'run'}"]), 0, 1)
     recording.start(FACTS, {"world_size": 1, "images_per_epoch": 100}, RunState())
     shutil.rmtree(tmp_path / "run")
-    with pytest.raises(UserError, match="run was deleted during the run: nothing more can be recorded"):
+    with pytest.raises(
+        UserError, match="run was deleted during the run: nothing more can be recorded"
+    ):
         recording.keep_image_results(types.SimpleNamespace(image_results=dict))
     recording.interrupt()
 
 
 @pytest.mark.parametrize("progress", ["plain", "none"])
 @pytest.mark.parametrize("verbose", [True, False])
-def test_start_title_and_buckets_are_printed_where_they_are_asked_for(progress, verbose, tmp_path, capsys):
-    flags = [f"--run_dir={tmp_path / 'run'}", f"--progress={progress}", "--dataset=digits", "--per_gpu_batch=8"]
+def test_start_title_and_buckets_are_printed_where_they_are_asked_for(
+    progress, verbose, tmp_path, capsys
+):
+    flags = [
+        f"--run_dir={tmp_path / 'run'}",
+        f"--progress={progress}",
+        "--dataset=digits",
+        "--per_gpu_batch=8",
+    ]
     recording = Recording(config.resolve([*flags, *(["--verbose"] if verbose else [])]), 0, 1)
     recording.start(FACTS, {"world_size": 1, "images_per_epoch": 100}, RunState())
     logging.getLogger("hybrid_imagenet.comm.gradients").debug("gradients: 3 in 1 bucket")
     recording.interrupt()
     first, *rest = capsys.readouterr().out.splitlines()
-    title = "resnet50 on digits, 1 rank x 8 images, " if progress == "none" else ""  # else the start has printed it
-    assert first == f"{title}100 training and 10 validation images, float32, results in {tmp_path / 'run'}"
+    title = (
+        "resnet50 on digits, 1 rank x 8 images, " if progress == "none" else ""
+    )  # else the start has printed it
+    assert (
+        first
+        == f"{title}100 training and 10 validation images, float32, results in {tmp_path / 'run'}"
+    )
     assert ("gradients: 3 in 1 bucket" in rest) == verbose

@@ -1,4 +1,6 @@
-"""|update| / |weights| in the records: of the last step of an epoch, for any optimizer and phase."""
+"""|update| / |weights| in the records: of the last step of an epoch, for any optimizer and
+phase.
+"""
 
 import keras
 import numpy as np
@@ -9,20 +11,26 @@ from hybrid_imagenet.training.epoch_values import RelativeUpdates
 
 
 def train(log, inner, variables, epochs, steps):
-    """Runs steps with constant gradients; gives each epoch's record and the weights before its last step and after."""
+    """Runs steps with constant gradients; gives each epoch's record and the weights before its last
+    step and after.
+    """
     records, seen = [], []
     for epoch in range(epochs):
         for step in range(steps):
             log.step_begins(epoch + step / steps, epoch + (step + 1) / steps)
             before = [v.numpy().copy() for v in variables]
-            inner.apply([np.full(v.shape, 0.1 * (i + 1), np.float32) for i, v in enumerate(variables)])
+            inner.apply(
+                [np.full(v.shape, 0.1 * (i + 1), np.float32) for i, v in enumerate(variables)]
+            )
             log.step_ends()
         records.append(log.of_epoch(epoch + 1))
         seen.append((before, [v.numpy().copy() for v in variables]))
     return records, seen
 
 
-@pytest.mark.parametrize(("name", "phase"), [("sgd", 1), ("lars", 1), ("hybrid", 0), ("hybrid", 1), ("muon", 1)])
+@pytest.mark.parametrize(
+    ("name", "phase"), [("sgd", 1), ("lars", 1), ("hybrid", 0), ("hybrid", 1), ("muon", 1)]
+)
 def test_the_ratio_is_that_of_the_last_step(name, phase):
     variables = [
         keras.Variable(np.linspace(1, 2, 12, dtype=np.float32).reshape(3, 4), name="first"),
@@ -35,7 +43,10 @@ def test_the_ratio_is_that_of_the_last_step(name, phase):
     log = RelativeUpdates([variables[i] for i in inner.kernel_indices()])
     records, seen = train(log, inner, variables, epochs=2, steps=3)
     for record, (before, after) in zip(records, seen, strict=True):
-        wanted = [np.linalg.norm(b - a) / np.linalg.norm(b) for b, a in zip(before[:2], after[:2], strict=True)]
+        wanted = [
+            np.linalg.norm(b - a) / np.linalg.norm(b)
+            for b, a in zip(before[:2], after[:2], strict=True)
+        ]
         assert list(record) == ["relative_updates"]
         assert list(record["relative_updates"]) == [v.path for v in variables[:2]]
         np.testing.assert_allclose(list(record["relative_updates"].values()), wanted, rtol=1e-3)

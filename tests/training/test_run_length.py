@@ -49,7 +49,9 @@ def test_validations_checkpoints_and_schedule_know_fractions_of_epochs(one_and_a
     assert "after 1.5 epochs" in output
 
 
-def test_a_run_that_stops_after_some_steps_goes_on_as_if_it_had_not(pools, tiny_data, tmp_path, one_and_a_half):
+def test_a_run_that_stops_after_some_steps_goes_on_as_if_it_had_not(
+    pools, tiny_data, tmp_path, one_and_a_half
+):
     run_dir = tmp_path / "run"
     first = program.train_on(pools[2], tiny_data, run_dir, *HALVES, "--max_steps=3")
     assert first.returncode == 0, first.stdout + first.stderr
@@ -58,12 +60,18 @@ def test_a_run_that_stops_after_some_steps_goes_on_as_if_it_had_not(pools, tiny_
     assert [(r["epoch"], r["step"]) for r in epoch_records(run_dir)] == [(0.5, 2), (0.75, 3)]
     other = program.train_on(pools[2], tiny_data, run_dir, *HALVES, "--resume", "--seed=5")
     assert other.returncode == 2
-    assert "--seed=5: the run stands inside of epoch 1, whose order has --seed=0; resume with that" in other.stderr
+    assert (
+        "--seed=5: the run stands inside of epoch 1, whose order has --seed=0; resume with that"
+        in other.stderr
+    )
     named = shutil.copytree(tiny_data, tmp_path / "named")
     (named / "labels.txt").write_text("\n".join("abcd"))
     other = program.train_on(pools[2], named, run_dir, *HALVES, "--resume")
     assert other.returncode == 2
-    assert "the training data are not those of the run: other class names; resume with the data" in other.stderr
+    assert (
+        "the training data are not those of the run: other class names; resume with the data"
+        in other.stderr
+    )
     second = program.train_on(pools[2], tiny_data, run_dir, *HALVES, "--resume")
     assert second.returncode == 0, second.stdout + second.stderr
     ours, expected = program.arrays(run_dir), program.arrays(one_and_a_half[0])

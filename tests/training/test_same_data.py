@@ -1,4 +1,6 @@
-"""Ranks whose data differ, and a run that is resumed on others, end with one line that names the part."""
+"""Ranks whose data differ, and a run that is resumed on others, end with one line that names the
+part.
+"""
 
 import copy
 import pathlib
@@ -48,9 +50,15 @@ def altered(directory, change):
 
 
 CHANGES = [
-    (lambda train: next(train.rglob("*.JPEG")).unlink(), "13 images instead of 14, other file names"),
+    (
+        lambda train: next(train.rglob("*.JPEG")).unlink(),
+        "13 images instead of 14, other file names",
+    ),
     (lambda train: (train / "n01").rename(train / "n09"), "other class names, other file names"),
-    (lambda train: (train / "n01" / "000.JPEG").rename(train / "n01" / "new.JPEG"), ": other file names"),
+    (
+        lambda train: (train / "n01" / "000.JPEG").rename(train / "n01" / "new.JPEG"),
+        ": other file names",
+    ),
 ]
 
 
@@ -59,7 +67,9 @@ def test_the_rank_its_host_and_the_part_are_named(change, words, tmp_path):
     source = data.open_source("folder", str(folder(tmp_path / "set")))
     other = altered(tmp_path / "set", change)
     same_data.check_ranks(Ranks(told(copy.copy(source))), {"training": source})
-    with pytest.raises(SharedError, match=f"training data of rank 2 on host2 .* rank 0 on host0.*{words}") as caught:
+    with pytest.raises(
+        SharedError, match=f"training data of rank 2 on host2 .* rank 0 on host0.*{words}"
+    ) as caught:
         same_data.check_ranks(Ranks(told(source), told(other)), {"training": source})
     assert caught.value.exit_code == EXIT_USAGE
 
@@ -68,14 +78,20 @@ def test_a_run_is_not_resumed_on_other_data(tmp_path):
     source, (change, words) = data.open_source("folder", str(folder(tmp_path / "set"))), CHANGES[1]
     checkpoint = Checkpoint(pathlib.Path("step-000000005.npz"), {}, {"data": told(source)})
     same_data.check_resumed(checkpoint, {"training": source})
-    same_data.check_resumed(checkpoint, {"training": source, "tuning": source})  # it validated others then
-    with pytest.raises(UserError, match=f"step-000000005.npz: the training data .*{words}; resume with the data"):
+    same_data.check_resumed(
+        checkpoint, {"training": source, "tuning": source}
+    )  # it validated others then
+    with pytest.raises(
+        UserError, match=f"step-000000005.npz: the training data .*{words}; resume with the data"
+    ):
         same_data.check_resumed(checkpoint, {"training": altered(tmp_path / "set", change)})
 
 
 def test_other_images_kept_apart_for_tuning_are_other_data(tmp_path):
     source = data.open_source("folder", str(folder(tmp_path / "set")))
-    one, same, other = (Subset(source, np.array(kept)) for kept in ([0, 2, 5], [0, 2, 5], [0, 3, 5]))
+    one, same, other = (
+        Subset(source, np.array(kept)) for kept in ([0, 2, 5], [0, 2, 5], [0, 3, 5])
+    )
     same_data.check_ranks(Ranks(told(same)), {"training": one})
     with pytest.raises(SharedError, match="other file names"):
         same_data.check_ranks(Ranks(told(other)), {"training": one})
@@ -101,7 +117,9 @@ def test_ranks_with_another_order_of_classes_do_not_train(pools, tiny_data, tmp_
         (tmp_path / str(rank) / "labels.txt").write_text("\n".join("abcd" if rank else "abdc"))
     ends = pools[2].call(programs.train_on_own_data, str(tmp_path))
     assert [code for code, _, _ in ends] == [EXIT_USAGE] * 2
-    lines = [line for _, _, errors in ends for line in errors.splitlines() if line.startswith("error:")]
+    lines = [
+        line for _, _, errors in ends for line in errors.splitlines() if line.startswith("error:")
+    ]
     assert len(lines) == 1
     assert "training data of rank 1" in lines[0]
     assert ": other class names; " in lines[0]

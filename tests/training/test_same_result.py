@@ -8,7 +8,14 @@ import pytest
 from hybrid_imagenet.training import build
 from tests.support import program
 
-FLAGS = ("--optimizer=sgd", "--epochs=1", "--warmup_epochs=0", "--model_width=4", "--image_size=8", "--nokeep_best")
+FLAGS = (
+    "--optimizer=sgd",
+    "--epochs=1",
+    "--warmup_epochs=0",
+    "--model_width=4",
+    "--image_size=8",
+    "--nokeep_best",
+)
 
 
 def run(data, folder, *flags):

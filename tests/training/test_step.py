@@ -16,22 +16,34 @@ class Marked(SingleProcess):
     """Leaves an operation in the graph where a reduction over ranks would stand."""
 
     def reduce_gradients(self, grads, names):
-        marked = [tf.raw_ops.EnsureShape(input=tf.cast(g, tf.float32), shape=g.shape) for g in grads]
+        marked = [
+            tf.raw_ops.EnsureShape(input=tf.cast(g, tf.float32), shape=g.shape) for g in grads
+        ]
         return super().reduce_gradients(marked, names)
 
 
 def traced():
-    """Traces a step with --jit_compile: network, graph, and the functions that XLA compiles before the update."""
+    """Traces a step with --jit_compile: network, graph, and the functions that XLA compiles before
+    the update.
+    """
     ranks = Marked()
     model = factory.create("resnet10", 5, 16, precision="float32")
     inner = optimizers.create("sgd", weight_decay=0.0, learning_rate=0.1)
     inner.set_kinds(classify(model))
-    step = TrainStep(model, DistributedOptimizer(inner, ranks), lambda batch: batch["image"], ranks, jit_compile=True)
+    step = TrainStep(
+        model,
+        DistributedOptimizer(inner, ranks),
+        lambda batch: batch["image"],
+        ranks,
+        jit_compile=True,
+    )
     batch = {"image": tf.TensorSpec([2, 16, 16, 3]), "label": tf.TensorSpec([2], tf.int32)}
     graph = step.single.get_concrete_function(batch, tf.TensorSpec([1], tf.int32)).graph
     before = [op for op in graph.get_operations() if not op.name.startswith(UPDATE_SCOPE)]
     calls = [op for op in before if "_XlaMustCompile" in op.node_def.attr]
-    library = {function.signature.name: function for function in graph.as_graph_def().library.function}
+    library = {
+        function.signature.name: function for function in graph.as_graph_def().library.function
+    }
     compiled = [library[op.get_attr("f").name] for op in calls if op.get_attr("_XlaMustCompile")]
     return model, graph, compiled
 
@@ -45,17 +57,26 @@ def test_xla_compiles_forward_and_backward_and_leaves_the_reduction_outside():
     outside = graph.as_graph_def().node
     (inside,) = [function.node_def for function in compiled]
     assert kinds(inside, "FusedBatchNormV3") == kinds(inside, "FusedBatchNormGradV3") > 0
-    assert kinds(inside, "SparseSoftmaxCrossEntropyWithLogits") + kinds(inside, "SoftmaxCrossEntropyWithLogits") == 1
+    assert (
+        kinds(inside, "SparseSoftmaxCrossEntropyWithLogits")
+        + kinds(inside, "SoftmaxCrossEntropyWithLogits")
+        == 1
+    )
     assert kinds(inside, "EnsureShape") == 0
     assert kinds(outside, "EnsureShape") == len(model.trainable_variables)
-    assert kinds(outside, "FusedBatchNormV3") == kinds(outside, "Conv2D") == kinds(outside, "MatMul") == 0
+    assert (
+        kinds(outside, "FusedBatchNormV3")
+        == kinds(outside, "Conv2D")
+        == kinds(outside, "MatMul")
+        == 0
+    )
 
 
 def test_what_a_gpu_computes_together_makes_the_same_step(monkeypatch):
     """Casts, statistics, update and sums for a GPU, not compiled, beside those of a step of a CPU.
 
-    Convolutions are in the form for CPUs in both. TensorFlow's kernel for the update of a variable rounds once where
-    the update of the vector rounds twice.
+    Convolutions are in the form for CPUs in both. TensorFlow's kernel for the update of a variable
+    rounds once where the update of the vector rounds twice.
     """
 
     def run(gpu):
@@ -63,10 +84,14 @@ def test_what_a_gpu_computes_together_makes_the_same_step(monkeypatch):
         monkeypatch.setattr(step_module, "has_gpu", lambda: gpu)
         monkeypatch.setenv("HYBRID_IMAGENET_XLA", "0")
         ranks = SingleProcess()
-        model = factory.create("resnet10", 5, 16, precision="mixed_float16", batch_norm="moving", width=8)
+        model = factory.create(
+            "resnet10", 5, 16, precision="mixed_float16", batch_norm="moving", width=8
+        )
         inner = optimizers.create("sgd", weight_decay=1e-4, learning_rate=0.1, momentum=0.0)
         inner.set_kinds(classify(model))
-        step = TrainStep(model, DistributedOptimizer(inner, ranks), lambda batch: batch["image"], ranks)
+        step = TrainStep(
+            model, DistributedOptimizer(inner, ranks), lambda batch: batch["image"], ranks
+        )
         random = np.random.default_rng(0)
         for _ in range(3):
             images = tf.constant(random.normal(size=(4, 16, 16, 3)), tf.float16)

@@ -15,9 +15,13 @@ from hybrid_imagenet.training.step import TrainStep
 @pytest.fixture
 def step():
     image = keras.Input((None, None, 3))
-    logits = keras.layers.Dense(4)(keras.layers.GlobalAveragePooling2D()(keras.layers.Conv2D(3, 3)(image)))
+    logits = keras.layers.Dense(4)(
+        keras.layers.GlobalAveragePooling2D()(keras.layers.Conv2D(3, 3)(image))
+    )
     ranks = SingleProcess()
-    optimizer = DistributedOptimizer(optimizers.create("sgd", weight_decay=0.0, learning_rate=0.1), ranks)
+    optimizer = DistributedOptimizer(
+        optimizers.create("sgd", weight_decay=0.0, learning_rate=0.1), ranks
+    )
     return TrainStep(keras.Model(image, logits), optimizer, lambda batch: batch["image"], ranks)
 
 
@@ -54,7 +58,9 @@ def test_a_copy_is_that_of_two_steps_before_until_it_is_closed():
         copies.make(step, every=4)
         if step % 4 == 0:
             copies.open(step)
-            seen.append((copies.behind, copies.read("count").tolist(), copies.read("pair").tolist()))
+            seen.append(
+                (copies.behind, copies.read("count").tolist(), copies.read("pair").tolist())
+            )
             copies.close()
             assert (copies.behind, copies.read("count").tolist()) == (0, [step])
     assert seen == [(2, [2.0], [2.0, -2.0]), (2, [6.0], [6.0, -6.0])]

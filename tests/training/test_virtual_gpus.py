@@ -1,4 +1,6 @@
-"""V virtual GPUs on a rank train as V ranks do: 4 ranks, 2 of 2 virtual GPUs and 1 of 4 end in the same weights."""
+"""V virtual GPUs on a rank train as V ranks do: 4 ranks, 2 of 2 virtual GPUs and 1 of 4 end in the
+same weights.
+"""
 
 import numpy as np
 import pytest
@@ -18,14 +20,18 @@ from tests.training import virtual_gpus_job as virtual
 def data(tmp_path):
     generator = np.random.default_rng(3)
     labels = np.arange(96, dtype=np.uint8) % 10
-    images = np.clip(20 * labels[:, None, None] + generator.integers(0, 60, (96, 8, 8)), 0, 255).astype(np.uint8)
+    images = np.clip(
+        20 * labels[:, None, None] + generator.integers(0, 60, (96, 8, 8)), 0, 255
+    ).astype(np.uint8)
     return test_idx.write(tmp_path / "data", train=images, labels=labels)
 
 
 def largest_difference(a, b):
     """The largest difference of any array, relative to its largest value."""
     assert set(a) == set(b)
-    return max(np.abs(a[key] - b[key]).max() / (np.abs(b[key]).max() + 1e-3) for key in a if a[key].size)
+    return max(
+        np.abs(a[key] - b[key]).max() / (np.abs(b[key]).max() + 1e-3) for key in a if a[key].size
+    )
 
 
 def compare(pools, data, tmp_path, methods):
@@ -39,7 +45,11 @@ def compare(pools, data, tmp_path, methods):
         for way in ("2x2", "1x4"):
             assert largest_difference(own[way], own["4x1"]) < 1e-4, (name, way)
         epochs, theirs = (
-            [record for record in program.records(tmp_path / f"{number}-{way}/run") if record["kind"] == "epoch"]
+            [
+                record
+                for record in program.records(tmp_path / f"{number}-{way}/run")
+                if record["kind"] == "epoch"
+            ]
             for way in ("1x4", "4x1-0")
         )
         assert {record["val_split"] for record in epochs if "val_top1" in record} == {"tuning"}
@@ -54,7 +64,9 @@ def test_all_ways_end_in_the_same_weights(pools, data, tmp_path):
     groups = dict(np.load(tmp_path / "0-4x1.npz"))
     flags = (*virtual.HYBRID, "--eval_batch=16")
     # Two GPUs with the batches of two each; the learning rate is that of a GPU.
-    merged = virtual.final(data, tmp_path / "merged", SingleProcess(), flags, 2, "--per_gpu_batch=8", "--lr=0.2")
+    merged = virtual.final(
+        data, tmp_path / "merged", SingleProcess(), flags, 2, "--per_gpu_batch=8", "--lr=0.2"
+    )
     assert largest_difference(merged, groups) < 1e-4
     alone = virtual.final(data, tmp_path / "alone", SingleProcess(), flags, 4)
     assert largest_difference(alone, groups) > 1e-2
@@ -65,7 +77,9 @@ def test_so_they_do_with_every_method_and_both_engines(pools, data, tmp_path):
     compare(pools, data, tmp_path, virtual.LONG | virtual.METHODS)
     (tmp_path / "engine").mkdir()
     methods = list(virtual.METHODS.values())
-    pools["tensorflow"].call(virtual.job, data, str(tmp_path / "engine"), methods, "tensorflow", timeout=900)
+    pools["tensorflow"].call(
+        virtual.job, data, str(tmp_path / "engine"), methods, "tensorflow", timeout=900
+    )
     ours = dict(np.load(tmp_path / f"{len(virtual.LONG)}-4x1.npz"))
     assert largest_difference(dict(np.load(tmp_path / "engine" / "0-4x1.npz")), ours) < 1e-4
 
@@ -121,7 +135,10 @@ def test_groups_must_hold_all_gpus():
     [(["--sync_batch_norm"], 2), (["--bn_group=2"], 4), (["--bn_group=4", "--virtual_gpus=2"], 2)],
 )
 def test_xla_cannot_compile_sums_over_ranks(flags, ranks):
-    message = rf"^{flags[0]} sums statistics over ranks in the pass that --jit_compile compiles.*omit one$"
+    message = (
+        rf"^{flags[0]} sums statistics over ranks in the pass that --jit_compile compiles.*omit"
+        r" one$"
+    )
     resolved = config.resolve(["--jit_compile", *flags], ranks)
     with pytest.raises(UserError, match=message):
         derived.communication(resolved)

@@ -42,7 +42,9 @@ def test_a_network_gives_the_scores_of_the_file_for_the_programs_own_pixels(trai
     (line,) = warm_start.load(str(path), target)
     assert line == f"weights of {path} (resnet8, 5 classes)"
     wanted = made.build()(made.preprocess(images))
-    np.testing.assert_allclose(target(device.normalize(images, "float32")), wanted, rtol=2e-3, atol=2e-3)
+    np.testing.assert_allclose(
+        target(device.normalize(images, "float32")), wanted, rtol=2e-3, atol=2e-3
+    )
 
 
 def test_a_head_for_other_classes_begins_anew_and_another_network_is_refused(trained):
@@ -54,13 +56,17 @@ def test_a_head_for_other_classes_begins_anew_and_another_network_is_refused(tra
     same = {v.path for v in target.weights if np.array_equal(v.numpy(), before[v.path])}
     assert {"logits/kernel", "logits/bias"} <= same
     assert not [path for path in same if path.endswith("_conv/kernel")]
-    with pytest.raises(UserError, match=r"--init_from=.*has shape .* there, .* needs .*that is resnet8, width 4"):
+    with pytest.raises(
+        UserError, match=r"--init_from=.*has shape .* there, .* needs .*that is resnet8, width 4"
+    ):
         warm_start.load(str(path), network(4, 2, width=8))
     with pytest.raises(UserError, match="no such file or directory"):
         warm_start.load(str(path.parent / "none.npz"), target)
 
 
-def test_frozen_layers_stay_as_the_file_has_them_while_the_program_trains(trained, tiny_data, tmp_path):
+def test_frozen_layers_stay_as_the_file_has_them_while_the_program_trains(
+    trained, tiny_data, tmp_path
+):
     made, path = trained
     average = ("--ema_decay=0.9", "--ema_every=50")  # none is taken in, so they stay as they begin
     flags = ("--model_width=4", "--stem=imagenet", f"--init_from={path}", "--freeze=stem", *average)
@@ -69,12 +75,18 @@ def test_frozen_layers_stay_as_the_file_has_them_while_the_program_trains(traine
     assert "logits/kernel" in done.stdout
     (file,) = (tmp_path / "run" / "checkpoints").glob("step-*.npz")
     arrays = archive.read(file).arrays
-    kept = {name.split("/", 2)[2]: value for name, value in arrays.items() if name.startswith("model/")}
+    kept = {
+        name.split("/", 2)[2]: value for name, value in arrays.items() if name.startswith("model/")
+    }
     frozen = [name for name in kept if name.startswith("stem")]
     assert len(frozen) > 3
     for name in frozen[1:]:
         np.testing.assert_array_equal(kept[name], made.weights[name], err_msg=name)
-    begun = {name.split("/", 2)[2]: value for name, value in arrays.items() if name.startswith("average/")}
+    begun = {
+        name.split("/", 2)[2]: value
+        for name, value in arrays.items()
+        if name.startswith("average/")
+    }
     for name in [name for name in begun if name.endswith("_conv/kernel")]:
         np.testing.assert_array_equal(begun[name], made.weights[name], err_msg=name)
     others = [name for name in kept if name not in frozen and not name.startswith("logits")]
@@ -91,37 +103,79 @@ def test_what_cannot_be_frozen_is_named():
 
 def test_a_network_of_ones_own_trains_and_is_evaluated(tiny_data, tmp_path):
     run = tmp_path / "run"
-    common = [flag for flag in program.FLAGS if not flag.startswith(("--model", "--model_width", "--stem"))]
-    own = ["--model=tests.training.own_networks:small", "--freeze=first", f"--data_dir={tiny_data}", f"--run_dir={run}"]
+    common = [
+        flag
+        for flag in program.FLAGS
+        if not flag.startswith(("--model", "--model_width", "--stem"))
+    ]
+    own = [
+        "--model=tests.training.own_networks:small",
+        "--freeze=first",
+        f"--data_dir={tiny_data}",
+        f"--run_dir={run}",
+    ]
     code, output, errors = in_process.call("hybrid_imagenet.main", [*common, *FLAGS, *own])
     assert code == 0, output + errors
     (file,) = (run / "checkpoints").glob("step-*.npz")
-    names = {"/".join(name.split("/")[-2:]) for name in archive.read(file).arrays if name.startswith("model/")}
+    names = {
+        "/".join(name.split("/")[-2:])
+        for name in archive.read(file).arrays
+        if name.startswith("model/")
+    }
     assert names == {"first/kernel", "first/bias", "norm/gamma", "norm/beta", "norm/moving_mean",
                      "norm/moving_variance", "scores/kernel", "scores/bias"}  # fmt: skip
-    assert dataclasses.replace(Trained.from_description(
-        {"origin": "", "model": "tests.training.own_networks:small", "class_names": ["a", "b"], "image_size": 16,
-         "crop_fraction": 1.0, "batch_norm_epsilon": 1e-5}
-    )).build().output_shape == (None, 2)  # fmt: skip
+    assert dataclasses.replace(
+        Trained.from_description(
+            {
+                "origin": "",
+                "model": "tests.training.own_networks:small",
+                "class_names": ["a", "b"],
+                "image_size": 16,
+                "crop_fraction": 1.0,
+                "batch_norm_epsilon": 1e-5,
+            }
+        )
+    ).build().output_shape == (None, 2)
 
 
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
         ("no.such.module:f", "No module named 'no'; give MODULE:FUNCTION"),
-        ("tests.training.own_networks:without_arguments", "it is called with num_classes and image_size"),
+        (
+            "tests.training.own_networks:without_arguments",
+            "it is called with num_classes and image_size",
+        ),
         ("tests.training.own_networks:wrong", r"its output has shape \(None, 4\), not \(None, 3\)"),
         ("tests.training.own_networks:regularized", "regularizers and constraints are not applied"),
-        ("tests.training.own_networks:with_softmax", "the layer last gives probabilities, not logits"),
+        (
+            "tests.training.own_networks:with_softmax",
+            "the layer last gives probabilities, not logits",
+        ),
         (
             "tests.training.own_networks:of_another_size",
-            r"its input has shape \(None, 32, 32, 3\), not \(None, 16, 16, 3\)\. .*set --image_size=32\.",
+            (
+                r"its input has shape \(None, 32, 32, 3\), not \(None, 16, 16, 3\)\. .*set"
+                r" --image_size=32\."
+            ),
         ),
-        ("tests.training.own_networks:gray", r"its input has shape \(None, 16, 16, 1\); it is called with images of"),
+        (
+            "tests.training.own_networks:gray",
+            r"its input has shape \(None, 16, 16, 1\); it is called with images of",
+        ),
         ("tests.training.own_networks:with_two_inputs", "it has 2 inputs, not one"),
-        ("tests.training.own_networks:exits", r"it called sys\.exit\(0\) in .*own_networks\.py, line \d+\. Return"),
-        ("tests.training.own_networks:fails", r"RuntimeError in .*own_networks\.py, line \d+: no weights\. Correct"),
-        ("tests.training.own_networks:synchronized", "each rank normalizes its own batch; omit synchronized=True"),
+        (
+            "tests.training.own_networks:exits",
+            r"it called sys\.exit\(0\) in .*own_networks\.py, line \d+\. Return",
+        ),
+        (
+            "tests.training.own_networks:fails",
+            r"RuntimeError in .*own_networks\.py, line \d+: no weights\. Correct",
+        ),
+        (
+            "tests.training.own_networks:synchronized",
+            "each rank normalizes its own batch; omit synchronized=True",
+        ),
     ],
 )
 def test_a_function_that_gives_no_network_is_refused(name, reason):
@@ -130,15 +184,24 @@ def test_a_function_that_gives_no_network_is_refused(name, reason):
 
 
 def test_a_model_for_images_of_any_size_is_a_network():
-    assert factory.create("tests.training.own_networks:of_any_size", 3, 16).output_shape == (None, 3)
+    assert factory.create("tests.training.own_networks:of_any_size", 3, 16).output_shape == (
+        None,
+        3,
+    )
 
 
 def test_a_model_with_a_call_of_its_own_may_lie_within_the_network():
-    assert factory.create("tests.training.own_networks:with_logits", 3, 16).output_shape == (None, 3)
+    assert factory.create("tests.training.own_networks:with_logits", 3, 16).output_shape == (
+        None,
+        3,
+    )
 
 
 def test_the_seed_makes_the_weights_of_ones_own_network():
-    made = [factory.create("tests.training.own_networks:small", 3, 16, seed=seed).get_weights() for seed in (5, 5, 6)]
+    made = [
+        factory.create("tests.training.own_networks:small", 3, 16, seed=seed).get_weights()
+        for seed in (5, 5, 6)
+    ]
     np.testing.assert_array_equal(made[0][0], made[1][0])
     assert np.any(made[0][0] != made[2][0])
 
@@ -146,8 +209,17 @@ def test_the_seed_makes_the_weights_of_ones_own_network():
 def test_flags_of_built_in_networks_do_not_reach_ones_own():
     flags = ["--dataset=synthetic", "--model=a:b"]
     assert config.resolve(flags).model == "a:b"
-    for flag in ("--model_width=8", "--ema_decay=0.9", "--sync_batch_norm", "--batch_norm_epsilon=0.1"):
-        with pytest.raises(UserError, match=rf"{flag.partition('=')[0]}=.* is for the built-in networks: omit it"):
+    for flag in (
+        "--model_width=8",
+        "--ema_decay=0.9",
+        "--sync_batch_norm",
+        "--batch_norm_epsilon=0.1",
+    ):
+        with pytest.raises(
+            UserError, match=rf"{flag.partition('=')[0]}=.* is for the built-in networks: omit it"
+        ):
             config.resolve([*flags, flag])
-    with pytest.raises(UserError, match=r"choose one of resnet8, .*or a function of your own as MODULE:FUNCTION"):
+    with pytest.raises(
+        UserError, match=r"choose one of resnet8, .*or a function of your own as MODULE:FUNCTION"
+    ):
         config.resolve(["--model=mine"])

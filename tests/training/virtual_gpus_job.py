@@ -1,4 +1,6 @@
-"""Trains as V x ranks GPUs in several ways, and keeps the final weights; run by test_virtual_gpus."""
+"""Trains as V x ranks GPUs in several ways, and keeps the final weights; run by
+test_virtual_gpus.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ BASE = (
         "--stem=3x3",
         "--image_size=8",
     ),
-    *("--precision=float32", "--compression=none", "--tuning_split=16", "--epochs=4", "--per_gpu_batch=4"),
+    *(
+        "--precision=float32",
+        "--compression=none",
+        "--tuning_split=16",
+        "--epochs=4",
+        "--per_gpu_batch=4",
+    ),
     *("--eval_every_epochs=2", "--stall_timeout=0", "--progress=none", "--nozero_last_gamma"),
 )
 """80 training images, 16 per update on four GPUs: 20 updates in four epochs."""
@@ -29,29 +37,74 @@ NEIGHBORS = 2
 HYBRID = ("--optimizer=hybrid", "--warmup_epochs=2", "--lars_eta=0.01")
 METHODS = {"hybrid, last, groups of two": (*HYBRID, f"--bn_group={NEIGHBORS}")}
 LONG = {
-    "sgd, last, groups of two": ("--optimizer=sgd", f"--bn_group={NEIGHBORS}", "--lr=0.02", "--lr_scaling=none"),
+    "sgd, last, groups of two": (
+        "--optimizer=sgd",
+        f"--bn_group={NEIGHBORS}",
+        "--lr=0.02",
+        "--lr_scaling=none",
+    ),
     "lars, moving, larger batch": (
         *("--optimizer=lars", "--batch_norm=moving", "--lr_schedule=poly", "--warmup_epochs=1"),
         *("--epochs=5", "--batch_schedule=0:4,3:6", "--lars_eta=0.01", "--lr_scaling=batch"),
     ),
     "sgd, precise, accumulation": (
-        *("--optimizer=sgd", "--sgd_nesterov", "--batch_norm=precise", "--precise_batch_norm_batches=2"),
-        *("--gradient_accumulation_steps=2", "--per_gpu_batch=2", "--lr_schedule=step", "--lr_steps=2,3", "--lr=0.01"),
+        *(
+            "--optimizer=sgd",
+            "--sgd_nesterov",
+            "--batch_norm=precise",
+            "--precise_batch_norm_batches=2",
+        ),
+        *(
+            "--gradient_accumulation_steps=2",
+            "--per_gpu_batch=2",
+            "--lr_schedule=step",
+            "--lr_steps=2,3",
+            "--lr=0.01",
+        ),
     ),
     "lars, synchronized, random batches": (
-        *("--optimizer=lars", "--sync_batch_norm", "--batch_norm=moving", "--random_batch=1", "--lars_eta=0.01"),
+        *(
+            "--optimizer=lars",
+            "--sync_batch_norm",
+            "--batch_norm=moving",
+            "--random_batch=1",
+            "--lars_eta=0.01",
+        ),
         *("--lr_schedule=poly", "--warmup_epochs=1", "--model_width=16"),
     ),
     "adabound, synchronized": (
-        *("--optimizer=adabound", "--sync_batch_norm", "--batch_norm=moving", "--adabound_lr_scaling"),
+        *(
+            "--optimizer=adabound",
+            "--sync_batch_norm",
+            "--batch_norm=moving",
+            "--adabound_lr_scaling",
+        ),
         *("--lr_schedule=cosine", "--ema_decay=0.9"),
     ),
     "lars, moving, averaged": (
-        *("--optimizer=lars", "--batch_norm=moving", "--lr_schedule=poly", "--warmup_epochs=1", "--ema_decay=0.8"),
+        *(
+            "--optimizer=lars",
+            "--batch_norm=moving",
+            "--lr_schedule=poly",
+            "--warmup_epochs=1",
+            "--ema_decay=0.8",
+        ),
         *("--lars_variant=larc", "--label_smoothing=0.1"),
     ),
-    "muon": ("--optimizer=muon", "--lr_scaling=none", "--lr=0.02", "--lr_schedule=poly", "--warmup_epochs=1"),
-    "lamb": ("--optimizer=lamb", "--lr_scaling=none", "--lr=0.02", "--lr_schedule=poly", "--warmup_epochs=1"),
+    "muon": (
+        "--optimizer=muon",
+        "--lr_scaling=none",
+        "--lr=0.02",
+        "--lr_schedule=poly",
+        "--warmup_epochs=1",
+    ),
+    "lamb": (
+        "--optimizer=lamb",
+        "--lr_scaling=none",
+        "--lr=0.02",
+        "--lr_schedule=poly",
+        "--warmup_epochs=1",
+    ),
 }
 
 
@@ -62,26 +115,45 @@ class Kept(Trainer):
 
     def finish(self):
         stop, parts = super().finish(), self.parts
-        # Keras numbers its variables' paths anew for each network of a process; the order is what counts.
-        Kept.result = {name.split("/")[0] + name.split("/")[1]: v.numpy() for name, v in parts.variables().items()}
+        # Keras numbers its variables' paths anew for each network of a process; the order is what
+        # counts.
+        Kept.result = {
+            name.split("/")[0] + name.split("/")[1]: v.numpy()
+            for name, v in parts.variables().items()
+        }
         Kept.result["steps"] = np.array(parts.state.step)
         return stop
 
 
-def final(data: str, folder: pathlib.Path, communicator: Communicator, flags, virtual: int, *more: str):
+def final(
+    data: str, folder: pathlib.Path, communicator: Communicator, flags, virtual: int, *more: str
+):
     """The variables at the end of a run, by part and number."""
     run_dir = folder / "run"
-    arguments = [*BASE, f"--data_dir={data}", f"--run_dir={run_dir}", f"--virtual_gpus={virtual}", *flags, *more]
+    arguments = [
+        *BASE,
+        f"--data_dir={data}",
+        f"--run_dir={run_dir}",
+        f"--virtual_gpus={virtual}",
+        *flags,
+        *more,
+    ]
     train.run(configuration.resolve(arguments, communicator.size), communicator, Kept)
     return Kept.result
 
 
 def job(data: str, folder: str, methods, engine: str = "horovod") -> None:
-    """Trains with each method as four GPUs on the ranks that there are; rank 0 keeps the weights."""
+    """Trains with each method as four GPUs on the ranks that there are; rank 0 keeps the
+    weights.
+    """
     virtual = 4 // comm.placement().size
-    communicator = comm.start(comm.Settings(engine=engine, compression="none", neighbors=NEIGHBORS // virtual))
+    communicator = comm.start(
+        comm.Settings(engine=engine, compression="none", neighbors=NEIGHBORS // virtual)
+    )
     for number, flags in enumerate(methods):
         name = f"{number}-{communicator.size}x{virtual}"
-        found = final(data, pathlib.Path(folder, f"{name}-{communicator.rank}"), communicator, flags, virtual)
+        found = final(
+            data, pathlib.Path(folder, f"{name}-{communicator.rank}"), communicator, flags, virtual
+        )
         if communicator.rank == 0:
             np.savez(pathlib.Path(folder, f"{name}.npz"), **found)

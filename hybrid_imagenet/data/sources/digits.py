@@ -1,4 +1,6 @@
-"""Writes scikit-learn's 1,797 handwritten digits (UCI, Alpaydin and Kaynak) once as JPEG shards, and opens them."""
+"""Writes scikit-learn's 1,797 handwritten digits (UCI, Alpaydin and Kaynak) once as JPEG shards,
+and opens them.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ def find(request: Request) -> Glance:
 
 
 def open_split(request: Request) -> tfrecord.ShardSource:
-    """Opens the digits, writing them first where they are not there yet (under `data_dir` or the user's cache).
+    """Opens the digits, writing them first where they are not there yet (under `data_dir` or the
+    user's cache).
 
     Raises:
       UserError: if scikit-learn is missing or the directory cannot be written.
@@ -44,7 +47,9 @@ def open_split(request: Request) -> tfrecord.ShardSource:
         try:
             _write(directory)
         except OSError as error:
-            raise UserError(f"--data_dir={directory.parent}: cannot write the digits there ({error})") from None
+            raise UserError(
+                f"--data_dir={directory.parent}: cannot write the digits there ({error})"
+            ) from None
     return tfrecord.ShardSource(tfrecord.find_shards(directory, request.split), CLASS_NAMES)
 
 
@@ -53,7 +58,9 @@ def _directory(request: Request) -> Path:
 
 
 def _write(directory: Path) -> None:
-    """Writes all shards in a directory of its own and renames it: whole or not at all, whichever rank is first."""
+    """Writes all shards in a directory of its own and renames it: whole or not at all, whichever
+    rank is first.
+    """
     directory.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}."))
     try:
@@ -95,7 +102,9 @@ def _held_out(labels: np.ndarray) -> np.ndarray:
 
 
 def _example(image: np.ndarray, label: int) -> bytes:
-    """Renders one 8x8 image (values 0 to 16) as a smooth 64x64 RGB JPEG in an Example, its label from 1."""
+    """Renders one 8x8 image (values 0 to 16) as a smooth 64x64 RGB JPEG in an Example, its label
+    from 1.
+    """
     from PIL import Image
 
     small = Image.fromarray(np.clip(image * (255 / 16), 0, 255).astype(np.uint8))

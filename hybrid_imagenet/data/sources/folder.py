@@ -1,4 +1,5 @@
-"""Reads a tree of images, one directory per class: `train/n01440764/*.JPEG` and `val/n01440764/*.JPEG`.
+"""Reads a tree of images, one directory per class: `train/n01440764/*.JPEG` and
+`val/n01440764/*.JPEG`.
 
 Classes without these two are divided into them (--val_fraction).
 """
@@ -39,15 +40,19 @@ def open_split(request: Request) -> Source:
 class FolderSource(Source):
     """Gives random access to the image files of a split.
 
-    Classes are the directories of the training split, sorted by name; files are sorted within their class.
+    Classes are the directories of the training split, sorted by name; files are sorted within their
+    class.
 
     Args:
-      directory: holds `train` and `val`, or with `val_fraction` the class directories themselves, or `train` alone.
+      directory: holds `train` and `val`, or with `val_fraction` the class directories themselves,
+      or `train` alone.
       split: "train" or "validation".
-      val_fraction: the part of each class that is validated instead of trained on (`data.splits.of_class`).
+      val_fraction: the part of each class that is validated instead of trained on
+        (`data.splits.of_class`).
 
     Raises:
-      UserError: for a directory without classes or images, or a validation class that training does not have.
+      UserError: for a directory without classes or images, or a validation class that training does
+        not have.
     """
 
     def __init__(self, directory: Path, split: str, val_fraction: float = 0.0) -> None:
@@ -67,14 +72,25 @@ class FolderSource(Source):
         if val_fraction:
             listed = [_part(files, val_fraction, split) for files in listed]
         self.root = str(root)
-        self._names = [f"{name}/{file}" for name, files in zip(self.class_names, listed, strict=True) for file in files]
-        self._labels = np.repeat(np.arange(self.num_classes, dtype=np.int32), [len(files) for files in listed])
+        self._names = [
+            f"{name}/{file}"
+            for name, files in zip(self.class_names, listed, strict=True)
+            for file in files
+        ]
+        self._labels = np.repeat(
+            np.arange(self.num_classes, dtype=np.int32), [len(files) for files in listed]
+        )
         self.listing, self.num_examples = self._names, len(self._names)
         if not self.num_examples:
             if val_fraction and any(files for files, _ in found):
-                raise UserError(f"--val_fraction={val_fraction:g}: leaves no image for the split {split}")
+                raise UserError(
+                    f"--val_fraction={val_fraction:g}: leaves no image for the split {split}"
+                )
             hint = f"; {self.notes[0]}" if self.notes else ""
-            raise UserError(f"{root}: its class directories hold no images ({', '.join(sorted(SUFFIXES))}){hint}")
+            raise UserError(
+                f"{root}: its class directories hold no images"
+                f" ({', '.join(sorted(SUFFIXES))}){hint}"
+            )
 
     def locate(self, index: int) -> tuple[str, int]:
         """Returns the file; its image begins at 0."""
@@ -91,8 +107,11 @@ class FolderSource(Source):
         return content, int(self._labels[index])
 
 
-def _find(directory: Path, split: str, val_fraction: float = 0.0) -> tuple[Path, tuple[str, ...], listing.Skipped]:
-    """Returns where the class directories of a split lie, the names of the classes, and what lies beside them.
+def _find(
+    directory: Path, split: str, val_fraction: float = 0.0
+) -> tuple[Path, tuple[str, ...], listing.Skipped]:
+    """Returns where the class directories of a split lie, the names of the classes, and what lies
+    beside them.
 
     Images are not listed.
 
@@ -112,9 +131,13 @@ def _find(directory: Path, split: str, val_fraction: float = 0.0) -> tuple[Path,
 
 
 def _split_directory(directory: Path, split: str) -> Path:
-    found = listing.of_split(str(directory), split, lambda word: [word] if (directory / word).is_dir() else [])
+    found = listing.of_split(
+        str(directory), split, lambda word: [word] if (directory / word).is_dir() else []
+    )
     if not found:
-        missing = f"--data_dir={directory}: has no directory {' or '.join(listing.SPLIT_NAMES[split])}"
+        missing = (
+            f"--data_dir={directory}: has no directory {' or '.join(listing.SPLIT_NAMES[split])}"
+        )
         if split == "validation" or any(entry.is_dir() for entry in directory.iterdir()):
             missing += ": add --val_fraction=0.2 to validate a fifth of the images of each class"
         raise UserError(missing)
@@ -125,13 +148,18 @@ def _whole(directory: Path) -> Path:
     """Returns where the classes lie of images that are still to be divided."""
     for name in listing.SPLIT_NAMES["validation"]:
         if (directory / name).is_dir() and (directory / "train").is_dir():
-            raise UserError(f"--val_fraction: {directory / name} has validation images already: omit it, or move it")
+            raise UserError(
+                f"--val_fraction: {directory / name} has validation images already: omit it, or"
+                " move it"
+            )
     return directory / "train" if (directory / "train").is_dir() else directory
 
 
 def _part(files: list[str], fraction: float, split: str) -> list[str]:
     held_out = splits.of_class(len(files), fraction)
-    return [file for file, away in zip(files, held_out, strict=True) if away == (split == "validation")]
+    return [
+        file for file, away in zip(files, held_out, strict=True) if away == (split == "validation")
+    ]
 
 
 def _classes(root: Path, skipped: listing.Skipped | None = None) -> list[str]:
@@ -141,15 +169,22 @@ def _classes(root: Path, skipped: listing.Skipped | None = None) -> list[str]:
             if entry.is_dir() and not entry.name.startswith("."):
                 names.append(entry.name)
             elif skipped is not None:
-                fault = _suffix(entry.name) in SUFFIXES | _NOT_READ and not entry.name.startswith(".")
+                fault = _suffix(entry.name) in SUFFIXES | _NOT_READ and not entry.name.startswith(
+                    "."
+                )
                 skipped.add("not in a class directory", entry.name, fault=fault)
     if not names:
-        raise UserError(f"{root}: has no class directories; put each image into a directory named after its class")
+        raise UserError(
+            f"{root}: has no class directories; put each image into a directory named after its"
+            " class"
+        )
     return sorted(names)
 
 
 def _images(directory: Path) -> tuple[list[str], list[tuple[str, str, bool]]]:
-    """Returns the images of a class, sorted, and what else lies there: name, reason and whether it may be an image."""
+    """Returns the images of a class, sorted, and what else lies there: name, reason and whether it
+    may be an image.
+    """
     files: list[str] = []
     others: list[tuple[str, str, bool]] = []
     if not directory.is_dir():
@@ -159,12 +194,20 @@ def _images(directory: Path) -> tuple[list[str], list[tuple[str, str, bool]]]:
             suffix = _suffix(entry.name)
             if entry.name.startswith("."):
                 others.append((entry.name, "hidden", False))
-            elif suffix in SUFFIXES and (entry.is_symlink() or entry.is_file(follow_symlinks=False)):
+            elif suffix in SUFFIXES and (
+                entry.is_symlink() or entry.is_file(follow_symlinks=False)
+            ):
                 files.append(entry.name)
             elif suffix in SUFFIXES and not entry.is_dir():
                 others.append((entry.name, "no regular file", True))
             elif entry.is_dir():
-                others.append((entry.name, "a directory inside of a class directory: move its images out of it", True))
+                others.append(
+                    (
+                        entry.name,
+                        "a directory inside of a class directory: move its images out of it",
+                        True,
+                    )
+                )
             else:
                 kind = suffix or "a name without a suffix"
                 reason = f"{kind} is not read ({', '.join(sorted(SUFFIXES))} are)"

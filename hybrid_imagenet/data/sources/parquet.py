@@ -1,4 +1,6 @@
-"""Reads Parquet shards with an image column, as the Hugging Face hub stores image sets, from a directory or a URL."""
+"""Reads Parquet shards with an image column, as the Hugging Face hub stores image sets, from a
+directory or a URL.
+"""
 
 from __future__ import annotations
 
@@ -40,24 +42,28 @@ def open_split(request: Request) -> Source:
 
 
 class ParquetSource(Source):
-    """Gives random access to rows, by whole row groups: the smallest part of a Parquet file that can be read.
+    """Gives random access to rows, by whole row groups: the smallest part of a Parquet file that
+    can be read.
 
-    Row groups that were read stay in memory up to `cache_bytes`. An order that mixes a set larger than that reads a
-    row group for almost every image: mix a few files at a time (`order.shard_order`), or convert such a set with
-    `data prepare`.
+    Row groups that were read stay in memory up to `cache_bytes`. An order that mixes a set larger
+    than that reads a row group for almost every image: mix a few files at a time
+    (`order.shard_order`), or convert such a set with `data prepare`.
 
     Args:
-      directory: holds `train-*.parquet` (or `train.parquet`), itself or in `data/`, or `train/*.parquet`.
+      directory: holds `train-*.parquet` (or `train.parquet`), itself or in `data/`, or
+      `train/*.parquet`.
       split: "train" or "validation".
       num_classes: if the files' metadata does not name the classes.
       cache_bytes: bound on the row groups in memory.
 
     Raises:
-      UserError: without pyarrow, for files that are missing or of several sets, for columns that cannot be used, or
-        for files that name other classes.
+      UserError: without pyarrow, for files that are missing or of several sets, for columns that
+        cannot be used, or for files that name other classes.
     """
 
-    def __init__(self, directory: Directory, split: str, num_classes: int | None, cache_bytes: int) -> None:
+    def __init__(
+        self, directory: Directory, split: str, num_classes: int | None, cache_bytes: int
+    ) -> None:
         super().__init__()
         self._directory = directory
         self.reads = directory.reads
@@ -75,17 +81,29 @@ class ParquetSource(Source):
         if not self.num_examples:
             raise UserError(f"{directory.location}: its {split} Parquet files hold no rows")
         self.shard_sizes = np.diff(self._group_starts[self._first_group])
-        largest = max(f.row_group(number).total_byte_size for f in footers for number in range(f.num_row_groups))
-        self._row_group = functools.lru_cache(max(1, cache_bytes // max(1, largest)))(self._read_row_group)
-        self._reading = [threading.Lock() for _ in rows]  # lru_cache does not hold up threads that miss the same
-        self.class_names = self._class_names(footers) or listing.numbered_classes(directory.location, num_classes)
+        largest = max(
+            f.row_group(number).total_byte_size
+            for f in footers
+            for number in range(f.num_row_groups)
+        )
+        self._row_group = functools.lru_cache(max(1, cache_bytes // max(1, largest)))(
+            self._read_row_group
+        )
+        self._reading = [
+            threading.Lock() for _ in rows
+        ]  # lru_cache does not hold up threads that miss the same
+        self.class_names = self._class_names(footers) or listing.numbered_classes(
+            directory.location, num_classes
+        )
         self.num_classes = len(self.class_names)
 
     def locate(self, index: int) -> tuple[str, int]:
         """Returns the file of a row and its number there."""
         group = int(np.searchsorted(self._group_starts, index, "right")) - 1
         file = int(np.searchsorted(self._first_group, group, "right")) - 1
-        return self._directory.where(self._files[file]), int(index - self._group_starts[self._first_group[file]])
+        return self._directory.where(self._files[file]), int(
+            index - self._group_starts[self._first_group[file]]
+        )
 
     def prefetch(self, shards: Sequence[int]) -> None:
         self._directory.prefetch([self._files[number] for number in shards])
@@ -112,15 +130,22 @@ class ParquetSource(Source):
         number = group - int(self._first_group[file])
         name, footer = self._files[file], self._footers[file]
         path = self._directory.path(name)
-        with _package().ParquetFile(path, metadata=footer, page_checksum_verification=True) as opened:
-            table = opened.read_row_group(number, columns=[self._image, self._label]).select([self._image, self._label])
+        with _package().ParquetFile(
+            path, metadata=footer, page_checksum_verification=True
+        ) as opened:
+            table = opened.read_row_group(number, columns=[self._image, self._label]).select(
+                [self._image, self._label]
+            )
         if not self._directory.remote:
             self.reads.add(footer.row_group(number).total_byte_size)
         return table
 
     def _class_names(self, footers: Sequence[Any]) -> tuple[str, ...] | None:
         """Returns the classes that the files name, which must agree; None where none does."""
-        names = {file: _named(footer, self._label) for file, footer in zip(self._files, footers, strict=True)}
+        names = {
+            file: _named(footer, self._label)
+            for file, footer in zip(self._files, footers, strict=True)
+        }
         told = {file: found for file, found in names.items() if found}
         if not told:
             return None
@@ -128,8 +153,8 @@ class ParquetSource(Source):
         for file, found in told.items():
             if differs := listing.class_difference(expected, found):
                 raise UserError(
-                    f"{self._directory.where(first)} and {file} name different classes ({differs}): write them again "
-                    "with the same list of classes"
+                    f"{self._directory.where(first)} and {file} name different classes ({differs}):"
+                    " write them again with the same list of classes"
                 )
         if len(told) < len(names):
             silent = next(file for file in names if file not in told)
@@ -144,7 +169,10 @@ def _find(directory: Directory, split: str) -> tuple[list[str], tuple[Note, ...]
     Raises:
       UserError: if there are none, if one is missing, or if they are of several sets.
     """
-    names, place = [name for name in directory.names() if name.endswith(".parquet")], directory.location
+    names, place = (
+        [name for name in directory.names() if name.endswith(".parquet")],
+        directory.location,
+    )
 
     def named(word: str) -> list[str]:
         pattern = re.compile(rf"(data/)?{word}(-\d+-of-\d+[^/]*)?\.parquet$|{word}/")
@@ -153,7 +181,8 @@ def _find(directory: Directory, split: str) -> tuple[list[str], tuple[Note, ...]
     found = listing.of_split(place, split, named)
     if not found:
         raise UserError(
-            f"--data_dir={place}: holds no {split} Parquet files (names like {split}-00000-of-00040.parquet)"
+            f"--data_dir={place}: holds no {split} Parquet files (names like"
+            f" {split}-00000-of-00040.parquet)"
         )
     files = listing.whole_set(place, split, found)
     return files, (*listing.gaps(place, files), *listing.of_no_split(place, names, named))
@@ -163,32 +192,39 @@ def _columns(directory: Directory, files: Sequence[str], footers: Sequence[Any])
     """Returns the names of the image and the label column.
 
     Raises:
-      UserError: if a file lacks one, has other columns than the first, or labels that are no class numbers.
+      UserError: if a file lacks one, has other columns than the first, or labels that are no class
+        numbers.
     """
     import pyarrow
 
     found: list[tuple[str, str]] = []
     for file, footer in zip(files, footers, strict=True):
         place, schema = directory.where(file), footer.schema.to_arrow_schema()
-        image, label = (next((name for name in known if name in schema.names), None) for known in (_IMAGE, _LABEL))
+        image, label = (
+            next((name for name in known if name in schema.names), None)
+            for known in (_IMAGE, _LABEL)
+        )
         if image is None or label is None:
             raise UserError(
-                f"{place}: needs an image column ({', '.join(_IMAGE)}) and a label column ({', '.join(_LABEL)}), has "
-                f"{', '.join(schema.names) or 'none'}"
+                f"{place}: needs an image column ({', '.join(_IMAGE)}) and a label column"
+                f" ({', '.join(_LABEL)}), has {', '.join(schema.names) or 'none'}"
             )
         found.append((image, label))
         kind = schema.field(label).type
         if not pyarrow.types.is_integer(kind):
-            raise UserError(f"{place}: column {label} holds {kind}, not class numbers: write one number into each row")
+            raise UserError(
+                f"{place}: column {label} holds {kind}, not class numbers: write one number into"
+                " each row"
+            )
         if not _holds_one_image(schema.field(image).type):
             raise UserError(
-                f"{place}: column {image} holds {schema.field(image).type} instead of the bytes of one encoded image: "
-                "write one image into each row"
+                f"{place}: column {image} holds {schema.field(image).type} instead of the bytes of"
+                " one encoded image: write one image into each row"
             )
         if found[-1] != found[0]:
             raise UserError(
-                f"{place}: its columns are {image} and {label}, those of {files[0]} {' and '.join(found[0])}: give all "
-                "files the same"
+                f"{place}: its columns are {image} and {label}, those of {files[0]}"
+                f" {' and '.join(found[0])}: give all files the same"
             )
     return found[0]
 
@@ -200,7 +236,11 @@ def _holds_one_image(kind: Any) -> bool:
     if pyarrow.types.is_struct(kind):
         place = kind.get_field_index("bytes")
         return place >= 0 and _holds_one_image(kind.field(place).type)
-    return pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind) or pyarrow.types.is_null(kind)
+    return (
+        pyarrow.types.is_binary(kind)
+        or pyarrow.types.is_large_binary(kind)
+        or pyarrow.types.is_null(kind)
+    )
 
 
 def _footers(directory: Directory, names: Sequence[str]) -> list[Any]:
@@ -212,7 +252,9 @@ def _footers(directory: Directory, names: Sequence[str]) -> list[Any]:
     def footer(name: str) -> Any:
         with _explained(directory, name):
             tail = directory.tail(name, _FOOTER)
-            length = int.from_bytes(tail[-8:-4], "little") + 8  # of the metadata, which stand before it
+            length = (
+                int.from_bytes(tail[-8:-4], "little") + 8
+            )  # of the metadata, which stand before it
             if len(tail) < length < _LONGEST:
                 tail = directory.tail(name, length)
             return parquet.read_metadata(io.BytesIO(tail))
@@ -229,7 +271,9 @@ def _explained(directory: Directory, name: str) -> Iterator[None]:
         yield
     except (OSError, pyarrow.ArrowException) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"{directory.where(name)}: is not a readable Parquet file ({reason})") from None
+        raise UserError(
+            f"{directory.where(name)}: is not a readable Parquet file ({reason})"
+        ) from None
 
 
 def _package() -> Any:

@@ -1,4 +1,6 @@
-"""Makes up images, to measure the rest without a data set: JPEGs to decode, or tensors that are ready."""
+"""Makes up images, to measure the rest without a data set: JPEGs to decode, or tensors that are
+ready.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,16 @@ def open_split(request: Request) -> Source:
 
 
 class SyntheticSource(Source):
-    """Holds images in memory: 64 distinct JPEGs of 500x375 pixels and about 110 kB, used again and again."""
+    """Holds images in memory: 64 distinct JPEGs of 500x375 pixels and about 110 kB, used again and
+    again.
+    """
 
-    def __init__(self, split: str, num_examples: int | None, num_classes: int | None, *, ready: bool) -> None:
-        """Makes the images; `num_examples` is the size of the training split (default: ImageNet's)."""
+    def __init__(
+        self, split: str, num_examples: int | None, num_classes: int | None, *, ready: bool
+    ) -> None:
+        """Makes the images; `num_examples` is the size of the training split (default:
+        ImageNet's).
+        """
         super().__init__()
         sizes = IMAGENET_SIZES
         if num_examples is not None:

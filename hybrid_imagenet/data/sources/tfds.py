@@ -23,21 +23,25 @@ def open_split(request: Request) -> Source:
     """Opens a split of a prepared TFDS dataset; nothing is downloaded or prepared here.
 
     Raises:
-      UserError: without tensorflow_datasets, for an unknown or unprepared set, or one that has no image and label.
+      UserError: without tensorflow_datasets, for an unknown or unprepared set, or one that has no
+        image and label.
     """
     files, images, keys, names = _prepared(request)
     return ShardSource(files, names, keys=(keys,), expected=images)
 
 
 def _prepared(request: Request) -> tuple[tuple[Path, ...], int, Keys, tuple[str, ...]]:
-    """Returns the files of a split, the images in it, the features that hold these, and the names of classes."""
+    """Returns the files of a split, the images in it, the features that hold these, and the names
+    of classes.
+    """
     name = request.name
     builder = _builder(name, request.directory if request.data_dir else None)
     splits = builder.info.splits
     chosen = next((splits[key] for key in _SPLITS[request.split] if key in splits), None)
     if chosen is None:
         raise UserError(
-            f"--dataset={name}: has no {' or '.join(_SPLITS[request.split])} split, but {', '.join(splits) or 'none'}"
+            f"--dataset={name}: has no {' or '.join(_SPLITS[request.split])} split, but"
+            f" {', '.join(splits) or 'none'}"
         )
     keys, names = _features(name, builder.info)
     files = tuple(Path(path) for path in chosen.filepaths)
@@ -59,7 +63,9 @@ def _builder(name: str, data_dir: Path | None) -> Any:
     try:
         builder = tfds.builder(name, data_dir=data_dir)
     except (tfds.core.registered.DatasetNotFoundError, ValueError, AssertionError):
-        near = did_you_mean(name, SOURCES) or did_you_mean(name, tfds.list_builders(with_community_datasets=False))
+        near = did_you_mean(name, SOURCES) or did_you_mean(
+            name, tfds.list_builders(with_community_datasets=False)
+        )
         raise UserError(f"--dataset={name}: unknown; give {NAMES}{near}") from None
     if not builder.info.splits:
         hint = ""
@@ -68,7 +74,8 @@ def _builder(name: str, data_dir: Path | None) -> Any:
         elif data_dir is not None and (data_dir / "train").is_dir():
             hint = "; it looks like --dataset=folder"
         raise UserError(
-            f"--dataset={name}: is not prepared in {where}; run `tfds build {name}` (see docs/input.md){hint}"
+            f"--dataset={name}: is not prepared in {where}; run `tfds build {name}` (see"
+            f" docs/input.md){hint}"
         )
     return builder
 

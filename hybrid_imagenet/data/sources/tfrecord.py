@@ -1,7 +1,8 @@
-"""Reads and writes TFRecord shards: TensorFlow's ImageNet layout, the plain TFDS form, and what `data prepare` writes.
+"""Reads and writes TFRecord shards: TensorFlow's ImageNet layout, the plain TFDS form, and what
+`data prepare` writes.
 
-A TFRecord is: length (uint64), masked CRC-32C of the length, payload, masked CRC-32C of the payload, all little-endian.
-The payload is a tf.train.Example. Neither needs TensorFlow here.
+A TFRecord is: length (uint64), masked CRC-32C of the length, payload, masked CRC-32C of the
+payload, all little-endian. The payload is a tf.train.Example. Neither needs TensorFlow here.
 """
 
 from __future__ import annotations
@@ -26,7 +27,14 @@ from hybrid_imagenet import files
 from hybrid_imagenet.data import listing
 from hybrid_imagenet.data.datasets import Glance, Request
 from hybrid_imagenet.data.directories import Directory
-from hybrid_imagenet.data.sources.source import BadRecord, Source, check_directory, load_index, read_at, remembered
+from hybrid_imagenet.data.sources.source import (
+    BadRecord,
+    Source,
+    check_directory,
+    load_index,
+    read_at,
+    remembered,
+)
 from hybrid_imagenet.errors import UserError
 
 MANIFEST = "manifest.json"
@@ -45,7 +53,9 @@ Values = list[Any]
 
 @dataclasses.dataclass(frozen=True)
 class Keys:
-    """The features of an Example that hold the image and its label, and the number of the first label."""
+    """The features of an Example that hold the image and its label, and the number of the first
+    label.
+    """
 
     image: str
     label: str
@@ -61,7 +71,8 @@ class ShardIndex:
     """Locates each record of a split.
 
     Attributes:
-      shard, offset, length: int64 [n] each; the file number, first byte and bytes (with framing) of each record.
+      shard, offset, length: int64 [n] each; the file number, first byte and bytes (with framing) of
+        each record.
     """
 
     shard: npt.NDArray[np.int64]
@@ -72,11 +83,12 @@ class ShardIndex:
 class ShardSource(Source):
     """Gives random access to the records of a split's shards.
 
-    Two forms of Example are read: `image/encoded` with `image/class/label` counted from 1, and `image` with `label`
-    counted from 0. Checksums are verified at every read.
+    Two forms of Example are read: `image/encoded` with `image/class/label` counted from 1, and
+    `image` with `label` counted from 0. Checksums are verified at every read.
 
     Raises:
-      UserError: for a damaged shard, no records at all, or another number than `expected`, a manifest's.
+      UserError: for a damaged shard, no records at all, or another number than `expected`, a
+        manifest's.
     """
 
     def __init__(
@@ -92,13 +104,15 @@ class ShardSource(Source):
         self.files = files
         self.index = index or index_of(files)
         self.num_examples = len(self.index.offset)
-        self.shard_sizes: npt.NDArray[np.int64] = np.bincount(self.index.shard, minlength=len(files))
+        self.shard_sizes: npt.NDArray[np.int64] = np.bincount(
+            self.index.shard, minlength=len(files)
+        )
         if not self.num_examples:
             raise UserError(f"{files[0].parent}: its {len(files)} shards hold no records")
         if expected is not None and expected != self.num_examples:
             raise UserError(
-                f"{files[0].parent}: its shards hold {self.num_examples} records, the manifest says {expected}; "
-                "prepare the dataset again"
+                f"{files[0].parent}: its shards hold {self.num_examples} records, the manifest says"
+                f" {expected}; prepare the dataset again"
             )
         self.class_names = class_names
         self.num_classes = len(class_names)
@@ -131,8 +145,15 @@ class ShardSource(Source):
                 image = images[0]
                 label = labels[0]
                 if 0 <= label < form.first:  # all other labels would be those of their neighbors
-                    reason = f"{form.label} is {label}, but counts from {form.first}: labels from 0 are to be in "
-                    raise BadRecord(file, offset, f"{reason}{PLAIN_KEYS.label}, their images in {PLAIN_KEYS.image}")
+                    reason = (
+                        f"{form.label} is {label}, but counts from {form.first}: labels from 0 are"
+                        " to be in "
+                    )
+                    raise BadRecord(
+                        file,
+                        offset,
+                        f"{reason}{PLAIN_KEYS.label}, their images in {PLAIN_KEYS.image}",
+                    )
                 return image, self._checked_label(index, label - form.first)
         wanted = " or ".join(f"{form.image} with {form.label}" for form in self._keys)
         raise BadRecord(file, offset, f"the Example has no {wanted}")
@@ -148,8 +169,8 @@ def find(request: Request) -> Glance:
 def open_split(request: Request) -> Source:
     """Opens the shards of a split in a directory.
 
-    The manifest of `data prepare` tells the class names and the counts. Otherwise `labels.txt` lists the classes, one
-    per line, or the request has their number.
+    The manifest of `data prepare` tells the class names and the counts. Otherwise `labels.txt`
+    lists the classes, one per line, or the request has their number.
 
     Raises:
       UserError: for a directory, set of shards or manifest that cannot be used.
@@ -161,8 +182,12 @@ def open_split(request: Request) -> Source:
     if manifest is None:
         source = ShardSource(shards, names)
         source.notes = listing.of_no_split(str(directory), *_by_word(directory))
-        if empty := [path for path, size in zip(shards, source.shard_sizes, strict=True) if not size]:
-            source.notes += (listing.Note(f"{len(empty)} of {len(shards)} shards are empty: {empty[0]}, ..."),)
+        if empty := [
+            path for path, size in zip(shards, source.shard_sizes, strict=True) if not size
+        ]:
+            source.notes += (
+                listing.Note(f"{len(empty)} of {len(shards)} shards are empty: {empty[0]}, ..."),
+            )
         if (directory / listing.LABELS).is_file():
             source.class_list = str(directory / listing.LABELS)
         return source
@@ -171,8 +196,8 @@ def open_split(request: Request) -> Source:
         raise UserError(f"--data_dir={directory}: its manifest knows no {split} split")
     if len(entry["shards"]) != len(shards):
         raise UserError(
-            f"--data_dir={directory}: has {len(shards)} {split} shards, the manifest lists {len(entry['shards'])}; "
-            "prepare the dataset again"
+            f"--data_dir={directory}: has {len(shards)} {split} shards, the manifest lists"
+            f" {len(entry['shards'])}; prepare the dataset again"
         )
     index = None
     if [path.stat().st_size for path in shards] == [shard["bytes"] for shard in entry["shards"]]:
@@ -199,7 +224,9 @@ def find_shards(directory: Path, split: str) -> tuple[Path, ...]:
     if not found:
         for name in _by_word(directory, packed=True)[1](split):
             _check_is_not_compressed(directory / name)
-        raise UserError(f"--data_dir={directory}: holds no {split} shards (names like {split}-00000-of-01024)")
+        raise UserError(
+            f"--data_dir={directory}: holds no {split} shards (names like {split}-00000-of-01024)"
+        )
     return tuple(directory / name for name in listing.whole_set(str(directory), split, found))
 
 
@@ -208,13 +235,16 @@ def has_shards(directory: Path, split: str) -> bool:
     return bool(_by_word(directory)[1](split))
 
 
-def _by_word(directory: Path, *, packed: bool = False) -> tuple[list[str], Callable[[str], list[str]]]:
-    """Returns what looks like a shard by its name, and a function that finds those of a split's word.
+def _by_word(
+    directory: Path, *, packed: bool = False
+) -> tuple[list[str], Callable[[str], list[str]]]:
+    """Returns what looks like a shard by its name, and a function that finds those of a split's
+    word.
 
     With `packed`, names may also end in the suffix of a compressed file.
 
-    Shards lie in the directory, or if none does in one for each split, as TensorFlow's imagenet_to_gcs.py writes them:
-    `train/train-00000-of-01024`.
+    Shards lie in the directory, or if none does in one for each split, as TensorFlow's
+    imagenet_to_gcs.py writes them: `train/train-00000-of-01024`.
     """
     bases = {name: PurePath(name).name for name in Directory(str(directory)).names()}
     names = [name for name, base in bases.items() if _LIKE_SHARD.match(base)]
@@ -224,11 +254,15 @@ def _by_word(directory: Path, *, packed: bool = False) -> tuple[list[str], Calla
         base = _PACKED.sub("", bases[name]) if packed else bases[name]
         if match := _SHARD.match(base):
             words[name] = match["stem"].removesuffix(".tfrecord")
-    return names, lambda word: [name for name, stem in words.items() if stem.rpartition("-")[2] == word]
+    return names, lambda word: [
+        name for name, stem in words.items() if stem.rpartition("-")[2] == word
+    ]
 
 
 def index_of(shards: Sequence[Path]) -> ShardIndex:
-    """Returns the index of some shards, from the cache if they have not changed since they were scanned."""
+    """Returns the index of some shards, from the cache if they have not changed since they were
+    scanned.
+    """
     place = files.cached_index("tfrecord", _INDEX_VERSION, of=shards)
     return remembered(place, ShardIndex, lambda: scan_all(shards))
 
@@ -237,9 +271,13 @@ def scan_all(shards: Sequence[Path]) -> ShardIndex:
     """Returns the index of some shards; raises UserError for damaged ones."""
     with concurrent.futures.ThreadPoolExecutor(min(16, len(shards))) as pool:
         scans = list(pool.map(scan, shards))
-    damaged = [f"{path}, {damage}" for path, (_, _, damage) in zip(shards, scans, strict=True) if damage]
+    damaged = [
+        f"{path}, {damage}" for path, (_, _, damage) in zip(shards, scans, strict=True) if damage
+    ]
     if damaged:
-        raise UserError(f"{damaged[0]} ({len(damaged)} of {len(shards)} shards are damaged); restore the file")
+        raise UserError(
+            f"{damaged[0]} ({len(damaged)} of {len(shards)} shards are damaged); restore the file"
+        )
     offsets, lengths, _ = zip(*scans, strict=True)
     numbers = np.repeat(np.arange(len(shards), dtype=np.int64), list(map(len, offsets)))
     return ShardIndex(numbers, np.concatenate(offsets), np.concatenate(lengths))
@@ -249,8 +287,8 @@ def scan(path: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], str]
     """Finds the records of a shard by hopping from header to header.
 
     Returns:
-      (offsets, lengths, damage): int64 [n] each, where a record begins and its bytes with header and checksums; and
-      the place and reason where the rest makes no sense, "" for a whole file.
+      (offsets, lengths, damage): int64 [n] each, where a record begins and its bytes with header
+      and checksums; and the place and reason where the rest makes no sense, "" for a whole file.
     """
     offsets: list[int] = []
     lengths: list[int] = []
@@ -259,7 +297,11 @@ def scan(path: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], str]
         with files.open_regular(path, buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             while offset < size:
-                length = HEADER_BYTES + header_length(os.pread(file.fileno(), HEADER_BYTES, offset)) + FOOTER_BYTES
+                length = (
+                    HEADER_BYTES
+                    + header_length(os.pread(file.fileno(), HEADER_BYTES, offset))
+                    + FOOTER_BYTES
+                )
                 if offset + length > size:
                     raise RecordError(f"the record is truncated: {size - offset} of {length} bytes")
                 offsets.append(offset)
@@ -281,8 +323,9 @@ def _check_is_not_compressed(path: Path) -> None:
     if found:
         name, command = found
         raise UserError(
-            f"{path}: is compressed ({name}), but records are read in random order. Decompress each shard into another "
-            f"directory, as in: mkdir plain; {command} < {path.name} > plain/{_PACKED.sub('', path.name)}"
+            f"{path}: is compressed ({name}), but records are read in random order. Decompress each"
+            f" shard into another directory, as in: mkdir plain; {command} < {path.name} >"
+            f" plain/{_PACKED.sub('', path.name)}"
         )
 
 
@@ -301,12 +344,20 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise TypeError("class_names is no list of texts")
         for split, entry in splits.items():
-            rows = [(shard["num_examples"], shard["bytes"], shard["crc32c"]) for shard in entry["shards"]]
+            rows = [
+                (shard["num_examples"], shard["bytes"], shard["crc32c"])
+                for shard in entry["shards"]
+            ]
             counts, sizes, _ = zip(*rows, strict=True)
-            if not all(type(number) is int for number in (*counts, *sizes)) or sum(counts) != entry["num_examples"]:
+            if (
+                not all(type(number) is int for number in (*counts, *sizes))
+                or sum(counts) != entry["num_examples"]
+            ):
                 raise ValueError(f"num_examples of {split} is not the sum of its shards")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: is not a readable manifest ({error!r}); prepare the dataset again") from None
+        raise UserError(
+            f"{path}: is not a readable manifest ({error!r}); prepare the dataset again"
+        ) from None
     return manifest
 
 
@@ -315,7 +366,9 @@ class RecordError(ValueError):
 
 
 def masked_crc(data: bytes) -> int:
-    """Returns the CRC-32C as TFRecords store it: rotated right by 15 bits, plus a constant, modulo 2^32."""
+    """Returns the CRC-32C as TFRecords store it: rotated right by 15 bits, plus a constant, modulo
+    2^32.
+    """
     crc = google_crc32c.value(data)
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -323,7 +376,9 @@ def masked_crc(data: bytes) -> int:
 def frame(payload: bytes) -> bytes:
     """Returns one TFRecord with its lengths and checksums."""
     length = _LENGTH.pack(len(payload))
-    return b"".join((length, _CRC.pack(masked_crc(length)), payload, _CRC.pack(masked_crc(payload))))
+    return b"".join(
+        (length, _CRC.pack(masked_crc(length)), payload, _CRC.pack(masked_crc(payload)))
+    )
 
 
 def unframe(record: bytes) -> bytes:
@@ -334,7 +389,10 @@ def unframe(record: bytes) -> bytes:
     """
     length = header_length(record[:HEADER_BYTES])
     if len(record) < HEADER_BYTES + length + FOOTER_BYTES:
-        raise RecordError(f"the record is truncated: {len(record)} of {HEADER_BYTES + length + FOOTER_BYTES} bytes")
+        raise RecordError(
+            f"the record is truncated: {len(record)} of {HEADER_BYTES + length + FOOTER_BYTES}"
+            " bytes"
+        )
     payload = record[HEADER_BYTES : HEADER_BYTES + length]
     if _CRC.unpack_from(record, HEADER_BYTES + length)[0] != masked_crc(payload):
         raise RecordError("the checksum of the data does not match")
@@ -342,7 +400,9 @@ def unframe(record: bytes) -> bytes:
 
 
 def header_length(header: bytes) -> int:
-    """Returns the payload length that a 12-byte record header holds; raises RecordError if it is damaged."""
+    """Returns the payload length that a 12-byte record header holds; raises RecordError if it is
+    damaged.
+    """
     if len(header) < HEADER_BYTES:
         raise RecordError(f"the record header is truncated: {len(header)} of {HEADER_BYTES} bytes")
     if _CRC.unpack_from(header, 8)[0] != masked_crc(header[:8]):
@@ -353,7 +413,8 @@ def header_length(header: bytes) -> int:
     return length
 
 
-# The messages of TensorFlow's example.proto and feature.proto, so that no reader has to import TensorFlow.
+# The messages of TensorFlow's example.proto and feature.proto, so that no reader has to import
+# TensorFlow.
 _PROTO = """
 name: "example.proto" package: "tensorflow" syntax: "proto3"
 message_type { name: "BytesList" field { name: "value" number: 1 type: TYPE_BYTES label: LABEL_REPEATED } }
@@ -371,14 +432,16 @@ message_type { name: "Features"
     field { name: "value" number: 2 type: TYPE_MESSAGE type_name: ".tensorflow.Feature" label: LABEL_OPTIONAL } } }
 message_type { name: "Example"
   field { name: "features" number: 1 type: TYPE_MESSAGE type_name: ".tensorflow.Features" } }
-"""
+"""  # noqa: E501
 _pool = descriptor_pool.DescriptorPool()
 _pool.Add(text_format.Parse(_PROTO, descriptor_pb2.FileDescriptorProto()))
 _Example = message_factory.GetMessageClass(_pool.FindMessageTypeByName("tensorflow.Example"))
 
 
 def encode_example(features: Mapping[str, bytes | int]) -> bytes:
-    """Returns a serialized tf.train.Example with one value per feature: bytes or a 64-bit integer."""
+    """Returns a serialized tf.train.Example with one value per feature: bytes or a 64-bit
+    integer.
+    """
     example = _Example()
     for key, value in features.items():
         if isinstance(value, bytes):
@@ -390,7 +453,8 @@ def encode_example(features: Mapping[str, bytes | int]) -> bytes:
 
 
 def decode_example(payload: bytes, wanted: Iterable[str]) -> dict[str, Values]:
-    """Returns the values of each wanted feature that a serialized tf.train.Example has and that is not empty.
+    """Returns the values of each wanted feature that a serialized tf.train.Example has and that is
+    not empty.
 
     Raises:
       RecordError: if the bytes are not an Example.
@@ -411,15 +475,17 @@ def decode_example(payload: bytes, wanted: Iterable[str]) -> dict[str, Values]:
 
 
 def _why_not_one_image_with_one_class(form: Keys, images: Values, labels: Values) -> str:
-    """Returns why the two features of an Example are not one image and one class number; "" if they are."""
+    """Returns why the two features of an Example are not one image and one class number; "" if they
+    are.
+    """
     if len(images) > 1:
         return f"{form.image} holds {len(images)} values: write one image into each record"
     if not isinstance(images[0], bytes):
         return f"{form.image} holds {_kind(images[0])} instead of the bytes of an encoded image"
     if len(labels) > 1:
         return (
-            f"{form.label} holds {len(labels)} values, as one-hot or several labels do: write one class number into "
-            "each record"
+            f"{form.label} holds {len(labels)} values, as one-hot or several labels do: write one"
+            " class number into each record"
         )
     if not isinstance(labels[0], int):
         return f"{form.label} holds {_kind(labels[0])} instead of a class number"

@@ -67,25 +67,27 @@ def open_split(request: Request) -> Source:
 class WebDatasetSource(Source):
     """Gives random access to the samples of a split's tar files.
 
-    `scan` says what a sample's image and label are; labels count from 0. The files of a split are those that
-    `_info.json` lists (timm's form, with the samples in each), else those with the split's name as a word of their
-    name, or in a directory of that name. Where samples lie is found by hopping from header to header, once, and
-    remembered.
+    `scan` says what a sample's image and label are; labels count from 0. The files of a split are
+    those that `_info.json` lists (timm's form, with the samples in each), else those with the
+    split's name as a word of their name, or in a directory of that name. Where samples lie is found
+    by hopping from header to header, once, and remembered.
 
-    The `webdataset` package itself reads one sample after another, with a buffer that shuffles and is not part of any
-    state, so it can neither continue inside an epoch nor give each image once on any number of ranks.
+    The `webdataset` package itself reads one sample after another, with a buffer that shuffles and
+    is not part of any state, so it can neither continue inside an epoch nor give each image once on
+    any number of ranks.
 
-    At a URL without `_info.json` all files of the split are copied at the start, as their samples must be counted.
+    At a URL without `_info.json` all files of the split are copied at the start, as their samples
+    must be counted.
 
     Args:
       directory: holds the files.
       split: "train" or "validation".
-      num_classes: if there is no `labels.txt` (one name a line); else the largest label of the training files tells,
-        with which a `labels.txt` is compared where the files are at hand.
+      num_classes: if there is no `labels.txt` (one name a line); else the largest label of the
+        training files tells, with which a `labels.txt` is compared where the files are at hand.
 
     Raises:
-      UserError: for files that are missing, compressed, damaged, of several sets, or hold other numbers of samples
-        than `_info.json` says; and for samples with two images or labels.
+      UserError: for files that are missing, compressed, damaged, of several sets, or hold other
+        numbers of samples than `_info.json` says; and for samples with two images or labels.
     """
 
     def __init__(self, directory: Directory, split: str, num_classes: int | None) -> None:
@@ -107,7 +109,9 @@ class WebDatasetSource(Source):
         self._ends = np.cumsum(self._sizes)
         self.num_examples = int(self._ends[-1])
         if not self.num_examples:
-            raise UserError(f"{directory.location}: its {len(self._files)} {split} tar files hold no samples")
+            raise UserError(
+                f"{directory.location}: its {len(self._files)} {split} tar files hold no samples"
+            )
         self.class_names = self._listed_names(split) or self._numbered(split, num_classes)
         self.num_classes = len(self.class_names)
 
@@ -120,13 +124,20 @@ class WebDatasetSource(Source):
         """Reads one image with a single operation."""
         file, place = self._place(index)
         found = self._index(file)
-        offset, length, label = (int(values[place]) for values in (found.offset, found.length, found.label))
+        offset, length, label = (
+            int(values[place]) for values in (found.offset, found.length, found.label)
+        )
         if _BROKEN_LINK in (offset, label):
             what = "image" if offset == _BROKEN_LINK else "label"
             reason = f"its {what} is a link to a file that the archive does not hold"
-            raise BadRecord(*self.locate(index), f"{reason}: write the archive with tar --dereference")
+            raise BadRecord(
+                *self.locate(index), f"{reason}: write the archive with tar --dereference"
+            )
         if label == _SEVERAL:
-            reason = "the label is a list, as one-hot or several labels are: write one class number into each sample"
+            reason = (
+                "the label is a list, as one-hot or several labels are: write one class number into"
+                " each sample"
+            )
             raise BadRecord(*self.locate(index), reason)
         if offset < 0 or label < 0:
             extensions = f"an image (a file whose whole extension is {', '.join(IMAGES)})"
@@ -153,10 +164,14 @@ class WebDatasetSource(Source):
         try:
             path = self._directory.path(name)
             # Of a local file the index is kept in the user's cache, until the file changes.
-            stored = self._directory.index_path(name) or files.cached_index("tar", _VERSION, of=[path])
+            stored = self._directory.index_path(name) or files.cached_index(
+                "tar", _VERSION, of=[path]
+            )
             index = remembered(stored, TarIndex, lambda: scan(path))
         except OSError as error:
-            raise UserError(f"{self._directory.where(name)}: cannot be read ({error.strerror or error})") from None
+            raise UserError(
+                f"{self._directory.where(name)}: cannot be read ({error.strerror or error})"
+            ) from None
         except ValueError as error:
             raise UserError(f"{self._directory.where(name)}: {error}") from None
         if self._promised and len(index.begin) != self._promised[number]:
@@ -176,7 +191,9 @@ class WebDatasetSource(Source):
         return [len(found[number].begin) for number in range(len(self._files))]
 
     def _listed_names(self, split: str) -> tuple[str, ...]:
-        """Returns the classes that `labels.txt` lists, compared with the labels where these are at hand."""
+        """Returns the classes that `labels.txt` lists, compared with the labels where these are at
+        hand.
+        """
         place = self._directory.where(listing.LABELS)
         content = self._directory.small(listing.LABELS)
         names = listing.listed_classes(place, content) if content is not None else ()
@@ -195,41 +212,61 @@ class WebDatasetSource(Source):
         return listing.numbered_classes(self._directory.location, num_classes)
 
     def _largest_label(self) -> int:
-        return max(int(self._index(number).label.max(initial=-1)) for number in range(len(self._files)))
+        return max(
+            int(self._index(number).label.max(initial=-1)) for number in range(len(self._files))
+        )
 
 
 _Files = tuple[list[str], list[int] | None, tuple[Note, ...]]
 
 
 def _find(directory: Directory, split: str) -> _Files:
-    """Returns the tar files of a split, the samples in each if `_info.json` lists them, and notes on what is not read.
+    """Returns the tar files of a split, the samples in each if `_info.json` lists them, and notes
+    on what is not read.
 
     Raises:
-      UserError: if there are none, if one is missing or compressed, if they are of several sets, or if the list cannot
-        be read.
+      UserError: if there are none, if one is missing or compressed, if they are of several sets, or
+        if the list cannot be read.
     """
     return _listed(directory, split) or _found(directory, split)
 
 
 def _listed(directory: Directory, split: str) -> _Files | None:
-    """Returns the files of a split and the samples in each, as `_info.json` tells; None without one."""
+    """Returns the files of a split and the samples in each, as `_info.json` tells; None without
+    one.
+    """
     text = directory.small(_INFO)
     if text is None:
         return None
     try:
         splits = json.loads(text)["splits"]
         entry = next(splits[known] for known in listing.SPLIT_NAMES[split] if known in splits)
-        files, sizes = [str(file) for file in entry["filenames"]], [int(size) for size in entry["shard_lengths"]]
+        files, sizes = (
+            [str(file) for file in entry["filenames"]],
+            [int(size) for size in entry["shard_lengths"]],
+        )
         known = {str(file) for other in splits.values() for file in other.get("filenames", ())}
-    except (ValueError, KeyError, TypeError, AttributeError, StopIteration, RecursionError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        StopIteration,
+        RecursionError,
+    ) as error:
         raise UserError(
-            f"{directory.where(_INFO)}: does not list the files of {split} with their shard_lengths ({error!r})"
+            f"{directory.where(_INFO)}: does not list the files of {split} with their shard_lengths"
+            f" ({error!r})"
         ) from None
     if not files or len(files) != len(sizes):
-        raise UserError(f"{directory.where(_INFO)}: has {len(files)} files but {len(sizes)} lengths of {split}")
+        raise UserError(
+            f"{directory.where(_INFO)}: has {len(files)} files but {len(sizes)} lengths of {split}"
+        )
     skipped = listing.Skipped()
     if not directory.remote:  # a server with a list need not show its files
-        for other in sorted({file for file in directory.names() if file.endswith((".tar", *_PACKED))} - known):
+        for other in sorted(
+            {file for file in directory.names() if file.endswith((".tar", *_PACKED))} - known
+        ):
             skipped.add(f"not in {_INFO}", other)
     return files, sizes, skipped.notes(directory.location)
 
@@ -243,13 +280,15 @@ def _found(directory: Directory, split: str) -> _Files:
         for name in listing.of_split(place, split, listing.with_word(names, suffix)):
             if f"{name.removesuffix(suffix)}.tar" not in found:
                 raise UserError(
-                    f"{directory.where(name)}: is compressed, but images are read in random order. Decompress it to "
-                    f"{name.removesuffix(suffix)}.tar ({_DECOMPRESS[suffix]}), or move it away"
+                    f"{directory.where(name)}: is compressed, but images are read in random order."
+                    f" Decompress it to {name.removesuffix(suffix)}.tar ({_DECOMPRESS[suffix]}), or"
+                    " move it away"
                 )
             skipped.add("compressed, beside the unpacked file", name, fault=False)
     if not found:
         raise UserError(
-            f"--data_dir={place}: holds no {split} tar files (names like {split}-000000.tar, or a directory {split})"
+            f"--data_dir={place}: holds no {split} tar files (names like {split}-000000.tar, or a"
+            f" directory {split})"
         )
     files = listing.whole_set(place, split, found)
     others = listing.of_no_split(place, [name for name in names if name.endswith(".tar")], named)
@@ -262,9 +301,10 @@ class TarIndex:
 
     Attributes:
       begin: int64 [n]; the byte at which the header of each sample's first file begins.
-      offset, length: int64 [n]; first byte and bytes of each image; offset -1 for a sample without one, -3 for a link
-        that leads out of the archive.
-      label: int64 [n]; -1 for a sample without one, -2 for one whose label is a list, -3 for such a link.
+      offset, length: int64 [n]; first byte and bytes of each image; offset -1 for a sample without
+        one, -3 for a link that leads out of the archive.
+      label: int64 [n]; -1 for a sample without one, -2 for one whose label is a list, -3 for such a
+        link.
     """
 
     begin: npt.NDArray[np.int64]
@@ -282,15 +322,16 @@ class TarIndex:
 def scan(path: Path) -> TarIndex:
     """Reads the headers of a tar file, and the files with labels.
 
-    A sample is what the files of one key have, which follow one another; the key is a path up to the first dot of its
-    last part, and what follows is the extension (the WebDataset format). Its image is the file whose whole extension is
-    one of `IMAGES`: `1.depth.png` is not one. Its label is the number in `.cls`, or `label` or `cls` in `.json`. Hard
-    and symbolic links are followed inside the archive.
+    A sample is what the files of one key have, which follow one another; the key is a path up to
+    the first dot of its last part, and what follows is the extension (the WebDataset format). Its
+    image is the file whose whole extension is one of `IMAGES`: `1.depth.png` is not one. Its label
+    is the number in `.cls`, or `label` or `cls` in `.json`. Hard and symbolic links are followed
+    inside the archive.
 
     Raises:
       OSError: if the file cannot be read.
-      ValueError: for an archive that is cut, damaged, compressed or two that were joined, or with sparse files; for a
-        sample with two images, or with two labels that differ.
+      ValueError: for an archive that is cut, damaged, compressed or two that were joined, or with
+        sparse files; for a sample with two images, or with two labels that differ.
     """
     members: list[tarfile.TarInfo] = []
     labels: dict[int, set[int]] = {}
@@ -301,9 +342,11 @@ def scan(path: Path) -> TarIndex:
                 for member in archive:
                     if member.issparse():
                         raise ValueError(
-                            f"{member.name} is stored as a sparse file: write the archive without --sparse"
+                            f"{member.name} is stored as a sparse file: write the archive without"
+                            " --sparse"
                         )
-                    # The header of a link may have the size of its target, whose content does not follow.
+                    # The header of a link may have the size of its target, whose content does not
+                    # follow.
                     end = member.offset_data + (member.size if member.isfile() else 0)
                     members.append(member)
                     extension = _divided(member.name)[1]
@@ -345,8 +388,12 @@ def _samples(members: Sequence[tarfile.TarInfo], labels: Mapping[int, set[int]])
     return rows
 
 
-def _followed(member: tarfile.TarInfo, by_name: Mapping[str, tarfile.TarInfo]) -> tarfile.TarInfo | None:
-    """Returns the file to which a link leads in its archive, itself for a file; None if it is not in the archive."""
+def _followed(
+    member: tarfile.TarInfo, by_name: Mapping[str, tarfile.TarInfo]
+) -> tarfile.TarInfo | None:
+    """Returns the file to which a link leads in its archive, itself for a file; None if it is not
+    in the archive.
+    """
     found: tarfile.TarInfo | None = member
     for _ in range(_MAX_LINKS):
         if found is None or found.isfile():
@@ -368,13 +415,15 @@ def _check_is_not_compressed(file: BinaryIO) -> None:
     if found:
         kind, command = found
         raise ValueError(
-            f"is compressed ({kind}), but images are read in random order. Decompress each tar file into another "
-            f"directory, as in: mkdir plain; {command} < FILE.tar > plain/FILE.tar"
+            f"is compressed ({kind}), but images are read in random order. Decompress each tar file"
+            f" into another directory, as in: mkdir plain; {command} < FILE.tar > plain/FILE.tar"
         )
 
 
 def _check_end(file: BinaryIO, place: int) -> None:
-    """Raises ValueError unless zeros follow the last file that was found, which may be that before a damaged header."""
+    """Raises ValueError unless zeros follow the last file that was found, which may be that before
+    a damaged header.
+    """
     file.seek(place)
     block = file.read(tarfile.BLOCKSIZE)
     if len(block) < tarfile.BLOCKSIZE:
@@ -385,14 +434,19 @@ def _check_end(file: BinaryIO, place: int) -> None:
         if any(block):
             place = file.tell() - len(block.lstrip(b"\0"))
             raise ValueError(
-                f"offset {place}: more follows the end of the archive, as if two were joined: give each its own"
+                f"offset {place}: more follows the end of the archive, as if two were joined: give"
+                " each its own"
             )
     if file.tell() - place > _MOST_ZEROS:
-        raise ValueError(f"offset {place}: only zeros follow, as after an interrupted copy: restore the file")
+        raise ValueError(
+            f"offset {place}: only zeros follow, as after an interrupted copy: restore the file"
+        )
 
 
 def _divided(name: str) -> tuple[str, str]:
-    """Returns the key of a file and its whole extension; no key for a file that belongs to no sample."""
+    """Returns the key of a file and its whole extension; no key for a file that belongs to no
+    sample.
+    """
     folder, _, base = name.rpartition("/")
     stem, _, extension = base.partition(".")
     return f"{folder}/{stem}" if stem and not base.startswith("__") else "", extension.lower()
@@ -439,14 +493,15 @@ def _only(used: dict[str, str], what: str, name: str) -> None:
     """Notes the file of a sample's image or label; raises ValueError if it has another one."""
     if what in used:
         raise ValueError(
-            f"a sample has two {what}s, {used[what]} and {name}: leave one in each sample, or give the other "
-            f"another extension (such as second.{name.rpartition('.')[2]})"
+            f"a sample has two {what}s, {used[what]} and {name}: leave one in each sample, or give"
+            f" the other another extension (such as second.{name.rpartition('.')[2]})"
         )
     used[what] = name
 
 
 def _labels(content: bytes, extension: str) -> set[int]:
-    """Returns the class numbers in a file of a sample: none, one, or two that contradict each other.
+    """Returns the class numbers in a file of a sample: none, one, or two that contradict each
+    other.
 
     A list, such as a one-hot label, gives `_SEVERAL` alone.
     """

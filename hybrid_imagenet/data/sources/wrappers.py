@@ -1,4 +1,6 @@
-"""Sources made of another: some of its examples under numbers of their own, and all of them kept in memory."""
+"""Sources made of another: some of its examples under numbers of their own, and all of them kept in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +35,22 @@ class Subset(Source):
         self.num_examples = len(indices)
         self.num_classes, self.class_names = source.num_classes, source.class_names
         self.ready, self.side = source.ready, source.side
-        self.notes, self.listing = notes, [*source.listing, hashlib.sha256(indices.tobytes()).hexdigest()]
+        self.notes, self.listing = (
+            notes,
+            [*source.listing, hashlib.sha256(indices.tobytes()).hexdigest()],
+        )
         self.class_list, self.labels_seen = source.class_list, source.labels_seen
         if source.shard_sizes is not None and (np.diff(indices) > 0).all():
-            self.shard_sizes = np.diff(np.searchsorted(indices, np.cumsum(source.shard_sizes)), prepend=0)
+            self.shard_sizes = np.diff(
+                np.searchsorted(indices, np.cumsum(source.shard_sizes)), prepend=0
+            )
 
     def read_one(self, index: int) -> tuple[bytes, int]:
         return self._source.read_one(int(self._indices[index]))
 
-    def read_pixels(self, indices: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+    def read_pixels(
+        self, indices: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
         return self._source.read_pixels(self._indices[indices])
 
     def prefetch(self, shards: Sequence[int]) -> None:
@@ -54,8 +63,9 @@ class Subset(Source):
 class CachedSource(Source):
     """Wraps a source so that its images are read from storage once.
 
-    What has been stored stays: in a shuffled order every image is as likely to be next as any other, so nothing is
-    gained by replacing one with another. When the bound is reached, the rest is read from storage as before.
+    What has been stored stays: in a shuffled order every image is as likely to be next as any
+    other, so nothing is gained by replacing one with another. When the bound is reached, the rest
+    is read from storage as before.
 
     Args:
       source: what is read.
@@ -81,11 +91,16 @@ class CachedSource(Source):
         self._source.prefetch(shards)
 
     def read_one(self, index: int) -> tuple[bytes, int]:
-        """Reads from the cache if the image is there, else from the source, and remembers it while there is room."""
+        """Reads from the cache if the image is there, else from the source, and remembers it while
+        there is room.
+        """
         entry = self._memory.get(index)
         if entry is not None:
             return entry
         entry = content, _ = self._source.read_one(index)
-        if self._stored + len(content) <= self._limit and self._memory.setdefault(index, entry) is entry:
+        if (
+            self._stored + len(content) <= self._limit
+            and self._memory.setdefault(index, entry) is entry
+        ):
             self._stored += len(content)  # once, where several threads read the same image
         return entry

@@ -22,7 +22,9 @@ _BLOCK = 1 << 24
 
 
 def check(request: Request, workers: int) -> Iterator[Note]:
-    """Yields a line for each fault, with file, place and reason, and for what else is worth knowing."""
+    """Yields a line for each fault, with file, place and reason, and for what else is worth
+    knowing.
+    """
     source = request.open()
     yield from source.notes
     if isinstance(source, tfrecord.ShardSource):
@@ -31,11 +33,17 @@ def check(request: Request, workers: int) -> Iterator[Note]:
         if manifest is not None:
             entry = manifest["splits"][request.split]
             yield from map(Note, _against_manifest(source.files, entry["shards"]))
-            for kind, lines in (("", entry.get("notes", [])), ("left out ", entry.get("bad_records", []))):
+            for kind, lines in (
+                ("", entry.get("notes", [])),
+                ("left out ", entry.get("bad_records", [])),
+            ):
                 for line in lines:
                     known = f"{kind}when the set was prepared: {json.dumps(line)[1:-1]}"
                     yield Note(f"{directory / tfrecord.MANIFEST}: {request.split}: {known}")
-    parts = [range(source.num_examples)[first : first + _CHUNK] for first in range(0, source.num_examples, _CHUNK)]
+    parts = [
+        range(source.num_examples)[first : first + _CHUNK]
+        for first in range(0, source.num_examples, _CHUNK)
+    ]
     progress = parallel.Progress(f"{request.split} records", source.num_examples)
     labels = np.full(source.num_examples, -1, np.int64)
     for part, (faults, found) in parallel.run(_check_part, request, parts, workers):
@@ -46,7 +54,10 @@ def check(request: Request, workers: int) -> Iterator[Note]:
     empty = np.flatnonzero(counts == 0)
     if request.split == "train" and counts.any() and len(empty):
         first = source.class_names[empty[0]]
-        yield Note(f"{len(empty)} of {len(counts)} classes have no training image, the first is {first}", False)
+        yield Note(
+            f"{len(empty)} of {len(counts)} classes have no training image, the first is {first}",
+            False,
+        )
 
 
 def _check_part(source: Source, part: range) -> tuple[list[str], list[int]]:
@@ -66,7 +77,9 @@ def _check_part(source: Source, part: range) -> tuple[list[str], list[int]]:
     return faults, labels
 
 
-def _against_manifest(files: Sequence[Path], promised: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _against_manifest(
+    files: Sequence[Path], promised: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
     for path, entry in zip(files, promised, strict=True):
         size = path.stat().st_size
         if size != entry["bytes"]:

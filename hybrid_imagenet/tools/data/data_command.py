@@ -17,13 +17,28 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_line.Parser("data", "Converts and verifies datasets.")
     commands = parser.add_subparsers(dest="command", required=True)
 
-    prepare = commands.add_parser("prepare", help="write any dataset as TFRecord shards with an index and a manifest")
+    prepare = commands.add_parser(
+        "prepare", help="write any dataset as TFRecord shards with an index and a manifest"
+    )
     _add_source(prepare, "--from")
-    prepare.add_argument("--to", required=True, help="new directory for the shards; an interrupted one is continued")
-    prepare.add_argument("--resize", type=command_line.positive, metavar="PIXELS", help="reduce larger images")
-    prepare.add_argument("--quality", type=command_line.positive, default=90, help="of reduced JPEGs (%(default)s)")
-    prepare.add_argument("--per_shard", type=command_line.positive, default=1024, help="images per shard (%(default)s)")
-    prepare.add_argument("--bad_records", choices=("fail", "skip"), default="fail", help="end, or omit and list")
+    prepare.add_argument(
+        "--to", required=True, help="new directory for the shards; an interrupted one is continued"
+    )
+    prepare.add_argument(
+        "--resize", type=command_line.positive, metavar="PIXELS", help="reduce larger images"
+    )
+    prepare.add_argument(
+        "--quality", type=command_line.positive, default=90, help="of reduced JPEGs (%(default)s)"
+    )
+    prepare.add_argument(
+        "--per_shard",
+        type=command_line.positive,
+        default=1024,
+        help="images per shard (%(default)s)",
+    )
+    prepare.add_argument(
+        "--bad_records", choices=("fail", "skip"), default="fail", help="end, or omit and list"
+    )
     prepare.add_argument(
         "--max_bad_records",
         type=command_line.whole,
@@ -31,7 +46,9 @@ def _parser() -> argparse.ArgumentParser:
         help="bad records per split above which it ends (%(default)s)",
     )
 
-    check = commands.add_parser("check", help="verify every record of a dataset; report each bad one")
+    check = commands.add_parser(
+        "check", help="verify every record of a dataset; report each bad one"
+    )
     _add_source(check, "--dataset")
     check.add_argument("--split", choices=data.SPLITS, help="only this split")
     return parser
@@ -39,13 +56,27 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_source(parser: argparse.ArgumentParser, flag: str) -> None:
     parser.add_argument(flag, dest="dataset", required=True, help=datasets.HELP)
-    parser.add_argument("--data_dir", help=f"where it lies: a directory, or for {datasets.AT_URLS} a URL")
-    parser.add_argument("--data_cache_dir", help="for copies of the files of a URL")
-    parser.add_argument("--num_classes", type=command_line.positive, help="classes, if the files do not name them")
-    parser.add_argument("--num_examples", type=command_line.positive, help="training images of a synthetic dataset")
-    parser.add_argument("--val_fraction", type=command_line.fraction, default=0.0, help="of a folder, as in training")
     parser.add_argument(
-        "--workers", type=command_line.positive, default=os.cpu_count() or 1, help="processes (%(default)s)"
+        "--data_dir", help=f"where it lies: a directory, or for {datasets.AT_URLS} a URL"
+    )
+    parser.add_argument("--data_cache_dir", help="for copies of the files of a URL")
+    parser.add_argument(
+        "--num_classes", type=command_line.positive, help="classes, if the files do not name them"
+    )
+    parser.add_argument(
+        "--num_examples", type=command_line.positive, help="training images of a synthetic dataset"
+    )
+    parser.add_argument(
+        "--val_fraction",
+        type=command_line.fraction,
+        default=0.0,
+        help="of a folder, as in training",
+    )
+    parser.add_argument(
+        "--workers",
+        type=command_line.positive,
+        default=os.cpu_count() or 1,
+        help="processes (%(default)s)",
     )
 
 
@@ -64,7 +95,10 @@ def _prepare(arguments: argparse.Namespace) -> int:
     manifest = prepare.prepare(source, target, settings, arguments.workers)
     for split, entry in manifest["splits"].items():
         size = sum(shard["bytes"] for shard in entry["shards"])
-        left_out = f", {entry['images_dropped']} of {entry['images_in']} images omitted (see manifest.json)"
+        left_out = (
+            f", {entry['images_dropped']} of {entry['images_in']} images omitted (see"
+            " manifest.json)"
+        )
         shards = counted(len(entry["shards"]), "shard")
         command_line.show(
             f"{split}: {counted(entry['num_examples'], 'image')} in {shards}, {size} bytes"
@@ -78,7 +112,9 @@ def _check(arguments: argparse.Namespace) -> int:
     from hybrid_imagenet.tools.data import check
 
     if arguments.split is None:
-        train, validation = (datasets.Request.from_flags(arguments, split).open() for split in data.SPLITS)
+        train, validation = (
+            datasets.Request.from_flags(arguments, split).open() for split in data.SPLITS
+        )
         listing.check_splits(arguments.dataset, train.class_names, validation.class_names)
     faults = 0
     printed: set[str] = set()

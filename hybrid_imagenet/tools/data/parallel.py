@@ -1,4 +1,6 @@
-"""Works on a source in several processes, with progress, for the programs that prepare and check data sets."""
+"""Works on a source in several processes, with progress, for the programs that prepare and check
+data sets.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ _source: Source  # of a worker
 
 
 def _start(request: Request) -> None:
-    """Opens the source in a worker, and makes the worker end when its parent is gone, even if that was killed."""
+    """Opens the source in a worker, and makes the worker end when its parent is gone, even if that
+    was killed.
+    """
     global _source
     _source = request.open()
     parent = multiprocessing.parent_process()
@@ -42,9 +46,14 @@ def _call(function: Callable[[Source, Any], Any], task: Any) -> Any:
 
 
 def run(
-    function: Callable[[Source, Task], Result], request: Request, tasks: Sequence[Task], workers: int
+    function: Callable[[Source, Task], Result],
+    request: Request,
+    tasks: Sequence[Task],
+    workers: int,
 ) -> Iterator[tuple[Task, Result]]:
-    """Applies a module-level function to (source, task) for all tasks; yields pairs as they are done."""
+    """Applies a module-level function to (source, task) for all tasks; yields pairs as they are
+    done.
+    """
     if workers == 1 or len(tasks) <= 1:
         source = request.open()
         for task in tasks:
@@ -54,14 +63,18 @@ def run(
     with concurrent.futures.ProcessPoolExecutor(
         min(workers, len(tasks)), mp_context=context, initializer=_start, initargs=(request,)
     ) as pool:
-        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # in the workers for good: this process ends them
+        handler = signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # in the workers for good: this process ends them
         futures = {pool.submit(_call, function, task): task for task in tasks}
         signal.signal(signal.SIGINT, handler)
         try:
             for future in concurrent.futures.as_completed(futures):
                 yield futures[future], future.result()
         except concurrent.futures.process.BrokenProcessPool:
-            raise UserError("a worker process died (out of memory?): give fewer --workers and start again") from None
+            raise UserError(
+                "a worker process died (out of memory?): give fewer --workers and start again"
+            ) from None
         except KeyboardInterrupt:
             for worker in multiprocessing.active_children():
                 worker.kill()
@@ -87,5 +100,7 @@ class Progress:
             return
         rate = self._done / max(1e-9, time.monotonic() - self._started)
         left = (self._total - self._done) / max(rate, 1e-9)
-        text = f"{self._title}: {self._done} of {self._total} images, {rate:.0f}/s, {left:.0f} s left"
+        text = (
+            f"{self._title}: {self._done} of {self._total} images, {rate:.0f}/s, {left:.0f} s left"
+        )
         print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,6 @@
-"""Converts any source into TFRecord shards with an index and a manifest; continues where it was interrupted."""
+"""Converts any source into TFRecord shards with an index and a manifest; continues where it was
+interrupted.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,11 @@ class Settings:
     """The settings by which images are written.
 
     Attributes:
-      resize: pixels of the shorter side to which larger images are reduced; None copies every image as it is.
+      resize: pixels of the shorter side to which larger images are reduced; None copies every image
+      as it is.
       quality: of these, as JPEGs.
-      skip_bad: leave out records that cannot be used, and list them in the manifest, instead of failing.
+      skip_bad: leave out records that cannot be used, and list them in the manifest, instead of
+      failing.
       max_bad: records of a split above which leaving out fails.
     """
 
@@ -58,20 +62,25 @@ class _Shard:
 def prepare(request: Request, target: Path, settings: Settings, workers: int = 1) -> dict[str, Any]:
     """Writes `train` and `validation` shards of a data set into `target`; returns the manifest.
 
-    Shards appear whole or not at all. A shard that an interrupted call with the same source and settings has finished
-    is kept. The manifest tells for each split the `images_in` of the source, of which `num_examples` were written and
-    `images_dropped` were not, for the reasons listed in `bad_records`; `notes` tell what the source does not read.
+    Shards appear whole or not at all. A shard that an interrupted call with the same source and
+    settings has finished is kept. The manifest tells for each split the `images_in` of the source,
+    of which `num_examples` were written and `images_dropped` were not, for the reasons listed in
+    `bad_records`; `notes` tell what the source does not read.
 
     Raises:
-      UserError: for a source that cannot be used, a bad record, more of them than `max_bad`, or a target that holds
-        something else or that another call writes.
+      UserError: for a source that cannot be used, a bad record, more of them than `max_bad`, or a
+        target that holds something else or that another call writes.
     """
     requests = {split: dataclasses.replace(request, split=split) for split in SPLITS}
     opened = {split: one.open() for split, one in requests.items()}
-    listing.check_splits(request.name, opened["train"].class_names, opened["validation"].class_names)
+    listing.check_splits(
+        request.name, opened["train"].class_names, opened["validation"].class_names
+    )
     train = opened["train"]
     if isinstance(train, FolderSource) and Path(train.root).resolve() in target.resolve().parents:
-        raise UserError(f"--to={target}: would be a class of --data_dir={request.data_dir}: give another place")
+        raise UserError(
+            f"--to={target}: would be a class of --data_dir={request.data_dir}: give another place"
+        )
     with _locked(target):
         _claim(target, _receipt_of(request, opened, settings))
         manifest: dict[str, Any] = {
@@ -81,9 +90,13 @@ def prepare(request: Request, target: Path, settings: Settings, workers: int = 1
             "quality": settings.quality if settings.resize else None,
             "splits": {},
         }
-        opened["validation"].notes = tuple(note for note in opened["validation"].notes if note not in train.notes)
+        opened["validation"].notes = tuple(
+            note for note in opened["validation"].notes if note not in train.notes
+        )
         for split, source in opened.items():
-            manifest["splits"][split] = _write_split(requests[split], source, target, settings, workers)
+            manifest["splits"][split] = _write_split(
+                requests[split], source, target, settings, workers
+            )
         with files.replacing(target / tfrecord.MANIFEST) as temporary:
             temporary.write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
         for leftover in (*target.glob(".*"), *(target / _STATE).iterdir()):
@@ -92,8 +105,12 @@ def prepare(request: Request, target: Path, settings: Settings, workers: int = 1
     return manifest
 
 
-def _receipt_of(request: Request, sources: Mapping[str, Source], settings: Settings) -> dict[str, Any]:
-    """Returns what an interrupted call and the one that continues it must have in common, JSON-ready."""
+def _receipt_of(
+    request: Request, sources: Mapping[str, Source], settings: Settings
+) -> dict[str, Any]:
+    """Returns what an interrupted call and the one that continues it must have in common,
+    JSON-ready.
+    """
     place = request.data_dir
     if place is not None and not files.is_url(place):
         place = str(request.directory.resolve())
@@ -119,7 +136,9 @@ def _locked(target: Path) -> Iterator[None]:
         with files.lock(state):
             yield
     except BlockingIOError:
-        raise UserError(f"--to={target}: another data prepare writes there: wait until it ends") from None
+        raise UserError(
+            f"--to={target}: another data prepare writes there: wait until it ends"
+        ) from None
     except OSError as error:
         raise UserError(f"--to={target}: cannot be written ({error.strerror or error})") from None
 
@@ -130,7 +149,9 @@ def _check_empty(target: Path) -> None:
 
 
 def _claim(target: Path, receipt: dict[str, Any]) -> None:
-    """Notes the source and the settings in the target, or checks that an interrupted call had the same."""
+    """Notes the source and the settings in the target, or checks that an interrupted call had the
+    same.
+    """
     state = target / _STATE / "settings.json"
     if not state.exists():
         _check_empty(target)
@@ -142,18 +163,21 @@ def _claim(target: Path, receipt: dict[str, Any]) -> None:
         if before.get(key) != now[key]:
             values = "" if key == "images" else f" ({before.get(key)}, now {now[key]})"
             raise UserError(
-                f"--to={target}: holds the beginning of a set with other {key}{values}; give the same command to "
-                "continue, or remove the directory"
+                f"--to={target}: holds the beginning of a set with other {key}{values}; give the"
+                " same command to continue, or remove the directory"
             )
 
 
-def _write_split(request: Request, source: Source, target: Path, settings: Settings, workers: int) -> dict[str, Any]:
+def _write_split(
+    request: Request, source: Source, target: Path, settings: Settings, workers: int
+) -> dict[str, Any]:
     split = request.split
     count = -(-source.num_examples // settings.per_shard)
     bounds = np.linspace(0, source.num_examples, count + 1).astype(int).tolist()
     names = [f"{split}-{number:05d}-of-{count:05d}" for number in range(count)]
     tasks = [
-        _Shard(str(target / shard), bounds[number], bounds[number + 1], settings) for number, shard in enumerate(names)
+        _Shard(str(target / shard), bounds[number], bounds[number + 1], settings)
+        for number, shard in enumerate(names)
     ]
     for note in source.notes:
         _log.warning("%s", note)
@@ -161,12 +185,16 @@ def _write_split(request: Request, source: Source, target: Path, settings: Setti
     finished = {task: bad for task in tasks if (bad := _finished(task)) is not None}
     todo = [task for task in tasks if task not in finished]
     dropped = 0
-    for task, bad in itertools.chain(finished.items(), parallel.run(_write_shard, request, todo, workers)):
+    for task, bad in itertools.chain(
+        finished.items(), parallel.run(_write_shard, request, todo, workers)
+    ):
         for line in bad:
             dropped += 1
             _log.warning("left out (%d so far): %s", dropped, line)
             if dropped > settings.max_bad:
-                raise UserError(f"more than --max_bad_records={settings.max_bad} bad records; the last: {line}")
+                raise UserError(
+                    f"more than --max_bad_records={settings.max_bad} bad records; the last: {line}"
+                )
         progress.add(task.last - task.first)
     receipts = [json.loads(_receipt(target / shard).read_text()) for shard in names]
     with files.replacing(target / f"{split}.index.npz") as temporary:
@@ -183,7 +211,9 @@ def _write_split(request: Request, source: Source, target: Path, settings: Setti
 
 
 def _finished(task: _Shard) -> list[str] | None:
-    """The bad records of a shard that an interrupted call has finished, if it is whole and may lack them; else None."""
+    """The bad records of a shard that an interrupted call has finished, if it is whole and may lack
+    them; else None.
+    """
     path = Path(task.target)
     try:
         receipt = json.loads(_receipt(path).read_text())
@@ -238,7 +268,9 @@ def _record(source: Source, index: int, settings: Settings) -> bytes:
     try:
         kind, height, width = images.probe(content)
         if settings.resize is not None:
-            content, height, width = reduced(content, kind, height, width, settings.resize, settings.quality)
+            content, height, width = reduced(
+                content, kind, height, width, settings.resize, settings.quality
+            )
     except ValueError as error:
         raise BadRecord(file, offset, str(error)) from None
     return tfrecord.frame(
@@ -255,8 +287,11 @@ def _record(source: Source, index: int, settings: Settings) -> bytes:
     )
 
 
-def reduced(content: bytes, kind: int, height: int, width: int, shorter: int, quality: int) -> tuple[bytes, int, int]:
-    """The image as an RGB JPEG whose shorter side is at most `shorter` pixels, and its height and width.
+def reduced(
+    content: bytes, kind: int, height: int, width: int, shorter: int, quality: int
+) -> tuple[bytes, int, int]:
+    """The image as an RGB JPEG whose shorter side is at most `shorter` pixels, and its height and
+    width.
 
     A JPEG that is small enough is returned as it is.
 

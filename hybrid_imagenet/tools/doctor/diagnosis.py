@@ -46,11 +46,15 @@ def same(check: str, values: Mapping[str, Any], remedy: str, level: str = FAIL) 
     return Finding(level, check, f"differs: {text}", remedy)
 
 
-def each(check: str, good: str, problems: Sequence[tuple[str, str]], remedy: str, level: str = WARN) -> Finding:
+def each(
+    check: str, good: str, problems: Sequence[tuple[str, str]], remedy: str, level: str = WARN
+) -> Finding:
     """Passes with `good` if there are no (host, problem) pairs."""
     if not problems:
         return Finding(PASS, check, good)
-    return Finding(level, check, "; ".join(f"{host}: {problem}" for host, problem in problems), remedy)
+    return Finding(
+        level, check, "; ".join(f"{host}: {problem}" for host, problem in problems), remedy
+    )
 
 
 def judge(hosts: Hosts, request: Request) -> list[Finding]:
@@ -61,54 +65,109 @@ def judge(hosts: Hosts, request: Request) -> list[Finding]:
 def _versions(hosts: Hosts, request: Request) -> list[Finding]:
     names = sorted({name for facts in hosts.values() for name in facts["versions"]})
     remedy = "run launch/setup.sh of the same checkout on every host"
-    findings = [same(f"version of {n}", {h: f["versions"].get(n) for h, f in hosts.items()}, remedy) for n in names]
-    findings.insert(0, same("version of Python", {h: f["python"] for h, f in hosts.items()}, remedy))
+    findings = [
+        same(f"version of {n}", {h: f["versions"].get(n) for h, f in hosts.items()}, remedy)
+        for n in names
+    ]
+    findings.insert(
+        0, same("version of Python", {h: f["python"] for h, f in hosts.items()}, remedy)
+    )
     if "horovod" not in names:
-        findings.append(Finding(WARN, "Horovod", "not installed: ranks connect by TensorFlow", remedy))
+        findings.append(
+            Finding(WARN, "Horovod", "not installed: ranks connect by TensorFlow", remedy)
+        )
     code = {h: f["code"] for h, f in hosts.items()}
-    findings.append(same("program", code, "bring all hosts to the same commit, or use a shared file system"))
+    findings.append(
+        same("program", code, "bring all hosts to the same commit, or use a shared file system")
+    )
     return findings
 
 
 def _names(hosts: Hosts, request: Request) -> list[Finding]:
-    bad = [(h, f"cannot look up {', '.join(f['unresolved'])}") for h, f in hosts.items() if f["unresolved"]]
-    return [each("host names", "known everywhere", bad, "add them to DNS or /etc/hosts on that host", FAIL)]
+    bad = [
+        (h, f"cannot look up {', '.join(f['unresolved'])}")
+        for h, f in hosts.items()
+        if f["unresolved"]
+    ]
+    return [
+        each(
+            "host names",
+            "known everywhere",
+            bad,
+            "add them to DNS or /etc/hosts on that host",
+            FAIL,
+        )
+    ]
 
 
 def _interfaces(hosts: Hosts, request: Request) -> list[Finding]:
     if len(hosts) < 2 and request.interface is None:
         return []
-    up = {h: {n for n, i in f["interfaces"].items() if i["up"] and n != "lo"} for h, f in hosts.items()}
+    up = {
+        h: {n for n, i in f["interfaces"].items() if i["up"] and n != "lo"}
+        for h, f in hosts.items()
+    }
     common, name = set.intersection(*up.values()), request.interface
     if name is not None:
-        missing = [(h, "missing or down") for h, f in hosts.items() if not f["interfaces"].get(name, {}).get("up")]
+        missing = [
+            (h, "missing or down")
+            for h, f in hosts.items()
+            if not f["interfaces"].get(name, {}).get("up")
+        ]
         remedy = "name another, or bring it up: ip link"
         findings = [each(f"interface {name}", "up on all hosts", missing, remedy, FAIL)]
         common = set() if missing else {name}
     elif not common:
         lists = "; ".join(f"{h}: {', '.join(sorted(names))}" for h, names in up.items())
-        return [Finding(WARN, "interface", f"none has the same name on all hosts ({lists})", "rename, or rely on IP")]
+        return [
+            Finding(
+                WARN,
+                "interface",
+                f"none has the same name on all hosts ({lists})",
+                "rename, or rely on IP",
+            )
+        ]
     else:
         hint = "" if len(common) == 1 else "name the fast one with --network_interfaces"
         findings = [
-            Finding(PASS if not hint else WARN, "interface", f"on all hosts: {', '.join(sorted(common))}", hint)
+            Finding(
+                PASS if not hint else WARN,
+                "interface",
+                f"on all hosts: {', '.join(sorted(common))}",
+                hint,
+            )
         ]
     for device in sorted(common):
         mtu = {h: f["interfaces"][device]["mtu"] for h, f in hosts.items()}
-        findings.append(same(f"MTU of {device}", mtu, "set the same on hosts and switch: ip link set ... mtu"))
+        findings.append(
+            same(f"MTU of {device}", mtu, "set the same on hosts and switch: ip link set ... mtu")
+        )
     return findings
 
 
 def _rdma(hosts: Hosts, request: Request) -> list[Finding]:
     if len(hosts) < 2 or not any(f["rdma"] for f in hosts.values()):
         return []
-    down = [(h, "no active port") for h, f in hosts.items() if not any(port["active"] for port in f["rdma"])]
-    locked = [(h, f"{f['locked_memory']} bytes") for h, f in hosts.items() if f["locked_memory"] != -1]
+    down = [
+        (h, "no active port")
+        for h, f in hosts.items()
+        if not any(port["active"] for port in f["rdma"])
+    ]
+    locked = [
+        (h, f"{f['locked_memory']} bytes") for h, f in hosts.items() if f["locked_memory"] != -1
+    ]
     memlock = (
-        "RDMA needs 'memlock unlimited' in /etc/security/limits.conf; in a pod, containerd's LimitMEMLOCK=infinity"
+        "RDMA needs 'memlock unlimited' in /etc/security/limits.conf; in a pod, containerd's"
+        " LimitMEMLOCK=infinity"
     )
     return [
-        each("RDMA", "active on all hosts", down, "look at ibstat and the switch; else NCCL uses TCP", FAIL),
+        each(
+            "RDMA",
+            "active on all hosts",
+            down,
+            "look at ibstat and the switch; else NCCL uses TCP",
+            FAIL,
+        ),
         each("locked memory", "unlimited", locked, memlock),
     ]
 
@@ -116,20 +175,40 @@ def _rdma(hosts: Hosts, request: Request) -> list[Finding]:
 def _gpus(hosts: Hosts, request: Request) -> list[Finding]:
     if not request.gpus:
         meant = [
-            (h, "TensorFlow is built for GPUs") for h, f in hosts.items() if (f["build"] or {}).get("is_cuda_build")
+            (h, "TensorFlow is built for GPUs")
+            for h, f in hosts.items()
+            if (f["build"] or {}).get("is_cuda_build")
         ]
-        remedy = "install the driver, or pass the GPUs to the container (docker run --gpus=all): compare nvidia-smi"
+        remedy = (
+            "install the driver, or pass the GPUs to the container (docker run --gpus=all): compare"
+            " nvidia-smi"
+        )
         return [each("GPUs", "none on any host: ranks run on the CPU", meant, remedy)]
     few = [
         (h, f"{len(f['gpus'])} GPUs for {request.slots[h]} ranks")
         for h, f in hosts.items()
         if len(f["gpus"]) < request.slots[h]
     ]
-    models = {h: ", ".join(sorted({g["name"] for g in f["gpus"]})) or None for h, f in hosts.items()}
-    drivers = {h: ", ".join(sorted({g["driver_version"] for g in f["gpus"]})) or None for h, f in hosts.items()}
-    unbuilt = [(h, "Horovod was built without NCCL") for h, f in hosts.items() if f["gpus"] and f["nccl"] is False]
+    models = {
+        h: ", ".join(sorted({g["name"] for g in f["gpus"]})) or None for h, f in hosts.items()
+    }
+    drivers = {
+        h: ", ".join(sorted({g["driver_version"] for g in f["gpus"]})) or None
+        for h, f in hosts.items()
+    }
+    unbuilt = [
+        (h, "Horovod was built without NCCL")
+        for h, f in hosts.items()
+        if f["gpus"] and f["nccl"] is False
+    ]
     return [
-        each("GPUs", "one for each rank", few, "lower the slots of that host; look at nvidia-smi there", FAIL),
+        each(
+            "GPUs",
+            "one for each rank",
+            few,
+            "lower the slots of that host; look at nvidia-smi there",
+            FAIL,
+        ),
         same("GPU model", models, "the slowest GPU holds up all: use hosts of one kind", WARN),
         same("GPU driver", drivers, "install the same driver on all hosts", WARN),
         _kernels(hosts),
@@ -143,7 +222,9 @@ def _kernels(hosts: Hosts) -> Finding:
     for host, facts in hosts.items():
         build = facts["build"] or {}
         if facts["gpus"] and build and not build.get("is_cuda_build"):
-            bad.append((host, "this TensorFlow is built for the CPU: run launch/setup.sh --gpu there"))
+            bad.append(
+                (host, "this TensorFlow is built for the CPU: run launch/setup.sh --gpu there")
+            )
             continue
         for gpu in facts["gpus"]:
             capability = _numbers(gpu.get("compute_cap"))
@@ -156,9 +237,20 @@ def _kernels(hosts: Hosts) -> Finding:
             if reason:
                 bad.append((host, f"GPU {gpu['index']} ({gpu['name']}): {reason}"))
     if not known and not bad:
-        return Finding(WARN, "GPU kernels", "nvidia-smi does not tell the compute capability", "install a newer driver")
+        return Finding(
+            WARN,
+            "GPU kernels",
+            "nvidia-smi does not tell the compute capability",
+            "install a newer driver",
+        )
     good = f"TensorFlow and cuDNN have them for compute capability {', '.join(sorted(known))}"
-    return each("GPU kernels", good, bad, "docs/install.md tells which TensorFlow and cuDNN fit which GPU", FAIL)
+    return each(
+        "GPU kernels",
+        good,
+        bad,
+        "docs/install.md tells which TensorFlow and cuDNN fit which GPU",
+        FAIL,
+    )
 
 
 def _numbers(text: object) -> tuple[int, ...]:
@@ -171,12 +263,28 @@ def _data(hosts: Hosts, request: Request) -> list[Finding]:
     if request.data_dir is None:
         return []
     missing = [(h, f"no {request.data_dir}") for h, f in hosts.items() if not f["data"]["exists"]]
-    check = each("dataset", "present on all hosts", missing, "copy it there, or mount the shared file system", FAIL)
+    check = each(
+        "dataset",
+        "present on all hosts",
+        missing,
+        "copy it there, or mount the shared file system",
+        FAIL,
+    )
     if missing:
         return [check]
     if not any(f["data"]["files"] for f in hosts.values()):
-        remedy = "name the directory of the shards, or run `hybrid-imagenet data check` on each host"
-        return [check, Finding(WARN, "data files", f"not compared: {request.data_dir} holds directories only", remedy)]
+        remedy = (
+            "name the directory of the shards, or run `hybrid-imagenet data check` on each host"
+        )
+        return [
+            check,
+            Finding(
+                WARN,
+                "data files",
+                f"not compared: {request.data_dir} holds directories only",
+                remedy,
+            ),
+        ]
     held = {
         h: f"{f['data']['files']} files, {f['data']['bytes']:,} bytes, digest {f['data']['digest']}"
         for h, f in hosts.items()
@@ -185,7 +293,11 @@ def _data(hosts: Hosts, request: Request) -> list[Finding]:
 
 
 def _host(hosts: Hosts, request: Request) -> list[Finding]:
-    full = [(h, f"{f['run_free_gb']:.1f} GB free") for h, f in hosts.items() if (f["run_free_gb"] or 0) < 5]
+    full = [
+        (h, f"{f['run_free_gb']:.1f} GB free")
+        for h, f in hosts.items()
+        if (f["run_free_gb"] or 0) < 5
+    ]
     small = [
         (h, f"{f['shared_memory_gb'] or 0:.2f} GB in /dev/shm")
         for h, f in hosts.items()
@@ -199,7 +311,12 @@ def _host(hosts: Hosts, request: Request) -> list[Finding]:
     return [
         each("space for results", "5 GB or more", full, "make room, or choose another --run_dir"),
         each("shared memory", "enough", small, "containers: --shm-size=2g or more"),
-        each("cores", "one or more for each rank", crowded, "lower the slots of that host: ranks would wait in turn"),
+        each(
+            "cores",
+            "one or more for each rank",
+            crowded,
+            "lower the slots of that host: ranks would wait in turn",
+        ),
     ]
 
 

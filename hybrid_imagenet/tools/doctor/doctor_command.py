@@ -1,4 +1,6 @@
-"""`hybrid-imagenet doctor [-H HOST:SLOTS,...]`: checks hosts before a run and prints what is wrong."""
+"""`hybrid-imagenet doctor [-H HOST:SLOTS,...]`: checks hosts before a run and prints what is
+wrong.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +28,31 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         "Checks hosts before a run: each line passes, warns or fails, with the remedy.",
         epilog="Exit code: 0 if nothing fails, 1 if something does, 2 for a wrong command line.",
     )
-    parser.add_argument("-H", "--hosts", default="localhost", metavar="HOST:SLOTS,...", help="hosts with their ranks")
     parser.add_argument(
-        "--slots", type=command_line.positive, default=1, help="ranks on hosts without :SLOTS (%(default)s)"
+        "-H",
+        "--hosts",
+        default="localhost",
+        metavar="HOST:SLOTS,...",
+        help="hosts with their ranks",
     )
     parser.add_argument(
-        "--network_interfaces", dest="interface", metavar="NAME", help="network interface that the run will use"
+        "--slots",
+        type=command_line.positive,
+        default=1,
+        help="ranks on hosts without :SLOTS (%(default)s)",
+    )
+    parser.add_argument(
+        "--network_interfaces",
+        dest="interface",
+        metavar="NAME",
+        help="network interface that the run will use",
     )
     parser.add_argument("--ssh_port", type=command_line.positive, help="port of sshd on the hosts")
     parser.add_argument("--data_dir", help="dataset to compare between hosts")
     parser.add_argument("--run_dir", default="runs", help="where results will go (%(default)s)")
-    parser.add_argument("--no_ranks", action="store_true", help="import nothing and start no ranks: only ask hosts")
+    parser.add_argument(
+        "--no_ranks", action="store_true", help="import nothing and start no ranks: only ask hosts"
+    )
     return parser.parse_args(arguments)
 
 
@@ -44,9 +60,15 @@ def examine(options: argparse.Namespace) -> tuple[dict[str, Any], list[Finding]]
     """Asks all hosts and judges what they say: (facts by host, findings)."""
     slots = host_facts.parse(options.hosts, options.slots)
     if options.interface and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]*", options.interface):
-        raise UserError(f"--network_interfaces={options.interface}: not a valid interface name; give one such as eth0")
+        raise UserError(
+            f"--network_interfaces={options.interface}: not a valid interface name; give one such"
+            " as eth0"
+        )
     if files.is_url(options.data_dir or ""):
-        raise UserError(f"--data_dir={options.data_dir}: directories are compared between hosts, not URLs; omit it")
+        raise UserError(
+            f"--data_dir={options.data_dir}: directories are compared between hosts, not URLs;"
+            " omit it"
+        )
     data_dir = str(files.at_home(options.data_dir).absolute()) if options.data_dir else None
     run_dir = files.output("--run_dir", options.run_dir).absolute()
     request = {"data_dir": data_dir, "run_dir": str(run_dir), "hosts": list(slots)}
@@ -56,30 +78,48 @@ def examine(options: argparse.Namespace) -> tuple[dict[str, Any], list[Finding]]
         if isinstance(answer, host_facts.UnreachableError):
             findings.append(Finding(FAIL, f"host {name}", str(answer), answer.remedy))
         else:
-            text = f"{answer['cores']} cores, {answer['memory_gb']:.0f} GB, {len(answer['gpus'])} GPUs"
+            text = (
+                f"{answer['cores']} cores, {answer['memory_gb']:.0f} GB, {len(answer['gpus'])} GPUs"
+            )
             findings.append(Finding(PASS, f"host {name}", text))
-    good = {name: answer for name, answer in answers.items() if not isinstance(answer, host_facts.UnreachableError)}
+    good = {
+        name: answer
+        for name, answer in answers.items()
+        if not isinstance(answer, host_facts.UnreachableError)
+    }
     if good:
         gpus = any(facts["gpus"] for facts in good.values())
         findings.extend(judge(good, Request(slots, options.interface, data_dir, gpus)))
         launcher = check_mpirun()
         findings.append(launcher)
         if not options.no_ranks and launcher.level != FAIL:
-            attempt = functools.partial(trials.run, interface=options.interface, ssh_port=options.ssh_port)
+            attempt = functools.partial(
+                trials.run, interface=options.interface, ssh_port=options.ssh_port
+            )
             findings.extend(trials.examine(good, gpus, attempt))
     return good, findings
 
 
 def check_mpirun() -> Finding:
-    """Judges the mpirun that starts ranks, and the one that a bare horovodrun would take instead."""
+    """Judges the mpirun that starts ranks, and the one that a bare horovodrun would take
+    instead.
+    """
     try:
         chosen = mpirun.find()
     except UserError as error:
         return Finding(FAIL, "mpirun", str(error))
     other = mpirun.first_on_path()
     if other is not None and not other.is_supported:
-        message = f"{chosen.name} starts the ranks, but {other.path} is first on PATH and belongs to {other.name}"
-        return Finding(WARN, "mpirun", message, "horovodrun would take that one: run . launch/env.sh in this shell")
+        message = (
+            f"{chosen.name} starts the ranks, but {other.path} is first on PATH and belongs to"
+            f" {other.name}"
+        )
+        return Finding(
+            WARN,
+            "mpirun",
+            message,
+            "horovodrun would take that one: run . launch/env.sh in this shell",
+        )
     return Finding(PASS, "mpirun", f"{chosen.name} at {chosen.path}")
 
 

@@ -71,7 +71,9 @@ def ask_host(name: str, request: dict[str, Any], ssh_port: int | None = None) ->
         command = ["ssh", *options, *port, name, shlex.join(command)]
     source = (Path(__file__).parent / "probe.py").read_text(encoding="utf-8")
     try:
-        done = subprocess.run(command, input=source, capture_output=True, text=True, timeout=ANSWER_SECONDS)
+        done = subprocess.run(
+            command, input=source, capture_output=True, text=True, timeout=ANSWER_SECONDS
+        )
     except subprocess.TimeoutExpired:
         raise UnreachableError(
             f"no answer within {ANSWER_SECONDS} s", "look at its load and its file systems"
@@ -83,7 +85,9 @@ def ask_host(name: str, request: dict[str, Any], ssh_port: int | None = None) ->
     try:
         facts: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
-        raise UnreachableError("its answer cannot be read", "a login script prints something: silence it") from None
+        raise UnreachableError(
+            "its answer cannot be read", "a login script prints something: silence it"
+        ) from None
     return facts
 
 
@@ -95,7 +99,9 @@ def _explain(done: subprocess.CompletedProcess[str]) -> UnreachableError:
             f"ssh failed: {reason}", "a login without a password must work: ssh-copy-id, name, sshd"
         )
     if done.returncode == 127:
-        return UnreachableError(f"no {sys.executable} there", "run launch/setup.sh at the same path, or share it")
+        return UnreachableError(
+            f"no {sys.executable} there", "run launch/setup.sh at the same path, or share it"
+        )
     return UnreachableError(f"the probe failed: {reason}", "run it by hand there")
 
 

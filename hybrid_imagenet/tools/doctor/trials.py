@@ -16,7 +16,10 @@ from hybrid_imagenet.tools.doctor.diagnosis import FAIL, PASS, WARN, Facts, Find
 SECONDS = 120
 RIGHT = "the sum is right"  # what each rank of `one_sum` prints
 _MODULE = "hybrid_imagenet.tools.doctor.one_sum"
-_HOST_PROBLEM = "the GPUs cannot reach each other's memory: look at NCCL_P2P_DISABLE, ACS and IOMMU of the host (lspci)"
+_HOST_PROBLEM = (
+    "the GPUs cannot reach each other's memory: look at NCCL_P2P_DISABLE, ACS and IOMMU of the host"
+    " (lspci)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,20 +51,30 @@ def examine(hosts: Hosts, through_nccl: bool, attempt: Callable[[Trial], Outcome
     for trial in trials(hosts, through_nccl):
         began = time.monotonic()
         outcome = attempt(trial)
-        findings.append(judge(trial, outcome, hosts if through_nccl else None, time.monotonic() - began))
+        findings.append(
+            judge(trial, outcome, hosts if through_nccl else None, time.monotonic() - began)
+        )
     return findings
 
 
 def trials(hosts: Hosts, through_nccl: bool) -> list[Trial]:
-    """Two ranks inside the first host, or inside each kind of host with GPUs, and two between the first two hosts."""
-    able = [name for name, facts in hosts.items() if not through_nccl or (facts["gpus"] and facts["nccl"] is not False)]
+    """Two ranks inside the first host, or inside each kind of host with GPUs, and two between the
+    first two hosts.
+    """
+    able = [
+        name
+        for name, facts in hosts.items()
+        if not through_nccl or (facts["gpus"] and facts["nccl"] is not False)
+    ]
     inside = able[:1]
     if through_nccl:
         kinds = {tuple(gpu["name"] for gpu in hosts[name]["gpus"]): name for name in reversed(able)}
         inside = [name for name in able if name in kinds.values() and len(hosts[name]["gpus"]) > 1]
     found = [Trial(f"inside {name}", f"{name}:2", between=False) for name in inside]
     if len(able) >= 2:
-        found.append(Trial(f"from {able[0]} to {able[1]}", f"{able[0]}:1,{able[1]}:1", between=True))
+        found.append(
+            Trial(f"from {able[0]} to {able[1]}", f"{able[0]}:1,{able[1]}:1", between=True)
+        )
     return found
 
 
@@ -72,9 +85,13 @@ def run(trial: Trial, interface: str | None = None, ssh_port: int | None = None)
     command += [f"--ssh_port={ssh_port}"] if ssh_port else []
     environment = os.environ | {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH,ENV"}
     process = subprocess.Popen(
-        [*command, "--module", _MODULE], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        [*command, "--module", _MODULE],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         errors="replace",
-    )  # fmt: skip
+    )
     try:
         said = process.communicate(timeout=SECONDS)[0]
         return Outcome(process.returncode, said)
@@ -84,17 +101,26 @@ def run(trial: Trial, interface: str | None = None, ssh_port: int | None = None)
 
 
 def judge(trial: Trial, outcome: Outcome, hosts: Hosts | None, seconds: float) -> Finding:
-    """What a trial shows, with the remedy; `hosts` are the facts where the sum should have gone through NCCL."""
+    """What a trial shows, with the remedy; `hosts` are the facts where the sum should have gone
+    through NCCL.
+    """
     check = f"{'two ranks' if hosts is None else 'NCCL'} {trial.where}"
     if outcome.code != 0 or outcome.output.count(RIGHT) != 2:
-        reason = f"no sum within {SECONDS} s" if outcome.code is None else f"exit code {outcome.code}"
+        reason = (
+            f"no sum within {SECONDS} s" if outcome.code is None else f"exit code {outcome.code}"
+        )
         by_hand = f"NCCL_DEBUG=INFO hybrid-imagenet run -np 2 -H {trial.hosts} --module {_MODULE}"
         return Finding(FAIL, check, f"{reason}: {_last(outcome)}", f"run it by hand: {by_hand}")
     if hosts is None:
         return Finding(PASS, check, f"they added up a vector, {seconds:.0f} s with their start")
     said = nccl_log.read(outcome.output)
     if not said.ways:
-        return Finding(FAIL, check, "the sum did not go through NCCL", "run launch/setup.sh --gpu on these hosts")
+        return Finding(
+            FAIL,
+            check,
+            "the sum did not go through NCCL",
+            "run launch/setup.sh --gpu on these hosts",
+        )
     tried = [hosts[word.partition(":")[0]] for word in trial.hosts.split(",")]
     level, remedy = _between(said, tried) if trial.between else _inside(said)
     return Finding(level, check, str(said), remedy)
@@ -109,10 +135,19 @@ def _inside(said: Transport) -> tuple[str, str]:
 def _between(said: Transport, facts: list[Facts]) -> tuple[str, str]:
     adapters = all(any(port["active"] for port in each["rdma"]) for each in facts)
     if adapters and any(way.startswith("NET/Socket") for way in said.ways):
-        remedy = "install libibverbs1 and ibverbs-providers, on EFA aws-ofi-nccl; NCCL_NET=IB makes it an error"
+        remedy = (
+            "install libibverbs1 and ibverbs-providers, on EFA aws-ofi-nccl; NCCL_NET=IB makes it"
+            " an error"
+        )
         return WARN, f"RDMA adapters are not used: {remedy}"
     if any(way.startswith("NET/IB") for way in said.ways) and not said.gpudirect:
-        return WARN, "data goes through the host's memory: modprobe nvidia-peermem on both, and see NCCL_NET_GDR_LEVEL"
+        return (
+            WARN,
+            (
+                "data goes through the host's memory: modprobe nvidia-peermem on both, and see"
+                " NCCL_NET_GDR_LEVEL"
+            ),
+        )
     return PASS, ""
 
 

@@ -1,4 +1,6 @@
-"""Counts parameters and operations of networks by layer: ResNets of He et al. and AlexNet-BN of Jia et al."""
+"""Counts parameters and operations of networks by layer: ResNets of He et al. and AlexNet-BN of Jia
+et al.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,16 @@ from hybrid_imagenet.comm.cost_model import Layer
 from hybrid_imagenet.models.depths import BASIC, DEPTHS, VERSION_1
 
 MODELS = (*DEPTHS, "alexnet_bn")
-_ALEXNET = ((11, 96, 4, 2, 3), (5, 256, 1, 2, 3), (3, 384, 1, 1, 0), (3, 384, 1, 1, 0), (3, 256, 1, 1, 3))
-"""Krizhevsky et al. 2012, without groups: kernel, channels, stride, padding, and the pooling (stride 2) after it."""
+_ALEXNET = (
+    (11, 96, 4, 2, 3),
+    (5, 256, 1, 2, 3),
+    (3, 384, 1, 1, 0),
+    (3, 384, 1, 1, 0),
+    (3, 256, 1, 1, 3),
+)
+"""Krizhevsky et al. 2012, without groups: kernel, channels, stride, padding, and the pooling
+(stride 2) after it.
+"""
 _HIDDEN = (4096, 4096)
 
 
@@ -33,9 +43,14 @@ def layers_of(model: str, image_size: int = 224, classes: int = 1000) -> list[La
             after = _half(side) if stride == 2 else side
             for kernel, inputs, outputs in shapes:
                 before_stride = (
-                    bottleneck and model not in VERSION_1 and (kernel, inputs) == (1, channels) and outputs == width
+                    bottleneck
+                    and model not in VERSION_1
+                    and (kernel, inputs) == (1, channels)
+                    and outputs == width
                 )
-                layers.append(_convolution(kernel, inputs, outputs, side if before_stride else after))
+                layers.append(
+                    _convolution(kernel, inputs, outputs, side if before_stride else after)
+                )
             if channels != out or stride == 2:
                 layers.append(_convolution(1, channels, out, after))
             side, channels = after, out
@@ -51,7 +66,9 @@ def _alexnet(side: int, classes: int) -> list[Layer]:
         side = (side - pool) // 2 + 1 if pool else side
         inputs = channels
     layers[-1] = dataclasses.replace(layers[-1], parameters=layers[-1].parameters + 2 * inputs)
-    return layers + [_dense(a, b) for a, b in itertools.pairwise((inputs * side**2, *_HIDDEN, classes))]
+    return layers + [
+        _dense(a, b) for a, b in itertools.pairwise((inputs * side**2, *_HIDDEN, classes))
+    ]
 
 
 def _convolution(kernel: int, inputs: int, outputs: int, side: int) -> Layer:

@@ -32,7 +32,9 @@ _WIRE = {"none": 4, "fp16": 2, "bf16": 2}  # bytes of a gradient element
 class Plan:
     """The cluster and the training to plan. Flags left out come from --cluster."""
 
-    cluster: str = option("h1", "Described cluster; other flags change parts of it.", choices=tuple(CLUSTERS))
+    cluster: str = option(
+        "h1", "Described cluster; other flags change parts of it.", choices=tuple(CLUSTERS)
+    )
     hosts: int | None = option(None, "Hosts.", minimum=1, maximum=1_000_000)
     gpus_per_host: int | None = option(None, "GPUs per host.", minimum=1, maximum=1024)
     allreduce: str = option(
@@ -41,21 +43,30 @@ class Plan:
         choices=("auto", *ALGORITHMS),
     )
     model: str = option("resnet50", "Network.", choices=MODELS)
-    per_gpu_batch: int | None = option(None, "Images per GPU and step.", minimum=1, maximum=1_000_000)
+    per_gpu_batch: int | None = option(
+        None, "Images per GPU and step.", minimum=1, maximum=1_000_000
+    )
     precision: str | None = option(None, "Arithmetic on the GPU.", choices=("fp16", "bf16", "fp32"))
     compression: str = option("fp16", "Type in which gradients are sent.", choices=tuple(_WIRE))
     speed: str = option(
         "auto",
-        "Speed of one GPU: own, what this program has reached on that GPU; published, the cluster's; auto, own where "
-        "that is known, else published; or FILE, the report.json of `bench gpu` on yours.",
+        "Speed of one GPU: own, what this program has reached on that GPU; published, the"
+        " cluster's; auto, own where that is known, else published; or FILE, the report.json of"
+        " `bench gpu` on yours.",
     )
     images_per_second: float | None = option(
         None, "Speed of one GPU alone at --per_gpu_batch; replaces --speed.", minimum=1e-3
     )
-    link: str | None = option(None, f"Link of a host: {', '.join(LINKS)}, or such as 25gbit or 3.1GB/s:20us.")
-    inside: str | None = option(None, f"Link inside a host: {', '.join(INSIDE)}, or such as 20GB/s:5us.")
+    link: str | None = option(
+        None, f"Link of a host: {', '.join(LINKS)}, or such as 25gbit or 3.1GB/s:20us."
+    )
+    inside: str | None = option(
+        None, f"Link inside a host: {', '.join(INSIDE)}, or such as 20GB/s:5us."
+    )
     epochs: int = option(90, "Passes over ImageNet.", minimum=1)
-    max_gpus: int = option(4096, "Largest number of GPUs in the table.", minimum=1, maximum=10_000_000)
+    max_gpus: int = option(
+        4096, "Largest number of GPUs in the table.", minimum=1, maximum=10_000_000
+    )
 
 
 def parse(arguments: Sequence[str]) -> Plan:
@@ -78,8 +89,10 @@ class OneGpu:
       batch: images per step.
       seconds: of a step.
       source: who measured it.
-      alone: whether it ran alone, so that a job's wait for its slowest rank is not part of `seconds`.
-      choice: which speed --speed=auto has taken and how to take the other one; empty without that flag.
+      alone: whether it ran alone, so that a job's wait for its slowest rank is not part of
+      `seconds`.
+      choice: which speed --speed=auto has taken and how to take the other one; empty without that
+        flag.
     """
 
     title: str
@@ -123,7 +136,9 @@ def _one_gpu(plan: Plan, cluster: Cluster) -> OneGpu:
         return OneGpu("", batch, batch / plan.images_per_second, "given")
     if plan.speed not in ("auto", "published", "own"):
         if plan.precision:
-            raise UserError(f"--precision={plan.precision}: --speed={plan.speed} has its own; omit it")
+            raise UserError(
+                f"--precision={plan.precision}: --speed={plan.speed} has its own; omit it"
+            )
         return read_report(plan.speed, plan.model, plan.per_gpu_batch)
     precision = plan.precision or next(iter(cluster.speeds))
     measured = [] if plan.speed == "published" else speeds(cluster.gpu, precision, own=True)
@@ -142,14 +157,30 @@ def _one_gpu(plan: Plan, cluster: Cluster) -> OneGpu:
         )
     # Without jitter, the wait for the slowest rank is part of the published speed.
     alone = cluster.jitter > 0
-    return _scaled(plan, cluster, published, batch, alone=alone, choice=_chosen_published(plan, title, measured))
+    return _scaled(
+        plan,
+        cluster,
+        published,
+        batch,
+        alone=alone,
+        choice=_chosen_published(plan, title, measured),
+    )
 
 
-def _scaled(plan: Plan, cluster: Cluster, speed: Speed, batch: int, *, alone: bool = True, choice: str = "") -> OneGpu:
-    """Returns the speed for the planned network, if all networks run at ResNet-50's operations per second."""
-    operations = {name: sum(layer.operations for layer in layers_of(name)) for name in (plan.model, "resnet50")}
+def _scaled(
+    plan: Plan, cluster: Cluster, speed: Speed, batch: int, *, alone: bool = True, choice: str = ""
+) -> OneGpu:
+    """Returns the speed for the planned network, if all networks run at ResNet-50's operations per
+    second.
+    """
+    operations = {
+        name: sum(layer.operations for layer in layers_of(name))
+        for name in (plan.model, "resnet50")
+    }
     scale = operations[plan.model] / operations["resnet50"]
-    return OneGpu(GPUS[cluster.gpu].title, batch, speed.seconds(batch) * scale, speed.source, alone, choice)
+    return OneGpu(
+        GPUS[cluster.gpu].title, batch, speed.seconds(batch) * scale, speed.source, alone, choice
+    )
 
 
 def _chosen_own(plan: Plan, cluster: Cluster, own: GpuSpeed) -> str:
@@ -163,11 +194,16 @@ def _chosen_own(plan: Plan, cluster: Cluster, own: GpuSpeed) -> str:
 
 
 def _chosen_published(plan: Plan, title: str, measured: Sequence[GpuSpeed]) -> str:
-    """Returns the line on a published speed that --speed=auto has taken; `measured` are this program's."""
+    """Returns the line on a published speed that --speed=auto has taken; `measured` are this
+    program's.
+    """
     if plan.speed != "auto":
         return ""
     if not measured:
-        return f"speed: published by others, as that of this program on a {title} is not known in this precision."
+        return (
+            f"speed: published by others, as that of this program on a {title} is not known in this"
+            " precision."
+        )
     batches = " and ".join(f"--per_gpu_batch={speed.batch}" for speed in measured)
     return f"speed: published by others, as that of this program is known for {batches} only."
 
@@ -191,17 +227,22 @@ def read_report(path: str, model: str, batch: int | None) -> OneGpu:
         measured, side = str(row["model"]), int(row["image_size"])
     except OSError as error:
         raise UserError(
-            f"--speed={path}: {error.strerror}; choose auto, own, published, or the report.json of hybrid-imagenet "
-            "bench gpu"
+            f"--speed={path}: {error.strerror}; choose auto, own, published, or the report.json of"
+            " hybrid-imagenet bench gpu"
         ) from None
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"--speed={path}: not a report of hybrid-imagenet bench gpu ({error})") from None
+        raise UserError(
+            f"--speed={path}: not a report of hybrid-imagenet bench gpu ({error})"
+        ) from None
     if side != 224 or not 0 < found.seconds < math.inf:
-        raise UserError(f"--speed={path}: {side} pixels, {found.seconds:g} s a step: give a measurement at 224 pixels")
+        raise UserError(
+            f"--speed={path}: {side} pixels, {found.seconds:g} s a step: give a measurement at 224"
+            " pixels"
+        )
     if measured != model or batch not in (None, found.batch):
         asked = f"--model={model}" + (f" --per_gpu_batch={batch}" if batch else "")
         raise UserError(
-            f"--speed={path}: measured {measured} at batch {found.batch}, planned are {asked}; measure those with "
-            f"hybrid-imagenet bench gpu -- {asked}"
+            f"--speed={path}: measured {measured} at batch {found.batch}, planned are {asked};"
+            f" measure those with hybrid-imagenet bench gpu -- {asked}"
         )
     return found

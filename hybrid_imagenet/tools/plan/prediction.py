@@ -1,4 +1,6 @@
-"""Predicts step time, efficiency and training time of a run, and the best way to exchange its gradients."""
+"""Predicts step time, efficiency and training time of a run, and the best way to exchange its
+gradients.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +8,22 @@ import dataclasses
 from collections.abc import Sequence
 
 from hybrid_imagenet.analysis import published
-from hybrid_imagenet.comm.cost_model import BACKWARD_SHARE, Exchange, Layer, Topology, by_ring, exchange
+from hybrid_imagenet.comm.cost_model import (
+    BACKWARD_SHARE,
+    Exchange,
+    Layer,
+    Topology,
+    by_ring,
+    exchange,
+)
 from hybrid_imagenet.comm.settings import ALGORITHMS
 from hybrid_imagenet.comm.torus import Grid, nearest_square
 
 MIB = 2**20
 SWITCH = 256 * 1024  # bytes, as --size_switch_kb has it by default
 FUSION_CHOICES_MB = (64, 32, 16, 8, 4, 2, 1)
-# The model's error is one or two points of efficiency (docs/planning.md). A smaller gain does not justify leaving the
-# ring, which every engine has and which needs no equal hosts.
+# The model's error is one or two points of efficiency (docs/planning.md). A smaller gain does not
+# justify leaving the ring, which every engine has and which needs no equal hosts.
 MARGIN = 0.02
 
 
@@ -49,7 +58,9 @@ class Way:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """One row of the planner's table; times in seconds, `target_seconds` None where no reference applies."""
+    """One row of the planner's table; times in seconds, `target_seconds` None where no reference
+    applies.
+    """
 
     gpus: int
     way: Way
@@ -64,7 +75,9 @@ class Prediction:
 
 
 def predict(job: Job, topology: Topology, way: Way) -> Prediction:
-    """Predicts one configuration: step = Tc (1 + j) + exposed communication; efficiency is Tc / step."""
+    """Predicts one configuration: step = Tc (1 + j) + exposed communication; efficiency is Tc /
+    step.
+    """
     ranks = topology.ranks
     batch = job.batch * ranks
     traffic = Exchange(0.0, 0.0, ())
@@ -106,7 +119,8 @@ def ways(topology: Topology, algorithms: Sequence[str]) -> list[Way]:
 def best(job: Job, topology: Topology, candidates: Sequence[Way]) -> Prediction:
     """The first candidate whose step is within 0.25 % of the shortest.
 
-    Candidates come simplest first, and large buckets before small ones, whose cost in the engine is not in the model.
+    Candidates come simplest first, and large buckets before small ones, whose cost in the engine is
+    not in the model.
     """
     predictions = [predict(job, topology, way) for way in candidates]
     limit = 1.0025 * min(p.step_seconds for p in predictions)
@@ -114,13 +128,19 @@ def best(job: Job, topology: Topology, candidates: Sequence[Way]) -> Prediction:
 
 
 def is_composed(way: Way, topology: Topology) -> bool:
-    """Returns whether Horovod composes it of operations among sets of ranks, whose cost is not in the model."""
+    """Returns whether Horovod composes it of operations among sets of ranks, whose cost is not in
+    the model.
+    """
     host_grid = Grid(topology.hosts, topology.local_size)
-    return not (ALGORITHMS[way.algorithm].one_operation or (way.algorithm == "torus" and way.grid == host_grid))
+    return not (
+        ALGORITHMS[way.algorithm].one_operation
+        or (way.algorithm == "torus" and way.grid == host_grid)
+    )
 
 
 def recommend(job: Job, topology: Topology) -> Prediction:
-    """The way to exchange gradients that a run should take: the ring, unless another one is clearly faster.
+    """The way to exchange gradients that a run should take: the ring, unless another one is clearly
+    faster.
 
     Only algorithms that Horovod has in one operation are considered (`is_composed`).
     """
@@ -133,4 +153,6 @@ def recommend(job: Job, topology: Topology) -> Prediction:
 def _grids(ranks: int) -> list[Grid]:
     """All grids of at least two rows and columns, nearest to a square first."""
     found = [Grid(ranks // h, h) for h in range(2, ranks // 2 + 1) if ranks % h == 0]
-    return sorted(found, key=lambda grid: abs(grid.vertical - grid.horizontal)) or [nearest_square(ranks)]
+    return sorted(found, key=lambda grid: abs(grid.vertical - grid.horizontal)) or [
+        nearest_square(ranks)
+    ]

@@ -1,4 +1,6 @@
-"""Shows which classes a run's last validation confused, and the images that it got wrong with most confidence."""
+"""Shows which classes a run's last validation confused, and the images that it got wrong with most
+confidence.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,18 @@ Results = Mapping[str, Any]
 
 
 def matrix(results: Results) -> np.ndarray:
-    """Counts the images of each true class (row) and predicted class (column), int64 [classes, classes]."""
+    """Counts the images of each true class (row) and predicted class (column), int64 [classes,
+    classes].
+    """
     classes = len(results["class_names"])
     flat = results["label"].astype(np.int64) * classes + results["predicted"]
     return np.bincount(flat, minlength=classes * classes).reshape(classes, classes)
 
 
 def pairs(results: Results) -> list[tuple[str, str, int]]:
-    """The true class, the predicted class and the number of images, most images first; right ones do not count."""
+    """The true class, the predicted class and the number of images, most images first; right ones
+    do not count.
+    """
     counts, names = matrix(results), results["class_names"]
     np.fill_diagonal(counts, 0)
     most = np.argsort(-counts, axis=None, kind="stable")[:_PAIRS]
@@ -37,21 +43,30 @@ def lines(results: Results) -> Iterator[str]:
     """Yields what the page shows, in short."""
     if found := pairs(results)[:3]:
         yield "Classes most often confused:"
-        yield from (printable(f"- {counted(n, 'image')} of {true} predicted as {other}") for true, other, n in found)
+        yield from (
+            printable(f"- {counted(n, 'image')} of {true} predicted as {other}")
+            for true, other, n in found
+        )
         yield "Wrong with the highest probability:"
         yield from (
-            printable(f"- {name}: {true} predicted as {other} ({p})") for name, true, other, p in _worst(results)[:3]
+            printable(f"- {name}: {true} predicted as {other} ({p})")
+            for name, true, other, p in _worst(results)[:3]
         )
 
 
 def section(results: Results) -> str:
     """The matrix, or beyond 30 classes the pairs most often confused, and the worst images."""
     right = int((results["label"] == results["predicted"]).sum())
-    text = f'<p class="note">Last validation: {right} of {counted(len(results["label"]), "image")} right.</p>'
+    text = (
+        f'<p class="note">Last validation: {right} of {counted(len(results["label"]), "image")}'
+        " right.</p>"
+    )
     if len(results["class_names"]) <= _MATRIX:
         text += _matrix(results)
     elif found := pairs(results):
-        text += table(("true class", "predicted class", "images"), [(a, b, str(n)) for a, b, n in found])
+        text += table(
+            ("true class", "predicted class", "images"), [(a, b, str(n)) for a, b, n in found]
+        )
     if worst := _worst(results):
         text += "<h4>Wrong with the highest probability</h4>"
         text += table(("image", "true class", "predicted class", "probability"), worst)
@@ -59,19 +74,24 @@ def section(results: Results) -> str:
 
 
 def _matrix(results: Results) -> str:
-    """A row for each true class, a column for each predicted one; the darker, the larger the part of the row."""
+    """A row for each true class, a column for each predicted one; the darker, the larger the part
+    of the row.
+    """
     names = [html.escape(str(name)) for name in results["class_names"]]
     rows = []
     for number, (name, counts) in enumerate(zip(names, matrix(results), strict=True)):
         whole = max(int(counts.sum()), 1)
         cells = "".join(
-            f'<td style="--part:{count / whole:.3f}"{" class=hit" if other == number else ""}>{count or ""}</td>'
+            f'<td style="--part:{count / whole:.3f}"{" class=hit" if other == number else ""}>'
+            f"{count or ''}</td>"
             for other, count in enumerate(counts.tolist())
         )
         right = f'<td class="whole">{100 * counts[number] / whole:.1f} %</td>'
         rows.append(f'<tr><th scope="row">{name}</th>{right}{cells}</tr>')
     heads = "".join(f'<th scope="col"><span>{name}</span></th>' for name in ["right", *names])
-    body = f"<thead><tr><th>true \\ predicted</th>{heads}</tr></thead><tbody>{''.join(rows)}</tbody>"
+    body = (
+        f"<thead><tr><th>true \\ predicted</th>{heads}</tr></thead><tbody>{''.join(rows)}</tbody>"
+    )
     return f'<div class="scroll"><table class="matrix">{body}</table></div>'
 
 

@@ -31,15 +31,19 @@ CAUSES = {
 def curves(runs: Sequence[Run], what: str, by: str) -> Chart | None:
     """Validation (solid) and training (dashed) accuracy or loss; None if no run has recorded any.
 
-    The axis of accuracy begins where the runs are after their first third, so that the end can be read; a run that
-    diverged leaves the chart. Training is drawn from the step records by step, and for a run without a whole epoch.
+    The axis of accuracy begins where the runs are after their first third, so that the end can be
+    read; a run that diverged leaves the chart. Training is drawn from the step records by step, and
+    for a run without a whole epoch.
 
     Args:
       runs: one color and one shape of marks each.
       what: `top1`, `top5` or `loss`.
       by: `epoch`, `step` or `hours`.
     """
-    longest = max((h for run in runs for h in run.series("seconds", by="hours", steps=not run.epochs)[0]), default=0.0)
+    longest = max(
+        (h for run in runs for h in run.series("seconds", by="hours", steps=not run.epochs)[0]),
+        default=0.0,
+    )
     divisor, unit = unit_of_time(3600 * longest)
     alone = len(runs) == 1
     series = []
@@ -52,8 +56,20 @@ def curves(runs: Sequence[Run], what: str, by: str) -> Chart | None:
             along = [3600 * x / divisor for x in xs] if by == "hours" else xs
             color = int(dashed) if alone else number
             shape = None if alone or dashed else number
-            series.append(Series(name, along, ys, color, dashed=dashed, shape=shape, run=None if alone else number))
-    y_label = {"top1": "top-1 accuracy (%)", "top5": "top-5 accuracy (%)", "loss": "loss (nats)"}[what]
+            series.append(
+                Series(
+                    name,
+                    along,
+                    ys,
+                    color,
+                    dashed=dashed,
+                    shape=shape,
+                    run=None if alone else number,
+                )
+            )
+    y_label = {"top1": "top-1 accuracy (%)", "top5": "top-5 accuracy (%)", "loss": "loss (nats)"}[
+        what
+    ]
     title = {"top1": "Top-1 accuracy", "top5": "Top-5 accuracy", "loss": "Loss"}[what]
     title += " by time" if by == "hours" else f" by {by}"
     x_label = f"{unit} since the start" if by == "hours" else by
@@ -61,7 +77,13 @@ def curves(runs: Sequence[Run], what: str, by: str) -> Chart | None:
     if chart is None:
         return None
     if what == "loss":
-        losses = [y for run in _good(runs) for part in ("val", "train") for y in run.series(f"{part}_loss")[1] if y > 0]
+        losses = [
+            y
+            for run in _good(runs)
+            for part in ("val", "train")
+            for y in run.series(f"{part}_loss")[1]
+            if y > 0
+        ]
         apart = bool(losses) and max(losses) > _WIDE * min(losses) > 0
         return dataclasses.replace(chart, log_y=apart, limits=_around(losses, log=apart))
     levels = _targets(runs) if what == "top1" else []
@@ -71,14 +93,22 @@ def curves(runs: Sequence[Run], what: str, by: str) -> Chart | None:
 
 
 def _targets(runs: Sequence[Run]) -> list[tuple[str, float]]:
-    asked = sorted({target for run in runs if run.target_asked or run.imagenet for target in run.targets})
+    asked = sorted(
+        {target for run in runs if run.target_asked or run.imagenet for target in run.targets}
+    )
     return [(f"target {100 * target:.4g} %", 100 * target) for target in asked]
 
 
 def _good(runs: Sequence[Run]) -> list[Run]:
-    """The runs that an axis is made for: those that have not diverged or failed, if there are any."""
+    """The runs that an axis is made for: those that have not diverged or failed, if there are
+    any.
+    """
     best = max((max(run.series("val_top1")[1], default=0.0) for run in runs), default=0.0)
-    kept = [r for r in runs if not r.diverged and max(r.series("val_top1")[1], default=0.0) >= _HOPELESS * best]
+    kept = [
+        r
+        for r in runs
+        if not r.diverged and max(r.series("val_top1")[1], default=0.0) >= _HOPELESS * best
+    ]
     return kept or list(runs)
 
 
@@ -90,7 +120,9 @@ def _after_the_rise(run: Run, what: str) -> list[float]:
     return values
 
 
-def _around(values: Sequence[float], *, highest: float = math.inf, log: bool = False) -> tuple[float, float] | None:
+def _around(
+    values: Sequence[float], *, highest: float = math.inf, log: bool = False
+) -> tuple[float, float] | None:
     """Ends of an axis that holds the values with a margin; None if there is no value."""
     if not values:
         return None
@@ -102,17 +134,26 @@ def _around(values: Sequence[float], *, highest: float = math.inf, log: bool = F
 
 
 def learning_rates(runs: Sequence[Run]) -> Chart | None:
-    """The learning rate of each run; of a single one with AdaBound's bounds as long as they hold."""
-    series = [_of_run(runs, number, *_longer(run, "learning_rate")) for number, run in enumerate(runs)]
+    """The learning rate of each run; of a single one with AdaBound's bounds as long as they
+    hold.
+    """
+    series = [
+        _of_run(runs, number, *_longer(run, "learning_rate")) for number, run in enumerate(runs)
+    ]
     if len(runs) == 1:
-        early = [[r for r in records if r.get("phase") == 0] for records in (runs[0].steps, runs[0].epochs)]
+        early = [
+            [r for r in records if r.get("phase") == 0]
+            for records in (runs[0].steps, runs[0].epochs)
+        ]
         bounded = dataclasses.replace(runs[0], steps=early[0], epochs=early[1])
         series = [
             Series("upper bound Bu", *_longer(bounded, "upper_bound"), 1, dashed=True),
             dataclasses.replace(series[0], name="learning rate"),
             Series("lower bound Bl", *_longer(bounded, "lower_bound"), 2, dashed=True),
         ]
-    return _unless_empty(Chart("Learning rate", series, "epoch", "learning rate per update", log_y=True))
+    return _unless_empty(
+        Chart("Learning rate", series, "epoch", "learning rate per update", log_y=True)
+    )
 
 
 def _longer(run: Run, key: str) -> tuple[list[float], list[float]]:
@@ -121,7 +162,9 @@ def _longer(run: Run, key: str) -> tuple[list[float], list[float]]:
 
 
 def relative_steps(runs: Sequence[Run]) -> Chart | None:
-    """Relative step of LARS by epoch, beside tuned LARS at the batch of each epoch; None without LARS."""
+    """Relative step of LARS by epoch, beside tuned LARS at the batch of each epoch; None without
+    LARS.
+    """
     series = _by_run(runs, "relative_step")
     tuned: dict[float, list[tuple[float, float]]] = {}
     for run in runs:
@@ -149,7 +192,9 @@ def _of_run(runs: Sequence[Run], number: int, xs: Sequence[float], ys: Sequence[
 def throughput(runs: Sequence[Run]) -> Chart | None:
     """Images per second by epoch."""
     series = _by_run(runs, "images_per_second")
-    return _unless_empty(Chart("Training throughput", series, "epoch", "images per second", zero=True))
+    return _unless_empty(
+        Chart("Training throughput", series, "epoch", "images per second", zero=True)
+    )
 
 
 def processors(runs: Sequence[Run]) -> str:
@@ -158,24 +203,38 @@ def processors(runs: Sequence[Run]) -> str:
 
 
 def input_output(runs: Sequence[Run]) -> list[Chart | None]:
-    """Bandwidth and operations per second of the program's reads by epoch, on axes that begin at 0."""
+    """Bandwidth and operations per second of the program's reads by epoch, on axes that begin at
+    0.
+    """
     charts: list[Chart | None] = []
     for source, title in (("bytes_read", "Input bandwidth"), ("reads", "Input operations")):
         rates = []
         for run in runs:
             rows = [r for r in run.epochs if r.get(source) is not None and r.get("train_seconds")]
-            rates.append(([r["epoch"] for r in rows], [r[source] / r["train_seconds"] for r in rows]))
+            rates.append(
+                ([r["epoch"] for r in rows], [r[source] / r["train_seconds"] for r in rows])
+            )
         largest = max((y for _, ys in rates for y in ys), default=0.0)
-        divisor, unit = _chosen(_BYTES, largest) if source == "bytes_read" else (1.0, "reads per second")
-        series = [_of_run(runs, n, xs, [y / divisor for y in ys]) for n, (xs, ys) in enumerate(rates)]
-        charts.append(_unless_empty(Chart(f"{title} (application reads)", series, "epoch", unit, zero=True)))
+        divisor, unit = (
+            _chosen(_BYTES, largest) if source == "bytes_read" else (1.0, "reads per second")
+        )
+        series = [
+            _of_run(runs, n, xs, [y / divisor for y in ys]) for n, (xs, ys) in enumerate(rates)
+        ]
+        charts.append(
+            _unless_empty(Chart(f"{title} (application reads)", series, "epoch", unit, zero=True))
+        )
     return charts
 
 
 def run_time(runs: Sequence[Run]) -> list[tuple[str, dict[str, float]]]:
     """Seconds of each run by cause."""
-    known = [(run.name, run.summary["time_by_cause"]) for run in runs if run.summary.get("time_by_cause")]
-    return [(name, {cause: parts[cause] for cause in CAUSES if cause in parts}) for name, parts in known]
+    known = [
+        (run.name, run.summary["time_by_cause"]) for run in runs if run.summary.get("time_by_cause")
+    ]
+    return [
+        (name, {cause: parts[cause] for cause in CAUSES if cause in parts}) for name, parts in known
+    ]
 
 
 def unit_of_time(seconds: float) -> tuple[float, str]:

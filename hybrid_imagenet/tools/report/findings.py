@@ -1,4 +1,6 @@
-"""Answers what one asks of a run first: did it go well, what held it back, and what to change in the next."""
+"""Answers what one asks of a run first: did it go well, what held it back, and what to change in
+the next.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ _WORTH, _EVALUATION_WORTH = 0.05, 0.1  # of the time: less is not worth a flag
 _EARLY = 0.7  # of the planned epochs: a target reached by then could have been had for less
 _UNSTEADY = 0.02  # validation accuracy at the end below the best
 _OVERFITTED = 0.05  # training accuracy above validation's
-# A training loss above both counts as far above that of guessing. Label smoothing and mixing images raise the loss of
-# a network that learns, but not that far.
+# A training loss above both counts as far above that of guessing. Label smoothing and mixing images
+# raise the loss of a network that learns, but not that far.
 _MIN_TIMES_GUESSING = 1.5
 _MIN_NATS_ABOVE_GUESSING = 1.0
 
@@ -39,13 +41,13 @@ class Answers:
     """What there is to say first about a run.
 
     Attributes:
-      verdict: `good`, `bad`, or `open` before the end. Without a target that was asked for, a run is good that shows no
-        overfitting and did not wait for input.
+      verdict: `good`, `bad`, or `open` before the end. Without a target that was asked for, a run
+        is good that shows no overfitting and did not wait for input.
       outcome: how it went, against its target.
       compared: a run on ImageNet against MLPerf's reference; else empty.
       handover: of a good run, a sentence on updates that grew after the warmup; else empty.
-      held_back: of others that sentence first; then what took time besides computation, the largest first, as shares of
-        the run's time.
+      held_back: of others that sentence first; then what took time besides computation, the largest
+        first, as shares of the run's time.
       heading: of `held_back`. A run that reached its target was not held back.
     """
 
@@ -69,20 +71,36 @@ def answers(run: Run) -> Answers:
 
 
 def _outcome(run: Run) -> tuple[str, str]:
-    """Returns the verdict and how it went. A run whose loss is far above that of guessing is bad, finished or not."""
+    """Returns the verdict and how it went. A run whose loss is far above that of guessing is bad,
+    finished or not.
+    """
     verdict, text = _against_target(run)
     guessing = None if run.diverged is not None else far_above_guessing(run)
     if guessing is None:
         return verdict, text
     loss, chance = guessing
-    return BAD, f"{text} The training loss is {loss:.3g}, far above the {chance:.3g} of guessing: it does not learn."
+    return (
+        BAD,
+        (
+            f"{text} The training loss is {loss:.3g}, far above the {chance:.3g} of guessing: it"
+            " does not learn."
+        ),
+    )
 
 
 def far_above_guessing(run: Run) -> tuple[float, float] | None:
-    """Returns the newest training loss and the loss of guessing among the classes, if the first is far above."""
-    classes = run.summary.get("num_classes") or run.environment.get("num_classes") or run.flags.get("num_classes")
+    """Returns the newest training loss and the loss of guessing among the classes, if the first is
+    far above.
+    """
+    classes = (
+        run.summary.get("num_classes")
+        or run.environment.get("num_classes")
+        or run.flags.get("num_classes")
+    )
     records = run.epochs or run.steps
-    loss = next((r["train_loss"] for r in reversed(records) if r.get("train_loss") is not None), None)
+    loss = next(
+        (r["train_loss"] for r in reversed(records) if r.get("train_loss") is not None), None
+    )
     if loss is None or not classes or classes < 2:
         return None
     chance = math.log(classes)
@@ -101,12 +119,22 @@ def _against_target(run: Run) -> tuple[str, str]:
     if run.diverged is not None:
         loss = run.diverged.get("train_loss")
         told = f"the loss was {loss:.4g}" if loss is not None else "the loss was not finite"
-        return BAD, f"It diverged at step {run.diverged.get('step')}, after {epoch_text(done)}{of} epochs: {told}."
+        return (
+            BAD,
+            (
+                f"It diverged at step {run.diverged.get('step')}, after {epoch_text(done)}{of}"
+                f" epochs: {told}."
+            ),
+        )
     best = summary.get("best_val_top1")
     if best is None:
-        done_words = f"{epoch_text(done)}{of} epochs" if done else f"{summary.get('steps') or 0} steps"
+        done_words = (
+            f"{epoch_text(done)}{of} epochs" if done else f"{summary.get('steps') or 0} steps"
+        )
         return OPEN, f"Nothing has been validated after {done_words}, {run.state}."
-    best_words = f"the best top-1 is {accuracy(best)}, in epoch {epoch_text(summary.get('best_epoch') or 0)}"
+    best_words = (
+        f"the best top-1 is {accuracy(best)}, in epoch {epoch_text(summary.get('best_epoch') or 0)}"
+    )
     ended = "" if done == planned else f" after {epoch_text(done)}{of} epochs"
     ended = ended if run.state == state.FINISHED else f" ({run.state}{ended})"
     goals = _goals(run)
@@ -124,7 +152,8 @@ def _against_target(run: Run) -> tuple[str, str]:
     ]
     yet = " yet" if run.state == state.RUNNING else ""
     words += [
-        f"target {accuracy(target)} top-1 not reached{yet}, {100 * (target - best):.2f} points off" for target in missed
+        f"target {accuracy(target)} top-1 not reached{yet}, {100 * (target - best):.2f} points off"
+        for target in missed
     ]
     text = "; ".join([*words, best_words]) + ended + "."
     if not missed:
@@ -135,13 +164,23 @@ def _against_target(run: Run) -> tuple[str, str]:
 
 
 def _goals(run: Run) -> dict[float, dict[str, Any]]:
-    """The top-1 targets that count, each with its entry of the summary; an empty one where there is none."""
-    found = {goal["target"]: goal for goal in run.summary.get("targets", []) if goal["metric"] == "val_top1"}
-    return {target: found.get(target, {}) for target in run.targets if run.target_asked or run.imagenet}
+    """The top-1 targets that count, each with its entry of the summary; an empty one where there is
+    none.
+    """
+    found = {
+        goal["target"]: goal
+        for goal in run.summary.get("targets", [])
+        if goal["metric"] == "val_top1"
+    }
+    return {
+        target: found.get(target, {}) for target in run.targets if run.target_asked or run.imagenet
+    }
 
 
 def overfitting(run: Run) -> str:
-    """Tells whether the validation loss rose in the end while the training loss fell; empty if not."""
+    """Tells whether the validation loss rose in the end while the training loss fell; empty if
+    not.
+    """
     epochs, losses = run.series("val_loss")
     _, training = run.series("train_loss")
     if len(losses) < _ENOUGH or len(training) != len(losses):
@@ -156,7 +195,11 @@ def overfitting(run: Run) -> str:
 
 def _input_bound(run: Run) -> str:
     share = shares(run)[0].get("input", 0.0)
-    return f"Input-bound: {100 * share:.0f} % of the time went into waiting for input." if share >= _INPUT_BOUND else ""
+    return (
+        f"Input-bound: {100 * share:.0f} % of the time went into waiting for input."
+        if share >= _INPUT_BOUND
+        else ""
+    )
 
 
 def _against_reference(run: Run) -> str:
@@ -167,13 +210,21 @@ def _against_reference(run: Run) -> str:
         return f"MLPerf's reference has no point near batch {batch:,}."
     hit = criteria.first_reaching(run.epochs, "val_top1", mlperf.TARGET)
     own = "has not reached it" if hit is None else f"reached it in epoch {epoch_text(hit.epoch)}"
-    return f"MLPerf's reference needs {epochs:.1f} epochs to 75.9 % at batch {batch:,}; this run {own}."
+    return (
+        f"MLPerf's reference needs {epochs:.1f} epochs to 75.9 % at batch {batch:,}; this run"
+        f" {own}."
+    )
 
 
 def global_batch(run: Run) -> int:
     """Images per update at the start of a run; 0 if its flags do not tell."""
-    images, accumulation = run.flags.get("per_gpu_batch") or 0, run.flags.get("gradient_accumulation_steps") or 1
-    return int(images * accumulation * run.summary["world_size"] * (run.flags.get("virtual_gpus") or 1))
+    images, accumulation = (
+        run.flags.get("per_gpu_batch") or 0,
+        run.flags.get("gradient_accumulation_steps") or 1,
+    )
+    return int(
+        images * accumulation * run.summary["world_size"] * (run.flags.get("virtual_gpus") or 1)
+    )
 
 
 _WORDS = {
@@ -186,16 +237,20 @@ _WORDS = {
 
 
 def jump(run: Run) -> tuple[dict[str, Any], dict[str, Any], float] | None:
-    """The records before and after AdaBound's warmup, and how many times larger updates are after it.
+    """The records before and after AdaBound's warmup, and how many times larger updates are after
+    it.
 
-    The size is the median over layers of |update| / |weights|. None where it does not grow `TOLERATED_FACTOR` times,
-    or is not known.
+    The size is the median over layers of |update| / |weights|. None where it does not grow
+    `TOLERATED_FACTOR` times, or is not known.
     """
     for before, after in itertools.pairwise(run.epochs):
         if (before.get("phase"), after.get("phase")) != (0, 1):
             continue
         first, second = (
-            statistics.median([v for v in (record.get("relative_updates") or {}).values() if v is not None] or [0.0])
+            statistics.median(
+                [v for v in (record.get("relative_updates") or {}).values() if v is not None]
+                or [0.0]
+            )
             for record in (before, after)
         )
         if first > 0 and second >= TOLERATED_FACTOR * first:
@@ -204,15 +259,23 @@ def jump(run: Run) -> tuple[dict[str, Any], dict[str, Any], float] | None:
 
 
 def _handover(run: Run) -> str:
-    """Returns a sentence on updates that grew after AdaBound's warmup, and on the accuracy that this cost, if any."""
+    """Returns a sentence on updates that grew after AdaBound's warmup, and on the accuracy that
+    this cost, if any.
+    """
     found = jump(run)
     if found is None:
         return ""
     before, after, times = found
     epoch = epoch_text(after["epoch"])
-    line = f"Right after the warmup, in epoch {epoch}, updates grew {times:.2g}-fold relative to the weights"
+    line = (
+        f"Right after the warmup, in epoch {epoch}, updates grew {times:.2g}-fold relative to the"
+        " weights"
+    )
     if fell(before, after):
-        line += f", and training accuracy fell from {accuracy(before['train_top1'])} to {accuracy(after['train_top1'])}"
+        line += (
+            f", and training accuracy fell from {accuracy(before['train_top1'])} to"
+            f" {accuracy(after['train_top1'])}"
+        )
     return f"{line}."
 
 
@@ -231,7 +294,9 @@ def _held_back(run: Run) -> list[str]:
         if share >= _NOTICED:
             who = f" ({slowest(run)})" if cause == "slowest rank" and slowest(run) else ""
             seconds = duration(share * whole)
-            lines.append(f"{100 * share:.0f} % of the time ({seconds}): {_WORDS.get(cause, cause)}{who}")
+            lines.append(
+                f"{100 * share:.0f} % of the time ({seconds}): {_WORDS.get(cause, cause)}{who}"
+            )
     if not lines:
         lines.append(f"Nothing that was measured took {100 * _NOTICED:.0f} % of the time or more.")
     if run.summary["world_size"] > 1 and "exposed communication" not in causes:
@@ -240,7 +305,9 @@ def _held_back(run: Run) -> list[str]:
 
 
 def shares(run: Run) -> tuple[dict[str, float], float]:
-    """The part of the run's time that each cause took, and the time; start and compilation are one of the causes."""
+    """The part of the run's time that each cause took, and the time; start and compilation are one
+    of the causes.
+    """
     parts = run.summary.get("time_by_cause") or {}
     whole = run.summary.get("wall_seconds") or 0.0
     if whole <= 0 or not parts:
@@ -285,11 +352,17 @@ def _all(run: Run) -> Iterator[Suggestion]:
     for cause, share in sorted(causes.items(), key=lambda pair: -pair[1]):
         yield from _about_time(run, cause, share)
     if run.on_gpus and run.environment.get("precision") == "float32":
-        why = "it computed in FP32 on GPUs; FP16 is faster, and changes the optimization slightly by its rounding"
+        why = (
+            "it computed in FP32 on GPUs; FP16 is faster, and changes the optimization slightly by"
+            " its rounding"
+        )
         yield Suggestion("--precision=mixed_float16", why)
     if run.state == state.FINISHED:
         seed = int(run.flags.get("seed") or 0) + 1
-        yield Suggestion(f"--seed={seed}", "one run does not tell how far results scatter; repeat it before comparing")
+        yield Suggestion(
+            f"--seed={seed}",
+            "one run does not tell how far results scatter; repeat it before comparing",
+        )
 
 
 def _about_training(run: Run) -> Iterator[Suggestion]:
@@ -300,17 +373,26 @@ def _about_training(run: Run) -> Iterator[Suggestion]:
     if run.diverged is not None or guessing is not None:
         why = "a third of the step"
         if guessing is not None:
-            why = f"the training loss of {guessing[0]:.3g} is far above the {guessing[1]:.3g} of guessing; {why}"
+            why = (
+                f"the training loss of {guessing[0]:.3g} is far above the {guessing[1]:.3g} of"
+                f" guessing; {why}"
+            )
         rate = "lars_eta" if published else "lr"
         if flags.get("lr_schedule") != "mlperf" and flags.get(rate):
             third = float(f"{flags[rate] / 3:.2g}")
             yield Suggestion(f"--{rate}={third:g}", why)
         warmup = 2 * float(flags.get("warmup_epochs") or 0) or 5.0
         if warmup < epochs and not published:
-            yield Suggestion(f"--warmup_epochs={warmup:g}", "a longer warmup raises the learning rate more slowly")
+            yield Suggestion(
+                f"--warmup_epochs={warmup:g}",
+                "a longer warmup raises the learning rate more slowly",
+            )
         return
     if (found := jump(run)) and fell(*found[:2]) and not flags.get("hybrid_ramp_epochs"):
-        yield Suggestion("--hybrid_ramp_epochs=2", "accuracy fell where LARS took over; this lets it come in slowly")
+        yield Suggestion(
+            "--hybrid_ramp_epochs=2",
+            "accuracy fell where LARS took over; this lets it come in slowly",
+        )
     goals = _goals(run)
     reached: list[Any] = [goal.get("epochs") for goal in goals.values()]
     if run.state != state.FINISHED or not epochs:
@@ -318,7 +400,10 @@ def _about_training(run: Run) -> Iterator[Suggestion]:
     if not goals or None in reached:
         yield from _missed(run, epochs)
     elif max(reached) <= _EARLY * epochs and not flags.get("stop_at_top1"):
-        why = f"the target came in epoch {epoch_text(max(reached))} of {epoch_text(epochs)}; the run then ends there"
+        why = (
+            f"the target came in epoch {epoch_text(max(reached))} of {epoch_text(epochs)}; the run"
+            " then ends there"
+        )
         yield Suggestion(f"--stop_at_top1={max(goals):g}", why)
 
 
@@ -331,16 +416,21 @@ def _missed(run: Run, epochs: float) -> Iterator[Suggestion]:
         flag = next((name for name in ("max_steps", "stop_at_top1") if flags.get(name)), None)
         if flag:
             yield Suggestion(
-                f"without --{flag}", f"training ended after {epoch_text(done)} of {epoch_text(epochs)} epochs"
+                f"without --{flag}",
+                f"training ended after {epoch_text(done)} of {epoch_text(epochs)} epochs",
             )
     elif summary.get("best_epoch") == done and len(validated) > 1:
-        yield Suggestion(f"--epochs={epoch_text(1.5 * epochs)}", "validation was still rising in the last epoch")
+        yield Suggestion(
+            f"--epochs={epoch_text(1.5 * epochs)}", "validation was still rising in the last epoch"
+        )
     if train is not None and validation is not None and train - validation > _OVERFITTED:
         gap = f"training accuracy is {100 * (train - validation):.1f} points above validation's"
         if not flags.get("label_smoothing"):
             yield Suggestion("--label_smoothing=0.1", gap)
         if flags.get("batch_norm") == "last":
-            yield Suggestion("--batch_norm=precise", f"{gap}; statistics of one small batch may be the cause")
+            yield Suggestion(
+                "--batch_norm=precise", f"{gap}; statistics of one small batch may be the cause"
+            )
     elif (
         train is not None
         and run.target_asked
@@ -352,10 +442,17 @@ def _missed(run: Run, epochs: float) -> Iterator[Suggestion]:
         if validation is not None and best is not None and best - validation > _UNSTEADY:
             # A higher rate would make it less steady.
             when = epoch_text(summary.get("best_epoch") or 0)
-            fall = f"fell from {accuracy(best)} in epoch {when} to {accuracy(validation)} at the end"
-            yield Suggestion(f"--lr={flags['lr'] / 2:g}", f"validation accuracy {fall}: a lower rate is steadier")
+            fall = (
+                f"fell from {accuracy(best)} in epoch {when} to {accuracy(validation)} at the end"
+            )
+            yield Suggestion(
+                f"--lr={flags['lr'] / 2:g}", f"validation accuracy {fall}: a lower rate is steadier"
+            )
             return
-        why = f"the training images themselves are at {accuracy(train)}: a higher learning rate, or more epochs"
+        why = (
+            f"the training images themselves are at {accuracy(train)}: a higher learning rate, or"
+            " more epochs"
+        )
         yield Suggestion(f"--lr={2 * flags['lr']:g}", why)
 
 
@@ -363,33 +460,48 @@ def _about_time(run: Run, cause: str, share: float) -> Iterator[Suggestion]:
     flags, part = run.flags, f"{100 * share:.0f} % of the time"
     if cause == "input" and share >= _WORTH:
         waits = f"{part} went into waiting for input"
-        if flags.get("data_cache") == "none" and flags.get("dataset") not in ("digits", "synthetic_tensors"):
-            yield Suggestion("--data_cache=encoded", f"{waits}; reads each image once, if memory holds them")
+        if flags.get("data_cache") == "none" and flags.get("dataset") not in (
+            "digits",
+            "synthetic_tensors",
+        ):
+            yield Suggestion(
+                "--data_cache=encoded", f"{waits}; reads each image once, if memory holds them"
+            )
         if run.on_gpus and flags.get("decoder") == "tensorflow":
             yield Suggestion("--decoder=dali", f"{waits}; decodes on the GPU")
     elif cause == "exposed communication" and share >= _WORTH:
         if flags.get("compression") == "none":
             yield Suggestion(
                 "--compression=fp16",
-                f"{part} went into communication; halves the bytes sent, and rounds gradients to FP16",
+                f"{part} went into communication; halves the bytes sent, and rounds gradients to"
+                " FP16",
             )
         if run.summary["world_size"] > 2:
-            ranks = f"hybrid-imagenet run -np {run.summary['world_size']} --module=hybrid_imagenet.benchmarks"
-            yield Suggestion(f"{ranks} -- allreduce", f"{part} went into communication; compares algorithms")
+            ranks = (
+                f"hybrid-imagenet run -np {run.summary['world_size']}"
+                " --module=hybrid_imagenet.benchmarks"
+            )
+            yield Suggestion(
+                f"{ranks} -- allreduce", f"{part} went into communication; compares algorithms"
+            )
         accumulation = int(flags.get("gradient_accumulation_steps") or 1)
         why = (
-            f"{part} went into communication; half as many exchanges. This changes the optimization: the batch is "
-            "twice as large, which needs another learning rate"
+            f"{part} went into communication; half as many exchanges. This changes the"
+            " optimization: the batch is twice as large, which needs another learning rate"
         )
         yield Suggestion(f"--gradient_accumulation_steps={2 * accumulation}", why)
     elif cause == "slowest rank" and share >= _WORTH:
         who = slowest(run) or "a rank"
         several = len(set(run.environment.get("hosts") or [])) > 1
         command = "hybrid-imagenet doctor" + (" -H HOSTS" if several else "")
-        yield Suggestion(command, f"{part} went into waiting for {who}: look for other work on its cores")
+        yield Suggestion(
+            command, f"{part} went into waiting for {who}: look for other work on its cores"
+        )
     elif cause == "evaluation" and share >= _EVALUATION_WORTH:
         every = float(flags.get("eval_every_epochs") or 1)
         yield Suggestion(f"--eval_every_epochs={2 * every:g}", f"{part} went into evaluation")
     elif cause == "checkpoints" and share >= _WORTH:
         every = float(flags.get("checkpoint_every_epochs") or 1)
-        yield Suggestion(f"--checkpoint_every_epochs={2 * every:g}", f"{part} went into waiting for checkpoints")
+        yield Suggestion(
+            f"--checkpoint_every_epochs={2 * every:g}", f"{part} went into waiting for checkpoints"
+        )

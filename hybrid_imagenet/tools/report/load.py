@@ -21,7 +21,8 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.runlog import jsonl, state, summary
 from hybrid_imagenet.schedules import mlperf
 
-# A record of a step has less than a kilobyte. A larger file is another one, whose reading could fill the memory.
+# A record of a step has less than a kilobyte. A larger file is another one, whose reading could
+# fill the memory.
 _MAX_METRICS_BYTES = 512 << 20
 _MAX_IMAGE_RESULTS_BYTES = 512 << 20  # a validation set of ten million images has 200 MB
 _NOT_ENVIRONMENT = ("flags", "origins", "started", "peak_learning_rate")
@@ -29,10 +30,11 @@ _NOT_ENVIRONMENT = ("flags", "origins", "started", "peak_learning_rate")
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run: `flags` are its settings, `environment` versions and hardware, `steps` and `epochs` its records.
+    """A run: `flags` are its settings, `environment` versions and hardware, `steps` and `epochs`
+    its records.
 
-    `origins` tells what set each flag; `state` is one of `runlog.state`; `diverged` is the record of its divergence, if
-    that has ended it.
+    `origins` tells what set each flag; `state` is one of `runlog.state`; `diverged` is the record
+    of its divergence, if that has ended it.
     """
 
     name: str
@@ -48,15 +50,22 @@ class Run:
 
     @functools.cached_property
     def images(self) -> dict[str, npt.NDArray[Any]] | None:
-        """The arrays of `Validation.image_results`; None where there are none, or they cannot be read."""
+        """The arrays of `Validation.image_results`; None where there are none, or they cannot be
+        read.
+        """
         return files.readable(lambda: _image_results(self.path / "image_results.npz"))
 
     @property
     def following(self) -> str:
         """What to do with it next, and the command; empty for a finished run."""
         here = os.path.relpath(self.path)
-        command = state.next_step(self.state, self.path if here.startswith("..") else pathlib.Path(here))
-        return command and f"{'To stop it' if self.state == state.RUNNING else 'To continue it'}: {command}"
+        command = state.next_step(
+            self.state, self.path if here.startswith("..") else pathlib.Path(here)
+        )
+        return (
+            command
+            and f"{'To stop it' if self.state == state.RUNNING else 'To continue it'}: {command}"
+        )
 
     @property
     def on_gpus(self) -> bool:
@@ -84,7 +93,9 @@ class Run:
         """Returns the planned number of epochs (--epochs), or None if it is unknown."""
         return self.flags.get("epochs")
 
-    def series(self, key: str, *, by: str = "epoch", steps: bool = False) -> tuple[list[float], list[float]]:
+    def series(
+        self, key: str, *, by: str = "epoch", steps: bool = False
+    ) -> tuple[list[float], list[float]]:
         """A key against epochs, steps or hours; points where either is missing are omitted.
 
         Args:
@@ -111,7 +122,8 @@ def load(path: str | os.PathLike[str]) -> Run:
     """Reads a run directory, in whatever state the run is, also before its first record.
 
     Raises:
-      UserError: if there is no run, or a file of it is damaged, has values of a wrong kind or is not a regular file.
+      UserError: if there is no run, or a file of it is damaged, has values of a wrong kind or is
+        not a regular file.
     """
     directory = pathlib.Path(path)
     if not directory.is_dir():
@@ -131,7 +143,10 @@ def load(path: str | os.PathLike[str]) -> Run:
         targets=flags.get("target_top1") or (0.75, 0.759),
     )
     values = summary.read(directory)
-    of_last_session = state.current(values, records) and values.get("epochs_planned") in (None, flags.get("epochs"))
+    of_last_session = state.current(values, records) and values.get("epochs_planned") in (
+        None,
+        flags.get("epochs"),
+    )
     host = next(iter(config.get("hosts") or ()), "")
     name = state.of(directory, records, values if of_last_session else {}, host)
     return Run(
@@ -172,21 +187,31 @@ def _image_results(path: pathlib.Path) -> dict[str, npt.NDArray[Any]]:
 
 def _check_indices(values: npt.NDArray[Any], count: int, limit: int) -> None:
     """Raises ValueError unless these are `count` whole numbers from 0 to below `limit`."""
-    if values.shape != (count,) or values.dtype.kind != "i" or not np.all((values >= 0) & (values < limit)):
+    if (
+        values.shape != (count,)
+        or values.dtype.kind != "i"
+        or not np.all((values >= 0) & (values < limit))
+    ):
         raise ValueError(f"not {count} whole numbers below {limit}")
 
 
 def load_all(paths: Sequence[str]) -> list[Run]:
-    """Reads several runs; those of the same name are told apart by as many directories above them as it takes."""
+    """Reads several runs; those of the same name are told apart by as many directories above them
+    as it takes.
+    """
     runs = {run.path: run for run in map(load, paths)}
     depth = 1
     while len({path.parts[-depth:] for path in runs}) < len(runs):
         depth += 1
-    return [dataclasses.replace(run, name="/".join(path.parts[-depth:])) for path, run in runs.items()]
+    return [
+        dataclasses.replace(run, name="/".join(path.parts[-depth:])) for path, run in runs.items()
+    ]
 
 
 def differences(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
-    """Flags whose values are not the same in all runs, with the value of each run; None where a run lacks it."""
+    """Flags whose values are not the same in all runs, with the value of each run; None where a run
+    lacks it.
+    """
     names = sorted({name for run in runs for name in run.flags})
     rows = [(name, [run.flags.get(name) for run in runs]) for name in names]
     return [(name, values) for name, values in rows if any(value != values[0] for value in values)]

@@ -12,14 +12,19 @@ from hybrid_imagenet.runlog.summary import accuracy, duration
 from hybrid_imagenet.tools.report import classes, figures, findings, svg, tables
 from hybrid_imagenet.tools.report.load import Run
 
-# What no HTML file may hold, and what a terminal that prints one would obey; names of runs and flags may have them.
+# What no HTML file may hold, and what a terminal that prints one would obey; names of runs and
+# flags may have them.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _TEMPLATE = pathlib.Path(__file__).with_name("page.html")
 
 
 def build(runs: Sequence[Run], title: str) -> str:
     """The whole page."""
-    accuracy = [figures.curves(runs, what, by) for by in ("epoch", "step", "hours") for what in ("top1", "loss")]
+    accuracy = [
+        figures.curves(runs, what, by)
+        for by in ("epoch", "step", "hours")
+        for what in ("top1", "loss")
+    ]
     rates = _grid([figures.learning_rates(runs), figures.relative_steps(runs)])
     sections = [
         _answers(runs),
@@ -29,14 +34,18 @@ def build(runs: Sequence[Run], title: str) -> str:
         _section("Learning rate and relative step", "", rates or _missing("learning rates")),
         _section("Speed", "", _grid([figures.throughput(runs)]) or _missing("throughput")),
         _section("Where the time goes", "", _time(runs)),
-        _section("Input", "", _grid(figures.input_output(runs)) or _missing("bytes read and reads")),
+        _section(
+            "Input", "", _grid(figures.input_output(runs)) or _missing("bytes read and reads")
+        ),
         *_classes(runs),
         _section("Criteria", _comparison_note(runs), tables.criteria(runs)),
         _section("Configuration", "", tables.flag_differences(runs) + tables.all_flags(runs)),
         _section("Environment", "", tables.environment(runs)),
     ]
     template = string.Template(_TEMPLATE.read_text(encoding="utf-8"))
-    text = template.substitute(title=html.escape(title), colors=svg.style(), body="\n".join(sections), count=svg.COLORS)
+    text = template.substitute(
+        title=html.escape(title), colors=svg.style(), body="\n".join(sections), count=svg.COLORS
+    )
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
@@ -49,14 +58,18 @@ def _answers(runs: Sequence[Run]) -> str:
     for run in runs:
         found = findings.answers(run)
         name = f"<h3>{html.escape(run.name)}</h3>" if len(runs) > 1 else ""
-        compared = "".join(f"<p>{html.escape(text)}</p>" for text in (found.compared, found.handover) if text)
+        compared = "".join(
+            f"<p>{html.escape(text)}</p>" for text in (found.compared, found.handover) if text
+        )
         if run.following:
             what, _, command = run.following.partition(": ")
             compared += f"<p>{what}: <code>{html.escape(command)}</code></p>"
         cards.append(
-            f'<article class="answer {found.verdict}">{name}<p class="verdict"><b aria-hidden="true">'
+            f'<article class="answer {found.verdict}">{name}<p class="verdict"><b'
+            ' aria-hidden="true">'
             f"{_SIGNS[found.verdict]}</b> {html.escape(found.outcome)}</p>{compared}"
-            f"<h4>{found.heading}</h4>{_list(html.escape(line) for line in found.held_back)}{_next(run)}</article>"
+            f"<h4>{found.heading}</h4>"
+            f"{_list(html.escape(line) for line in found.held_back)}{_next(run)}</article>"
         )
     heading = "Did it go well?" if len(runs) == 1 else "Did they go well?"
     return _section(heading, _best(runs), f'<div class="answers">{"".join(cards)}</div>')
@@ -87,9 +100,12 @@ def _legend(runs: Sequence[Run]) -> str:
 
 
 def _best(runs: Sequence[Run]) -> str:
-    """Which of several runs on the same images was the best, and which the first at a target that they share."""
+    """Which of several runs on the same images was the best, and which the first at a target that
+    they share.
+    """
     ranked = sorted(
-        (run for run in runs if run.summary.get("best_val_top1") is not None), key=lambda r: -r.summary["best_val_top1"]
+        (run for run in runs if run.summary.get("best_val_top1") is not None),
+        key=lambda r: -r.summary["best_val_top1"],
     )
     if len(ranked) < 2:
         return ""
@@ -97,15 +113,21 @@ def _best(runs: Sequence[Run]) -> str:
     if len({(*map(run.flags.get, apart), run.summary.get("val_split")) for run in ranked}) > 1:
         return "These runs were validated on different images: their accuracies are not comparable."
     top = ranked[0].summary["best_val_top1"]
-    text = f"Best top-1: {' and '.join(r.name for r in ranked if r.summary['best_val_top1'] == top)}"
+    text = (
+        f"Best top-1: {' and '.join(r.name for r in ranked if r.summary['best_val_top1'] == top)}"
+    )
     text += f" ({accuracy(top)})."
     hits = [
         (goal["seconds"], goal["target"], run.name)
         for run in runs
         for goal in run.summary.get("targets", [])
-        if goal["metric"] == "val_top1" and goal.get("seconds") and (run.target_asked or run.imagenet)
+        if goal["metric"] == "val_top1"
+        and goal.get("seconds")
+        and (run.target_asked or run.imagenet)
     ]
-    shared = [target for target in {t for _, t, _ in hits} if sum(t == target for _, t, _ in hits) > 1]
+    shared = [
+        target for target in {t for _, t, _ in hits} if sum(t == target for _, t, _ in hits) > 1
+    ]
     for target in sorted(shared):
         seconds, _, name = min(hit for hit in hits if hit[1] == target)
         text += f" First at {accuracy(target)}: {name}, after {duration(seconds)}."
@@ -127,20 +149,38 @@ def _grid(charts: Sequence[svg.Chart | None]) -> str:
 
 
 def _note(runs: Sequence[Run]) -> str:
-    words = ["Solid: validation. Dashed: training. The buttons above hide a run's lines."] if len(runs) > 1 else []
-    words.append("The axis of accuracy starts at the level after a third of a run; earlier values lie below it.")
+    words = (
+        ["Solid: validation. Dashed: training. The buttons above hide a run's lines."]
+        if len(runs) > 1
+        else []
+    )
+    words.append(
+        "The axis of accuracy starts at the level after a third of a run; earlier values lie"
+        " below it."
+    )
     if any(run.diverged for run in runs) and len(runs) > 1:
-        words.append("A run that diverged leaves the chart where its values lie far from the others'.")
+        words.append(
+            "A run that diverged leaves the chart where its values lie far from the others'."
+        )
     return " ".join(words)
 
 
 def _time(runs: Sequence[Run]) -> str:
     whole = figures.run_time(runs)
-    divisor, unit = figures.unit_of_time(max((sum(parts.values()) for _, parts in whole), default=0.0))
-    scaled = [(name, {part: seconds / divisor for part, seconds in parts.items()}) for name, parts in whole]
+    divisor, unit = figures.unit_of_time(
+        max((sum(parts.values()) for _, parts in whole), default=0.0)
+    )
+    scaled = [
+        (name, {part: seconds / divisor for part, seconds in parts.items()})
+        for name, parts in whole
+    ]
     if not scaled:
         return _missing("times")
-    used = {c: color for c, color in figures.CAUSES.items() if any(parts.get(c, 0) > 0 for _, parts in scaled)}
+    used = {
+        c: color
+        for c, color in figures.CAUSES.items()
+        if any(parts.get(c, 0) > 0 for _, parts in scaled)
+    }
     return f'<div class="charts">{svg.stacked_bars("Run", scaled, unit, used)}</div>'
 
 
@@ -155,9 +195,20 @@ def _classes(runs: Sequence[Run]) -> list[str]:
 
 def _comparison_note(runs: Sequence[Run]) -> str:
     if not any(run.imagenet for run in runs):
-        return "The measures of Lu et al. for the targets that were asked for; published figures stand beside ImageNet."
-    lead = "Published figures as printed (ResNet-50 on ImageNet; some contradict each other, see docs/dev/criteria.md)."
-    others = sorted({str(run.flags.get("dataset", "another dataset")) for run in runs if not run.imagenet})
+        return (
+            "The measures of Lu et al. for the targets that were asked for; published figures stand"
+            " beside ImageNet."
+        )
+    lead = (
+        "Published figures as printed (ResNet-50 on ImageNet; some contradict each other, see"
+        " docs/dev/criteria.md)."
+    )
+    others = sorted(
+        {str(run.flags.get("dataset", "another dataset")) for run in runs if not run.imagenet}
+    )
     if not others:
         return lead
-    return f"{lead} Runs on {', '.join(others)} show the same criteria and are not comparable with them."
+    return (
+        f"{lead} Runs on {', '.join(others)} show the same criteria and are not comparable with"
+        " them."
+    )

@@ -13,9 +13,15 @@ from hybrid_imagenet.tools.report import classes, findings, load, page
 
 def _parser() -> command_line.Parser:
     parser = command_line.Parser("report", "Writes DIR/index.html, one file that needs no network.")
-    parser.add_argument("runs", nargs="+", metavar="RUN", help=f"{command_line.RUN_HELP}, finished or not")
-    parser.add_argument("--out", metavar="DIR", help="default: RUN/report for one run, ./report for several")
-    parser.add_argument("--text", action="store_true", help="write nothing; print the summary of each run")
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help=f"{command_line.RUN_HELP}, finished or not"
+    )
+    parser.add_argument(
+        "--out", metavar="DIR", help="default: RUN/report for one run, ./report for several"
+    )
+    parser.add_argument(
+        "--text", action="store_true", help="write nothing; print the summary of each run"
+    )
     return parser
 
 
@@ -54,7 +60,9 @@ def write(paths: Sequence[str], out: str | None = None) -> pathlib.Path:
       UserError: if a run cannot be read or the report not be written.
     """
     runs = load.load_all(paths)
-    directory = files.output("--out", out or (pathlib.Path(paths[0]) / "report" if len(paths) == 1 else "report"))
+    directory = files.output(
+        "--out", out or (pathlib.Path(paths[0]) / "report" if len(paths) == 1 else "report")
+    )
     text = page.build(runs, "Training report: " + ", ".join(run.name for run in runs))
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,6 @@
-"""Draws charts as inline SVG in the page's colors, with the values that the pointer shows; knows nothing of runs."""
+"""Draws charts as inline SVG in the page's colors, with the values that the pointer shows; knows
+nothing of runs.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 12, 10, 44
 _MARKS = 6  # on a line of many points
 LIGHT = ("#0471fa", "#d8640f", "#004a38", "#9557ab", "#68390b", "#361f65", "#767c86")
 DARK = ("#717bfc", "#d17d26", "#44c487", "#ce8be1", "#efdc4f", "#e8eeff", "#8a919c")
-"""Of lines and bars, by number: each differs from every other, also for readers who lack a kind of cone, and from the
-card behind it. The last, a grey, is for what has no name of its own."""
+"""Of lines and bars, by number: each differs from every other, also for readers who lack a kind of
+cone, and from the card behind it. The last, a grey, is for what has no name of its own."""
 COLORS = len(LIGHT)
 
 
@@ -29,7 +31,8 @@ class Series:
       color: a number of the palette.
       dashed: for what accompanies a line, such as training beside validation.
       shape: of the marks, one of four; None draws none. They tell runs apart where colors do not.
-      run: its number, where the page's legend names it and can hide it; None puts it into the chart's own legend.
+      run: its number, where the page's legend names it and can hide it; None puts it into the
+        chart's own legend.
     """
 
     name: str
@@ -84,21 +87,41 @@ def line_chart(chart: Chart) -> str:
     parts = [_grid(x, y), *(_level(name, y(value)) for name, value in chart.levels)]
     parts += [_line(s, x, y) for s in shown]
     parts.append(_labels(chart.x_label, chart.y_label))
-    data = [{"name": s.name, "color": s.color, "run": s.run, "x": _short(s.xs), "y": _short(s.ys),
-             "px": [round(x(v), 1) for v in s.xs], "py": [round(y(v), 1) for v in s.ys]} for s in shown]  # fmt: skip
+    data = [
+        {
+            "name": s.name,
+            "color": s.color,
+            "run": s.run,
+            "x": _short(s.xs),
+            "y": _short(s.ys),
+            "px": [round(x(v), 1) for v in s.xs],
+            "py": [round(y(v), 1) for v in s.ys],
+        }
+        for s in shown
+    ]
     svg = (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(chart.title)}" class="chart" '
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(chart.title)}"'
+        ' class="chart" '
         f"data-series='{html.escape(json.dumps(data), quote=True)}'>{''.join(parts)}</svg>"
     )
-    own = [(s.name, s.color, "dash" if s.dashed else "solid", s.shape) for s in shown if s.run is None]
+    own = [
+        (s.name, s.color, "dash" if s.dashed else "solid", s.shape) for s in shown if s.run is None
+    ]
     return figure(chart.title, svg, own if len(shown) > 1 else ())
 
 
 def _axes(chart: Chart, shown: Sequence[Series]) -> tuple[Scale, Scale]:
     xs, ys = [x for s in shown for x in s.xs], [y for s in shown for y in s.ys]
     ys += [value for _, value in chart.levels]
-    left, right, bottom, top = float(_LEFT), float(WIDTH - _RIGHT), float(HEIGHT - _BOTTOM), float(_TOP)
-    x = Scale(0.0, max([0.0, *xs]) or 1.0, left, right)  # epochs, steps or times, up to exactly the last
+    left, right, bottom, top = (
+        float(_LEFT),
+        float(WIDTH - _RIGHT),
+        float(HEIGHT - _BOTTOM),
+        float(_TOP),
+    )
+    x = Scale(
+        0.0, max([0.0, *xs]) or 1.0, left, right
+    )  # epochs, steps or times, up to exactly the last
     if chart.limits is not None:
         return x, Scale(*chart.limits, bottom, top, chart.log_y)
     return x, fitted(ys, bottom, top, log=chart.log_y, zero=chart.zero)
@@ -120,10 +143,15 @@ def _sample(shape: int | None, color: int) -> str:
     if shape is None:
         return ""
     mark = SHAPES[shape % len(SHAPES)](5, 5)
-    return f'<svg class="mark" viewBox="0 0 10 10" aria-hidden="true">{mark} class="f{color % COLORS}"/></svg>'
+    return (
+        f'<svg class="mark" viewBox="0 0 10 10" aria-hidden="true">{mark}'
+        f' class="f{color % COLORS}"/></svg>'
+    )
 
 
-def stacked_bars(title: str, rows: Sequence[tuple[str, dict[str, float]]], unit: str, colors: dict[str, int]) -> str:
+def stacked_bars(
+    title: str, rows: Sequence[tuple[str, dict[str, float]]], unit: str, colors: dict[str, int]
+) -> str:
     """Horizontal bars of parts, all to the same scale; negative parts are left out of the drawing.
 
     Args:
@@ -142,17 +170,27 @@ def stacked_bars(title: str, rows: Sequence[tuple[str, dict[str, float]]], unit:
         for part, value in parts.items():
             if value > 0:
                 start, end = scale(edge), scale(edge + value)
-                tip = html.escape(f"{part}: {_amount(value)} {unit} ({100 * value / totals[index]:.1f} %)")
+                tip = html.escape(
+                    f"{part}: {_amount(value)} {unit} ({100 * value / totals[index]:.1f} %)"
+                )
                 marks.append(
-                    f'<rect x="{start:.1f}" y="{top + 14}" width="{max(end - start - 1, 0.5):.1f}" height="20" '
-                    f'class="f{colors[part] % COLORS}"><title>{tip}</title></rect>'
+                    f'<rect x="{start:.1f}" y="{top + 14}" width="{max(end - start - 1, 0.5):.1f}"'
+                    f' height="20" class="f{colors[part] % COLORS}"><title>{tip}</title></rect>'
                 )
                 edge += value
     for tick in scale.ticks():
         place = "mid" if 24 < scale(tick) < WIDTH - 24 else "end" if tick else ""
-        marks.append(f'<text x="{scale(tick):.1f}" y="{height - 22}" class="tick {place}">{tick_label(tick)}</text>')
-    marks.append(f'<text x="{WIDTH / 2}" y="{height - 4}" class="axis mid">{html.escape(unit)}</text>')
-    drawing = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{html.escape(title)}">{"".join(marks)}</svg>'
+        marks.append(
+            f'<text x="{scale(tick):.1f}" y="{height - 22}" class="tick'
+            f' {place}">{tick_label(tick)}</text>'
+        )
+    marks.append(
+        f'<text x="{WIDTH / 2}" y="{height - 4}" class="axis mid">{html.escape(unit)}</text>'
+    )
+    drawing = (
+        f'<svg viewBox="0 0 {WIDTH} {height}" role="img"'
+        f' aria-label="{html.escape(title)}">{"".join(marks)}</svg>'
+    )
     return figure(title, drawing, [(part, color, "area", None) for part, color in colors.items()])
 
 
@@ -173,19 +211,28 @@ def _grid(x: Scale, y: Scale) -> str:
     marks = []
     for tick in y.ticks():
         at = y(tick)
-        marks.append(f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}" class="grid"/>')
-        marks.append(f'<text x="{_LEFT - 5}" y="{at + 4:.1f}" class="tick end">{tick_label(tick)}</text>')
+        marks.append(
+            f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}" class="grid"/>'
+        )
+        marks.append(
+            f'<text x="{_LEFT - 5}" y="{at + 4:.1f}" class="tick end">{tick_label(tick)}</text>'
+        )
     for tick in x.ticks(6):
         at = x(tick)
-        marks.append(f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}" class="grid"/>')
-        marks.append(f'<text x="{at:.1f}" y="{HEIGHT - _BOTTOM + 15}" class="tick mid">{tick_label(tick)}</text>')
+        marks.append(
+            f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}" class="grid"/>'
+        )
+        marks.append(
+            f'<text x="{at:.1f}" y="{HEIGHT - _BOTTOM + 15}" class="tick'
+            f' mid">{tick_label(tick)}</text>'
+        )
     return "".join(marks)
 
 
 def _level(name: str, at: float) -> str:
     return (
-        f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}" class="level"/>'
-        f'<text x="{WIDTH - _RIGHT - 4}" y="{at + 13:.1f}" class="tick end">{html.escape(name)}</text>'
+        f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}" class="level"/><text'
+        f' x="{WIDTH - _RIGHT - 4}" y="{at + 13:.1f}" class="tick end">{html.escape(name)}</text>'
     )
 
 
@@ -203,10 +250,14 @@ def _line(series: Series, x: Scale, y: Scale) -> str:
         stride = max(len(points) // _MARKS, 1)
         chosen = points[color % stride :: stride]
         marks += [f'{shape(a, b)} class="f{color}"/>' for a, b in chosen if top <= b <= bottom]
-    return "".join(marks) if series.run is None else f'<g data-run="{series.run}">{"".join(marks)}</g>'
+    return (
+        "".join(marks) if series.run is None else f'<g data-run="{series.run}">{"".join(marks)}</g>'
+    )
 
 
-def inside(points: Sequence[tuple[float, float]], top: float, bottom: float) -> list[list[tuple[float, float]]]:
+def inside(
+    points: Sequence[tuple[float, float]], top: float, bottom: float
+) -> list[list[tuple[float, float]]]:
     """The pieces of a line between two heights, cut where it leaves them."""
     pieces: list[list[tuple[float, float]]] = []
     for (x0, y0), (x1, y1) in itertools.pairwise(points):
@@ -227,8 +278,9 @@ def inside(points: Sequence[tuple[float, float]], top: float, bottom: float) -> 
 def _labels(x_label: str, y_label: str) -> str:
     middle = (_TOP + HEIGHT - _BOTTOM) / 2
     return (
-        f'<text x="{(_LEFT + WIDTH - _RIGHT) / 2}" y="{HEIGHT - 5}" class="axis mid">{html.escape(x_label)}</text>'
-        f'<text x="11" y="{middle}" class="axis mid" transform="rotate(-90 11 {middle})">{html.escape(y_label)}</text>'
+        f'<text x="{(_LEFT + WIDTH - _RIGHT) / 2}" y="{HEIGHT - 5}" class="axis'
+        f' mid">{html.escape(x_label)}</text><text x="11" y="{middle}" class="axis mid"'
+        f' transform="rotate(-90 11 {middle})">{html.escape(y_label)}</text>'
     )
 
 
@@ -253,12 +305,21 @@ class Scale:
         return self.start + share * (self.end - self.start)
 
     def ticks(self, count: int = 5) -> list[float]:
-        """Round values on the axis: about `count` on a linear one, powers of ten (or 1, 2, 5) on a logarithmic one."""
-        return _log_ticks(self.low, self.high, count) if self.log else _linear_ticks(self.low, self.high, count)
+        """Round values on the axis: about `count` on a linear one, powers of ten (or 1, 2, 5) on a
+        logarithmic one.
+        """
+        return (
+            _log_ticks(self.low, self.high, count)
+            if self.log
+            else _linear_ticks(self.low, self.high, count)
+        )
 
 
-def fitted(values: Sequence[float], start: float, end: float, *, log: bool = False, zero: bool = False) -> Scale:
-    """A scale that holds all values, with a margin on a linear axis; `zero` makes a linear one begin at 0.
+def fitted(
+    values: Sequence[float], start: float, end: float, *, log: bool = False, zero: bool = False
+) -> Scale:
+    """A scale that holds all values, with a margin on a linear axis; `zero` makes a linear one
+    begin at 0.
 
     On a logarithmic scale only positive values count.
     """
@@ -299,13 +360,20 @@ def tick_label(value: float) -> str:
 
 
 def style() -> str:
-    """The colors as rules of CSS: variables --c0 to --c6 by theme, lines .c0, keys and areas .f0."""
-    light, dark = (";".join(f"--c{n}:{value}" for n, value in enumerate(colors)) for colors in (LIGHT, DARK))
+    """The colors as rules of CSS: variables --c0 to --c6 by theme, lines .c0, keys and areas
+    .f0.
+    """
+    light, dark = (
+        ";".join(f"--c{n}:{value}" for n, value in enumerate(colors)) for colors in (LIGHT, DARK)
+    )
     rules = [
         f":root{{{light}}}",
         f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}",
         f":root[data-theme=dark]{{{dark}}}",
     ]
     for n in range(COLORS):
-        rules.append(f".c{n}{{stroke:var(--c{n})}}.key .c{n}{{border-color:var(--c{n})}}.f{n}{{fill:var(--c{n})}}")
+        rules.append(
+            f".c{n}{{stroke:var(--c{n})}}.key"
+            f" .c{n}{{border-color:var(--c{n})}}.f{n}{{fill:var(--c{n})}}"
+        )
     return "".join(rules)

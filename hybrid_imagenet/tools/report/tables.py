@@ -18,14 +18,18 @@ _WHOLE = 24  # characters of a cell that is not broken
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], css: str = "") -> str:
     """A table of texts; the first column names the row."""
-    names = (html.escape(name).replace("-", "&#8209;") for name in head)  # a hyphen at which no line breaks
+    names = (
+        html.escape(name).replace("-", "&#8209;") for name in head
+    )  # a hyphen at which no line breaks
     top = "".join(f'<th scope="col">{name}</th>' for name in names)
     body = []
     for row in rows:
         cells = [f'<th scope="row">{html.escape(row[0])}</th>']
         cells += [_cell(name, value) for name, value in zip(head[1:], row[1:], strict=True)]
         body.append(f"<tr>{''.join(cells)}</tr>")
-    text = f'<table class="{css}"><thead><tr>{top}</tr></thead><tbody>{"".join(body)}</tbody></table>'
+    text = (
+        f'<table class="{css}"><thead><tr>{top}</tr></thead><tbody>{"".join(body)}</tbody></table>'
+    )
     return f'<div class="scroll">{text}</div>'
 
 
@@ -35,13 +39,32 @@ def _cell(name: str, value: str) -> str:
     return f'<td data-label="{html.escape(name)}"{css}>{html.escape(value)}</td>'
 
 
-_CRITERIA = ("run", "target", "{0}s", "images per step", "epochs", "convergence rate", "time", "images/s",
-             "scaling efficiency", "average single-{0} time", "final top-1", "final top-5")  # fmt: skip
+_CRITERIA = (
+    "run",
+    "target",
+    "{0}s",
+    "images per step",
+    "epochs",
+    "convergence rate",
+    "time",
+    "images/s",
+    "scaling efficiency",
+    "average single-{0} time",
+    "final top-1",
+    "final top-5",
+)
 
 
 def criteria(runs: Sequence[Run]) -> str:
-    """The criteria of Lu et al. for each target of each run; beside runs on ImageNet, what the papers printed."""
-    rows = [_own(run, goal) for run in runs for goal in run.summary.get("targets", []) if _counts(run, goal)]
+    """The criteria of Lu et al. for each target of each run; beside runs on ImageNet, what the
+    papers printed.
+    """
+    rows = [
+        _own(run, goal)
+        for run in runs
+        for goal in run.summary.get("targets", [])
+        if _counts(run, goal)
+    ]
     processor = figures.processors(runs).removesuffix("s")
     if any(run.imagenet for run in runs):
         rows += map(_published, published.RESULTS)
@@ -77,7 +100,11 @@ def _own(run: Run, goal: dict[str, Any]) -> list[str]:
 
 def _published(result: published.Result) -> list[str]:
     whole = result.epochs == 90
-    reached = [f"{name} {percent(value)}" for name, value in (("top-1", result.top1), ("top-5", result.top5)) if value]
+    reached = [
+        f"{name} {percent(value)}"
+        for name, value in (("top-1", result.top1), ("top-5", result.top5))
+        if value
+    ]
     return [
         f"{result.source}: {result.system}",
         "90 epochs" if whole else next(iter(reached), DASH),
@@ -95,9 +122,24 @@ def _published(result: published.Result) -> list[str]:
 
 
 def overview(runs: Sequence[Run]) -> str:
-    """The table of the results of each run, without the columns in which no run has anything to tell."""
-    head = ("run", "state", "validated on", "best top-1", "last top-1", "last top-5", "last loss", "epochs", "time",
-            "images/s", "{}", "skipped steps", "images dropped")  # fmt: skip
+    """The table of the results of each run, without the columns in which no run has anything to
+    tell.
+    """
+    head = (
+        "run",
+        "state",
+        "validated on",
+        "best top-1",
+        "last top-1",
+        "last top-5",
+        "last loss",
+        "epochs",
+        "time",
+        "images/s",
+        "{}",
+        "skipped steps",
+        "images dropped",
+    )
     rows = []
     for run in runs:
         s = run.summary
@@ -106,7 +148,9 @@ def overview(runs: Sequence[Run]) -> str:
             [
                 run.name,
                 run.state,
-                {"tuning": "tuning images", "validation": "validation images"}.get(str(s.get("val_split")), DASH),
+                {"tuning": "tuning images", "validation": "validation images"}.get(
+                    str(s.get("val_split")), DASH
+                ),
                 f"{best} (epoch {epoch_text(s['best_epoch'])})" if s.get("best_epoch") else best,
                 percent(s.get("val_top1")),
                 percent(s.get("val_top5")) if (s.get("num_classes") or _MANY) > _FEW else DASH,
@@ -121,7 +165,8 @@ def overview(runs: Sequence[Run]) -> str:
         )
     telling = [n for n in range(len(head)) if any(row[n] not in (DASH, "0") for row in rows)]
     return table(
-        [head[n].format(figures.processors(runs)) for n in telling], [[row[n] for n in telling] for row in rows]
+        [head[n].format(figures.processors(runs)) for n in telling],
+        [[row[n] for n in telling] for row in rows],
     )
 
 
@@ -134,7 +179,9 @@ def _loss(run: Run) -> str:
 
 
 def _dropped(summary: Mapping[str, Any]) -> str:
-    """Training images dropped in all epochs, and validation images in the last; a dash for runs that do not tell."""
+    """Training images dropped in all epochs, and validation images in the last; a dash for runs
+    that do not tell.
+    """
     train, validation = summary.get("images_dropped"), summary.get("val_dropped")
     if train is None and validation is None:
         return DASH
@@ -156,14 +203,18 @@ def all_flags(runs: Sequence[Run]) -> str:
     names = sorted({name for run in runs for name in run.flags})
     rows = [[name, *(text(run.flags.get(name)) for run in runs)] for name in names]
     return (
-        f"<details><summary>All {len(names)} flags</summary>{table(('flag', *(r.name for r in runs)), rows)}</details>"
+        f"<details><summary>All {len(names)}"
+        f" flags</summary>{table(('flag', *(r.name for r in runs)), rows)}</details>"
     )
 
 
 def environment(runs: Sequence[Run]) -> str:
     """Versions, hardware and commit of each run."""
     names = sorted({name for run in runs for name in run.environment})
-    rows = [[name.replace("_", " "), *(text(run.environment.get(name)) for run in runs)] for name in names]
+    rows = [
+        [name.replace("_", " "), *(text(run.environment.get(name)) for run in runs)]
+        for name in names
+    ]
     return table(("", *(run.name for run in runs)), rows)
 
 

@@ -31,7 +31,16 @@ def run(*arguments):
 def test_prepared_shards_hold_what_the_source_held(form, tmp_path, capsys):
     name = make(form, tmp_path / "from")
     target = str(tmp_path / "to")
-    assert run("prepare", f"--from={name}", f"--data_dir={tmp_path / 'from'}", f"--to={target}", "--per_shard=4") == 0
+    assert (
+        run(
+            "prepare",
+            f"--from={name}",
+            f"--data_dir={tmp_path / 'from'}",
+            f"--to={target}",
+            "--per_shard=4",
+        )
+        == 0
+    )
     assert "train: 14 images in 4 shards" in capsys.readouterr().out
     for split in data.SPLITS:
         before = data.open_source(name, str(tmp_path / "from"), split)
@@ -50,20 +59,35 @@ def test_prepared_shards_hold_what_the_source_held(form, tmp_path, capsys):
 
 
 def test_larger_images_are_reduced_and_odd_ones_converted(tmp_path):
-    pairs = [(support.jpeg(1, 60, 90), 0), (support.jpeg(2, 20, 30), 1), (support.png(3, 80, 50), 2)]
+    pairs = [
+        (support.jpeg(1, 60, 90), 0),
+        (support.jpeg(2, 20, 30), 1),
+        (support.png(3, 80, 50), 2),
+    ]
     pairs += [(support.jpeg(4, 64, 64, "CMYK"), 0)]
     for split in data.SPLITS:
         support.write_folder(tmp_path / "from", split, pairs)
-    run("prepare", "--from=folder", f"--data_dir={tmp_path / 'from'}", f"--to={tmp_path / 'to'}", "--resize=32")
+    run(
+        "prepare",
+        "--from=folder",
+        f"--data_dir={tmp_path / 'from'}",
+        f"--to={tmp_path / 'to'}",
+        "--resize=32",
+    )
     source = data.open_source("tfrecord", str(tmp_path / "to"))
     by_class = {}
     for image, label in zip(*source.read(range(4)), strict=True):
         by_class.setdefault(int(label), []).append(image)
-    opened = {label: [Image.open(io.BytesIO(image)) for image in images] for label, images in by_class.items()}
+    opened = {
+        label: [Image.open(io.BytesIO(image)) for image in images]
+        for label, images in by_class.items()
+    }
     assert sorted(picture.size for picture in opened[0]) == [(32, 32), (48, 32)]
     assert by_class[1] == [pairs[1][0]]
     assert [picture.size for picture in opened[2]] == [(32, 51)]
-    assert {(picture.format, picture.mode) for pictures in opened.values() for picture in pictures} == {("JPEG", "RGB")}
+    assert {
+        (picture.format, picture.mode) for pictures in opened.values() for picture in pictures
+    } == {("JPEG", "RGB")}
 
 
 def test_names_that_are_not_utf8_stay_as_they_are(tmp_path):
@@ -71,7 +95,12 @@ def test_names_that_are_not_utf8_stay_as_they_are(tmp_path):
     odd = os.fsdecode(b"n01\xe9")
     for split in data.SPLITS:
         (tmp_path / "from" / split / "n01").rename(tmp_path / "from" / split / odd)
-    assert run("prepare", "--from=folder", f"--data_dir={tmp_path / 'from'}", f"--to={tmp_path / 'to'}") == 0
+    assert (
+        run(
+            "prepare", "--from=folder", f"--data_dir={tmp_path / 'from'}", f"--to={tmp_path / 'to'}"
+        )
+        == 0
+    )
     shard = next((tmp_path / "to").glob("train-0*"))
     assert os.fsencode(odd) in shard.read_bytes()
 
@@ -81,12 +110,19 @@ def test_bad_images_end_the_preparation_or_are_left_out_and_listed(tmp_path, cap
         support.write_folder(tmp_path / "from", split, support.tiny(split))
     bad = next((tmp_path / "from" / "train" / "n01").iterdir())
     bad.write_bytes(bad.read_bytes()[:100])
-    arguments = ["prepare", "--from=folder", f"--data_dir={tmp_path / 'from'}", f"--to={tmp_path / 'to'}"]
+    arguments = [
+        "prepare",
+        "--from=folder",
+        f"--data_dir={tmp_path / 'from'}",
+        f"--to={tmp_path / 'to'}",
+    ]
     assert run(*arguments) == 2
     assert f"error: {bad}, offset 0: the JPEG is truncated" in capsys.readouterr().err
     other = next((tmp_path / "from" / "train" / "n02").iterdir())
     other = other.rename(other.with_name("other.jpg"))
-    assert run(*arguments, "--bad_records=skip") == 2  # an image has another name since the interrupted call
+    assert (
+        run(*arguments, "--bad_records=skip") == 2
+    )  # an image has another name since the interrupted call
     assert "holds the beginning of a set with other images" in capsys.readouterr().err
     arguments[-1] += "2"
     assert run(*arguments) == 2
@@ -97,7 +133,10 @@ def test_bad_images_end_the_preparation_or_are_left_out_and_listed(tmp_path, cap
     capsys.readouterr()
     assert run("check", "--dataset=tfrecord", f"--data_dir={tmp_path / 'to2'}") == 2
     out = capsys.readouterr().out
-    assert f"manifest.json: train: left out when the set was prepared: {bad}, offset 0: the JPEG is truncated" in out
+    assert (
+        f"manifest.json: train: left out when the set was prepared: {bad}, offset 0: the JPEG is"
+        " truncated" in out
+    )
     assert "1 fault\n" in out
 
 
@@ -107,7 +146,13 @@ def test_prepare_never_certifies_what_a_damaged_shard_has_lost(damage, promised,
     source, target = tmp_path / "from", tmp_path / "to"
     if promised:
         make("folder", tmp_path / "images")
-        run("prepare", "--from=folder", f"--data_dir={tmp_path / 'images'}", f"--to={source}", "--per_shard=7")
+        run(
+            "prepare",
+            "--from=folder",
+            f"--data_dir={tmp_path / 'images'}",
+            f"--to={source}",
+            "--per_shard=7",
+        )
     else:
         make("imagenet", source)
     path = source / "train-00001-of-00002"
@@ -118,19 +163,32 @@ def test_prepare_never_certifies_what_a_damaged_shard_has_lost(damage, promised,
         place = f"--data_dir={source}", f"--to={target}"
         assert run("prepare", "--from=tfrecord", *place, f"--bad_records={policy}") == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert ("hold 11 records, the manifest says 14" if promised else f"{path}, offset {at}: ") in line
+        assert (
+            "hold 11 records, the manifest says 14" if promised else f"{path}, offset {at}: "
+        ) in line
         assert not (target / "manifest.json").exists()
 
 
 def test_a_finished_shard_that_was_cut_since_is_written_again(tmp_path, capsys):
     support.write_folder(tmp_path / "from", "train", support.tiny("train"))
-    support.write_folder(tmp_path / "from", "validation", [*support.tiny("validation")[:-1], (b"no image", 2)])
-    arguments = ["prepare", "--from=folder", f"--data_dir={tmp_path / 'from'}", f"--to={tmp_path / 'to'}"]
+    support.write_folder(
+        tmp_path / "from", "validation", [*support.tiny("validation")[:-1], (b"no image", 2)]
+    )
+    arguments = [
+        "prepare",
+        "--from=folder",
+        f"--data_dir={tmp_path / 'from'}",
+        f"--to={tmp_path / 'to'}",
+    ]
     assert run(*arguments) == 2  # all training shards are finished then
     path = tmp_path / "to" / "train-00000-of-00001"
     whole = path.read_bytes()
     path.write_bytes(whole[:-20])
-    next(f for f in (tmp_path / "from" / "validation").rglob("*.JPEG") if f.read_bytes() == b"no image").unlink()
+    next(
+        f
+        for f in (tmp_path / "from" / "validation").rglob("*.JPEG")
+        if f.read_bytes() == b"no image"
+    ).unlink()
     support.write_folder(tmp_path / "from", "validation", support.tiny("validation"))
     assert run(*arguments) == 0
     assert path.read_bytes() == whole
@@ -138,7 +196,13 @@ def test_a_finished_shard_that_was_cut_since_is_written_again(tmp_path, capsys):
 
 def test_check_reports_each_fault_with_file_and_offset(tmp_path, capsys):
     make("folder", tmp_path / "from")
-    run("prepare", "--from=folder", f"--data_dir={tmp_path / 'from'}", f"--to={tmp_path / 'to'}", "--per_shard=5")
+    run(
+        "prepare",
+        "--from=folder",
+        f"--data_dir={tmp_path / 'from'}",
+        f"--to={tmp_path / 'to'}",
+        "--per_shard=5",
+    )
     path = tmp_path / "to" / "train-00001-of-00003"
     offsets, lengths, _ = tfrecord.scan(path)
     flipped(path, int(offsets[2] + lengths[2] // 2))
@@ -153,8 +217,12 @@ def test_check_reports_each_fault_with_file_and_offset(tmp_path, capsys):
     assert f"{path}, offset {offsets[4]}: the record header is truncated" in capsys.readouterr().err
 
 
-def test_check_finds_images_that_the_decoder_covers_up_or_that_claim_too_many_pixels(tmp_path, capfd):
-    """The PNG is 48 KB of zeros that claim 20,000 x 20,000 pixels; the JPEG keeps its end marker."""
+def test_check_finds_images_that_the_decoder_covers_up_or_that_claim_too_many_pixels(
+    tmp_path, capfd
+):
+    """The PNG is 48 KB of zeros that claim 20,000 x 20,000 pixels; the JPEG keeps its end
+    marker.
+    """
     make("folder", tmp_path)
     gray, huge, trailing, bitmap = sorted(tmp_path.glob("train/n01/*"))[:4]
     content = support.jpeg(1, 200, 200)
@@ -164,27 +232,41 @@ def test_check_finds_images_that_the_decoder_covers_up_or_that_claim_too_many_pi
     end = b"\0\0\0\0IEND" + struct.pack(">I", zlib.crc32(b"IEND"))
     huge.write_bytes(b"\x89PNG\r\n\x1a\n" + header + end)
     trailing.write_bytes(trailing.read_bytes() + bytes(1000))
-    bitmap.write_bytes(images.encoded(Image.new("1", (8, 8)), "BMP"))  # which Pillow decodes, and training does not
+    bitmap.write_bytes(
+        images.encoded(Image.new("1", (8, 8)), "BMP")
+    )  # which Pillow decodes, and training does not
     assert run("check", "--dataset=folder", f"--data_dir={tmp_path}", "--split=train") == 2
     captured = capfd.readouterr()
     assert captured.out.splitlines() == [
         f"{gray}, offset 0: the JPEG is corrupt: premature end of data segment",
-        f"{huge}, offset 0: the image has 20000 x 20000 = 400,000,000 pixels, at most 89,478,485 are decoded: "
-        "make it smaller or remove it",
-        f"{bitmap}, offset 0: the image does not decode (Number of channels inherent in the image must be 1, 3 or 4, "
-        "was 0)",
+        (
+            f"{huge}, offset 0: the image has 20000 x 20000 = 400,000,000 pixels, at most"
+            " 89,478,485 are decoded: make it smaller or remove it"
+        ),
+        (
+            f"{bitmap}, offset 0: the image does not decode (Number of channels inherent in the"
+            " image must be 1, 3 or 4, was 0)"
+        ),
         "3 faults",
     ]
     assert "Corrupt JPEG" not in captured.err
     huge.unlink()
-    prepare = ["prepare", "--from=folder", f"--data_dir={tmp_path}", f"--to={tmp_path / 'to'}", "--resize=32"]
+    prepare = [
+        "prepare",
+        "--from=folder",
+        f"--data_dir={tmp_path}",
+        f"--to={tmp_path / 'to'}",
+        "--resize=32",
+    ]
     assert run(*prepare) == 2  # a new JPEG would hide the damage
     assert f"{gray}, offset 0: the JPEG is corrupt" in capfd.readouterr().err
 
 
 def test_a_killed_preparation_goes_on_where_it_stopped(tmp_path):
     pictures = [support.png(number, 80, 80) for number in range(20)]
-    support.write_folder(tmp_path / "from", "train", [(pictures[n % 20], n % 3) for n in range(750)])
+    support.write_folder(
+        tmp_path / "from", "train", [(pictures[n % 20], n % 3) for n in range(750)]
+    )
     support.write_folder(tmp_path / "from", "validation", support.tiny("validation"))
     command = [
         sys.executable, "-m", "hybrid_imagenet", "data", "prepare",
@@ -199,18 +281,29 @@ def test_a_killed_preparation_goes_on_where_it_stopped(tmp_path):
     time.sleep(0.5)  # the workers end by themselves
     finished = {path: path.stat().st_mtime_ns for path in (tmp_path / "to").glob("train-0*")}
     assert not (tmp_path / "to" / "manifest.json").exists()
-    receipts = {path.name.removesuffix(".json") for path in (tmp_path / "to" / "prepare-state").glob("train-*")}
+    receipts = {
+        path.name.removesuffix(".json")
+        for path in (tmp_path / "to" / "prepare-state").glob("train-*")
+    }
     subprocess.run([*command, "--workers=1"], check=True, timeout=60, capture_output=True)
-    kept = [path for path, stamp in finished.items() if path.name in receipts and path.stat().st_mtime_ns == stamp]
+    kept = [
+        path
+        for path, stamp in finished.items()
+        if path.name in receipts and path.stat().st_mtime_ns == stamp
+    ]
     assert len(kept) == len(receipts) >= 4
     source = data.open_source("tfrecord", str(tmp_path / "to"))
     assert source.num_examples == 750
     assert Image.open(io.BytesIO(source.read_one(7)[0])).size == (48, 48)
-    assert not [path for path in (tmp_path / "to").iterdir() if path.name.startswith((".", "prepare"))]
+    assert not [
+        path for path in (tmp_path / "to").iterdir() if path.name.startswith((".", "prepare"))
+    ]
 
 
 def test_only_the_source_that_an_interrupted_preparation_read_continues_it(tmp_path, capsys):
-    """Other trees of as many images: one elsewhere, one with another class. The first call ends at a bad image."""
+    """Other trees of as many images: one elsewhere, one with another class. The first call ends at
+    a bad image.
+    """
     for name in ("a", "b", "c"):
         make("folder", tmp_path / name)
     (tmp_path / "c" / "train" / "n03").rename(tmp_path / "c" / "train" / "n04")
@@ -221,7 +314,11 @@ def test_only_the_source_that_an_interrupted_preparation_read_continues_it(tmp_p
 
     def prepared(name):
         code = run(
-            "prepare", "--from=folder", f"--data_dir={tmp_path / name}", f"--to={tmp_path / 'to'}", "--per_shard=5"
+            "prepare",
+            "--from=folder",
+            f"--data_dir={tmp_path / name}",
+            f"--to={tmp_path / 'to'}",
+            "--per_shard=5",
         )
         return code, capsys.readouterr().err
 
@@ -235,7 +332,10 @@ def test_only_the_source_that_an_interrupted_preparation_read_continues_it(tmp_p
         assert "another data prepare writes there" in prepared("a")[1]
     code, err = prepared("b")
     assert code == 2
-    assert f"holds the beginning of a set with other directory ({tmp_path / 'a'}, now {tmp_path / 'b'})" in err
+    assert (
+        f"holds the beginning of a set with other directory ({tmp_path / 'a'}, now"
+        f" {tmp_path / 'b'})" in err
+    )
     shutil.rmtree(tmp_path / "b")
     (tmp_path / "a").rename(tmp_path / "b")
     (tmp_path / "c").rename(tmp_path / "a")
@@ -259,7 +359,12 @@ def test_what_a_source_does_not_read_is_told_and_stays_in_the_manifest(tmp_path,
     assert "1 skipped, .zip is not read" in out[1]
     assert out[0].startswith("note: ")
     assert out[-1] == "1 fault"
-    assert run("prepare", "--from=folder", f"--data_dir={tmp_path / 'from'}", f"--to={tmp_path / 'to'}") == 0
+    assert (
+        run(
+            "prepare", "--from=folder", f"--data_dir={tmp_path / 'from'}", f"--to={tmp_path / 'to'}"
+        )
+        == 0
+    )
     assert "1 skipped, .zip is not read" in caplog.text
     capsys.readouterr()
     assert run("check", "--dataset=tfrecord", f"--data_dir={tmp_path / 'to'}") == 2
@@ -288,12 +393,19 @@ def test_files_that_both_splits_of_a_folder_skip_are_counted_once(tmp_path, caps
 def test_splits_with_other_classes_are_neither_checked_nor_prepared(tmp_path, capsys):
     for split, names in (("train", support.CLASSES), ("validation", support.CLASSES[::-1])):
         support.write_parquet(tmp_path / "from", split, support.tiny(split), names=names)
-    for command in (["check", "--dataset=parquet"], ["prepare", "--from=parquet", f"--to={tmp_path / 'to'}"]):
+    for command in (
+        ["check", "--dataset=parquet"],
+        ["prepare", "--from=parquet", f"--to={tmp_path / 'to'}"],
+    ):
         assert run(*command, f"--data_dir={tmp_path / 'from'}") == 2
         assert "training and validation have different classes" in capsys.readouterr().err
     assert not (tmp_path / "to").exists()
     support.write_folder(tmp_path / "set", "", support.tiny("train"))
-    place = f"--data_dir={tmp_path / 'set'}", "--val_fraction=0.3", f"--to={tmp_path / 'set' / 'shards'}"
+    place = (
+        f"--data_dir={tmp_path / 'set'}",
+        "--val_fraction=0.3",
+        f"--to={tmp_path / 'set' / 'shards'}",
+    )
     assert run("prepare", "--from=folder", *place) == 2
     assert "would be a class of --data_dir=" in capsys.readouterr().err
 
@@ -306,4 +418,6 @@ def test_check_names_classes_without_images(tmp_path, capsys):
     (tmp_path / "labels.txt").write_text("\n".join(map(str, range(21))))
     place = ["check", "--dataset=tfrecord", f"--data_dir={tmp_path}"]
     assert run(*place, "--split=train") == 0
-    assert "note: 1 of 21 classes have no training image, the first is 20" in capsys.readouterr().out
+    assert (
+        "note: 1 of 21 classes have no training image, the first is 20" in capsys.readouterr().out
+    )

@@ -1,4 +1,6 @@
-"""The facts of two healthy hosts with two V100 each, and the doctor's judgement after a change of the second."""
+"""The facts of two healthy hosts with two V100 each, and the doctor's judgement after a change of
+the second.
+"""
 
 import copy
 
@@ -23,7 +25,9 @@ HEALTHY = {
         "lo": {"up": True, "mtu": 65536},
         "eth0": {"up": True, "mtu": 9000},
     },
-    "rdma": [{"device": "mlx5_0", "active": True, "link": "Ethernet", "rate": "40 Gb/sec (4X QDR)"}],
+    "rdma": [
+        {"device": "mlx5_0", "active": True, "link": "Ethernet", "rate": "40 Gb/sec (4X QDR)"}
+    ],
     "gpus": [GPU, GPU | {"index": "1"}],
     "unresolved": [],
     "data": {"exists": True, "files": 3, "bytes": 30, "manifest": True, "digest": "d1"},
@@ -33,7 +37,9 @@ REQUEST = Request({"a": 2, "b": 2}, "eth0", "/data", gpus=True)
 
 
 def judged(change=None, request=REQUEST, changed="b") -> dict[str, Finding]:
-    """The findings by check, after a change of the facts of the second host, or of those that are named."""
+    """The findings by check, after a change of the facts of the second host, or of those that are
+    named.
+    """
     facts = {name: copy.deepcopy(HEALTHY) for name in request.slots}
     for name in changed if change else "":
         change(facts[name])

@@ -25,14 +25,26 @@ def test_two_healthy_hosts_pass_every_check():
         ("code", "def", "program", FAIL, "def on b"),
         ("unresolved", ["a"], "host names", FAIL, "b: cannot look up a"),
         ("interfaces", {"ens3": {"up": True, "mtu": 1500}}, "interface eth0", FAIL, "b: missing"),
-        ("interfaces", {"eth0": {"up": False, "mtu": 9000}}, "interface eth0", FAIL, "b: missing or down"),
+        (
+            "interfaces",
+            {"eth0": {"up": False, "mtu": 9000}},
+            "interface eth0",
+            FAIL,
+            "b: missing or down",
+        ),
         ("interfaces", {"eth0": {"up": True, "mtu": 1500}}, "MTU of eth0", FAIL, "1500 on b"),
         ("rdma", [], "RDMA", FAIL, "b: no active port"),
         ("rdma", [{"active": False, "rate": "40"}], "RDMA", FAIL, "b: no active port"),
         ("gpus", [GPU], "GPUs", FAIL, "b: 1 GPUs for 2 ranks"),
         ("gpus", [GPU | {"name": "P40"}, GPU | {"name": "P40"}], "GPU model", WARN, "P40 on b"),
         ("gpus", [GPU, GPU | {"driver_version": "1"}], "GPU driver", WARN, "1, 580.1 on b"),
-        ("build", {"is_cuda_build": False}, "GPU kernels", FAIL, "b: this TensorFlow is built for the CPU"),
+        (
+            "build",
+            {"is_cuda_build": False},
+            "GPU kernels",
+            FAIL,
+            "b: this TensorFlow is built for the CPU",
+        ),
         ("nccl", False, "NCCL", FAIL, "b: Horovod was built without NCCL"),
         ("data", {"exists": False}, "dataset", FAIL, "b: no /data"),
         ("data", HEALTHY["data"] | {"digest": "d2"}, "data files", FAIL, "digest d2 on b"),
@@ -42,7 +54,9 @@ def test_two_healthy_hosts_pass_every_check():
         ("locked_memory", 1024, "locked memory", WARN, "b: 1024"),
     ],
 )
-def test_one_wrong_fact_gives_one_finding_with_its_host_and_a_remedy(key, value, check, level, text):
+def test_one_wrong_fact_gives_one_finding_with_its_host_and_a_remedy(
+    key, value, check, level, text
+):
     finding = judged(lambda facts: facts.update({key: value}))[check]
     assert finding.level == level
     assert text in finding.message
@@ -55,7 +69,9 @@ def test_a_data_set_in_deeper_directories_is_not_called_the_same():
 
 
 def test_hosts_without_horovod_use_tensorflow():
-    found = judged(lambda facts: facts.update(versions={"numpy": "2"}), Request({"a": 2}, gpus=True), "a")
+    found = judged(
+        lambda facts: facts.update(versions={"numpy": "2"}), Request({"a": 2}, gpus=True), "a"
+    )
     assert found["Horovod"].level == WARN
 
 
@@ -111,14 +127,18 @@ def test_this_host_is_examined_and_one_that_cannot_be_reached_fails_with_a_remed
     command = [sys.executable, "-m", "hybrid_imagenet", *words]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert result.returncode == 1
-    assert "pass  version of horovod: " in result.stdout and result.stdout.splitlines()[-1].endswith(" 2 fail")
+    assert "pass  version of horovod: " in result.stdout and result.stdout.splitlines()[
+        -1
+    ].endswith(" 2 fail")
     assert not list(tmp_path.iterdir()), "nothing is left behind"
     line = next(line for line in result.stdout.splitlines() if line.startswith("fail"))
     assert "host no-such-host.invalid: ssh failed" in line
     assert "->" in line
 
 
-@pytest.mark.parametrize("arguments", [("-H", "a;b"), ("-H", "a,a"), ("--network_interfaces=eth0;x",), ("--bogus",)])
+@pytest.mark.parametrize(
+    "arguments", [("-H", "a;b"), ("-H", "a,a"), ("--network_interfaces=eth0;x",), ("--bogus",)]
+)
 def test_a_wrong_command_line_ends_with_code_2(arguments, capsys):
     assert doctor.main(arguments) == 2
     assert capsys.readouterr().err.startswith("error: ")
@@ -126,5 +146,8 @@ def test_a_wrong_command_line_ends_with_code_2(arguments, capsys):
 
 def test_the_report_has_color_only_where_asked():
     findings = [Finding(FAIL, "x", "bad", "mend it"), Finding(PASS, "y", "fine")]
-    assert doctor.render(findings, color=False) == "fail  x: bad -> mend it\npass  y: fine\n1 pass, 0 warn, 1 fail"
+    assert (
+        doctor.render(findings, color=False)
+        == "fail  x: bad -> mend it\npass  y: fine\n1 pass, 0 warn, 1 fail"
+    )
     assert "\033[31mfail" in doctor.render(findings, color=True)

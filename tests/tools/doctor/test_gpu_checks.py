@@ -1,4 +1,6 @@
-"""What the doctor says about GPUs, from facts and from made-up trees of /sys and answers of nvidia-smi."""
+"""What the doctor says about GPUs, from facts and from made-up trees of /sys and answers of
+nvidia-smi.
+"""
 
 import os
 
@@ -40,7 +42,12 @@ def test_the_probe_reads_gpus_with_their_capability(tmp_path, nvidia_smi, monkey
     nvidia_smi("V100", "P40")
     facts = probe.facts({}, tmp_path)
     assert [(g["compute_cap"], g["index"]) for g in facts["gpus"]] == [("7.0", "0"), ("6.1", "1")]
-    for shown, indices in (("1", ["1"]), ("GPU-1a,0", ["0", "1"]), ("", []), ("MIG-GPU-7", ["0", "1"])):
+    for shown, indices in (
+        ("1", ["1"]),
+        ("GPU-1a,0", ["0", "1"]),
+        ("", []),
+        ("MIG-GPU-7", ["0", "1"]),
+    ):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
         assert [g["index"] for g in probe.facts({}, tmp_path)["gpus"]] == indices
     assert facts["build"]["is_cuda_build"] is False, "the tests run with TensorFlow for CPUs"
@@ -50,11 +57,23 @@ def test_the_probe_reads_gpus_with_their_capability(tmp_path, nvidia_smi, monkey
     ("name", "cudnn", "level", "text"),
     [
         ("V100", "9.10.2.21", PASS, "compute capability 7.0"),
-        ("P40", "9.28.0.33", FAIL, "b: GPU 0 (Tesla P40): compute capability 6.1 is not supported by cuDNN 9.28"),
-        ("B200", "9.28.0.33", FAIL, "b: GPU 0 (NVIDIA B200): compute capability 10.0 has no kernels"),
+        (
+            "P40",
+            "9.28.0.33",
+            FAIL,
+            "b: GPU 0 (Tesla P40): compute capability 6.1 is not supported by cuDNN 9.28",
+        ),
+        (
+            "B200",
+            "9.28.0.33",
+            FAIL,
+            "b: GPU 0 (NVIDIA B200): compute capability 10.0 has no kernels",
+        ),
     ],
-)  # fmt: skip
-def test_gpus_are_held_against_the_kernels_of_tensorflow_and_cudnn(nvidia_smi, tmp_path, name, cudnn, level, text):
+)
+def test_gpus_are_held_against_the_kernels_of_tensorflow_and_cudnn(
+    nvidia_smi, tmp_path, name, cudnn, level, text
+):
     nvidia_smi(name, name)
 
     def change(facts):
@@ -69,6 +88,11 @@ def test_gpus_are_held_against_the_kernels_of_tensorflow_and_cudnn(nvidia_smi, t
 def test_without_gpus_there_is_one_line_which_warns_if_tensorflow_is_for_gpus():
     request = Request({"a": 2, "b": 2}, "eth0", "/data", gpus=False)
     found = judged(lambda facts: facts.update(gpus=[]), request)["GPUs"]
-    assert (found.level, found.message) == (WARN, "a: TensorFlow is built for GPUs; b: TensorFlow is built for GPUs")
-    for_cpus = judged(lambda facts: facts.update(gpus=[], build={"is_cuda_build": False}), request, "ab")
+    assert (found.level, found.message) == (
+        WARN,
+        "a: TensorFlow is built for GPUs; b: TensorFlow is built for GPUs",
+    )
+    for_cpus = judged(
+        lambda facts: facts.update(gpus=[], build={"is_cuda_build": False}), request, "ab"
+    )
     assert for_cpus["GPUs"].level == PASS

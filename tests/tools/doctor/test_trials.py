@@ -59,7 +59,10 @@ def test_sockets_are_right_between_hosts_without_adapters():
     [
         (Outcome(0, SUMS.splitlines()[0]), "exit code 0: rank 0 of 2"),
         (Outcome(4, "error: host b: lost\nbye\n"), "exit code 4: error: host b: lost"),
-        (Outcome(1, "h:1:1 [0] x.cc:1 NCCL WARN Cuda failure\nbye\n"), "exit code 1: h:1:1 [0] x.cc:1 NCCL"),
+        (
+            Outcome(1, "h:1:1 [0] x.cc:1 NCCL WARN Cuda failure\nbye\n"),
+            "exit code 1: h:1:1 [0] x.cc:1 NCCL",
+        ),
         (Outcome(None, "a line\n"), "no sum within 120 s: a line"),
     ],
 )

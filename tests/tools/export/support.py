@@ -27,7 +27,9 @@ def network(folder, name="resnet18", size=32, **changes):
 
 def save(trained, path):
     """The network as a checkpoint without the state of a run."""
-    arrays = {f"model/{i:04d}/{name}": value for i, (name, value) in enumerate(trained.weights.items())}
+    arrays = {
+        f"model/{i:04d}/{name}": value for i, (name, value) in enumerate(trained.weights.items())
+    }
     description = trained.description()
     del description["origin"]
     archive.write(path, arrays, {**description, "num_classes": len(trained.class_names)})
@@ -39,7 +41,9 @@ def pixels(count, size=32, seed=0):
 
 def reference(images, name="resnet18", weights=None):
     """Logits of `tensors(name)` for pixels of 0 to 255, by the oracle."""
-    return torchvision_reference.logits(name, weights or tensors(name), (images / 255 - MEAN) / DEVIATION)
+    return torchvision_reference.logits(
+        name, weights or tensors(name), (images / 255 - MEAN) / DEVIATION
+    )
 
 
 def assert_close(found, expected):

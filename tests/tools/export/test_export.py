@@ -25,7 +25,9 @@ from tests.tools.export.support import CLASSES, assert_close, network, pixels, r
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    """A checkpoint of a network with random weights, cropped to half of an image; it must not be changed."""
+    """A checkpoint of a network with random weights, cropped to half of an image; it must not be
+    changed.
+    """
     folder = tmp_path_factory.mktemp("stored")
     save(network(folder, crop_fraction=0.5), folder / "weights.npz")
     return folder / "weights.npz"
@@ -71,9 +73,13 @@ def test_onnx(as_onnx):
 
 
 def photograph(height, width):
-    """Smooth shapes with some noise: detail that another interpolation or another rounding would change."""
+    """Smooth shapes with some noise: detail that another interpolation or another rounding would
+    change.
+    """
     generator = np.random.default_rng(height)
-    shapes = Image.fromarray(generator.integers(0, 256, (6, 8, 3), np.uint8)).resize((width, height))
+    shapes = Image.fromarray(generator.integers(0, 256, (6, 8, 3), np.uint8)).resize(
+        (width, height)
+    )
     noise = generator.normal(0, 12, (height, width, 3))
     return Image.fromarray((np.asarray(shapes) + noise).clip(0, 255).astype(np.uint8))
 
@@ -107,19 +113,24 @@ def test_onnx_program_of_the_documentation_sees_the_pixels_and_prints_the_classe
     (chances,) = predict.probabilities(network, [tmp_path / "cat.jpg"])
     best = np.argsort(chances)[::-1][:5]
     assert [name for _, name in printed] == [CLASSES[index] for index in best]
-    assert [float(text.rstrip("%")) for text, _ in printed] == pytest.approx(100 * chances[best], abs=0.1)
+    assert [float(text.rstrip("%")) for text, _ in printed] == pytest.approx(
+        100 * chances[best], abs=0.1
+    )
 
 
 BLURRED = {"width": 4, "stem": "3x3_stride2", "blurpool": True}
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "form", "close"), [("alexnet_bn", 64, {}, 1e-4), ("resnet8", 16, BLURRED, 1e-5)]
+    ("name", "size", "form", "close"),
+    [("alexnet_bn", 64, {}, 1e-4), ("resnet8", 16, BLURRED, 1e-5)],
 )
 def test_other_networks_become_keras_own_layers(tmp_path, name, size, form, close):
     model = factory.create(name, 3, size, **form)
     weights = {variable.path: variable.numpy() for variable in model.weights}
-    made = pretrained.Trained("made", name, ("a", "b", "c"), size, 1.0, 1e-5, **form, weights=weights)
+    made = pretrained.Trained(
+        "made", name, ("a", "b", "c"), size, 1.0, 1e-5, **form, weights=weights
+    )
     images = pixels(2, size)
     expected = model(made.preprocess(images), training=False).numpy()
     path = tmp_path / "network.keras"
@@ -147,7 +158,12 @@ def test_the_best_of_a_run(tmp_path):
     folder.mkdir()
     weights = network(tmp_path)
     for step, top1 in ((1, 0.5), (2, 0.7), (3, None), (4, 0.9)):
-        described = {**weights.description(), "num_classes": len(CLASSES), "val_top1": top1, "image_size": 10 * step}
+        described = {
+            **weights.description(),
+            "num_classes": len(CLASSES),
+            "val_top1": top1,
+            "image_size": 10 * step,
+        }
         archive.write(folder / f"step-{step:09d}.npz", {}, described)
     (folder / "step-000000004.npz").write_bytes(b"cut short")
     told = []
@@ -170,7 +186,10 @@ def test_the_best_of_a_run(tmp_path):
         (["damaged.npz", "--to=x.onnx"], "damaged.npz: not a checkpoint, or one that is cut short"),
         (["weights.npz", "--to=x.onnx", "--best"], "--best: weights.npz is a file"),
         (["meta.npz", "--to=x.onnx"], "does not describe a network"),
-        (["weights.npz", "--to=x.tflite"], "--to=x.tflite: the name must end in one of: .keras (Keras), .onnx"),
+        (
+            ["weights.npz", "--to=x.tflite"],
+            "--to=x.tflite: the name must end in one of: .keras (Keras), .onnx",
+        ),
         (["weights.npz", "--to=weights.npz"], "--to=weights.npz: exists already"),
         (["weights.npz", "--to=none/x.onnx"], "there is no directory none"),
         (["weights.npz", "--to=/proc/x"], "--to=/proc/x: cannot be written"),
@@ -193,7 +212,9 @@ def test_bad_input_is_one_line(stored, tmp_path, monkeypatch, capsys, arguments,
 
 def test_weights_of_another_network_are_refused(tmp_path):
     wrong = dataclasses.replace(network(tmp_path), model="resnet34")
-    with pytest.raises(UserError, match=r"stage1_block3_1_conv/kernel is missing, resnet34 at 32 pixels"):
+    with pytest.raises(
+        UserError, match=r"stage1_block3_1_conv/kernel is missing, resnet34 at 32 pixels"
+    ):
         wrong.build()
     fewer = dataclasses.replace(network(tmp_path), class_names=("a", "b"))
     with pytest.raises(UserError, match=r"logits/kernel has shape \(512, 7\)"):
@@ -210,13 +231,21 @@ def test_these_programs_work_alone(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("target", "missing", "message"),
     [
-        ("x.safetensors", "", "--to: torchvision has no resnet18 of width 64, stem 3x3, blurpool False"),
+        (
+            "x.safetensors",
+            "",
+            "--to: torchvision has no resnet18 of width 64, stem 3x3, blurpool False",
+        ),
         (
             "x.onnx",
             "onnxruntime",
             "--to: .onnx files need the package onnxruntime: pip install onnxruntime, or export to",
         ),
-        ("x.safetensors", "safetensors", "--to: .safetensors files need the package safetensors: pip install"),
+        (
+            "x.safetensors",
+            "safetensors",
+            "--to: .safetensors files need the package safetensors: pip install",
+        ),
     ],
 )
 def test_a_form_that_cannot_be_written_is_refused_before_tensorflow_starts(
@@ -225,7 +254,11 @@ def test_a_form_that_cannot_be_written_is_refused_before_tensorflow_starts(
     save(network(tmp_path, stem="3x3"), tmp_path / "weights.npz")
     monkeypatch.chdir(tmp_path)
     found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else found(name))
-    monkeypatch.setattr(command_line, "start_alone", lambda name: pytest.fail("TensorFlow was started"))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == missing else found(name)
+    )
+    monkeypatch.setattr(
+        command_line, "start_alone", lambda name: pytest.fail("TensorFlow was started")
+    )
     assert program.main(["weights.npz", f"--to={target}"]) == EXIT_USAGE
     assert capsys.readouterr().err.startswith(f"error: {message}")

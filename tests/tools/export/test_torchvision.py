@@ -15,13 +15,17 @@ from tests.tools.export.support import assert_close, network, pixels, reference,
 @pytest.mark.parametrize(("name", "size"), [("resnet18", 32), ("resnet50", 64)])
 def test_imported_weights_give_torchvisions_outputs(tmp_path, name, size):
     images = pixels(1, size)
-    assert_close(export_forms.outputs(network(tmp_path, name, size))(images), reference(images, name))
+    assert_close(
+        export_forms.outputs(network(tmp_path, name, size))(images), reference(images, name)
+    )
 
 
 def test_another_depth_is_recognized(tmp_path):
     loaded = network(tmp_path, "resnet34")
     assert loaded.model == "resnet34"
-    assert len(loaded.weights) == sum(not key.endswith("num_batches_tracked") for key in tensors("resnet34"))
+    assert len(loaded.weights) == sum(
+        not key.endswith("num_batches_tracked") for key in tensors("resnet34")
+    )
 
 
 def test_a_file_of_another_network_is_refused(tmp_path):
@@ -43,7 +47,11 @@ def test_exported_weights_are_torchvisions_own(tmp_path, name):
     for key, value in written.items():
         np.testing.assert_array_equal(value, wanted[key])
     with pytest.raises(UserError, match=f"torchvision has no {name} of width 64, stem 3x3"):
-        export.export(network(tmp_path, name, stem="3x3"), export_forms.FORMS[path.suffix], tmp_path / "b.safetensors")
+        export.export(
+            network(tmp_path, name, stem="3x3"),
+            export_forms.FORMS[path.suffix],
+            tmp_path / "b.safetensors",
+        )
 
 
 class _Trap:

@@ -6,7 +6,13 @@ import pathlib
 
 
 def make_run(
-    directory: pathlib.Path, *, epochs: int = 12, world_size: int = 2, finished: bool = True, full: bool = True, **flags
+    directory: pathlib.Path,
+    *,
+    epochs: int = 12,
+    world_size: int = 2,
+    finished: bool = True,
+    full: bool = True,
+    **flags,
 ) -> pathlib.Path:
     """Writes config.json and metrics.jsonl (and summary.json) of a run that never was.
 
@@ -86,7 +92,10 @@ def make_run(
             }
         )
         if full:
-            ratios = {f"stage{i // 4}_block{i % 4}/conv": 1e-3 * 1.3**i * (1 + 0.1 * epoch) for i in range(16)}
+            ratios = {
+                f"stage{i // 4}_block{i % 4}/conv": 1e-3 * 1.3**i * (1 + 0.1 * epoch)
+                for i in range(16)
+            }
             rows[-1] |= {
                 "relative_updates": ratios,
                 "bytes_read": 1.1e8,
@@ -109,7 +118,12 @@ def make_run(
 def _schedule(epoch: int) -> dict:
     if epoch <= 4:
         upper = 0.2 + 1000 / epoch - 1000 / 4
-        return {"phase": 0.0, "learning_rate": 0.2, "lower_bound": 0.05 * epoch, "upper_bound": upper}
+        return {
+            "phase": 0.0,
+            "learning_rate": 0.2,
+            "lower_bound": 0.05 * epoch,
+            "upper_bound": upper,
+        }
     rate = 0.2 * 0.9 ** (epoch - 5)
     bounds = {"lower_bound": 0.2, "upper_bound": 0.2}
     return {"phase": 1.0, "learning_rate": rate, "relative_step": 0.02 * rate, **bounds}

@@ -33,7 +33,10 @@ def test_a_target_that_was_missed_says_by_how_much(tmp_path):
     assert found.verdict == findings.BAD
     assert f"{100 * (0.9 - best):.2f} points off" in found.outcome
     assert f"{100 * best:.2f}" in found.outcome and "in epoch 12" in found.outcome
-    assert [s.change for s in suggestions(run)][:2] == ["--epochs=18", "--lr=0.2"]  # rising, and not overfitted
+    assert [s.change for s in suggestions(run)][:2] == [
+        "--epochs=18",
+        "--lr=0.2",
+    ]  # rising, and not overfitted
     run.summary["epochs"] = 5
     assert suggestions(changed(run, max_steps=40))[0].change == "without --max_steps"
     for record in (run.summary, run.epochs[-1]):
@@ -43,8 +46,13 @@ def test_a_target_that_was_missed_says_by_how_much(tmp_path):
 
 def test_a_target_that_a_running_run_has_not_reached_is_not_missed_yet(tmp_path):
     run = load.load(make_run(tmp_path / "run", epochs=4, finished=False, target_top1=[0.9]))
-    assert "top-1 not reached yet, " in findings.answers(dataclasses.replace(run, state="running")).outcome
-    assert "top-1 not reached, " in findings.answers(dataclasses.replace(run, state="killed")).outcome
+    assert (
+        "top-1 not reached yet, "
+        in findings.answers(dataclasses.replace(run, state="running")).outcome
+    )
+    assert (
+        "top-1 not reached, " in findings.answers(dataclasses.replace(run, state="killed")).outcome
+    )
 
 
 def test_advice_for_a_run_whose_validation_fell_is_no_higher_learning_rate(tmp_path):
@@ -83,26 +91,38 @@ def test_a_run_that_was_stopped_goes_on_and_is_not_judged(tmp_path):
     found = findings.answers(run)
     assert found.verdict == findings.OPEN and "(stopped after 5 of 12 epochs)" in found.outcome
     assert run.following == f"To continue it: hybrid-imagenet resume {path}"
-    assert f"<p>To continue it: <code>hybrid-imagenet resume {path}</code></p>" in page.build([run], "t")
+    assert f"<p>To continue it: <code>hybrid-imagenet resume {path}</code></p>" in page.build(
+        [run], "t"
+    )
 
 
 def test_a_diverged_run(tmp_path):
     make_run(tmp_path / "run", epochs=2, finished=False, warmup_epochs=1)
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"kind": "diverged", "step": 70, "seconds": 9.0, "train_loss": None}) + "\n")
+        file.write(
+            json.dumps({"kind": "diverged", "step": 70, "seconds": 9.0, "train_loss": None}) + "\n"
+        )
     run = load.load(tmp_path / "run")
     found = findings.answers(run)
     assert found.verdict == findings.BAD
     assert found.outcome == "It diverged at step 70, after 2 of 12 epochs: the loss was not finite."
-    assert [s.change for s in suggestions(run)] == ["--lr=0.033", "--warmup_epochs=2", "--eval_every_epochs=2"]
+    assert [s.change for s in suggestions(run)] == [
+        "--lr=0.033",
+        "--warmup_epochs=2",
+        "--eval_every_epochs=2",
+    ]
     assert "diverged at step 70" in page.build([run], "t")
 
 
 def test_what_held_it_back_is_what_the_records_say(tmp_path):
     run = load.load(make_run(tmp_path / "run"))
     whole = run.summary["wall_seconds"]
-    run.summary["time_by_cause"] = {"computation": 0.6 * whole, "input": 0.3 * whole, "slowest rank": 0.08 * whole,
-                                    "evaluation": 0.02 * whole}  # fmt: skip
+    run.summary["time_by_cause"] = {
+        "computation": 0.6 * whole,
+        "input": 0.3 * whole,
+        "slowest rank": 0.08 * whole,
+        "evaluation": 0.02 * whole,
+    }
     for record in run.epochs:
         record["slowest_rank"] = int(record["epoch"] > 3)
     run.environment["hosts"] = ["a", "b"]
@@ -114,7 +134,11 @@ def test_what_held_it_back_is_what_the_records_say(tmp_path):
 
 
 CAUSES = [
-    ("input", {"data_cache": "none", "decoder": "tensorflow"}, ["--data_cache=encoded", "--decoder=dali"]),
+    (
+        "input",
+        {"data_cache": "none", "decoder": "tensorflow"},
+        ["--data_cache=encoded", "--decoder=dali"],
+    ),
     (
         "exposed communication",
         {"compression": "none", "gradient_accumulation_steps": 1},
@@ -165,10 +189,15 @@ def test_a_loss_far_above_guessing_is_bad_and_its_advice_is_a_lower_learning_rat
         record["train_loss"] = 24.2
     found = findings.answers(run)
     assert found.verdict == findings.BAD and found.heading == "What held it back"
-    assert found.outcome.endswith("The training loss is 24.2, far above the 2.3 of guessing: it does not learn.")
+    assert found.outcome.endswith(
+        "The training loss is 24.2, far above the 2.3 of guessing: it does not learn."
+    )
     first, second = suggestions(run)  # and none about speed
     assert (first.change, second.change) == ("--lr=0.033", "--warmup_epochs=4")
-    assert first.why == "the training loss of 24.2 is far above the 2.3 of guessing; a third of the step"
+    assert (
+        first.why
+        == "the training loss of 24.2 is far above the 2.3 of guessing; a third of the step"
+    )
 
 
 @pytest.mark.parametrize(
@@ -192,7 +221,9 @@ def test_far_above_guessing_depends_on_classes_and_loss(classes, loss, flags, is
     assert bool(findings.far_above_guessing(run)) == is_far
 
 
-@pytest.mark.parametrize(("target", "heading"), [(0.6, "Where the time went"), (0.99, "What held it back")])
+@pytest.mark.parametrize(
+    ("target", "heading"), [(0.6, "Where the time went"), (0.99, "What held it back")]
+)
 def test_the_heading_of_a_run_that_reached_its_target_blames_nothing(target, heading, tmp_path):
     run = load.load(make_run(tmp_path / "run", target_top1=[target]))
     assert findings.answers(run).heading == heading
@@ -218,12 +249,19 @@ def test_a_handover_whose_updates_jump_is_named(tmp_path):
         size = 0.01 if record["phase"] == 0 else 0.12
         record["relative_updates"] = {"a": size / 2, "b": size, "c": 2 * size}
     line = findings.answers(run).handover
-    assert line == "Right after the warmup, in epoch 5, updates grew 12-fold relative to the weights."
+    assert (
+        line == "Right after the warmup, in epoch 5, updates grew 12-fold relative to the weights."
+    )
     assert "--hybrid_ramp_epochs=2" not in [s.change for s in suggestions(run)]  # nothing was lost
     run.epochs[3]["train_top1"], run.epochs[4]["train_top1"] = 0.45, 0.37
-    assert "relative to the weights, and training accuracy fell from 45 % to 37 %." in findings.answers(run).handover
+    assert (
+        "relative to the weights, and training accuracy fell from 45 % to 37 %."
+        in findings.answers(run).handover
+    )
     assert suggestions(run)[0].change == "--hybrid_ramp_epochs=2"
     assert suggestions(changed(run, hybrid_ramp_epochs=2))[0].change != "--hybrid_ramp_epochs=2"
     assert f"<p>{findings.answers(run).handover}</p>" in page.build([run], "t")
-    run.summary["targets"][0]["epochs"] = None  # the target was missed: now it comes first among the causes
+    run.summary["targets"][0]["epochs"] = (
+        None  # the target was missed: now it comes first among the causes
+    )
     assert findings.answers(run).held_back[0].startswith("Right after the warmup")

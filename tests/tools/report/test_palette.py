@@ -25,9 +25,12 @@ def contrast(color, other):
 def test_colors_stand_out_and_text_is_readable(theme):
     text = page._TEMPLATE.read_text()
     block = text[text.index(f"color-scheme:{theme};") :].split("}")[0]
-    values = dict(part.strip().split(":") for part in block.split(";") if part.strip().startswith("--"))
+    values = dict(
+        part.strip().split(":") for part in block.split(";") if part.strip().startswith("--")
+    )
     full = {
-        name: value if len(value) == 7 else "#" + "".join(2 * c for c in value[1:]) for name, value in values.items()
+        name: value if len(value) == 7 else "#" + "".join(2 * c for c in value[1:])
+        for name, value in values.items()
     }
     for color in THEMES[theme]:
         assert contrast(color, full["--card"]) >= 3, color  # WCAG 2.1, 1.4.11: graphical objects

@@ -76,7 +76,9 @@ def test_published_rows_stand_beside_runs_on_imagenet_only(runs):
 def test_criteria_table_shows_runs_and_papers(tmp_path):
     make_run(tmp_path / "two", dataset="imagenet2012")
     text = tables.criteria([load.load(tmp_path / "two")])
-    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", text)]
+    rows = [
+        re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", text)
+    ]
     two = next(row for row in rows if row[0] == "two")
     assert two[1:6] == ["top-1 75.00 %", "2", "64", "10", "0.1000"]
     h = next(row for row in rows if row[0] == "Lu et al., Table 3.8: cluster 1, to 75 % top-1")
@@ -102,7 +104,9 @@ def test_runs_of_the_same_name_are_told_apart(tmp_path):
         make_run(tmp_path / parent / "run", epochs=2)
     paths = [str(tmp_path / parent / "run") for parent in "ab"]
     assert [run.name for run in load.load_all(paths)] == ["a/run", "b/run"]
-    assert [run.name for run in load.load_all([paths[0], paths[0]])] == ["run"]  # named twice, shown once
+    assert [run.name for run in load.load_all([paths[0], paths[0]])] == [
+        "run"
+    ]  # named twice, shown once
     make_run(tmp_path / "c" / "a" / "run", epochs=2)
     names = [run.name for run in load.load_all([*paths, str(tmp_path / "c" / "a" / "run")])]
     assert len(set(names)) == 3 and names[2] == "c/a/run"
@@ -143,8 +147,12 @@ def test_run_that_has_just_begun(tmp_path):
 def test_the_page_says_as_text_what_it_says_first(runs, capsys):
     assert program.main([runs[1], "--text"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "two: finished" and lines[1].startswith("Target 75 % top-1 reached in epoch 10 of 12")
-    assert "Where the time went:" in lines and any(line.startswith("- --seed=1: ") for line in lines)
+    assert lines[0] == "two: finished" and lines[1].startswith(
+        "Target 75 % top-1 reached in epoch 10 of 12"
+    )
+    assert "Where the time went:" in lines and any(
+        line.startswith("- --seed=1: ") for line in lines
+    )
     assert program.main([*runs, "--text"]) == 0
     assert "\n\ntwo: finished\n" in capsys.readouterr().out
     assert not (load.pathlib.Path(runs[0]) / "report").exists()

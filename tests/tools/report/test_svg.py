@@ -10,7 +10,10 @@ from tests.tools.report.synthetic import make_run
 
 
 def test_lines_are_cut_where_they_leave_the_chart():
-    assert svg.inside([(0, 0), (10, 20), (20, 0)], 0, 10) == [[(0, 0), (5, 10)], [(15, 10), (20, 0)]]
+    assert svg.inside([(0, 0), (10, 20), (20, 0)], 0, 10) == [
+        [(0, 0), (5, 10)],
+        [(15, 10), (20, 0)],
+    ]
     assert svg.inside([(0, 30), (1, 40)], 0, 10) == []
     assert svg.inside([(0, 2), (1, 3), (2, 4)], 0, 10) == [[(0, 2), (1, 3), (2, 4)]]
 
@@ -26,7 +29,11 @@ def test_runs_have_marks_and_can_be_hidden_by_their_number(tmp_path):
 
 
 def test_pointer_data_are_the_values_drawn():
-    drawing = svg.line_chart(Chart("t", [Series("s", [1, 2, 3], [0.0, 10.0, 100.0], 0)], "x", "y", log_y=True))
-    data = json.loads(ElementTree.fromstring(re.search(r"<svg.*</svg>", drawing).group()).get("data-series"))
+    drawing = svg.line_chart(
+        Chart("t", [Series("s", [1, 2, 3], [0.0, 10.0, 100.0], 0)], "x", "y", log_y=True)
+    )
+    data = json.loads(
+        ElementTree.fromstring(re.search(r"<svg.*</svg>", drawing).group()).get("data-series")
+    )
     assert (data[0]["x"], data[0]["y"]) == ([2, 3], [10, 100])  # a logarithm cannot show 0
     assert data[0]["py"][0] > data[0]["py"][1]
