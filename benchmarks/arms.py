@@ -73,13 +73,17 @@ def _parser() -> argparse.ArgumentParser:
         "--again", action="store_true", help="run arms that the table in --out has already, too"
     )
     parser.add_argument(
-        "--steps", type=command_line.positive, default=20, help="steps per round (%(default)s)"
+        "--steps", type=command_line.positive_int, default=20, help="steps per round (%(default)s)"
     )
     parser.add_argument(
-        "--rounds", type=command_line.positive, default=3, help="rounds that count (%(default)s)"
+        "--rounds",
+        type=command_line.positive_int,
+        default=3,
+        help="rounds that count (%(default)s)",
     )
     parser.add_argument(
-        "--parallel", type=command_line.positive, default=max(1, len(os.sched_getaffinity(0)) // 2),
+        "--parallel", type=command_line.positive_int,
+        default=max(1, len(os.sched_getaffinity(0)) // 2),
         help="arms that prepare at once (half of the cores: %(default)s)",
     )  # fmt: skip
     parser.add_argument(

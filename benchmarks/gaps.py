@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
         prog="python -m benchmarks gaps", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument(
-        "--steps", type=command_line.positive, default=8, help="steps to profile (%(default)s)"
+        "--steps", type=command_line.positive_int, default=8, help="steps to profile (%(default)s)"
     )
     parser.add_argument("--json", help="file for the result")
     words, flags = scaling.split(argv)

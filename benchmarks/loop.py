@@ -57,12 +57,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--steps",
-        type=command_line.positive,
+        type=command_line.positive_int,
         default=10,
         help="steps per turn, and between records (%(default)s)",
     )
     parser.add_argument(
-        "--rounds", type=command_line.positive, default=3, help="turns of each (%(default)s)"
+        "--rounds", type=command_line.positive_int, default=3, help="turns of each (%(default)s)"
     )
     parser.add_argument("--json", help="file for the result")
     return parser

@@ -112,11 +112,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         prog="python -m benchmarks optimizer", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument(
-        "--rounds", type=command_line.positive, default=20, help="updates of each implementation"
+        "--rounds",
+        type=command_line.positive_int,
+        default=20,
+        help="updates of each implementation",
     )
     parser.add_argument(
         "--threads",
-        type=command_line.positive,
+        type=command_line.positive_int,
         default=len(os.sched_getaffinity(0)),
         help="threads of TensorFlow",
     )

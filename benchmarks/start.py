@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--rounds",
-        type=command_line.positive,
+        type=command_line.positive_int,
         default=1,
         help="launches of each kind (%(default)s)",
     )

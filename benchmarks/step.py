@@ -125,32 +125,36 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = command_line.Parser(
         prog="python -m benchmarks step", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--batch", type=command_line.positive, default=16, help="images per step")
-    parser.add_argument("--image_size", type=command_line.positive, default=224, help="pixels")
+    parser.add_argument(
+        "--batch", type=command_line.positive_int, default=16, help="images per step"
+    )
+    parser.add_argument("--image_size", type=command_line.positive_int, default=224, help="pixels")
     parser.add_argument(
         "--model", default="resnet50", choices=sorted(set(DEPTHS) - set(VERSION_1)), help="network"
     )
     parser.add_argument(
         "--model_width",
         dest="width",
-        type=command_line.positive,
+        type=command_line.positive_int,
         default=WIDTH,
         help="channels of the first stage",
     )
     parser.add_argument("--stem", default="imagenet", choices=STEMS, help="first layers")
-    parser.add_argument("--num_classes", type=command_line.positive, default=1000, help="classes")
+    parser.add_argument(
+        "--num_classes", type=command_line.positive_int, default=1000, help="classes"
+    )
     parser.add_argument(
         "--precision",
         default="mixed_bfloat16",
         choices=("float32", "mixed_float16", "mixed_bfloat16"),
     )
-    parser.add_argument("--steps", type=command_line.positive, default=3, help="steps per turn")
+    parser.add_argument("--steps", type=command_line.positive_int, default=3, help="steps per turn")
     parser.add_argument(
-        "--rounds", type=command_line.positive, default=5, help="turns of each implementation"
+        "--rounds", type=command_line.positive_int, default=5, help="turns of each implementation"
     )
     parser.add_argument(
         "--threads",
-        type=command_line.positive,
+        type=command_line.positive_int,
         default=len(os.sched_getaffinity(0)),
         help="threads per implementation",
     )

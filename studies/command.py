@@ -76,19 +76,19 @@ def _parser() -> command_line.Parser:
     )
     parser.add_argument(
         "--seeds",
-        type=command_line.positive,
+        type=command_line.positive_int,
         default=3,
         help="runs of each method, by seed (%(default)s)",
     )
     parser.add_argument(
         "--ranks",
-        type=command_line.positive,
+        type=command_line.positive_int,
         default=tables.DEFAULT_RANKS,
         help="ranks of each run (%(default)s)",
     )
     parser.add_argument(
         "--jobs",
-        type=command_line.positive,
+        type=command_line.positive_int,
         default=1,
         help="runs at the same time on this host; they share its GPUs and cores (%(default)s)",
     )
@@ -100,7 +100,7 @@ def _parser() -> command_line.Parser:
     )
     parser.add_argument(
         "--images_per_second",
-        type=command_line.above_zero,
+        type=command_line.positive_float,
         default=1800.0,
         help="throughput of a run, for the hours printed before it starts (%(default)s)",
     )

@@ -235,7 +235,7 @@ def write(
 
 
 def _multiple_of_classes(text: str) -> int:
-    count = command_line.positive(text)
+    count = command_line.positive_int(text)
     if count % CLASSES:
         raise argparse.ArgumentTypeError(
             f"{text} is not a multiple of {CLASSES}, the number of classes"
@@ -264,7 +264,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--to", metavar="OUT", required=True, help="new directory for the dataset")
     parser.add_argument(
         "--seed",
-        type=command_line.whole,
+        type=command_line.non_negative_int,
         default=0,
         help="seed of all random choices (%(default)s)",
     )
@@ -288,4 +288,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, sys.argv[1:]))
+    sys.exit(command_line.run_command(main, sys.argv[1:]))

@@ -40,7 +40,7 @@ def run(
             lines = [f"error: {name}: no such benchmark{did_you_mean(name, benchmarks)}", *lines]
         print("\n".join(lines), file=sys.stdout if wanted else sys.stderr)
         return EXIT_OK if wanted else EXIT_USAGE
-    return command_line.run(lambda words: entry(name)(words), argv[1:])
+    return command_line.run_command(lambda words: entry(name)(words), argv[1:])
 
 
 def main(argv: Sequence[str]) -> int:

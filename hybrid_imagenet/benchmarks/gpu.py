@@ -94,13 +94,19 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
         "--out", default="gpu-report", help="directory for the report (%(default)s)"
     )
     parser.add_argument(
-        "--steps", type=command_line.positive, default=20, help="steps per round (%(default)s)"
+        "--steps", type=command_line.positive_int, default=20, help="steps per round (%(default)s)"
     )
     parser.add_argument(
-        "--rounds", type=command_line.positive, default=3, help="rounds that count (%(default)s)"
+        "--rounds",
+        type=command_line.positive_int,
+        default=3,
+        help="rounds that count (%(default)s)",
     )
     parser.add_argument(
-        "--classes", type=command_line.positive, default=1000, help="of the network (%(default)s)"
+        "--classes",
+        type=command_line.positive_int,
+        default=1000,
+        help="of the network (%(default)s)",
     )
     parser.add_argument(
         "--timeout", type=float, default=900, help="seconds that a job may take (%(default)s)"

@@ -23,7 +23,7 @@ from hybrid_imagenet.comm.quiet import import_tensorflow
 from hybrid_imagenet.data.augmentations import AUGMENTATIONS
 from hybrid_imagenet.errors import EXIT_OK, UserError, without_secrets
 from hybrid_imagenet.tools import command_line
-from hybrid_imagenet.tools.command_line import positive
+from hybrid_imagenet.tools.command_line import positive_int
 
 _WARM_UP = 3  # batches
 
@@ -55,17 +55,17 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--augmentation", default="inception", choices=AUGMENTATIONS, help="(%(default)s)"
     )
-    found.add_argument("--image_size", type=positive, default=224, help="pixels (%(default)s)")
-    found.add_argument("--batch", type=positive, default=64, help="images (%(default)s)")
+    found.add_argument("--image_size", type=positive_int, default=224, help="pixels (%(default)s)")
+    found.add_argument("--batch", type=positive_int, default=64, help="images (%(default)s)")
     found.add_argument(
         "--threads",
-        type=positive,
+        type=positive_int,
         default=os.cpu_count() or 1,
         help="decoding threads (%(default)s)",
     )
     found.add_argument(
         "--seconds",
-        type=command_line.above_zero,
+        type=command_line.positive_float,
         default=10,
         help="length of each measurement (%(default)s)",
     )

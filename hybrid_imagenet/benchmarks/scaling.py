@@ -94,17 +94,23 @@ def parser() -> argparse.ArgumentParser:
     add_network(options)
     options.add_argument(
         "--threads",
-        type=command_line.positive,
+        type=command_line.positive_int,
         help="threads per rank (the cores of a host divided by its ranks)",
     )
     options.add_argument(
-        "--steps", type=command_line.positive, default=5, help="steps per round (%(default)s)"
+        "--steps", type=command_line.positive_int, default=5, help="steps per round (%(default)s)"
     )
     options.add_argument(
-        "--rounds", type=command_line.positive, default=5, help="rounds that count (%(default)s)"
+        "--rounds",
+        type=command_line.positive_int,
+        default=5,
+        help="rounds that count (%(default)s)",
     )
     options.add_argument(
-        "--classes", type=command_line.positive, default=1000, help="of the network (%(default)s)"
+        "--classes",
+        type=command_line.positive_int,
+        default=1000,
+        help="of the network (%(default)s)",
     )
     options.add_argument(
         "--timeout", type=float, default=1800, help="seconds that a job may take (%(default)s)"

@@ -34,7 +34,7 @@ def _parser() -> command_line.Parser:
     parser = command_line.Parser(
         "evaluate", "Evaluates a trained network on one split of a dataset, on one rank or many."
     )
-    command_line.add_network(parser)
+    command_line.add_network_arguments(parser)
     parser.add_argument(
         "--dataset",
         required=True,
@@ -54,7 +54,7 @@ def _parser() -> command_line.Parser:
     parser.add_argument("--split", choices=data.SPLITS, default="validation", help="(%(default)s)")
     parser.add_argument(
         "--per_gpu_batch",
-        type=command_line.positive,
+        type=command_line.positive_int,
         default=64,
         metavar="IMAGES",
         help="images per rank and step (%(default)s)",
@@ -91,7 +91,7 @@ def _parser() -> command_line.Parser:
     return parser
 
 
-@command_line.program
+@command_line.command
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
     arguments = _parser().parse_args(argv)

@@ -36,7 +36,7 @@ def _parser() -> command_line.Parser:
     parser = command_line.Parser(
         "export", "Writes a trained network in another form, and checks that outputs agree."
     )
-    command_line.add_network(parser)
+    command_line.add_network_arguments(parser)
     parser.add_argument(
         "--to",
         metavar="FILE",
@@ -49,7 +49,7 @@ def _parser() -> command_line.Parser:
     return parser
 
 
-@command_line.program
+@command_line.command
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
     arguments = _parser().parse_args(argv)
@@ -66,13 +66,13 @@ def main(argv: Sequence[str]) -> None:
         raise UserError(f"--to={target_path}: the name must end in one of: {forms}{near}")
     # Before TensorFlow is loaded, which takes seconds.
     export_checks.check_form(target_path.suffix, store.look(arguments.checkpoint).meta)
-    command_line.start_alone("export")
+    command_line.start_single_process("export")
     from hybrid_imagenet.tools import export_forms
 
     network = command_line.load_network(arguments)
     difference = export(network, export_forms.FORMS[target_path.suffix], target_path)
     title = TITLES[target_path.suffix]
-    command_line.show(
+    command_line.print_escaped(
         f"wrote {target_path} ({title}); outputs differ by at most {difference:.1e} of the largest"
         " logit"
     )

@@ -23,12 +23,12 @@ _BATCH = 32
 
 def _parser() -> command_line.Parser:
     parser = command_line.Parser("predict", "Prints the most probable classes of images.")
-    command_line.add_network(parser)
+    command_line.add_network_arguments(parser)
     parser.add_argument(
         "images", nargs="+", type=pathlib.Path, metavar="IMAGE", help=f"{images.FORMAT_NAMES} files"
     )
     parser.add_argument(
-        "--top", type=command_line.positive, default=5, help="classes per image (%(default)s)"
+        "--top", type=command_line.positive_int, default=5, help="classes per image (%(default)s)"
     )
     parser.add_argument(
         "--json", action="store_true", help="print a JSON list, one entry per image"
@@ -36,14 +36,14 @@ def _parser() -> command_line.Parser:
     return parser
 
 
-@command_line.program
+@command_line.command
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
     arguments = _parser().parse_args(argv)
     store.look(arguments.checkpoint)  # before TensorFlow is loaded
     for path in arguments.images:
         _probed(path)
-    command_line.start_alone("predict")
+    command_line.start_single_process("predict")
     network = command_line.load_network(arguments)
     results = []
     for path, values in zip(

@@ -126,7 +126,7 @@ def unknown(config: Mapping[str, Any]) -> list[str]:
     ]
 
 
-@command_line.program
+@command_line.command
 def main(arguments: Sequence[str]) -> None:
     """Runs the command line, unless it only prints: training takes the place of this process."""
     parser = command_line.Parser(
@@ -136,7 +136,10 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("run", metavar="RUN", type=pathlib.Path, help=command_line.RUN_HELP)
     parser.add_argument(
-        "-np", type=command_line.positive, metavar="N", help="number of ranks (default: the run's)"
+        "-np",
+        type=command_line.positive_int,
+        metavar="N",
+        help="number of ranks (default: the run's)",
     )
     parser.add_argument(
         "-H", "--hosts", default="", metavar="HOST:SLOTS,...", help="hosts (default: the run's)"
@@ -154,8 +157,8 @@ def main(arguments: Sequence[str]) -> None:
     config = stored.read(parsed.run)
     following = command(parsed.run, config, flags, parsed.np, parsed.hosts)
     for line in (*changes(config["flags"], flags), *unknown(config)):
-        command_line.show(f"changed: {line}", sys.stderr)
-    command_line.show(
+        command_line.print_escaped(f"changed: {line}", sys.stderr)
+    command_line.print_escaped(
         shlex.join(["hybrid-imagenet", *following]), sys.stdout if parsed.dry_run else sys.stderr
     )
     if not parsed.dry_run:

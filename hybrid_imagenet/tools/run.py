@@ -34,7 +34,7 @@ from hybrid_imagenet.resilience.restarts import Policy, Restarts
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.runlog import run_dir as run_directories
 from hybrid_imagenet.tools import host_limits, mpirun, rank_count
-from hybrid_imagenet.tools.command_line import Parser, show
+from hybrid_imagenet.tools.command_line import Parser, print_escaped
 from hybrid_imagenet.tools.doctor import host_facts
 from hybrid_imagenet.training import preflight
 
@@ -442,7 +442,7 @@ def _print_start(options: argparse.Namespace, config: RunConfig | None) -> None:
     reason = f", {options.reason}" if options.reason else ""
     where = options.script or options.hosts
     # Rank 0 prints the title of the run.
-    show(f"starting {counted(options.np, 'rank')}{reason} ({where}) ...", sys.stderr)
+    print_escaped(f"starting {counted(options.np, 'rank')}{reason} ({where}) ...", sys.stderr)
     sys.stderr.flush()
 
 
@@ -465,7 +465,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     if options.dry_run:
-        show(shlex.join(command))
+        print_escaped(shlex.join(command))
         return EXIT_OK
     if answers == "done":
         return EXIT_OK

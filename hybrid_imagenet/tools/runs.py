@@ -37,14 +37,14 @@ def _parser() -> command_line.Parser:
     return parser
 
 
-@command_line.program
+@command_line.command
 def main(arguments: Sequence[str]) -> None:
     """Runs `runs`."""
     parsed = _parser().parse_args(arguments)
     if parsed.diff:
         one, other = (load.load(path) for path in parsed.diff)
         rows = [(name, *map(text, values)) for name, values in load.differences([one, other])]
-        command_line.show(
+        command_line.print_escaped(
             table(("flag", *parsed.diff), rows) if rows else "All flags are the same."
         )
         return
@@ -54,9 +54,9 @@ def main(arguments: Sequence[str]) -> None:
         raise UserError(f"{directory}: no runs there; give the directory that holds them")
     rows = [row(path) for path in found]
     if any(line[-1] for line in rows):
-        command_line.show(table((*_HEAD, "problem"), rows))
+        command_line.print_escaped(table((*_HEAD, "problem"), rows))
     else:
-        command_line.show(table(_HEAD, [line[:-1] for line in rows]))
+        command_line.print_escaped(table(_HEAD, [line[:-1] for line in rows]))
 
 
 def _runs_in(directory: pathlib.Path) -> list[pathlib.Path]:
@@ -127,16 +127,16 @@ def _directory(program: str, description: str, arguments: Sequence[str]) -> path
     return pathlib.Path(parser.parse_args(arguments).run)
 
 
-@command_line.program
+@command_line.command
 def status(arguments: Sequence[str]) -> None:
     """Runs `status`."""
     directory = _directory(
         "status", "Prints the state of a run, and how to continue or stop it.", arguments
     )
-    command_line.show(_standing(directory))
+    command_line.print_escaped(_standing(directory))
 
 
-@command_line.program
+@command_line.command
 def stop(arguments: Sequence[str]) -> None:
     """Runs `stop`."""
     directory = _directory(
@@ -147,7 +147,7 @@ def stop(arguments: Sequence[str]) -> None:
     state.stop(directory)
     while files.lock_holder(directory) is not None:
         time.sleep(_LOOK_SECONDS)
-    command_line.show(_standing(directory))
+    command_line.print_escaped(_standing(directory))
 
 
 def _nothing_to_stop(directory: pathlib.Path) -> str:

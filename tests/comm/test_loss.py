@@ -75,5 +75,5 @@ def test_other_programs_on_ranks_do_so_too(capfd):
     def lost(words):
         raise HorovodInternalError(SHUT_DOWN)
 
-    assert command_line.run(lost, []) == EXIT_STALLED
+    assert command_line.run_command(lost, []) == EXIT_STALLED
     assert capfd.readouterr().err == f"{lost_rank.described(HorovodInternalError(SHUT_DOWN))}\n"

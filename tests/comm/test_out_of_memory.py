@@ -90,7 +90,7 @@ def test_training_that_runs_out_of_memory_prints_the_batch_to_try(monkeypatch):
 
 
 def test_a_command_that_runs_out_of_memory_prints_one_line(capfd):
-    assert command_line.run(fails, []) == EXIT_USAGE
+    assert command_line.run_command(fails, []) == EXIT_USAGE
     output = capfd.readouterr().err
     assert output.endswith("Use a smaller batch.\n")
     assert output.count("\n") == 1

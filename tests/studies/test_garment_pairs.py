@@ -36,7 +36,7 @@ def write_source(directory, training=TRAINING_GARMENTS, test=TEST_GARMENTS, labe
 
 
 def run(*words):
-    return command_line.run(garment_pairs.main, [str(word) for word in words])
+    return command_line.run_command(garment_pairs.main, [str(word) for word in words])
 
 
 @pytest.fixture

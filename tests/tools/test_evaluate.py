@@ -105,7 +105,10 @@ def test_all_ranks_end_with_one_line(pools, run, flags):
     [
         (["--dataset=digits"], "--dataset=digits: 10 classes, but"),
         (["--dataset=tfrecord"], "--dataset=tfrecord: give the directory"),
-        (["--dataset=digits", "--crop=2"], "argument --crop: 2: give a number above 0, at most 1"),
+        (
+            ["--dataset=digits", "--crop=2"],
+            "argument --crop: 2 is not a number above 0 and at most 1",
+        ),
     ],
 )
 def test_bad_input_is_one_line(run, tmp_path, capsys, arguments, message):

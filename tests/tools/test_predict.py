@@ -99,7 +99,7 @@ def test_the_central_square_is_looked_at(folder, capsys):
         (["pipe.png", "0.png"], "pipe.png is not a regular file. Pass a checkpoint"),
         (
             ["weights.npz", "0.png", "--top=none"],
-            "argument --top: none: give a whole number of at least 1",
+            "argument --top: none is not a whole number of at least 1",
         ),
     ],
 )

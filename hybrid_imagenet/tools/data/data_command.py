@@ -25,14 +25,17 @@ def _parser() -> argparse.ArgumentParser:
         "--to", required=True, help="new directory for the shards; an interrupted one is continued"
     )
     prepare.add_argument(
-        "--resize", type=command_line.positive, metavar="PIXELS", help="reduce larger images"
+        "--resize", type=command_line.positive_int, metavar="PIXELS", help="reduce larger images"
     )
     prepare.add_argument(
-        "--quality", type=command_line.positive, default=90, help="of reduced JPEGs (%(default)s)"
+        "--quality",
+        type=command_line.positive_int,
+        default=90,
+        help="of reduced JPEGs (%(default)s)",
     )
     prepare.add_argument(
         "--per_shard",
-        type=command_line.positive,
+        type=command_line.positive_int,
         default=1024,
         help="images per shard (%(default)s)",
     )
@@ -41,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     prepare.add_argument(
         "--max_bad_records",
-        type=command_line.whole,
+        type=command_line.non_negative_int,
         default=100,
         help="bad records per split above which it ends (%(default)s)",
     )
@@ -61,10 +64,14 @@ def _add_source(parser: argparse.ArgumentParser, flag: str) -> None:
     )
     parser.add_argument("--data_cache_dir", help="for copies of the files of a URL")
     parser.add_argument(
-        "--num_classes", type=command_line.positive, help="classes, if the files do not name them"
+        "--num_classes",
+        type=command_line.positive_int,
+        help="classes, if the files do not name them",
     )
     parser.add_argument(
-        "--num_examples", type=command_line.positive, help="training images of a synthetic dataset"
+        "--num_examples",
+        type=command_line.positive_int,
+        help="training images of a synthetic dataset",
     )
     parser.add_argument(
         "--val_fraction",
@@ -74,7 +81,7 @@ def _add_source(parser: argparse.ArgumentParser, flag: str) -> None:
     )
     parser.add_argument(
         "--workers",
-        type=command_line.positive,
+        type=command_line.positive_int,
         default=os.cpu_count() or 1,
         help="processes (%(default)s)",
     )
@@ -100,11 +107,11 @@ def _prepare(arguments: argparse.Namespace) -> int:
             " manifest.json)"
         )
         shards = counted(len(entry["shards"]), "shard")
-        command_line.show(
+        command_line.print_escaped(
             f"{split}: {counted(entry['num_examples'], 'image')} in {shards}, {size} bytes"
             f"{left_out if entry['bad_records'] else ''}"
         )
-    command_line.show(f"train with --dataset=tfrecord --data_dir={arguments.to}")
+    command_line.print_escaped(f"train with --dataset=tfrecord --data_dir={arguments.to}")
     return EXIT_OK
 
 
@@ -124,13 +131,13 @@ def _check(arguments: argparse.Namespace) -> int:
             if note.text in printed:
                 continue
             printed.add(note.text)
-            command_line.show(str(note) if note.fault else f"note: {note}", sys.stdout)
+            command_line.print_escaped(str(note) if note.fault else f"note: {note}", sys.stdout)
             faults += note.fault
     print(counted(faults, "fault") if faults else "no faults")
     return EXIT_USAGE if faults else EXIT_OK
 
 
-@command_line.program
+@command_line.command
 def main(argv: Sequence[str]) -> int:
     """Runs the command line."""
     arguments = _parser().parse_args(argv)

@@ -37,7 +37,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--slots",
-        type=command_line.positive,
+        type=command_line.positive_int,
         default=1,
         help="ranks on hosts without :SLOTS (%(default)s)",
     )
@@ -47,7 +47,9 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         metavar="NAME",
         help="network interface that the run will use",
     )
-    parser.add_argument("--ssh_port", type=command_line.positive, help="port of sshd on the hosts")
+    parser.add_argument(
+        "--ssh_port", type=command_line.positive_int, help="port of sshd on the hosts"
+    )
     parser.add_argument("--data_dir", help="dataset to compare between hosts")
     parser.add_argument("--run_dir", default="runs", help="where results will go (%(default)s)")
     parser.add_argument(
@@ -135,7 +137,7 @@ def render(findings: Sequence[Finding], color: bool) -> str:
     return "\n".join(lines)
 
 
-@command_line.program
+@command_line.command
 def main(arguments: Sequence[str]) -> int:
     """Prints the report."""
     options = parse_arguments(arguments)

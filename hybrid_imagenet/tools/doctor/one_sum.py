@@ -46,4 +46,4 @@ def add(arguments: Sequence[str] = ()) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(add, sys.argv[1:]))
+    sys.exit(command_line.run_command(add, sys.argv[1:]))

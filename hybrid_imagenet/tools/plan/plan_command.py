@@ -52,7 +52,7 @@ _DECODED = 935.0  # images/s that a core decodes to 224 pixels: docs/input.md
 _REFERENCE = "to 75.9 %: epochs of MLPerf's reference at the batch; a dash where it has none."
 
 
-@command_line.program
+@command_line.command
 def main(arguments: Sequence[str]) -> None:
     """Runs the planner."""
     helps = {"-h", "--help"} & set(arguments)

@@ -25,7 +25,7 @@ def _parser() -> command_line.Parser:
     return parser
 
 
-@command_line.program
+@command_line.command
 def main(arguments: Sequence[str]) -> None:
     """Runs the command line."""
     parsed = _parser().parse_args(arguments)
@@ -33,9 +33,9 @@ def main(arguments: Sequence[str]) -> None:
         raise UserError(f"--out={parsed.out}: --text writes nothing; omit --out")
     if parsed.text:
         runs = load.load_all(parsed.runs)
-        command_line.show("\n\n".join("\n".join(text(run)) for run in runs))
+        command_line.print_escaped("\n\n".join("\n".join(text(run)) for run in runs))
         return
-    command_line.show(str(write(parsed.runs, parsed.out)))
+    command_line.print_escaped(str(write(parsed.runs, parsed.out)))
 
 
 def text(run: load.Run) -> Iterator[str]:

@@ -224,8 +224,8 @@ def test_weights_of_another_network_are_refused(tmp_path):
 def test_these_programs_work_alone(monkeypatch, capsys):
     for name, value in {"RANK": 1, "SIZE": 2, "LOCAL_RANK": 1, "LOCAL_SIZE": 2}.items():
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(value))
-    with pytest.raises(UserError, match="export works alone"):
-        command_line.start_alone("export")
+    with pytest.raises(UserError, match="export runs in a single process"):
+        command_line.start_single_process("export")
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_a_form_that_cannot_be_written_is_refused_before_tensorflow_starts(
         importlib.util, "find_spec", lambda name: None if name == missing else found(name)
     )
     monkeypatch.setattr(
-        command_line, "start_alone", lambda name: pytest.fail("TensorFlow was started")
+        command_line, "start_single_process", lambda name: pytest.fail("TensorFlow was started")
     )
     assert program.main(["weights.npz", f"--to={target}"]) == EXIT_USAGE
     assert capsys.readouterr().err.startswith(f"error: {message}")
