@@ -1,9 +1,10 @@
-"""Clusters of the papers and ready-made links, with where each number comes from."""
+"""Defines the clusters of the papers and common links, with the source of each number."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 
 from hybrid_imagenet.analysis import published
 from hybrid_imagenet.analysis.published import GpuSpeed
@@ -12,38 +13,62 @@ from hybrid_imagenet.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
-class Speed:
-    """Seconds of computation per step of ResNet-50 on one GPU: `fixed` + `per_image` * batch.
+class ComputeTime:
+    """Computation time of a ResNet-50 step on one GPU, as a linear function of the batch.
 
-    `source` says where the figures are from.
+    Attributes:
+      fixed_seconds: time per step that does not depend on the batch.
+      seconds_per_image: additional time per image of the batch.
+      source: the publication or measurement that the two numbers are from.
     """
 
-    fixed: float
-    per_image: float
+    fixed_seconds: float
+    seconds_per_image: float
     source: str
 
-    def seconds(self, batch: int) -> float:
-        """Computes the seconds of a step for a batch per GPU."""
-        return self.fixed + self.per_image * batch
+    def step_seconds(self, per_gpu_batch: int) -> float:
+        """Returns the seconds of one step."""
+        return self.fixed_seconds + self.seconds_per_image * per_gpu_batch
 
 
-def line(*measured: GpuSpeed) -> Speed:
-    """The line through two measured speeds at different batches; through one, the same speed at any
-    batch.
+def fit_compute_time(*measurements: GpuSpeed) -> ComputeTime:
+    """Fits the computation time of a step to one or more measured speeds.
+
+    With several measurements, the line goes through the first and the last. With one, all batches
+    have the same images per second.
+
+    Args:
+      *measurements: speeds of the same GPU at different batches.
     """
-    first, last = measured[0], measured[-1]
-    seconds = [speed.batch / speed.images_per_second for speed in (first, last)]
+    first = measurements[0]
+    last = measurements[-1]
+    first_seconds = first.batch / first.images_per_second
     if first == last:
-        return Speed(0.0, seconds[0] / first.batch, first.described_source)
-    slope = (seconds[1] - seconds[0]) / (last.batch - first.batch)
-    sources = first.source if first.source == last.source else f"{first.source}; {last.source}"
-    return Speed(seconds[0] - slope * first.batch, slope, sources)
+        return ComputeTime(0.0, first_seconds / first.batch, first.described_source)
+    last_seconds = last.batch / last.images_per_second
+    slope = (last_seconds - first_seconds) / (last.batch - first.batch)
+    source = first.source
+    if last.source != first.source:
+        source = f"{first.source}; {last.source}"
+    return ComputeTime(first_seconds - slope * first.batch, slope, source)
 
 
 @dataclasses.dataclass(frozen=True)
-class Cluster:
-    """A cluster as the planner sees it; `gpu` is a key of `GPUS`, `speeds` are published ones by
-    precision.
+class ClusterModel:
+    """A cluster as the planner models it.
+
+    Attributes:
+      title: description for a reader.
+      gpu: a key of `published.GPUS`.
+      hosts: number of hosts.
+      local_size: GPUs per host.
+      inside: link between the GPUs of a host.
+      between: link of a host to the others.
+      compute_times: published computation times by precision (`fp16`, `fp32`). The first one is the
+        default precision.
+      per_gpu_batch: default number of images per GPU and step.
+      jitter: wait for the slowest rank, as a fraction of the computation time. 0 if
+        `compute_times` include it.
     """
 
     title: str
@@ -52,210 +77,226 @@ class Cluster:
     local_size: int
     inside: Link
     between: Link
-    speeds: dict[str, Speed]
-    batch: int
+    compute_times: Mapping[str, ComputeTime]
+    per_gpu_batch: int
     jitter: float
 
     def topology(self, hosts: int) -> Topology:
-        """The same cluster with another number of hosts."""
+        """Returns the topology of such a cluster with `hosts` hosts."""
         return Topology(hosts, self.local_size, self.inside, self.between)
 
 
-NVLINK = Link.of(100, 5)
-PCIE = Link.of(10, 10)
-# What NCCL reaches of a link's nominal bandwidth in one direction, 80 %, as its developers say for
-# NVLink 4: 370 of 450 GB/s around a ring, and with the switches adding up (NVLS) 480 by the same
-# measure (github.com/NVIDIA/nccl-tests/issues/212). Nominal: 150, 300 and 450 GB/s of NVLink 2 to
-# 4, 32 of PCIe 4 x16.
-INSIDE = {
-    "nvlink": NVLINK,
+_NVLINK = Link.of(100, 5)
+_PCIE = Link.of(10, 10)
+# NCCL reaches about 80 % of a link's nominal bandwidth in one direction. Its developers report 370
+# of 450 GB/s around a ring for NVLink 4, and 480 by the same measure if the switches add up (NVLS):
+# github.com/NVIDIA/nccl-tests/issues/212. Nominal bandwidths are 150, 300 and 450 GB/s for NVLink 2
+# to 4, and 32 GB/s for PCIe 4 x16.
+INTRA_HOST_LINKS = {
+    "nvlink": _NVLINK,
     "nvlink2": Link.of(120, 5),
     "nvlink3": Link.of(240, 5),
     "nvlink4": Link.of(370, 5),
     "nvls": Link.of(480, 5),
-    "pcie": PCIE,
+    "pcie": _PCIE,
     "pcie4": Link.of(25.6, 10),
 }
 
-# 90 % of the nominal bandwidth. The latency of a hop through library and network is that of cluster
-# h1; on InfiniBand from HDR on it is fitted to 1,024 and 4,216 A100 (MLPerf 2.1). 2,528 and 3,584
-# H100 took no part in it.
-_HOP, _INFINIBAND_HOP = 34.0, 6.0
-LINKS = {
-    "eth1": Link.of(0.1125, _HOP),
-    "eth10": Link.of(1.125, _HOP),
-    "eth25": Link.of(2.8125, _HOP),
-    "roce40": Link.of(4.5, _HOP),
-    "roce100": Link.of(11.25, _HOP),
-    "ib-edr": Link.of(11.25, _HOP),
-    "2xib-edr": Link.of(22.5, _HOP),
-    "ib-hdr": Link.of(22.5, _INFINIBAND_HOP),
-    "ib-ndr": Link.of(45.0, _INFINIBAND_HOP),
-    "ib-xdr": Link.of(90.0, _INFINIBAND_HOP),
-    "8xib-hdr": Link.of(180.0, _INFINIBAND_HOP),
-    "8xib-ndr": Link.of(360.0, _INFINIBAND_HOP),
-    "8xib-xdr": Link.of(720.0, _INFINIBAND_HOP),
+# Latency of a hop through library and network. The first one is fitted to cluster h1. The one of
+# InfiniBand, from HDR on, is fitted to 1,024 and 4,216 A100 (MLPerf 2.1). 2,528 and 3,584 H100 were
+# not used in the fit.
+_HOP_MICROSECONDS = 34.0
+_INFINIBAND_HOP_MICROSECONDS = 6.0
+# Usable fraction of the nominal bandwidth of a network. The bandwidths in `HOST_LINKS` are already
+# multiplied by it.
+_USABLE_BANDWIDTH = 0.9
+HOST_LINKS = {
+    "eth1": Link.of(0.1125, _HOP_MICROSECONDS),
+    "eth10": Link.of(1.125, _HOP_MICROSECONDS),
+    "eth25": Link.of(2.8125, _HOP_MICROSECONDS),
+    "roce40": Link.of(4.5, _HOP_MICROSECONDS),
+    "roce100": Link.of(11.25, _HOP_MICROSECONDS),
+    "ib-edr": Link.of(11.25, _HOP_MICROSECONDS),
+    "2xib-edr": Link.of(22.5, _HOP_MICROSECONDS),
+    "ib-hdr": Link.of(22.5, _INFINIBAND_HOP_MICROSECONDS),
+    "ib-ndr": Link.of(45.0, _INFINIBAND_HOP_MICROSECONDS),
+    "ib-xdr": Link.of(90.0, _INFINIBAND_HOP_MICROSECONDS),
+    "8xib-hdr": Link.of(180.0, _INFINIBAND_HOP_MICROSECONDS),
+    "8xib-ndr": Link.of(360.0, _INFINIBAND_HOP_MICROSECONDS),
+    "8xib-xdr": Link.of(720.0, _INFINIBAND_HOP_MICROSECONDS),
 }
 
-_V100 = {
-    "fp16": line(
-        *(
-            GpuSpeed(
-                "Lu et al., Table 3.2",
-                "v100",
-                "fp16",
-                batch,
-                published.LU_SINGLE_V100["fp16", batch],
-            )
-            for batch in (128, 256)
-        )
-    ),
-    "fp32": Speed(0.0, 1 / published.LU_SINGLE_V100["fp32", 128], "Lu et al., Table 3.2"),
-}
-_P40 = {"fp32": Speed(0.0, 1 / published.LU_SINGLE_P40, "Lu et al., section 3.2.2")}
-# Relative wait for the slowest rank, fitted to cluster h1.
-JITTER = 0.012
+
+def _lu_v100_speed(per_gpu_batch: int) -> GpuSpeed:
+    """Returns the FP16 speed of a V100 in Table 3.2 of Lu et al."""
+    images_per_second = published.LU_SINGLE_V100["fp16", per_gpu_batch]
+    return GpuSpeed("Lu et al., Table 3.2", "v100", "fp16", per_gpu_batch, images_per_second)
 
 
-def _mlperf(gpu: str) -> dict[str, Speed]:
-    """MLPerf's speed of a GPU in FP16: on one or two hosts, and where 64 GPUs ran, the line through
-    both.
+def _mlperf_compute_times(gpu: str) -> dict[str, ComputeTime]:
+    """Returns MLPerf's computation time of a GPU in FP16.
 
-    Communication of the 64 counts as computation there, so that jitter is 0.
+    The speeds are from one or two hosts. If MLPerf also has a run of 64 GPUs, the line goes through
+    both. Such a line counts the communication of the 64 GPUs as computation, so the clusters that
+    use it have a jitter of 0.
     """
-    return {
-        "fp16": line(*(s for s in published.speeds(gpu, "fp16") if s.source.startswith("MLPerf")))
-    }
+    speeds = [speed for speed in published.speeds(gpu, "fp16") if speed.source.startswith("MLPerf")]
+    return {"fp16": fit_compute_time(*speeds)}
 
+
+_LU_V100_COMPUTE_TIMES = {
+    "fp16": fit_compute_time(_lu_v100_speed(128), _lu_v100_speed(256)),
+    "fp32": ComputeTime(0.0, 1 / published.LU_SINGLE_V100["fp32", 128], "Lu et al., Table 3.2"),
+}
+_LU_P40_COMPUTE_TIMES = {
+    "fp32": ComputeTime(0.0, 1 / published.LU_SINGLE_P40, "Lu et al., section 3.2.2")
+}
+_MIKAMI_COMPUTE_TIMES = {
+    "fp16": ComputeTime(0.0, 4 / published.MIKAMI_FOUR_GPUS, "Mikami et al., Table 6")
+}
+# The run on 2 GPUs trained 90 epochs of 1,281,167 images in 74,211 s.
+_HAL_COMPUTE_TIMES = {"fp16": ComputeTime(0.0, 2 * 74211 / (90 * 1_281_167), "NCSA HAL, 2 GPUs")}
+
+JITTER = 0.012
+"""Wait for the slowest rank as a fraction of the computation time, fitted to cluster h1."""
 
 CLUSTERS = {
     # Latency and jitter are fitted to the five efficiencies of Lu et al., Table 3.3 and section
     # 3.2.2.
-    "h1": Cluster(
-        "Lu et al., cluster 1: 3 x 8 V100, RoCE 40G with GPUDirect",
-        "v100",
-        3,
-        8,
-        NVLINK,
-        LINKS["roce40"],
-        _V100,
-        256,
-        JITTER,
+    "h1": ClusterModel(
+        title="Lu et al., cluster 1: 3 x 8 V100, RoCE 40G with GPUDirect",
+        gpu="v100",
+        hosts=3,
+        local_size=8,
+        inside=_NVLINK,
+        between=HOST_LINKS["roce40"],
+        compute_times=_LU_V100_COMPUTE_TIMES,
+        per_gpu_batch=256,
+        jitter=JITTER,
     ),
-    # 0.62 GB/s is fitted to 91.2 %: without GPUDirect the data goes through the host's memory.
-    "h2": Cluster(
-        "Lu et al., cluster 2: 6 x 4 P40, RoCE 40G without GPUDirect",
-        "p40",
-        6,
-        4,
-        PCIE,
-        Link.of(0.62, _HOP),
-        _P40,
-        128,
-        JITTER,
+    # 0.62 GB/s is fitted to an efficiency of 91.2 %. It is that low because without GPUDirect the
+    # data passes through the host's memory.
+    "h2": ClusterModel(
+        title="Lu et al., cluster 2: 6 x 4 P40, RoCE 40G without GPUDirect",
+        gpu="p40",
+        hosts=6,
+        local_size=4,
+        inside=_PCIE,
+        between=Link.of(0.62, _HOP_MICROSECONDS),
+        compute_times=_LU_P40_COMPUTE_TIMES,
+        per_gpu_batch=128,
+        jitter=JITTER,
     ),
-    # Table 6 of Mikami et al. has one node of 4 GPUs as its baseline. One latency for all hops,
-    # fitted to its four efficiencies: within 3.5 points.
-    "abci": Cluster(
-        "Mikami et al. on ABCI: 4 V100 a node, 2 x InfiniBand EDR",
-        "v100",
-        1024,
-        4,
-        NVLINK,
-        Link.of(22.5, 36.0),
-        {"fp16": Speed(0.0, 4 / published.MIKAMI_FOUR_GPUS, "Mikami et al., Table 6")},
-        32,
-        0.0,
+    # The baseline of Table 6 of Mikami et al. is one node of 4 GPUs, which includes the wait for
+    # the slowest rank. One latency for all hops is fitted to the four efficiencies of the table,
+    # and meets them within 3.5 points.
+    "abci": ClusterModel(
+        title="Mikami et al. on ABCI: 4 V100 a node, 2 x InfiniBand EDR",
+        gpu="v100",
+        hosts=1024,
+        local_size=4,
+        inside=_NVLINK,
+        between=Link.of(22.5, 36.0),
+        compute_times=_MIKAMI_COMPUTE_TIMES,
+        per_gpu_batch=32,
+        jitter=0.0,
     ),
-    # NCSA HAL's 2-GPU run: 90 epochs of 1,281,167 images in 74,211 s.
-    "hal": Cluster(
-        "NCSA HAL: 16 x 4 V100, InfiniBand EDR",
-        "v100",
-        16,
-        4,
-        NVLINK,
-        LINKS["ib-edr"],
-        {"fp16": Speed(0.0, 2 * 74211 / (90 * 1_281_167), "NCSA HAL, 2 GPUs")},
-        208,
-        JITTER,
+    "hal": ClusterModel(
+        title="NCSA HAL: 16 x 4 V100, InfiniBand EDR",
+        gpu="v100",
+        hosts=16,
+        local_size=4,
+        inside=_NVLINK,
+        between=HOST_LINKS["ib-edr"],
+        compute_times=_HAL_COMPUTE_TIMES,
+        per_gpu_batch=208,
+        jitter=JITTER,
     ),
-    # Hosts as NVIDIA's data sheets of the DGX A100, H100 and H200 describe them: eight GPUs, and an
-    # adapter for each. L40S hosts differ; four on PCIe 4 and one adapter are assumed.
-    "h100": Cluster(
-        "8 H100 a host, NVLink 4 with NVLS, 8 x InfiniBand NDR",
-        "h100",
-        8,
-        8,
-        INSIDE["nvls"],
-        LINKS["8xib-ndr"],
-        _mlperf("h100"),
-        256,
-        0.0,
+    # The following hosts are as NVIDIA's data sheets describe the DGX A100, H100 and H200: eight
+    # GPUs with one network adapter each.
+    "h100": ClusterModel(
+        title="8 H100 a host, NVLink 4 with NVLS, 8 x InfiniBand NDR",
+        gpu="h100",
+        hosts=8,
+        local_size=8,
+        inside=INTRA_HOST_LINKS["nvls"],
+        between=HOST_LINKS["8xib-ndr"],
+        compute_times=_mlperf_compute_times("h100"),
+        per_gpu_batch=256,
+        jitter=0.0,
     ),
-    "h200": Cluster(
-        "8 H200 a host, NVLink 4 with NVLS, 8 x InfiniBand NDR",
-        "h200",
-        8,
-        8,
-        INSIDE["nvls"],
-        LINKS["8xib-ndr"],
-        _mlperf("h200"),
-        400,
-        JITTER,
+    "h200": ClusterModel(
+        title="8 H200 a host, NVLink 4 with NVLS, 8 x InfiniBand NDR",
+        gpu="h200",
+        hosts=8,
+        local_size=8,
+        inside=INTRA_HOST_LINKS["nvls"],
+        between=HOST_LINKS["8xib-ndr"],
+        compute_times=_mlperf_compute_times("h200"),
+        per_gpu_batch=400,
+        jitter=JITTER,
     ),
-    "a100": Cluster(
-        "8 A100 40 GB a host, NVLink 3, 8 x InfiniBand HDR",
-        "a100",
-        8,
-        8,
-        INSIDE["nvlink3"],
-        LINKS["8xib-hdr"],
-        _mlperf("a100"),
-        204,
-        JITTER,
+    "a100": ClusterModel(
+        title="8 A100 40 GB a host, NVLink 3, 8 x InfiniBand HDR",
+        gpu="a100",
+        hosts=8,
+        local_size=8,
+        inside=INTRA_HOST_LINKS["nvlink3"],
+        between=HOST_LINKS["8xib-hdr"],
+        compute_times=_mlperf_compute_times("a100"),
+        per_gpu_batch=204,
+        jitter=JITTER,
     ),
-    "a100-80": Cluster(
-        "8 A100 80 GB a host, NVLink 3, 8 x InfiniBand HDR",
-        "a100-80",
-        8,
-        8,
-        INSIDE["nvlink3"],
-        LINKS["8xib-hdr"],
-        _mlperf("a100-80"),
-        256,
-        0.0,
+    "a100-80": ClusterModel(
+        title="8 A100 80 GB a host, NVLink 3, 8 x InfiniBand HDR",
+        gpu="a100-80",
+        hosts=8,
+        local_size=8,
+        inside=INTRA_HOST_LINKS["nvlink3"],
+        between=HOST_LINKS["8xib-hdr"],
+        compute_times=_mlperf_compute_times("a100-80"),
+        per_gpu_batch=256,
+        jitter=0.0,
     ),
-    "l40s": Cluster(
-        "4 L40S a host, PCIe 4, InfiniBand NDR",
-        "l40s",
-        8,
-        4,
-        INSIDE["pcie4"],
-        LINKS["ib-ndr"],
-        _mlperf("l40s"),
-        200,
-        JITTER,
+    # Hosts with L40S differ from each other. Four GPUs on PCIe 4 and one adapter are an assumption.
+    "l40s": ClusterModel(
+        title="4 L40S a host, PCIe 4, InfiniBand NDR",
+        gpu="l40s",
+        hosts=8,
+        local_size=4,
+        inside=INTRA_HOST_LINKS["pcie4"],
+        between=HOST_LINKS["ib-ndr"],
+        compute_times=_mlperf_compute_times("l40s"),
+        per_gpu_batch=200,
+        jitter=JITTER,
     ),
 }
 
 
-def parse_link(flag: str, text: str) -> Link:
-    """Reads a link: a name, or a bandwidth with or without a latency per hop, as in 25gbit or
-    3.1GB/s:20us.
+def parse_link(flag: str, text: str, presets: Mapping[str, Link]) -> Link:
+    """Parses a link: a name, or a bandwidth with an optional latency per hop.
+
+    For example `ib-hdr`, `25gbit` or `3.1GB/s:20us`. A bandwidth in gbit is nominal, of which 90 %
+    are usable; a bandwidth in GB/s is taken as it is.
+
+    Args:
+      flag: name of the flag, for the error message.
+      text: its value.
+      presets: links by name.
 
     Raises:
-      UserError: naming the flag and the forms it takes.
+      UserError: if the text is neither a name nor a bandwidth above 0.
     """
-    known = INSIDE if flag == "inside" else LINKS
-    if text in known:
-        return known[text]
+    if text in presets:
+        return presets[text]
     number = r"(\d+\.?\d*|\.\d+)"
     match = re.fullmatch(f"{number}(gbit|gb/s)(?::{number}us)?", text.lower())
     if match is None or not float(match[1]):
         raise UserError(
-            f"--{flag}={text}: choose one of {', '.join(known)}, or write a bandwidth such as"
-            " 25gbit or 3.1GB/s:20us"
+            f"--{flag}={text} is not a known link. Choose one of {', '.join(presets)}, or write a"
+            " bandwidth such as 25gbit or 3.1GB/s:20us."
         )
-    return Link.of(
-        float(match[1]) * (1.0 if match[2] == "gb/s" else 0.9 / 8), float(match[3] or _HOP)
-    )
+    gigabytes_per_second = float(match[1])
+    if match[2] == "gbit":
+        gigabytes_per_second *= _USABLE_BANDWIDTH / 8
+    return Link.of(gigabytes_per_second, float(match[3] or _HOP_MICROSECONDS))

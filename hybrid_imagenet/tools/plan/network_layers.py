@@ -1,6 +1,4 @@
-"""Counts parameters and operations of networks by layer: ResNets of He et al. and AlexNet-BN of Jia
-et al.
-"""
+"""Counts parameters and operations per layer of ResNets (He et al.) and AlexNet-BN (Jia et al.)."""
 
 from __future__ import annotations
 
@@ -11,74 +9,134 @@ from hybrid_imagenet.comm.cost_model import Layer
 from hybrid_imagenet.models.depths import BASIC, DEPTHS, VERSION_1
 
 MODELS = (*DEPTHS, "alexnet_bn")
-_ALEXNET = (
-    (11, 96, 4, 2, 3),
-    (5, 256, 1, 2, 3),
-    (3, 384, 1, 1, 0),
-    (3, 384, 1, 1, 0),
-    (3, 256, 1, 1, 3),
+
+
+@dataclasses.dataclass(frozen=True)
+class _AlexNetConvolution:
+    """A convolution of AlexNet.
+
+    Attributes:
+      kernel: side of the kernel in pixels.
+      channels: output channels.
+      stride: stride in both directions.
+      padding: pixels added on each side.
+      pool: side of the max-pooling with stride 2 that follows; 0 if there is none.
+    """
+
+    kernel: int
+    channels: int
+    stride: int
+    padding: int
+    pool: int
+
+
+# Krizhevsky et al. 2012, without groups.
+_ALEXNET_CONVOLUTIONS = (
+    _AlexNetConvolution(kernel=11, channels=96, stride=4, padding=2, pool=3),
+    _AlexNetConvolution(kernel=5, channels=256, stride=1, padding=2, pool=3),
+    _AlexNetConvolution(kernel=3, channels=384, stride=1, padding=1, pool=0),
+    _AlexNetConvolution(kernel=3, channels=384, stride=1, padding=1, pool=0),
+    _AlexNetConvolution(kernel=3, channels=256, stride=1, padding=1, pool=3),
 )
-"""Krizhevsky et al. 2012, without groups: kernel, channels, stride, padding, and the pooling
-(stride 2) after it.
-"""
-_HIDDEN = (4096, 4096)
+_ALEXNET_HIDDEN_UNITS = (4096, 4096)
 
 
 def layers_of(model: str, image_size: int = 224, classes: int = 1000) -> list[Layer]:
-    """The layers from input to output; each convolution together with its batch normalization."""
+    """Returns the layers of a network from input to output.
+
+    A convolution and the batch normalization after it are one layer.
+
+    Args:
+      model: one of `MODELS`.
+      image_size: side of an image in pixels.
+      classes: units of the last layer.
+    """
     if model == "alexnet_bn":
-        return _alexnet(image_size, classes)
-    bottleneck, counts = model not in BASIC, DEPTHS[model]
-    side = _half(image_size)
-    layers = [_convolution(7, 3, 64, side)]
-    side, channels = _half(side), 64
-    for stage, count in enumerate(counts):
-        width = 64 * 2**stage
-        for block in range(count):
+        return _alexnet_layers(image_size, classes)
+    return _resnet_layers(model, image_size, classes)
+
+
+def _resnet_layers(model: str, image_size: int, classes: int) -> list[Layer]:
+    """Returns the layers of a ResNet with basic or bottleneck blocks (He et al. 2015, table 1)."""
+    side = _halve(image_size)
+    layers = [_convolution(kernel=7, inputs=3, outputs=64, output_side=side)]
+    side = _halve(side)  # the max-pooling of the stem
+    channels = 64
+    for stage, blocks in enumerate(DEPTHS[model]):
+        for block in range(blocks):
             stride = 2 if stage > 0 and block == 0 else 1
-            out = width * 4 if bottleneck else width
-            shapes = [(3, channels, width), (3, width, width)]
-            if bottleneck:
-                shapes = [(1, channels, width), (3, width, width), (1, width, out)]
-            after = _half(side) if stride == 2 else side
-            for kernel, inputs, outputs in shapes:
-                before_stride = (
-                    bottleneck
-                    and model not in VERSION_1
-                    and (kernel, inputs) == (1, channels)
-                    and outputs == width
-                )
-                layers.append(
-                    _convolution(kernel, inputs, outputs, side if before_stride else after)
-                )
-            if channels != out or stride == 2:
-                layers.append(_convolution(1, channels, out, after))
-            side, channels = after, out
+            layers += _block_layers(model, channels, 64 * 2**stage, side, stride)
+            channels = _block_outputs(model, 64 * 2**stage)
+            if stride == 2:
+                side = _halve(side)
     return [*layers, _dense(channels, classes)]
 
 
-def _alexnet(side: int, classes: int) -> list[Layer]:
-    """AlexNet with normalization after each convolution and once more after the last pooling."""
-    layers, inputs = [], 3
-    for kernel, channels, stride, pad, pool in _ALEXNET:
-        side = (side + 2 * pad - kernel) // stride + 1
-        layers.append(_convolution(kernel, inputs, channels, side))
-        side = (side - pool) // 2 + 1 if pool else side
-        inputs = channels
-    layers[-1] = dataclasses.replace(layers[-1], parameters=layers[-1].parameters + 2 * inputs)
-    return layers + [
-        _dense(a, b) for a, b in itertools.pairwise((inputs * side**2, *_HIDDEN, classes))
-    ]
+def _block_outputs(model: str, width: int) -> int:
+    """Returns the output channels of a block whose 3x3 convolutions have `width` channels."""
+    return width if model in BASIC else width * 4
 
 
-def _convolution(kernel: int, inputs: int, outputs: int, side: int) -> Layer:
+def _block_layers(model: str, inputs: int, width: int, side: int, stride: int) -> list[Layer]:
+    """Returns the layers of a residual block: its convolutions, then its projection, if any.
+
+    Args:
+      model: name of the ResNet.
+      inputs: channels that enter the block.
+      width: channels of its 3x3 convolutions.
+      side: side in pixels of the images that enter the block.
+      stride: 1 or 2.
+    """
+    outputs = _block_outputs(model, width)
+    output_side = _halve(side) if stride == 2 else side
+    if model in BASIC:
+        layers = [
+            _convolution(3, inputs, width, output_side),
+            _convolution(3, width, width, output_side),
+        ]
+    else:
+        # The stride is in the first 1x1 convolution in version 1, and in the 3x3 convolution after
+        # it in the other networks. There, the first convolution still sees the larger images.
+        first_side = output_side if model in VERSION_1 else side
+        layers = [
+            _convolution(1, inputs, width, first_side),
+            _convolution(3, width, width, output_side),
+            _convolution(1, width, outputs, output_side),
+        ]
+    if inputs != outputs or stride == 2:
+        layers.append(_convolution(1, inputs, outputs, output_side))
+    return layers
+
+
+def _alexnet_layers(image_size: int, classes: int) -> list[Layer]:
+    """Returns the layers of AlexNet with batch normalization.
+
+    It follows each convolution, and once more the last pooling.
+    """
+    layers = []
+    side = image_size
+    channels = 3
+    for convolution in _ALEXNET_CONVOLUTIONS:
+        side = (side + 2 * convolution.padding - convolution.kernel) // convolution.stride + 1
+        layers.append(_convolution(convolution.kernel, channels, convolution.channels, side))
+        channels = convolution.channels
+        if convolution.pool:
+            side = (side - convolution.pool) // 2 + 1
+    # Scale and offset of the normalization after the last pooling.
+    layers[-1] = dataclasses.replace(layers[-1], parameters=layers[-1].parameters + 2 * channels)
+    units = (channels * side**2, *_ALEXNET_HIDDEN_UNITS, classes)
+    return layers + [_dense(inputs, outputs) for inputs, outputs in itertools.pairwise(units)]
+
+
+def _convolution(kernel: int, inputs: int, outputs: int, output_side: int) -> Layer:
+    """Returns a convolution without bias, with scale and offset of its batch normalization."""
     weights = kernel * kernel * inputs * outputs
-    return Layer(weights + 2 * outputs, weights * side * side)
+    return Layer(weights + 2 * outputs, weights * output_side * output_side)
 
 
 def _dense(inputs: int, outputs: int) -> Layer:
     return Layer(inputs * outputs + outputs, inputs * outputs)
 
 
-def _half(side: int) -> int:
+def _halve(side: int) -> int:
     return (side + 1) // 2

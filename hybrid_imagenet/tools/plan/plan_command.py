@@ -1,6 +1,4 @@
-"""`hybrid-imagenet plan`: predicts training on a cluster and recommends how to
-exchange gradients.
-"""
+"""Implements `hybrid-imagenet plan`, which predicts training times on a cluster."""
 
 from __future__ import annotations
 
@@ -16,16 +14,18 @@ from hybrid_imagenet.options import SPELLING
 from hybrid_imagenet.runlog.summary import duration
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.plan import planner_flags
+from hybrid_imagenet.tools.plan.clusters import ClusterModel
+from hybrid_imagenet.tools.plan.planner_flags import PlannerFlags, SingleGpuSpeed
 from hybrid_imagenet.tools.plan.prediction import (
-    MARGIN,
     MIB,
-    Job,
+    MIN_GAIN_OVER_RING,
+    ExchangeStrategy,
     Prediction,
-    Way,
-    best,
+    TrainingJob,
+    exchange_strategies,
+    fastest,
     is_composed,
     recommend,
-    ways,
 )
 
 _USAGE = """usage: hybrid-imagenet plan [--name=value ...]
@@ -34,155 +34,210 @@ Predicts step time, scaling efficiency and training time on a cluster, and recom
 exchange gradients.
 """
 _FOOTNOTES = (
-    (
-        "*: the planned size. comm: all communication of a step; exposed: what backpropagation does"
-        " not hide of it."
-    ),
-    (
-        "eff.: speed of a GPU here, of its speed alone. exchange: algorithm and size of a bucket of"
-        " gradients."
-    ),
+    "*: the planned size. comm: all communication of a step; exposed: the part that backpropagation"
+    " does not hide.",
+    "eff.: speed of a GPU here, relative to its speed alone. exchange: all-reduce algorithm and"
+    " bucket size.",
+    "to 75.9 %: epochs of MLPerf's reference at the batch; a dash if it has none.",
 )
-_COMPOSED = (
-    "Horovod composes it of operations among sets of ranks, which it negotiates again at each step."
-    " The model leaves that cost out: measure it with hybrid-imagenet bench allreduce."
+_COMPOSED_NOTE = (
+    "Horovod composes it of operations on several sets of ranks, which it negotiates again at each"
+    " step. The prediction does not include that cost. Measure it with hybrid-imagenet bench"
+    " allreduce."
 )
-_JPEG_BYTES = 115e3  # ILSVRC2012_img_train.tar: 147,897,477,120 bytes for 1,281,167 images
-_DECODED = 935.0  # images/s that a core decodes to 224 pixels: docs/input.md
-_REFERENCE = "to 75.9 %: epochs of MLPerf's reference at the batch; a dash where it has none."
+# ILSVRC2012_img_train.tar has 147,897,477,120 bytes for 1,281,167 images.
+_JPEG_BYTES_PER_IMAGE = 115e3
+# Two cores of an AMD EPYC decode 1,870 images/s to 224 pixels (docs/input.md).
+_DECODED_IMAGES_PER_CORE_SECOND = 935.0
+# A request for another strategy than the recommended one is only mentioned if it costs this much.
+_MIN_MENTIONED_SLOWDOWN_PERCENT = 0.1
 
 
 @command_line.command
 def main(arguments: Sequence[str]) -> None:
     """Runs the planner."""
-    helps = {"-h", "--help"} & set(arguments)
-    print(
-        "\n".join(
-            [_USAGE, *entries(planner_flags.Plan), "", SPELLING]
-            if helps
-            else lines(planner_flags.parse(arguments))
-        )
-    )
+    if {"-h", "--help"} & set(arguments):
+        print("\n".join([_USAGE, *entries(PlannerFlags), "", SPELLING]))
+        return
+    print("\n".join(plan_lines(planner_flags.parse(arguments))))
 
 
-def lines(plan: planner_flags.Plan) -> list[str]:
-    """The plan as text: one GPU, a row for each size of the cluster, and the recommended exchange.
+def plan_lines(flags: PlannerFlags) -> list[str]:
+    """Returns the plan as text: one GPU, a table by number of GPUs, and the recommended exchange.
 
     Raises:
-      UserError: for values that do not go together.
+      UserError: if flags contradict each other, or no speed is known.
     """
-    cluster, alone, job = planner_flags.resolve(plan)
-    rows = []
-    asked_for_composed = False
-    for hosts in _host_counts(
-        cluster.hosts, cluster.local_size, plan.max_gpus, job.images_per_epoch // job.batch
-    ):
-        topology = cluster.topology(hosts)
-        if plan.allreduce == "auto":
-            rows.append(recommend(job, topology))
-            continue
-        rows.append(best(job, topology, ways(topology, [plan.allreduce])))
-        if topology.ranks > 1 and is_composed(rows[-1].way, topology):
-            asked_for_composed = True
-    if plan.model != "resnet50":  # whose epochs the reference counts
-        rows = [dataclasses.replace(row, target_seconds=None) for row in rows]
-    here = next(row for row in rows if row.gpus == cluster.hosts * cluster.local_size)
-    found = [
-        (
-            f"{plan.model}, {counted(cluster.hosts, 'host')} x {cluster.local_size}"
-            f" {alone.title or 'GPUs'}, batch {alone.batch} per GPU,"
-            f" {alone.batch / alone.seconds:.0f} images/s on one GPU ({alone.source}); link"
-            f" {_link(cluster.between)}, inside {_link(cluster.inside)}"
-        ),
-    ]
-    if alone.choice:
-        found.append(alone.choice)
-    if asked_for_composed:
-        found.append(f"{plan.allreduce}: {_COMPOSED}")
-    if plan.allreduce != "auto" and ALGORITHMS[plan.allreduce].cost is None:
-        found.append(
-            f"no cost formula is known for {plan.allreduce}: it is taken to cost what the ring does"
-        )
-    found += [
-        "",
-        (
-            f"{'GPUs':>6} {'batch':>8} {'step ms':>8} {'comm ms':>8} {'exposed':>8} {'eff.':>7}"
-            f" {'images/s':>11} {f'{plan.epochs} epochs':>13} {'to 75.9 %':>13}  exchange"
-        ),
-    ]
-    found += [_row(row, "*" if row is here else " ") for row in rows]
-    found += ["", *_FOOTNOTES, _REFERENCE]
-    if here.gpus > 1:
-        topology = cluster.topology(cluster.hosts)
-        advice = recommend(job, topology)
-        gain = (
-            f"(efficiency {100 * advice.efficiency:.1f} %, {1e3 * advice.exposed_seconds:.2f} ms"
-            " exposed per step)"
-        )
-        found += ["", f"recommended for {here.gpus} GPUs: {flags(advice.way)} {gain}"]
-        longer = 100 * (here.step_seconds / advice.step_seconds - 1)
-        if here.way != advice.way and longer >= 0.1:
-            found.append(f"a step as asked for ({describe(here.way)}) takes {longer:.1f} % longer")
-        found += _composed_instead(job, topology, advice)
-    each = here.images_per_second / cluster.hosts
-    found.append(
-        f"input of a host: {each:,.0f} images/s, which are {1e-9 * _JPEG_BYTES * each:.2g} GB/s of"
-        f" ImageNet's files and some {math.ceil(each / _DECODED)} CPU cores; measure yours with"
-        " hybrid-imagenet bench input"
-    )
+    cluster, gpu_speed, job = planner_flags.resolve(flags)
+    rows = _predictions(flags, cluster, job)
+    planned_gpus = cluster.hosts * cluster.local_size
+    planned_row = next(row for row in rows if row.gpus == planned_gpus)
+
+    lines = [_title(flags, cluster, gpu_speed)]
+    if gpu_speed.note:
+        lines.append(gpu_speed.note)
+    lines += _notes_on_algorithm(flags, cluster, rows)
+    lines.append("")
+    lines += _table(rows, planned_row, flags.epochs)
+    lines += ["", *_FOOTNOTES]
+    if planned_gpus > 1:
+        lines.append("")
+        lines += _recommendation(job, cluster.topology(cluster.hosts), planned_row)
+    lines.append(_input_line(planned_row.images_per_second / cluster.hosts))
     if not any(row.target_seconds for row in rows):
-        found.append("no reference convergence is known for these batches")
-    return found
+        lines.append("no reference convergence is known for these batches")
+    return lines
 
 
-def _composed_instead(job: Job, topology: Topology, advice: Prediction) -> list[str]:
-    """Returns a line on the fastest way to exchange that is composed, if it would be clearly faster
-    than the advice.
+def _predictions(flags: PlannerFlags, cluster: ClusterModel, job: TrainingJob) -> list[Prediction]:
+    """Predicts the job on increasing numbers of hosts, among them the planned number."""
+    # With more GPUs, a step would take more images than an epoch has.
+    max_gpus_by_epoch = job.images_per_epoch // job.per_gpu_batch
+    rows = []
+    for hosts in _host_counts(cluster.hosts, cluster.local_size, flags.max_gpus, max_gpus_by_epoch):
+        topology = cluster.topology(hosts)
+        if flags.allreduce == "auto":
+            row = recommend(job, topology)
+        else:
+            row = fastest(job, topology, exchange_strategies(topology, [flags.allreduce]))
+        if flags.model != "resnet50":
+            # MLPerf's reference counts epochs of ResNet-50 only.
+            row = dataclasses.replace(row, target_seconds=None)
+        rows.append(row)
+    return rows
+
+
+def _host_counts(
+    planned_hosts: int, local_size: int, max_gpus: int, max_gpus_by_epoch: int
+) -> list[int]:
+    """Returns the numbers of hosts in the table: powers of two, and the planned number.
+
+    Args:
+      planned_hosts: is always in the table.
+      local_size: GPUs per host.
+      max_gpus: largest number of GPUs; a larger planned number replaces it.
+      max_gpus_by_epoch: number of GPUs whose global batch is a whole epoch.
     """
-    offered = [name for name, known in ALGORITHMS.items() if known.cost is not None]
-    fastest = best(job, topology, ways(topology, offered))
-    if fastest.step_seconds * (1 + MARGIN) >= advice.step_seconds or not is_composed(
-        fastest.way, topology
-    ):
-        return []
-    return [
-        f"{flags(fastest.way)} has a predicted efficiency of {100 * fastest.efficiency:.1f} %, but"
-        f" {_COMPOSED}"
-    ]
-
-
-def _host_counts(hosts: int, local_size: int, max_gpus: int, most: int) -> list[int]:
-    """Hosts by powers of two up to `max_gpus` GPUs and `most` that an epoch is enough for, with the
-    planned number.
-    """
-    counts, count = {hosts}, 1
-    while count * local_size <= min(max(max_gpus, hosts * local_size), most):
-        counts.add(count)
-        count *= 2
+    limit = min(max(max_gpus, planned_hosts * local_size), max_gpus_by_epoch)
+    counts = {planned_hosts}
+    hosts = 1
+    while hosts * local_size <= limit:
+        counts.add(hosts)
+        hosts *= 2
     return sorted(counts)
 
 
-def _row(row: Prediction, mark: str) -> str:
+def _title(flags: PlannerFlags, cluster: ClusterModel, gpu_speed: SingleGpuSpeed) -> str:
+    images_per_second = gpu_speed.per_gpu_batch / gpu_speed.step_seconds
+    return (
+        f"{flags.model}, {counted(cluster.hosts, 'host')} x {cluster.local_size}"
+        f" {gpu_speed.title or 'GPUs'}, batch {gpu_speed.per_gpu_batch} per GPU,"
+        f" {images_per_second:.0f} images/s on one GPU ({gpu_speed.source}); link"
+        f" {_link_text(cluster.between)}, inside {_link_text(cluster.inside)}"
+    )
+
+
+def _notes_on_algorithm(
+    flags: PlannerFlags, cluster: ClusterModel, rows: Sequence[Prediction]
+) -> list[str]:
+    """Returns what the prediction does not know about the algorithm of --allreduce."""
+    if flags.allreduce == "auto":
+        return []
+    notes = []
+    composed = any(
+        row.gpus > 1 and is_composed(row.strategy, cluster.topology(row.gpus // cluster.local_size))
+        for row in rows
+    )
+    if composed:
+        notes.append(f"{flags.allreduce}: {_COMPOSED_NOTE}")
+    if ALGORITHMS[flags.allreduce].cost is None:
+        notes.append(
+            f"{flags.allreduce}: it has no cost formula, so the prediction uses the ring's"
+        )
+    return notes
+
+
+def _table(rows: Sequence[Prediction], planned_row: Prediction, epochs: int) -> list[str]:
+    header = (
+        f"{'GPUs':>6} {'batch':>8} {'step ms':>8} {'comm ms':>8} {'exposed':>8} {'eff.':>7}"
+        f" {'images/s':>11} {f'{epochs} epochs':>13} {'to 75.9 %':>13}  exchange"
+    )
+    return [header, *(_table_row(row, is_planned=row is planned_row) for row in rows)]
+
+
+def _table_row(row: Prediction, *, is_planned: bool) -> str:
+    mark = "*" if is_planned else " "
+    strategy = describe_strategy(row.strategy) if row.gpus > 1 else "-"
     return (
         f"{row.gpus:5}{mark} {row.global_batch:8} {1e3 * row.step_seconds:8.1f}"
         f" {1e3 * row.communication_seconds:8.1f} {1e3 * row.exposed_seconds:8.2f}"
         f" {100 * row.efficiency:6.1f}% {row.images_per_second:11,.0f}"
         f" {duration(row.training_seconds):>13} {duration(row.target_seconds):>13} "
-        f" {describe(row.way) if row.gpus > 1 else '-'}"
+        f" {strategy}"
     )
 
 
-def describe(way: Way) -> str:
-    """Describes a way of exchange in a few words."""
-    grid = f" {way.grid}" if way.grid else ""
-    return f"{way.algorithm}{grid}, {way.fusion_bytes / MIB:g} MiB"
+def _recommendation(job: TrainingJob, topology: Topology, planned_row: Prediction) -> list[str]:
+    """Returns the recommended flags, and how they compare with the requested ones."""
+    recommended = recommend(job, topology)
+    lines = [
+        f"recommended for {planned_row.gpus} GPUs: {strategy_flags(recommended.strategy)}"
+        f" (efficiency {100 * recommended.efficiency:.1f} %,"
+        f" {1e3 * recommended.exposed_seconds:.2f} ms exposed per step)"
+    ]
+    slowdown_percent = 100 * (planned_row.step_seconds / recommended.step_seconds - 1)
+    if (
+        planned_row.strategy != recommended.strategy
+        and slowdown_percent >= _MIN_MENTIONED_SLOWDOWN_PERCENT
+    ):
+        lines.append(
+            f"a step with the requested exchange ({describe_strategy(planned_row.strategy)}) takes"
+            f" {slowdown_percent:.1f} % longer"
+        )
+    lines += _faster_composed_strategy(job, topology, recommended)
+    return lines
 
 
-def flags(way: Way) -> str:
-    """A way of exchange as flags of the training program."""
-    grid = f" --torus_grid={way.grid}" if way.grid else ""
-    return f"--allreduce={way.algorithm}{grid} --fusion_threshold_mb={way.fusion_bytes / MIB:g}"
+def _faster_composed_strategy(
+    job: TrainingJob, topology: Topology, recommended: Prediction
+) -> list[str]:
+    """Returns a line on the fastest strategy, if it is composed and clearly faster than advised."""
+    algorithms = [name for name, algorithm in ALGORITHMS.items() if algorithm.cost is not None]
+    best = fastest(job, topology, exchange_strategies(topology, algorithms))
+    is_clearly_faster = best.step_seconds * (1 + MIN_GAIN_OVER_RING) < recommended.step_seconds
+    if not is_clearly_faster or not is_composed(best.strategy, topology):
+        return []
+    return [
+        f"{strategy_flags(best.strategy)} has a predicted efficiency of"
+        f" {100 * best.efficiency:.1f} %, but {_COMPOSED_NOTE}"
+    ]
 
 
-def _link(link: Link) -> str:
-    return f"{1e-9 / link.seconds_per_byte:.3g} GB/s and {1e6 * link.latency:.3g} us a hop"
+def _input_line(images_per_second: float) -> str:
+    """Returns the input that a host needs, in bytes and in cores that decode."""
+    gigabytes_per_second = 1e-9 * _JPEG_BYTES_PER_IMAGE * images_per_second
+    cores = math.ceil(images_per_second / _DECODED_IMAGES_PER_CORE_SECOND)
+    return (
+        f"input of a host: {images_per_second:,.0f} images/s, which need"
+        f" {gigabytes_per_second:.2g} GB/s of ImageNet's files and about {cores} CPU"
+        f" {'core' if cores == 1 else 'cores'}; measure yours with hybrid-imagenet bench input"
+    )
+
+
+def describe_strategy(strategy: ExchangeStrategy) -> str:
+    """Describes an exchange strategy in a few words, for example `torus 4x6, 16 MiB`."""
+    grid = f" {strategy.grid}" if strategy.grid else ""
+    return f"{strategy.algorithm}{grid}, {strategy.fusion_bytes / MIB:g} MiB"
+
+
+def strategy_flags(strategy: ExchangeStrategy) -> str:
+    """Returns the flags of the training program that choose an exchange strategy."""
+    grid = f" --torus_grid={strategy.grid}" if strategy.grid else ""
+    fusion_mb = f"{strategy.fusion_bytes / MIB:g}"
+    return f"--allreduce={strategy.algorithm}{grid} --fusion_threshold_mb={fusion_mb}"
+
+
+def _link_text(link: Link) -> str:
+    gigabytes_per_second = 1e-9 / link.seconds_per_byte
+    latency_microseconds = 1e6 * link.latency
+    return f"{gigabytes_per_second:.3g} GB/s and {latency_microseconds:.3g} us a hop"

@@ -14,32 +14,35 @@ from hybrid_imagenet.options import option, options_of, parse_arguments, parse_v
 from hybrid_imagenet.schedules import mlperf
 from hybrid_imagenet.tools.plan.clusters import (
     CLUSTERS,
-    INSIDE,
+    HOST_LINKS,
+    INTRA_HOST_LINKS,
     JITTER,
-    LINKS,
-    Cluster,
-    Speed,
-    line,
+    ClusterModel,
+    ComputeTime,
+    fit_compute_time,
     parse_link,
 )
 from hybrid_imagenet.tools.plan.network_layers import MODELS, layers_of
-from hybrid_imagenet.tools.plan.prediction import Job
+from hybrid_imagenet.tools.plan.prediction import TrainingJob
 
-_WIRE = {"none": 4, "fp16": 2, "bf16": 2}  # bytes of a gradient element
+# Bytes of a gradient element in the all-reduce, by --compression.
+_ELEMENT_BYTES = {"none": 4, "fp16": 2, "bf16": 2}
+# Speeds and operations per layer are those of images with this many pixels on each side.
+_IMAGE_SIZE = 224
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """The cluster and the training to plan. Flags left out come from --cluster."""
+class PlannerFlags:
+    """Flags of the planner: the cluster and the training. Flags that are None follow --cluster."""
 
     cluster: str = option(
-        "h1", "Described cluster; other flags change parts of it.", choices=tuple(CLUSTERS)
+        "h1", "Cluster to plan for; other flags change parts of it.", choices=tuple(CLUSTERS)
     )
-    hosts: int | None = option(None, "Hosts.", minimum=1, maximum=1_000_000)
-    gpus_per_host: int | None = option(None, "GPUs per host.", minimum=1, maximum=1024)
+    hosts: int | None = option(None, "Number of hosts.", minimum=1, maximum=1_000_000)
+    gpus_per_host: int | None = option(None, "Number of GPUs per host.", minimum=1, maximum=1024)
     allreduce: str = option(
         "auto",
-        "All-reduce; auto takes the ring, or hierarchical where that is clearly faster.",
+        "All-reduce; auto chooses the ring, or hierarchical if that is clearly faster.",
         choices=("auto", *ALGORITHMS),
     )
     model: str = option("resnet50", "Network.", choices=MODELS)
@@ -47,21 +50,26 @@ class Plan:
         None, "Images per GPU and step.", minimum=1, maximum=1_000_000
     )
     precision: str | None = option(None, "Arithmetic on the GPU.", choices=("fp16", "bf16", "fp32"))
-    compression: str = option("fp16", "Type in which gradients are sent.", choices=tuple(_WIRE))
+    compression: str = option(
+        "fp16", "Type in which gradients are sent.", choices=tuple(_ELEMENT_BYTES)
+    )
     speed: str = option(
         "auto",
-        "Speed of one GPU: own, what this program has reached on that GPU; published, the"
-        " cluster's; auto, own where that is known, else published; or FILE, the report.json of"
-        " `bench gpu` on yours.",
+        "Speed of one GPU. own: measured with this program on such a GPU; published: the speed of"
+        " the cluster's source; auto: own if it is known, else published; or FILE: the report.json"
+        " of `hybrid-imagenet bench gpu` on your GPU.",
     )
     images_per_second: float | None = option(
-        None, "Speed of one GPU alone at --per_gpu_batch; replaces --speed.", minimum=1e-3
+        None, "Speed of one GPU alone at --per_gpu_batch, instead of --speed.", minimum=1e-3
     )
     link: str | None = option(
-        None, f"Link of a host: {', '.join(LINKS)}, or such as 25gbit or 3.1GB/s:20us."
+        None,
+        f"Link between hosts: {', '.join(HOST_LINKS)}, or a bandwidth such as 25gbit or"
+        " 3.1GB/s:20us.",
     )
     inside: str | None = option(
-        None, f"Link inside a host: {', '.join(INSIDE)}, or such as 20GB/s:5us."
+        None,
+        f"Link inside a host: {', '.join(INTRA_HOST_LINKS)}, or a bandwidth such as 20GB/s:5us.",
     )
     epochs: int = option(90, "Passes over ImageNet.", minimum=1)
     max_gpus: int = option(
@@ -69,180 +77,223 @@ class Plan:
     )
 
 
-def parse(arguments: Sequence[str]) -> Plan:
-    """Reads the command line.
+def parse(arguments: Sequence[str]) -> PlannerFlags:
+    """Parses the command line.
 
     Raises:
       UserError: one line that names the flag, its value and the remedy.
     """
-    options = options_of(Plan)
+    options = options_of(PlannerFlags)
     texts = parse_arguments(arguments, options)
-    return Plan(**{name: parse_value(name, text, options[name]) for name, text in texts.items()})
+    values = {name: parse_value(name, text, options[name]) for name, text in texts.items()}
+    return PlannerFlags(**values)
 
 
 @dataclasses.dataclass(frozen=True)
-class OneGpu:
-    """The speed of a GPU.
+class SingleGpuSpeed:
+    """The speed of one GPU in the planned training.
 
     Attributes:
-      title: its name; empty if not known.
-      batch: images per step.
-      seconds: of a step.
-      source: who measured it.
-      alone: whether it ran alone, so that a job's wait for its slowest rank is not part of
-      `seconds`.
-      choice: which speed --speed=auto has taken and how to take the other one; empty without that
-        flag.
+      title: name of the GPU; empty if unknown.
+      per_gpu_batch: images per step.
+      step_seconds: computation time of a step.
+      source: the publication or measurement.
+      measured_alone: whether the GPU ran alone. If it was one of many, `step_seconds` already
+        includes the wait for the slowest rank.
+      note: a line that says which speed --speed=auto has chosen, and how to choose the other one.
+        Empty without --speed=auto.
     """
 
     title: str
-    batch: int
-    seconds: float
+    per_gpu_batch: int
+    step_seconds: float
     source: str
-    alone: bool = True
-    choice: str = ""
+    measured_alone: bool = True
+    note: str = ""
 
 
-def resolve(plan: Plan) -> tuple[Cluster, OneGpu, Job]:
-    """The cluster with all overrides, one of its GPUs, and the training to predict.
+def resolve(flags: PlannerFlags) -> tuple[ClusterModel, SingleGpuSpeed, TrainingJob]:
+    """Returns the cluster with all overrides, the speed of one of its GPUs, and the training.
 
     Raises:
-      UserError: for values that do not go together.
+      UserError: if flags contradict each other, or no speed is known.
     """
-    described = CLUSTERS[plan.cluster]
+    preset = CLUSTERS[flags.cluster]
+    inside = preset.inside
+    if flags.inside:
+        inside = parse_link("inside", flags.inside, INTRA_HOST_LINKS)
+    between = preset.between
+    if flags.link:
+        between = parse_link("link", flags.link, HOST_LINKS)
     cluster = dataclasses.replace(
-        described,
-        hosts=plan.hosts or described.hosts,
-        local_size=plan.gpus_per_host or described.local_size,
-        inside=parse_link("inside", plan.inside) if plan.inside else described.inside,
-        between=parse_link("link", plan.link) if plan.link else described.between,
+        preset,
+        hosts=flags.hosts or preset.hosts,
+        local_size=flags.gpus_per_host or preset.local_size,
+        inside=inside,
+        between=between,
     )
-    alone = _one_gpu(plan, cluster)
-    job = Job(
-        layers=layers_of(plan.model),
-        compute_seconds=alone.seconds,
-        batch=alone.batch,
-        element_bytes=_WIRE[plan.compression],
-        jitter=max(cluster.jitter, JITTER) if alone.alone else cluster.jitter,
+    gpu_speed = _single_gpu_speed(flags, cluster)
+    jitter = cluster.jitter
+    if gpu_speed.measured_alone:
+        jitter = max(jitter, JITTER)
+    job = TrainingJob(
+        layers=layers_of(flags.model),
+        compute_seconds=gpu_speed.step_seconds,
+        per_gpu_batch=gpu_speed.per_gpu_batch,
+        element_bytes=_ELEMENT_BYTES[flags.compression],
+        jitter=jitter,
         images_per_epoch=mlperf.TRAIN_IMAGES,
-        epochs=plan.epochs,
+        epochs=flags.epochs,
     )
-    return cluster, alone, job
+    return cluster, gpu_speed, job
 
 
-def _one_gpu(plan: Plan, cluster: Cluster) -> OneGpu:
-    if plan.images_per_second is not None:
-        batch = plan.per_gpu_batch or cluster.batch
-        return OneGpu("", batch, batch / plan.images_per_second, "given")
-    if plan.speed not in ("auto", "published", "own"):
-        if plan.precision:
+def _single_gpu_speed(flags: PlannerFlags, cluster: ClusterModel) -> SingleGpuSpeed:
+    """Returns the speed of one GPU as --images_per_second or --speed chooses it."""
+    if flags.images_per_second is not None:
+        batch = flags.per_gpu_batch or cluster.per_gpu_batch
+        return SingleGpuSpeed("", batch, batch / flags.images_per_second, "given")
+    if flags.speed not in ("auto", "published", "own"):
+        if flags.precision:
             raise UserError(
-                f"--precision={plan.precision}: --speed={plan.speed} has its own; omit it"
+                f"--precision={flags.precision} contradicts --speed={flags.speed}, because the"
+                " report was measured in one precision. Omit --precision."
             )
-        return read_report(plan.speed, plan.model, plan.per_gpu_batch)
-    precision = plan.precision or next(iter(cluster.speeds))
-    measured = [] if plan.speed == "published" else speeds(cluster.gpu, precision, own=True)
-    batch = plan.per_gpu_batch or (measured[0].batch if measured else cluster.batch)
-    own = next((speed for speed in measured if speed.batch == batch), None)
-    if own is not None:
-        return _scaled(plan, cluster, line(own), batch, choice=_chosen_own(plan, cluster, own))
+        return read_gpu_report(flags.speed, flags.model, flags.per_gpu_batch)
+
+    precision = flags.precision or next(iter(cluster.compute_times))
+    own_speeds: list[GpuSpeed] = []
+    if flags.speed != "published":
+        own_speeds = speeds(cluster.gpu, precision, own=True)
+    if flags.per_gpu_batch:
+        batch = flags.per_gpu_batch
+    elif own_speeds:
+        batch = own_speeds[0].batch
+    else:
+        batch = cluster.per_gpu_batch
+
+    own_speed = next((speed for speed in own_speeds if speed.batch == batch), None)
+    if own_speed is not None:
+        note = _note_on_own_speed(flags, cluster, own_speed)
+        return _scale_to_model(flags, cluster, fit_compute_time(own_speed), batch, note=note)
+
     title = GPUS[cluster.gpu].title
-    published = cluster.speeds.get(precision)
-    if plan.speed == "own" or published is None:
-        flag = "speed=own" if plan.speed == "own" else f"precision={precision}"
-        kind = f"{precision} at batch {batch}" if plan.speed == "own" else precision
+    remedy = (
+        "Set --images_per_second, or --speed=FILE with the report.json of hybrid-imagenet bench"
+        " gpu."
+    )
+    if flags.speed == "own":
         raise UserError(
-            f"--{flag}: none is known for {title} in {kind}; give --images_per_second, or "
-            "--speed=FILE with the report.json of hybrid-imagenet bench gpu"
+            f"--speed=own is not known for {title} in {precision} at batch {batch}. {remedy}"
         )
-    # Without jitter, the wait for the slowest rank is part of the published speed.
-    alone = cluster.jitter > 0
-    return _scaled(
-        plan,
+    published = cluster.compute_times.get(precision)
+    if published is None:
+        raise UserError(f"--precision={precision} has no published speed for {title}. {remedy}")
+    return _scale_to_model(
+        flags,
         cluster,
         published,
         batch,
-        alone=alone,
-        choice=_chosen_published(plan, title, measured),
+        # If a cluster has no jitter, its published speed includes the wait for the slowest rank.
+        measured_alone=cluster.jitter > 0,
+        note=_note_on_published_speed(flags, title, own_speeds),
     )
 
 
-def _scaled(
-    plan: Plan, cluster: Cluster, speed: Speed, batch: int, *, alone: bool = True, choice: str = ""
-) -> OneGpu:
-    """Returns the speed for the planned network, if all networks run at ResNet-50's operations per
-    second.
+def _scale_to_model(
+    flags: PlannerFlags,
+    cluster: ClusterModel,
+    compute_time: ComputeTime,
+    per_gpu_batch: int,
+    *,
+    measured_alone: bool = True,
+    note: str = "",
+) -> SingleGpuSpeed:
+    """Converts a computation time of ResNet-50 to the planned network.
+
+    All networks are assumed to run at ResNet-50's operations per second.
     """
-    operations = {
-        name: sum(layer.operations for layer in layers_of(name))
-        for name in (plan.model, "resnet50")
-    }
-    scale = operations[plan.model] / operations["resnet50"]
-    return OneGpu(
-        GPUS[cluster.gpu].title, batch, speed.seconds(batch) * scale, speed.source, alone, choice
+    model_operations = sum(layer.operations for layer in layers_of(flags.model))
+    resnet50_operations = sum(layer.operations for layer in layers_of("resnet50"))
+    scale = model_operations / resnet50_operations
+    return SingleGpuSpeed(
+        GPUS[cluster.gpu].title,
+        per_gpu_batch,
+        compute_time.step_seconds(per_gpu_batch) * scale,
+        compute_time.source,
+        measured_alone,
+        note,
     )
 
 
-def _chosen_own(plan: Plan, cluster: Cluster, own: GpuSpeed) -> str:
-    """Returns the line on a speed of this program that --speed=auto has taken."""
-    if plan.speed != "auto":
+def _note_on_own_speed(flags: PlannerFlags, cluster: ClusterModel, own_speed: GpuSpeed) -> str:
+    """Returns the line that --speed=auto chose a measurement with this program; else empty."""
+    if flags.speed != "auto":
         return ""
-    others = cluster.speeds.get(own.precision)
-    other = f" --speed=published takes that of others ({others.source})." if others else ""
-    when = f", {own.date}" if own.date else ""
-    return f"speed: what this program has reached on this GPU (synthetic images{when}).{other}"
+    date = f", {own_speed.date}" if own_speed.date else ""
+    note = f"speed: measured with this program on such a GPU (synthetic images{date})."
+    published = cluster.compute_times.get(own_speed.precision)
+    if published is not None:
+        note += f" --speed=published takes the published speed ({published.source})."
+    return note
 
 
-def _chosen_published(plan: Plan, title: str, measured: Sequence[GpuSpeed]) -> str:
-    """Returns the line on a published speed that --speed=auto has taken; `measured` are this
-    program's.
-    """
-    if plan.speed != "auto":
+def _note_on_published_speed(
+    flags: PlannerFlags, title: str, own_speeds: Sequence[GpuSpeed]
+) -> str:
+    """Returns the line that --speed=auto chose a published speed, and why; else empty."""
+    if flags.speed != "auto":
         return ""
-    if not measured:
+    if not own_speeds:
         return (
-            f"speed: published by others, as that of this program on a {title} is not known in this"
-            " precision."
+            f"speed: published by others, because this program has not been measured on the {title}"
+            " in this precision."
         )
-    batches = " and ".join(f"--per_gpu_batch={speed.batch}" for speed in measured)
-    return f"speed: published by others, as that of this program is known for {batches} only."
+    batches = " and ".join(f"--per_gpu_batch={speed.batch}" for speed in own_speeds)
+    return (
+        f"speed: published by others, because this program has been measured with {batches} only."
+    )
 
 
-def read_report(path: str, model: str, batch: int | None) -> OneGpu:
+def read_gpu_report(path: str, model: str, per_gpu_batch: int | None) -> SingleGpuSpeed:
     """Reads the speed of one GPU from the report.json that `bench gpu` writes.
 
     Args:
-      path: of the file.
-      model: the network that is planned.
-      batch: images per GPU that are planned; None for those of the report.
+      path: path of the file.
+      model: the planned network.
+      per_gpu_batch: planned images per GPU and step; None takes the report's.
 
     Raises:
-      UserError: if the file cannot be read, or is of another network or batch.
+      UserError: if the file cannot be read, or measured another network, batch or image size.
     """
     try:
         with open(path, encoding="utf-8") as file:
             row = json.load(file)["rungs"]["one GPU"]
         title = f"{row['gpu'] or 'CPU'} in {row['precision']}"
-        found = OneGpu(title, int(row["batch_per_rank"]), float(row["step_seconds"]), path)
-        measured, side = str(row["model"]), int(row["image_size"])
+        speed = SingleGpuSpeed(title, int(row["batch_per_rank"]), float(row["step_seconds"]), path)
+        measured_model = str(row["model"])
+        image_size = int(row["image_size"])
     except OSError as error:
         raise UserError(
-            f"--speed={path}: {error.strerror}; choose auto, own, published, or the report.json of"
-            " hybrid-imagenet bench gpu"
+            f"--speed={path} could not be read: {error.strerror}. Choose auto, own, published, or"
+            " the report.json of hybrid-imagenet bench gpu."
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"--speed={path}: not a report of hybrid-imagenet bench gpu ({error})"
+            f"--speed={path} is not a report of hybrid-imagenet bench gpu ({error}). Choose its"
+            " report.json."
         ) from None
-    if side != 224 or not 0 < found.seconds < math.inf:
+    if image_size != _IMAGE_SIZE or not 0 < speed.step_seconds < math.inf:
         raise UserError(
-            f"--speed={path}: {side} pixels, {found.seconds:g} s a step: give a measurement at 224"
-            " pixels"
+            f"--speed={path} was measured with {image_size} pixels and {speed.step_seconds:g} s"
+            f" per step. Choose a measurement with {_IMAGE_SIZE} pixels and a time above 0."
         )
-    if measured != model or batch not in (None, found.batch):
-        asked = f"--model={model}" + (f" --per_gpu_batch={batch}" if batch else "")
+    if measured_model != model or per_gpu_batch not in (None, speed.per_gpu_batch):
+        planned = f"--model={model}"
+        if per_gpu_batch:
+            planned += f" --per_gpu_batch={per_gpu_batch}"
         raise UserError(
-            f"--speed={path}: measured {measured} at batch {found.batch}, planned are {asked};"
-            f" measure those with hybrid-imagenet bench gpu -- {asked}"
+            f"--speed={path} measured {measured_model} at batch {speed.per_gpu_batch}, but the plan"
+            f" is for {planned}. Run hybrid-imagenet bench gpu -- {planned} to measure it."
         )
-    return found
+    return speed

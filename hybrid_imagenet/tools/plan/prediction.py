@@ -1,6 +1,4 @@
-"""Predicts step time, efficiency and training time of a run, and the best way to exchange its
-gradients.
-"""
+"""Predicts step time, efficiency and training time, and finds the fastest exchange of gradients."""
 
 from __future__ import annotations
 
@@ -20,27 +18,34 @@ from hybrid_imagenet.comm.settings import ALGORITHMS
 from hybrid_imagenet.comm.torus import Grid, nearest_square
 
 MIB = 2**20
-SWITCH = 256 * 1024  # bytes, as --size_switch_kb has it by default
-FUSION_CHOICES_MB = (64, 32, 16, 8, 4, 2, 1)
+SIZE_SWITCH_BYTES = 256 * 1024
+"""Threshold of `size_switched` in bytes: the default of --size_switch_kb."""
+FUSION_CHOICES_MIB = (64, 32, 16, 8, 4, 2, 1)
+"""Bucket sizes to compare, largest first (see `fastest`)."""
 # The model's error is one or two points of efficiency (docs/planning.md). A smaller gain does not
-# justify leaving the ring, which every engine has and which needs no equal hosts.
-MARGIN = 0.02
+# justify leaving the ring, which every engine has and which also works with hosts of unequal size.
+MIN_GAIN_OVER_RING = 0.02
+# Steps whose times differ by less are considered equally fast.
+_EQUAL_STEP_TIME = 1.0025
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
-    """A training, apart from the number of GPUs and the way to exchange gradients.
+class TrainingJob:
+    """A training, independent of the number of GPUs and of how gradients are exchanged.
 
     Attributes:
-      compute_seconds: of one step on one GPU.
-      batch: images per GPU and step.
-      element_bytes: of a gradient element on the wire.
-      jitter: relative wait for the slowest rank.
+      layers: the network, from input to output.
+      compute_seconds: computation time of one step on one GPU.
+      per_gpu_batch: images per GPU and step.
+      element_bytes: size of a gradient element in the all-reduce.
+      jitter: wait for the slowest rank, as a fraction of `compute_seconds`.
+      images_per_epoch: number of training images.
+      epochs: length of the training.
     """
 
     layers: Sequence[Layer]
     compute_seconds: float
-    batch: int
+    per_gpu_batch: int
     element_bytes: int
     jitter: float
     images_per_epoch: int
@@ -48,8 +53,14 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True)
-class Way:
-    """A way to exchange gradients, in buckets of `fusion_bytes`."""
+class ExchangeStrategy:
+    """How gradients are exchanged.
+
+    Attributes:
+      algorithm: a value of --allreduce.
+      grid: rows and columns of a torus (--torus_grid); None for other algorithms.
+      fusion_bytes: size of a bucket (--fusion_threshold_mb).
+    """
 
     algorithm: str
     grid: Grid | None = None
@@ -58,12 +69,24 @@ class Way:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """One row of the planner's table; times in seconds, `target_seconds` None where no reference
-    applies.
+    """A predicted training on a number of GPUs: one row of the planner's table.
+
+    Attributes:
+      gpus: number of GPUs.
+      strategy: how they exchange gradients.
+      global_batch: images per step over all GPUs.
+      step_seconds: time of a step.
+      communication_seconds: all communication of a step.
+      exposed_seconds: communication of a step that backpropagation does not hide.
+      efficiency: speed of a GPU here, relative to its speed alone.
+      images_per_second: throughput of all GPUs.
+      training_seconds: time for all epochs of the job.
+      target_seconds: time to 75.9 % top-1, if the job needs as many epochs as MLPerf's reference.
+        None if the reference has no value for the batch.
     """
 
     gpus: int
-    way: Way
+    strategy: ExchangeStrategy
     global_batch: int
     step_seconds: float
     communication_seconds: float
@@ -74,85 +97,118 @@ class Prediction:
     target_seconds: float | None
 
 
-def predict(job: Job, topology: Topology, way: Way) -> Prediction:
-    """Predicts one configuration: step = Tc (1 + j) + exposed communication; efficiency is Tc /
-    step.
+def recommend(job: TrainingJob, topology: Topology) -> Prediction:
+    """Predicts the job with the exchange that a run should use.
+
+    That is the ring, unless another algorithm is clearly faster (`MIN_GAIN_OVER_RING`). Algorithms
+    that Horovod composes of several operations are not considered, because the model does not
+    include their full cost (see `is_composed`).
+    """
+    ring = fastest(job, topology, exchange_strategies(topology, ["ring"]))
+    other_algorithms = [
+        name for name, algorithm in ALGORITHMS.items() if algorithm.one_operation and name != "ring"
+    ]
+    other = fastest(job, topology, exchange_strategies(topology, other_algorithms))
+    if other.step_seconds * (1 + MIN_GAIN_OVER_RING) < ring.step_seconds:
+        return other
+    return ring
+
+
+def fastest(
+    job: TrainingJob, topology: Topology, strategies: Sequence[ExchangeStrategy]
+) -> Prediction:
+    """Predicts the job with the first strategy whose step is within 0.25 % of the shortest.
+
+    Strategies are ordered by preference: simple algorithms before complicated ones, and large
+    buckets before small ones, because the engine's cost per bucket is not in the model.
+    """
+    predictions = [predict(job, topology, strategy) for strategy in strategies]
+    shortest = min(prediction.step_seconds for prediction in predictions)
+    limit = _EQUAL_STEP_TIME * shortest
+    return next(prediction for prediction in predictions if prediction.step_seconds <= limit)
+
+
+def predict(job: TrainingJob, topology: Topology, strategy: ExchangeStrategy) -> Prediction:
+    """Predicts the job on a cluster with one exchange strategy.
+
+    A step takes Tc (1 + j) plus the exposed communication, where Tc is the computation time of one
+    GPU and j the jitter. The efficiency is Tc divided by the step time.
     """
     ranks = topology.ranks
-    batch = job.batch * ranks
-    traffic = Exchange(0.0, 0.0, ())
+    global_batch = job.per_gpu_batch * ranks
     if ranks > 1:
-        formula = ALGORITHMS[way.algorithm].cost or by_ring
-        traffic = exchange(
-            job.layers,
-            BACKWARD_SHARE * job.compute_seconds,
-            job.element_bytes,
-            way.fusion_bytes,
-            lambda size: formula(size, topology, way.grid, SWITCH),
-        )
-    step = job.compute_seconds * (1 + (job.jitter if ranks > 1 else 0.0)) + traffic.exposed
-    rate = batch / step
-    target = published.reference_epochs(batch)
+        jitter = job.jitter
+        communication = _communication(job, topology, strategy)
+    else:
+        jitter = 0.0
+        communication = Exchange(0.0, 0.0, ())
+    step_seconds = job.compute_seconds * (1 + jitter) + communication.exposed
+    images_per_second = global_batch / step_seconds
+    target_epochs = published.reference_epochs(global_batch)
+    target_seconds = None
+    if target_epochs is not None:
+        target_seconds = target_epochs * job.images_per_epoch / images_per_second
     return Prediction(
         gpus=ranks,
-        way=way,
-        global_batch=batch,
-        step_seconds=step,
-        communication_seconds=traffic.seconds,
-        exposed_seconds=traffic.exposed,
-        efficiency=job.compute_seconds / step,
-        images_per_second=rate,
-        training_seconds=job.epochs * job.images_per_epoch / rate,
-        target_seconds=None if target is None else target * job.images_per_epoch / rate,
+        strategy=strategy,
+        global_batch=global_batch,
+        step_seconds=step_seconds,
+        communication_seconds=communication.seconds,
+        exposed_seconds=communication.exposed,
+        efficiency=job.compute_seconds / step_seconds,
+        images_per_second=images_per_second,
+        training_seconds=job.epochs * job.images_per_epoch / images_per_second,
+        target_seconds=target_seconds,
     )
 
 
-def ways(topology: Topology, algorithms: Sequence[str]) -> list[Way]:
-    """Every combination to try: algorithms, grids of torus, sizes of a bucket."""
-    found = []
+def _communication(job: TrainingJob, topology: Topology, strategy: ExchangeStrategy) -> Exchange:
+    """Computes the communication of one step, and how much of it backpropagation hides."""
+    all_reduce_seconds = ALGORITHMS[strategy.algorithm].cost or by_ring
+    return exchange(
+        job.layers,
+        BACKWARD_SHARE * job.compute_seconds,
+        job.element_bytes,
+        strategy.fusion_bytes,
+        lambda size: all_reduce_seconds(size, topology, strategy.grid, SIZE_SWITCH_BYTES),
+    )
+
+
+def exchange_strategies(topology: Topology, algorithms: Sequence[str]) -> list[ExchangeStrategy]:
+    """Returns all combinations of algorithm, torus grid and bucket size, in this order."""
+    strategies = []
     for algorithm in algorithms:
-        for grid in _grids(topology.ranks) if algorithm == "torus" else [None]:
-            found += [Way(algorithm, grid, fusion_bytes=size * MIB) for size in FUSION_CHOICES_MB]
-    return found
+        grids: Sequence[Grid | None] = [None]
+        if algorithm == "torus":
+            grids = _torus_grids(topology.ranks)
+        for grid in grids:
+            for fusion_mib in FUSION_CHOICES_MIB:
+                strategies.append(ExchangeStrategy(algorithm, grid, fusion_mib * MIB))
+    return strategies
 
 
-def best(job: Job, topology: Topology, candidates: Sequence[Way]) -> Prediction:
-    """The first candidate whose step is within 0.25 % of the shortest.
+def _torus_grids(ranks: int) -> list[Grid]:
+    """Returns all grids with at least two rows and two columns, nearest to a square first.
 
-    Candidates come simplest first, and large buckets before small ones, whose cost in the engine is
-    not in the model.
+    If there is none, because the number of ranks is prime, the only grid has one row.
     """
-    predictions = [predict(job, topology, way) for way in candidates]
-    limit = 1.0025 * min(p.step_seconds for p in predictions)
-    return next(p for p in predictions if p.step_seconds <= limit)
-
-
-def is_composed(way: Way, topology: Topology) -> bool:
-    """Returns whether Horovod composes it of operations among sets of ranks, whose cost is not in
-    the model.
-    """
-    host_grid = Grid(topology.hosts, topology.local_size)
-    return not (
-        ALGORITHMS[way.algorithm].one_operation
-        or (way.algorithm == "torus" and way.grid == host_grid)
-    )
-
-
-def recommend(job: Job, topology: Topology) -> Prediction:
-    """The way to exchange gradients that a run should take: the ring, unless another one is clearly
-    faster.
-
-    Only algorithms that Horovod has in one operation are considered (`is_composed`).
-    """
-    ring = best(job, topology, ways(topology, ["ring"]))
-    others = [name for name, known in ALGORITHMS.items() if known.one_operation and name != "ring"]
-    fastest = best(job, topology, ways(topology, others))
-    return fastest if fastest.step_seconds * (1 + MARGIN) < ring.step_seconds else ring
-
-
-def _grids(ranks: int) -> list[Grid]:
-    """All grids of at least two rows and columns, nearest to a square first."""
-    found = [Grid(ranks // h, h) for h in range(2, ranks // 2 + 1) if ranks % h == 0]
-    return sorted(found, key=lambda grid: abs(grid.vertical - grid.horizontal)) or [
-        nearest_square(ranks)
+    grids = [
+        Grid(ranks // columns, columns)
+        for columns in range(2, ranks // 2 + 1)
+        if ranks % columns == 0
     ]
+    if not grids:
+        return [nearest_square(ranks)]
+    return sorted(grids, key=lambda grid: abs(grid.vertical - grid.horizontal))
+
+
+def is_composed(strategy: ExchangeStrategy, topology: Topology) -> bool:
+    """Returns whether Horovod composes the all-reduce of operations on several process sets.
+
+    Horovod negotiates such operations again at each step. The model does not include that cost. A
+    torus with one row per host is not composed, because Horovod has it as `hierarchical`.
+    """
+    if ALGORITHMS[strategy.algorithm].one_operation:
+        return False
+    one_row_per_host = Grid(topology.hosts, topology.local_size)
+    return not (strategy.algorithm == "torus" and strategy.grid == one_row_per_host)

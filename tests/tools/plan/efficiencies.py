@@ -1,5 +1,7 @@
-"""Predicts the published efficiencies, of systems whose engine fused gradients as Horovod's
-does.
+"""Predicts published scaling efficiencies, to compare the planner with them.
+
+Their programs fused gradients as Horovod's engine does: at each tick of a clock, instead of when a
+bucket is full.
 """
 
 import dataclasses
@@ -13,23 +15,37 @@ from hybrid_imagenet.comm.settings import ALGORITHMS
 from hybrid_imagenet.comm.torus import PUBLISHED_GRIDS, Grid
 from hybrid_imagenet.tools.plan.clusters import CLUSTERS
 from hybrid_imagenet.tools.plan.network_layers import layers_of
-from hybrid_imagenet.tools.plan.prediction import MIB, SWITCH, Job, best, ways
+from hybrid_imagenet.tools.plan.prediction import (
+    MIB,
+    SIZE_SWITCH_BYTES,
+    TrainingJob,
+    exchange_strategies,
+    fastest,
+)
 
-OFFERED = [name for name, known in ALGORITHMS.items() if known.cost is not None]
-CYCLE, FUSION = (
-    1e-3,
-    64 * MIB,
-)  # Horovod's engine looks at its queue every millisecond and fuses up to 64 MB
+ALGORITHMS_WITH_COST = [
+    name for name, algorithm in ALGORITHMS.items() if algorithm.cost is not None
+]
+# Horovod's engine looks at its queue every millisecond, and fuses up to 64 MB.
+ENGINE_CYCLE_SECONDS = 1e-3
+ENGINE_FUSION_BYTES = 64 * MIB
 
 
 @dataclasses.dataclass(frozen=True)
 class Efficiency:
-    """A published scaling efficiency and where it was measured.
+    """A published scaling efficiency.
 
-    `cluster` is a name of the planner's; `algorithm` one of `cost_model`'s, or `auto` where none is
-    known; `wire_bytes` is the size of one gradient element in the all-reduce; `printed` the
-    fraction that the paper prints; `images_per_second` all GPUs', where printed. `baseline` is set
-    where the fraction is of another batch's speed: images per second of one GPU.
+    Attributes:
+      source: the publication.
+      cluster: a value of the planner's --cluster.
+      gpus: number of GPUs.
+      batch: images per GPU and step.
+      precision: a key of the cluster's computation times.
+      wire_bytes: size of a gradient element in the all-reduce.
+      algorithm: a value of --allreduce; `auto` (the fastest) if the publication names none.
+      printed: the published efficiency, a fraction.
+      images_per_second: throughput of all GPUs, if published.
+      baseline: images per second of one GPU, if the efficiency is relative to another batch.
     """
 
     source: str
@@ -45,17 +61,24 @@ class Efficiency:
 
     @functools.cached_property
     def predicted(self):
-        """What the planner's model gives; `auto` takes the way that a plan would recommend."""
+        """The efficiency that the planner's model predicts."""
         cluster = CLUSTERS[self.cluster]
-        compute = cluster.speeds[self.precision].seconds(self.batch)
-        job = Job(layers_of("resnet50"), compute, self.batch, self.wire_bytes, cluster.jitter, 1, 1)
+        compute = cluster.compute_times[self.precision].step_seconds(self.batch)
+        job = TrainingJob(
+            layers_of("resnet50"), compute, self.batch, self.wire_bytes, cluster.jitter, 1, 1
+        )
         topology = cluster.topology(self.gpus // cluster.local_size)
         if self.algorithm == "auto":
-            step = best(job, topology, ways(topology, OFFERED)).step_seconds
+            step = fastest(
+                job, topology, exchange_strategies(topology, ALGORITHMS_WITH_COST)
+            ).step_seconds
         else:
             grid = Grid(*PUBLISHED_GRIDS[self.gpus]) if self.algorithm == "torus" else None
             cost = functools.partial(
-                ALGORITHMS[self.algorithm].cost, topology=topology, grid=grid, threshold=SWITCH
+                ALGORITHMS[self.algorithm].cost,
+                topology=topology,
+                grid=grid,
+                threshold=SIZE_SWITCH_BYTES,
             )
             exposed = statistics.fmean(
                 exposed_by_cycle(
@@ -64,11 +87,13 @@ class Efficiency:
                 for phase in range(4)
             )
             step = compute * (1 + cluster.jitter) + exposed
-        return compute / step if self.baseline is None else self.batch / step / self.baseline
+        if self.baseline is None:
+            return compute / step
+        return self.batch / step / self.baseline
 
     @property
     def points(self):
-        """Predicted less printed, in percentage points."""
+        """The predicted efficiency minus the printed one, in percentage points."""
         return 100 * (self.predicted - self.printed)
 
 
@@ -164,22 +189,36 @@ EFFICIENCIES = (
 )
 
 
-def exposed_by_cycle(layers, backward, element_bytes, cost, phase):
-    """Seconds by which the exchange outlasts backpropagation: at every tick whatever is ready is
-    sent, up to FUSION.
+def exposed_by_cycle(layers, backward_seconds, element_bytes, cost, phase):
+    """Returns the seconds by which the exchange outlasts backpropagation with Horovod's engine.
+
+    At each tick of its clock the engine sends the gradients that are ready, up to
+    `ENGINE_FUSION_BYTES`.
+
+    Args:
+      layers: from input to output.
+      backward_seconds: time of backpropagation.
+      element_bytes: bytes per gradient element.
+      cost: function from bytes to seconds of an all-reduce.
+      phase: where in a cycle backpropagation begins, 0 to 1.
     """
-    waiting, now, index = gradients(layers, backward, element_bytes), (1 - phase) * CYCLE, 0
-    while index < len(waiting):
-        if waiting[index][0] > now:
-            now += CYCLE * max(1, math.ceil((waiting[index][0] - now) / CYCLE))
-        held = 0
-        while (
-            index < len(waiting)
-            and waiting[index][0] <= now
-            and (not held or held + waiting[index][1] <= FUSION)
-        ):
-            held += waiting[index][1]
-            index += 1
-        seconds = cost(held)
-        now += max(seconds, CYCLE if index < len(waiting) else 0.0)
-    return max(now - backward, 0.0)
+    ready = gradients(layers, backward_seconds, element_bytes)
+    clock = (1 - phase) * ENGINE_CYCLE_SECONDS
+    sent = 0
+    while sent < len(ready):
+        next_ready_seconds, _ = ready[sent]
+        if next_ready_seconds > clock:
+            cycles = math.ceil((next_ready_seconds - clock) / ENGINE_CYCLE_SECONDS)
+            clock += ENGINE_CYCLE_SECONDS * max(1, cycles)
+        bucket_bytes = 0
+        while sent < len(ready):
+            ready_seconds, size = ready[sent]
+            is_full = bucket_bytes and bucket_bytes + size > ENGINE_FUSION_BYTES
+            if ready_seconds > clock or is_full:
+                break
+            bucket_bytes += size
+            sent += 1
+        # The engine does not start another operation before the next tick.
+        is_last = sent == len(ready)
+        clock += max(cost(bucket_bytes), 0.0 if is_last else ENGINE_CYCLE_SECONDS)
+    return max(clock - backward_seconds, 0.0)
