@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(list(argv))
     deadline = time.monotonic() + 60 * options.minutes - _RESERVED_SECONDS
     arms = _chosen(options)
-    table = Table(files.output("--out", options.out), ARMS, _machine())
+    table = Table(files.output_path("--out", options.out), ARMS, _machine())
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the arms too
     try:
         run(arms, table, options, deadline)
@@ -134,7 +134,7 @@ def _machine() -> Row:
         )  # as of a part of a GPU: one arm at a time then
         return {
             "gpu": name,
-            "key": published.recognize(name, memory),
+            "key": published.recognize_gpu(name, memory),
             "memory_gb": free_gb,
             "driver": driver,
         }
@@ -205,7 +205,7 @@ class Table:
             ("arms.json", json.dumps(report, indent=1)),
             ("arms.md", "\n".join(self.lines())),
         ):
-            with files.replacing(self.folder / name) as temporary:
+            with files.atomic_replace(self.folder / name) as temporary:
                 temporary.write_text(text + "\n", encoding="utf-8")
 
     def lines(self) -> Iterator[str]:
@@ -242,11 +242,11 @@ class Running:
 
     def ready(self) -> bool:
         """Whether it waits for its turn."""
-        return not self.going and (self.folder / scaling.READY).exists()
+        return not self.going and (self.folder / scaling.READY_FILE).exists()
 
     def go(self, beside: int) -> None:
         """Lets it be timed while this many arms still warm up."""
-        (self.folder / scaling.GO).touch()
+        (self.folder / scaling.GO_FILE).touch()
         self.going, self.beside, self.since = True, beside, time.monotonic()
 
 
@@ -294,7 +294,7 @@ def _start(arm: Arm, table: Table, options: argparse.Namespace) -> Running:
     folder = (table.folder / arm.name).resolve()
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier start
     folder.mkdir()
-    environment = os.environ | dict(arm.environment) | {scaling.TURN: str(folder)}
+    environment = os.environ | dict(arm.environment) | {scaling.TURN_VARIABLE: str(folder)}
     environment["PYTHONPATH"] = os.pathsep.join(
         filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")])
     )
@@ -348,10 +348,10 @@ def _outcome(one: Running) -> Row:
     if one.process.returncode:
         return {
             "status": FAILED,
-            "reason": f"code {one.process.returncode}: {scaling.reason(said)[:200]}",
+            "reason": f"code {one.process.returncode}: {scaling.failure_reason(said)[:200]}",
         }
     row: Mapping[str, Any] = {}
     for name in ("row.json", "run/summary.json"):
         if (one.folder / name).exists():
             row = files.read_json(one.folder / name)
-    return {**scaling.result(said), **row, "beside": one.beside, "status": MEASURED}
+    return {**scaling.parse_result(said), **row, "beside": one.beside, "status": MEASURED}

@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
         "--steps", type=command_line.positive_int, default=8, help="steps to profile (%(default)s)"
     )
     parser.add_argument("--json", help="file for the result")
-    words, flags = scaling.split(argv)
+    words, flags = scaling.split_arguments(argv)
     options: argparse.Namespace = parser.parse_args(words)
     found = _profiled(options.steps, flags)
     print(text(found))

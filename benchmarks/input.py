@@ -48,9 +48,9 @@ def _measured(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     line.
     """
     python = arguments.dali_python if name == "dali" else sys.executable
-    shard_directory = str(_photographs.prepared(None))
+    shard_directory = str(_photographs.photograph_shards(None))
     values = [
-        _photographs.folder() / "train",
+        _photographs.photograph_folder() / "train",
         shard_directory,
         arguments.batch,
         arguments.threads,

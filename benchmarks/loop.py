@@ -25,7 +25,7 @@ from hybrid_imagenet.tools import command_line
 
 def main(argv: Sequence[str]) -> int:
     """Runs the benchmark, prints the figures and writes --json."""
-    words, given = scaling.split(argv)
+    words, given = scaling.split_arguments(argv)
     options = _parser().parse_args(words)
     with tempfile.TemporaryDirectory() as folder:
         flags = [
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
         if not any(word.lstrip("-").startswith("dataset=") for word in given):
             flags += [
                 "--dataset=tfrecord",
-                f"--data_dir={_photographs.prepared(None)}",
+                f"--data_dir={_photographs.photograph_shards(None)}",
                 "--num_classes=1000",
             ]
         config = configuration.resolve(flags + given, comm.placement().size)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.benchmarks import scaling
-from hybrid_imagenet.errors import counted
+from hybrid_imagenet.errors import pluralize
 from hybrid_imagenet.tools import command_line
 
 PEER = Path(__file__).parent / "peers" / "scaling_horovod.py"
@@ -21,11 +21,13 @@ PEER = Path(__file__).parent / "peers" / "scaling_horovod.py"
 
 def main(argv: Sequence[str]) -> int:
     """Starts the jobs of both, and prints the table and the comparison."""
-    words, flags = scaling.split(argv)
+    words, flags = scaling.split_arguments(argv)
     options = parser().parse_args(words)
-    rows = scaling.measured(options, flags)
+    rows = scaling.run_jobs(options, flags)
     peers = [
-        peer_job(ranks, options, flags) for ranks in scaling.counts(options.ranks) if options.peers
+        peer_job(ranks, options, flags)
+        for ranks in scaling.parse_rank_counts(options.ranks)
+        if options.peers
     ]
     print_peers(rows, peers)
     command_line.write_json(options.json, rows + peers)
@@ -34,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The options of `bench scaling`, and the peer."""
-    found = scaling.parser()
+    found = scaling.make_parser()
     found.add_argument(
         "--peers", default="", choices=("", "horovod"), help="the other implementation to run"
     )
@@ -52,8 +54,8 @@ def peer_job(ranks: int, options: argparse.Namespace, flags: Sequence[str]) -> s
         "threads": options.threads or max(1, len(os.sched_getaffinity(0)) // ranks),
         **{name: getattr(options, name) for name in ("steps", "rounds", "classes")},
     }
-    command = scaling.command([json.dumps(settings)], ranks, options.hosts, options, str(PEER))
-    return scaling.launch(command, ranks, options.timeout)[0]
+    command = scaling.job_command([json.dumps(settings)], ranks, options.hosts, options, str(PEER))
+    return scaling.run_job(command, ranks, options.timeout)[0]
 
 
 def print_peers(rows: Sequence[scaling.Row], peers: Sequence[scaling.Row]) -> None:
@@ -64,6 +66,6 @@ def print_peers(rows: Sequence[scaling.Row], peers: Sequence[scaling.Row]) -> No
             continue
         peer["ratio"] = ours["images_per_second"] / peer["images_per_second"]
         print(
-            f"Horovod with legacy Keras, {peer['precision']}, {counted(peer['ranks'], 'rank')}: "
+            f"Horovod with legacy Keras, {peer['precision']}, {pluralize(peer['ranks'], 'rank')}: "
             f"{peer['images_per_second']:.1f} images/s; ours is {peer['ratio']:.2f} times as fast"
         )

@@ -28,7 +28,7 @@ from typing import NamedTuple
 from benchmarks.step import processor
 from hybrid_imagenet.benchmarks import scaling
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.startup import STARTED_VARIABLE
+from hybrid_imagenet.startup import COMMAND_START_VARIABLE
 from hybrid_imagenet.tools import command_line
 
 _MAIN = [sys.executable, "-m", "hybrid_imagenet.main"]
@@ -40,7 +40,7 @@ _GRACE = 30  # seconds for the job to end by itself
 
 def main(argv: Sequence[str]) -> int:
     """Measures, prints the figures and writes --json."""
-    words, flags = scaling.split(argv)
+    words, flags = scaling.split_arguments(argv)
     options = _parser().parse_args(words)
     helps = [help_seconds() for _ in range(options.rounds)]
     command = job(options.launcher, flags)
@@ -132,7 +132,7 @@ def first_step(job: Sequence[str], timeout: float) -> FirstStep:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         records, log = Path(folder, "run", "metrics.jsonl"), Path(folder, "log")
         command = [*job, f"--run_dir={folder}/run", "--log_every_steps=1", "--progress=plain"]
-        env = {name: value for name, value in os.environ.items() if name != STARTED_VARIABLE}
+        env = {name: value for name, value in os.environ.items() if name != COMMAND_START_VARIABLE}
         began = time.perf_counter()
         with log.open("wb") as output:
             try:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from hybrid_imagenet import __version__
-from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, did_you_mean, without_environment
+from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, did_you_mean, missing_module_message
 from hybrid_imagenet.options import SPELLING
 from hybrid_imagenet.resilience import interrupts, lasting_output
 
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         where, _, function = COMMANDS[name][0].partition(":")
         module = importlib.import_module(where)
     except ModuleNotFoundError as missing:
-        print(without_environment(missing), file=sys.stderr)
+        print(missing_module_message(missing), file=sys.stderr)
         return EXIT_USAGE
     return int(getattr(module, function or "main")(rest) or 0)
 
@@ -124,9 +124,9 @@ def process(words: Sequence[str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     from hybrid_imagenet.comm.environment import restart_with_huge_pages
     from hybrid_imagenet.resilience.stop_signals import REQUESTS
-    from hybrid_imagenet.startup import command_began
+    from hybrid_imagenet.startup import record_command_start
 
-    command_began()
+    record_command_start()
     if words[0] == "train":
         restart_with_huge_pages()
     # A run must not end because its output cannot be stored. It writes its results to files.

@@ -41,7 +41,7 @@ def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
     return f" (did you mean {' or '.join(prefix + name for name in near)}?)" if near else ""
 
 
-def counted(number: int, noun: str) -> str:
+def pluralize(number: int, noun: str) -> str:
     """Returns a number with its noun: "1 rank", "2 ranks"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
@@ -89,12 +89,12 @@ def _one_line(text: str) -> str:
     return printable(text)
 
 
-def without_environment(error: ModuleNotFoundError) -> str:
+def missing_module_message(error: ModuleNotFoundError) -> str:
     """Returns an error line: what is missing, in which Python, and how to enter the environment or
     install it.
     """
     if error.name == "tensorflow":
-        return f"error: {tensorflow_missing()}"
+        return f"error: {missing_tensorflow_message()}"
     root = pathlib.Path(__file__).parent.parent
     where = f"cd {root}, " if (root / "launch" / "env.sh").exists() else ""
     setup = "" if (root / ".venv" / "bin" / "activate").exists() else "launch/setup.sh, "
@@ -104,7 +104,7 @@ def without_environment(error: ModuleNotFoundError) -> str:
     )
 
 
-def tensorflow_missing() -> str:
+def missing_tensorflow_message() -> str:
     """Returns what to do without TensorFlow, which `pip install .` leaves out, as CPUs and GPUs
     need different ones.
     """
@@ -128,7 +128,7 @@ class UserError(Exception):
         super().__init__(_one_line(message))
 
 
-def needed(module: str, remedy: str) -> Any:
+def import_optional(module: str, remedy: str) -> Any:
     """Imports a module of a package that not every installation has; raises UserError with the
     remedy without it.
     """

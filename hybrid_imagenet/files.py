@@ -61,7 +61,7 @@ _MAX_HOLDER_BYTES = 300
 _random = random.Random()  # not the global generator, which the user's program may have seeded
 
 
-def at_home(path: str | os.PathLike[str]) -> Path:
+def expand_home(path: str | os.PathLike[str]) -> Path:
     """Returns a path with the home directory in place of a leading `~`, which shells leave behind
     `=`.
     """
@@ -73,7 +73,7 @@ def is_url(location: str) -> bool:
     return "://" in location
 
 
-def output(flag: str, path: str | os.PathLike[str]) -> Path:
+def output_path(flag: str, path: str | os.PathLike[str]) -> Path:
     """Returns where a command writes, as its flag tells, with the home directory in place of `~`.
 
     Raises:
@@ -81,11 +81,11 @@ def output(flag: str, path: str | os.PathLike[str]) -> Path:
     """
     if is_url(str(path)):
         raise UserError(f"{flag}={path}: give a local path; for a bucket, one where it is mounted")
-    return at_home(path)
+    return expand_home(path)
 
 
 @contextlib.contextmanager
-def replacing(target: Path) -> Iterator[Path]:
+def atomic_replace(target: Path) -> Iterator[Path]:
     """Yields a path beside `target`; what is written there takes the place of `target` at the end.
 
     `target` holds either all of the new content or what it held before, also after a power cut: the
@@ -207,7 +207,7 @@ def _lock_exclusively(descriptor: int) -> None:
         time.sleep(_random.uniform(0, _RETRY_SECONDS))
 
 
-def holder_of_this_process() -> bytes:
+def lock_holder_line() -> bytes:
     """Returns the line by which the holder of a lock is known: `HOST PROCESS`."""
     return f"{socket.gethostname()} {os.getpid()}\n".encode()
 
@@ -220,7 +220,7 @@ def _claim_without_locks(file: IO[bytes], directory: Path) -> None:
         raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK))
     file.seek(0)
     file.truncate()
-    file.write(holder_of_this_process())
+    file.write(lock_holder_line())
 
 
 def _living_holder(directory: Path, written: bytes) -> str | None:
@@ -232,7 +232,7 @@ def _living_holder(directory: Path, written: bytes) -> str | None:
     if (
         host != socket.gethostname()
         or process == str(os.getpid())
-        or not has_open(process, directory / "lock")
+        or not process_has_open(process, directory / "lock")
     ):
         return None
     return holder
@@ -265,7 +265,7 @@ def lock_holder(directory: Path) -> str | None:
     return None
 
 
-def has_open(process: str, path: Path) -> bool:
+def process_has_open(process: str, path: Path) -> bool:
     """Returns whether a process of this host, by its number, has a file open; False if this may not
     be seen.
     """
@@ -280,7 +280,7 @@ def has_open(process: str, path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def one_at_a_time(path: Path) -> Iterator[None]:
+def cache_lock(path: Path) -> Iterator[None]:
     """Holds up other processes of this user that want to make the same cache file, until the block
     is done.
 
@@ -297,7 +297,7 @@ def one_at_a_time(path: Path) -> Iterator[None]:
         yield
 
 
-def readable(read: Callable[[], T]) -> T | None:
+def read_or_none(read: Callable[[], T]) -> T | None:
     """Returns what `read` returns, or None where it fails: the file is absent, cut or of another
     form.
 
@@ -319,7 +319,7 @@ def cache_root() -> Path:
     return Path(base) / "hybrid_imagenet"
 
 
-def cached_index(*kind: str | int, of: Sequence[Path]) -> Path:
+def cached_index_path(*kind: str | int, of: Sequence[Path]) -> Path:
     """Returns where an index of a kind (its name and version) of some files is kept until one of
     them changes.
     """
@@ -393,7 +393,7 @@ def read_run_file(path: Path, max_bytes: int | None = None) -> bytes:
         raise
 
 
-def compression(head: bytes) -> tuple[str, str] | None:
+def detect_compression(head: bytes) -> tuple[str, str] | None:
     """Returns how a file is compressed, by its first bytes, and the command that decompresses stdin
     to stdout.
 
@@ -411,7 +411,7 @@ def compression(head: bytes) -> tuple[str, str] | None:
     return next((known for magic, known in _COMPRESSIONS.items() if head.startswith(magic)), None)
 
 
-def decoded_text(content: bytes) -> str:
+def decode_text(content: bytes) -> str:
     """Returns the text in a file that a user wrote: UTF-8, or what its byte-order mark says.
 
     Editors on Windows and PowerShell's `>` write UTF-16 or UTF-8 with such a mark.

@@ -19,7 +19,7 @@ from hybrid_imagenet.errors import (
     HostError,
     SharedError,
     UserError,
-    without_environment,
+    missing_module_message,
     without_secrets,
 )
 
@@ -39,7 +39,7 @@ from hybrid_imagenet.resilience.exit_code import announce
 from hybrid_imagenet.resilience.launcher import follow_launcher, launcher_rank
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.resilience.watchdog import watch_start
-from hybrid_imagenet.startup import START, on_terminal
+from hybrid_imagenet.startup import STARTUP_PROGRESS, is_terminal_output
 from hybrid_imagenet.training import preflight
 
 _FIRST_SPEAKS = 5.0  # seconds for the first rank of a host to say what is wrong with it
@@ -90,19 +90,19 @@ def _train(config: configuration.RunConfig) -> int:
     from hybrid_imagenet import comm
 
     follow_launcher()
-    watch_start(START, config.stall_timeout, launcher_rank(), config.ranks)
+    watch_start(STARTUP_PROGRESS, config.stall_timeout, launcher_rank(), config.ranks)
     if launcher_rank() == 0 and config.progress != "none":
-        START.open(
+        STARTUP_PROGRESS.open(
             derived.title(config),
             sys.stdout,
-            terminal=on_terminal(config.progress, placement().size),
+            terminal=is_terminal_output(config.progress, placement().size),
         )
-    START.begin("loading TensorFlow")
+    STARTUP_PROGRESS.begin("loading TensorFlow")
     try:
         communicator = comm.start(
             derived.communication(config), persistent_batch_norm=config.persistent_batch_norm
         )
-        START.begin("loading Keras")
+        STARTUP_PROGRESS.begin("loading Keras")
         from hybrid_imagenet import train
 
         outcome = train.run(config, communicator)
@@ -110,7 +110,7 @@ def _train(config: configuration.RunConfig) -> int:
         _report(error)
         return _leave(error.exit_code)
     except ModuleNotFoundError as missing:
-        print(without_environment(missing), file=sys.stderr)
+        print(missing_module_message(missing), file=sys.stderr)
         return _leave(EXIT_USAGE)
     except Exception as error:
         from hybrid_imagenet.comm import lost_rank, out_of_memory
@@ -158,7 +158,7 @@ def _end_within(seconds: float) -> None:
 
 def _report(error: UserError) -> None:
     rank = launcher_rank()
-    START.close()
+    STARTUP_PROGRESS.close()
     if isinstance(error, HostError) and placement().local_rank:
         time.sleep(_FIRST_SPEAKS)  # with the first rank's end the launcher ends this one
     if rank == 0:

@@ -65,8 +65,8 @@ class Option:
     minimum: float | None = None
     maximum: float | None = None
     above: float | None = None
-    function: bool = False
-    whole: bool = False
+    accepts_function: bool = False
+    keep_integer: bool = False
     basic: bool = False
     flag: str = ""
     name: str = ""
@@ -94,17 +94,20 @@ def options_of(cls: type) -> Mapping[str, Option]:
     for field in fields:
         declared: Option = field.metadata["option"]
         found[declared.flag or field.name] = dataclasses.replace(
-            declared, name=field.name, kind=value_type(hints[field.name]), default=field.default
+            declared,
+            name=field.name,
+            kind=parse_annotation(hints[field.name]),
+            default=field.default,
         )
     return found
 
 
-def value_type(annotation: Any) -> ValueType:
+def parse_annotation(annotation: Any) -> ValueType:
     """Reduces an annotation to a base type and whether None or several values are allowed."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         inner = [a for a in typing.get_args(annotation) if a is not type(None)]
         if len(inner) == 1:
-            return dataclasses.replace(value_type(inner[0]), optional=True)
+            return dataclasses.replace(parse_annotation(inner[0]), optional=True)
     if typing.get_origin(annotation) is tuple:
         return ValueType(typing.get_args(annotation)[0], repeated=True)
     if annotation in (bool, int, float, str):
@@ -140,7 +143,7 @@ def _parse_one(flag: str, text: str, opt: Option) -> Any:
         words = {bool: "true or false", int: "a whole number", float: "a number"}
         raise UserError(f"--{flag}={text}: give {words[base]}") from None
     check_value(flag, value, opt)
-    return int(value) if opt.whole and value.is_integer() else value
+    return int(value) if opt.keep_integer and value.is_integer() else value
 
 
 def check_value(flag: str, value: Any, opt: Option) -> None:
@@ -148,18 +151,22 @@ def check_value(flag: str, value: Any, opt: Option) -> None:
     choices.
     """
     for element in value if isinstance(value, tuple) else [value]:
-        reason = fault(element, opt)
+        reason = invalid_reason(element, opt)
         if reason:
             text = f"{element:g}" if isinstance(element, float) else str(element)
             raise UserError(f"--{flag}={text[:_LONGEST]}: {reason}")
 
 
-def fault(value: Any, opt: Option) -> str | None:
+def invalid_reason(value: Any, opt: Option) -> str | None:
     """What is wrong with a value; None if nothing is."""
     if value is None:
         return None
-    if opt.choices and value not in opt.choices and not (opt.function and ":" in str(value)):
-        own = ", or a function of your own as MODULE:FUNCTION" if opt.function else ""
+    if (
+        opt.choices
+        and value not in opt.choices
+        and not (opt.accepts_function and ":" in str(value))
+    ):
+        own = ", or a function of your own as MODULE:FUNCTION" if opt.accepts_function else ""
         return f"choose one of {', '.join(opt.choices)}{own}{did_you_mean(str(value), opt.choices)}"
     if value != value:
         return "give a number"
@@ -174,7 +181,7 @@ def fault(value: Any, opt: Option) -> str | None:
     return None
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """A value as --help and --print_config write it, without secrets."""
     if value is None:
         return "not set"
@@ -187,7 +194,7 @@ SPELLING = "Dashes and underscores mean the same in the names of options: --data
 """Sentence in the help of every command about `underscored`."""
 
 
-def underscored(word: str) -> str:
+def normalize_flag(word: str) -> str:
     """A word of a command line with `--flag_name` for `--flag-name`; other words as they are."""
     if not word.startswith("--"):
         return word
@@ -267,7 +274,7 @@ def parse_arguments(arguments: Iterable[str], options: Mapping[str, Option]) -> 
         rest = values(
             [
                 "hybrid_imagenet",
-                *(_with_plain_boolean(underscored(word), options) for word in arguments),
+                *(_with_plain_boolean(normalize_flag(word), options) for word in arguments),
             ]
         )
     except flags.UnrecognizedFlagError as error:

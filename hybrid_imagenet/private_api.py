@@ -24,13 +24,13 @@ def flatten_layers(model: keras.Model, *, include_self: bool = True) -> list[ker
     return list(model._flatten_layers(include_self=include_self))
 
 
-def first_epoch(model: keras.Model) -> int | None:
+def initial_epoch(model: keras.Model) -> int | None:
     """Returns the epoch with which `fit` begins if it is not the one of its arguments."""
     epoch: int | None = getattr(model, "_initial_epoch", None)
     return epoch
 
 
-def set_first_epoch(model: keras.Model, epoch: int | None) -> None:
+def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
     """Lets `fit` begin with this epoch, as Keras's BackupAndRestore does; with None, as its
     arguments say.
     """
@@ -44,7 +44,7 @@ def loss_tracker(model: keras.Model) -> keras.metrics.Mean | None:
     return model._loss_tracker
 
 
-def origin(tensor: Any) -> tuple[Any, int]:
+def producing_operation(tensor: Any) -> tuple[Any, int]:
     """Returns the operation that made a symbolic tensor of Keras, and the tensor's number among its
     outputs.
     """
@@ -52,7 +52,7 @@ def origin(tensor: Any) -> tuple[Any, int]:
     return history.operation, history.tensor_index
 
 
-def optimized_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+def trainable_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """Returns the variables that an optimizer was built on, in their order."""
     variables: list[keras.Variable] = optimizer._trainable_variables
     return variables
@@ -65,7 +65,7 @@ def learning_rate_variable(optimizer: keras.optimizers.Optimizer) -> keras.Varia
     return getattr(optimizer, "_learning_rate", None)
 
 
-def shared_variable(variable: tf.Variable) -> keras.Variable:
+def wrap_tf_variable(variable: tf.Variable) -> keras.Variable:
     """Returns a variable of Keras that is the same as one of TensorFlow: what is assigned to one is
     in both.
 
@@ -79,7 +79,7 @@ def shared_variable(variable: tf.Variable) -> keras.Variable:
     )
 
 
-def list_of_callbacks() -> Sequence[keras.callbacks.Callback]:
+def running_callbacks() -> Sequence[keras.callbacks.Callback]:
     """Returns all callbacks of the running `fit`, when a callback's method calls this; () outside
     `fit`.
 
@@ -95,7 +95,7 @@ def list_of_callbacks() -> Sequence[keras.callbacks.Callback]:
     return tuple(caller.callbacks) if isinstance(caller, keras.callbacks.CallbackList) else ()
 
 
-def modules_that_wait() -> tuple[ModuleType, ...]:
+def blocking_modules() -> tuple[ModuleType, ...]:
     """Returns the modules of TensorFlow in which the main thread is while a step runs or a value is
     fetched.
     """
@@ -179,14 +179,14 @@ def dataset_seeds(dataset: tf.data.Dataset) -> tuple[int, int] | None:
     return None if first is None or second is None else (int(first), int(second))
 
 
-def dataset_draws_choices(dataset: tf.data.Dataset) -> bool:
+def dataset_chooses_inputs(dataset: tf.data.Dataset) -> bool:
     """Returns whether a dataset takes its elements from several ones, as numbers of its first input
     say.
     """
     return type(dataset).__name__ == "_DirectedInterleaveDataset"
 
 
-def dataset_is_in_any_order(dataset: tf.data.Dataset) -> bool:
+def dataset_is_nondeterministic(dataset: tf.data.Dataset) -> bool:
     """Returns whether elements come in the order in which parallel calls happen to finish."""
     return (
         getattr(dataset, "_deterministic", None) == "false"

@@ -17,7 +17,7 @@ from typing import TextIO
 
 from hybrid_imagenet.errors import printable
 
-STARTED_VARIABLE = "HYBRID_IMAGENET_STARTED"
+COMMAND_START_VARIABLE = "HYBRID_IMAGENET_STARTED"
 """When the command began that has started the ranks, and on which host (`this_moment`)."""
 LAUNCHING = "starting the ranks"
 _LONGEST = 3600.0  # seconds for which a launcher's word counts: an older one is another command's
@@ -34,7 +34,7 @@ class StartupProgress:
     """
 
     def __init__(self) -> None:
-        self.stage, self.over = ("", time.monotonic()), threading.Event()
+        self.stage, self.finished = ("", time.monotonic()), threading.Event()
         self._stream: TextIO | None = None
         self._lock = threading.Lock()
 
@@ -64,11 +64,11 @@ class StartupProgress:
 
     def finish(self) -> None:
         """Ends the start: the first step is done."""
-        self.over.set()
+        self.finished.set()
         if self._stream is None:
             return
         self._end()
-        with self.quiet():
+        with self.hidden():
             self._closed.set()
         parts = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in self._took.items())
         self._write(f"first step after {clock() - self._began:.1f} s: {parts}")
@@ -76,14 +76,14 @@ class StartupProgress:
 
     def close(self) -> None:
         """Ends the start without a first step."""
-        self.over.set()
+        self.finished.set()
         if self._stream is not None:
-            with self.quiet():
+            with self.hidden():
                 self._closed.set()
             self._stream = None
 
     @contextlib.contextmanager
-    def quiet(self) -> Iterator[None]:
+    def hidden(self) -> Iterator[None]:
         """Clears the line of a terminal for what is printed inside."""
         with self._lock:
             if self._stream is not None and self._terminal and not self._closed.is_set():
@@ -111,11 +111,11 @@ class StartupProgress:
         self._stream.flush()
 
 
-START = StartupProgress()
+STARTUP_PROGRESS = StartupProgress()
 """Of this process."""
 
 
-def on_terminal(progress: str, ranks: int) -> bool:
+def is_terminal_output(progress: str, ranks: int) -> bool:
     """Whether what rank 0 writes to standard output comes to a terminal, under --progress.
 
     Open MPI gives every rank a pseudo-terminal, whatever it writes to itself; so a rank believes in
@@ -134,7 +134,7 @@ def command_start(now: float) -> float:
     Args:
       now: returned if the command began on another host, or if it is not known when.
     """
-    began, _, boot = os.environ.get(STARTED_VARIABLE, "").partition("@")
+    began, _, boot = os.environ.get(COMMAND_START_VARIABLE, "").partition("@")
     try:
         seconds = now - float(began)
     except ValueError:
@@ -151,8 +151,8 @@ def clock() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def this_moment() -> str:
-    """Returns the present time as a value for `STARTED_VARIABLE`."""
+def timestamp() -> str:
+    """Returns the present time as a value for `COMMAND_START_VARIABLE`."""
     return f"{clock():.2f}@{_boot()}"
 
 
@@ -166,6 +166,6 @@ def _boot() -> str:
         return ""
 
 
-def command_began() -> None:
+def record_command_start() -> None:
     """Notes for the ranks that the command that starts them has begun."""
-    os.environ.setdefault(STARTED_VARIABLE, this_moment())
+    os.environ.setdefault(COMMAND_START_VARIABLE, timestamp())

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import RunConfig, defaults, flag_checks
-from hybrid_imagenet.startup import START
+from hybrid_imagenet.startup import STARTUP_PROGRESS
 from hybrid_imagenet.training import build, hardware, same_data
 from hybrid_imagenet.training.loop import Loop
 from hybrid_imagenet.training.parts import Parts
@@ -50,7 +50,7 @@ def parts_of(config: RunConfig, communicator: Communicator) -> Parts:
     """
     if config.ranks != communicator.size:
         raise ValueError(f"a configuration for {config.ranks} ranks on {communicator.size}")
-    START.begin("reading the dataset")
+    STARTUP_PROGRESS.begin("reading the dataset")
     config = defaults.shared(config, communicator.broadcast_object)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
@@ -63,5 +63,5 @@ def parts_of(config: RunConfig, communicator: Communicator) -> Parts:
         build.check_window(config, train)
         flag_checks.check_data(config, train.num_examples)
         recording = Recording(config, communicator.rank, communicator.size)
-    START.begin("building the model")
+    STARTUP_PROGRESS.begin("building the model")
     return Parts(config, communicator, recording, precision, train, validation)

@@ -13,7 +13,7 @@ import tensorflow as tf
 _log = logging.getLogger(__name__)
 
 
-def on_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
+def compile_on_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function of tensors that XLA compiles if this process has a GPU that XLA supports
     when it is called.
 
@@ -44,11 +44,11 @@ def supported() -> bool:
     HYBRID_IMAGENET_XLA=0 says no. A GPU is asked once, by a small program; if it cannot run it, a
     warning is logged and steps run on it without XLA, with more kernels.
     """
-    return os.environ.get("HYBRID_IMAGENET_XLA", "1") != "0" and (not has_gpu() or _runs())
+    return os.environ.get("HYBRID_IMAGENET_XLA", "1") != "0" and (not has_gpu() or _runs_on_gpu())
 
 
 @functools.cache
-def _runs() -> bool:
+def _runs_on_gpu() -> bool:
     program = tf.function(lambda x: tf.reduce_sum(x * x + 1.0), autograph=False, jit_compile=True)
     try:
         with tf.init_scope():

@@ -142,7 +142,7 @@ def parse(arguments: Sequence[str]) -> tuple[Study, argparse.Namespace, tuple[st
     Raises:
       UserError: one line that names what is wrong.
     """
-    own, extra = scaling.split(arguments)
+    own, extra = scaling.split_arguments(arguments)
     options = _parser().parse_args(own)
     name = options.study
     if name not in STUDIES:

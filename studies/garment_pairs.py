@@ -275,9 +275,11 @@ def main(arguments: Sequence[str]) -> None:
         help=f"number of training images, a multiple of {CLASSES} (%(default)s)",
     )
     options = parser.parse_args(arguments)
-    to = files.output("--to", options.to)
+    to = files.output_path("--to", options.to)
     try:
-        digests = write(files.at_home(options.data_dir), to, options.seed, options.training_images)
+        digests = write(
+            files.expand_home(options.data_dir), to, options.seed, options.training_images
+        )
     except OSError as error:
         raise UserError(
             f"{error.filename or to}: {error.strerror}. Choose a directory that can be written."

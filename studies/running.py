@@ -163,7 +163,7 @@ def _clear(cell: Cell) -> None:
 
 def _write(path: pathlib.Path, values: dict[str, Any]) -> None:
     try:
-        with files.replacing(path) as temporary:
+        with files.atomic_replace(path) as temporary:
             temporary.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(

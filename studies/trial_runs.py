@@ -20,7 +20,7 @@ from hybrid_imagenet.benchmarks import scaling
 from hybrid_imagenet.config import Origin
 from hybrid_imagenet.config.flags import CHOICES
 from hybrid_imagenet.errors import EXIT_NUMERICS, EXIT_OK, EXIT_PREEMPTED, UserError
-from hybrid_imagenet.files import read_json, readable
+from hybrid_imagenet.files import read_json, read_or_none
 from hybrid_imagenet.runlog import jsonl
 
 FINISHED, FAILED, DIVERGED, MISSING = "finished", "failed", "diverged", "missing"
@@ -158,7 +158,12 @@ def read(cell: Cell) -> Result:
     if code != EXIT_OK:
         status = DIVERGED if code == EXIT_NUMERICS else FAILED
         return Result(
-            status, f"exit code {code}: {scaling.reason(_said(cell))}", {}, epochs, facts, settings
+            status,
+            f"exit code {code}: {scaling.failure_reason(_said(cell))}",
+            {},
+            epochs,
+            facts,
+            settings,
         )
     try:
         summary = read_json(cell.run_dir / "summary.json")
@@ -176,7 +181,9 @@ def read(cell: Cell) -> Result:
 
 def _right(cell: Cell) -> npt.NDArray[np.bool_] | None:
     """Reads which images the last validation got right; None where the run did not keep it."""
-    found = readable(lambda: dict(np.load(cell.run_dir / "image_results.npz", allow_pickle=False)))
+    found = read_or_none(
+        lambda: dict(np.load(cell.run_dir / "image_results.npz", allow_pickle=False))
+    )
     return None if not found else found["label"] == found["predicted"]
 
 
@@ -184,7 +191,7 @@ def _records(cell: Cell) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str
     """Records by epoch, facts and settings; empty where a run ended before it wrote them."""
     try:
         config = read_json(cell.run_dir / "config.json")
-        records = jsonl.read(cell.run_dir / "metrics.jsonl")
+        records = jsonl.read_records(cell.run_dir / "metrics.jsonl")
     except UserError:
         return [], {}, {}
     facts = {name: value for name, value in config.items() if name not in ("flags", "origins")}
@@ -201,4 +208,4 @@ def _same_flags(cell: Cell, settings: dict[str, Any]) -> bool:
 
 def _said(cell: Cell) -> str:
     """What the ranks printed; empty where the file of it is gone."""
-    return readable(lambda: cell.output.read_text(encoding="utf-8", errors="replace")) or ""
+    return read_or_none(lambda: cell.output.read_text(encoding="utf-8", errors="replace")) or ""

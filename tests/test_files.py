@@ -27,7 +27,7 @@ def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(
         pathlib.Path, "replace", lambda *paths: order.append("replace") or replace(*paths)
     )
-    with files.replacing(target) as temporary:
+    with files.atomic_replace(target) as temporary:
         temporary.write_text("new")
         assert target.read_text() == "old"
     assert order == ["sync", "replace", "sync"]  # the last one of the directory
@@ -38,7 +38,7 @@ def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
 def test_an_error_leaves_what_was_there(tmp_path):
     target = tmp_path / "config.json"
     target.write_text("old")
-    with pytest.raises(OSError, match="full"), files.replacing(target) as temporary:
+    with pytest.raises(OSError, match="full"), files.atomic_replace(target) as temporary:
         temporary.write_text("ne")
         raise OSError("full")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
@@ -48,7 +48,7 @@ def test_several_may_write_one_file_at_once(tmp_path):
     target, together = tmp_path / "index", threading.Barrier(4)
 
     def write(number):
-        with files.replacing(target) as temporary:
+        with files.atomic_replace(target) as temporary:
             temporary.write_text(str(number) * 1000)
             together.wait()
 
@@ -72,7 +72,7 @@ def test_a_file_that_cannot_be_made_again_is_refused(tmp_path, content):
 def test_decoded_text_with_a_byte_order_mark_has_the_encoding_of_the_mark(encoding):
     marks = {"utf-16-le": codecs.BOM_UTF16_LE, "utf-16-be": codecs.BOM_UTF16_BE}
     content = marks.get(encoding, b"") + "cat\r\nM\u00f6we\r\n".encode(encoding)
-    assert files.decoded_text(content) == "cat\r\nM\u00f6we\r\n"
+    assert files.decode_text(content) == "cat\r\nM\u00f6we\r\n"
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_decoded_text_with_a_byte_order_mark_has_the_encoding_of_the_mark(encodi
 )
 def test_decoded_text_of_other_bytes_raises_an_error_with_the_remedy(content, reason):
     with pytest.raises(ValueError, match=reason):
-        files.decoded_text(content)
+        files.decode_text(content)
 
 
 def test_read_regular_rejects_pipes_devices_sockets_directories_and_large_files(tmp_path):
@@ -228,5 +228,5 @@ def test_flock_that_fails_for_another_reason_raises(tmp_path, monkeypatch):
     without_locks(monkeypatch, errno.EIO)
     with pytest.raises(OSError, match="Input/output"):
         files.lock(tmp_path)
-    with files.one_at_a_time(tmp_path):  # an index that cannot be locked is made all the same
+    with files.cache_lock(tmp_path):  # an index that cannot be locked is made all the same
         pass

@@ -87,18 +87,18 @@ def test_flatten_layers_lists_the_model_and_its_layers():
 def test_set_first_epoch_decides_where_fit_begins():
     model, begun = small_model(), []
     model.compile("sgd", "mse")
-    assert private_api.first_epoch(model) is None
+    assert private_api.initial_epoch(model) is None
 
     class Resume(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
-            private_api.set_first_epoch(model, 2)
+            private_api.set_initial_epoch(model, 2)
 
         def on_epoch_begin(self, epoch, logs=None):
             begun.append(epoch)
 
     model.fit(np.ones((2, 2)), np.ones((2, 1)), epochs=4, verbose=0, callbacks=[Resume()])
     assert begun == [2, 3]
-    assert private_api.first_epoch(model) == 2
+    assert private_api.initial_epoch(model) == 2
 
 
 def test_loss_tracker_has_the_loss_of_fit():
@@ -111,7 +111,7 @@ def test_loss_tracker_has_the_loss_of_fit():
 
 
 def test_origin_names_the_layer_behind_an_output():
-    operation, number = private_api.origin(small_model().outputs[0])
+    operation, number = private_api.producing_operation(small_model().outputs[0])
     assert (operation.name, number) == ("first", 0)
 
 
@@ -122,7 +122,7 @@ def test_optimized_variables_are_those_that_the_optimizer_was_built_on(kind):
     )
     variables = [keras.Variable(np.ones(shape, np.float32), name="w") for shape in ((3,), (2, 2))]
     optimizer.build(variables)
-    assert list(map(id, private_api.optimized_variables(optimizer))) == list(map(id, variables))
+    assert list(map(id, private_api.trainable_variables(optimizer))) == list(map(id, variables))
 
 
 def test_learning_rate_variable_is_part_of_the_state():
@@ -134,7 +134,7 @@ def test_learning_rate_variable_is_part_of_the_state():
 
 def test_shared_variable_has_what_is_assigned_to_either():
     ours = tf.Variable(np.ones(3, np.float32), name="w")
-    shared = private_api.shared_variable(ours)
+    shared = private_api.wrap_tf_variable(ours)
     shared.assign([2.0, 2.0, 2.0])
     assert ours.numpy().tolist() == [2.0] * 3
     ours.assign([3.0, 3.0, 3.0])
@@ -146,18 +146,18 @@ def test_list_of_callbacks_has_all_callbacks_of_fit():
 
     class Look(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
-            found.extend(private_api.list_of_callbacks())
+            found.extend(private_api.running_callbacks())
 
     other = keras.callbacks.EarlyStopping("loss")
     model = small_model()
     model.compile("sgd", "mse")
     model.fit(np.ones((2, 2)), np.ones((2, 1)), verbose=0, callbacks=[Look(), other])
     assert any(callback is other for callback in found)
-    assert private_api.list_of_callbacks() == ()
+    assert private_api.running_callbacks() == ()
 
 
 def test_modules_that_wait_run_steps_and_fetch_values():
-    execute, ops = private_api.modules_that_wait()
+    execute, ops = private_api.blocking_modules()
     assert callable(execute.execute)
     assert hasattr(ops.EagerTensor, "numpy") or hasattr(ops, "_EagerTensorBase")
 
@@ -227,18 +227,20 @@ def test_dataset_tensors_are_those_of_the_arrays():
 
 def test_dataset_draws_choices_is_true_for_samples_of_several_datasets():
     numbers = tf.data.Dataset.range(4)
-    assert private_api.dataset_draws_choices(
+    assert private_api.dataset_chooses_inputs(
         tf.data.Dataset.sample_from_datasets([numbers, numbers], [0.5, 0.5])
     )
-    assert not private_api.dataset_draws_choices(numbers)
+    assert not private_api.dataset_chooses_inputs(numbers)
 
 
 def test_dataset_is_in_any_order_only_where_that_was_asked_for():
     numbers = tf.data.Dataset.range(4)
-    assert private_api.dataset_is_in_any_order(
+    assert private_api.dataset_is_nondeterministic(
         numbers.map(lambda x: x, num_parallel_calls=2, deterministic=False)
     )
-    assert not private_api.dataset_is_in_any_order(numbers.map(lambda x: x, num_parallel_calls=2))
+    assert not private_api.dataset_is_nondeterministic(
+        numbers.map(lambda x: x, num_parallel_calls=2)
+    )
     options = tf.data.Options()
     options.deterministic = False
-    assert private_api.dataset_is_in_any_order(numbers.with_options(options))
+    assert private_api.dataset_is_nondeterministic(numbers.with_options(options))

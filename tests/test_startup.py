@@ -14,7 +14,7 @@ KIND = "resnet50, digits, 2 ranks x 32 images"
 
 @pytest.fixture
 def start(monkeypatch):
-    monkeypatch.delenv(startup.STARTED_VARIABLE, raising=False)
+    monkeypatch.delenv(startup.COMMAND_START_VARIABLE, raising=False)
     now = [1000.0]
     monkeypatch.setattr(startup, "clock", lambda: now[0])
 
@@ -40,7 +40,7 @@ def test_each_stage_is_shown_and_at_the_end_what_each_took(start):
 
 
 def test_the_time_of_the_launcher_counts(start, monkeypatch):
-    monkeypatch.setenv(startup.STARTED_VARIABLE, f"997.5@{startup._boot()}")
+    monkeypatch.setenv(startup.COMMAND_START_VARIABLE, f"997.5@{startup._boot()}")
     assert "first step after 12.5 s: starting the ranks 2.5 s, loading" in start()
 
 
@@ -48,13 +48,13 @@ def test_the_time_of_the_launcher_counts(start, monkeypatch):
     "value", ["997.5@another", "997.5", "20000.0@{boot}", "-4000.0@{boot}", "x@{boot}", ""]
 )
 def test_a_launcher_whose_time_is_not_comparable_does_not_count(start, monkeypatch, value):
-    monkeypatch.setenv(startup.STARTED_VARIABLE, value.format(boot=startup._boot()))
+    monkeypatch.setenv(startup.COMMAND_START_VARIABLE, value.format(boot=startup._boot()))
     assert "first step after 10.0 s: loading" in start()
 
 
 def test_a_jump_of_the_clock_of_the_day_does_not_change_the_time_of_a_start(monkeypatch):
-    monkeypatch.delenv(startup.STARTED_VARIABLE, raising=False)
-    startup.command_began()
+    monkeypatch.delenv(startup.COMMAND_START_VARIABLE, raising=False)
+    startup.record_command_start()
     stream, start = io.StringIO(), startup.StartupProgress()
     start.open(KIND, stream, terminal=False)
     start.begin("loading TensorFlow")
@@ -62,7 +62,7 @@ def test_a_jump_of_the_clock_of_the_day_does_not_change_the_time_of_a_start(monk
     start.finish()
     line = stream.getvalue().splitlines()[-1]
     assert line.startswith("first step after 0.") and "loading TensorFlow 0.0 s" in line
-    monkeypatch.setenv(startup.STARTED_VARIABLE, "")  # so that it is taken away again
+    monkeypatch.setenv(startup.COMMAND_START_VARIABLE, "")  # so that it is taken away again
 
 
 def test_on_a_terminal_one_line_counts_the_seconds(monkeypatch):
@@ -71,7 +71,7 @@ def test_on_a_terminal_one_line_counts_the_seconds(monkeypatch):
     start.open(KIND, stream, terminal=True)
     start.begin("loading TensorFlow")
     wait_for(lambda: "loading TensorFlow ... 0 s" in stream.getvalue())
-    with start.quiet():
+    with start.hidden():
         stream.write("a message\n")
     time.sleep(0.05)
     start.finish()
@@ -85,7 +85,7 @@ def test_on_a_terminal_one_line_counts_the_seconds(monkeypatch):
 def test_nothing_is_said_before_it_is_opened(capsys):
     start = startup.StartupProgress()
     start.begin("loading TensorFlow")
-    with start.quiet():
+    with start.hidden():
         start.finish()
     start.close()
     assert capsys.readouterr() == ("", "")
@@ -105,7 +105,7 @@ def test_nothing_is_said_before_it_is_opened(capsys):
 )
 def test_a_rank_believes_its_launcher(monkeypatch, progress, ranks, told, shown):
     monkeypatch.setenv("HYBRID_IMAGENET_TERMINAL", told)
-    assert startup.on_terminal(progress, ranks) is shown
+    assert startup.is_terminal_output(progress, ranks) is shown
 
 
 def test_without_a_launcher_the_stream_tells(monkeypatch):
@@ -113,12 +113,12 @@ def test_without_a_launcher_the_stream_tells(monkeypatch):
     for tty, term, shown in ((True, "xterm", True), (False, "xterm", False), (True, "dumb", False)):
         monkeypatch.setenv("TERM", term)
         monkeypatch.setattr("sys.stdout.isatty", lambda tty=tty: tty, raising=False)
-        assert startup.on_terminal("auto", 1) is shown
+        assert startup.is_terminal_output("auto", 1) is shown
 
 
 def test_the_train_command_notes_when_it_began(monkeypatch):
     """A single process has no launcher that would."""
-    monkeypatch.delenv(startup.STARTED_VARIABLE, raising=False)
+    monkeypatch.delenv(startup.COMMAND_START_VARIABLE, raising=False)
     monkeypatch.setattr("hybrid_imagenet.comm.environment.restart_with_huge_pages", lambda: None)
     monkeypatch.setattr(sys, "argv", ["hybrid-imagenet", "train"])
     for changes_signals in ("install", "ignore"):
@@ -135,5 +135,5 @@ def test_the_train_command_notes_when_it_began(monkeypatch):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [*sys.path])
         assert __main__.main() == 0
-    monkeypatch.setenv(startup.STARTED_VARIABLE, "")  # so that it is taken away again
+    monkeypatch.setenv(startup.COMMAND_START_VARIABLE, "")  # so that it is taken away again
     assert seen[0] == pytest.approx(before, abs=2)  # and not the 9 s later at which it is asked for

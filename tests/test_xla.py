@@ -12,9 +12,9 @@ from hybrid_imagenet import xla
 def gpu(monkeypatch):
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind=None: [f"{kind}:0"])
     monkeypatch.delenv("HYBRID_IMAGENET_XLA", raising=False)
-    xla._runs.cache_clear()
+    xla._runs_on_gpu.cache_clear()
     yield monkeypatch
-    xla._runs.cache_clear()
+    xla._runs_on_gpu.cache_clear()
 
 
 def double(x):
@@ -29,12 +29,12 @@ def is_compiled(function, shape=(3,)):
 
 def test_a_cpu_compiles_nothing_of_a_gpu(monkeypatch):
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind=None: [])
-    assert not is_compiled(xla.on_gpu(double))
+    assert not is_compiled(xla.compile_on_gpu(double))
     assert xla.supported()
 
 
 def test_a_gpu_compiles(gpu):
-    function = xla.on_gpu(double)
+    function = xla.compile_on_gpu(double)
     assert is_compiled(function)
     assert not is_compiled(function, (None,))  # one program for every number of images
     assert float(function(tf.constant(2.0))) == 4.0
@@ -42,11 +42,11 @@ def test_a_gpu_compiles(gpu):
 
 def test_the_user_may_forbid_it(gpu):
     gpu.setenv("HYBRID_IMAGENET_XLA", "0")
-    assert not is_compiled(xla.on_gpu(double))
+    assert not is_compiled(xla.compile_on_gpu(double))
 
 
 def test_a_gpu_that_xla_does_not_support_is_asked_once_and_told(gpu, caplog):
-    asked, function = [], xla.on_gpu(double)
+    asked, function = [], xla.compile_on_gpu(double)
 
     def fails(function, **settings):
         def call(*arguments):

@@ -20,14 +20,16 @@ from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Hit:
+class TargetReached:
     """The moment a run first reached a target: epochs finished, and seconds since its start."""
 
     epoch: float
     seconds: float | None
 
 
-def first_reaching(records: Iterable[Mapping[str, Any]], metric: str, target: float) -> Hit | None:
+def first_reaching(
+    records: Iterable[Mapping[str, Any]], metric: str, target: float
+) -> TargetReached | None:
     """The first record whose `metric` is at least `target`, or None.
 
     Args:
@@ -39,7 +41,7 @@ def first_reaching(records: Iterable[Mapping[str, Any]], metric: str, target: fl
     for record in records:
         value = record.get(metric)
         if value is not None and value >= target:
-            return Hit(record["epoch"], record.get("seconds"))
+            return TargetReached(record["epoch"], record.get("seconds"))
     return None
 
 

@@ -185,7 +185,7 @@ GPUS = {
 }
 
 
-def recognize(name: str, memory_mib: str) -> str | None:
+def recognize_gpu(name: str, memory_mib: str) -> str | None:
     """The key in GPUS of a device by its name and memory in nvidia-smi's words; None for one that
     is not there.
 
@@ -229,7 +229,7 @@ _TENSORFLOW = "NVIDIA DeepLearningExamples, TensorFlow 1 with XLA, 20.06"
 _MXNET = "NVIDIA DeepLearningExamples, MXNet, 20.12, with input"
 _PADDLE = "NVIDIA DeepLearningExamples, PaddlePaddle"
 _MLPERF = "MLPerf Training"
-OWN = "this program, synthetic data"
+THIS_PROGRAM = "this program, synthetic data"
 """The source of speeds that were measured with this program."""
 GPU_SPEEDS = (
     GpuSpeed(_TENSORFLOW, "a100", "fp16", 256, 2375),
@@ -261,9 +261,9 @@ GPU_SPEEDS = (
     GpuSpeed("Lu et al., section 3.2.2", "p40", "fp32", 128, LU_SINGLE_P40),
     GpuSpeed(_MLPERF + " 4.0, NVIDIA, 8 GPUs in 13.27 min", "h100", "fp16", 400, EIGHT_H100, 8),
     GpuSpeed(_MLPERF + " 4.0, NVIDIA, 64 GPUs in 2.505 min", "h100", "fp16", 50, 314_090 / 64, 64),
-    GpuSpeed(OWN, "h100", "fp16", 256, 5707),
-    GpuSpeed(OWN, "h100", "bf16", 256, 3912),
-    GpuSpeed(OWN, "h200", "fp16", 256, 6956, date="26 November 2026"),
+    GpuSpeed(THIS_PROGRAM, "h100", "fp16", 256, 5707),
+    GpuSpeed(THIS_PROGRAM, "h100", "bf16", 256, 3912),
+    GpuSpeed(THIS_PROGRAM, "h200", "fp16", 256, 6956, date="26 November 2026"),
     GpuSpeed(_MLPERF + " 4.0, NVIDIA, 8 GPUs in 12.03 min", "h200", "fp16", 400, 63_599 / 8, 8),
     GpuSpeed(_MLPERF + " 4.0, NVIDIA, 2 hosts of 4", "l40s", "fp16", 200, 14_835 / 8, 8),
 )
@@ -278,4 +278,8 @@ def speeds(gpu: str, precision: str, *, own: bool = False) -> list[GpuSpeed]:
     """Returns the published speeds of a GPU (a key of `GPUS`) in an arithmetic, or what this
     program has reached.
     """
-    return [s for s in GPU_SPEEDS if (s.gpu, s.precision, s.source == OWN) == (gpu, precision, own)]
+    return [
+        s
+        for s in GPU_SPEEDS
+        if (s.gpu, s.precision, s.source == THIS_PROGRAM) == (gpu, precision, own)
+    ]

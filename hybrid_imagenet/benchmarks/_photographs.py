@@ -20,11 +20,11 @@ _NAME = "benchmark-photographs-1"
 _COUNT = 1000
 
 
-def prepared(resize: int | None) -> Path:
+def photograph_shards(resize: int | None) -> Path:
     """TFRecord shards of the photographs, made once; with `resize`, of images with that shorter
     side.
     """
-    photographs = folder()
+    photographs = photograph_folder()
     directory = photographs.with_name(f"{photographs.name}-shards-{resize or 'full'}")
     if not (directory / tfrecord.MANIFEST).is_file():
         settings = prepare.Settings(resize=resize, per_shard=128)
@@ -34,7 +34,7 @@ def prepared(resize: int | None) -> Path:
     return directory
 
 
-def folder() -> Path:
+def photograph_folder() -> Path:
     """A folder set of 1,000 JPEGs in the user's cache, made once: varied crops of two photographs,
     with noise.
     """

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from hybrid_imagenet import comm
 from hybrid_imagenet.comm import cost_model
 from hybrid_imagenet.comm.settings import ALGORITHMS, COMPRESSIONS, ENGINES
-from hybrid_imagenet.errors import UserError, counted, needed
+from hybrid_imagenet.errors import UserError, import_optional, pluralize
 from hybrid_imagenet.tools import command_line
 
 if typing.TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _plain_mpi(size: int) -> Run:
     """MPI_Allreduce of `size` bytes of FP32 between buffers that are made once."""
     import numpy as np
 
-    mpi = needed(
+    mpi = import_optional(
         "mpi4py.MPI", "--algorithms=mpi needs mpi4py: install it, or leave mpi out of --algorithms"
     )
     sent = np.ones(max(size // 4, 1), np.float32)
@@ -206,9 +206,8 @@ def table(rows: Sequence[dict[str, typing.Any]], communicator: Communicator) -> 
         )
         for row in rows
     ]
-    lines = [
-        f"{counted(communicator.size, 'rank')} on {counted(len(set(communicator.hosts)), 'host')}"
-    ]
+    hosts = len(set(communicator.hosts))
+    lines = [f"{pluralize(communicator.size, 'rank')} on {pluralize(hosts, 'host')}"]
     lines += [
         " ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True))
         for line in (head, *cells)

@@ -48,9 +48,9 @@ def main(argv: Sequence[str]) -> int:
     """Measures, prints the report and writes it to --out."""
     if "--arms" in argv:
         return _arms([word for word in argv if word != "--arms"])
-    words, flags = scaling.split(argv)
+    words, flags = scaling.split_arguments(argv)
     options = _parse(words)
-    path = files.output("--out", options.out) / "report.json"
+    path = files.output_path("--out", options.out) / "report.json"
     report = climb(options, flags)
     print("\n".join(_lines(report)))
     if report["rungs"] or not path.exists():  # else an earlier report is worth more
@@ -89,7 +89,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "-H", "--hosts", default="localhost", metavar="HOST:SLOTS,...", help="(this host, all GPUs)"
     )
-    scaling.add_network(parser)
+    scaling.add_network_options(parser)
     parser.add_argument(
         "--out", default="gpu-report", help="directory for the report (%(default)s)"
     )
@@ -145,7 +145,7 @@ def climb(options: argparse.Namespace, flags: Sequence[str]) -> Row:
 def _climb(report: Row, options: argparse.Namespace, flags: Sequence[str]) -> None:
     print("1. the doctor", flush=True)
     facts, findings = doctor.examine(
-        doctor.parse_arguments(["-H", options.hosts, *scaling.network(options)])
+        doctor.parse_arguments(["-H", options.hosts, *scaling.network_arguments(options)])
     )
     report["facts"], report["findings"] = (
         dict(facts),
@@ -155,7 +155,7 @@ def _climb(report: Row, options: argparse.Namespace, flags: Sequence[str]) -> No
     gpu = next(iter(facts[first]["gpus"]), None)
     if gpu is None and not options.allow_cpu:
         raise UserError(_NO_GPU)
-    key = published.recognize(gpu["name"], gpu["memory.total"] or "") if gpu else None
+    key = published.recognize_gpu(gpu["name"], gpu["memory.total"] or "") if gpu else None
     flags = _with_defaults(flags, key)
     report["flags"] = list(map(without_secrets, flags))
     print(f"2. one GPU{'' if gpu else ' (no GPU: CPU figures)'}", flush=True)
@@ -199,8 +199,8 @@ def measure(ranks: int, hosts: str, flags: Sequence[str], options: argparse.Name
     Raises:
       UserError: if the job fails or takes longer than --timeout.
     """
-    words = scaling.command(scaling.worker(options, flags), ranks, hosts, options)
-    row, said = scaling.launch(words, ranks, options.timeout, os.environ | {"NCCL_DEBUG": "INFO"})
+    words = scaling.job_command(scaling.worker_arguments(options, flags), ranks, hosts, options)
+    row, said = scaling.run_job(words, ranks, options.timeout, os.environ | {"NCCL_DEBUG": "INFO"})
     return row | ({"transport": str(nccl_log.read(said))} if ranks > 1 else {})
 
 

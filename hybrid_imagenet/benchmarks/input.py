@@ -81,16 +81,16 @@ def measure_all(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     if arguments.source:
         yield shown(_ours(arguments.source, arguments.source, arguments.data_dir, arguments))
         return
-    photographs = _photographs.folder()
-    reduced = _photographs.prepared(256)
+    photographs = _photographs.photograph_folder()
+    reduced = _photographs.photograph_shards(256)
     yield shown(_ours("files", "folder", str(photographs), arguments))
-    yield shown(_ours("shards", "tfrecord", str(_photographs.prepared(None)), arguments))
+    yield shown(_ours("shards", "tfrecord", str(_photographs.photograph_shards(None)), arguments))
     yield shown(_ours("shards, shorter side 256", "tfrecord", str(reduced), arguments))
     yield shown(
         _ours(
             "shards, --decoder=dali",
             "tfrecord",
-            str(_photographs.prepared(None)),
+            str(_photographs.photograph_shards(None)),
             arguments,
             "dali",
         )

@@ -26,7 +26,7 @@ import time
 import typing
 from collections.abc import Callable, Mapping, Sequence
 
-from hybrid_imagenet.errors import SharedError, UserError, counted
+from hybrid_imagenet.errors import SharedError, UserError, pluralize
 from hybrid_imagenet.tools import command_line
 
 if typing.TYPE_CHECKING:
@@ -35,7 +35,7 @@ if typing.TYPE_CHECKING:
     from hybrid_imagenet.comm.communicator import Communicator
     from hybrid_imagenet.config import RunConfig
 
-TURN, READY, GO = "HYBRID_IMAGENET_BENCH_TURN", "ready", "go"
+TURN_VARIABLE, READY_FILE, GO_FILE = "HYBRID_IMAGENET_BENCH_TURN", "ready", "go"
 _MARK = "scaling-result "
 _FIRST_STEPS = 3  # whose loss two ways to compute a step must share
 Row = dict[str, typing.Any]
@@ -43,15 +43,15 @@ Row = dict[str, typing.Any]
 
 def main(argv: Sequence[str]) -> int:
     """Starts the jobs and prints the table; with --worker, is one rank of a job."""
-    words, flags = split(argv)
-    options = parser().parse_args(words)
+    words, flags = split_arguments(argv)
+    options = make_parser().parse_args(words)
     if options.worker:
-        return _worker(options, flags)
-    measured(options, flags)
+        return _run_worker(options, flags)
+    run_jobs(options, flags)
     return 0
 
 
-def measured(options: argparse.Namespace, flags: Sequence[str]) -> list[Row]:
+def run_jobs(options: argparse.Namespace, flags: Sequence[str]) -> list[Row]:
     """Starts a job for each number of ranks, prints the table and writes --json; returns a row for
     each.
 
@@ -60,25 +60,25 @@ def measured(options: argparse.Namespace, flags: Sequence[str]) -> list[Row]:
     """
     rows: list[Row] = []
     try:
-        for ranks in counts(options.ranks):
-            job = command(worker(options, flags), ranks, options.hosts, options)
-            rows.append(launch(job, ranks, options.timeout)[0])
+        for ranks in parse_rank_counts(options.ranks):
+            job = job_command(worker_arguments(options, flags), ranks, options.hosts, options)
+            rows.append(run_job(job, ranks, options.timeout)[0])
     finally:
         if rows:
             add_efficiency(rows)
-            print(table(rows))
+            print(format_table(rows))
             command_line.write_json(options.json, rows)
     return rows
 
 
-def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """The words before `--`, and the flags of the training program after it."""
     words = list(argv)
     place = words.index("--") if "--" in words else len(words)
     return words[:place], words[place + 1 :]
 
 
-def parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     """The options of the benchmark."""
     options = command_line.Parser(
         "bench scaling",
@@ -91,7 +91,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "-H", "--hosts", default="", metavar="HOST:SLOTS,...", help="hosts of the ranks (this host)"
     )
-    add_network(options)
+    add_network_options(options)
     options.add_argument(
         "--threads",
         type=command_line.positive_int,
@@ -120,7 +120,7 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-def add_network(parser: argparse.ArgumentParser) -> None:
+def add_network_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `hybrid-imagenet run` that say how hosts are reached."""
     parser.add_argument("--ssh_port", type=int, help="port of sshd on the hosts")
     parser.add_argument(
@@ -131,13 +131,13 @@ def add_network(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def network(options: argparse.Namespace) -> list[str]:
+def network_arguments(options: argparse.Namespace) -> list[str]:
     """The options of `add_network` that are given."""
     port = [f"--ssh_port={options.ssh_port}"] if options.ssh_port else []
     return port + ([f"--network_interfaces={options.interface}"] if options.interface else [])
 
 
-def counts(text: str) -> list[int]:
+def parse_rank_counts(text: str) -> list[int]:
     """Reads --ranks; raises UserError."""
     try:
         found = [int(word) for word in text.split(",")]
@@ -148,7 +148,7 @@ def counts(text: str) -> list[int]:
     return found
 
 
-def worker(options: argparse.Namespace, flags: Sequence[str]) -> list[str]:
+def worker_arguments(options: argparse.Namespace, flags: Sequence[str]) -> list[str]:
     """The words after `python -m hybrid_imagenet.benchmarks` that make a process one rank of a
     job.
     """
@@ -157,7 +157,7 @@ def worker(options: argparse.Namespace, flags: Sequence[str]) -> list[str]:
     return ["scaling", "--worker", *words, "--", *flags]
 
 
-def command(
+def job_command(
     words: Sequence[str], ranks: int, hosts: str, options: argparse.Namespace, script: str = ""
 ) -> list[str]:
     """The command of a job: a benchmark of this package with its words, or a script, on ranks of -H
@@ -169,12 +169,12 @@ def command(
             *([script] if script else ["-m", "hybrid_imagenet.benchmarks"]),
             *words,
         ]
-    where = ["-np", str(ranks), *(["-H", hosts] if hosts else []), *network(options)]
+    where = ["-np", str(ranks), *(["-H", hosts] if hosts else []), *network_arguments(options)]
     program = [script] if script else ["--module=hybrid_imagenet.benchmarks", "--"]
     return [sys.executable, "-m", "hybrid_imagenet", "run", *where, *program, *words]
 
 
-def launch(
+def run_job(
     command: Sequence[str], ranks: int, timeout: float, environment: Mapping[str, str] | None = None
 ) -> tuple[Row, str]:
     """Runs a job, which ends with this process; returns the result that rank 0 prints, and the
@@ -183,7 +183,7 @@ def launch(
     Raises:
       UserError: if it fails or takes too long.
     """
-    job = f"the job of {counted(ranks, 'rank')}"
+    job = f"the job of {pluralize(ranks, 'rank')}"
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     process = subprocess.Popen(
         command,
@@ -202,12 +202,12 @@ def launch(
         if process.poll() is None:
             process.terminate()  # a launcher ends its ranks
             process.communicate()
-    if process.returncode or not (row := result(said)):
-        raise UserError(f"{job} failed (exit code {process.returncode}): {reason(said)}")
+    if process.returncode or not (row := parse_result(said)):
+        raise UserError(f"{job} failed (exit code {process.returncode}): {failure_reason(said)}")
     return row, said
 
 
-def result(said: str) -> Row:
+def parse_result(said: str) -> Row:
     """Returns what rank 0 of a job prints as its result; an empty row if there is none."""
     marked = said.partition(_MARK)[2]
     return (
@@ -215,7 +215,7 @@ def result(said: str) -> Row:
     )  # a launcher may put more on the line after it
 
 
-def reason(said: str) -> str:
+def failure_reason(said: str) -> str:
     """Returns the errors of a failed job, or else its last lines, in one line."""
     lines = [line.strip() for line in said.splitlines() if line.strip() and "NCCL INFO" not in line]
     errors = [
@@ -224,7 +224,7 @@ def reason(said: str) -> str:
     return " | ".join((errors or lines)[-3:])[:600] or "it printed nothing"
 
 
-def _worker(options: argparse.Namespace, flags: Sequence[str]) -> int:
+def _run_worker(options: argparse.Namespace, flags: Sequence[str]) -> int:
     from hybrid_imagenet import comm
     from hybrid_imagenet import config as configuration
     from hybrid_imagenet.config import derived
@@ -255,9 +255,9 @@ def wait_for_turn() -> None:
 
     So benchmarks prepare side by side and are timed one after the other (`benchmarks arms`).
     """
-    if folder := os.environ.get(TURN):
-        (pathlib.Path(folder) / READY).touch()
-        while not (pathlib.Path(folder) / GO).exists():
+    if folder := os.environ.get(TURN_VARIABLE):
+        (pathlib.Path(folder) / READY_FILE).touch()
+        while not (pathlib.Path(folder) / GO_FILE).exists():
             time.sleep(0.05)
 
 
@@ -274,7 +274,13 @@ def measure(
     steps_to_time = [training_step(config, communicator, communicator, precision, classes)]
     if communicator.size > 1:
         steps_to_time.append(
-            training_step(config, communicator, _gradients_stay(communicator), precision, classes)
+            training_step(
+                config,
+                communicator,
+                _communicator_without_reduction(communicator),
+                precision,
+                classes,
+            )
         )
     samples: list[list[float]] = [[] for _ in steps_to_time]
     ahead: list[float] = []
@@ -327,7 +333,7 @@ def measure(
     }
 
 
-def _gradients_stay(ranks: Communicator) -> Communicator:
+def _communicator_without_reduction(ranks: Communicator) -> Communicator:
     """Returns a communicator that does not reduce gradients; the control word of a step is still
     summed.
     """
@@ -341,7 +347,7 @@ def _gradients_stay(ranks: Communicator) -> Communicator:
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class TimedStep:
     """A training step.
 
     Attributes:
@@ -357,7 +363,7 @@ class Step:
 
 def training_step(
     config: RunConfig, everyone: Communicator, reducer: Communicator, precision: str, classes: int
-) -> Step:
+) -> TimedStep:
     """Returns a training step on a batch in memory whose gradients go through `reducer`.
 
     As in training, the host may be ahead of a GPU; nothing is fetched from it between steps.
@@ -387,7 +393,7 @@ def training_step(
             0
         ].numpy()  # of the update of the first layer, which comes last
 
-    return Step(
+    return TimedStep(
         lambda: train.single(batch, control),
         wait,
         lambda: train.sums.read().means("train")["train_loss"],
@@ -401,7 +407,7 @@ def add_efficiency(rows: Sequence[Row]) -> None:
         row["efficiency"] = row["images_per_second"] / row["ranks"] / base
 
 
-def table(rows: Sequence[Row]) -> str:
+def format_table(rows: Sequence[Row]) -> str:
     """The rows as text, in the form of Lu et al., Tables 3.2 and 3.3, and Mikami et al., Table
     6.
     """

@@ -60,7 +60,7 @@ def write(path: pathlib.Path, arrays: Arrays, meta: Mapping[str, Any]) -> None:
     members = {_META: np.frombuffer(text, np.uint8)} | {
         f"{_ARRAY}{k}": v for k, v in arrays.items()
     }
-    with files.replacing(path) as temporary, temporary.open("wb") as file:
+    with files.atomic_replace(path) as temporary, temporary.open("wb") as file:
         np.savez(file, **members)  # type: ignore[arg-type]
 
 

@@ -187,7 +187,11 @@ def travelling(grads: Sequence[tf.Tensor], ranks: int, wire: str) -> tf.Tensor:
         vector = pack([tf.cast(value, tf.float32) for value in values])
         return tf.cast(vector / float(ranks) if ranks > 1 else vector, wire)
 
-    return xla.on_gpu(packed)(*grads) if xla.has_gpu() else pack([packed(grad) for grad in grads])
+    return (
+        xla.compile_on_gpu(packed)(*grads)
+        if xla.has_gpu()
+        else pack([packed(grad) for grad in grads])
+    )
 
 
 def check_gradients(grads: Sequence[tf.Tensor], names: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hybrid_imagenet.comm import gpus, launcher_variables, other_launchers
 from hybrid_imagenet.comm.quiet import import_tensorflow
-from hybrid_imagenet.errors import HostError, UserError, counted
+from hybrid_imagenet.errors import HostError, UserError, pluralize
 
 # Rank, size, local rank and local size, as mpirun names them.
 _PLACE = (
@@ -79,10 +79,10 @@ def _check_started_ranks(env: Mapping[str, str], connected: int) -> None:
     started = env.get(RANKS_VARIABLE, "")
     if started.isdecimal() and int(started) != connected:
         raise UserError(
-            f"hybrid-imagenet run has started {counted(int(started), 'rank')}, but mpirun connects"
-            f" {connected} of them. Check with hybrid-imagenet doctor that mpirun belongs to the"
-            " Open MPI of this environment. If this process is not a rank of that job, unset"
-            f" {RANKS_VARIABLE}."
+            f"hybrid-imagenet run has started {pluralize(int(started), 'rank')}, but mpirun"
+            f" connects {connected} of them. Check with hybrid-imagenet doctor that mpirun"
+            " belongs to the Open MPI of this environment. If this process is not a rank of that"
+            f" job, unset {RANKS_VARIABLE}."
         )
 
 

@@ -16,7 +16,7 @@ from hybrid_imagenet.comm import fusion
 from hybrid_imagenet.comm.algorithms import Algorithm, Selector
 from hybrid_imagenet.comm.communicator import check_gradients, travelling
 from hybrid_imagenet.comm.settings import Settings
-from hybrid_imagenet.errors import counted
+from hybrid_imagenet.errors import pluralize
 
 if typing.TYPE_CHECKING:
     from hybrid_imagenet.comm.communicator import Communicator
@@ -142,7 +142,7 @@ class GradientReducer:
             used = ", ".join(sorted({algorithm.name for algorithm in algorithms}))
             total, packed = (
                 sum(bucket.bytes for bucket in buckets) / 2**20,
-                counted(len(buckets), "bucket"),
+                pluralize(len(buckets), "bucket"),
             )
             _log.debug(
                 "gradients: %d in %s, %.3g MiB per step, by %s", len(elements), packed, total, used

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hybrid_imagenet.errors import UserError, needed
+from hybrid_imagenet.errors import UserError, import_optional
 
 _INTERFACES = "NCCL_SOCKET_IFNAME"
 
@@ -141,7 +141,7 @@ def gather(own: Sequence[str], size: int) -> list[list[str]]:
     Raises:
       UserError: without mpi4py, or if MPI connects other ranks.
     """
-    mpi4py = needed(
+    mpi4py = import_optional(
         "mpi4py", "ranks find each other through mpi4py, which is missing: pip install mpi4py"
     )
     # as without mpi4py; else errors inside of Horovod's communicators would be returned

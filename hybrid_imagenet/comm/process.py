@@ -38,7 +38,7 @@ from hybrid_imagenet.comm.settings import ENGINES, Settings
 from hybrid_imagenet.comm.single_process import SingleProcess
 from hybrid_imagenet.comm.torus import parse_grid
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_STALLED, SharedError, UserError
-from hybrid_imagenet.startup import START
+from hybrid_imagenet.startup import STARTUP_PROGRESS
 
 ENGINE_VARIABLE = "HYBRID_IMAGENET_ENGINE"
 """Where `hybrid-imagenet run` tells the ranks of all hosts which engine --engine=auto means."""
@@ -132,7 +132,7 @@ def connect(place: Placement, settings: Settings, others: Sequence[Settings] = (
     """
     if place.size == 1:
         return SingleProcess()
-    START.begin(f"connecting {place.size} ranks")
+    STARTUP_PROGRESS.begin(f"connecting {place.size} ranks")
     if settings.engine == "auto" and place.rank == 0 and engine_of("auto") == "tensorflow":
         print(
             "ranks connect by --engine=tensorflow, as Horovod is not used here",

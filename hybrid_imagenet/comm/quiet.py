@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from hybrid_imagenet.errors import tensorflow_missing
+from hybrid_imagenet.errors import missing_tensorflow_message
 
 GREETINGS = (
     r"^WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR",
@@ -31,7 +31,7 @@ def import_tensorflow() -> None:
             except ModuleNotFoundError as missing:
                 if missing.name != "tensorflow":
                     raise
-                raise ModuleNotFoundError(tensorflow_missing(), name="tensorflow") from None
+                raise ModuleNotFoundError(missing_tensorflow_message(), name="tensorflow") from None
 
 
 @contextlib.contextmanager

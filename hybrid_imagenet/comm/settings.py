@@ -8,7 +8,7 @@ from typing import Any
 
 from hybrid_imagenet.comm import cost_model
 from hybrid_imagenet.comm.cost_model import Cost
-from hybrid_imagenet.options import fault, option, options_of
+from hybrid_imagenet.options import invalid_reason, option, options_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Settings(Communication):
         """Refuses what no choice of ranks could make work."""
         for name in ("allreduce", "engine", "compression"):
             value = getattr(self, name)
-            if reason := fault(value, options_of(Communication)[name]):
+            if reason := invalid_reason(value, options_of(Communication)[name]):
                 raise ValueError(f"{name}={value}: {reason}")
         known = {field.name for field in dataclasses.fields(ALGORITHMS[self.allreduce].options)}
         for name in sorted(set(self.options) - known):

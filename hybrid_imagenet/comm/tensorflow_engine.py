@@ -22,7 +22,7 @@ from hybrid_imagenet.comm.collectives import Collectives
 from hybrid_imagenet.comm.connected import ConnectedRanks
 from hybrid_imagenet.comm.environment import RANK_VARIABLE, Placement, placement
 from hybrid_imagenet.comm.settings import Settings
-from hybrid_imagenet.errors import UserError, counted
+from hybrid_imagenet.errors import UserError, pluralize
 
 # the watchdog names a silent rank after 30 s, with its stack; TensorFlow's 10 s are too short
 _HEARTBEAT_MS = 35_000
@@ -183,8 +183,8 @@ class TensorFlowCommunicator(ConnectedRanks):
         self._host = TensorFlowCollectives(place.rank, place.size)
         self._take_places(place, keys or self.allgather_object(hosts.key()))
         if self.rank == 0:
-            ports = counted(self.size, "TCP port")
-            hosts_count = counted(len(set(self.hosts)), "host")
+            ports = pluralize(self.size, "TCP port")
+            hosts_count = pluralize(len(set(self.hosts)), "host")
             print(
                 f"warning: TensorFlow's engine opens {ports} without a password on all network"
                 f" interfaces of {hosts_count}: anyone who reaches one can run code in this job, so"

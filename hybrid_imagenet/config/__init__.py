@@ -40,9 +40,9 @@ from hybrid_imagenet.options import (
     Option,
     Origin,
     check_value,
+    normalize_flag,
     parse_arguments,
     parse_value,
-    underscored,
 )
 
 # What is known of a flag before optimizer, schedule and all-reduce are: those of an option say its
@@ -136,7 +136,8 @@ def resolve(arguments: Sequence[str], ranks: int = 1, *, before: Sequence[str] =
     """
     from_files, from_command = split_flagfiles(arguments)
     from_command = [
-        "--print_config_all" if underscored(word) == _PRINT_ALL else word for word in from_command
+        "--print_config_all" if normalize_flag(word) == _PRINT_ALL else word
+        for word in from_command
     ]
     given = {
         Origin.FLAGFILE: parse_arguments([*before, *from_files], _FIRST),
@@ -258,10 +259,10 @@ def _flagfile_remedy(path: str) -> str:
 
 def _read_flagfile(path: str) -> list[str]:
     reader = absl_flags.FlagValues()
-    if path and not files.at_home(path).exists():
+    if path and not files.expand_home(path).exists():
         raise UserError(f"--flagfile={path}: no such file. {_flagfile_remedy(path)}")
     try:
-        _check_is_utf8(files.at_home(path))
+        _check_is_utf8(files.expand_home(path))
         return reader.read_flags_from_files([f"--flagfile={path}"], force_gnu=False)
     except (absl_flags.Error, OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
@@ -275,7 +276,7 @@ def _check_is_utf8(path: Path) -> None:
     if not path.is_file():  # a pipe, such as <(...) of a shell, can be read only once
         return
     content = path.read_bytes()
-    if files.decoded_text(content).encode() != content:
+    if files.decode_text(content).encode() != content:
         raise ValueError(
             "it begins with a byte-order mark, as files from Windows do; save it as UTF-8"
             " without one"

@@ -73,7 +73,7 @@ def recipe(
         # Without --run_dir the directory is named after the recipe. Runs that began when hybrid was
         # the default of all datasets are in a directory of that name.
         for name in dict.fromkeys((by_dataset, Run.recipe)):
-            directory = run_dir.chosen(run_dir_flag, name, dataset, resume=True)
+            directory = run_dir.choose_directory(run_dir_flag, name, dataset, resume=True)
             if not (directory / "config.json").exists():
                 continue
             earlier = stored.read(directory)["flags"].get("recipe")
@@ -117,7 +117,7 @@ def description(config: RunConfig) -> Mapping[str, Any]:
     """
     if not config.resume or placement().rank:
         return {}
-    directory = run_dir.chosen(config.run_dir, config.recipe, config.dataset, resume=True)
+    directory = run_dir.choose_directory(config.run_dir, config.recipe, config.dataset, resume=True)
     return stored.read(directory) if (directory / "config.json").exists() else {}
 
 

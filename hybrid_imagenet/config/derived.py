@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hybrid_imagenet.comm.settings import Communication, Settings
 from hybrid_imagenet.config.flags import options_for
 from hybrid_imagenet.data import splits
-from hybrid_imagenet.errors import SharedError, UserError, counted
+from hybrid_imagenet.errors import SharedError, UserError, pluralize
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.options import options_of
 from hybrid_imagenet.schedules import batch_schedule, mlperf, training_schedule
@@ -254,5 +254,5 @@ def communication(config: RunConfig) -> Settings:
 def title(config: RunConfig) -> str:
     """Returns what is trained, on how many ranks and with which batch: the title of a run."""
     virtual = f" x {config.virtual_gpus} virtual GPUs" if config.virtual_gpus > 1 else ""
-    ranks = counted(config.ranks, "rank")
+    ranks = pluralize(config.ranks, "rank")
     return f"{config.model} on {config.dataset}, {ranks}{virtual} x {config.per_gpu_batch} images"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hybrid_imagenet.comm import torus
 from hybrid_imagenet.config.derived import batches, check_groups, sizes
-from hybrid_imagenet.errors import UserError, counted, did_you_mean
+from hybrid_imagenet.errors import UserError, did_you_mean, pluralize
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.options import Origin
 from hybrid_imagenet.schedules.training_schedule import FIXED, PUBLISHED
@@ -264,7 +264,7 @@ def check_data(config: RunConfig, num_examples: int) -> None:
             if not stage.epoch:
                 flag = f"per_gpu_batch={config.per_gpu_batch}"
             raise UserError(
-                f"--{flag}: {stage.per_gpu_batch} images{micro} on {counted(config.gpus, 'GPU')}"
+                f"--{flag}: {stage.per_gpu_batch} images{micro} on {pluralize(config.gpus, 'GPU')}"
                 f" make a batch of {batch} from epoch {stage.epoch} on, but there are"
                 f" {num_examples} training images: lower the batch"
             )

@@ -67,7 +67,7 @@ class Run:
         unit="epochs",
         above=0,
         maximum=1e6,
-        whole=True,
+        keep_integer=True,
         basic=True,
     )
     max_steps: int | None = option(
@@ -130,7 +130,7 @@ class Evaluation:
         unit="epochs",
         above=0,
         maximum=1e6,
-        whole=True,
+        keep_integer=True,
     )
     eval_offset_epochs: float = option(
         0,
@@ -139,7 +139,7 @@ class Evaluation:
         unit="epochs",
         minimum=0,
         maximum=1e6,
-        whole=True,
+        keep_integer=True,
     )
     eval_batch: int | None = option(
         None, "Validation images per GPU and step; default the training batch.", minimum=1
@@ -167,7 +167,7 @@ class Evaluation:
         unit="epochs",
         above=0,
         maximum=1e6,
-        whole=True,
+        keep_integer=True,
     )
     checkpoint_every_steps: int | None = option(
         None, "Also save after this many steps.", unit="steps", minimum=1
@@ -319,7 +319,7 @@ class Model:
         "Network; or MODULE:FUNCTION, called with num_classes and image_size, which returns a Keras"
         " model that gives logits.",
         choices=(*DEPTHS, "alexnet_bn"),
-        function=True,
+        accepts_function=True,
         basic=True,
     )
     init_from: str | None = option(

@@ -16,7 +16,7 @@ from pathlib import Path
 from hybrid_imagenet import config
 from hybrid_imagenet.config.flags import CHOICES, owners
 from hybrid_imagenet.errors import UserError, did_you_mean
-from hybrid_imagenet.options import SPELLING, Option, options_of, shown
+from hybrid_imagenet.options import SPELLING, Option, format_value, options_of
 
 EXAMPLES = {
     "Handwritten digits, without a download": "hybrid-imagenet train --flagfile=flags/digits.flags",
@@ -210,14 +210,14 @@ def _lines(blocks: Iterable[Block]) -> list[str]:
 def _described(entry: _Entry) -> str:
     opt, kind = entry.option, entry.option.kind
     form = (
-        "|".join((*opt.choices, *(["MODULE:FUNCTION"] if opt.function else [])))
+        "|".join((*opt.choices, *(["MODULE:FUNCTION"] if opt.accepts_function else [])))
         if opt.choices
         else kind.base.__name__ + (",..." if kind.repeated else "")
     )
     head = f"  --[no]{entry.name}" if kind.base is bool else f"  --{entry.name}={form}"
     unit = f", in {opt.unit}" if opt.unit else ""
     owners = f"{', '.join(entry.owners)}; " if entry.owners else ""
-    body = f"{opt.help} ({owners}default {shown(opt.default)}{unit})"
+    body = f"{opt.help} ({owners}default {format_value(opt.default)}{unit})"
     return f"{_broken(head)}\n{filled(body, width(), _INDENT)}"
 
 

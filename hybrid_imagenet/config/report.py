@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from hybrid_imagenet.config import derived, relative_step_advice
 from hybrid_imagenet.config.derived import base_batch, batches, decoupled_decay, sizes
 from hybrid_imagenet.config.flag_checks import check_data
-from hybrid_imagenet.errors import counted
+from hybrid_imagenet.errors import pluralize
 from hybrid_imagenet.optimizers.registry import rule
-from hybrid_imagenet.options import Origin, shown
+from hybrid_imagenet.options import Origin, format_value
 from hybrid_imagenet.order.sampling import SampleOrder
 from hybrid_imagenet.schedules import mlperf
 from hybrid_imagenet.schedules.run_length import RunLength
@@ -167,7 +167,7 @@ def _text(lines: Iterable[str]) -> str:
 def _settings(config: RunConfig, names: Sequence[str]) -> list[str]:
     """Returns a line for each of these settings, and for each that was set but is not used."""
     values = config.values()
-    texts = {name: shown(values[name]) for name in names}
+    texts = {name: format_value(values[name]) for name in names}
     width = max(map(len, [*texts, *config.dropped]))
     value_width = max(map(len, texts.values()))
     lines = [
@@ -182,7 +182,7 @@ def _results(config: RunConfig, num_examples: int, rows: Sequence[EpochPlan]) ->
     from usual.
     """
     steps = sum(row.steps for row in rows)
-    lines = [f"{num_examples} training images, {counted(config.gpus, 'GPU')}, {steps} steps"]
+    lines = [f"{num_examples} training images, {pluralize(config.gpus, 'GPU')}, {steps} steps"]
     lines += filter(
         None,
         [relative_step_advice.line(config), relative_step_advice.forecast(config, num_examples)],
@@ -206,7 +206,7 @@ def _worked_out(config: RunConfig) -> list[str]:
     if config.lr_schedule == "mlperf" and not config.sync_batch_norm:
         images, wanted = config.per_gpu_batch * config.bn_group, mlperf.at(batch).normalized_images
         lines.append(
-            f"batch normalization over {images} images ({counted(config.bn_group, 'GPU')});"
+            f"batch normalization over {images} images ({pluralize(config.bn_group, 'GPU')});"
             f" MLPerf's table has {wanted}"
         )
     if config.chosen.get("decoupled_decay"):

@@ -9,12 +9,12 @@ from typing import Any
 from hybrid_imagenet import files
 from hybrid_imagenet.config.flags import OPTIONS
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.options import Option, fault
+from hybrid_imagenet.options import Option, invalid_reason
 from hybrid_imagenet.runlog import json_fields
 from hybrid_imagenet.runlog.json_fields import (
     COUNT,
     TEXT,
-    Kind,
+    FieldType,
     is_number,
     is_text,
     list_of,
@@ -24,22 +24,22 @@ from hybrid_imagenet.runlog.json_fields import (
 _LAST_DATE = 253402300799  # 31 December 9999 in seconds since 1970; later dates cannot be written
 
 _KINDS = {
-    "flags": Kind(
+    "flags": FieldType(
         "an object with the flags of a run",
         lambda value: isinstance(value, dict),
         null=False,
         required=True,
     ),
-    "origins": Kind("an object of texts", object_of(is_text), null=False),
-    "started": Kind(
+    "origins": FieldType("an object of texts", object_of(is_text), null=False),
+    "started": FieldType(
         "a time in seconds since 1970", lambda value: is_number(value) and 0 <= value <= _LAST_DATE
     ),
-    "world_size": Kind(
+    "world_size": FieldType(
         "a whole number above 0",
         lambda value: json_fields.is_count(value) and value > 0,
         null=False,
     ),
-    "hosts": Kind("a list of texts", list_of(is_text)),
+    "hosts": FieldType("a list of texts", list_of(is_text)),
     "train_images": COUNT,
     "validation_images": COUNT,
     "num_classes": COUNT,
@@ -64,12 +64,12 @@ def read(directory: pathlib.Path) -> dict[str, Any]:
     """
     path = directory / "config.json"
     values = files.read_json(path)
-    json_fields.check(values, _KINDS, str(path))
+    json_fields.check_fields(values, _KINDS, str(path))
     for name, value in values["flags"].items():
         if name in OPTIONS and not _is_possible(value, OPTIONS[name]):
             raise UserError(
-                f"{path}: the flag {name} is {json_fields.shown(value)}, which it cannot be. "
-                "Restore the file from a copy."
+                f"{path}: the flag {name} is {json_fields.shorten_json(value)}, which it cannot be."
+                " Restore the file from a copy."
             )
     return values
 
@@ -88,4 +88,4 @@ def _is_possible(value: Any, option: Option) -> bool:
         of_kind = is_number(value) and (kind.base is float or float(value).is_integer())
     else:
         of_kind = isinstance(value, kind.base)
-    return of_kind and fault(value, dataclasses.replace(option, choices=())) is None
+    return of_kind and invalid_reason(value, dataclasses.replace(option, choices=())) is None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet.data import directories, listing
 from hybrid_imagenet.errors import UserError, without_secrets
-from hybrid_imagenet.files import at_home, is_url
+from hybrid_imagenet.files import expand_home, is_url
 from hybrid_imagenet.schedules import mlperf
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class Request:
     @property
     def directory(self) -> Path:
         """The directory that was given, where one must be."""
-        return at_home(self.data_dir or "")
+        return expand_home(self.data_dir or "")
 
     def files(self) -> directories.Directory:
         """Opens the directory, at a path or a URL."""
@@ -162,7 +162,9 @@ class Request:
             return directories.Directory(str(self.directory))
         from hybrid_imagenet.data.remote import RemoteDirectory
 
-        return RemoteDirectory(self.data_dir or "", at_home(self.cache_dir), self.storage_timeout)
+        return RemoteDirectory(
+            self.data_dir or "", expand_home(self.cache_dir), self.storage_timeout
+        )
 
     def look(self) -> Glance:
         """Looks for the split by listings alone, within a second; no image is read, no server

@@ -113,7 +113,7 @@ def one_pass(function: Callable[..., tf.Tensor], augmentation: str) -> Callable[
     """
     if augmentation not in _COMPILED:
         return function
-    compiled = xla.on_gpu(function)
+    compiled = xla.compile_on_gpu(function)
 
     def shaped(*values: tf.Tensor) -> tf.Tensor:
         images = compiled(*values)

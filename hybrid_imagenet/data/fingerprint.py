@@ -42,7 +42,7 @@ def of_dataset(dataset: tf.data.Dataset) -> dict[str, Any]:
     seeds: list[list[int]] = []
     examples: list[list[float]] = []
     for part in private_api.walk_datasets(dataset):
-        if private_api.dataset_is_in_any_order(part):
+        if private_api.dataset_is_nondeterministic(part):
             raise UserError(
                 "The dataset yields elements in the order in which parallel calls finish"
                 " (deterministic=False), so ranks would share some examples and omit others. Call"
@@ -81,7 +81,7 @@ def _seeds(dataset: tf.data.Dataset) -> Iterator[list[int]]:
     # Random numbers do not decide an order, unless they choose between datasets (see below).
     if seeds is not None and private_api.dataset_inputs(dataset):
         yield list(seeds)
-    if private_api.dataset_draws_choices(dataset):
+    if private_api.dataset_chooses_inputs(dataset):
         for part in private_api.walk_datasets(private_api.dataset_inputs(dataset)[0]):
             seeds = private_api.dataset_seeds(part)
             if seeds is not None and not private_api.dataset_inputs(part):

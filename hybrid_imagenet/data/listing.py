@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
 
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.files import decoded_text
+from hybrid_imagenet.files import decode_text
 
 SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "val", "valid", "test")}
 """Names of the splits in names of files, as used by our own writer, TensorFlow's ImageNet scripts,
@@ -205,7 +205,7 @@ def listed_classes(place: Path | str, content: bytes) -> tuple[str, ...]:
         lines as `NUMBER:NAME`.
     """
     try:
-        text = decoded_text(content)
+        text = decode_text(content)
     except ValueError as error:
         raise UserError(f"{place}: {error}") from None
     names = tuple(line.strip() for line in text.splitlines() if line.strip())

@@ -23,7 +23,7 @@ from typing import IO, Any, NamedTuple, TypeVar
 from hybrid_imagenet import files
 from hybrid_imagenet.data.directories import SUBDIRECTORIES, Directory
 from hybrid_imagenet.data.sources.source import Reads, read_at
-from hybrid_imagenet.errors import StorageError, UserError, needed, without_secrets
+from hybrid_imagenet.errors import StorageError, UserError, import_optional, without_secrets
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -306,7 +306,9 @@ class RemoteDirectory(Directory):
 
 
 def _file_system(url: str) -> tuple[Any, str]:
-    fsspec = needed("fsspec", f"--data_dir={url}: needs fsspec (pip install 'fsspec[http]')")
+    fsspec = import_optional(
+        "fsspec", f"--data_dir={url}: needs fsspec (pip install 'fsspec[http]')"
+    )
     options: dict[str, Any] = {}
     try:
         if url.startswith(("http://", "https://")):

@@ -87,7 +87,7 @@ def broadcast_model(model: keras.Model, communicator: Communicator | None = None
     for layer in private_api.flatten_layers(model):
         if isinstance(layer, keras.layers.Normalization) and layer.built:
             layer.finalize_state()  # what it uses are copies of its weights
-    private_api.set_first_epoch(model, ranks.broadcast_object(private_api.first_epoch(model)))
+    private_api.set_initial_epoch(model, ranks.broadcast_object(private_api.initial_epoch(model)))
 
 
 def lacks_weights(model: keras.Model) -> bool:
@@ -149,7 +149,7 @@ def built_on(model: keras.Model, optimizer: Any) -> list[int] | None:
     if not optimizer.built:
         return None
     places = {id(v): place for place, v in enumerate(model.trainable_variables)}
-    return [places[id(v)] for v in private_api.optimized_variables(optimizer) if id(v) in places]
+    return [places[id(v)] for v in private_api.trainable_variables(optimizer) if id(v) in places]
 
 
 def set_scalars(optimizer: Any, values: Mapping[str, float]) -> None:

@@ -96,7 +96,7 @@ class Checkpoint(keras.callbacks.Callback):
           order: of `hybrid_imagenet.order.keras_dataset`; saved and restored too.
         """
         super().__init__()
-        self._directory = files.output("directory", directory).absolute()
+        self._directory = files.output_path("directory", directory).absolute()
         self._every_epochs, self._keep, self._order = every_epochs, keep, order
         self._state = RunState()
         self._saver: CheckpointSaver | None = None
@@ -122,13 +122,13 @@ class Checkpoint(keras.callbacks.Callback):
         self._state = RunState.from_dict(meta) if meta else RunState()
         if meta:
             if ranks.rank == 0:
-                for line in _forgotten(private_api.list_of_callbacks()):
+                for line in _forgotten(private_api.running_callbacks()):
                     _report(line)
-            private_api.set_first_epoch(self.model, self._state.finished_epochs)
+            private_api.set_initial_epoch(self.model, self._state.finished_epochs)
             if self._order is not None:
                 self._order.load_state_dict(place)
                 # The order also knows the position after `stop_training` has cut an epoch.
-                private_api.set_first_epoch(self.model, self._order.epoch)
+                private_api.set_initial_epoch(self.model, self._order.epoch)
             broadcast_model(self.model, ranks)
         self._saver = CheckpointSaver(
             store=store,
@@ -155,7 +155,7 @@ class Checkpoint(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         assert self._saver is not None
         self._saver.finish()
-        private_api.set_first_epoch(self.model, None)
+        private_api.set_initial_epoch(self.model, None)
         self._unlock()
 
     def _unlock(self) -> None:

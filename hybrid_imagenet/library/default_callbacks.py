@@ -130,7 +130,7 @@ class CompareRanks(keras.callbacks.Callback):
                 "the optimizer sums no gradients over ranks: compile with"
                 " hybrid_imagenet.DistributedOptimizer(...)"
             )
-        _refuse_two_writers(private_api.list_of_callbacks())
+        _refuse_two_writers(private_api.running_callbacks())
         self._updates = {
             name: int(o.iterations) for name, o in compiled_model.distributed(self.model).items()
         }
@@ -260,7 +260,7 @@ class StallWatchdog(keras.callbacks.Callback):
             self._watchdog = Watchdog(
                 process.communicator(),
                 self._stall_seconds,
-                waits_in=(comm, *private_api.modules_that_wait()),
+                waits_in=(comm, *private_api.blocking_modules()),
                 lasts=Call("fit").lasts,
                 option="stall_timeout",
                 remedy="",

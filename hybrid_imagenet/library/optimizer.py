@@ -220,7 +220,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         for variable in variables:
             if isinstance(variable, tf.Variable) and id(variable) not in self._shared:
                 with tf.init_scope():
-                    self._shared[id(variable)] = private_api.shared_variable(variable)
+                    self._shared[id(variable)] = private_api.wrap_tf_variable(variable)
         return [self._shared.get(id(variable), variable) for variable in variables]
 
     def average_sums(self, ranks: Communicator) -> None:
@@ -296,7 +296,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         if trainable_variables is not None:
             variables = self._of_keras(trainable_variables)
             self.build(variables)
-            check_known(private_api.optimized_variables(self), variables)
+            check_known(private_api.trainable_variables(self), variables)
         elif not self.built:
             raise UserError(
                 "apply needs the variables at its first call, or hybrid_imagenet.broadcast_model"
@@ -365,7 +365,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
     def _dense(self, grads: Sequence[Any]) -> list[tf.Tensor]:
         missing = [
             v.path
-            for g, v in zip(grads, private_api.optimized_variables(self), strict=True)
+            for g, v in zip(grads, private_api.trainable_variables(self), strict=True)
             if g is None
         ]
         if len(missing) == len(grads):
@@ -380,7 +380,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
             )
         sparse = [
             v.path
-            for g, v in zip(grads, private_api.optimized_variables(self), strict=True)
+            for g, v in zip(grads, private_api.trainable_variables(self), strict=True)
             if isinstance(g, tf.IndexedSlices)
         ]
         if sparse and not self._told_sparse:
@@ -389,7 +389,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
                 _log.warning("sparse gradients travel as dense ones: %s", ", ".join(sparse))
         # The shape of a gradient may be unknown where the variable's is known, as behind
         # `keras.ops.shape`.
-        variables = private_api.optimized_variables(self)
+        variables = private_api.trainable_variables(self)
         return [
             tf.ensure_shape(tf.convert_to_tensor(g), v.shape)
             for g, v in zip(grads, variables, strict=True)
@@ -411,7 +411,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
                 v for v in self.variables if v is not private_api.learning_rate_variable(self.inner)
             ]
             own = {
-                "weights": digest(private_api.optimized_variables(self)),
+                "weights": digest(private_api.trainable_variables(self)),
                 "optimizer state": digest(state),
                 "learning rate": np.float32(
                     getattr(self, "learning_rate", 0)

@@ -24,7 +24,7 @@ import keras
 import tensorflow as tf
 
 from hybrid_imagenet import private_api
-from hybrid_imagenet.xla import has_gpu, on_gpu
+from hybrid_imagenet.xla import compile_on_gpu, has_gpu
 
 _CELL = 16  # numbers in a square of pixels, filled up to what tensor cores take
 _FEW_CHANNELS = (
@@ -86,7 +86,7 @@ def _plain(images: tf.Tensor, kernel: tf.Tensor, stride: int, pad: int) -> tf.Te
     return tf.nn.conv2d(images, kernel, stride, _padding(pad))
 
 
-@on_gpu
+@compile_on_gpu
 def _cells(images: tf.Tensor) -> tf.Tensor:
     """[b, h, w, c] as squares of 2 x 2 pixels, with zeros around them: [b, h / 2 + 3, w / 2 + 3,
     _CELL].
@@ -219,6 +219,6 @@ def _cast(kernels: Sequence[keras.Variable], dtype: str) -> dict[int, tf.Tensor]
 
     # Parts that begin and end at multiples of 64 bytes are views, not copies.
     parts = tf.split(
-        on_gpu(joined)(*(k.value for k in kernels)), [math.prod(k.shape) for k in kernels]
+        compile_on_gpu(joined)(*(k.value for k in kernels)), [math.prod(k.shape) for k in kernels]
     )
     return {id(k): tf.reshape(part, k.shape) for k, part in zip(kernels, parts, strict=True)}

@@ -196,7 +196,7 @@ def _keep(batches: Sequence[_Batch]) -> None:
     pairs = [(layer.moving_mean, layer.moving_variance) for layer in layers]
     old = [variable.value for column in zip(*pairs, strict=True) for variable in column]
     found = [batch.mean for batch in batches] + [batch.variance for batch in batches]
-    run = xla.on_gpu(kept) if len(layers) > 1 else kept
+    run = xla.compile_on_gpu(kept) if len(layers) > 1 else kept
     for column, joined in zip(zip(*pairs, strict=True), run(*found, *old), strict=True):
         sizes = [variable.shape[0] for variable in column]
         for variable, value in zip(
@@ -328,7 +328,7 @@ def normalize_over_ranks(
     return normalize(inputs, scale, offset)
 
 
-@xla.on_gpu
+@xla.compile_on_gpu
 def _moments(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Mean and second moment of this rank's values, FP32 [c]."""
     wide = tf.cast(x, tf.float32)
@@ -336,7 +336,7 @@ def _moments(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return mean, moments.second_moment(mean, tf.reduce_mean(tf.square(wide - mean), _AXES), tf)
 
 
-@xla.on_gpu
+@xla.compile_on_gpu
 def _outputs(
     x: tf.Tensor, mean: tf.Tensor, inverse: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor
 ) -> tf.Tensor:
@@ -344,7 +344,7 @@ def _outputs(
     return tf.cast((tf.cast(x, tf.float32) - mean) * (inverse * gamma) + beta, x.dtype)
 
 
-@xla.on_gpu
+@xla.compile_on_gpu
 def _sums(
     d_outputs: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, inverse: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -353,7 +353,7 @@ def _sums(
     return tf.reduce_sum(dy, _AXES), tf.reduce_sum(dy * normal, _AXES)
 
 
-@xla.on_gpu
+@xla.compile_on_gpu
 def _input_gradient(
     d_outputs: tf.Tensor,
     x: tf.Tensor,

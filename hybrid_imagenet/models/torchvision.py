@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hybrid_imagenet.errors import UserError, needed
+from hybrid_imagenet.errors import UserError, import_optional
 from hybrid_imagenet.models.depths import BASIC, DEPTHS, TORCHVISION_NETWORKS
 
 _NORM = {
@@ -60,8 +60,8 @@ def write(path: Path, model: str, weights: Mapping[str, np.ndarray]) -> None:
       OSError: if the disk does not take it.
     """
     safetensors, arrays = (
-        needed("safetensors", _SAFETENSORS),
-        needed("safetensors.numpy", _SAFETENSORS),
+        import_optional("safetensors", _SAFETENSORS),
+        import_optional("safetensors.numpy", _SAFETENSORS),
     )
     try:
         arrays.save_file(
@@ -109,8 +109,8 @@ def _to_torch(value: np.ndarray) -> np.ndarray:
 
 def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     safetensors, arrays = (
-        needed("safetensors", _SAFETENSORS),
-        needed("safetensors.numpy", _SAFETENSORS),
+        import_optional("safetensors", _SAFETENSORS),
+        import_optional("safetensors.numpy", _SAFETENSORS),
     )
     try:
         return dict(arrays.load_file(path))
@@ -122,7 +122,9 @@ def _read_torch(path: Path) -> dict[str, np.ndarray]:
     """The tensors of a .pth file; `weights_only` keeps PyTorch from building any other object of a
     pickle.
     """
-    torch = needed("torch", f"{path.suffix} files need PyTorch; install torch, or use .safetensors")
+    torch = import_optional(
+        "torch", f"{path.suffix} files need PyTorch; install torch, or use .safetensors"
+    )
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file makes PyTorch raise errors of many types

@@ -71,9 +71,9 @@ def create(target: str, num_classes: int, image_size: int | None, builder: Build
             f"--model={target}: each rank normalizes its own batch; omit synchronized=True"
         )
     scores = outputs[0]
-    last, number = private_api.origin(scores)
+    last, number = private_api.producing_operation(scores)
     while inner := getattr(last, "outputs", None):  # `last` is a model inside the model
-        last, number = private_api.origin(inner[number])
+        last, number = private_api.producing_operation(inner[number])
     if _SQUASHES & {
         type(last).__name__.lower(),
         getattr(getattr(last, "activation", None), "__name__", ""),

@@ -177,7 +177,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         Returns:
           The means over ranks, still scaled, the same on every rank: the vectors that travelled.
         """
-        variables = private_api.optimized_variables(self)
+        variables = private_api.trainable_variables(self)
         missing = [v.path for g, v in zip(grads, variables, strict=True) if g is None]
         if missing:
             raise ValueError(f"no gradient for {', '.join(missing)}")
@@ -202,7 +202,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         On a GPU all values are put back if the gradients are not finite: a branch would have the
         host wait for that.
         """
-        variables = private_api.optimized_variables(self)
+        variables = private_api.trainable_variables(self)
         found = Layout([v.shape for v in variables], [i for m in reduced.members for i in m]).split(
             reduced
         )
@@ -228,7 +228,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
             return tf.constant(True)
 
         if xla.has_gpu():
-            xla.on_gpu(masked)(*grads, unscale, finite)
+            xla.compile_on_gpu(masked)(*grads, unscale, finite)
         else:
             tf.cond(finite, branch, lambda: tf.constant(False))
         self.loss_scale.update(finite)
@@ -251,7 +251,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         finite = np.isfinite(self.square_sums.numpy())
         return [
             v.path
-            for v, good in zip(private_api.optimized_variables(self), finite, strict=True)
+            for v, good in zip(private_api.trainable_variables(self), finite, strict=True)
             if not good
         ]
 

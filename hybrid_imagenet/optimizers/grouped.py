@@ -20,7 +20,7 @@ from hybrid_imagenet.optimizers.loss_scale import LossScale
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS, Options
 from hybrid_imagenet.optimizers.rule import Before, Measured, Step
 from hybrid_imagenet.optimizers.update import Update
-from hybrid_imagenet.options import fault, options_of
+from hybrid_imagenet.options import invalid_reason, options_of
 
 HYPER_NAMES = ("learning_rate", "momentum", "phase", "lower_bound", "upper_bound", "lars_share")
 
@@ -107,7 +107,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
             raise ValueError(f"learning_rate={given.learning_rate}: must not be negative")
         for known in options_of(self.Options).values():
             value = getattr(given, known.name)
-            if reason := fault(value, known):
+            if reason := invalid_reason(value, known):
                 raise ValueError(f"{known.name}={value}: {reason}")
         rate, momentum = float(given.learning_rate), getattr(given, "momentum", 0.0)
         hyper = Hyper(
@@ -147,9 +147,9 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         Raises:
           ValueError: if called after a build with another number of variables.
         """
-        if self.built and len(kinds) != len(private_api.optimized_variables(self)):
+        if self.built and len(kinds) != len(private_api.trainable_variables(self)):
             raise ValueError(
-                f"{len(kinds)} kinds for {len(private_api.optimized_variables(self))} variables"
+                f"{len(kinds)} kinds for {len(private_api.trainable_variables(self))} variables"
             )
         self.kinds = list(kinds)
 
@@ -197,10 +197,10 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         """
         if trainable_variables is not None:
             self.build(trainable_variables)
-            check_known(private_api.optimized_variables(self), trainable_variables)
+            check_known(private_api.trainable_variables(self), trainable_variables)
         elif not self.built:
             raise ValueError("give the variables in the first call, or call build")
-        variables = private_api.optimized_variables(self)
+        variables = private_api.trainable_variables(self)
         missing = [v.path for g, v in zip(grads, variables, strict=True) if g is None]
         if missing:
             raise ValueError(f"no gradient for {', '.join(missing)}")

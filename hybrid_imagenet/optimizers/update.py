@@ -138,7 +138,7 @@ class Update:
         Returns:
           The sums of squares of the gradients [n] and their unscaled norm, float32.
         """
-        shapes = [tuple(v.shape) for v in private_api.optimized_variables(self._inner)]
+        shapes = [tuple(v.shape) for v in private_api.trainable_variables(self._inner)]
         layout = Layout(shapes, [i for bucket in reduced.members for i in bucket])
         counted = self._counted()
         scalars = Scalars(
@@ -168,7 +168,7 @@ class Update:
         variables.
         """
         kept: dict[str, Sequence[keras.Variable]] = {
-            WEIGHTS: private_api.optimized_variables(self._inner)
+            WEIGHTS: private_api.trainable_variables(self._inner)
         }
         kept |= {slot: getattr(self._inner, slot) for slot in self._inner.slots}
         if self._average is not None:

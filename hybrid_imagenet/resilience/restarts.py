@@ -31,7 +31,7 @@ from hybrid_imagenet.errors import (
 )
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.resilience.supervisor import Supervisor
-from hybrid_imagenet.startup import STARTED_VARIABLE, this_moment
+from hybrid_imagenet.startup import COMMAND_START_VARIABLE, timestamp
 
 _FINAL = (EXIT_OK, EXIT_USAGE, EXIT_NUMERICS, EXIT_PREEMPTED, EXIT_INTERRUPTED)
 _LOOK = 0.5  # seconds between two looks at hosts or a lock
@@ -91,8 +91,8 @@ class Restarts:
             again = bool(self._worked)
             if again:
                 self._wait_for_lock()
-                os.environ[STARTED_VARIABLE] = (
-                    this_moment()
+                os.environ[COMMAND_START_VARIABLE] = (
+                    timestamp()
                 )  # what a rank says of its start is of this attempt
             code = self._attempt(slots, resume=again and self._holds_a_run())
             if REQUESTS.stop:

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from hybrid_imagenet.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED
 from hybrid_imagenet.resilience import exit_code
 from hybrid_imagenet.resilience.launcher import launcher_rank
-from hybrid_imagenet.startup import START
+from hybrid_imagenet.startup import STARTUP_PROGRESS
 
 # SIGUSR1 is the one that mpirun passes on to the ranks without killing them a second later.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -131,7 +131,11 @@ class Requests:
         reader.close()
 
     def _take(self, number: signal.Signals) -> None:
-        now = "" if START.over.is_set() or not START.stage[0] else f" (now {START.stage[0]})"
+        now = (
+            ""
+            if STARTUP_PROGRESS.finished.is_set() or not STARTUP_PROGRESS.stage[0]
+            else f" (now {STARTUP_PROGRESS.stage[0]})"
+        )
         self.first = self.first or number
         if self._ask is None:
             self._leave()
@@ -171,7 +175,7 @@ def _print(line: str) -> None:
     """Prints a line; one that cannot be printed in time is dropped."""
 
     def write() -> None:
-        with contextlib.suppress(Exception), START.quiet():
+        with contextlib.suppress(Exception), STARTUP_PROGRESS.hidden():
             print(line, file=sys.stderr, flush=True)
 
     thread = threading.Thread(target=write, daemon=True)

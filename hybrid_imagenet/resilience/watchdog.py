@@ -8,7 +8,7 @@ hang. A beat carries the Python stack of the sender's main thread, so that the l
 rank was doing that cannot be asked any more.
 
 That needs connected ranks; a dead mount or a stopped rank waits before. So a thread of each rank
-looks at the stage of its start (`startup.START`) until the first training step is done
+looks at the stage of its start (`startup.STARTUP_PROGRESS`) until the first training step is done
 (`watch_start`), and tells the supervisor (`arrivals`).
 """
 
@@ -301,7 +301,7 @@ def watch_start(start: StartupProgress, stall_timeout: float, rank: int, size: i
 
 def _watch_start(start: StartupProgress, stall_timeout: float, rank: int, size: int) -> None:
     told, due = "", 0.0
-    while not start.over.wait(min(_LOOK, stall_timeout / 10)):
+    while not start.finished.wait(min(_LOOK, stall_timeout / 10)):
         stage, since = start.stage
         now = time.monotonic()
         if size > 1 and (stage != told or now > due):

@@ -16,7 +16,7 @@ _MAX_SHOWN_CHARACTERS = 80
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class FieldType:
     """The kind of value that a key must have.
 
     Attributes:
@@ -59,14 +59,14 @@ def object_of(accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, dict) and all(map(accepts, value.values()))
 
 
-NUMBER = Kind("a number", is_number)
-POSITIVE = Kind("a number from 0", lambda value: is_number(value) and value >= 0)
-COUNT = Kind("a whole number from 0", is_count)
-TEXT = Kind("a text", is_text)
-TRUTH = Kind("true or false", lambda value: isinstance(value, bool))
+NUMBER = FieldType("a number", is_number)
+NON_NEGATIVE = FieldType("a number from 0", lambda value: is_number(value) and value >= 0)
+COUNT = FieldType("a whole number from 0", is_count)
+TEXT = FieldType("a text", is_text)
+BOOLEAN = FieldType("true or false", lambda value: isinstance(value, bool))
 
 
-def check(values: Mapping[str, Any], kinds: Mapping[str, Kind], place: str) -> None:
+def check_fields(values: Mapping[str, Any], kinds: Mapping[str, FieldType], place: str) -> None:
     """Checks the values of an object.
 
     Args:
@@ -85,11 +85,12 @@ def check(values: Mapping[str, Any], kinds: Mapping[str, Kind], place: str) -> N
         value = values[key]
         if not kind.accepts(value) and not (kind.null and value is None):
             raise UserError(
-                f"{place}: {key} is {shown(value)}, not {kind.name}. Restore the file from a copy."
+                f"{place}: {key} is {shorten_json(value)}, not {kind.name}."
+                " Restore the file from a copy."
             )
 
 
-def shown(value: Any) -> str:
+def shorten_json(value: Any) -> str:
     """Returns a value as JSON, without the rest of a long one."""
     text = json.dumps(value)
     return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}..."

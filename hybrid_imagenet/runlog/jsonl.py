@@ -103,16 +103,16 @@ know.
 _MAX_EPOCHS = 1_000_000
 
 
-def clean(value: Any) -> Any:
+def to_json_types(value: Any) -> Any:
     """Returns the value in the types that JSON has: NumPy scalars become numbers, what is not
     finite becomes None.
     """
     if isinstance(value, Mapping):
-        return {str(key): clean(item) for key, item in value.items()}
+        return {str(key): to_json_types(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [clean(item) for item in value]
+        return [to_json_types(item) for item in value]
     if hasattr(value, "tolist"):  # NumPy scalars and arrays
-        return clean(value.tolist())
+        return to_json_types(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
@@ -153,7 +153,7 @@ class MetricsWriter:
           UserError: if the disk does not take it.
         """
         try:
-            self._file.write(json.dumps(clean(record), allow_nan=False) + "\n")
+            self._file.write(json.dumps(to_json_types(record), allow_nan=False) + "\n")
             self._file.flush()
             if os.fstat(self._file.fileno()).st_nlink == 0:
                 raise UserError(
@@ -183,7 +183,9 @@ class _Line(NamedTuple):
     error: str
 
 
-def read(path: str | os.PathLike[str], *, max_bytes: int | None = None) -> list[dict[str, Any]]:
+def read_records(
+    path: str | os.PathLike[str], *, max_bytes: int | None = None
+) -> list[dict[str, Any]]:
     """Reads the records of a file that may still be growing.
 
     A torn last line is skipped. So is a whole last line that is not a record, such as one that
@@ -304,7 +306,7 @@ def _mend(path: pathlib.Path, resume_from: tuple[int, float] | None) -> None:
                 f"warning: {path}: {len(foreign) - _MAX_NAMED_LINES} more such lines moved",
                 file=sys.stderr,
             )
-    with files.replacing(path) as temporary:
+    with files.atomic_replace(path) as temporary:
         temporary.write_text(
             "".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8"
         )

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from hybrid_imagenet.errors import printable_lines
 from hybrid_imagenet.runlog import summary as summaries
-from hybrid_imagenet.runlog.progress import EpochTable, Status, accuracies
-from hybrid_imagenet.startup import START
+from hybrid_imagenet.runlog.progress import EpochTable, RunStatus, accuracy_texts
+from hybrid_imagenet.startup import STARTUP_PROGRESS
 
 if TYPE_CHECKING:
     from rich.console import Group
 
 _REFRESH_SECONDS = 0.25
-VARIABLE = "HYBRID_IMAGENET_TERMINAL"
+TERMINAL_VARIABLE = "HYBRID_IMAGENET_TERMINAL"
 """HOST:DEVICE of the terminal that the launcher writes to, 0 if it writes to none."""
 
 
@@ -69,7 +69,7 @@ class PlainView:
         self.run_started({})
 
     def run_started(self, info: Mapping[str, Any]) -> None:
-        self._status = Status(info, self._total_epochs)
+        self._status = RunStatus(info, self._total_epochs)
         self._table = EpochTable(self._status)
 
     def advance(self, step: int, position: float) -> None:
@@ -121,11 +121,11 @@ class PlainView:
     def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
         """Writes the summary, if there is one."""
         if summary is not None and self._line_seconds is not None:
-            for line in summaries.lines(summary):
+            for line in summaries.summary_lines(summary):
                 self._write(line)
 
     def _write(self, line: str, style: str = "") -> None:
-        with START.quiet():
+        with STARTUP_PROGRESS.hidden():
             self._stream.write(line + "\n")
             self._stream.flush()
 
@@ -135,11 +135,11 @@ def _or_default(found: tuple[int, int]) -> tuple[int, int]:
     return found[0] or 80, found[1] or 24
 
 
-def size(stream: TextIO) -> tuple[int, int]:
+def terminal_size(stream: TextIO) -> tuple[int, int]:
     """Returns columns and lines of the launcher's terminal where it told its own, else of the
     stream's.
     """
-    host, _, device = os.environ.get(VARIABLE, "").partition(":")
+    host, _, device = os.environ.get(TERMINAL_VARIABLE, "").partition(":")
     with contextlib.suppress(OSError, ValueError):
         if device and host == socket.gethostname():
             descriptor = os.open(device, os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)
@@ -197,8 +197,8 @@ class LiveView(PlainView):
     def _write(self, line: str, style: str = "") -> None:
         from rich.text import Text
 
-        with START.quiet():
-            self._console.size = size(self._stream)
+        with STARTUP_PROGRESS.hidden():
+            self._console.size = terminal_size(self._stream)
             # Wrapped by the terminal alone: it copies a command as one line, which a newline in the
             # middle would cut.
             self._console.print(Text(line, style=style), soft_wrap=True)
@@ -207,7 +207,7 @@ class LiveView(PlainView):
         if not self._open or (not now and self._clock() - self._last_drawn < _REFRESH_SECONDS):
             return
         self._last_drawn = self._clock()
-        self._console.size = size(self._stream)
+        self._console.size = terminal_size(self._stream)
         if not self._live.is_started:
             self._live.start()  # what others print appears above the area from here on
         self._live.update(self._area(), refresh=True)
@@ -225,9 +225,9 @@ class LiveView(PlainView):
         bars.add_column(justify="right", no_wrap=True)
         left = status.remaining_seconds()
         bars.add_row(
-            f"epoch {status.epoch}/{summaries.epoch_text(self._total_epochs)}",
+            f"epoch {status.epoch}/{summaries.format_epochs(self._total_epochs)}",
             ProgressBar(total=status.ends_at, completed=status.position),
-            "" if left is None else f"{summaries.duration(left)} left",
+            "" if left is None else f"{summaries.format_duration(left)} left",
         )
         bars.add_row(
             f"step {status.steps_done}",
@@ -243,9 +243,10 @@ class LiveView(PlainView):
 
     def _rows(self) -> list[tuple[str, str]]:
         status = self._status
-        train = ", ".join(f"{word} {text}" for word, text in accuracies(status.values, "train"))
+        train = ", ".join(f"{word} {text}" for word, text in accuracy_texts(status.values, "train"))
         validation = ", ".join(
-            f"{word} {text}" for word, text in accuracies(status.values, "val", top5=status.top5)
+            f"{word} {text}"
+            for word, text in accuracy_texts(status.values, "val", top5=status.top5)
         )
         rows = [
             ("training", train),

@@ -6,14 +6,18 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from hybrid_imagenet.errors import counted
+from hybrid_imagenet.errors import pluralize
 from hybrid_imagenet.optimizers import registry
-from hybrid_imagenet.runlog.summary import accuracy, epoch_text, running_throughput
+from hybrid_imagenet.runlog.summary import (
+    format_accuracy,
+    format_epochs,
+    throughput_without_compilation,
+)
 
 _FEW, _MANY = 5, 1000  # classes
 
 
-class Status:
+class RunStatus:
     """Keeps the state of a run as its records tell it.
 
     Attributes:
@@ -64,7 +68,7 @@ class Status:
     def epoch_done(self, record: Mapping[str, Any]) -> None:
         self.values.update(record)
         if self._epochs_here or self._rate is None:
-            self._rate = running_throughput(record) or self._rate
+            self._rate = throughput_without_compilation(record) or self._rate
         self._epochs_here += 1
         took = record.get("validation_seconds")
         if took is not None:
@@ -114,7 +118,8 @@ class Status:
         """Returns the target and the epoch that reached it; None before."""
         if self._met is None:
             return None
-        return f"reached target {accuracy(self.info['target'])} in epoch {epoch_text(self._met)}"
+        target = format_accuracy(self.info["target"])
+        return f"reached target {target} in epoch {format_epochs(self._met)}"
 
     def rate_text(self) -> str | None:
         """Returns images per second in all, per GPU or rank, and the scaling efficiency."""
@@ -174,11 +179,13 @@ class Status:
         if wait is not None and wait >= 0.1:
             parts.append(f"waiting for data {100 * wait:.0f} % of the time")
         if self.values.get("skipped_steps"):
-            parts.append(f"{counted(self.values['skipped_steps'], 'step')} skipped")
+            parts.append(f"{pluralize(self.values['skipped_steps'], 'step')} skipped")
         return ", ".join(parts) or None
 
 
-def accuracies(record: Mapping[str, Any], part: str, *, top5: bool = True) -> list[tuple[str, str]]:
+def accuracy_texts(
+    record: Mapping[str, Any], part: str, *, top5: bool = True
+) -> list[tuple[str, str]]:
     """Returns name and text of the loss, top-1 and (validation only) top-5 of `train` or `val`, as
     far as known.
     """
@@ -209,7 +216,7 @@ _SEPARATOR = (  # without it the names of neighboring columns, which hold spaces
 class EpochTable:
     """Writes records as rows of one table of at most 80 columns."""
 
-    def __init__(self, status: Status):
+    def __init__(self, status: RunStatus):
         self._status = status
         self._columns = [column for column in _COLUMNS if status.top5 or column[0] != "val top-5"]
 
@@ -223,16 +230,16 @@ class EpochTable:
         """
         status = self._status
         done = (
-            epoch_text(record["epoch"])
+            format_epochs(record["epoch"])
             if record.get("kind") == "epoch"
             else f"{status.position:.2f}"
         )
         left, rate = status.remaining_seconds(), record.get("images_per_second")
-        cells = {"epoch": f"{done}/{epoch_text(status.total_epochs)}"}
+        cells = {"epoch": f"{done}/{format_epochs(status.total_epochs)}"}
         for part in ("train", "val"):
-            cells |= {f"{part} {name}": text for name, text in accuracies(record, part)}
+            cells |= {f"{part} {name}": text for name, text in accuracy_texts(record, part)}
         cells["images/s"] = "" if not rate else f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
-        cells["ETA"] = clock_text(left) if left else ""
+        cells["ETA"] = format_remaining_time(left) if left else ""
         return self._line(cells)
 
     def _line(self, cells: Mapping[str, str]) -> str:
@@ -241,7 +248,7 @@ class EpochTable:
         ).rstrip()
 
 
-def clock_text(seconds: float) -> str:
+def format_remaining_time(seconds: float) -> str:
     """Returns seconds as 0:45, 12:05, 3:07:00 or 4 d 03 h."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -37,7 +37,7 @@ class RunDirectory:
             self.resumed = _check_content(path, resume=resume)
             self._lock.truncate(0)
             self._lock.seek(0)
-            self._lock.write(files.holder_of_this_process())  # for `hybrid-imagenet stop`
+            self._lock.write(files.lock_holder_line())  # for `hybrid-imagenet stop`
         except OSError as error:
             raise _unusable(path, error) from None
 
@@ -53,7 +53,7 @@ class RunDirectory:
         """
         target = self.path / name
         try:
-            with files.replacing(target) as temporary:
+            with files.atomic_replace(target) as temporary:
                 temporary.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
         except OSError as error:
             raise UserError(
@@ -62,7 +62,7 @@ class RunDirectory:
         return target
 
 
-def check(path: pathlib.Path, *, resume: bool) -> str:
+def check_directory(path: pathlib.Path, *, resume: bool) -> str:
     """Checks what `RunDirectory` would find, and changes nothing.
 
     Returns:
@@ -157,16 +157,18 @@ def _similar(one: str, other: str) -> bool:
     )
 
 
-def chosen(path: str | None, recipe: str, dataset: str, *, resume: bool = False) -> pathlib.Path:
+def choose_directory(
+    path: str | None, recipe: str, dataset: str, *, resume: bool = False
+) -> pathlib.Path:
     """Returns the directory that a run takes: --run_dir, else runs/RECIPE-DATASET with a number
     that is free.
 
     A run that is resumed takes the one with the largest number. A URL raises UserError.
     """
     if path:
-        return files.output("--run_dir", path)
+        return files.output_path("--run_dir", path)
     base = pathlib.Path("runs", f"{recipe}-{dataset}")
-    return newest_name(base) if resume else free_name(base)
+    return latest_name(base) if resume else free_name(base)
 
 
 def free_name(base: pathlib.Path) -> pathlib.Path:
@@ -174,7 +176,7 @@ def free_name(base: pathlib.Path) -> pathlib.Path:
     return next(place for place in itertools.chain([base], _following(base)) if not place.exists())
 
 
-def newest_name(base: pathlib.Path) -> pathlib.Path:
+def latest_name(base: pathlib.Path) -> pathlib.Path:
     """Returns the last of `base`, `base-2`, ... that exists, or `base`."""
     return [base, *itertools.takewhile(pathlib.Path.exists, _following(base))][-1]
 

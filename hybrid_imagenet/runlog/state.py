@@ -20,7 +20,7 @@ KILLED, DIVERGED, UNKNOWN = "killed", "diverged", "unknown"
 _SILENT = 1800.0  # seconds without a record after which a run on another host counts as killed
 
 
-def of(
+def run_state(
     directory: pathlib.Path,
     records: Sequence[Mapping[str, Any]],
     summary: Mapping[str, Any],
@@ -48,7 +48,9 @@ def of(
     return KILLED if seen or time.time() - last_write(directory) > _SILENT else UNKNOWN
 
 
-def current(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> bool:
+def describes_last_session(
+    summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]
+) -> bool:
     """Whether a summary is of the last session: a resumed run leaves the one of the session before
     until it ends.
     """
@@ -56,7 +58,7 @@ def current(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) ->
     return bool((summary.get("steps") or 0) >= last)
 
 
-def next_step(state: str, directory: pathlib.Path) -> str:
+def next_command(state: str, directory: pathlib.Path) -> str:
     """Returns the command that continues or stops a run in this state; empty for a finished one."""
     run = shlex.quote(os.fspath(directory))
     return {
@@ -96,7 +98,7 @@ def stop(directory: pathlib.Path) -> None:
         )
     # In a container the number may be another process's: only the one that has the lock's file open
     # is signalled.
-    if not files.has_open(process, directory / "lock"):
+    if not files.process_has_open(process, directory / "lock"):
         raise UserError(
             f"{directory}: process {process or '?'} cannot be reached from here; stop it in its"
             " container"

@@ -13,10 +13,10 @@ from typing import Any
 
 from hybrid_imagenet import files
 from hybrid_imagenet.analysis import criteria
-from hybrid_imagenet.errors import counted
+from hybrid_imagenet.errors import pluralize
 from hybrid_imagenet.runlog import json_fields
-from hybrid_imagenet.runlog.json_fields import COUNT, NUMBER, POSITIVE, TEXT, TRUTH, Kind
-from hybrid_imagenet.runlog.jsonl import clean
+from hybrid_imagenet.runlog.json_fields import BOOLEAN, COUNT, NON_NEGATIVE, NUMBER, TEXT, FieldType
+from hybrid_imagenet.runlog.jsonl import to_json_types
 
 Record = Mapping[str, Any]
 
@@ -60,38 +60,38 @@ def _is_goal(value: Any) -> bool:
         return False
     numbers = {key: number for key, number in value.items() if key != "metric"}
     if value.get("target") is None or not all(
-        n is None or POSITIVE.accepts(n) for n in numbers.values()
+        n is None or NON_NEGATIVE.accepts(n) for n in numbers.values()
     ):
         return False
     # A target that was reached has a convergence rate, which follows from its epoch.
     return value.get("epochs") is None or value.get("convergence_rate") is not None
 
 
-_KINDS: Mapping[str, Kind] = {
+_KINDS: Mapping[str, FieldType] = {
     **dict.fromkeys(_NUMBERS, NUMBER),
     **dict.fromkeys(_COUNTS, COUNT),
     "val_split": TEXT,
     "stop": TEXT,
     "run_dir": TEXT,
-    "epochs": Kind("a number from 0", POSITIVE.accepts, null=False),
-    "epochs_planned": POSITIVE,
-    "steps": Kind("a whole number from 0", COUNT.accepts, null=False),
+    "epochs": FieldType("a number from 0", NON_NEGATIVE.accepts, null=False),
+    "epochs_planned": NON_NEGATIVE,
+    "steps": FieldType("a whole number from 0", COUNT.accepts, null=False),
     "skipped_steps": COUNT,
-    "world_size": Kind(
+    "world_size": FieldType(
         "a whole number above 0",
         lambda value: json_fields.is_count(value) and value > 0,
         null=False,
     ),
-    "target_asked": TRUTH,
-    "gpus": TRUTH,
-    "lost_epochs": Kind("a list of whole numbers", json_fields.list_of(json_fields.is_count)),
-    "targets": Kind("a list of targets", json_fields.list_of(_is_goal), null=False),
-    "time_by_cause": Kind("numbers by cause", json_fields.object_of(json_fields.is_number)),
+    "target_asked": BOOLEAN,
+    "gpus": BOOLEAN,
+    "lost_epochs": FieldType("a list of whole numbers", json_fields.list_of(json_fields.is_count)),
+    "targets": FieldType("a list of targets", json_fields.list_of(_is_goal), null=False),
+    "time_by_cause": FieldType("numbers by cause", json_fields.object_of(json_fields.is_number)),
 }
 """Kinds of the values of summary.json."""
 
 
-def read(directory: pathlib.Path) -> dict[str, Any]:
+def read_summary(directory: pathlib.Path) -> dict[str, Any]:
     """Reads the summary.json of a run; empty if there is none.
 
     Args:
@@ -104,7 +104,7 @@ def read(directory: pathlib.Path) -> dict[str, Any]:
     if not os.path.lexists(path):
         return {}
     values = files.read_json(path)
-    json_fields.check(values, _KINDS, str(path))
+    json_fields.check_fields(values, _KINDS, str(path))
     if "targets" in values:
         values["targets"] = [{**dict.fromkeys(_CRITERIA), **goal} for goal in values["targets"]]
     return values
@@ -191,7 +191,7 @@ def summarize(
         "targets": hits,
         "time_by_cause": causes,
     }
-    return clean({**facts, **values})
+    return to_json_types({**facts, **values})
 
 
 def lost_epochs(records: Iterable[Record], finished: float) -> list[int]:
@@ -259,11 +259,11 @@ def steady_throughput(epochs: Sequence[Record]) -> float | None:
 
     The first step of a session, which is compiled, does not count.
     """
-    rates = [rate for rate in map(running_throughput, epochs) if rate]
+    rates = [rate for rate in map(throughput_without_compilation, epochs) if rate]
     return statistics.median(rates[1:] or rates) if rates else None
 
 
-def running_throughput(record: Record) -> float | None:
+def throughput_without_compilation(record: Record) -> float | None:
     """Returns the images per second of an epoch record without the step that was compiled; None if
     unknown.
     """
@@ -349,10 +349,10 @@ def _last(records: Sequence[Record], key: str) -> Any:
     return next((r[key] for r in reversed(records) if r.get(key) is not None), None)
 
 
-def lines(summary: Mapping[str, Any]) -> list[str]:
+def summary_lines(summary: Mapping[str, Any]) -> list[str]:
     """Returns the summary in a few lines of text, for the end of a run."""
     split = "on the tuning images: " if summary.get("val_split") == "tuning" else ""
-    best_epoch = epoch_text(summary["best_epoch"]) if summary["best_epoch"] else "-"
+    best_epoch = format_epochs(summary["best_epoch"]) if summary["best_epoch"] else "-"
     top5 = (
         f", top-5 {_percent(summary['val_top5'])}"
         if (summary.get("num_classes") or _IMAGENET_CLASSES) > 5
@@ -368,12 +368,12 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
         (
             results
             if best_epoch != "-"
-            else f"nothing validated after {counted(summary['steps'], 'step')}"
+            else f"nothing validated after {pluralize(summary['steps'], 'step')}"
         ),
         (
             f"{_number(summary['images_per_second'])} images/s on"
-            f" {counted(summary['world_size'], 'rank')}{before},"
-            f" {duration(summary['wall_seconds'])} in training and validation"
+            f" {pluralize(summary['world_size'], 'rank')}{before},"
+            f" {format_duration(summary['wall_seconds'])} in training and validation"
         ),
     ]
     if summary.get("scaling_efficiency") and summary["world_size"] > 1:
@@ -384,18 +384,18 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
         )
     if summary.get("skipped_steps"):
         text.append(
-            f"{counted(summary['skipped_steps'], 'step')} skipped for gradients that were not"
+            f"{pluralize(summary['skipped_steps'], 'step')} skipped for gradients that were not"
             " finite"
         )
     if summary.get("images_dropped") or summary.get("val_dropped"):
         text.append(
-            f"{counted(summary['images_dropped'] or 0, 'training image')} dropped in all epochs for"
-            f" {counted(summary['bad_records'] or 0, 'bad record')},"
-            f" {counted(summary['val_dropped'] or 0, 'validation image')} in the last"
+            f"{pluralize(summary['images_dropped'] or 0, 'training image')} dropped in all epochs"
+            f" for {pluralize(summary['bad_records'] or 0, 'bad record')},"
+            f" {pluralize(summary['val_dropped'] or 0, 'validation image')} in the last"
         )
     if summary.get("lost_epochs"):
         text.append(
-            f"no records of {counted(len(summary['lost_epochs']), 'epoch')}: these results are of"
+            f"no records of {pluralize(len(summary['lost_epochs']), 'epoch')}: these results are of"
             " the others"
         )
     for goal in filter(lambda goal: _means_something(goal, summary), summary["targets"]):
@@ -405,8 +405,8 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
 
 def _epochs(summary: Mapping[str, Any]) -> str:
     done, planned = summary["epochs"], summary.get("epochs_planned")
-    of = f" of {epoch_text(planned)}" if planned and done < planned else ""
-    return f"{epoch_text(done)}{of} epoch{'' if max(planned or 0, done) == 1 else 's'}"
+    of = f" of {format_epochs(planned)}" if planned and done < planned else ""
+    return f"{format_epochs(done)}{of} epoch{'' if max(planned or 0, done) == 1 else 's'}"
 
 
 def _means_something(goal: Mapping[str, Any], summary: Mapping[str, Any]) -> bool:
@@ -418,7 +418,7 @@ def _means_something(goal: Mapping[str, Any], summary: Mapping[str, Any]) -> boo
 
 def _goal_lines(goal: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
     is_top1 = goal["metric"] == "val_top1"
-    target = f"target {'' if is_top1 else 'top-5 '}{accuracy(goal['target'])}"
+    target = f"target {'' if is_top1 else 'top-5 '}{format_accuracy(goal['target'])}"
     if goal["epochs"] is None:
         best = summary["best_val_top1"] if is_top1 else None
         below = (
@@ -428,31 +428,32 @@ def _goal_lines(goal: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str
         )
         return [f"did not reach {target}{below}"]
     found = [
-        f"reached {target} in epoch {epoch_text(goal['epochs'])}, after {duration(goal['seconds'])}"
+        f"reached {target} in epoch {format_epochs(goal['epochs'])}, after"
+        f" {format_duration(goal['seconds'])}"
     ]
     if summary.get("num_classes") == _IMAGENET_CLASSES and summary.get("gpus"):
         found.append(
             f"  measures of Lu et al.: convergence rate {goal['convergence_rate']:.4f} (1 /"
             " epochs), average single-GPU training time"
-            f" {duration(goal['actual_average_single_gpu_seconds'])}"
+            f" {format_duration(goal['actual_average_single_gpu_seconds'])}"
         )
     return found
 
 
-def epoch_text(number: float) -> str:
+def format_epochs(number: float) -> str:
     """Returns a number of epochs as it is shown everywhere: 90, 0.85, 12.5."""
     rounded = round(number, 2)
     return f"{rounded:.2f}".rstrip("0").rstrip(".") if rounded else f"{number:.1g}"
 
 
-def accuracy(fraction: float) -> str:
+def format_accuracy(fraction: float) -> str:
     """Returns a fraction as 97 % or 75.9 %, with as many digits as it takes and no more than
     two.
     """
     return f"{100 * fraction:.2f}".rstrip("0").rstrip(".") + " %"
 
 
-def duration(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """Returns seconds as 45.1 s, 12 min 05 s or 3 h 07 min; a dash for None."""
     if seconds is None:
         return "-"

@@ -26,10 +26,10 @@ from hybrid_imagenet.errors import (
     SharedError,
     UserError,
     did_you_mean,
+    missing_module_message,
     printable_lines,
-    without_environment,
 )
-from hybrid_imagenet.options import SPELLING, underscored
+from hybrid_imagenet.options import SPELLING, normalize_flag
 from hybrid_imagenet.resilience import interrupts
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _print_exception(error: Exception) -> int:
         print(UserError(lost_rank.described(error)), file=sys.stderr)
         return EXIT_STALLED
     if isinstance(error, ModuleNotFoundError) and error.name == "tensorflow":
-        print(without_environment(error), file=sys.stderr)
+        print(missing_module_message(error), file=sys.stderr)
         return EXIT_USAGE
     print_escaped(traceback.format_exc(), sys.stderr)
     return EXIT_FAILURE
@@ -158,7 +158,7 @@ def write_json(path: str | None, values: object, flag: str = "--json") -> None:
     """
     if not path:
         return
-    target = files.output(flag, path)
+    target = files.output_path(flag, path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(json.dumps(values, indent=1) + "\n", "utf-8")
@@ -285,7 +285,7 @@ class Parser(argparse.ArgumentParser):
         """
         words = list(sys.argv[1:] if args is None else args)
         end = words.index("--") if "--" in words else len(words)
-        options = [underscored(word) for word in words[:end]]
+        options = [normalize_flag(word) for word in words[:end]]
         option_names = self._option_names()
         for option in options:
             name = option.partition("=")[0]

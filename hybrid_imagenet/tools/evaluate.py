@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hybrid_imagenet import comm, data
 from hybrid_imagenet.checkpoints import store
 from hybrid_imagenet.data import Request, listing
-from hybrid_imagenet.errors import SharedError, UserError, counted, printable
+from hybrid_imagenet.errors import SharedError, UserError, pluralize, printable
 from hybrid_imagenet.resilience import lasting_output
 from hybrid_imagenet.tools import command_line
 
@@ -223,8 +223,9 @@ def _line(network: Trained, results: dict[str, Any]) -> str:
     top5 = f"top-5 {100 * results['top5']:.3f} %, " if len(network.class_names) > 5 else ""
     dropped = f" ({results['dropped']} dropped)" if results["dropped"] else ""
     return (
-        f"{printable(network.origin)}{which}: {counted(results['count'], 'image')}{dropped}, top-1"
-        f" {100 * results['top1']:.3f} %, {top5}loss {results['loss']:.5f}, {results['precision']}"
+        f"{printable(network.origin)}{which}: {pluralize(results['count'], 'image')}{dropped},"
+        f" top-1 {100 * results['top1']:.3f} %, {top5}loss {results['loss']:.5f},"
+        f" {results['precision']}"
     )
 
 

@@ -53,7 +53,7 @@ def _parser() -> command_line.Parser:
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
     arguments = _parser().parse_args(argv)
-    target_path = files.output("--to", arguments.to)
+    target_path = files.output_path("--to", arguments.to)
     if target_path.exists():
         raise UserError(f"--to={target_path}: exists already; give a new name")
     if not target_path.parent.is_dir():

@@ -16,7 +16,7 @@ import tensorflow as tf
 from hybrid_imagenet.checkpoints import pretrained
 from hybrid_imagenet.checkpoints.pretrained import Trained
 from hybrid_imagenet.data import device
-from hybrid_imagenet.errors import needed
+from hybrid_imagenet.errors import import_optional
 from hybrid_imagenet.models import torchvision
 from hybrid_imagenet.models.layers import BlurPool, Conv2D, MaxPool2D
 from hybrid_imagenet.models.normalization import BatchNormalization
@@ -164,7 +164,9 @@ def _open_onnx(_: Trained, path: pathlib.Path) -> Outputs:
 
 
 def _onnx_module(name: str) -> Any:
-    return needed(name, f"ONNX needs the package {name}; install the extra hybrid_imagenet[export]")
+    return import_optional(
+        name, f"ONNX needs the package {name}; install the extra hybrid_imagenet[export]"
+    )
 
 
 def _write_torchvision(network: Trained, path: pathlib.Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hybrid_imagenet.comm import gpus
-from hybrid_imagenet.errors import UserError, counted
+from hybrid_imagenet.errors import UserError, pluralize
 from hybrid_imagenet.tools.doctor import host_facts
 
 _UNKNOWN = 0  # slots of a host that was named without them
@@ -76,7 +76,7 @@ def _on_each_host(total: int | None, per_host: int, slots: dict[str, int]) -> Ra
     if total not in (None, product):
         raise UserError(
             f"-np {total} and --nproc_per_node={per_host} contradict each other: "
-            f"{per_host} on each of {counted(len(slots), 'host')} is {product}. Use one of them."
+            f"{per_host} on each of {pluralize(len(slots), 'host')} is {product}. Use one of them."
         )
     return RankCount(product, dict.fromkeys(slots, per_host))
 
@@ -106,6 +106,6 @@ def _ranks_for(gpu_count: int, built_for_gpus: bool) -> tuple[int, str]:
     if not gpu_count:
         return 1, "as no GPU is visible and -np is not set"
     if not built_for_gpus:
-        gpu_text = counted(gpu_count, "visible GPU")
+        gpu_text = pluralize(gpu_count, "visible GPU")
         return 1, f"as the installed TensorFlow cannot use the {gpu_text} and -np is not set"
     return gpu_count, _ONE_FOR_EACH_GPU

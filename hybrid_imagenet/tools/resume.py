@@ -16,7 +16,7 @@ from hybrid_imagenet import config as configuration
 from hybrid_imagenet.config import stored
 from hybrid_imagenet.data import datasets
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.options import Origin, underscored
+from hybrid_imagenet.options import Origin, normalize_flag
 from hybrid_imagenet.schedules.training_schedule import FIXED, PUBLISHED
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.run import written
@@ -53,7 +53,7 @@ def command(
         stored.
     """
     flags, origins = config["flags"], config.get("origins", {})
-    new = {underscored(word)[2:].partition("=")[0] for word in words}
+    new = {normalize_flag(word)[2:].partition("=")[0] for word in words}
     new |= {name.removeprefix("no").removeprefix("_") for name in new}
     if "run_dir" in new:
         raise UserError("--run_dir: RUN is the directory of the run; copy it to continue elsewhere")
@@ -105,7 +105,7 @@ def _flag(name: str, value: Any) -> str:
 def changes(flags: Mapping[str, Any], words: Sequence[str]) -> list[str]:
     """A line for each new flag, with the run's value."""
     found = []
-    for word in map(underscored, words):
+    for word in map(normalize_flag, words):
         name = word[2:].partition("=")[0]
         known = name if name in flags else name.removeprefix("no")
         before = _flag(known, flags[known]) if known in flags else None
@@ -147,7 +147,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--dry_run", action="store_true", help="print the command, run nothing")
     own = {"--hosts", "--dry_run", "--help"}
     words: list[str] = []
-    for word in map(underscored, arguments):
+    for word in map(normalize_flag, arguments):
         if words and _lacks_value(words[-1]):
             words[-1] += f"={word}"
         else:

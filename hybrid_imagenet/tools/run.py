@@ -26,8 +26,8 @@ from hybrid_imagenet.comm.environment import RANKS_VARIABLE, openmpi_prefix
 from hybrid_imagenet.comm.process import ENGINE_VARIABLE, engine_of
 from hybrid_imagenet.config import RunConfig
 from hybrid_imagenet.config.help import first_commands, topic
-from hybrid_imagenet.errors import EXIT_OK, EXIT_PREEMPTED, EXIT_USAGE, UserError, counted
-from hybrid_imagenet.options import underscored
+from hybrid_imagenet.errors import EXIT_OK, EXIT_PREEMPTED, EXIT_USAGE, UserError, pluralize
+from hybrid_imagenet.options import normalize_flag
 from hybrid_imagenet.resilience import discovery, supervisor
 from hybrid_imagenet.resilience.exit_code import JOB_VARIABLE
 from hybrid_imagenet.resilience.restarts import Policy, Restarts
@@ -171,7 +171,7 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[
     words = list(arguments)
     values = ("--host_discovery_script", "--preempted")
     free = [
-        underscored(before) not in values for before in ["", *words]
+        normalize_flag(before) not in values for before in ["", *words]
     ]  # else it is the value of an option
     at = next(
         (
@@ -193,7 +193,7 @@ def _refuse_flags(own: Sequence[str], after: Sequence[str]) -> None:
     """Raises UserError with the corrected command if flags of training stand before --."""
     negated = (f"{prefix}{name}" for prefix in ("no", "no_") for name in configuration.OPTIONS)
     known = {"flagfile", *configuration.OPTIONS, *negated}
-    names = [underscored(word).partition("=")[0] for word in own]
+    names = [normalize_flag(word).partition("=")[0] for word in own]
     first = next(
         (at for at, name in enumerate(names) if name.startswith("--") and name[2:] in known), None
     )
@@ -271,7 +271,7 @@ def _too_few_slots(ranks: int, slots: Mapping[str, int]) -> str:
     per_host = -(-ranks // len(slots))
     enough = written({name: max(per_host, count) for name, count in slots.items()})
     return (
-        f"-np {ranks}: -H {listed} has {counted(have, 'slot')}: write -np {have}, or -H {enough}"
+        f"-np {ranks}: -H {listed} has {pluralize(have, 'slot')}: write -np {have}, or -H {enough}"
         f" for {ranks} ranks"
     )
 
@@ -428,7 +428,7 @@ def _run(
 
 
 def _run_dir(config: RunConfig) -> Path:
-    return run_directories.chosen(
+    return run_directories.choose_directory(
         config.run_dir, config.recipe, config.dataset, resume=config.resume
     )
 
@@ -442,7 +442,7 @@ def _print_start(options: argparse.Namespace, config: RunConfig | None) -> None:
     reason = f", {options.reason}" if options.reason else ""
     where = options.script or options.hosts
     # Rank 0 prints the title of the run.
-    print_escaped(f"starting {counted(options.np, 'rank')}{reason} ({where}) ...", sys.stderr)
+    print_escaped(f"starting {pluralize(options.np, 'rank')}{reason} ({where}) ...", sys.stderr)
     sys.stderr.flush()
 
 

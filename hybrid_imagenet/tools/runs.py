@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from hybrid_imagenet import files
 from hybrid_imagenet.errors import UserError, printable
 from hybrid_imagenet.runlog import state
-from hybrid_imagenet.runlog.summary import duration, epoch_text, last_throughput
+from hybrid_imagenet.runlog.summary import format_duration, format_epochs, last_throughput
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.report import findings, load
 from hybrid_imagenet.tools.report.tables import DASH, number, percent, text
@@ -79,14 +79,14 @@ def row(directory: pathlib.Path) -> tuple[str, ...]:
     when = _date(state.last_write(directory))
     try:
         run = load.load(directory)
-        planned = f"/{epoch_text(run.epochs_planned)}" if run.epochs_planned else ""
+        planned = f"/{format_epochs(run.epochs_planned)}" if run.epochs_planned else ""
         return (
             directory.name,
             text(run.flags.get("recipe")),
             text(run.flags.get("dataset")),
             run.state,
             percent(run.summary.get("best_val_top1")),
-            f"{epoch_text(run.summary.get('epochs') or 0)}{planned}",
+            f"{format_epochs(run.summary.get('epochs') or 0)}{planned}",
             number(run.summary.get("steady_images_per_second") or last_throughput(run.epochs)),
             when,
             "",
@@ -175,7 +175,7 @@ def _standing(directory: pathlib.Path) -> str:
     run = load.load(directory)
     recorded = (record.get("step") or 0 for record in (*run.steps, *run.epochs))
     last = max([run.summary.get("steps") or 0, *recorded])  # a run may end between two records
-    age = duration(max(time.time() - state.last_write(directory), 0.0))
+    age = format_duration(max(time.time() - state.last_write(directory), 0.0))
     found = [
         f"{directory}: {run.state}, step {last}, last record {age} ago",
         findings.answers(run).outcome,

@@ -49,7 +49,7 @@ class SumAccumulator:
 
     def __init__(self, name: str):
         self.variable = tf.Variable(tf.zeros([4], tf.float64), trainable=False, name=name)
-        self._of_batch = xla.on_gpu(_batch_sums)
+        self._of_batch = xla.compile_on_gpu(_batch_sums)
 
     def add(
         self,

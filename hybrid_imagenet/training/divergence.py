@@ -48,7 +48,7 @@ class LossAlarm:
         """`highest` is the loss in nats above which it goes off."""
         self.highest = highest
         self.variable = tf.Variable(tf.zeros([3], tf.float64), trainable=False, name="loss_alarm")
-        self._judged = xla.on_gpu(self._after)
+        self._judged = xla.compile_on_gpu(self._after)
 
     def judge(self, losses: tf.Tensor) -> None:
         """Takes the losses of this rank's micro-batch, float32 [b], before the step that they

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
-from hybrid_imagenet.startup import START
+from hybrid_imagenet.startup import STARTUP_PROGRESS
 from hybrid_imagenet.training.accumulators import ClassificationSums
 from hybrid_imagenet.training.divergence import DivergedError
 from hybrid_imagenet.training.step import Batch
@@ -77,7 +77,7 @@ class Loop:
           DivergedError: on all ranks; a record of the run says so.
           UserError: for what training cannot survive.
         """
-        START.begin("compiling the step")
+        STARTUP_PROGRESS.begin("compiling the step")
         try:
             batches = self._data.stream(self.state.cursor, self.state.step)
             self._meter = _Meter(self.state)
@@ -151,7 +151,7 @@ class Loop:
         elif not self._compiled:
             self._meter.compiled()
         if not self._compiled:
-            START.finish()
+            STARTUP_PROGRESS.finish()
         self._compiled = True
         stop, save = self.step.requests() > 0
         if stop:

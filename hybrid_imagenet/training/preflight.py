@@ -20,10 +20,10 @@ from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.config import RunConfig, defaults, derived
 from hybrid_imagenet.config.flag_checks import check_classes, check_data, own_network
 from hybrid_imagenet.data import datasets
-from hybrid_imagenet.errors import UserError, tensorflow_missing
+from hybrid_imagenet.errors import UserError, missing_tensorflow_message
 from hybrid_imagenet.files import is_url
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
-from hybrid_imagenet.options import Origin, shown
+from hybrid_imagenet.options import Origin, format_value
 from hybrid_imagenet.runlog import run_dir
 from hybrid_imagenet.schedules import training_schedule
 
@@ -76,7 +76,7 @@ def check(config: RunConfig, *, disk: bool = True) -> Findings:
         found.checked.append("not checked: files, as the ranks run on other hosts")
     elif placement().rank == 0 and not os.environ.get(CHECKED_VARIABLE):
         if importlib.util.find_spec("tensorflow") is None:
-            raise UserError(tensorflow_missing())
+            raise UserError(missing_tensorflow_message())
         keras_settings.check(os.environ)
         _check_disk(config, found)
     if placement().rank == 0 and not os.environ.get(CHECKED_VARIABLE):
@@ -172,8 +172,10 @@ def _check_disk(config: RunConfig, found: Findings) -> None:
     found.checked.extend(
         ["not checked: whether layers have the names of --freeze"] if config.freeze else []
     )
-    path = run_dir.chosen(config.run_dir, config.recipe, config.dataset, resume=config.resume)
-    state = run_dir.check(path, resume=config.resume)
+    path = run_dir.choose_directory(
+        config.run_dir, config.recipe, config.dataset, resume=config.resume
+    )
+    state = run_dir.check_directory(path, resume=config.resume)
     found.checked.append(f"run directory: {path}, {state}")
     checkpoint = store.newest(path / "checkpoints", store.check_run) if config.resume else None
     if checkpoint is not None:
@@ -203,8 +205,8 @@ def _check_resumed(
         before, now = checkpoint.meta.get(key), getattr(config, flag)
         if before is not None and before != now:
             raise UserError(
-                f"--{flag}={shown(now)}: {checkpoint.path} was written with"
-                f" --{flag}={shown(before)}; resume with that, or start a new run in another"
+                f"--{flag}={format_value(now)}: {checkpoint.path} was written with"
+                f" --{flag}={format_value(before)}; resume with that, or start a new run in another"
                 " --run_dir"
             )
     before, now = checkpoint.meta.get("val_split"), derived.validated_split(config)

@@ -24,7 +24,7 @@ from hybrid_imagenet.config import Origin, RunConfig, derived, relative_step_adv
 from hybrid_imagenet.errors import UserError, without_secrets
 from hybrid_imagenet.runlog import jsonl, live, run_dir, summary
 from hybrid_imagenet.runlog.tensorboard import TensorBoard
-from hybrid_imagenet.startup import on_terminal
+from hybrid_imagenet.startup import is_terminal_output
 
 if TYPE_CHECKING:
     from hybrid_imagenet.training.evaluation import Validation
@@ -52,7 +52,9 @@ class Recording:
           UserError: if it cannot be used.
         """
         self._config = config
-        path = run_dir.chosen(config.run_dir, config.recipe, config.dataset, resume=config.resume)
+        path = run_dir.choose_directory(
+            config.run_dir, config.recipe, config.dataset, resume=config.resume
+        )
         self._directory = run_dir.RunDirectory(path, resume=config.resume) if rank == 0 else None
         self.path = self._directory.path if self._directory is not None else None
         self._rank = rank
@@ -149,7 +151,7 @@ class Recording:
         self.writer = jsonl.MetricsWriter(
             self._directory.path / "metrics.jsonl", resume_from=resume_from
         )
-        earlier = jsonl.read(self.writer.path) if resume_from else []
+        earlier = jsonl.read_records(self.writer.path) if resume_from else []
         if self._tensorboard is not None and resume_from:
             self._tensorboard.resumed(state.step)
             for record in earlier:
@@ -183,7 +185,7 @@ class Recording:
         flags = dict(self._config.shown())
         for name in ("data_dir", "data_cache_dir"):  # a resume may come from another directory
             if flags[name] and not files.is_url(flags[name]):
-                flags[name] = str(files.at_home(flags[name]).absolute())
+                flags[name] = str(files.expand_home(flags[name]).absolute())
         self._directory.write_json(
             "config.json",
             {
@@ -216,7 +218,7 @@ class Recording:
             return
         self.writer.close()
         values = summary.summarize(
-            jsonl.read(self.writer.path),
+            jsonl.read_records(self.writer.path),
             targets=self._config.target_top1,
             workers=self._config.gpus,
             wall_seconds=state.seconds,
@@ -247,7 +249,7 @@ class Recording:
             return
         path = self._directory.path / "image_results.npz"
         try:
-            with files.replacing(path) as temporary, temporary.open("wb") as file:
+            with files.atomic_replace(path) as temporary, temporary.open("wb") as file:
                 np.savez(file, **validation.image_results())
         except FileNotFoundError:
             raise UserError(
@@ -312,7 +314,7 @@ def _view_mode(config: RunConfig, rank: int, size: int) -> str:
     if rank:
         return "none"
     if config.progress == "auto":
-        return "live" if on_terminal(config.progress, size) else "plain"
+        return "live" if is_terminal_output(config.progress, size) else "plain"
     return config.progress
 
 

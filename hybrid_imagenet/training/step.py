@@ -18,7 +18,7 @@ from hybrid_imagenet.training.accumulators import SumAccumulator
 from hybrid_imagenet.training.divergence import LossAlarm, highest_loss
 from hybrid_imagenet.training.late_copies import LateCopies
 from hybrid_imagenet.training.losses import Loss, cross_entropy
-from hybrid_imagenet.xla import has_gpu, on_gpu
+from hybrid_imagenet.xla import compile_on_gpu, has_gpu
 
 _LAG = 2  # steps, after which a GPU has made a copy and still has work
 
@@ -199,7 +199,7 @@ class TrainStep:
             sources = [cast.get(id(v), v.value) for v in self.model.trainable_variables]
             tape.watch(sources)
             logits = self.model(images, training=True)
-            losses, scaled = on_gpu(self._objective)(logits, labels, weight)
+            losses, scaled = compile_on_gpu(self._objective)(logits, labels, weight)
         return losses, logits, tape.gradient(scaled, sources)
 
     def _objective(

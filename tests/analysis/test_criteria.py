@@ -183,7 +183,7 @@ def test_first_record_that_reaches_a_target():
         {"epoch": 4, "val_top1": 0.75, "seconds": 40},
         {"epoch": 5, "val_top1": 0.8, "seconds": 50},
     ]
-    assert criteria.first_reaching(records, "val_top1", 0.75) == criteria.Hit(4, 40)
+    assert criteria.first_reaching(records, "val_top1", 0.75) == criteria.TargetReached(4, 40)
     assert criteria.first_reaching(records, "val_top1", 0.81) is None
     assert criteria.first_reaching([], "val_top1", 0) is None
 

@@ -24,7 +24,7 @@ from hybrid_imagenet.analysis import published
     ],
 )
 def test_gpus_are_recognized(name, memory, key):
-    assert published.recognize(name, str(memory)) == key
+    assert published.recognize_gpu(name, str(memory)) == key
 
 
 @pytest.mark.parametrize(

@@ -239,8 +239,8 @@ def test_the_words_of_each_arm_are_understood(arm, tmp_path):
     words = arm.command(tmp_path, options)
     assert not any("{" in word for word in words)
     if "scaling" in words:
-        own, flags = scaling.split(words[words.index("scaling") + 1 :])
-        assert scaling.parser().parse_args(own).worker
+        own, flags = scaling.split_arguments(words[words.index("scaling") + 1 :])
+        assert scaling.make_parser().parse_args(own).worker
         config.resolve(flags)
     elif "hybrid_imagenet.main" in words:
         config.resolve(words[2:])

@@ -42,14 +42,14 @@ def test_efficiency_of_published_throughputs():
     scaling.add_efficiency(rows)
     assert rows[0]["efficiency"] == 1.0
     assert rows[1]["efficiency"] == pytest.approx(0.975, abs=5e-4)
-    text = scaling.table(rows)
+    text = scaling.format_table(rows)
     assert "97.5%" in text and "20.0" in text
 
 
 @pytest.mark.parametrize("text", ["", "0", "2,1", "1,1", "a"])
 def test_numbers_of_ranks(text):
     with pytest.raises(UserError, match="increasing whole numbers"):
-        scaling.counts(text)
+        scaling.parse_rank_counts(text)
 
 
 def test_flags_of_steps_that_are_not_timed_are_refused():
@@ -73,7 +73,7 @@ def test_flags_of_steps_that_are_not_timed_are_refused():
 )
 def test_a_job_that_fails_says_why(command, seconds, message):
     with pytest.raises(UserError, match=message):
-        scaling.launch(command, 2, seconds)
+        scaling.run_job(command, 2, seconds)
 
 
 def test_a_job_that_fails_leaves_the_rows_before_it(tmp_path, capsys):
@@ -82,19 +82,19 @@ def test_a_job_that_fails_leaves_the_rows_before_it(tmp_path, capsys):
             raise UserError("the job of 4 ranks failed")
         return row(ranks, 100.0 * ranks), ""
 
-    options = scaling.parser().parse_args(["--ranks=1,2,4", f"--json={tmp_path}/rows.json"])
+    options = scaling.make_parser().parse_args(["--ranks=1,2,4", f"--json={tmp_path}/rows.json"])
     with (
-        mock.patch.object(scaling, "launch", launched),
+        mock.patch.object(scaling, "run_job", launched),
         pytest.raises(UserError, match="4 ranks failed"),
     ):
-        scaling.measured(options, [])
+        scaling.run_jobs(options, [])
     assert [found["ranks"] for found in json.loads((tmp_path / "rows.json").read_text())] == [1, 2]
     assert "100.0%" in capsys.readouterr().out
 
 
 def test_ranks_of_other_hosts_start_by_run():
-    options = scaling.parser().parse_args(["-H", "a:4,b:4", "--ssh_port=99"])
-    words = scaling.command(["scaling", "--worker"], 2, options.hosts, options)
+    options = scaling.make_parser().parse_args(["-H", "a:4,b:4", "--ssh_port=99"])
+    words = scaling.job_command(["scaling", "--worker"], 2, options.hosts, options)
     assert words[2:] == [
         "hybrid_imagenet",
         "run",
@@ -108,7 +108,7 @@ def test_ranks_of_other_hosts_start_by_run():
         "scaling",
         "--worker",
     ]
-    alone = scaling.command(["{}"], 1, "", options, "peer.py")
+    alone = scaling.job_command(["{}"], 1, "", options, "peer.py")
     assert alone == [sys.executable, "peer.py", "{}"]
 
 
@@ -119,7 +119,7 @@ def test_what_a_launcher_puts_around_a_result_is_left_out():
         "[1,1]<stdout>:{}",
     ]
     program = f"print(*{lines}, sep=chr(10))"
-    assert scaling.launch([sys.executable, "-c", program], 2, 9)[0] == {"ranks": 2}
+    assert scaling.run_job([sys.executable, "-c", program], 2, 9)[0] == {"ranks": 2}
 
 
 def test_a_peer_that_is_not_installed_is_skipped_with_a_message(tmp_path, capsys):
@@ -185,7 +185,7 @@ def test_the_step_without_exchange_sums_its_control_word_like_the_other():
     ranks = types.SimpleNamespace(
         allreduce_on_host=lambda tensor, name: words.append(name) or tensor
     )
-    staying = scaling._gradients_stay(ranks)
+    staying = scaling._communicator_without_reduction(ranks)
     staying.allreduce_on_host(tf.constant([1]), "control")
     (gradient,) = means(staying.reduce_gradients, [tf.constant([2.0])], ["w"])
     assert words == ["control"]

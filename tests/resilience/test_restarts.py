@@ -45,7 +45,7 @@ class Job:
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch):
     monkeypatch.setattr(restarts, "_LOOK", 0.01)
-    monkeypatch.setenv(restarts.STARTED_VARIABLE, "0")
+    monkeypatch.setenv(restarts.COMMAND_START_VARIABLE, "0")
 
 
 def play(tmp_path, ends, *, hosts=None, keeps=True, **policy):

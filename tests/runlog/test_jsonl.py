@@ -16,9 +16,9 @@ def path(tmp_path):
 def test_records_come_back_as_written_and_are_on_disk_at_once(path):
     writer = jsonl.MetricsWriter(path)
     writer.write({"kind": "step", "epoch": 1, "step": np.int64(20), "train_loss": np.float32(0.5)})
-    assert jsonl.read(path) == [{"kind": "step", "epoch": 1, "step": 20, "train_loss": 0.5}]
+    assert jsonl.read_records(path) == [{"kind": "step", "epoch": 1, "step": 20, "train_loss": 0.5}]
     writer.write({"kind": "epoch", "epoch": 1, "step": 25, "val_top1": 0.25})
-    assert [r["kind"] for r in jsonl.read(path)] == ["step", "epoch"]
+    assert [r["kind"] for r in jsonl.read_records(path)] == ["step", "epoch"]
     writer.close()
 
 
@@ -55,7 +55,7 @@ def test_values_that_json_lacks_become_null(path):
 @pytest.mark.parametrize("torn", ['{"kind": "step", "step": 2', "{"])
 def test_torn_last_line_is_passed_over_and_mended(path, torn):
     path.write_text('{"kind": "step", "step": 1}\n' + torn)
-    assert jsonl.read(path) == [{"kind": "step", "step": 1}]
+    assert jsonl.read_records(path) == [{"kind": "step", "step": 1}]
     with closing(jsonl.MetricsWriter(path)) as writer:
         writer.write({"kind": "step", "step": 2})
     assert path.read_text() == '{"kind": "step", "step": 1}\n{"kind": "step", "step": 2}\n'
@@ -65,16 +65,16 @@ def test_last_line_that_only_lacks_its_newline_is_kept(path):
     path.write_text('{"kind": "step", "step": 1}')
     with closing(jsonl.MetricsWriter(path)) as writer:
         writer.write({"kind": "step", "step": 2})
-    assert [r["step"] for r in jsonl.read(path)] == [1, 2]
+    assert [r["step"] for r in jsonl.read_records(path)] == [1, 2]
 
 
 def test_broken_line_in_the_middle_is_an_error_that_names_it(path):
     path.write_text('{"kind": "step"}\nnot json\n{"kind": "step"}\n')
     with pytest.raises(UserError, match="line 2"):
-        jsonl.read(path)
+        jsonl.read_records(path)
     path.write_text("[1]\n{}\n")
     with pytest.raises(UserError, match="line 1"):
-        jsonl.read(path)
+        jsonl.read_records(path)
 
 
 def test_resuming_removes_only_records_of_steps_to_be_taken_again(tmp_path, path):
@@ -84,7 +84,7 @@ def test_resuming_removes_only_records_of_steps_to_be_taken_again(tmp_path, path
         writer.write({"kind": "epoch", "step": 30, "epoch": 1})
     with closing(jsonl.MetricsWriter(path, resume_from=(20, 0))) as writer:
         writer.write({"kind": "step", "step": 30, "second": True})
-    assert jsonl.read(path) == [
+    assert jsonl.read_records(path) == [
         {"kind": "step", "step": 10},
         {"kind": "step", "step": 20},
         {"kind": "step", "step": 30, "second": True},
@@ -98,12 +98,12 @@ def test_resuming_after_the_last_step_of_an_epoch_but_before_its_end(path, finis
         writer.write({"kind": "step", "step": 30, "epoch": 1})
         writer.write({"kind": "epoch", "step": 30, "epoch": 1})
     jsonl.MetricsWriter(path, resume_from=(30, finished)).close()
-    assert [record["kind"] for record in jsonl.read(path)] == kept
+    assert [record["kind"] for record in jsonl.read_records(path)] == kept
 
 
 def test_missing_file(tmp_path):
     with pytest.raises(UserError, match="No such file"):
-        jsonl.read(tmp_path / "absent")
+        jsonl.read_records(tmp_path / "absent")
     with pytest.raises(UserError, match="cannot write"):
         jsonl.MetricsWriter(tmp_path / "no" / "folder")
 
@@ -133,13 +133,13 @@ def test_full_disk_is_one_clear_line():
 def test_a_value_of_another_kind_is_an_error_that_names_it(path, line, told):
     path.write_text(f'{{"kind": "step", "step": 1}}\n{line}\n')
     with pytest.raises(UserError, match=f"{path}, line 2: {told}.*; correct or remove the line"):
-        jsonl.read(path)
+        jsonl.read_records(path)
     assert line in path.read_text()
 
 
 def test_read_of_a_foreign_last_line_skips_it_with_a_warning(path, capsys):
     path.write_text('{"kind": "step", "step": 1}\nsomething else\n')
-    assert jsonl.read(path) == [{"kind": "step", "step": 1}]
+    assert jsonl.read_records(path) == [{"kind": "step", "step": 1}]
     assert capsys.readouterr().err == f"warning: {path}, line 2: not a JSON object; skipped\n"
 
 

@@ -8,7 +8,7 @@ import termios
 import pytest
 
 from hybrid_imagenet.runlog import live, summary
-from hybrid_imagenet.runlog.progress import Status, clock_text
+from hybrid_imagenet.runlog.progress import RunStatus, format_remaining_time
 
 INFO = {"world_size": 4, "images_per_epoch": 1000, "single_gpu_images_per_second": 30.0}
 
@@ -54,7 +54,7 @@ def cells(line):
 
 
 def test_remaining_time_counts_images_and_validations():
-    status = Status(INFO, total_epochs=5)
+    status = RunStatus(INFO, total_epochs=5)
     assert status.remaining_seconds() is None
     status.step(step_record(5))
     assert (status.epoch, status.epoch_fraction) == (1, 0.5)
@@ -68,7 +68,7 @@ def test_remaining_time_counts_images_and_validations():
 
 
 def test_remaining_time_leaves_compilation_out():
-    status = Status(INFO, total_epochs=5)
+    status = RunStatus(INFO, total_epochs=5)
     status.step(step_record(5))  # 100 images/s after the first step
     compiled = {
         "images_per_second": 10.0,
@@ -82,7 +82,7 @@ def test_remaining_time_leaves_compilation_out():
 
 
 def test_resumed_run_starts_where_it_stood():
-    status = Status({**INFO, "step": 30, "epochs": 3}, total_epochs=5)
+    status = RunStatus({**INFO, "step": 30, "epochs": 3}, total_epochs=5)
     assert (status.epoch, status.steps_done, status.position) == (4, 30, 3)
 
 
@@ -106,16 +106,16 @@ def test_resumed_run_starts_where_it_stood():
     ],
 )
 def test_phase(values, text):
-    status = Status(INFO, 5)
+    status = RunStatus(INFO, 5)
     status.values = values
     assert status.phase_text() == text
 
 
 def test_the_epoch_that_met_the_target_stays_also_after_a_resume():
-    status = Status({**INFO, "target": 0.75, "validated": [(10, 0.7)]}, 90)
+    status = RunStatus({**INFO, "target": 0.75, "validated": [(10, 0.7)]}, 90)
     assert status.target_text() is None
     status.epoch_done(epoch_record(11, 0.76))
-    again = Status(
+    again = RunStatus(
         {**INFO, "target": 0.75, "epochs": 12, "validated": [(10, 0.7), (11, 0.76), (12, 0.74)]}, 90
     )
     again.epoch_done(epoch_record(13, 0.77))
@@ -179,7 +179,7 @@ def test_plain_view_epoch_within_an_epoch_has_two_digits_at_most(epoch):
     ],
 )
 def test_clock_text_of_seconds(seconds, text):
-    assert clock_text(seconds) == text
+    assert format_remaining_time(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_plain_view_phase_is_printed_only_for_optimizers_with_several(optimizer,
 
 
 def test_remaining_time_of_a_session_whose_first_record_is_of_the_compiled_step():
-    status = Status(INFO, total_epochs=5)
+    status = RunStatus(INFO, total_epochs=5)
     compiled = step_record(31, phase=1.0)
     del compiled["images_per_second"]
     status.step(compiled)
@@ -286,12 +286,12 @@ def test_ranks_ask_the_launchers_terminal_for_its_size(monkeypatch):
     monkeypatch.setenv("LINES", "22")
     master, slave = pty.openpty()
     try:
-        monkeypatch.setenv(live.VARIABLE, f"{socket.gethostname()}:{os.ttyname(slave)}")
-        assert live.size(io.StringIO()) == (80, 24)  # it does not say how large it is
+        monkeypatch.setenv(live.TERMINAL_VARIABLE, f"{socket.gethostname()}:{os.ttyname(slave)}")
+        assert live.terminal_size(io.StringIO()) == (80, 24)  # it does not say how large it is
         termios.tcsetwinsize(slave, (33, 99))
-        assert live.size(io.StringIO()) == (99, 33)
-        monkeypatch.setenv(live.VARIABLE, "another.host:/dev/pts/0")
-        assert live.size(io.StringIO()) == (51, 22)
+        assert live.terminal_size(io.StringIO()) == (99, 33)
+        monkeypatch.setenv(live.TERMINAL_VARIABLE, "another.host:/dev/pts/0")
+        assert live.terminal_size(io.StringIO()) == (51, 22)
     finally:
         os.close(master)
         os.close(slave)

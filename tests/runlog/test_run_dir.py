@@ -5,7 +5,7 @@ import pytest
 
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.runlog import run_dir
-from hybrid_imagenet.runlog.run_dir import RunDirectory, free_name, newest_name
+from hybrid_imagenet.runlog.run_dir import RunDirectory, free_name, latest_name
 from tests.support.promptly import promptly
 
 
@@ -43,15 +43,15 @@ def test_a_lock_that_leads_to_another_file_is_not_written(tmp_path):
 
 def test_free_and_newest_names(tmp_path):
     base = tmp_path / "hybrid-digits"
-    assert free_name(base) == newest_name(base) == base
+    assert free_name(base) == latest_name(base) == base
     base.mkdir()
     assert free_name(base).name == "hybrid-digits-2"
-    assert newest_name(base) == base
+    assert latest_name(base) == base
     free_name(base).mkdir()
-    assert newest_name(base).name == "hybrid-digits-2"
+    assert latest_name(base).name == "hybrid-digits-2"
     assert free_name(base).name == "hybrid-digits-3"
     with pytest.raises(UserError, match="--run_dir=gs://b/run: give a local path"):
-        run_dir.chosen("gs://b/run", "hybrid", "digits")
+        run_dir.choose_directory("gs://b/run", "hybrid", "digits")
 
 
 @pytest.mark.parametrize("name", ["lock", "config.json", "metrics.jsonl"])
@@ -83,23 +83,23 @@ def test_a_resumed_run_that_is_not_there_may_be_a_misspelled_one(tmp_path, one, 
     RunDirectory(tmp_path / other, resume=False).write_json("config.json", {})
     if alike:
         with pytest.raises(UserError, match=f"does not exist: did you mean .*{other}"):
-            run_dir.check(tmp_path / one, resume=True)
+            run_dir.check_directory(tmp_path / one, resume=True)
     else:
-        assert run_dir.check(tmp_path / one, resume=True) == "new"
-    assert run_dir.check(tmp_path / one, resume=False) == "new"
+        assert run_dir.check_directory(tmp_path / one, resume=True) == "new"
+    assert run_dir.check_directory(tmp_path / one, resume=False) == "new"
     assert not (tmp_path / one).exists()
 
 
 def test_a_check_finds_what_a_run_would_and_changes_nothing(tmp_path):
     held = RunDirectory(tmp_path / "held", resume=False)
     with pytest.raises(UserError, match="in use by another run"):
-        run_dir.check(tmp_path / "held", resume=False)
+        run_dir.check_directory(tmp_path / "held", resume=False)
     held.release()
-    assert run_dir.check(tmp_path / "held", resume=False) == "empty"
+    assert run_dir.check_directory(tmp_path / "held", resume=False) == "empty"
     held.write_json("config.json", {})
-    assert run_dir.check(tmp_path / "held", resume=True) == "holds a run"
+    assert run_dir.check_directory(tmp_path / "held", resume=True) == "holds a run"
     with pytest.raises(UserError, match="add --resume"):
-        run_dir.check(tmp_path / "held", resume=False)
+        run_dir.check_directory(tmp_path / "held", resume=False)
     for path in (tmp_path / "held" / "config.json", tmp_path / "held" / "config.json" / "below"):
         with pytest.raises(UserError, match=r"config\.json is not a directory"):
-            run_dir.check(path, resume=False)
+            run_dir.check_directory(path, resume=False)

@@ -36,14 +36,14 @@ def test_a_run_without_a_lock_is_judged_by_its_records_and_by_time(
 ):
     (tmp_path / "metrics.jsonl").touch()
     os.utime(tmp_path / "metrics.jsonl", (time.time() - age,) * 2)
-    assert state.of(tmp_path, records, summary, host) == expected
-    assert bool(state.next_step(expected, tmp_path)) == (expected != state.FINISHED)
+    assert state.run_state(tmp_path, records, summary, host) == expected
+    assert bool(state.next_command(expected, tmp_path)) == (expected != state.FINISHED)
 
 
 def test_a_summary_of_an_earlier_session_does_not_count():
-    assert state.current({"steps": 40}, [EPOCH])
-    assert not state.current({"steps": 40}, [EPOCH, {"kind": "step", "step": 41}])
-    assert state.current({}, [])
+    assert state.describes_last_session({"steps": 40}, [EPOCH])
+    assert not state.describes_last_session({"steps": 40}, [EPOCH, {"kind": "step", "step": 41}])
+    assert state.describes_last_session({}, [])
 
 
 PROGRAM = """
@@ -61,7 +61,7 @@ def test_a_run_that_holds_its_lock_runs_and_is_stopped_by_its_process(tmp_path):
         state.stop(tmp_path)
     process = python("-c", PROGRAM, tmp_path)
     assert process.stdout.readline() == "held\n"
-    assert state.of(tmp_path, [EPOCH, DIVERGED], {"steps": 40}, "other") == state.RUNNING
+    assert state.run_state(tmp_path, [EPOCH, DIVERGED], {"steps": 40}, "other") == state.RUNNING
     assert files.lock_holder(tmp_path) == f"{HERE} {process.pid}"
     with pytest.raises(UserError, match="in use by another run"):  # looking has not taken the lock
         run_dir.RunDirectory(tmp_path, resume=True)

@@ -90,7 +90,7 @@ def test_speeds_over_different_numbers_of_gpus_are_those_of_none():
     assert result["scaling_efficiency"] is result["steady_images_per_second"] is None
     assert result["targets"][0]["epochs"] == 2
     assert result["targets"][0]["actual_average_single_gpu_seconds"] is None
-    assert "images/s on 2 ranks, on another number before, " in summary.lines(result)[1]
+    assert "images/s on 2 ranks, on another number before, " in summary.summary_lines(result)[1]
     alike = [row | {"global_batch": 64} for row in rows]
     assert summarized(alike, workers=8)["steady_images_per_second"] == 200
     assert (
@@ -106,7 +106,7 @@ def test_dropped_images_are_added_up_and_told():
         None,
         None,
     )
-    assert not [line for line in summary.lines(before) if "dropped" in line]
+    assert not [line for line in summary.summary_lines(before) if "dropped" in line]
     for epoch, row in enumerate(rows[1::2]):
         row |= {
             "train_count": 998,
@@ -119,7 +119,7 @@ def test_dropped_images_are_added_up_and_told():
     line = (
         "8 training images dropped in all epochs for 2 bad records, 3 validation images in the last"
     )
-    assert line in summary.lines(result)
+    assert line in summary.summary_lines(result)
 
 
 def test_target_not_reached_leaves_every_criterion_open():
@@ -151,14 +151,14 @@ def test_run_that_ended_before_its_first_epoch():
         1.5,
     )
     assert summarized([])["wall_seconds"] is None
-    assert summary.lines(result)[0] == "nothing validated after 3 steps"
+    assert summary.summary_lines(result)[0] == "nothing validated after 3 steps"
     saved = summarized([{"kind": "step", "step": 3}], steps=5)  # its last two have no record
-    assert summary.lines(saved)[0] == "nothing validated after 5 steps"
+    assert summary.summary_lines(saved)[0] == "nothing validated after 5 steps"
 
 
 def test_printed_lines_name_what_counts():
     result = summarized(targets=(0.75, 0.99), single_gpu_images_per_second=125, num_classes=1000)
-    text = "\n".join(summary.lines(result))
+    text = "\n".join(summary.summary_lines(result))
     for part in (
         *("top-1 80.00 %", "after 4 epochs", "2 ranks", "efficiency 80.00 %", "19.0 s"),
         *("reached target 75 % in epoch 2, after", "reached target top-5 93 % in epoch 4, after"),
@@ -177,7 +177,7 @@ def test_printed_lines_name_what_counts():
     ],
 )
 def test_targets_and_measures_are_printed_where_they_mean_something(facts, goals, measures):
-    text = summary.lines(summarized(targets=(0.75,), epochs_planned=9, **facts))
+    text = summary.summary_lines(summarized(targets=(0.75,), epochs_planned=9, **facts))
     assert [line.split(" in ")[0] for line in text if "target" in line] == [
         f"reached target {goal}" for goal in goals
     ]
@@ -190,7 +190,7 @@ def test_targets_and_measures_are_printed_where_they_mean_something(facts, goals
     [(90, "90"), (0.853333, "0.85"), (12.5, "12.5"), (3.0, "3"), (0, "0"), (0.001, "0.001")],
 )
 def test_epoch_text_has_two_digits_after_the_point_at_most(epochs, text):
-    assert summary.epoch_text(epochs) == text
+    assert summary.format_epochs(epochs) == text
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_epoch_text_has_two_digits_after_the_point_at_most(epochs, text):
     [(None, "-"), (59.9, "59.9 s"), (60, "1 min 00 s"), (3599.7, "1 h 00 min")],
 )
 def test_durations(seconds, text):
-    assert summary.duration(seconds) == text
+    assert summary.format_duration(seconds) == text
 
 
 def test_last_throughput_after_a_resume_on_other_gpus_is_that_of_the_last_number():
@@ -232,7 +232,7 @@ def test_epochs_without_records_are_counted_and_their_steps_not_given_to_the_nex
     rows = [row for row in records() if row["epoch"] not in (2, 3)]
     result = summarized(rows)
     assert result["lost_epochs"] == [2, 3]
-    assert any("no records of 2 epochs" in line for line in summary.lines(result))
+    assert any("no records of 2 epochs" in line for line in summary.summary_lines(result))
     assert result["time_by_cause"]["exposed communication"] == pytest.approx(
         10 * 0.05
     )  # of the first epoch alone

@@ -16,7 +16,7 @@ from hybrid_imagenet import files
 from hybrid_imagenet.data.datasets import Glance, Request
 from hybrid_imagenet.data.images import encoded
 from hybrid_imagenet.data.sources import tfrecord
-from hybrid_imagenet.errors import UserError, needed
+from hybrid_imagenet.errors import UserError, import_optional
 from hybrid_imagenet.order.sampling import SampleOrder
 
 SIDE = 64  # pixels; the originals have 8
@@ -84,7 +84,7 @@ def _write(directory: Path) -> None:
 
 
 def _load() -> tuple[np.ndarray, np.ndarray]:
-    digits = needed("sklearn.datasets", _NEEDS).load_digits()
+    digits = import_optional("sklearn.datasets", _NEEDS).load_digits()
     return np.asarray(digits.images), np.asarray(digits.target)
 
 

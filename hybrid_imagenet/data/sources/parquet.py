@@ -21,7 +21,7 @@ from hybrid_imagenet.data.datasets import Glance, Request
 from hybrid_imagenet.data.directories import Directory
 from hybrid_imagenet.data.listing import Note
 from hybrid_imagenet.data.sources.source import BadRecord, Source, check_directory
-from hybrid_imagenet.errors import UserError, needed
+from hybrid_imagenet.errors import UserError, import_optional
 
 _FOOTERS = 16  # that are read at the same time
 _FOOTER = 64 << 10  # bytes of most, which one request gets
@@ -277,7 +277,9 @@ def _explained(directory: Directory, name: str) -> Iterator[None]:
 
 
 def _package() -> Any:
-    return needed("pyarrow.parquet", "--dataset=parquet: needs pyarrow (pip install pyarrow)")
+    return import_optional(
+        "pyarrow.parquet", "--dataset=parquet: needs pyarrow (pip install pyarrow)"
+    )
 
 
 def _named(footer: Any, label: str) -> tuple[str, ...] | None:

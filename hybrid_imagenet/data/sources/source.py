@@ -230,17 +230,17 @@ def remembered(path: Path, kind: type[Index], make: Callable[[], Index]) -> Inde
     """
 
     def stored() -> Index | None:
-        return files.readable(lambda: load_index(path, kind))
+        return files.read_or_none(lambda: load_index(path, kind))
 
     if (found := stored()) is not None:
         return found
-    with files.one_at_a_time(path):
+    with files.cache_lock(path):
         if (found := stored()) is not None:
             return found
         made = make()
         with contextlib.suppress(OSError):  # a read-only or full cache costs only the next making
             path.parent.mkdir(parents=True, exist_ok=True)
-            with files.replacing(path) as temporary:
+            with files.atomic_replace(path) as temporary:
                 write_index(temporary, made)
     return made
 

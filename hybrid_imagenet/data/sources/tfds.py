@@ -8,7 +8,7 @@ from typing import Any
 from hybrid_imagenet.data.datasets import NAMES, SOURCES, Glance, Request
 from hybrid_imagenet.data.sources.source import Source
 from hybrid_imagenet.data.sources.tfrecord import Keys, ShardSource, has_shards
-from hybrid_imagenet.errors import UserError, did_you_mean, needed
+from hybrid_imagenet.errors import UserError, did_you_mean, import_optional
 
 _SPLITS = {"train": ("train",), "validation": ("validation", "test")}
 
@@ -56,7 +56,7 @@ def _prepared(request: Request) -> tuple[tuple[Path, ...], int, Keys, tuple[str,
 
 def _builder(name: str, data_dir: Path | None) -> Any:
     missing = f"--dataset={name}: needs tensorflow-datasets (pip install tensorflow-datasets)"
-    tfds = needed("tensorflow_datasets", missing)
+    tfds = import_optional("tensorflow_datasets", missing)
     where = f"--data_dir={data_dir}" if data_dir else "~/tensorflow_datasets"
     if data_dir is not None and not data_dir.is_dir():
         raise UserError(f"{where}: no such directory")

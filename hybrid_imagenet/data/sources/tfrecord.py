@@ -201,7 +201,7 @@ def open_split(request: Request) -> Source:
         )
     index = None
     if [path.stat().st_size for path in shards] == [shard["bytes"] for shard in entry["shards"]]:
-        index = files.readable(lambda: load_index(directory / f"{split}.index.npz", ShardIndex))
+        index = files.read_or_none(lambda: load_index(directory / f"{split}.index.npz", ShardIndex))
     return ShardSource(shards, names, expected=entry["num_examples"], index=index)
 
 
@@ -263,7 +263,7 @@ def index_of(shards: Sequence[Path]) -> ShardIndex:
     """Returns the index of some shards, from the cache if they have not changed since they were
     scanned.
     """
-    place = files.cached_index("tfrecord", _INDEX_VERSION, of=shards)
+    place = files.cached_index_path("tfrecord", _INDEX_VERSION, of=shards)
     return remembered(place, ShardIndex, lambda: scan_all(shards))
 
 
@@ -319,7 +319,7 @@ def scan(path: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], str]
 def _check_is_not_compressed(path: Path) -> None:
     """Raises UserError for a compressed shard: offsets in it are not those of its records."""
     with files.open_regular(path) as file:
-        found = files.compression(file.read(HEADER_BYTES))
+        found = files.detect_compression(file.read(HEADER_BYTES))
     if found:
         name, command = found
         raise UserError(

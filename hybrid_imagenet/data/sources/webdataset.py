@@ -164,7 +164,7 @@ class WebDatasetSource(Source):
         try:
             path = self._directory.path(name)
             # Of a local file the index is kept in the user's cache, until the file changes.
-            stored = self._directory.index_path(name) or files.cached_index(
+            stored = self._directory.index_path(name) or files.cached_index_path(
                 "tar", _VERSION, of=[path]
             )
             index = remembered(stored, TarIndex, lambda: scan(path))
@@ -411,7 +411,7 @@ def _followed(
 def _check_is_not_compressed(file: BinaryIO) -> None:
     """Raises ValueError for a compressed archive: offsets in it are not those of its files."""
     file.seek(0)
-    found = files.compression(file.read(tarfile.BLOCKSIZE))
+    found = files.detect_compression(file.read(tarfile.BLOCKSIZE))
     if found:
         kind, command = found
         raise ValueError(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from hybrid_imagenet import data, files
 from hybrid_imagenet.data import datasets, listing
-from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, counted
+from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, pluralize
 from hybrid_imagenet.tools import command_line
 
 
@@ -90,7 +90,7 @@ def _add_source(parser: argparse.ArgumentParser, flag: str) -> None:
 def _prepare(arguments: argparse.Namespace) -> int:
     from hybrid_imagenet.tools.data import prepare
 
-    target = files.output("--to", arguments.to)
+    target = files.output_path("--to", arguments.to)
     settings = prepare.Settings(
         arguments.resize,
         arguments.quality,
@@ -106,9 +106,9 @@ def _prepare(arguments: argparse.Namespace) -> int:
             f", {entry['images_dropped']} of {entry['images_in']} images omitted (see"
             " manifest.json)"
         )
-        shards = counted(len(entry["shards"]), "shard")
+        shards = pluralize(len(entry["shards"]), "shard")
         command_line.print_escaped(
-            f"{split}: {counted(entry['num_examples'], 'image')} in {shards}, {size} bytes"
+            f"{split}: {pluralize(entry['num_examples'], 'image')} in {shards}, {size} bytes"
             f"{left_out if entry['bad_records'] else ''}"
         )
     command_line.print_escaped(f"train with --dataset=tfrecord --data_dir={arguments.to}")
@@ -133,7 +133,7 @@ def _check(arguments: argparse.Namespace) -> int:
             printed.add(note.text)
             command_line.print_escaped(str(note) if note.fault else f"note: {note}", sys.stdout)
             faults += note.fault
-    print(counted(faults, "fault") if faults else "no faults")
+    print(pluralize(faults, "fault") if faults else "no faults")
     return EXIT_USAGE if faults else EXIT_OK
 
 

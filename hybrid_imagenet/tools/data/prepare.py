@@ -97,7 +97,7 @@ def prepare(request: Request, target: Path, settings: Settings, workers: int = 1
             manifest["splits"][split] = _write_split(
                 requests[split], source, target, settings, workers
             )
-        with files.replacing(target / tfrecord.MANIFEST) as temporary:
+        with files.atomic_replace(target / tfrecord.MANIFEST) as temporary:
             temporary.write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
         for leftover in (*target.glob(".*"), *(target / _STATE).iterdir()):
             leftover.unlink()
@@ -155,7 +155,7 @@ def _claim(target: Path, receipt: dict[str, Any]) -> None:
     state = target / _STATE / "settings.json"
     if not state.exists():
         _check_empty(target)
-        with files.replacing(state) as temporary:
+        with files.atomic_replace(state) as temporary:
             temporary.write_text(json.dumps(receipt))
         return
     before, now = files.read_json(state), json.loads(json.dumps(receipt))
@@ -197,7 +197,7 @@ def _write_split(
                 )
         progress.add(task.last - task.first)
     receipts = [json.loads(_receipt(target / shard).read_text()) for shard in names]
-    with files.replacing(target / f"{split}.index.npz") as temporary:
+    with files.atomic_replace(target / f"{split}.index.npz") as temporary:
         write_index(temporary, tfrecord.scan_all([target / shard for shard in names]))
     bad = [line for receipt in receipts for line in receipt.pop("bad_records")]
     return {
@@ -238,7 +238,7 @@ def _write_shard(source: Source, task: _Shard) -> list[str]:
     bad: list[str] = []
     checksum = google_crc32c.Checksum()
     size = 0
-    with files.replacing(path) as temporary, temporary.open("wb") as file:
+    with files.atomic_replace(path) as temporary, temporary.open("wb") as file:
         for index in range(task.first, task.last):
             try:
                 record = _record(source, index, task.settings)
@@ -257,7 +257,7 @@ def _write_shard(source: Source, task: _Shard) -> list[str]:
         "crc32c": checksum.hexdigest().decode(),
         "bad_records": bad,
     }
-    with files.replacing(_receipt(path)) as temporary:
+    with files.atomic_replace(_receipt(path)) as temporary:
         temporary.write_text(json.dumps(receipt))
     return bad
 

@@ -71,8 +71,8 @@ def examine(options: argparse.Namespace) -> tuple[dict[str, Any], list[Finding]]
             f"--data_dir={options.data_dir}: directories are compared between hosts, not URLs;"
             " omit it"
         )
-    data_dir = str(files.at_home(options.data_dir).absolute()) if options.data_dir else None
-    run_dir = files.output("--run_dir", options.run_dir).absolute()
+    data_dir = str(files.expand_home(options.data_dir).absolute()) if options.data_dir else None
+    run_dir = files.output_path("--run_dir", options.run_dir).absolute()
     request = {"data_dir": data_dir, "run_dir": str(run_dir), "hosts": list(slots)}
     answers = host_facts.ask_all(list(slots), request, options.ssh_port)
     findings = []

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from hybrid_imagenet.comm.cost_model import Link, Topology
 from hybrid_imagenet.comm.settings import ALGORITHMS
 from hybrid_imagenet.config.help import entries
-from hybrid_imagenet.errors import counted
+from hybrid_imagenet.errors import pluralize
 from hybrid_imagenet.options import SPELLING
-from hybrid_imagenet.runlog.summary import duration
+from hybrid_imagenet.runlog.summary import format_duration
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.plan import planner_flags
 from hybrid_imagenet.tools.plan.clusters import ClusterModel
@@ -130,7 +130,7 @@ def _host_counts(
 def _title(flags: PlannerFlags, cluster: ClusterModel, gpu_speed: SingleGpuSpeed) -> str:
     images_per_second = gpu_speed.per_gpu_batch / gpu_speed.step_seconds
     return (
-        f"{flags.model}, {counted(cluster.hosts, 'host')} x {cluster.local_size}"
+        f"{flags.model}, {pluralize(cluster.hosts, 'host')} x {cluster.local_size}"
         f" {gpu_speed.title or 'GPUs'}, batch {gpu_speed.per_gpu_batch} per GPU,"
         f" {images_per_second:.0f} images/s on one GPU ({gpu_speed.source}); link"
         f" {_link_text(cluster.between)}, inside {_link_text(cluster.inside)}"
@@ -172,7 +172,7 @@ def _table_row(row: Prediction, *, is_planned: bool) -> str:
         f"{row.gpus:5}{mark} {row.global_batch:8} {1e3 * row.step_seconds:8.1f}"
         f" {1e3 * row.communication_seconds:8.1f} {1e3 * row.exposed_seconds:8.2f}"
         f" {100 * row.efficiency:6.1f}% {row.images_per_second:11,.0f}"
-        f" {duration(row.training_seconds):>13} {duration(row.target_seconds):>13} "
+        f" {format_duration(row.training_seconds):>13} {format_duration(row.target_seconds):>13} "
         f" {strategy}"
     )
 

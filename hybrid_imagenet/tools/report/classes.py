@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hybrid_imagenet.errors import counted, printable
+from hybrid_imagenet.errors import pluralize, printable
 from hybrid_imagenet.tools.report.tables import table
 
 _MATRIX = 30  # classes at most for a matrix
@@ -44,7 +44,7 @@ def lines(results: Results) -> Iterator[str]:
     if found := pairs(results)[:3]:
         yield "Classes most often confused:"
         yield from (
-            printable(f"- {counted(n, 'image')} of {true} predicted as {other}")
+            printable(f"- {pluralize(n, 'image')} of {true} predicted as {other}")
             for true, other, n in found
         )
         yield "Wrong with the highest probability:"
@@ -58,7 +58,7 @@ def section(results: Results) -> str:
     """The matrix, or beyond 30 classes the pairs most often confused, and the worst images."""
     right = int((results["label"] == results["predicted"]).sum())
     text = (
-        f'<p class="note">Last validation: {right} of {counted(len(results["label"]), "image")}'
+        f'<p class="note">Last validation: {right} of {pluralize(len(results["label"]), "image")}'
         " right.</p>"
     )
     if len(results["class_names"]) <= _MATRIX:

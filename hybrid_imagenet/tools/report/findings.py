@@ -14,7 +14,7 @@ from typing import Any
 
 from hybrid_imagenet.analysis import criteria, published
 from hybrid_imagenet.runlog import state
-from hybrid_imagenet.runlog.summary import accuracy, duration, epoch_text
+from hybrid_imagenet.runlog.summary import format_accuracy, format_duration, format_epochs
 from hybrid_imagenet.schedules import mlperf
 from hybrid_imagenet.schedules.relative_step import TOLERATED_FACTOR
 from hybrid_imagenet.schedules.training_schedule import FIXED
@@ -115,27 +115,26 @@ def far_above_guessing(run: Run) -> tuple[float, float] | None:
 def _against_target(run: Run) -> tuple[str, str]:
     summary = run.summary
     done, planned = summary.get("epochs") or 0, run.epochs_planned
-    of = f" of {epoch_text(planned)}" if planned else ""
+    of = f" of {format_epochs(planned)}" if planned else ""
     if run.diverged is not None:
         loss = run.diverged.get("train_loss")
         told = f"the loss was {loss:.4g}" if loss is not None else "the loss was not finite"
         return (
             BAD,
             (
-                f"It diverged at step {run.diverged.get('step')}, after {epoch_text(done)}{of}"
+                f"It diverged at step {run.diverged.get('step')}, after {format_epochs(done)}{of}"
                 f" epochs: {told}."
             ),
         )
     best = summary.get("best_val_top1")
     if best is None:
         done_words = (
-            f"{epoch_text(done)}{of} epochs" if done else f"{summary.get('steps') or 0} steps"
+            f"{format_epochs(done)}{of} epochs" if done else f"{summary.get('steps') or 0} steps"
         )
         return OPEN, f"Nothing has been validated after {done_words}, {run.state}."
-    best_words = (
-        f"the best top-1 is {accuracy(best)}, in epoch {epoch_text(summary.get('best_epoch') or 0)}"
-    )
-    ended = "" if done == planned else f" after {epoch_text(done)}{of} epochs"
+    best_epoch = format_epochs(summary.get("best_epoch") or 0)
+    best_words = f"the best top-1 is {format_accuracy(best)}, in epoch {best_epoch}"
+    ended = "" if done == planned else f" after {format_epochs(done)}{of} epochs"
     ended = ended if run.state == state.FINISHED else f" ({run.state}{ended})"
     goals = _goals(run)
     if not goals:
@@ -145,14 +144,15 @@ def _against_target(run: Run) -> tuple[str, str]:
         return verdict, " ".join([f"{best_words[0].upper()}{best_words[1:]}{ended}.", *said])
     missed = [target for target, goal in goals.items() if goal.get("epochs") is None]
     words = [
-        f"Target {accuracy(target)} top-1 reached in epoch {epoch_text(goal['epochs'])}{of}, "
-        f"after {duration(goal['seconds'])}"
+        f"Target {format_accuracy(target)} top-1 reached in epoch"
+        f" {format_epochs(goal['epochs'])}{of}, after {format_duration(goal['seconds'])}"
         for target, goal in goals.items()
         if target not in missed
     ]
     yet = " yet" if run.state == state.RUNNING else ""
     words += [
-        f"target {accuracy(target)} top-1 not reached{yet}, {100 * (target - best):.2f} points off"
+        f"target {format_accuracy(target)} top-1 not reached{yet},"
+        f" {100 * (target - best):.2f} points off"
         for target in missed
     ]
     text = "; ".join([*words, best_words]) + ended + "."
@@ -189,7 +189,7 @@ def overfitting(run: Run) -> str:
     at = losses.index(least)
     if losses[-1] < _WORSE * least or training[-1] >= training[at]:
         return ""
-    where = f"was least in epoch {epoch_text(epochs[at])} ({least:.3g})"
+    where = f"was least in epoch {format_epochs(epochs[at])} ({least:.3g})"
     return f"Overfitting: the validation loss {where} and ended at {losses[-1]:.3g}."
 
 
@@ -209,7 +209,7 @@ def _against_reference(run: Run) -> str:
     if epochs is None:
         return f"MLPerf's reference has no point near batch {batch:,}."
     hit = criteria.first_reaching(run.epochs, "val_top1", mlperf.TARGET)
-    own = "has not reached it" if hit is None else f"reached it in epoch {epoch_text(hit.epoch)}"
+    own = "has not reached it" if hit is None else f"reached it in epoch {format_epochs(hit.epoch)}"
     return (
         f"MLPerf's reference needs {epochs:.1f} epochs to 75.9 % at batch {batch:,}; this run"
         f" {own}."
@@ -266,15 +266,15 @@ def _handover(run: Run) -> str:
     if found is None:
         return ""
     before, after, times = found
-    epoch = epoch_text(after["epoch"])
+    epoch = format_epochs(after["epoch"])
     line = (
         f"Right after the warmup, in epoch {epoch}, updates grew {times:.2g}-fold relative to the"
         " weights"
     )
     if fell(before, after):
         line += (
-            f", and training accuracy fell from {accuracy(before['train_top1'])} to"
-            f" {accuracy(after['train_top1'])}"
+            f", and training accuracy fell from {format_accuracy(before['train_top1'])} to"
+            f" {format_accuracy(after['train_top1'])}"
         )
     return f"{line}."
 
@@ -293,7 +293,7 @@ def _held_back(run: Run) -> list[str]:
     for cause, share in sorted(causes.items(), key=lambda pair: -pair[1]):
         if share >= _NOTICED:
             who = f" ({slowest(run)})" if cause == "slowest rank" and slowest(run) else ""
-            seconds = duration(share * whole)
+            seconds = format_duration(share * whole)
             lines.append(
                 f"{100 * share:.0f} % of the time ({seconds}): {_WORDS.get(cause, cause)}{who}"
             )
@@ -401,8 +401,8 @@ def _about_training(run: Run) -> Iterator[Suggestion]:
         yield from _missed(run, epochs)
     elif max(reached) <= _EARLY * epochs and not flags.get("stop_at_top1"):
         why = (
-            f"the target came in epoch {epoch_text(max(reached))} of {epoch_text(epochs)}; the run"
-            " then ends there"
+            f"the target came in epoch {format_epochs(max(reached))} of"
+            f" {format_epochs(epochs)}; the run then ends there"
         )
         yield Suggestion(f"--stop_at_top1={max(goals):g}", why)
 
@@ -417,11 +417,12 @@ def _missed(run: Run, epochs: float) -> Iterator[Suggestion]:
         if flag:
             yield Suggestion(
                 f"without --{flag}",
-                f"training ended after {epoch_text(done)} of {epoch_text(epochs)} epochs",
+                f"training ended after {format_epochs(done)} of {format_epochs(epochs)} epochs",
             )
     elif summary.get("best_epoch") == done and len(validated) > 1:
         yield Suggestion(
-            f"--epochs={epoch_text(1.5 * epochs)}", "validation was still rising in the last epoch"
+            f"--epochs={format_epochs(1.5 * epochs)}",
+            "validation was still rising in the last epoch",
         )
     if train is not None and validation is not None and train - validation > _OVERFITTED:
         gap = f"training accuracy is {100 * (train - validation):.1f} points above validation's"
@@ -441,17 +442,18 @@ def _missed(run: Run, epochs: float) -> Iterator[Suggestion]:
         best = summary.get("best_val_top1")
         if validation is not None and best is not None and best - validation > _UNSTEADY:
             # A higher rate would make it less steady.
-            when = epoch_text(summary.get("best_epoch") or 0)
+            when = format_epochs(summary.get("best_epoch") or 0)
             fall = (
-                f"fell from {accuracy(best)} in epoch {when} to {accuracy(validation)} at the end"
+                f"fell from {format_accuracy(best)} in epoch {when} to"
+                f" {format_accuracy(validation)} at the end"
             )
             yield Suggestion(
                 f"--lr={flags['lr'] / 2:g}", f"validation accuracy {fall}: a lower rate is steadier"
             )
             return
         why = (
-            f"the training images themselves are at {accuracy(train)}: a higher learning rate, or"
-            " more epochs"
+            f"the training images themselves are at {format_accuracy(train)}: a higher learning"
+            " rate, or more epochs"
         )
         yield Suggestion(f"--lr={2 * flags['lr']:g}", why)
 

@@ -53,13 +53,13 @@ class Run:
         """The arrays of `Validation.image_results`; None where there are none, or they cannot be
         read.
         """
-        return files.readable(lambda: _image_results(self.path / "image_results.npz"))
+        return files.read_or_none(lambda: _image_results(self.path / "image_results.npz"))
 
     @property
     def following(self) -> str:
         """What to do with it next, and the command; empty for a finished run."""
         here = os.path.relpath(self.path)
-        command = state.next_step(
+        command = state.next_command(
             self.state, self.path if here.startswith("..") else pathlib.Path(here)
         )
         return (
@@ -130,7 +130,11 @@ def load(path: str | os.PathLike[str]) -> Run:
         raise UserError(f"{directory}: no such directory; give the directory of a run")
     config = stored.read(directory)
     metrics = directory / "metrics.jsonl"
-    records = jsonl.read(metrics, max_bytes=_MAX_METRICS_BYTES) if os.path.lexists(metrics) else []
+    records = (
+        jsonl.read_records(metrics, max_bytes=_MAX_METRICS_BYTES)
+        if os.path.lexists(metrics)
+        else []
+    )
     flags = dict(config["flags"])
     environment = {key: value for key, value in config.items() if key not in _NOT_ENVIRONMENT}
     if config.get("started"):
@@ -142,13 +146,15 @@ def load(path: str | os.PathLike[str]) -> Run:
         images_per_epoch=config.get("train_images") or 1,
         targets=flags.get("target_top1") or (0.75, 0.759),
     )
-    values = summary.read(directory)
-    of_last_session = state.current(values, records) and values.get("epochs_planned") in (
+    values = summary.read_summary(directory)
+    of_last_session = state.describes_last_session(values, records) and values.get(
+        "epochs_planned"
+    ) in (
         None,
         flags.get("epochs"),
     )
     host = next(iter(config.get("hosts") or ()), "")
-    name = state.of(directory, records, values if of_last_session else {}, host)
+    name = state.run_state(directory, records, values if of_last_session else {}, host)
     return Run(
         name=directory.resolve().name,
         path=directory.resolve(),

@@ -8,7 +8,7 @@ import re
 import string
 from collections.abc import Iterable, Sequence
 
-from hybrid_imagenet.runlog.summary import accuracy, duration
+from hybrid_imagenet.runlog.summary import format_accuracy, format_duration
 from hybrid_imagenet.tools.report import classes, figures, findings, svg, tables
 from hybrid_imagenet.tools.report.load import Run
 
@@ -20,7 +20,7 @@ _TEMPLATE = pathlib.Path(__file__).with_name("page.html")
 
 def build(runs: Sequence[Run], title: str) -> str:
     """The whole page."""
-    accuracy = [
+    format_accuracy = [
         figures.curves(runs, what, by)
         for by in ("epoch", "step", "hours")
         for what in ("top1", "loss")
@@ -30,7 +30,7 @@ def build(runs: Sequence[Run], title: str) -> str:
         _answers(runs),
         _legend(runs),
         _section("Results", "", tables.overview(runs)),
-        _section("Accuracy and loss", _note(runs), _grid(accuracy)),
+        _section("Accuracy and loss", _note(runs), _grid(format_accuracy)),
         _section("Learning rate and relative step", "", rates or _missing("learning rates")),
         _section("Speed", "", _grid([figures.throughput(runs)]) or _missing("throughput")),
         _section("Where the time goes", "", _time(runs)),
@@ -116,7 +116,7 @@ def _best(runs: Sequence[Run]) -> str:
     text = (
         f"Best top-1: {' and '.join(r.name for r in ranked if r.summary['best_val_top1'] == top)}"
     )
-    text += f" ({accuracy(top)})."
+    text += f" ({format_accuracy(top)})."
     hits = [
         (goal["seconds"], goal["target"], run.name)
         for run in runs
@@ -130,7 +130,7 @@ def _best(runs: Sequence[Run]) -> str:
     ]
     for target in sorted(shared):
         seconds, _, name = min(hit for hit in hits if hit[1] == target)
-        text += f" First at {accuracy(target)}: {name}, after {duration(seconds)}."
+        text += f" First at {format_accuracy(target)}: {name}, after {format_duration(seconds)}."
     return text
 
 

@@ -60,7 +60,7 @@ def write(paths: Sequence[str], out: str | None = None) -> pathlib.Path:
       UserError: if a run cannot be read or the report not be written.
     """
     runs = load.load_all(paths)
-    directory = files.output(
+    directory = files.output_path(
         "--out", out or (pathlib.Path(paths[0]) / "report" if len(paths) == 1 else "report")
     )
     text = page.build(runs, "Training report: " + ", ".join(run.name for run in runs))

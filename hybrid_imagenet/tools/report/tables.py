@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hybrid_imagenet.analysis import published
-from hybrid_imagenet.runlog.summary import duration, epoch_text
+from hybrid_imagenet.runlog.summary import format_duration, format_epochs
 from hybrid_imagenet.tools.report import figures, findings
 from hybrid_imagenet.tools.report.load import Run, differences
 
@@ -87,12 +87,12 @@ def _own(run: Run, goal: dict[str, Any]) -> list[str]:
         f"{metric} {percent(goal['target'])}",
         str(summary["world_size"]),
         str(batch) if batch else DASH,
-        "not reached" if epochs is None else epoch_text(epochs),
+        "not reached" if epochs is None else format_epochs(epochs),
         DASH if epochs is None else f"{goal['convergence_rate']:.4f}",
-        duration(goal.get("seconds")) if epochs else DASH,
+        format_duration(goal.get("seconds")) if epochs else DASH,
         number(summary.get("steady_images_per_second")),
         percent(summary.get("scaling_efficiency")),
-        duration(goal["actual_average_single_gpu_seconds"]) if epochs else DASH,
+        format_duration(goal["actual_average_single_gpu_seconds"]) if epochs else DASH,
         percent(summary.get("val_top1")),
         percent(summary.get("val_top5")),
     ]
@@ -112,10 +112,10 @@ def _published(result: published.Result) -> list[str]:
         DASH if result.batch is None else str(result.batch),
         DASH if result.epochs is None else f"{result.epochs:g}",
         DASH if whole or result.epochs is None else f"{1 / result.epochs:.4f}",
-        DASH if result.seconds is None else duration(result.seconds),
+        DASH if result.seconds is None else format_duration(result.seconds),
         number(result.images_per_second),
         percent(result.efficiency),
-        DASH if result.gpu_seconds is None else duration(result.gpu_seconds),
+        DASH if result.gpu_seconds is None else format_duration(result.gpu_seconds),
         percent(result.top1 if whole else None),
         percent(result.top5 if whole else None),
     ]
@@ -151,12 +151,12 @@ def overview(runs: Sequence[Run]) -> str:
                 {"tuning": "tuning images", "validation": "validation images"}.get(
                     str(s.get("val_split")), DASH
                 ),
-                f"{best} (epoch {epoch_text(s['best_epoch'])})" if s.get("best_epoch") else best,
+                f"{best} (epoch {format_epochs(s['best_epoch'])})" if s.get("best_epoch") else best,
                 percent(s.get("val_top1")),
                 percent(s.get("val_top5")) if (s.get("num_classes") or _MANY) > _FEW else DASH,
                 _loss(run),
-                epoch_text(s.get("epochs", 0)),
-                duration(s.get("wall_seconds")),
+                format_epochs(s.get("epochs", 0)),
+                format_duration(s.get("wall_seconds")),
                 number(s.get("images_per_second")),
                 str(s.get("world_size", DASH)),
                 str(s.get("skipped_steps", 0)),

@@ -294,8 +294,8 @@ def test_speed_auto_takes_this_programs_measurement_if_known(
     assert program.main([f"--cluster={gpu}", *flags]) == 0
     text = capsys.readouterr().out
     assert (
-        f"batch 256 per GPU, {images_per_second} images/s on one GPU ({published.OWN}{date})"
-        in text
+        f"batch 256 per GPU, {images_per_second} images/s on one GPU"
+        f" ({published.THIS_PROGRAM}{date})" in text
     )
     line = (
         f"\nspeed: measured with this program on such a GPU (synthetic images{date})."
