@@ -246,8 +246,8 @@ def _check_data(study: Study, cells: Sequence[Cell]) -> None:
     # All runs of a study read the same dataset.
     config = configuration.resolve(cell.flags)
     if config.data_dir:
-        datasets.look(datasets.Request.from_flags(config))
-    elif datasets.of(config.dataset).directory:
+        datasets.probe_splits(datasets.DatasetRequest.from_flags(config))
+    elif datasets.source_type(config.dataset).requires_data_dir:
         raise UserError(
             f"{study.name} reads its images from a directory. Add `-- --data_dir=DIR` at the end of"
             " the command."

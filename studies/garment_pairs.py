@@ -221,7 +221,7 @@ def write(
         images, labels = generate(sources[split], split, seed, training_images)
         contents[f"{prefix}-images-idx3-ubyte"] = encode_idx(images)
         contents[f"{prefix}-labels-idx1-ubyte"] = encode_idx(labels)
-    contents[listing.LABELS] = "".join(f"{name}\n" for name in class_names()).encode()
+    contents[listing.LABELS_FILE] = "".join(f"{name}\n" for name in class_names()).encode()
     to.parent.mkdir(parents=True, exist_ok=True)
     unfinished = pathlib.Path(tempfile.mkdtemp(dir=to.parent, prefix=f".{to.name}-"))
     try:

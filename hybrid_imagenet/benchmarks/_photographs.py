@@ -29,7 +29,10 @@ def photograph_shards(resize: int | None) -> Path:
     if not (directory / tfrecord.MANIFEST).is_file():
         settings = prepare.Settings(resize=resize, per_shard=128)
         prepare.prepare(
-            data.Request("folder", str(photographs)), directory, settings, os.cpu_count() or 1
+            data.DatasetRequest("folder", str(photographs)),
+            directory,
+            settings,
+            os.cpu_count() or 1,
         )
     return directory
 

@@ -157,7 +157,9 @@ def _endless(source: data.Source, arguments: argparse.Namespace, decoder: str) -
     batches = pipeline.training(
         source,
         pipeline.order_of(
-            source, (arguments.data_cache_dir and datasets.of(arguments.source).url_window) or 0
+            source,
+            (arguments.data_cache_dir and datasets.source_type(arguments.source).url_shuffle_window)
+            or 0,
         ),
         Cursor(),
         (arguments.batch, 1),

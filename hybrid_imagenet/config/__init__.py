@@ -182,7 +182,7 @@ def _build(values: dict[str, Any], origins: dict[str, Origin], ranks: int) -> Ru
     chosen, dropped = _take_chosen(values, origins)
     if values.get("augmentation", COMMON["augmentation"].default) == "auto":
         dataset = values.get("dataset", COMMON["dataset"].default)
-        values["augmentation"] = datasets.of(dataset).augmentation
+        values["augmentation"] = datasets.source_type(dataset).default_augmentation
         if "augmentation" not in origins:
             origins["augmentation"] = Origin.DATA
     origins = dict.fromkeys([*COMMON, *chosen], Origin.DEFAULT) | origins

@@ -67,7 +67,7 @@ def recipe(
     Raises:
       UserError: if the config.json of the run that is resumed cannot be read.
     """
-    by_dataset = Run.recipe if flagfile else datasets.of(dataset).recipe
+    by_dataset = Run.recipe if flagfile else datasets.source_type(dataset).default_recipe
     origin = Origin.DEFAULT if by_dataset == Run.recipe else Origin.DATA
     if resume:
         # Without --run_dir the directory is named after the recipe. Runs that began when hybrid was
@@ -98,7 +98,7 @@ def recipe_note(config: RunConfig, classes: int | None) -> str | None:
             f"No --recipe was set: using {config.recipe}, because the dataset is a {config.dataset}"
             f" of images. Set --recipe={Run.recipe} for the method of Lu et al."
         )
-    own_files = datasets.of(config.dataset).directory
+    own_files = datasets.source_type(config.dataset).requires_data_dir
     if origin is Origin.DEFAULT and own_files and classes not in (None, mlperf.CLASSES):
         return (
             f"No --recipe was set: using {config.recipe}, which is meant for ImageNet on many GPUs."
@@ -254,7 +254,7 @@ def complete(config: RunConfig) -> RunConfig:
             )
             config = dataclasses.replace(config, dropped={**config.dropped, "per_gpu_batch": note})
         config = config.replace(config.origins["batch_schedule"], **found)
-    window = datasets.of(config.dataset).url_window
+    window = datasets.source_type(config.dataset).url_shuffle_window
     if config.shuffle_window is None and files.is_url(config.data_dir or "") and window:
         config = config.replace(Origin.DATA, shuffle_window=window)
     if config.lr_schedule == "mlperf":

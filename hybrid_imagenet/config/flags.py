@@ -29,7 +29,7 @@ class Run:
         "hybrid",
         "Named set of defaults, one per published method; `list` prints them all. Without this"
         " flag and without a flag file, --dataset=folder uses"
-        f" {datasets.SOURCES['folder'].recipe}.",
+        f" {datasets.SOURCES['folder'].default_recipe}.",
         basic=True,
     )
     run_dir: str | None = option(
@@ -193,7 +193,7 @@ class Data:
     data_dir: str | None = option(
         None,
         "Where the dataset is (TFDS data_dir, shard directory or image tree); for"
-        f" {datasets.AT_URLS} also a URL such as https://host/path, with --data_cache_dir for"
+        f" {datasets.URL_DATASETS} also a URL such as https://host/path, with --data_cache_dir for"
         " copies of its files.",
         basic=True,
     )

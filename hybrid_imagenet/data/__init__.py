@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from hybrid_imagenet.data.datasets import SPLITS, Request
+from hybrid_imagenet.data.datasets import SPLITS, DatasetRequest
 from hybrid_imagenet.data.sources.source import Source
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.order import notes
@@ -14,7 +14,7 @@ from hybrid_imagenet.order import notes
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["SPLITS", "Request", "Source", "open_source", "shard"]
+__all__ = ["SPLITS", "DatasetRequest", "Source", "open_source", "shard"]
 
 
 def open_source(
@@ -23,12 +23,12 @@ def open_source(
     """Opens one split of a data set.
 
     Args:
-      name, data_dir, split, options: the attributes of `Request`.
+      name, data_dir, split, options: the attributes of `DatasetRequest`.
 
     Raises:
       UserError: if there is no such data set or it cannot be used.
     """
-    return Request(name, data_dir, split, **options).open()
+    return DatasetRequest(name, data_dir, split, **options).open()
 
 
 def shard(data: Any, rank: int, size: int, *, remainder: Literal["drop", "keep"] = "drop") -> Any:

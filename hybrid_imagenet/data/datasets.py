@@ -1,9 +1,10 @@
-"""Lists the data sets that --dataset takes, in plain values: nothing here needs TensorFlow.
+"""Lists the datasets that `--dataset` accepts. Nothing here needs TensorFlow.
 
-A new one is a module in `data/sources/` and a line in `SOURCES`. The module has two functions:
-`find(request)` looks for the files of a split by a listing alone and returns a `Glance`,
-`open_split(request)` returns a `Source`. Flags, help, the check before TensorFlow is loaded, the
-default augmentation and the window at a URL follow from the line.
+To add a dataset, write a module in `data/sources/` and add a line to `SOURCES`. The module has two
+functions: `find(request)` looks for the files of a split without reading them and returns a
+`SplitSummary`, and `open_split(request)` returns a `Source`. The flags, the help, the check that
+runs before TensorFlow is imported, the default augmentation and the default shuffle window for
+URLs all follow from the line in `SOURCES`.
 """
 
 from __future__ import annotations
@@ -26,103 +27,120 @@ SPLITS = ("train", "validation")
 
 @dataclasses.dataclass(frozen=True)
 class SourceType:
-    """A form in which data sets lie.
+    """Describes a file format or a named dataset that `--dataset` accepts.
 
     Attributes:
-      module: in `data/sources/`.
-      note: what --help says of it, if its name does not.
-      directory: whether --data_dir must be given.
-      url_window: shards that are mixed at a time at a URL: some 20,000 images of ImageNet, in 1,024
-        tar files or in Parquet files of 0.5 GB, of which half of the default --data_memory_gb holds
-        four (docs/input.md); None for what is not read from URLs.
-      augmentation: what --augmentation=auto means: no flips for characters, shifts by whole pixels
-      for small pictures.
-      images: training images, where these are known without a look at the files.
-      recipe: what is trained without --recipe and without a flag file.
+      module: name of the module in `data/sources/`.
+      help_note: explanation for `--help`, if the name does not explain itself.
+      requires_data_dir: whether `--data_dir` must be set.
+      url_shuffle_window: number of shards that are mixed at a time if they are read from a URL;
+        None if the source cannot be read from URLs. The windows hold about 20,000 ImageNet images,
+        in 1,024 tar files or in Parquet files of 0.5 GB. Half of the default `--data_memory_gb`
+        holds four of these Parquet files (docs/input.md).
+      default_augmentation: what `--augmentation=auto` selects. Characters must not be flipped, and
+        small pictures are shifted by whole pixels.
+      train_images: number of training images, if it is known without looking at the files.
+      default_recipe: the recipe for runs that set neither `--recipe` nor `--flagfile`.
     """
 
     module: str
-    note: str = ""
-    directory: bool = True
-    url_window: int | None = None
-    augmentation: str = "alexnet"
-    images: int | None = None
-    recipe: str = "hybrid"
+    help_note: str = ""
+    requires_data_dir: bool = True
+    url_shuffle_window: int | None = None
+    default_augmentation: str = "alexnet"
+    train_images: int | None = None
+    default_recipe: str = "hybrid"
 
 
-_TFDS = SourceType("tfds", directory=False)
+_TFDS = SourceType("tfds", requires_data_dir=False)
 SOURCES = {
-    "folder": SourceType("folder", recipe="gradual_warmup"),
+    "folder": SourceType("folder", default_recipe="gradual_warmup"),
     "tfrecord": SourceType("tfrecord"),
-    "webdataset": SourceType("webdataset", url_window=16),
-    "parquet": SourceType("parquet", url_window=4),
-    "idx": SourceType("idx", augmentation="digits"),
+    "webdataset": SourceType("webdataset", url_shuffle_window=16),
+    "parquet": SourceType("parquet", url_shuffle_window=4),
+    "idx": SourceType("idx", default_augmentation="digits"),
     "fashion_mnist": SourceType(
-        "idx", "IDX files or TFDS", directory=False, augmentation="shift", images=60_000
+        "idx",
+        "IDX files or TFDS",
+        requires_data_dir=False,
+        default_augmentation="shift",
+        train_images=60_000,
     ),
-    "digits": SourceType("digits", directory=False, augmentation="digits", images=1500),
-    "synthetic": SourceType("synthetic", "JPEGs", directory=False),
-    "synthetic_tensors": SourceType("synthetic", "nothing to decode", directory=False),
-    "imagenet2012": dataclasses.replace(_TFDS, images=mlperf.TRAIN_IMAGES),
+    "digits": SourceType(
+        "digits", requires_data_dir=False, default_augmentation="digits", train_images=1500
+    ),
+    "synthetic": SourceType("synthetic", "JPEGs", requires_data_dir=False),
+    "synthetic_tensors": SourceType("synthetic", "nothing to decode", requires_data_dir=False),
+    "imagenet2012": dataclasses.replace(_TFDS, train_images=mlperf.TRAIN_IMAGES),
 }
 _TFDS_AUGMENTATIONS = {
     **dict.fromkeys(("mnist", "kmnist", "emnist", "svhn_cropped"), "digits"),
     **dict.fromkeys(("cifar10", "cifar100", "fashion_mnist"), "shift"),
 }
-_OTHERS = "or the name of another TFDS image classification dataset"
-NAMES = f"{', '.join(SOURCES)}, {_OTHERS}"
-HELP = (
-    f"{', '.join(name + f' ({known.note})' * bool(known.note) for name, known in SOURCES.items())},"
-    f" {_OTHERS}"
-)
-AT_URLS = " and ".join(name for name, source in SOURCES.items() if source.url_window)
+_OTHER_TFDS_NAMES = "or the name of another TFDS image classification dataset"
+
+
+def _name_with_note(name: str) -> str:
+    note = SOURCES[name].help_note
+    return f"{name} ({note})" if note else name
+
+
+NAMES = f"{', '.join(SOURCES)}, {_OTHER_TFDS_NAMES}"
+HELP = f"{', '.join(map(_name_with_note, SOURCES))}, {_OTHER_TFDS_NAMES}"
+URL_DATASETS = " and ".join(name for name, source in SOURCES.items() if source.url_shuffle_window)
 _FLAGS = {
-    **{name: name for name in ("num_classes", "num_examples", "val_fraction", "storage_timeout")},
+    "num_classes": "num_classes",
+    "num_examples": "num_examples",
+    "val_fraction": "val_fraction",
+    "storage_timeout": "storage_timeout",
     "cache": "data_cache",
     "cache_dir": "data_cache_dir",
 }
-"""The flags that give the attributes of a `Request`."""
+"""Maps attributes of a `DatasetRequest` to the flags that set them."""
 
 
-def of(name: str) -> SourceType:
-    """Returns what is known of a data set; a name that is not listed is one of TFDS:
-    NAME/CONFIG:VERSION.
+def source_type(name: str) -> SourceType:
+    """Returns the source type of a dataset.
+
+    A name that is not in `SOURCES` is that of a TFDS dataset, in the form NAME/CONFIG:VERSION.
     """
-    base = name.partition("/")[0].partition(":")[0]
-    other = dataclasses.replace(_TFDS, augmentation=_TFDS_AUGMENTATIONS.get(base, "alexnet"))
-    return SOURCES.get(name, other)
+    if name in SOURCES:
+        return SOURCES[name]
+    tfds_name = name.partition("/")[0].partition(":")[0]
+    augmentation = _TFDS_AUGMENTATIONS.get(tfds_name, _TFDS.default_augmentation)
+    return dataclasses.replace(_TFDS, default_augmentation=augmentation)
 
 
 @dataclasses.dataclass(frozen=True)
-class Glance:
-    """What a listing shows of a data set.
+class SplitSummary:
+    """Summarizes what a directory listing shows about a split.
 
     Attributes:
-      text: where it was found, for people.
-      classes: their number; None where only reading can tell.
+      description: where the split was found, for messages.
+      num_classes: number of classes; None if it is unknown until the files are read.
     """
 
-    text: str
-    classes: int | None = None
+    description: str
+    num_classes: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
-    """One split of a data set, and how it is read.
+class DatasetRequest:
+    """Names one split of a dataset and says how to read it.
 
     Attributes:
-      name: of `SOURCES`, or of a TFDS set.
-      data_dir: where it lies; for `digits` where it is written, by default the user's cache. A URL
-      needs `cache_dir`.
+      name: a key of `SOURCES`, or the name of a TFDS dataset.
+      data_dir: directory or URL of the dataset. `digits` is written there, by default to the
+        user's cache directory. A URL needs `cache_dir`.
       split: "train" or "validation".
-      num_classes: of synthetic images, or of files that do not tell.
-      num_examples: of the training split of a synthetic set.
-      memory_bytes: bound on what is kept in memory: Parquet row groups, or the cache.
-      cache: "encoded" keeps what was read in memory; "none" keeps nothing.
-      cache_dir: local directory for copies of the files of a URL.
-      val_fraction: of a folder without a validation split: the part of each class that is
-      validated.
-      storage_timeout: seconds for which a URL that fails is tried again.
+      num_classes: number of classes of synthetic images, or of files that do not state it.
+      num_examples: number of images in the training split of a synthetic dataset.
+      memory_bytes: limit on the bytes that are kept in memory, as Parquet row groups or as cache.
+      cache: "encoded" keeps encoded images in memory after they were read; "none" keeps nothing.
+      cache_dir: local directory for copies of the files at a URL.
+      val_fraction: fraction of each class to use for validation, for a folder that has no
+        validation split.
+      storage_timeout: seconds for which a failed request to a URL is repeated.
     """
 
     name: str
@@ -137,28 +155,30 @@ class Request:
     storage_timeout: float = 120.0
 
     @classmethod
-    def from_flags(cls, flags: Any, split: str = "train", **options: Any) -> Request:
-        """Returns what the flags of a configuration, or those that another command has of them, ask
-        for.
+    def from_flags(cls, flags: Any, split: str = "train", **options: Any) -> DatasetRequest:
+        """Returns the request that the flags of a configuration or of a command describe.
 
         Args:
-          flags: the values by name.
+          flags: object that has the flags as attributes. A command may lack some of them.
           split: "train" or "validation".
-          options: attributes that no flag has, or that go before its flag.
+          **options: attributes that no flag sets, or that override their flag.
         """
-        found = {
-            field: getattr(flags, name) for field, name in _FLAGS.items() if hasattr(flags, name)
+        attributes = {
+            attribute: getattr(flags, flag)
+            for attribute, flag in _FLAGS.items()
+            if hasattr(flags, flag)
         }
-        return cls(flags.dataset, flags.data_dir, split, **found | options)
+        return cls(flags.dataset, flags.data_dir, split, **attributes | options)
 
     @property
     def directory(self) -> Path:
-        """The directory that was given, where one must be."""
+        """The path of `data_dir`, for sources that require one."""
         return expand_home(self.data_dir or "")
 
-    def files(self) -> directories.Directory:
-        """Opens the directory, at a path or a URL."""
-        if not self.cache_dir:  # which a URL must have
+    def open_directory(self) -> directories.Directory:
+        """Returns the dataset's directory, which is on this host or at a URL."""
+        # `_check` has made sure that a URL comes with a directory for copies.
+        if not self.cache_dir:
             return directories.Directory(str(self.directory))
         from hybrid_imagenet.data.remote import RemoteDirectory
 
@@ -166,39 +186,42 @@ class Request:
             self.data_dir or "", expand_home(self.cache_dir), self.storage_timeout
         )
 
-    def look(self) -> Glance:
-        """Looks for the split by listings alone, within a second; no image is read, no server
-        asked.
+    def probe(self) -> SplitSummary:
+        """Looks for the files of the split without reading images or asking a server.
+
+        It lists directories only, which takes less than a second.
 
         Raises:
-          UserError: for a data set that is unknown, or whose directory or files are missing.
+          UserError: if the dataset is unknown, or its directory or files are missing.
         """
         if is_url(self.data_dir or ""):
             self._check()
-            return Glance(without_secrets(f"{self.data_dir} is read when training starts"))
-        found: Glance = self._ask("find")
-        return found
+            return SplitSummary(without_secrets(f"{self.data_dir} is read when training starts"))
+        summary: SplitSummary = self._call_source_module("find")
+        return summary
 
     def open(self) -> Source:
         """Opens the split.
 
         Raises:
-          UserError: if there is no such data set or it cannot be used.
+          UserError: if the dataset does not exist or cannot be used.
         """
-        source: Source = self._ask("open_split")
-        if (
-            self.cache == "none" or source.ready or source.side is not None
-        ):  # the last has all pixels in memory
+        source: Source = self._call_source_module("open_split")
+        # A source with a `side` already has all pixels in memory.
+        has_nothing_to_cache = source.ready or source.side is not None
+        if self.cache == "none" or has_nothing_to_cache:
             return source
         from hybrid_imagenet.data.sources.wrappers import CachedSource
 
         return CachedSource(source, self.memory_bytes)
 
-    def _ask(self, function: str) -> Any:
-        """Returns the result of a function of the data set's module."""
+    def _call_source_module(self, function: str) -> Any:
+        """Calls `find` or `open_split` of the source's module and returns its result."""
         try:
             self._check()
-            module = importlib.import_module(f"hybrid_imagenet.data.sources.{of(self.name).module}")
+            module = importlib.import_module(
+                f"hybrid_imagenet.data.sources.{source_type(self.name).module}"
+            )
             return getattr(module, function)(self)
         except OSError as error:
             raise UserError(
@@ -206,47 +229,57 @@ class Request:
             ) from None
 
     def _check(self) -> None:
-        kind = of(self.name)
+        """Raises UserError if the dataset does not support an attribute that is set."""
+        kind = source_type(self.name)
         if self.val_fraction and kind.module != "folder":
             raise UserError(
-                f"--val_fraction={self.val_fraction:g} needs --dataset=folder, not {self.name}:"
-                f" omit it, or use --tuning_split={self.val_fraction:g}"
+                f"--val_fraction={self.val_fraction:g} needs --dataset=folder, not {self.name}."
+                f" Omit it, or use --tuning_split={self.val_fraction:g}."
             )
         if self.num_examples and kind.module != "synthetic":
             raise UserError(
-                f"--num_examples={self.num_examples} is for synthetic datasets, not {self.name}:"
-                " omit it, or hold images back by --tuning_split"
+                f"--num_examples={self.num_examples} is for synthetic datasets, not {self.name}."
+                " Omit it, or hold out images with --tuning_split."
             )
-        if self.num_classes and self.num_classes > listing.MOST_CLASSES:
+        if self.num_classes and self.num_classes > listing.MAX_CLASSES:
             raise UserError(
-                f"--num_classes={self.num_classes}: must be at most {listing.MOST_CLASSES:,},"
-                " because the last layer of a network for more classes does not fit into memory"
+                f"--num_classes={self.num_classes} must be at most {listing.MAX_CLASSES:,},"
+                " because the last layer of a network for more classes does not fit into memory."
             )
         if self.cache_dir and not is_url(self.data_dir or ""):
             raise UserError(
-                f"--data_cache_dir={self.cache_dir} is for copies of files of a URL, not of a"
-                " directory: omit it"
+                f"--data_cache_dir={self.cache_dir} is for copies of files at a URL, but"
+                " --data_dir is not a URL. Omit --data_cache_dir."
             )
         if not self.data_dir:
-            if kind.directory:
+            if kind.requires_data_dir:
                 raise UserError(
-                    f"--dataset={self.name}: give the directory where it lies as --data_dir"
+                    f"--dataset={self.name} needs the dataset's directory: set --data_dir."
                 )
         elif not is_url(self.data_dir):
-            if kind.directory and not self.directory.is_dir():
+            if kind.requires_data_dir and not self.directory.is_dir():
                 raise UserError(f"--data_dir={self.data_dir}: no such directory")
-        elif kind.url_window is None:
+        elif kind.url_shuffle_window is None:
             raise UserError(
-                f"--data_dir={self.data_dir}: URLs go with --dataset={AT_URLS}, not {self.name}"
+                f"--data_dir={self.data_dir} is a URL, which --dataset={self.name} does not"
+                f" support. Only {URL_DATASETS} can be read from URLs."
             )
         elif not self.cache_dir:
             raise UserError(
-                f"--data_dir={self.data_dir}: give a local directory for copies of its files as"
-                " --data_cache_dir"
+                f"--data_dir={self.data_dir} is a URL. Set --data_cache_dir to a local directory"
+                " for copies of its files."
             )
 
 
-def look(request: Request, splits: tuple[str, ...] = SPLITS) -> Glance:
-    """Looks for several splits as `Request.look` does; returns what the first shows."""
-    found = [dataclasses.replace(request, split=split).look() for split in splits]
-    return found[0]
+def probe_splits(request: DatasetRequest, splits: tuple[str, ...] = SPLITS) -> SplitSummary:
+    """Looks for the files of several splits, and returns the summary of the first.
+
+    Args:
+      request: the dataset; its own split is ignored.
+      splits: the splits to look for.
+
+    Raises:
+      UserError: as `DatasetRequest.probe`.
+    """
+    summaries = [dataclasses.replace(request, split=split).probe() for split in splits]
+    return summaries[0]

@@ -1,4 +1,4 @@
-"""Reads files of a directory by name; `data.remote` does the same with those at a URL."""
+"""Reads files of a local directory by name; `data.remote` does the same with files at a URL."""
 
 from __future__ import annotations
 
@@ -12,45 +12,51 @@ from hybrid_imagenet.errors import without_secrets
 from hybrid_imagenet.files import MAX_TEXT_BYTES, open_regular, read_regular
 
 SUBDIRECTORIES = ("data", *(name for names in SPLIT_NAMES.values() for name in names))
+"""Subdirectories that may hold files of a dataset: `data`, and those named after splits."""
 
 
 class Directory:
-    """Files of a directory of this host, and of its subdirectories `data` and those named after
-    splits.
+    """Gives access to the files of a local directory and its `SUBDIRECTORIES`.
+
+    Files are named relative to the directory, as in `train/name`.
 
     Attributes:
-      location: as the user gave it, without passwords.
-      reads: counts what is read from storage.
+      location: the path or URL that the user set, without passwords.
+      reads: counters of reads from storage.
       remote: whether files are copied before they are read.
     """
 
     remote = False
 
     def __init__(self, location: str) -> None:
+        """Keeps the path; no file is read.
+
+        Args:
+          location: the path that the user set.
+        """
         self.location = without_secrets(location)
         self._path = Path(location)
         self.reads = Reads()
 
-    def names(self) -> list[str]:
-        """Returns the files, sorted, those of a subdirectory as `train/name`."""
-        places = {"": self._path} | {f"{name}/": self._path / name for name in SUBDIRECTORIES}
-        return sorted(
-            prefix + e.name
-            for prefix, place in places.items()
-            if place.is_dir()
-            for e in place.iterdir()
-        )
+    def list_files(self) -> list[str]:
+        """Returns the names of all files, sorted."""
+        names = []
+        for subdirectory in ("", *SUBDIRECTORIES):
+            path = self._path / subdirectory
+            prefix = f"{subdirectory}/" if subdirectory else ""
+            if path.is_dir():
+                names += [prefix + entry.name for entry in path.iterdir()]
+        return sorted(names)
 
-    def small(self, name: str) -> bytes | None:
-        """Returns the content of a small file; None where there is no such file."""
+    def read_small_file(self, name: str) -> bytes | None:
+        """Returns the content of a small file, or None if there is no such file."""
         try:
-            return read_regular(self.path(name), MAX_TEXT_BYTES)
+            return read_regular(self.local_path(name), MAX_TEXT_BYTES)
         except FileNotFoundError:
             return None
 
-    def path(self, name: str) -> Path:
-        """Returns where a file can be read on this host, after it has been copied where that is
-        needed.
+    def local_path(self, name: str) -> Path:
+        """Returns the path of a file on this host; a remote file is copied first.
 
         Raises:
           OSError: if there is no such file.
@@ -59,32 +65,49 @@ class Directory:
         return self._path / name
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """Returns bytes of a file; fewer only at its end. Raises as `path`."""
-        return read_at(str(self.path(name)), offset, length, self.reads)
+        """Returns `length` bytes from `offset` on, or fewer at the end of the file.
 
-    def tail(self, name: str, length: int) -> bytes:
-        """Returns the last bytes of a file, all of a shorter one, without a copy; raises as
-        `path`.
+        Raises:
+          OSError: if there is no such file.
+          StorageError: if a URL does not answer.
         """
-        with open_regular(self.path(name)) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - length))
+        return read_at(str(self.local_path(name)), offset, length, self.reads)
+
+    def read_tail(self, name: str, length: int) -> bytes:
+        """Returns the last `length` bytes of a file, or the whole file if it is shorter.
+
+        A remote file is not copied for this.
+
+        Raises:
+          OSError: if there is no such file.
+          StorageError: if a URL does not answer.
+        """
+        with open_regular(self.local_path(name)) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - length))
             return file.read()
 
     def index_path(self, name: str) -> Path | None:
-        """Returns where the index of a copy is kept, as long as the copy is; None for a local
-        file.
+        """Returns the path for the index of a remote file, or None for a local file.
+
+        The index is stored next to the file's copy, because it is valid as long as the copy is.
         """
         del name
         return None
 
-    def look_up(self, names: Sequence[str]) -> None:
-        """Asks for the sizes of files together, which is faster than one after another; raises as
-        `path`.
+    def look_up_sizes(self, names: Sequence[str]) -> None:
+        """Asks the server for the sizes of many files at once; does nothing for local files.
+
+        This is faster than one request after another.
+
+        Raises:
+          OSError: if there is no such file.
+          StorageError: if a URL does not answer.
         """
 
     def prefetch(self, names: Sequence[str]) -> None:
-        """Says which files are read next, so that they can be copied ahead."""
+        """Starts to copy the remote files that will be read next; does nothing for local files."""
 
-    def where(self, name: str) -> str:
-        """Returns the name of a file for messages."""
+    def display_name(self, name: str) -> str:
+        """Returns the full name of a file for messages."""
         return f"{self.location.rstrip('/')}/{name}"

@@ -1,6 +1,4 @@
-"""Finds the files of a split by their names, counts what is not read, and compares lists of
-classes.
-"""
+"""Finds the files of a split by their names, counts skipped files, and compares class lists."""
 
 from __future__ import annotations
 
@@ -13,28 +11,27 @@ from pathlib import Path, PurePath
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.files import decode_text
 
+# These are the names that our own writer, TensorFlow's ImageNet scripts and TFDS use.
 SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "val", "valid", "test")}
-"""Names of the splits in names of files, as used by our own writer, TensorFlow's ImageNet scripts,
-and TFDS.
-"""
-LABELS = "labels.txt"
+"""Names of each split in file names, in the order in which they are preferred."""
+LABELS_FILE = "labels.txt"
 """The file that lists the names of classes, one on each line, in the order of the labels."""
 # The last layer of a ResNet-50 has 2,048 weights for each class: 8 GB in FP32 for this many
 # classes, and as much again for the gradient and for each slot of the optimizer. Larger numbers are
 # mistakes that would exhaust memory.
-MOST_CLASSES = 1_000_000
-_OF = re.compile(r"(?P<stem>.*?)(?P<number>\d+)-of-(?P<count>\d+)")
-_NUMBER = re.compile(r"(?P<stem>.*?)(?P<number>\d+)$")
+MAX_CLASSES = 1_000_000
+_NUMBER_OF_COUNT = re.compile(r"(?P<stem>.*?)(?P<number>\d+)-of-(?P<count>\d+)")
+_TRAILING_NUMBER = re.compile(r"(?P<stem>.*?)(?P<number>\d+)$")
 
 
 @dataclasses.dataclass(frozen=True)
-class Note:
-    """What a source does not read, or reads on an assumption, in one line.
+class DatasetNote:
+    """Describes in one line what a source skips, or which assumption it makes.
 
     Attributes:
-      text: the line, with a file or directory.
-      fault: whether images are missing or may be wrong, so that `data check` counts it; else it is
-        harmless.
+      text: the line, which names a file or a directory.
+      fault: True if images are missing or may be wrong, so that `data check` counts the note;
+        False if it is harmless.
     """
 
     text: str
@@ -44,234 +41,315 @@ class Note:
         return self.text
 
 
-class Skipped:
-    """Counts the files that a listing does not read, by the reason."""
+class SkippedFiles:
+    """Collects the files that a source skips, by reason."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, bool], list[str]] = {}
+        self._names: dict[tuple[str, bool], list[str]] = {}
 
     def add(self, reason: str, name: str, *, fault: bool = True) -> None:
-        """Counts a file or a directory."""
-        self._found.setdefault((reason, fault), []).append(name)
+        """Adds a file or a directory; for `fault` see `DatasetNote`."""
+        self._names.setdefault((reason, fault), []).append(name)
 
-    def notes(self, place: str) -> tuple[Note, ...]:
-        """Returns one line for each reason, which names the first file below `place` in the order
-        of names.
+    def notes(self, directory: str) -> tuple[DatasetNote, ...]:
+        """Returns one note for each reason, with the number of files and the first one by name.
+
+        Args:
+          directory: where the files are, for the text of the notes.
         """
         return tuple(
-            Note(f"{place}: {len(names)} skipped, {reason}; the first is {min(names)}", fault)
-            for (reason, fault), names in sorted(self._found.items())
+            DatasetNote(
+                f"{directory}: {len(names)} skipped, {reason}; the first is {min(names)}", fault
+            )
+            for (reason, fault), names in sorted(self._names.items())
         )
 
 
-def of_split(place: str, split: str, named: Callable[[str], Sequence[str]]) -> list[str]:
-    """Returns the files of a split under the first of its names that has some: train; validation,
-    val, valid or test.
+def files_of_split(
+    directory: str, split: str, files_named: Callable[[str], Sequence[str]]
+) -> list[str]:
+    """Returns the files of a split, under the first of its names that has files.
+
+    The names of the training split are "train", those of the validation split "validation", "val",
+    "valid" and "test".
 
     Args:
-      place: the directory, for messages.
+      directory: where the files are, for messages.
       split: "train" or "validation".
-      named: returns the files of a name.
+      files_named: returns the files that have a given split name.
 
     Raises:
-      UserError: if there are files of two of `validation`, `val` and `valid`, or if one belongs to
-        both splits.
+      UserError: if there are files under two of `validation`, `val` and `valid`, or if one file
+        belongs to both splits.
     """
-    found = {word: list(named(word)) for words in SPLIT_NAMES.values() for word in words}
-    several = [found[word][0] for word in ("validation", "val", "valid") if found[word]]
-    if len(several) > 1:
-        raise UserError(
-            f"--data_dir={place}: holds two validation splits, {several[0]} and {several[1]}: move"
-            " one of them away"
-        )
-    first = {
-        key: next((found[word] for word in words if found[word]), [])
-        for key, words in SPLIT_NAMES.items()
+    files_by_name = {
+        name: list(files_named(name)) for names in SPLIT_NAMES.values() for name in names
     }
-    both = sorted(set(first["train"]) & set(first["validation"]))
-    if both:
+    # "test" is not compared: many datasets have a test split next to the validation split.
+    validation_sets = [
+        files_by_name[name] for name in ("validation", "val", "valid") if files_by_name[name]
+    ]
+    if len(validation_sets) > 1:
+        first, second = validation_sets[:2]
         raise UserError(
-            f"--data_dir={place}: {both[0]} is named both train and validation: rename it"
+            f"--data_dir={directory} holds two validation splits, {first[0]} and {second[0]}. Move"
+            " one of them away."
         )
-    return first[split]
+    files_by_split = {
+        key: next((files_by_name[name] for name in names if files_by_name[name]), [])
+        for key, names in SPLIT_NAMES.items()
+    }
+    in_both_splits = sorted({*files_by_split["train"]} & {*files_by_split["validation"]})
+    if in_both_splits:
+        raise UserError(
+            f"--data_dir={directory}: {in_both_splits[0]} is named both train and validation."
+            " Rename it."
+        )
+    return files_by_split[split]
 
 
-def with_word(names: Iterable[str], suffix: str) -> Callable[[str], list[str]]:
-    """Returns a function that finds the files with a word in their name, or in that of their
-    directory.
+def word_lookup(names: Iterable[str], suffix: str) -> Callable[[str], list[str]]:
+    """Returns a function that finds the files whose path contains a word.
+
+    Args:
+      names: paths of files. Words are separated by `-`, `/`, `_` or `.`.
+      suffix: only files with this suffix are found.
     """
-    words = {
+    words_by_name = {
         name: re.split(r"[-/_.]", name.removesuffix(suffix))
         for name in names
         if name.endswith(suffix)
     }
-    return lambda word: [name for name in words if word in words[name]]
+
+    def files_with_word(word: str) -> list[str]:
+        return [name for name, words in words_by_name.items() if word in words]
+
+    return files_with_word
 
 
-def of_no_split(
-    place: str, names: Iterable[str], named: Callable[[str], Sequence[str]]
-) -> tuple[Note, ...]:
-    """Returns a note on the files that have the name of no split; for the arguments see
-    `of_split`.
+def unassigned_files(
+    directory: str, names: Iterable[str], files_named: Callable[[str], Sequence[str]]
+) -> tuple[DatasetNote, ...]:
+    """Returns a note on the files whose names contain no split name, if there are any.
+
+    Args:
+      directory: where the files are, for messages.
+      names: all files.
+      files_named: returns the files that have a given split name.
     """
-    skipped = Skipped()
-    for name in sorted(
-        {*names}.difference(*(named(word) for words in SPLIT_NAMES.values() for word in words))
-    ):
+    unassigned = set(names)
+    for split_names in SPLIT_NAMES.values():
+        for split_name in split_names:
+            unassigned.difference_update(files_named(split_name))
+    skipped = SkippedFiles()
+    for name in sorted(unassigned):
         skipped.add("neither train nor validation by their names", name)
-    return skipped.notes(place)
+    return skipped.notes(directory)
 
 
-def whole_set(place: str, split: str, names: Sequence[str]) -> list[str]:
-    """Returns the files of a split in the order of their names, after a look at names such as
-    `train-00003-of-00010`.
+def complete_file_set(directory: str, split: str, names: Sequence[str]) -> list[str]:
+    """Sorts the files of a split by name, after a check that none is missing.
+
+    Only names such as `train-00003-of-00010` show that a file is missing.
+
+    Args:
+      directory: where the files are, for messages.
+      split: "train" or "validation", for messages.
+      names: the files.
 
     Raises:
-      UserError: if a file of such a numbered set is missing, or if the files are of several sets or
-        directories.
+      UserError: if a file of a numbered set is missing or there twice, or if the files belong to
+        several sets or directories.
     """
+    # Maps (stem, count), or (parent, 0) for files without "-of-", to the files by number.
     sets: dict[tuple[str, int], dict[int, str]] = {}
     for name in sorted(names):
-        match = _OF.match(name)
-        key = (match["stem"], int(match["count"])) if match else (name.rpartition("/")[0], 0)
-        number = int(match["number"]) if match else len(sets.get(key, ()))
-        other = sets.setdefault(key, {}).setdefault(number, name)
-        if other != name:
+        match = _NUMBER_OF_COUNT.match(name)
+        if match:
+            key = match["stem"], int(match["count"])
+            number = int(match["number"])
+        else:
+            key = name.rpartition("/")[0], 0
+            number = len(sets.get(key, ()))
+        same_number = sets.setdefault(key, {}).setdefault(number, name)
+        if same_number != name:
             raise UserError(
-                f"--data_dir={place}: {other} and {name} are the same part of a set: remove one of"
-                " them"
+                f"--data_dir={directory}: {same_number} and {name} are the same part of a set."
+                " Remove one of them."
             )
     if len(sets) > 1:
-        first, second = (found[min(found)] for found in list(sets.values())[:2])
+        first, second = list(sets.values())[:2]
         raise UserError(
-            f"--data_dir={place}: holds several sets of {split} files, such as {first} and"
-            f" {second}: keep one set here"
+            f"--data_dir={directory} holds several sets of {split} files, such as"
+            f" {first[min(first)]} and {second[min(second)]}. Keep only one set here."
         )
-    for (_, count), found in sets.items():
-        missing = [number for number in range(count) if number not in found]
+    for (_, count), name_by_number in sets.items():
+        missing = [number for number in range(count) if number not in name_by_number]
         if missing:
+            existing = name_by_number[min(name_by_number)]
             raise UserError(
-                f"--data_dir={place}: {len(missing)} of {count} {split} files are missing, the"
-                f" first is number {missing[0]} of the set of {found[min(found)]}"
+                f"--data_dir={directory}: {len(missing)} of {count} {split} files are missing, the"
+                f" first is number {missing[0]} of the set of {existing}. Copy them here."
             )
     return sorted(names)
 
 
-def gaps(place: str, names: Iterable[str]) -> Iterator[Note]:
-    """Yields a note for each series of numbered files that lacks numbers between its first and its
-    last.
+def numbering_gaps(directory: str, names: Iterable[str]) -> Iterator[DatasetNote]:
+    """Yields a note for each series of numbered files that has gaps.
 
-    Names whose numbers are no series, such as WordNet's n01440764, lack more than they have: these
-    are passed over.
+    Numbers that are mostly gaps do not count files: WordNet's n01440764 is an example. They are
+    ignored.
+
+    Args:
+      directory: where the files are, for the text of the notes.
+      names: the files.
     """
     series: dict[str, dict[int, str]] = {}
     for name in names:
-        match = _NUMBER.match(str(PurePath(name).with_suffix("")))
-        if match and not _OF.match(name):
+        match = _TRAILING_NUMBER.match(str(PurePath(name).with_suffix("")))
+        # Names with "-of-" have been checked by `complete_file_set`.
+        if match and not _NUMBER_OF_COUNT.match(name):
             series.setdefault(match["stem"], {})[int(match["number"])] = name
-    for found in series.values():
-        first, last = min(found), max(found)
-        missing = last - first + 1 - len(found)
-        if 0 < missing <= len(found):
-            lacks = next(number for number in range(first, last) if number not in found)
-            yield Note(
-                f"{place}: {missing} files are missing between {found[first]} and {found[last]},"
-                f" the first is number {lacks}: copy them, or rename the others"
+    for name_by_number in series.values():
+        first = min(name_by_number)
+        last = max(name_by_number)
+        num_missing = last - first + 1 - len(name_by_number)
+        if 0 < num_missing <= len(name_by_number):
+            first_missing = next(
+                number for number in range(first, last) if number not in name_by_number
+            )
+            yield DatasetNote(
+                f"{directory}: {num_missing} files are missing between {name_by_number[first]} and"
+                f" {name_by_number[last]}, the first is number {first_missing}: copy them, or"
+                " rename the others"
             )
 
 
-def numbered_classes(place: Path | str, count: int | None) -> tuple[str, ...]:
-    """Returns numbers as names of classes.
+def numbered_class_names(location: Path | str, num_classes: int | None) -> tuple[str, ...]:
+    """Returns the class numbers "0", "1", ... as names.
+
+    Args:
+      location: directory or file of the labels, for messages.
+      num_classes: number of classes; None if neither the files nor the user state it.
 
     Raises:
-      UserError: without a count, or for more than a million, which no network here has.
+      UserError: if the number is None or above `MAX_CLASSES`.
     """
-    if count is None:
+    if num_classes is None:
         raise UserError(
-            f"--data_dir={place}: its files do not name the classes: give --num_classes"
+            f"--data_dir={location}: the files do not name the classes. Set --num_classes."
         )
-    if count > MOST_CLASSES:
+    if num_classes > MAX_CLASSES:
         raise UserError(
-            f"{place}: label {count - 1} is no class number: correct it, or give --num_classes"
+            f"{location}: label {num_classes - 1} is too large to be a class number. Correct it, or"
+            " set --num_classes."
         )
-    return tuple(str(number) for number in range(count))
+    return tuple(str(number) for number in range(num_classes))
 
 
-def listed_classes(place: Path | str, content: bytes) -> tuple[str, ...]:
-    """Returns the names of classes in a file that has one on each line.
+def parse_class_list(file: Path | str, content: bytes) -> tuple[str, ...]:
+    """Returns the class names in a file that has one on each line.
+
+    Args:
+      file: the file, for messages.
+      content: what it contains.
 
     Raises:
-      UserError: if the file `place` is not text, is empty, names a class on several lines, or has
-        lines as `NUMBER:NAME`.
+      UserError: if the content is not text, is empty, names a class on several lines, or has lines
+        of the form `NUMBER:NAME`.
     """
     try:
         text = decode_text(content)
     except ValueError as error:
-        raise UserError(f"{place}: {error}") from None
+        raise UserError(f"{file}: {error}") from None
     names = tuple(line.strip() for line in text.splitlines() if line.strip())
     if not names:
-        raise UserError(f"{place}: is empty: give the name of one class on each line, or remove it")
+        raise UserError(f"{file} is empty. Write one class name on each line, or remove the file.")
     if all(name.partition(":")[0].isdecimal() and ":" in name for name in names):
         raise UserError(
-            f"{place}: has lines as {names[0]!r}: give the name of one class on each line, in the"
-            " order of labels, without numbers and without a class for the background"
+            f"{file} has lines such as {names[0]!r}. Write one class name on each line, in the"
+            " order of labels, without numbers and without a class for the background."
         )
     name, count = collections.Counter(names).most_common(1)[0]
     if count > 1:
         raise UserError(
-            f"{place}: lists {name!r} on {count} of {len(names)} lines: give each class a name of"
-            " its own, or move the file away if it does not list classes"
+            f"{file} lists {name!r} on {count} of {len(names)} lines. Give each class its own name,"
+            " or move the file away if it does not list classes."
         )
     return names
 
 
-def check_labels(place: Path | str, names: Sequence[str], largest: int) -> tuple[Note, ...]:
-    """Compares a list of classes with the largest label of the training images, from 0.
+def check_labels(
+    class_list: Path | str, names: Sequence[str], largest_label: int
+) -> tuple[DatasetNote, ...]:
+    """Compares a class list with the largest label of the training images.
+
+    Args:
+      class_list: the file with the names, for messages.
+      names: the class names in it.
+      largest_label: the largest label; labels begin with 0.
 
     Returns:
-      A note if there are more names than labels.
+      A note if there are more names than labels, else nothing.
 
     Raises:
-      UserError: if there are fewer.
+      UserError: if there are fewer names than labels.
     """
-    if largest >= len(names):
+    if largest_label >= len(names):
         raise UserError(
-            f"{place}: lists {len(names)} classes, but a training image has the label {largest}"
-            " (from 0): list all classes, or move the file away if it does not list classes"
+            f"{class_list} lists {len(names)} classes, but a training image has the label"
+            f" {largest_label} (labels begin with 0). List all classes, or move the file away if"
+            " it does not list classes."
         )
-    return () if largest + 1 == len(names) else (Note(surplus(place, len(names), largest), False),)
+    if largest_label + 1 == len(names):
+        return ()
+    text = surplus_classes_message(class_list, len(names), largest_label)
+    return (DatasetNote(text, fault=False),)
 
 
-def surplus(place: Path | str, listed: int, largest: int) -> str:
-    """Returns a line on a list that names more classes than the training images have labels."""
-    return f"{place}: lists {listed} classes, but no training image has a label above {largest}"
+def surplus_classes_message(class_list: Path | str, num_classes: int, largest_label: int) -> str:
+    """Returns a line that says that a class list has more names than there are labels."""
+    return (
+        f"{class_list}: lists {num_classes} classes, but no training image has a label above"
+        f" {largest_label}"
+    )
 
 
 def class_difference(first: Sequence[str], second: Sequence[str]) -> str | None:
-    """Returns the first difference of two lists of classes; None for equal ones."""
+    """Describes the first difference between two class lists; returns None if they are equal."""
     if len(first) != len(second):
         return f"{len(first)} classes and {len(second)}"
-    pairs = enumerate(zip(first, second, strict=True))
-    return next((f"class {number} is {a!r} and {b!r}" for number, (a, b) in pairs if a != b), None)
+    for number, (name, other_name) in enumerate(zip(first, second, strict=True)):
+        if name != other_name:
+            return f"class {number} is {name!r} and {other_name!r}"
+    return None
 
 
-def name_difference(first: Sequence[str], second: Sequence[str]) -> str | None:
-    """Returns the first difference of two lists of classes; None also if one of two equally long
-    ones has numbers.
+def class_name_difference(first: Sequence[str], second: Sequence[str]) -> str | None:
+    """Describes the first difference between two class lists, if both have real names.
+
+    Numbers are what a source uses if it does not know names, so a list of numbers differs from
+    another list only in its length.
+
+    Returns:
+      The difference, or None.
     """
     numbers = [str(number) for number in range(len(first))]
-    numbered = len(first) == len(second) and numbers in (list(first), list(second))
-    return None if numbered else class_difference(first, second)
+    one_has_numbers = numbers in (list(first), list(second))
+    if len(first) == len(second) and one_has_numbers:
+        return None
+    return class_difference(first, second)
 
 
 def check_splits(dataset: str, train: Sequence[str], validation: Sequence[str]) -> None:
-    """Compares the classes of two splits.
+    """Compares the class names of the two splits.
 
     Raises:
-      UserError: if they differ, unless one of them has numbers for names.
+      UserError: if they differ, unless one of the splits has numbers for names.
     """
-    if found := name_difference(train, validation):
+    difference = class_name_difference(train, validation)
+    if difference is not None:
         raise UserError(
-            f"--dataset={dataset}: training and validation have different classes ({found}): make"
-            " both with the same list of classes"
+            f"--dataset={dataset}: training and validation have different classes ({difference})."
+            " Make both with the same class list."
         )

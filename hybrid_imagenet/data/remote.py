@@ -91,7 +91,7 @@ class RemoteDirectory(Directory):
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
 
-    def names(self) -> list[str]:
+    def list_files(self) -> list[str]:
         found: list[str] = []  # for HTTP the links on the directory's page
         for place in ("", *SUBDIRECTORIES):
             if place and not any(name.rstrip("/") == place for name in found):
@@ -111,25 +111,25 @@ class RemoteDirectory(Directory):
             found += [f"{place}/{name}" if place else name for name in names]
         return sorted({name for name in found if not name.endswith("/")})
 
-    def small(self, name: str) -> bytes | None:
+    def read_small_file(self, name: str) -> bytes | None:
         try:
             content: bytes = self._ask(
-                lambda: self._files.cat_file(self._at(name)), self.where(name)
+                lambda: self._files.cat_file(self._at(name)), self.display_name(name)
             )
         except FileNotFoundError:
             return None
         return content
 
-    def path(self, name: str) -> Path:
+    def local_path(self, name: str) -> Path:
         copy = self._copy(name)
         while not self._is_there(name, copy):
             self._fetch(name, copy, wait=True)
         return copy
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        return read_at(str(self.path(name)), offset, length, self._copied)
+        return read_at(str(self.local_path(name)), offset, length, self._copied)
 
-    def tail(self, name: str, length: int) -> bytes:
+    def read_tail(self, name: str, length: int) -> bytes:
         size = self._about(name).size
         start, parts = max(0, size - length), b""
         while start + len(parts) < size:
@@ -154,15 +154,15 @@ class RemoteDirectory(Directory):
                 )
                 self._threads[-1].start()
 
-    def look_up(self, names: Sequence[str]) -> None:
+    def look_up_sizes(self, names: Sequence[str]) -> None:
         outside = next(
             (name for name in names if ".." in PurePosixPath(name).parts or name.startswith("/")),
             None,
         )
         if outside is not None:
             raise UserError(
-                f"{self.where(outside)}: lies outside of the directory; correct its name in the"
-                " list"
+                f"{self.display_name(outside)} is outside of the directory. Correct its name in the"
+                " list."
             )
         first, *others = names
         self._known[first] = self._answer(
@@ -176,14 +176,14 @@ class RemoteDirectory(Directory):
 
     def _about(self, name: str) -> _Known:
         if name not in self._known:
-            self.look_up([name])
+            self.look_up_sizes([name])
         return self._known[name]
 
     def _answer(self, name: str) -> _Known:
-        info = self._ask(lambda: self._files.info(self._at(name)), self.where(name))
+        info = self._ask(lambda: self._files.info(self._at(name)), self.display_name(name))
         if info.get("size") is None:
             raise UserError(
-                f"{self.where(name)}: the server does not report its size; use one that does"
+                f"{self.display_name(name)}: the server does not report its size; use one that does"
             )
         return _Known(
             int(info["size"]),
@@ -195,9 +195,9 @@ class RemoteDirectory(Directory):
         before, now = self._about(name), self._answer(name)
         if before != now:
             raise UserError(
-                f"{self.where(name)}: has changed at the URL since this start (from {before.size}"
-                f" bytes, {before.version}, to {now.size} bytes, {now.version}); start again when"
-                " it changes no more"
+                f"{self.display_name(name)} has changed at the URL since this start, from"
+                f" {before.size} bytes, {before.version}, to {now.size} bytes, {now.version}."
+                " Start again when it no longer changes."
             )
 
     def _copy(self, name: str) -> Path:
@@ -299,7 +299,9 @@ class RemoteDirectory(Directory):
 
         # A server that may send the whole file gets the time for it.
         content = self._ask(
-            block, self.where(name), patience=1.0 if self._ranges else max(1.0, size / _BLOCK)
+            block,
+            self.display_name(name),
+            patience=1.0 if self._ranges else max(1.0, size / _BLOCK),
         )
         self.reads.add(len(content))
         return content

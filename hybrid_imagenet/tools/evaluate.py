@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet import comm, data
 from hybrid_imagenet.checkpoints import store
-from hybrid_imagenet.data import Request, listing
+from hybrid_imagenet.data import DatasetRequest, listing
 from hybrid_imagenet.errors import SharedError, UserError, pluralize, printable
 from hybrid_imagenet.resilience import lasting_output
 from hybrid_imagenet.tools import command_line
@@ -117,11 +117,11 @@ def _check(arguments: argparse.Namespace) -> None:
     raises UserError.
     """
     classes = store.look(arguments.checkpoint).meta.get("num_classes")
-    found = Request.from_flags(arguments, arguments.split, num_classes=classes).look()
-    if None not in (classes, found.classes) and classes != found.classes:
+    found = DatasetRequest.from_flags(arguments, arguments.split, num_classes=classes).probe()
+    if None not in (classes, found.num_classes) and classes != found.num_classes:
         raise UserError(
-            f"--dataset={arguments.dataset}: {found.classes} classes, but {arguments.checkpoint}"
-            f" has {classes}"
+            f"--dataset={arguments.dataset}: {found.num_classes} classes, but"
+            f" {arguments.checkpoint} has {classes}"
         )
 
 
@@ -199,7 +199,7 @@ def _shared_network(arguments: argparse.Namespace, communicator: comm.Communicat
 
 def _source(arguments: argparse.Namespace, network: Trained) -> Source:
     classes = len(network.class_names)
-    source = Request.from_flags(arguments, arguments.split, num_classes=classes).open()
+    source = DatasetRequest.from_flags(arguments, arguments.split, num_classes=classes).open()
     if source.num_classes != classes:
         raise UserError(
             f"--dataset={arguments.dataset}: {source.num_classes} classes, but {network.origin} has"
@@ -212,9 +212,9 @@ def _source(arguments: argparse.Namespace, network: Trained) -> Source:
             f"--dataset={arguments.dataset}: it has the classes of {network.origin} in another"
             " order"
         )
-    if found := listing.name_difference(network.class_names, source.class_names):
+    if found := listing.class_name_difference(network.class_names, source.class_names):
         text = f"{network.origin} has other class names ({found}): labels are compared by number"
-        source.notes = (*source.notes, listing.Note(text))
+        source.notes = (*source.notes, listing.DatasetNote(text))
     return source
 
 

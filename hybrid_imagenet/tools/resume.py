@@ -70,7 +70,7 @@ def command(
     if not {"recipe", "flagfile"} & new and origins.get("recipe") not in _GIVEN:
         # Ranks on other hosts may not see the directory of the run, which has its recipe.
         recipe = flags.get("recipe")
-        if recipe and recipe != datasets.of(str(flags.get("dataset"))).recipe:
+        if recipe and recipe != datasets.source_type(str(flags.get("dataset"))).default_recipe:
             kept.append(_flag("recipe", recipe))
     if hidden := [word for word in kept if _SECRET in word]:
         raise UserError(f"{hidden[0]}: the password is not stored; give the flag again")

@@ -15,7 +15,7 @@ from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import RunConfig, derived
 from hybrid_imagenet.config.flag_checks import check_classes
 from hybrid_imagenet.data import augmentations, dali, device, listing, pipeline, splits
-from hybrid_imagenet.data.datasets import SPLITS, Request
+from hybrid_imagenet.data.datasets import SPLITS, DatasetRequest
 from hybrid_imagenet.data.sources.source import Source
 from hybrid_imagenet.data.sources.wrappers import Subset
 from hybrid_imagenet.errors import UserError
@@ -41,7 +41,7 @@ def sources(config: RunConfig) -> tuple[Source, Source]:
       UserError: if they cannot be used.
     """
     train, validation = (
-        Request.from_flags(config, split, memory_bytes=_half_memory(config)).open()
+        DatasetRequest.from_flags(config, split, memory_bytes=_half_memory(config)).open()
         for split in SPLITS
     )
     listing.check_splits(config.dataset, train.class_names, validation.class_names)

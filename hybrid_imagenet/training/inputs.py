@@ -14,7 +14,7 @@ from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import RunConfig, derived
 from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.data.bad_records import BadRecords
-from hybrid_imagenet.data.listing import surplus
+from hybrid_imagenet.data.listing import surplus_classes_message
 from hybrid_imagenet.data.sources.source import Source
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.order.sampling import Cursor, SampleOrder
@@ -111,7 +111,8 @@ class TrainingData:
         self._list_checked = True
         if self._ranks.rank == 0 and largest + 1 < self.source.num_classes:
             _log.warning(
-                "data: %s", surplus(self.source.class_list, self.source.num_classes, largest)
+                "data: %s",
+                surplus_classes_message(self.source.class_list, self.source.num_classes, largest),
             )
 
     def replaced(self, epoch: int) -> list[tuple[int, int]]:

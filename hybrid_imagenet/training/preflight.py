@@ -126,8 +126,8 @@ def training_images(config: RunConfig) -> int:
       UserError: for a dataset that cannot be opened.
     """
     images = (
-        datasets.of(config.dataset).images
-        or datasets.Request.from_flags(config).open().num_examples
+        datasets.source_type(config.dataset).train_images
+        or datasets.DatasetRequest.from_flags(config).open().num_examples
     )
     return images - derived.held_out(config, images)
 
@@ -136,7 +136,7 @@ def _check_flags(config: RunConfig) -> None:
     """Checks the batch against a dataset of known size, and looks for packages that flags ask
     for.
     """
-    images = datasets.of(config.dataset).images
+    images = datasets.source_type(config.dataset).train_images
     if images is not None:
         check_data(config, images - derived.held_out(config, images))
     if config.decoder == "dali" and not _installed("nvidia.dali"):
@@ -157,14 +157,14 @@ def _installed(module: str) -> bool:
 
 
 def _check_disk(config: RunConfig, found: Findings) -> None:
-    data = datasets.look(datasets.Request.from_flags(config))
-    if data.classes is not None:
-        check_classes(config, data.classes)
-        found.classes = data.classes
+    data = datasets.probe_splits(datasets.DatasetRequest.from_flags(config))
+    if data.num_classes is not None:
+        check_classes(config, data.num_classes)
+        found.classes = data.num_classes
     if config.check_only and not is_url(config.data_dir or ""):
         check_data(config, training_images(config))  # a run does so once its ranks have started
-    classes = "" if data.classes is None else f", {data.classes} classes"
-    found.checked.append(f"dataset: {config.dataset}, {data.text}{classes}")
+    classes = "" if data.num_classes is None else f", {data.num_classes} classes"
+    found.checked.append(f"dataset: {config.dataset}, {data.description}{classes}")
     file = own_network(config.model) if ":" in config.model else None
     found.checked.append(
         f"model: {config.model}" + (f", in {file}, not called yet" if file else "")
@@ -181,7 +181,7 @@ def _check_disk(config: RunConfig, found: Findings) -> None:
     if checkpoint is not None:
         earlier = defaults.description(config)
         found.warnings.extend(_moved_by_batch(config, earlier))
-        _check_resumed(config, checkpoint, earlier, data.classes)
+        _check_resumed(config, checkpoint, earlier, data.num_classes)
         found.checked.append(f"checkpoint: {checkpoint.path}, of this model and optimizer")
         found.warnings.extend(_moved_learning_rate(config, checkpoint.meta, earlier))
     elif config.resume and not any(

@@ -188,7 +188,7 @@ def test_a_home_directory_is_found_also_in_a_flag_file(tmp_path, monkeypatch):
     )
     assert (resolved.run_dir, resolved.init_from) == ("/home/a/runs", "/home/a/x")
     assert resolved.data_dir == "~no-one/x"
-    assert datasets.Request("folder", "~/x").directory == pathlib.Path("/home/a/x")
+    assert datasets.DatasetRequest("folder", "~/x").directory == pathlib.Path("/home/a/x")
 
 
 @pytest.mark.parametrize(

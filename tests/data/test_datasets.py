@@ -7,13 +7,15 @@ import re
 import pytest
 
 from hybrid_imagenet.data import datasets
-from hybrid_imagenet.data.datasets import Request
+from hybrid_imagenet.data.datasets import DatasetRequest
 from hybrid_imagenet.errors import UserError
 from tests.ranks import ROOT
 
 
-def look(name, place=None, splits=datasets.SPLITS, **options):
-    return datasets.look(Request(name, None if place is None else str(place), **options), splits)
+def probe(name, place=None, splits=datasets.SPLITS, **options):
+    return datasets.probe_splits(
+        DatasetRequest(name, None if place is None else str(place), **options), splits
+    )
 
 
 def test_the_page_names_sources_that_exist():
@@ -36,11 +38,11 @@ def test_the_page_names_sources_that_exist():
 )
 def test_an_empty_directory_is_refused_for_every_source(tmp_path, name, text):
     with pytest.raises(UserError, match=text):
-        look(name, tmp_path)
+        probe(name, tmp_path)
     with pytest.raises(UserError, match="no such directory"):
-        look(name, tmp_path / "gone")
+        probe(name, tmp_path / "gone")
     with pytest.raises(UserError, match="--data_dir"):
-        look(name)
+        probe(name)
 
 
 def test_a_folder_tells_its_classes_and_images_stay_unread(tmp_path):
@@ -48,34 +50,36 @@ def test_a_folder_tells_its_classes_and_images_stay_unread(tmp_path):
         for name in ("cat", "dog", "owl"):
             (tmp_path / split / name).mkdir(parents=True)
             (tmp_path / split / name / "0.png").write_text("no image")
-    assert look("folder", tmp_path).classes == 3
+    assert probe("folder", tmp_path).num_classes == 3
     (tmp_path / "val" / "elk").mkdir()
     with pytest.raises(UserError, match="elk: no class of this name"):
-        look("folder", tmp_path)
-    look("folder", tmp_path, ("train",))
+        probe("folder", tmp_path)
+    probe("folder", tmp_path, ("train",))
 
 
 def test_a_url_is_not_asked(tmp_path):
-    found = look("parquet", "https://ann:hunter2@no-such-host.invalid/x", cache_dir=str(tmp_path))
-    assert found.classes is None
-    assert found.text == "https://***@no-such-host.invalid/x is read when training starts"
+    found = probe("parquet", "https://ann:hunter2@no-such-host.invalid/x", cache_dir=str(tmp_path))
+    assert found.num_classes is None
+    assert found.description == "https://***@no-such-host.invalid/x is read when training starts"
 
 
 def test_fashion_mnist_in_a_directory_is_found_there(tmp_path):
     for prefix in ("train", "t10k"):
         for kind in ("images-idx3", "labels-idx1"):
             (tmp_path / f"{prefix}-{kind}-ubyte.gz").touch()
-    assert look("fashion_mnist", tmp_path).classes == 10
+    assert probe("fashion_mnist", tmp_path).num_classes == 10
     (tmp_path / "t10k-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(UserError, match="t10k-labels"):
-        look("fashion_mnist", tmp_path)
+        probe("fashion_mnist", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["synthetic", "tfrecord"])
-def test_num_classes_beyond_what_memory_holds_is_refused_by_look_and_open(name, tmp_path):
-    request = Request(name, str(tmp_path) if name == "tfrecord" else None, num_classes=100_000_000)
-    for call in (request.look, request.open):
+def test_num_classes_beyond_what_memory_holds_is_refused_by_probe_and_open(name, tmp_path):
+    request = DatasetRequest(
+        name, str(tmp_path) if name == "tfrecord" else None, num_classes=100_000_000
+    )
+    for call in (request.probe, request.open):
         with pytest.raises(
-            UserError, match=r"--num_classes=100000000: must be at most 1,000,000, because"
+            UserError, match=r"--num_classes=100000000 must be at most 1,000,000, because"
         ):
             call()

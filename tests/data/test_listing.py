@@ -15,7 +15,7 @@ from tests.data.test_sources import cache, make  # noqa: F401
 
 
 def of(split, *names):
-    return listing.of_split("set", split, listing.with_word(names, ".tar"))
+    return listing.files_of_split("set", split, listing.word_lookup(names, ".tar"))
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,10 @@ def of(split, *names):
             ["train-00000-of-00001", "train-00000-of-00002"],
             "several sets .* train-00000-of-00001 and train-00000-of-",
         ),
-        (["train/0.tar", "train-0.tar"], "several sets .* train-0.tar and train/0.tar: keep one"),
+        (
+            ["train/0.tar", "train-0.tar"],
+            "several sets .* train-0.tar and train/0.tar. Keep only one",
+        ),
         (
             ["train-00000-of-00001-aa.parquet", "train-00000-of-00001-bb.parquet"],
             "are the same part of a set",
@@ -38,13 +41,13 @@ def of(split, *names):
 )
 def test_a_set_that_is_not_whole_or_not_alone_is_refused(names, message):
     with pytest.raises(UserError, match=message):
-        listing.whole_set("set", "train", names)
+        listing.complete_file_set("set", "train", names)
 
 
 def test_a_whole_set_is_returned_in_the_order_of_names():
     names = [f"data/train-0000{number}-of-00003-{'cba'[number]}.parquet" for number in range(3)]
-    assert listing.whole_set("set", "train", names[::-1]) == names
-    assert listing.whole_set("set", "train", ["train-b.tar", "train-a.tar"]) == [
+    assert listing.complete_file_set("set", "train", names[::-1]) == names
+    assert listing.complete_file_set("set", "train", ["train-b.tar", "train-a.tar"]) == [
         "train-a.tar",
         "train-b.tar",
     ]
@@ -60,14 +63,14 @@ def test_a_split_has_one_name_and_a_file_one_split():
 
 def test_gaps_in_numbers_are_told_unless_these_are_no_series():
     names = [f"train-{number:06d}.tar" for number in (0, 1, 3, 4, 6)]
-    (note,) = listing.gaps("set", names)
+    (note,) = listing.numbering_gaps("set", names)
     assert (
         "2 files are missing between train-000000.tar and train-000006.tar, the first is number 2"
         in note.text
     )
     assert note.fault
     for others in (names[:2], ["train/n01440764.tar", "train/n15075141.tar"], ["train-a.tar"]):
-        assert not list(listing.gaps("set", others))
+        assert not list(listing.numbering_gaps("set", others))
 
 
 def notes(name, directory, split="train"):

@@ -164,7 +164,7 @@ def test_a_connection_that_breaks_inside_of_a_file_goes_on_where_it_broke(
 
     monkeypatch.setattr(directory._files, "cat_file", broken_once)
     whole = tmp_path / "set" / "train-0000.tar"
-    assert directory.path("train-0000.tar").read_bytes() == whole.read_bytes()
+    assert directory.local_path("train-0000.tar").read_bytes() == whole.read_bytes()
     assert asked == [*range(0, 6000, 3000), 6000, *range(6000, whole.stat().st_size, 3000)]
 
 
@@ -214,12 +214,12 @@ def test_ranks_whose_server_dies_go_on_with_exactly_the_rest(pools, tmp_path, se
         (
             "http://127.0.0.1:9/set",
             {"name": "tfrecord"},
-            "URLs go with --dataset=webdataset and parquet, not tfrecord",
+            "is a URL, which --dataset=tfrecord does not support. Only webdataset and parquet",
         ),
         (
             "http://127.0.0.1:9/set",
             {"cache_dir": None},
-            "give a local directory for copies .* --data_cache_dir",
+            "is a URL. Set --data_cache_dir to a local directory for copies",
         ),
         ("http://127.0.0.1:9/set?token=x", {}, "without a query"),
         ("nonsense://host/set", {}, "not a URL that can be read"),
@@ -282,7 +282,7 @@ def test_a_server_without_ranges_sends_a_file_once_for_all_its_parts(tmp_path, s
     monkeypatch.setattr(remote, "_BLOCK", 3000)
     directory = opened(server, tmp_path / "copies")
     assert (
-        directory.path("train-0000.tar").read_bytes()
+        directory.local_path("train-0000.tar").read_bytes()
         == (tmp_path / "set" / "train-0000.tar").read_bytes()
     )
     assert [path for method, path, _ in server.requests() if method == "GET"] == ["/train-0000.tar"]
@@ -290,7 +290,7 @@ def test_a_server_without_ranges_sends_a_file_once_for_all_its_parts(tmp_path, s
 
 def read(server, copies):
     """The bytes of a file, as a new start reads them."""
-    return opened(server, copies).path("train-0000.tar").read_bytes()
+    return opened(server, copies).local_path("train-0000.tar").read_bytes()
 
 
 def test_a_copy_that_was_cut_is_made_again_whole(tmp_path, serve, monkeypatch):
@@ -307,7 +307,7 @@ def test_a_copy_that_was_cut_is_made_again_whole(tmp_path, serve, monkeypatch):
 
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(directory._files, "cat_file", stopped)
-            directory.path("train-0000.tar")
+            directory.local_path("train-0000.tar")
         assert read(server, copies) == whole
         next(copies.rglob("*train-0000.tar")).unlink()
 
@@ -328,7 +328,7 @@ def test_copies_on_a_file_system_without_locks_are_whole_and_leave_no_parts(
     directory = opened(server, copies)
     monkeypatch.setattr(directory, "_check_unchanged", lambda name: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        directory.path("train-0000.tar")
+        directory.local_path("train-0000.tar")
     assert not list(copies.rglob("*.part"))
 
 
@@ -363,12 +363,12 @@ def test_another_version_of_the_same_size_is_copied_and_indexed_again(tmp_path, 
 def test_a_file_that_changes_while_it_is_copied_is_refused(tmp_path, serve):
     server = serve(numbered(tmp_path / "set"))
     directory = opened(server, tmp_path / "copies")
-    directory.look_up(["train-0000.tar"])
+    directory.look_up_sizes(["train-0000.tar"])
     os.utime(tmp_path / "set" / "train-0000.tar", (0, 0))
     with pytest.raises(
-        UserError, match=r"train-0000.tar: has changed at the URL since this start .*1970"
+        UserError, match=r"train-0000.tar has changed at the URL since this start, .*1970"
     ):
-        directory.path("train-0000.tar")
+        directory.local_path("train-0000.tar")
     assert not list((tmp_path / "copies").rglob("*.tar"))
 
 
@@ -399,7 +399,7 @@ def test_a_list_does_not_lead_out_of_the_directory_of_copies(name, tmp_path, ser
     directory = test_webdataset.write(tmp_path / "set")
     support.write_info(directory, filenames=[name], shard_lengths=[3])
     server = serve(directory)
-    with pytest.raises(UserError, match="lies outside of the directory"):
+    with pytest.raises(UserError, match="is outside of the directory"):
         data.open_source(
             "webdataset", server.url, cache_dir=str(tmp_path / "copies"), num_classes=3
         )
@@ -417,7 +417,7 @@ def test_bad_records_and_the_manifest_hold_no_passwords(tmp_path, serve, caplog)
     url = serve(directory).url.replace("//", "//ann:hunter2@")
     copies, settings = str(tmp_path / "copies"), prepare.Settings(skip_bad=True)
     prepare.prepare(
-        data.Request("webdataset", url, cache_dir=copies), tmp_path / "shards", settings
+        data.DatasetRequest("webdataset", url, cache_dir=copies), tmp_path / "shards", settings
     )
     manifest = (tmp_path / "shards" / "manifest.json").read_text()
     place, _ = data.open_source("webdataset", url, cache_dir=copies).locate(1)

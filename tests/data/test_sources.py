@@ -89,7 +89,7 @@ def test_images_labels_and_classes_agree_between_all_forms(form, tmp_path):
 
 def test_the_number_of_classes_of_shards_without_names_is_given(tmp_path):
     support.write_shards(tmp_path, "train", support.tiny("train"))
-    with pytest.raises(UserError, match="do not name the classes: give --num_classes"):
+    with pytest.raises(UserError, match=r"do not name the classes\. Set --num_classes"):
         data.open_source("tfrecord", str(tmp_path))
     assert data.open_source("tfrecord", str(tmp_path), num_classes=7).num_classes == 7
     few = data.open_source("tfrecord", str(tmp_path), num_classes=2)
@@ -515,7 +515,9 @@ def test_the_index_of_shards_is_remembered_until_a_file_changes(tmp_path, monkey
 def test_a_damaged_index_beside_prepared_shards_is_made_again(tmp_path):
     target = tmp_path / "shards"
     prepare.prepare(
-        data.Request("digits", str(tmp_path / "digits")), target, prepare.Settings(per_shard=500)
+        data.DatasetRequest("digits", str(tmp_path / "digits")),
+        target,
+        prepare.Settings(per_shard=500),
     )
     index = target / "validation.index.npz"
     for content in (b"", index.read_bytes()[:-1]):

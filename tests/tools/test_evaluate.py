@@ -62,7 +62,9 @@ def test_a_run_in_float32_is_evaluated_so_whatever_this_machine_is_fast_in(
 def test_other_names_of_as_many_classes_are_told(monkeypatch):
     source = mock.Mock(num_classes=1, class_names=("tench",), notes=())
     monkeypatch.setattr(
-        evaluate, "Request", mock.Mock(**{"from_flags.return_value.open.return_value": source})
+        evaluate,
+        "DatasetRequest",
+        mock.Mock(**{"from_flags.return_value.open.return_value": source}),
     )
     evaluate._source(mock.Mock(), mock.Mock(class_names=("n01",), origin="run"))
     text = "run has other class names (class 0 is 'n01' and 'tench'): labels are compared by number"
@@ -104,7 +106,7 @@ def test_all_ranks_end_with_one_line(pools, run, flags):
     ("arguments", "message"),
     [
         (["--dataset=digits"], "--dataset=digits: 10 classes, but"),
-        (["--dataset=tfrecord"], "--dataset=tfrecord: give the directory"),
+        (["--dataset=tfrecord"], "--dataset=tfrecord needs the dataset's directory"),
         (
             ["--dataset=digits", "--crop=2"],
             "argument --crop: 2 is not a number above 0 and at most 1",

@@ -10,7 +10,7 @@ import pytest
 
 from hybrid_imagenet import config
 from hybrid_imagenet.checkpoints.run_state import RunState
-from hybrid_imagenet.data import Request
+from hybrid_imagenet.data import DatasetRequest
 from hybrid_imagenet.data.pipeline import HostOptions
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.order.sampling import Cursor, SampleOrder
@@ -155,7 +155,7 @@ def test_training_on_shards_tells_once_of_a_list_with_more_classes_than_all_imag
     )
     place = tmp_path / "labels.txt"
     place.write_text("\n".join(names.split()))
-    ranks = Ranks(Request("tfrecord", str(tmp_path)).open(), 2)
+    ranks = Ranks(DatasetRequest("tfrecord", str(tmp_path)).open(), 2)
     for epoch in range(2):
         ranks.train(8 if epoch == 0 else 7)
         ranks.end(epoch)
@@ -171,7 +171,7 @@ def test_the_rest_of_an_epoch_says_nothing_of_a_list_of_classes(tmp_path, caplog
         tmp_path, "train", [(support.jpeg(1, 12, 16), number % 4) for number in range(N)]
     )
     (tmp_path / "labels.txt").write_text("ant\nbee\ncat\ndog")
-    data = Ranks(Request("tfrecord", str(tmp_path)).open(), 1, Cursor(0, 56)).data[0]
+    data = Ranks(DatasetRequest("tfrecord", str(tmp_path)).open(), 1, Cursor(0, 56)).data[0]
     data.check_class_list(0, Cursor(1, 0), 2)
     assert not caplog.records
     data.check_class_list(1, Cursor(2, 0), 2)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from hybrid_imagenet import files
-from hybrid_imagenet.data.datasets import Glance, Request
+from hybrid_imagenet.data.datasets import DatasetRequest, SplitSummary
 from hybrid_imagenet.data.images import encoded
 from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.errors import UserError, import_optional
@@ -27,15 +27,15 @@ _VERSION = "digits-1"
 _NEEDS = "--dataset=digits: needs scikit-learn (pip install scikit-learn)"
 
 
-def find(request: Request) -> Glance:
+def find(request: DatasetRequest) -> SplitSummary:
     """Looks for the digits, or for what writes them."""
     directory = _directory(request)
     if importlib.util.find_spec("sklearn") is None and not directory.is_dir():
         raise UserError(_NEEDS)
-    return Glance(f"kept in {directory.parent}", len(CLASS_NAMES))
+    return SplitSummary(f"kept in {directory.parent}", len(CLASS_NAMES))
 
 
-def open_split(request: Request) -> tfrecord.ShardSource:
+def open_split(request: DatasetRequest) -> tfrecord.ShardSource:
     """Opens the digits, writing them first where they are not there yet (under `data_dir` or the
     user's cache).
 
@@ -53,7 +53,7 @@ def open_split(request: Request) -> tfrecord.ShardSource:
     return tfrecord.ShardSource(tfrecord.find_shards(directory, request.split), CLASS_NAMES)
 
 
-def _directory(request: Request) -> Path:
+def _directory(request: DatasetRequest) -> Path:
     return (request.directory if request.data_dir else files.cache_root()) / _VERSION
 
 

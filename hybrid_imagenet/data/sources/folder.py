@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from hybrid_imagenet.data import listing, splits
-from hybrid_imagenet.data.datasets import Glance, Request
+from hybrid_imagenet.data.datasets import DatasetRequest, SplitSummary
 from hybrid_imagenet.data.images import MAX_BYTES, SUFFIXES
 from hybrid_imagenet.data.sources.source import BadRecord, Source, check_directory
 from hybrid_imagenet.errors import UserError
@@ -26,13 +26,13 @@ _NOT_READ = frozenset(
 )
 
 
-def find(request: Request) -> Glance:
+def find(request: DatasetRequest) -> SplitSummary:
     """Finds the class directories of a split, without a listing of their images."""
     names = _find(request.directory, request.split, request.val_fraction)[1]
-    return Glance(f"found in {request.directory}", len(names))
+    return SplitSummary(f"found in {request.directory}", len(names))
 
 
-def open_split(request: Request) -> Source:
+def open_split(request: DatasetRequest) -> Source:
     """Lists the images of a split."""
     return FolderSource(request.directory, request.split, request.val_fraction)
 
@@ -109,7 +109,7 @@ class FolderSource(Source):
 
 def _find(
     directory: Path, split: str, val_fraction: float = 0.0
-) -> tuple[Path, tuple[str, ...], listing.Skipped]:
+) -> tuple[Path, tuple[str, ...], listing.SkippedFiles]:
     """Returns where the class directories of a split lie, the names of the classes, and what lies
     beside them.
 
@@ -120,7 +120,10 @@ def _find(
     """
     train = _whole(directory) if val_fraction else _split_directory(directory, "train")
     names = tuple(_classes(train))
-    root, skipped = train if val_fraction else _split_directory(directory, split), listing.Skipped()
+    root, skipped = (
+        train if val_fraction else _split_directory(directory, split),
+        listing.SkippedFiles(),
+    )
     found = set(_classes(root, skipped))
     unknown = sorted(found - set(names))
     if unknown:
@@ -131,7 +134,7 @@ def _find(
 
 
 def _split_directory(directory: Path, split: str) -> Path:
-    found = listing.of_split(
+    found = listing.files_of_split(
         str(directory), split, lambda word: [word] if (directory / word).is_dir() else []
     )
     if not found:
@@ -162,7 +165,7 @@ def _part(files: list[str], fraction: float, split: str) -> list[str]:
     ]
 
 
-def _classes(root: Path, skipped: listing.Skipped | None = None) -> list[str]:
+def _classes(root: Path, skipped: listing.SkippedFiles | None = None) -> list[str]:
     names = []
     with os.scandir(root) as entries:
         for entry in entries:

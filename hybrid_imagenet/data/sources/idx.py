@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from hybrid_imagenet import files
 from hybrid_imagenet.data import images, listing
-from hybrid_imagenet.data.datasets import Glance, Request
-from hybrid_imagenet.data.listing import Note
+from hybrid_imagenet.data.datasets import DatasetRequest, SplitSummary
+from hybrid_imagenet.data.listing import DatasetNote
 from hybrid_imagenet.data.sources import tfds
 from hybrid_imagenet.data.sources.source import Source
 from hybrid_imagenet.errors import UserError
@@ -43,18 +43,18 @@ _MOST_DIMENSIONS = 3
 _MOST_BYTES = 16 << 30  # of a file that unpacks; all of it stays in memory
 
 
-def find(request: Request) -> Glance:
+def find(request: DatasetRequest) -> SplitSummary:
     """Finds the two files of a split; `fashion_mnist` without IDX files is that of TFDS."""
     if _is_in_tfds(request):
         return tfds.find(request)
     _files(request.directory, request.split)
-    return Glance(
+    return SplitSummary(
         f"found in {request.directory}",
         len(FASHION_MNIST) if request.name == "fashion_mnist" else None,
     )
 
 
-def open_split(request: Request) -> Source:
+def open_split(request: DatasetRequest) -> Source:
     """Reads a split."""
     if _is_in_tfds(request):
         return tfds.open_split(request)
@@ -62,7 +62,7 @@ def open_split(request: Request) -> Source:
     return IdxSource(request.directory, request.split, names)
 
 
-def _is_in_tfds(request: Request) -> bool:
+def _is_in_tfds(request: DatasetRequest) -> bool:
     files = _candidates(request.directory, "train-images-idx3-ubyte")
     return request.name == "fashion_mnist" and not (
         request.data_dir and any(path.is_file() for path in files)
@@ -202,15 +202,15 @@ def _find(directory: Path, name: str) -> Path:
     return found
 
 
-def _class_names(directory: Path) -> tuple[tuple[str, ...], tuple[Note, ...]]:
+def _class_names(directory: Path) -> tuple[tuple[str, ...], tuple[DatasetNote, ...]]:
     """Returns the classes that `labels.txt` lists, else numbers up to the largest training
     label.
     """
     largest = int(read(_find(directory, "train-labels-idx1-ubyte")).max(initial=0))
-    place = directory / listing.LABELS
+    place = directory / listing.LABELS_FILE
     if not place.is_file():
-        return listing.numbered_classes(directory, largest + 1), ()
-    names = listing.listed_classes(place, files.read_regular(place, files.MAX_TEXT_BYTES))
+        return listing.numbered_class_names(directory, largest + 1), ()
+    names = listing.parse_class_list(place, files.read_regular(place, files.MAX_TEXT_BYTES))
     return names, listing.check_labels(place, names, largest)
 
 

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from hybrid_imagenet.data import listing
-from hybrid_imagenet.data.datasets import Glance, Request
+from hybrid_imagenet.data.datasets import DatasetRequest, SplitSummary
 from hybrid_imagenet.data.directories import Directory
-from hybrid_imagenet.data.listing import Note
+from hybrid_imagenet.data.listing import DatasetNote
 from hybrid_imagenet.data.sources.source import BadRecord, Source, check_directory
 from hybrid_imagenet.errors import UserError, import_optional
 
@@ -30,15 +30,17 @@ _IMAGE = ("image", "img", "jpg")
 _LABEL = ("label", "labels", "cls", "fine_label")
 
 
-def find(request: Request) -> Glance:
+def find(request: DatasetRequest) -> SplitSummary:
     """Finds the Parquet files of a split."""
-    _find(request.files(), request.split)
-    return Glance(f"found in {request.directory}")
+    _find(request.open_directory(), request.split)
+    return SplitSummary(f"found in {request.directory}")
 
 
-def open_split(request: Request) -> Source:
+def open_split(request: DatasetRequest) -> Source:
     """Opens the Parquet files of a split, at a path or a URL."""
-    return ParquetSource(request.files(), request.split, request.num_classes, request.memory_bytes)
+    return ParquetSource(
+        request.open_directory(), request.split, request.num_classes, request.memory_bytes
+    )
 
 
 class ParquetSource(Source):
@@ -92,7 +94,7 @@ class ParquetSource(Source):
         self._reading = [
             threading.Lock() for _ in rows
         ]  # lru_cache does not hold up threads that miss the same
-        self.class_names = self._class_names(footers) or listing.numbered_classes(
+        self.class_names = self._class_names(footers) or listing.numbered_class_names(
             directory.location, num_classes
         )
         self.num_classes = len(self.class_names)
@@ -101,7 +103,7 @@ class ParquetSource(Source):
         """Returns the file of a row and its number there."""
         group = int(np.searchsorted(self._group_starts, index, "right")) - 1
         file = int(np.searchsorted(self._first_group, group, "right")) - 1
-        return self._directory.where(self._files[file]), int(
+        return self._directory.display_name(self._files[file]), int(
             index - self._group_starts[self._first_group[file]]
         )
 
@@ -129,7 +131,7 @@ class ParquetSource(Source):
         file = int(np.searchsorted(self._first_group, group, "right")) - 1
         number = group - int(self._first_group[file])
         name, footer = self._files[file], self._footers[file]
-        path = self._directory.path(name)
+        path = self._directory.local_path(name)
         with _package().ParquetFile(
             path, metadata=footer, page_checksum_verification=True
         ) as opened:
@@ -153,24 +155,25 @@ class ParquetSource(Source):
         for file, found in told.items():
             if differs := listing.class_difference(expected, found):
                 raise UserError(
-                    f"{self._directory.where(first)} and {file} name different classes ({differs}):"
+                    f"{self._directory.display_name(first)} and {file} name different classes"
+                    f" ({differs}):"
                     " write them again with the same list of classes"
                 )
         if len(told) < len(names):
             silent = next(file for file in names if file not in told)
             count = f"{len(names) - len(told)} files do not name the classes, the first is {silent}"
-            self.notes += (Note(f"{self._directory.location}: {count}; taken from {first}"),)
+            self.notes += (DatasetNote(f"{self._directory.location}: {count}; taken from {first}"),)
         return expected
 
 
-def _find(directory: Directory, split: str) -> tuple[list[str], tuple[Note, ...]]:
+def _find(directory: Directory, split: str) -> tuple[list[str], tuple[DatasetNote, ...]]:
     """Returns the files of a split by their names, and notes on what is not read.
 
     Raises:
       UserError: if there are none, if one is missing, or if they are of several sets.
     """
     names, place = (
-        [name for name in directory.names() if name.endswith(".parquet")],
+        [name for name in directory.list_files() if name.endswith(".parquet")],
         directory.location,
     )
 
@@ -178,14 +181,17 @@ def _find(directory: Directory, split: str) -> tuple[list[str], tuple[Note, ...]
         pattern = re.compile(rf"(data/)?{word}(-\d+-of-\d+[^/]*)?\.parquet$|{word}/")
         return [name for name in names if pattern.match(name)]
 
-    found = listing.of_split(place, split, named)
+    found = listing.files_of_split(place, split, named)
     if not found:
         raise UserError(
             f"--data_dir={place}: holds no {split} Parquet files (names like"
             f" {split}-00000-of-00040.parquet)"
         )
-    files = listing.whole_set(place, split, found)
-    return files, (*listing.gaps(place, files), *listing.of_no_split(place, names, named))
+    files = listing.complete_file_set(place, split, found)
+    return files, (
+        *listing.numbering_gaps(place, files),
+        *listing.unassigned_files(place, names, named),
+    )
 
 
 def _columns(directory: Directory, files: Sequence[str], footers: Sequence[Any]) -> tuple[str, str]:
@@ -199,7 +205,7 @@ def _columns(directory: Directory, files: Sequence[str], footers: Sequence[Any])
 
     found: list[tuple[str, str]] = []
     for file, footer in zip(files, footers, strict=True):
-        place, schema = directory.where(file), footer.schema.to_arrow_schema()
+        place, schema = directory.display_name(file), footer.schema.to_arrow_schema()
         image, label = (
             next((name for name in known if name in schema.names), None)
             for known in (_IMAGE, _LABEL)
@@ -247,16 +253,16 @@ def _footers(directory: Directory, names: Sequence[str]) -> list[Any]:
     """Returns the metadata of files, without copies of those at a URL."""
     parquet = _package()
     with _explained(directory, names[0]):
-        directory.look_up(names)
+        directory.look_up_sizes(names)
 
     def footer(name: str) -> Any:
         with _explained(directory, name):
-            tail = directory.tail(name, _FOOTER)
+            tail = directory.read_tail(name, _FOOTER)
             length = (
                 int.from_bytes(tail[-8:-4], "little") + 8
             )  # of the metadata, which stand before it
             if len(tail) < length < _LONGEST:
-                tail = directory.tail(name, length)
+                tail = directory.read_tail(name, length)
             return parquet.read_metadata(io.BytesIO(tail))
 
     with concurrent.futures.ThreadPoolExecutor(min(_FOOTERS, len(names))) as pool:
@@ -272,7 +278,7 @@ def _explained(directory: Directory, name: str) -> Iterator[None]:
     except (OSError, pyarrow.ArrowException) as error:
         reason = " ".join(str(error).split())
         raise UserError(
-            f"{directory.where(name)}: is not a readable Parquet file ({reason})"
+            f"{directory.display_name(name)}: is not a readable Parquet file ({reason})"
         ) from None
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybrid_imagenet import files
-from hybrid_imagenet.data.listing import Note
+from hybrid_imagenet.data.listing import DatasetNote
 from hybrid_imagenet.errors import StorageError
 
 Index = TypeVar("Index")
@@ -82,7 +82,7 @@ class Source(abc.ABC):
     class_names: tuple[str, ...]
     ready: bool = False
     side: int | None = None
-    notes: tuple[Note, ...] = ()
+    notes: tuple[DatasetNote, ...] = ()
     shard_sizes: npt.NDArray[np.int64] | None = None
     listing: Sequence[str] = ()
     class_list: str | None = None

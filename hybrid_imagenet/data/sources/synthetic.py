@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from hybrid_imagenet.data import images
-from hybrid_imagenet.data.datasets import Glance, Request
+from hybrid_imagenet.data.datasets import DatasetRequest, SplitSummary
 from hybrid_imagenet.data.sources.source import Source
 from hybrid_imagenet.schedules import mlperf
 
@@ -16,12 +16,12 @@ _DISTINCT = 64
 _HEIGHT, _WIDTH = 375, 500  # the most common size in ImageNet
 
 
-def find(request: Request) -> Glance:
+def find(request: DatasetRequest) -> SplitSummary:
     """Has nothing to look for."""
-    return Glance("generated", request.num_classes)
+    return SplitSummary("generated", request.num_classes)
 
 
-def open_split(request: Request) -> Source:
+def open_split(request: DatasetRequest) -> Source:
     """Makes a split: JPEGs, or with `synthetic_tensors` pixels that are decoded once."""
     ready = request.name == "synthetic_tensors"
     return SyntheticSource(request.split, request.num_examples, request.num_classes, ready=ready)

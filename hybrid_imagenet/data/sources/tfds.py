@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hybrid_imagenet.data.datasets import NAMES, SOURCES, Glance, Request
+from hybrid_imagenet.data.datasets import NAMES, SOURCES, DatasetRequest, SplitSummary
 from hybrid_imagenet.data.sources.source import Source
 from hybrid_imagenet.data.sources.tfrecord import Keys, ShardSource, has_shards
 from hybrid_imagenet.errors import UserError, did_you_mean, import_optional
@@ -13,13 +13,13 @@ from hybrid_imagenet.errors import UserError, did_you_mean, import_optional
 _SPLITS = {"train": ("train",), "validation": ("validation", "test")}
 
 
-def find(request: Request) -> Glance:
+def find(request: DatasetRequest) -> SplitSummary:
     """Finds a prepared split without reading its records; raises as `open_split`."""
     files, _, _, names = _prepared(request)
-    return Glance(f"prepared in {files[0].parent}", len(names))
+    return SplitSummary(f"prepared in {files[0].parent}", len(names))
 
 
-def open_split(request: Request) -> Source:
+def open_split(request: DatasetRequest) -> Source:
     """Opens a split of a prepared TFDS dataset; nothing is downloaded or prepared here.
 
     Raises:
@@ -30,7 +30,7 @@ def open_split(request: Request) -> Source:
     return ShardSource(files, names, keys=(keys,), expected=images)
 
 
-def _prepared(request: Request) -> tuple[tuple[Path, ...], int, Keys, tuple[str, ...]]:
+def _prepared(request: DatasetRequest) -> tuple[tuple[Path, ...], int, Keys, tuple[str, ...]]:
     """Returns the files of a split, the images in it, the features that hold these, and the names
     of classes.
     """

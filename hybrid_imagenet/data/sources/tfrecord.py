@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError
 
 from hybrid_imagenet import files
 from hybrid_imagenet.data import listing
-from hybrid_imagenet.data.datasets import Glance, Request
+from hybrid_imagenet.data.datasets import DatasetRequest, SplitSummary
 from hybrid_imagenet.data.directories import Directory
 from hybrid_imagenet.data.sources.source import (
     BadRecord,
@@ -159,14 +159,14 @@ class ShardSource(Source):
         raise BadRecord(file, offset, f"the Example has no {wanted}")
 
 
-def find(request: Request) -> Glance:
+def find(request: DatasetRequest) -> SplitSummary:
     """Finds the shards of a split."""
     manifest = read_manifest(request.directory)
     find_shards(request.directory, request.split)
-    return Glance(f"found in {request.directory}", len(_class_names(request, manifest)))
+    return SplitSummary(f"found in {request.directory}", len(_class_names(request, manifest)))
 
 
-def open_split(request: Request) -> Source:
+def open_split(request: DatasetRequest) -> Source:
     """Opens the shards of a split in a directory.
 
     The manifest of `data prepare` tells the class names and the counts. Otherwise `labels.txt`
@@ -181,15 +181,17 @@ def open_split(request: Request) -> Source:
     names = _class_names(request, manifest)
     if manifest is None:
         source = ShardSource(shards, names)
-        source.notes = listing.of_no_split(str(directory), *_by_word(directory))
+        source.notes = listing.unassigned_files(str(directory), *_shards_by_split_name(directory))
         if empty := [
             path for path, size in zip(shards, source.shard_sizes, strict=True) if not size
         ]:
             source.notes += (
-                listing.Note(f"{len(empty)} of {len(shards)} shards are empty: {empty[0]}, ..."),
+                listing.DatasetNote(
+                    f"{len(empty)} of {len(shards)} shards are empty: {empty[0]}, ..."
+                ),
             )
-        if (directory / listing.LABELS).is_file():
-            source.class_list = str(directory / listing.LABELS)
+        if (directory / listing.LABELS_FILE).is_file():
+            source.class_list = str(directory / listing.LABELS_FILE)
         return source
     entry = manifest["splits"].get(split)
     if entry is None:
@@ -205,13 +207,13 @@ def open_split(request: Request) -> Source:
     return ShardSource(shards, names, expected=entry["num_examples"], index=index)
 
 
-def _class_names(request: Request, manifest: Mapping[str, Any] | None) -> tuple[str, ...]:
+def _class_names(request: DatasetRequest, manifest: Mapping[str, Any] | None) -> tuple[str, ...]:
     if manifest is not None:
         return tuple(manifest["class_names"])
-    place = request.directory / listing.LABELS
+    place = request.directory / listing.LABELS_FILE
     if place.is_file():
-        return listing.listed_classes(place, files.read_regular(place, files.MAX_TEXT_BYTES))
-    return listing.numbered_classes(request.directory, request.num_classes)
+        return listing.parse_class_list(place, files.read_regular(place, files.MAX_TEXT_BYTES))
+    return listing.numbered_class_names(request.directory, request.num_classes)
 
 
 def find_shards(directory: Path, split: str) -> tuple[Path, ...]:
@@ -220,22 +222,24 @@ def find_shards(directory: Path, split: str) -> tuple[Path, ...]:
     Raises:
       UserError: if it holds no shard of the split, lacks one, or holds several sets.
     """
-    found = listing.of_split(str(directory), split, _by_word(directory)[1])
+    found = listing.files_of_split(str(directory), split, _shards_by_split_name(directory)[1])
     if not found:
-        for name in _by_word(directory, packed=True)[1](split):
+        for name in _shards_by_split_name(directory, packed=True)[1](split):
             _check_is_not_compressed(directory / name)
         raise UserError(
             f"--data_dir={directory}: holds no {split} shards (names like {split}-00000-of-01024)"
         )
-    return tuple(directory / name for name in listing.whole_set(str(directory), split, found))
+    return tuple(
+        directory / name for name in listing.complete_file_set(str(directory), split, found)
+    )
 
 
 def has_shards(directory: Path, split: str) -> bool:
     """Returns whether a directory holds files with names of shards of `split`."""
-    return bool(_by_word(directory)[1](split))
+    return bool(_shards_by_split_name(directory)[1](split))
 
 
-def _by_word(
+def _shards_by_split_name(
     directory: Path, *, packed: bool = False
 ) -> tuple[list[str], Callable[[str], list[str]]]:
     """Returns what looks like a shard by its name, and a function that finds those of a split's
@@ -246,7 +250,7 @@ def _by_word(
     Shards lie in the directory, or if none does in one for each split, as TensorFlow's
     imagenet_to_gcs.py writes them: `train/train-00000-of-01024`.
     """
-    bases = {name: PurePath(name).name for name in Directory(str(directory)).names()}
+    bases = {name: PurePath(name).name for name in Directory(str(directory)).list_files()}
     names = [name for name, base in bases.items() if _LIKE_SHARD.match(base)]
     names = [name for name in names if name == bases[name]] or names
     words: dict[str, str] = {}

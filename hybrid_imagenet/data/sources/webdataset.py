@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from hybrid_imagenet import files
 from hybrid_imagenet.data import images, listing
-from hybrid_imagenet.data.datasets import Glance, Request
+from hybrid_imagenet.data.datasets import DatasetRequest, SplitSummary
 from hybrid_imagenet.data.directories import Directory
-from hybrid_imagenet.data.listing import Note
+from hybrid_imagenet.data.listing import DatasetNote
 from hybrid_imagenet.data.sources.source import BadRecord, Source, check_directory, remembered
 from hybrid_imagenet.errors import UserError
 
@@ -53,15 +53,15 @@ _LARGEST_LABEL = 2**31 - 1
 _Row = tuple[int, int, int, int]  # begin, offset, length and label of a sample
 
 
-def find(request: Request) -> Glance:
+def find(request: DatasetRequest) -> SplitSummary:
     """Finds the tar files of a split."""
-    _find(request.files(), request.split)
-    return Glance(f"found in {request.directory}")
+    _find(request.open_directory(), request.split)
+    return SplitSummary(f"found in {request.directory}")
 
 
-def open_split(request: Request) -> Source:
+def open_split(request: DatasetRequest) -> Source:
     """Opens the tar files of a split, at a path or a URL."""
-    return WebDatasetSource(request.files(), request.split, request.num_classes)
+    return WebDatasetSource(request.open_directory(), request.split, request.num_classes)
 
 
 class WebDatasetSource(Source):
@@ -99,7 +99,7 @@ class WebDatasetSource(Source):
         self._promised = sizes
         self.listing = self._files
         try:
-            directory.look_up(self._files)
+            directory.look_up_sizes(self._files)
         except OSError as error:
             raise UserError(f"{error}: no such file, or no access to it") from None
         self._copied_later = sizes is not None and directory.remote
@@ -118,7 +118,7 @@ class WebDatasetSource(Source):
     def locate(self, index: int) -> tuple[str, int]:
         """Returns the tar file of a sample and the offset of the header of its first file there."""
         file, place = self._place(index)
-        return self._directory.where(self._files[file]), int(self._index(file).begin[place])
+        return self._directory.display_name(self._files[file]), int(self._index(file).begin[place])
 
     def read_one(self, index: int) -> tuple[bytes, int]:
         """Reads one image with a single operation."""
@@ -162,7 +162,7 @@ class WebDatasetSource(Source):
     def _load(self, number: int) -> TarIndex:
         name = self._files[number]
         try:
-            path = self._directory.path(name)
+            path = self._directory.local_path(name)
             # Of a local file the index is kept in the user's cache, until the file changes.
             stored = self._directory.index_path(name) or files.cached_index_path(
                 "tar", _VERSION, of=[path]
@@ -170,14 +170,14 @@ class WebDatasetSource(Source):
             index = remembered(stored, TarIndex, lambda: scan(path))
         except OSError as error:
             raise UserError(
-                f"{self._directory.where(name)}: cannot be read ({error.strerror or error})"
+                f"{self._directory.display_name(name)}: cannot be read ({error.strerror or error})"
             ) from None
         except ValueError as error:
-            raise UserError(f"{self._directory.where(name)}: {error}") from None
+            raise UserError(f"{self._directory.display_name(name)}: {error}") from None
         if self._promised and len(index.begin) != self._promised[number]:
             raise UserError(
-                f"{self._directory.where(name)}: holds {len(index.begin)} samples, {_INFO} says "
-                f"{self._promised[number]}; restore the file or correct the list"
+                f"{self._directory.display_name(name)}: holds {len(index.begin)} samples,"
+                f" {_INFO} says {self._promised[number]}; restore the file or correct the list"
             )
         return index
 
@@ -194,9 +194,9 @@ class WebDatasetSource(Source):
         """Returns the classes that `labels.txt` lists, compared with the labels where these are at
         hand.
         """
-        place = self._directory.where(listing.LABELS)
-        content = self._directory.small(listing.LABELS)
-        names = listing.listed_classes(place, content) if content is not None else ()
+        place = self._directory.display_name(listing.LABELS_FILE)
+        content = self._directory.read_small_file(listing.LABELS_FILE)
+        names = listing.parse_class_list(place, content) if content is not None else ()
         if names and self._copied_later:
             self.class_list = place
         elif names and split == "train":
@@ -206,10 +206,10 @@ class WebDatasetSource(Source):
     def _numbered(self, split: str, num_classes: int | None) -> tuple[str, ...]:
         if num_classes is None:
             if self._copied_later:
-                return listing.numbered_classes(self._directory.location, None)
+                return listing.numbered_class_names(self._directory.location, None)
             source = self if split == "train" else WebDatasetSource(self._directory, "train", 1)
             num_classes = max(source._largest_label() + 1, 1)
-        return listing.numbered_classes(self._directory.location, num_classes)
+        return listing.numbered_class_names(self._directory.location, num_classes)
 
     def _largest_label(self) -> int:
         return max(
@@ -217,7 +217,7 @@ class WebDatasetSource(Source):
         )
 
 
-_Files = tuple[list[str], list[int] | None, tuple[Note, ...]]
+_Files = tuple[list[str], list[int] | None, tuple[DatasetNote, ...]]
 
 
 def _find(directory: Directory, split: str) -> _Files:
@@ -235,7 +235,7 @@ def _listed(directory: Directory, split: str) -> _Files | None:
     """Returns the files of a split and the samples in each, as `_info.json` tells; None without
     one.
     """
-    text = directory.small(_INFO)
+    text = directory.read_small_file(_INFO)
     if text is None:
         return None
     try:
@@ -255,34 +255,35 @@ def _listed(directory: Directory, split: str) -> _Files | None:
         RecursionError,
     ) as error:
         raise UserError(
-            f"{directory.where(_INFO)}: does not list the files of {split} with their shard_lengths"
-            f" ({error!r})"
+            f"{directory.display_name(_INFO)}: does not list the files of {split} with their"
+            f" shard_lengths ({error!r})"
         ) from None
     if not files or len(files) != len(sizes):
         raise UserError(
-            f"{directory.where(_INFO)}: has {len(files)} files but {len(sizes)} lengths of {split}"
+            f"{directory.display_name(_INFO)}: has {len(files)} files but {len(sizes)} lengths"
+            f" of {split}"
         )
-    skipped = listing.Skipped()
+    skipped = listing.SkippedFiles()
     if not directory.remote:  # a server with a list need not show its files
         for other in sorted(
-            {file for file in directory.names() if file.endswith((".tar", *_PACKED))} - known
+            {file for file in directory.list_files() if file.endswith((".tar", *_PACKED))} - known
         ):
             skipped.add(f"not in {_INFO}", other)
     return files, sizes, skipped.notes(directory.location)
 
 
 def _found(directory: Directory, split: str) -> _Files:
-    names, place = directory.names(), directory.location
-    named = listing.with_word(names, ".tar")
-    found = listing.of_split(place, split, named)
-    skipped = listing.Skipped()
+    names, place = directory.list_files(), directory.location
+    named = listing.word_lookup(names, ".tar")
+    found = listing.files_of_split(place, split, named)
+    skipped = listing.SkippedFiles()
     for suffix in _PACKED:
-        for name in listing.of_split(place, split, listing.with_word(names, suffix)):
+        for name in listing.files_of_split(place, split, listing.word_lookup(names, suffix)):
             if f"{name.removesuffix(suffix)}.tar" not in found:
                 raise UserError(
-                    f"{directory.where(name)}: is compressed, but images are read in random order."
-                    f" Decompress it to {name.removesuffix(suffix)}.tar ({_DECOMPRESS[suffix]}), or"
-                    " move it away"
+                    f"{directory.display_name(name)}: is compressed, but images are read in random"
+                    f" order. Decompress it to {name.removesuffix(suffix)}.tar"
+                    f" ({_DECOMPRESS[suffix]}), or move it away"
                 )
             skipped.add("compressed, beside the unpacked file", name, fault=False)
     if not found:
@@ -290,9 +291,11 @@ def _found(directory: Directory, split: str) -> _Files:
             f"--data_dir={place}: holds no {split} tar files (names like {split}-000000.tar, or a"
             f" directory {split})"
         )
-    files = listing.whole_set(place, split, found)
-    others = listing.of_no_split(place, [name for name in names if name.endswith(".tar")], named)
-    return files, None, (*listing.gaps(place, files), *skipped.notes(place), *others)
+    files = listing.complete_file_set(place, split, found)
+    others = listing.unassigned_files(
+        place, [name for name in names if name.endswith(".tar")], named
+    )
+    return files, None, (*listing.numbering_gaps(place, files), *skipped.notes(place), *others)
 
 
 @dataclasses.dataclass(frozen=True)

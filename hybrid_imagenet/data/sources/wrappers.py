@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from hybrid_imagenet.data.listing import Note
+from hybrid_imagenet.data.listing import DatasetNote
 from hybrid_imagenet.data.sources.source import Source
 
 
@@ -27,7 +27,7 @@ class Subset(Source):
         self,
         source: Source,
         indices: npt.NDArray[np.int64],
-        notes: tuple[Note, ...] = (),
+        notes: tuple[DatasetNote, ...] = (),
     ) -> None:
         super().__init__()
         self._source, self._indices = source, indices

@@ -11,8 +11,8 @@ import google_crc32c
 import numpy as np
 
 from hybrid_imagenet.comm.quiet import import_tensorflow
-from hybrid_imagenet.data import Request, images
-from hybrid_imagenet.data.listing import Note
+from hybrid_imagenet.data import DatasetRequest, images
+from hybrid_imagenet.data.listing import DatasetNote
 from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.data.sources.source import BadRecord, Source
 from hybrid_imagenet.tools.data import parallel
@@ -21,7 +21,7 @@ _CHUNK = 512
 _BLOCK = 1 << 24
 
 
-def check(request: Request, workers: int) -> Iterator[Note]:
+def check(request: DatasetRequest, workers: int) -> Iterator[DatasetNote]:
     """Yields a line for each fault, with file, place and reason, and for what else is worth
     knowing.
     """
@@ -32,14 +32,14 @@ def check(request: Request, workers: int) -> Iterator[Note]:
         manifest = tfrecord.read_manifest(directory)
         if manifest is not None:
             entry = manifest["splits"][request.split]
-            yield from map(Note, _against_manifest(source.files, entry["shards"]))
+            yield from map(DatasetNote, _against_manifest(source.files, entry["shards"]))
             for kind, lines in (
                 ("", entry.get("notes", [])),
                 ("left out ", entry.get("bad_records", [])),
             ):
                 for line in lines:
                     known = f"{kind}when the set was prepared: {json.dumps(line)[1:-1]}"
-                    yield Note(f"{directory / tfrecord.MANIFEST}: {request.split}: {known}")
+                    yield DatasetNote(f"{directory / tfrecord.MANIFEST}: {request.split}: {known}")
     parts = [
         range(source.num_examples)[first : first + _CHUNK]
         for first in range(0, source.num_examples, _CHUNK)
@@ -49,12 +49,12 @@ def check(request: Request, workers: int) -> Iterator[Note]:
     for part, (faults, found) in parallel.run(_check_part, request, parts, workers):
         progress.add(len(part))
         labels[part] = found
-        yield from map(Note, faults)
+        yield from map(DatasetNote, faults)
     counts = np.bincount(labels[labels >= 0], minlength=source.num_classes)
     empty = np.flatnonzero(counts == 0)
     if request.split == "train" and counts.any() and len(empty):
         first = source.class_names[empty[0]]
-        yield Note(
+        yield DatasetNote(
             f"{len(empty)} of {len(counts)} classes have no training image, the first is {first}",
             False,
         )

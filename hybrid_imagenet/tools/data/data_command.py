@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_source(parser: argparse.ArgumentParser, flag: str) -> None:
     parser.add_argument(flag, dest="dataset", required=True, help=datasets.HELP)
     parser.add_argument(
-        "--data_dir", help=f"where it lies: a directory, or for {datasets.AT_URLS} a URL"
+        "--data_dir", help=f"where it lies: a directory, or for {datasets.URL_DATASETS} a URL"
     )
     parser.add_argument("--data_cache_dir", help="for copies of the files of a URL")
     parser.add_argument(
@@ -98,7 +98,7 @@ def _prepare(arguments: argparse.Namespace) -> int:
         arguments.bad_records == "skip",
         arguments.max_bad_records,
     )
-    source = datasets.Request.from_flags(arguments)
+    source = datasets.DatasetRequest.from_flags(arguments)
     manifest = prepare.prepare(source, target, settings, arguments.workers)
     for split, entry in manifest["splits"].items():
         size = sum(shard["bytes"] for shard in entry["shards"])
@@ -120,13 +120,15 @@ def _check(arguments: argparse.Namespace) -> int:
 
     if arguments.split is None:
         train, validation = (
-            datasets.Request.from_flags(arguments, split).open() for split in data.SPLITS
+            datasets.DatasetRequest.from_flags(arguments, split).open() for split in data.SPLITS
         )
         listing.check_splits(arguments.dataset, train.class_names, validation.class_names)
     faults = 0
     printed: set[str] = set()
     for split in [arguments.split] if arguments.split else data.SPLITS:
-        for note in check.check(datasets.Request.from_flags(arguments, split), arguments.workers):
+        for note in check.check(
+            datasets.DatasetRequest.from_flags(arguments, split), arguments.workers
+        ):
             # Both splits are in one directory, whose other files each of them skips.
             if note.text in printed:
                 continue

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from hybrid_imagenet.data import Request, Source
+from hybrid_imagenet.data import DatasetRequest, Source
 from hybrid_imagenet.errors import UserError
 
 Task = TypeVar("Task")
@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 _source: Source  # of a worker
 
 
-def _start(request: Request) -> None:
+def _start(request: DatasetRequest) -> None:
     """Opens the source in a worker, and makes the worker end when its parent is gone, even if that
     was killed.
     """
@@ -47,7 +47,7 @@ def _call(function: Callable[[Source, Any], Any], task: Any) -> Any:
 
 def run(
     function: Callable[[Source, Task], Result],
-    request: Request,
+    request: DatasetRequest,
     tasks: Sequence[Task],
     workers: int,
 ) -> Iterator[tuple[Task, Result]]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from hybrid_imagenet import files
 from hybrid_imagenet.comm.quiet import import_tensorflow
-from hybrid_imagenet.data import SPLITS, Request, images, listing
+from hybrid_imagenet.data import SPLITS, DatasetRequest, images, listing
 from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.data.sources.folder import FolderSource
 from hybrid_imagenet.data.sources.source import BadRecord, Source, write_index
@@ -59,7 +59,9 @@ class _Shard:
     settings: Settings
 
 
-def prepare(request: Request, target: Path, settings: Settings, workers: int = 1) -> dict[str, Any]:
+def prepare(
+    request: DatasetRequest, target: Path, settings: Settings, workers: int = 1
+) -> dict[str, Any]:
     """Writes `train` and `validation` shards of a data set into `target`; returns the manifest.
 
     Shards appear whole or not at all. A shard that an interrupted call with the same source and
@@ -106,7 +108,7 @@ def prepare(request: Request, target: Path, settings: Settings, workers: int = 1
 
 
 def _receipt_of(
-    request: Request, sources: Mapping[str, Source], settings: Settings
+    request: DatasetRequest, sources: Mapping[str, Source], settings: Settings
 ) -> dict[str, Any]:
     """Returns what an interrupted call and the one that continues it must have in common,
     JSON-ready.
@@ -169,7 +171,7 @@ def _claim(target: Path, receipt: dict[str, Any]) -> None:
 
 
 def _write_split(
-    request: Request, source: Source, target: Path, settings: Settings, workers: int
+    request: DatasetRequest, source: Source, target: Path, settings: Settings, workers: int
 ) -> dict[str, Any]:
     split = request.split
     count = -(-source.num_examples // settings.per_shard)
