@@ -54,12 +54,12 @@ def parts_of(config: RunConfig, communicator: Communicator) -> Parts:
     config = defaults.shared(config, communicator.broadcast_object)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
-    with communicator.together():
+    with communicator.raise_on_all_ranks():
         precision = hardware.choose_precision(config.precision, config.model)
         build.check_decoder(config)
         train, validation = build.sources(config)
     same_data.check_ranks(communicator, build.by_name(config, train, validation))
-    with communicator.together():
+    with communicator.raise_on_all_ranks():
         build.check_window(config, train)
         flag_checks.check_data(config, train.num_examples)
         recording = Recording(config, communicator.rank, communicator.size)

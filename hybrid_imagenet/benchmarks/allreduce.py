@@ -66,7 +66,8 @@ def _start(options: argparse.Namespace) -> dict[str, ConnectedRanks]:
             _settings(options, name, "none") for name in options.algorithms if name != "mpi"
         ]
         started[engine] = typing.cast(
-            "ConnectedRanks", comm.start(comm.Settings(engine=engine), others=reductions)
+            "ConnectedRanks",
+            comm.start(comm.CommunicationSettings(engine=engine), others=reductions),
         )
     return started
 
@@ -118,10 +119,12 @@ def _row(
     }
 
 
-def _settings(options: argparse.Namespace, algorithm: str, compression: str) -> comm.Settings:
+def _settings(
+    options: argparse.Namespace, algorithm: str, compression: str
+) -> comm.CommunicationSettings:
     own = dataclasses.asdict(ALGORITHMS[algorithm].options())
     own |= {name: options.torus_grid for name in own if name == "torus_grid"}
-    return comm.Settings(allreduce=algorithm, compression=compression, options=own)
+    return comm.CommunicationSettings(allreduce=algorithm, compression=compression, options=own)
 
 
 def _ours(
@@ -134,18 +137,20 @@ def _ours(
     """A function that reduces `size` bytes of FP32, and the bytes that travel."""
     import tensorflow as tf
 
-    from hybrid_imagenet.comm.communicator import travelling
+    from hybrid_imagenet.comm.communicator import pack_for_allreduce
     from hybrid_imagenet.comm.fusion import WIRE_BYTES, Bucket
 
     settings = _settings(options, algorithm, compression)
-    wire = settings.wire
+    wire = settings.wire_dtype
     elements = size // 4
     wire_bytes = elements * WIRE_BYTES[wire]
-    chosen = communicator.selector(settings).of(Bucket((0,), wire, wire_bytes))
+    chosen = communicator.make_selector(settings).algorithm_for(Bucket((0,), wire, wire_bytes))
 
     @tf.function(autograph=False)
     def reduce(tensor: tf.Tensor) -> tf.Tensor:
-        return chosen.sum(travelling([tensor], 1, wire), f"benchmark_{algorithm}_{wire}_{size}")[0]
+        return chosen.allreduce(
+            pack_for_allreduce([tensor], 1, wire), f"benchmark_{algorithm}_{wire}_{size}"
+        )[0]
 
     tensor = tf.ones([elements])
     traced = reduce.get_concrete_function(tensor)

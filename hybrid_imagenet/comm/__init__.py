@@ -9,7 +9,7 @@ optimizer is known.
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.comm.process import start
-from hybrid_imagenet.comm.settings import Settings
+from hybrid_imagenet.comm.settings import CommunicationSettings
 from hybrid_imagenet.comm.single_process import SingleProcess
 
-__all__ = ["Communicator", "Settings", "SingleProcess", "placement", "start"]
+__all__ = ["CommunicationSettings", "Communicator", "SingleProcess", "placement", "start"]

@@ -1,15 +1,17 @@
-"""Sums buckets of gradients over all ranks, by algorithms made of collective operations among
-groups of ranks.
+"""Composes all-reduces over all ranks from collectives among groups of ranks.
 
-Each takes the vector of a bucket and returns its sum. The ring is the engine's own all-reduce; the
-others pad the vector so that it can be cut evenly.
+Each algorithm takes the vector of a bucket and returns its sum over all ranks. The ring is the
+all-reduce of the engine itself. The others pad the vector, so that it can be split evenly.
 
-ring           one all-reduce over all ranks
-hierarchical   torus with one row per host (the scheme that Horovod and NCCL call hierarchical)
-masters        sum in each group, all-reduce between the first ranks of the groups, broadcast in
-each group (Jia et al.) size_switched  masters for small buckets, the ring for large ones (Jia et
-al.) torus          reduce-scatter in rows, all-reduce in columns, all-gather in rows (Mikami et
-al.)
+| --allreduce     | algorithm                                                    | reference      |
+|-----------------|--------------------------------------------------------------|----------------|
+| `ring`          | one all-reduce over all ranks                                |                |
+| `hierarchical`  | a torus with one row per host, as Horovod and NCCL name it   |                |
+| `masters`       | sum in each group, all-reduce between the groups' first      | Jia et al.     |
+|                 | ranks, broadcast in each group                               |                |
+| `size_switched` | masters for small buckets, the ring for large ones           | Jia et al.     |
+| `torus`         | reduce-scatter in rows, all-reduce in columns, all-gather in | Mikami et al.  |
+|                 | rows                                                         |                |
 """
 
 from __future__ import annotations
@@ -26,14 +28,56 @@ import tensorflow as tf
 from hybrid_imagenet.comm import torus
 from hybrid_imagenet.comm.collectives import Collectives
 from hybrid_imagenet.comm.fusion import Bucket
-from hybrid_imagenet.comm.settings import ALGORITHMS, Settings
+from hybrid_imagenet.comm.settings import ALGORITHMS, CommunicationSettings
 from hybrid_imagenet.errors import UserError
 
 
+class AlgorithmSelector:
+    """Selects the all-reduce algorithm of each bucket, the same on all ranks."""
+
+    def __init__(
+        self,
+        context: RankContext,
+        settings: CommunicationSettings,
+        *,
+        native_algorithm: bool = False,
+    ) -> None:
+        """Creates the algorithms and their groups of ranks. Every rank must do so.
+
+        Args:
+          context: The ranks. A process must use the same `collectives` object for all selectors of
+            an engine, because Horovod rejects a second process set with the same ranks.
+          settings: The algorithm and its options.
+          native_algorithm: Whether the engine's own all-reduce already runs the algorithm of
+            `settings`, so that it need not be composed.
+
+        Raises:
+          UserError: If the algorithm needs hosts with equal numbers of ranks.
+          ValueError: If the grid does not hold all ranks.
+        """
+        self._bfloat16_algorithm = Bfloat16AllReduce(context)
+        self._algorithm: AllReduceAlgorithm
+        if native_algorithm:
+            self._algorithm = Ring(context)
+        else:
+            self._algorithm = make_algorithm(settings.allreduce, context, **settings.options)
+        self._algorithm.name = settings.allreduce
+
+    def algorithm_for(self, bucket: Bucket) -> AllReduceAlgorithm:
+        """Returns the algorithm that sums a bucket."""
+        if bucket.wire_dtype == "bfloat16":
+            return self._bfloat16_algorithm
+        return self._algorithm.for_size(bucket.bytes)
+
+
 @dataclasses.dataclass(frozen=True)
-class Ranks:
-    """The ranks among which an algorithm works: this one's number, the host of every rank, the
-    engine's operations.
+class RankContext:
+    """The ranks among which an algorithm works.
+
+    Attributes:
+      rank: This process's rank.
+      hosts: Host of every rank.
+      collectives: The engine's collectives, which connect the ranks.
     """
 
     rank: int
@@ -41,257 +85,302 @@ class Ranks:
     collectives: Collectives
 
 
-def _grid(text: str | None, hosts: Sequence[str]) -> torus.Grid:
-    """Returns the grid written as `text`, or the default one; raises ValueError if it does not hold
-    all ranks.
-    """
-    return torus.parse_grid(text, len(hosts)) if text else torus.default_grid(hosts)
+class AllReduceAlgorithm(abc.ABC):
+    """Sums a vector over all ranks.
 
+    A constructor takes a `RankContext` and, by name, the options that `comm.settings.ALGORITHMS`
+    declares for the algorithm. It creates the groups of ranks that the algorithm needs. All ranks
+    must create the same algorithms in the same order, because all ranks must create all groups.
 
-class Algorithm(abc.ABC):
-    """A way to sum a vector over all ranks.
-
-    A constructor takes `Ranks` and the options that `comm.settings.ALGORITHMS` declares for it, by
-    name.
+    Attributes:
+      name: As logs and statistics show it: the key in `ALGORITHMS`, which `make_algorithm` sets.
     """
 
-    name = ""  # in `ALGORITHMS`; `make` sets it
+    name = ""
 
     @classmethod
-    def rows_are_hosts(cls, hosts: Sequence[str], **options: typing.Any) -> bool:
-        """Returns whether it is a torus with one row per host, which Horovod itself has for
-        NCCL.
+    def has_one_row_per_host(cls, hosts: Sequence[str], **options: typing.Any) -> bool:
+        """Returns whether this is a torus with one row per host.
+
+        Horovod has that algorithm itself for NCCL.
+
+        Args:
+          hosts: Host of every rank.
+          **options: Options of the algorithm.
         """
         del hosts, options
         return False
 
-    def for_size(self, size: int) -> Algorithm:
-        """Returns the algorithm for a bucket of `size` bytes."""
-        del size
+    def for_size(self, num_bytes: int) -> AllReduceAlgorithm:
+        """Returns the algorithm for buckets of this size, which may be this one itself."""
+        del num_bytes
         return self
 
     @abc.abstractmethod
-    def sum(self, flat: tf.Tensor, name: str) -> tf.Tensor:
-        """Returns the sum over ranks of a tensor of shape [n], in its type. `name` pairs the ranks'
-        operations.
+    def allreduce(self, vector: tf.Tensor, name: str) -> tf.Tensor:
+        """Sums a vector over all ranks.
+
+        Args:
+          vector: Shape [n] and dtype, the same on all ranks.
+          name: Prefix of the names of the collectives, which pairs them with those of other ranks;
+            unique among sums that run at the same time.
+
+        Returns:
+          The sum, with the shape and dtype of `vector`.
         """
 
 
-def make(name: str, ranks: Ranks, **options: typing.Any) -> Algorithm:
-    """Returns the algorithm that `--allreduce=name` stands for, with its options.
+def make_algorithm(name: str, context: RankContext, **options: typing.Any) -> AllReduceAlgorithm:
+    """Creates the algorithm that `--allreduce=name` selects.
+
+    Args:
+      name: A key of `comm.settings.ALGORITHMS`.
+      context: The ranks.
+      **options: Options of the algorithm.
 
     Raises:
-      UserError: if the algorithm needs hosts with equal numbers of ranks.
-      ValueError: if a grid does not hold all ranks.
+      UserError: If the algorithm needs hosts with equal numbers of ranks.
+      ValueError: If the grid does not hold all ranks.
     """
-    known = ALGORITHMS[name]
-    made: Algorithm = pkgutil.resolve_name(known.constructor)(
-        ranks, **vars(known.options(**options))
-    )
-    made.name = name
-    return made
+    spec = ALGORITHMS[name]
+    all_options = vars(spec.options(**options))
+    algorithm: AllReduceAlgorithm = pkgutil.resolve_name(spec.constructor)(context, **all_options)
+    algorithm.name = name
+    return algorithm
 
 
-class Ring(Algorithm):
+class Ring(AllReduceAlgorithm):
     """The engine's all-reduce over all ranks."""
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._do = ranks.collectives
+    def __init__(self, context: RankContext) -> None:
+        """Needs no groups."""
+        self._collectives = context.collectives
 
-    def sum(self, flat: tf.Tensor, name: str) -> tf.Tensor:
-        return self._do.allreduce_apart(flat, name)
+    def allreduce(self, vector: tf.Tensor, name: str) -> tf.Tensor:
+        return self._collectives.allreduce_unfused(vector, name)
 
 
-class Cut(Algorithm):
-    """An algorithm that cuts the vector into `parts` of one length."""
+class EvenlySplitAllReduce(AllReduceAlgorithm):
+    """Pads the vector, so that it can be split into `num_chunks` chunks of equal length."""
 
-    parts = 1
+    num_chunks = 1
 
-    def sum(self, flat: tf.Tensor, name: str) -> tf.Tensor:
-        """Pads the vector, sums, and cuts the padding off."""
-        pad = -flat.shape[0] % self.parts
-        if not pad:
-            return self.sum_padded(flat, name)
-        return self.sum_padded(tf.pad(flat, [[0, pad]]), name)[: flat.shape[0]]
+    def allreduce(self, vector: tf.Tensor, name: str) -> tf.Tensor:
+        length = vector.shape[0]
+        padding = -length % self.num_chunks
+        if padding == 0:
+            return self.allreduce_padded(vector, name)
+        padded_vector = tf.pad(vector, [[0, padding]])
+        return self.allreduce_padded(padded_vector, name)[:length]
 
     @abc.abstractmethod
-    def sum_padded(self, flat: tf.Tensor, name: str) -> tf.Tensor:
-        """Returns the sum over ranks of a tensor of shape [n], n a multiple of `parts`."""
+    def allreduce_padded(self, vector: tf.Tensor, name: str) -> tf.Tensor:
+        """Sums a vector [n] over all ranks, where n is divisible by `num_chunks`."""
 
 
-def _make_sets(ranks: Ranks, groups: Sequence[Sequence[int]]) -> dict[tuple[int, ...], typing.Any]:
-    """Returns the sets of several ranks by their members; all ranks make all sets, in the same
-    order.
+class Torus(EvenlySplitAllReduce):
+    """Reduce-scatter in rows, all-reduce in columns, all-gather in rows.
+
+    Reference:
+      Mikami et al., arXiv 1811.05233.
     """
-    return {
-        tuple(members): ranks.collectives.group(members) for members in groups if len(members) > 1
-    }
-
-
-class Torus(Cut):
-    """Reduce-scatter in rows, all-reduce in columns, all-gather in rows."""
 
     @classmethod
-    def rows_are_hosts(cls, hosts: Sequence[str], **options: typing.Any) -> bool:
-        """Returns whether the grid is that of the hosts."""
-        return _grid(options.get("torus_grid"), hosts) == torus.host_grid(hosts)
+    def has_one_row_per_host(cls, hosts: Sequence[str], **options: typing.Any) -> bool:
+        """Returns whether each row of the grid has all ranks of one host."""
+        return _parse_grid(options.get("torus_grid"), hosts) == torus.host_grid(hosts)
 
-    def __init__(self, ranks: Ranks, *, torus_grid: str | None) -> None:
-        """Makes the sets of ranks.
+    def __init__(self, context: RankContext, *, torus_grid: str | None) -> None:
+        """Creates a group for each row and each column.
+
+        Args:
+          context: The ranks.
+          torus_grid: Grid as VxH; None for `torus.default_grid`.
 
         Raises:
-          ValueError: if the grid does not hold all ranks.
+          ValueError: If the grid does not hold all ranks.
         """
-        rows = torus.rows(ranks.hosts, _grid(torus_grid, ranks.hosts))
+        rows = torus.rows(context.hosts, _parse_grid(torus_grid, context.hosts))
         columns = torus.columns(rows)
-        self.parts = len(columns)
-        self._do = ranks.collectives
-        made = _make_sets(ranks, [*rows, *columns])
-        self._row = next(made.get(tuple(row)) for row in rows if ranks.rank in row)
-        self._column = next(made.get(tuple(column)) for column in columns if ranks.rank in column)
+        self.num_chunks = len(columns)
+        self._collectives = context.collectives
+        groups = _create_groups(context, [*rows, *columns])
+        self._row = groups.get(_members_with(context.rank, rows))
+        self._column = groups.get(_members_with(context.rank, columns))
 
-    def sum_padded(self, flat: tf.Tensor, name: str) -> tf.Tensor:
-        """Sends each element twice through the row and, divided by the row's length, through the
-        column.
+    def allreduce_padded(self, vector: tf.Tensor, name: str) -> tf.Tensor:
+        """Sends each element twice in the row, and 1/H of the elements in the column.
+
+        H is the number of ranks in a row. A row or column of one rank sends nothing.
         """
         if self._row is None and self._column is None:
-            return flat
-        part = flat
+            return vector
+        total = vector
         if self._row is not None:
-            part = self._do.reducescatter(part, f"{name}_scatter", self._row)
+            total = self._collectives.reducescatter(total, f"{name}_scatter", self._row)
         if self._column is not None:
-            part = self._do.allreduce(part, f"{name}_column", self._column)
+            total = self._collectives.allreduce(total, f"{name}_column", self._column)
         if self._row is not None:
-            part = self._do.allgather(part, f"{name}_gather", self._row)
-        return tf.ensure_shape(part, flat.shape)
+            total = self._collectives.allgather(total, f"{name}_gather", self._row)
+        return tf.ensure_shape(total, vector.shape)
 
 
 class Hierarchical(Torus):
     """A torus with one row per host."""
 
     @classmethod
-    def rows_are_hosts(cls, hosts: Sequence[str], **options: typing.Any) -> bool:
-        """Returns whether the hosts have equally many ranks."""
+    def has_one_row_per_host(cls, hosts: Sequence[str], **options: typing.Any) -> bool:
+        """Returns whether the hosts have equal numbers of ranks."""
         return torus.host_grid(hosts) is not None
 
-    def __init__(self, ranks: Ranks) -> None:
-        """Makes the sets of ranks.
+    def __init__(self, context: RankContext) -> None:
+        """Creates a group for each host, and one for each position in the hosts.
+
+        Args:
+          context: The ranks.
 
         Raises:
-          UserError: if the hosts hold different numbers of ranks.
+          UserError: If the hosts have different numbers of ranks.
         """
-        grid = torus.host_grid(ranks.hosts)
+        grid = torus.host_grid(context.hosts)
         if grid is None:
-            counts = ", ".join(
-                f"{host} {count}" for host, count in collections.Counter(ranks.hosts).items()
-            )
+            ranks_per_host = collections.Counter(context.hosts)
+            counts = ", ".join(f"{host} {count}" for host, count in ranks_per_host.items())
             raise UserError(
-                f"--allreduce=hierarchical: the hosts hold different numbers of ranks ({counts}):"
-                " start as many on each, or use --allreduce=ring or torus"
+                "--allreduce=hierarchical: the hosts have different numbers of ranks"
+                f" ({counts}). Start the same number on each host, or use --allreduce=ring or"
+                " torus."
             )
-        super().__init__(ranks, torus_grid=str(grid))
+        super().__init__(context, torus_grid=str(grid))
 
 
-class Masters(Cut):
-    """Sum in groups, all-reduce between the groups' masters (their lowest ranks), broadcast in
-    groups.
+class HierarchicalMasters(EvenlySplitAllReduce):
+    """Sum in groups, all-reduce between the groups' masters, broadcast in groups.
 
-    Engines have no reduction to one rank. The sum in a group is an all-reduce, whose result only
-    the master uses.
+    The master of a group is its lowest rank. Jia et al. call the algorithm hierarchical all-reduce.
+    Engines have no reduction to one rank, so the sum in a group is an all-reduce, of which only
+    the master uses the result.
+
+    Reference:
+      Jia et al., arXiv 1807.11205.
     """
 
-    def __init__(self, ranks: Ranks, *, torus_grid: str | None) -> None:
-        """Makes the sets of ranks.
+    def __init__(self, context: RankContext, *, torus_grid: str | None) -> None:
+        """Creates a group for each row of the grid, and one for all masters.
+
+        Args:
+          context: The ranks.
+          torus_grid: Grid as VxH, whose rows are the groups; None for `torus.default_grid`.
 
         Raises:
-          ValueError: if the grid does not hold all ranks.
+          ValueError: If the grid does not hold all ranks.
         """
-        groups = torus.rows(ranks.hosts, _grid(torus_grid, ranks.hosts))
-        masters = sorted(min(group) for group in groups)
-        self._do = ranks.collectives
-        made = _make_sets(ranks, [*groups, masters])
-        group = next(g for g in groups if ranks.rank in g)
-        self._root = min(group)
-        self._group = made.get(tuple(group))
-        self._masters = made.get(tuple(masters)) if ranks.rank == self._root else None
-        self._several = len(masters) > 1
+        rows = torus.rows(context.hosts, _parse_grid(torus_grid, context.hosts))
+        masters = sorted(min(row) for row in rows)
+        self._collectives = context.collectives
+        groups = _create_groups(context, [*rows, masters])
+        members = _members_with(context.rank, rows)
+        self._master = min(members)
+        self._group = groups.get(members)
+        is_master = context.rank == self._master
+        self._masters = groups.get(tuple(masters)) if is_master else None
+        self._has_several_masters = len(masters) > 1
 
-    def sum_padded(self, flat: tf.Tensor, name: str) -> tf.Tensor:
-        """Sends all elements through the groups twice and between the masters once."""
-        total = flat
+    def allreduce_padded(self, vector: tf.Tensor, name: str) -> tf.Tensor:
+        """Sends all elements twice in the groups and once between the masters."""
+        total = vector
         if self._group is not None:
-            total = self._do.allreduce(total, f"{name}_group", self._group)
+            total = self._collectives.allreduce(total, f"{name}_group", self._group)
         if self._masters is not None:
-            total = self._do.allreduce(total, f"{name}_masters", self._masters)
-        if self._group is not None and self._several:
-            total = self._do.broadcast(total, self._root, f"{name}_spread", self._group)
+            total = self._collectives.allreduce(total, f"{name}_masters", self._masters)
+        if self._group is not None and self._has_several_masters:
+            total = self._collectives.broadcast(total, self._master, f"{name}_spread", self._group)
         return total
 
 
-class SizeSwitched(Algorithm):
-    """Sums small buckets by masters and large ones by the ring (Jia et al.)."""
+class SizeSwitched(AllReduceAlgorithm):
+    """Sums small buckets by masters and large buckets by the ring.
 
-    def __init__(self, ranks: Ranks, *, torus_grid: str | None, size_switch_kb: int) -> None:
-        self._threshold = size_switch_kb * 1024
-        self._small = make("masters", ranks, torus_grid=torus_grid)
-        self._large = make("ring", ranks)
+    Reference:
+      Jia et al., arXiv 1807.11205 (hybrid all-reduce).
+    """
 
-    def for_size(self, size: int) -> Algorithm:
-        return self._small if size < self._threshold else self._large
+    def __init__(
+        self, context: RankContext, *, torus_grid: str | None, size_switch_kb: int
+    ) -> None:
+        """Creates both algorithms.
 
-    def sum(self, flat: tf.Tensor, name: str) -> tf.Tensor:
-        return self.for_size(flat.shape[0] * flat.dtype.size).sum(flat, name)
+        Args:
+          context: The ranks.
+          torus_grid: Grid as VxH, whose rows are the groups of masters.
+          size_switch_kb: Size in KiB from which on a bucket is summed by the ring.
+        """
+        self._threshold_bytes = size_switch_kb * 1024
+        self._masters = make_algorithm("masters", context, torus_grid=torus_grid)
+        self._ring = make_algorithm("ring", context)
+
+    def for_size(self, num_bytes: int) -> AllReduceAlgorithm:
+        return self._masters if num_bytes < self._threshold_bytes else self._ring
+
+    def allreduce(self, vector: tf.Tensor, name: str) -> tf.Tensor:
+        num_bytes = vector.shape[0] * vector.dtype.size
+        return self.for_size(num_bytes).allreduce(vector, name)
 
 
-class SixteenBitExchange(Cut):
-    """The sum of bfloat16 tensors, which Horovod's all-reduce refuses, carried as 16-bit integers.
+class Bfloat16AllReduce(EvenlySplitAllReduce):
+    """Sums bfloat16 vectors by an exchange of their bits as 16-bit integers.
 
-    Each rank receives its share of everyone's bits, adds them in FP32 in the order of ranks, and
-    the rounded shares are gathered: the traffic of a ring in the fewest steps, with one rounding
-    after the sum instead of one per rank.
+    Horovod's all-reduce does not support bfloat16. Each rank receives one chunk of the vector from
+    every rank, adds these in FP32 in the order of ranks, rounds the sum, and all ranks gather the
+    sums. That sends as many bytes as a ring, in the fewest steps, and rounds once after the sum
+    instead of once per rank.
     """
 
     name = "exchange"
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._do, self.parts = ranks.collectives, len(ranks.hosts)
+    def __init__(self, context: RankContext) -> None:
+        """Needs no groups."""
+        self._collectives = context.collectives
+        self.num_chunks = len(context.hosts)
 
-    def sum_padded(self, flat: tf.Tensor, name: str) -> tf.Tensor:
+    def allreduce_padded(self, vector: tf.Tensor, name: str) -> tf.Tensor:
         """Sums by all-to-all, local sum and all-gather."""
-        bits = self._do.alltoall(tf.bitcast(flat, tf.uint16), f"{name}_scatter")
-        shares = tf.bitcast(
-            tf.reshape(bits, [self.parts, flat.shape[0] // self.parts]), tf.bfloat16
-        )
-        share = tf.cast(tf.reduce_sum(tf.cast(shares, tf.float32), 0), tf.bfloat16)
-        gathered = self._do.allgather(tf.bitcast(share, tf.uint16), f"{name}_gather")
-        return tf.bitcast(tf.ensure_shape(gathered, flat.shape), tf.bfloat16)
+        length = vector.shape[0]
+        bits = self._collectives.alltoall(tf.bitcast(vector, tf.uint16), f"{name}_scatter")
+        chunk_bits = tf.reshape(bits, [self.num_chunks, length // self.num_chunks])
+        chunks = tf.bitcast(chunk_bits, tf.bfloat16)
+        chunk_sum = tf.cast(tf.reduce_sum(tf.cast(chunks, tf.float32), 0), tf.bfloat16)
+        gathered = self._collectives.allgather(tf.bitcast(chunk_sum, tf.uint16), f"{name}_gather")
+        return tf.bitcast(tf.ensure_shape(gathered, vector.shape), tf.bfloat16)
 
 
-class Selector:
-    """Makes the algorithm that the settings ask for, and gives each bucket its own. The same on all
-    ranks.
+def _parse_grid(text: str | None, hosts: Sequence[str]) -> torus.Grid:
+    """Returns the grid written as `text`, or the default grid if it is None or empty.
+
+    Raises:
+      ValueError: If the grid does not hold all ranks.
     """
+    return torus.parse_grid(text, len(hosts)) if text else torus.default_grid(hosts)
 
-    def __init__(self, ranks: Ranks, settings: Settings, *, engine_does_it: bool = False) -> None:
-        """Makes the sets of ranks.
 
-        Args:
-          ranks: all of them; one object of collectives per process, as Horovod refuses the same set
-          twice.
-          settings: the algorithm with its options.
-          engine_does_it: the engine's own all-reduce has been set to the algorithm, so that nothing
-            need be composed.
+def _create_groups(
+    context: RankContext, member_lists: Sequence[Sequence[int]]
+) -> dict[tuple[int, ...], typing.Any]:
+    """Creates the groups of several ranks, and returns them by their members.
 
-        Raises:
-          UserError: if the algorithm needs hosts with equal numbers of ranks.
-          ValueError: if the grid does not hold all ranks.
-        """
-        self._exchange = SixteenBitExchange(ranks)
-        self._chosen: Algorithm = (
-            Ring(ranks) if engine_does_it else make(settings.allreduce, ranks, **settings.options)
-        )
-        self._chosen.name = settings.allreduce
+    A group of one rank would have nothing to send, so it is not created. All ranks create all
+    groups in the same order, also those that they are not in, because engines need it.
+    """
+    groups = {}
+    for members in member_lists:
+        if len(members) > 1:
+            groups[tuple(members)] = context.collectives.create_group(members)
+    return groups
 
-    def of(self, bucket: Bucket) -> Algorithm:
-        """Returns what sums a bucket."""
-        return self._exchange if bucket.wire == "bfloat16" else self._chosen.for_size(bucket.bytes)
+
+def _members_with(rank: int, member_lists: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Returns the list of ranks that contains `rank`."""
+    for members in member_lists:
+        if rank in members:
+            return tuple(members)
+    raise ValueError(f"rank {rank} is in none of {member_lists}")

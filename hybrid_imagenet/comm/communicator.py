@@ -1,4 +1,4 @@
-"""Defines the collective operations between ranks, which also work alone at size 1."""
+"""Defines the collective operations that ranks use to talk to each other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hybrid_imagenet.comm.packing import padded
+from hybrid_imagenet.comm.packing import round_up_to_rows
 from hybrid_imagenet.errors import EXIT_USAGE, SharedError, UserError
 
 if typing.TYPE_CHECKING:
@@ -16,14 +16,17 @@ if typing.TYPE_CHECKING:
 
 
 class Communicator(abc.ABC):
-    """Runs collective operations over all ranks. Every rank calls the same ones in the same order.
+    """Runs collective operations over all ranks.
+
+    Every rank must call the same operations in the same order. `SingleProcess` implements them for
+    one process, `ConnectedRanks` for several.
 
     Attributes:
-      rank: number of this process, from 0.
-      size: number of processes.
-      local_rank: number of this process among the ranks of its host.
-      local_size: number of processes on this host.
-      hosts: the name of every rank's host.
+      rank: Number of this process, from 0.
+      size: Number of processes.
+      local_rank: Number of this process among the ranks of its host, from 0.
+      local_size: Number of ranks on this host.
+      hosts: Name of every rank's host, in the order of ranks.
     """
 
     rank: int
@@ -34,135 +37,165 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def allreduce_sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """Returns the sum of a tensor over ranks, with its shape and type. Works in and outside of
-        a graph.
+        """Sums a tensor over all ranks, inside or outside of a graph.
 
         Args:
-          tensor: float16, float32, float64, int32 or int64 of any shape, which is the same on all
-          ranks.
-          name: pairs the operation with the same one of the other ranks; unique among operations
-            that run at one time.
+          tensor: Any shape, the same on all ranks; float16, float32, float64, int32 or int64.
+          name: Pairs this operation with the same operation of the other ranks. It must be unique
+            among operations that run at the same time.
+
+        Returns:
+          The sum, with the shape and dtype of `tensor`.
         """
 
     @abc.abstractmethod
     def allreduce_on_host(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """Returns the same sum of a tensor in the host's memory, where it stays: no GPU takes part
-        or is waited for.
+        """Sums a tensor over all ranks in host memory.
+
+        No GPU takes part, so the host does not wait for the work that a GPU has queued.
+
+        Args:
+          tensor: As for `allreduce_sum`; it should be in host memory already.
+          name: As for `allreduce_sum`.
+
+        Returns:
+          The sum in host memory, with the shape and dtype of `tensor`.
         """
 
     @abc.abstractmethod
     def allreduce_neighbors(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """Returns the sum over the `Settings.neighbors` ranks of this one's group; for the rest as
-        `allreduce_sum`.
+        """Sums a tensor over the ranks of this rank's neighbor group.
+
+        Ranks 0 to n - 1 form the first group, ranks n to 2n - 1 the second, and so on, where n is
+        `CommunicationSettings.neighbors`. All groups run at the same time.
+
+        Args:
+          tensor: As for `allreduce_sum`.
+          name: As for `allreduce_sum`, and the same in all groups.
+
+        Returns:
+          The sum over the group, with the shape and dtype of `tensor`.
         """
 
     @abc.abstractmethod
     def reduce_gradients(
         self, grads: Sequence[tf.Tensor], names: Sequence[str]
     ) -> tuple[list[tf.Tensor], list[tuple[int, ...]]]:
-        """Returns the mean of each gradient over ranks, in the vectors that travel: a GPU has few
-        kernels to start.
+        """Averages gradients over all ranks.
 
         Each gradient is divided by the number of ranks in FP32 before the sum, so that a sum in
-        FP16 cannot overflow where the mean does not; then it is cast to the wire's type and summed.
+        FP16 cannot overflow if the mean does not. Then it is cast to the wire dtype and summed.
+        The means stay packed as they were sent, because unpacking them would cost a GPU one kernel
+        per variable.
 
         Args:
-          grads: one floating-point tensor per variable, of static shape, in the order of the
-          variables.
-          names: the variables' names, unique, for logs and for choosing tensors that stay in FP32
-            on the wire.
+          grads: One floating-point tensor per variable, with static shape, in the same order on
+            all ranks.
+          names: The variables' names, unique, in the same order. All ranks must pass the same
+            names and shapes.
 
         Returns:
-          One vector for each bucket, in the wire's type, each gradient filled up with zeros to a
-          multiple of `comm.packing.ROW`; and the positions of each bucket's gradients, in their
-          order. Gradients without elements are in no bucket.
+          A pair `(vectors, members)`. `vectors` has one vector per bucket, in the wire dtype, in
+          which each gradient is padded with zeros to a multiple of `comm.packing.ROW_SIZE`.
+          `members` has, for each bucket, the positions in `grads` of its gradients, in the order
+          in which they are packed. Gradients without elements are in no bucket.
 
         Raises:
-          TypeError: for sparse gradients (tf.IndexedSlices) or gradients that are not
-          floating-point.
-          ValueError: if the numbers of gradients and names differ, a gradient is None or its shape
-            is not static.
+          TypeError: If a gradient is sparse (tf.IndexedSlices) or not floating-point.
+          ValueError: If `grads` and `names` differ in length, names are not unique, a gradient is
+            None, or its shape is not static.
         """
 
     @abc.abstractmethod
     def broadcast_variables(self, variables: Sequence[tf.Variable]) -> None:
-        """Overwrites the variables of all ranks with the values of rank 0. For use outside of
-        graphs.
+        """Overwrites the variables of all ranks with the values of rank 0, outside of graphs.
 
         Args:
-          variables: tf.Variable objects (of a Keras variable, its `value`), of any type but string,
-            in the same order with the same shapes and types on all ranks.
+          variables: tf.Variable objects (for a Keras variable, its `value`) of any dtype except
+            string, in the same order with the same shapes and dtypes on all ranks.
 
         Raises:
-          UserError: if the ranks' variables do not match.
+          SharedError: On all ranks, if the variables of a rank do not match those of rank 0.
         """
 
     @abc.abstractmethod
     def broadcast_object(self, obj: Any) -> Any:
-        """Returns what rank 0 passed, on all ranks, carried as JSON: tuples come out as lists, keys
-        as strings.
+        """Returns the object that rank 0 passed, on all ranks.
+
+        The object is sent as JSON, so tuples become lists, and keys become strings. The objects of
+        other ranks are ignored.
         """
 
     @abc.abstractmethod
     def allgather_object(self, obj: Any) -> list[Any]:
-        """Returns what each rank passed, in the order of ranks, carried as JSON."""
+        """Returns the objects of all ranks, in the order of ranks, sent as JSON."""
 
-    def agree(self, error: UserError | str | None) -> None:
-        """Ends all ranks together when one of them has met an error. Every rank calls it.
+    def raise_first_error(self, error: UserError | str | None) -> None:
+        """Raises the same error on all ranks if at least one rank passes an error.
+
+        Every rank must call it, so that no rank goes on alone and waits for the others forever.
 
         Args:
-          error: this rank's, or its message; None if all is well.
+          error: The error of this rank, or its message; None if there is none.
 
         Raises:
-          SharedError: on all ranks, with the first message by rank and its exit code; after its
-            rank and host if that is not rank 0.
+          SharedError: On all ranks, with the message and exit code of the lowest rank that passed
+            an error. The message begins with that rank and its host, unless it is rank 0.
         """
-        code = error.exit_code if isinstance(error, UserError) else EXIT_USAGE
-        for rank, found in enumerate(
-            self.allgather_object(None if error is None else [str(error), code])
-        ):
-            if found is not None:
-                where = f"rank {rank} on {self.hosts[rank]}: " if rank else ""
-                raise SharedError(where + found[0], found[1])
+        report = None
+        if error is not None:
+            exit_code = error.exit_code if isinstance(error, UserError) else EXIT_USAGE
+            report = [str(error), exit_code]
+        for rank, rank_report in enumerate(self.allgather_object(report)):
+            if rank_report is not None:
+                message, exit_code = rank_report
+                where = f"rank {rank} on {self.hosts[rank]}: " if rank > 0 else ""
+                raise SharedError(where + message, exit_code)
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        """Ends all ranks with one message and exit code if a rank raises UserError inside; every
-        rank calls it.
+    def raise_on_all_ranks(self) -> Iterator[None]:
+        """Raises the same error on all ranks if a rank raises UserError inside this context.
+
+        Every rank must enter the context. When they leave it, they exchange their errors by
+        `raise_first_error`.
         """
-        found = None
+        user_error = None
         try:
             yield
         except UserError as error:
-            found = error
-        self.agree(found)
+            user_error = error
+        self.raise_first_error(user_error)
 
     def barrier(self) -> None:
         """Returns when every rank has called it."""
         self.allgather_object(None)
 
     def statistics(self) -> dict[str, Any]:
-        """Returns the costs of the reduction of gradients.
+        """Returns the cost of reducing gradients, and restarts its measurement.
 
         Returns:
-          Nothing at size 1, else `buckets` (list of bytes, number of tensors, type on the wire and
-          algorithm each),
-          `bytes` per step, and since the last call `steps` and `exposed_ms`: the mean time per step
-          from the last gradient to the last sum. Steps are not timed on GPUs, where a clock in the
-          step would make the host wait
-          for the device, nor with `Settings.deterministic`: `steps` is 0 then and `exposed_ms`
-            None.
+          {} if there is only one rank. Otherwise:
+
+          buckets: For each bucket its `bytes`, number of `tensors`, `wire` dtype and `algorithm`.
+          bytes: Bytes that each step sends.
+          steps: Number of steps measured since the last call.
+          exposed_ms: Mean time per step, in milliseconds, from the last gradient to the last sum.
+
+          On GPUs and with `CommunicationSettings.deterministic`, steps are not timed: `steps` is 0
+          and `exposed_ms` is None. On GPUs a clock inside the step would make the host wait for
+          the device.
         """
         return {}
 
     @abc.abstractmethod
     def shutdown(self) -> None:
-        """Ends communication; nothing but the attributes may be used afterwards."""
+        """Ends communication. After it, use nothing of this object except its attributes."""
 
 
 def pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Packs tensors of one type side by side into one vector, each filled up with zeros to whole
-    rows.
+    """Concatenates tensors of one dtype to a vector, each padded with zeros to whole rows.
+
+    A row has `comm.packing.ROW_SIZE` elements.
     """
     import tensorflow as tf
 
@@ -170,50 +203,67 @@ def pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     for tensor in tensors:
         count = tensor.shape.num_elements()
         pieces.append(tf.reshape(tensor, [-1]))
-        if padded(count) > count:
-            pieces.append(tf.zeros([padded(count) - count], tensor.dtype))
+        padding = round_up_to_rows(count) - count
+        if padding:
+            pieces.append(tf.zeros([padding], tensor.dtype))
     return tf.concat(pieces, 0) if len(pieces) > 1 else pieces[0]
 
 
-def travelling(grads: Sequence[tf.Tensor], ranks: int, wire: str) -> tf.Tensor:
-    """Packs gradients, each divided by `ranks` in FP32 and cast: a GPU in one program, a processor
-    after the cast.
+def pack_for_allreduce(grads: Sequence[tf.Tensor], ranks: int, wire_dtype: str) -> tf.Tensor:
+    """Divides gradients by the number of ranks, casts them to the wire dtype and packs them.
+
+    On a GPU all of it is one XLA program, which needs few kernels. A CPU casts each gradient before
+    packing, because it then copies fewer bytes.
+
+    Args:
+      grads: Floating-point tensors of static shape.
+      ranks: Number of ranks, by which the gradients are divided in FP32.
+      wire_dtype: Name of the dtype in which the vector is sent.
+
+    Returns:
+      A vector of dtype `wire_dtype`; see `pack`.
     """
     import tensorflow as tf
 
     from hybrid_imagenet import xla
 
-    def packed(*values: tf.Tensor) -> tf.Tensor:
-        vector = pack([tf.cast(value, tf.float32) for value in values])
-        return tf.cast(vector / float(ranks) if ranks > 1 else vector, wire)
+    def scale_and_pack(*gradients: tf.Tensor) -> tf.Tensor:
+        vector = pack([tf.cast(gradient, tf.float32) for gradient in gradients])
+        if ranks > 1:
+            vector = vector / float(ranks)
+        return tf.cast(vector, wire_dtype)
 
-    return (
-        xla.compile_on_gpu(packed)(*grads)
-        if xla.has_gpu()
-        else pack([packed(grad) for grad in grads])
-    )
+    if xla.has_gpu():
+        return xla.compile_on_gpu(scale_and_pack)(*grads)
+    return pack([scale_and_pack(grad) for grad in grads])
 
 
 def check_gradients(grads: Sequence[tf.Tensor], names: Sequence[str]) -> None:
-    """Raises what `Communicator.reduce_gradients` lists for gradients it cannot reduce."""
+    """Raises the errors of `Communicator.reduce_gradients` for gradients it cannot reduce."""
     import tensorflow as tf
 
     if len(grads) != len(names) or len(set(names)) != len(names):
         raise ValueError(
-            f"{len(grads)} gradients need as many unique names, not {len(names)} ({len(set(names))}"
-            " unique)"
+            f"{len(grads)} gradients were passed with {len(names)} names, of which"
+            f" {len(set(names))} are unique. Pass one unique name per gradient."
         )
     for name, grad in zip(names, grads, strict=True):
         if grad is None:
-            raise ValueError(f"no gradient reaches {name}")
+            raise ValueError(
+                f"No gradient reaches {name}. Pass only variables that the loss depends on."
+            )
         if isinstance(grad, tf.IndexedSlices):
             raise TypeError(
-                f"the gradient of {name} is sparse (tf.IndexedSlices): convert it with"
-                " tf.convert_to_tensor"
+                f"The gradient of {name} is sparse (tf.IndexedSlices). Convert it with"
+                " tf.convert_to_tensor."
             )
         if not grad.dtype.is_floating:
-            raise TypeError(f"the gradient of {name} is {grad.dtype.name}, not floating-point")
+            raise TypeError(
+                f"The gradient of {name} has the dtype {grad.dtype.name}. Cast it to a"
+                " floating-point dtype."
+            )
         if not grad.shape.is_fully_defined():
             raise ValueError(
-                f"the gradient of {name} has the shape {grad.shape}, which is not static"
+                f"The gradient of {name} has the shape {grad.shape}, which is not static. Set its"
+                " shape with tf.ensure_shape."
             )

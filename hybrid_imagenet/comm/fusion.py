@@ -1,75 +1,86 @@
-"""Groups gradients into buckets that travel together: pure arithmetic on sizes and order of
-appearance.
-"""
+"""Groups gradients into buckets, from their sizes and the order in which they are computed."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
 
+WIRE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+"""Bytes per element of each wire dtype."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Bucket:
-    """A group of gradients that are reduced together.
+    """A group of gradients that are sent in one message.
 
     Attributes:
-      members: positions in the list of gradients, in the order of appearance.
-      wire: name of the type in which they are sent.
-      bytes: size in that type.
+      members: Positions in the list of gradients, in backward order.
+      wire_dtype: Name of the dtype in which they are sent.
+      bytes: Size of the gradients in that dtype, without padding.
     """
 
     members: tuple[int, ...]
-    wire: str
+    wire_dtype: str
     bytes: int
 
 
-WIRE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
-
-
-def pack(
+def make_buckets(
     order: Sequence[int],
     elements: Sequence[int],
-    wire: str,
-    threshold: int,
-    late: int | None = None,
+    wire_dtype: str,
+    threshold_bytes: int,
+    last_threshold_bytes: int | None = None,
 ) -> list[Bucket]:
-    """Fills buckets in the order of appearance; a bucket is closed once it holds `threshold` bytes
-    (Jia et al.).
+    """Fills buckets in backward order until each holds at least `threshold_bytes`.
 
-    A gradient that reaches the threshold by itself gets a bucket of its own, which needs no
-    packing. So no bucket holds 2 * `threshold` bytes or more unless it has a single member. Empty
-    gradients are in no bucket.
+    A gradient that reaches the threshold alone gets its own bucket, which needs no packing. So a
+    bucket of several gradients is always smaller than 2 * `threshold_bytes`. Gradients without
+    elements are in no bucket.
 
     Args:
-      order: positions of the gradients by appearance in backpropagation; each position once.
-      elements: number of elements of each gradient, by position.
-      wire: name of the type in which they are sent.
-      threshold: bytes; 0 gives each gradient a bucket of its own.
-      late: takes the place of `threshold` once no more than that is still to come: nothing is left
-        to hide the last bucket, so it should be small. None for the same throughout.
+      order: Positions of the gradients in backward order; each position once.
+      elements: Number of elements of each gradient, by position.
+      wire_dtype: Name of the dtype in which gradients are sent.
+      threshold_bytes: Size at which a bucket is complete; 0 gives each gradient its own bucket.
+      last_threshold_bytes: Size at which a bucket is complete if at most `threshold_bytes` were
+        still to come when it was begun. No computation hides the last bucket, so it should be
+        small. None uses `threshold_bytes` for all buckets.
 
     Returns:
-      The buckets by the time at which they are complete.
+      The buckets in the order in which backpropagation completes them.
+
+    Raises:
+      ValueError: If `order` is not a permutation of the positions.
+
+    Reference:
+      Jia et al., arXiv 1807.11205 (tensor fusion).
     """
     if sorted(order) != list(range(len(elements))):
         raise ValueError("order must name each gradient once")
-    sizes = [count * WIRE_BYTES[wire] for count in elements]
-    done: list[Bucket] = []
-    waiting: list[int] = []
-    to_come, limit = sum(sizes), threshold
-    for position in filter(sizes.__getitem__, order):
-        if not waiting:
-            limit = threshold if late is None or to_come > threshold else min(late, threshold)
-        to_come -= sizes[position]
-        if sizes[position] >= limit:
-            done.append(_close([position], elements, wire))
+    sizes = [count * WIRE_BYTES[wire_dtype] for count in elements]
+    buckets: list[Bucket] = []
+    members: list[int] = []
+    member_bytes = 0
+    remaining_bytes = sum(sizes)
+    limit = threshold_bytes
+    for position in order:
+        size = sizes[position]
+        if size == 0:
             continue
-        waiting.append(position)
-        if sum(sizes[i] for i in waiting) >= limit:
-            done.append(_close(waiting, elements, wire))
-            waiting = []
-    return [*done, _close(waiting, elements, wire)] if waiting else done
-
-
-def _close(members: list[int], elements: Sequence[int], wire: str) -> Bucket:
-    return Bucket(tuple(members), wire, sum(elements[m] for m in members) * WIRE_BYTES[wire])
+        if not members:
+            limit = threshold_bytes
+            if last_threshold_bytes is not None and remaining_bytes <= threshold_bytes:
+                limit = min(last_threshold_bytes, threshold_bytes)
+        remaining_bytes -= size
+        if size >= limit:
+            buckets.append(Bucket((position,), wire_dtype, size))
+            continue
+        members.append(position)
+        member_bytes += size
+        if member_bytes >= limit:
+            buckets.append(Bucket(tuple(members), wire_dtype, member_bytes))
+            members = []
+            member_bytes = 0
+    if members:
+        buckets.append(Bucket(tuple(members), wire_dtype, member_bytes))
+    return buckets

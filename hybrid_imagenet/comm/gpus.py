@@ -218,7 +218,7 @@ def installed_cudnn() -> tuple[int, ...] | None:
     return tuple(int(part) for part in version.split(".")[:3])
 
 
-def without_verbs(root: Path = Path("/")) -> str | None:
+def rdma_problem(root: Path = Path("/")) -> str | None:
     """Returns why NCCL will not use this host's RDMA adapters, with the remedy; None if it can or
     there are none.
 

@@ -16,7 +16,7 @@ from hybrid_imagenet.comm import hosts
 from hybrid_imagenet.comm.collectives import Collectives
 from hybrid_imagenet.comm.connected import ConnectedRanks
 from hybrid_imagenet.comm.environment import placement
-from hybrid_imagenet.comm.settings import ALGORITHMS, Settings
+from hybrid_imagenet.comm.settings import ALGORITHMS, CommunicationSettings
 
 _ITSELF = "Horovod's own torus over NCCL, with one row per host"
 _COMPOSED = (
@@ -37,7 +37,7 @@ class HorovodCollectives(Collectives):
         self._all = tuple(range(size))
         self._sets = {self._all: hvd.global_process_set}
 
-    def group(self, ranks: Sequence[int]) -> hvd.ProcessSet:
+    def create_group(self, ranks: Sequence[int]) -> hvd.ProcessSet:
         """Returns the set of these ranks; the first request makes it."""
         key = tuple(sorted(ranks))
         if key not in self._sets:
@@ -54,31 +54,31 @@ class HorovodCollectives(Collectives):
         name: str,
         group: hvd.ProcessSet | None = None,
         *,
-        scoped: bool = False,
+        use_name_scope: bool = False,
     ) -> tf.Tensor:
         where = group or hvd.global_process_set
         return hvd.allreduce(
-            tensor, op=hvd.Sum, name=name, process_set=where, ignore_name_scope=not scoped
+            tensor, op=hvd.Sum, name=name, process_set=where, ignore_name_scope=not use_name_scope
         )
 
-    def allreduce_apart(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+    def allreduce_unfused(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Sums a group of one tensor: groups are not merged (HOROVOD_DISABLE_GROUP_FUSION)."""
         return hvd.grouped_allreduce([tensor], op=hvd.Sum, name=name, ignore_name_scope=True)[0]
 
-    def reducescatter(self, flat: tf.Tensor, name: str, group: hvd.ProcessSet) -> tf.Tensor:
+    def reducescatter(self, vector: tf.Tensor, name: str, group: hvd.ProcessSet) -> tf.Tensor:
         return hvd.reducescatter(
-            flat, op=hvd.Sum, name=name, process_set=group, ignore_name_scope=True
+            vector, op=hvd.Sum, name=name, process_set=group, ignore_name_scope=True
         )
 
     def allgather(
-        self, flat: tf.Tensor, name: str, group: hvd.ProcessSet | None = None
+        self, vector: tf.Tensor, name: str, group: hvd.ProcessSet | None = None
     ) -> tf.Tensor:
         """Gathers in one operation; lengths may differ."""
         where = group or hvd.global_process_set
-        return hvd.allgather(flat, name=name, process_set=where, ignore_name_scope=True)
+        return hvd.allgather(vector, name=name, process_set=where, ignore_name_scope=True)
 
-    def alltoall(self, flat: tf.Tensor, name: str) -> tf.Tensor:
-        return hvd.alltoall(flat, name=name, ignore_name_scope=True)
+    def alltoall(self, vector: tf.Tensor, name: str) -> tf.Tensor:
+        return hvd.alltoall(vector, name=name, ignore_name_scope=True)
 
     def broadcast(
         self, tensor: tf.Tensor, root: int, name: str, group: hvd.ProcessSet | None = None
@@ -90,9 +90,11 @@ class HorovodCollectives(Collectives):
 class HorovodCommunicator(ConnectedRanks):
     """Runs collectives over all ranks, through Horovod."""
 
-    names_last = True
+    reusable_names = True
 
-    def __init__(self, settings: Settings, others: Sequence[Settings] = ()) -> None:
+    def __init__(
+        self, settings: CommunicationSettings, others: Sequence[CommunicationSettings] = ()
+    ) -> None:
         """Connects to the other ranks.
 
         Args:
@@ -103,25 +105,25 @@ class HorovodCommunicator(ConnectedRanks):
           UserError: if the algorithm or grid does not fit the ranks and their hosts.
         """
         place = placement()
-        self.collectives = self._host = HorovodCollectives(place.size)
+        self.collectives = self._host_collectives = HorovodCollectives(place.size)
         nccl = _set_engine(settings)
-        own_key = hosts.key()
+        own_key = hosts.host_key()
         gathered = hosts.gather([*own_key, str(settings.neighbors)], place.size)
         keys = [entry[: len(own_key)] for entry in gathered]
         # Rank 0's number counts: it alone may know the run that is resumed, and with it the batch.
         neighbors = int(gathered[0][-1])
-        self._neighbors = self._group_of_neighbors(neighbors, place.rank, place.size)
-        itself = nccl and _does_itself(settings, hosts.names(keys))
+        self._neighbor_group = self._create_neighbor_group(neighbors, place.rank, place.size)
+        itself = nccl and _horovod_supports_natively(settings, hosts.unique_host_names(keys))
         if itself:
             os.environ.setdefault("HOROVOD_TORUS_ALLREDUCE", "1")
-        self._take_places(place, keys)
-        selector = self.selector(settings, engine_does_it=itself)
+        self._set_topology(place, keys)
+        selector = self.make_selector(settings, native_algorithm=itself)
         for other in others:
-            self.selector(other)  # asks for its sets
+            self.make_selector(other)  # asks for its sets
         if not hvd.is_initialized():
             hvd.init(process_sets=self.collectives.made())
         hosts.check_size(hvd.size(), place.size)
-        self._reduce_by(settings, selector, nccl)
+        self._set_reducer(settings, selector, nccl)
         if nccl and self.rank == 0 and settings.allreduce != "ring":
             _log.info("--allreduce=%s is %s", settings.allreduce, _ITSELF if itself else _COMPOSED)
 
@@ -132,20 +134,20 @@ class HorovodCommunicator(ConnectedRanks):
         hvd.shutdown()
 
 
-def _does_itself(settings: Settings, names: Sequence[str]) -> bool:
+def _horovod_supports_natively(settings: CommunicationSettings, names: Sequence[str]) -> bool:
     """Returns whether Horovod's torus over NCCL, one row per host, is what `settings.allreduce`
     asks for.
 
     Its hierarchical all-reduce is not used: between hosts that sums in the memory of the hosts,
     through MPI.
     """
-    found: bool = pkgutil.resolve_name(ALGORITHMS[settings.allreduce].constructor).rows_are_hosts(
-        names, **settings.options
-    )
+    found: bool = pkgutil.resolve_name(
+        ALGORITHMS[settings.allreduce].constructor
+    ).has_one_row_per_host(names, **settings.options)
     return found
 
 
-def _set_engine(settings: Settings) -> bool:
+def _set_engine(settings: CommunicationSettings) -> bool:
     """Sets Horovod's own options; returns whether NCCL carries the gradients.
 
     Horovod reads them when it starts. What the launcher or the user has set stays.

@@ -19,7 +19,7 @@ from hybrid_imagenet.errors import UserError, import_optional
 _INTERFACES = "NCCL_SOCKET_IFNAME"
 
 
-def key() -> list[str]:
+def host_key() -> list[str]:
     """Returns what tells hosts apart: the name, and the network namespace, as hosts may share a
     kernel and a name.
     """
@@ -115,7 +115,7 @@ def meeting_places(each: Sequence[Sequence[str]], keys: Sequence[Sequence[str]])
     return chosen
 
 
-def names(keys: Sequence[Sequence[str]]) -> tuple[str, ...]:
+def unique_host_names(keys: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Returns the host of every rank under a unique name: host names, numbered where several hosts
     share one.
     """

@@ -1,10 +1,12 @@
-"""Computes the places of tensors side by side in one vector: each starts at a whole row."""
+"""Defines the alignment of tensors that are packed into one vector."""
 
 from __future__ import annotations
 
-ROW = 1024  # numbers; 64 bytes would do for alignment, longer rows make tables over rows short
+# Each tensor begins at a multiple of this many elements. For memory alignment 16 would be enough,
+# but an optimizer keeps tables with one entry per row, and longer rows keep these tables short.
+ROW_SIZE = 1024
 
 
-def padded(count: int) -> int:
-    """The length of `count` numbers filled up to whole rows."""
-    return -(-count // ROW) * ROW
+def round_up_to_rows(count: int) -> int:
+    """Returns `count` elements rounded up to a multiple of `ROW_SIZE`."""
+    return -(-count // ROW_SIZE) * ROW_SIZE

@@ -34,7 +34,7 @@ from hybrid_imagenet.comm.environment import (
     placement,
     prepare,
 )
-from hybrid_imagenet.comm.settings import ENGINES, Settings
+from hybrid_imagenet.comm.settings import ENGINES, CommunicationSettings
 from hybrid_imagenet.comm.single_process import SingleProcess
 from hybrid_imagenet.comm.torus import parse_grid
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_STALLED, SharedError, UserError
@@ -55,10 +55,10 @@ Hook = Callable[[type[BaseException], BaseException, TracebackType | None], None
 
 
 def start(
-    settings: Settings | None = None,
+    settings: CommunicationSettings | None = None,
     *,
     threads: int | None = None,
-    others: Sequence[Settings] = (),
+    others: Sequence[CommunicationSettings] = (),
     persistent_batch_norm: bool = True,
 ) -> Communicator:
     """Prepares this process for its place among the ranks and connects it to the others.
@@ -73,20 +73,20 @@ def start(
       cores.
       others: settings of further reductions that the program will make by itself, so that their
         sets of ranks are known from the start.
-      persistent_batch_norm: see `gpus.prepare`; never with `Settings.deterministic`.
+      persistent_batch_norm: see `gpus.prepare`; never with `CommunicationSettings.deterministic`.
 
     Raises:
       UserError: if the launcher's variables are incomplete, Horovod is missing, a rank has no GPU
         of its own, there is no GPU although TensorFlow is built for them, or the algorithm or grid
         does not fit the ranks and hosts.
     """
-    settings = settings or Settings()
+    settings = settings or CommunicationSettings()
     check_grids(placement(), (settings, *others))
     persistent = persistent_batch_norm and not settings.deterministic
     return connect(ready(threads, persistent_batch_norm=persistent), settings, others)
 
 
-def check_grids(place: Placement, settings: Sequence[Settings]) -> None:
+def check_grids(place: Placement, settings: Sequence[CommunicationSettings]) -> None:
     """Raises UserError for a grid that does not hold all ranks."""
     for text in filter(None, (each.options.get("torus_grid") for each in settings)):
         try:
@@ -126,7 +126,9 @@ def engine_of(asked: str, *, by_mpi: bool | None = None) -> str:
     return "horovod" if importlib.util.find_spec("horovod") else "tensorflow"
 
 
-def connect(place: Placement, settings: Settings, others: Sequence[Settings] = ()) -> Communicator:
+def connect(
+    place: Placement, settings: CommunicationSettings, others: Sequence[CommunicationSettings] = ()
+) -> Communicator:
     """Connects a process that is `ready` to the other ranks; arguments and errors as for
     `start`.
     """
@@ -194,7 +196,7 @@ class _Process:
     """
 
     place: Placement | None = None
-    settings: Settings | None = None
+    settings: CommunicationSettings | None = None
     communicator: Communicator | None = None
     hook: Hook | None = None  # for uncaught errors, before `init`
 
@@ -323,7 +325,7 @@ def local_rank() -> int:
     return _place().local_rank
 
 
-def intend(settings: Settings) -> None:
+def intend(settings: CommunicationSettings) -> None:
     """Sets how gradients are exchanged, before the ranks are connected.
 
     Raises:
@@ -349,7 +351,7 @@ def communicator() -> Communicator:
       UserError: before `init`, where a launcher has started several ranks; else as `comm.start`.
     """
     if _process.communicator is None:
-        _process.settings = _process.settings or Settings()
+        _process.settings = _process.settings or CommunicationSettings()
         _process.communicator = connect(_place(), _process.settings)
         # Exit handlers run in reverse order, and Horovod's, by which the other ranks lose this one,
         # must come later.

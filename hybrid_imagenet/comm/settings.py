@@ -1,4 +1,4 @@
-"""Defines the flags of communication in plain values, and the tables of all-reduces and engines."""
+"""Defines how ranks communicate: flags, and the registries of all-reduces and engines."""
 
 from __future__ import annotations
 
@@ -13,40 +13,47 @@ from hybrid_imagenet.options import invalid_reason, option, options_of
 
 @dataclasses.dataclass(frozen=True)
 class NoOptions:
-    """An all-reduce without options."""
+    """Options of an all-reduce that has none."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GridOptions:
-    """Options of an all-reduce on a grid of ranks; the groups of `Masters` are its rows."""
+    """Options of an all-reduce on a grid of ranks.
+
+    `algorithms.HierarchicalMasters` uses the rows of the grid as groups.
+    """
 
     torus_grid: str | None = option(
         None,
-        "Rows x columns of GPUs, as VxH; a row is a group of masters; default published, by host,"
-        " or square.",
+        "Rows x columns of GPUs for the torus, as VxH; for masters a row is a group. By default a"
+        " published grid, one row per host, or nearly a square.",
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class SizeOptions(GridOptions):
-    """Options of an all-reduce that depends on the size."""
+    """Options of an all-reduce that depends on the size of a bucket."""
 
     size_switch_kb: int = option(
-        256, "Sum smaller buckets by masters, others by the ring.", unit="KiB", minimum=0
+        256,
+        "Sum buckets below this size by masters, larger ones by the ring.",
+        unit="KiB",
+        minimum=0,
     )
 
 
 @dataclasses.dataclass(frozen=True)
-class AllReduce:
+class AllReduceSpec:
     """A value of --allreduce.
 
     Attributes:
-      constructor: its class, as module:Class, called with `algorithms.Ranks` and the options.
-      options: the dataclass of its options.
-      cost: the planner's formula of its seconds; None stands for the ring's.
-      one_operation: whether Horovod over NCCL sums a bucket in one operation. It composes the
-        others of operations among sets of ranks, and negotiates those again at each step. A torus
-        with one row per host is `hierarchical`.
+      constructor: Class of the algorithm as "module:Class", called with `algorithms.RankContext`
+        and the options.
+      options: Dataclass of the algorithm's options.
+      cost: The planner's formula of its seconds; None uses the formula of the ring.
+      one_operation: Whether Horovod over NCCL runs the algorithm as one operation per bucket. Other
+        algorithms are composed of operations among process sets, which Horovod negotiates again at
+        each step.
     """
 
     constructor: str
@@ -56,19 +63,21 @@ class AllReduce:
 
 
 ALGORITHMS = {
-    "ring": AllReduce(
+    "ring": AllReduceSpec(
         "hybrid_imagenet.comm.algorithms:Ring", cost=cost_model.by_ring, one_operation=True
     ),
-    "torus": AllReduce("hybrid_imagenet.comm.algorithms:Torus", GridOptions, cost_model.by_torus),
-    "hierarchical": AllReduce(
+    "torus": AllReduceSpec(
+        "hybrid_imagenet.comm.algorithms:Torus", GridOptions, cost_model.by_torus
+    ),
+    "hierarchical": AllReduceSpec(
         "hybrid_imagenet.comm.algorithms:Hierarchical",
         cost=cost_model.by_hierarchical,
         one_operation=True,
     ),
-    "masters": AllReduce(
-        "hybrid_imagenet.comm.algorithms:Masters", GridOptions, cost_model.by_masters
+    "masters": AllReduceSpec(
+        "hybrid_imagenet.comm.algorithms:HierarchicalMasters", GridOptions, cost_model.by_masters
     ),
-    "size_switched": AllReduce(
+    "size_switched": AllReduceSpec(
         "hybrid_imagenet.comm.algorithms:SizeSwitched", SizeOptions, cost_model.by_size
     ),
 }
@@ -77,24 +86,30 @@ ENGINES = {
     "horovod": "hybrid_imagenet.comm.horovod_engine:HorovodCommunicator",
     "tensorflow": "hybrid_imagenet.comm.tensorflow_engine:TensorFlowCommunicator",
 }
-"""The communicator of each engine."""
-_NCCL_LATE_MB = 4
-_WIRES = {"none": "float32", "fp16": "float16", "bf16": "bfloat16"}
+"""Communicator class of each engine."""
+# With NCCL, buckets are smaller at the end of backpropagation, because no computation hides the
+# last one. With equal buckets it held 28 % of the bytes of ResNet-50.
+_NCCL_LAST_BUCKET_BYTES = 4 << 20
+_WIRE_DTYPES = {"none": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Communication:
-    """Communication."""
+class CommunicationFlags:
+    """Communication.
+
+    The first line is the title of these flags in --help.
+    """
 
     engine: str = option(
         "auto",
-        "Connection between ranks: Horovod, or TensorFlow's own collective operations; auto takes"
-        " Horovod where it is installed and MPI has started the ranks.",
+        "Library that connects the ranks: Horovod, or TensorFlow's own collective operations; auto"
+        " uses Horovod if it is installed and MPI has started the ranks.",
         choices=("auto", *ENGINES),
     )
     allreduce: str = option(
         "ring",
-        "How gradients are summed over GPUs; `hybrid-imagenet bench allreduce` compares.",
+        "Algorithm that sums gradients over GPUs; compare them with"
+        " `hybrid-imagenet bench allreduce`.",
         choices=tuple(ALGORITHMS),
     )
     compression: str = option("fp16", "Type in which gradients are sent.", choices=COMPRESSIONS)
@@ -107,15 +122,15 @@ class Communication:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(Communication):
-    """The settings of the exchange of gradients that `start` takes: the flags, and what comes with
-    them.
+class CommunicationSettings(CommunicationFlags):
+    """Settings of a communicator: the flags, and values that follow from other flags.
 
     Attributes:
-      options: the algorithm's options, by name.
-      neighbors: ranks that `Communicator.allreduce_neighbors` sums over: 0 to neighbors - 1, and so
-      on.
-      deterministic: read no clocks inside the step, which TensorFlow refuses in deterministic mode.
+      options: Options of the all-reduce algorithm, by name.
+      neighbors: Number of ranks that `Communicator.allreduce_neighbors` sums over; a divisor of
+        the number of ranks.
+      deterministic: Whether TensorFlow runs in deterministic mode. It then rejects clocks inside
+        the step, so steps are not timed.
     """
 
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -123,27 +138,34 @@ class Settings(Communication):
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        """Refuses what no choice of ranks could make work."""
-        for name in ("allreduce", "engine", "compression"):
-            value = getattr(self, name)
-            if reason := invalid_reason(value, options_of(Communication)[name]):
+        """Raises ValueError for values that are wrong for every number of ranks."""
+        choices = {
+            "allreduce": self.allreduce,
+            "engine": self.engine,
+            "compression": self.compression,
+        }
+        for name, value in choices.items():
+            reason = invalid_reason(value, options_of(CommunicationFlags)[name])
+            if reason:
                 raise ValueError(f"{name}={value}: {reason}")
-        known = {field.name for field in dataclasses.fields(ALGORITHMS[self.allreduce].options)}
-        for name in sorted(set(self.options) - known):
+        valid = {field.name for field in dataclasses.fields(ALGORITHMS[self.allreduce].options)}
+        for name in sorted(set(self.options) - valid):
             raise ValueError(f"{name}: there is no such option with allreduce={self.allreduce}")
 
     @property
     def fusion_bytes(self) -> int:
-        """Bytes after which a bucket is sent."""
+        """Number of bytes at which a bucket is complete."""
         return int(self.fusion_threshold_mb * 2**20)
 
-    def late_bytes(self, nccl: bool) -> int | None:
-        """Returns the same for the last buckets of a step, which nothing hides; None for no
-        difference.
+    def last_bucket_bytes(self, nccl: bool) -> int | None:
+        """Returns `fusion_bytes` for the last buckets of a step; None if it is the same.
+
+        Args:
+          nccl: Whether gradients are sent by NCCL.
         """
-        return _NCCL_LATE_MB << 20 if nccl else None
+        return _NCCL_LAST_BUCKET_BYTES if nccl else None
 
     @property
-    def wire(self) -> str:
-        """The type in which gradients travel."""
-        return _WIRES[self.compression]
+    def wire_dtype(self) -> str:
+        """Name of the dtype in which gradients are sent."""
+        return _WIRE_DTYPES[self.compression]

@@ -21,7 +21,7 @@ from hybrid_imagenet.comm import hosts, launcher_variables
 from hybrid_imagenet.comm.collectives import Collectives
 from hybrid_imagenet.comm.connected import ConnectedRanks
 from hybrid_imagenet.comm.environment import RANK_VARIABLE, Placement, placement
-from hybrid_imagenet.comm.settings import Settings
+from hybrid_imagenet.comm.settings import CommunicationSettings
 from hybrid_imagenet.errors import UserError, pluralize
 
 # the watchdog names a silent rank after 30 s, with its stack; TensorFlow's 10 s are too short
@@ -54,41 +54,46 @@ class TensorFlowCollectives(Collectives):
         # NCCL's kernels must start in one order on all ranks: the runtime orders what shares a
         # resource.
         self._token = [tf.Variable(0.0, trainable=False).handle] if gpu else []
-        self._everyone = self.group(range(size))
+        self._everyone = self.create_group(range(size))
 
-    def group(self, ranks: Sequence[int]) -> Members:
+    def create_group(self, ranks: Sequence[int]) -> Members:
         """Returns the group; the first request gives it the next number."""
         key = tuple(sorted(ranks))
         return self._groups.setdefault(key, Members(len(self._groups) + 1, key))
 
     def allreduce(
-        self, tensor: tf.Tensor, name: str, group: Members | None = None, *, scoped: bool = False
+        self,
+        tensor: tf.Tensor,
+        name: str,
+        group: Members | None = None,
+        *,
+        use_name_scope: bool = False,
     ) -> tf.Tensor:
-        if scoped and not tf.executing_eagerly():
+        if use_name_scope and not tf.executing_eagerly():
             name = tf.compat.v1.get_default_graph().unique_name(name)
         return tf.raw_ops.CollectiveReduceV2(
             input=tensor, merge_op="Add", final_op="Id", **self._place("sum", tensor, name, group)
         )
 
-    def reducescatter(self, flat: tf.Tensor, name: str, group: Members) -> tf.Tensor:
+    def reducescatter(self, vector: tf.Tensor, name: str, group: Members) -> tf.Tensor:
         """Sends each rank its part, and adds the parts in the order of ranks: the runtime has no
         such sum on CPUs.
         """
-        parts = tf.unstack(tf.reshape(self._exchange(flat, name, group), [len(group.ranks), -1]))
+        parts = tf.unstack(tf.reshape(self._exchange(vector, name, group), [len(group.ranks), -1]))
         return tf.add_n(parts)
 
-    def allgather(self, flat: tf.Tensor, name: str, group: Members | None = None) -> tf.Tensor:
+    def allgather(self, vector: tf.Tensor, name: str, group: Members | None = None) -> tf.Tensor:
         """Gathers in one operation; lengths are equal."""
         members = group or self._everyone
-        carried = _carried(flat)
+        carried = _carried(vector)
         found = tf.raw_ops.CollectiveGatherV2(
             input=carried, **self._place("gather", carried, name, group)
         )
         rows = _permuted(tf.reshape(found, [len(members.ranks), -1]), self._order(members))
-        return tf.bitcast(tf.reshape(rows, [-1]), flat.dtype)
+        return tf.bitcast(tf.reshape(rows, [-1]), vector.dtype)
 
-    def alltoall(self, flat: tf.Tensor, name: str) -> tf.Tensor:
-        return self._exchange(flat, name, self._everyone)
+    def alltoall(self, vector: tf.Tensor, name: str) -> tf.Tensor:
+        return self._exchange(vector, name, self._everyone)
 
     def broadcast(
         self, tensor: tf.Tensor, root: int, name: str, group: Members | None = None
@@ -107,14 +112,14 @@ class TensorFlowCollectives(Collectives):
             return tf.raw_ops.CollectiveBcastSendV2(input=tensor, **place)
         return tf.raw_ops.CollectiveBcastRecvV2(T=tensor.dtype, shape=tensor.shape, **place)
 
-    def _exchange(self, flat: tf.Tensor, name: str, group: Members) -> tf.Tensor:
+    def _exchange(self, vector: tf.Tensor, name: str, group: Members) -> tf.Tensor:
         count, order = len(group.ranks), self._order(group)
-        parts = tf.reshape(_carried(flat), [count, -1])
+        parts = tf.reshape(_carried(vector), [count, -1])
         carried = _permuted(parts, sorted(range(count), key=order.__getitem__))
         found = tf.raw_ops.CollectiveAllToAllV2(
             input=carried, **self._place("exchange", carried, name, group)
         )
-        return tf.bitcast(tf.reshape(_permuted(found, order), [-1]), flat.dtype)
+        return tf.bitcast(tf.reshape(_permuted(found, order), [-1]), vector.dtype)
 
     def _order(self, group: Members) -> list[int]:
         """Returns the place that the runtime has given to each rank of a group; it does not tell,
@@ -151,11 +156,11 @@ class TensorFlowCollectives(Collectives):
         }
 
 
-def _carried(flat: tf.Tensor) -> tf.Tensor:
+def _carried(vector: tf.Tensor) -> tf.Tensor:
     """Returns a tensor whose type the operations carry: 16-bit integers go as the bits of 16-bit
     floats.
     """
-    return tf.bitcast(flat, tf.float16) if flat.dtype == tf.uint16 else flat
+    return tf.bitcast(vector, tf.float16) if vector.dtype == tf.uint16 else vector
 
 
 def _permuted(rows: tf.Tensor, order: Sequence[int]) -> tf.Tensor:
@@ -167,7 +172,9 @@ class TensorFlowCommunicator(ConnectedRanks):
     of them.
     """
 
-    def __init__(self, settings: Settings, others: Sequence[Settings] = ()) -> None:
+    def __init__(
+        self, settings: CommunicationSettings, others: Sequence[CommunicationSettings] = ()
+    ) -> None:
         """Connects to the other ranks; a process does so once, and later communicators share the
         connection.
 
@@ -180,8 +187,8 @@ class TensorFlowCommunicator(ConnectedRanks):
         for each in (settings, *others) if nccl else ():
             check_on_gpus(each)
         keys, self.rank, self.size = join(place), place.rank, place.size
-        self._host = TensorFlowCollectives(place.rank, place.size)
-        self._take_places(place, keys or self.allgather_object(hosts.key()))
+        self._host_collectives = TensorFlowCollectives(place.rank, place.size)
+        self._set_topology(place, keys or self.allgather_object(hosts.host_key()))
         if self.rank == 0:
             ports = pluralize(self.size, "TCP port")
             hosts_count = pluralize(len(set(self.hosts)), "host")
@@ -193,18 +200,20 @@ class TensorFlowCommunicator(ConnectedRanks):
                 flush=True,
             )
         self.collectives = (
-            TensorFlowCollectives(place.rank, place.size, gpu=True) if nccl else self._host
+            TensorFlowCollectives(place.rank, place.size, gpu=True)
+            if nccl
+            else self._host_collectives
         )
         # Rank 0's number counts: it alone may know the run that is resumed, and with it the batch.
         neighbors = self.broadcast_object(settings.neighbors)
-        self._neighbors = self._group_of_neighbors(neighbors, place.rank, place.size)
-        self._reduce_by(settings, self.selector(settings), nccl)
+        self._neighbor_group = self._create_neighbor_group(neighbors, place.rank, place.size)
+        self._set_reducer(settings, self.make_selector(settings), nccl)
 
     def shutdown(self) -> None:
         """Does nothing: the servers end with their processes."""
 
 
-def check_on_gpus(settings: Settings) -> None:
+def check_on_gpus(settings: CommunicationSettings) -> None:
     """Refuses what needs an all-to-all or all-gather of TensorFlow over NCCL: four ranks on an H100
     got wrong sums.
 
@@ -223,14 +232,14 @@ def join(place: Placement) -> list[list[str]] | None:
     """Starts this rank's server and tells TensorFlow of the others'.
 
     Returns:
-      Every rank's `hosts.key`; None where TF_CONFIG or Slurm has given the addresses, and the keys
-      are yet unknown.
+      Every rank's `hosts.host_key`; None where TF_CONFIG or Slurm has given the addresses, and the
+      keys are yet unknown.
     """
     cluster = launcher_variables.read(os.environ) if RANK_VARIABLE not in os.environ else None
     if cluster is not None:
         _connect(cluster.servers, place.rank)
         return None
-    own, addresses = hosts.key(), hosts.asked_for(hosts.interfaces()).values()
+    own, addresses = hosts.host_key(), hosts.asked_for(hosts.interfaces()).values()
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]

@@ -20,7 +20,7 @@ from typing import Any
 from absl import flags as absl_flags
 
 from hybrid_imagenet import files, recipes
-from hybrid_imagenet.comm.settings import Communication
+from hybrid_imagenet.comm.settings import CommunicationFlags
 from hybrid_imagenet.config import defaults, flag_checks
 from hybrid_imagenet.config.flags import (
     CHOICES,
@@ -55,7 +55,7 @@ _PRINT_ALL = "--print_config=all"
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig(Communication, Optimization, Model, Data, Evaluation, Run):
+class RunConfig(CommunicationFlags, Optimization, Model, Data, Evaluation, Run):
     """Every setting of a run on a number of GPUs; `resolve` makes one.
 
     Attributes:

@@ -8,7 +8,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
-from hybrid_imagenet.comm.settings import Communication, Settings
+from hybrid_imagenet.comm.settings import CommunicationFlags, CommunicationSettings
 from hybrid_imagenet.config.flags import options_for
 from hybrid_imagenet.data import splits
 from hybrid_imagenet.errors import SharedError, UserError, pluralize
@@ -232,18 +232,18 @@ def decoupled_decay(config: RunConfig) -> float:
     return float(config.chosen["weight_decay"]) * base_batch(config) / REFERENCE_BATCH
 
 
-def communication(config: RunConfig) -> Settings:
+def communication(config: RunConfig) -> CommunicationSettings:
     """Returns the settings by which ranks communicate.
 
     Raises:
       UserError: if groups for normalization do not hold all GPUs.
     """
     values = {
-        field.name: getattr(config, field.name) for field in dataclasses.fields(Communication)
+        field.name: getattr(config, field.name) for field in dataclasses.fields(CommunicationFlags)
     }
     check_groups(config)
     _, together = normalized_together(config)
-    return Settings(
+    return CommunicationSettings(
         **values,
         options=options_for("allreduce", config.allreduce, config.chosen),
         neighbors=together if together < config.ranks else 1,

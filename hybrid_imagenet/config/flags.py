@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from hybrid_imagenet.comm.settings import ALGORITHMS, Communication
+from hybrid_imagenet.comm.settings import ALGORITHMS, CommunicationFlags
 from hybrid_imagenet.data import datasets
 from hybrid_imagenet.data.augmentations import AUGMENTATIONS
 from hybrid_imagenet.models.depths import DEPTHS, STEMS, WIDTH
@@ -489,7 +489,7 @@ class Optimization:
     )
 
 
-GROUPS = (Run, Evaluation, Data, Model, Optimization, Communication)
+GROUPS = (Run, Evaluation, Data, Model, Optimization, CommunicationFlags)
 COMMON = {name: known for group in GROUPS for name, known in options_of(group).items()}
 """The flags that every run has."""
 CHOICES: Mapping[str, Mapping[str, Mapping[str, Option]]] = {

@@ -113,7 +113,7 @@ class Checkpoint(keras.callbacks.Callback):
         for optimizer in compiled_model.optimizers(self.model).values():
             build(self.model, optimizer, ranks)
         store, meta, place = None, None, None
-        with ranks.together():
+        with ranks.raise_on_all_ranks():
             if ranks.rank == 0:
                 store = CheckpointStore(self._directory, self._keep, report=_report)
                 self._lock()

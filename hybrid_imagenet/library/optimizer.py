@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from hybrid_imagenet import private_api
-from hybrid_imagenet.comm import Communicator, Settings, process
+from hybrid_imagenet.comm import CommunicationSettings, Communicator, process
 from hybrid_imagenet.comm.settings import ALGORITHMS
 from hybrid_imagenet.errors import SharedError, UserError
 from hybrid_imagenet.library import arguments
@@ -540,7 +540,7 @@ def _check_inner(inner: Any) -> None:
         raise UserError(f"inner={inner.name}: it has been used already; give a new one")
 
 
-def _settings(compression: str, allreduce: str, more: Mapping[str, Any]) -> Settings:
+def _settings(compression: str, allreduce: str, more: Mapping[str, Any]) -> CommunicationSettings:
     arguments.check_compression(compression)
     of_algorithm = {
         field.name
@@ -552,7 +552,9 @@ def _settings(compression: str, allreduce: str, more: Mapping[str, Any]) -> Sett
     fields = {name: options.pop(name) for name in ("fusion_threshold_mb",) if name in options}
     fields["deterministic"] = private_api.is_op_determinism_enabled()
     try:
-        return Settings(allreduce=allreduce, compression=compression, options=options, **fields)
+        return CommunicationSettings(
+            allreduce=allreduce, compression=compression, options=options, **fields
+        )
     except ValueError as error:
         raise UserError(str(error)) from None
 

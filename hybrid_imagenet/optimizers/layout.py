@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet.comm.packing import ROW, padded
+from hybrid_imagenet.comm.packing import ROW_SIZE, round_up_to_rows
 
 _ALIGNED = 16  # numbers in the 64 bytes at whose multiples TensorFlow's views begin and end
 
@@ -30,8 +30,8 @@ class Packed:
 
 
 class Layout:
-    """Places variables in a vector of rows of `ROW` numbers; none shares a row, and rows are filled
-    with zeros.
+    """Places variables in a vector of rows of `ROW_SIZE` numbers; none shares a row, and rows are
+    filled with zeros.
 
     A variable that starts at a row is aligned in memory, so taking the vector apart copies nothing:
     the pieces are views of it. Sums over variables are sums over rows, in an order that is always
@@ -48,7 +48,7 @@ class Layout:
         """
         self.shapes, self.order = [tuple(shape) for shape in shapes], list(order)
         self._counts = [math.prod(self.shapes[i]) for i in self.order]
-        rows = np.array([padded(count) // ROW for count in self._counts], np.int64)
+        rows = np.array([round_up_to_rows(count) // ROW_SIZE for count in self._counts], np.int64)
         self.rows = int(rows.sum())
         self._owner = np.repeat(np.array(self.order, np.int64), rows)
         self._first = np.zeros(len(self.shapes), np.int64)
@@ -57,33 +57,35 @@ class Layout:
         self._rows_of[self.order] = rows
 
     def pack(self, tensors: Sequence[tf.Tensor] | Mapping[int, tf.Tensor]) -> tf.Tensor:
-        """The variables' values by position, float32 in their shapes, as [rows, ROW]."""
+        """The variables' values by position, float32 in their shapes, as [rows, ROW_SIZE]."""
         pieces, zeros = (
             [],
             {
                 short: tf.zeros([short])
-                for short in {padded(count) - count for count in self._counts}
+                for short in {round_up_to_rows(count) - count for count in self._counts}
             },
         )
         for i, count in zip(self.order, self._counts, strict=True):
             pieces.append(_shaped(tensors[i], (count,)))
-            if padded(count) > count:
-                pieces.append(zeros[padded(count) - count])
-        return tf.reshape(tf.concat(pieces, 0), [self.rows, ROW])
+            if round_up_to_rows(count) > count:
+                pieces.append(zeros[round_up_to_rows(count) - count])
+        return tf.reshape(tf.concat(pieces, 0), [self.rows, ROW_SIZE])
 
     def unpack(
         self, rows: tf.Tensor, ends: Sequence[tf.Tensor] | None = None
     ) -> dict[int, tf.Tensor]:
-        """From [rows, ROW] the values by position of the variable, as views; copies of those in
-        `odd`, or `ends`.
+        """From [rows, ROW_SIZE] the values by position of the variable, as views; copies of those
+        in `odd`, or `ends`.
         """
-        pieces = tf.split(tf.reshape(rows, [-1]), [padded(count) for count in self._counts])
+        pieces = tf.split(
+            tf.reshape(rows, [-1]), [round_up_to_rows(count) for count in self._counts]
+        )
         copies = dict(zip(self.odd, self.ends(rows) if ends is None else ends, strict=True))
         found = {}
         for i, count, piece in zip(self.order, self._counts, pieces, strict=True):
             if i in copies:
                 piece = copies[i]
-            elif padded(count) > count:
+            elif round_up_to_rows(count) > count:
                 piece = tf.slice(piece, [0], [count])
             found[i] = _shaped(piece, self.shapes[i])
         return found
@@ -93,7 +95,7 @@ class Layout:
         found: dict[int, tf.Tensor] = {}
         for bucket, members in zip(packed.buckets, packed.members, strict=True):
             found |= Layout(self.shapes, members).unpack(
-                tf.reshape(tf.cast(bucket, tf.float32), [-1, ROW])
+                tf.reshape(tf.cast(bucket, tf.float32), [-1, ROW_SIZE])
             )
         return found
 
@@ -105,7 +107,7 @@ class Layout:
         return [i for i, count in zip(self.order, self._counts, strict=True) if count % _ALIGNED]
 
     def ends(self, rows: tf.Tensor) -> list[tf.Tensor]:
-        """The values of the `odd` variables, flat, from [rows, ROW]."""
+        """The values of the `odd` variables, flat, from [rows, ROW_SIZE]."""
         found = []
         for i in self.odd:
             part = tf.reshape(rows[self._first[i] : self._first[i] + self._rows_of[i]], [-1])
@@ -113,7 +115,7 @@ class Layout:
         return found
 
     def each(self, rows: tf.Tensor, function: Callable[[int, tf.Tensor], tf.Tensor]) -> tf.Tensor:
-        """[rows, ROW] of what a function makes of each variable's position and values, in its
+        """[rows, ROW_SIZE] of what a function makes of each variable's position and values, in its
         shape.
         """
         return self.pack({i: function(i, values) for i, values in self.unpack(rows).items()})
@@ -127,7 +129,7 @@ class Layout:
         return vector[self._owner][:, None]
 
     def sums(self, rows: tf.Tensor) -> tf.Tensor:
-        """The sums of squares of each variable in [rows, ROW], [n]; in two kernels.
+        """The sums of squares of each variable in [rows, ROW_SIZE], [n]; in two kernels.
 
         Each row is summed, then the rows of each variable, filled up with zeros to the longest: no
         atomic additions, whose order would differ between ranks and runs.

@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from hybrid_imagenet import private_api, xla
-from hybrid_imagenet.comm.packing import ROW
+from hybrid_imagenet.comm.packing import ROW_SIZE
 from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.kinds import ParameterKind
 from hybrid_imagenet.optimizers.layout import Layout, Packed
@@ -211,11 +211,12 @@ class Update:
     def after(
         self, layout: Layout, buckets: Sequence[tf.Tensor], kept: Values, early: Early, *given: Any
     ) -> tuple[Late, Values, Values]:
-        """Computes all new values from the old ones, as scalars, as [rows, ROW], and as the ends of
-        these.
+        """Computes all new values from the old ones, as scalars, as [rows, ROW_SIZE], and as the
+        ends of these.
         """
         grad = tf.reshape(
-            tf.concat([tf.cast(bucket, tf.float32) for bucket in buckets], 0), [layout.rows, ROW]
+            tf.concat([tf.cast(bucket, tf.float32) for bucket in buckets], 0),
+            [layout.rows, ROW_SIZE],
         )
         new = self._late(layout.sums(grad), early, Scalars(*given))
         decay = layout.spread_constant(self._of_decayed(self._inner.decay))
@@ -289,7 +290,7 @@ class Update:
         tf.cond(known.finite, update, lambda: None)  # a mask would take a third longer
 
     def _many(self, layout: Layout, kept: Values, grad: tf.Tensor, known: Known) -> Values:
-        """Returns the new values of the variables of a layout from the old ones, as [rows, ROW]."""
+        """Returns the new values of a layout's variables from the old ones, as [rows, ROW_SIZE]."""
         step = self._step(known, _ways(layout))
         return _where(known.finite, self._new(grad, kept, step, known.early), kept)
 

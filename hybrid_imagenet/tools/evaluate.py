@@ -138,7 +138,7 @@ def _evaluate(
     from hybrid_imagenet.training.step import EvaluationStep
 
     network = _shared_network(arguments, communicator)
-    with communicator.together():
+    with communicator.raise_on_all_ranks():
         source = _source(arguments, network)
         precision = hardware.choose_precision(_asked(arguments, network), network.model)
         model = network.build(precision)
@@ -190,7 +190,7 @@ def _shared_network(arguments: argparse.Namespace, communicator: comm.Communicat
     from hybrid_imagenet.checkpoints.pretrained import Trained
 
     network: Trained | None = None
-    with communicator.together():
+    with communicator.raise_on_all_ranks():
         if communicator.rank == 0:
             network = command_line.load_network(arguments)
     description = communicator.broadcast_object(network.description() if network else None)

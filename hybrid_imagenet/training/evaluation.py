@@ -80,7 +80,7 @@ class Validation:
             except UserError as error:
                 failure = error
             if batch is None or number % _AGREE_EVERY == 0:
-                self._ranks.agree(failure)
+                self._ranks.raise_first_error(failure)
             if batch is None:
                 break
             began = time.perf_counter()

@@ -55,7 +55,7 @@ class Parts:
         order = build.sample_order(config, train_source)
         self.data = TrainingData(config, train_source, order, communicator, options)
         with (
-            communicator.together()
+            communicator.raise_on_all_ranks()
         ):  # the user's function may fail on one rank only, and the others must not wait
             self.model = build.model(config, precision, train_source.num_classes, communicator)
         self.schedule = derived.schedule(config)

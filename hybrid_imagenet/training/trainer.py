@@ -48,14 +48,14 @@ class Trainer:
         """
         parts, lines = self.parts, list[str]()
         parts.watchdog.start()
-        with parts.communicator.together():
+        with parts.communicator.raise_on_all_ranks():
             checkpoint = parts.recording.find_checkpoint()
             if checkpoint is None and parts.config.init_from and parts.communicator.rank == 0:
                 lines = warm_start.load(parts.config.init_from, parts.model)
                 if parts.optimizer.average is not None:
                     parts.optimizer.average.restart()
         self._share_position(checkpoint)
-        with parts.communicator.together():
+        with parts.communicator.raise_on_all_ranks():
             if checkpoint is not None:
                 same_data.check_resumed(checkpoint, parts.sources)
                 restore_arrays(checkpoint, parts.variables())

@@ -6,17 +6,21 @@ import contextlib
 import functools
 import os
 import sys
+import typing
 from collections.abc import Callable
 from unittest import mock
 
 import numpy as np
 
 from hybrid_imagenet import comm
-from hybrid_imagenet.comm import Settings, hosts, process, torus
+from hybrid_imagenet.comm import CommunicationSettings, hosts, process, torus
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.errors import UserError
 from tests.support.gradients import means
+
+if typing.TYPE_CHECKING:
+    from hybrid_imagenet.comm.connected import ConnectedRanks
 
 
 def message(call, *arguments) -> str | None:
@@ -34,7 +38,7 @@ def collectives(engine: str = "horovod") -> dict:
 
     The program's functions are not; it takes seconds on each rank.
     """
-    c = comm.start(Settings(engine=engine))
+    c = comm.start(CommunicationSettings(engine=engine))
     import tensorflow as tf
 
     function = functools.partial(tf.function, autograph=c.size == 2)
@@ -102,13 +106,13 @@ def _packed(c: Communicator, function: Callable) -> dict:
 
 def errors(engine: str = "horovod") -> list:
     """What all ranks hear when some of them have met an error."""
-    c = comm.start(Settings(engine=engine))
+    c = comm.start(CommunicationSettings(engine=engine))
     import tensorflow as tf
 
-    c.agree(None)
+    c.raise_first_error(None)
     return [
-        message(c.agree, {1: "cannot read", 2: "no space"}.get(c.rank)),
-        message(c.agree, "--x=1: too small" if c.rank == 0 else None),
+        message(c.raise_first_error, {1: "cannot read", 2: "no space"}.get(c.rank)),
+        message(c.raise_first_error, "--x=1: too small" if c.rank == 0 else None),
         message(c.broadcast_variables, [tf.Variable(tf.zeros([2 + c.rank]))]),
         message(c.reduce_gradients, [tf.zeros([2])], [f"layer_{c.rank}"]),
         message(process._check_programs, c, None if c.rank == 1 else process.program()),
@@ -120,7 +124,7 @@ def errors(engine: str = "horovod") -> list:
 
 def death(engine: str = "horovod") -> None:
     """One rank leaves while the others wait for it."""
-    c = comm.start(Settings(engine=engine))
+    c = comm.start(CommunicationSettings(engine=engine))
     if c.rank == 1:
         os._exit(3)
     c.allgather_object("waiting")
@@ -129,22 +133,22 @@ def death(engine: str = "horovod") -> None:
 def refused(settings: dict, hosts_of_ranks: list | None = None) -> str | None:
     """Why communication does not start with these settings."""
     with _as_if_on(hosts_of_ranks):
-        return message(comm.start, Settings(**settings))
+        return message(comm.start, CommunicationSettings(**settings))
 
 
 def _as_if_on(hosts_of_ranks: list | None) -> contextlib.AbstractContextManager:
     """Each rank takes itself to be on the named host."""
     if not hosts_of_ranks:
         return contextlib.nullcontext()
-    return mock.patch.object(hosts, "key", lambda: [hosts_of_ranks[placement().rank], ""])
+    return mock.patch.object(hosts, "host_key", lambda: [hosts_of_ranks[placement().rank], ""])
 
 
 def sets(settings: dict, others: list, hosts_of_ranks: list | None) -> dict:
     """The sets of ranks that Horovod knows, and a sum through them."""
     with _as_if_on(hosts_of_ranks):
         c = comm.start(
-            Settings(compression="none", **settings),
-            others=[Settings(allreduce=name) for name in others],
+            CommunicationSettings(compression="none", **settings),
+            others=[CommunicationSettings(allreduce=name) for name in others],
         )
         import tensorflow as tf
 
@@ -156,7 +160,7 @@ def sets(settings: dict, others: list, hosts_of_ranks: list | None) -> dict:
 
 def neighbors(each: list) -> float:
     """The sum over this rank's neighbors of 1; `each` is what each rank takes for their number."""
-    c = comm.start(Settings(engine="horovod", neighbors=each[placement().rank]))
+    c = comm.start(CommunicationSettings(engine="horovod", neighbors=each[placement().rank]))
     import tensorflow as tf
 
     return float(c.allreduce_neighbors(tf.constant(1.0), "ones"))
@@ -169,7 +173,13 @@ def all_algorithms(engine: str = "horovod") -> dict:
     of random numbers are compared with FP64 within one rounding per rank.
     """
     place = placement()
-    from hybrid_imagenet.comm.algorithms import Masters, Ranks, Ring, SixteenBitExchange, Torus
+    from hybrid_imagenet.comm.algorithms import (
+        Bfloat16AllReduce,
+        HierarchicalMasters,
+        RankContext,
+        Ring,
+        Torus,
+    )
 
     if engine == "horovod":
         import horovod.tensorflow as hvd
@@ -178,24 +188,26 @@ def all_algorithms(engine: str = "horovod") -> dict:
 
         known = HorovodCollectives(place.size)
     else:
-        known = comm.start(Settings(engine=engine)).collectives
-    ranks = Ranks(place.rank, ["here"] * place.size, known)
-    found = {"ring": Ring(ranks), "exchange": SixteenBitExchange(ranks)}
+        known = comm.start(CommunicationSettings(engine=engine)).collectives
+    ranks = RankContext(place.rank, ["here"] * place.size, known)
+    found = {"ring": Ring(ranks), "exchange": Bfloat16AllReduce(ranks)}
     for v in [v for v in range(1, place.size + 1) if place.size % v == 0]:
         grid = torus.Grid(v, place.size // v)
         found[f"torus {grid}"] = Torus(ranks, torus_grid=str(grid))
-        found[f"masters {grid}"] = Masters(ranks, torus_grid=str(grid))
+        found[f"masters {grid}"] = HierarchicalMasters(ranks, torus_grid=str(grid))
     # rows that are not contiguous, as with ranks dealt out over hosts
     if place.size in (4, 6, 8):
-        dealt = Ranks(place.rank, [f"h{r % 2}" for r in range(place.size)], known)
+        dealt = RankContext(place.rank, [f"h{r % 2}" for r in range(place.size)], known)
         assert torus.rows(dealt.hosts, torus.default_grid(dealt.hosts))[0] == list(
             range(0, place.size, 2)
         )
         found["torus dealt"] = Torus(dealt, torus_grid=None)
-        found["masters dealt"] = Masters(dealt, torus_grid=None)
+        found["masters dealt"] = HierarchicalMasters(dealt, torus_grid=None)
     if engine == "horovod":
         hvd.init(process_sets=known.made())
-    c = comm.start(Settings(engine=engine, compression="none"))  # finds Horovod started
+    c = comm.start(
+        CommunicationSettings(engine=engine, compression="none")
+    )  # finds Horovod started
     wrong = [one for name, algorithm in found.items() for one in _wrong_sums(c, name, algorithm)]
     return {"algorithms": sorted(found), "wrong": wrong}
 
@@ -215,7 +227,7 @@ def _wrong_sums(c: Communicator, name: str, algorithm) -> list:
             for _ in range(c.size)
         ]
         sent = [tf.cast(tf.constant(rank, tf.float64), dtype) for rank in values]
-        got = algorithm.sum(sent[c.rank], f"{name}_{number}".replace(" ", "_"))
+        got = algorithm.allreduce(sent[c.rank], f"{name}_{number}".replace(" ", "_"))
         parts = np.stack([np.asarray(rank.numpy(), np.float64) for rank in sent])
         bound = c.size * 2.0**-bits * np.abs(parts).sum(0)
         bound[:count] = 0.0  # of whole numbers
@@ -233,14 +245,18 @@ class Reducers:
     """Reductions of any settings over the ranks of one start."""
 
     def __init__(self, **settings) -> None:
-        others = [Settings(allreduce=name) for name in ("torus", "masters", "size_switched")]
-        self.c = comm.start(Settings(**settings), others=others)
+        others = [
+            CommunicationSettings(allreduce=name) for name in ("torus", "masters", "size_switched")
+        ]
+        self.communicator = typing.cast(
+            "ConnectedRanks", comm.start(CommunicationSettings(**settings), others=others)
+        )
 
     def __call__(self, **settings):
         from hybrid_imagenet.comm.gradients import GradientReducer
 
-        chosen = Settings(**settings)
-        return GradientReducer(self.c, chosen, self.c.selector(chosen))
+        chosen = CommunicationSettings(**settings)
+        return GradientReducer(self.communicator, chosen, self.communicator.make_selector(chosen))
 
 
 def reductions(engine: str = "horovod") -> dict:
@@ -252,7 +268,7 @@ def reductions(engine: str = "horovod") -> dict:
 def _precision(reducer: Reducers) -> dict:
     import tensorflow as tf
 
-    c = reducer.c
+    c = reducer.communicator
     shapes = [(3, 3, 4), (), (1000,), (0,), (37,)]
     names = ["kernel", "scalar", "big", "empty", "dense"]
     rng = np.random.default_rng(0)
@@ -304,7 +320,7 @@ def _precision(reducer: Reducers) -> dict:
 def _extremes(reducer: Reducers) -> dict:
     import tensorflow as tf
 
-    rank = reducer.c.rank
+    rank = reducer.communicator.rank
     names = ["a", "b", "c", "d", "e"]
     inf, nan = np.inf, np.nan
     mine = [

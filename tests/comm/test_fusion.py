@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.optimizer import resnet50_shapes
-from hybrid_imagenet.comm.fusion import WIRE_BYTES, pack
-from hybrid_imagenet.comm.settings import Settings
+from hybrid_imagenet.comm.fusion import WIRE_BYTES, make_buckets
+from hybrid_imagenet.comm.settings import CommunicationSettings
 
 
 @st.composite
@@ -22,29 +22,34 @@ def gradients(draw):
 @given(gradients())
 def test_each_gradient_travels_once_in_its_type_and_in_order(case):
     order, elements, wire, threshold = case
-    buckets = pack(order, elements, wire, threshold)
+    buckets = make_buckets(order, elements, wire, threshold)
     members = [m for bucket in buckets for m in bucket.members]
     assert sorted(members) == [i for i, n in enumerate(elements) if n]
     place = {position: when for when, position in enumerate(order)}
     for bucket in buckets:
-        assert bucket.wire == wire
-        assert bucket.bytes == sum(elements[m] for m in bucket.members) * WIRE_BYTES[bucket.wire]
+        assert bucket.wire_dtype == wire
+        assert (
+            bucket.bytes == sum(elements[m] for m in bucket.members) * WIRE_BYTES[bucket.wire_dtype]
+        )
         assert [place[m] for m in bucket.members] == sorted(place[m] for m in bucket.members)
 
 
 @given(gradients())
 def test_buckets_are_full_but_for_one_and_never_twice_the_threshold(case):
     order, elements, wire, threshold = case
-    buckets = pack(order, elements, wire, threshold)
+    buckets = make_buckets(order, elements, wire, threshold)
     assert sum(bucket.bytes < threshold for bucket in buckets) <= 1
     assert all(bucket.bytes < 2 * threshold or len(bucket.members) == 1 for bucket in buckets)
 
 
 def test_a_bucket_goes_once_it_passes_the_threshold():
-    buckets = pack([3, 2, 1, 0], [10, 10, 10, 10], "float16", 30)
+    buckets = make_buckets([3, 2, 1, 0], [10, 10, 10, 10], "float16", 30)
     assert [(b.members, b.bytes) for b in buckets] == [((3, 2), 40), ((1, 0), 40)]
-    assert [b.members for b in pack([0, 1, 2], [1, 100, 1], "float16", 50)] == [(1,), (0, 2)]
-    assert [b.members for b in pack([0, 1], [5, 5], "float16", 0)] == [(0,), (1,)]
+    assert [b.members for b in make_buckets([0, 1, 2], [1, 100, 1], "float16", 50)] == [
+        (1,),
+        (0, 2),
+    ]
+    assert [b.members for b in make_buckets([0, 1], [5, 5], "float16", 0)] == [(0,), (1,)]
 
 
 def test_the_last_buckets_are_small():
@@ -54,17 +59,17 @@ def test_the_last_buckets_are_small():
     shapes = resnet50_shapes()
     elements = [math.prod(shape) for shape in shapes]
     order = range(len(shapes))[::-1]
-    plain = [bucket.bytes for bucket in pack(order, elements, "float16", 16 << 20)]
-    small = [bucket.bytes for bucket in pack(order, elements, "float16", 16 << 20, late=4 << 20)]
+    plain = [bucket.bytes for bucket in make_buckets(order, elements, "float16", 16 << 20)]
+    small = [bucket.bytes for bucket in make_buckets(order, elements, "float16", 16 << 20, 4 << 20)]
     assert sum(plain) == sum(small) == 2 * 25_557_032
     assert plain[-1] > 0.25 * sum(plain)
     assert small[-1] < 0.09 * sum(small)
     assert small[:2] == plain[:2], "only the last ones differ"
     assert all(size < 8 << 20 for size in small[2:])
-    assert Settings().late_bytes(nccl=False) is None
-    assert Settings().late_bytes(nccl=True) == 4 << 20
+    assert CommunicationSettings().last_bucket_bytes(nccl=False) is None
+    assert CommunicationSettings().last_bucket_bytes(nccl=True) == 4 << 20
 
 
 def test_order_must_name_each_gradient():
     with pytest.raises(ValueError, match="each gradient once"):
-        pack([0, 0], [1, 1], "float16", 1)
+        make_buckets([0, 0], [1, 1], "float16", 1)

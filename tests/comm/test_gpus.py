@@ -178,20 +178,20 @@ def test_an_environment_for_gpus_without_any_trains_only_if_told_so(
 
 
 def test_adapters_without_libraries_or_devices_are_noticed(tmp_path, monkeypatch):
-    assert gpus.without_verbs(tmp_path) is None
+    assert gpus.rdma_problem(tmp_path) is None
     (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
-    assert "/dev/infiniband" in gpus.without_verbs(tmp_path)
+    assert "/dev/infiniband" in gpus.rdma_problem(tmp_path)
     (tmp_path / "dev/infiniband").mkdir(parents=True)
     (tmp_path / "dev/infiniband/uverbs0").touch()
     monkeypatch.setattr(gpus.ctypes, "CDLL", mock.Mock(side_effect=OSError))
-    assert "install libibverbs1" in gpus.without_verbs(tmp_path)
+    assert "install libibverbs1" in gpus.rdma_problem(tmp_path)
     monkeypatch.setattr(gpus.ctypes, "CDLL", mock.Mock())
-    assert gpus.without_verbs(tmp_path) is None
+    assert gpus.rdma_problem(tmp_path) is None
     (tmp_path / "sys/bus/pci/drivers/efa").mkdir(parents=True)
     (tmp_path / "sys/class/infiniband/mlx5_0/device").mkdir()
     (tmp_path / "sys/class/infiniband/mlx5_0/device/driver").symlink_to(
         tmp_path / "sys/bus/pci/drivers/efa"
     )
-    assert gpus.without_verbs(tmp_path) is None, "the plug-in is there"
+    assert gpus.rdma_problem(tmp_path) is None, "the plug-in is there"
     monkeypatch.setattr(gpus.ctypes, "CDLL", mock.Mock(side_effect=[None, OSError]))
-    assert "libnccl-net.so: install aws-ofi-nccl" in gpus.without_verbs(tmp_path)
+    assert "libnccl-net.so: install aws-ofi-nccl" in gpus.rdma_problem(tmp_path)

@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 from hybrid_imagenet.comm import SingleProcess
-from hybrid_imagenet.comm.algorithms import Ranks, Selector
-from hybrid_imagenet.comm.gradients import GradientReducer, appearance
-from hybrid_imagenet.comm.settings import Settings
+from hybrid_imagenet.comm.algorithms import AlgorithmSelector, RankContext
+from hybrid_imagenet.comm.gradients import GradientReducer, backward_order
+from hybrid_imagenet.comm.settings import CommunicationSettings
 from tests.support.gradients import means
 
 HorovodCollectives = pytest.importorskip("hybrid_imagenet.comm.horovod_engine").HorovodCollectives
@@ -25,7 +25,7 @@ class TwoAlike(SingleProcess):
 
 
 def selector(settings):
-    return Selector(Ranks(0, ["here"] * 2, HorovodCollectives(2)), settings)
+    return AlgorithmSelector(RankContext(0, ["here"] * 2, HorovodCollectives(2)), settings)
 
 
 def trace(settings, rescale=False):
@@ -48,7 +48,7 @@ def trace(settings, rescale=False):
             grads = [
                 g * 2.0 for g in grads
             ]  # adds operations in the order of the variables, not of appearance
-        seen["order"] = appearance(grads)
+        seen["order"] = backward_order(grads)
         reduced = means(reducer.reduce, grads, [f"w{i}" for i in range(LAYERS)])
         seen["grads"] = [g.op for g in grads]
         seen["reduced"] = [r.op for r in reduced]
@@ -70,15 +70,19 @@ def ancestors(op):
 
 @pytest.mark.parametrize("rescale", [False, True])
 def test_late_layers_come_first(rescale):
-    assert trace(Settings(), rescale)["order"] == list(range(LAYERS))[::-1]
+    assert trace(CommunicationSettings(), rescale)["order"] == list(range(LAYERS))[::-1]
 
 
 def test_gradients_outside_of_a_graph_come_last_first():
-    assert appearance([tf.zeros([1])] * 3) == [2, 1, 0]
+    assert backward_order([tf.zeros([1])] * 3) == [2, 1, 0]
 
 
 @pytest.mark.parametrize(
-    "settings", [Settings(fusion_threshold_mb=2 * 32 / 2**20), Settings(fusion_threshold_mb=0)]
+    "settings",
+    [
+        CommunicationSettings(fusion_threshold_mb=2 * 32 / 2**20),
+        CommunicationSettings(fusion_threshold_mb=0),
+    ],
 )
 @pytest.mark.parametrize("rescale", [False, True])
 def test_late_layers_are_sent_before_early_gradients_exist(settings, rescale):
@@ -96,7 +100,7 @@ def test_late_layers_are_sent_before_early_gradients_exist(settings, rescale):
 
 
 def test_one_operation_of_horovod_per_bucket():
-    seen = trace(Settings(fusion_threshold_mb=2 * 32 / 2**20))
+    seen = trace(CommunicationSettings(fusion_threshold_mb=2 * 32 / 2**20))
     graph = seen["grads"][0].graph
     operations = [op for op in graph.get_operations() if "allreduce" in op.type.lower()]
     assert [len(op.outputs) for op in operations] == [1, 1, 1]
@@ -104,7 +108,9 @@ def test_one_operation_of_horovod_per_bucket():
 
 @pytest.mark.parametrize(("nccl", "steps"), [(False, 1), (True, 0)])
 def test_a_gpu_has_no_clock_to_wait_for(nccl, steps):
-    reducer = GradientReducer(TwoAlike(), Settings(), selector(Settings()), nccl)
+    reducer = GradientReducer(
+        TwoAlike(), CommunicationSettings(), selector(CommunicationSettings()), nccl
+    )
     traced = tf.function(
         lambda g: reducer.reduce([g], ["w"])[0], autograph=False
     ).get_concrete_function(tf.ones([4]))
@@ -128,19 +134,21 @@ def unknown_shape(reduce):
             lambda r: r([tf.IndexedSlices(tf.zeros([1, 2]), tf.constant([0]))], ["table"]),
             "table is sparse",
         ),
-        (lambda r: r([None], ["w"]), "no gradient reaches w"),
-        (lambda r: r([tf.constant([1])], ["w"]), "w is int32"),
-        (lambda r: r([tf.zeros([1]), tf.zeros([1])], ["w", "w"]), "unique names"),
+        (lambda r: r([None], ["w"]), "No gradient reaches w"),
+        (lambda r: r([tf.constant([1])], ["w"]), "w has the dtype int32"),
+        (lambda r: r([tf.zeros([1]), tf.zeros([1])], ["w", "w"]), "one unique name per gradient"),
         (unknown_shape, "not static"),
     ],
     ids=["sparse", "missing", "integers", "names", "shape"],
 )
-def test_gradients_that_cannot_be_summed_are_refused(ranks, call, message):
+def test_gradients_that_cannot_be_summed_raise(ranks, call, message):
     alone = SingleProcess().reduce_gradients
     reduce = (
         alone
         if ranks == "alone"
-        else GradientReducer(TwoAlike(), Settings(), selector(Settings())).reduce
+        else GradientReducer(
+            TwoAlike(), CommunicationSettings(), selector(CommunicationSettings())
+        ).reduce
     )
     with pytest.raises((TypeError, ValueError), match=message):
         call(reduce)

@@ -54,7 +54,7 @@ def test_a_grid_that_does_not_hold_the_ranks_is_refused(pools):
     wrong = "--torus_grid=2x2: 2x2 holds 4 ranks, not {0}: use 1x{0}"
     assert pools[2].call(programs.refused, settings) == [wrong.format(2)] * 2
     with pytest.raises(UserError) as caught:
-        comm.start(comm.Settings(**settings))
+        comm.start(comm.CommunicationSettings(**settings))
     assert str(caught.value) == wrong.format(1)
 
 
@@ -63,5 +63,5 @@ def test_hosts_with_different_numbers_of_ranks(pools):
         programs.refused, {"allreduce": "hierarchical"}, ["near", "far", "far", "far"]
     ):
         assert message.startswith(
-            "--allreduce=hierarchical: the hosts hold different numbers of ranks (near 1, far 3)"
+            "--allreduce=hierarchical: the hosts have different numbers of ranks (near 1, far 3)"
         )

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from hybrid_imagenet.comm.environment import Placement
-from hybrid_imagenet.comm.settings import Settings
+from hybrid_imagenet.comm.settings import CommunicationSettings
 
 engine = pytest.importorskip("hybrid_imagenet.comm.horovod_engine")
 
@@ -34,7 +34,7 @@ def options(monkeypatch):
 
 
 def test_one_bucket_is_one_message(options):
-    answer, found = options(Settings(fusion_threshold_mb=4))
+    answer, found = options(CommunicationSettings(fusion_threshold_mb=4))
     assert not answer
     assert found == {
         "HOROVOD_CYCLE_TIME": "0.2",
@@ -42,7 +42,7 @@ def test_one_bucket_is_one_message(options):
         "HOROVOD_FUSION_THRESHOLD": str(8 * 2**20),
     }
     assert (
-        options(Settings(deterministic=True))[1]["HOROVOD_FUSION_THRESHOLD"] == "0"
+        options(CommunicationSettings(deterministic=True))[1]["HOROVOD_FUSION_THRESHOLD"] == "0"
     )  # nor are others merged
 
 
@@ -50,12 +50,18 @@ def test_with_nccl_sums_are_handed_on_before_they_are_done_and_the_thread_looks_
     """Otherwise Horovod's thread waits for each sum on the host, and the device runs dry behind
     every one.
     """
-    plain, found = options(Settings())[1], options(Settings(), nccl=True)[1]
+    plain, found = (
+        options(CommunicationSettings())[1],
+        options(CommunicationSettings(), nccl=True)[1],
+    )
     assert "HOROVOD_ENABLE_ASYNC_COMPLETION" not in plain
     assert found["HOROVOD_ENABLE_ASYNC_COMPLETION"] == "1"
     assert (plain["HOROVOD_CYCLE_TIME"], found["HOROVOD_CYCLE_TIME"]) == ("0.2", "0.2")
     given = options(
-        Settings(), nccl=True, HOROVOD_CYCLE_TIME="3", HOROVOD_ENABLE_ASYNC_COMPLETION="0"
+        CommunicationSettings(),
+        nccl=True,
+        HOROVOD_CYCLE_TIME="3",
+        HOROVOD_ENABLE_ASYNC_COMPLETION="0",
     )[1]
     assert (given["HOROVOD_CYCLE_TIME"], given["HOROVOD_ENABLE_ASYNC_COMPLETION"]) == ("3", "0")
 
@@ -83,8 +89,10 @@ FOUR_BY_TWO = ("a", "a", "b", "b", "c", "c", "d", "d")
 def test_horovods_own_torus_is_used_where_its_grid_is_that_of_the_hosts(
     allreduce, names, grid, expected
 ):
-    settings = Settings(allreduce=allreduce, options={"torus_grid": grid} if grid else {})
-    assert engine._does_itself(settings, names) == expected
+    settings = CommunicationSettings(
+        allreduce=allreduce, options={"torus_grid": grid} if grid else {}
+    )
+    assert engine._horovod_supports_natively(settings, names) == expected
 
 
 @pytest.mark.parametrize(("nccl", "own"), [(True, True), (False, False)])
@@ -104,7 +112,7 @@ def test_hierarchical_never_sums_in_the_memory_of_the_hosts(
     )
     monkeypatch.setattr(engine.hvd, "is_initialized", lambda: bool(started))
     monkeypatch.setattr(engine.hvd, "size", lambda: 4)
-    settings = Settings(allreduce="hierarchical")
+    settings = CommunicationSettings(allreduce="hierarchical")
     with caplog.at_level(logging.INFO):
         found = options(settings, nccl=nccl, call=engine.HorovodCommunicator)[1]
     assert [name for name in found if name.endswith("_ALLREDUCE")] == [

@@ -12,8 +12,8 @@ from tests.ranks import MPIRUN, ROOT, environment
 
 
 def test_names_are_unique():
-    assert hosts.names([("a", "1"), ("b", "2"), ("a", "1")]) == ("a", "b", "a")
-    assert hosts.names([["a", "1"], ["a", "2"], ["b", "3"], ["a", "1"]]) == (
+    assert hosts.unique_host_names([("a", "1"), ("b", "2"), ("a", "1")]) == ("a", "b", "a")
+    assert hosts.unique_host_names([["a", "1"], ["a", "2"], ["b", "3"], ["a", "1"]]) == (
         "a#0",
         "a#1",
         "b",

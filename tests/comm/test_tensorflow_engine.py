@@ -6,7 +6,7 @@ import pytest
 
 from hybrid_imagenet.comm import hosts, tensorflow_engine
 from hybrid_imagenet.comm.environment import Placement
-from hybrid_imagenet.comm.settings import Settings
+from hybrid_imagenet.comm.settings import CommunicationSettings
 from hybrid_imagenet.errors import UserError
 
 
@@ -18,7 +18,7 @@ def refusal(monkeypatch, found):
 
 
 def test_hosts_without_an_address(monkeypatch):
-    own = hosts.key()
+    own = hosts.host_key()
     found = [[*own, "4000", "10.0.0.1"], ["far", own[1], "4000"]]
     assert refusal(monkeypatch, found).startswith(
         "host far has no IPv4 address of its own at which other hosts"
@@ -37,8 +37,8 @@ def test_what_gives_wrong_sums_on_gpus_is_refused_there(asked, monkeypatch):
     with pytest.raises(
         UserError, match="use --allreduce=ring with --compression=fp16, or --engine=horovod"
     ):
-        tensorflow_engine.TensorFlowCommunicator(Settings(**asked))
-    tensorflow_engine.check_on_gpus(Settings(allreduce="masters"))
+        tensorflow_engine.TensorFlowCommunicator(CommunicationSettings(**asked))
+    tensorflow_engine.check_on_gpus(CommunicationSettings(allreduce="masters"))
 
 
 def test_connecting_warns_once_that_ports_are_open_on_all_interfaces(monkeypatch, capsys):
@@ -49,7 +49,7 @@ def test_connecting_warns_once_that_ports_are_open_on_all_interfaces(monkeypatch
     )
     for rank in range(2):
         monkeypatch.setattr(tensorflow_engine, "placement", lambda rank=rank: Placement(rank, 2))
-        tensorflow_engine.TensorFlowCommunicator(Settings())
+        tensorflow_engine.TensorFlowCommunicator(CommunicationSettings())
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(
         "warning: TensorFlow's engine opens 2 TCP ports without a password on all network "
@@ -59,5 +59,5 @@ def test_connecting_warns_once_that_ports_are_open_on_all_interfaces(monkeypatch
 
 def test_a_tensorflow_that_has_begun_alone(monkeypatch):
     tensorflow_engine.tf.constant(1.0) + 1.0
-    found = [[*hosts.key(), str(4000 + rank), "10.0.0.1"] for rank in range(2)]
+    found = [[*hosts.host_key(), str(4000 + rank), "10.0.0.1"] for rank in range(2)]
     assert "must be connected before TensorFlow is used" in refusal(monkeypatch, found)

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from hybrid_imagenet import config, optimizers
-from hybrid_imagenet.comm.settings import Settings
+from hybrid_imagenet.comm.settings import CommunicationSettings
 from hybrid_imagenet.config import derived, flag_checks, flags, report
 from hybrid_imagenet.data import datasets
 from hybrid_imagenet.errors import UserError
@@ -93,7 +93,7 @@ def test_every_other_option_of_an_optimizer_changes_the_schedule_or_the_rate(nam
 
 def test_the_settings_of_communication_are_flags():
     values = ["--allreduce=size_switched", "--size_switch_kb=3", "--deterministic"]
-    expected = Settings(
+    expected = CommunicationSettings(
         allreduce="size_switched",
         options={"torus_grid": None, "size_switch_kb": 3},
         deterministic=True,

@@ -50,11 +50,11 @@ class Two(ConnectedRanks):
         self.size = self.local_size = 2
         self.hosts = ("a", "a")
         if engine == "horovod":
-            self.collectives = self._host = HorovodCollectives(2)
+            self.collectives = self._host_collectives = HorovodCollectives(2)
         else:
             self.collectives = TensorFlowCollectives(0, 2, gpu=True)
-            self._host = TensorFlowCollectives(0, 2)
-        self._reducer = GradientReducer(self, settings, self.selector(settings), nccl=True)
+            self._host_collectives = TensorFlowCollectives(0, 2)
+        self._reducer = GradientReducer(self, settings, self.make_selector(settings), nccl=True)
 
     broadcast_object = SingleProcess.broadcast_object
     allgather_object = SingleProcess.allgather_object

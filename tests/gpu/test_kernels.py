@@ -19,8 +19,8 @@ from tensorflow.compiler.xla.service import hlo_pb2
 from benchmarks.optimizer import resnet50_shapes
 from hybrid_imagenet import optimizers
 from hybrid_imagenet.comm import SingleProcess
-from hybrid_imagenet.comm.fusion import pack
-from hybrid_imagenet.comm.packing import ROW, padded
+from hybrid_imagenet.comm.fusion import make_buckets
+from hybrid_imagenet.comm.packing import ROW_SIZE, round_up_to_rows
 from hybrid_imagenet.data import augmentations, device
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.grouped import HYPER_NAMES
@@ -53,10 +53,10 @@ def module(arguments):
         inner, SingleProcess(), LossScale(8.0, dynamic=True), packed=True
     )
     optimizer.build(variables)
-    buckets = pack(range(len(shapes))[::-1], elements, "float16", 16 << 20, 4 << 20)
+    buckets = make_buckets(range(len(shapes))[::-1], elements, "float16", 16 << 20, 4 << 20)
     layout, update = Layout(shapes, [m for b in buckets for m in b.members]), optimizer._update
     spec = tf.TensorSpec
-    rows = spec([layout.rows, ROW], tf.float32)
+    rows = spec([layout.rows, ROW_SIZE], tf.float32)
     kept = dict.fromkeys(update._kept(), rows)
     scalars = (
         spec([len(HYPER_NAMES)], tf.float32),
@@ -65,7 +65,9 @@ def module(arguments):
     )
     early = tf.function(lambda *values: update.before(layout, *values), autograph=False)
     before = early.get_concrete_function(rows, *scalars).structured_outputs
-    received = [spec([sum(padded(elements[m]) for m in b.members)], tf.float16) for b in buckets]
+    received = [
+        spec([sum(round_up_to_rows(elements[m]) for m in b.members)], tf.float16) for b in buckets
+    ]
     known = tf.nest.map_structure(lambda v: None if v is None else spec(v.shape, v.dtype), before)
     arguments = received, kept, known, *scalars
     flat = tf.nest.flatten(arguments)

@@ -40,6 +40,8 @@ def train_recipe(name: str, folder: str) -> list:
         ],
         comm.placement().size,
     )
-    c = comm.start(comm.Settings(allreduce=resolved.allreduce, compression=resolved.compression))
+    c = comm.start(
+        comm.CommunicationSettings(allreduce=resolved.allreduce, compression=resolved.compression)
+    )
     outcome = train.run(resolved, c)
     return [outcome, sorted({b["algorithm"] for b in c.statistics()["buckets"]})]

@@ -297,8 +297,8 @@ def test_the_hybrid_allreduce_of_jia_uses_masters_and_the_ring(name, shapes, lat
     resolved = config.resolve([f"--recipe=four_minutes_{name}"], 2048)
     settings = derived.communication(resolved)
     elements = [math.prod(shape) for shape in shapes()]
-    buckets = fusion.pack(
-        range(len(elements))[::-1], elements, settings.wire, settings.fusion_bytes, late
+    buckets = fusion.make_buckets(
+        range(len(elements))[::-1], elements, settings.wire_dtype, settings.fusion_bytes, late
     )
     limit = 1024 * settings.options["size_switch_kb"]
     masters = [bucket for bucket in buckets if bucket.bytes < limit]

@@ -9,7 +9,7 @@ from tests.training import own_networks
 
 def skip_and_merge() -> list:
     """Steps of which some overflow, and merged statistics of a batch normalization."""
-    c = comm.start(comm.Settings(compression="fp16"))
+    c = comm.start(comm.CommunicationSettings(compression="fp16"))
     return [_steps(c), _statistics(c)]
 
 

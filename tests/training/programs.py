@@ -12,7 +12,7 @@ def four_steps(micro: int) -> list:
     """Weights after four steps over both phases of the hybrid method, with so many micro-batches
     per rank.
     """
-    c = comm.start(comm.Settings(compression="none"))
+    c = comm.start(comm.CommunicationSettings(compression="none"))
     import tensorflow as tf
 
     from hybrid_imagenet import optimizers

@@ -148,7 +148,9 @@ def job(data: str, folder: str, methods, engine: str = "horovod") -> None:
     """
     virtual = 4 // comm.placement().size
     communicator = comm.start(
-        comm.Settings(engine=engine, compression="none", neighbors=NEIGHBORS // virtual)
+        comm.CommunicationSettings(
+            engine=engine, compression="none", neighbors=NEIGHBORS // virtual
+        )
     )
     for number, flags in enumerate(methods):
         name = f"{number}-{communicator.size}x{virtual}"
