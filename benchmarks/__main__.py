@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from hybrid_imagenet.benchmarks import __main__ as packaged
 from hybrid_imagenet.comm.environment import restart_with_huge_pages
-from hybrid_imagenet.resilience import interrupts, lasting_output
+from hybrid_imagenet.resilience import interrupts, lossy_stream
 
 BENCHMARKS = {
     "step": "images/s of a training step beside other frameworks",
@@ -39,5 +39,5 @@ def main(argv: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     restart_with_huge_pages()
-    lasting_output.install()
-    sys.exit(interrupts.ended_by_one_line(lambda: main(sys.argv[1:])))
+    lossy_stream.install()
+    sys.exit(interrupts.run_interruptible(lambda: main(sys.argv[1:])))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from hybrid_imagenet import __version__
 from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, did_you_mean, missing_module_message
 from hybrid_imagenet.options import SPELLING
-from hybrid_imagenet.resilience import interrupts, lasting_output
+from hybrid_imagenet.resilience import interrupts, lossy_stream
 
 # Words with which `train` prints something and does not train.
 _PRINTING = (
@@ -117,8 +117,8 @@ def process(words: Sequence[str]) -> int:
     """
     sys.path.append("")  # --model=MODULE:FUNCTION may lie in the current directory
     if not words or words[0] not in ("train", "run"):
-        lasting_output.install()
-        return interrupts.ended_by_one_line(lambda: _main_with_whole_output(words))
+        lossy_stream.install()
+        return interrupts.run_interruptible(lambda: _main_with_whole_output(words))
     # Until they are taken, also while the program is started again in place.
     signals = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
@@ -131,7 +131,7 @@ def process(words: Sequence[str]) -> int:
         restart_with_huge_pages()
     # A run must not end because its output cannot be stored. It writes its results to files.
     only_prints = any(word.startswith(_PRINTING) for word in words[1:])
-    lasting_output.install(lossy=not only_prints)
+    lossy_stream.install(ignore_write_errors=not only_prints)
     REQUESTS.install()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     code = _main_with_whole_output(words)
@@ -146,7 +146,7 @@ def _main_with_whole_output(words: Sequence[str]) -> int:
     try:
         code = main(words)
         sys.stdout.flush()
-    except lasting_output.OutputError as error:
+    except lossy_stream.OutputError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     return code

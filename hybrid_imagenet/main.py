@@ -35,10 +35,10 @@ from hybrid_imagenet import recipes
 from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.config import derived, report, smaller_batch
 from hybrid_imagenet.config import help as flag_help
-from hybrid_imagenet.resilience.exit_code import announce
+from hybrid_imagenet.resilience.exit_code import notify_exit
 from hybrid_imagenet.resilience.launcher import follow_launcher, launcher_rank
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
-from hybrid_imagenet.resilience.watchdog import watch_start
+from hybrid_imagenet.resilience.watchdog import watch_startup
 from hybrid_imagenet.startup import STARTUP_PROGRESS, is_terminal_output
 from hybrid_imagenet.training import preflight
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments:
         if launcher_rank() == 0:
             print(flag_help.first_commands("hybrid-imagenet train"), file=sys.stderr)
-        announce(EXIT_USAGE)
+        notify_exit(EXIT_USAGE)
         return EXIT_USAGE
     if "--recipe=list" in arguments:
         print(recipes.table())
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
     except UserError as error:
         if launcher_rank() == 0:
             print(f"error: {error}", file=sys.stderr)
-        announce(error.exit_code)
+        notify_exit(error.exit_code)
         return error.exit_code
     if config.check_only:
         return EXIT_OK
@@ -90,7 +90,7 @@ def _train(config: configuration.RunConfig) -> int:
     from hybrid_imagenet import comm
 
     follow_launcher()
-    watch_start(STARTUP_PROGRESS, config.stall_timeout, launcher_rank(), config.ranks)
+    watch_startup(STARTUP_PROGRESS, config.stall_timeout, launcher_rank(), config.ranks)
     if launcher_rank() == 0 and config.progress != "none":
         STARTUP_PROGRESS.open(
             derived.title(config),
@@ -135,7 +135,7 @@ def _train(config: configuration.RunConfig) -> int:
     if REQUESTS.stop and outcome != "preempted" and launcher_rank() == 0:
         print("stopped after the last step: the run is complete", file=sys.stderr)
     if REQUESTS.stop or outcome == "preempted":
-        announce(EXIT_PREEMPTED)
+        notify_exit(EXIT_PREEMPTED)
         return EXIT_PREEMPTED
     return EXIT_OK
 
@@ -171,5 +171,5 @@ def _leave(code: int) -> int:
     """Ends the process at once: a rank that failed must not wait in a collective of the others."""
     sys.stdout.flush()
     sys.stderr.flush()
-    announce(code)
+    notify_exit(code)
     os._exit(code)

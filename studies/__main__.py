@@ -2,7 +2,7 @@
 
 import sys
 
-from hybrid_imagenet.resilience import interrupts, lasting_output
+from hybrid_imagenet.resilience import interrupts, lossy_stream
 
 
 def _run() -> int:
@@ -11,5 +11,5 @@ def _run() -> int:
     return main(sys.argv[1:])
 
 
-lasting_output.install()
-sys.exit(interrupts.ended_by_one_line(_run))
+lossy_stream.install()
+sys.exit(interrupts.run_interruptible(_run))

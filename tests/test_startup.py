@@ -125,7 +125,7 @@ def test_the_train_command_notes_when_it_began(monkeypatch):
         monkeypatch.setattr(
             f"hybrid_imagenet.resilience.stop_signals.REQUESTS.{changes_signals}", lambda: None
         )
-    monkeypatch.setattr("hybrid_imagenet.resilience.lasting_output.install", lambda **options: None)
+    monkeypatch.setattr("hybrid_imagenet.resilience.lossy_stream.install", lambda **options: None)
     seen = []
     monkeypatch.setattr(
         "hybrid_imagenet.main.main",

@@ -26,8 +26,8 @@ from hybrid_imagenet.library.schedule import HyperparameterSchedule
 from hybrid_imagenet.library.split_step import SplitCompiledStep
 from hybrid_imagenet.models import normalization
 from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
-from hybrid_imagenet.resilience.exit_code import end_with_line
-from hybrid_imagenet.resilience.heartbeats import Call
+from hybrid_imagenet.resilience.exit_code import exit_stalled
+from hybrid_imagenet.resilience.stacks import FrameWatch
 from hybrid_imagenet.resilience.watchdog import Watchdog
 from hybrid_imagenet.training.batch_norm import BatchNormStatistics
 
@@ -226,7 +226,7 @@ def _all_begin_within(seconds: float) -> Iterator[None]:
         " job ends"
     )
     after = min(seconds + _TURN * min(process.rank(), 2), threading.TIMEOUT_MAX)
-    timer = threading.Timer(after, end_with_line, (line,))
+    timer = threading.Timer(after, exit_stalled, (line,))
     timer.daemon = True
     if seconds:
         timer.start()
@@ -260,8 +260,8 @@ class StallWatchdog(keras.callbacks.Callback):
             self._watchdog = Watchdog(
                 process.communicator(),
                 self._stall_seconds,
-                waits_in=(comm, *private_api.blocking_modules()),
-                lasts=Call("fit").lasts,
+                waiting_modules=(comm, *private_api.blocking_modules()),
+                is_running=FrameWatch("fit").is_running,
                 option="stall_timeout",
                 remedy="",
             )
@@ -289,7 +289,7 @@ class StallWatchdog(keras.callbacks.Callback):
 
     def _tell(self, step: int | None) -> None:
         if self._watchdog is not None:
-            self._watchdog.note(step)
+            self._watchdog.record_progress(step)
 
 
 _CHANGE_TRAINING = (

@@ -1,8 +1,8 @@
-"""Finds the hosts on which a job can start: those of `-H`, or those that the user's script prints;
-and that answer.
+"""Finds the hosts on which a job can start.
 
-Threads of its own run the script, with a time limit, and ask the hosts, so that an answer is there
-at once.
+These are the hosts of -H, or those that the user's script prints, as far as they answer. Threads
+run the script, with a time limit, and connect to the hosts, so that the current list is always
+available at once.
 """
 
 from __future__ import annotations
@@ -26,21 +26,129 @@ from hybrid_imagenet.errors import UserError, printable
 _HOST = re.compile(
     r"(?!\d+(:|$))([A-Za-z0-9](?:[A-Za-z0-9._-]{0,250}[A-Za-z0-9])?)(?::([1-9][0-9]{0,3}))?"
 )
-_MAX_OUTPUT = 1 << 20  # bytes of a script's output
-_EVERY = 1.0  # seconds between runs of the script
-_LIMIT = 10.0  # seconds for one run
-_CONNECT = 3.0  # seconds for a host to answer
-_MISSES = 2  # looks in a row at which a host did not answer: it is taken from the list
+_MAX_OUTPUT_BYTES = 1 << 20
+_CHECK_SECONDS = 1.0
+_SCRIPT_SECONDS = 10.0
+_CONNECT_SECONDS = 3.0
+# A host is removed when it has not answered in this many checks in a row.
+_MAX_MISSES = 2
+_MAX_CONNECTION_THREADS = 64
 
-List = Callable[[], Mapping[str, int]]
-"""Gives the slots of each host; raises ValueError where the answer cannot be believed."""
+HostLister = Callable[[], Mapping[str, int]]
+"""Returns the slots of each host; raises ValueError if the list is not valid."""
+
+
+class Discovery:
+    """Keeps the list of hosts that are listed and that answer."""
+
+    def __init__(
+        self,
+        list_hosts: HostLister,
+        *,
+        answers: Callable[[str], bool],
+        check_seconds: float = _CHECK_SECONDS,
+        check_first: bool = False,
+    ):
+        """Lists the hosts once, and then again and again in threads.
+
+        A later list that is not valid changes nothing.
+
+        Args:
+          list_hosts: returns the slots of each host.
+          answers: returns whether a host can be reached.
+          check_seconds: time between two checks.
+          check_first: remove hosts that do not answer before this returns, because a cloud may list
+            hosts before they are up.
+
+        Raises:
+          UserError: if the first list is not valid.
+        """
+        self._list_hosts = list_hosts
+        self._answers = answers
+        self._check_seconds = check_seconds
+        self._misses: dict[str, int] = {}
+        self._stop = threading.Event()
+        try:
+            self._listed = list_hosts()
+        except ValueError as error:
+            raise UserError(f"--host_discovery_script: {error}") from None
+        self._hosts: Mapping[str, int] = dict(self._listed)
+        if check_first:
+            for _ in range(_MAX_MISSES):
+                self._hosts = self._reachable(self._listed)
+        # Two threads, so that a script that hangs does not delay the check of the hosts.
+        for target in (self._keep_listing, self._keep_checking):
+            threading.Thread(target=target, name="discovery", daemon=True).start()
+
+    def hosts(self) -> dict[str, int]:
+        """Returns the slots of each host that answered in the last check."""
+        return dict(self._hosts)
+
+    def stop(self) -> None:
+        """Ends the threads after their current check."""
+        self._stop.set()
+
+    def _keep_listing(self) -> None:
+        has_failed = False
+        while not self._stop.wait(self._check_seconds):
+            try:
+                self._listed = self._list_hosts()
+                has_failed = False
+            except ValueError as error:
+                # Print the first of several errors in a row, even if each is a different one.
+                if not has_failed:
+                    _print_error(f"keeps the hosts known so far: {error}")
+                has_failed = True
+
+    def _keep_checking(self) -> None:
+        while not self._stop.wait(self._check_seconds):
+            self._hosts = self._reachable(self._listed)
+
+    def _reachable(self, listed: Mapping[str, int]) -> dict[str, int]:
+        """Returns the hosts of a list that have not missed too many checks, this one included."""
+        with concurrent.futures.ThreadPoolExecutor(_MAX_CONNECTION_THREADS) as pool:
+            answers = dict(zip(listed, pool.map(self._answers, listed), strict=True))
+        misses = {}
+        for host in listed:
+            misses[host] = 0 if answers[host] else self._misses.get(host, 0) + 1
+            if misses[host] == _MAX_MISSES:
+                _print_error(f"omits {host}: it does not answer")
+        self._misses = misses
+        return {host: slots for host, slots in listed.items() if misses[host] < _MAX_MISSES}
+
+
+def list_by_script(script: str, limit: float = _SCRIPT_SECONDS) -> HostLister:
+    """Returns a function that lists the hosts that a script prints.
+
+    The script prints one host per line, as `HOST:SLOTS`, or as `HOST` for one rank.
+
+    Args:
+      script: a program and its arguments.
+      limit: seconds for one run.
+
+    Raises:
+      UserError: if a shell could not split the words of `script`.
+    """
+    try:
+        words = shlex.split(script)
+    except ValueError as error:
+        raise UserError(f"--host_discovery_script {script}: {error}") from None
+
+    def list_hosts() -> dict[str, int]:
+        lines = (line.strip() for line in _script_output(words, limit).splitlines())
+        hosts = dict(parse_host(line, 1) for line in lines if line)
+        if not hosts:
+            raise ValueError("printed no host")
+        return hosts
+
+    return list_hosts
 
 
 def parse_host(word: str, default_slots: int) -> tuple[str, int]:
     """Returns name and slots of `HOST` or `HOST:SLOTS`.
 
     Raises:
-      ValueError: for anything else, such as what a shell would not take for a name.
+      ValueError: for anything else. Names are strict, so that no shell can misread them.
     """
     match = _HOST.fullmatch(word)
     if match is None:
@@ -48,36 +156,13 @@ def parse_host(word: str, default_slots: int) -> tuple[str, int]:
     return match[2], int(match[3] or default_slots)
 
 
-def by_script(script: str, limit: float = _LIMIT) -> List:
-    """Returns what lists the hosts that a script prints, `HOST:SLOTS` a line, or `HOST` for one
-    rank.
-
-    Args:
-      script: a program and its arguments.
-      limit: seconds for one run.
+def _script_output(words: list[str], limit: float) -> str:
+    """Runs the script once and returns what it prints.
 
     Raises:
-      UserError: for words that a shell could not split.
+      ValueError: if it cannot be run, fails, takes too long or prints too much.
     """
-    try:
-        words = shlex.split(script)
-    except ValueError as error:
-        raise UserError(f"--host_discovery_script {script}: {error}") from None
-
-    def listed() -> dict[str, int]:
-        lines = (line.strip() for line in _output(words, limit).splitlines())
-        found = dict(parse_host(line, 1) for line in lines if line)
-        if not found:
-            raise ValueError("printed no host")
-        return found
-
-    return listed
-
-
-def _output(words: list[str], limit: float) -> str:
-    """Returns what one run of the script prints; into a file, as a process that outlives it would
-    hold a pipe open.
-    """
+    # A file instead of a pipe, because a process that outlives the script would keep a pipe open.
     with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(
@@ -87,10 +172,10 @@ def _output(words: list[str], limit: float) -> str:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        except (OSError, IndexError) as error:
-            raise ValueError(
-                f"cannot be run ({getattr(error, 'strerror', None) or 'no words'})"
-            ) from None
+        except OSError as error:
+            raise ValueError(f"cannot be run ({error.strerror or 'no words'})") from None
+        except IndexError:
+            raise ValueError("cannot be run (no words)") from None
         try:
             code = process.wait(limit)
         except subprocess.TimeoutExpired:
@@ -100,119 +185,51 @@ def _output(words: list[str], limit: float) -> str:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         output.seek(0)
-        found = output.read(_MAX_OUTPUT + 1)
-    if len(found) > _MAX_OUTPUT:
-        raise ValueError(f"printed more than {_MAX_OUTPUT} bytes")
+        printed = output.read(_MAX_OUTPUT_BYTES + 1)
+    if len(printed) > _MAX_OUTPUT_BYTES:
+        raise ValueError(f"printed more than {_MAX_OUTPUT_BYTES} bytes")
     if code:
         raise ValueError(f"ended with code {code}")
-    return found.decode(errors="replace")
-
-
-class Discovery:
-    """Keeps the hosts that are listed and that answer."""
-
-    def __init__(
-        self,
-        listed: List,
-        *,
-        answers: Callable[[str], bool],
-        every: float = _EVERY,
-        ask_first: bool = False,
-    ):
-        """Lists the hosts once, then in a thread. An answer that cannot be believed changes
-        nothing.
-
-        Args:
-          listed: gives the slots of each host.
-          answers: whether a host can be reached.
-          every: seconds between two looks.
-          ask_first: leave out hosts that do not answer from the beginning, as a cloud may list them
-            before they are up.
-
-        Raises:
-          UserError: if there is no list the first time.
-        """
-        self._list, self._answers, self._every = listed, answers, every
-        self._misses: dict[str, int] = {}
-        self._stop = threading.Event()
-        try:
-            self._listed = listed()
-        except ValueError as error:
-            raise UserError(f"--host_discovery_script: {error}") from None
-        self._hosts: Mapping[str, int] = dict(self._listed)
-        for _ in range(_MISSES if ask_first else 0):
-            self._hosts = self._reachable(self._listed)
-        # Apart, so that a script that hangs does not delay the news that a host is lost.
-        for work in (self._keep_listing, self._keep_asking):
-            threading.Thread(target=work, name="discovery", daemon=True).start()
-
-    def hosts(self) -> dict[str, int]:
-        """Returns the slots of each host that answers, as of the last look."""
-        return dict(self._hosts)
-
-    def stop(self) -> None:
-        """Ends the threads after the run under way."""
-        self._stop.set()
-
-    def _keep_listing(self) -> None:
-        failing = False
-        while not self._stop.wait(self._every):
-            try:
-                self._listed, failing = self._list(), False
-            except ValueError as error:
-                if not failing:  # once, also where it is another rubbish each time
-                    _tell(f"keeps the hosts known so far: {error}")
-                failing = True
-
-    def _keep_asking(self) -> None:
-        while not self._stop.wait(self._every):
-            self._hosts = self._reachable(self._listed)
-
-    def _reachable(self, listed: Mapping[str, int]) -> dict[str, int]:
-        with concurrent.futures.ThreadPoolExecutor(max_workers=64) as pool:
-            answers = dict(zip(listed, pool.map(self._answers, listed), strict=True))
-        self._misses = {
-            host: 0 if answers[host] else self._misses.get(host, 0) + 1 for host in listed
-        }
-        for host in listed:
-            if self._misses[host] == _MISSES:
-                _tell(f"omits {host}: it does not answer")
-        return {host: slots for host, slots in listed.items() if self._misses[host] < _MISSES}
-
-
-def _tell(text: str) -> None:
-    print(f"host discovery {printable(text)}", file=sys.stderr, flush=True)
+    return printed.decode(errors="replace")
 
 
 def answers_ssh(host: str, port: int | None) -> bool:
-    """Returns whether something listens at the address and port at which ssh would look for a
-    host.
+    """Returns whether the address and port that ssh would use for a host accept a connection.
+
+    Also returns True where this cannot be checked, because then ssh itself must find out.
     """
     try:
         address = _ssh_address(host, port)
     except (OSError, subprocess.TimeoutExpired):
-        return True  # not to be known: ssh itself will see
+        return True
     if address is None:
         return True
     try:
-        socket.create_connection(address, timeout=_CONNECT).close()
+        socket.create_connection(address, timeout=_CONNECT_SECONDS).close()
     except OSError:
         return False
     return True
 
 
-@functools.cache  # hosts are asked every second, up to hundreds; ssh's configuration stays as it is
+# Cached, because up to hundreds of hosts are checked every second, and ssh's configuration does not
+# change meanwhile.
+@functools.cache
 def _ssh_address(host: str, port: int | None) -> tuple[str, int] | None:
-    """Returns the address and port at which ssh would look for a host; None where it goes by way of
-    another.
-    """
-    asked = subprocess.run(
-        ["ssh", *(["-p", str(port)] if port else []), "-G", host],
+    """Returns the address and port that ssh would use, or None if it connects through a proxy."""
+    port_option = ["-p", str(port)] if port else []
+    configuration = subprocess.run(
+        ["ssh", *port_option, "-G", host],
         capture_output=True,
         text=True,
-        timeout=_CONNECT,
+        timeout=_CONNECT_SECONDS,
     )
-    settings = dict(line.split(" ", 1) for line in asked.stdout.splitlines() if " " in line)
-    if asked.returncode or {"proxycommand", "proxyjump"} & set(settings):
+    lines = configuration.stdout.splitlines()
+    settings = dict(line.split(" ", 1) for line in lines if " " in line)
+    uses_proxy = "proxycommand" in settings or "proxyjump" in settings
+    if configuration.returncode or uses_proxy:
         return None
     return settings.get("hostname", host), int(settings.get("port", port or 22))
+
+
+def _print_error(text: str) -> None:
+    print(f"host discovery {printable(text)}", file=sys.stderr, flush=True)

@@ -1,9 +1,8 @@
-"""Tells the launcher with which code a rank ends, where the launcher's own exit code would hide it.
+"""Sends a rank's exit code to the supervisor, because the launcher may hide it.
 
-`python -m hybrid_imagenet run` and the launch scripts give each job a word of its own in the
-environment. A rank writes it with its exit code on standard error, a line that the supervisor of
-the job takes out: mpirun and horovodrun carry what ranks print over any network, but pass exit
-codes on in a few cases only.
+mpirun and horovodrun pass exit codes on in a few cases only, but they carry what ranks print over
+any network. So a rank writes its exit code to standard error, in a line that begins with the secret
+word of the job (`comm.job_lines`). The supervisor removes these lines from what the user sees.
 """
 
 from __future__ import annotations
@@ -15,17 +14,19 @@ import threading
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from hybrid_imagenet.comm.job_lines import JOB_VARIABLE, tell
+from hybrid_imagenet.comm import job_lines
+from hybrid_imagenet.comm.job_lines import JOB_VARIABLE
 from hybrid_imagenet.errors import EXIT_STALLED
 
-__all__ = ["JOB_VARIABLE", "End", "announce", "end_with_line", "find", "tell"]
+__all__ = ["JOB_VARIABLE", "RankExit", "exit_stalled", "notify_exit", "parse_exit"]
 
-_PRINTING = 5.0  # seconds for a line to be printed before the process ends
+_PRINT_SECONDS = 5.0
 _UNSAVED = "unsaved"
+_EXIT_LINE = re.compile(rb" ends (\d{1,3})\b( %s)?" % _UNSAVED.encode())
 
 
-class End(NamedTuple):
-    """What a line of standard error says of the end of a rank.
+class RankExit(NamedTuple):
+    """The end of a rank, as the rank itself reported it.
 
     Attributes:
       code: its exit code.
@@ -36,28 +37,38 @@ class End(NamedTuple):
     saved: bool
 
 
-def announce(code: int, environ: Mapping[str, str] | None = None, *, saved: bool = True) -> None:
-    """Writes the line at the end of a rank that has a supervisor; does nothing in other
-    processes.
+def notify_exit(code: int, environ: Mapping[str, str] | None = None, *, saved: bool = True) -> None:
+    """Sends this rank's exit code to its supervisor; does nothing if it has none.
+
+    Args:
+      code: the exit code.
+      environ: variables of the process (default: `os.environ`).
+      saved: false if a signal ends the rank before there was something to save.
     """
-    tell(f"ends {code}{'' if saved else f' {_UNSAVED}'}", environ)
+    suffix = "" if saved else f" {_UNSAVED}"
+    job_lines.tell(f"ends {code}{suffix}", environ)
 
 
-def end_with_line(text: str) -> None:
-    """Prints a line, announces EXIT_STALLED and ends this process, also if nobody reads what it
-    prints.
+def exit_stalled(message: str) -> None:
+    """Prints a line, notifies the supervisor and ends this process with EXIT_STALLED.
+
+    The process ends after some seconds even if its standard error is blocked.
     """
-    timer = threading.Timer(_PRINTING, os._exit, (EXIT_STALLED,))
+    timer = threading.Timer(_PRINT_SECONDS, os._exit, (EXIT_STALLED,))
     timer.daemon = True
     timer.start()
-    print(text, file=sys.stderr, flush=True)
-    announce(EXIT_STALLED)
+    print(message, file=sys.stderr, flush=True)
+    notify_exit(EXIT_STALLED)
     os._exit(EXIT_STALLED)
 
 
-def find(text: bytes) -> End | None:
-    """Returns the end that is announced by what follows the job's word in a line; None for anything
-    else.
+def parse_exit(text: bytes) -> RankExit | None:
+    """Returns the end that `notify_exit` has reported, or None if this is another line.
+
+    Args:
+      text: a line of standard error after the job's word.
     """
-    found = re.match(rb" ends (\d{1,3})\b( %s)?" % _UNSAVED.encode(), text)
-    return End(int(found[1]), not found[2]) if found else None
+    match = _EXIT_LINE.match(text)
+    if match is None:
+        return None
+    return RankExit(int(match[1]), saved=not match[2])

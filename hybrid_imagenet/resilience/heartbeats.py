@@ -1,88 +1,90 @@
-"""What ranks report about themselves to each other, and who hangs, judged from that. No threads, no
-TensorFlow.
+"""Encodes heartbeats, and decides from the latest ones which ranks hang.
 
-Anybody who reaches a rank's port may send it anything. What does not begin with the run's token
-costs a comparison.
+This module uses neither threads nor TensorFlow. Anyone who can reach a rank's port may send it
+anything, so the token of the run is compared first: a datagram that does not begin with it is
+neither parsed nor stored.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import gc
 import hmac
-import inspect
 import json
 import re
-import sys
-import threading
-import time
-import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hybrid_imagenet.errors import printable
+from hybrid_imagenet.resilience.stacks import MAX_FRAMES
 
-MAX_BYTES = 8192  # of a datagram; longer ones are dropped unread
-_PACKAGE = "hybrid_imagenet"
-_FRAMES = 12  # of the main thread, the innermost ones
-_LONGEST = 255  # characters of a name or a frame
-_STEPS_PATIENCE = 4  # a step may take this many times the mean before ranks are said to hang
-_APART = (
+# Longer datagrams are dropped unread.
+MAX_DATAGRAM_BYTES = 8192
+_MAX_TEXT_LENGTH = 255
+# Ranks hang only if no step has ended for this many times the mean step, because single steps may
+# take longer than the others.
+_SLOW_STEP_FACTOR = 4
+_WAITING_APART_HINT = (
     "stall: they wait for each other in different places: ranks need equal numbers of batches and"
     " of collectives"
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class Beat:
-    """One rank's report of itself.
+class Heartbeat:
+    """The state of one rank, as the rank itself reports it.
 
     Attributes:
       rank: its number.
-      host: its host's name.
-      process: its process number there.
-      step: the last finished step; None before the first step of this session.
-      idle: seconds since its last progress; 0 before the first step.
-      mean: mean seconds between two notes of progress.
+      host: the name of its host.
+      process: its process number on that host.
+      step: the last finished step, or None before the first step of this session.
+      idle_seconds: time since its last progress; 0 before the first step.
+      mean_step_seconds: mean time between two calls that recorded progress.
       stack: the Python frames of its main thread, innermost first, as `file:line function`.
-      leaving: whether it leaves the watch in good order.
+      leaving: true in the last heartbeat of a rank that stops its watchdog in good order.
     """
 
     rank: int
     host: str
     process: int
     step: int | None
-    idle: float
-    mean: float
+    idle_seconds: float
+    mean_step_seconds: float
     stack: tuple[str, ...]
     leaving: bool = False
 
     def encode(self, token: str) -> bytes:
-        """Returns the datagram; outer frames of the stack are left out if it would be too long."""
+        """Returns the datagram, without the outermost frames if it would be too long."""
         values = dataclasses.asdict(self)
-        values["stack"] = [frame[-_LONGEST:] for frame in self.stack[:_FRAMES]]
-        while len(data := (token + json.dumps(values)).encode()) > MAX_BYTES and values["stack"]:
+        values["stack"] = [frame[-_MAX_TEXT_LENGTH:] for frame in self.stack[:MAX_FRAMES]]
+        while True:
+            data = (token + json.dumps(values)).encode()
+            if len(data) <= MAX_DATAGRAM_BYTES or not values["stack"]:
+                return data
             values["stack"].pop()
-        return data
 
     @staticmethod
-    def decode(data: bytes, token: str, ranks: float = float("inf")) -> Beat | None:
-        """Inverts `encode`; None for what does not carry the run's token or is not a beat of one of
-        `ranks` ranks.
+    def decode(data: bytes, token: str, size: float = float("inf")) -> Heartbeat | None:
+        """Returns the heartbeat in a datagram, or None if the datagram is not valid.
 
-        Texts are as they came: thousands of beats in an interval cost little, and `Ledger` escapes
-        what it reports.
+        Texts are returned as they were sent. `HeartbeatLog` escapes only those that it reports,
+        because thousands of heartbeats may arrive within an interval.
+
+        Args:
+          data: the datagram.
+          token: the token of the run, with which the datagram must begin.
+          size: number of ranks of the job; heartbeats of higher ranks are not valid.
         """
         key = token.encode()
-        if len(data) > MAX_BYTES or not hmac.compare_digest(data[: len(key)], key):
+        if len(data) > MAX_DATAGRAM_BYTES or not hmac.compare_digest(data[: len(key)], key):
             return None
         try:
             values = json.loads(data[len(key) :])
         except (ValueError, RecursionError):
             return None
-        if not isinstance(values, dict) or not _valid(values) or values["rank"] >= ranks:
+        if not isinstance(values, dict) or not _is_valid(values) or values["rank"] >= size:
             return None
-        return Beat(**{**values, "stack": tuple(values["stack"])})
+        return Heartbeat(**{**values, "stack": tuple(values["stack"])})
 
 
 _NUMBER = (int, float)
@@ -91,210 +93,164 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "host": (str,),
     "process": (int,),
     "step": (int, type(None)),
-    "idle": _NUMBER,
-    "mean": _NUMBER,
+    "idle_seconds": _NUMBER,
+    "mean_step_seconds": _NUMBER,
     "stack": (list,),
     "leaving": (bool,),
 }
 
 
-def _valid(values: dict[str, Any]) -> bool:
-    """Returns whether the values of a beat have the types and ranges that its attributes
-    promise.
-    """
-    return (
-        values.keys() == _TYPES.keys()
-        and all(type(value) in _TYPES[name] for name, value in values.items())
-        and all(0 <= value < 1 << 63 for value in values.values() if type(value) in _NUMBER)
-        and len(values["stack"]) <= _FRAMES
-        and all(isinstance(frame, str) for frame in values["stack"])
-    )
-
-
-def _shown(text: str) -> str:
-    return printable(text[-_LONGEST:])
-
-
-def shown_file(module: types.ModuleType) -> str:
-    """Returns the part of a stack's lines that names a module of this package; of a package, all of
-    its modules.
-    """
-    path = module.__name__.replace(".", "/")
-    return f"{path}/" if hasattr(module, "__path__") else f"{path}.py"
-
-
-def _frames() -> dict[int, types.FrameType]:
-    """The frames of all threads.
-
-    Python before 3.12.1 holds a lock of the interpreter while it lists them: a garbage collection
-    in between, with another thread just starting, ends in a deadlock of the whole process (CPython
-    issue 106883).
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        return sys._current_frames()
-    finally:
-        if collects:
-            gc.enable()
-
-
-def _calls(thread: int | None) -> Iterator[types.FrameType]:
-    """The frames of a thread, innermost first."""
-    frame = _frames().get(thread or 0)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def main_stack() -> tuple[str, ...]:
-    """Returns the innermost frame of the main thread and the frames of this package around it,
-    innermost first.
-    """
-    found: list[str] = []
-    for frame in _calls(threading.main_thread().ident):
-        if len(found) == _FRAMES:
-            break
-        file = frame.f_code.co_filename
-        ours = f"/{_PACKAGE}/" in file
-        if ours or not found:
-            shown = _PACKAGE + "/" + file.rpartition(f"/{_PACKAGE}/")[2] if ours else file
-            found.append(f"{shown}:{frame.f_lineno} {frame.f_code.co_name}")
-    return tuple(found)
-
-
-class Call:
-    """The innermost call of a function in this thread, after which other threads can ask."""
-
-    def __init__(self, function: str):
-        """Finds the call by the name of the function; where there is none, `lasts` stays true."""
-        self._thread = threading.get_ident()
-        self._lasts = True
-        here = inspect.currentframe()
-        self._frame: types.FrameType | None = here.f_back if here is not None else None
-        while self._frame is not None and self._frame.f_code.co_name != function:
-            self._frame = self._frame.f_back
-
-    def lasts(self) -> bool:
-        """Returns whether it has neither returned nor ended with an exception."""
-        if self._frame is None:
-            return self._lasts
-        # Looked at again, since the thread runs on meanwhile: a generator that rests by then no
-        # longer leads to the frames around it.
-        for pause in (0.01, 0.1, 0.0):
-            if any(frame is self._frame for frame in _calls(self._thread)):
-                return True
-            time.sleep(pause)
-        self._lasts, self._frame = False, None  # the frame would keep the call's variables
+def _is_valid(values: dict[str, Any]) -> bool:
+    """Returns whether all attributes of a heartbeat are there, with valid types and ranges."""
+    if values.keys() != _TYPES.keys():
         return False
+    for name, value in values.items():
+        if type(value) not in _TYPES[name]:
+            return False
+        if type(value) in _NUMBER and not 0 <= value < 1 << 63:
+            return False
+    stack = values["stack"]
+    return len(stack) <= MAX_FRAMES and all(isinstance(frame, str) for frame in stack)
 
 
 @dataclasses.dataclass(frozen=True)
 class Stall:
-    """The verdict that ranks hang: `text` is the report, `ranks` the culprits if known, `seconds`
-    for how long.
+    """Ranks that hang.
+
+    Attributes:
+      report: lines for the user.
+      ranks: the culprits; all ranks if they cannot be told apart.
+      seconds: for how long they have been silent or without progress.
     """
 
-    text: str
+    report: str
     ranks: tuple[int, ...]
     seconds: float
 
 
-class Ledger:
-    """Keeps every rank's last beat and judges from them who hangs. Times are on this process's
-    monotonic clock.
+class HeartbeatLog:
+    """Keeps the last heartbeat of each rank and finds ranks that hang.
+
+    Times are in seconds on this process's monotonic clock.
     """
 
-    def __init__(self, patience: float, waits_in: Sequence[str] = ()):
-        """Takes the limit: a rank hangs when it was silent, or all ranks were without progress, for
-        `patience` seconds.
+    def __init__(self, patience: float, waiting_paths: Sequence[str] = ()):
+        """Sets the time limit.
 
         Args:
-          patience: seconds.
-          waits_in: the files (see `shown_file`) in which a rank that has done its own part waits
-            for the others.
+          patience: seconds after which a silent rank hangs; also seconds without progress of any
+            rank after which ranks hang.
+          waiting_paths: modules, as stacks show them (`stacks.path_in_stack`), in which a rank that
+            has done its own work waits for the others.
         """
         self._patience = patience
-        self._waits_in = tuple(waits_in)
-        self._beats: dict[int, tuple[Beat, float]] = {}
+        self._waiting_paths = tuple(waiting_paths)
+        self._heartbeats: dict[int, tuple[Heartbeat, float]] = {}
 
-    def heard(self, beat: Beat, now: float) -> None:
-        """Notes a beat."""
-        if beat.leaving:
-            self._beats.pop(beat.rank, None)
+    def record(self, heartbeat: Heartbeat, now: float) -> None:
+        """Stores a heartbeat, or forgets the rank if it is leaving."""
+        if heartbeat.leaving:
+            self._heartbeats.pop(heartbeat.rank, None)
         else:
-            self._beats[beat.rank] = (beat, now)
+            self._heartbeats[heartbeat.rank] = (heartbeat, now)
 
     def forgive(self, seconds: float) -> None:
-        """Leaves a time out of account in which this process could not listen."""
-        self._beats = {rank: (beat, heard + seconds) for rank, (beat, heard) in self._beats.items()}
+        """Excludes a period in which this process itself could not listen."""
+        self._heartbeats = {
+            rank: (heartbeat, received + seconds)
+            for rank, (heartbeat, received) in self._heartbeats.items()
+        }
 
-    def silence(self, rank: int, now: float) -> float:
-        """Returns the seconds since a rank was heard; 0 for one that was never heard or has
-        left.
+    def seconds_silent(self, rank: int, now: float) -> float:
+        """Returns the time since a rank's last heartbeat.
+
+        Returns 0 for a rank that has left, or that has never sent one.
         """
-        return now - self._beats[rank][1] if rank in self._beats else 0.0
+        if rank not in self._heartbeats:
+            return 0.0
+        _, received = self._heartbeats[rank]
+        return now - received
 
-    def stall(self, now: float) -> Stall | None:
+    def find_stall(self, now: float) -> Stall | None:
         """Returns the ranks that hang, or None.
 
-        Silent ranks are named first: they are stopped, or their host or network is gone. With the
-        first whose time is up come those on their way there, so that a lost host is told once. If
-        all are heard but none advances, it is those behind in steps, else those that do not wait
-        for others, else all.
+        Silent ranks come first: they are stopped, or their host or network is lost. As soon as one
+        rank exceeds the limit, all ranks that have been silent for half of it are included, so that
+        the ranks of a lost host are reported together.
+
+        If all ranks send heartbeats but none advances, the culprits are those with the fewest
+        steps; if all have done the same steps, those that do not wait for others; else all.
         """
-        silences = {rank: self.silence(rank, now) for rank in self._beats}
+        silences = {rank: self.seconds_silent(rank, now) for rank in self._heartbeats}
         longest = max(silences.values(), default=0.0)
         if longest > self._patience:
             silent = [rank for rank, seconds in silences.items() if seconds > self._patience / 2]
-            return self._report(silent, longest, "silent", now)
-        idle, beats = self._idle(now), self._last()
-        if idle is None or idle <= max(
-            self._patience, _STEPS_PATIENCE * max(beat.mean for beat in beats)
-        ):
+            return self._stall(silent, longest, "silent")
+        idle = self._seconds_without_progress(now)
+        if idle is None:
             return None
-        suspects, hint = self._suspects(beats)
-        return self._report(suspects, idle, "without progress", now, hint)
+        heartbeats = self._latest()
+        slowest_mean = max(heartbeat.mean_step_seconds for heartbeat in heartbeats)
+        if idle <= max(self._patience, _SLOW_STEP_FACTOR * slowest_mean):
+            return None
+        ranks, hint = self._suspects(heartbeats)
+        return self._stall(ranks, idle, "without progress", hint)
 
-    def _last(self) -> list[Beat]:
-        return [beat for beat, _ in self._beats.values()]
+    def _latest(self) -> list[Heartbeat]:
+        return [heartbeat for heartbeat, _ in self._heartbeats.values()]
 
-    def _idle(self, now: float) -> float | None:
-        """Returns the seconds without progress of any rank, if they are too many; None also where
-        beats are missing.
+    def _seconds_without_progress(self, now: float) -> float | None:
+        """Returns the time in which no rank has advanced, or None.
+
+        None means that the time is within the limit, or that heartbeats are missing for a verdict.
         """
-        beats = self._last()
-        if not beats or any(beat.step is None for beat in beats):
+        heartbeats = self._latest()
+        if not heartbeats or any(heartbeat.step is None for heartbeat in heartbeats):
             return None
-        idle = min(beat.idle + now - heard for beat, heard in self._beats.values())
-        if any(self.silence(rank, now) > self._patience / 2 for rank in self._beats):
-            return None  # either they come, or their rank is named as silent in a moment
+        # A heartbeat that is overdue either comes soon, or its rank will be reported as silent.
+        if any(self.seconds_silent(rank, now) > self._patience / 2 for rank in self._heartbeats):
+            return None
+        idle = min(
+            heartbeat.idle_seconds + now - received
+            for heartbeat, received in self._heartbeats.values()
+        )
         return idle if idle > self._patience else None
 
-    def _suspects(self, beats: Sequence[Beat]) -> tuple[list[int], str]:
-        steps = [beat.step for beat in beats if beat.step is not None]
-        behind = [beat.rank for beat in beats if beat.step == min(steps)]
-        if len(behind) < len(beats):
+    def _suspects(self, heartbeats: Sequence[Heartbeat]) -> tuple[list[int], str]:
+        """Returns the ranks that the others wait for, and a hint for the user, "" without one."""
+        fewest_steps = min(beat.step for beat in heartbeats if beat.step is not None)
+        behind = [beat.rank for beat in heartbeats if beat.step == fewest_steps]
+        if len(behind) < len(heartbeats):
             return behind, ""
-        busy = [
-            b.rank
-            for b in beats
-            if not any(part in frame for frame in b.stack for part in self._waits_in)
-        ]
-        places = {re.sub(r":\d+ ", " ", beat.stack[-1]) for beat in beats if beat.stack}
-        return busy or [beat.rank for beat in beats], "" if busy or len(places) < 2 else _APART
+        busy = [beat.rank for beat in heartbeats if not self._waits_for_others(beat)]
+        if busy:
+            return busy, ""
+        outermost = (beat.stack[-1] for beat in heartbeats if beat.stack)
+        places = {re.sub(r":\d+ ", " ", frame) for frame in outermost}
+        hint = _WAITING_APART_HINT if len(places) > 1 else ""
+        return [beat.rank for beat in heartbeats], hint
 
-    def _report(
-        self, ranks: Sequence[int], seconds: float, state: str, now: float, hint: str = ""
-    ) -> Stall:
+    def _waits_for_others(self, heartbeat: Heartbeat) -> bool:
+        return any(path in frame for frame in heartbeat.stack for path in self._waiting_paths)
+
+    def _stall(self, ranks: Sequence[int], seconds: float, state: str, hint: str = "") -> Stall:
         lines = []
         for rank in sorted(ranks):
-            beat = self._beats[rank][0]
-            where = "before its first step" if beat.step is None else f"after step {beat.step}"
+            heartbeat, _ = self._heartbeats[rank]
+            if heartbeat.step is None:
+                moment = "before its first step"
+            else:
+                moment = f"after step {heartbeat.step}"
+            host = _printable_end(heartbeat.host)
             lines.append(
-                f"stall: rank {rank} on {_shown(beat.host)} (process {beat.process}) is {state} for"
-                f" {seconds:.0f} s, {where}; it was in"
+                f"stall: rank {rank} on {host} (process {heartbeat.process}) is {state} for"
+                f" {seconds:.0f} s, {moment}; it was in"
             )
-            lines += [f"stall:   {_shown(frame)}" for frame in beat.stack]
-        lines += [hint] if hint else []
+            lines += [f"stall:   {_printable_end(frame)}" for frame in heartbeat.stack]
+        if hint:
+            lines.append(hint)
         return Stall("\n".join(lines), tuple(sorted(ranks)), seconds)
+
+
+def _printable_end(text: str) -> str:
+    return printable(text[-_MAX_TEXT_LENGTH:])

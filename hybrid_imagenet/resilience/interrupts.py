@@ -1,4 +1,4 @@
-"""Ends a command by one line after Ctrl-C, wherever it is; training has `stop_signals` instead."""
+"""Ends a command with one line after Ctrl-C. Training uses `stop_signals` instead."""
 
 from __future__ import annotations
 
@@ -14,68 +14,69 @@ from typing import Any
 
 from hybrid_imagenet.errors import EXIT_INTERRUPTED
 
-_CLEANING = 3.0  # seconds for a command to clean up
+# How long a command may clean up.
+_CLEANUP_SECONDS = 3.0
 
 
-def ended_by_one_line(work: Callable[[], int]) -> int:
-    """Returns what the work returns, or 130 and a line after Ctrl-C.
+def run_interruptible(command: Callable[[], int]) -> int:
+    """Runs a command and returns its exit code, or 130 after Ctrl-C.
 
-    The first Ctrl-C raises KeyboardInterrupt in the work, so that it cleans up. The process ends at
-    once 3 s later if the work does not end by then, or with the second.
+    The first Ctrl-C raises KeyboardInterrupt in the command, so that it can clean up. If it has not
+    ended 3 s later, or after a second Ctrl-C, the process ends at once.
     """
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, _interrupt)
-    sys.unraisablehook = _unraisable
+        signal.signal(signal.SIGINT, _on_interrupt)
+    sys.unraisablehook = _print_unraisable
     unwound = threading.Event()
 
-    def end_unwound() -> None:
+    def exit_if_unwound() -> None:
         if unwound.is_set():
-            _end()
+            _exit_interrupted()
 
-    # Called after all other functions of atexit. An interrupt inside of `exec` lets Python itself
-    # end by SIGINT.
-    atexit.register(end_unwound)
+    # Functions of atexit are called in reverse order, so this one is called last. It is needed
+    # because Python ends by SIGINT itself if an interrupt came inside `exec`.
+    atexit.register(exit_if_unwound)
     try:
-        code = work()
-        _ending.cancel()
+        code = command()
+        _exit_timer.cancel()
     except BaseException:
-        if not interrupted():
+        # Some libraries turn KeyboardInterrupt into an error of another class.
+        if not was_interrupted():
             raise
         with contextlib.suppress(Exception):
             sys.stdout.flush()
         code = EXIT_INTERRUPTED
         unwound.set()
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # all is done: Python's own end would let it end the process
+    # The command is done. While Python shuts down, Ctrl-C would otherwise end the process with
+    # another exit code.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     return code
 
 
-def interrupted() -> bool:
-    """Whether Ctrl-C has come: some libraries turn KeyboardInterrupt into an error of their own."""
-    return _ending.ident is not None
+def was_interrupted() -> bool:
+    """Returns whether Ctrl-C has come."""
+    return _exit_timer.ident is not None
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    if interrupted():
-        _end()
-    _ending.start()
+def _on_interrupt(number: int, frame: FrameType | None) -> None:
+    if was_interrupted():
+        _exit_interrupted()
+    _exit_timer.start()
     raise KeyboardInterrupt
 
 
-def _unraisable(error: Any) -> None:
-    if (
-        not interrupted()
-    ):  # a destructor or a callback that the interrupt has met would print a traceback
+def _print_unraisable(error: Any) -> None:
+    """Prints an error in a destructor or callback, unless Ctrl-C has caused it."""
+    if not was_interrupted():
         sys.__unraisablehook__(error)
 
 
-def _end() -> None:
+def _exit_interrupted() -> None:
     """Ends the process without waiting for threads."""
     with contextlib.suppress(OSError):
         os.write(2, b"interrupted\n")
     os._exit(EXIT_INTERRUPTED)
 
 
-_ending = threading.Timer(_CLEANING, _end)
-_ending.daemon = True
+_exit_timer = threading.Timer(_CLEANUP_SECONDS, _exit_interrupted)
+_exit_timer.daemon = True

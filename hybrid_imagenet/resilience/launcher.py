@@ -12,45 +12,49 @@ from hybrid_imagenet.comm.environment import RANK_VARIABLE, placement
 from hybrid_imagenet.errors import EXIT_FAILURE, UserError
 from hybrid_imagenet.resilience import processes
 
-_GRACE = 8.0  # seconds for saving after the launcher is gone
+# How long a rank may save after its launcher has died.
+_SAVE_SECONDS = 8.0
+_CHECK_SECONDS = 1.0
 
 
 def launcher_rank() -> int:
-    """Returns the rank that the launcher announced; 0 without one, or if that cannot be read."""
+    """Returns the rank in the launcher's variables, or 0 if they are missing or not valid."""
     with contextlib.suppress(UserError):
         return placement().rank
     return 0
 
 
 def follow_launcher() -> None:
-    """Ends this rank when its launcher has died, from a daemon thread: first by SIGTERM, so that it
-    saves if it can.
+    """Starts a thread that ends this rank when its launcher has died.
 
-    Does nothing in a process that no launcher started: that may outlive the shell that started it.
+    The rank gets SIGTERM first, so that it saves if it can. A process without a launcher is not
+    watched, because it may outlive the shell that started it.
     """
     if RANK_VARIABLE not in os.environ:
         return
-    launchers = _launchers()
+    watched = _processes_and_parents()
 
     def follow() -> None:
-        while all(processes.parent(process) == parent for process, parent in launchers):
-            time.sleep(1)
+        while all(processes.parent(process) == parent for process, parent in watched):
+            time.sleep(_CHECK_SECONDS)
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(_GRACE)
+        time.sleep(_SAVE_SECONDS)
         os._exit(EXIT_FAILURE)
 
     threading.Thread(target=follow, name="launcher", daemon=True).start()
 
 
-def _launchers() -> list[tuple[int, int]]:
-    """Returns the (process, parent) pairs to watch: this one, and mpirun where horovodrun's shell
-    waits for it.
+def _processes_and_parents() -> list[tuple[int, int]]:
+    """Returns (process, parent) pairs that change when the launcher dies.
 
-    The parent of an mpirun that a user started may go: with nohup it outlives the login.
+    The first pair is this process. If the launcher is an mpirun that a shell of horovodrun waits
+    for, the second one is mpirun. The parent of an mpirun that a user started is not watched: with
+    nohup, mpirun outlives the login.
     """
-    own, parent = os.getpid(), os.getppid()
-    above = processes.parent(parent)
-    words = processes.words(above)
+    process = os.getpid()
+    parent = os.getppid()
+    grandparent = processes.parent(parent)
+    words = processes.command_line(grandparent)
     if len(words) > 2 and words[1] == "-c" and words[2].lstrip().startswith("mpirun "):
-        return [(own, parent), (parent, above)]
-    return [(own, parent)]
+        return [(process, parent), (parent, grandparent)]
+    return [(process, parent)]

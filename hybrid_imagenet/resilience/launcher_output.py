@@ -1,9 +1,8 @@
-"""Reads what a launcher writes on standard error: what it says of the job, and what of it is for
-the user.
+"""Reads a launcher's standard error, and selects the lines that are for the user.
 
-mpirun and horovodrun pass on what the ranks print, and say in words of their own, as ssh does, what
-became of ranks and hosts. Of a rank that was lost the others say much, which is left out or told
-once.
+mpirun and horovodrun pass on what the ranks print. They also print their own messages about ranks
+and hosts, and so does ssh. After a rank is lost, the other ranks print much about it; that is left
+out or shown once.
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ from typing import NamedTuple
 from hybrid_imagenet.comm import lost_rank, out_of_memory
 from hybrid_imagenet.comm.quiet import GREETINGS
 from hybrid_imagenet.errors import printable
-from hybrid_imagenet.resilience import mpi_complaints
+from hybrid_imagenet.resilience import mpi_startup_errors
 
-TAG = re.compile(
-    rb"(\[[\d,]+\]<std(err|out)>: ?)?"
-)  # mpirun's and horovodrun's, before each line of a rank
-# Lines that TensorFlow writes to standard error whatever its log settings, once or twice per rank,
-# among them the information (I) that 2.18 to 2.20 log before their log is set up; and what Open MPI
-# says when the child that it starts ssh with is quicker than itself.
+# mpirun and horovodrun begin each line of a rank with this tag.
+TAG = re.compile(rb"(\[[\d,]+\]<std(err|out)>: ?)?")
+# Lines that the user does not need. TensorFlow writes some of them to standard error whatever its
+# log settings are, once or twice per rank. Among them are information lines (I) that TensorFlow
+# 2.18 to 2.20 print before their log is set up. Open MPI prints the setpgid warning if the child
+# process that becomes ssh is faster than its parent.
 _GREETINGS = re.compile(
     "|".join(GREETINGS).encode() + rb"| util\.cc:\d*\] oneDNN supports DT_HALF only on platforms"
     rb"|I0000 00:00:\d+\.\d+ +\d+ \w+\.(?:cc|h):\d+\] "
     rb"|plm:rsh: Warning: setpgid\(\d+,\d+\) failed in parent|^mpirun: Forwarding signal \d+ to job"
 )
-# What Open MPI, Horovod and TensorFlow write of their own when another rank is gone.
-_LOST = re.compile(
+# Messages of Open MPI, Horovod and TensorFlow that follow the loss of another rank.
+_LOSS_CONSEQUENCES = re.compile(
     rb"\] Read -1, expected \d+, errno = 3\b|\] ORTE_ERROR_LOG: Out of resource in file"
     rb" \S*/show_help\.c "
     rb"| Horovod background loop uncaught exception: "
@@ -41,173 +40,212 @@ _LOST = re.compile(
     rb" earlier error"
     rb"|^The error could be from a previous operation\. Restart your program to reset\."
 )
+# Open MPI prints a line of dashes before and after each block of text.
 _RULE = re.compile(rb"-{70,80}\r?\n?")
-# How the blocks begin in which Open MPI tells that ranks have ended, which have said why
-# themselves, or that hosts could not be reached, which ssh has said.
-_BEGINNINGS = (
+# The first words of blocks in which Open MPI reports that ranks have ended, or that hosts could not
+# be reached. The user does not need them, because the ranks or ssh have printed the reason.
+_RANKS_EXITED = b"mpirun detected that one or more processes exited with non-zero status"
+_BLOCK_BEGINNINGS = (
     b"Primary job  terminated normally, but",
     b"mpirun noticed that process rank",
-    b"mpirun detected that one or more processes exited with non-zero status",
+    _RANKS_EXITED,
     b"mpirun has exited due to process rank",
     b"An MPI communication peer process has unexpectedly disconnected",
     b"ORTE was unable to reliably start one or more daemons",
     b"ORTE has lost communication with a remote daemon",
     b"ORTE does not know how to route a message to the specified daemon",
 )
-# Open MPI's words on a rank; its words and ssh's on a host.
-_KILLED = re.compile(rb"process rank (\d+)(?: with PID \d+)? on node (\S+) exited on signal (\d+)")
+_MAX_BLOCK_LINES = 50
+# Messages of Open MPI about a rank.
+_KILLED = re.compile(
+    rb"process rank (?P<rank>\d+)(?: with PID \d+)? on node (?P<host>\S+) exited on signal"
+    rb" (?P<signal>\d+)"
+)
+# Messages of Open MPI and of ssh about a host.
 _LOST_HOST = re.compile(
     rb"^\s*Remote daemon: \S+ on node (?P<daemon>\S+)|^Timeout, server (?P<silent>\S+) not"
     rb" responding"
     rb"|^Connection to (?P<closed>\S+) closed by remote host|^ssh: connect to host (?P<absent>\S+)"
     rb" port "
 )
-_ABORTS = (
-    signal.SIGABRT,
-    signal.SIGSEGV,
-)  # how TensorFlow and CUDA end a process that they cannot continue
-_LONGEST = 50  # lines of a block
-_WHY = re.compile(rb"error: |rank \d+: unexpected error")  # how a rank's own words on its end begin
-# ssh's words for a name that it cannot resolve, whatever launcher has called it.
+# Signals by which TensorFlow and CUDA end a process that cannot continue.
+_ABORT_SIGNALS = (signal.SIGABRT, signal.SIGSEGV)
+# How the line begins in which a rank explains its own end.
+_CAUSE = re.compile(rb"error: |rank \d+: unexpected error")
+# ssh prints this if it cannot resolve a name, whichever launcher has called it.
 _UNKNOWN_HOST = re.compile(rb"ssh: Could not resolve hostname ([^:\s]+)")
-_NO_PROGRAM = re.compile(
-    rb"/orted: (No such file|not found|Permission denied)"
-)  # a shell's, on another host
-_NO_LOGIN = re.compile(rb"^Host key verification failed|: Permission denied \(")  # ssh's
+# A shell on another host prints this if it does not find Open MPI's daemon.
+_NO_DAEMON = re.compile(rb"/orted: (No such file|not found|Permission denied)")
+# ssh prints this if the host rejects the login.
+_NO_LOGIN = re.compile(rb"^Host key verification failed|: Permission denied \(")
 
 
-class Killed(NamedTuple):
-    """A rank that was ended by a signal, by its number and host."""
+class KilledRank(NamedTuple):
+    """A rank that was ended by a signal."""
 
     rank: int
     host: str
     signal: int
-    after_gpu_memory_ran_out: bool = False
+    is_gpu_memory_error: bool = False
 
     def __str__(self) -> str:
-        """One line for the user."""
+        """Returns one line for the user."""
         try:
             name = f" ({signal.Signals(self.signal).name})"
-        except ValueError:  # a real-time one
+        except ValueError:
+            # Real-time signals have no name.
             name = ""
-        by = f"signal {self.signal}{name}"
-        if self.after_gpu_memory_ran_out:
-            by += (
+        cause = f"signal {self.signal}{name}"
+        if self.is_gpu_memory_error:
+            cause += (
                 " because its GPU ran out of memory; use a smaller --per_gpu_batch, or one rank on"
                 " each GPU"
             )
         elif self.signal == signal.SIGKILL:
-            by += ", as the kernel does when memory runs out (check dmesg on that host)"
+            cause += ", as the kernel does when memory runs out (check dmesg on that host)"
         return (
-            f"error: rank {self.rank} on {printable(self.host)} was ended by {by}; start again with"
-            " --resume"
+            f"error: rank {self.rank} on {printable(self.host)} was ended by {cause}; start again"
+            " with --resume"
         )
 
 
 class LauncherOutput:
-    """Standard error of a launcher, line by line.
+    """Reads a launcher's standard error line by line.
 
     Attributes:
-      killed: the first rank that a report says was ended by a signal.
-      lost_host: the first host that a report, or ssh, says cannot be reached any more; "" without
-      one.
-      unknown_host: one whose name ssh does not know; "" without one.
-      ended: whether a report says that ranks have ended by themselves, and not well.
-      explained: whether a rank has said why it ends.
-      lost_rank: what the first rank has said that lost another one; b"" without one.
-      mpi: what Open MPI has written about its start.
+      killed_rank: the first rank that a message says was ended by a signal, or None.
+      lost_host: the first host that Open MPI or ssh says cannot be reached, or "".
+      unknown_host: a host whose name ssh cannot resolve, or "".
+      ranks_exited: whether Open MPI says that ranks have ended by themselves with an exit code
+        other than 0.
+      cause_printed: whether a rank has printed why it ends.
+      lost_rank_line: the first line in which a rank says that it has lost another one, or b"".
+      mpi_errors: what Open MPI has printed about its own start.
     """
 
     def __init__(self) -> None:
-        self.killed: Killed | None = None
-        self.lost_host, self.unknown_host, self.lost_rank = "", "", b""
-        self.ended = self.explained = False
-        self.mpi = mpi_complaints.MpiComplaints()
-        self._in_mpi_block = False
-        self._gpu_memory_ran_out = False  # a rank's log has said so, which may abort then
-        self._no_program = False  # a host has no Open MPI at the path that it has here
-        self._no_login = False  # ssh has said that a host lets it not in
-        self._rule = b""  # a line of dashes of which it is not known yet what follows
-        self._left = 0  # lines that a report may still have
+        self.killed_rank: KilledRank | None = None
+        self.lost_host = ""
+        self.unknown_host = ""
+        self.ranks_exited = False
+        self.cause_printed = False
+        self.lost_rank_line = b""
+        self.mpi_errors = mpi_startup_errors.MpiStartupErrors()
+        # Whether a rank has logged that its GPU has no memory left; it may abort after that.
+        self._gpu_memory_ran_out = False
+        # Whether a host has no Open MPI at the path where this host has it.
+        self._daemon_is_missing = False
+        self._login_was_rejected = False
+        # A line of dashes, kept until the next line shows whether a block begins.
+        self._pending_rule = b""
+        # How many lines the block may still have, 0 outside a block.
+        self._remaining_block_lines = 0
+        self._in_mpi_error_block = False
 
-    def why_not_started(self, *, by_ssh: bool) -> str:
-        """Returns a line on what keeps ranks from starting, "" if none is known; `by_ssh`: the exit
-        code is ssh's.
+    def filter(self, line: bytes) -> bytes:
+        """Returns the lines for the user: this one, and maybe one that was kept back."""
+        lines = self._drop_blocks(line).splitlines(keepends=True)
+        return b"".join(each for each in lines if self._is_for_user(each))
+
+    def flush(self) -> bytes:
+        """Returns what was kept back; call it after the last line."""
+        return self._take_pending_rule()
+
+    def why_not_started(self, *, is_ssh_error: bool) -> str:
+        """Returns a line on what keeps ranks from starting, or "" if nothing is known.
+
+        Args:
+          is_ssh_error: whether the exit code may be that of ssh.
         """
-        if by_ssh and self.unknown_host:
+        if is_ssh_error and self.unknown_host:
             name = printable(self.unknown_host)
             return (
                 f"error: host {name}: ssh cannot resolve this name: check -H, and that `ssh {name}"
                 " true` works"
             )
-        if by_ssh and self._no_login:
+        if is_ssh_error and self._login_was_rejected:
             return "error: ssh must log in without a password: check with hybrid-imagenet doctor -H"
-        if self._no_program:
+        if self._daemon_is_missing:
             return (
                 "error: a host has no environment where this one has it: run launch/setup.sh there"
             )
         return ""
 
-    def passed_on(self, line: bytes) -> bytes:
-        """Returns what of a line, and of one that was kept back, is for the user."""
-        return b"".join(
-            each
-            for each in self._outside_reports(line).splitlines(keepends=True)
-            if self._is_for_user(each)
-        )
-
-    def rest(self) -> bytes:
-        """Returns what was kept back when nothing more comes."""
-        kept, self._rule = self._rule, b""
-        return kept
-
     def _is_for_user(self, line: bytes) -> bool:
-        own = line[TAG.match(line).end() :]  # type: ignore[union-attr]
-        if unknown := _UNKNOWN_HOST.search(line):
-            self.unknown_host = unknown[1].decode(errors="replace")
+        """Returns whether a line is for the user, and learns from it what became of the job."""
+        text = line[TAG.match(line).end() :]  # type: ignore[union-attr]
+        if match := _UNKNOWN_HOST.search(line):
+            self.unknown_host = match[1].decode(errors="replace")
             return False
-        if own.startswith(lost_rank.LINE.encode()):
-            self.lost_rank = self.lost_rank or own
+        if text.startswith(lost_rank.LINE.encode()):
+            self.lost_rank_line = self.lost_rank_line or text
             return False
-        if _GREETINGS.search(line) or _LOST.search(own.rstrip()):
+        if _GREETINGS.search(line) or _LOSS_CONSEQUENCES.search(text.rstrip()):
             return False
-        if self.mpi.take(own):
+        if self.mpi_errors.keep_line(text):
             return False
-        self.explained = self.explained or bool(_WHY.match(own))
-        self._gpu_memory_ran_out = self._gpu_memory_ran_out or out_of_memory.is_log_line_of_gpu(own)
-        self._no_program = self._no_program or bool(_NO_PROGRAM.search(own))
-        self._no_login = self._no_login or bool(_NO_LOGIN.search(own))
+        if _CAUSE.match(text):
+            self.cause_printed = True
+        if out_of_memory.is_log_line_of_gpu(text):
+            self._gpu_memory_ran_out = True
+        if _NO_DAEMON.search(text):
+            self._daemon_is_missing = True
+        if _NO_LOGIN.search(text):
+            self._login_was_rejected = True
         return True
 
-    def _outside_reports(self, line: bytes) -> bytes:
-        found = _KILLED.search(line)
-        if found:
-            aborted = self._gpu_memory_ran_out and int(found[3]) in _ABORTS
-            self.killed = self.killed or Killed(
-                int(found[1]), found[2].decode(errors="replace"), int(found[3]), aborted
-            )
-        if lost := _LOST_HOST.search(line):
-            self.lost_host = self.lost_host or (lost[lost.lastgroup or 0]).decode(errors="replace")
-        if self._left:
-            is_rule = bool(_RULE.fullmatch(line))
-            self._left = 0 if is_rule else self._left - 1
-            if self._in_mpi_block:
-                self.mpi.take_block_line(line, is_rule=is_rule)
-                self._in_mpi_block = not is_rule
+    def _drop_blocks(self, line: bytes) -> bytes:
+        """Returns a line, and the one kept back, unless they belong to a block of Open MPI."""
+        reports_killed_rank = self._find_killed_rank(line)
+        self._find_lost_host(line)
+        if self._remaining_block_lines:
+            self._skip_block_line(line)
             return b""
-        kept, self._rule = self._rule, b""
-        if kept and line.startswith(_BEGINNINGS):
-            self.ended = self.ended or line.startswith(_BEGINNINGS[2])
-            self._left = _LONGEST
+        rule = self._take_pending_rule()
+        if rule and line.startswith(_BLOCK_BEGINNINGS):
+            if line.startswith(_RANKS_EXITED):
+                self.ranks_exited = True
+            self._remaining_block_lines = _MAX_BLOCK_LINES
             return b""
-        if kept and line.startswith(mpi_complaints.BEGINNINGS):
-            self.mpi.begin_block(kept, line)
-            self._in_mpi_block = True
-            self._left = _LONGEST
+        if rule and line.startswith(mpi_startup_errors.BLOCK_BEGINNINGS):
+            self.mpi_errors.begin_block(rule, line)
+            self._in_mpi_error_block = True
+            self._remaining_block_lines = _MAX_BLOCK_LINES
             return b""
-        if found:
-            return kept
+        if reports_killed_rank:
+            return rule
         if _RULE.fullmatch(line):
-            self._rule = line
-            return kept
-        return kept + line
+            self._pending_rule = line
+            return rule
+        return rule + line
+
+    def _find_killed_rank(self, line: bytes) -> bool:
+        match = _KILLED.search(line)
+        if match is None:
+            return False
+        if self.killed_rank is None:
+            number = int(match["signal"])
+            self.killed_rank = KilledRank(
+                rank=int(match["rank"]),
+                host=match["host"].decode(errors="replace"),
+                signal=number,
+                is_gpu_memory_error=self._gpu_memory_ran_out and number in _ABORT_SIGNALS,
+            )
+        return True
+
+    def _find_lost_host(self, line: bytes) -> None:
+        match = _LOST_HOST.search(line)
+        if match is not None and not self.lost_host:
+            self.lost_host = match[match.lastgroup or 0].decode(errors="replace")
+
+    def _skip_block_line(self, line: bytes) -> None:
+        is_rule = bool(_RULE.fullmatch(line))
+        self._remaining_block_lines = 0 if is_rule else self._remaining_block_lines - 1
+        if self._in_mpi_error_block:
+            self.mpi_errors.keep_block_line(line, is_rule=is_rule)
+            self._in_mpi_error_block = not is_rule
+
+    def _take_pending_rule(self) -> bytes:
+        rule = self._pending_rule
+        self._pending_rule = b""
+        return rule

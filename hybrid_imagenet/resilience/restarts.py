@@ -1,9 +1,8 @@
-"""Starts a job again after it has lost a rank or a host, on the hosts that are there
-(`hybrid-imagenet run`).
+"""Restarts a job after it has lost a rank or a host (`hybrid-imagenet run`).
 
-An attempt is one launch of all ranks. When it ends with a code that another start can mend, the job
-continues from its newest checkpoint, on as many ranks as there are slots. Before hosts that have
-joined cause a restart, the ranks save.
+An attempt is one launch of all ranks. If it ends with a code that another start can fix, the job
+continues from its latest checkpoint on the hosts that are available, with as many ranks as they
+have slots. Hosts that join later also cause a restart, after the ranks have saved.
 """
 
 from __future__ import annotations
@@ -33,187 +32,241 @@ from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.resilience.supervisor import Supervisor
 from hybrid_imagenet.startup import COMMAND_START_VARIABLE, timestamp
 
-_FINAL = (EXIT_OK, EXIT_USAGE, EXIT_NUMERICS, EXIT_PREEMPTED, EXIT_INTERRUPTED)
-_LOOK = 0.5  # seconds between two looks at hosts or a lock
-_TAIL = 1 << 16  # bytes at the end of metrics.jsonl that hold its last record
+# Another start would not change the result of these.
+_FINAL_CODES = (EXIT_OK, EXIT_USAGE, EXIT_NUMERICS, EXIT_PREEMPTED, EXIT_INTERRUPTED)
+# Time between two checks of the hosts or of a lock.
+_CHECK_SECONDS = 0.5
+# The last record of metrics.jsonl is within this many bytes of its end.
+_MAX_TAIL_BYTES = 1 << 16
+_NO_STEP = -1
+_NEVER_FAILED = -2
 
 
 @dataclasses.dataclass(frozen=True)
-class Policy:
+class RestartPolicy:
     """When a job starts again.
 
     Attributes:
-      restarts: starts after a loss, at most.
-      least: ranks without which the job waits.
-      most: ranks at most.
-      wait: seconds to wait for `least` ranks, or for the lock of the run directory.
-      interval: seconds that an attempt lasts at least before hosts which have joined end it.
+      max_restarts: number of restarts after a loss.
+      min_ranks: with fewer slots than this the job waits for hosts.
+      max_ranks: largest number of ranks.
+      wait_seconds: how long to wait for `min_ranks` slots, or for the lock of the run directory.
+      join_seconds: how long an attempt runs at least before hosts that have joined end it.
     """
 
-    restarts: int
-    least: int
-    most: int
-    wait: float
-    interval: float
+    max_restarts: int
+    min_ranks: int
+    max_ranks: int
+    wait_seconds: float
+    join_seconds: float
 
 
-class Restarts:
-    """Runs attempts until one ends for good."""
+class RestartLoop:
+    """Runs attempts until one ends with a code that another start would not change."""
 
     def __init__(
         self,
-        policy: Policy,
+        policy: RestartPolicy,
         hosts: Callable[[], Mapping[str, int]],
         start: Callable[[Mapping[str, int], int, bool], Supervisor],
-        run_dir: pathlib.Path | None,
+        run_directory: pathlib.Path | None,
     ) -> None:
-        """Takes what an attempt needs.
+        """Stores how attempts are made.
 
         Args:
           policy: when the job starts again.
-          hosts: gives the slots of each host that answers.
-          start: makes a job of the slots by host, a number of ranks, and whether a run is to be
-          resumed.
-          run_dir: of the training; None for a program that keeps its state elsewhere.
+          hosts: returns the slots of each host that answers.
+          start: returns the supervisor of an attempt; its arguments are the slots of each host, the
+            number of ranks, and whether to resume a run.
+          run_directory: directory of the training; None for a program that keeps its state
+            elsewhere.
         """
-        self._policy, self._hosts, self._start, self._run_dir = policy, hosts, start, run_dir
-        self._joined = False
-        self._worked: set[str] = set()  # hosts of the last attempt that could start
-        self._left_out: set[str] = set()
+        self._policy = policy
+        self._hosts = hosts
+        self._start = start
+        self._run_directory = run_directory
+        # Whether the current attempt was stopped because hosts have joined.
+        self._was_stopped_for_hosts = False
+        # Hosts of the last attempt that could start.
+        self._proven_hosts: set[str] = set()
+        self._excluded_hosts: set[str] = set()
 
     def run(self) -> int:
         """Returns the exit code of the last attempt."""
-        done, failed_at = 0, -2
+        restarts = 0
+        failed_at = _NEVER_FAILED
         while True:
             slots = self._wait_for_hosts()
             if slots is None:
                 return EXIT_PREEMPTED if REQUESTS.stop else EXIT_STALLED
-            again = bool(self._worked)
-            if again:
+            is_first = not self._proven_hosts
+            if not is_first:
                 self._wait_for_lock()
-                os.environ[COMMAND_START_VARIABLE] = (
-                    timestamp()
-                )  # what a rank says of its start is of this attempt
-            code = self._attempt(slots, resume=again and self._holds_a_run())
+                # The ranks report the duration of their startup: it begins with this attempt.
+                os.environ[COMMAND_START_VARIABLE] = timestamp()
+            # A run that existed before the first attempt is not resumed unless the user asks.
+            code = self._attempt(slots, resume=not is_first and self._run_exists())
             if REQUESTS.stop:
                 return code
             if code != EXIT_USAGE:
-                self._worked = set(slots)
-            elif (new := set(slots) - self._worked) and self._worked:
-                _say(f"omits {', '.join(sorted(new))}: the job could not start there")
-                self._left_out |= new
+                self._proven_hosts = set(slots)
+            elif self._exclude_new_hosts(slots):
                 continue
-            if self._joined and code == EXIT_PREEMPTED:
+            if self._was_stopped_for_hosts and code == EXIT_PREEMPTED:
                 continue
-            if code in _FINAL:
+            if code in _FINAL_CODES:
                 return code
-            step, saved = self._last_step(), self._newest_checkpoint()
-            if (
-                self._run_dir is not None
-                and step == failed_at
-                and (step > saved or code == EXIT_FAILURE)
-            ):
-                _say(
-                    f"error: the job failed at step {step} again (exit code {code}): another start"
-                    " would not help"
+            last_step = self._last_step()
+            saved_step = self._latest_checkpoint()
+            if last_step == failed_at and self._fails_again(code, last_step, saved_step):
+                _print_error(
+                    f"error: the job failed at step {last_step} again (exit code {code}): another"
+                    " start would not help"
                 )
                 return code
-            if done == self._policy.restarts:
+            if restarts == self._policy.max_restarts:
                 return code
-            failed_at, done = step, done + 1
-            place = f", from the checkpoint of step {saved}" if saved >= 0 else ""
-            _say(f"restart {done} of {self._policy.restarts} (exit code {code}){place}")
+            failed_at = last_step
+            restarts += 1
+            source = ""
+            if saved_step != _NO_STEP:
+                source = f", from the checkpoint of step {saved_step}"
+            _print_error(
+                f"restart {restarts} of {self._policy.max_restarts} (exit code {code}){source}"
+            )
+
+    def _exclude_new_hosts(self, slots: Mapping[str, int]) -> bool:
+        """Excludes the hosts on which the job has never started; returns whether there are any.
+
+        Returns False if the job has never started at all, because then the hosts need not be the
+        cause.
+        """
+        new_hosts = set(slots) - self._proven_hosts
+        if not new_hosts or not self._proven_hosts:
+            return False
+        names = ", ".join(sorted(new_hosts))
+        _print_error(f"omits {names}: the job could not start there")
+        self._excluded_hosts |= new_hosts
+        return True
+
+    def _fails_again(self, code: int, last_step: int, saved_step: int) -> bool:
+        """Returns whether the step itself must be the cause of two failures at the same step.
+
+        Without a step beyond the checkpoint, a killed or lost rank does not show that. Nothing is
+        known about the steps of a program that keeps its state elsewhere.
+        """
+        if self._run_directory is None:
+            return False
+        return last_step > saved_step or code == EXIT_FAILURE
 
     def _attempt(self, slots: Mapping[str, int], *, resume: bool) -> int:
         """Returns an attempt's exit code."""
-        ranks = min(self._policy.most, sum(slots.values()))
-        job, ended = self._start(slots, ranks, resume), threading.Event()
-        self._joined = False
-        watch = threading.Thread(
-            target=self._watch, args=(job, ranks, ended), name="hosts", daemon=True
+        ranks = min(self._policy.max_ranks, sum(slots.values()))
+        job = self._start(slots, ranks, resume)
+        ended = threading.Event()
+        self._was_stopped_for_hosts = False
+        thread = threading.Thread(
+            target=self._watch_for_hosts, args=(job, ranks, ended), name="hosts", daemon=True
         )
-        watch.start()
+        thread.start()
         try:
             return job.run()
         finally:
             ended.set()
-            watch.join()
+            thread.join()
 
-    def _watch(self, job: Supervisor, ranks: int, ended: threading.Event) -> None:
-        """Ends an attempt, saved, once hosts have joined that make room for more ranks."""
-        if ranks == self._policy.most or ended.wait(self._policy.interval):
+    def _watch_for_hosts(self, job: Supervisor, ranks: int, ended: threading.Event) -> None:
+        """Has an attempt save and end once hosts have joined that have room for more ranks."""
+        if ranks == self._policy.max_ranks or ended.wait(self._policy.join_seconds):
             return
-        while not ended.wait(_LOOK):
-            slots = sum(self._usable().values())
-            if slots > ranks and (self._run_dir is None or self._newest_checkpoint() >= 0):
-                self._joined = True
+        while not ended.wait(_CHECK_SECONDS):
+            slots = sum(self._usable_hosts().values())
+            if slots > ranks and self._can_continue():
+                self._was_stopped_for_hosts = True
                 job.ask_to_stop(
-                    f"{slots} slots in place of {ranks}: the ranks save and start again on more"
+                    f"{slots} slots instead of {ranks}: the ranks save and start again on more"
                     " hosts"
                 )
                 return
 
+    def _can_continue(self) -> bool:
+        """Returns whether another attempt would continue this one instead of beginning again."""
+        return self._run_directory is None or self._latest_checkpoint() != _NO_STEP
+
     def _wait_for_hosts(self) -> dict[str, int] | None:
-        """Returns the hosts once there are slots for enough ranks; None if that takes too long, or
-        after a signal.
+        """Returns the hosts as soon as they have slots for enough ranks.
+
+        Returns None if that takes too long, or after a signal.
         """
-        until, told = time.monotonic() + self._policy.wait, False
-        while sum((slots := self._usable()).values()) < self._policy.least:
-            have = sum(slots.values())
+        deadline = time.monotonic() + self._policy.wait_seconds
+        has_printed = False
+        while True:
+            hosts = self._usable_hosts()
+            slots = sum(hosts.values())
+            if slots >= self._policy.min_ranks:
+                return hosts
             if REQUESTS.stop:
                 return None
-            if time.monotonic() > until:
-                _say(
-                    f"error: {have} slots after {self._policy.wait:g} s, and"
-                    f" --min_np={self._policy.least}"
+            if time.monotonic() > deadline:
+                _print_error(
+                    f"error: {slots} slots after {self._policy.wait_seconds:g} s, and"
+                    f" --min_np={self._policy.min_ranks}"
                 )
                 return None
-            if not told:
-                _say(f"waiting for hosts: {have} slots, and --min_np={self._policy.least}")
-                told = True
-            time.sleep(_LOOK)
-        return slots
+            if not has_printed:
+                _print_error(
+                    f"waiting for hosts: {slots} slots, and --min_np={self._policy.min_ranks}"
+                )
+                has_printed = True
+            time.sleep(_CHECK_SECONDS)
 
-    def _usable(self) -> dict[str, int]:
-        return {host: slots for host, slots in self._hosts().items() if host not in self._left_out}
+    def _usable_hosts(self) -> dict[str, int]:
+        return {
+            host: slots for host, slots in self._hosts().items() if host not in self._excluded_hosts
+        }
 
     def _wait_for_lock(self) -> None:
-        """Waits until no rank of an earlier attempt holds the run directory; one that stays is left
-        to the job.
+        """Waits until no rank of an earlier attempt locks the run directory.
+
+        If the lock stays, the job itself will report it.
         """
-        if self._run_dir is None:
+        if self._run_directory is None:
             return
-        until = time.monotonic() + self._policy.wait
+        deadline = time.monotonic() + self._policy.wait_seconds
         while (
-            files.lock_holder(self._run_dir) is not None
-            and time.monotonic() < until
+            files.lock_holder(self._run_directory) is not None
+            and time.monotonic() < deadline
             and not REQUESTS.stop
         ):
-            time.sleep(_LOOK)
+            time.sleep(_CHECK_SECONDS)
 
-    def _holds_a_run(self) -> bool:
-        return self._run_dir is not None and (self._run_dir / "config.json").exists()
+    def _run_exists(self) -> bool:
+        return self._run_directory is not None and (self._run_directory / "config.json").exists()
 
-    def _newest_checkpoint(self) -> int:
-        """The step of the newest checkpoint; -1 without one."""
-        if self._run_dir is None:
-            return -1
-        paths = CheckpointFolder(self._run_dir / "checkpoints", _say).paths()
-        return step_of(paths[0]) if paths else -1
+    def _latest_checkpoint(self) -> int:
+        """Returns the step of the latest checkpoint, or -1 if there is none."""
+        if self._run_directory is None:
+            return _NO_STEP
+        paths = CheckpointFolder(self._run_directory / "checkpoints", _print_error).paths()
+        return step_of(paths[0]) if paths else _NO_STEP
 
     def _last_step(self) -> int:
-        """The step of the last record; -1 without one."""
-        if self._run_dir is None:
-            return -1
-        with contextlib.suppress(OSError), (self._run_dir / "metrics.jsonl").open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - _TAIL))
+        """Returns the step of the last record in metrics.jsonl, or -1 if there is none."""
+        if self._run_directory is None:
+            return _NO_STEP
+        with (
+            contextlib.suppress(OSError),
+            (self._run_directory / "metrics.jsonl").open("rb") as file,
+        ):
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _MAX_TAIL_BYTES))
             for line in reversed(file.read().splitlines()):
-                with contextlib.suppress(
-                    ValueError, KeyError, TypeError
-                ):  # cut short when its rank was killed
+                # The last line is cut short if its rank was killed, and other records may have no
+                # step.
+                with contextlib.suppress(ValueError, KeyError, TypeError):
                     return int(json.loads(line)["step"])
-        return -1
+        return _NO_STEP
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

@@ -1,14 +1,14 @@
-"""Takes requests to stop, from the first line of a program to its end.
+"""Turns signals into requests to stop, from the first line of a program to its end.
 
 Ctrl-C, SIGTERM, SIGHUP (a closed terminal) and SIGUSR1 (a scheduler's warning) each ask for a stop.
-Before the first step there is nothing to save: the process ends at once, even inside of a library
+Before the first step there is nothing to save, so the process ends at once, even inside a library
 that waits for other ranks. From the first step on, a request is kept until all ranks follow it
-(`training.loop`). A second SIGINT or SIGTERM prints how the run ends; a third ends it at once.
-SIGHUP and SIGUSR1 never do: a closing terminal sends SIGHUP twice, and the supervisor of a job may
-repeat SIGUSR1.
+(`training.loop`). A second SIGINT or SIGTERM prints how the run will end; a third one ends it at
+once. SIGHUP and SIGUSR1 never do that, because a closing terminal sends SIGHUP twice, and the
+supervisor of a job may repeat SIGUSR1.
 
-A thread takes the requests, so that they are answered within a second while a library waits or
-compiles.
+A thread handles the signals, so that they are answered within a second even while a library waits
+or compiles.
 """
 
 from __future__ import annotations
@@ -26,30 +26,31 @@ from hybrid_imagenet.resilience import exit_code
 from hybrid_imagenet.resilience.launcher import launcher_rank
 from hybrid_imagenet.startup import STARTUP_PROGRESS
 
-# SIGUSR1 is the one that mpirun passes on to the ranks without killing them a second later.
+# mpirun passes SIGUSR1 on to the ranks without killing them a second later.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-_HURRY = (signal.SIGINT, signal.SIGTERM)
-_IGNORABLE = (
-    signal.SIGINT,
-    signal.SIGHUP,
-)  # what nohup, or a shell for jobs in its background, has switched off
-_PRINTING = 0.5  # seconds that a line may take: a terminal that was stopped by Ctrl-S takes none
+# The second of these prints a warning, the third ends the work at once.
+_FORCING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# nohup, or a shell that starts a job in the background, may have switched these off. Then they
+# stay off.
+_IGNORABLE_SIGNALS = (signal.SIGINT, signal.SIGHUP)
+# A terminal that was stopped by Ctrl-S takes no output, so printing has a time limit.
+_PRINT_SECONDS = 0.5
 
 UNSAVED = "stopped before the first step: nothing new to save"
 
 
-def end_at_once(number: int) -> None:
-    """Ends the process with the code of a signal."""
+def exit_by_signal(number: int) -> None:
+    """Ends the process at once with the exit code of a signal."""
     os._exit(128 + number)
 
 
-class Requests:
+class StopRequests:
     """Keeps the requests that signals have made of this process.
 
     Attributes:
-      stop: the work is to be stopped.
-      first: the signal that asked for it; 0 before.
-      forced: the signal that ended the work at once; 0 before.
+      stop: whether a stop was requested.
+      first_signal: the signal that requested it first; 0 before.
+      forced_by: the signal that ended the work at once; 0 before.
     """
 
     def __init__(self) -> None:
@@ -57,122 +58,141 @@ class Requests:
 
     def _clear(self) -> None:
         self.stop = False
-        self.first = self.forced = 0
-        self._ask: Callable[[], None] | None = None  # None before the work has started
-        self._force: Callable[[int], None] = end_at_once
-        self._answer = ""
-        self._warned = self._temporary = False
-        self._before: dict[int, object] = {}
-        self._pipe: socket.socket | None = None
-        self._fd_before = -1
+        self.first_signal = 0
+        self.forced_by = 0
+        # None until the work has started.
+        self._on_stop: Callable[[], None] | None = None
+        self._on_force: Callable[[int], None] = exit_by_signal
+        self._announcement = ""
+        self._has_warned = False
+        # Whether `end` must restore the earlier handlers.
+        self._installed_by_begin = False
+        self._earlier_handlers: dict[int, object] = {}
+        self._earlier_wakeup_fd = -1
+        self._wakeup_socket: socket.socket | None = None
         self._thread = threading.current_thread()
 
     def install(self) -> None:
-        """Takes the signals from now on; does nothing outside the main thread, or a second time."""
-        if self._before or threading.current_thread() is not threading.main_thread():
+        """Starts to handle the signals.
+
+        Does nothing outside the main thread, or if it was called before.
+        """
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        if self._earlier_handlers or not is_main_thread:
             return
-        reader, self._pipe = socket.socketpair()
-        self._pipe.setblocking(False)
+        reader, self._wakeup_socket = socket.socketpair()
+        self._wakeup_socket.setblocking(False)
         self._thread = threading.Thread(
             target=self._listen, args=(reader,), name="signals", daemon=True
         )
         self._thread.start()
-        # Python calls its handlers only between two of its own steps; it writes to this descriptor
-        # at once.
-        self._fd_before = signal.set_wakeup_fd(self._pipe.fileno(), warn_on_full_buffer=False)
+        # Python calls its signal handlers only between two bytecode instructions of the main
+        # thread, but it writes the signal's number to this descriptor at once.
+        self._earlier_wakeup_fd = signal.set_wakeup_fd(
+            self._wakeup_socket.fileno(), warn_on_full_buffer=False
+        )
         for number in SIGNALS:
-            if number not in _IGNORABLE or signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, lambda number, frame: None)
+            is_ignored = signal.getsignal(number) is signal.SIG_IGN
+            if not (is_ignored and number in _IGNORABLE_SIGNALS):
+                self._earlier_handlers[number] = signal.signal(number, lambda number, frame: None)
 
     def begin(
         self,
-        ask: Callable[[], None] = lambda: None,
-        force: Callable[[int], None] = end_at_once,
-        answer: str = "the run saves after the current step and ends",
+        on_stop: Callable[[], None] = lambda: None,
+        on_force: Callable[[int], None] = exit_by_signal,
+        announcement: str = "the run saves after the current step and ends",
     ) -> None:
-        """Keeps requests from now on, as the work has started; installs for the time of the work if
-        `install` did not.
+        """Keeps requests from now on, because the work has started.
+
+        Installs the handlers until `end` if `install` was not called before.
 
         Args:
-          ask: called once, at the first request, by another thread.
-          force: called with the number of the signal that ends the work at once, by another thread.
-          answer: printed after the first request.
+          on_stop: called once, at the first request, by another thread.
+          on_force: called by another thread with the number of the signal that ends the work at
+            once.
+          announcement: printed after the first request.
         """
-        self._temporary = self._temporary or not self._before
+        if not self._earlier_handlers:
+            self._installed_by_begin = True
         self.install()
-        self._force, self._answer, self._ask = force, answer, ask
+        self._on_force = on_force
+        self._announcement = announcement
+        # This comes last, because from here on requests are kept and need the two others.
+        self._on_stop = on_stop
 
     def end(self) -> None:
-        """Ends what `begin` began; in a program that has called `install`, requests are still
-        kept.
+        """Restores the signal handlers that `begin` replaced.
+
+        Does nothing in a program that has called `install`: it still keeps requests.
         """
-        if not self._temporary:
+        if not self._installed_by_begin:
             return
-        for number, handler in self._before.items():
+        for number, handler in self._earlier_handlers.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
-        if self._pipe is not None:
-            signal.set_wakeup_fd(self._fd_before)
-            self._pipe.close()
+        if self._wakeup_socket is not None:
+            signal.set_wakeup_fd(self._earlier_wakeup_fd)
+            self._wakeup_socket.close()
             self._thread.join()
         self._clear()
 
     def ignore(self) -> None:
-        """Ignores the signals from now on, as all is done: Python's own end would let them end it
-        with their code.
+        """Ignores the signals from now on.
+
+        Call it when all work is done. While Python shuts down, a signal would otherwise end the
+        process with the signal's exit code instead of the program's.
         """
-        for number in self._before:
+        for number in self._earlier_handlers:
             signal.signal(number, signal.SIG_IGN)
 
     def _listen(self, reader: socket.socket) -> None:
         while numbers := reader.recv(64):
             for number in numbers:
                 if number in SIGNALS:
-                    self._take(signal.Signals(number))
+                    self._handle(signal.Signals(number))
         reader.close()
 
-    def _take(self, number: signal.Signals) -> None:
-        now = (
-            ""
-            if STARTUP_PROGRESS.finished.is_set() or not STARTUP_PROGRESS.stage[0]
-            else f" (now {STARTUP_PROGRESS.stage[0]})"
-        )
-        self.first = self.first or number
-        if self._ask is None:
-            self._leave()
+    def _handle(self, number: signal.Signals) -> None:
+        stage, _ = STARTUP_PROGRESS.stage
+        activity = ""
+        if stage and not STARTUP_PROGRESS.finished.is_set():
+            activity = f" (now {stage})"
+        self.first_signal = self.first_signal or number
+        if self._on_stop is None:
+            self._exit_unsaved()
         elif not self.stop:
             self.stop = True
-            self._ask()
-            _tell(f"{number.name}: {self._answer}{now}")
-        elif number in _HURRY and not self._warned:
-            self._warned = True
-            _tell(
-                f"{number.name}: still waiting to save{now}; one more ends the run at once, without"
-                " saving"
+            self._on_stop()
+            _print_once_per_job(f"{number.name}: {self._announcement}{activity}")
+        elif number in _FORCING_SIGNALS and not self._has_warned:
+            self._has_warned = True
+            _print_once_per_job(
+                f"{number.name}: still waiting to save{activity}; one more ends the run at once,"
+                " without saving"
             )
-        elif number in _HURRY:
-            self.forced = number
-            _tell(f"{number.name}: ended at once; what was not saved is lost")
-            self._force(number)
+        elif number in _FORCING_SIGNALS:
+            self.forced_by = number
+            _print_once_per_job(f"{number.name}: ended at once; what was not saved is lost")
+            self._on_force(number)
 
     def unsaved_code(self) -> int:
         """Returns the exit code if there was nothing to save at the first request."""
-        return EXIT_INTERRUPTED if self.first == signal.SIGINT else EXIT_PREEMPTED
+        return EXIT_INTERRUPTED if self.first_signal == signal.SIGINT else EXIT_PREEMPTED
 
-    def _leave(self) -> None:
+    def _exit_unsaved(self) -> None:
         code = self.unsaved_code()
-        exit_code.announce(code, saved=False)
-        _tell(UNSAVED)
+        exit_code.notify_exit(code, saved=False)
+        _print_once_per_job(UNSAVED)
         os._exit(code)
 
 
-def _tell(line: str) -> None:
-    """Prints on rank 0 of a job without a supervisor, or in the supervisor."""
+def _print_once_per_job(line: str) -> None:
+    """Prints a line in the supervisor, or on rank 0 if the job has none."""
     if launcher_rank() == 0 and exit_code.JOB_VARIABLE not in os.environ:
-        _print(line)
+        _print_in_time(line)
 
 
-def _print(line: str) -> None:
-    """Prints a line; one that cannot be printed in time is dropped."""
+def _print_in_time(line: str) -> None:
+    """Prints a line, but does not wait if standard error is blocked."""
 
     def write() -> None:
         with contextlib.suppress(Exception), STARTUP_PROGRESS.hidden():
@@ -180,7 +200,8 @@ def _print(line: str) -> None:
 
     thread = threading.Thread(target=write, daemon=True)
     thread.start()
-    thread.join(_PRINTING)
+    thread.join(_PRINT_SECONDS)
 
 
-REQUESTS = Requests()  # signals come to the process, not to a part of it
+# A global variable, because signals are sent to the process, not to a part of it.
+REQUESTS = StopRequests()

@@ -1,15 +1,15 @@
-"""Names and ends ranks that hang: a thread of each rank tells the others that it lives and which
-step it is at.
+"""Reports ranks that hang, and ends the job if they do not recover.
 
-Horovod's own stall inspector needs every rank's background thread to answer; a rank that is
-stopped, or whose host is gone, blocks it too. Here each rank sends small datagrams (UDP) to two
-listeners, rank 0 and a deputy on another host where there is one, outside of the collectives that
-hang. A beat carries the Python stack of the sender's main thread, so that the last one tells what a
-rank was doing that cannot be asked any more.
+Horovod's own stall inspector needs an answer of every rank's background thread. A rank that is
+stopped, or whose host is lost, blocks it too. Here a thread of each rank sends heartbeats in small
+UDP datagrams, outside the collectives that hang. Two ranks listen: rank 0 and a deputy, on another
+host if there is one. A heartbeat contains the Python stack of the sender's main thread, so the last
+one of a rank shows what it was doing.
 
-That needs connected ranks; a dead mount or a stopped rank waits before. So a thread of each rank
-looks at the stage of its start (`startup.STARTUP_PROGRESS`) until the first training step is done
-(`watch_start`), and tells the supervisor (`arrivals`).
+The heartbeats need connected ranks, but a dead mount or a stopped rank can block a job before that.
+So another thread of each rank (`watch_startup`) watches the stages of its startup
+(`startup.STARTUP_PROGRESS`) until the first training step is done, and reports them to the
+supervisor (`startup_tracker`).
 """
 
 from __future__ import annotations
@@ -30,105 +30,121 @@ from types import ModuleType
 
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.hosts import interfaces
-from hybrid_imagenet.resilience import arrivals
-from hybrid_imagenet.resilience.exit_code import end_with_line
-from hybrid_imagenet.resilience.heartbeats import MAX_BYTES, Beat, Ledger, main_stack, shown_file
+from hybrid_imagenet.resilience import startup_tracker
+from hybrid_imagenet.resilience.exit_code import exit_stalled
+from hybrid_imagenet.resilience.heartbeats import MAX_DATAGRAM_BYTES, Heartbeat, HeartbeatLog
+from hybrid_imagenet.resilience.stacks import main_stack, path_in_stack
 from hybrid_imagenet.startup import StartupProgress
 
-_NAMED_AFTER = (
-    30.0  # seconds without a sign of life after which a rank is named, or half of --stall_timeout
-)
-_LISTENER_GRACE = (
-    15.0  # seconds more after which a rank ends by itself: the listeners have not done it
-)
-_AT_ONCE = 1000  # datagrams between two looks at the clock
-_random = random.Random()  # not the generator that the program of a user has seeded
-# of the interval, at random: of 4,096 beats at the same moment a socket's queue holds some 300
-_SPREAD = 0.2
-_LOOK = 0.5
-# A stage may last this many times --stall_timeout. The slow ones read every file name of a dataset,
-# or compile.
-_FACTOR, _SLOW_FACTOR = 2.0, 6.0
-_LEAST = 60.0  # seconds that a stage may last in any case: imports take a while on a loaded host
-# seconds more for a stage in which no thread of Python runs, as TensorFlow connecting its servers
-_NO_THREAD = 15.0
-_SLOW = ("reading the dataset", "building the model", "compiling the step")
+# A rank is reported after this time, or half of --stall_timeout if that is less.
+_MAX_REPORT_SECONDS = 30.0
+# A rank that does not advance ends itself this long after --stall_timeout, because by then the
+# listeners should have ended the job and have not.
+_LISTENER_GRACE_SECONDS = 15.0
+_MAX_DATAGRAMS_PER_CHECK = 1000
+# Random share of the interval by which heartbeats are moved. Of 4,096 that arrive at the same
+# moment, a socket's queue holds only about 300.
+_INTERVAL_SPREAD = 0.2
+# A generator for this module, so that a user's seeded one is not changed.
+_random = random.Random()
+
+_STARTUP_CHECK_SECONDS = 0.5
+# A startup stage may last this many times --stall_timeout.
+_STAGE_FACTOR = 2.0
+_SLOW_STAGE_FACTOR = 6.0
+# Stages that read every file name of a dataset, or compile.
+_SLOW_STAGES = ("reading the dataset", "building the model", "compiling the step")
+# A stage may last at least this long, because imports take a while on a loaded host.
+_MIN_STAGE_SECONDS = 60.0
+# How much longer a stage may last in which no Python thread runs, as while TensorFlow connects its
+# servers.
+_NATIVE_CODE_GRACE_SECONDS = 15.0
 
 
-def listeners(hosts: Sequence[str]) -> tuple[int, ...]:
-    """Returns rank 0 and its deputy: the first rank on another host, else rank 1."""
+def listener_ranks(hosts: Sequence[str]) -> tuple[int, ...]:
+    """Returns rank 0 and its deputy: the first rank on another host, else rank 1.
+
+    Args:
+      hosts: the host of each rank.
+    """
     if len(hosts) == 1:
         return (0,)
     return (0, next((rank for rank, host in enumerate(hosts) if host != hosts[0]), 1))
 
 
 class Watchdog:
-    """Exchanges heartbeats with the other ranks from a daemon thread, and names and ends those that
-    hang.
+    """Exchanges heartbeats with the other ranks, and reports and ends ranks that hang.
 
-    A rank that gives no sign of life is named on standard error after 30 s (or half of
-    `stall_timeout`, if that is less) with its host, process, last step and stack; so are the
-    culprits when no rank advances. After `stall_timeout` the job ends with EXIT_STALLED. Before the
-    first step, which compiles, only silence counts.
+    All of this happens in a daemon thread. A silent rank is reported on standard error after 30 s
+    (or half of `stall_timeout` if that is less), with its host, process, last step and stack. If no
+    rank advances, the culprits are reported. After `stall_timeout` the job ends with EXIT_STALLED.
+    Before the first step, which compiles, only silence counts.
     """
 
     def __init__(
         self,
-        ranks: Communicator,
+        communicator: Communicator,
         stall_timeout: float,
         *,
-        waits_in: Sequence[ModuleType] = (),
-        lasts: Callable[[], bool] = lambda: True,
+        waiting_modules: Sequence[ModuleType] = (),
+        is_running: Callable[[], bool] = lambda: True,
         option: str = "--stall_timeout",
         remedy: str = "; start again with --resume",
     ):
-        """Exchanges addresses; every rank calls it.
+        """Exchanges addresses with the other ranks; every rank must call it.
 
         Args:
-          ranks: this rank and the others.
-          stall_timeout: 0 switches the watchdog off.
-          waits_in: modules in which a rank that has done its own part waits for the others: it is
-          not to blame.
-          lasts: returns whether what is watched still runs; if not, this rank signs off without
-          `stop`.
-          option: what the user calls `stall_timeout`.
-          remedy: what the last line says after "the job ends".
+          communicator: connects this rank with the others.
+          stall_timeout: seconds after which the job ends; 0 switches the watchdog off.
+          waiting_modules: modules in which a rank that has done its own work waits for the others,
+            so it is not to blame.
+          is_running: returns whether the watched work is still running; if not, this rank leaves
+            the watch even if `stop` is not called.
+          option: the user's name for `stall_timeout`, for messages.
+          remedy: how the last line continues after "the job ends".
         """
-        self._rank, self._hosts = ranks.rank, ranks.hosts
-        self._limit = stall_timeout
-        self._patience = min(_NAMED_AFTER, stall_timeout / 2)
+        self._rank = communicator.rank
+        self._hosts = communicator.hosts
+        self._stall_timeout = stall_timeout
+        self._patience = min(_MAX_REPORT_SECONDS, stall_timeout / 2)
         self._interval = min(5.0, max(0.2, self._patience / 5))
+        self._is_running = is_running
+        self._option = option
+        self._remedy = remedy
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._step: int | None = None
-        self._progress = self._began = time.monotonic()
-        self._notes = 0
-        self._told: tuple[int, ...] = ()
-        self._failed = False
-        self._lasts = lasts
-        self._option, self._remedy = option, remedy
-        if not stall_timeout:
-            return
-        self._listeners = listeners(ranks.hosts)
-        one_host = len(set(ranks.hosts)) == 1
+        self._first_progress = time.monotonic()
+        self._last_progress = self._first_progress
+        # Number of calls that recorded progress after the first step.
+        self._progress_count = 0
+        self._reported_ranks: tuple[int, ...] = ()
+        self._has_failed = False
+        if stall_timeout:
+            self._connect(communicator, waiting_modules)
+
+    def _connect(self, communicator: Communicator, waiting_modules: Sequence[ModuleType]) -> None:
+        is_one_host = len(set(self._hosts)) == 1
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
-        self._socket.bind(("127.0.0.1" if one_host else "", 0))
-        self._wake, self._waker = socket.socketpair()
+        self._socket.bind(("127.0.0.1" if is_one_host else "", 0))
+        self._wakeup_reader, self._wakeup_writer = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._socket, selectors.EVENT_READ)
-        self._selector.register(self._wake, selectors.EVENT_READ)
-        self._token: str = ranks.broadcast_object(secrets.token_hex(16))
-        places = ranks.allgather_object(
-            [[] if one_host else list(interfaces().values()), self._socket.getsockname()[1]]
-        )
-        files = [shown_file(module) for module in waits_in]
-        self._ledger = Ledger(self._patience, files)
-        self._targets = [
-            target for rank in self._listeners for target in self._reach(rank, *places[rank])
-        ]
+        self._selector.register(self._wakeup_reader, selectors.EVENT_READ)
+        self._token: str = communicator.broadcast_object(secrets.token_hex(16))
+        addresses = [] if is_one_host else list(interfaces().values())
+        port = self._socket.getsockname()[1]
+        endpoints = communicator.allgather_object([addresses, port])
+        waiting_paths = [path_in_stack(module) for module in waiting_modules]
+        self._log = HeartbeatLog(self._patience, waiting_paths)
+        self._listeners = listener_ranks(self._hosts)
+        self._targets: list[tuple[str, int]] = []
+        for rank in self._listeners:
+            self._targets += self._targets_of(rank, *endpoints[rank])
 
-    def _reach(self, rank: int, addresses: Sequence[str], port: int) -> list[tuple[str, int]]:
+    def _targets_of(self, rank: int, addresses: Sequence[str], port: int) -> list[tuple[str, int]]:
+        """Returns the addresses and ports to which heartbeats for a listener are sent."""
         if rank == self._rank:
             return []
         if self._hosts[rank] == self._hosts[self._rank]:
@@ -137,187 +153,215 @@ class Watchdog:
 
     def start(self) -> None:
         """Starts the thread."""
-        if self._limit:
+        if self._stall_timeout:
             self._due = time.monotonic() + _random.uniform(0, self._interval)
             self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
             self._thread.start()
 
-    def note(self, step: int | None = None) -> None:
-        """Notes progress: a training step, or, without a number, something else such as a batch of
-        validation.
+    def record_progress(self, step: int | None = None) -> None:
+        """Records that this rank has advanced.
+
+        Args:
+          step: number of the training step that has ended, or None after other work, such as a
+            validation batch.
         """
         now = time.monotonic()
         if self._step is None:
-            self._began = now
+            self._first_progress = now
         else:
-            self._notes += 1
+            self._progress_count += 1
         if step is not None:
             self._step = step
-        self._progress = now
+        self._last_progress = now
 
     def stop(self) -> None:
         """Signs off at the listeners and ends the thread."""
         if self._thread is None:
             return
         self._stop.set()
-        with contextlib.suppress(OSError):  # closed: the thread has ended by itself
-            self._waker.send(b".")
+        # The socket is closed if the thread has ended by itself.
+        with contextlib.suppress(OSError):
+            self._wakeup_writer.send(b".")
         self._thread.join()
         self._thread = None
 
-    def _leave(self) -> None:
-        self._send(self._beat(leaving=True))
-        for part in (self._selector, self._socket, self._wake, self._waker):
-            part.close()
-
     def _watch(self) -> None:
-        """Sends beats, listens and judges until `stop`, whatever is received."""
+        """Sends heartbeats, listens and looks for stalls until `stop`, whatever is received."""
         while not self._stop.is_set():
             try:
-                self._turn()
+                self._run_cycle()
             except Exception:
-                if not self._failed:  # once; without its watchdog a rank would soon count as silent
-                    self._failed = True
-                    print(
-                        f"watchdog: continues after an error\n{traceback.format_exc()}",
-                        file=sys.stderr,
-                        flush=True,
-                    )
+                # Continue, because a rank without its watchdog would soon count as silent.
+                if not self._has_failed:
+                    self._has_failed = True
+                    _print_error(f"watchdog: continues after an error\n{traceback.format_exc()}")
                 self._stop.wait(self._interval)
-        self._leave()
+        self._close()
 
-    def _turn(self) -> None:
-        """Listens until the next beat is due, sends it and judges."""
-        self._receive(self._due)
-        if not self._lasts():
+    def _run_cycle(self) -> None:
+        """Listens until the next heartbeat is due, sends it and looks for stalls."""
+        self._listen_until(self._due)
+        if not self._is_running():
             self._stop.set()
         if self._stop.is_set():
             return
         now = time.monotonic()
-        # A delay of this process itself, stopped or starved of its processor, must not be blamed on
-        # others.
-        late = max(0.0, now - self._due)
-        self._due = now + self._interval * _random.uniform(1 - _SPREAD, 1 + _SPREAD)
-        self._ledger.forgive(late)
-        self._progress += late
-        beat = self._beat()
-        self._send(beat)
-        self._ledger.heard(beat, now)
-        self._drain()
+        # If this process itself was stopped or got no processor, the others are not to blame for
+        # the delay.
+        delay = max(0.0, now - self._due)
+        self._due = now + self._interval * _random.uniform(
+            1 - _INTERVAL_SPREAD, 1 + _INTERVAL_SPREAD
+        )
+        self._log.forgive(delay)
+        self._last_progress += delay
+        heartbeat = self._heartbeat()
+        self._send(heartbeat)
+        self._log.record(heartbeat, now)
+        self._receive_pending()
         if self._rank in self._listeners:
-            self._judge(now)
-        if beat.step is not None and beat.idle > self._limit + _LISTENER_GRACE:
-            self._end(f"rank {self._rank} on {beat.host} made no progress for {beat.idle:.0f} s")
+            self._check_stall(now)
+        limit = self._stall_timeout + _LISTENER_GRACE_SECONDS
+        if heartbeat.step is not None and heartbeat.idle_seconds > limit:
+            self._exit(
+                f"rank {self._rank} on {heartbeat.host} made no progress for"
+                f" {heartbeat.idle_seconds:.0f} s"
+            )
 
-    def _beat(self, leaving: bool = False) -> Beat:
-        started = self._step is not None
-        idle = time.monotonic() - self._progress if started else 0.0
-        return Beat(
+    def _heartbeat(self, leaving: bool = False) -> Heartbeat:
+        idle = 0.0
+        if self._step is not None:
+            idle = time.monotonic() - self._last_progress
+        stepping = self._last_progress - self._first_progress
+        return Heartbeat(
             rank=self._rank,
             host=self._hosts[self._rank],
             process=os.getpid(),
             step=self._step,
-            idle=max(0.0, idle),
-            mean=max(0.0, self._progress - self._began) / max(self._notes, 1),
+            idle_seconds=max(0.0, idle),
+            mean_step_seconds=max(0.0, stepping) / max(self._progress_count, 1),
             stack=main_stack(),
             leaving=leaving,
         )
 
-    def _send(self, beat: Beat) -> None:
-        data = beat.encode(self._token)
+    def _send(self, heartbeat: Heartbeat) -> None:
+        data = heartbeat.encode(self._token)
         for target in self._targets:
-            with contextlib.suppress(
-                OSError
-            ):  # no way to this address of the rank, or its queue is full
+            # There may be no route to this address of the rank, or its queue may be full.
+            with contextlib.suppress(OSError):
                 self._socket.sendto(data, target)
 
-    def _receive(self, until: float) -> None:
-        """Takes datagrams as they come, so that a flood of strange ones leaves room in the queue
-        for beats.
-        """
-        while (left := until - time.monotonic()) > 0 and not self._stop.is_set():
-            self._selector.select(left)
-            self._drain()
-
-    def _drain(self) -> None:
-        for _ in range(_AT_ONCE):
-            try:
-                data = self._socket.recv(MAX_BYTES + 1)
-            except OSError:  # nothing more; or a target that refused an earlier datagram
+    def _listen_until(self, deadline: float) -> None:
+        """Receives datagrams as they come, so that a flood of others leaves room for heartbeats."""
+        while not self._stop.is_set():
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
                 return
-            self._take(data)
+            self._selector.select(remaining)
+            self._receive_pending()
 
-    def _take(self, data: bytes) -> None:
-        beat = Beat.decode(data, self._token, len(self._hosts))
-        if beat is not None:
-            self._ledger.heard(beat, time.monotonic())
+    def _receive_pending(self) -> None:
+        for _ in range(_MAX_DATAGRAMS_PER_CHECK):
+            try:
+                data = self._socket.recv(MAX_DATAGRAM_BYTES + 1)
+            except OSError:
+                # Nothing is pending, or a target has rejected an earlier datagram.
+                return
+            heartbeat = Heartbeat.decode(data, self._token, len(self._hosts))
+            if heartbeat is not None:
+                self._log.record(heartbeat, time.monotonic())
 
-    def _judge(self, now: float) -> None:
-        """Names who hangs, once; the deputy speaks only when rank 0 is silent."""
-        if self._rank and self._ledger.silence(0, now) <= self._patience:
+    def _check_stall(self, now: float) -> None:
+        """Reports ranks that hang, once, and ends the job after `stall_timeout`.
+
+        The deputy does this only while rank 0 is silent.
+        """
+        if self._rank and self._log.seconds_silent(0, now) <= self._patience:
             return
-        stall = self._ledger.stall(now)
+        stall = self._log.find_stall(now)
         if stall is None:
-            self._told = ()
+            self._reported_ranks = ()
             return
-        own = f"rank {self._rank} on {self._hosts[self._rank]}"
-        # A deputy that hears nobody and is read by the user has lost its own network for a while.
-        alone = self._rank != 0 and len(stall.ranks) == len(self._hosts) - 1 > 1
-        if stall.ranks != self._told:
-            self._told = stall.ranks
-            print(
-                f"stall: {own} hears no other rank" if alone else stall.text,
-                file=sys.stderr,
-                flush=True,
-            )
-        if stall.seconds > self._limit and alone:
-            self._end(f"{own} heard no other rank for {stall.seconds:.0f} s")
-        if stall.seconds > self._limit:
-            ranks = ", ".join(f"{rank} on {self._hosts[rank]}" for rank in stall.ranks)
-            self._end(f"rank {ranks} hung for {stall.seconds:.0f} s")
+        this_rank = f"rank {self._rank} on {self._hosts[self._rank]}"
+        # If the user can read the output of a deputy that hears no other rank, then the network of
+        # the deputy itself has failed.
+        number_of_others = len(self._hosts) - 1
+        is_isolated = self._rank != 0 and len(stall.ranks) == number_of_others > 1
+        if stall.ranks != self._reported_ranks:
+            self._reported_ranks = stall.ranks
+            if is_isolated:
+                _print_error(f"stall: {this_rank} hears no other rank")
+            else:
+                _print_error(stall.report)
+        if stall.seconds <= self._stall_timeout:
+            return
+        if is_isolated:
+            self._exit(f"{this_rank} heard no other rank for {stall.seconds:.0f} s")
+        ranks = ", ".join(f"{rank} on {self._hosts[rank]}" for rank in stall.ranks)
+        self._exit(f"rank {ranks} hung for {stall.seconds:.0f} s")
 
-    def _end(self, what: str) -> None:
-        end_with_line(f"error: {what} ({self._option}={self._limit:g}): the job ends{self._remedy}")
+    def _exit(self, reason: str) -> None:
+        exit_stalled(
+            f"error: {reason} ({self._option}={self._stall_timeout:g}): the job ends{self._remedy}"
+        )
+
+    def _close(self) -> None:
+        self._send(self._heartbeat(leaving=True))
+        self._selector.close()
+        self._socket.close()
+        self._wakeup_reader.close()
+        self._wakeup_writer.close()
 
 
-def watch_start(start: StartupProgress, stall_timeout: float, rank: int, size: int = 1) -> None:
-    """Ends this process with EXIT_STALLED and one line if a stage of its start takes too long.
+def watch_startup(start: StartupProgress, stall_timeout: float, rank: int, size: int = 1) -> None:
+    """Ends this process with EXIT_STALLED and one line if a stage of its startup takes too long.
 
-    Native code may keep the interpreter's lock all the while. Then faulthandler's own thread prints
-    the stacks, and the exit code is EXIT_FAILURE.
+    Native code may keep the interpreter lock all the time. Then a thread of faulthandler prints the
+    stacks instead, and the exit code is EXIT_FAILURE.
 
     Args:
-      start: tells the stage, and when the start is over.
-      stall_timeout: --stall_timeout, in seconds; 0 watches nothing.
-      rank, size: this process's number and how many there are; several tell their supervisor of
-        each stage.
+      start: knows the current stage, and when startup is over.
+      stall_timeout: --stall_timeout in seconds; 0 means no limit.
+      rank: this process's number.
+      size: number of ranks; if there are several, each sends its stages to the supervisor.
     """
     if stall_timeout:
-        arguments = start, stall_timeout, rank, size
         threading.Thread(
-            target=_watch_start, args=arguments, name="start limit", daemon=True
+            target=_watch_startup,
+            args=(start, stall_timeout, rank, size),
+            name="start limit",
+            daemon=True,
         ).start()
 
 
-def _watch_start(start: StartupProgress, stall_timeout: float, rank: int, size: int) -> None:
-    told, due = "", 0.0
-    while not start.finished.wait(min(_LOOK, stall_timeout / 10)):
+def _watch_startup(start: StartupProgress, stall_timeout: float, rank: int, size: int) -> None:
+    sent_stage = ""
+    next_notification = 0.0
+    while not start.finished.wait(min(_STARTUP_CHECK_SECONDS, stall_timeout / 10)):
         stage, since = start.stage
         now = time.monotonic()
-        if size > 1 and (stage != told or now > due):
-            told, due = stage, now + arrivals.EVERY
-            arrivals.announce(rank, size, stage)
-        seconds = now - since
-        limit = max(_LEAST, stall_timeout * (_SLOW_FACTOR if stage in _SLOW else _FACTOR))
-        faulthandler.dump_traceback_later(limit - seconds + _NO_THREAD, exit=True, file=2)
-        if seconds > limit:
-            where = next(iter(main_stack()), "unknown")
-            end_with_line(
+        if size > 1 and (stage != sent_stage or now > next_notification):
+            sent_stage = stage
+            next_notification = now + startup_tracker.NOTIFY_INTERVAL_SECONDS
+            startup_tracker.notify_stage(rank, size, stage)
+        elapsed = now - since
+        factor = _SLOW_STAGE_FACTOR if stage in _SLOW_STAGES else _STAGE_FACTOR
+        limit = max(_MIN_STAGE_SECONDS, stall_timeout * factor)
+        # This replaces the timer that the previous cycle has set.
+        faulthandler.dump_traceback_later(
+            limit - elapsed + _NATIVE_CODE_GRACE_SECONDS, exit=True, file=2
+        )
+        if elapsed > limit:
+            frame = next(iter(main_stack()), "unknown")
+            exit_stalled(
                 f"error: rank {rank} on {socket.gethostname()} (process {os.getpid()}) hung for"
-                f" {seconds:.0f} s while {stage or 'starting'} (--stall_timeout={stall_timeout:g}),"
-                f" in {where}: the job ends; look for a rank, a host or a file system that does not"
+                f" {elapsed:.0f} s while {stage or 'starting'} (--stall_timeout={stall_timeout:g}),"
+                f" in {frame}: the job ends; look for a rank, a host or a file system that does not"
                 " answer"
             )
     faulthandler.cancel_dump_traceback_later()
     if size > 1:
-        arrivals.announce(rank, size, None)
+        startup_tracker.notify_stage(rank, size, None)
+
+
+def _print_error(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -69,7 +69,7 @@ def run_command(function: Callable[[Sequence[str]], int | None], arguments: Sequ
         exit_code = error.exit_code
         _print_user_error(error)
     except Exception as error:
-        if interrupts.interrupted():
+        if interrupts.was_interrupted():
             raise KeyboardInterrupt from None
         exit_code = _print_exception(error)
     if exit_code and _placement().size > 1:

@@ -18,7 +18,7 @@ from hybrid_imagenet import comm, data
 from hybrid_imagenet.checkpoints import store
 from hybrid_imagenet.data import DatasetRequest, listing
 from hybrid_imagenet.errors import SharedError, UserError, pluralize, printable
-from hybrid_imagenet.resilience import lasting_output
+from hybrid_imagenet.resilience import lossy_stream
 from hybrid_imagenet.tools import command_line
 
 if TYPE_CHECKING:
@@ -230,5 +230,5 @@ def _line(network: Trained, results: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":  # as a rank of `hybrid-imagenet run --module`
-    lasting_output.install()
+    lossy_stream.install()
     sys.exit(main(sys.argv[1:]))

@@ -30,7 +30,7 @@ from hybrid_imagenet.errors import EXIT_OK, EXIT_PREEMPTED, EXIT_USAGE, UserErro
 from hybrid_imagenet.options import normalize_flag
 from hybrid_imagenet.resilience import discovery, supervisor
 from hybrid_imagenet.resilience.exit_code import JOB_VARIABLE
-from hybrid_imagenet.resilience.restarts import Policy, Restarts
+from hybrid_imagenet.resilience.restarts import RestartLoop, RestartPolicy
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.runlog import run_dir as run_directories
 from hybrid_imagenet.tools import host_limits, mpirun, rank_count
@@ -233,7 +233,7 @@ def _check(options: argparse.Namespace) -> None:
             "-H and --host_discovery_script: give one of them; the script says where ranks run"
         )
     if options.script:
-        discovery.by_script(
+        discovery.list_by_script(
             options.script
         )  # words that no shell could split are refused before anything starts
     if options.script and options.np is None:
@@ -345,11 +345,11 @@ def _what_runs(
       UserError: for a run that would end before it trains.
     """
     if options.module != _MAIN or options.program:
-        return supervisor.stall_timeout(flags), "", None
+        return supervisor.stall_timeout_of(flags), "", None
     if topic(flags) is not None or "--recipe=list" in flags:
-        return supervisor.stall_timeout(flags), "here", None
+        return supervisor.stall_timeout_of(flags), "here", None
     config = configuration.resolve(flags, options.np)
-    stall = config.stall_timeout or supervisor.stall_timeout([])
+    stall = config.stall_timeout or supervisor.stall_timeout_of([])
     if config.print_config:
         return stall, "here", config
     here = not options.script and any(map(host_facts.is_local, host_facts.parse(options.hosts)))
@@ -388,11 +388,11 @@ def _run(
         )  # Open MPI numbers the ranks of this host first
         return supervisor.Supervisor(
             command,
-            stall=stall,
+            stall_timeout=stall,
             ssh_port=options.ssh_port,
             accept_new_host_keys=options.accept_new_host_keys,
-            saves=not options.program,
-            places=(
+            ranks_save=not options.program,
+            rank_hosts=(
                 [host for host in ordered for _ in range(slots[host])]
                 if announced and ranks > 1
                 else ()
@@ -403,7 +403,7 @@ def _run(
     if not options.max_restarts and not options.script:
         return start(host_facts.parse(options.hosts), options.np, False).run()
     listed = (
-        discovery.by_script(options.script)
+        discovery.list_by_script(options.script)
         if options.script
         else lambda: host_facts.parse(options.hosts)
     )
@@ -412,9 +412,9 @@ def _run(
         answers=lambda host: (
             host_facts.is_local(host) or discovery.answers_ssh(host, options.ssh_port)
         ),
-        ask_first=bool(options.script),
+        check_first=bool(options.script),
     )
-    policy = Policy(
+    policy = RestartPolicy(
         options.max_restarts,
         options.min_np,
         options.np,
@@ -422,7 +422,7 @@ def _run(
         options.join_interval,
     )
     try:
-        return Restarts(policy, found.hosts, start, run_dir).run()
+        return RestartLoop(policy, found.hosts, start, run_dir).run()
     finally:
         found.stop()
 
@@ -488,7 +488,7 @@ def main(arguments: Sequence[str]) -> int:
         return error.exit_code
     # Schedulers cancel a job by SIGTERM: it must not queue again. Nor must a job that made no
     # progress.
-    if code == EXIT_PREEMPTED and options.preempted and REQUESTS.first == signal.SIGUSR1:
+    if code == EXIT_PREEMPTED and options.preempted and REQUESTS.first_signal == signal.SIGUSR1:
         if saves and before.issuperset(saves.glob("step-*.npz")):
             print(
                 "--preempted is not run, since nothing was saved: give the job more time",

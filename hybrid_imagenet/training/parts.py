@@ -47,7 +47,7 @@ class Parts:
         self.watchdog = Watchdog(
             communicator,
             config.stall_timeout,
-            waits_in=(comm, accumulators, divergence, late_copies, step),
+            waiting_modules=(comm, accumulators, divergence, late_copies, step),
         )
         options = build.host_options(
             config, tf.config.threading.get_intra_op_parallelism_threads() or 1
@@ -122,7 +122,7 @@ class Parts:
             collect = PreciseStatistics(
                 self.step.forward,
                 layers,
-                lambda: self.data.sample(self.state.finished_epochs, self.watchdog.note),
+                lambda: self.data.sample(self.state.finished_epochs, self.watchdog.record_progress),
                 self.state,
             ).collect
         return BatchNormStatistics(

@@ -131,7 +131,7 @@ class Trainer:
         """
         parts, step = self.parts, self.parts.state.step
         parts.updates.step_ends()
-        parts.watchdog.note(step)
+        parts.watchdog.record_progress(step)
         if record is not None:
             record |= self._hyperparameters()
             record |= self._numerics.check(step, record["train_loss"])
@@ -163,7 +163,7 @@ class Trainer:
                 if parts.averaged is not None
                 else contextlib.nullcontext()
             ):
-                values = parts.validation.run(parts.watchdog.note)
+                values = parts.validation.run(parts.watchdog.record_progress)
         except UserError:
             self.saver.finish()
             raise
@@ -182,7 +182,7 @@ class Trainer:
             record.
         """
         parts = self.parts
-        parts.watchdog.note()
+        parts.watchdog.record_progress()
         self._divergence.look()
         record |= self._hyperparameters()
         record |= accumulators.over_ranks(

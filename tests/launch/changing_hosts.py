@@ -80,9 +80,7 @@ class Training:
 
     def starts(self) -> int:
         """How often the job has started again."""
-        return sum(
-            ("restart " in line or "in place of" in line) for line in self.log().splitlines()
-        )
+        return sum(("restart " in line or "instead of" in line) for line in self.log().splitlines())
 
     def log(self) -> str:
         """What it has printed."""

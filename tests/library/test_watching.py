@@ -19,7 +19,7 @@ def test_every_step_and_validation_counts_as_progress_and_the_watch_ends_with_fi
     notes = []
     with mock.patch.object(watching, "Watchdog") as made:
         dog = made.return_value
-        dog.note.side_effect = notes.append
+        dog.record_progress.side_effect = notes.append
         for name in "ab":
             callbacks = [
                 *hi.callbacks.default_callbacks(),
@@ -32,7 +32,10 @@ def test_every_step_and_validation_counts_as_progress_and_the_watch_ends_with_fi
             }
             model.fit(x, y, models.BATCH, 2, 0, callbacks, **arguments)
     assert made.call_args.args[1] == 7
-    assert [name for name, _, _ in dog.method_calls if name != "note"] == ["start", "stop"] * 2
+    assert [name for name, _, _ in dog.method_calls if name != "record_progress"] == [
+        "start",
+        "stop",
+    ] * 2
     steps = [*range(1, 2 * models.STEPS + 1)] * 2  # over both epochs, in each call of fit
     assert [n for n in notes if n is not None] == steps
     assert notes.count(None) == 2 * 2 * (2 + 1)  # batches of validation and the end of the epoch

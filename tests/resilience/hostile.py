@@ -14,15 +14,15 @@ from collections.abc import Iterator
 from hybrid_imagenet.resilience import heartbeats
 
 LARGEST = 65507  # bytes that a datagram can carry
-GOOD = heartbeats.Beat(1, "here", 7, 3, 0.0, 0.1, ("a.py:1 f",))
+GOOD = heartbeats.Heartbeat(1, "here", 7, 3, 0.0, 0.1, ("a.py:1 f",))
 _NUMBERS = (-1, True, "1", [], {}, 1 << 63, 10**400, float("nan"), float("inf"))
 BAD = {
     "rank": (*_NUMBERS, None, 1.5, 2, 10**9),
     "host": (None, 5, ["here"], {}),
     "process": (*_NUMBERS, None, 1.5),
     "step": (*_NUMBERS, 1.5),
-    "idle": (*_NUMBERS, None),
-    "mean": (*_NUMBERS, None),
+    "idle_seconds": (*_NUMBERS, None),
+    "mean_step_seconds": (*_NUMBERS, None),
     "stack": (None, "a.py:1 f", 5, [5], [None], ["x"] * 13, {"a": 1}, [["a"]]),
     "leaving": (None, 0, 1, "yes", []),
 }

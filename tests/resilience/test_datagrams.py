@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from hybrid_imagenet.resilience import heartbeats, watchdog
-from hybrid_imagenet.resilience.heartbeats import Beat
+from hybrid_imagenet.resilience.heartbeats import Heartbeat
 from tests.resilience import hostile
 
 TOKEN = "0123456789abcdef" * 2
@@ -20,7 +20,7 @@ TOKEN = "0123456789abcdef" * 2
 
 def test_strange_datagrams_are_passed_over():
     token, good = TOKEN.encode(), hostile.GOOD.encode(TOKEN)
-    assert Beat.decode(good, TOKEN, 2) == hostile.GOOD
+    assert Heartbeat.decode(good, TOKEN, 2) == hostile.GOOD
     for data in (
         *(
             b"",
@@ -44,27 +44,27 @@ def test_strange_datagrams_are_passed_over():
             for value in hostile.BAD[name]
         ),
     ):
-        assert Beat.decode(data, TOKEN, 2) is None, data[:300]
+        assert Heartbeat.decode(data, TOKEN, 2) is None, data[:300]
 
 
 def test_nothing_is_parsed_before_the_token_is_compared(monkeypatch):
     too_long = hostile.GOOD.encode(TOKEN) + b" " * 9000
     monkeypatch.setattr(heartbeats.json, "loads", lambda text: pytest.fail("parsed"))
     for data in (b"[" * 60000, hostile.GOOD.encode("other"), too_long):
-        assert Beat.decode(data, TOKEN) is None
+        assert Heartbeat.decode(data, TOKEN) is None
 
 
 def test_escapes_and_long_texts_reach_no_terminal():
-    beat = Beat(1, "a\x1b[2Jb", 7, 3, 0.0, 0.1, ("x" * 10**5 + "\n.py:1 f",) * 30)
-    ledger = heartbeats.Ledger(patience=10)
-    ledger.heard(Beat.decode(beat.encode(TOKEN), TOKEN), 0)
-    first, *frames = ledger.stall(11).text.splitlines()
+    beat = Heartbeat(1, "a\x1b[2Jb", 7, 3, 0.0, 0.1, ("x" * 10**5 + "\n.py:1 f",) * 30)
+    log = heartbeats.HeartbeatLog(patience=10)
+    log.record(Heartbeat.decode(beat.encode(TOKEN), TOKEN), 0)
+    first, *frames = log.find_stall(11).report.splitlines()
     assert "on a\\x1b[2Jb (" in first
     assert len(frames) == 12 and all(frame.isprintable() and len(frame) < 300 for frame in frames)
     assert frames[0].endswith("\\n.py:1 f")
-    wide = Beat(1, "h", 7, 3, 0.0, 0.1, ("\U0001f600" * 300,) * 12)
-    assert len(wide.encode(TOKEN)) <= heartbeats.MAX_BYTES
-    assert Beat.decode(wide.encode(TOKEN), TOKEN) is not None
+    wide = Heartbeat(1, "h", 7, 3, 0.0, 0.1, ("\U0001f600" * 300,) * 12)
+    assert len(wide.encode(TOKEN)) <= heartbeats.MAX_DATAGRAM_BYTES
+    assert Heartbeat.decode(wide.encode(TOKEN), TOKEN) is not None
 
 
 class Ranks:
@@ -104,10 +104,10 @@ def test_beats_of_many_ranks_are_spread_over_the_interval(monkeypatch):
     for dog in dogs:
         dog.start()
         due.append(dog._due - now)
-        monkeypatch.setattr(dog, "_receive", lambda until: None)
-        dog._turn()
+        monkeypatch.setattr(dog, "_listen_until", lambda until: None)
+        dog._run_cycle()
         sent.append(dog._due - now)
-        dog._leave()
+        dog._close()
         assert 0 < due[-1] < dog._interval
         assert 0.8 * dog._interval <= sent[-1] <= 1.2 * dog._interval
     assert max(due) - min(due) > 1 and max(sent) - min(sent) > 0.2  # the interval is two seconds
@@ -125,9 +125,9 @@ def test_hostile_datagrams_do_not_stop_a_watchdog(monkeypatch, capfd):
             sender.sendto(data, ("127.0.0.1", ports[step % 2]))
             if step % 100 == 0:
                 for dog in dogs:
-                    dog.note(step)
+                    dog.record_progress(step)
     began = time.monotonic()
-    while dogs[0]._ledger._beats.get(1, (None, 0.0))[1] < began:  # a beat from after the flood
+    while dogs[0]._log._heartbeats.get(1, (None, 0.0))[1] < began:  # a beat from after the flood
         assert time.monotonic() < began + 10
         time.sleep(0.05)
     assert [dog._thread.is_alive() for dog in dogs] == [True, True]
@@ -140,7 +140,7 @@ def test_hostile_datagrams_do_not_stop_a_watchdog(monkeypatch, capfd):
 def test_an_error_in_a_turn_is_told_once_and_the_watch_goes_on(monkeypatch, capfd):
     dog, _ = pair(1)
     turns = []
-    monkeypatch.setattr(dog, "_turn", lambda: turns.append(1) or 1 / 0)
+    monkeypatch.setattr(dog, "_run_cycle", lambda: turns.append(1) or 1 / 0)
     dog.start()
     while len(turns) < 3:
         time.sleep(0.05)

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.resilience.discovery import Discovery, by_script, parse_host
+from hybrid_imagenet.resilience.discovery import Discovery, list_by_script, parse_host
 from tests.support.processes import wait_for
 
 
@@ -22,8 +22,10 @@ def discovery(tmp_path):
 
     def make(text, **options):
         change(text)
-        listed = by_script(str(path), options.pop("limit", 2.0))
-        made.append(Discovery(listed, every=0.05, **{"answers": lambda host: True} | options))
+        listed = list_by_script(str(path), options.pop("limit", 2.0))
+        made.append(
+            Discovery(listed, check_seconds=0.05, **{"answers": lambda host: True} | options)
+        )
         return made[-1], change
 
     yield make
@@ -55,7 +57,7 @@ def test_names_and_slots_are_read_and_what_is_no_name_never_reaches_a_shell():
 
 
 def test_hosts_follow_the_script(discovery):
-    hosts, _ = discovery("echo a; echo b", answers=lambda host: host == "a", ask_first=True)
+    hosts, _ = discovery("echo a; echo b", answers=lambda host: host == "a", check_first=True)
     assert hosts.hosts() == {"a": 1}
     hosts, change = discovery("echo a; echo b:3; echo")
     assert hosts.hosts() == {"a": 1, "b": 3}
@@ -111,9 +113,9 @@ def test_a_script_that_fails_at_once_is_a_mistake(discovery, text):
 
 def test_words_that_are_no_command_are_a_mistake():
     with pytest.raises(UserError, match="cannot be run"):
-        Discovery(by_script("/nowhere/at/all"), answers=lambda host: True)
+        Discovery(list_by_script("/nowhere/at/all"), answers=lambda host: True)
     with pytest.raises(UserError, match="No closing quotation"):
-        by_script("./hosts.sh 'a")
+        list_by_script("./hosts.sh 'a")
 
 
 @pytest.mark.parametrize("hangs", [False, True])

@@ -1,20 +1,18 @@
 """Who hangs: the verdict from the last beats, and the exchange between real processes."""
 
-import contextlib
-import gc
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 
 import pytest
 
-from hybrid_imagenet.resilience import heartbeats, watchdog
-from hybrid_imagenet.resilience.heartbeats import Beat, Ledger
+from hybrid_imagenet.resilience import watchdog
+from hybrid_imagenet.resilience.heartbeats import Heartbeat, HeartbeatLog
+from hybrid_imagenet.resilience.stacks import path_in_stack
 from tests.support.processes import python
 
 WAITS = (
@@ -25,25 +23,25 @@ READS = ("/usr/lib/python3/os.py:10 pread", "hybrid_imagenet/training/loop.py:12
 
 
 def beat(rank, step=7, idle=0.0, stack=WAITS, mean=0.1, **more):
-    return Beat(rank, f"node{rank}", 100 + rank, step, idle, mean, stack, **more)
+    return Heartbeat(rank, f"node{rank}", 100 + rank, step, idle, mean, stack, **more)
 
 
 def ledger(*beats, at=0.0, patience=10.0):
-    result = Ledger(patience, [heartbeats.shown_file(ModuleType("hybrid_imagenet.training.step"))])
+    result = HeartbeatLog(patience, [path_in_stack(ModuleType("hybrid_imagenet.training.step"))])
     for one in beats:
-        result.heard(one, at)
+        result.record(one, at)
     return result
 
 
 def test_a_silent_rank_is_named_with_host_process_step_and_stack():
     ours = ledger(beat(0), beat(1, stack=READS), beat(2))
-    assert ours.stall(9.9) is None
-    ours.heard(beat(0), 10.5)
-    ours.heard(beat(2), 10.5)
-    stall = ours.stall(11.0)
+    assert ours.find_stall(9.9) is None
+    ours.record(beat(0), 10.5)
+    ours.record(beat(2), 10.5)
+    stall = ours.find_stall(11.0)
     assert stall.ranks == (1,)
     assert stall.seconds == 11.0
-    first, *stack = stall.text.splitlines()
+    first, *stack = stall.report.splitlines()
     assert (
         first == "stall: rank 1 on node1 (process 101) is silent for 11 s, after step 7; it was in"
     )
@@ -52,29 +50,29 @@ def test_a_silent_rank_is_named_with_host_process_step_and_stack():
 
 def test_the_ranks_of_a_lost_host_are_named_together_though_their_beats_are_spread():
     ours = ledger(beat(0), beat(1))
-    ours.heard(beat(2), 4.5)
-    ours.heard(beat(3), 9.0)
-    assert ours.stall(10.0) is None
-    stall = ours.stall(10.5)
+    ours.record(beat(2), 4.5)
+    ours.record(beat(3), 9.0)
+    assert ours.find_stall(10.0) is None
+    stall = ours.find_stall(10.5)
     assert (stall.ranks, stall.seconds) == ((0, 1, 2), 10.5)
 
 
 def test_a_rank_whose_beats_are_missing_is_not_taken_for_one_that_waits():
     ours = ledger(beat(0), beat(1, idle=0.5))
-    ours.heard(beat(0, idle=10.1), 9.7)
-    assert ours.stall(9.7) is None
-    assert "rank 1 on node1 (process 101) is silent" in ours.stall(10.1).text
-    ours.heard(beat(1, idle=10.6, step=6), 10.1)
-    ours.heard(beat(0, idle=10.5), 10.1)
-    assert "rank 1 on node1 (process 101) is without progress" in ours.stall(10.2).text
+    ours.record(beat(0, idle=10.1), 9.7)
+    assert ours.find_stall(9.7) is None
+    assert "rank 1 on node1 (process 101) is silent" in ours.find_stall(10.1).report
+    ours.record(beat(1, idle=10.6, step=6), 10.1)
+    ours.record(beat(0, idle=10.5), 10.1)
+    assert "rank 1 on node1 (process 101) is without progress" in ours.find_stall(10.2).report
 
 
 def test_silence_counts_before_the_first_step_and_lack_of_progress_does_not():
     ours = ledger(beat(0, step=None), beat(1, step=None))
-    ours.heard(beat(0, step=None), 20.0)
-    assert ours.stall(20.0).ranks == (1,)
-    ours.heard(beat(1, step=None), 21.0)
-    assert ours.stall(22.0) is None
+    ours.record(beat(0, step=None), 20.0)
+    assert ours.find_stall(20.0).ranks == (1,)
+    ours.record(beat(1, step=None), 21.0)
+    assert ours.find_stall(22.0) is None
 
 
 @pytest.mark.parametrize(
@@ -89,30 +87,30 @@ def test_silence_counts_before_the_first_step_and_lack_of_progress_does_not():
     ],
 )
 def test_without_progress_the_culprits_are_told_from_those_that_wait(beats, culprits):
-    stall = ledger(*beats).stall(0.0)
+    stall = ledger(*beats).find_stall(0.0)
     assert (stall and stall.ranks) == culprits
 
 
 def test_ranks_that_wait_for_each_other_in_different_places_are_named_with_the_reason():
     merges = (WAITS[0], "hybrid_imagenet/library/metric_average.py:60 on_epoch_end")
     for others, told in ((WAITS, False), (merges, True), (READS, False)):
-        text = ledger(beat(0, idle=11), beat(1, idle=11, stack=others)).stall(0.0).text
+        text = ledger(beat(0, idle=11), beat(1, idle=11, stack=others)).find_stall(0.0).report
         assert ("need equal numbers of batches" in text) == told
 
 
 def test_a_rank_that_left_or_was_never_heard_is_not_missed():
     ours = ledger(beat(0), beat(1))
-    ours.heard(beat(1, leaving=True), 1.0)
-    ours.heard(beat(0), 30.0)
-    assert ours.stall(30.0) is None
-    assert ours.silence(1, 30.0) == ours.silence(5, 30.0) == 0.0
+    ours.record(beat(1, leaving=True), 1.0)
+    ours.record(beat(0), 30.0)
+    assert ours.find_stall(30.0) is None
+    assert ours.seconds_silent(1, 30.0) == ours.seconds_silent(5, 30.0) == 0.0
 
 
 def test_a_listener_that_was_stopped_itself_blames_nobody():
     ours = ledger(beat(0), beat(1))
     ours.forgive(100.0)
-    assert ours.stall(105.0) is None
-    assert ours.stall(111.0).ranks == (0, 1)
+    assert ours.find_stall(105.0) is None
+    assert ours.find_stall(111.0).ranks == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +118,7 @@ def test_a_listener_that_was_stopped_itself_blames_nobody():
     [("a", (0,)), ("aa", (0, 1)), ("aabb", (0, 2)), ("aaaa", (0, 1)), ("abc", (0, 1))],
 )
 def test_the_deputy_sits_on_another_host_if_there_is_one(hosts, expected):
-    assert watchdog.listeners(tuple(hosts)) == expected
+    assert watchdog.listener_ranks(tuple(hosts)) == expected
 
 
 def start(folder, size, limit, *hanging):
@@ -200,38 +198,3 @@ def test_nothing_is_said_about_ranks_that_work_on_a_loaded_machine(tmp_path):
             if process in others:
                 process.wait()
     assert [process.communicate()[1] for process in processes] == ["", "", ""]
-
-
-def test_a_call_lasts_until_it_returns_or_raises_whoever_asks():
-    with ThreadPoolExecutor(1) as other:
-
-        def generator():
-            call = heartbeats.Call("wanted")
-            yield call
-            yield other.submit(call.lasts).result()
-
-        def wanted(fails):
-            answers = generator()
-            call = next(answers)
-            asked.extend([call, next(answers)])
-            return 1 / (not fails)
-
-        for fails in (False, True):
-            asked = []
-            with pytest.raises(ZeroDivisionError) if fails else contextlib.nullcontext():
-                wanted(fails)
-            call, during = asked
-            assert during
-            assert not call.lasts()
-            assert not call.lasts()
-        assert heartbeats.Call("nobody's name").lasts()
-
-
-def test_the_collector_rests_while_frames_are_listed_and_goes_on_after(monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        heartbeats.sys, "_current_frames", lambda: seen.append(gc.isenabled()) or {}
-    )
-    assert heartbeats.main_stack() == ()
-    assert seen == [False]
-    assert gc.isenabled()

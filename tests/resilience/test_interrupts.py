@@ -11,7 +11,7 @@ from tests.support import processes
 WORK = """
 import os, time
 from hybrid_imagenet.resilience import interrupts
-from hybrid_imagenet.resilience.interrupts import ended_by_one_line
+from hybrid_imagenet.resilience.interrupts import run_interruptible
 from studies.running import resumable
 
 def wait():
@@ -51,7 +51,7 @@ def late():
     return 0
 
 def resumed():
-    interrupts._ending.interval = 0.2
+    interrupts._exit_timer.interval = 0.2
     def ends_processes():
         try:
             wait()
@@ -63,7 +63,7 @@ def deleted():
     Deleted()
     wait()
 
-raise SystemExit(ended_by_one_line({work}))
+raise SystemExit(run_interruptible({work}))
 """
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from hybrid_imagenet import startup
 from hybrid_imagenet.resilience import restarts
-from hybrid_imagenet.resilience.restarts import Policy, Restarts
+from hybrid_imagenet.resilience.restarts import RestartLoop, RestartPolicy
 
 
 class Job:
@@ -44,7 +44,7 @@ class Job:
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch):
-    monkeypatch.setattr(restarts, "_LOOK", 0.01)
+    monkeypatch.setattr(restarts, "_CHECK_SECONDS", 0.01)
     monkeypatch.setenv(restarts.COMMAND_START_VARIABLE, "0")
 
 
@@ -61,10 +61,19 @@ def play(tmp_path, ends, *, hosts=None, keeps=True, **policy):
         started.append((dict(where), ranks, resume))
         return Job(left.pop(0), run_dir)
 
-    chosen = Policy(
-        **({"restarts": 3, "least": 1, "most": 4, "wait": 0.2, "interval": 0.05} | policy)
+    chosen = RestartPolicy(
+        **(
+            {
+                "max_restarts": 3,
+                "min_ranks": 1,
+                "max_ranks": 4,
+                "wait_seconds": 0.2,
+                "join_seconds": 0.05,
+            }
+            | policy
+        )
     )
-    return Restarts(chosen, slots, start, run_dir if keeps else None).run(), started
+    return RestartLoop(chosen, slots, start, run_dir if keeps else None).run(), started
 
 
 def joined(tmp_path):
@@ -93,7 +102,7 @@ def test_a_job_that_a_signal_has_stopped_does_not_start_again(tmp_path, monkeypa
     for end in ((143, 10, 5), (137, 10, 5)):
         code, started = play(tmp_path / str(end[0]), [end])
         assert (code, len(started)) == (end[0], 1)
-    assert play(tmp_path, [], hosts=lambda: {"a": 1}, least=3, wait=100) == (
+    assert play(tmp_path, [], hosts=lambda: {"a": 1}, min_ranks=3, wait_seconds=100) == (
         75,
         [],
     )  # while it waits for hosts
@@ -105,7 +114,7 @@ def test_a_signal_ends_the_wait_for_a_run_that_is_held(tmp_path, monkeypatch):
         fcntl.flock(lock, fcntl.LOCK_EX)
         asked = threading.Timer(0.3, lambda: monkeypatch.setattr(restarts.REQUESTS, "stop", True))
         asked.start()
-        code, started = play(tmp_path, [(137, 1, -1), (75, 1, 1)], wait=100.0)
+        code, started = play(tmp_path, [(137, 1, -1), (75, 1, 1)], wait_seconds=100.0)
         assert (code, len(started)) == (75, 2)
         asked.join()
 
@@ -118,7 +127,7 @@ def test_an_existing_run_is_not_resumed_unasked(tmp_path):
 
 
 def test_restarts_are_counted(tmp_path):
-    code, started = play(tmp_path, [(137, 10, 5), (137, 20, 15), (137, 30, 25)], restarts=2)
+    code, started = play(tmp_path, [(137, 10, 5), (137, 20, 15), (137, 30, 25)], max_restarts=2)
     assert (code, len(started)) == (137, 3)
 
 
@@ -137,7 +146,7 @@ def test_the_same_step_failing_twice_ends_the_job(tmp_path, capfd):
 def test_the_job_continues_on_the_hosts_that_are_left(tmp_path):
     looks = iter([{"a": 2, "b": 2}, {"a": 2}])
     code, started = play(
-        tmp_path, [(4, 40, 20), (0, 60, 60)], hosts=lambda: next(looks, {"a": 2}), most=4
+        tmp_path, [(4, 40, 20), (0, 60, 60)], hosts=lambda: next(looks, {"a": 2}), max_ranks=4
     )
     assert (code, started[1]) == (0, ({"a": 2}, 2, True))
 
@@ -145,7 +154,7 @@ def test_the_job_continues_on_the_hosts_that_are_left(tmp_path):
 def test_a_host_on_which_the_job_cannot_start_is_left_out(tmp_path, capfd):
     looks = iter([{"a": 2}, {"a": 2, "b": 2}])
     ends = [(4, 40, 20), (2, 40, 20), (0, 60, 60)]
-    code, started = play(tmp_path, ends, hosts=lambda: next(looks, {"a": 2, "b": 2}), most=4)
+    code, started = play(tmp_path, ends, hosts=lambda: next(looks, {"a": 2, "b": 2}), max_ranks=4)
     assert (code, [set(slots) for slots, *_ in started]) == (0, [{"a"}, {"a", "b"}, {"a"}])
     assert [resume for *_, resume in started] == [False, True, True]
     assert "omits b: the job could not start there" in capfd.readouterr().err
@@ -153,7 +162,10 @@ def test_a_host_on_which_the_job_cannot_start_is_left_out(tmp_path, capfd):
 
 def test_a_host_that_joins_and_cannot_start_does_not_make_the_others_begin_anew(tmp_path):
     code, started = play(
-        tmp_path, [("waits", 30, 20), (2, 30, 20), (0, 60, 60)], hosts=joined(tmp_path), restarts=0
+        tmp_path,
+        [("waits", 30, 20), (2, 30, 20), (0, 60, 60)],
+        hosts=joined(tmp_path),
+        max_restarts=0,
     )
     assert (code, [(ranks, resume) for _, ranks, resume in started]) == (
         0,
@@ -162,7 +174,7 @@ def test_a_host_that_joins_and_cannot_start_does_not_make_the_others_begin_anew(
 
 
 def test_without_enough_hosts_it_waits_and_then_ends(tmp_path, capfd):
-    assert play(tmp_path, [], hosts=lambda: {"a": 1}, least=3) == (4, [])
+    assert play(tmp_path, [], hosts=lambda: {"a": 1}, min_ranks=3) == (4, [])
     errors = capfd.readouterr().err
     assert "waiting for hosts: 1 slots" in errors
     assert "1 slots after 0.2 s, and --min_np=3" in errors
@@ -171,14 +183,18 @@ def test_without_enough_hosts_it_waits_and_then_ends(tmp_path, capfd):
 def test_hosts_that_join_end_an_attempt_after_it_has_saved_and_cost_no_restart(tmp_path):
     began = time.monotonic()
     code, started = play(
-        tmp_path, [("waits", 30, 20), (0, 60, 60)], hosts=joined(tmp_path), restarts=0, interval=0.3
+        tmp_path,
+        [("waits", 30, 20), (0, 60, 60)],
+        hosts=joined(tmp_path),
+        max_restarts=0,
+        join_seconds=0.3,
     )
     assert time.monotonic() - began >= 0.3  # not at each change
     assert (code, [ranks for _, ranks, _ in started]) == (0, [2, 4])
 
 
 def test_a_job_of_all_wanted_ranks_is_not_ended_for_more_hosts(tmp_path):
-    code, started = play(tmp_path, [(0, 30, 20)], most=2, interval=0.0)
+    code, started = play(tmp_path, [(0, 30, 20)], max_ranks=2, join_seconds=0.0)
     assert (code, started[0][1]) == (0, 2)
 
 
@@ -190,7 +206,7 @@ def test_it_waits_for_the_ranks_of_an_earlier_attempt_to_leave_the_run(tmp_path)
         release.start()
         began = time.monotonic()
         code, started = play(
-            tmp_path, [(137, 1, 1), (0, 2, 2)], wait=5.0
+            tmp_path, [(137, 1, 1), (0, 2, 2)], wait_seconds=5.0
         )  # the first does not wait for another run
         assert (code, [resume for *_, resume in started]) == (0, [False, True])
         assert time.monotonic() - began >= 0.25

@@ -16,9 +16,9 @@ HANGS = """
 import sys, time
 from hybrid_imagenet.resilience import watchdog
 from hybrid_imagenet.startup import StartupProgress
-watchdog._LEAST = 0.0
+watchdog._MIN_STAGE_SECONDS = 0.0
 start = StartupProgress()
-watchdog.watch_start(start, float(sys.argv[1]), 3)
+watchdog.watch_startup(start, float(sys.argv[1]), 3)
 for stage in sys.argv[2:]:
     start.begin(stage)
     time.sleep(0.5)
@@ -81,7 +81,8 @@ def test_it_ends_with_the_start(end):
 def test_native_code_that_keeps_the_interpreters_lock_does_not_keep_the_rank():
     program = HANGS.replace("time.sleep(60)", "import ctypes; ctypes.PyDLL(None).sleep(60)")
     program = program.replace(
-        "start = StartupProgress()", "watchdog._NO_THREAD = 1.0; start = StartupProgress()"
+        "start = StartupProgress()",
+        "watchdog._NATIVE_CODE_GRACE_SECONDS = 1.0; start = StartupProgress()",
     )
     began = time.monotonic()
     process = subprocess.run(

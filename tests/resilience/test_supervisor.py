@@ -178,8 +178,8 @@ def test_what_a_shell_has_started_beside_it_is_no_process_of_the_job(tmp_path):
     mine = subprocess.Popen(["sleep", "100"])
     theirs = subprocess.Popen(["sleep", "100"], start_new_session=True)
     try:
-        assert theirs.pid in supervisor._left()
-        assert mine.pid not in supervisor._left()
+        assert theirs.pid in supervisor._remaining_processes()
+        assert mine.pid not in supervisor._remaining_processes()
     finally:
         mine.kill(), theirs.kill()
 
@@ -463,7 +463,7 @@ def test_the_launcher_is_asked_to_end_once_when_its_supervisor_is_killed(tmp_pat
     ],
 )
 def test_launcher_output_drops_what_tensorflow_logs_as_information(line, shown):
-    assert LauncherOutput().passed_on(line) == (line if shown else b"")
+    assert LauncherOutput().filter(line) == (line if shown else b"")
 
 
 LEFT = "$WORD left 1 of 2 on far"
@@ -510,29 +510,29 @@ def test_ssh_waits_until_the_watchdog_has_had_its_say():
         )
         assert stall + 10 <= interval * count < stall + 20  # and at most one interval more
         assert connects == 60
-        assert list(supervisor.daemon_options(stall).values()) == ["5", "5", str(count)]
-    assert supervisor.stall_timeout(["x", "--stall_timeout=20", "--stall_timeout=45"]) == 45
-    assert supervisor.stall_timeout(["--stall-timeout", "20"]) == 20
+        assert list(supervisor.daemon_variables(stall).values()) == ["5", "5", str(count)]
+    assert supervisor.stall_timeout_of(["x", "--stall_timeout=20", "--stall_timeout=45"]) == 45
+    assert supervisor.stall_timeout_of(["--stall-timeout", "20"]) == 20
     assert (
-        supervisor.stall_timeout(["--stall_timeout=0"])
-        == supervisor.stall_timeout(["--stall_timeout=.5.5"])
+        supervisor.stall_timeout_of(["--stall_timeout=0"])
+        == supervisor.stall_timeout_of(["--stall_timeout=.5.5"])
         == 300
     )
 
 
 def test_only_a_supervised_rank_announces_its_end(capfd):
     word = "0123456789abcdef" * 2
-    exit_code.announce(4, {})
-    exit_code.announce(4, {exit_code.JOB_VARIABLE: "x; y"})
+    exit_code.notify_exit(4, {})
+    exit_code.notify_exit(4, {exit_code.JOB_VARIABLE: "x; y"})
     assert capfd.readouterr().err == ""
-    exit_code.announce(4, {exit_code.JOB_VARIABLE: word})
-    exit_code.announce(75, {exit_code.JOB_VARIABLE: word}, saved=False)
+    exit_code.notify_exit(4, {exit_code.JOB_VARIABLE: word})
+    exit_code.notify_exit(75, {exit_code.JOB_VARIABLE: word}, saved=False)
     ends = [
-        exit_code.find(line.removeprefix(word).encode())
+        exit_code.parse_exit(line.removeprefix(word).encode())
         for line in capfd.readouterr().err.splitlines()
     ]
     assert ends == [(4, True), (75, False)]
-    assert exit_code.find(b" ends 7x5") is exit_code.find(b"x ends 4") is None
+    assert exit_code.parse_exit(b" ends 7x5") is exit_code.parse_exit(b"x ends 4") is None
 
 
 def test_shared_memory_that_a_dead_job_has_left_is_removed_and_no_other(tmp_path):

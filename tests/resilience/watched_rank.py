@@ -60,7 +60,7 @@ for step in range(1, 10**6):
     ranks.allgather_object(None)
     if step == 10 and str(rank) in sys.argv[5:]:
         step_that_hangs()
-    dog.note(step)
+    dog.record_progress(step)
     if step == 5 and not launched:
         print("training", flush=True)
     if launched and step % 5 == 0:

@@ -82,7 +82,7 @@ def test_a_job_queues_again_if_its_time_was_up_and_it_went_on(
         return 75
 
     monkeypatch.setattr(run, "_run", trains)
-    monkeypatch.setattr(run.REQUESTS, "first", first)
+    monkeypatch.setattr(run.REQUESTS, "first_signal", first)
     monkeypatch.setattr(run.preflight, "run", lambda *_, **__: None)
     again = f"touch {tmp_path}/again"
     words = [
@@ -145,9 +145,9 @@ def test_the_disk_is_checked_here_if_rank_0_runs_here(where, told, monkeypatch, 
     seen, awaited = [], []
 
     class Supervisor:
-        def __init__(self, *_, places, **__):
+        def __init__(self, *_, rank_hosts, **__):
             seen.append(os.environ[run.preflight.CHECKED_VARIABLE])
-            awaited.append(len(places))
+            awaited.append(len(rank_hosts))
 
         def run(self):
             return 0

@@ -10,8 +10,8 @@ from tests.ranks import ROOT
 
 WORK = """
 import os, sys
-from hybrid_imagenet.resilience import lasting_output
-lasting_output.install(lossy={lossy})
+from hybrid_imagenet.resilience import lossy_stream
+lossy_stream.install(ignore_write_errors={ignore_write_errors})
 for number in range(20000):
     print(number)
     print(number, file=sys.stderr)
@@ -20,12 +20,14 @@ sys.exit(75)
 """
 
 
-def work(folder, shell, *, lossy=False, **options):
+def work(folder, shell, *, ignore_write_errors=False, **options):
     """What a shell does with a process that prints much and ends with 75; whether it came to its
     end.
     """
     proof = os.open(folder / "proof", os.O_CREAT | os.O_WRONLY)
-    (folder / "work.py").write_text(WORK.format(lossy=lossy, proof=proof))
+    (folder / "work.py").write_text(
+        WORK.format(ignore_write_errors=ignore_write_errors, proof=proof)
+    )
     line = shell.format(f"{sys.executable} {folder / 'work.py'}")
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -69,7 +71,7 @@ LANGUAGE_C = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 )
 def test_what_a_terminal_cannot_show_is_escaped(variables, written):
     line = (
-        r"from hybrid_imagenet.resilience import lasting_output as o; o.install(); print('d\u00f6g"
+        r"from hybrid_imagenet.resilience import lossy_stream as o; o.install(); print('d\u00f6g"
         r" \u2013')"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | variables
@@ -79,10 +81,10 @@ def test_what_a_terminal_cannot_show_is_escaped(variables, written):
     assert done.stdout == written
 
 
-@pytest.mark.parametrize("lossy", [True, False], ids=["a log", "a result"])
-def test_a_full_disk_ends_what_prints_results_and_not_what_trains(lossy, tmp_path):
-    done, whole = work(tmp_path, "{} >/dev/full", lossy=lossy)
-    assert (done.returncode == 75, whole) == (lossy, lossy)
+@pytest.mark.parametrize("ignore_write_errors", [True, False], ids=["a log", "a result"])
+def test_a_full_disk_ends_what_prints_results_and_not_what_trains(ignore_write_errors, tmp_path):
+    done, whole = work(tmp_path, "{} >/dev/full", ignore_write_errors=ignore_write_errors)
+    assert (done.returncode == 75, whole) == (ignore_write_errors, ignore_write_errors)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +112,8 @@ def test_a_command_whose_output_is_not_taken_ends_with_a_line_and_code_2(words, 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_line_on_standard_error_appears_before_the_process_ends(unbuffered):
     line = (
-        "import os, sys; from hybrid_imagenet.resilience import lasting_output;"
-        " lasting_output.install(); print('first', file=sys.stderr); os.write(2, b'second')"
+        "import os, sys; from hybrid_imagenet.resilience import lossy_stream;"
+        " lossy_stream.install(); print('first', file=sys.stderr); os.write(2, b'second')"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered}
     done = subprocess.run(
