@@ -32,7 +32,7 @@ from hybrid_imagenet.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserEr
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.doctor import doctor_command as doctor
 from hybrid_imagenet.tools.doctor.diagnosis import PASS
-from hybrid_imagenet.tools.doctor.host_facts import parse
+from hybrid_imagenet.tools.doctor.host_facts import parse_hosts
 
 _BATCHES = {"p40": 128}  # images per GPU, as in the publications; 256 on the others
 _ENOUGH = 0.9  # of the published speed; published figures differ by as much
@@ -144,7 +144,7 @@ def climb(options: argparse.Namespace, flags: Sequence[str]) -> Row:
 
 def _climb(report: Row, options: argparse.Namespace, flags: Sequence[str]) -> None:
     print("1. the doctor", flush=True)
-    facts, findings = doctor.examine(
+    facts, findings = doctor.check_hosts(
         doctor.parse_arguments(["-H", options.hosts, *scaling.network_arguments(options)])
     )
     report["facts"], report["findings"] = (
@@ -175,7 +175,7 @@ def _climb(report: Row, options: argparse.Namespace, flags: Sequence[str]) -> No
 
 def _slots(text: str, facts: Mapping[str, Any]) -> tuple[str, dict[str, int]]:
     """The first host, and ranks by host: its slots where given, else its GPUs, or two on a CPU."""
-    known = {name: count for name, count in parse(text, 0).items() if name in facts}
+    known = {name: count for name, count in parse_hosts(text, 0).items() if name in facts}
     found = {name: count or len(facts[name]["gpus"]) or 2 for name, count in known.items()}
     if not found:
         raise UserError(f"-H {text}: no host answered; hybrid-imagenet doctor -H {text} says why")

@@ -44,7 +44,7 @@ def choose(
     Raises:
       UserError: if the options contradict each other, or the GPUs of a host cannot be counted.
     """
-    slots = host_facts.parse(host_list, _UNKNOWN) if host_list else {"localhost": _UNKNOWN}
+    slots = host_facts.parse_hosts(host_list, _UNKNOWN) if host_list else {"localhost": _UNKNOWN}
     if per_host is not None:
         return _on_each_host(total, per_host, slots)
     unknown = [name for name, count in slots.items() if count == _UNKNOWN]
@@ -84,7 +84,7 @@ def _on_each_host(total: int | None, per_host: int, slots: dict[str, int]) -> Ra
 def _visible_gpus(names: Sequence[str], ssh_port: int | None) -> list[tuple[int, str]]:
     """Returns the ranks for each host, from its visible GPUs, with the reason."""
     remote = [name for name in names if not host_facts.is_local(name)]
-    answers = host_facts.ask_all(remote, {}, ssh_port) if remote else {}
+    answers = host_facts.query_hosts(remote, {}, ssh_port) if remote else {}
     found = []
     for name in names:
         if name not in answers:

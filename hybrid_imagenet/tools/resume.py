@@ -19,7 +19,7 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.options import Origin, normalize_flag
 from hybrid_imagenet.schedules.training_schedule import FIXED, PUBLISHED
 from hybrid_imagenet.tools import command_line
-from hybrid_imagenet.tools.run import written
+from hybrid_imagenet.tools.run import format_slots
 
 _GIVEN = (
     Origin.COMMAND_LINE.value,
@@ -79,7 +79,7 @@ def command(
     before = int(config.get("world_size", 1))
     hosts_before = config.get("hosts") or []
     if ranks in (None, before) and not hosts and len(set(hosts_before)) > 1:
-        hosts = written(Counter(hosts_before))
+        hosts = format_slots(Counter(hosts_before))
     if (ranks or before) == 1 and not hosts:
         return ["train", *training]
     where = ["-H", hosts] if hosts else []

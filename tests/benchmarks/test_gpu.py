@@ -57,7 +57,7 @@ def climb(monkeypatch):
             word.partition(":")[0]: {"gpus": [A100 | {"name": name}] * gpus}
             for word in hosts.split(",")
         }
-        monkeypatch.setattr(gpu.doctor, "examine", lambda options: (facts, findings))
+        monkeypatch.setattr(gpu.doctor, "check_hosts", lambda options: (facts, findings))
         monkeypatch.setattr(gpu, "measure", measure)
         report = gpu.climb(gpu._parse(["-H", hosts, *words]), [])
         return report, "\n".join(gpu._lines(report)), asked
@@ -147,7 +147,7 @@ def test_the_command_writes_its_report_and_ends_with_the_code_of_wrong_use(
     facts = {"localhost": {"gpus": []}}
     monkeypatch.setattr(
         gpu.doctor,
-        "examine",
+        "check_hosts",
         lambda options: (facts, [Finding(FAIL, "NCCL", "absent", "build it")]),
     )
     assert gpu.main([f"--out={tmp_path}/made/report"]) == 2

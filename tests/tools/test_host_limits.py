@@ -43,6 +43,6 @@ def test_check_rejects_a_temporary_directory_that_cannot_be_written(monkeypatch)
 
 def test_run_starts_nothing_on_a_host_where_mpi_cannot_begin(monkeypatch, capfd, tmp_path):
     (tmp_path / "mine.py").touch()
-    monkeypatch.setattr(run, "_run", lambda *_: pytest.fail("ranks were started"))
+    monkeypatch.setattr(run, "_run_job", lambda *_: pytest.fail("ranks were started"))
     assert run.main(["-np", "2", "--network_interfaces=eth99", str(tmp_path / "mine.py")]) == 2
     assert capfd.readouterr().err.count("\n") == 1

@@ -23,17 +23,17 @@ def eight_gpus(monkeypatch):
 
 def start_nothing(monkeypatch):
     """Lets `run.main` go as far as to start ranks, which succeed at once."""
-    monkeypatch.setattr(run, "_run", lambda *_: 0)
+    monkeypatch.setattr(run, "_run_job", lambda *_: 0)
     monkeypatch.setattr(run.preflight, "run", lambda *_, **__: None)
     monkeypatch.setenv(run.preflight.CHECKED_VARIABLE, "")
 
 
 def answers(**gpu_counts):
-    """Stands in for `host_facts.ask_all`: each host reports this number of GPUs, or cannot be
+    """Stands in for `host_facts.query_hosts`: each host reports this number of GPUs, or cannot be
     reached (None).
     """
 
-    def ask_all(names, request, ssh_port):
+    def query_hosts(names, request, ssh_port):
         found = {}
         for name in names:
             if gpu_counts[name] is None:
@@ -42,7 +42,7 @@ def answers(**gpu_counts):
                 found[name] = {"gpus": [{}] * gpu_counts[name], "build": {"is_cuda_build": True}}
         return found
 
-    return ask_all
+    return query_hosts
 
 
 def test_run_without_np_starts_one_rank_for_each_of_eight_gpus(eight_gpus, capfd):
@@ -99,9 +99,9 @@ def test_options_of_run_set_ranks_and_slots(words, total, slots, eight_gpus):
     [
         (["--nproc_per_node=4", "-np", "4", "-H", "a,b"], "4 on each of 2 hosts is 8"),
         (["--nproc_per_node=4", "-H", "a:2"], "-H a:2 contradict each other"),
-        (["--nproc_per_node=cpu"], "cpu: give a whole number, or gpu"),
+        (["--nproc_per_node=cpu"], "cpu is not a whole number or gpu"),
         (["--nproc_per_node=0"], "from 1 to"),
-        (["-np", "2", "--nproc_per_node=2", "--host_discovery_script=h"], "use one of them"),
+        (["-np", "2", "--nproc_per_node=2", "--host_discovery_script=h"], "Use one of them"),
     ],
 )
 def test_options_of_run_that_contradict_each_other_are_rejected(words, text, eight_gpus):
@@ -110,14 +110,14 @@ def test_options_of_run_that_contradict_each_other_are_rejected(words, text, eig
 
 
 def test_choose_asks_other_hosts_named_without_slots_for_their_gpus(eight_gpus, monkeypatch):
-    monkeypatch.setattr(host_facts, "ask_all", answers(far=4, cpu=0))
+    monkeypatch.setattr(host_facts, "query_hosts", answers(far=4, cpu=0))
     found = rank_count.choose(None, None, "localhost,far,cpu,known:2")
     assert found.slots == {"localhost": 8, "far": 4, "cpu": 1, "known": 2}
     assert (found.total, found.reason) == (15, "one for each visible GPU")
 
 
 def test_choose_rejects_a_host_whose_gpus_cannot_be_counted(monkeypatch):
-    monkeypatch.setattr(host_facts, "ask_all", answers(far=None))
+    monkeypatch.setattr(host_facts, "query_hosts", answers(far=None))
     with pytest.raises(UserError, match=r"cannot be counted \(ssh failed: no route\).*as in far:8"):
         rank_count.choose(None, None, "far")
 
@@ -140,5 +140,6 @@ def test_help_of_run_shows_the_shape_of_its_command_line(capsys):
     with pytest.raises(SystemExit):
         run.main(["--help"])
     text = " ".join(capsys.readouterr().out.split())
-    assert "run [-np N] [-H HOST:SLOTS,...] [options] (-- TRAIN_FLAGS | SCRIPT [ARGS])" in text
+    assert "usage: hybrid-imagenet run [-np N] [-H HOST:SLOTS,...] [options] -- TRAIN_FLAGS" in text
+    assert "run [-np N] [-H HOST:SLOTS,...] [options] SCRIPT [ARGS]" in text
     assert "hybrid-imagenet run -np 4 train.py --epochs=8" in text

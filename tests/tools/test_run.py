@@ -20,21 +20,27 @@ DIGITS = ("--dataset=digits", "--augmentation=digits")
     [
         (
             ["-np", "3", "-H", "a:2"],
-            "-np 3: -H a:2 has 2 slots: write -np 2, or -H a:3 for 3 ranks",
+            "-np 3 needs 3 slots, but -H a:2 has 2. Use -np 2, or -H a:3 for 3 ranks.",
         ),
         (
             ["-np", "4", "-H", "a:1,b:2"],
-            "-np 4: -H a:1,b:2 has 3 slots: write -np 3, or -H a:2,b:2 for 4 ranks",
+            "-np 4 needs 4 slots, but -H a:1,b:2 has 3. Use -np 3, or -H a:2,b:2 for 4 ranks.",
         ),
-        (["-np", "1", "--min-np", "2"], "from 1 to -np 1"),
-        (["--host-discovery-script", "h", "-H", "a"], "one of them"),
+        (
+            ["-np", "1", "--min-np", "2"],
+            "--min_np=2 is not possible with -np 1. Use a number from 1 to 1.",
+        ),
+        (
+            ["--host-discovery-script", "h", "-H", "a"],
+            "both set the hosts of the ranks. Use one of them.",
+        ),
         (["-np", "1", "--host-discovery-script", "h 'a", "--", *DIGITS], "No closing quotation"),
-        (["-np", "2", "nowhere.py"], "nowhere.py: no such file"),
+        (["-np", "2", "nowhere.py"], "The script nowhere.py does not exist."),
         (["--ssh-prot", "22"], "did you mean --ssh_port"),
         (["--", "--epoch=3"], "did you mean --epochs"),
         (
             ["-np", "2", "--lr=1", "--nojit_compile"],
-            "stands after --: hybrid-imagenet run -np 2 -- --lr=1 --nojit_compile",
+            "Write flags of training after --: hybrid-imagenet run -np 2 -- --lr=1 --nojit_compile",
         ),
         (["-np", "2", "--flagfile", "a b", "--", "--lr=1"], "run -np 2 -- --flagfile 'a b' --lr=1"),
         (["-np", "2", "--", "--dataset=digts"], "did you mean digits"),
@@ -81,7 +87,7 @@ def test_a_job_queues_again_if_its_time_was_up_and_it_went_on(
         (folder / f"step-00000000{1 + saved}.npz").touch()
         return 75
 
-    monkeypatch.setattr(run, "_run", trains)
+    monkeypatch.setattr(run, "_run_job", trains)
     monkeypatch.setattr(run.REQUESTS, "first_signal", first)
     monkeypatch.setattr(run.preflight, "run", lambda *_, **__: None)
     again = f"touch {tmp_path}/again"

@@ -1,1 +1,1 @@
-"""`hybrid-imagenet doctor [-H hosts]`: what goes wrong on clusters, looked for before a run."""
+"""`hybrid-imagenet doctor [-H hosts]`: finds typical problems of clusters before a run."""

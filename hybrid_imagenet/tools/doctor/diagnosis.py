@@ -1,4 +1,4 @@
-"""Judges the facts of all hosts: pure functions from facts to findings, each with the remedy."""
+"""Judges the facts of all hosts: pure functions from facts to findings, each with a remedy."""
 
 from __future__ import annotations
 
@@ -7,17 +7,30 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hybrid_imagenet.comm import gpus as setup
+from hybrid_imagenet.comm import gpus
 
 Facts = Mapping[str, Any]
-Hosts = Mapping[str, Facts]  # by name, in the order of the command line
+# Facts by host name, in the order of the command line.
+Hosts = Mapping[str, Facts]
 
 PASS, WARN, FAIL = "pass", "warn", "fail"
+
+_MIN_FREE_GB_FOR_RESULTS = 5
+_MIN_SHARED_MEMORY_GB_PER_RANK = 0.25
+# RLIM_INFINITY, as the probe reports it.
+_UNLIMITED = -1
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One line of the report. `remedy` is empty where nothing is wrong."""
+    """One line of the report.
+
+    Attributes:
+      level: PASS, WARN or FAIL.
+      check: what was checked.
+      message: what was found.
+      remedy: what to do; empty if nothing is wrong.
+    """
 
     level: str
     check: str
@@ -26,306 +39,326 @@ class Finding:
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
-    """The user's settings that hosts are checked against."""
+class JobRequirements:
+    """What a job needs from its hosts.
+
+    Attributes:
+      slots: ranks on each host, by host name.
+      interface: the network interface that the user named, or None.
+      data_dir: directory of the dataset, or None if it is not compared.
+      gpus: whether the ranks will run on GPUs, which is so if any host has one.
+    """
 
     slots: Mapping[str, int]
     interface: str | None = None
     data_dir: str | None = None
-    gpus: bool = False  # whether ranks are meant to run on GPUs: some host has one
+    gpus: bool = False
 
 
-def same(check: str, values: Mapping[str, Any], remedy: str, level: str = FAIL) -> Finding:
-    """Passes if all hosts have one value; else names each value's hosts."""
-    groups: dict[str, list[str]] = collections.defaultdict(list)
+def diagnose(hosts: Hosts, requirements: JobRequirements) -> list[Finding]:
+    """Returns all findings about the hosts that answered, in the order of the report."""
+    findings = []
+    for check in CHECKS:
+        findings += check(hosts, requirements)
+    return findings
+
+
+def check_same(check: str, values: Mapping[str, Any], remedy: str, level: str = FAIL) -> Finding:
+    """Passes if all hosts have the same value; otherwise lists the hosts of each value.
+
+    Args:
+      check: name of the check.
+      values: by host name.
+      remedy: what to do if the values differ.
+      level: level of the finding if the values differ.
+    """
+    hosts_by_value: dict[str, list[str]] = collections.defaultdict(list)
     for host, value in values.items():
-        groups["none" if value is None else str(value)].append(host)
-    if len(groups) == 1:
-        return Finding(PASS, check, next(iter(groups)))
-    text = "; ".join(f"{value} on {', '.join(names)}" for value, names in groups.items())
-    return Finding(level, check, f"differs: {text}", remedy)
+        hosts_by_value["none" if value is None else str(value)].append(host)
+    if len(hosts_by_value) == 1:
+        return Finding(PASS, check, next(iter(hosts_by_value)))
+    groups = [f"{value} on {', '.join(names)}" for value, names in hosts_by_value.items()]
+    return Finding(level, check, f"differs: {'; '.join(groups)}", remedy)
 
 
-def each(
-    check: str, good: str, problems: Sequence[tuple[str, str]], remedy: str, level: str = WARN
+def check_each(
+    check: str,
+    passed: str,
+    problems: Sequence[tuple[str, str]],
+    remedy: str,
+    level: str = WARN,
 ) -> Finding:
-    """Passes with `good` if there are no (host, problem) pairs."""
+    """Passes if no host has a problem; otherwise lists them.
+
+    Args:
+      check: name of the check.
+      passed: message if there are no problems.
+      problems: (host, problem) pairs.
+      remedy: what to do about the problems.
+      level: level of the finding if there are problems.
+    """
     if not problems:
-        return Finding(PASS, check, good)
-    return Finding(
-        level, check, "; ".join(f"{host}: {problem}" for host, problem in problems), remedy
-    )
+        return Finding(PASS, check, passed)
+    message = "; ".join(f"{host}: {problem}" for host, problem in problems)
+    return Finding(level, check, message, remedy)
 
 
-def judge(hosts: Hosts, request: Request) -> list[Finding]:
-    """All findings about hosts that answered, in the order in which they are read best."""
-    return [finding for check in CHECKS for finding in check(hosts, request)]
-
-
-def _versions(hosts: Hosts, request: Request) -> list[Finding]:
-    names = sorted({name for facts in hosts.values() for name in facts["versions"]})
-    remedy = "run launch/setup.sh of the same checkout on every host"
-    findings = [
-        same(f"version of {n}", {h: f["versions"].get(n) for h, f in hosts.items()}, remedy)
-        for n in names
-    ]
-    findings.insert(
-        0, same("version of Python", {h: f["python"] for h, f in hosts.items()}, remedy)
-    )
-    if "horovod" not in names:
-        findings.append(
-            Finding(WARN, "Horovod", "not installed: ranks connect by TensorFlow", remedy)
-        )
-    code = {h: f["code"] for h, f in hosts.items()}
+def _check_versions(hosts: Hosts, requirements: JobRequirements) -> list[Finding]:
+    remedy = "run launch/setup.sh from the same checkout on every host"
+    python_versions = {host: facts["python"] for host, facts in hosts.items()}
+    findings = [check_same("version of Python", python_versions, remedy)]
+    packages = sorted({name for facts in hosts.values() for name in facts["versions"]})
+    for package in packages:
+        versions = {host: facts["versions"].get(package) for host, facts in hosts.items()}
+        findings.append(check_same(f"version of {package}", versions, remedy))
+    if "horovod" not in packages:
+        message = "not installed: TensorFlow connects the ranks"
+        findings.append(Finding(WARN, "Horovod", message, remedy))
+    digests = {host: facts["code"] for host, facts in hosts.items()}
     findings.append(
-        same("program", code, "bring all hosts to the same commit, or use a shared file system")
+        check_same(
+            "program", digests, "check out the same commit on all hosts, or share the directory"
+        )
     )
     return findings
 
 
-def _names(hosts: Hosts, request: Request) -> list[Finding]:
-    bad = [
-        (h, f"cannot look up {', '.join(f['unresolved'])}")
-        for h, f in hosts.items()
-        if f["unresolved"]
-    ]
-    return [
-        each(
-            "host names",
-            "known everywhere",
-            bad,
-            "add them to DNS or /etc/hosts on that host",
-            FAIL,
-        )
-    ]
+def _check_host_names(hosts: Hosts, requirements: JobRequirements) -> list[Finding]:
+    problems = []
+    for host, facts in hosts.items():
+        if facts["unresolved"]:
+            problems.append((host, f"cannot look up {', '.join(facts['unresolved'])}"))
+    remedy = "add them to DNS or /etc/hosts on that host"
+    return [check_each("host names", "known everywhere", problems, remedy, FAIL)]
 
 
-def _interfaces(hosts: Hosts, request: Request) -> list[Finding]:
-    if len(hosts) < 2 and request.interface is None:
+def _check_interfaces(hosts: Hosts, requirements: JobRequirements) -> list[Finding]:
+    if requirements.interface is not None:
+        return _check_named_interface(hosts, requirements.interface)
+    if len(hosts) < 2:
         return []
-    up = {
-        h: {n for n, i in f["interfaces"].items() if i["up"] and n != "lo"}
-        for h, f in hosts.items()
-    }
-    common, name = set.intersection(*up.values()), request.interface
-    if name is not None:
-        missing = [
-            (h, "missing or down")
-            for h, f in hosts.items()
-            if not f["interfaces"].get(name, {}).get("up")
-        ]
-        remedy = "name another, or bring it up: ip link"
-        findings = [each(f"interface {name}", "up on all hosts", missing, remedy, FAIL)]
-        common = set() if missing else {name}
-    elif not common:
-        lists = "; ".join(f"{h}: {', '.join(sorted(names))}" for h, names in up.items())
-        return [
-            Finding(
-                WARN,
-                "interface",
-                f"none has the same name on all hosts ({lists})",
-                "rename, or rely on IP",
-            )
-        ]
+    up = {}
+    for host, facts in hosts.items():
+        interfaces = facts["interfaces"].items()
+        up[host] = {name for name, state in interfaces if state["up"] and name != "lo"}
+    common = sorted(set.intersection(*up.values()))
+    if not common:
+        lists = "; ".join(f"{host}: {', '.join(sorted(names))}" for host, names in up.items())
+        message = f"none has the same name on all hosts ({lists})"
+        return [Finding(WARN, "interface", message, "rename one, or rely on IP addresses")]
+    message = f"on all hosts: {', '.join(common)}"
+    if len(common) == 1:
+        finding = Finding(PASS, "interface", message)
     else:
-        hint = "" if len(common) == 1 else "name the fast one with --network_interfaces"
-        findings = [
-            Finding(
-                PASS if not hint else WARN,
-                "interface",
-                f"on all hosts: {', '.join(sorted(common))}",
-                hint,
-            )
-        ]
-    for device in sorted(common):
-        mtu = {h: f["interfaces"][device]["mtu"] for h, f in hosts.items()}
-        findings.append(
-            same(f"MTU of {device}", mtu, "set the same on hosts and switch: ip link set ... mtu")
-        )
-    return findings
+        remedy = "choose the fast one with --network_interfaces"
+        finding = Finding(WARN, "interface", message, remedy)
+    return [finding, *(_check_mtu(hosts, name) for name in common)]
 
 
-def _rdma(hosts: Hosts, request: Request) -> list[Finding]:
-    if len(hosts) < 2 or not any(f["rdma"] for f in hosts.values()):
+def _check_named_interface(hosts: Hosts, interface: str) -> list[Finding]:
+    problems = []
+    for host, facts in hosts.items():
+        if not facts["interfaces"].get(interface, {}).get("up"):
+            problems.append((host, "missing or down"))
+    remedy = "choose another, or bring it up with ip link"
+    finding = check_each(f"interface {interface}", "up on all hosts", problems, remedy, FAIL)
+    if problems:
+        return [finding]
+    return [finding, _check_mtu(hosts, interface)]
+
+
+def _check_mtu(hosts: Hosts, interface: str) -> Finding:
+    mtus = {host: facts["interfaces"][interface]["mtu"] for host, facts in hosts.items()}
+    remedy = "set the same on all hosts and the switch: ip link set ... mtu"
+    return check_same(f"MTU of {interface}", mtus, remedy)
+
+
+def _check_rdma(hosts: Hosts, requirements: JobRequirements) -> list[Finding]:
+    has_rdma = any(facts["rdma"] for facts in hosts.values())
+    if len(hosts) < 2 or not has_rdma:
         return []
-    down = [
-        (h, "no active port")
-        for h, f in hosts.items()
-        if not any(port["active"] for port in f["rdma"])
-    ]
-    locked = [
-        (h, f"{f['locked_memory']} bytes") for h, f in hosts.items() if f["locked_memory"] != -1
-    ]
-    memlock = (
-        "RDMA needs 'memlock unlimited' in /etc/security/limits.conf; in a pod, containerd's"
-        " LimitMEMLOCK=infinity"
-    )
+    without_active_port = []
+    with_memory_limit = []
+    for host, facts in hosts.items():
+        if not any(port["active"] for port in facts["rdma"]):
+            without_active_port.append((host, "no active port"))
+        if facts["locked_memory"] != _UNLIMITED:
+            with_memory_limit.append((host, f"{facts['locked_memory']} bytes"))
     return [
-        each(
+        check_each(
             "RDMA",
             "active on all hosts",
-            down,
-            "look at ibstat and the switch; else NCCL uses TCP",
+            without_active_port,
+            "check ibstat and the switch; until then NCCL uses TCP",
             FAIL,
         ),
-        each("locked memory", "unlimited", locked, memlock),
+        check_each(
+            "locked memory",
+            "unlimited",
+            with_memory_limit,
+            "RDMA needs 'memlock unlimited' in /etc/security/limits.conf; in a pod, containerd's"
+            " LimitMEMLOCK=infinity",
+        ),
     ]
 
 
-def _gpus(hosts: Hosts, request: Request) -> list[Finding]:
-    if not request.gpus:
-        meant = [
-            (h, "TensorFlow is built for GPUs")
-            for h, f in hosts.items()
-            if (f["build"] or {}).get("is_cuda_build")
-        ]
-        remedy = (
-            "install the driver, or pass the GPUs to the container (docker run --gpus=all): compare"
-            " nvidia-smi"
-        )
-        return [each("GPUs", "none on any host: ranks run on the CPU", meant, remedy)]
-    few = [
-        (h, f"{len(f['gpus'])} GPUs for {request.slots[h]} ranks")
-        for h, f in hosts.items()
-        if len(f["gpus"]) < request.slots[h]
-    ]
-    models = {
-        h: ", ".join(sorted({g["name"] for g in f["gpus"]})) or None for h, f in hosts.items()
-    }
-    drivers = {
-        h: ", ".join(sorted({g["driver_version"] for g in f["gpus"]})) or None
-        for h, f in hosts.items()
-    }
-    unbuilt = [
-        (h, "Horovod was built without NCCL")
-        for h, f in hosts.items()
-        if f["gpus"] and f["nccl"] is False
-    ]
+def _check_gpus(hosts: Hosts, requirements: JobRequirements) -> list[Finding]:
+    if not requirements.gpus:
+        return [_check_absence_of_gpus(hosts)]
+    too_few = []
+    without_nccl = []
+    models = {}
+    drivers = {}
+    for host, facts in hosts.items():
+        count, ranks = len(facts["gpus"]), requirements.slots[host]
+        if count < ranks:
+            too_few.append((host, f"{count} GPUs for {ranks} ranks"))
+        if facts["gpus"] and facts["nccl"] is False:
+            without_nccl.append((host, "Horovod was built without NCCL"))
+        models[host] = _different_values(facts["gpus"], "name")
+        drivers[host] = _different_values(facts["gpus"], "driver_version")
     return [
-        each(
+        check_each(
             "GPUs",
             "one for each rank",
-            few,
-            "lower the slots of that host; look at nvidia-smi there",
+            too_few,
+            "reduce the slots of that host; check nvidia-smi there",
             FAIL,
         ),
-        same("GPU model", models, "the slowest GPU holds up all: use hosts of one kind", WARN),
-        same("GPU driver", drivers, "install the same driver on all hosts", WARN),
-        _kernels(hosts),
-        each("NCCL", "built in", unbuilt, "run launch/setup.sh --gpu there", FAIL),
+        check_same(
+            "GPU model", models, "use hosts of one kind: all wait for the slowest GPU", WARN
+        ),
+        check_same("GPU driver", drivers, "install the same driver on all hosts", WARN),
+        _check_gpu_kernels(hosts),
+        check_each("NCCL", "built in", without_nccl, "run launch/setup.sh --gpu there", FAIL),
     ]
 
 
-def _kernels(hosts: Hosts) -> Finding:
-    """TensorFlow's and cuDNN's kernels against the compute capability of each GPU."""
-    bad, known = [], set()
+def _check_absence_of_gpus(hosts: Hosts) -> Finding:
+    """Warns if no host shows a GPU although TensorFlow was installed for GPUs."""
+    problems = []
+    for host, facts in hosts.items():
+        if (facts["build"] or {}).get("is_cuda_build"):
+            problems.append((host, "TensorFlow is built for GPUs"))
+    remedy = (
+        "install the driver, or pass the GPUs to the container (docker run --gpus=all); nvidia-smi"
+        " must list them"
+    )
+    return check_each("GPUs", "none on any host: ranks run on the CPU", problems, remedy)
+
+
+def _different_values(rows: Sequence[Mapping[str, str]], field: str) -> str | None:
+    return ", ".join(sorted({row[field] for row in rows})) or None
+
+
+def _check_gpu_kernels(hosts: Hosts) -> Finding:
+    """Checks that TensorFlow and cuDNN have kernels for the compute capability of each GPU."""
+    problems = []
+    capabilities = set()
     for host, facts in hosts.items():
         build = facts["build"] or {}
         if facts["gpus"] and build and not build.get("is_cuda_build"):
-            bad.append(
+            problems.append(
                 (host, "this TensorFlow is built for the CPU: run launch/setup.sh --gpu there")
             )
             continue
         for gpu in facts["gpus"]:
-            capability = _numbers(gpu.get("compute_cap"))
+            capability = _version_numbers(gpu.get("compute_cap"))
             if len(capability) != 2:
                 continue
-            known.add(f"{capability[0]}.{capability[1]}")
+            major, minor = capability
+            capabilities.add(f"{major}.{minor}")
             kernels = build.get("cuda_compute_capabilities", ())
-            cudnn = _numbers(facts["versions"].get("nvidia-cudnn-cu12"))[:3] or None
-            reason = setup.refusal((capability[0], capability[1]), kernels, cudnn)
+            cudnn = _version_numbers(facts["versions"].get("nvidia-cudnn-cu12"))[:3] or None
+            reason = gpus.refusal((major, minor), kernels, cudnn)
             if reason:
-                bad.append((host, f"GPU {gpu['index']} ({gpu['name']}): {reason}"))
-    if not known and not bad:
-        return Finding(
-            WARN,
-            "GPU kernels",
-            "nvidia-smi does not tell the compute capability",
-            "install a newer driver",
-        )
-    good = f"TensorFlow and cuDNN have them for compute capability {', '.join(sorted(known))}"
-    return each(
+                problems.append((host, f"GPU {gpu['index']} ({gpu['name']}): {reason}"))
+    if not capabilities and not problems:
+        message = "nvidia-smi does not report the compute capability"
+        return Finding(WARN, "GPU kernels", message, "install a newer driver")
+    return check_each(
         "GPU kernels",
-        good,
-        bad,
-        "docs/install.md tells which TensorFlow and cuDNN fit which GPU",
+        f"TensorFlow and cuDNN have them for compute capability {', '.join(sorted(capabilities))}",
+        problems,
+        "see docs/install.md for the TensorFlow and cuDNN that fit this GPU",
         FAIL,
     )
 
 
-def _numbers(text: object) -> tuple[int, ...]:
-    """The numbers of a version; none for [N/A] and the like."""
-    parts = str(text).split(".")
-    return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
+def _version_numbers(text: object) -> tuple[int, ...]:
+    """Returns the numbers of a version; none for [N/A] and the like."""
+    words = str(text).split(".")
+    if not all(word.isdigit() for word in words):
+        return ()
+    return tuple(int(word) for word in words)
 
 
-def _data(hosts: Hosts, request: Request) -> list[Finding]:
-    if request.data_dir is None:
+def _check_data(hosts: Hosts, requirements: JobRequirements) -> list[Finding]:
+    data_dir = requirements.data_dir
+    if data_dir is None:
         return []
-    missing = [(h, f"no {request.data_dir}") for h, f in hosts.items() if not f["data"]["exists"]]
-    check = each(
-        "dataset",
-        "present on all hosts",
-        missing,
-        "copy it there, or mount the shared file system",
-        FAIL,
-    )
-    if missing:
-        return [check]
-    if not any(f["data"]["files"] for f in hosts.values()):
+    problems = []
+    for host, facts in hosts.items():
+        if not facts["data"]["exists"]:
+            problems.append((host, f"no {data_dir}"))
+    remedy = "copy it there, or mount the shared file system"
+    presence = check_each("dataset", "present on all hosts", problems, remedy, FAIL)
+    if problems:
+        return [presence]
+    if not any(facts["data"]["files"] for facts in hosts.values()):
+        message = f"not compared: {data_dir} contains only directories"
         remedy = (
-            "name the directory of the shards, or run `hybrid-imagenet data check` on each host"
+            "pass the directory of the shards, or run `hybrid-imagenet data check` on each host"
         )
-        return [
-            check,
-            Finding(
-                WARN,
-                "data files",
-                f"not compared: {request.data_dir} holds directories only",
-                remedy,
-            ),
-        ]
-    held = {
-        h: f"{f['data']['files']} files, {f['data']['bytes']:,} bytes, digest {f['data']['digest']}"
-        for h, f in hosts.items()
-    }
-    return [check, same("data files", held, "ranks would read different images: copy it again")]
+        return [presence, Finding(WARN, "data files", message, remedy)]
+    contents = {}
+    for host, facts in hosts.items():
+        data = facts["data"]
+        contents[host] = f"{data['files']} files, {data['bytes']:,} bytes, digest {data['digest']}"
+    remedy = "copy the dataset again, because ranks would read different images"
+    return [presence, check_same("data files", contents, remedy)]
 
 
-def _host(hosts: Hosts, request: Request) -> list[Finding]:
-    full = [
-        (h, f"{f['run_free_gb']:.1f} GB free")
-        for h, f in hosts.items()
-        if (f["run_free_gb"] or 0) < 5
-    ]
-    small = [
-        (h, f"{f['shared_memory_gb'] or 0:.2f} GB in /dev/shm")
-        for h, f in hosts.items()
-        if (f["shared_memory_gb"] or 0) < 0.25 * request.slots[h]
-    ]
-    crowded = [
-        (h, f"{request.slots[h]} ranks on {f['cores']} cores")
-        for h, f in hosts.items()
-        if f["cores"] < request.slots[h]
-    ]
+def _check_resources(hosts: Hosts, requirements: JobRequirements) -> list[Finding]:
+    """Checks disk space, shared memory and cores."""
+    full_disks = []
+    small_memories = []
+    overloaded = []
+    for host, facts in hosts.items():
+        ranks = requirements.slots[host]
+        free_gb = facts["run_free_gb"] or 0
+        shared_memory_gb = facts["shared_memory_gb"] or 0
+        if free_gb < _MIN_FREE_GB_FOR_RESULTS:
+            full_disks.append((host, f"{free_gb:.1f} GB free"))
+        if shared_memory_gb < _MIN_SHARED_MEMORY_GB_PER_RANK * ranks:
+            small_memories.append((host, f"{shared_memory_gb:.2f} GB in /dev/shm"))
+        if facts["cores"] < ranks:
+            overloaded.append((host, f"{ranks} ranks on {facts['cores']} cores"))
     return [
-        each("space for results", "5 GB or more", full, "make room, or choose another --run_dir"),
-        each("shared memory", "enough", small, "containers: --shm-size=2g or more"),
-        each(
+        check_each(
+            "space for results",
+            f"{_MIN_FREE_GB_FOR_RESULTS} GB or more",
+            full_disks,
+            "free some space, or choose another --run_dir",
+        ),
+        check_each(
+            "shared memory", "enough", small_memories, "start containers with --shm-size=2g or more"
+        ),
+        check_each(
             "cores",
             "one or more for each rank",
-            crowded,
-            "lower the slots of that host: ranks would wait in turn",
+            overloaded,
+            "reduce the slots of that host, because ranks would share a core",
         ),
     ]
 
 
-CHECKS: tuple[Callable[[Hosts, Request], list[Finding]], ...] = (
-    _versions,
-    _names,
-    _interfaces,
-    _rdma,
-    _gpus,
-    _data,
-    _host,
+CHECKS: tuple[Callable[[Hosts, JobRequirements], list[Finding]], ...] = (
+    _check_versions,
+    _check_host_names,
+    _check_interfaces,
+    _check_rdma,
+    _check_gpus,
+    _check_data,
+    _check_resources,
 )

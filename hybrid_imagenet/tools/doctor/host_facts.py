@@ -17,18 +17,30 @@ from hybrid_imagenet.resilience.discovery import parse_host
 
 CONNECT_SECONDS = 10
 ANSWER_SECONDS = 60
+_MAX_SIMULTANEOUS_HOSTS = 64
+# ssh ends with this code if the connection fails; other codes are the remote command's.
+_SSH_FAILED = 255
+_COMMAND_NOT_FOUND = 127
 
 
 class UnreachableError(Exception):
-    """A host that gives no facts; the message says why, and `remedy` what to do."""
+    """A host did not return its facts; the message says why.
+
+    Attributes:
+      remedy: what the user can do.
+    """
 
     def __init__(self, message: str, remedy: str):
         super().__init__(message)
         self.remedy = remedy
 
 
-def parse(text: str, default_slots: int = 1) -> dict[str, int]:
-    """The slots of each host in `HOST[:SLOTS],...`, in order.
+def parse_hosts(text: str, default_slots: int = 1) -> dict[str, int]:
+    """Parses `HOST[:SLOTS],...`; returns the slots of each host, in the order of the list.
+
+    Args:
+      text: the value of `-H`.
+      default_slots: slots of a host without `:SLOTS`.
 
     Raises:
       UserError: for an invalid name, or one that is listed twice.
@@ -40,26 +52,36 @@ def parse(text: str, default_slots: int = 1) -> dict[str, int]:
         except ValueError as error:
             raise UserError(f"-H {text}: {error}") from None
         if name in slots:
-            raise UserError(f"-H {text}: {name} is listed twice; write its slots as {name}:N")
+            raise UserError(
+                f"-H {text} lists {name} twice. List it once, with all its slots: {name}:N"
+            )
         slots[name] = count
     return slots
 
 
-def ask_all(names: Sequence[str], request: dict[str, Any], ssh_port: int | None) -> dict[str, Any]:
-    """Facts by host, or the UnreachableError of those that gave none. All are asked at once."""
+def query_hosts(
+    names: Sequence[str], request: dict[str, Any], ssh_port: int | None
+) -> dict[str, Any]:
+    """Returns the facts of each host, or its UnreachableError. All hosts are queried at once."""
 
-    def ask(name: str) -> Any:
+    def query(name: str) -> Any:
         try:
-            return ask_host(name, request, ssh_port)
+            return query_host(name, request, ssh_port)
         except UnreachableError as error:
             return error
 
-    with concurrent.futures.ThreadPoolExecutor(max_workers=min(64, len(names))) as pool:
-        return dict(zip(names, pool.map(ask, names), strict=True))
+    workers = min(_MAX_SIMULTANEOUS_HOSTS, len(names))
+    with concurrent.futures.ThreadPoolExecutor(max_workers=workers) as pool:
+        return dict(zip(names, pool.map(query, names), strict=True))
 
 
-def ask_host(name: str, request: dict[str, Any], ssh_port: int | None = None) -> dict[str, Any]:
-    """The facts of one host.
+def query_host(name: str, request: dict[str, Any], ssh_port: int | None = None) -> dict[str, Any]:
+    """Returns the facts of one host.
+
+    Args:
+      name: of the host.
+      request: the argument of `probe.collect_facts`.
+      ssh_port: port of sshd on the host; None for the port in the configuration of ssh.
 
     Raises:
       UnreachableError: if it does not answer, or has no environment at the path of this one.
@@ -71,40 +93,43 @@ def ask_host(name: str, request: dict[str, Any], ssh_port: int | None = None) ->
         command = ["ssh", *options, *port, name, shlex.join(command)]
     source = (Path(__file__).parent / "probe.py").read_text(encoding="utf-8")
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             command, input=source, capture_output=True, text=True, timeout=ANSWER_SECONDS
         )
     except subprocess.TimeoutExpired:
         raise UnreachableError(
-            f"no answer within {ANSWER_SECONDS} s", "look at its load and its file systems"
+            f"no answer within {ANSWER_SECONDS} s", "check its load and its file systems"
         ) from None
     except FileNotFoundError:
         raise UnreachableError("this host has no ssh", "install openssh-client") from None
-    if done.returncode != 0:
-        raise _explain(done)
+    if completed.returncode != 0:
+        raise _unreachable_error(completed)
     try:
-        facts: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        # A login script may print lines before the facts.
+        facts: dict[str, Any] = json.loads(completed.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
         raise UnreachableError(
-            "its answer cannot be read", "a login script prints something: silence it"
+            "its answer is not JSON", "a login script there prints something: silence it"
         ) from None
     return facts
 
 
-def _explain(done: subprocess.CompletedProcess[str]) -> UnreachableError:
-    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    reason = lines[-1] if lines else f"exit code {done.returncode}"
-    if done.returncode == 255:  # ssh's own
+def _unreachable_error(completed: subprocess.CompletedProcess[str]) -> UnreachableError:
+    lines = [line.strip() for line in completed.stderr.splitlines() if line.strip()]
+    reason = lines[-1] if lines else f"exit code {completed.returncode}"
+    if completed.returncode == _SSH_FAILED:
         return UnreachableError(
-            f"ssh failed: {reason}", "a login without a password must work: ssh-copy-id, name, sshd"
+            f"ssh failed: {reason}",
+            "make ssh to this host work without a password (ssh-copy-id); check its name and sshd",
         )
-    if done.returncode == 127:
+    if completed.returncode == _COMMAND_NOT_FOUND:
         return UnreachableError(
-            f"no {sys.executable} there", "run launch/setup.sh at the same path, or share it"
+            f"{sys.executable} does not exist there",
+            "run launch/setup.sh at the same path there, or share the directory",
         )
     return UnreachableError(f"the probe failed: {reason}", "run it by hand there")
 
 
 def is_local(name: str) -> bool:
-    """Whether `name` means this host, so that no ssh is needed."""
+    """Returns whether `name` means this host, so that no ssh is needed."""
     return name == "localhost" or name.startswith("127.") or name == socket.gethostname()

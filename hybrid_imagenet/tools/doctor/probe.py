@@ -1,8 +1,7 @@
 """Prints the facts of a host as one JSON object on standard output.
 
-The doctor sends this file to `python -` on each host, so it uses the standard library alone and
-imports nothing of the package. Its argument is a JSON object with `data_dir`, `run_dir` and `hosts`
-(names to look up).
+The doctor sends this file to `python -` on each host, so it uses only the standard library and
+imports nothing from the package. Its argument is a JSON object, see `collect_facts`.
 """
 
 from __future__ import annotations
@@ -37,16 +36,23 @@ PACKAGES = (
 GPU_FIELDS = ("index", "uuid", "name", "driver_version", "compute_cap", "memory.total")
 
 
-def facts(request: dict[str, Any], root: Path = Path("/")) -> dict[str, Any]:
-    """Everything the doctor judges. `root` stands for the file system's root in tests of /sys and
-    /proc.
+_NVIDIA_SMI_SECONDS = 20
+
+
+def collect_facts(request: dict[str, Any], root: Path = Path("/")) -> dict[str, Any]:
+    """Returns all facts that the doctor judges, JSON-ready.
+
+    Args:
+      request: `data_dir` (of the dataset), `run_dir` (for results) and `hosts` (names to look up);
+        all are optional.
+      root: directory that contains sys and dev; tests pass another one.
     """
     return {
         "python": platform.python_version(),
         "versions": _versions(),
-        "code": _code(),
-        "build": _build(),
-        "nccl": _links_nccl(),
+        "code": _code_digest(),
+        "build": _tensorflow_build(),
+        "nccl": _horovod_links_nccl(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9,
         "locked_memory": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
@@ -55,24 +61,24 @@ def facts(request: dict[str, Any], root: Path = Path("/")) -> dict[str, Any]:
         "rdma": _rdma(root),
         "gpus": _gpus(),
         "unresolved": [name for name in request.get("hosts", ()) if not _resolves(name)],
-        "data": _directory(request.get("data_dir")),
-        "run_free_gb": _free_gb(_existing(request.get("run_dir") or ".")),
+        "data": _summarize_directory(request.get("data_dir")),
+        "run_free_gb": _free_gb(_nearest_existing(request.get("run_dir") or ".")),
     }
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
-def _code() -> str | None:
-    """A digest of the package's Python files, as this Python would import them."""
-    directory = _package("hybrid_imagenet")
+def _code_digest() -> str | None:
+    """Returns a digest of the package's Python files that this Python would import."""
+    directory = _package_directory("hybrid_imagenet")
     if directory is None:
         return None
     digest = hashlib.sha256()
@@ -81,18 +87,23 @@ def _code() -> str | None:
     return digest.hexdigest()[:12]
 
 
-def _package(name: str) -> Path | None:
+def _package_directory(name: str) -> Path | None:
     spec = importlib.util.find_spec(name)
     return Path(spec.origin).parent if spec and spec.origin else None
 
 
-def _links_nccl() -> bool | None:
-    """Whether Horovod's library asks for NCCL; None without Horovod. Reads the file instead of
-    starting TensorFlow.
+def _horovod_links_nccl() -> bool | None:
+    """Returns whether Horovod's library is linked to NCCL; None without Horovod.
+
+    Reads the library file, because importing Horovod would start TensorFlow.
     """
-    directory = _package("horovod")
-    libraries = list((directory / "tensorflow").glob("mpi_lib*.so")) if directory else []
-    return any(b"libnccl.so" in path.read_bytes() for path in libraries) if libraries else None
+    directory = _package_directory("horovod")
+    if directory is None:
+        return None
+    libraries = list((directory / "tensorflow").glob("mpi_lib*.so"))
+    if not libraries:
+        return None
+    return any(b"libnccl.so" in path.read_bytes() for path in libraries)
 
 
 def _read(path: Path) -> str | None:
@@ -103,28 +114,32 @@ def _read(path: Path) -> str | None:
 
 
 def _interfaces(root: Path) -> dict[str, dict[str, Any]]:
-    found = {}
+    interfaces = {}
     for device in sorted((root / "sys/class/net").glob("*")):
+        # Drivers that do not report their state, such as the loopback's, say unknown.
         up = _read(device / "operstate") in ("up", "unknown")
-        found[device.name] = {"up": up, "mtu": int(_read(device / "mtu") or 0)}
-    return found
+        interfaces[device.name] = {"up": up, "mtu": int(_read(device / "mtu") or 0)}
+    return interfaces
 
 
 def _rdma(root: Path) -> list[dict[str, Any]]:
-    ports = sorted((root / "sys/class/infiniband").glob("*/ports/*"))
-    return [
-        {"device": p.parent.parent.name, "active": "ACTIVE" in (_read(p / "state") or "")}
-        for p in ports
-    ]
+    ports = []
+    for path in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
+        is_active = "ACTIVE" in (_read(path / "state") or "")
+        ports.append({"device": path.parent.parent.name, "active": is_active})
+    return ports
 
 
 def _gpus() -> list[dict[str, str]]:
-    """One row of texts for each GPU that CUDA shows, by field; none for drivers too old for a field
-    (before 510).
+    """Returns the fields of each GPU that is visible to CUDA.
+
+    The list is empty for drivers before 510, which do not know all fields.
     """
     query = ("nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader,nounits")
     try:
-        text = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+        text = subprocess.run(
+            query, capture_output=True, text=True, timeout=_NVIDIA_SMI_SECONDS, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return []
     rows = [
@@ -132,19 +147,24 @@ def _gpus() -> list[dict[str, str]]:
         for line in text.splitlines()
         if line.strip()
     ]
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if shown is None or "MIG-" in shown:  # parts of a GPU have identities of their own
+    visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    # MIG instances have identifiers that nvidia-smi does not list here.
+    if visible_devices is None or "MIG-" in visible_devices:
         return rows
-    names = tuple(filter(None, shown.replace(" ", "").split(",")))
+    # Indices, or UUIDs that may be abbreviated.
+    names = tuple(filter(None, visible_devices.replace(" ", "").split(",")))
     return [row for row in rows if row["index"] in names or row["uuid"].startswith(names)]
 
 
-def _build() -> dict[str, Any] | None:
-    """What TensorFlow was compiled for, from its own description; None without it. Importing it
-    would take seconds.
+def _tensorflow_build() -> dict[str, Any] | None:
+    """Returns TensorFlow's description of its build; None without TensorFlow.
+
+    Reads the source file, because importing TensorFlow would take seconds.
     """
-    directory = _package("tensorflow")
-    text = _read(directory / "python/platform/build_info.py") if directory else None
+    directory = _package_directory("tensorflow")
+    if directory is None:
+        return None
+    text = _read(directory / "python/platform/build_info.py")
     for node in ast.walk(ast.parse(text or "")):
         if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.List):
             try:
@@ -162,8 +182,8 @@ def _resolves(name: str) -> bool:
     return True
 
 
-def _existing(path: str) -> Path:
-    """The nearest directory above `path` that exists."""
+def _nearest_existing(path: str) -> Path:
+    """Returns `path`, or the nearest directory above it that exists."""
     directory = Path(path).absolute()
     while not directory.exists():
         directory = directory.parent
@@ -177,16 +197,19 @@ def _free_gb(path: Path) -> float | None:
         return None
 
 
-def _directory(path: str | None) -> dict[str, Any] | None:
-    """Sums up a data directory: number and bytes of its files, and a digest of names, sizes and the
-    manifest.
+def _summarize_directory(path: str | None) -> dict[str, Any] | None:
+    """Summarizes a data directory; returns None without a path.
+
+    Returns:
+      Number and bytes of its files, and a digest of their names, their sizes and the manifest.
+      Files in subdirectories are not counted.
     """
     if not path:
         return None
     root = Path(path)
     if not root.is_dir():
         return {"exists": False}
-    files = sorted(p for p in root.iterdir() if p.is_file())
+    files = sorted(entry for entry in root.iterdir() if entry.is_file())
     digest = hashlib.sha256()
     for file in files:
         digest.update(f"{file.name} {file.stat().st_size}\n".encode())
@@ -196,10 +219,10 @@ def _directory(path: str | None) -> dict[str, Any] | None:
     return {
         "exists": True,
         "files": len(files),
-        "bytes": sum(f.stat().st_size for f in files),
+        "bytes": sum(file.stat().st_size for file in files),
         "digest": digest.hexdigest()[:12],
     }
 
 
 if __name__ == "__main__":
-    print(json.dumps(facts(json.loads(sys.argv[1]))))
+    print(json.dumps(collect_facts(json.loads(sys.argv[1]))))

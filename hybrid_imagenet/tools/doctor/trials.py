@@ -1,4 +1,4 @@
-"""Tries whether two ranks can add up a vector, and by which way NCCL sends it."""
+"""Tries whether two ranks can sum a vector, and how NCCL transfers it."""
 
 from __future__ import annotations
 
@@ -13,79 +13,112 @@ from hybrid_imagenet.comm import nccl_log
 from hybrid_imagenet.comm.nccl_log import Transport
 from hybrid_imagenet.tools.doctor.diagnosis import FAIL, PASS, WARN, Facts, Finding, Hosts
 
-SECONDS = 120
-RIGHT = "the sum is right"  # what each rank of `one_sum` prints
+TIME_LIMIT_SECONDS = 120
+# Each rank of `one_sum` prints this.
+SUCCESS_TEXT = "the sum is right"
+_MAX_MESSAGE_CHARACTERS = 300
 _MODULE = "hybrid_imagenet.tools.doctor.one_sum"
-_HOST_PROBLEM = (
-    "the GPUs cannot reach each other's memory: look at NCCL_P2P_DISABLE, ACS and IOMMU of the host"
-    " (lspci)"
+_HOST_REMEDY = (
+    "the GPUs cannot reach each other's memory: check NCCL_P2P_DISABLE, and ACS and IOMMU of the"
+    " host (lspci)"
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """Two ranks: `hosts` as for `hybrid-imagenet run -H`; `where` says what is tried."""
+    """Two ranks that sum a vector.
+
+    Attributes:
+      where: "inside HOST" or "from HOST to HOST", for the report.
+      hosts: value of `-H` of `hybrid-imagenet run`.
+      between_hosts: whether the two ranks run on different hosts.
+    """
 
     where: str
     hosts: str
-    between: bool
+    between_hosts: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The exit code of a trial (None: it took too long) and what its processes printed."""
+    """The result of a trial.
 
-    code: int | None
+    Attributes:
+      exit_code: of the job; None if it took too long.
+      output: what its processes printed.
+    """
+
+    exit_code: int | None
     output: str
 
 
-def examine(hosts: Hosts, through_nccl: bool, attempt: Callable[[Trial], Outcome]) -> list[Finding]:
-    """Starts two ranks inside hosts and between the first two.
+def run_trials(hosts: Hosts, expect_nccl: bool, run: Callable[[Trial], Outcome]) -> list[Finding]:
+    """Runs two ranks inside hosts, and then between the first two hosts.
 
     Args:
-      hosts: the facts of those that answered, at least one.
-      through_nccl: take only hosts with GPUs, one of each kind, and judge the way of the data.
-      attempt: starts two ranks of `one_sum` (`run`).
+      hosts: the facts of the hosts that answered, at least one.
+      expect_nccl: use only hosts with GPUs, one of each kind, and judge how NCCL transfers the
+        data.
+      run: runs one trial, see `run_trial`.
     """
     findings = []
-    for trial in trials(hosts, through_nccl):
-        began = time.monotonic()
-        outcome = attempt(trial)
-        findings.append(
-            judge(trial, outcome, hosts if through_nccl else None, time.monotonic() - began)
-        )
+    for trial in choose_trials(hosts, expect_nccl):
+        started = time.monotonic()
+        outcome = run(trial)
+        seconds = time.monotonic() - started
+        findings.append(judge_outcome(trial, outcome, hosts if expect_nccl else None, seconds))
     return findings
 
 
-def trials(hosts: Hosts, through_nccl: bool) -> list[Trial]:
-    """Two ranks inside the first host, or inside each kind of host with GPUs, and two between the
-    first two hosts.
+def choose_trials(hosts: Hosts, expect_nccl: bool) -> list[Trial]:
+    """Returns trials inside hosts and, with at least two hosts, one between the first two.
+
+    The trials inside hosts are one in the first host or, with `expect_nccl`, one in each kind of
+    host that has several GPUs.
     """
-    able = [
-        name
-        for name, facts in hosts.items()
-        if not through_nccl or (facts["gpus"] and facts["nccl"] is not False)
-    ]
-    inside = able[:1]
-    if through_nccl:
-        kinds = {tuple(gpu["name"] for gpu in hosts[name]["gpus"]): name for name in reversed(able)}
-        inside = [name for name in able if name in kinds.values() and len(hosts[name]["gpus"]) > 1]
-    found = [Trial(f"inside {name}", f"{name}:2", between=False) for name in inside]
-    if len(able) >= 2:
-        found.append(
-            Trial(f"from {able[0]} to {able[1]}", f"{able[0]}:1,{able[1]}:1", between=True)
+    if expect_nccl:
+        usable = [name for name, facts in hosts.items() if _can_use_nccl(facts)]
+        inside = _one_host_of_each_kind(hosts, usable)
+    else:
+        usable = list(hosts)
+        inside = usable[:1]
+    trials = [Trial(f"inside {name}", f"{name}:2", between_hosts=False) for name in inside]
+    if len(usable) >= 2:
+        first, second = usable[:2]
+        trials.append(
+            Trial(f"from {first} to {second}", f"{first}:1,{second}:1", between_hosts=True)
         )
-    return found
+    return trials
 
 
-def run(trial: Trial, interface: str | None = None, ssh_port: int | None = None) -> Outcome:
-    """Starts the two ranks and waits for them, SECONDS at most."""
+def _can_use_nccl(facts: Facts) -> bool:
+    # Without Horovod (None), TensorFlow uses the NCCL that it contains.
+    return bool(facts["gpus"]) and facts["nccl"] is not False
+
+
+def _one_host_of_each_kind(hosts: Hosts, names: list[str]) -> list[str]:
+    """Returns the first host of each combination of GPUs, without those that have only one GPU."""
+    chosen = []
+    kinds = set()
+    for name in names:
+        kind = tuple(gpu["name"] for gpu in hosts[name]["gpus"])
+        if len(kind) > 1 and kind not in kinds:
+            kinds.add(kind)
+            chosen.append(name)
+    return chosen
+
+
+def run_trial(trial: Trial, interface: str | None = None, ssh_port: int | None = None) -> Outcome:
+    """Starts the two ranks, and waits for them for at most TIME_LIMIT_SECONDS."""
     command = [sys.executable, "-m", "hybrid_imagenet", "run", "-np", "2", "-H", trial.hosts]
-    command += [f"--network_interfaces={interface}"] if interface else []
-    command += [f"--ssh_port={ssh_port}"] if ssh_port else []
+    if interface:
+        command.append(f"--network_interfaces={interface}")
+    if ssh_port:
+        command.append(f"--ssh_port={ssh_port}")
+    command += ["--module", _MODULE]
     environment = os.environ | {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH,ENV"}
     process = subprocess.Popen(
-        [*command, "--module", _MODULE],
+        command,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -93,66 +126,81 @@ def run(trial: Trial, interface: str | None = None, ssh_port: int | None = None)
         errors="replace",
     )
     try:
-        said = process.communicate(timeout=SECONDS)[0]
-        return Outcome(process.returncode, said)
+        output = process.communicate(timeout=TIME_LIMIT_SECONDS)[0]
+        return Outcome(process.returncode, output)
     except subprocess.TimeoutExpired:
-        process.terminate()  # it ends its ranks
+        # The launcher ends its ranks when it gets this signal.
+        process.terminate()
         return Outcome(None, process.communicate()[0])
 
 
-def judge(trial: Trial, outcome: Outcome, hosts: Hosts | None, seconds: float) -> Finding:
-    """What a trial shows, with the remedy; `hosts` are the facts where the sum should have gone
-    through NCCL.
+def judge_outcome(trial: Trial, outcome: Outcome, hosts: Hosts | None, seconds: float) -> Finding:
+    """Returns the finding of a trial, with the remedy.
+
+    Args:
+      trial: what was tried.
+      outcome: its result.
+      hosts: facts by host name if NCCL should have been used, else None.
+      seconds: how long the trial took.
     """
     check = f"{'two ranks' if hosts is None else 'NCCL'} {trial.where}"
-    if outcome.code != 0 or outcome.output.count(RIGHT) != 2:
-        reason = (
-            f"no sum within {SECONDS} s" if outcome.code is None else f"exit code {outcome.code}"
-        )
-        by_hand = f"NCCL_DEBUG=INFO hybrid-imagenet run -np 2 -H {trial.hosts} --module {_MODULE}"
-        return Finding(FAIL, check, f"{reason}: {_last(outcome)}", f"run it by hand: {by_hand}")
+    if outcome.exit_code != 0 or outcome.output.count(SUCCESS_TEXT) != 2:
+        return _failure(check, trial, outcome)
     if hosts is None:
-        return Finding(PASS, check, f"they added up a vector, {seconds:.0f} s with their start")
-    said = nccl_log.read(outcome.output)
-    if not said.ways:
         return Finding(
-            FAIL,
-            check,
-            "the sum did not go through NCCL",
-            "run launch/setup.sh --gpu on these hosts",
+            PASS, check, f"they summed a vector in {seconds:.0f} s, including their start"
         )
-    tried = [hosts[word.partition(":")[0]] for word in trial.hosts.split(",")]
-    level, remedy = _between(said, tried) if trial.between else _inside(said)
-    return Finding(level, check, str(said), remedy)
+    transport = nccl_log.read(outcome.output)
+    if not transport.ways:
+        remedy = "run launch/setup.sh --gpu on these hosts"
+        return Finding(FAIL, check, "the sum did not use NCCL", remedy)
+    if trial.between_hosts:
+        names = [word.partition(":")[0] for word in trial.hosts.split(",")]
+        level, remedy = _judge_between_hosts(transport, [hosts[name] for name in names])
+    else:
+        level, remedy = _judge_inside_host(transport)
+    return Finding(level, check, str(transport), remedy)
 
 
-def _inside(said: Transport) -> tuple[str, str]:
-    if "NET" in said.kinds:
-        return WARN, f"inside a host data should not cross the network: {_HOST_PROBLEM}"
-    return (WARN, _HOST_PROBLEM) if "SHM" in said.kinds else (PASS, "")
+def _failure(check: str, trial: Trial, outcome: Outcome) -> Finding:
+    if outcome.exit_code is None:
+        reason = f"no sum within {TIME_LIMIT_SECONDS} s"
+    else:
+        reason = f"exit code {outcome.exit_code}"
+    command = f"NCCL_DEBUG=INFO hybrid-imagenet run -np 2 -H {trial.hosts} --module {_MODULE}"
+    message = f"{reason}: {_last_message(outcome)}"
+    return Finding(FAIL, check, message, f"run it by hand: {command}")
 
 
-def _between(said: Transport, facts: list[Facts]) -> tuple[str, str]:
-    adapters = all(any(port["active"] for port in each["rdma"]) for each in facts)
-    if adapters and any(way.startswith("NET/Socket") for way in said.ways):
-        remedy = (
-            "install libibverbs1 and ibverbs-providers, on EFA aws-ofi-nccl; NCCL_NET=IB makes it"
-            " an error"
+def _judge_inside_host(transport: Transport) -> tuple[str, str]:
+    """Returns the level and the remedy."""
+    if "NET" in transport.kinds:
+        return WARN, f"inside a host data should not cross the network: {_HOST_REMEDY}"
+    if "SHM" in transport.kinds:
+        return WARN, _HOST_REMEDY
+    return PASS, ""
+
+
+def _judge_between_hosts(transport: Transport, facts_of_hosts: list[Facts]) -> tuple[str, str]:
+    """Returns the level and the remedy."""
+    has_adapters = all(any(port["active"] for port in facts["rdma"]) for facts in facts_of_hosts)
+    if has_adapters and any(way.startswith("NET/Socket") for way in transport.ways):
+        return WARN, (
+            "RDMA adapters are not used: install libibverbs1 and ibverbs-providers, or on EFA"
+            " aws-ofi-nccl; NCCL_NET=IB makes it an error"
         )
-        return WARN, f"RDMA adapters are not used: {remedy}"
-    if any(way.startswith("NET/IB") for way in said.ways) and not said.gpudirect:
-        return (
-            WARN,
-            (
-                "data goes through the host's memory: modprobe nvidia-peermem on both, and see"
-                " NCCL_NET_GDR_LEVEL"
-            ),
+    uses_infiniband = any(way.startswith("NET/IB") for way in transport.ways)
+    if uses_infiniband and not transport.gpudirect:
+        return WARN, (
+            "data passes through the host's memory: run modprobe nvidia-peermem on both hosts, and"
+            " see NCCL_NET_GDR_LEVEL"
         )
     return PASS, ""
 
 
-def _last(outcome: Outcome) -> str:
-    """What the output says last, an error before anything else."""
+def _last_message(outcome: Outcome) -> str:
+    """Returns the last error in the output, or else its last line."""
     lines = [line.strip() for line in outcome.output.splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith("error:") or "NCCL WARN" in line]
-    return (told or lines or [f"exit code {outcome.code}, without a word"])[-1][:300]
+    errors = [line for line in lines if line.startswith("error:") or "NCCL WARN" in line]
+    messages = errors or lines or [f"exit code {outcome.exit_code}, without any output"]
+    return messages[-1][:_MAX_MESSAGE_CHARACTERS]

@@ -4,7 +4,7 @@ the second.
 
 import copy
 
-from hybrid_imagenet.tools.doctor.diagnosis import Finding, Request, judge
+from hybrid_imagenet.tools.doctor.diagnosis import Finding, JobRequirements, diagnose
 
 GPU = {"index": "0", "name": "Tesla V100", "driver_version": "580.1", "compute_cap": "7.0"}
 
@@ -33,7 +33,7 @@ HEALTHY = {
     "data": {"exists": True, "files": 3, "bytes": 30, "manifest": True, "digest": "d1"},
     "run_free_gb": 100.0,
 }
-REQUEST = Request({"a": 2, "b": 2}, "eth0", "/data", gpus=True)
+REQUEST = JobRequirements({"a": 2, "b": 2}, "eth0", "/data", gpus=True)
 
 
 def judged(change=None, request=REQUEST, changed="b") -> dict[str, Finding]:
@@ -43,4 +43,4 @@ def judged(change=None, request=REQUEST, changed="b") -> dict[str, Finding]:
     facts = {name: copy.deepcopy(HEALTHY) for name in request.slots}
     for name in changed if change else "":
         change(facts[name])
-    return {finding.check: finding for finding in judge(facts, request)}
+    return {finding.check: finding for finding in diagnose(facts, request)}

@@ -7,7 +7,7 @@ import pytest
 
 from hybrid_imagenet.tools.doctor import doctor_command as doctor
 from hybrid_imagenet.tools.doctor import host_facts, probe
-from hybrid_imagenet.tools.doctor.diagnosis import FAIL, PASS, WARN, Finding, Request
+from hybrid_imagenet.tools.doctor.diagnosis import FAIL, PASS, WARN, Finding, JobRequirements
 from tests.tools.doctor.healthy import GPU, HEALTHY, judged
 
 
@@ -65,12 +65,14 @@ def test_one_wrong_fact_gives_one_finding_with_its_host_and_a_remedy(
 
 def test_a_data_set_in_deeper_directories_is_not_called_the_same():
     found = judged(lambda facts: facts["data"].update(files=0), changed="ab")["data files"]
-    assert (found.level, found.message) == (WARN, "not compared: /data holds directories only")
+    assert (found.level, found.message) == (WARN, "not compared: /data contains only directories")
 
 
 def test_hosts_without_horovod_use_tensorflow():
     found = judged(
-        lambda facts: facts.update(versions={"numpy": "2"}), Request({"a": 2}, gpus=True), "a"
+        lambda facts: facts.update(versions={"numpy": "2"}),
+        JobRequirements({"a": 2}, gpus=True),
+        "a",
     )
     assert found["Horovod"].level == WARN
 
@@ -79,7 +81,7 @@ def test_without_a_named_interface_several_common_ones_ask_for_a_choice():
     def two(facts):
         facts["interfaces"]["ib0"] = {"up": True, "mtu": 2044}
 
-    request = Request({"a": 2, "b": 2}, None, None, gpus=True)
+    request = JobRequirements({"a": 2, "b": 2}, None, None, gpus=True)
     assert judged(two, request)["interface"].level == PASS, "only one is common"
     found = judged(two, request, "ab")["interface"]
     assert found.level == WARN
@@ -97,7 +99,7 @@ def test_probe_reads_interfaces_and_adapters_of_a_host(tmp_path):
     write("sys/class/net/ens2/mtu", "1500\n")
     write("sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE")
     (tmp_path / "dev/shm").mkdir(parents=True)
-    facts = probe.facts({}, tmp_path)
+    facts = probe.collect_facts({}, tmp_path)
     assert facts["interfaces"] == {
         "ens1": {"up": True, "mtu": 9000},
         "ens2": {"up": False, "mtu": 1500},
@@ -108,18 +110,18 @@ def test_probe_reads_interfaces_and_adapters_of_a_host(tmp_path):
 
 def test_probe_tells_data_directories_apart_by_names_sizes_and_manifest(tmp_path):
     (tmp_path / "a.tfrecord").write_bytes(b"123")
-    first = probe.facts({"data_dir": str(tmp_path)})["data"]
+    first = probe.collect_facts({"data_dir": str(tmp_path)})["data"]
     assert (first["files"], first["bytes"]) == (1, 3)
     (tmp_path / "manifest.json").write_text("{}")
-    second = probe.facts({"data_dir": str(tmp_path)})["data"]
+    second = probe.collect_facts({"data_dir": str(tmp_path)})["data"]
     (tmp_path / "manifest.json").write_text("[]")
-    third = probe.facts({"data_dir": str(tmp_path)})["data"]
+    third = probe.collect_facts({"data_dir": str(tmp_path)})["data"]
     assert len({d["digest"] for d in (first, second, third)}) == 3
-    assert probe.facts({"data_dir": str(tmp_path / "none")})["data"] == {"exists": False}
+    assert probe.collect_facts({"data_dir": str(tmp_path / "none")})["data"] == {"exists": False}
 
 
 def test_hosts_are_read_as_horovodrun_reads_them():
-    assert host_facts.parse("a:2,b, c.d-e:10", 4) == {"a": 2, "b": 4, "c.d-e": 10}
+    assert host_facts.parse_hosts("a:2,b, c.d-e:10", 4) == {"a": 2, "b": 4, "c.d-e": 10}
 
 
 def test_this_host_is_examined_and_one_that_cannot_be_reached_fails_with_a_remedy(tmp_path):
@@ -145,9 +147,9 @@ def test_a_wrong_command_line_ends_with_code_2(arguments, capsys):
 
 
 def test_the_report_has_color_only_where_asked():
-    findings = [Finding(FAIL, "x", "bad", "mend it"), Finding(PASS, "y", "fine")]
+    findings = [Finding(FAIL, "x", "bad", "fix it"), Finding(PASS, "y", "fine")]
     assert (
-        doctor.render(findings, color=False)
-        == "fail  x: bad -> mend it\npass  y: fine\n1 pass, 0 warn, 1 fail"
+        doctor.format_report(findings, use_color=False)
+        == "fail  x: bad -> fix it\npass  y: fine\n1 pass, 0 warn, 1 fail"
     )
-    assert "\033[31mfail" in doctor.render(findings, color=True)
+    assert "\033[31mfail" in doctor.format_report(findings, use_color=True)

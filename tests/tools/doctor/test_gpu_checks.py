@@ -7,7 +7,7 @@ import os
 import pytest
 
 from hybrid_imagenet.tools.doctor import probe
-from hybrid_imagenet.tools.doctor.diagnosis import FAIL, PASS, WARN, Request
+from hybrid_imagenet.tools.doctor.diagnosis import FAIL, PASS, WARN, JobRequirements
 from tests.tools.doctor.healthy import judged
 
 ROWS = {
@@ -40,7 +40,7 @@ def nvidia_smi(tmp_path, monkeypatch):
 def test_the_probe_reads_gpus_with_their_capability(tmp_path, nvidia_smi, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     nvidia_smi("V100", "P40")
-    facts = probe.facts({}, tmp_path)
+    facts = probe.collect_facts({}, tmp_path)
     assert [(g["compute_cap"], g["index"]) for g in facts["gpus"]] == [("7.0", "0"), ("6.1", "1")]
     for shown, indices in (
         ("1", ["1"]),
@@ -49,7 +49,7 @@ def test_the_probe_reads_gpus_with_their_capability(tmp_path, nvidia_smi, monkey
         ("MIG-GPU-7", ["0", "1"]),
     ):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
-        assert [g["index"] for g in probe.facts({}, tmp_path)["gpus"]] == indices
+        assert [g["index"] for g in probe.collect_facts({}, tmp_path)["gpus"]] == indices
     assert facts["build"]["is_cuda_build"] is False, "the tests run with TensorFlow for CPUs"
 
 
@@ -77,7 +77,7 @@ def test_gpus_are_held_against_the_kernels_of_tensorflow_and_cudnn(
     nvidia_smi(name, name)
 
     def change(facts):
-        facts["gpus"] = probe.facts({}, tmp_path)["gpus"]
+        facts["gpus"] = probe.collect_facts({}, tmp_path)["gpus"]
         facts["versions"]["nvidia-cudnn-cu12"] = cudnn
 
     finding = judged(change)["GPU kernels"]
@@ -86,7 +86,7 @@ def test_gpus_are_held_against_the_kernels_of_tensorflow_and_cudnn(
 
 
 def test_without_gpus_there_is_one_line_which_warns_if_tensorflow_is_for_gpus():
-    request = Request({"a": 2, "b": 2}, "eth0", "/data", gpus=False)
+    request = JobRequirements({"a": 2, "b": 2}, "eth0", "/data", gpus=False)
     found = judged(lambda facts: facts.update(gpus=[]), request)["GPUs"]
     assert (found.level, found.message) == (
         WARN,

@@ -11,7 +11,10 @@ from tests.comm.test_nccl_log import BETWEEN, INSIDE
 from tests.tools.doctor.healthy import GPU, HEALTHY
 
 HOSTS = {"a": HEALTHY, "b": HEALTHY}
-ONE, TWO = Trial("inside a", "a:2", between=False), Trial("from a to b", "a:1,b:1", between=True)
+ONE, TWO = (
+    Trial("inside a", "a:2", between_hosts=False),
+    Trial("from a to b", "a:1,b:1", between_hosts=True),
+)
 SUMS = "rank 0 of 2: the sum is right, on the CPU\nrank 1 of 2: the sum is right, on the CPU\n"
 SOCKET = INSIDE.replace("P2P/CUMEM/read", "NET/Socket/0")
 
@@ -21,12 +24,12 @@ def test_one_trial_inside_each_kind_of_host_and_one_between_two():
     lone = copy.deepcopy(HEALTHY) | {"gpus": [GPU]}
     without = copy.deepcopy(HEALTHY) | {"gpus": []}
     unbuilt = copy.deepcopy(HEALTHY) | {"nccl": False}
-    assert trials.trials(HOSTS, True) == [ONE, TWO]
+    assert trials.choose_trials(HOSTS, True) == [ONE, TWO]
     hosts = {"x": without, "a": HEALTHY, "p": other}
-    assert [t.hosts for t in trials.trials(hosts, True)] == ["a:2", "p:2", "a:1,p:1"]
-    assert [t.hosts for t in trials.trials({"a": lone, "b": unbuilt}, True)] == []
-    assert [t.hosts for t in trials.trials({"a": lone, "b": lone}, True)] == ["a:1,b:1"]
-    assert [t.hosts for t in trials.trials(hosts, False)] == ["x:2", "x:1,a:1"]
+    assert [t.hosts for t in trials.choose_trials(hosts, True)] == ["a:2", "p:2", "a:1,p:1"]
+    assert [t.hosts for t in trials.choose_trials({"a": lone, "b": unbuilt}, True)] == []
+    assert [t.hosts for t in trials.choose_trials({"a": lone, "b": lone}, True)] == ["a:1,b:1"]
+    assert [t.hosts for t in trials.choose_trials(hosts, False)] == ["x:2", "x:1,a:1"]
 
 
 @pytest.mark.parametrize(
@@ -35,14 +38,14 @@ def test_one_trial_inside_each_kind_of_host_and_one_between_two():
         (ONE, INSIDE, PASS, "P2P/CUMEM/read"),
         (ONE, INSIDE.replace("P2P/CUMEM/read", "SHM/direct/direct"), WARN, "IOMMU"),
         (ONE, SOCKET, WARN, "should not cross the network"),
-        (ONE, "", FAIL, "did not go through NCCL"),
+        (ONE, "", FAIL, "did not use NCCL"),
         (TWO, BETWEEN, WARN, "nvidia-peermem"),
         (TWO, BETWEEN.replace("NET/IB/1\n", "NET/IB/1/GDRDMA\n"), PASS, "GDRDMA"),
         (TWO, SOCKET, WARN, "RDMA adapters are not used"),
     ],
 )
 def test_the_way_of_the_data_is_judged(trial, said, level, text):
-    finding = trials.judge(trial, Outcome(0, said + SUMS), HOSTS, 5)
+    finding = trials.judge_outcome(trial, Outcome(0, said + SUMS), HOSTS, 5)
     assert finding.level == level
     assert text in f"{finding.message} {finding.remedy}"
     assert bool(finding.remedy) == (level != PASS)
@@ -50,7 +53,7 @@ def test_the_way_of_the_data_is_judged(trial, said, level, text):
 
 def test_sockets_are_right_between_hosts_without_adapters():
     hosts = {name: copy.deepcopy(HEALTHY) | {"rdma": []} for name in ("a", "b")}
-    assert trials.judge(TWO, Outcome(0, SOCKET + SUMS), hosts, 5).level == PASS
+    assert trials.judge_outcome(TWO, Outcome(0, SOCKET + SUMS), hosts, 5).level == PASS
 
 
 @pytest.mark.parametrize("hosts", [None, HOSTS])
@@ -67,11 +70,11 @@ def test_sockets_are_right_between_hosts_without_adapters():
     ],
 )
 def test_ranks_that_do_not_add_up_fail_with_a_command_to_repeat(outcome, words, hosts):
-    finding = trials.judge(ONE, outcome, hosts, 5)
+    finding = trials.judge_outcome(ONE, outcome, hosts, 5)
     assert finding.level == FAIL and words in finding.message
     assert "hybrid-imagenet run -np 2 -H a:2" in finding.remedy
 
 
 def test_real_ranks_on_this_host():
-    findings = trials.examine({"localhost": {}}, False, trials.run)
+    findings = trials.run_trials({"localhost": {}}, False, trials.run_trial)
     assert [(f.level, f.check) for f in findings] == [(PASS, "two ranks inside localhost")]
