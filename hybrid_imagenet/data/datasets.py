@@ -208,7 +208,7 @@ class DatasetRequest:
         """
         source: Source = self._call_source_module("open_split")
         # A source with a `side` already has all pixels in memory.
-        has_nothing_to_cache = source.ready or source.side is not None
+        has_nothing_to_cache = source.reuse_decoded_batch or source.side is not None
         if self.cache == "none" or has_nothing_to_cache:
             return source
         from hybrid_imagenet.data.sources.wrappers import CachedSource

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hybrid_imagenet.data.listing import SPLIT_NAMES
-from hybrid_imagenet.data.sources.source import Reads, read_at
+from hybrid_imagenet.data.sources.source import ReadCounter, read_at
 from hybrid_imagenet.errors import without_secrets
 from hybrid_imagenet.files import MAX_TEXT_BYTES, open_regular, read_regular
 
@@ -36,7 +36,7 @@ class Directory:
         """
         self.location = without_secrets(location)
         self._path = Path(location)
-        self.reads = Reads()
+        self.reads = ReadCounter()
 
     def list_files(self) -> list[str]:
         """Returns the names of all files, sorted."""

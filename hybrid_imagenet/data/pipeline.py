@@ -251,7 +251,7 @@ class Batches:
     def __iter__(self) -> Iterator[Element]:
         """Yields the elements; raises UserError for a record that cannot be used."""
         for stage in self.stages:
-            if self.source.ready:
+            if self.source.reuse_decoded_batch:
                 yield from self._repeated(stage)
                 continue
             done = 0

@@ -22,7 +22,7 @@ from typing import IO, Any, NamedTuple, TypeVar
 
 from hybrid_imagenet import files
 from hybrid_imagenet.data.directories import SUBDIRECTORIES, Directory
-from hybrid_imagenet.data.sources.source import Reads, read_at
+from hybrid_imagenet.data.sources.source import ReadCounter, read_at
 from hybrid_imagenet.errors import StorageError, UserError, import_optional, without_secrets
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ class RemoteDirectory(Directory):
             ) from None
         self._known: dict[str, _Known] = {}
         self._ranges = False  # whether the server is known to send parts of files
-        self._copied = Reads()  # reads of copies, which say nothing about the server
+        self._copied = ReadCounter()  # reads of copies, which say nothing about the server
         self._ahead: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._asked: Sequence[str] = ()
         self._threads: list[threading.Thread] = []

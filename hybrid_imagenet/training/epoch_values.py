@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from hybrid_imagenet.comm import Communicator
-from hybrid_imagenet.data.sources.source import Reads
+from hybrid_imagenet.data.sources.source import ReadCounter
 from hybrid_imagenet.errors import NumericsError
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
@@ -147,7 +147,10 @@ class Costs:
     """
 
     def __init__(
-        self, communicator: Communicator, reads: Reads, checkpoint_seconds: Callable[[], float]
+        self,
+        communicator: Communicator,
+        reads: ReadCounter,
+        checkpoint_seconds: Callable[[], float],
     ):
         """Takes this rank's counters of training data read, and the time of checkpoints."""
         self._checkpoint_seconds = checkpoint_seconds

@@ -103,7 +103,7 @@ class TrainingData:
         whole = self.images(epoch, cursor) > self.source.num_examples - self.global_batch(epoch)
         if (
             self._start > Cursor(epoch)
-            or self.source.class_list is None
+            or self.source.unverified_class_list is None
             or self._list_checked
             or not whole
         ):
@@ -112,7 +112,9 @@ class TrainingData:
         if self._ranks.rank == 0 and largest + 1 < self.source.num_classes:
             _log.warning(
                 "data: %s",
-                surplus_classes_message(self.source.class_list, self.source.num_classes, largest),
+                surplus_classes_message(
+                    self.source.unverified_class_list, self.source.num_classes, largest
+                ),
             )
 
     def replaced(self, epoch: int) -> list[tuple[int, int]]:

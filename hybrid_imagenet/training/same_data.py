@@ -7,7 +7,7 @@ from typing import Any
 
 from hybrid_imagenet.checkpoints.archive import Checkpoint
 from hybrid_imagenet.comm import Communicator
-from hybrid_imagenet.data.sources.source import Source, difference
+from hybrid_imagenet.data.sources.source import Source, identity_difference
 from hybrid_imagenet.errors import SharedError, UserError
 
 
@@ -23,7 +23,7 @@ def check_ranks(communicator: Communicator, sources: Mapping[str, Source]) -> No
     )
     for rank, found in enumerate(ranks):
         for name in sources:
-            differs = difference(found[name], ranks[0][name])
+            differs = identity_difference(found[name], ranks[0][name])
             if differs:
                 raise SharedError(
                     f"the {name} data of rank {rank} on {communicator.hosts[rank]} are not those of"
@@ -39,7 +39,7 @@ def check_resumed(checkpoint: Checkpoint, sources: Mapping[str, Source]) -> None
     """
     stored: Mapping[str, Any] = checkpoint.meta["data"]
     for name, source in sources.items():
-        differs = difference(source.identity, stored[name]) if name in stored else ""
+        differs = identity_difference(source.identity, stored[name]) if name in stored else ""
         if differs:
             raise UserError(
                 f"{checkpoint.path}: the {name} data are not those of the run: {differs}; resume"

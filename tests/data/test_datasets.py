@@ -52,7 +52,7 @@ def test_a_folder_tells_its_classes_and_images_stay_unread(tmp_path):
             (tmp_path / split / name / "0.png").write_text("no image")
     assert probe("folder", tmp_path).num_classes == 3
     (tmp_path / "val" / "elk").mkdir()
-    with pytest.raises(UserError, match="elk: no class of this name"):
+    with pytest.raises(UserError, match="no class 'elk'"):
         probe("folder", tmp_path)
     probe("folder", tmp_path, ("train",))
 

@@ -51,7 +51,7 @@ def test_records(tmp_path):
         path.write_bytes(damaged(b"".join(parts), generator))
         try:
             source = tfrecord.ShardSource(
-                (path,), ("a", "b", "c"), index=tfrecord.scan_all((path,))
+                (path,), ("a", "b", "c"), index=tfrecord.scan_shards((path,))
             )
         except UserError as error:
             assert str(path) in str(error) or str(tmp_path) in str(error)

@@ -65,7 +65,7 @@ def test_classes_of_other_sets_have_names_from_a_file_or_numbers(tmp_path):
 def damaged(content):
     return {
         "cut": (content[:-3], "its header says 12 x 8 x 8"),
-        "header": (content[:9], "ends inside of its header"),
+        "header": (content[:9], "ends inside its header"),
         "empty": (b"", "begins with nothing"),
         "floats": (content[:2] + b"\x0d" + content[3:], "not an IDX file"),
         "one dimension": (idx_bytes(TRAIN.ravel()), "not images"),
@@ -81,7 +81,7 @@ def test_a_damaged_file_is_named_with_the_remedy(tmp_path, kind):
     with pytest.raises(UserError, match=words) as error:
         data.open_source("idx", folder, "train")
     assert str(path) in str(error.value)
-    assert "restore" in str(error.value)
+    assert "Restore" in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -93,7 +93,7 @@ def test_damage_inside_of_gzip_is_found(tmp_path, at):
     content[at] ^= 0xFF
     path.write_bytes(content)
     with pytest.raises(
-        UserError, match=r"train-images-idx3-ubyte\.gz: cannot be read .*restore the file"
+        UserError, match=r"train-images-idx3-ubyte\.gz cannot be read .*Restore the file"
     ):
         data.open_source("fashion_mnist", folder, "train")
 
@@ -105,7 +105,7 @@ def test_labels_that_do_not_fit_are_named(tmp_path):
     with pytest.raises(UserError, match="holds 11 labels for 12 images"):
         data.open_source("fashion_mnist", folder, "train")
     path.write_bytes(idx_bytes(LABELS + 1))
-    with pytest.raises(UserError, match="label 10 of image 9 is not one of 10 classes"):
+    with pytest.raises(UserError, match="label 10 for image 9, which is not one of 10 classes"):
         data.open_source("fashion_mnist", folder, "train")
     path.unlink()
     with pytest.raises(
@@ -152,7 +152,7 @@ def test_headers_and_gzip_that_ask_for_too_much_are_refused(tmp_path, monkeypatc
     path.write_bytes(bytes([0, 0, 8, 200]) + bytes(1000))
     with pytest.raises(UserError, match="200 dimensions"):
         idx.read(path)
-    monkeypatch.setattr(idx, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(idx, "_MAX_UNPACKED_BYTES", 1000)
     packed = tmp_path / "bomb.gz"
     packed.write_bytes(gzip.compress(bytes([0, 0, 8, 1, 0, 1, 0, 0]) + bytes(65536)))
     with pytest.raises(UserError, match="unpacks to more than"):

@@ -100,10 +100,10 @@ def test_images_that_a_tree_has_in_other_forms_or_deeper_are_counted(tmp_path):
         "2 skipped, .avif is not read": True,
         "1 skipped, .tiff is not read": True,
         "1 skipped, a name without a suffix is not read": True,
-        "1 skipped, a directory inside of a class directory": True,
+        "1 skipped, a directory inside a class directory": True,
         "1 skipped, not in a class directory": True,
         "1 skipped, a class without images; the first is empty": True,
-        "1 skipped, no regular file": True,
+        "1 skipped, not a regular file": True,
         "1 skipped, hidden": False,
         "1 skipped, .txt is not read": False,
     }
@@ -139,7 +139,7 @@ def test_tar_files_that_are_missing_packed_or_not_listed_are_named(tmp_path):
     (tmp_path / "train-0002.tar").rename(tmp_path / "train-0002.tar.gz")
     with pytest.raises(
         UserError,
-        match=r"0002.tar.gz: is compressed.* Decompress it to train-0002.tar \(gzip -dk\)",
+        match=r"0002.tar.gz is compressed.* Decompress it to train-0002.tar \(gzip -dk\)",
     ):
         data.open_source("webdataset", str(tmp_path))
     (tmp_path / "train-0001.tar").rename(tmp_path / "moved")
@@ -159,7 +159,7 @@ def test_tar_files_that_are_missing_packed_or_not_listed_are_named(tmp_path):
             ),
             True,
         ),
-        ("1 skipped, compressed, beside the unpacked file; the first is train-0001.tar.gz", False),
+        ("1 skipped, compressed, next to the unpacked file; the first is train-0001.tar.gz", False),
     ):
         assert [found[note] for note in found if text in note] == [fault]
     support.write_info(tmp_path)

@@ -14,7 +14,7 @@ import pytest
 
 from hybrid_imagenet import data
 from hybrid_imagenet.data import pipeline, remote
-from hybrid_imagenet.data.sources import webdataset as tar_index
+from hybrid_imagenet.data.sources import webdataset
 from hybrid_imagenet.data.sources.source import BadRecord, write_index
 from hybrid_imagenet.errors import EXIT_STALLED, UserError
 from hybrid_imagenet.order.sampling import Cursor
@@ -252,7 +252,9 @@ def test_what_the_server_does_not_have_is_named_at_once(tmp_path, serve):
     for name in ("webdataset", "parquet"):
         with pytest.raises(UserError, match=r"/nothing: no such directory, or no access to it"):
             data.open_source(name, f"{server.url}/nothing", cache_dir=str(tmp_path / "copies"))
-    with pytest.raises(UserError, match=r"tiny-train-0003.tar: no such file, or no access"):
+    with pytest.raises(
+        UserError, match=r"tiny-train-0003.tar does not exist, or cannot be accessed"
+    ):
         data.open_source("webdataset", server.url, cache_dir=str(tmp_path / "copies"))
     (directory / "_info.json").unlink()
     for path in directory.glob("*validation*"):
@@ -268,7 +270,7 @@ def test_a_file_that_vanishes_from_the_url_is_a_bad_record(tmp_path, serve):
     )
     (directory / "train-0001.tar").unlink()
     assert source.read_one(5)[1] == 5
-    with pytest.raises(UserError, match=r"train-0001.tar: cannot be read"):
+    with pytest.raises(UserError, match=r"train-0001.tar cannot be read"):
         source.read_one(6)
     # Its index is known, and somebody has removed its copy.
     (directory / "train-0000.tar").unlink()
@@ -379,7 +381,7 @@ def test_an_index_does_not_outlive_its_copy(tmp_path, serve):
     copy = next(copies.rglob("*train-0000.tar"))
     other = tmp_path / "set" / "train-0001.tar"
     write_index(
-        copy.with_name(f"{copy.name}.index.npz"), tar_index.scan(other)
+        copy.with_name(f"{copy.name}.index.npz"), webdataset.scan_tar(other)
     )  # as of a copy that was wrong
     copy.unlink()
     second = data.open_source("webdataset", server.url, cache_dir=str(copies))

@@ -15,7 +15,7 @@ from hybrid_imagenet import data
 from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.data.bad_records import BadRecords, UsableExamples
 from hybrid_imagenet.data.sources import tfrecord
-from hybrid_imagenet.data.sources.source import BadRecord, load_index, remembered
+from hybrid_imagenet.data.sources.source import BadRecord, load_index, load_or_build_index
 from hybrid_imagenet.errors import StorageError, UserError
 from hybrid_imagenet.tools.data import prepare
 from tests.data import support
@@ -100,7 +100,7 @@ def test_the_number_of_classes_of_shards_without_names_is_given(tmp_path):
     )
     with pytest.raises(
         BadRecord,
-        match="image/class/label is 0, but counts from 1: labels from 0 are to be in label",
+        match="image/class/label is 0, but counts from 1: store labels that count from 0 in label",
     ):
         data.open_source("tfrecord", str(tmp_path), num_classes=3).read(range(14))
 
@@ -154,7 +154,7 @@ def test_records_are_those_of_tensorflow(tmp_path):
             writer.write(payload)
     data_bytes = (tmp_path / "theirs").read_bytes()
     assert data_bytes == b"".join(map(tfrecord.frame, payloads))
-    offsets, lengths, damage = tfrecord.scan(tmp_path / "theirs")
+    offsets, lengths, damage = tfrecord.scan_shard(tmp_path / "theirs")
     assert damage == ""
     got = [tfrecord.unframe(data_bytes[o : o + n]) for o, n in zip(offsets, lengths, strict=True)]
     assert got == payloads
@@ -169,7 +169,7 @@ def flipped(path, at):
 def test_a_flipped_bit_is_found_with_file_and_offset(tmp_path):
     support.write_shards(tmp_path, "train", support.tiny("train"))
     path = tmp_path / "train-00001-of-00002"
-    offsets, lengths, _ = tfrecord.scan(path)
+    offsets, lengths, _ = tfrecord.scan_shard(path)
     flipped(path, int(offsets[3] + lengths[3] // 2))
     source = data.open_source("tfrecord", str(tmp_path), num_classes=3)
     with pytest.raises(BadRecord, match="checksum of the data") as caught:
@@ -200,11 +200,11 @@ def cut(content, offsets, lengths):
 def test_a_damaged_shard_is_refused_with_file_and_offset(damage, place, reason, tmp_path):
     support.write_shards(tmp_path, "train", support.tiny("train"), shards=2)
     path = tmp_path / "train-00000-of-00002"
-    offsets, lengths, _ = tfrecord.scan(path)
+    offsets, lengths, _ = tfrecord.scan_shard(path)
     path.write_bytes(damage(path.read_bytes(), offsets, lengths))
     line = (
-        rf"train-00000-of-00002, offset {offsets[place]}: {reason}.*\(1 of 2 shards are damaged\);"
-        r" restore the file"
+        rf"train-00000-of-00002, offset {offsets[place]}: {reason}.*\(1 of 2 shards are damaged\)\."
+        r" Restore the file"
     )
     with pytest.raises(UserError, match=line):
         data.open_source("tfrecord", str(tmp_path), num_classes=3)
@@ -271,7 +271,7 @@ def test_one_image_that_vanishes_from_its_directory_is_a_bad_record(tmp_path):
 def test_a_pipe_in_place_of_a_file_of_a_dataset_is_refused_at_once(name, tmp_path):
     os.mkfifo(tmp_path / name)
     form = {".tar": "webdataset", ".parquet": "parquet"}.get(Path(name).suffix, "tfrecord")
-    with pytest.raises(UserError, match=rf"{name}: .*is not a regular file"):
+    with pytest.raises(UserError, match=rf"{name} .*is not a regular file"):
         data.open_source(form, str(tmp_path), num_classes=3)
 
 
@@ -298,12 +298,12 @@ def write_list(directory, splits):
     ("name", "prepare", "message"),
     [
         ("folder", lambda d: (d / "train").mkdir(), "has no class directories"),
-        ("folder", lambda d: (d / "train" / "n01").mkdir(parents=True), "hold no images"),
+        ("folder", lambda d: (d / "train" / "n01").mkdir(parents=True), "contain no images"),
         ("tfrecord", lambda d: (d / "train-00000-of-00001").touch(), "hold no records"),
         (
             "tfrecord",
             lambda d: (d / "train-00000-of-00001").mkdir(),
-            "train-00000-of-00001: cannot be read",
+            "train-00000-of-00001 cannot be read",
         ),
         ("tfrecord", lambda d: (d / "manifest.json").write_text("{}"), "not a readable manifest"),
         (
@@ -311,13 +311,13 @@ def write_list(directory, splits):
             lambda d: (d / "train.parquet").write_text("no"),
             "not a readable Parquet file",
         ),
-        ("no_such_set", lambda d: None, "--dataset=no_such_set: unknown"),
-        ("imagenet2012", lambda d: None, "is not prepared in"),
-        ("imagenet2012", lambda d: (d / "train").mkdir(), "it looks like --dataset=folder"),
+        ("no_such_set", lambda d: None, "--dataset=no_such_set is unknown"),
+        ("imagenet2012", lambda d: None, "--dataset=imagenet2012 was not found in"),
+        ("imagenet2012", lambda d: (d / "train").mkdir(), "It looks like --dataset=folder"),
         (
             "imagenet2012",
             lambda d: support.write_shards(d / "train", "train", support.tiny("train")),
-            "it looks like --dataset=tfrecord",
+            "It looks like --dataset=tfrecord",
         ),
         ("webdataset", lambda d: (d / "train-0.tar").touch(), "offset 0: .*empty file"),
         ("webdataset", lambda d: (d / "train-0.tar").write_bytes(bytes(10240)), "hold no samples"),
@@ -326,7 +326,7 @@ def write_list(directory, splits):
         (
             "webdataset",
             lambda d: write_list(d, {"train": listed(3)}),
-            "a.tar: cannot be read .No such file",
+            "a.tar cannot be read .No such file",
         ),
     ],
 )
@@ -430,18 +430,18 @@ def test_a_fraction_of_each_class_is_validated_and_the_rest_trained_on(tmp_path,
 
 def test_class_folders_without_splits_are_told_of_the_fraction(tmp_path):
     flat_folder(tmp_path)
-    with pytest.raises(UserError, match=r"no directory train: add --val_fraction=0\.2"):
+    with pytest.raises(UserError, match=r"no directory train\. Add --val_fraction=0\.2"):
         data.open_source("folder", str(tmp_path))
     (tmp_path / "a").rename(tmp_path / "train")
     with pytest.raises(
-        UserError, match="no directory validation or val or valid or test: add --val_fraction"
+        UserError, match=r"no directory validation or val or valid or test\. Add --val_fraction"
     ):
         flat_folder(tmp_path / "train")
         data.open_source("folder", str(tmp_path), "validation")
     for path in tmp_path.rglob("*[1-9].jpg"):
         path.unlink()
     with pytest.raises(
-        UserError, match=r"--val_fraction=0\.2: leaves no image for the split validation"
+        UserError, match=r"--val_fraction=0\.2 leaves no image for the validation split"
     ):
         data.open_source("folder", str(tmp_path), "validation", val_fraction=0.2)
 
@@ -463,7 +463,7 @@ def test_an_index_is_made_again_whatever_the_damage_of_its_file(tmp_path):
     path, made = tmp_path / "deep" / "index.npz", []
 
     def call():
-        return remembered(
+        return load_or_build_index(
             path, Numbers, lambda: made.append(1) or Numbers(np.array([1, 2]))
         ).values.tolist()
 
@@ -478,7 +478,7 @@ def test_an_index_is_made_again_whatever_the_damage_of_its_file(tmp_path):
         assert call() == [1, 2]
         assert load_index(path, Numbers).values.tolist() == [1, 2]
     (tmp_path / "file").touch()  # a cache that cannot be written costs only the time
-    assert remembered(tmp_path / "file" / "index", Numbers, lambda: 5) == 5
+    assert load_or_build_index(tmp_path / "file" / "index", Numbers, lambda: 5) == 5
 
 
 def test_of_two_processes_one_makes_an_index_and_the_other_reads_it(tmp_path):
@@ -486,14 +486,15 @@ def test_of_two_processes_one_makes_an_index_and_the_other_reads_it(tmp_path):
     program = f"""
 import dataclasses, pathlib, time
 import numpy as np
-from hybrid_imagenet.data.sources.source import remembered
+from hybrid_imagenet.data.sources.source import load_or_build_index
 Numbers = dataclasses.make_dataclass("Numbers", ["values"])
 def make():
     with open({str(tmp_path / "made")!r}, "a") as made:
         made.write("x")
     time.sleep(1)
     return Numbers(np.array([1, 2]))
-print(remembered(pathlib.Path({str(tmp_path / "index.npz")!r}), Numbers, make).values.tolist())
+path = pathlib.Path({str(tmp_path / "index.npz")!r})
+print(load_or_build_index(path, Numbers, make).values.tolist())
 """
     both = [python("-c", program) for _ in range(2)]
     assert [process.communicate()[0] for process in both] == ["[1, 2]\n"] * 2
@@ -503,13 +504,13 @@ print(remembered(pathlib.Path({str(tmp_path / "index.npz")!r}), Numbers, make).v
 def test_the_index_of_shards_is_remembered_until_a_file_changes(tmp_path, monkeypatch):
     support.write_shards(tmp_path, "train", support.tiny("train"))
     files = tfrecord.find_shards(tmp_path, "train")
-    first = tfrecord.index_of(files)
+    first = tfrecord.load_or_scan_index(files)
     with monkeypatch.context() as patch:
-        patch.setattr(tfrecord, "scan", None)
-        again = tfrecord.index_of(files)
+        patch.setattr(tfrecord, "scan_shard", None)
+        again = tfrecord.load_or_scan_index(files)
     np.testing.assert_array_equal(first.offset, again.offset)
     files[0].write_bytes(b"")
-    assert len(tfrecord.index_of(files).offset) == 7
+    assert len(tfrecord.load_or_scan_index(files).offset) == 7
 
 
 def test_a_damaged_index_beside_prepared_shards_is_made_again(tmp_path):
@@ -559,7 +560,7 @@ IMAGE = support.jpeg(0)
     [
         (
             {"image": [IMAGE], "label": [0, 0, 1]},
-            "label holds 3 values, as one-hot or several labels do",
+            "label holds 3 values, as one-hot or multiple labels do",
         ),
         (
             {"image/encoded": [IMAGE], "image/class/label": [3, 1]},
@@ -573,11 +574,11 @@ IMAGE = support.jpeg(0)
         ({"image": [IMAGE], "label": [b"cat"]}, "label holds bytes instead of a class number"),
         (
             {"image": [IMAGE, IMAGE], "label": [1]},
-            "image holds 2 values: write one image into each record",
+            "image holds 2 values: write one image per record",
         ),
         (
             {"image": [7], "label": [1]},
-            "image holds a whole number instead of the bytes of an encoded image",
+            "image holds an integer instead of the bytes of an encoded image",
         ),
     ],
 )
@@ -595,14 +596,17 @@ def test_tfrecord_with_other_than_one_image_and_one_class_number_is_a_bad_record
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"image": [IMAGE], "label": [[0, 1]]}, r"column label holds list<.*>, not class numbers"),
+        (
+            {"image": [IMAGE], "label": [[0, 1]]},
+            r"Column label of .* holds list<.*>, not class numbers",
+        ),
         (
             {"image": [[IMAGE, IMAGE]], "label": [1]},
-            r"column image holds list<.*> instead of the bytes of one encoded",
+            r"Column image of .* holds list<.*> instead of the bytes of one encoded",
         ),
         (
             {"image": [{"path": "a.jpg"}], "label": [1]},
-            r"column image holds struct<path: string> instead of the bytes",
+            r"Column image of .* holds struct<path: string> instead of the bytes",
         ),
     ],
 )

@@ -80,7 +80,7 @@ def specs(
     augmentation: str, image_size: int, batch: int, weighted: bool = False
 ) -> dict[str, tf.TensorSpec]:
     """The batches of the input pipeline."""
-    source = SyntheticSource("train", 2 * batch, CLASSES, ready=False)
+    source = SyntheticSource("train", 2 * batch, CLASSES, reuse_decoded_batch=False)
     if weighted:
         batches = pipeline.evaluation(source, batch, image_size=image_size)
     else:

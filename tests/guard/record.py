@@ -27,11 +27,11 @@ def write_digits(folder: pathlib.Path) -> None:
 
     from hybrid_imagenet.data.sources import digits
 
-    images, labels = digits._load()
+    images, labels = digits._load_digits()
     count = TRAINING_IMAGES + VALIDATION_IMAGES
     with (
-        mock.patch.object(digits, "_load", lambda: (images[:count], labels[:count])),
-        mock.patch.object(digits, "_HELD_OUT", VALIDATION_IMAGES),
+        mock.patch.object(digits, "_load_digits", lambda: (images[:count], labels[:count])),
+        mock.patch.object(digits, "_NUM_VALIDATION_IMAGES", VALIDATION_IMAGES),
     ):
         data.open_source("digits", str(folder))
 

@@ -26,12 +26,14 @@ ALWAYS = (
 @pytest.fixture(scope="module")
 def digits_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recipes")
-    images, labels = digits._load()
+    images, labels = digits._load_digits()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            digits, "_load", lambda: (images[: TRAIN + VALIDATION], labels[: TRAIN + VALIDATION])
+            digits,
+            "_load_digits",
+            lambda: (images[: TRAIN + VALIDATION], labels[: TRAIN + VALIDATION]),
         )
-        patch.setattr(digits, "_HELD_OUT", VALIDATION)
+        patch.setattr(digits, "_NUM_VALIDATION_IMAGES", VALIDATION)
         data.open_source("digits", str(folder))
     return folder
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hybrid_imagenet.data.sources.tfrecord import scan
+from hybrid_imagenet.data.sources.tfrecord import scan_shard
 from tests.data.support import jpeg, write_shards
 from tests.ranks import HOROVODRUN, MPIRUN, ROOT, Pool, environment, skip_without_horovod
 from tests.support import in_process, processes
@@ -63,7 +63,7 @@ def damage(folder: pathlib.Path) -> list[str]:
         ("validation-00001", 4),
     ):
         path = folder / f"{name}-of-00002"
-        offsets, lengths, _ = scan(path)
+        offsets, lengths, _ = scan_shard(path)
         content = bytearray(path.read_bytes())
         content[offsets[number] + lengths[number] // 2] ^= 1
         path.write_bytes(content)

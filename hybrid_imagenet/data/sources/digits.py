@@ -1,5 +1,6 @@
-"""Writes scikit-learn's 1,797 handwritten digits (UCI, Alpaydin and Kaynak) once as JPEG shards,
-and opens them.
+"""Writes the digits of scikit-learn as JPEG shards once, and opens them.
+
+The dataset has 1,797 handwritten digits (UCI, Alpaydin and Kaynak).
 """
 
 from __future__ import annotations
@@ -19,25 +20,29 @@ from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.errors import UserError, import_optional
 from hybrid_imagenet.order.sampling import SampleOrder
 
-SIDE = 64  # pixels; the originals have 8
+# Height and width in pixels of the JPEGs. The originals have 8 x 8 pixels.
+SIDE = 64
 CLASS_NAMES = tuple("0123456789")
-_HELD_OUT = 297
-_SHARDS = {"train": 4, "validation": 1}
-_VERSION = "digits-1"
-_NEEDS = "--dataset=digits: needs scikit-learn (pip install scikit-learn)"
+_NUM_VALIDATION_IMAGES = 297
+_NUM_SHARDS = {"train": 4, "validation": 1}
+# The directory of the shards. Change it when their content changes.
+_DIRECTORY_NAME = "digits-1"
+_MAX_ORIGINAL_VALUE = 16
+_SKLEARN_MISSING = "--dataset=digits needs scikit-learn (pip install scikit-learn)."
 
 
 def find(request: DatasetRequest) -> SplitSummary:
-    """Looks for the digits, or for what writes them."""
+    """Looks for the digits, or for scikit-learn, which has them."""
     directory = _directory(request)
     if importlib.util.find_spec("sklearn") is None and not directory.is_dir():
-        raise UserError(_NEEDS)
+        raise UserError(_SKLEARN_MISSING)
     return SplitSummary(f"kept in {directory.parent}", len(CLASS_NAMES))
 
 
 def open_split(request: DatasetRequest) -> tfrecord.ShardSource:
-    """Opens the digits, writing them first where they are not there yet (under `data_dir` or the
-    user's cache).
+    """Opens the digits, after writing them if this is the first time.
+
+    They are in `data_dir`, by default in the user's cache.
 
     Raises:
       UserError: if scikit-learn is missing or the directory cannot be written.
@@ -45,73 +50,94 @@ def open_split(request: DatasetRequest) -> tfrecord.ShardSource:
     directory = _directory(request)
     if not directory.is_dir():
         try:
-            _write(directory)
+            _write_shards(directory)
         except OSError as error:
             raise UserError(
-                f"--data_dir={directory.parent}: cannot write the digits there ({error})"
+                f"The digits cannot be written to {directory.parent} ({error}). Correct its"
+                " permissions, or set --data_dir to another directory."
             ) from None
     return tfrecord.ShardSource(tfrecord.find_shards(directory, request.split), CLASS_NAMES)
 
 
 def _directory(request: DatasetRequest) -> Path:
-    return (request.directory if request.data_dir else files.cache_root()) / _VERSION
+    parent = request.directory if request.data_dir else files.cache_root()
+    return parent / _DIRECTORY_NAME
 
 
-def _write(directory: Path) -> None:
-    """Writes all shards in a directory of its own and renames it: whole or not at all, whichever
-    rank is first.
+def _write_shards(directory: Path) -> None:
+    """Writes all shards to a temporary directory, and then renames it.
+
+    Therefore `directory` is complete or does not exist, even if several ranks write it at once: the
+    first one to finish wins.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}."))
     try:
-        images, labels = _load()
-        held_out = _held_out(labels)
-        for split, keep in (("train", ~held_out), ("validation", held_out)):
-            numbers = np.flatnonzero(keep)
-            for shard in range(_SHARDS[split]):
-                path = temporary / f"{split}-{shard:05d}-of-{_SHARDS[split]:05d}"
+        images, labels = _load_digits()
+        is_validation = _choose_validation(labels)
+        for split, in_split in (("train", ~is_validation), ("validation", is_validation)):
+            indices = np.flatnonzero(in_split)
+            num_shards = _NUM_SHARDS[split]
+            for shard in range(num_shards):
+                path = temporary / f"{split}-{shard:05d}-of-{num_shards:05d}"
                 with path.open("wb") as file:
-                    for number in numbers[shard :: _SHARDS[split]]:
-                        file.write(tfrecord.frame(_example(images[number], int(labels[number]))))
+                    for index in indices[shard::num_shards]:
+                        example = _encode_example(images[index], int(labels[index]))
+                        file.write(tfrecord.frame(example))
+        # mkdtemp allows only this user to read the directory.
         temporary.chmod(0o755)
         try:
-            os.rename(temporary, directory)  # noqa: PTH104 - Path.rename is the same call; its errors are wanted here
+            os.rename(temporary, directory)  # noqa: PTH104 - Path.rename is the same call
         except OSError:
+            # Another rank may have been first.
             if not directory.is_dir():
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _load() -> tuple[np.ndarray, np.ndarray]:
-    digits = import_optional("sklearn.datasets", _NEEDS).load_digits()
+def _load_digits() -> tuple[np.ndarray, np.ndarray]:
+    digits = import_optional("sklearn.datasets", _SKLEARN_MISSING).load_digits()
     return np.asarray(digits.images), np.asarray(digits.target)
 
 
-def _held_out(labels: np.ndarray) -> np.ndarray:
-    """Returns a fixed choice of 297 images with every class in proportion, bool [n]."""
-    counts = np.bincount(labels)
-    exact = counts * _HELD_OUT / len(labels)
-    quota = np.floor(exact).astype(int)
-    quota[np.argsort(quota - exact, kind="stable")[: _HELD_OUT - quota.sum()]] += 1
-    chosen = np.zeros(len(labels), bool)
-    for label, count in enumerate(quota):
+def _choose_validation(labels: np.ndarray) -> np.ndarray:
+    """Chooses 297 images for validation, always the same, stratified by class.
+
+    Args:
+      labels: the class of each image, int [n].
+
+    Returns:
+      Whether each image is for validation, bool [n].
+    """
+    class_sizes = np.bincount(labels)
+    exact_quotas = class_sizes * _NUM_VALIDATION_IMAGES / len(labels)
+    quotas = np.floor(exact_quotas).astype(int)
+    # The classes that lost most by rounding down get the remaining images, one each.
+    num_remaining = _NUM_VALIDATION_IMAGES - quotas.sum()
+    quotas[np.argsort(quotas - exact_quotas, kind="stable")[:num_remaining]] += 1
+    is_validation = np.zeros(len(labels), bool)
+    for label, quota in enumerate(quotas):
         members = np.flatnonzero(labels == label)
-        chosen[members[SampleOrder(len(members), seed=label).at(0, np.arange(count))]] = True
-    return chosen
+        positions = SampleOrder(len(members), seed=label).at(0, np.arange(quota))
+        is_validation[members[positions]] = True
+    return is_validation
 
 
-def _example(image: np.ndarray, label: int) -> bytes:
-    """Renders one 8x8 image (values 0 to 16) as a smooth 64x64 RGB JPEG in an Example, its label
-    from 1.
+def _encode_example(image: np.ndarray, label: int) -> bytes:
+    """Returns an Example with one digit as a smooth RGB JPEG of 64 x 64 pixels.
+
+    Args:
+      image: the original, [8, 8], values 0 to 16.
+      label: its class, 0 to 9. The Example counts from 1, as ImageNet's do.
     """
     from PIL import Image
 
-    small = Image.fromarray(np.clip(image * (255 / 16), 0, 255).astype(np.uint8))
-    smooth = small.resize((SIDE, SIDE), Image.Resampling.BICUBIC).convert("RGB")
+    gray = np.clip(image * (255 / _MAX_ORIGINAL_VALUE), 0, 255).astype(np.uint8)
+    resized = Image.fromarray(gray).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
     return tfrecord.encode_example(
         {
-            "image/encoded": encoded(smooth, "JPEG", quality=92),
+            "image/encoded": encoded(resized.convert("RGB"), "JPEG", quality=92),
             "image/class/label": label + 1,
             "image/class/text": CLASS_NAMES[label].encode(),
         }

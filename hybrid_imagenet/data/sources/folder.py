@@ -1,7 +1,7 @@
-"""Reads a tree of images, one directory per class: `train/n01440764/*.JPEG` and
-`val/n01440764/*.JPEG`.
+"""Reads a tree of images with one directory per class.
 
-Classes without these two are divided into them (--val_fraction).
+The tree has the form `train/n01440764/*.JPEG` and `val/n01440764/*.JPEG`. If it has no directory
+of validation images, --val_fraction divides the images of each class.
 """
 
 from __future__ import annotations
@@ -9,27 +9,33 @@ from __future__ import annotations
 import concurrent.futures
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from hybrid_imagenet.data import listing, splits
 from hybrid_imagenet.data.datasets import DatasetRequest, SplitSummary
 from hybrid_imagenet.data.images import MAX_BYTES, SUFFIXES
-from hybrid_imagenet.data.sources.source import BadRecord, Source, check_directory
+from hybrid_imagenet.data.sources.source import BadRecord, Source, raise_if_directory_vanished
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.files import read_regular
 
-# Of images, and of archives that may hold some, which are not read; "" is a file without a suffix.
-_NOT_READ = frozenset(
-    {"", ".avif", ".gz", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".ppm", ".tar", ".tif", ".tiff"}
-    | {".7z", ".rar", ".tgz", ".zip"}
+# Listing a directory waits for storage, above all for a network file system, so directories are
+# listed by several threads.
+_LISTING_THREADS = 8
+_UNSUPPORTED_IMAGE_SUFFIXES = frozenset(
+    (".avif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".ppm", ".tif", ".tiff")
 )
+_ARCHIVE_SUFFIXES = frozenset((".7z", ".gz", ".rar", ".tar", ".tgz", ".zip"))
+# Files that are not read but may be images: those in other formats, archives, and files without a
+# suffix. Skipping one counts as a fault, because training would miss its images.
+_POSSIBLE_IMAGE_SUFFIXES = _UNSUPPORTED_IMAGE_SUFFIXES | _ARCHIVE_SUFFIXES | {""}
 
 
 def find(request: DatasetRequest) -> SplitSummary:
-    """Finds the class directories of a split, without a listing of their images."""
-    names = _find(request.directory, request.split, request.val_fraction)[1]
-    return SplitSummary(f"found in {request.directory}", len(names))
+    """Finds the class directories of a split, without listing their images."""
+    split = _find_split(request.directory, request.split, request.val_fraction)
+    return SplitSummary(f"found in {request.directory}", len(split.class_names))
 
 
 def open_split(request: DatasetRequest) -> Source:
@@ -40,183 +46,238 @@ def open_split(request: DatasetRequest) -> Source:
 class FolderSource(Source):
     """Gives random access to the image files of a split.
 
-    Classes are the directories of the training split, sorted by name; files are sorted within their
-    class.
+    The directories of the training split are the classes, sorted by name. Files are sorted within
+    their class.
 
     Args:
-      directory: holds `train` and `val`, or with `val_fraction` the class directories themselves,
-      or `train` alone.
+      directory: contains `train` and `val`. With `val_fraction` it contains the class directories
+        themselves, or only `train`.
       split: "train" or "validation".
-      val_fraction: the part of each class that is validated instead of trained on
-        (`data.splits.of_class`).
+      val_fraction: fraction of each class that is used for validation instead of training (see
+        `data.splits.of_class`); 0 if the two splits have their own directories.
 
     Raises:
-      UserError: for a directory without classes or images, or a validation class that training does
-        not have.
+      UserError: if there are no classes or no images, or if a validation class does not exist in
+        the training split.
     """
 
     def __init__(self, directory: Path, split: str, val_fraction: float = 0.0) -> None:
         super().__init__()
-        root, self.class_names, skipped = _find(directory, split, val_fraction)
+        tree = _find_split(directory, split, val_fraction)
+        self.root = str(tree.root)
+        self.class_names = tree.class_names
         self.num_classes = len(self.class_names)
-        with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            found = list(pool.map(lambda name: _images(root / name), self.class_names))
-        listed = [files for files, _ in found]
-        for name, files in zip(self.class_names, listed, strict=True):
-            if split == "train" and not files:
-                skipped.add("a class without images", name)
-        for name, (_, others) in zip(self.class_names, found, strict=True):
-            for other, reason, fault in others:
-                skipped.add(reason, f"{name}/{other}", fault=fault)
-        self.notes = skipped.notes(str(root))
+        listings = self._list_classes(tree, count_empty_classes=split == "train")
+        self.notes = tree.skipped.notes(self.root)
+        images = [class_listing.images for class_listing in listings]
         if val_fraction:
-            listed = [_part(files, val_fraction, split) for files in listed]
-        self.root = str(root)
-        self._names = [
-            f"{name}/{file}"
-            for name, files in zip(self.class_names, listed, strict=True)
-            for file in files
-        ]
-        self._labels = np.repeat(
-            np.arange(self.num_classes, dtype=np.int32), [len(files) for files in listed]
-        )
-        self.listing, self.num_examples = self._names, len(self._names)
-        if not self.num_examples:
-            if val_fraction and any(files for files, _ in found):
-                raise UserError(
-                    f"--val_fraction={val_fraction:g}: leaves no image for the split {split}"
-                )
-            hint = f"; {self.notes[0]}" if self.notes else ""
+            images = [_select_split(names, val_fraction, split) for names in images]
+        self._names: list[str] = []
+        for class_name, names in zip(self.class_names, images, strict=True):
+            self._names += [f"{class_name}/{name}" for name in names]
+        class_sizes = [len(names) for names in images]
+        self._labels = np.repeat(np.arange(self.num_classes, dtype=np.int32), class_sizes)
+        self.file_names = self._names
+        self.num_examples = len(self._names)
+        if self.num_examples:
+            return
+        if val_fraction and any(class_listing.images for class_listing in listings):
             raise UserError(
-                f"{root}: its class directories hold no images"
-                f" ({', '.join(sorted(SUFFIXES))}){hint}"
+                f"--val_fraction={val_fraction:g} leaves no image for the {split} split. A class"
+                " needs at least two images to be divided, so add images."
             )
+        suffixes = ", ".join(sorted(SUFFIXES))
+        first_note = f" {self.notes[0]}" if self.notes else ""
+        raise UserError(
+            f"The class directories in {tree.root} contain no images ({suffixes}). Add images, or"
+            f" correct --data_dir.{first_note}"
+        )
+
+    def _list_classes(self, tree: _Tree, *, count_empty_classes: bool) -> list[_ClassListing]:
+        """Lists the class directories, and adds skipped files to `tree.skipped`."""
+        with concurrent.futures.ThreadPoolExecutor(_LISTING_THREADS) as pool:
+            directories = [tree.root / name for name in self.class_names]
+            listings = list(pool.map(_list_class, directories))
+        for class_name, class_listing in zip(self.class_names, listings, strict=True):
+            if count_empty_classes and not class_listing.images:
+                tree.skipped.add("a class without images", class_name)
+            for name, reason, is_fault in class_listing.skipped:
+                tree.skipped.add(reason, f"{class_name}/{name}", fault=is_fault)
+        return listings
 
     def locate(self, index: int) -> tuple[str, int]:
-        """Returns the file; its image begins at 0."""
+        """Returns the file of an image, and offset 0."""
         return f"{self.root}/{self._names[index]}", 0
 
     def read_one(self, index: int) -> tuple[bytes, int]:
+        """Reads a whole file."""
         file, offset = self.locate(index)
         try:
             content = read_regular(file, MAX_BYTES)
         except OSError as error:
-            check_directory(file)
+            raise_if_directory_vanished(file)
             raise BadRecord(file, offset, error.strerror or str(error)) from None
         self.reads.add(len(content))
         return content, int(self._labels[index])
 
 
-def _find(
-    directory: Path, split: str, val_fraction: float = 0.0
-) -> tuple[Path, tuple[str, ...], listing.SkippedFiles]:
-    """Returns where the class directories of a split lie, the names of the classes, and what lies
-    beside them.
+class _Tree(NamedTuple):
+    """The class directories of a split.
 
-    Images are not listed.
+    Attributes:
+      root: the directory that contains the class directories.
+      class_names: names of the classes, sorted.
+      skipped: counts what else is in `root`, and classes of training that are missing.
+    """
+
+    root: Path
+    class_names: tuple[str, ...]
+    skipped: listing.SkippedFiles
+
+
+class _ClassListing(NamedTuple):
+    """The files of a class.
+
+    Attributes:
+      images: names of the images, sorted.
+      skipped: name, reason, and whether it may be an image, of each entry that is not read.
+    """
+
+    images: list[str]
+    skipped: list[tuple[str, str, bool]]
+
+
+def _find_split(directory: Path, split: str, val_fraction: float = 0.0) -> _Tree:
+    """Finds the class directories of a split, without listing their images.
 
     Raises:
-      UserError: for a directory without classes, or a validation class that training does not have.
+      UserError: if there are no classes, or if a validation class does not exist in the training
+        split.
     """
-    train = _whole(directory) if val_fraction else _split_directory(directory, "train")
-    names = tuple(_classes(train))
-    root, skipped = (
-        train if val_fraction else _split_directory(directory, split),
-        listing.SkippedFiles(),
-    )
-    found = set(_classes(root, skipped))
-    unknown = sorted(found - set(names))
-    if unknown:
-        raise UserError(f"{root / unknown[0]}: no class of this name in the training split")
-    for name in set(names) - found:
-        skipped.add(f"no directory of this class in {root.name}", name)
-    return root, names, skipped
-
-
-def _split_directory(directory: Path, split: str) -> Path:
-    found = listing.files_of_split(
-        str(directory), split, lambda word: [word] if (directory / word).is_dir() else []
-    )
-    if not found:
-        missing = (
-            f"--data_dir={directory}: has no directory {' or '.join(listing.SPLIT_NAMES[split])}"
+    if val_fraction:
+        train_root = _find_undivided_root(directory)
+    else:
+        train_root = _find_split_root(directory, "train")
+    class_names = tuple(_list_class_names(train_root))
+    root = train_root if val_fraction else _find_split_root(directory, split)
+    skipped = listing.SkippedFiles()
+    split_names = set(_list_class_names(root, skipped))
+    unknown_names = sorted(split_names - set(class_names))
+    if unknown_names:
+        name = unknown_names[0]
+        raise UserError(
+            f"The training split has no class {name!r}, but {root / name} exists. Rename that"
+            " directory, or move it away."
         )
-        if split == "validation" or any(entry.is_dir() for entry in directory.iterdir()):
-            missing += ": add --val_fraction=0.2 to validate a fifth of the images of each class"
-        raise UserError(missing)
-    return directory / found[0]
+    for name in set(class_names) - split_names:
+        skipped.add(f"no directory of this class in {root.name}", name)
+    return _Tree(root, class_names, skipped)
 
 
-def _whole(directory: Path) -> Path:
-    """Returns where the classes lie of images that are still to be divided."""
+def _find_split_root(directory: Path, split: str) -> Path:
+    """Returns the directory of a split, such as `train`.
+
+    Raises:
+      UserError: if there is none.
+    """
+
+    def subdirectories(name: str) -> list[str]:
+        return [name] if (directory / name).is_dir() else []
+
+    names = listing.files_of_split(str(directory), split, subdirectories)
+    if names:
+        return directory / names[0]
+    message = f"--data_dir={directory} has no directory {' or '.join(listing.SPLIT_NAMES[split])}."
+    if split == "validation" or any(entry.is_dir() for entry in directory.iterdir()):
+        raise UserError(
+            f"{message} Add --val_fraction=0.2 to use a fifth of the images of each class for"
+            " validation."
+        )
+    raise UserError(f"{message} Correct --data_dir.")
+
+
+def _find_undivided_root(directory: Path) -> Path:
+    """Returns the directory of the classes that --val_fraction divides.
+
+    Raises:
+      UserError: if there is a directory of validation images already.
+    """
+    train = directory / "train"
+    if not train.is_dir():
+        return directory
     for name in listing.SPLIT_NAMES["validation"]:
-        if (directory / name).is_dir() and (directory / "train").is_dir():
+        if (directory / name).is_dir():
             raise UserError(
-                f"--val_fraction: {directory / name} has validation images already: omit it, or"
-                " move it"
+                f"--val_fraction was set, but {directory / name} has validation images already."
+                " Omit --val_fraction, or move that directory away."
             )
-    return directory / "train" if (directory / "train").is_dir() else directory
+    return train
 
 
-def _part(files: list[str], fraction: float, split: str) -> list[str]:
-    held_out = splits.of_class(len(files), fraction)
-    return [
-        file for file, away in zip(files, held_out, strict=True) if away == (split == "validation")
-    ]
+def _select_split(names: list[str], val_fraction: float, split: str) -> list[str]:
+    """Returns the images of one class that --val_fraction assigns to a split."""
+    is_validation = splits.of_class(len(names), val_fraction)
+    if split != "validation":
+        return [name for name, held_out in zip(names, is_validation, strict=True) if not held_out]
+    return [name for name, held_out in zip(names, is_validation, strict=True) if held_out]
 
 
-def _classes(root: Path, skipped: listing.SkippedFiles | None = None) -> list[str]:
-    names = []
+def _list_class_names(root: Path, skipped: listing.SkippedFiles | None = None) -> list[str]:
+    """Returns the sorted class directories, and adds other entries to `skipped`.
+
+    Raises:
+      UserError: if there are none.
+    """
+    class_names = []
     with os.scandir(root) as entries:
         for entry in entries:
-            if entry.is_dir() and not entry.name.startswith("."):
-                names.append(entry.name)
+            is_hidden = entry.name.startswith(".")
+            if entry.is_dir() and not is_hidden:
+                class_names.append(entry.name)
             elif skipped is not None:
-                fault = _suffix(entry.name) in SUFFIXES | _NOT_READ and not entry.name.startswith(
-                    "."
+                may_be_image = _suffix(entry.name) in SUFFIXES | _POSSIBLE_IMAGE_SUFFIXES
+                skipped.add(
+                    "not in a class directory", entry.name, fault=may_be_image and not is_hidden
                 )
-                skipped.add("not in a class directory", entry.name, fault=fault)
-    if not names:
+    if not class_names:
         raise UserError(
-            f"{root}: has no class directories; put each image into a directory named after its"
-            " class"
+            f"{root} has no class directories. Move each image into a directory that is named after"
+            " its class."
         )
-    return sorted(names)
+    return sorted(class_names)
 
 
-def _images(directory: Path) -> tuple[list[str], list[tuple[str, str, bool]]]:
-    """Returns the images of a class, sorted, and what else lies there: name, reason and whether it
-    may be an image.
-    """
-    files: list[str] = []
-    others: list[tuple[str, str, bool]] = []
+def _list_class(directory: Path) -> _ClassListing:
+    """Lists the files of a class; a directory that does not exist has none."""
+    images: list[str] = []
+    skipped: list[tuple[str, str, bool]] = []
     if not directory.is_dir():
-        return files, others
+        return _ClassListing(images, skipped)
     with os.scandir(directory) as entries:
         for entry in entries:
             suffix = _suffix(entry.name)
             if entry.name.startswith("."):
-                others.append((entry.name, "hidden", False))
-            elif suffix in SUFFIXES and (
-                entry.is_symlink() or entry.is_file(follow_symlinks=False)
-            ):
-                files.append(entry.name)
+                skipped.append((entry.name, "hidden", False))
+            elif suffix in SUFFIXES and _is_file_or_link(entry):
+                images.append(entry.name)
             elif suffix in SUFFIXES and not entry.is_dir():
-                others.append((entry.name, "no regular file", True))
+                skipped.append((entry.name, "not a regular file", True))
             elif entry.is_dir():
-                others.append(
-                    (
-                        entry.name,
-                        "a directory inside of a class directory: move its images out of it",
-                        True,
-                    )
-                )
+                reason = "a directory inside a class directory: move its images out of it"
+                skipped.append((entry.name, reason, True))
             else:
-                kind = suffix or "a name without a suffix"
-                reason = f"{kind} is not read ({', '.join(sorted(SUFFIXES))} are)"
-                others.append((entry.name, reason, suffix in _NOT_READ))
-    return sorted(files), others
+                form = suffix or "a name without a suffix"
+                reason = f"{form} is not read ({', '.join(sorted(SUFFIXES))} are)"
+                skipped.append((entry.name, reason, suffix in _POSSIBLE_IMAGE_SUFFIXES))
+    return _ClassListing(sorted(images), skipped)
+
+
+def _is_file_or_link(entry: os.DirEntry[str]) -> bool:
+    # Looking at the target of a link would take a system call for each one. A link to something
+    # other than a file is a bad record when it is read.
+    return entry.is_symlink() or entry.is_file(follow_symlinks=False)
 
 
 def _suffix(name: str) -> str:
-    return os.path.splitext(name)[1].lower()  # noqa: PTH122 - a path object for each of a million files takes seconds
+    # os.path.splitext, because a path object for each of a million files takes seconds.
+    return os.path.splitext(name)[1].lower()  # noqa: PTH122

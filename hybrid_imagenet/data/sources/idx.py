@@ -1,5 +1,6 @@
-"""Reads images in IDX files, the form of MNIST and Fashion-MNIST, gzipped or not, and keeps them as
-pixels.
+"""Reads IDX files, the format of MNIST and Fashion-MNIST, into memory.
+
+The files may be compressed with gzip.
 """
 
 from __future__ import annotations
@@ -23,195 +24,223 @@ from hybrid_imagenet.data.sources.source import Source
 from hybrid_imagenet.errors import UserError
 
 FASHION_MNIST = (
-    *(
-        "T-shirt/top",
-        "Trouser",
-        "Pullover",
-        "Dress",
-        "Coat",
-        "Sandal",
-        "Shirt",
-        "Sneaker",
-        "Bag",
-        "Ankle boot",
-    ),
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
 )
 """The classes of Fashion-MNIST (Xiao, Rasul, Vollgraf, arXiv 1708.07747, Table 2)."""
-_PREFIXES = {"train": "train", "validation": "t10k"}
-_BYTES = 0x08  # the type code of unsigned bytes
-_MOST_DIMENSIONS = 3
-_MOST_BYTES = 16 << 30  # of a file that unpacks; all of it stays in memory
+_TRAIN_IMAGES = "train-images-idx3-ubyte"
+_TRAIN_LABELS = "train-labels-idx1-ubyte"
+_FILE_PREFIXES = {"train": "train", "validation": "t10k"}
+# The header of an IDX file: two zero bytes, a type code, the number of dimensions, and a big-endian
+# uint32 for each dimension.
+_MAGIC_BYTES = 4
+_UNSIGNED_BYTE_CODE = 0x08
+_MAX_DIMENSIONS = 3
+# All of a file stays in memory. A small compressed file that claims more than this is an error.
+_MAX_UNPACKED_BYTES = 16 << 30
 
 
 def find(request: DatasetRequest) -> SplitSummary:
-    """Finds the two files of a split; `fashion_mnist` without IDX files is that of TFDS."""
-    if _is_in_tfds(request):
+    """Finds the two files of a split; for `fashion_mnist` without IDX files asks TFDS."""
+    if _uses_tfds(request):
         return tfds.find(request)
-    _files(request.directory, request.split)
-    return SplitSummary(
-        f"found in {request.directory}",
-        len(FASHION_MNIST) if request.name == "fashion_mnist" else None,
-    )
+    _find_files(request.directory, request.split)
+    num_classes = len(FASHION_MNIST) if request.name == "fashion_mnist" else None
+    return SplitSummary(f"found in {request.directory}", num_classes)
 
 
 def open_split(request: DatasetRequest) -> Source:
     """Reads a split."""
-    if _is_in_tfds(request):
+    if _uses_tfds(request):
         return tfds.open_split(request)
-    names = FASHION_MNIST if request.name == "fashion_mnist" else None
-    return IdxSource(request.directory, request.split, names)
+    class_names = FASHION_MNIST if request.name == "fashion_mnist" else None
+    return IdxSource(request.directory, request.split, class_names)
 
 
-def _is_in_tfds(request: DatasetRequest) -> bool:
-    files = _candidates(request.directory, "train-images-idx3-ubyte")
-    return request.name == "fashion_mnist" and not (
-        request.data_dir and any(path.is_file() for path in files)
-    )
+def _uses_tfds(request: DatasetRequest) -> bool:
+    """Returns whether to read Fashion-MNIST from TFDS for lack of IDX files."""
+    if request.name != "fashion_mnist":
+        return False
+    candidates = _candidates(request.directory, _TRAIN_IMAGES)
+    has_idx_files = bool(request.data_dir) and any(path.is_file() for path in candidates)
+    return not has_idx_files
 
 
 class IdxSource(Source):
-    """Gives random access to the pixels of one split, held in memory as stored: one byte per pixel.
+    """Gives random access to the images of one split, all held in memory.
 
-    The images are `train-images-idx3-ubyte` and `t10k-images-idx3-ubyte` of shape [n, height,
-    width], gray, the labels `...-labels-idx1-ubyte`, each with or without `.gz`. Images are handed
-    out as RGB with three equal channels.
+    The images are gray, one byte per pixel, and are returned as RGB with three equal channels. The
+    files are `train-images-idx3-ubyte` and `t10k-images-idx3-ubyte` of shape [n, height, width],
+    and `train-labels-idx1-ubyte` and `t10k-labels-idx1-ubyte` of shape [n], each with or without
+    `.gz`.
 
     Args:
-      directory: where the four files lie.
+      directory: the directory of the four files.
       split: "train" or "validation".
-      class_names: names in the order of the labels; None takes `labels.txt` (one a line), or
-        numbers.
+      class_names: one name per class, in the order of the labels. By default they are read from
+        `labels.txt`, one per line; without that file they are numbers.
 
     Raises:
-      UserError: one line that names the file that is missing, damaged or of another form.
+      UserError: if a file is missing, damaged or in another format.
     """
 
     def __init__(
         self, directory: Path, split: str, class_names: tuple[str, ...] | None = None
     ) -> None:
         super().__init__()
-        self._file, labels_file = _files(directory, split)
-        self.listing = [self._file.name.removesuffix(".gz")]
-        self.pixels, self.labels = self._read(self._file), self._read(labels_file)
+        self._images_file, labels_file = _find_files(directory, split)
+        self.file_names = [self._images_file.name.removesuffix(".gz")]
+        self.pixels = self._read(self._images_file)
+        self.labels = self._read(labels_file)
         if self.pixels.ndim != 3 or 0 in self.pixels.shape:
             raise UserError(
-                f"{self._file}: holds an array of {_shape(self.pixels)}, not images; restore the"
-                " file"
+                f"{self._images_file} holds an array of shape {_shape(self.pixels)}, which is not"
+                " images of shape n x height x width. Restore the file."
             )
         if self.labels.shape != self.pixels.shape[:1]:
             raise UserError(
-                f"{labels_file}: holds {_shape(self.labels)} labels for {len(self.pixels)} images;"
-                " restore both files"
+                f"{labels_file} holds {_shape(self.labels)} labels for {len(self.pixels)} images."
+                " Restore both files."
             )
         self.num_examples = len(self.pixels)
-        self.class_names, self.notes = (class_names, ()) if class_names else _class_names(directory)
+        if class_names:
+            self.class_names = class_names
+        else:
+            self.class_names, self.notes = _read_class_names(directory)
         self.num_classes = len(self.class_names)
-        largest = int(self.labels.max())
-        if largest >= self.num_classes:
-            place = int(self.labels.argmax())
+        largest_label = int(self.labels.max())
+        if largest_label >= self.num_classes:
             raise UserError(
-                f"{labels_file}: label {largest} of image {place} is not one of {self.num_classes}"
-                " classes; restore the file"
+                f"{labels_file} has label {largest_label} for image {int(self.labels.argmax())},"
+                f" which is not one of {self.num_classes} classes. Restore the file."
             )
-        if self.pixels.shape[1] == self.pixels.shape[2]:
-            self.side = self.pixels.shape[1]
+        _, height, width = self.pixels.shape
+        if height == width:
+            self.side = height
 
     def _read(self, path: Path) -> npt.NDArray[np.uint8]:
         self.reads.add(path.stat().st_size)
         return read(path)
 
     def read_one(self, index: int) -> tuple[bytes, int]:
-        """Returns an image as a PNG, which keeps its pixels, and its label."""
+        """Returns an image as a PNG, which preserves its pixels, and its label."""
         from PIL import Image
 
-        return images.encoded(Image.fromarray(self.pixels[index]), "PNG", compress_level=1), int(
-            self.labels[index]
-        )
+        picture = Image.fromarray(self.pixels[index])
+        return images.encoded(picture, "PNG", compress_level=1), int(self.labels[index])
 
     def read_pixels(
         self, indices: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        return _rgb(self.pixels[indices]), self.labels[indices].astype(np.int32)
+        return _to_rgb(self.pixels[indices]), self.labels[indices].astype(np.int32)
 
     def locate(self, index: int) -> tuple[str, int]:
-        """Returns the file of the images, and the number of this one there."""
-        return str(self._file), index
+        """Returns the file of the images and the number of an image in it."""
+        return str(self._images_file), index
 
 
-def _rgb(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+def _to_rgb(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return np.repeat(pixels[..., None], 3, axis=-1)
 
 
 def read(path: Path) -> npt.NDArray[np.uint8]:
-    """Reads the array in an IDX file: two zero bytes, a type, the number of dimensions, each
-    big-endian, bytes.
+    """Reads the array of bytes in an IDX file, which may be compressed with gzip.
 
     Raises:
-      UserError: one line that names the file and what is wrong with it.
+      UserError: if the file cannot be read or is not an IDX file of bytes.
     """
-    try:
-        content = path.read_bytes()
-        if path.suffix == ".gz":
-            with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:  # checks its CRC at the end
-                content = file.read(_MOST_BYTES + 1)
-            if len(content) > _MOST_BYTES:
-                raise UserError(
-                    f"{path}: unpacks to more than {_MOST_BYTES >> 30} GiB, which is kept in memory"
-                )
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{path}: cannot be read ({reason}); restore the file") from None
-    if len(content) < 4 or content[:2] != b"\0\0" or content[2] != _BYTES or not content[3]:
+    content = _read_unpacked(path)
+    if (
+        len(content) < _MAGIC_BYTES
+        or content[:2] != b"\0\0"
+        or content[2] != _UNSIGNED_BYTE_CODE
+        or content[3] == 0
+    ):
+        beginning = content[:_MAGIC_BYTES].hex(" ") or "nothing"
         raise UserError(
-            f"{path}: is not an IDX file (it begins with {content[:4].hex(' ') or 'nothing'});"
-            " restore the file"
+            f"{path} is not an IDX file (it begins with {beginning}). Restore the file."
         )
-    dimensions = content[3]
-    if dimensions > _MOST_DIMENSIONS:
-        raise UserError(f"{path}: its header has {dimensions} dimensions; labels have 1, images 3")
-    start = 4 + 4 * dimensions
+    num_dimensions = content[3]
+    if num_dimensions > _MAX_DIMENSIONS:
+        raise UserError(
+            f"The header of {path} has {num_dimensions} dimensions, but labels have 1 and images 3."
+            " Restore the file."
+        )
+    start = _MAGIC_BYTES + 4 * num_dimensions
     if len(content) < start:
-        raise UserError(f"{path}: ends inside of its header; restore the file")
-    shape = struct.unpack_from(f">{dimensions}I", content, 4)
+        raise UserError(f"{path} ends inside its header. Restore the file.")
+    shape = struct.unpack_from(f">{num_dimensions}I", content, _MAGIC_BYTES)
     if len(content) - start != math.prod(shape):
         raise UserError(
-            f"{path}: holds {len(content) - start} bytes, but its header says"
-            f" {' x '.join(map(str, shape))}; restore the file"
+            f"{path} holds {len(content) - start} bytes, but its header says"
+            f" {' x '.join(map(str, shape))}. Restore the file."
         )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
+def _read_unpacked(path: Path) -> bytes:
+    """Returns the content of a file, decompressed if its suffix is `.gz`."""
+    try:
+        content = path.read_bytes()
+        if path.suffix != ".gz":
+            return content
+        # Reading to the end also verifies the checksum of gzip.
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+            content = file.read(_MAX_UNPACKED_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path} cannot be read ({reason}). Restore the file.") from None
+    if len(content) > _MAX_UNPACKED_BYTES:
+        raise UserError(
+            f"{path} unpacks to more than {_MAX_UNPACKED_BYTES >> 30} GiB, which would have to fit"
+            " into memory. Use a smaller dataset, or another format."
+        )
+    return content
+
+
 def _candidates(directory: Path, name: str) -> list[Path]:
-    return [directory / f"{name}{suffix}" for suffix in ("", ".gz")]
+    return [directory / name, directory / f"{name}.gz"]
 
 
-def _files(directory: Path, split: str) -> tuple[Path, Path]:
-    prefix = _PREFIXES[split]
-    return _find(directory, f"{prefix}-images-idx3-ubyte"), _find(
-        directory, f"{prefix}-labels-idx1-ubyte"
+def _find_files(directory: Path, split: str) -> tuple[Path, Path]:
+    """Returns the files with the images and the labels of a split."""
+    prefix = _FILE_PREFIXES[split]
+    images_file = _find_file(directory, f"{prefix}-images-idx3-ubyte")
+    labels_file = _find_file(directory, f"{prefix}-labels-idx1-ubyte")
+    return images_file, labels_file
+
+
+def _find_file(directory: Path, name: str) -> Path:
+    for path in _candidates(directory, name):
+        if path.is_file():
+            return path
+    raise UserError(
+        f"--data_dir={directory} has no {name} or {name}.gz. Set --data_dir to the directory of the"
+        " IDX files."
     )
 
 
-def _find(directory: Path, name: str) -> Path:
-    found = next((path for path in _candidates(directory, name) if path.is_file()), None)
-    if found is None:
-        raise UserError(
-            f"--data_dir={directory}: has no {name} or {name}.gz; give the directory of the IDX"
-            " files"
-        )
-    return found
+def _read_class_names(directory: Path) -> tuple[tuple[str, ...], tuple[DatasetNote, ...]]:
+    """Returns the class names and notes on them.
 
-
-def _class_names(directory: Path) -> tuple[tuple[str, ...], tuple[DatasetNote, ...]]:
-    """Returns the classes that `labels.txt` lists, else numbers up to the largest training
+    The names are read from `labels.txt`. Without it they are numbers up to the largest training
     label.
     """
-    largest = int(read(_find(directory, "train-labels-idx1-ubyte")).max(initial=0))
-    place = directory / listing.LABELS_FILE
-    if not place.is_file():
-        return listing.numbered_class_names(directory, largest + 1), ()
-    names = listing.parse_class_list(place, files.read_regular(place, files.MAX_TEXT_BYTES))
-    return names, listing.check_labels(place, names, largest)
+    largest_label = int(read(_find_file(directory, _TRAIN_LABELS)).max(initial=0))
+    labels_file = directory / listing.LABELS_FILE
+    if not labels_file.is_file():
+        return listing.numbered_class_names(directory, largest_label + 1), ()
+    content = files.read_regular(labels_file, files.MAX_TEXT_BYTES)
+    class_names = listing.parse_class_list(labels_file, content)
+    return class_names, listing.check_labels(labels_file, class_names, largest_label)
 
 
 def _shape(array: npt.NDArray[np.uint8]) -> str:

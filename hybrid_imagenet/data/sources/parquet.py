@@ -1,5 +1,6 @@
-"""Reads Parquet shards with an image column, as the Hugging Face hub stores image sets, from a
-directory or a URL.
+"""Reads Parquet files with an image column, from a directory or a URL.
+
+The Hugging Face hub stores image datasets in this form.
 """
 
 from __future__ import annotations
@@ -20,19 +21,24 @@ from hybrid_imagenet.data import listing
 from hybrid_imagenet.data.datasets import DatasetRequest, SplitSummary
 from hybrid_imagenet.data.directories import Directory
 from hybrid_imagenet.data.listing import DatasetNote
-from hybrid_imagenet.data.sources.source import BadRecord, Source, check_directory
+from hybrid_imagenet.data.sources.source import BadRecord, Source, raise_if_directory_vanished
 from hybrid_imagenet.errors import UserError, import_optional
 
-_FOOTERS = 16  # that are read at the same time
-_FOOTER = 64 << 10  # bytes of most, which one request gets
-_LONGEST = 1 << 30
-_IMAGE = ("image", "img", "jpg")
-_LABEL = ("label", "labels", "cls", "fine_label")
+_FOOTER_THREADS = 16
+# Most footers are shorter than this, so one request to a server is enough for them.
+_FIRST_READ_BYTES = 64 << 10
+# A longer footer is damage, and reading it could fill the memory.
+_MAX_FOOTER_BYTES = 1 << 30
+# The end of a Parquet file: length of the metadata (uint32, little-endian) and the magic "PAR1".
+_FOOTER_END_BYTES = 8
+_IMAGE_COLUMNS = ("image", "img", "jpg")
+_LABEL_COLUMNS = ("label", "labels", "cls", "fine_label")
+_MAX_REASON_CHARACTERS = 200
 
 
 def find(request: DatasetRequest) -> SplitSummary:
     """Finds the Parquet files of a split."""
-    _find(request.open_directory(), request.split)
+    _find_files(request.open_directory(), request.split)
     return SplitSummary(f"found in {request.directory}")
 
 
@@ -44,23 +50,23 @@ def open_split(request: DatasetRequest) -> Source:
 
 
 class ParquetSource(Source):
-    """Gives random access to rows, by whole row groups: the smallest part of a Parquet file that
-    can be read.
+    """Gives random access to rows.
 
-    Row groups that were read stay in memory up to `cache_bytes`. An order that mixes a set larger
-    than that reads a row group for almost every image: mix a few files at a time
-    (`order.shard_order`), or convert such a set with `data prepare`.
+    A row group is the smallest part of a Parquet file that can be read. Row groups stay in memory
+    up to `cache_bytes`. If an order shuffles a dataset that is larger than that, almost every image
+    costs a row group: mix a few files at a time (`order.shard_order`), or convert the dataset with
+    `data prepare`.
 
     Args:
-      directory: holds `train-*.parquet` (or `train.parquet`), itself or in `data/`, or
-      `train/*.parquet`.
+      directory: contains `train-*.parquet` or `train.parquet`, itself or in `data/`, or
+        `train/*.parquet`.
       split: "train" or "validation".
-      num_classes: if the files' metadata does not name the classes.
-      cache_bytes: bound on the row groups in memory.
+      num_classes: number of classes, if the metadata of the files does not name them.
+      cache_bytes: maximum size of the row groups in memory.
 
     Raises:
-      UserError: without pyarrow, for files that are missing or of several sets, for columns that
-        cannot be used, or for files that name other classes.
+      UserError: if pyarrow is not installed, if files are missing or of several sets, if their
+        columns cannot be used, or if they name different classes.
     """
 
     def __init__(
@@ -69,208 +75,241 @@ class ParquetSource(Source):
         super().__init__()
         self._directory = directory
         self.reads = directory.reads
-        self._files, self.notes = _find(directory, split)
-        self.listing = self._files
-        self._footers = footers = _footers(directory, self._files)
-        self._image, self._label = _columns(directory, self._files, footers)
-        rows, first_group = [], [0]
-        for footer in footers:
-            rows += [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
-            first_group.append(first_group[-1] + footer.num_row_groups)
-        self._group_starts = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
-        self._first_group = np.array(first_group)
+        self._files, self.notes = _find_files(directory, split)
+        self.file_names = self._files
+        self._footers = _read_footers(directory, self._files)
+        self._image_column, self._label_column = _find_columns(
+            directory, self._files, self._footers
+        )
+        group_rows: list[int] = []
+        group_bytes: list[int] = []
+        groups_before = [0]
+        for footer in self._footers:
+            groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+            group_rows += [group.num_rows for group in groups]
+            group_bytes += [group.total_byte_size for group in groups]
+            groups_before.append(len(group_rows))
+        # The number of the first row of each row group, over all files, and the end: [groups + 1].
+        self._group_starts = np.concatenate([[0], np.cumsum(group_rows, dtype=np.int64)])
+        # The number of the first row group of each file, and the end: [files + 1].
+        self._first_group = np.array(groups_before)
         self.num_examples = int(self._group_starts[-1])
         if not self.num_examples:
-            raise UserError(f"{directory.location}: its {split} Parquet files hold no rows")
+            raise UserError(
+                f"The {split} Parquet files in {directory.location} hold no rows. Restore them, or"
+                " correct --data_dir."
+            )
         self.shard_sizes = np.diff(self._group_starts[self._first_group])
-        largest = max(
-            f.row_group(number).total_byte_size
-            for f in footers
-            for number in range(f.num_row_groups)
-        )
-        self._row_group = functools.lru_cache(max(1, cache_bytes // max(1, largest)))(
-            self._read_row_group
-        )
-        self._reading = [
-            threading.Lock() for _ in rows
-        ]  # lru_cache does not hold up threads that miss the same
-        self.class_names = self._class_names(footers) or listing.numbered_class_names(
+        cached_groups = max(1, cache_bytes // max(1, *group_bytes))
+        self._read_group_cached = functools.lru_cache(cached_groups)(self._read_group)
+        # lru_cache would let several threads read the same row group at the same time.
+        self._group_locks = [threading.Lock() for _ in group_rows]
+        self.class_names = self._stored_class_names() or listing.numbered_class_names(
             directory.location, num_classes
         )
         self.num_classes = len(self.class_names)
 
     def locate(self, index: int) -> tuple[str, int]:
-        """Returns the file of a row and its number there."""
-        group = int(np.searchsorted(self._group_starts, index, "right")) - 1
-        file = int(np.searchsorted(self._first_group, group, "right")) - 1
-        return self._directory.display_name(self._files[file]), int(
-            index - self._group_starts[self._first_group[file]]
-        )
+        """Returns the file of a row and the number of the row in it."""
+        file = self._file_of(self._group_of(index))
+        first_row = self._group_starts[self._first_group[file]]
+        return self._directory.display_name(self._files[file]), int(index - first_row)
 
     def prefetch(self, shards: Sequence[int]) -> None:
         self._directory.prefetch([self._files[number] for number in shards])
 
     def read_one(self, index: int) -> tuple[bytes, int]:
         """Reads one row, with its row group."""
-        group = int(np.searchsorted(self._group_starts, index, "right")) - 1
+        group = self._group_of(index)
         try:
-            with self._reading[group]:
-                table = self._row_group(group)
+            with self._group_locks[group]:
+                table = self._read_group_cached(group)
+        # pyarrow raises subclasses of ValueError for damaged files.
         except (OSError, ValueError) as error:
+            file, row = self.locate(index)
             if isinstance(error, OSError):
-                check_directory(self.locate(index)[0])
-            raise BadRecord(*self.locate(index), " ".join(str(error).split())[:200]) from None
-        row = index - int(self._group_starts[group])
-        image, label = table.column(0)[row].as_py(), table.column(1)[row].as_py()
+                raise_if_directory_vanished(file)
+            reason = " ".join(str(error).split())[:_MAX_REASON_CHARACTERS]
+            raise BadRecord(file, row, reason) from None
+        row_in_group = index - int(self._group_starts[group])
+        image = table.column(0)[row_in_group].as_py()
+        label = table.column(1)[row_in_group].as_py()
         content = image.get("bytes") if isinstance(image, dict) else image
         if not isinstance(content, bytes) or not isinstance(label, int):
-            raise BadRecord(*self.locate(index), "holds no image bytes or no label")
-        return content, self._checked_label(index, label)
+            raise BadRecord(*self.locate(index), "the row has no image bytes or no label")
+        return content, self._validate_label(index, label)
 
-    def _read_row_group(self, group: int) -> Any:
-        file = int(np.searchsorted(self._first_group, group, "right")) - 1
-        number = group - int(self._first_group[file])
-        name, footer = self._files[file], self._footers[file]
-        path = self._directory.local_path(name)
-        with _package().ParquetFile(
+    def _group_of(self, index: int) -> int:
+        """Returns the number of the row group of a row, over all files."""
+        return int(np.searchsorted(self._group_starts, index, "right")) - 1
+
+    def _file_of(self, group: int) -> int:
+        return int(np.searchsorted(self._first_group, group, "right")) - 1
+
+    def _read_group(self, group: int) -> Any:
+        """Returns the image and label columns of a row group, in this order."""
+        file = self._file_of(group)
+        group_in_file = group - int(self._first_group[file])
+        footer = self._footers[file]
+        path = self._directory.local_path(self._files[file])
+        columns = [self._image_column, self._label_column]
+        with _import_parquet().ParquetFile(
             path, metadata=footer, page_checksum_verification=True
-        ) as opened:
-            table = opened.read_row_group(number, columns=[self._image, self._label]).select(
-                [self._image, self._label]
-            )
+        ) as parquet_file:
+            # read_row_group returns columns in the order of the file.
+            table = parquet_file.read_row_group(group_in_file, columns=columns).select(columns)
+        # A remote directory counts bytes itself, when it copies the file.
         if not self._directory.remote:
-            self.reads.add(footer.row_group(number).total_byte_size)
+            self.reads.add(footer.row_group(group_in_file).total_byte_size)
         return table
 
-    def _class_names(self, footers: Sequence[Any]) -> tuple[str, ...] | None:
-        """Returns the classes that the files name, which must agree; None where none does."""
-        names = {
-            file: _named(footer, self._label)
-            for file, footer in zip(self._files, footers, strict=True)
-        }
-        told = {file: found for file, found in names.items() if found}
-        if not told:
+    def _stored_class_names(self) -> tuple[str, ...] | None:
+        """Returns the class names in the metadata, or None if no file has them.
+
+        Raises:
+          UserError: if two files name different classes.
+        """
+        class_names: dict[str, tuple[str, ...]] = {}
+        files_without_names = []
+        for file, footer in zip(self._files, self._footers, strict=True):
+            names = _class_names_in_metadata(footer, self._label_column)
+            if names:
+                class_names[file] = names
+            else:
+                files_without_names.append(file)
+        if not class_names:
             return None
-        first, expected = next(iter(told.items()))
-        for file, found in told.items():
-            if differs := listing.class_difference(expected, found):
+        first_file = next(iter(class_names))
+        expected = class_names[first_file]
+        for file, names in class_names.items():
+            difference = listing.class_difference(expected, names)
+            if difference:
                 raise UserError(
-                    f"{self._directory.display_name(first)} and {file} name different classes"
-                    f" ({differs}):"
-                    " write them again with the same list of classes"
+                    f"{self._directory.display_name(first_file)} and {file} name different classes"
+                    f" ({difference}). Write them again with the same list of classes."
                 )
-        if len(told) < len(names):
-            silent = next(file for file in names if file not in told)
-            count = f"{len(names) - len(told)} files do not name the classes, the first is {silent}"
-            self.notes += (DatasetNote(f"{self._directory.location}: {count}; taken from {first}"),)
+        if files_without_names:
+            text = (
+                f"{len(files_without_names)} files do not name the classes, the first is"
+                f" {files_without_names[0]}; taken from {first_file}"
+            )
+            self.notes += (DatasetNote(f"{self._directory.location}: {text}"),)
         return expected
 
 
-def _find(directory: Directory, split: str) -> tuple[list[str], tuple[DatasetNote, ...]]:
-    """Returns the files of a split by their names, and notes on what is not read.
+def _find_files(directory: Directory, split: str) -> tuple[list[str], tuple[DatasetNote, ...]]:
+    """Finds the files of a split by their names.
+
+    Returns:
+      (files, notes): names in order, and notes on files that are not read.
 
     Raises:
-      UserError: if there are none, if one is missing, or if they are of several sets.
+      UserError: if there are no files, if one is missing, or if they are of several sets.
     """
-    names, place = (
-        [name for name in directory.list_files() if name.endswith(".parquet")],
-        directory.location,
-    )
+    location = directory.location
+    names = [name for name in directory.list_files() if name.endswith(".parquet")]
 
-    def named(word: str) -> list[str]:
-        pattern = re.compile(rf"(data/)?{word}(-\d+-of-\d+[^/]*)?\.parquet$|{word}/")
+    def files_by_split_name(split_name: str) -> list[str]:
+        pattern = re.compile(rf"(data/)?{split_name}(-\d+-of-\d+[^/]*)?\.parquet$|{split_name}/")
         return [name for name in names if pattern.match(name)]
 
-    found = listing.files_of_split(place, split, named)
-    if not found:
+    split_files = listing.files_of_split(location, split, files_by_split_name)
+    if not split_files:
         raise UserError(
-            f"--data_dir={place}: holds no {split} Parquet files (names like"
-            f" {split}-00000-of-00040.parquet)"
+            f"--data_dir={location} holds no {split} Parquet files. Their names must be like"
+            f" {split}-00000-of-00040.parquet."
         )
-    files = listing.complete_file_set(place, split, found)
-    return files, (
-        *listing.numbering_gaps(place, files),
-        *listing.unassigned_files(place, names, named),
+    files = listing.complete_file_set(location, split, split_files)
+    notes = (
+        *listing.numbering_gaps(location, files),
+        *listing.unassigned_files(location, names, files_by_split_name),
     )
+    return files, notes
 
 
-def _columns(directory: Directory, files: Sequence[str], footers: Sequence[Any]) -> tuple[str, str]:
-    """Returns the names of the image and the label column.
+def _find_columns(
+    directory: Directory, files: Sequence[str], footers: Sequence[Any]
+) -> tuple[str, str]:
+    """Returns the names of the image and label columns, the same in all files.
 
     Raises:
-      UserError: if a file lacks one, has other columns than the first, or labels that are no class
-        numbers.
+      UserError: if a file lacks one of the two, if its columns have other names than those of the
+        first file, or if they do not hold one image and one class number per row.
     """
     import pyarrow
 
-    found: list[tuple[str, str]] = []
+    columns: list[tuple[str, str]] = []
     for file, footer in zip(files, footers, strict=True):
-        place, schema = directory.display_name(file), footer.schema.to_arrow_schema()
-        image, label = (
-            next((name for name in known if name in schema.names), None)
-            for known in (_IMAGE, _LABEL)
-        )
+        path = directory.display_name(file)
+        schema = footer.schema.to_arrow_schema()
+        image = next((name for name in _IMAGE_COLUMNS if name in schema.names), None)
+        label = next((name for name in _LABEL_COLUMNS if name in schema.names), None)
         if image is None or label is None:
             raise UserError(
-                f"{place}: needs an image column ({', '.join(_IMAGE)}) and a label column"
-                f" ({', '.join(_LABEL)}), has {', '.join(schema.names) or 'none'}"
+                f"{path} needs an image column ({', '.join(_IMAGE_COLUMNS)}) and a label column"
+                f" ({', '.join(_LABEL_COLUMNS)}), but has {', '.join(schema.names) or 'none'}."
+                " Rename the columns."
             )
-        found.append((image, label))
-        kind = schema.field(label).type
-        if not pyarrow.types.is_integer(kind):
+        label_type = schema.field(label).type
+        if not pyarrow.types.is_integer(label_type):
             raise UserError(
-                f"{place}: column {label} holds {kind}, not class numbers: write one number into"
-                " each row"
+                f"Column {label} of {path} holds {label_type}, not class numbers. Write one number"
+                " per row."
             )
-        if not _holds_one_image(schema.field(image).type):
+        image_type = schema.field(image).type
+        if not _holds_one_image(image_type):
             raise UserError(
-                f"{place}: column {image} holds {schema.field(image).type} instead of the bytes of"
-                " one encoded image: write one image into each row"
+                f"Column {image} of {path} holds {image_type} instead of the bytes of one encoded"
+                " image. Write one image per row."
             )
-        if found[-1] != found[0]:
+        columns.append((image, label))
+        if columns[-1] != columns[0]:
             raise UserError(
-                f"{place}: its columns are {image} and {label}, those of {files[0]}"
-                f" {' and '.join(found[0])}: give all files the same"
+                f"The columns of {path} are {image} and {label}, but those of {files[0]} are"
+                f" {' and '.join(columns[0])}. Use the same columns in all files."
             )
-    return found[0]
+    return columns[0]
 
 
-def _holds_one_image(kind: Any) -> bool:
-    """Returns whether a column type is bytes, or the hub's structure that has them in `bytes`."""
+def _holds_one_image(column_type: Any) -> bool:
+    """Returns whether a column type is bytes, or a struct with a field `bytes`.
+
+    The Hugging Face hub uses such a struct.
+    """
     import pyarrow
 
-    if pyarrow.types.is_struct(kind):
-        place = kind.get_field_index("bytes")
-        return place >= 0 and _holds_one_image(kind.field(place).type)
+    if pyarrow.types.is_struct(column_type):
+        position = column_type.get_field_index("bytes")
+        return position >= 0 and _holds_one_image(column_type.field(position).type)
     return (
-        pyarrow.types.is_binary(kind)
-        or pyarrow.types.is_large_binary(kind)
-        or pyarrow.types.is_null(kind)
+        pyarrow.types.is_binary(column_type)
+        or pyarrow.types.is_large_binary(column_type)
+        or pyarrow.types.is_null(column_type)
     )
 
 
-def _footers(directory: Directory, names: Sequence[str]) -> list[Any]:
-    """Returns the metadata of files, without copies of those at a URL."""
-    parquet = _package()
-    with _explained(directory, names[0]):
+def _read_footers(directory: Directory, names: Sequence[str]) -> list[Any]:
+    """Returns the metadata of files; files at a URL are not copied for it."""
+    parquet = _import_parquet()
+    with _parquet_errors(directory, names[0]):
         directory.look_up_sizes(names)
 
-    def footer(name: str) -> Any:
-        with _explained(directory, name):
-            tail = directory.read_tail(name, _FOOTER)
-            length = (
-                int.from_bytes(tail[-8:-4], "little") + 8
-            )  # of the metadata, which stand before it
-            if len(tail) < length < _LONGEST:
-                tail = directory.read_tail(name, length)
+    def read_footer(name: str) -> Any:
+        with _parquet_errors(directory, name):
+            tail = directory.read_tail(name, _FIRST_READ_BYTES)
+            metadata_bytes = int.from_bytes(tail[-_FOOTER_END_BYTES:-4], "little")
+            footer_bytes = metadata_bytes + _FOOTER_END_BYTES
+            if len(tail) < footer_bytes < _MAX_FOOTER_BYTES:
+                tail = directory.read_tail(name, footer_bytes)
             return parquet.read_metadata(io.BytesIO(tail))
 
-    with concurrent.futures.ThreadPoolExecutor(min(_FOOTERS, len(names))) as pool:
-        return list(pool.map(footer, names))
+    with concurrent.futures.ThreadPoolExecutor(min(_FOOTER_THREADS, len(names))) as pool:
+        return list(pool.map(read_footer, names))
 
 
 @contextlib.contextmanager
-def _explained(directory: Directory, name: str) -> Iterator[None]:
+def _parquet_errors(directory: Directory, name: str) -> Iterator[None]:
+    """Turns errors of a file into a UserError that names it."""
     import pyarrow
 
     try:
@@ -278,21 +317,28 @@ def _explained(directory: Directory, name: str) -> Iterator[None]:
     except (OSError, pyarrow.ArrowException) as error:
         reason = " ".join(str(error).split())
         raise UserError(
-            f"{directory.display_name(name)}: is not a readable Parquet file ({reason})"
+            f"{directory.display_name(name)} is not a readable Parquet file ({reason}). Restore the"
+            " file."
         ) from None
 
 
-def _package() -> Any:
+def _import_parquet() -> Any:
     return import_optional(
-        "pyarrow.parquet", "--dataset=parquet: needs pyarrow (pip install pyarrow)"
+        "pyarrow.parquet", "--dataset=parquet needs pyarrow (pip install pyarrow)."
     )
 
 
-def _named(footer: Any, label: str) -> tuple[str, ...] | None:
-    """Returns the names that the Hugging Face metadata of a file gives its label column."""
+def _class_names_in_metadata(footer: Any, label_column: str) -> tuple[str, ...] | None:
+    """Returns the class names in a file's Hugging Face metadata, or None."""
     text = (footer.metadata or {}).get(b"huggingface")
+    if not text:
+        return None
     try:
-        names = json.loads(text)["info"]["features"][label]["names"] if text else None
+        names = json.loads(text)["info"]["features"][label_column]["names"]
     except (ValueError, KeyError, TypeError):
         return None
-    return tuple(map(str, names.values() if isinstance(names, dict) else names)) if names else None
+    if not names:
+        return None
+    # Some files have a mapping from number to name instead of a list.
+    values = names.values() if isinstance(names, dict) else names
+    return tuple(map(str, values))

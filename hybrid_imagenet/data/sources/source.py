@@ -1,5 +1,7 @@
-"""Defines a source of images: random access, a name for each record's place, and counters of what
-it read.
+"""Defines `Source`: random access to the encoded images of one split.
+
+A source names the file and offset of each record, so that errors can point at it, and counts what
+it reads from storage.
 """
 
 from __future__ import annotations
@@ -22,14 +24,21 @@ from hybrid_imagenet.data.listing import DatasetNote
 from hybrid_imagenet.errors import StorageError
 
 Index = TypeVar("Index")
-_CHUNK = 1 << 16  # names that are joined at a time
-_COMPARED = ("class names", "sizes of shards", "file names")
-_OPEN_FILES = 512  # below the usual limit of 1,024 descriptors per process
+# Names are hashed in chunks of this many, so that a million of them are not joined into one string.
+_NAMES_PER_CHUNK = 1 << 16
+# The keys of `Source.identity` that hold digests. Messages print them, and checkpoints store them.
+_DIGEST_KEYS = ("class names", "sizes of shards", "file names")
+# Linux allows a process 1,024 file descriptors by default. Leave half of them for everything else.
+_MAX_OPEN_FILES = 512
 
 
 class BadRecord(Exception):  # noqa: N818 - it names the record, not the error
-    """A record that cannot be used: its file, its place there (bytes, or a row number) and the
-    reason.
+    """Reports a record that cannot be used.
+
+    Attributes:
+      file: the file that holds the record.
+      offset: where the record is in the file: a byte offset, or the number of its row or image.
+      reason: why it cannot be used.
     """
 
     def __init__(self, file: str, offset: int, reason: str) -> None:
@@ -39,56 +48,62 @@ class BadRecord(Exception):  # noqa: N818 - it names the record, not the error
         self.reason = reason
 
 
-class Reads:
+class ReadCounter:
     """Counts reads from storage by several threads.
 
     Attributes:
-      bytes_read, operations: since the source was opened.
+      bytes_read: bytes read since the source was opened.
+      operations: read operations since the source was opened.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.bytes_read = self.operations = 0
+        self.bytes_read = 0
+        self.operations = 0
 
     def add(self, bytes_read: int, operations: int = 1) -> None:
-        """Counts some read operations."""
+        """Adds `operations` reads of `bytes_read` bytes in total."""
         with self._lock:
             self.bytes_read += bytes_read
             self.operations += operations
 
 
 class Source(abc.ABC):
-    """Gives random access to the encoded images of one split, safe to use from several threads.
+    """Gives random access to the encoded images of one split.
+
+    A source is safe to use from several threads.
 
     Attributes:
-      num_examples: images in the split.
-      num_classes: labels lie in [0, num_classes).
+      num_examples: number of images in the split.
+      num_classes: number of classes; labels are in [0, num_classes).
       class_names: one name per class, in the order of the labels.
-      ready: the pipeline may decode one batch and repeat its pixels, so that batches cost nothing.
-      side: all images are squares of this many pixels, which `read_pixels` gives without decoding;
-      None where not.
-      notes: what is not read, or read on an assumption, one line for each kind.
-      shard_sizes: examples in each file, int64 [s], in the order of their numbers; None where files
-      do not matter.
-      class_list: the file that names the classes, where it cannot be compared with the labels
-      before they are read.
-      labels_seen: the labels that were read, with a `class_list`.
-      listing: names of the files in their order, relative to the directory of the data set, so that
-        they are the same on all hosts; empty where there are none.
+      reuse_decoded_batch: whether the pipeline may decode one batch and repeat its pixels, so that
+        further batches cost nothing.
+      side: height and width in pixels, if all images are squares of one size that `read_pixels`
+        returns without decoding; else None.
+      notes: one line for each kind of file that is not read, or is read on an assumption.
+      shard_sizes: number of examples in each file, int64 [num_files], in the order of
+        `file_names`; None if the split is not stored in shards.
+      file_names: names of the files, in order. They are relative to the directory of the dataset,
+        so that they are the same on all hosts. Empty for a source without files.
+      unverified_class_list: the file that names the classes, if its length can only be compared
+        with the labels while they are read; else None.
+      labels_seen: the labels that were read so far, only collected with `unverified_class_list`.
+      reads: counts the reads from storage.
     """
 
     num_examples: int
     num_classes: int
     class_names: tuple[str, ...]
-    ready: bool = False
+    reuse_decoded_batch: bool = False
     side: int | None = None
     notes: tuple[DatasetNote, ...] = ()
     shard_sizes: npt.NDArray[np.int64] | None = None
-    listing: Sequence[str] = ()
-    class_list: str | None = None
+    file_names: Sequence[str] = ()
+    unverified_class_list: str | None = None
 
     def __init__(self) -> None:
-        self.reads = Reads()
+        self.reads = ReadCounter()
         self.labels_seen: set[int] = set()
 
     @abc.abstractmethod
@@ -101,18 +116,27 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def locate(self, index: int) -> tuple[str, int]:
-        """Returns the file of an example and its place there: byte offset, or row number."""
+        """Returns the file of an example, and its byte offset or row number in it."""
 
-    def prefetch(self, shards: Sequence[int]) -> None:  # noqa: B027 - of use to files that are copied first
-        """Says which shards are read now and next; returns at once."""
+    def prefetch(self, shards: Sequence[int]) -> None:  # noqa: B027 - optional for subclasses
+        """Announces which shards are read now and next, and returns at once.
+
+        A source whose files are copied before they are read can start copying them.
+        """
 
     def read(
         self, indices: Sequence[int] | npt.NDArray[np.int64]
     ) -> tuple[list[bytes], npt.NDArray[np.int32]]:
-        """Returns encoded images and labels, int32 [k]; raises BadRecord at the first record that
-        cannot be used.
+        """Reads several examples.
+
+        Returns:
+          (images, labels): the encoded images, and the labels as int32 [k].
+
+        Raises:
+          BadRecord: at the first record that cannot be used.
         """
-        images, labels = [], []
+        images = []
+        labels = []
         for index in indices:
             image, label = self.read_one(int(index))
             images.append(image)
@@ -122,58 +146,63 @@ class Source(abc.ABC):
     def read_pixels(
         self, indices: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        """Returns pixels, uint8 [k, side, side, 3], and labels, int32 [k]; only where `side` is not
-        None.
+        """Reads several examples as pixels; only for sources whose `side` is not None.
+
+        Returns:
+          (pixels, labels): uint8 [k, side, side, 3] and int32 [k].
         """
         raise NotImplementedError(f"{type(self).__name__} has encoded images only")
 
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
-        """What must be equal where the same images are read in the same order, without reading one;
-        JSON-ready.
-        """
-        sizes = (
-            [] if self.shard_sizes is None else [str(size) for size in self.shard_sizes.tolist()]
-        )
-        digests = map(_digest, (self.class_names, sizes, self.listing))
-        return {"images": self.num_examples} | dict(zip(_COMPARED, digests, strict=True))
+        """Returns counts and digests that are equal for equal data in equal order.
 
-    def _checked_label(self, index: int, label: int) -> int:
+        They are JSON-ready, and computed from names and sizes without reading an image.
+        """
+        shard_sizes: list[str] = []
+        if self.shard_sizes is not None:
+            shard_sizes = [str(size) for size in self.shard_sizes.tolist()]
+        identity: dict[str, Any] = {"images": self.num_examples}
+        names = (self.class_names, shard_sizes, self.file_names)
+        for key, values in zip(_DIGEST_KEYS, names, strict=True):
+            identity[key] = _digest(values)
+        return identity
+
+    def _validate_label(self, index: int, label: int) -> int:
+        """Returns the label of an example; raises BadRecord if it is not a class."""
         if not 0 <= label < self.num_classes:
-            raise BadRecord(
-                *self.locate(index), f"label {label} is not one of {self.num_classes} classes"
-            )
-        if self.class_list is not None:
+            file, offset = self.locate(index)
+            reason = f"label {label} is not one of {self.num_classes} classes"
+            raise BadRecord(file, offset, reason)
+        if self.unverified_class_list is not None:
             self.labels_seen.add(label)
         return label
 
 
-def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Returns in which parts the first of two `Source.identity` differs from the second; empty
-    where in none.
-    """
-    parts = []
-    if one.get("images") != other.get("images"):
-        parts.append(f"{one.get('images')} images instead of {other.get('images')}")
-    parts += [f"other {part}" for part in _COMPARED if one.get(part) != other.get(part)]
-    return ", ".join(parts)
+def identity_difference(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    """Returns how one `Source.identity` differs from another, or "" if they are equal."""
+    differences = []
+    if actual.get("images") != expected.get("images"):
+        differences.append(f"{actual.get('images')} images instead of {expected.get('images')}")
+    for key in _DIGEST_KEYS:
+        if actual.get(key) != expected.get(key):
+            differences.append(f"other {key}")
+    return ", ".join(differences)
 
 
 def _digest(names: Sequence[str]) -> str:
-    found = hashlib.sha256(str(len(names)).encode())
-    for start in range(0, len(names), _CHUNK):
-        found.update(
-            "\0".join(["", *names[start : start + _CHUNK]]).encode("utf-8", "surrogateescape")
-        )
-    return found.hexdigest()[:16]
+    digest = hashlib.sha256(str(len(names)).encode())
+    for start in range(0, len(names), _NAMES_PER_CHUNK):
+        chunk = names[start : start + _NAMES_PER_CHUNK]
+        digest.update("\0".join(["", *chunk]).encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:16]
 
 
-def check_directory(file: str) -> None:
-    """Raises StorageError if the directory of a file that cannot be read has vanished, as after an
-    unmount.
+def raise_if_directory_vanished(file: str) -> None:
+    """Raises StorageError if the directory of an unreadable file has vanished.
 
-    Skipping bad records would skip every image then. A file that is missing among others, or at a
-    URL, is left to the caller.
+    That happens when it is unmounted. Without this check, `--bad_records=skip` would skip every
+    image. The caller handles a file that is missing among others, or at a URL.
     """
     if files.is_url(file):
         return
@@ -185,7 +214,9 @@ def check_directory(file: str) -> None:
         reason = "it is empty"
     except OSError as error:
         reason = error.strerror or str(error)
-        while not os.path.isdir(directory.parent) and directory.parent != directory:  # noqa: PTH112 - raises nothing
+        # Name the uppermost directory that is missing: it is the one to mount. os.path.isdir
+        # returns False where Path.is_dir would raise.
+        while not os.path.isdir(directory.parent) and directory.parent != directory:  # noqa: PTH112
             directory = directory.parent
     raise StorageError(
         f"{directory}: the directory of the images can no longer be read ({reason}). Mount or"
@@ -193,20 +224,23 @@ def check_directory(file: str) -> None:
     )
 
 
-@functools.lru_cache(maxsize=_OPEN_FILES)
-def _opened(path: str) -> BinaryIO:
-    """Opens a file; one that falls out of the cache is closed when the last thread that reads from
-    it lets go.
+@functools.lru_cache(maxsize=_MAX_OPEN_FILES)
+def _open_cached(path: str) -> BinaryIO:
+    """Opens a file, or returns it if it is still open.
+
+    A file that drops out of the cache is closed by the garbage collector, after the last thread
+    that reads from it has released it.
     """
     return files.open_regular(path, buffering=0)
 
 
-def read_at(path: str, offset: int, length: int, counter: Reads) -> bytes:
-    """Reads `length` bytes at `offset`, counted; shorter only at the end of the file."""
-    file = _opened(path)
+def read_at(path: str, offset: int, length: int, counter: ReadCounter) -> bytes:
+    """Reads and counts `length` bytes at `offset`, or fewer at the end of the file."""
+    file = _open_cached(path)
     data = os.pread(file.fileno(), length, offset)
     operations = 1
-    while len(data) < length:  # a signal or a network file system may cut a read short
+    # A signal or a network file system may cut a read short.
+    while len(data) < length:
         more = os.pread(file.fileno(), length - len(data), offset + len(data))
         operations += 1
         if not more:
@@ -216,39 +250,43 @@ def read_at(path: str, offset: int, length: int, counter: Reads) -> bytes:
     return data
 
 
-def remembered(path: Path, kind: type[Index], make: Callable[[], Index]) -> Index:
-    """Returns the index that a cache file holds; without a readable one, makes it again and writes
-    it.
+def load_or_build_index(path: Path, index_type: type[Index], build: Callable[[], Index]) -> Index:
+    """Loads an index from its cache file, or builds it and writes the file.
 
-    Of the ranks of a host one makes it, and the others wait and read it: a scan of ImageNet is 1.3
-    million reads.
+    One rank per host builds the index, and the others wait for the file, because a scan of ImageNet
+    takes 1.3 million reads.
 
     Args:
-      path: the file; its directory is made.
-      kind: a dataclass of arrays; it may refuse those of another version.
-      make: computes what the file should hold; its errors are raised.
+      path: the cache file. Its directory is created.
+      index_type: a dataclass of arrays. It may raise an exception for arrays of another version.
+      build: returns the index. Its errors are passed on.
     """
-
-    def stored() -> Index | None:
-        return files.read_or_none(lambda: load_index(path, kind))
-
-    if (found := stored()) is not None:
-        return found
+    index = _load_if_valid(path, index_type)
+    if index is not None:
+        return index
     with files.cache_lock(path):
-        if (found := stored()) is not None:
-            return found
-        made = make()
-        with contextlib.suppress(OSError):  # a read-only or full cache costs only the next making
+        # Another rank may have written the file while this one waited.
+        index = _load_if_valid(path, index_type)
+        if index is not None:
+            return index
+        index = build()
+        # If the cache is full or read-only, the next start has to build the index again. That is
+        # no reason to fail.
+        with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             with files.atomic_replace(path) as temporary:
-                write_index(temporary, made)
-    return made
+                write_index(temporary, index)
+    return index
 
 
-def load_index(path: Path, kind: type[Index]) -> Index:
-    """Returns the dataclass of arrays in a file; may raise anything for one that is damaged."""
-    with np.load(path) as stored:
-        return kind(**stored)
+def _load_if_valid(path: Path, index_type: type[Index]) -> Index | None:
+    return files.read_or_none(lambda: load_index(path, index_type))
+
+
+def load_index(path: Path, index_type: type[Index]) -> Index:
+    """Loads a dataclass of arrays from a file; a damaged file may raise any exception."""
+    with np.load(path) as arrays:
+        return index_type(**arrays)
 
 
 def write_index(path: Path, index: Any) -> None:

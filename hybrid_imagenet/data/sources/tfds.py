@@ -1,94 +1,143 @@
-"""Reads image sets prepared by TensorFlow Datasets, by name, in any order from their own files."""
+"""Reads image datasets that TensorFlow Datasets has prepared.
+
+They are opened by name. Their files are read directly, so that any order is possible.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hybrid_imagenet.data.datasets import NAMES, SOURCES, DatasetRequest, SplitSummary
 from hybrid_imagenet.data.sources.source import Source
-from hybrid_imagenet.data.sources.tfrecord import Keys, ShardSource, has_shards
+from hybrid_imagenet.data.sources.tfrecord import ExampleFormat, ShardSource, has_shards
 from hybrid_imagenet.errors import UserError, did_you_mean, import_optional
 
-_SPLITS = {"train": ("train",), "validation": ("validation", "test")}
+# Many TFDS datasets have a test split instead of a validation split.
+_TFDS_SPLITS = {"train": ("train",), "validation": ("validation", "test")}
 
 
 def find(request: DatasetRequest) -> SplitSummary:
     """Finds a prepared split without reading its records; raises as `open_split`."""
-    files, _, _, names = _prepared(request)
-    return SplitSummary(f"prepared in {files[0].parent}", len(names))
+    prepared = _find_prepared(request)
+    return SplitSummary(f"prepared in {prepared.files[0].parent}", len(prepared.class_names))
 
 
 def open_split(request: DatasetRequest) -> Source:
-    """Opens a split of a prepared TFDS dataset; nothing is downloaded or prepared here.
+    """Opens a split of a TFDS dataset that was prepared before.
+
+    Nothing is downloaded or prepared here.
 
     Raises:
-      UserError: without tensorflow_datasets, for an unknown or unprepared set, or one that has no
-        image and label.
+      UserError: if tensorflow_datasets is not installed, if the dataset is unknown or not prepared,
+        or if it has no image with a label.
     """
-    files, images, keys, names = _prepared(request)
-    return ShardSource(files, names, keys=(keys,), expected=images)
+    prepared = _find_prepared(request)
+    return ShardSource(
+        prepared.files,
+        prepared.class_names,
+        formats=(prepared.example_format,),
+        expected_examples=prepared.num_examples,
+    )
 
 
-def _prepared(request: DatasetRequest) -> tuple[tuple[Path, ...], int, Keys, tuple[str, ...]]:
-    """Returns the files of a split, the images in it, the features that hold these, and the names
-    of classes.
+class _PreparedSplit(NamedTuple):
+    """A split of a TFDS dataset.
+
+    Attributes:
+      files: its shards, in order.
+      num_examples: number of records in them.
+      example_format: the features that hold image and label.
+      class_names: one name per class.
     """
+
+    files: tuple[Path, ...]
+    num_examples: int
+    example_format: ExampleFormat
+    class_names: tuple[str, ...]
+
+
+def _find_prepared(request: DatasetRequest) -> _PreparedSplit:
     name = request.name
-    builder = _builder(name, request.directory if request.data_dir else None)
+    builder = _load_builder(name, request.directory if request.data_dir else None)
     splits = builder.info.splits
-    chosen = next((splits[key] for key in _SPLITS[request.split] if key in splits), None)
-    if chosen is None:
+    split_names = _TFDS_SPLITS[request.split]
+    tfds_split = next((splits[key] for key in split_names if key in splits), None)
+    if tfds_split is None:
         raise UserError(
-            f"--dataset={name}: has no {' or '.join(_SPLITS[request.split])} split, but"
-            f" {', '.join(splits) or 'none'}"
+            f"--dataset={name} has no {' or '.join(split_names)} split. Its splits are:"
+            f" {', '.join(splits) or 'none'}. Use another dataset."
         )
-    keys, names = _features(name, builder.info)
-    files = tuple(Path(path) for path in chosen.filepaths)
-    absent = next((path for path in files if not path.is_file()), None)
-    if absent is not None:
-        raise UserError(f"--dataset={name}: {absent} is missing; prepare the dataset again")
+    example_format, class_names = _find_features(name, builder.info)
+    files = tuple(Path(path) for path in tfds_split.filepaths)
+    missing = next((path for path in files if not path.is_file()), None)
+    if missing is not None:
+        raise UserError(
+            f"{missing} of --dataset={name} is missing. Prepare the dataset again with tfds build."
+        )
     file_format = builder.info.file_format.value
     if file_format != "tfrecord":
-        raise UserError(f"--dataset={name}: is stored as {file_format}; prepare it as tfrecord")
-    return files, chosen.num_examples, keys, names
+        raise UserError(
+            f"--dataset={name} is stored as {file_format}, which is not supported. Prepare it with"
+            " tfds build --file_format=tfrecord."
+        )
+    return _PreparedSplit(files, tfds_split.num_examples, example_format, class_names)
 
 
-def _builder(name: str, data_dir: Path | None) -> Any:
-    missing = f"--dataset={name}: needs tensorflow-datasets (pip install tensorflow-datasets)"
-    tfds = import_optional("tensorflow_datasets", missing)
-    where = f"--data_dir={data_dir}" if data_dir else "~/tensorflow_datasets"
+def _load_builder(name: str, data_dir: Path | None) -> Any:
+    """Returns the TFDS builder of a prepared dataset.
+
+    Raises:
+      UserError: if the dataset is unknown or not prepared.
+    """
+    tfds = import_optional(
+        "tensorflow_datasets",
+        f"--dataset={name} needs tensorflow-datasets (pip install tensorflow-datasets).",
+    )
     if data_dir is not None and not data_dir.is_dir():
-        raise UserError(f"{where}: no such directory")
+        raise UserError(f"--data_dir={data_dir}: no such directory. Correct the path.")
     try:
         builder = tfds.builder(name, data_dir=data_dir)
     except (tfds.core.registered.DatasetNotFoundError, ValueError, AssertionError):
-        near = did_you_mean(name, SOURCES) or did_you_mean(
-            name, tfds.list_builders(with_community_datasets=False)
-        )
-        raise UserError(f"--dataset={name}: unknown; give {NAMES}{near}") from None
+        suggestion = did_you_mean(name, SOURCES)
+        if not suggestion:
+            suggestion = did_you_mean(name, tfds.list_builders(with_community_datasets=False))
+        raise UserError(f"--dataset={name} is unknown. Use {NAMES}{suggestion}.") from None
     if not builder.info.splits:
-        hint = ""
-        if data_dir is not None and has_shards(data_dir, "train"):
-            hint = "; it looks like --dataset=tfrecord"
-        elif data_dir is not None and (data_dir / "train").is_dir():
-            hint = "; it looks like --dataset=folder"
+        location = f"--data_dir={data_dir}" if data_dir else "~/tensorflow_datasets"
         raise UserError(
-            f"--dataset={name}: is not prepared in {where}; run `tfds build {name}` (see"
-            f" docs/input.md){hint}"
+            f"--dataset={name} was not found in {location}. Run `tfds build {name}` (see"
+            f" docs/input.md), or set --data_dir to its directory.{_other_dataset_hint(data_dir)}"
         )
     return builder
 
 
-def _features(name: str, info: Any) -> tuple[Keys, tuple[str, ...]]:
+def _other_dataset_hint(data_dir: Path | None) -> str:
+    """Returns a sentence that names the dataset that a directory holds, or ""."""
+    if data_dir is None:
+        return ""
+    if has_shards(data_dir, "train"):
+        return " It looks like --dataset=tfrecord."
+    if (data_dir / "train").is_dir():
+        return " It looks like --dataset=folder."
+    return ""
+
+
+def _find_features(name: str, info: Any) -> tuple[ExampleFormat, tuple[str, ...]]:
+    """Returns the features with the image and its label, and the names of the classes."""
     import tensorflow_datasets as tfds
 
     features = info.features
     images = [key for key, value in features.items() if isinstance(value, tfds.features.Image)]
     labels = [key for key, value in features.items() if isinstance(value, tfds.features.ClassLabel)]
+    # Prefer the pair that the dataset declares for supervised training.
     if info.supervised_keys:
         images = [key for key in images if key == info.supervised_keys[0]] or images
         labels = [key for key in labels if key == info.supervised_keys[1]] or labels
     if not images or not labels:
-        raise UserError(f"--dataset={name}: has no image with a class label")
-    return Keys(images[0], labels[0], 0), tuple(features[labels[0]].names)
+        raise UserError(
+            f"--dataset={name} has no image with a class label. Use a dataset for image"
+            " classification."
+        )
+    example_format = ExampleFormat(images[0], labels[0], first_label=0)
+    return example_format, tuple(features[labels[0]].names)

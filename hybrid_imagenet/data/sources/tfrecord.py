@@ -1,8 +1,11 @@
-"""Reads and writes TFRecord shards: TensorFlow's ImageNet layout, the plain TFDS form, and what
+"""Reads and writes TFRecord shards.
+
+Three layouts are read: TensorFlow's ImageNet layout, the plain one of TFDS, and the one that
 `data prepare` writes.
 
 A TFRecord is: length (uint64), masked CRC-32C of the length, payload, masked CRC-32C of the
-payload, all little-endian. The payload is a tf.train.Example. Neither needs TensorFlow here.
+payload, all little-endian. The payload is a tf.train.Example. This module reads and writes both
+without TensorFlow.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import re
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -30,10 +33,10 @@ from hybrid_imagenet.data.directories import Directory
 from hybrid_imagenet.data.sources.source import (
     BadRecord,
     Source,
-    check_directory,
     load_index,
+    load_or_build_index,
+    raise_if_directory_vanished,
     read_at,
-    remembered,
 )
 from hybrid_imagenet.errors import UserError
 
@@ -42,28 +45,36 @@ HEADER_BYTES = 12
 FOOTER_BYTES = 4
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
-_MAX_RECORD = 1 << 31
-_SHARD = re.compile(r"(?P<stem>.+)-\d{5,}-of-\d{5,}(\.tfrecord)?$")
-_LIKE_SHARD = re.compile(r"[^.].*(\d-of-\d|\.tfrecord)")
-_PACKED = re.compile(r"\.(gz|gzip|zlib|zz|zst|bz2|xz)$")
+# Protocol buffers are limited to 2 GiB, so a longer record is damage.
+_MAX_PAYLOAD_BYTES = 1 << 31
+_SHARD_NAME = re.compile(r"(?P<stem>.+)-\d{5,}-of-\d{5,}(\.tfrecord)?$")
+# Names that resemble those of shards, so that a note can report files that belong to no split.
+_SHARD_LIKE_NAME = re.compile(r"[^.].*(\d-of-\d|\.tfrecord)")
+_COMPRESSION_SUFFIX = re.compile(r"\.(gz|gzip|zlib|zz|zst|bz2|xz)$")
+# Part of the key of cached indices. Increase it when `ShardIndex` or `scan_shard` changes.
 _INDEX_VERSION = 3
-Values = list[Any]
-"""The values of one feature of an Example: bytes, whole numbers or floating-point numbers."""
+_SCAN_THREADS = 16
+FeatureValues = list[Any]
+"""The values of one feature of an Example: bytes, integers or floating-point numbers."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Keys:
-    """The features of an Example that hold the image and its label, and the number of the first
-    label.
+class ExampleFormat:
+    """Names the features of an Example that hold the image and its label.
+
+    Attributes:
+      image: name of the feature with the encoded image.
+      label: name of the feature with the class number.
+      first_label: the class number of the first class, 0 or 1.
     """
 
     image: str
     label: str
-    first: int
+    first_label: int
 
 
-IMAGENET_KEYS = Keys("image/encoded", "image/class/label", 1)
-PLAIN_KEYS = Keys("image", "label", 0)
+IMAGENET_FORMAT = ExampleFormat("image/encoded", "image/class/label", 1)
+PLAIN_FORMAT = ExampleFormat("image", "label", 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +82,9 @@ class ShardIndex:
     """Locates each record of a split.
 
     Attributes:
-      shard, offset, length: int64 [n] each; the file number, first byte and bytes (with framing) of
-        each record.
+      shard: number of the file that holds each record, int64 [n].
+      offset: first byte of each record, int64 [n].
+      length: number of bytes of each record with its framing, int64 [n].
     """
 
     shard: npt.NDArray[np.int64]
@@ -81,14 +93,21 @@ class ShardIndex:
 
 
 class ShardSource(Source):
-    """Gives random access to the records of a split's shards.
+    """Gives random access to the records of the shards of a split.
 
-    Two forms of Example are read: `image/encoded` with `image/class/label` counted from 1, and
-    `image` with `label` counted from 0. Checksums are verified at every read.
+    Checksums are verified at every read.
+
+    Args:
+      files: the shards, in order.
+      class_names: one name per class.
+      formats: the formats of Examples to look for. By default, `image/encoded` with
+        `image/class/label` counted from 1, and `image` with `label` counted from 0.
+      expected_examples: number of records that a manifest promises; None without a manifest.
+      index: where the records are; by default it is loaded from the cache, or built.
 
     Raises:
-      UserError: for a damaged shard, no records at all, or another number than `expected`, a
-        manifest's.
+      UserError: if a shard is damaged, if there are no records, or if their number is not
+        `expected_examples`.
     """
 
     def __init__(
@@ -96,67 +115,104 @@ class ShardSource(Source):
         files: Sequence[Path],
         class_names: tuple[str, ...],
         *,
-        keys: tuple[Keys, ...] = (IMAGENET_KEYS, PLAIN_KEYS),
-        expected: int | None = None,
+        formats: tuple[ExampleFormat, ...] = (IMAGENET_FORMAT, PLAIN_FORMAT),
+        expected_examples: int | None = None,
         index: ShardIndex | None = None,
     ) -> None:
         super().__init__()
+        directory = files[0].parent
         self.files = files
-        self.index = index or index_of(files)
+        self.index = index or load_or_scan_index(files)
         self.num_examples = len(self.index.offset)
         self.shard_sizes: npt.NDArray[np.int64] = np.bincount(
             self.index.shard, minlength=len(files)
         )
         if not self.num_examples:
-            raise UserError(f"{files[0].parent}: its {len(files)} shards hold no records")
-        if expected is not None and expected != self.num_examples:
             raise UserError(
-                f"{files[0].parent}: its shards hold {self.num_examples} records, the manifest says"
-                f" {expected}; prepare the dataset again"
+                f"The {len(files)} shards in {directory} hold no records. Restore them, or correct"
+                " --data_dir."
+            )
+        if expected_examples is not None and expected_examples != self.num_examples:
+            raise UserError(
+                f"The shards in {directory} hold {self.num_examples} records instead of"
+                f" {expected_examples}. Prepare the dataset again."
             )
         self.class_names = class_names
         self.num_classes = len(class_names)
-        self._keys = keys
-        self._wanted = [name for form in keys for name in (form.image, form.label)]
-        self._names = [str(path) for path in files]
-        self.listing = [path.name for path in files]
+        self.file_names = [path.name for path in files]
+        self._paths = [str(path) for path in files]
+        self._formats = formats
+        self._feature_names: list[str] = []
+        for example_format in formats:
+            self._feature_names += [example_format.image, example_format.label]
 
     def locate(self, index: int) -> tuple[str, int]:
         """Returns the shard of a record and its byte offset there."""
-        return self._names[self.index.shard[index]], int(self.index.offset[index])
+        return self._paths[self.index.shard[index]], int(self.index.offset[index])
 
     def read_one(self, index: int) -> tuple[bytes, int]:
         """Reads one record with a single operation."""
         file, offset = self.locate(index)
         try:
             record = read_at(file, offset, int(self.index.length[index]), self.reads)
-            features = decode_example(unframe(record), self._wanted)
+            features = decode_example(unframe(record), self._feature_names)
+            image, label = self._image_and_label(features)
         except RecordError as error:
             raise BadRecord(file, offset, str(error)) from None
         except OSError as error:
-            check_directory(file)
+            raise_if_directory_vanished(file)
             raise BadRecord(file, offset, error.strerror or str(error)) from None
-        for form in self._keys:
-            images = features.get(form.image)
-            labels = features.get(form.label)
+        return image, self._validate_label(index, label)
+
+    def _image_and_label(self, features: Mapping[str, FeatureValues]) -> tuple[bytes, int]:
+        """Returns the encoded image and the label, counted from 0, of an Example.
+
+        Raises:
+          RecordError: if the Example does not have exactly one image and one class number.
+        """
+        for example_format in self._formats:
+            images = features.get(example_format.image)
+            labels = features.get(example_format.label)
             if images and labels:
-                if reason := _why_not_one_image_with_one_class(form, images, labels):
-                    raise BadRecord(file, offset, reason)
-                image = images[0]
-                label = labels[0]
-                if 0 <= label < form.first:  # all other labels would be those of their neighbors
-                    reason = (
-                        f"{form.label} is {label}, but counts from {form.first}: labels from 0 are"
-                        " to be in "
-                    )
-                    raise BadRecord(
-                        file,
-                        offset,
-                        f"{reason}{PLAIN_KEYS.label}, their images in {PLAIN_KEYS.image}",
-                    )
-                return image, self._checked_label(index, label - form.first)
-        wanted = " or ".join(f"{form.image} with {form.label}" for form in self._keys)
-        raise BadRecord(file, offset, f"the Example has no {wanted}")
+                _check_features(example_format, images, labels)
+                return images[0], labels[0] - example_format.first_label
+        pairs = [f"{known.image} with {known.label}" for known in self._formats]
+        raise RecordError(f"the Example has no {' or '.join(pairs)}")
+
+
+def _check_features(
+    example_format: ExampleFormat, images: FeatureValues, labels: FeatureValues
+) -> None:
+    """Raises RecordError unless there are one encoded image and one class number."""
+    image_name = example_format.image
+    label_name = example_format.label
+    if len(images) > 1:
+        raise RecordError(f"{image_name} holds {len(images)} values: write one image per record")
+    if not isinstance(images[0], bytes):
+        raise RecordError(
+            f"{image_name} holds {_type_name(images[0])} instead of the bytes of an encoded image"
+        )
+    if len(labels) > 1:
+        raise RecordError(
+            f"{label_name} holds {len(labels)} values, as one-hot or multiple labels do: write one"
+            " class number per record"
+        )
+    if not isinstance(labels[0], int):
+        raise RecordError(f"{label_name} holds {_type_name(labels[0])} instead of a class number")
+    # If one label is too small, the writer counted from 0, so all others would be read as the class
+    # before their own.
+    if 0 <= labels[0] < example_format.first_label:
+        raise RecordError(
+            f"{label_name} is {labels[0]}, but counts from {example_format.first_label}: store"
+            f" labels that count from 0 in {PLAIN_FORMAT.label}, and their images in"
+            f" {PLAIN_FORMAT.image}"
+        )
+
+
+def _type_name(value: bytes | int | float) -> str:
+    if isinstance(value, bytes):
+        return "bytes"
+    return "an integer" if isinstance(value, int) else "a floating-point number"
 
 
 def find(request: DatasetRequest) -> SplitSummary:
@@ -169,143 +225,195 @@ def find(request: DatasetRequest) -> SplitSummary:
 def open_split(request: DatasetRequest) -> Source:
     """Opens the shards of a split in a directory.
 
-    The manifest of `data prepare` tells the class names and the counts. Otherwise `labels.txt`
-    lists the classes, one per line, or the request has their number.
+    The manifest of `data prepare` has the class names and the counts. Without a manifest,
+    `labels.txt` lists the classes, one per line, or the request has their number.
 
     Raises:
-      UserError: for a directory, set of shards or manifest that cannot be used.
+      UserError: if the directory, the set of shards or the manifest cannot be used.
     """
-    directory, split = request.directory, request.split
+    directory = request.directory
     manifest = read_manifest(directory)
-    shards = find_shards(directory, split)
-    names = _class_names(request, manifest)
+    shards = find_shards(directory, request.split)
+    class_names = _class_names(request, manifest)
     if manifest is None:
-        source = ShardSource(shards, names)
-        source.notes = listing.unassigned_files(str(directory), *_shards_by_split_name(directory))
-        if empty := [
-            path for path, size in zip(shards, source.shard_sizes, strict=True) if not size
-        ]:
-            source.notes += (
-                listing.DatasetNote(
-                    f"{len(empty)} of {len(shards)} shards are empty: {empty[0]}, ..."
-                ),
-            )
-        if (directory / listing.LABELS_FILE).is_file():
-            source.class_list = str(directory / listing.LABELS_FILE)
-        return source
+        return _open_plain_shards(directory, shards, class_names)
+    return _open_prepared_shards(directory, request.split, shards, class_names, manifest)
+
+
+def _open_plain_shards(
+    directory: Path, shards: Sequence[Path], class_names: tuple[str, ...]
+) -> ShardSource:
+    """Opens shards that have no manifest."""
+    source = ShardSource(shards, class_names)
+    names = _shard_like_names(directory)
+    source.notes = listing.unassigned_files(str(directory), names, _shards_by_split_name(names))
+    empty_shards = [
+        path for path, size in zip(shards, source.shard_sizes, strict=True) if size == 0
+    ]
+    if empty_shards:
+        text = f"{len(empty_shards)} of {len(shards)} shards are empty: {empty_shards[0]}, ..."
+        source.notes += (listing.DatasetNote(text),)
+    labels_file = directory / listing.LABELS_FILE
+    if labels_file.is_file():
+        source.unverified_class_list = str(labels_file)
+    return source
+
+
+def _open_prepared_shards(
+    directory: Path,
+    split: str,
+    shards: Sequence[Path],
+    class_names: tuple[str, ...],
+    manifest: Mapping[str, Any],
+) -> ShardSource:
+    """Opens shards that `data prepare` has written."""
     entry = manifest["splits"].get(split)
     if entry is None:
-        raise UserError(f"--data_dir={directory}: its manifest knows no {split} split")
+        raise UserError(
+            f"{directory / MANIFEST} does not list a {split} split. Prepare the dataset again."
+        )
     if len(entry["shards"]) != len(shards):
         raise UserError(
-            f"--data_dir={directory}: has {len(shards)} {split} shards, the manifest lists"
-            f" {len(entry['shards'])}; prepare the dataset again"
+            f"--data_dir={directory} has {len(shards)} {split} shards, but {MANIFEST} lists"
+            f" {len(entry['shards'])}. Prepare the dataset again."
         )
     index = None
-    if [path.stat().st_size for path in shards] == [shard["bytes"] for shard in entry["shards"]]:
+    sizes = [path.stat().st_size for path in shards]
+    # The stored index is only valid for the files that were prepared.
+    if sizes == [shard["bytes"] for shard in entry["shards"]]:
         index = files.read_or_none(lambda: load_index(directory / f"{split}.index.npz", ShardIndex))
-    return ShardSource(shards, names, expected=entry["num_examples"], index=index)
+    return ShardSource(shards, class_names, expected_examples=entry["num_examples"], index=index)
 
 
 def _class_names(request: DatasetRequest, manifest: Mapping[str, Any] | None) -> tuple[str, ...]:
     if manifest is not None:
         return tuple(manifest["class_names"])
-    place = request.directory / listing.LABELS_FILE
-    if place.is_file():
-        return listing.parse_class_list(place, files.read_regular(place, files.MAX_TEXT_BYTES))
+    labels_file = request.directory / listing.LABELS_FILE
+    if labels_file.is_file():
+        content = files.read_regular(labels_file, files.MAX_TEXT_BYTES)
+        return listing.parse_class_list(labels_file, content)
     return listing.numbered_class_names(request.directory, request.num_classes)
 
 
 def find_shards(directory: Path, split: str) -> tuple[Path, ...]:
-    """Returns the shards of `split` ("train" or "validation") in a directory.
+    """Finds the shards of `split` ("train" or "validation") in a directory.
 
     Raises:
-      UserError: if it holds no shard of the split, lacks one, or holds several sets.
+      UserError: if there is no shard of the split, if one is missing, or if there are several sets.
     """
-    found = listing.files_of_split(str(directory), split, _shards_by_split_name(directory)[1])
-    if not found:
-        for name in _shards_by_split_name(directory, packed=True)[1](split):
-            _check_is_not_compressed(directory / name)
+    names = _shard_like_names(directory)
+    shards = listing.files_of_split(str(directory), split, _shards_by_split_name(names))
+    if not shards:
+        for name in _shards_by_split_name(names, compressed=True)(split):
+            _raise_if_compressed(directory / name)
         raise UserError(
-            f"--data_dir={directory}: holds no {split} shards (names like {split}-00000-of-01024)"
+            f"--data_dir={directory} holds no {split} shards. Their names must be like"
+            f" {split}-00000-of-01024."
         )
     return tuple(
-        directory / name for name in listing.complete_file_set(str(directory), split, found)
+        directory / name for name in listing.complete_file_set(str(directory), split, shards)
     )
 
 
 def has_shards(directory: Path, split: str) -> bool:
     """Returns whether a directory holds files with names of shards of `split`."""
-    return bool(_shards_by_split_name(directory)[1](split))
+    return bool(_shards_by_split_name(_shard_like_names(directory))(split))
+
+
+def _shard_like_names(directory: Path) -> list[str]:
+    """Returns the names of files that look like shards, relative to `directory`.
+
+    Shards are in the directory itself. If there are none, each split has its own subdirectory, as
+    TensorFlow's imagenet_to_gcs.py writes them: `train/train-00000-of-01024`.
+    """
+    names = [
+        name
+        for name in Directory(str(directory)).list_files()
+        if _SHARD_LIKE_NAME.match(PurePath(name).name)
+    ]
+    top_level_names = [name for name in names if "/" not in name]
+    return top_level_names or names
 
 
 def _shards_by_split_name(
-    directory: Path, *, packed: bool = False
-) -> tuple[list[str], Callable[[str], list[str]]]:
-    """Returns what looks like a shard by its name, and a function that finds those of a split's
-    word.
+    names: Iterable[str], *, compressed: bool = False
+) -> Callable[[str], list[str]]:
+    """Returns a function that finds the shards of a name such as "train" or "val".
 
-    With `packed`, names may also end in the suffix of a compressed file.
-
-    Shards lie in the directory, or if none does in one for each split, as TensorFlow's
-    imagenet_to_gcs.py writes them: `train/train-00000-of-01024`.
+    Args:
+      names: names of files, as `_shard_like_names` returns them.
+      compressed: whether names may also end with the suffix of a compressed file.
     """
-    bases = {name: PurePath(name).name for name in Directory(str(directory)).list_files()}
-    names = [name for name, base in bases.items() if _LIKE_SHARD.match(base)]
-    names = [name for name in names if name == bases[name]] or names
-    words: dict[str, str] = {}
+    shards: dict[str, list[str]] = {}
     for name in names:
-        base = _PACKED.sub("", bases[name]) if packed else bases[name]
-        if match := _SHARD.match(base):
-            words[name] = match["stem"].removesuffix(".tfrecord")
-    return names, lambda word: [
-        name for name, stem in words.items() if stem.rpartition("-")[2] == word
-    ]
+        base = PurePath(name).name
+        if compressed:
+            base = _COMPRESSION_SUFFIX.sub("", base)
+        match = _SHARD_NAME.match(base)
+        if match:
+            split_name = match["stem"].removesuffix(".tfrecord").rpartition("-")[2]
+            shards.setdefault(split_name, []).append(name)
+    return lambda split_name: shards.get(split_name, [])
 
 
-def index_of(shards: Sequence[Path]) -> ShardIndex:
-    """Returns the index of some shards, from the cache if they have not changed since they were
-    scanned.
+def load_or_scan_index(shards: Sequence[Path]) -> ShardIndex:
+    """Returns the index of shards, from the cache if they have not changed."""
+    cache_file = files.cached_index_path("tfrecord", _INDEX_VERSION, of=shards)
+    return load_or_build_index(cache_file, ShardIndex, lambda: scan_shards(shards))
+
+
+def scan_shards(shards: Sequence[Path]) -> ShardIndex:
+    """Builds the index of shards.
+
+    Raises:
+      UserError: if one is damaged or cannot be read.
     """
-    place = files.cached_index_path("tfrecord", _INDEX_VERSION, of=shards)
-    return remembered(place, ShardIndex, lambda: scan_all(shards))
-
-
-def scan_all(shards: Sequence[Path]) -> ShardIndex:
-    """Returns the index of some shards; raises UserError for damaged ones."""
-    with concurrent.futures.ThreadPoolExecutor(min(16, len(shards))) as pool:
-        scans = list(pool.map(scan, shards))
+    with concurrent.futures.ThreadPoolExecutor(min(_SCAN_THREADS, len(shards))) as pool:
+        scans = list(pool.map(scan_shard, shards))
     damaged = [
-        f"{path}, {damage}" for path, (_, _, damage) in zip(shards, scans, strict=True) if damage
+        f"{path}, {scan.damage}" for path, scan in zip(shards, scans, strict=True) if scan.damage
     ]
     if damaged:
         raise UserError(
-            f"{damaged[0]} ({len(damaged)} of {len(shards)} shards are damaged); restore the file"
+            f"{damaged[0]} ({len(damaged)} of {len(shards)} shards are damaged). Restore the file."
         )
-    offsets, lengths, _ = zip(*scans, strict=True)
-    numbers = np.repeat(np.arange(len(shards), dtype=np.int64), list(map(len, offsets)))
-    return ShardIndex(numbers, np.concatenate(offsets), np.concatenate(lengths))
+    sizes = [len(scan.offsets) for scan in scans]
+    shard_numbers = np.repeat(np.arange(len(shards), dtype=np.int64), sizes)
+    offsets = np.concatenate([scan.offsets for scan in scans])
+    lengths = np.concatenate([scan.lengths for scan in scans])
+    return ShardIndex(shard_numbers, offsets, lengths)
 
 
-def scan(path: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], str]:
-    """Finds the records of a shard by hopping from header to header.
+class ShardScan(NamedTuple):
+    """The records of one shard.
 
-    Returns:
-      (offsets, lengths, damage): int64 [n] each, where a record begins and its bytes with header
-      and checksums; and the place and reason where the rest makes no sense, "" for a whole file.
+    Attributes:
+      offsets: first byte of each record, int64 [n].
+      lengths: number of bytes of each record with header and checksums, int64 [n].
+      damage: offset and reason where the file is damaged; "" if it is intact.
+    """
+
+    offsets: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    damage: str
+
+
+def scan_shard(path: Path) -> ShardScan:
+    """Finds the records of a shard by reading one header after another.
+
+    Raises:
+      UserError: if the file is compressed or cannot be read.
     """
     offsets: list[int] = []
     lengths: list[int] = []
-    offset, damage = 0, ""
+    offset = 0
+    damage = ""
     try:
         with files.open_regular(path, buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             while offset < size:
-                length = (
-                    HEADER_BYTES
-                    + header_length(os.pread(file.fileno(), HEADER_BYTES, offset))
-                    + FOOTER_BYTES
-                )
+                header = os.pread(file.fileno(), HEADER_BYTES, offset)
+                length = HEADER_BYTES + payload_length(header) + FOOTER_BYTES
                 if offset + length > size:
                     raise RecordError(f"the record is truncated: {size - offset} of {length} bytes")
                 offsets.append(offset)
@@ -314,27 +422,31 @@ def scan(path: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], str]
     except RecordError as error:
         damage = f"offset {offset}: {error}"
         if not offsets:
-            _check_is_not_compressed(path)
+            _raise_if_compressed(path)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    return np.array(offsets, np.int64), np.array(lengths, np.int64), damage
-
-
-def _check_is_not_compressed(path: Path) -> None:
-    """Raises UserError for a compressed shard: offsets in it are not those of its records."""
-    with files.open_regular(path) as file:
-        found = files.detect_compression(file.read(HEADER_BYTES))
-    if found:
-        name, command = found
         raise UserError(
-            f"{path}: is compressed ({name}), but records are read in random order. Decompress each"
+            f"{path} cannot be read ({error.strerror}). Restore the file, or correct its"
+            " permissions."
+        ) from None
+    return ShardScan(np.array(offsets, np.int64), np.array(lengths, np.int64), damage)
+
+
+def _raise_if_compressed(path: Path) -> None:
+    """Raises UserError for a compressed shard, which allows no random access."""
+    with files.open_regular(path) as file:
+        compression = files.detect_compression(file.read(HEADER_BYTES))
+    if compression:
+        name, command = compression
+        target = _COMPRESSION_SUFFIX.sub("", path.name)
+        raise UserError(
+            f"{path} is compressed ({name}), but records are read in random order. Decompress each"
             f" shard into another directory, as in: mkdir plain; {command} < {path.name} >"
-            f" plain/{_PACKED.sub('', path.name)}"
+            f" plain/{target}"
         )
 
 
 def read_manifest(directory: Path) -> dict[str, Any] | None:
-    """Returns the manifest that `data prepare` writes, or None.
+    """Reads the manifest that `data prepare` writes; returns None if there is none.
 
     Raises:
       UserError: if there is one that cannot be read.
@@ -344,81 +456,87 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
         return None
     try:
         manifest: dict[str, Any] = json.loads(files.read_regular(path, files.MAX_TEXT_BYTES))
-        names, splits = manifest["class_names"], manifest["splits"]
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise TypeError("class_names is no list of texts")
-        for split, entry in splits.items():
-            rows = [
-                (shard["num_examples"], shard["bytes"], shard["crc32c"])
-                for shard in entry["shards"]
-            ]
-            counts, sizes, _ = zip(*rows, strict=True)
-            if (
-                not all(type(number) is int for number in (*counts, *sizes))
-                or sum(counts) != entry["num_examples"]
-            ):
-                raise ValueError(f"num_examples of {split} is not the sum of its shards")
+        _check_manifest(manifest)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"{path}: is not a readable manifest ({error!r}); prepare the dataset again"
+            f"{path} is not a readable manifest ({error!r}). Prepare the dataset again."
         ) from None
     return manifest
 
 
+def _check_manifest(manifest: Any) -> None:
+    """Raises one of several exceptions for a manifest of another form."""
+    class_names = manifest["class_names"]
+    if not isinstance(class_names, list):
+        raise TypeError("class_names is not a list")
+    if not all(isinstance(name, str) for name in class_names):
+        raise TypeError("class_names is not a list of strings")
+    for split, entry in manifest["splits"].items():
+        if not entry["shards"]:
+            raise ValueError(f"the {split} split has no shards")
+        for shard in entry["shards"]:
+            if type(shard["num_examples"]) is not int or type(shard["bytes"]) is not int:
+                raise TypeError(f"num_examples or bytes of a {split} shard is not an integer")
+            if "crc32c" not in shard:
+                raise KeyError("crc32c")
+        if sum(shard["num_examples"] for shard in entry["shards"]) != entry["num_examples"]:
+            raise ValueError(f"num_examples of {split} is not the sum of its shards")
+
+
 class RecordError(ValueError):
-    """Bytes that are not the record or message they should be."""
+    """Reports bytes that are not the record or the Example that they should be."""
 
 
 def masked_crc(data: bytes) -> int:
-    """Returns the CRC-32C as TFRecords store it: rotated right by 15 bits, plus a constant, modulo
-    2^32.
+    """Returns the masked CRC-32C that TFRecords store.
+
+    The mask rotates the CRC right by 15 bits and adds a constant, modulo 2^32.
     """
     crc = google_crc32c.value(data)
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def frame(payload: bytes) -> bytes:
-    """Returns one TFRecord with its lengths and checksums."""
+    """Returns one TFRecord: the payload with its length and checksums."""
     length = _LENGTH.pack(len(payload))
-    return b"".join(
-        (length, _CRC.pack(masked_crc(length)), payload, _CRC.pack(masked_crc(payload)))
-    )
+    length_crc = _CRC.pack(masked_crc(length))
+    payload_crc = _CRC.pack(masked_crc(payload))
+    return b"".join((length, length_crc, payload, payload_crc))
 
 
 def unframe(record: bytes) -> bytes:
     """Returns the payload of one TFRecord.
 
     Raises:
-      RecordError: if it is shorter than it says, or a checksum does not match.
+      RecordError: if it is shorter than its header says, or a checksum does not match.
     """
-    length = header_length(record[:HEADER_BYTES])
-    if len(record) < HEADER_BYTES + length + FOOTER_BYTES:
-        raise RecordError(
-            f"the record is truncated: {len(record)} of {HEADER_BYTES + length + FOOTER_BYTES}"
-            " bytes"
-        )
-    payload = record[HEADER_BYTES : HEADER_BYTES + length]
-    if _CRC.unpack_from(record, HEADER_BYTES + length)[0] != masked_crc(payload):
+    end = HEADER_BYTES + payload_length(record[:HEADER_BYTES])
+    if len(record) < end + FOOTER_BYTES:
+        raise RecordError(f"the record is truncated: {len(record)} of {end + FOOTER_BYTES} bytes")
+    payload = record[HEADER_BYTES:end]
+    if _CRC.unpack_from(record, end)[0] != masked_crc(payload):
         raise RecordError("the checksum of the data does not match")
     return payload
 
 
-def header_length(header: bytes) -> int:
-    """Returns the payload length that a 12-byte record header holds; raises RecordError if it is
-    damaged.
+def payload_length(header: bytes) -> int:
+    """Returns the number of payload bytes that a record header of 12 bytes holds.
+
+    Raises:
+      RecordError: if the header is damaged.
     """
     if len(header) < HEADER_BYTES:
         raise RecordError(f"the record header is truncated: {len(header)} of {HEADER_BYTES} bytes")
-    if _CRC.unpack_from(header, 8)[0] != masked_crc(header[:8]):
+    if _CRC.unpack_from(header, _LENGTH.size)[0] != masked_crc(header[: _LENGTH.size]):
         raise RecordError("the checksum of the record's length does not match")
     length: int = _LENGTH.unpack_from(header)[0]
-    if length > _MAX_RECORD:
+    if length > _MAX_PAYLOAD_BYTES:
         raise RecordError(f"the record claims {length} bytes")
     return length
 
 
-# The messages of TensorFlow's example.proto and feature.proto, so that no reader has to import
-# TensorFlow.
+# The messages of TensorFlow's example.proto and feature.proto, so that readers do not have to
+# import TensorFlow.
 _PROTO = """
 name: "example.proto" package: "tensorflow" syntax: "proto3"
 message_type { name: "BytesList" field { name: "value" number: 1 type: TYPE_BYTES label: LABEL_REPEATED } }
@@ -443,58 +561,44 @@ _Example = message_factory.GetMessageClass(_pool.FindMessageTypeByName("tensorfl
 
 
 def encode_example(features: Mapping[str, bytes | int]) -> bytes:
-    """Returns a serialized tf.train.Example with one value per feature: bytes or a 64-bit
-    integer.
+    """Serializes a tf.train.Example with one value per feature.
+
+    Args:
+      features: values by name, each bytes or a 64-bit integer.
     """
     example = _Example()
-    for key, value in features.items():
+    for name, value in features.items():
+        feature = example.features.feature[name]
         if isinstance(value, bytes):
-            example.features.feature[key].bytes_list.value.append(value)
+            feature.bytes_list.value.append(value)
         else:
-            example.features.feature[key].int64_list.value.append(value)
+            feature.int64_list.value.append(value)
     encoded: bytes = example.SerializeToString(deterministic=True)
     return encoded
 
 
-def decode_example(payload: bytes, wanted: Iterable[str]) -> dict[str, Values]:
-    """Returns the values of each wanted feature that a serialized tf.train.Example has and that is
-    not empty.
+def decode_example(payload: bytes, names: Iterable[str]) -> dict[str, FeatureValues]:
+    """Returns the values of features of a serialized tf.train.Example.
+
+    Args:
+      payload: the serialized Example.
+      names: the features to return; those that the Example does not have, or that are empty, are
+        not in the result.
 
     Raises:
       RecordError: if the bytes are not an Example.
     """
     try:
-        feature = _Example.FromString(payload).features.feature
+        features = _Example.FromString(payload).features.feature
     except DecodeError as error:
         raise RecordError(f"the record is not an Example ({error})") from None
-    values: dict[str, Values] = {}
-    for key in wanted:
-        if key not in feature:
+    values: dict[str, FeatureValues] = {}
+    for name in names:
+        # Looking up a name that is missing would add it.
+        if name not in features:
             continue
-        item = feature[key]
-        for kind in (item.bytes_list, item.int64_list, item.float_list):
-            if kind.value:
-                values[key] = list(kind.value)
+        feature = features[name]
+        for value_list in (feature.bytes_list, feature.int64_list, feature.float_list):
+            if value_list.value:
+                values[name] = list(value_list.value)
     return values
-
-
-def _why_not_one_image_with_one_class(form: Keys, images: Values, labels: Values) -> str:
-    """Returns why the two features of an Example are not one image and one class number; "" if they
-    are.
-    """
-    if len(images) > 1:
-        return f"{form.image} holds {len(images)} values: write one image into each record"
-    if not isinstance(images[0], bytes):
-        return f"{form.image} holds {_kind(images[0])} instead of the bytes of an encoded image"
-    if len(labels) > 1:
-        return (
-            f"{form.label} holds {len(labels)} values, as one-hot or several labels do: write one"
-            " class number into each record"
-        )
-    if not isinstance(labels[0], int):
-        return f"{form.label} holds {_kind(labels[0])} instead of a class number"
-    return ""
-
-
-def _kind(value: bytes | int | float) -> str:
-    return {bytes: "bytes", int: "a whole number", float: "a floating-point number"}[type(value)]

@@ -1,4 +1,4 @@
-"""Reads WebDataset tar files, from a directory or a URL: where each image lies, and its label."""
+"""Reads WebDataset tar files, from a directory or a URL."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import re
 import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,39 +23,54 @@ from hybrid_imagenet.data import images, listing
 from hybrid_imagenet.data.datasets import DatasetRequest, SplitSummary
 from hybrid_imagenet.data.directories import Directory
 from hybrid_imagenet.data.listing import DatasetNote
-from hybrid_imagenet.data.sources.source import BadRecord, Source, check_directory, remembered
+from hybrid_imagenet.data.sources.source import (
+    BadRecord,
+    Source,
+    load_or_build_index,
+    raise_if_directory_vanished,
+)
 from hybrid_imagenet.errors import UserError
 
-_INFO = "_info.json"
-_DECOMPRESS = {
+_INFO_FILE = "_info.json"
+# The command that decompresses a file, by its suffix.
+_DECOMPRESS_COMMANDS = {
     ".tar.gz": "gzip -dk",
     ".tgz": "gzip -dk",
     ".tar.bz2": "bzip2 -dk",
     ".tar.xz": "xz -dk",
     ".tar.zst": "zstd -d",
 }
-_PACKED = tuple(_DECOMPRESS)
-_SCANS = 8  # files that a rank scans at the same time
-_INDICES = 4096  # of files that are kept in memory
-IMAGES = tuple(suffix.removeprefix(".") for form in images.FORMATS for suffix in form.suffixes)
-_LABELS = ("cls", "json")
-# Of the rules by which samples are recognized: an index of older rules is built again.
-_VERSION = 4
-_UNKNOWN = -1
-_SEVERAL = -2  # several labels instead of one
-_BROKEN_LINK = -3  # instead of an offset or a label
-# Linux follows as many links to one file. More are a circle.
+_COMPRESSED_SUFFIXES = tuple(_DECOMPRESS_COMMANDS)
+_SCAN_THREADS = 8
+_MAX_INDICES_IN_MEMORY = 4096
+IMAGE_EXTENSIONS = tuple(
+    suffix.removeprefix(".") for form in images.FORMATS for suffix in form.suffixes
+)
+_LABEL_EXTENSIONS = ("cls", "json")
+# Version of the rules that recognize samples. Increase it when they change: an index that was built
+# by other rules is then built again.
+_INDEX_VERSION = 4
+# Values of offsets and labels in an index that stand for a sample that cannot be used. They are
+# stored, so that a bad sample is reported when it is read, not for every file at the start.
+_MISSING = -1
+_MULTIPLE_LABELS = -2
+_BROKEN_LINK = -3
+# Linux follows up to 40 links on the way to one file. More are a circle.
 _MAX_LINKS = 40
-_NUMBERS = re.compile(rb"\s*-?[\d.]+(?:[\s,;]+-?[\d.]+)+\s*")
-_MOST_ZEROS = 4 << 20  # at the end: tar fills up its records, of 10 KiB unless told otherwise
-_LONGEST_LABEL = 1 << 20  # bytes of a label's file
-_LARGEST_LABEL = 2**31 - 1
-_Row = tuple[int, int, int, int]  # begin, offset, length and label of a sample
+# Text of several numbers, such as a one-hot label.
+_NUMBER_LIST = re.compile(rb"\s*-?[\d.]+(?:[\s,;]+-?[\d.]+)+\s*")
+# tar fills the last of its records, which have 10 KiB by default, with zeros. More zeros than this
+# are left by an interrupted copy that reserved its space.
+_MAX_TRAILING_ZEROS = 4 << 20
+# A longer file does not hold a label, and reading it would cost time and memory.
+_MAX_LABEL_FILE_BYTES = 1 << 20
+# Labels are int32 in batches.
+_MAX_LABEL = 2**31 - 1
 
 
 def find(request: DatasetRequest) -> SplitSummary:
     """Finds the tar files of a split."""
-    _find(request.open_directory(), request.split)
+    _find_split(request.open_directory(), request.split)
     return SplitSummary(f"found in {request.directory}")
 
 
@@ -65,187 +80,231 @@ def open_split(request: DatasetRequest) -> Source:
 
 
 class WebDatasetSource(Source):
-    """Gives random access to the samples of a split's tar files.
+    """Gives random access to the samples in the tar files of a split.
 
-    `scan` says what a sample's image and label are; labels count from 0. The files of a split are
-    those that `_info.json` lists (timm's form, with the samples in each), else those with the
-    split's name as a word of their name, or in a directory of that name. Where samples lie is found
-    by hopping from header to header, once, and remembered.
+    `scan_tar` defines which files are the image and the label of a sample. Labels count from 0. The
+    files of a split are the ones that `_info.json` lists (in the form of timm, with the number of
+    samples in each file). Without it, they are the files that have the name of the split as a word
+    of their name, or that are in a directory of that name. Each tar file is scanned once, by
+    reading one header after another, and the index is cached.
 
-    The `webdataset` package itself reads one sample after another, with a buffer that shuffles and
-    is not part of any state, so it can neither continue inside an epoch nor give each image once on
-    any number of ranks.
+    The `webdataset` package itself is not used. It reads samples in order, and shuffles them in a
+    buffer whose content it does not save, so it can neither resume within an epoch nor return each
+    image exactly once on any number of ranks.
 
-    At a URL without `_info.json` all files of the split are copied at the start, as their samples
-    must be counted.
+    At a URL without `_info.json`, all files of the split are copied at the start, because their
+    samples must be counted.
 
     Args:
-      directory: holds the files.
+      directory: contains the files.
       split: "train" or "validation".
-      num_classes: if there is no `labels.txt` (one name a line); else the largest label of the
-        training files tells, with which a `labels.txt` is compared where the files are at hand.
+      num_classes: number of classes if there is no `labels.txt` (one name per line). By default it
+        is one more than the largest label of the training files. `labels.txt` is compared with that
+        label, too, if the files are on this host.
 
     Raises:
-      UserError: for files that are missing, compressed, damaged, of several sets, or hold other
-        numbers of samples than `_info.json` says; and for samples with two images or labels.
+      UserError: if files are missing, compressed, damaged, of several sets, or hold other numbers
+        of samples than `_info.json` says; or if a sample has two images or two labels.
     """
 
     def __init__(self, directory: Directory, split: str, num_classes: int | None) -> None:
         super().__init__()
         self._directory = directory
         self.reads = directory.reads
-        self._index = functools.lru_cache(maxsize=_INDICES)(self._load)
-        self._files, sizes, self.notes = _find(directory, split)
-        self._promised = sizes
-        self.listing = self._files
+        self._index_of_file = functools.lru_cache(maxsize=_MAX_INDICES_IN_MEMORY)(self._load_index)
+        split_files = _find_split(directory, split)
+        self._files = split_files.names
+        self.notes = split_files.notes
+        self._listed_sizes = split_files.sizes
+        self.file_names = self._files
         try:
             directory.look_up_sizes(self._files)
         except OSError as error:
-            raise UserError(f"{error}: no such file, or no access to it") from None
-        self._copied_later = sizes is not None and directory.remote
-        if sizes is None or not self._copied_later:
+            raise UserError(
+                f"{error} does not exist, or cannot be accessed. Restore it, or correct --data_dir."
+            ) from None
+        # With a list of sizes, remote files need not be copied before their samples are read.
+        self._is_copied_later = self._listed_sizes is not None and directory.remote
+        if self._listed_sizes is not None and self._is_copied_later:
+            sizes = self._listed_sizes
+        else:
             sizes = self._scan_all()
-        self.shard_sizes = self._sizes = np.array(sizes, np.int64)
+        self._sizes = np.array(sizes, np.int64)
+        self.shard_sizes = self._sizes
         self._ends = np.cumsum(self._sizes)
         self.num_examples = int(self._ends[-1])
         if not self.num_examples:
             raise UserError(
-                f"{directory.location}: its {len(self._files)} {split} tar files hold no samples"
+                f"The {len(self._files)} {split} tar files in {directory.location} hold no samples."
+                " Restore them, or correct --data_dir."
             )
-        self.class_names = self._listed_names(split) or self._numbered(split, num_classes)
+        self.class_names = self._read_class_names(split) or self._numbered_classes(
+            split, num_classes
+        )
         self.num_classes = len(self.class_names)
 
     def locate(self, index: int) -> tuple[str, int]:
-        """Returns the tar file of a sample and the offset of the header of its first file there."""
-        file, place = self._place(index)
-        return self._directory.display_name(self._files[file]), int(self._index(file).begin[place])
+        """Returns the tar file of a sample and the offset of its first header."""
+        file, sample = self._position(index)
+        begin = self._index_of_file(file).begin[sample]
+        return self._directory.display_name(self._files[file]), int(begin)
 
     def read_one(self, index: int) -> tuple[bytes, int]:
         """Reads one image with a single operation."""
-        file, place = self._place(index)
-        found = self._index(file)
-        offset, length, label = (
-            int(values[place]) for values in (found.offset, found.length, found.label)
-        )
-        if _BROKEN_LINK in (offset, label):
-            what = "image" if offset == _BROKEN_LINK else "label"
-            reason = f"its {what} is a link to a file that the archive does not hold"
-            raise BadRecord(
-                *self.locate(index), f"{reason}: write the archive with tar --dereference"
-            )
-        if label == _SEVERAL:
-            reason = (
-                "the label is a list, as one-hot or several labels are: write one class number into"
-                " each sample"
-            )
+        file, sample = self._position(index)
+        tar_index = self._index_of_file(file)
+        offset = int(tar_index.offset[sample])
+        length = int(tar_index.length[sample])
+        label = int(tar_index.label[sample])
+        reason = _reason_if_unusable(offset, label)
+        if reason:
             raise BadRecord(*self.locate(index), reason)
-        if offset < 0 or label < 0:
-            extensions = f"an image (a file whose whole extension is {', '.join(IMAGES)})"
-            lacks = extensions if offset < 0 else "a label (a number in cls or json)"
-            raise BadRecord(*self.locate(index), f"the sample lacks {lacks}")
         try:
             image = self._directory.read(self._files[file], offset, length)
         except OSError as error:
-            check_directory(self.locate(index)[0])
-            raise BadRecord(*self.locate(index), error.strerror or str(error)) from None
+            path, begin = self.locate(index)
+            raise_if_directory_vanished(path)
+            raise BadRecord(path, begin, error.strerror or str(error)) from None
         if len(image) < length:
             raise BadRecord(*self.locate(index), "the file ends early")
-        return image, self._checked_label(index, label)
+        return image, self._validate_label(index, label)
 
     def prefetch(self, shards: Sequence[int]) -> None:
         self._directory.prefetch([self._files[number] for number in shards])
 
-    def _place(self, index: int) -> tuple[int, int]:
+    def _position(self, index: int) -> tuple[int, int]:
+        """Returns the number of a sample's file, and its number in that file."""
         file = int(np.searchsorted(self._ends, index, "right"))
         return file, int(index - (self._ends[file] - self._sizes[file]))
 
-    def _load(self, number: int) -> TarIndex:
+    def _load_index(self, number: int) -> TarIndex:
+        """Returns the index of a file, from the cache unless the file has changed.
+
+        Raises:
+          UserError: if the file cannot be used, or has another size than `_info.json` says.
+        """
         name = self._files[number]
+        path = self._directory.display_name(name)
         try:
-            path = self._directory.local_path(name)
-            # Of a local file the index is kept in the user's cache, until the file changes.
-            stored = self._directory.index_path(name) or files.cached_index_path(
-                "tar", _VERSION, of=[path]
+            local_path = self._directory.local_path(name)
+            # The index of a copy is stored next to it. The index of a local file is in the user's
+            # cache, until the file changes.
+            cache_file = self._directory.index_path(name) or files.cached_index_path(
+                "tar", _INDEX_VERSION, of=[local_path]
             )
-            index = remembered(stored, TarIndex, lambda: scan(path))
+            index = load_or_build_index(cache_file, TarIndex, lambda: scan_tar(local_path))
         except OSError as error:
             raise UserError(
-                f"{self._directory.display_name(name)}: cannot be read ({error.strerror or error})"
+                f"{path} cannot be read ({error.strerror or error}). Restore the file, or correct"
+                " its permissions."
             ) from None
         except ValueError as error:
-            raise UserError(f"{self._directory.display_name(name)}: {error}") from None
-        if self._promised and len(index.begin) != self._promised[number]:
+            raise UserError(f"{path}: {error}") from None
+        if self._listed_sizes and len(index.begin) != self._listed_sizes[number]:
             raise UserError(
-                f"{self._directory.display_name(name)}: holds {len(index.begin)} samples,"
-                f" {_INFO} says {self._promised[number]}; restore the file or correct the list"
+                f"{path} holds {len(index.begin)} samples, but {_INFO_FILE} says"
+                f" {self._listed_sizes[number]}. Restore the file, or correct the list."
             )
         return index
 
     def _scan_all(self) -> list[int]:
+        """Returns the number of samples in each file, after scanning them all."""
         numbers = list(range(len(self._files)))
         self._directory.prefetch(self._files)
-        # Each process of a machine begins elsewhere, and finds what the others have stored by then.
+        # Each process of a host begins with other files. By the time that it gets to the files of
+        # the others, they have stored their indices.
         random.Random(os.getpid()).shuffle(numbers)
-        with concurrent.futures.ThreadPoolExecutor(min(_SCANS, len(numbers))) as pool:
-            found = dict(zip(numbers, pool.map(self._index, numbers), strict=True))
-        return [len(found[number].begin) for number in range(len(self._files))]
+        with concurrent.futures.ThreadPoolExecutor(min(_SCAN_THREADS, len(numbers))) as pool:
+            indices = dict(zip(numbers, pool.map(self._index_of_file, numbers), strict=True))
+        return [len(indices[number].begin) for number in range(len(self._files))]
 
-    def _listed_names(self, split: str) -> tuple[str, ...]:
-        """Returns the classes that `labels.txt` lists, compared with the labels where these are at
-        hand.
+    def _read_class_names(self, split: str) -> tuple[str, ...]:
+        """Returns the classes in `labels.txt`, or () without that file.
+
+        They are compared with the labels, if the files are on this host.
         """
-        place = self._directory.display_name(listing.LABELS_FILE)
+        path = self._directory.display_name(listing.LABELS_FILE)
         content = self._directory.read_small_file(listing.LABELS_FILE)
-        names = listing.parse_class_list(place, content) if content is not None else ()
-        if names and self._copied_later:
-            self.class_list = place
-        elif names and split == "train":
-            self.notes += listing.check_labels(place, names, self._largest_label())
+        if content is None:
+            return ()
+        names = listing.parse_class_list(path, content)
+        if self._is_copied_later:
+            self.unverified_class_list = path
+        elif split == "train":
+            self.notes += listing.check_labels(path, names, self._largest_label())
         return names
 
-    def _numbered(self, split: str, num_classes: int | None) -> tuple[str, ...]:
-        if num_classes is None:
-            if self._copied_later:
-                return listing.numbered_class_names(self._directory.location, None)
-            source = self if split == "train" else WebDatasetSource(self._directory, "train", 1)
-            num_classes = max(source._largest_label() + 1, 1)
+    def _numbered_classes(self, split: str, num_classes: int | None) -> tuple[str, ...]:
+        """Returns numbers as class names, by default up to the largest training label."""
+        if num_classes is None and not self._is_copied_later:
+            train = self if split == "train" else WebDatasetSource(self._directory, "train", 1)
+            num_classes = max(train._largest_label() + 1, 1)
         return listing.numbered_class_names(self._directory.location, num_classes)
 
     def _largest_label(self) -> int:
-        return max(
-            int(self._index(number).label.max(initial=-1)) for number in range(len(self._files))
+        indices = [self._index_of_file(number) for number in range(len(self._files))]
+        return max(int(index.label.max(initial=-1)) for index in indices)
+
+
+def _reason_if_unusable(offset: int, label: int) -> str:
+    """Returns why a sample with these values in its index cannot be used, or ""."""
+    if _BROKEN_LINK in (offset, label):
+        member = "image" if offset == _BROKEN_LINK else "label"
+        return (
+            f"its {member} is a link to a file that the archive does not hold: write the archive"
+            " with tar --dereference"
         )
+    if label == _MULTIPLE_LABELS:
+        return (
+            "the label is a list, as one-hot or multiple labels are: write one class number per"
+            " sample"
+        )
+    if offset < 0:
+        extensions = ", ".join(IMAGE_EXTENSIONS)
+        return f"the sample lacks an image (a file whose whole extension is {extensions})"
+    if label < 0:
+        return "the sample lacks a label (a number in cls or json)"
+    return ""
 
 
-_Files = tuple[list[str], list[int] | None, tuple[DatasetNote, ...]]
+class _SplitFiles(NamedTuple):
+    """The tar files of a split.
+
+    Attributes:
+      names: their names, in order.
+      sizes: number of samples in each, if `_info.json` lists them.
+      notes: on files that are not read.
+    """
+
+    names: list[str]
+    sizes: list[int] | None
+    notes: tuple[DatasetNote, ...]
 
 
-def _find(directory: Directory, split: str) -> _Files:
-    """Returns the tar files of a split, the samples in each if `_info.json` lists them, and notes
-    on what is not read.
+def _find_split(directory: Directory, split: str) -> _SplitFiles:
+    """Finds the tar files of a split, in `_info.json` or by their names.
 
     Raises:
       UserError: if there are none, if one is missing or compressed, if they are of several sets, or
-        if the list cannot be read.
+        if `_info.json` cannot be read.
     """
-    return _listed(directory, split) or _found(directory, split)
+    content = directory.read_small_file(_INFO_FILE)
+    if content is not None:
+        return _find_split_in_list(directory, split, content)
+    return _find_split_by_names(directory, split)
 
 
-def _listed(directory: Directory, split: str) -> _Files | None:
-    """Returns the files of a split and the samples in each, as `_info.json` tells; None without
-    one.
-    """
-    text = directory.read_small_file(_INFO)
-    if text is None:
-        return None
+def _find_split_in_list(directory: Directory, split: str, content: bytes) -> _SplitFiles:
+    """Returns the files that `_info.json`, with this content, lists for a split."""
     try:
-        splits = json.loads(text)["splits"]
-        entry = next(splits[known] for known in listing.SPLIT_NAMES[split] if known in splits)
-        files, sizes = (
-            [str(file) for file in entry["filenames"]],
-            [int(size) for size in entry["shard_lengths"]],
-        )
-        known = {str(file) for other in splits.values() for file in other.get("filenames", ())}
+        splits = json.loads(content)["splits"]
+        split_name = next(name for name in listing.SPLIT_NAMES[split] if name in splits)
+        entry = splits[split_name]
+        names = [str(file) for file in entry["filenames"]]
+        sizes = [int(size) for size in entry["shard_lengths"]]
+        listed_names: set[str] = set()
+        for other_entry in splits.values():
+            listed_names.update(str(file) for file in other_entry.get("filenames", ()))
     except (
         ValueError,
         KeyError,
@@ -255,47 +314,54 @@ def _listed(directory: Directory, split: str) -> _Files | None:
         RecursionError,
     ) as error:
         raise UserError(
-            f"{directory.display_name(_INFO)}: does not list the files of {split} with their"
-            f" shard_lengths ({error!r})"
+            f"{directory.display_name(_INFO_FILE)} does not list the files of {split} with their"
+            f" shard_lengths ({error!r}). Correct the list, or remove it."
         ) from None
-    if not files or len(files) != len(sizes):
+    if not names or len(names) != len(sizes):
         raise UserError(
-            f"{directory.display_name(_INFO)}: has {len(files)} files but {len(sizes)} lengths"
-            f" of {split}"
+            f"{directory.display_name(_INFO_FILE)} has {len(names)} files but {len(sizes)} lengths"
+            f" for {split}. Correct the list, or remove it."
         )
     skipped = listing.SkippedFiles()
-    if not directory.remote:  # a server with a list need not show its files
-        for other in sorted(
-            {file for file in directory.list_files() if file.endswith((".tar", *_PACKED))} - known
-        ):
-            skipped.add(f"not in {_INFO}", other)
-    return files, sizes, skipped.notes(directory.location)
+    # A server with a list need not be able to list its directory.
+    if not directory.remote:
+        suffixes = (".tar", *_COMPRESSED_SUFFIXES)
+        tar_names = {name for name in directory.list_files() if name.endswith(suffixes)}
+        for name in sorted(tar_names - listed_names):
+            skipped.add(f"not in {_INFO_FILE}", name)
+    return _SplitFiles(names, sizes, skipped.notes(directory.location))
 
 
-def _found(directory: Directory, split: str) -> _Files:
-    names, place = directory.list_files(), directory.location
-    named = listing.word_lookup(names, ".tar")
-    found = listing.files_of_split(place, split, named)
+def _find_split_by_names(directory: Directory, split: str) -> _SplitFiles:
+    """Returns the files of a split by their names or those of their directory."""
+    location = directory.location
+    names = directory.list_files()
+    files_by_split_name = listing.word_lookup(names, ".tar")
+    split_files = listing.files_of_split(location, split, files_by_split_name)
     skipped = listing.SkippedFiles()
-    for suffix in _PACKED:
-        for name in listing.files_of_split(place, split, listing.word_lookup(names, suffix)):
-            if f"{name.removesuffix(suffix)}.tar" not in found:
+    for suffix, command in _DECOMPRESS_COMMANDS.items():
+        compressed = listing.files_of_split(location, split, listing.word_lookup(names, suffix))
+        for name in compressed:
+            tar_name = f"{name.removesuffix(suffix)}.tar"
+            if tar_name not in split_files:
                 raise UserError(
-                    f"{directory.display_name(name)}: is compressed, but images are read in random"
-                    f" order. Decompress it to {name.removesuffix(suffix)}.tar"
-                    f" ({_DECOMPRESS[suffix]}), or move it away"
+                    f"{directory.display_name(name)} is compressed, but images are read in random"
+                    f" order. Decompress it to {tar_name} ({command}), or move it away."
                 )
-            skipped.add("compressed, beside the unpacked file", name, fault=False)
-    if not found:
+            skipped.add("compressed, next to the unpacked file", name, fault=False)
+    if not split_files:
         raise UserError(
-            f"--data_dir={place}: holds no {split} tar files (names like {split}-000000.tar, or a"
-            f" directory {split})"
+            f"--data_dir={location} holds no {split} tar files. Their names must be like"
+            f" {split}-000000.tar, or they must be in a directory {split}."
         )
-    files = listing.complete_file_set(place, split, found)
-    others = listing.unassigned_files(
-        place, [name for name in names if name.endswith(".tar")], named
+    ordered_files = listing.complete_file_set(location, split, split_files)
+    tar_names = [name for name in names if name.endswith(".tar")]
+    notes = (
+        *listing.numbering_gaps(location, ordered_files),
+        *skipped.notes(location),
+        *listing.unassigned_files(location, tar_names, files_by_split_name),
     )
-    return files, None, (*listing.numbering_gaps(place, files), *skipped.notes(place), *others)
+    return _SplitFiles(ordered_files, None, notes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -303,38 +369,40 @@ class TarIndex:
     """Locates the samples of one tar file, in its order.
 
     Attributes:
-      begin: int64 [n]; the byte at which the header of each sample's first file begins.
-      offset, length: int64 [n]; first byte and bytes of each image; offset -1 for a sample without
-        one, -3 for a link that leads out of the archive.
-      label: int64 [n]; -1 for a sample without one, -2 for one whose label is a list, -3 for such a
-        link.
+      begin: offset of the header of each sample's first member, int64 [n].
+      offset: first byte of each image, int64 [n]; -1 if the sample has none, -3 if it is a link to
+        a file that is not in the archive.
+      length: number of bytes of each image, int64 [n].
+      label: class number of each sample, int64 [n]; -1 if it has none, -2 if it is a list, -3 if it
+        is a link to a file that is not in the archive.
+      version: version of the rules that recognize samples.
     """
 
     begin: npt.NDArray[np.int64]
     offset: npt.NDArray[np.int64]
     length: npt.NDArray[np.int64]
     label: npt.NDArray[np.int64]
-    version: int = _VERSION
+    version: int = _INDEX_VERSION
 
     def __post_init__(self) -> None:
-        """Raises ValueError for samples that were found by other rules."""
-        if self.version != _VERSION:
+        """Raises ValueError for an index that was built by other rules."""
+        if self.version != _INDEX_VERSION:
             raise ValueError(f"version {self.version} of the rules")
 
 
-def scan(path: Path) -> TarIndex:
-    """Reads the headers of a tar file, and the files with labels.
+def scan_tar(path: Path) -> TarIndex:
+    """Builds the index of a tar file from its headers and label files.
 
-    A sample is what the files of one key have, which follow one another; the key is a path up to
-    the first dot of its last part, and what follows is the extension (the WebDataset format). Its
-    image is the file whose whole extension is one of `IMAGES`: `1.depth.png` is not one. Its label
-    is the number in `.cls`, or `label` or `cls` in `.json`. Hard and symbolic links are followed
-    inside the archive.
+    A sample consists of consecutive members with the same key (the WebDataset format). The key is
+    the path up to the first dot in its last component, and the rest is the extension. The image is
+    the member whose whole extension is one of `IMAGE_EXTENSIONS`: `1.depth.png` is not one. The
+    label is the number in `.cls`, or `label` or `cls` in `.json`. Hard and symbolic links are
+    followed within the archive.
 
     Raises:
       OSError: if the file cannot be read.
-      ValueError: for an archive that is cut, damaged, compressed or two that were joined, or with
-        sparse files; for a sample with two images, or with two labels that differ.
+      ValueError: if the archive is truncated, damaged, compressed, has sparse members or consists
+        of two that were joined; or if a sample has two images, or two labels that differ.
     """
     members: list[tarfile.TarInfo] = []
     labels: dict[int, set[int]] = {}
@@ -352,169 +420,211 @@ def scan(path: Path) -> TarIndex:
                     # follow.
                     end = member.offset_data + (member.size if member.isfile() else 0)
                     members.append(member)
-                    extension = _divided(member.name)[1]
-                    if extension in _LABELS and member.isfile() and member.size <= _LONGEST_LABEL:
-                        # At once, because the disk has read them with their headers.
+                    extension = _split_name(member.name)[1]
+                    if (
+                        extension in _LABEL_EXTENSIONS
+                        and member.isfile()
+                        and member.size <= _MAX_LABEL_FILE_BYTES
+                    ):
+                        # Read labels now, because the disk has read them along with their headers.
                         position = file.tell()
                         file.seek(member.offset_data)
-                        labels[member.offset_data] = _labels(file.read(member.size), extension)
+                        content = file.read(member.size)
+                        labels[member.offset_data] = _parse_labels(content, extension)
                         file.seek(position)
         except tarfile.TarError as error:
-            _check_is_not_compressed(file)
+            _raise_if_compressed(file)
             raise ValueError(f"offset {end}: {error}; restore the file") from None
-        _check_end(file, -(-end // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE)
-    rows = _samples(members, labels)
-    return TarIndex(*np.array(rows, np.int64).reshape(-1, 4).T.copy())
+        blocks = -(-end // tarfile.BLOCKSIZE)
+        _check_end(file, blocks * tarfile.BLOCKSIZE)
+    rows = _index_samples(members, labels)
+    columns = np.array(rows, np.int64).reshape(-1, len(_Sample._fields)).T.copy()
+    return TarIndex(*columns)
 
 
-def _samples(members: Sequence[tarfile.TarInfo], labels: Mapping[int, set[int]]) -> list[_Row]:
-    """Returns the rows of the samples that the files of an archive make.
+class _Sample(NamedTuple):
+    """One sample, as in `TarIndex`."""
+
+    begin: int
+    offset: int
+    length: int
+    label: int
+
+
+def _index_samples(
+    members: Sequence[tarfile.TarInfo], labels: Mapping[int, set[int]]
+) -> list[_Sample]:
+    """Groups the members of an archive into samples.
 
     Args:
-      members: files and others, in their order.
-      labels: class numbers in the files that have some, by the offset of their content.
+      members: all members, in order.
+      labels: class numbers in the members that have some, by the offset of their content.
     """
-    rows: list[_Row] = []
-    key = None
-    used: dict[str, str] = {}
-    has_links = any(member.islnk() or member.issym() for member in members)
-    by_name = {posixpath.normpath(member.name): member for member in members} if has_links else {}
+    samples: list[_Sample] = []
+    key = ""
+    used_names: dict[str, str] = {}
+    members_by_path: dict[str, tarfile.TarInfo] = {}
+    # Normalizing all paths takes time, and most archives have no links.
+    if any(member.islnk() or member.issym() for member in members):
+        members_by_path = {posixpath.normpath(member.name): member for member in members}
     for member in members:
-        found, extension = _divided(member.name)
-        if not (found and extension and (member.isfile() or member.islnk() or member.issym())):
+        member_key, extension = _split_name(member.name)
+        is_content = member.isfile() or member.islnk() or member.issym()
+        if not (member_key and extension and is_content):
             continue
-        if found != key:
-            rows.append((member.offset, _UNKNOWN, 0, _UNKNOWN))
-            key = found
-            used = {}
-        rows[-1] = _with(rows[-1], member, _followed(member, by_name), labels, extension, used)
-    return rows
+        if member_key != key:
+            samples.append(_Sample(member.offset, _MISSING, 0, _MISSING))
+            key = member_key
+            used_names = {}
+        target = _follow_links(member, members_by_path)
+        samples[-1] = _add_member(samples[-1], member, target, labels, extension, used_names)
+    return samples
 
 
-def _followed(
-    member: tarfile.TarInfo, by_name: Mapping[str, tarfile.TarInfo]
-) -> tarfile.TarInfo | None:
-    """Returns the file to which a link leads in its archive, itself for a file; None if it is not
-    in the archive.
+def _add_member(
+    sample: _Sample,
+    member: tarfile.TarInfo,
+    target: tarfile.TarInfo | None,
+    labels: Mapping[int, set[int]],
+    extension: str,
+    used_names: dict[str, str],
+) -> _Sample:
+    """Returns a sample with one of its members added.
+
+    Args:
+      sample: the sample so far.
+      member: the member to add: a file, or a link to one.
+      target: the file with its content; None for a link to a file that is not in the archive.
+      labels: see `_index_samples`.
+      extension: of `member`.
+      used_names: names of the members with the "image" and the "label" of the sample so far.
+
+    Raises:
+      ValueError: if the sample has an image or another label already.
     """
-    found: tarfile.TarInfo | None = member
+    if extension in IMAGE_EXTENSIONS:
+        _claim_name(used_names, "image", member.name)
+        if target is None:
+            return sample._replace(offset=_BROKEN_LINK, length=0)
+        return sample._replace(offset=target.offset_data, length=target.size)
+    if extension not in _LABEL_EXTENSIONS:
+        return sample
+    if target is None:
+        is_labeled = sample.label != _MISSING
+        return sample if is_labeled else sample._replace(label=_BROKEN_LINK)
+    numbers = labels.get(target.offset_data, set())
+    if sample.label == _MULTIPLE_LABELS or _MULTIPLE_LABELS in numbers:
+        return sample._replace(label=_MULTIPLE_LABELS)
+    for number in numbers - {sample.label}:
+        _claim_name(used_names, "label", member.name)
+        sample = sample._replace(label=number)
+    return sample
+
+
+def _claim_name(used_names: dict[str, str], role: str, name: str) -> None:
+    """Records the member with a sample's image or label.
+
+    Raises:
+      ValueError: if the sample has one already.
+    """
+    if role in used_names:
+        raise ValueError(
+            f"a sample has two {role}s, {used_names[role]} and {name}: leave one in each sample, or"
+            f" give the other another extension (such as second.{name.rpartition('.')[2]})"
+        )
+    used_names[role] = name
+
+
+def _follow_links(
+    member: tarfile.TarInfo, members_by_path: Mapping[str, tarfile.TarInfo]
+) -> tarfile.TarInfo | None:
+    """Returns the file to which a link leads, or the member itself if it is a file.
+
+    Returns None for a link that leads out of the archive, in a circle, or not to a file.
+    """
+    target: tarfile.TarInfo | None = member
     for _ in range(_MAX_LINKS):
-        if found is None or found.isfile():
-            return found
-        if found.issym():  # relative to its directory
-            target = posixpath.join(posixpath.dirname(found.name), found.linkname)
-        elif found.islnk():  # relative to the root of the archive
-            target = found.linkname
+        if target is None or target.isfile():
+            return target
+        if target.issym():
+            # Symbolic links are relative to their own directory.
+            path = posixpath.join(posixpath.dirname(target.name), target.linkname)
+        elif target.islnk():
+            # Hard links are relative to the root of the archive.
+            path = target.linkname
         else:
             return None
-        found = by_name.get(posixpath.normpath(target))
+        target = members_by_path.get(posixpath.normpath(path))
     return None
 
 
-def _check_is_not_compressed(file: BinaryIO) -> None:
-    """Raises ValueError for a compressed archive: offsets in it are not those of its files."""
+def _raise_if_compressed(file: BinaryIO) -> None:
+    """Raises ValueError for a compressed archive, which allows no random access."""
     file.seek(0)
-    found = files.detect_compression(file.read(tarfile.BLOCKSIZE))
-    if found:
-        kind, command = found
+    compression = files.detect_compression(file.read(tarfile.BLOCKSIZE))
+    if compression:
+        name, command = compression
         raise ValueError(
-            f"is compressed ({kind}), but images are read in random order. Decompress each tar file"
-            f" into another directory, as in: mkdir plain; {command} < FILE.tar > plain/FILE.tar"
+            f"the file is compressed ({name}), but images are read in random order. Decompress each"
+            f" tar file into another directory, as in: mkdir plain; {command} < FILE.tar >"
+            " plain/FILE.tar"
         )
 
 
-def _check_end(file: BinaryIO, place: int) -> None:
-    """Raises ValueError unless zeros follow the last file that was found, which may be that before
-    a damaged header.
-    """
-    file.seek(place)
-    block = file.read(tarfile.BLOCKSIZE)
-    if len(block) < tarfile.BLOCKSIZE:
-        raise ValueError(f"offset {place}: the file ends early; restore it")
-    if any(block):
-        raise ValueError(f"offset {place}: the header of a file is damaged; restore the file")
-    while block := file.read(tarfile.RECORDSIZE):
-        if any(block):
-            place = file.tell() - len(block.lstrip(b"\0"))
-            raise ValueError(
-                f"offset {place}: more follows the end of the archive, as if two were joined: give"
-                " each its own"
-            )
-    if file.tell() - place > _MOST_ZEROS:
-        raise ValueError(
-            f"offset {place}: only zeros follow, as after an interrupted copy: restore the file"
-        )
+def _check_end(file: BinaryIO, end: int) -> None:
+    """Raises ValueError unless only zeros follow the last member that was found.
 
-
-def _divided(name: str) -> tuple[str, str]:
-    """Returns the key of a file and its whole extension; no key for a file that belongs to no
-    sample.
-    """
-    folder, _, base = name.rpartition("/")
-    stem, _, extension = base.partition(".")
-    return f"{folder}/{stem}" if stem and not base.startswith("__") else "", extension.lower()
-
-
-def _with(
-    row: _Row,
-    member: tarfile.TarInfo,
-    followed: tarfile.TarInfo | None,
-    labels: Mapping[int, set[int]],
-    extension: str,
-    used: dict[str, str],
-) -> _Row:
-    """Returns the row of a sample with one of its files added.
+    tarfile ends silently at a damaged header, so that member may not be the last of the archive.
 
     Args:
-      row: of the sample so far.
-      member: the file that is added, or a link to it.
-      followed: where its content is; None for a link that leads out of the archive.
-      labels: see `_samples`.
-      extension: of `member`.
-      used: names the image and the label of the sample so far.
+      file: the archive.
+      end: offset of the first block after that member.
     """
-    begin, offset, length, label = row
-    if extension in IMAGES:
-        _only(used, "image", member.name)
-        if followed is None:
-            return begin, _BROKEN_LINK, 0, label
-        return begin, followed.offset_data, followed.size, label
-    if extension in _LABELS and followed is None:
-        return begin, offset, length, _BROKEN_LINK if label == _UNKNOWN else label
-    if extension in _LABELS and followed is not None:
-        found = labels.get(followed.offset_data, set())
-        if _SEVERAL in (label, *found):
-            label = _SEVERAL
-            found = set()
-        for value in found - {label}:
-            _only(used, "label", member.name)
-            label = value
-    return begin, offset, length, label
-
-
-def _only(used: dict[str, str], what: str, name: str) -> None:
-    """Notes the file of a sample's image or label; raises ValueError if it has another one."""
-    if what in used:
+    file.seek(end)
+    block = file.read(tarfile.BLOCKSIZE)
+    if len(block) < tarfile.BLOCKSIZE:
+        raise ValueError(f"offset {end}: the file ends early; restore it")
+    if any(block):
+        raise ValueError(f"offset {end}: the header of a file is damaged; restore the file")
+    while block := file.read(tarfile.RECORDSIZE):
+        if any(block):
+            second_archive = file.tell() - len(block.lstrip(b"\0"))
+            raise ValueError(
+                f"offset {second_archive}: more follows the end of the archive, as if two were"
+                " joined: write each to its own file"
+            )
+    if file.tell() - end > _MAX_TRAILING_ZEROS:
         raise ValueError(
-            f"a sample has two {what}s, {used[what]} and {name}: leave one in each sample, or give"
-            f" the other another extension (such as second.{name.rpartition('.')[2]})"
+            f"offset {end}: only zeros follow, as after an interrupted copy; restore the file"
         )
-    used[what] = name
 
 
-def _labels(content: bytes, extension: str) -> set[int]:
-    """Returns the class numbers in a file of a sample: none, one, or two that contradict each
-    other.
+def _split_name(name: str) -> tuple[str, str]:
+    """Returns the key and the whole extension of a member.
 
-    A list, such as a one-hot label, gives `_SEVERAL` alone.
+    The key is "" for a member that belongs to no sample, such as `__meta__.json`: names that begin
+    with `__` describe the archive.
+    """
+    directory, _, base = name.rpartition("/")
+    stem, _, extension = base.partition(".")
+    key = f"{directory}/{stem}" if stem and not base.startswith("__") else ""
+    return key, extension.lower()
+
+
+def _parse_labels(content: bytes, extension: str) -> set[int]:
+    """Returns the class numbers in a label file of a sample.
+
+    There is none, one, or two that contradict each other. A list, such as a one-hot label, gives
+    `_MULTIPLE_LABELS` alone.
     """
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
-        return {_SEVERAL} if extension == "cls" and _NUMBERS.fullmatch(content) else set()
+        is_number_list = extension == "cls" and _NUMBER_LIST.fullmatch(content)
+        return {_MULTIPLE_LABELS} if is_number_list else set()
     values = [value]
     if extension == "json":
         values = [value.get("label"), value.get("cls")] if isinstance(value, dict) else []
     if any(isinstance(value, list) for value in values):
-        return {_SEVERAL}
-    return {number for number in values if type(number) is int and 0 <= number <= _LARGEST_LABEL}
+        return {_MULTIPLE_LABELS}
+    return {number for number in values if type(number) is int and 0 <= number <= _MAX_LABEL}

@@ -1,6 +1,4 @@
-"""Sources made of another: some of its examples under numbers of their own, and all of them kept in
-memory.
-"""
+"""Sources that wrap another one: a subset of its examples, and a cache in memory."""
 
 from __future__ import annotations
 
@@ -15,12 +13,13 @@ from hybrid_imagenet.data.sources.source import Source
 
 
 class Subset(Source):
-    """The examples of a source that `indices` names (int64 [k]), in that order.
+    """Gives access to some examples of another source, numbered from 0.
 
     Args:
-      source: all examples.
-      indices: those that are taken.
-      notes: those of the source, if they are told here; of several subsets only one tells them.
+      source: the source of all examples.
+      indices: the examples of the subset, in order, int64 [k].
+      notes: the notes to report. If there are several subsets of one source, only one of them gets
+        its notes, so that they are not reported twice.
     """
 
     def __init__(
@@ -30,20 +29,24 @@ class Subset(Source):
         notes: tuple[DatasetNote, ...] = (),
     ) -> None:
         super().__init__()
-        self._source, self._indices = source, indices
+        self._source = source
+        self._indices = indices
         self.reads = source.reads
         self.num_examples = len(indices)
-        self.num_classes, self.class_names = source.num_classes, source.class_names
-        self.ready, self.side = source.ready, source.side
-        self.notes, self.listing = (
-            notes,
-            [*source.listing, hashlib.sha256(indices.tobytes()).hexdigest()],
-        )
-        self.class_list, self.labels_seen = source.class_list, source.labels_seen
-        if source.shard_sizes is not None and (np.diff(indices) > 0).all():
-            self.shard_sizes = np.diff(
-                np.searchsorted(indices, np.cumsum(source.shard_sizes)), prepend=0
-            )
+        self.num_classes = source.num_classes
+        self.class_names = source.class_names
+        self.reuse_decoded_batch = source.reuse_decoded_batch
+        self.side = source.side
+        self.notes = notes
+        # The digest of the indices is part of the identity: two subsets of the same files differ.
+        self.file_names = [*source.file_names, hashlib.sha256(indices.tobytes()).hexdigest()]
+        self.unverified_class_list = source.unverified_class_list
+        self.labels_seen = source.labels_seen
+        # Each shard keeps its examples together only if their order has not changed.
+        is_ascending = bool((np.diff(indices) > 0).all())
+        if source.shard_sizes is not None and is_ascending:
+            ends = np.searchsorted(indices, np.cumsum(source.shard_sizes))
+            self.shard_sizes = np.diff(ends, prepend=0)
 
     def read_one(self, index: int) -> tuple[bytes, int]:
         return self._source.read_one(int(self._indices[index]))
@@ -61,28 +64,32 @@ class Subset(Source):
 
 
 class CachedSource(Source):
-    """Wraps a source so that its images are read from storage once.
+    """Keeps the encoded images of another source in memory, so that each is read once.
 
-    What has been stored stays: in a shuffled order every image is as likely to be next as any
-    other, so nothing is gained by replacing one with another. When the bound is reached, the rest
-    is read from storage as before.
+    Images that are in memory stay there. In a shuffled order every image is equally likely to be
+    the next, so replacing one with another would gain nothing. Once the limit is reached, the
+    remaining images are read from storage each time.
 
     Args:
-      source: what is read.
-      limit: bytes of images that are stored in all, at most.
+      source: the source to read from.
+      max_bytes: maximum total size of the images in memory.
     """
 
-    def __init__(self, source: Source, limit: int) -> None:
+    def __init__(self, source: Source, max_bytes: int) -> None:
         super().__init__()
         self._source = source
-        self._limit = limit
-        self._memory: dict[int, tuple[bytes, int]] = {}
-        self._stored = 0
+        self._max_bytes = max_bytes
+        self._examples: dict[int, tuple[bytes, int]] = {}
+        self._cached_bytes = 0
         self.reads = source.reads
-        self.num_examples, self.num_classes = source.num_examples, source.num_classes
-        self.class_names, self.notes = source.class_names, source.notes
-        self.shard_sizes, self.listing = source.shard_sizes, source.listing
-        self.class_list, self.labels_seen = source.class_list, source.labels_seen
+        self.num_examples = source.num_examples
+        self.num_classes = source.num_classes
+        self.class_names = source.class_names
+        self.notes = source.notes
+        self.shard_sizes = source.shard_sizes
+        self.file_names = source.file_names
+        self.unverified_class_list = source.unverified_class_list
+        self.labels_seen = source.labels_seen
 
     def locate(self, index: int) -> tuple[str, int]:
         return self._source.locate(index)
@@ -91,16 +98,15 @@ class CachedSource(Source):
         self._source.prefetch(shards)
 
     def read_one(self, index: int) -> tuple[bytes, int]:
-        """Reads from the cache if the image is there, else from the source, and remembers it while
-        there is room.
-        """
-        entry = self._memory.get(index)
-        if entry is not None:
-            return entry
-        entry = content, _ = self._source.read_one(index)
-        if (
-            self._stored + len(content) <= self._limit
-            and self._memory.setdefault(index, entry) is entry
-        ):
-            self._stored += len(content)  # once, where several threads read the same image
-        return entry
+        """Returns an example from memory, or reads it and keeps it while there is room."""
+        cached = self._examples.get(index)
+        if cached is not None:
+            return cached
+        example = self._source.read_one(index)
+        size = len(example[0])
+        if self._cached_bytes + size > self._max_bytes:
+            return example
+        # If several threads read the same image, count only the one that was stored.
+        if self._examples.setdefault(index, example) is example:
+            self._cached_bytes += size
+        return example

@@ -200,7 +200,7 @@ def _write_split(
         progress.add(task.last - task.first)
     receipts = [json.loads(_receipt(target / shard).read_text()) for shard in names]
     with files.atomic_replace(target / f"{split}.index.npz") as temporary:
-        write_index(temporary, tfrecord.scan_all([target / shard for shard in names]))
+        write_index(temporary, tfrecord.scan_shards([target / shard for shard in names]))
     bad = [line for receipt in receipts for line in receipt.pop("bad_records")]
     return {
         "num_examples": sum(receipt["num_examples"] for receipt in receipts),
