@@ -84,7 +84,7 @@ def implementations(grads: Sequence[tf.Variable], weights: Sequence[Any]) -> lis
         own = variables()
         optimizer.set_kinds(classify_by_rank(own))
         optimizer.build(own)
-        optimizer.hyper.assign({"phase": phase})
+        optimizer.hyperparameters.assign({"phase": phase})
 
         def update() -> tf.Tensor:
             optimizer.apply([g.read_value() for g in grads], own)

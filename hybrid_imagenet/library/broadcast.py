@@ -160,4 +160,4 @@ def set_scalars(optimizer: Any, values: Mapping[str, float]) -> None:
     if not hasattr(inner, "hyper"):
         inner.learning_rate = values["learning_rate"]
         return
-    inner.hyper.assign(values)
+    inner.hyperparameters.assign(values)

@@ -466,7 +466,9 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         }
         if isinstance(self.inner, GroupedOptimizer):
             config["kinds"] = [kind.value for kind in self.inner.kinds]
-            config["hyper"] = {name: self.inner.hyper[name] for name in self.inner.hyper.names}
+            config["hyper"] = {
+                name: self.inner.hyperparameters[name] for name in self.inner.hyperparameters.names
+            }
         return config
 
     @classmethod
@@ -486,7 +488,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         if kinds:
             inner.set_kinds([ParameterKind(kind) for kind in kinds])
         if hyper:
-            inner.hyper.assign(hyper)
+            inner.hyperparameters.assign(hyper)
         return made
 
 

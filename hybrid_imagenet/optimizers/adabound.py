@@ -2,57 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet.optimizers.formulas import adam_step_size, bounded_adam_values
-from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
+from hybrid_imagenet.optimizers.context import UpdateContext
+from hybrid_imagenet.optimizers.formulas import adam_step_size
+from hybrid_imagenet.optimizers.grouped import GroupedOptimizer, State
 from hybrid_imagenet.optimizers.registry import AdaBoundOptions
-from hybrid_imagenet.optimizers.rule import WEIGHTS, Before, Step
 from hybrid_imagenet.schedules.adabound_bounds import adabound_bounds
-
-_MOMENTS = ("first_moment", "second_moment")
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
 class AdaBound(GroupedOptimizer):
-    """Adam whose step is clipped into bounds that close on SGD's learning rate (Luo et al., ICLR
-    2019, algorithm 2).
+    """Adam whose step is clipped into bounds that close on SGD's rate (Luo et al., ICLR 2019).
 
-        m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
+    Algorithm 2 of the paper, with g = grad + weight_decay w:
+
+        m = b1 m + (1 - b1) g
+        v = b2 v + (1 - b2) g^2
         s = lr sqrt(1 - b2^t) / (1 - b1^t)
         w -= clip(s / (sqrt(v) + eps), F (1 - 1/(gamma t + 1)), F (1 + 1/(gamma t))) m
 
-    t counts applied updates from 1; F = final_lr lr / learning_rate follows the schedule, as in the
+    t counts applied updates from 1. F = final_lr lr / learning_rate follows the schedule, as in the
     authors' code.
     """
 
     Options = AdaBoundOptions
-    slots = _MOMENTS
+    slots = ("first_moment", "second_moment")
 
-    def before(self, now: Before) -> dict[str, tf.Tensor]:
-        a, rate = self.options, now.hyper["learning_rate"]
-        lower, upper = adabound_bounds(now.number, rate * (a.final_lr / a.learning_rate), a.gamma)
+    def prepare(self, ctx: UpdateContext) -> dict[str, tf.Tensor]:
+        """Computes Adam's step size and its bounds."""
+        options = self.options
+        rate = ctx.learning_rate
+        final_rate = rate * (options.final_lr / options.learning_rate)
+        lower, upper = adabound_bounds(ctx.step, final_rate, options.gamma)
         return {
-            "step_size": adam_step_size(now.number, rate, a.beta1, a.beta2),
+            "step_size": adam_step_size(ctx.step, rate, options.beta1, options.beta2),
             "lower": lower,
             "upper": upper,
         }
 
-    def rule(
-        self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step
-    ) -> dict[str, tf.Tensor]:
-        new = bounded_adam_values(
-            values[WEIGHTS],
-            values["first_moment"],
-            values["second_moment"],
-            grad,
-            betas=(self.options.beta1, self.options.beta2),
-            eps=self.options.eps,
-            unscale=step.unscale,
-            decay=step.decay,
-            **step.before,
-        )
-        return dict(zip((WEIGHTS, *_MOMENTS), new, strict=True))
+    def update(
+        self, grad: tf.Tensor, weight: tf.Tensor, state: State, ctx: UpdateContext
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        beta1 = self.options.beta1
+        beta2 = self.options.beta2
+        gradient = ctx.add_decay(ctx.unscale * grad, weight)
+        m = beta1 * state["first_moment"] + (1.0 - beta1) * gradient
+        v = beta2 * state["second_moment"] + (1.0 - beta2) * tf.square(gradient)
+        rate = ctx.prepared["step_size"] / (tf.sqrt(v) + self.options.eps)
+        lower = ctx.prepared["lower"]
+        upper = tf.maximum(ctx.prepared["upper"], lower)
+        bounded_rate = tf.minimum(tf.maximum(rate, lower), upper)
+        return weight - bounded_rate * m, {"first_moment": m, "second_moment": v}

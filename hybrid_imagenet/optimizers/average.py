@@ -58,8 +58,12 @@ class WeightAverage:
             w.value.assign(s.value)
             s.value.assign(weight)
 
-    def share(self, t: tf.Tensor) -> tf.Tensor:
-        """1 - d^k after update number t (float32 scalar, from 1), 0 between: s -= share (s - w)."""
+    def rate(self, t: tf.Tensor) -> tf.Tensor:
+        """Returns how far the average moves to the weights after update t: s -= rate (s - w).
+
+        It is 1 - d^k after every k-th update and 0 after the others; t is a float32 scalar,
+        counted from 1.
+        """
         decay = tf.minimum(self._decay, (1.0 + t) / (10.0 + t))
         if self._every == 1:
             return 1.0 - decay

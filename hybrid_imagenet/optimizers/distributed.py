@@ -13,11 +13,11 @@ import tensorflow as tf
 
 from hybrid_imagenet import private_api, xla
 from hybrid_imagenet.optimizers.average import WeightAverage
+from hybrid_imagenet.optimizers.executor import UpdateExecutor
 from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 from hybrid_imagenet.optimizers.kinds import check_updatable
 from hybrid_imagenet.optimizers.layout import Layout, Packed
 from hybrid_imagenet.optimizers.loss_scale import LossScale
-from hybrid_imagenet.optimizers.update import Update
 
 UPDATE_SCOPE = "optimizer_update"  # a profile shows the update's operations under it
 
@@ -89,7 +89,9 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         self._communicator = communicator
         self.grad_norm = keras.Variable(0.0, dtype="float32", trainable=False, name="grad_norm")
         self.average = average
-        self._update = Update(self.inner, self.loss_scale, average, packed=packed)
+        self._executor: UpdateExecutor | None = None
+        if self._grouped:
+            self._executor = self.inner.make_executor(self.loss_scale, average, packed=packed)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         if not self.built:
@@ -190,14 +192,16 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         """
         with tf.name_scope(UPDATE_SCOPE):
             square_sums, norm = (
-                self._update.apply(reduced) if self._grouped else self._update_by_keras(reduced)
+                self._update_by_keras(reduced)
+                if self._executor is None
+                else self._executor.apply(reduced)
             )
             self.grad_norm.assign(norm)
             self.square_sums.assign(square_sums)
 
     def _update_by_keras(self, reduced: Packed) -> tuple[tf.Tensor, tf.Tensor]:
         """Lets an optimizer of Keras update, which has a rule for each variable only; returns what
-        `Update.apply` does.
+        `UpdateExecutor.apply` does.
 
         On a GPU all values are put back if the gradients are not finite: a branch would have the
         host wait for that.

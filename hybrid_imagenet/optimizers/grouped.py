@@ -1,9 +1,8 @@
-"""Base of all optimizers of this package: one update of all variables, with scalars that a schedule
-sets.
-"""
+"""The base class of this package's optimizers, and the hyperparameters that a schedule sets."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -12,140 +11,163 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet import private_api
+from hybrid_imagenet import private_api, xla
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.optimizers.average import WeightAverage
+from hybrid_imagenet.optimizers.context import HYPERPARAMETERS, UpdateContext
+from hybrid_imagenet.optimizers.executor import UpdateExecutor
 from hybrid_imagenet.optimizers.kinds import ParameterKind, check_updatable, classify_by_rank
 from hybrid_imagenet.optimizers.layout import pack_each
 from hybrid_imagenet.optimizers.loss_scale import LossScale
+from hybrid_imagenet.optimizers.packed import PackedExecutor
+from hybrid_imagenet.optimizers.per_variable import PerVariableExecutor
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS, Options
-from hybrid_imagenet.optimizers.rule import Before, Measured, Step
-from hybrid_imagenet.optimizers.update import Update
 from hybrid_imagenet.options import invalid_reason, options_of
 
-HYPER_NAMES = ("learning_rate", "momentum", "phase", "lower_bound", "upper_bound", "lars_share")
+State = Mapping[str, tf.Tensor]
+"""Values of the slots of some weights, by slot."""
 
 
-class Hyper:
-    """The scalars of a step: one small float32 variable on the CPU, so that setting all of them is
-    one assignment.
-    """
+class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
+    """Base of the optimizers of this package: a subclass writes `update` and lists `slots`.
 
-    def __init__(self, **values: float):
-        """Starts from the given values; the others are 0."""
-        self.names = HYPER_NAMES
-        self._values = np.array([values.get(name, 0.0) for name in self.names], np.float32)
-        self._index = {name: i for i, name in enumerate(self.names)}
-        with tf.device("CPU:0"):
-            self._variable = tf.Variable(self._values, trainable=False, name="hyper")
+    A new optimizer is a subclass in a file of its own with its formulas in the docstring, a
+    dataclass of its options, and a line in `OPTIMIZERS`, both in `optimizers.registry`. It writes
 
-    def assign(self, values: Mapping[str, float]) -> None:
-        """Sets the named scalars; those not named stay.
+    * `update`, the rule itself, on values: new weight and slots from gradient, weight and slots;
+    * `prepare`, if the rule needs something that gradients do not change;
+    * `scale_layers`, if the rule needs a number per layer that follows from gradient norms.
 
-        Raises:
-          KeyError: for a name that is not in `names`.
-        """
-        changed = False
-        for name, value in values.items():
-            index, new = self._index[name], np.float32(value)
-            if self._values[index] != new:
-                self._values[index] = new
-                changed = True
-        if changed:
-            # Variable.assign takes twice as long. Without the device the constant would go to a GPU
-            # and come back.
-            with tf.device("CPU:0"):
-                values = tf.constant(self._values.copy())
-                tf.raw_ops.AssignVariableOp(resource=self._variable.handle, value=values)
+    None of these reads or assigns a variable. `optimizers.context.UpdateContext` says what each of
+    them can use. An `UpdateExecutor` runs them: for all variables as one vector on GPUs, or
+    variable by variable on CPUs. So `update` must be elementwise but for `ctx.layers`.
 
-    def vector(self) -> tf.Tensor:
-        """The scalars in the order of `names`, on the CPU; inside a graph they are read at every
-        execution.
-        """
-        with tf.device("CPU:0"):
-            return self._variable.read_value()
-
-    def __getitem__(self, name: str) -> float:
-        return float(self._values[self._index[name]])
-
-
-class GroupedOptimizer(keras.optimizers.Optimizer):
-    """Base of the optimizers: a subclass gives `Options`, `slots` and `rule`, on values.
-
-    The rule runs once a step, for all variables as one vector (`update`). Decay and kinds stay as
-    in the first step.
-
-    All state is float32. Gradients belong to the whole batch, already averaged over ranks. Weight
-    decay is coupled L2 (`g += weight_decay * w`) unless it is decoupled (`decay_share`), and spares
-    biases and normalization parameters unless `decay_all` is set (Jia et al.).
+    All state is float32. Gradients are means over the whole batch and all ranks. Weight decay is
+    coupled L2 decay (g += weight_decay * w), unless `decoupled_decay` is set; it spares biases and
+    normalization parameters unless `decay_all` is set (Jia et al.). Weight decay and the kinds of
+    parameters are fixed at the first step.
     """
 
     Options: ClassVar[type[Options]] = Options
     """The dataclass of the arguments, see `optimizers.registry`."""
     slots: tuple[str, ...] = ()
-    """The kinds of state that `build` creates, one variable per trainable variable; an attribute
-    for each.
-    """
+    """Names of the state per weight. `build` creates an attribute for each, a list of variables."""
     scales_layers: bool = False
-    """Whether LARS gives each layer a rate of its own."""
+    """Whether LARS gives each layer its own learning rate."""
 
     def __init__(self, *values: Any, **options: Any):
-        """Takes the fields of `Options`: the learning rate and, where there is one, the momentum
-        also by position.
+        """Takes the fields of `Options`.
 
-        They are the first values of the scalars; a schedule may replace them at each step.
+        The learning rate and, if there is one, the momentum may be positional. They are the first
+        values of the hyperparameters; a schedule may replace them at each step.
 
         Raises:
-          ValueError: for a value out of its bounds, or a learning rate that is no number.
+          ValueError: if a value is out of its bounds or the learning rate is not a number.
         """
-        given: Any = self.Options(*values, **options)
-        if not isinstance(given.learning_rate, (int, float)):
-            raise ValueError(
-                f"learning_rate={given.learning_rate!r}: give a number, and a schedule of "
-                "hybrid_imagenet.schedules to DistributedOptimizer(schedule=...)"
-            )
-        if given.learning_rate < 0:
-            raise ValueError(f"learning_rate={given.learning_rate}: must not be negative")
-        for known in options_of(self.Options).values():
-            value = getattr(given, known.name)
-            if reason := invalid_reason(value, known):
-                raise ValueError(f"{known.name}={value}: {reason}")
-        rate, momentum = float(given.learning_rate), getattr(given, "momentum", 0.0)
-        hyper = Hyper(
-            learning_rate=rate,
-            momentum=momentum,
+        arguments: Any = self.Options(*values, **options)
+        _check_arguments(arguments, self.Options)
+        learning_rate = float(arguments.learning_rate)
+        hyperparameters = Hyperparameters(
+            learning_rate=learning_rate,
+            momentum=getattr(arguments, "momentum", 0.0),
             lars_share=1.0,
-            lower_bound=rate,
-            upper_bound=rate,
+            lower_bound=learning_rate,
+            upper_bound=learning_rate,
         )
-        constructor = f"{type(self).__module__}:{type(self).__name__}"
-        name = given.name or next(
-            (name for name, m in OPTIMIZERS.items() if m.constructor == constructor), None
+        super().__init__(
+            learning_rate=lambda: hyperparameters["learning_rate"],
+            name=arguments.name or _registered_name(type(self)),
         )
-        super().__init__(learning_rate=lambda: hyper["learning_rate"], name=name)
-        self.options, self.hyper = given, hyper
-        decoupled = getattr(given, "decoupled_decay", False)
-        self.decay = 0.0 if decoupled else float(given.weight_decay)
-        self.decoupled = float(given.weight_decay) if decoupled else 0.0
+        self.options = arguments
+        self.hyperparameters = hyperparameters
+        is_decoupled = getattr(arguments, "decoupled_decay", False)
+        self.decay = 0.0 if is_decoupled else float(arguments.weight_decay)
+        self.decoupled_decay = float(arguments.weight_decay) if is_decoupled else 0.0
         self.kinds: list[ParameterKind] = []
-        self._alone: Update | None = None  # of `apply`
+        self._standalone_executor: UpdateExecutor | None = None
+
+    # What a subclass writes
+
+    def prepare(self, ctx: UpdateContext) -> dict[str, tf.Tensor]:
+        """Computes what the gradients do not change, before they arrive.
+
+        Returns:
+          Scalars or vectors [n] by name, which later methods find in `ctx.prepared`.
+        """
+        return {}
+
+    def scale_layers(self, ctx: UpdateContext) -> dict[str, tf.Tensor]:
+        """Computes numbers per layer that follow from the norms of the gradients.
+
+        Returns:
+          Scalars or vectors [n] by name, which `update` finds in `ctx.prepared`. Under
+          `context.TRUST_RATIOS` it may add the ratios of the kernels for the log, in the order of
+          `kernel_indices`.
+        """
+        return {}
+
+    @abc.abstractmethod
+    def update(
+        self, grad: tf.Tensor, weight: tf.Tensor, state: State, ctx: UpdateContext
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """Computes new weights and slots from old ones, elementwise but for `ctx.layers`.
+
+        Args:
+          grad: float32, still multiplied by the loss scale; `ctx.unscale` is its inverse.
+          weight: float32, in the shape of `grad`.
+          state: the values of `slots`, in the shape of `grad`.
+          ctx: everything else.
+
+        Returns:
+          The new weights, and the new values of all slots by name.
+        """
+
+    def counters(self) -> list[keras.Variable]:
+        """Returns int64 scalars that count the steps in which the hyperparameter `phase` is 1."""
+        return []
+
+    def decay_is_on(self, hyperparameters: Mapping[str, tf.Tensor]) -> Any:
+        """Returns 1 in steps in which weights decay, else 0."""
+        return 1.0
+
+    # What all optimizers share
 
     @property
     def learning_rate(self) -> float:
         """The learning rate last set, by the constructor, a schedule or an assignment."""
-        return self.hyper["learning_rate"]
+        return self.hyperparameters["learning_rate"]
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
-        self.hyper.assign({"learning_rate": float(value)})
+        self.hyperparameters.assign({"learning_rate": float(value)})
 
     def get_config(self) -> dict[str, Any]:
         return dataclasses.asdict(self.options) | {"name": self.name}
 
+    def make_executor(
+        self,
+        loss_scale: LossScale,
+        average: WeightAverage | None = None,
+        *,
+        packed: bool | None = None,
+    ) -> UpdateExecutor:
+        """Makes what runs this optimizer's rule on all variables.
+
+        Args:
+          loss_scale: what the gradients are multiplied by.
+          average: moving average of the weights.
+          packed: all variables as one vector; by default if there is a GPU.
+        """
+        if packed is None:
+            packed = xla.has_gpu()
+        executor = PackedExecutor if packed else PerVariableExecutor
+        return executor(self, loss_scale, average)
+
     def set_kinds(self, kinds: Sequence[ParameterKind]) -> None:
-        """Sets the kind of each trainable variable, in order; without it, vectors count as biases.
+        """Sets the kind of each trainable variable, in order; by default vectors are biases.
 
         Raises:
-          ValueError: if called after a build with another number of variables.
+          ValueError: if it is called after a build with another number of variables.
         """
         if self.built and len(kinds) != len(private_api.trainable_variables(self)):
             raise ValueError(
@@ -164,13 +186,13 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
             return
         variables = list(variables)
         check_updatable(variables)
-        other = next((v for v in variables if v.dtype != "float32"), None)
-        if other is not None:
-            raise UserError(
-                f"The optimizer {self.name} updates float32 weights only, but {other.path} is"
-                f" {other.dtype}. Use the dtype policy mixed_{other.dtype}, which keeps float32"
-                " weights, or an optimizer of Keras."
-            )
+        for variable in variables:
+            if variable.dtype != "float32":
+                raise UserError(
+                    f"The optimizer {self.name} updates float32 weights only, but {variable.path}"
+                    f" is {variable.dtype}. Use the dtype policy mixed_{variable.dtype}, which"
+                    " keeps float32 weights, or an optimizer of Keras."
+                )
         if not self.kinds:
             self.set_kinds(classify_by_rank(variables))
         if len(self.kinds) != len(variables):
@@ -188,8 +210,9 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         grads: Sequence[tf.Tensor],
         trainable_variables: Sequence[keras.Variable] | None = None,
     ) -> None:
-        """Updates the variables from unscaled gradients, one per variable; a step that is not
-        finite changes nothing.
+        """Updates the variables from unscaled gradients, one per variable, without other ranks.
+
+        A step whose gradients are not finite changes nothing.
 
         Raises:
           ValueError: if a gradient is missing, or the variables are not those that the optimizer
@@ -204,76 +227,111 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         missing = [v.path for g, v in zip(grads, variables, strict=True) if g is None]
         if missing:
             raise ValueError(f"no gradient for {', '.join(missing)}")
-        if self._alone is None:
+        if self._standalone_executor is None:
             with tf.init_scope():
-                self._alone = Update(self, LossScale())
-        self._alone.apply(pack_each([tf.cast(tf.convert_to_tensor(g), tf.float32) for g in grads]))
-
-    def before(self, now: Before) -> dict[str, Any]:
-        """Computes once per step what `rule` needs and gradients do not change, by name: scalars,
-        or vectors [n].
-        """
-        return {}
-
-    def layers(self, now: Measured) -> dict[str, tf.Tensor]:
-        """Computes once per step what `rule` needs and the sizes of the gradients change: vectors
-        [n] or scalars.
-
-        Under `rule.TRUST_RATIOS` it may give the ratios for the log (`trust_ratios`).
-        """
-        return {}
-
-    def rule(
-        self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step
-    ) -> dict[str, tf.Tensor]:
-        """New values from old ones, elementwise but for what `step` offers; no variable is read or
-        assigned.
-
-        Args:
-          grad: float32, still multiplied by the loss scale.
-          values: `rule.WEIGHTS` and `slots`, in the shape of `grad`.
-          step: all else.
-
-        Returns:
-          New values under the same keys.
-        """
-        raise NotImplementedError
-
-    def counters(self) -> list[keras.Variable]:
-        """int64 scalars that count the steps in which `hyper["phase"]` is 1."""
-        return []
+                self._standalone_executor = self.make_executor(LossScale())
+        float32 = [tf.cast(tf.convert_to_tensor(grad), tf.float32) for grad in grads]
+        self._standalone_executor.apply(pack_each(float32))
 
     def decayed_indices(self) -> list[int]:
-        """The variables that weight decay acts on."""
-        return [
-            i
-            for i, kind in enumerate(self.kinds)
-            if self.options.decay_all or kind is ParameterKind.KERNEL
-        ]
-
-    def decay_share(self, hyper: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """The part of `decoupled`, which belongs to the peak rate, that this step takes off the
-        weights (SGDW: Loshchilov and Hutter, arXiv 1711.05101, algorithm 1): decay follows the
-        schedule, and no momentum.
-        """
-        peak = self.options.learning_rate
-        return self.decays(hyper) * hyper["learning_rate"] / peak if peak else tf.constant(0.0)
-
-    def decays(self, hyper: Mapping[str, tf.Tensor]) -> Any:
-        """1 in steps in which weights decay, else 0."""
-        return 1.0
+        """Returns the positions of the variables that weight decay acts on."""
+        if self.options.decay_all:
+            return list(range(len(self.kinds)))
+        return self.kernel_indices()
 
     def kernel_indices(self) -> list[int]:
-        """The variables that LARS scales: neither biases nor normalization parameters."""
+        """Returns the positions of kernels: neither biases nor normalization parameters.
+
+        LARS scales these and no others.
+        """
         return [i for i, kind in enumerate(self.kinds) if kind is ParameterKind.KERNEL]
+
+    def decoupled_rate(self, hyperparameters: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """Returns the part of `decoupled_decay` that this step takes off the weights.
+
+        Decay follows the learning rate and not the momentum: SGDW (Loshchilov and Hutter, arXiv
+        1711.05101, algorithm 1). `decoupled_decay` belongs to the peak of the learning rate.
+        """
+        peak = self.options.learning_rate
+        if not peak:
+            return tf.constant(0.0)
+        return self.decay_is_on(hyperparameters) * hyperparameters["learning_rate"] / peak
+
+
+class Hyperparameters:
+    """Scalars that a schedule sets before each step.
+
+    They are one small float32 variable on the CPU, so that setting all of them is one assignment.
+    """
+
+    def __init__(self, **values: float):
+        """Starts from the values that are passed; the others are 0."""
+        self.names = HYPERPARAMETERS
+        self._values = np.array([values.get(name, 0.0) for name in self.names], np.float32)
+        self._index = {name: i for i, name in enumerate(self.names)}
+        with tf.device("CPU:0"):
+            self._variable = tf.Variable(self._values, trainable=False, name="hyper")
+
+    def assign(self, values: Mapping[str, float]) -> None:
+        """Sets the named scalars and keeps the others.
+
+        Raises:
+          KeyError: for a name that is not in `names`.
+        """
+        changed = False
+        for name, value in values.items():
+            index = self._index[name]
+            new = np.float32(value)
+            if self._values[index] != new:
+                self._values[index] = new
+                changed = True
+        if changed:
+            # Variable.assign takes twice as long. Without the device the constant would go to a GPU
+            # and come back.
+            with tf.device("CPU:0"):
+                constant = tf.constant(self._values.copy())
+                tf.raw_ops.AssignVariableOp(resource=self._variable.handle, value=constant)
+
+    def vector(self) -> tf.Tensor:
+        """Returns the scalars in the order of `names`, on the CPU.
+
+        Inside a graph they are read at every execution.
+        """
+        with tf.device("CPU:0"):
+            return self._variable.read_value()
+
+    def __getitem__(self, name: str) -> float:
+        return float(self._values[self._index[name]])
 
 
 def check_known(built_on: Sequence[keras.Variable], variables: Sequence[keras.Variable]) -> None:
-    """Raises ValueError if variables are not those that an optimizer was built on, in their
-    order.
-    """
+    """Raises ValueError unless variables are those that an optimizer was built on, in order."""
     if list(map(id, variables)) != list(map(id, built_on)):
         raise ValueError(
             "these are not the variables that the optimizer was built on, in their order: after a"
             " change of `trainable`, compile the model with a new optimizer"
         )
+
+
+def _check_arguments(arguments: Any, options_class: type[Options]) -> None:
+    learning_rate = arguments.learning_rate
+    if not isinstance(learning_rate, (int, float)):
+        raise ValueError(
+            f"learning_rate={learning_rate!r} is not a number. Pass a number, and a schedule of"
+            " hybrid_imagenet.schedules to DistributedOptimizer(schedule=...)."
+        )
+    if learning_rate < 0:
+        raise ValueError(f"learning_rate={learning_rate} is negative. Pass a positive number.")
+    for declared in options_of(options_class).values():
+        value = getattr(arguments, declared.name)
+        if reason := invalid_reason(value, declared):
+            raise ValueError(f"{declared.name}={value}: {reason}")
+
+
+def _registered_name(optimizer_class: type) -> str | None:
+    """Returns the name of a class in `OPTIMIZERS`, or None if it is not there."""
+    constructor = f"{optimizer_class.__module__}:{optimizer_class.__name__}"
+    for name, spec in OPTIMIZERS.items():
+        if spec.constructor == constructor:
+            return name
+    return None

@@ -1,6 +1,4 @@
-"""The hybrid method of Lu et al.: AdaBound with linear-scaling bounds as the warmup of SGD with
-LARS.
-"""
+"""The hybrid method of Lu et al.: AdaBound with closing bounds is the warmup of SGD with LARS."""
 
 from __future__ import annotations
 
@@ -8,61 +6,128 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
+from hybrid_imagenet.optimizers.context import TRUST_RATIOS, UpdateContext
 from hybrid_imagenet.optimizers.formulas import adam_step_size
-from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
+from hybrid_imagenet.optimizers.grouped import GroupedOptimizer, State
 from hybrid_imagenet.optimizers.lars import TrustRatio
 from hybrid_imagenet.optimizers.registry import HybridOptions
-from hybrid_imagenet.optimizers.rule import TRUST_RATIOS, WEIGHTS, Before, Measured, Step
+from hybrid_imagenet.optimizers.trust_ratio import trust_ratio
+
+Array = npt.NDArray[np.float64]
+
+
+def hybrid_step(
+    w: Array,
+    grad: Array,
+    m: Array,
+    v: Array,
+    *,
+    t: int,
+    warms_up: bool,
+    lower: float,
+    upper: float,
+    learning_rate: float,
+    momentum: float,
+    options: HybridOptions,
+) -> tuple[Array, Array, Array]:
+    """Takes the whole step of Lu et al. §2.2.1 for one kernel, in the order of the paper.
+
+    This is the definition that the class below is tested against. It has the default `handover`,
+    `continuous`: m goes on as the velocity of SGD, as in its first step u = P m.
+
+    Args:
+      w, grad, m, v: weights, gradient, first moment (in SGD the velocity over P) and second moment.
+      t: applied updates so far, this one included.
+      warms_up: whether this is a step of the first T epochs.
+      lower, upper: AdaBound's bounds in this step; both are P = lr N at T.
+      learning_rate: of SGD in this step, lr N kappa^epoch.
+      momentum: of SGD.
+      options: the constants.
+
+    Returns:
+      The new w, m and v. In SGD, m is the velocity u itself, and `upper` must be P in its first
+      step and 1 in the later ones.
+    """
+    if warms_up:  # AdaBound
+        m = options.adabound_beta1 * m + (1 - options.adabound_beta1) * grad
+        v = options.adabound_beta2 * v + (1 - options.adabound_beta2) * grad**2
+        step_size = options.adabound_lr
+        if options.bias_correction:
+            step_size *= np.sqrt(1 - options.adabound_beta2**t) / (1 - options.adabound_beta1**t)
+        rate = np.clip(step_size / (np.sqrt(v) + options.adabound_eps), lower, upper)
+        return w - rate * m, m, v
+    # SGD with LARS
+    ratio = trust_ratio(
+        np.linalg.norm(w),
+        np.linalg.norm(grad),
+        eta=options.lars_eta,
+        decay=options.weight_decay,
+        eps=options.lars_eps,
+        eps_rule=options.lars_eps_rule,
+    )
+    gradient = grad + options.weight_decay * w
+    u = momentum * (upper * m) + (1 - momentum) * learning_rate * ratio * gradient
+    return w - u, u, v
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
 class Hybrid(GroupedOptimizer):
     """AdaBound-bounded warmup, then linear-scaling SGD with LARS (Lu, Lu, Liang, §2.2.1).
 
-    Phase 0, epochs 1 to T, with the bounds of `schedules.adabound_bounds.hybrid_bounds` in the
+    Phase 0, epochs 1 to T, with the bounds of `schedules.adabound_bounds.hybrid_bounds` among the
     hyperparameters:
 
-        m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
-        s = alpha sqrt(1 - b2^t) / (1 - b1^t)        t: applied updates; s = alpha without bias
-        correction w -= clip(s / (sqrt(v) + eps), lower, upper) m
+        m = b1 m + (1 - b1) g
+        v = b2 v + (1 - b2) g^2
+        s = alpha sqrt(1 - b2^t) / (1 - b1^t)        t: applied updates
+        w -= clip(s / (sqrt(v) + eps), lower, upper) m
 
-    At T both bounds are P = lr N, so the last step is w -= P m: SGD on an averaged gradient.
+    Without bias correction s = alpha. At T both bounds are P = lr N, so the last step is w -= P m:
+    SGD on an averaged gradient.
 
     Phase 1, with the learning rate a of the schedule and the ratio of LARS for each layer:
 
-        u = momentum u + c a ratio^s (g + weight_decay w);  w -= u
+        u = momentum u + c a ratio^s (g + weight_decay w)
+        w -= u
 
-    with s the scalar `lars_share`: it may grow from 0, where each layer has the learning rate P of
-    phase 0's end, to 1, where LARS alone sets it (`schedules.training_schedule.Schedule`).
+    where s is the hyperparameter `lars_share`. It may grow from 0, which gives each layer the
+    learning rate P of the end of phase 0, to 1, where LARS alone sets it
+    (`schedules.training_schedule.Schedule`).
 
-    Both phases are one formula whose factors follow the phase, a scalar: a branch in the step would
-    have the host wait for the GPU. `handover` says how the velocity u begins, since Lu et al. do
-    not:
+    `handover` says how the velocity u begins, because Lu et al. do not:
 
     continuous: u = P m, which is the last step of the warmup itself, and c = 1 - momentum. The new
-      velocity averages as m did: the size of the update does not jump at T (momentum alone would
-      raise it tenfold), and where LARS gives a layer another learning rate, the update moves to it
-      over some 1 / (1 - momentum) steps.
-    reset: u = 0 and c = 1, SGD with momentum as in Goyal et al.
-    rescale: u = P m / (1 - b1) and c = 1: the velocity that SGD with momentum would have built up
-    by then.
+      velocity averages as m did, so the size of the update does not jump at T (momentum alone would
+      raise it tenfold). If LARS gives a layer another learning rate, the update moves to it within
+      about 1 / (1 - momentum) steps.
+    reset: u = 0 and c = 1, which is SGD with momentum as in Goyal et al.
+    rescale: u = P m / (1 - b1) and c = 1, which is the velocity that SGD with momentum would have
+      built up by then.
 
-    m and u share one variable (it holds -u); a counter of the steps of phase 1 tells the device
-    when to hand over, so that skipped steps and resumed runs need no special care. Weight decay
-    acts in phase 1 only, unless `decay_in_warmup` is set.
+    Weight decay acts in phase 1 only, unless `decay_in_warmup` is set.
+
+    Both phases are one formula whose factors depend on the phase, a scalar on the device, because a
+    branch in the step would make the host wait for the GPU. For the same reason m and u share one
+    variable, which holds -u in phase 1. A counter of the steps of phase 1 tells the device when to
+    hand over, so skipped steps and resumed runs need no special care.
     """
 
     Options = HybridOptions
     slots = ("first_moment", "second_moment")
-    phases = 2  # `hyper["phase"]` says which one a step belongs to
 
     def __init__(self, *values: Any, **options: Any):
         super().__init__(*values, **options)
-        o = self.options
-        self.ratio = TrustRatio(o.lars_variant, o.lars_eta, o.lars_eps, o.lars_eps_rule)
-        self.scales_layers = o.lars_variant != "none"
+        self.trust_ratio = TrustRatio(
+            variant=self.options.lars_variant,
+            eta=self.options.lars_eta,
+            eps=self.options.lars_eps,
+            eps_rule=self.options.lars_eps_rule,
+        )
+        self.scales_layers = self.options.lars_variant != "none"
 
     def build(self, variables: Any) -> None:
         """Creates the moments, and the counter of the steps of phase 1."""
@@ -71,58 +136,71 @@ class Hybrid(GroupedOptimizer):
         super().build(variables)
         self._sgd_steps = self.add_variable(shape=(), dtype="int64", name="sgd_steps")
 
-    def decays(self, hyper: Mapping[str, tf.Tensor]) -> Any:
-        return tf.where(hyper["phase"] > 0.5, 1.0, float(self.options.decay_in_warmup))
-
     def counters(self) -> list[keras.Variable]:
         return [self._sgd_steps]
 
-    def before(self, now: Before) -> dict[str, tf.Tensor]:
-        """Computes the step size of phase 0 and its bound, the factor of the first moment, and
-        norms.
-        """
-        a, momentum, later = self.options, now.hyper["momentum"], now.hyper["phase"] > 0.5
-        adam = adam_step_size(now.number, a.adabound_lr, a.adabound_beta1, a.adabound_beta2)
-        # The first step turns the first moment into -u on the way: P, where both bounds meet, joins
-        # the factor.
-        begin: float = {"continuous": 1.0, "reset": 0.0, "rescale": 1.0 / (1.0 - a.adabound_beta1)}[
-            a.handover
-        ]
-        carry = tf.where(
-            tf.equal(now.counters[0], 0), -begin * now.hyper["lower_bound"] * momentum, momentum
-        )
+    def decay_is_on(self, hyperparameters: Mapping[str, tf.Tensor]) -> Any:
+        return tf.where(hyperparameters["phase"] > 0.5, 1.0, float(self.options.decay_in_warmup))
+
+    def prepare(self, ctx: UpdateContext) -> dict[str, tf.Tensor]:
+        """Computes the step size of phase 0, the factor of the first moment, and square sums."""
+        options = self.options
+        is_sgd = ctx.hyperparameters["phase"] > 0.5
+        lower = ctx.hyperparameters["lower_bound"]
+        if options.bias_correction:
+            step_size = adam_step_size(
+                ctx.step, options.adabound_lr, options.adabound_beta1, options.adabound_beta2
+            )
+        else:
+            step_size = tf.constant(options.adabound_lr, tf.float32)
+        # The first step of SGD turns the first moment into -u. Both bounds are P then.
+        is_first_sgd_step = tf.equal(ctx.counters[0], 0)
+        handover = -_handover_scale(options) * lower * ctx.momentum
+        sgd_factor = tf.where(is_first_sgd_step, handover, ctx.momentum)
         return {
-            "later": later,
-            "step_size": adam if a.bias_correction else tf.constant(a.adabound_lr, tf.float32),
-            "upper": tf.maximum(now.hyper["lower_bound"], now.hyper["upper_bound"]),
-            "carry": tf.where(later, carry, a.adabound_beta1),
-            **self.ratio.before(self, now),
+            "is_sgd": is_sgd,
+            "step_size": step_size,
+            "upper": tf.maximum(lower, ctx.hyperparameters["upper_bound"]),
+            "moment_factor": tf.where(is_sgd, sgd_factor, options.adabound_beta1),
+            **self.trust_ratio.prepare(self, ctx),
         }
 
-    def layers(self, now: Measured) -> dict[str, tf.Tensor]:
-        """Computes the layers' learning rates, with the sign of u; in phase 0 the gradient's weight
-        in m, 1 - b1.
-        """
-        later, momentum = now.before["later"], now.hyper["momentum"]
-        factor = 1.0 - momentum if self.options.handover == "continuous" else tf.constant(1.0)
-        found = self.ratio.layers(self, now, factor, now.hyper["lars_share"])
-        found["rates"] = tf.where(later, -found["rates"], 1.0 - self.options.adabound_beta1)
-        if TRUST_RATIOS in found:
-            found[TRUST_RATIOS] = tf.where(later, found[TRUST_RATIOS], 1.0)
-        return found
+    def scale_layers(self, ctx: UpdateContext) -> dict[str, tf.Tensor]:
+        """Computes the factor of the gradient: 1 - b1 in phase 0, minus the layer's rate later."""
+        is_sgd = ctx.prepared["is_sgd"]
+        gradient_factor: Any = tf.constant(1.0)
+        if self.options.handover == "continuous":
+            gradient_factor = 1.0 - ctx.momentum
+        scaled = self.trust_ratio.scale_layers(
+            self, ctx, gradient_factor, ctx.hyperparameters["lars_share"]
+        )
+        scaled["rates"] = tf.where(is_sgd, -scaled["rates"], 1.0 - self.options.adabound_beta1)
+        if TRUST_RATIOS in scaled:
+            scaled[TRUST_RATIOS] = tf.where(is_sgd, scaled[TRUST_RATIOS], 1.0)
+        return scaled
 
-    def rule(
-        self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step
-    ) -> dict[str, tf.Tensor]:
-        a, now = self.options, step.before
-        w, m, v = values[WEIGHTS], values["first_moment"], values["second_moment"]
-        g = step.unscale * (grad + step.scaled_decay * w)
-        m = now["carry"] * m + step.spread(now["rates"]) * g
-        v = tf.where(
-            now["later"], v, a.adabound_beta2 * v + (1.0 - a.adabound_beta2) * tf.square(g)
-        )
-        size = tf.maximum(
-            now["step_size"] / (tf.sqrt(v) + a.adabound_eps), step.hyper["lower_bound"]
-        )
-        w += tf.where(now["later"], 1.0, -tf.minimum(size, now["upper"])) * m
-        return dict(zip((WEIGHTS, *self.slots), (w, m, v), strict=True))
+    def update(
+        self, grad: tf.Tensor, weight: tf.Tensor, state: State, ctx: UpdateContext
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        beta2 = self.options.adabound_beta2
+        is_sgd = ctx.prepared["is_sgd"]
+        gradient = ctx.unscale * ctx.add_scaled_decay(grad, weight)
+        # m in phase 0, -u in phase 1
+        m = ctx.prepared["moment_factor"] * state["first_moment"]
+        m += ctx.layers.broadcast(ctx.prepared["rates"]) * gradient
+        v = state["second_moment"]
+        v = tf.where(is_sgd, v, beta2 * v + (1.0 - beta2) * tf.square(gradient))
+        rate = ctx.prepared["step_size"] / (tf.sqrt(v) + self.options.adabound_eps)
+        rate = tf.maximum(rate, ctx.hyperparameters["lower_bound"])
+        rate = tf.minimum(rate, ctx.prepared["upper"])
+        weight += tf.where(is_sgd, 1.0, -rate) * m
+        return weight, {"first_moment": m, "second_moment": v}
+
+
+def _handover_scale(options: HybridOptions) -> float:
+    """Returns what the first moment is multiplied by, besides P, to become the velocity at T."""
+    if options.handover == "reset":
+        return 0.0
+    if options.handover == "rescale":
+        return 1.0 / (1.0 - options.adabound_beta1)
+    return 1.0

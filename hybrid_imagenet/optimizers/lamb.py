@@ -2,55 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import keras
 import tensorflow as tf
 
+from hybrid_imagenet.optimizers.context import UpdateContext
 from hybrid_imagenet.optimizers.formulas import bias_correction
-from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
+from hybrid_imagenet.optimizers.grouped import GroupedOptimizer, State
 from hybrid_imagenet.optimizers.kinds import ParameterKind
 from hybrid_imagenet.optimizers.registry import LambOptions
-from hybrid_imagenet.optimizers.rule import WEIGHTS, Before, Step
 from hybrid_imagenet.optimizers.trust_ratio import trust_ratio
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
 class LAMB(GroupedOptimizer):
-    """Layer-wise adaptive moments (You et al., arXiv 1904.00962, algorithm 2), with phi the
-    identity.
+    """Layer-wise adaptive moments (You et al., arXiv 1904.00962, algorithm 2; phi = identity).
 
-        m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
-        r = m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + lambda w        lambda = weight_decay
-        w -= lr |w| / |r| r                                                  t: applied updates,
-        from 1
+        m = b1 m + (1 - b1) g
+        v = b2 v + (1 - b2) g^2
+        r = m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + weight_decay w
+        w -= lr |w| / |r| r
 
-    A layer moves by lr times the norm of its weights in every update: the learning rate is the
-    relative step. Unlike that of the other optimizers the decay is not part of the gradient. Biases
-    and normalization parameters take w -= lr r without decay, as in the authors' code; so does a
-    layer whose |w| or |r| is 0.
+    t counts applied updates from 1. A layer moves by lr times the norm of its weights in every
+    update: the learning rate is the relative step. Weight decay is not part of the gradient, unlike
+    in the other optimizers. Biases and normalization parameters take w -= lr r without decay, as in
+    the authors' code; so does a layer whose |w| or |r| is 0.
     """
 
     Options = LambOptions
     slots = ("first_moment", "second_moment")
 
-    def before(self, now: Before) -> dict[str, tf.Tensor]:
-        """Computes the norms of the weights and the corrections for bias."""
-        a = self.options
+    def prepare(self, ctx: UpdateContext) -> dict[str, tf.Tensor]:
+        """Computes the norms of the weights and the corrections of the moments for bias."""
         return {
-            "weight_norms": tf.sqrt(now.weight_sums()),
-            "first": bias_correction(now.number, a.beta1),
-            "second": bias_correction(now.number, a.beta2),
+            "weight_norms": tf.sqrt(ctx.weight_square_sums()),
+            "first_correction": bias_correction(ctx.step, self.options.beta1),
+            "second_correction": bias_correction(ctx.step, self.options.beta2),
         }
 
-    def rule(
-        self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step
-    ) -> dict[str, tf.Tensor]:
-        a, w, g = self.options, values[WEIGHTS], step.unscale * grad
-        m = a.beta1 * values["first_moment"] + (1.0 - a.beta1) * g
-        v = a.beta2 * values["second_moment"] + (1.0 - a.beta2) * tf.square(g)
-        r = m / step.before["first"] / (tf.sqrt(v / step.before["second"]) + a.eps) + step.decay * w
-        ratio = trust_ratio(step.spread(step.before["weight_norms"]), step.norms(r), eta=1.0, xp=tf)
-        kernel = step.spread(tf.constant([kind is ParameterKind.KERNEL for kind in self.kinds]))
-        rate = step.hyper["learning_rate"] * tf.where(kernel, ratio, 1.0)
-        return {WEIGHTS: w - rate * r, "first_moment": m, "second_moment": v}
+    def update(
+        self, grad: tf.Tensor, weight: tf.Tensor, state: State, ctx: UpdateContext
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        beta1 = self.options.beta1
+        beta2 = self.options.beta2
+        gradient = ctx.unscale * grad
+        m = beta1 * state["first_moment"] + (1.0 - beta1) * gradient
+        v = beta2 * state["second_moment"] + (1.0 - beta2) * tf.square(gradient)
+        corrected_m = m / ctx.prepared["first_correction"]
+        corrected_v = v / ctx.prepared["second_correction"]
+        direction = ctx.add_decay(corrected_m / (tf.sqrt(corrected_v) + self.options.eps), weight)
+
+        weight_norm = ctx.layers.broadcast(ctx.prepared["weight_norms"])
+        ratio = trust_ratio(weight_norm, ctx.layers.norms(direction), eta=1.0, xp=tf)
+        is_kernel = tf.constant([kind is ParameterKind.KERNEL for kind in self.kinds])
+        rate = ctx.learning_rate * tf.where(ctx.layers.broadcast(is_kernel), ratio, 1.0)
+        return weight - rate * direction, {"first_moment": m, "second_moment": v}

@@ -56,6 +56,11 @@ class LossScale:
         """All state, in a fixed order."""
         return [self.scale, self.good_steps, self.skipped_steps, self.skipped_in_a_row]
 
+    @property
+    def counters(self) -> list[keras.Variable]:
+        """The int64 counters of the state: all of `variables` but the scale."""
+        return [self.good_steps, self.skipped_steps, self.skipped_in_a_row]
+
     def multiply(self, loss: tf.Tensor) -> tf.Tensor:
         return loss * self.scale.value
 

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
+from hybrid_imagenet.optimizers.context import UpdateContext
+from hybrid_imagenet.optimizers.grouped import GroupedOptimizer, State
 from hybrid_imagenet.optimizers.kinds import ParameterKind
 from hybrid_imagenet.optimizers.registry import MuonOptions
-from hybrid_imagenet.optimizers.rule import WEIGHTS, Step
 
-_A, _B, _C = 3.4445, -4.7750, 2.0315  # Jordan et al.; singular values end between some 0.7 and 1.2
+# Coefficients of Jordan et al. After five steps singular values are between about 0.7 and 1.2.
+_A = 3.4445
+_B = -4.7750
+_C = 2.0315
 
 
 def orthogonalized(matrix: tf.Tensor, steps: int) -> tf.Tensor:
-    """U V^T, nearly, of a matrix U S V^T, by Newton-Schulz steps in float32: X <- a X + (b X X^T +
-    c (X X^T)^2) X.
+    """Returns about U V^T for a matrix U S V^T, by Newton-Schulz steps in float32.
+
+    One step is X <- a X + (b X X^T + c (X X^T)^2) X.
+
+    Args:
+      matrix: float32 [rows, columns].
+      steps: number of Newton-Schulz steps.
     """
     rows, columns = matrix.shape
     x = matrix / (tf.norm(matrix) + 1e-7)
@@ -32,36 +39,37 @@ def orthogonalized(matrix: tf.Tensor, steps: int) -> tf.Tensor:
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
 class Muon(GroupedOptimizer):
-    """Momentum, orthogonalized by Newton-Schulz steps (Jordan et al., Muon, 2024), for kernels.
+    """Momentum, orthogonalized by Newton-Schulz steps for kernels (Jordan et al., Muon, 2024).
 
-        u = momentum u + g;  d = g + momentum u, with Nesterov, or u
+        u = momentum u + g
+        d = g + momentum u with Nesterov, else u
         w -= lr (max(1, outputs / inputs)^(1/2) orthogonalized(d) + weight_decay w)
 
     A kernel of a convolution [h, w, in, out] counts as a matrix [h w in, out], and takes the factor
     in front from that matrix, as timm does. The authors' code takes it from height over width, so
-    that it is 1 for each square kernel; the two differ where outputs > h w in, as in 1x1
-    convolutions that widen. Decay is beside the gradient, not in it. Biases and normalization
-    parameters take the inner rule, w -= lr other_rate d. All of it is float32; the authors
-    orthogonalize in bfloat16, and leave the last layer to another method.
+    it is 1 for each square kernel. The two differ where outputs > h w in, as in 1x1 convolutions
+    that widen. Weight decay is decoupled. Biases and normalization parameters take
+    w -= lr other_rate d. All of it is float32; the authors orthogonalize in bfloat16, and use
+    another method for the last layer.
     """
 
     Options = MuonOptions
     slots = ("velocity",)
 
-    def rule(
-        self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step
-    ) -> dict[str, tf.Tensor]:
-        momentum, rate, g = step.hyper["momentum"], step.hyper["learning_rate"], step.unscale * grad
-        velocity = momentum * values["velocity"] + g
-        direction = step.each(
-            g + momentum * velocity if self.options.nesterov else velocity, self._direction
-        )
-        w = values[WEIGHTS]
-        return {WEIGHTS: w - rate * (direction + step.decay * w), "velocity": velocity}
+    def update(
+        self, grad: tf.Tensor, weight: tf.Tensor, state: State, ctx: UpdateContext
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        gradient = ctx.unscale * grad
+        velocity = ctx.momentum * state["velocity"] + gradient
+        direction = gradient + ctx.momentum * velocity if self.options.nesterov else velocity
+        direction = ctx.layers.map(direction, self._orthogonalized_direction)
+        step = ctx.learning_rate * ctx.add_decay(direction, weight)
+        return weight - step, {"velocity": velocity}
 
-    def _direction(self, position: int, values: tf.Tensor) -> tf.Tensor:
-        """The step of variable number `position`, over the learning rate, in its shape."""
-        if self.kinds[position] is not ParameterKind.KERNEL or values.shape.rank < 2:
+    def _orthogonalized_direction(self, position: int, values: tf.Tensor) -> tf.Tensor:
+        """Returns the step of one variable, divided by the learning rate, in its shape."""
+        is_kernel = self.kinds[position] is ParameterKind.KERNEL
+        if not is_kernel or values.shape.rank < 2:
             return self.options.other_rate * values
         outputs = values.shape[-1]
         inputs = math.prod(values.shape[:-1])

@@ -1,45 +1,36 @@
-"""Stochastic gradient descent with momentum: the baseline of Goyal et al., Lu et al. and the HAL
-benchmark.
-"""
+"""Stochastic gradient descent with momentum: the baseline of Goyal et al., Lu et al. and HAL."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet.optimizers.formulas import classical_values, momentum_values
-from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
+from hybrid_imagenet.optimizers.context import UpdateContext
+from hybrid_imagenet.optimizers.formulas import momentum_step
+from hybrid_imagenet.optimizers.grouped import GroupedOptimizer, State
 from hybrid_imagenet.optimizers.registry import SgdOptions
-from hybrid_imagenet.optimizers.rule import WEIGHTS, Step
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
 class SGD(GroupedOptimizer):
-    """SGD with momentum and coupled L2 decay, g = grad + weight_decay w.
+    """SGD with momentum m and coupled L2 decay, g = grad + weight_decay w.
 
     Without Nesterov (Goyal et al., equation 9):  u = m u + g;  w -= lr u.
-    With Nesterov (MLPerf reference):  v = m v - lr g;  w += m v - lr g.
+    With Nesterov (MLPerf's reference):  v = m v - lr g;  w += m v - lr g.
+
+    In the first form the learning rate is outside of the velocity, so a change of it acts at once.
     """
 
     Options = SgdOptions
     slots = ("velocity",)
 
-    def rule(
-        self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step
-    ) -> dict[str, tf.Tensor]:
-        common: dict[str, Any] = {
-            "rate": step.hyper["learning_rate"],
-            "momentum": step.hyper["momentum"],
-            "unscale": step.unscale,
-        }
-        w, u = values[WEIGHTS], values["velocity"]
+    def update(
+        self, grad: tf.Tensor, weight: tf.Tensor, state: State, ctx: UpdateContext
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         if self.options.nesterov:
-            w, u = momentum_values(
-                w, u, grad, scaled_decay=step.scaled_decay, nesterov=True, **common
+            return momentum_step(
+                grad, weight, state["velocity"], ctx, rate=ctx.learning_rate, nesterov=True
             )
-        else:
-            w, u = classical_values(w, u, grad, decay=step.decay, **common)
-        return {WEIGHTS: w, "velocity": u}
+        gradient = ctx.add_decay(ctx.unscale * grad, weight)
+        velocity = ctx.momentum * state["velocity"] + gradient
+        return weight - ctx.learning_rate * velocity, {"velocity": velocity}

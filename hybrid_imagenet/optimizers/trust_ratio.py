@@ -1,5 +1,6 @@
-"""Computes the trust ratio of LARS: the factor on a layer's learning rate, from the norms of
-weights and gradient.
+"""Computes the trust ratio of LARS: the factor on a layer's learning rate.
+
+It follows from the norms of the layer's weights and gradient.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ def trust_ratio(
     eps_rule: str = "add",
     xp: Any = np,
 ) -> Any:
-    """eta |w| / (|g| + decay |w|), and 1 where either norm is 0 (You et al., arXiv 1708.03888,
-    equation 6).
+    """Returns eta |w| / (|g| + decay |w|), and 1 where either norm is 0.
+
+    Reference: You et al., arXiv 1708.03888, equation 6.
 
     Args:
       weight_norm: L2 norms of the weights, one per layer.
@@ -42,7 +44,7 @@ def trust_ratio(
 
 
 def clip_ratio(ratio: Any, learning_rate: Any, xp: Any = np) -> Any:
-    """LARC's clip, min(ratio / learning_rate, 1): the layer's rate is at most the global one.
+    """Returns min(ratio / learning_rate, 1): with LARC's clip no layer exceeds the global rate.
 
     A learning rate of 0 leaves the ratio at 1, which then has no effect.
     """
@@ -51,13 +53,14 @@ def clip_ratio(ratio: Any, learning_rate: Any, xp: Any = np) -> Any:
     )
 
 
-def share_ratio(ratio: Any, share: Any, xp: Any = np) -> Any:
-    """ratio^share: between no scaling of a layer's rate (share 0) and that of LARS (share 1),
-    evenly in the logarithm.
+def blend_ratio(ratio: Any, blend: Any, xp: Any = np) -> Any:
+    """Returns ratio^blend: from no scaling of a layer's rate (0) to that of LARS (1).
+
+    The steps between are even in the logarithm.
 
     Args:
       ratio: of each layer, positive.
-      share: from 0 to 1; at 1 the ratio comes back as it is.
+      blend: from 0 to 1; at 1 the ratio is returned as it is.
       xp: numpy or tensorflow.
     """
-    return xp.where(share < 1.0, ratio**share, ratio)
+    return xp.where(blend < 1.0, ratio**blend, ratio)

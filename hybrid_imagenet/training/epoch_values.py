@@ -129,7 +129,7 @@ class TrustRatios:
 
     def __call__(self, epoch: int) -> dict[str, Any]:
         """Fetches the ratios; none before LARS runs."""
-        if not (self._optimizer.scales_layers and self._optimizer.hyper["phase"] > 0):
+        if not (self._optimizer.scales_layers and self._optimizer.hyperparameters["phase"] > 0):
             return {}
         return {
             "trust_ratios": dict(

@@ -119,7 +119,7 @@ class Trainer:
         if self._profiler is not None:
             self._profiler.after(self.parts.state.step)
         self.parts.state.hyper = dict(self.parts.schedule(start, end, global_batch))
-        self.parts.optimizer.inner.hyper.assign(self.parts.state.hyper)
+        self.parts.optimizer.inner.hyperparameters.assign(self.parts.state.hyper)
         self.parts.updates.step_begins(start, end)
 
     def step_ends(self, position: float, record: dict[str, Any] | None, save: bool) -> None:
@@ -299,7 +299,7 @@ class Trainer:
         parts.state.hyper = {
             name: value for name, value in parts.state.hyper.items() if name in named
         }
-        parts.optimizer.inner.hyper.assign(parts.state.hyper)
+        parts.optimizer.inner.hyperparameters.assign(parts.state.hyper)
         rank, size = parts.communicator.rank, parts.communicator.size
         parts.data.restore_replaced(meta.get("replaced"))
         parts.step.sums.restore(accumulators.restore_sums(meta["epoch_sums"], rank, size))

@@ -49,7 +49,7 @@ def test_it_is_how_far_the_optimizer_moves_a_layer(flags):
     weights = keras.Variable(start)
     optimizer = optimizers.create(**derived.optimizer_arguments(resolved))
     optimizer.build([weights])
-    optimizer.hyper.assign(values)
+    optimizer.hyperparameters.assign(values)
 
     @tf.function
     def step():

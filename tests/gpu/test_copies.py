@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 from hybrid_imagenet.data import device
-from hybrid_imagenet.optimizers.grouped import HYPER_NAMES
+from hybrid_imagenet.optimizers.context import HYPERPARAMETERS
 from tests.gpu import copies, graphs
 
 HERE = pathlib.Path(__file__).parent
@@ -46,7 +46,7 @@ def is_allowed(copy):
     """
     return copy.kind == "early feed" and (copy.dtype, copy.bytes) == (
         "float32",
-        4 * len(HYPER_NAMES),
+        4 * len(HYPERPARAMETERS),
     )
 
 

@@ -22,8 +22,9 @@ from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.comm.fusion import make_buckets
 from hybrid_imagenet.comm.packing import ROW_SIZE, round_up_to_rows
 from hybrid_imagenet.data import augmentations, device
+from hybrid_imagenet.optimizers.context import HYPERPARAMETERS
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
-from hybrid_imagenet.optimizers.grouped import HYPER_NAMES
+from hybrid_imagenet.optimizers.executor import StepScalars
 from hybrid_imagenet.optimizers.kinds import classify_by_rank
 from hybrid_imagenet.optimizers.layout import Layout
 from hybrid_imagenet.optimizers.loss_scale import LossScale
@@ -54,28 +55,34 @@ def module(arguments):
     )
     optimizer.build(variables)
     buckets = make_buckets(range(len(shapes))[::-1], elements, "float16", 16 << 20, 4 << 20)
-    layout, update = Layout(shapes, [m for b in buckets for m in b.members]), optimizer._update
+    layout = Layout(shapes, [m for b in buckets for m in b.members])
+    executor = optimizer._executor
     spec = tf.TensorSpec
     rows = spec([layout.rows, ROW_SIZE], tf.float32)
-    kept = dict.fromkeys(update._kept(), rows)
-    scalars = (
-        spec([len(HYPER_NAMES)], tf.float32),
+    old = dict.fromkeys(executor._variables(), rows)
+    scalars = StepScalars(
+        spec([len(HYPERPARAMETERS)], tf.float32),
         spec([], tf.float32),
-        [spec([], tf.int64) for _ in update._counted()],
+        [spec([], tf.int64) for _ in optimizer.loss_scale.counters],
+        [spec([], tf.int64) for _ in executor._step_counters()],
     )
-    early = tf.function(lambda *values: update.before(layout, *values), autograph=False)
-    before = early.get_concrete_function(rows, *scalars).structured_outputs
+    prepare = tf.function(
+        lambda *values: executor._before_gradients(layout, *values), autograph=False
+    )
+    prepared = prepare.get_concrete_function(rows, scalars).structured_outputs
     received = [
         spec([sum(round_up_to_rows(elements[m]) for m in b.members)], tf.float16) for b in buckets
     ]
-    known = tf.nest.map_structure(lambda v: None if v is None else spec(v.shape, v.dtype), before)
-    arguments = received, kept, known, *scalars
+    prepared = tf.nest.map_structure(
+        lambda v: None if v is None else spec(v.shape, v.dtype), prepared
+    )
+    arguments = received, old, prepared, scalars
     flat = tf.nest.flatten(arguments)
 
     def program(*values):
         left = iter(values)
         filled = [None if value is None else next(left) for value in flat]
-        return update.after(layout, *tf.nest.pack_sequence_as(arguments, filled))
+        return executor._after_gradients(layout, *tf.nest.pack_sequence_as(arguments, filled))
 
     compiled = tf.function(program, autograph=False, jit_compile=True)
     return compiled.experimental_get_compiler_ir(*[v for v in flat if v is not None])(

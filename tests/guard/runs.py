@@ -19,7 +19,7 @@ from unittest import mock
 import numpy as np
 
 from hybrid_imagenet import recipes, xla
-from hybrid_imagenet.optimizers import update
+from hybrid_imagenet.optimizers import grouped
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from tests.support import in_process
 
@@ -135,7 +135,7 @@ def digest(name: str, data_dir: str, run_dir: str) -> str:
     ]
     with contextlib.ExitStack() as stack:
         if run.packed:
-            stack.enter_context(mock.patch.object(update, "xla", _PackedXla()))
+            stack.enter_context(mock.patch.object(grouped, "xla", _PackedXla()))
         code, output, errors = in_process.call("hybrid_imagenet.main", flags)
     assert code == 0, f"{name} ended with code {code}: {output}{errors}"
     return (
@@ -146,9 +146,7 @@ def digest(name: str, data_dir: str, run_dir: str) -> str:
 
 
 class _PackedXla:
-    """Stands in for the module `xla` of the update, which then takes the packed form that GPUs
-    have.
-    """
+    """Stands in for the module `xla`, so that optimizers take the packed form that GPUs have."""
 
     has_gpu = staticmethod(lambda: True)
     supported = staticmethod(xla.supported)

@@ -65,7 +65,7 @@ class Runner:
 
     def step(self, hyper=None, grads=None):
         if hyper:
-            self.optimizer.hyper.assign(hyper)
+            self.optimizer.hyperparameters.assign(hyper)
         if grads is None:
             grads = self.problem.grads(self.weights(), self.count)
         self.function([tf.constant(g * self.loss_scale, tf.float32) for g in grads])

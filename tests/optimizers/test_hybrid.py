@@ -188,4 +188,4 @@ def test_state_is_float32():
     assert optimizer.learning_rate == pytest.approx(0.3)
     runner = Runner(optimizer, Problem())
     assert {v.dtype for v in optimizer.first_moment + optimizer.second_moment} == {"float32"}
-    assert runner.optimizer.hyper["momentum"] == pytest.approx(0.8)
+    assert runner.optimizer.hyperparameters["momentum"] == pytest.approx(0.8)

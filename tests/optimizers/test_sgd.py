@@ -68,5 +68,5 @@ def test_wrong_use_is_named():
     with pytest.raises(ValueError, match="3 kinds for 2 variables"):
         optimizer.set_kinds([ParameterKind.KERNEL] * 3)
     with pytest.raises(KeyError, match="learning_rat"):
-        optimizer.hyper.assign({"learning_rat": 1.0})
+        optimizer.hyperparameters.assign({"learning_rat": 1.0})
     assert SGD.from_config(optimizer.get_config()).get_config() == optimizer.get_config()

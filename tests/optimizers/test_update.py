@@ -15,7 +15,6 @@ from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 from hybrid_imagenet.optimizers.kinds import ParameterKind as Kind
 from hybrid_imagenet.optimizers.layout import Layout
 from hybrid_imagenet.optimizers.loss_scale import LossScale
-from hybrid_imagenet.optimizers.rule import WEIGHTS
 
 SHAPES = ((3, 3, 2, 4), (4,), (4,), (50, 40), (40,), (0,), (7, 7, 8, 16))
 KINDS = (
@@ -43,13 +42,13 @@ class Run:
         self.optimizer = DistributedOptimizer(
             inner, SingleProcess(), scale, average=average, packed=packed
         )
-        self.optimizer._update._jit_compile = jit_compile
+        self.optimizer._executor._jit_compile = jit_compile
         self.optimizer.build(self.variables)
         self.step = tf.function(lambda grads: self.optimizer.apply(grads), autograph=False)
         for number in range(STEPS):
             hyper = {"learning_rate": 0.1 + 0.01 * number, "lower_bound": 0.05, "upper_bound": 0.4}
             hyper["lars_share"] = number / (STEPS - 1)
-            inner.hyper.assign(
+            inner.hyperparameters.assign(
                 hyper | {"momentum": 0.9, "phase": phase if phase in (0, 1) else float(number > 2)}
             )
             grads = [256 * random.normal(0, 1, s).astype(np.float32) for s in SHAPES]
@@ -123,13 +122,10 @@ class Signs(GroupedOptimizer):
 
     slots = ("direction",)
 
-    def rule(self, grad, values, step):
+    def update(self, grad, weight, state, ctx):
         """One step."""
-        direction = tf.sign(grad) + step.hyper["momentum"] * values["direction"]
-        return {
-            WEIGHTS: values[WEIGHTS] - step.hyper["learning_rate"] * direction,
-            "direction": direction,
-        }
+        direction = tf.sign(grad) + ctx.momentum * state["direction"]
+        return weight - ctx.learning_rate * direction, {"direction": direction}
 
 
 def test_a_new_optimizer_is_a_rule():
@@ -174,10 +170,10 @@ def test_sums_over_variables_are_those_of_their_values():
         np.random.default_rng(i).normal(size=shape).astype(np.float32)
         for i, shape in enumerate(SHAPES)
     ]
-    found = layout.sums(layout.pack([tf.constant(v) for v in values])).numpy()
+    found = layout.square_sums(layout.pack([tf.constant(v) for v in values])).numpy()
     np.testing.assert_allclose(
         found, [np.sum(v.astype(np.float64) ** 2) for v in values], rtol=1e-6
     )
-    spread = layout.spread(tf.range(7.0)).numpy()
-    np.testing.assert_array_equal(spread, layout.spread_constant(np.arange(7, dtype=np.float32)))
+    spread = layout.broadcast(tf.range(7.0)).numpy()
+    np.testing.assert_array_equal(spread, layout.broadcast_constant(np.arange(7, dtype=np.float32)))
     assert spread[0, 0] == 6 and spread[-1, 0] == 0

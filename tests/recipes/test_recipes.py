@@ -50,9 +50,9 @@ def test_a_recipe_makes_an_optimizer_and_a_schedule(name):
     schedule = derived.schedule(resolved)
     values = schedule(0.0, 0.1, derived.base_batch(resolved))
     assert {*values, "lars_share"} == set(
-        optimizer.hyper.names
+        optimizer.hyperparameters.names
     )  # a share below 1 is for schedules with a ramp
-    optimizer.hyper.assign(values)
+    optimizer.hyperparameters.assign(values)
 
 
 @pytest.mark.parametrize("name", NAMES)

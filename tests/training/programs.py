@@ -44,7 +44,7 @@ def four_steps(micro: int) -> list:
             "upper_bound": 0.5,
             "learning_rate": 0.05,
         }
-        inner.hyper.assign(phase)
+        inner.hyperparameters.assign(phase)
         places = [
             slice(at * own, (at + 1) * own) for at in range(c.rank * micro, (c.rank + 1) * micro)
         ]

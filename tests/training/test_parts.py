@@ -38,9 +38,9 @@ def test_trust_ratios_are_recorded_where_lars_runs(name, arguments, recorded):
     variables = [keras.Variable(np.ones((2, 2), np.float32), name="kernel"), variable(1.0)]
     inner.build(variables)
     ratios = TrustRatios(inner, variables)
-    inner.hyper.assign({"phase": 0.0})
+    inner.hyperparameters.assign({"phase": 0.0})
     assert ratios(0) == {}
-    inner.hyper.assign({"phase": 1.0})
+    inner.hyperparameters.assign({"phase": 1.0})
     assert ratios(1) == ({"trust_ratios": {"kernel": 1.0}} if recorded else {})
 
 

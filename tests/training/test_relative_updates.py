@@ -39,7 +39,7 @@ def test_the_ratio_is_that_of_the_last_step(name, phase):
     ]
     inner = optimizers.create(name, learning_rate=0.05)
     inner.build(variables)
-    inner.hyper.assign({"phase": float(phase), "lower_bound": 0.0, "upper_bound": 1.0})
+    inner.hyperparameters.assign({"phase": float(phase), "lower_bound": 0.0, "upper_bound": 1.0})
     log = RelativeUpdates([variables[i] for i in inner.kernel_indices()])
     records, seen = train(log, inner, variables, epochs=2, steps=3)
     for record, (before, after) in zip(records, seen, strict=True):

@@ -1,0 +1,303 @@
+"""Runs an optimizer's update rule on all variables: what both forms of an update share.
+
+A step goes through these stages, each of which is a method here or in a subclass:
+
+    prepare            before the gradients arrive: 1 / loss scale, weight decay, norms of weights
+    judge              from the gradients' square sums: one verdict, the next loss scale, counters
+    apply_rule         new weights, slots and averages from old ones, by `GroupedOptimizer.update`
+
+`packed.PackedExecutor` has all variables in one vector, as suits a GPU; `per_variable` updates each
+large variable in place, as suits a CPU. docs/dev/performance-log.md has the measurements. Both
+compile the rule with XLA. On a GPU no stage is a branch, because a branch makes the host wait for
+its condition: if the gradients are not finite, a mask keeps each old value.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from hybrid_imagenet import private_api, xla
+from hybrid_imagenet.optimizers.average import WeightAverage
+from hybrid_imagenet.optimizers.context import HYPERPARAMETERS, TRUST_RATIOS, UpdateContext
+from hybrid_imagenet.optimizers.layout import Layout, Packed
+from hybrid_imagenet.optimizers.loss_scale import LossScale
+
+if TYPE_CHECKING:
+    from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
+
+WEIGHTS = "weights"
+"""The key of the weights among the values of a step; the others are slots and `AVERAGE`."""
+AVERAGE = "average"
+"""The key of the averaged weights."""
+
+Values = dict[str, Any]
+
+# A GPU computes every scalar that is a sum of one common vector in one kernel; each scalar that is
+# computed as a scalar costs one kernel. So scalars are lane 0 of a vector of this many lanes.
+_LANES = 8
+_IS_LANE_ZERO = np.arange(_LANES) == 0
+
+
+class StepScalars(NamedTuple):
+    """Scalars that a step reads from variables.
+
+    Attributes:
+      hyperparameters: float32 [6], in the order of `HYPERPARAMETERS`.
+      loss_scale: float32.
+      loss_scale_counters: int64, as in `LossScale.variables`.
+      step_counters: int64; the applied updates, then the optimizer's `counters`.
+    """
+
+    hyperparameters: tf.Tensor
+    loss_scale: tf.Tensor
+    loss_scale_counters: list[tf.Tensor]
+    step_counters: list[tf.Tensor]
+
+
+class Prepared(NamedTuple):
+    """What the gradients of a step do not change.
+
+    Attributes:
+      unscale: 1 / loss scale.
+      scaled_decay: coefficient of coupled weight decay times the loss scale, one per variable [n]
+        or per row; None if nothing decays.
+      weight_factor: what decoupled weight decay multiplies the weights by, [n]; None without it.
+      average_rate: how far the average moves to the new weights, 0 to 1; None without an average.
+      values: what the optimizer's `prepare` returned.
+    """
+
+    unscale: tf.Tensor
+    scaled_decay: tf.Tensor | None
+    weight_factor: tf.Tensor | None
+    average_rate: tf.Tensor | None
+    values: Values
+
+
+class Outcome(NamedTuple):
+    """What follows from the square sums of the gradients.
+
+    Attributes:
+      is_finite: whether the step is taken, the same on all ranks.
+      loss_scale, loss_scale_counters, step_counters: new values of those in `StepScalars`.
+      gradient_norm: L2 norm of all gradients, unscaled.
+      gradient_square_sums: of each gradient, still scaled, [n].
+      trust_ratios: for the log; None if the optimizer has none.
+      values: what the optimizer's `scale_layers` returned besides.
+    """
+
+    is_finite: tf.Tensor
+    loss_scale: tf.Tensor
+    loss_scale_counters: list[tf.Tensor]
+    step_counters: list[tf.Tensor]
+    gradient_norm: tf.Tensor
+    gradient_square_sums: tf.Tensor
+    trust_ratios: tf.Tensor | None
+    values: Values
+
+
+class UpdateExecutor(abc.ABC):
+    """Updates weights, slots, averages, counters and loss scale from reduced gradients."""
+
+    def __init__(
+        self,
+        optimizer: GroupedOptimizer,
+        loss_scale: LossScale,
+        average: WeightAverage | None = None,
+    ) -> None:
+        """Takes the parts of an update.
+
+        Args:
+          optimizer: gives the update rule and owns the slots.
+          loss_scale: what the gradients are multiplied by.
+          average: moving average of the weights; None for none.
+        """
+        self._optimizer = optimizer
+        self._loss_scale = loss_scale
+        self._average = average
+        # Without XLA the same operations run one by one.
+        self._jit_compile = xla.supported()
+        self._programs: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    def apply(self, reduced: Packed) -> tuple[tf.Tensor, tf.Tensor]:
+        """Takes one step inside a graph, from gradients that are still scaled.
+
+        Returns:
+          The square sums of the scaled gradients, float32 [n], and the norm of all unscaled ones.
+        """
+        shapes = [tuple(v.shape) for v in private_api.trainable_variables(self._optimizer)]
+        order = [position for bucket in reduced.members for position in bucket]
+        outcome = self._run(Layout(shapes, order), reduced, self._read_scalars())
+        self._assign_scalars(outcome)
+        return outcome.gradient_square_sums, outcome.gradient_norm
+
+    @abc.abstractmethod
+    def _run(self, layout: Layout, reduced: Packed, scalars: StepScalars) -> Outcome:
+        """Assigns new weights, slots and averages; returns what is left to assign."""
+
+    def _read_scalars(self) -> StepScalars:
+        return StepScalars(
+            self._optimizer.hyperparameters.vector(),
+            self._loss_scale.scale.value,
+            [v.value for v in self._loss_scale.counters],
+            [v.value for v in self._step_counters()],
+        )
+
+    def _assign_scalars(self, outcome: Outcome) -> None:
+        self._loss_scale.scale.value.assign(outcome.loss_scale)
+        counters = [*self._loss_scale.counters, *self._step_counters()]
+        values = [*outcome.loss_scale_counters, *outcome.step_counters]
+        for counter, value in zip(counters, values, strict=True):
+            counter.value.assign(value)
+        if outcome.trust_ratios is not None:
+            self._optimizer.trust_ratios.value.assign(outcome.trust_ratios)
+
+    def _step_counters(self) -> list[keras.Variable]:
+        return [self._optimizer.iterations, *self._optimizer.counters()]
+
+    def _variables(self) -> dict[str, Sequence[keras.Variable]]:
+        """Returns the weights, each slot and the averages, in the order of the weights."""
+        variables: dict[str, Sequence[keras.Variable]] = {
+            WEIGHTS: private_api.trainable_variables(self._optimizer)
+        }
+        for slot in self._optimizer.slots:
+            variables[slot] = getattr(self._optimizer, slot)
+        if self._average is not None:
+            variables[AVERAGE] = list(self._average.variables.values())
+        return variables
+
+    def _compiled(self, key: tuple[Any, ...], function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the compiled function, which is traced once for each key."""
+        if key not in self._programs:
+            self._programs[key] = tf.function(
+                function, autograph=False, jit_compile=self._jit_compile
+            )
+        return self._programs[key]
+
+    def _decay_coefficients(self, coefficient: float) -> np.ndarray:
+        """Returns the coefficient for variables that decay and 0 for the others, float32 [n]."""
+        coefficients = np.zeros(len(self._optimizer.kinds), np.float32)
+        coefficients[self._optimizer.decayed_indices()] = coefficient
+        return coefficients
+
+    def _prepare(
+        self,
+        scalars: StepScalars,
+        weight_square_sums: Callable[[], tf.Tensor],
+        decay: np.ndarray,
+    ) -> Prepared:
+        """Computes what the gradients do not change.
+
+        Args:
+          scalars: of this step.
+          weight_square_sums: returns the square sums of the weights [n].
+          decay: coefficients of coupled decay, one per variable or per row.
+        """
+        step = tf.cast(scalars.step_counters[0], tf.float32) + 1.0
+        hyperparameters = by_name(scalars.hyperparameters)
+        weight_factor = None
+        if self._optimizer.decoupled_decay:
+            coefficients = self._decay_coefficients(self._optimizer.decoupled_decay)
+            weight_factor = 1.0 - coefficients * self._optimizer.decoupled_rate(hyperparameters)
+        scaled_decay = None
+        if decay.any():
+            is_on = self._optimizer.decay_is_on(hyperparameters)
+            scaled_decay = decay * (is_on * scalars.loss_scale)
+
+        def decayed_square_sums() -> tf.Tensor:
+            # The rule sees the weights after decoupled decay.
+            if weight_factor is None:
+                return weight_square_sums()
+            return weight_square_sums() * tf.square(weight_factor)
+
+        ctx = UpdateContext(
+            hyperparameters=hyperparameters,
+            step=step,
+            counters=scalars.step_counters[1:],
+            weight_square_sums=decayed_square_sums,
+        )
+        return Prepared(
+            unscale=1.0 / scalars.loss_scale,
+            scaled_decay=scaled_decay,
+            weight_factor=weight_factor,
+            average_rate=None if self._average is None else self._average.rate(step),
+            values=self._optimizer.prepare(ctx),
+        )
+
+    def _judge(self, square_sums: tf.Tensor, prepared: Prepared, scalars: StepScalars) -> Outcome:
+        """Decides from the gradients' square sums whether the step is taken, and what follows.
+
+        The gradients are means over ranks, so all ranks come to the same verdict.
+        """
+        hyperparameters = by_name(scalars.hyperparameters)
+        total = _sum_in_lane_zero(square_sums)
+        is_finite = tf.math.is_finite(total)
+        taken = tf.cast(is_finite, tf.int64)
+        in_last_phase = tf.cast(hyperparameters["phase"] > 0.5, tf.int64)
+        scaling = self._loss_scale.next(is_finite, scalars.loss_scale, *scalars.loss_scale_counters)
+        updates, *phase_counters = scalars.step_counters
+        lanes = [
+            *scaling,
+            updates + taken,
+            *[counter + taken * in_last_phase for counter in phase_counters],
+            tf.sqrt(total) * prepared.unscale,
+        ]
+        loss_scale, *counters, norm = [_from_lane_zero(lane) for lane in lanes]
+        ctx = UpdateContext(
+            hyperparameters=hyperparameters,
+            prepared=prepared.values,
+            unscale=prepared.unscale,
+            gradient_square_sums=square_sums,
+        )
+        values = dict(self._optimizer.scale_layers(ctx))
+        trust_ratios = values.pop(TRUST_RATIOS, None)
+        num_scaling_counters = len(scalars.loss_scale_counters)
+        return Outcome(
+            is_finite=tf.reduce_any(_IS_LANE_ZERO & is_finite),
+            loss_scale=loss_scale,
+            loss_scale_counters=counters[:num_scaling_counters],
+            step_counters=counters[num_scaling_counters:],
+            gradient_norm=norm,
+            gradient_square_sums=square_sums,
+            trust_ratios=trust_ratios,
+            values=values,
+        )
+
+    def _apply_rule(
+        self, grad: tf.Tensor, old: Values, ctx: UpdateContext, prepared: Prepared
+    ) -> Values:
+        """Returns the new weights, slots and averages under the keys of the old ones."""
+        weight = old[WEIGHTS]
+        if prepared.weight_factor is not None:
+            weight *= ctx.layers.broadcast(prepared.weight_factor)
+        state = {slot: old[slot] for slot in self._optimizer.slots}
+        new_weight, new_state = self._optimizer.update(grad, weight, state, ctx)
+        new = {WEIGHTS: new_weight, **new_state}
+        if prepared.average_rate is not None:
+            new[AVERAGE] = old[AVERAGE] - prepared.average_rate * (old[AVERAGE] - new_weight)
+        return new
+
+
+def by_name(hyperparameters: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Splits the vector of hyperparameters into scalars by name."""
+    return dict(zip(HYPERPARAMETERS, tf.unstack(hyperparameters), strict=True))
+
+
+def keep_old_unless(is_finite: tf.Tensor, new: Values, old: Values) -> Values:
+    """Returns the new values, or the old ones if the step is skipped, without a branch."""
+    return {name: tf.where(is_finite, new[name], value) for name, value in old.items()}
+
+
+def _sum_in_lane_zero(vector: tf.Tensor) -> tf.Tensor:
+    """Returns [_LANES] with the sum of the vector in lane 0 and 0 in the others."""
+    return tf.reduce_sum(tf.where(_IS_LANE_ZERO[:, None], vector[None], 0.0), 1)
+
+
+def _from_lane_zero(lanes: tf.Tensor) -> tf.Tensor:
+    """Returns lane 0 as a scalar."""
+    return tf.reduce_sum(tf.where(_IS_LANE_ZERO, lanes, tf.zeros_like(lanes)))

@@ -1,0 +1,91 @@
+"""Updates all variables as one vector: few kernels, as suits a GPU.
+
+A GPU needs some microseconds to start a kernel, whatever its work. Variable by variable an update
+of a ResNet-50 takes several hundred kernels at the end of every step; over one vector of all
+variables it takes about ten.
+
+Variables stay what they are, one for each layer: they are copied into the vector, and slices of the
+new vector are assigned to them without a copy.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from hybrid_imagenet.comm.packing import ROW_SIZE
+from hybrid_imagenet.optimizers.context import UpdateContext
+from hybrid_imagenet.optimizers.executor import (
+    WEIGHTS,
+    Outcome,
+    Prepared,
+    StepScalars,
+    UpdateExecutor,
+    Values,
+    by_name,
+    keep_old_unless,
+)
+from hybrid_imagenet.optimizers.layout import Layout, Packed
+
+
+class PackedExecutor(UpdateExecutor):
+    """Compiles two programs: one for the time while gradients travel, one for the time after."""
+
+    def _run(self, layout: Layout, reduced: Packed, scalars: StepScalars) -> Outcome:
+        variables = self._variables()
+        old = {name: layout.pack([v.value for v in each]) for name, each in variables.items()}
+        before_gradients = self._compiled(
+            ("before gradients", *layout.order),
+            functools.partial(self._before_gradients, layout),
+        )
+        after_gradients = self._compiled(
+            ("after gradients", *layout.order),
+            functools.partial(self._after_gradients, layout),
+        )
+        prepared = before_gradients(old[WEIGHTS], scalars)
+        outcome, new, ends = after_gradients(list(reduced.buckets), old, prepared, scalars)
+        for name, each in variables.items():
+            for position, value in layout.unpack(new[name], ends[name]).items():
+                each[position].value.assign(value)
+        return outcome
+
+    def _before_gradients(
+        self, layout: Layout, weights: tf.Tensor, scalars: StepScalars
+    ) -> Prepared:
+        """Computes what the gradients do not change, while the device waits for them."""
+        decay = layout.broadcast_constant(self._decay_coefficients(self._optimizer.decay))
+        return self._prepare(scalars, lambda: layout.square_sums(weights), decay)
+
+    def _after_gradients(
+        self,
+        layout: Layout,
+        buckets: Sequence[tf.Tensor],
+        old: Values,
+        prepared: Prepared,
+        scalars: StepScalars,
+    ) -> tuple[Outcome, Values, Values]:
+        """Computes all new values.
+
+        Returns:
+          The outcome; the new values as [rows, ROW_SIZE]; and the values of `Layout.odd` variables,
+          which cannot be slices of these rows.
+        """
+        flat = tf.concat([tf.cast(bucket, tf.float32) for bucket in buckets], 0)
+        grad = tf.reshape(flat, [layout.rows, ROW_SIZE])
+        outcome = self._judge(layout.square_sums(grad), prepared, scalars)
+        decay = None
+        if prepared.scaled_decay is not None:
+            decay = layout.broadcast_constant(self._decay_coefficients(self._optimizer.decay))
+        ctx = UpdateContext(
+            hyperparameters=by_name(scalars.hyperparameters),
+            prepared=prepared.values | outcome.values,
+            unscale=prepared.unscale,
+            layers=layout,
+            decay=decay,
+            scaled_decay=prepared.scaled_decay,
+        )
+        new = keep_old_unless(outcome.is_finite, self._apply_rule(grad, old, ctx, prepared), old)
+        # The caller does not need `values`, and every extra output costs one kernel.
+        return outcome._replace(values={}), new, {name: layout.ends(new[name]) for name in old}
