@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -27,9 +27,6 @@ from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.context import HYPERPARAMETERS, TRUST_RATIOS, UpdateContext
 from hybrid_imagenet.optimizers.layout import Layout, Packed
 from hybrid_imagenet.optimizers.loss_scale import LossScale
-
-if TYPE_CHECKING:
-    from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 
 WEIGHTS = "weights"
 """The key of the weights among the values of a step; the others are slots and `AVERAGE`."""
@@ -106,14 +103,14 @@ class UpdateExecutor(abc.ABC):
 
     def __init__(
         self,
-        optimizer: GroupedOptimizer,
+        optimizer: Any,
         loss_scale: LossScale,
         average: WeightAverage | None = None,
     ) -> None:
         """Takes the parts of an update.
 
         Args:
-          optimizer: gives the update rule and owns the slots.
+          optimizer: a `GroupedOptimizer`, which gives the update rule and owns the slots.
           loss_scale: what the gradients are multiplied by.
           average: moving average of the weights; None for none.
         """

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from hybrid_imagenet.optimizers.hybrid import Hybrid
+from hybrid_imagenet.optimizers.hybrid import Hybrid, hybrid_step
 from hybrid_imagenet.schedules import training_schedule
 from tests.optimizers.support import KERNELS, Problem, Runner, assert_close, of_one
 from tests.references.optimizers_reference import HybridReference, layers_of, lu_bounds
@@ -189,3 +189,32 @@ def test_state_is_float32():
     runner = Runner(optimizer, Problem())
     assert {v.dtype for v in optimizer.first_moment + optimizer.second_moment} == {"float32"}
     assert runner.optimizer.hyperparameters["momentum"] == pytest.approx(0.8)
+
+
+def test_hybrid_step_in_the_order_of_the_paper_gives_the_weights_of_the_optimizer():
+    """`hybrid_step` is how a reader learns the method, so it must be what the optimizer does."""
+    start = np.random.default_rng(0).normal(0, 0.5, (5, 4))
+    runner = of_one(Hybrid(PEAK, weight_decay=1e-4), start)
+    options = runner.optimizer.options
+    values = schedule()
+    w = np.asarray(runner.weights()[0], np.float64)
+    m = v = np.zeros_like(w)
+    for step in range(SWITCH + 30):
+        hyperparameters = values(step / EPOCH_STEPS, (step + 1) / EPOCH_STEPS, 64)
+        warms_up = step < SWITCH
+        (grad,) = runner.problem.grads([w], step)
+        w, m, v = hybrid_step(
+            w,
+            grad,
+            m,
+            v,
+            t=step + 1,
+            warms_up=warms_up,
+            lower=hyperparameters["lower_bound"],
+            upper=hyperparameters["upper_bound"] if warms_up else PEAK if step == SWITCH else 1.0,
+            learning_rate=hyperparameters["learning_rate"],
+            momentum=hyperparameters["momentum"],
+            options=options,
+        )
+        runner.step(hyperparameters)
+    np.testing.assert_allclose(runner.weights()[0], w, rtol=1e-5, atol=1e-6)
