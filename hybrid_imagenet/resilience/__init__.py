@@ -1,1 +1,1 @@
-"""Notices ranks that hang, diverge, are stopped or are lost, and lets the run end or continue."""
+"""Detects ranks that hang, are stopped or are lost, and ends or restarts the job."""

@@ -71,7 +71,9 @@ class Discovery:
         try:
             self._listed = list_hosts()
         except ValueError as error:
-            raise UserError(f"--host_discovery_script: {error}") from None
+            raise UserError(
+                f"--host_discovery_script {error}. It must print HOST:SLOTS, one host per line."
+            ) from None
         self._hosts: Mapping[str, int] = dict(self._listed)
         if check_first:
             for _ in range(_MAX_MISSES):
@@ -97,7 +99,7 @@ class Discovery:
             except ValueError as error:
                 # Print the first of several errors in a row, even if each is a different one.
                 if not has_failed:
-                    _print_error(f"keeps the hosts known so far: {error}")
+                    _print_error(f"the script {error}; keeping the earlier hosts")
                 has_failed = True
 
     def _keep_checking(self) -> None:
@@ -112,7 +114,7 @@ class Discovery:
         for host in listed:
             misses[host] = 0 if answers[host] else self._misses.get(host, 0) + 1
             if misses[host] == _MAX_MISSES:
-                _print_error(f"omits {host}: it does not answer")
+                _print_error(f"{host} does not answer; continuing without it")
         self._misses = misses
         return {host: slots for host, slots in listed.items() if misses[host] < _MAX_MISSES}
 
@@ -136,7 +138,10 @@ def list_by_script(script: str, limit: float = _SCRIPT_SECONDS) -> HostLister:
 
     def list_hosts() -> dict[str, int]:
         lines = (line.strip() for line in _script_output(words, limit).splitlines())
-        hosts = dict(parse_host(line, 1) for line in lines if line)
+        try:
+            hosts = dict(parse_host(line, 1) for line in lines if line)
+        except ValueError as error:
+            raise ValueError(f"printed a line that is not valid: {error}") from None
         if not hosts:
             raise ValueError("printed no host")
         return hosts
@@ -232,4 +237,4 @@ def _ssh_address(host: str, port: int | None) -> tuple[str, int] | None:
 
 
 def _print_error(text: str) -> None:
-    print(f"host discovery {printable(text)}", file=sys.stderr, flush=True)
+    print(f"host discovery: {printable(text)}", file=sys.stderr, flush=True)

@@ -119,7 +119,7 @@ class Stall:
 
     Attributes:
       report: lines for the user.
-      ranks: the culprits; all ranks if they cannot be told apart.
+      ranks: the culprits; all ranks if no rank differs from the others.
       seconds: for how long they have been silent or without progress.
     """
 

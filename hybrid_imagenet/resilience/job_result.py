@@ -37,7 +37,7 @@ _STOP_SIGNAL_CODES = {
     128 + signal.SIGUSR1,
     128 + signal.SIGTERM,
 }
-# Launcher codes that are those of the ranks.
+# If the launcher returns one of these, it is the exit code of the ranks.
 _RANK_CODES = (EXIT_OK, EXIT_USAGE, EXIT_NUMERICS, EXIT_STALLED, EXIT_PREEMPTED)
 # Rank codes that explain the end of a job. The others follow from the end of another rank.
 _CAUSE_CODES = (EXIT_USAGE, EXIT_NUMERICS, EXIT_STALLED)
@@ -46,7 +46,7 @@ _MAX_NAMED_RANKS = 3
 
 @dataclasses.dataclass(frozen=True)
 class JobResult:
-    """What is known about a job when its launcher has ended.
+    """Facts about a job when its launcher has ended, from which its exit code follows.
 
     Attributes:
       launcher: name of the launcher, for messages.
@@ -119,7 +119,7 @@ class JobResult:
 
     @property
     def _is_ssh_code(self) -> bool:
-        """Whether the exit code is that of ssh; otherwise 255 is a rank's own exit code."""
+        """Whether ssh has returned the exit code; otherwise a rank has returned 255 itself."""
         return self.launcher_code == _SSH_CODE and not self.output.ranks_exited
 
     def _has_reported_cause(self) -> bool:
@@ -227,11 +227,11 @@ class JobResult:
             if self.output.lost_rank_line and self.early_ranks:
                 _print_error(
                     f"error: {ranks_and_hosts(self.early_ranks)} ended before the others, without"
-                    " an error: end each loop by a number that all ranks share"
+                    " an error. End each loop after a number of steps that all ranks share."
                 )
         elif self.no_rank_started:
             _print_error(
-                f"error: host {host} cannot be reached: check its name, the port and sshd there"
+                f"error: Host {host} cannot be reached. Check its name, the port, and sshd there."
             )
         else:
             _print_error(f"error: the connection to host {host} is lost; start again with --resume")

@@ -160,14 +160,18 @@ class LauncherOutput:
         if is_ssh_error and self.unknown_host:
             name = printable(self.unknown_host)
             return (
-                f"error: host {name}: ssh cannot resolve this name: check -H, and that `ssh {name}"
-                " true` works"
+                f"error: ssh cannot resolve the host name {name}. Check -H, and that `ssh {name}"
+                " true` works."
             )
         if is_ssh_error and self._login_was_rejected:
-            return "error: ssh must log in without a password: check with hybrid-imagenet doctor -H"
+            return (
+                "error: ssh cannot log in without a password. Check the hosts with hybrid-imagenet"
+                " doctor -H HOST,..."
+            )
         if self._daemon_is_missing:
             return (
-                "error: a host has no environment where this one has it: run launch/setup.sh there"
+                "error: A host has no environment at the path where this host has it. Run"
+                " launch/setup.sh there."
             )
         return ""
 

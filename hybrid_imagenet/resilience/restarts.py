@@ -27,6 +27,7 @@ from hybrid_imagenet.errors import (
     EXIT_PREEMPTED,
     EXIT_STALLED,
     EXIT_USAGE,
+    pluralize,
 )
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.resilience.supervisor import Supervisor
@@ -120,8 +121,8 @@ class RestartLoop:
             saved_step = self._latest_checkpoint()
             if last_step == failed_at and self._fails_again(code, last_step, saved_step):
                 _print_error(
-                    f"error: the job failed at step {last_step} again (exit code {code}): another"
-                    " start would not help"
+                    f"error: The job failed at step {last_step} again (exit code {code}). It does"
+                    " not start again, because it would fail there once more."
                 )
                 return code
             if restarts == self._policy.max_restarts:
@@ -145,7 +146,7 @@ class RestartLoop:
         if not new_hosts or not self._proven_hosts:
             return False
         names = ", ".join(sorted(new_hosts))
-        _print_error(f"omits {names}: the job could not start there")
+        _print_error(f"continuing without {names}, where the job could not start")
         self._excluded_hosts |= new_hosts
         return True
 
@@ -209,13 +210,15 @@ class RestartLoop:
                 return None
             if time.monotonic() > deadline:
                 _print_error(
-                    f"error: {slots} slots after {self._policy.wait_seconds:g} s, and"
-                    f" --min_np={self._policy.min_ranks}"
+                    f"error: The hosts have only {pluralize(slots, 'slot')} after"
+                    f" {self._policy.wait_seconds:g} s (--min_np={self._policy.min_ranks}). Check"
+                    " the hosts, or set --min_np or --host_timeout."
                 )
                 return None
             if not has_printed:
                 _print_error(
-                    f"waiting for hosts: {slots} slots, and --min_np={self._policy.min_ranks}"
+                    f"waiting for hosts: {pluralize(slots, 'slot')} available"
+                    f" (--min_np={self._policy.min_ranks})"
                 )
                 has_printed = True
             time.sleep(_CHECK_SECONDS)

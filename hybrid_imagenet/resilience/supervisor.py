@@ -142,7 +142,7 @@ class Supervisor:
             code = self._run_launcher()
         except FileNotFoundError:
             print(
-                f"error: {self._command[0]}: no such program: run launch/setup.sh first",
+                f"error: {self._command[0]} was not found. Run launch/setup.sh first.",
                 file=sys.stderr,
             )
             return EXIT_USAGE
@@ -285,8 +285,8 @@ class Supervisor:
         line = (
             f"warning: {ranks_and_hosts(early_ranks)} ended without an error"
             f" {_EARLY_RANK_PATIENCE_SECONDS:g} s ago (still running: {size - len(early_ranks)} of"
-            f" {size} ranks). If the rest waits for it, press Ctrl-C, and end each loop by a number"
-            " that all ranks share\n"
+            f" {size} ranks). If the rest waits for it, press Ctrl-C, and end each loop after a"
+            " number of steps that all ranks share.\n"
         )
         print_raw(line.encode())
 
@@ -310,8 +310,8 @@ class Supervisor:
         hosts = dict.fromkeys(self._rank_hosts)
         host_list = ",".join(f"{host}:{self._rank_hosts.count(host)}" for host in hosts)
         line = (
-            f"error: no rank has started after {elapsed:.0f} s: a host or file system does not"
-            f" answer: run hybrid-imagenet doctor -H {host_list}\n"
+            f"error: No rank has started after {elapsed:.0f} s, because a host or file system does"
+            f" not answer. Run hybrid-imagenet doctor -H {host_list}\n"
         )
         print_raw(line.encode())
         self._rank_exits.append((now, RankExit(EXIT_STALLED, saved=True)))

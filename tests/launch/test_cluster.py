@@ -42,12 +42,12 @@ def test_dry_run_shows_ranks_and_hosts(script, hosts, expected):
     assert f"--flagfile={ROOT}/flags/{script.stem}.flags" in words
 
 
-def test_hosts_come_from_the_environment_unless_named():
+def test_cluster_script_reads_hosts_from_the_environment_unless_named():
     assert "x:8,y:2" in _command(run(CLUSTER1, "--dry-run", HOSTS="x, y:2"))
     assert "z:8" in _command(run(CLUSTER1, "--dry-run", "z", HOSTS="x,y"))
 
 
-def test_flags_of_the_program_arrive_unchanged():
+def test_cluster_script_passes_flags_unchanged():
     flags = ["--run_dir=a b; touch $HOME/x `id` 'q' \"d\"", "--epochs=3"]
     words = _command(run(CLUSTER1, "a", "--dry-run", *flags, "--", "--slots=9", "-v"))
     assert words[-4:] == [*flags, "--slots=9", "-v"]
@@ -63,7 +63,7 @@ def test_local_run_passes_flags_unchanged_and_takes_ranks():
         assert result.returncode == (0 if wrong == "" else 2)
 
 
-def test_hosts_and_options_that_are_none_are_refused_in_one_line(tmp_path):
+def test_cluster_script_rejects_invalid_hosts_and_options_in_one_line(tmp_path):
     for words in (
         *(
             ["a;touch x"],
@@ -85,13 +85,13 @@ def test_hosts_and_options_that_are_none_are_refused_in_one_line(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_directory_with_a_blank_is_refused(tmp_path):
+def test_cluster_script_rejects_a_directory_with_a_blank(tmp_path):
     result = run(CLUSTER1, "--dry-run", "a", HYBRID_IMAGENET_VENV=str(tmp_path / "my venv"))
     assert result.returncode == 1
     assert "my venv" in error_line(result)
 
 
-def test_settings_of_the_user_stay():
+def test_cluster_script_keeps_settings_of_the_user():
     lines = run(CLUSTER1, "--dry-run", "a", NCCL_IB_TC="5").stdout.splitlines()
     exported = next(line for line in lines if line.startswith("export "))
     assert "NCCL_IB_TC=5" in exported
@@ -118,7 +118,7 @@ def test_the_ring_of_the_papers_is_a_default_that_can_be_dropped(script):
         ([f"h{n}:8" for n in range(9)], False),
     ],
 )
-def test_beyond_64_ranks_the_algorithm_is_nccls_choice(hosts, ring):
+def test_beyond_64_ranks_nccl_chooses_the_algorithm(hosts, ring):
     assert ("NCCL_ALGO=Ring" in run(CLUSTER1, "--dry-run", *hosts).stdout.split()) == ring
 
 
@@ -148,13 +148,13 @@ def test_ranks_of_this_host_start_without_ssh(tmp_path):
     assert result.stdout.split() == ["here", "here"], result.stderr
 
 
-def test_ranks_learn_that_they_do_not_write_to_a_terminal():
+def test_ranks_get_the_variable_that_says_whether_output_is_a_terminal():
     result = run(SUPERVISED, "printenv", "HYBRID_IMAGENET_TERMINAL")
     assert result.stdout.split() == ["0", "0"]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "flags").glob("*.flags")), ids=lambda p: p.name)
-def test_flag_files_say_what_they_are_for_and_are_good(path: Path, monkeypatch):
+def test_flag_files_are_valid_and_name_command_and_hardware(path: Path, monkeypatch):
     head = [line for line in path.read_text().splitlines() if line.startswith("#")]
     text = "\n".join(head)
     for word in ("Command:", "Hardware:"):

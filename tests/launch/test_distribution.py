@@ -9,7 +9,7 @@ import pytest
 from tests.launch.shell import ROOT
 
 
-def test_sdist_holds_every_file_of_the_repository_and_no_others(tmp_path):
+def test_sdist_contains_exactly_the_files_of_the_repository(tmp_path):
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
         pytest.skip("not a checkout of git")

@@ -36,7 +36,7 @@ def _refusal() -> str:
 namespaces = pytest.mark.skipif(_refusal() != "", reason=_refusal() or "allowed")
 
 
-def test_a_wrong_command_line_is_refused():
+def test_lab_rejects_a_wrong_command_line():
     for arguments, text in (
         ((), "no command"),
         (("--hosts=0", "--", "true"), "--hosts '0'"),
@@ -49,7 +49,7 @@ def test_a_wrong_command_line_is_refused():
         assert text in error_line(result)
 
 
-def test_missing_tools_are_named_with_their_packages(tmp_path):
+def test_lab_names_missing_tools_and_their_packages(tmp_path):
     for tool in ("bash", "env", "dirname", "id", "awk"):
         (tmp_path / tool).symlink_to(shutil.which(tool))
     result = run(LAB, "--", "true", PATH=str(tmp_path))

@@ -47,7 +47,7 @@ def unpack(packed, target):
     return run("bash", packed / "pack.sh", "--unpack", target, *parts)
 
 
-def test_what_was_packed_runs_at_another_place(packed, environment_dir, tmp_path):
+def test_a_packed_environment_runs_at_another_path(packed, environment_dir, tmp_path):
     assert len(list(packed.glob("*.tar.xz.*"))) > 1
     environment_dir.rename(environment_dir.with_name("gone"))  # nothing may come from there
     try:
@@ -71,7 +71,7 @@ def test_what_was_packed_runs_at_another_place(packed, environment_dir, tmp_path
         environment_dir.with_name("gone").rename(environment_dir)
 
 
-def test_parts_that_are_missing_or_damaged_are_named(packed, tmp_path):
+def test_unpack_names_missing_and_damaged_parts(packed, tmp_path):
     last = max(packed.glob("*.tar.xz.*"))
     whole = last.read_bytes()
     last.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
@@ -94,7 +94,7 @@ def container(*entries):
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
 
 
-def test_code_of_other_gpus_goes_and_that_of_this_one_stays(tmp_path):
+def test_prune_fatbins_keeps_only_the_code_for_one_gpu(tmp_path):
     """In a library whose section of GPU code gcc makes of the containers."""
     a, b, c = entry(2, 80, b"a" * 8), entry(2, 90, b"b" * 8), entry(1, 90, b"c" * 8)
     d, e, f = (
@@ -118,7 +118,7 @@ def test_code_of_other_gpus_goes_and_that_of_this_one_stays(tmp_path):
     assert library.read_bytes() == whole
 
 
-def test_wrong_use_is_one_line(tmp_path):
+def test_pack_reports_wrong_use_in_one_line(tmp_path):
     (tmp_path / "mine").touch()
     for words, text in [
         (["--part-mb=0", tmp_path / "out"], "--part-mb '0'"),

@@ -41,7 +41,7 @@ def test_the_notice_names_every_changed_file(changes):
     assert "Apache License" in (LAUNCH.parent / "LICENSE").read_text()
 
 
-def test_every_change_is_made(tmp_path, changes):
+def test_patch_horovod_makes_every_change(tmp_path, changes):
     make_source(tmp_path, changes)
     done = mend(tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -53,7 +53,7 @@ def test_every_change_is_made(tmp_path, changes):
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_another_version_is_refused_in_one_line(tmp_path, changes, number):
+def test_patch_horovod_rejects_another_version_in_one_line(tmp_path, changes, number):
     make_source(tmp_path, changes)
     name, text, _ = [change for change in changes if change[1] not in ("", "$")][number]
     path = tmp_path / name

@@ -92,7 +92,7 @@ def _imported(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("folder", ["hybrid_imagenet", "tests"])
-def test_every_import_is_asked_for(metadata, folder):
+def test_every_import_is_a_requirement(metadata, folder):
     asked = set(_requirements(metadata)) | {"tensorflow"}
     local = {p.stem for p in (ROOT / folder).rglob("*.py")}  # programs that are started by path
     imported = _imported(ROOT / folder) - OPTIONAL - WITH_OTHERS - local

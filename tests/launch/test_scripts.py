@@ -32,19 +32,19 @@ def test_programs_can_be_executed_and_stop_at_the_first_error(path):
     ],
     ids=lambda p: p.name,
 )
-def test_help_tells_how_to_start_it(path):
+def test_help_of_a_script_begins_with_its_command(path):
     result = run(path, "--help")
     assert result.returncode == 0
     assert result.stdout.startswith(f"launch/{path.relative_to(LAUNCH)}")
     assert "#" not in result.stdout.splitlines()[0]
 
 
-def test_the_dockerfile_is_clean():
+def test_the_dockerfile_passes_hadolint():
     result = run("hadolint", ROOT / "Dockerfile")
     assert result.stdout + result.stderr == ""
 
 
-def test_what_the_image_needs_is_not_ignored_by_docker():
+def test_docker_does_not_ignore_files_that_the_image_needs():
     shown = {
         line[1:]
         for line in (ROOT / ".dockerignore").read_text().splitlines()
@@ -240,7 +240,7 @@ def test_docker_hands_rdma_adapters_to_gpu_containers_where_there_are_any(tmp_pa
         )
 
 
-def test_docker_refuses_what_it_cannot_mount(tmp_path):
+def test_docker_script_rejects_directories_that_cannot_be_mounted(tmp_path):
     for wrong in ("--data=/nowhere/at/all", "--runs=/tmp/a:b", "--epochs=3"):
         result = run(LAUNCH / "docker.sh", wrong, "--dry-run")
         assert result.returncode == 2
@@ -268,7 +268,7 @@ def test_every_pin_has_hashes():
 @pytest.mark.parametrize(
     "path", sorted(LAUNCH.glob("tensorflow-*.txt")), ids=lambda path: path.stem
 )
-def test_the_pins_of_another_tensorflow_are_whole(path):
+def test_the_pins_of_another_tensorflow_are_complete(path):
     lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
     names = {line.partition("==")[0]: line.partition("==")[2].split(" ")[0] for line in lines}
     version = path.stem.partition("-")[2]
@@ -283,7 +283,7 @@ def test_the_pins_of_another_tensorflow_are_whole(path):
 
 
 @pytest.mark.skipif(not shutil.which("dash"), reason="dash is not installed")
-def test_the_environment_asks_for_bash_in_another_shell():
+def test_env_script_asks_for_bash_in_another_shell():
     done = run("dash", "-c", ". launch/env.sh; echo $?")
     assert done.stdout == "1\n"
     text = (

@@ -19,13 +19,13 @@ SETUP = LAUNCH / "setup.sh"
 
 
 @pytest.mark.parametrize("argument", ["--tpu", "x", "--cpu=1", "--gpu=k80", "--gpu="])
-def test_unknown_options_are_refused(argument):
+def test_setup_rejects_unknown_options(argument):
     result = run(SETUP, argument)
     assert result.returncode == 2
     assert argument in error_line(result)
 
 
-def test_a_tensorflow_without_pins_is_refused():
+def test_setup_rejects_a_tensorflow_without_pins():
     result = run(SETUP, TENSORFLOW="2.17")
     assert result.returncode == 2
     assert "TENSORFLOW=2.17" in error_line(result) and "2.18, 2.19, 2.20, 2.21" in error_line(
@@ -33,7 +33,7 @@ def test_a_tensorflow_without_pins_is_refused():
     )
 
 
-def test_a_directory_that_is_no_environment_is_not_touched(tmp_path):
+def test_setup_does_not_touch_a_directory_that_is_not_an_environment(tmp_path):
     (tmp_path / "venv").mkdir()
     (tmp_path / "venv" / "mine").write_text("x")
     result = run(
@@ -194,7 +194,7 @@ def test_find_python_takes_the_versions_that_pyproject_allows(tmp_path, version,
         assert f"no usable Python 3.10 to 3.13 ({stand_in} is {version})" in error_line(result)
 
 
-def test_env_says_what_to_do_without_an_environment(tmp_path):
+def test_env_script_without_an_environment_names_the_remedy(tmp_path):
     result = run(
         "bash", "-c", ". launch/env.sh && echo went on", HYBRID_IMAGENET_VENV=str(tmp_path)
     )
@@ -202,7 +202,7 @@ def test_env_says_what_to_do_without_an_environment(tmp_path):
     assert "run launch/setup.sh first" in error_line(result)
 
 
-def test_env_keeps_what_the_user_has_set():
+def test_env_script_keeps_variables_of_the_user():
     show = (
         ". launch/env.sh; echo $TF_CPP_MIN_LOG_LEVEL ${OMPI_ALLOW_RUN_AS_ROOT:-unset} $VIRTUAL_ENV"
     )

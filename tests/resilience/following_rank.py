@@ -1,4 +1,4 @@
-"""A rank without TensorFlow that ends with its launcher: FOLDER, where it leaves its number."""
+"""A rank without TensorFlow that ends with its launcher: FOLDER, for a file with its number."""
 
 import os
 import pathlib

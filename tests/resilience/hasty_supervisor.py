@@ -1,5 +1,6 @@
-"""The supervisor with shorter times: SCRIPT SECONDS [local]. The script finds the job's word as
-$WORD.
+"""The supervisor with short time limits: SCRIPT SECONDS [local].
+
+The script has the job's word in $WORD.
 """
 
 import sys
@@ -13,7 +14,8 @@ supervisor._LAUNCHER_GRACE_SECONDS = 0.5
 supervisor._TERMINATE_TO_KILL_SECONDS = 0.5
 supervisor._ORPHAN_GRACE_SECONDS = float(orphans)
 supervisor._EARLY_RANK_PATIENCE_SECONDS = 0.5
-for _ in range(8):  # as libraries have: NumPy's one for each core
+# Libraries have threads too; NumPy starts one for each core.
+for _ in range(8):
     threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 lossy_stream.install(ignore_write_errors=True)
 job = supervisor.Supervisor(

@@ -1,7 +1,6 @@
-"""Datagrams that mean harm, seeded.
+"""Seeded datagrams that a hostile sender might send.
 
-Those that carry the run's token are none that a rank would send: each has a value that a beat
-cannot have.
+Even those that carry the run's token are not valid: each has a value that a heartbeat cannot have.
 """
 
 from __future__ import annotations
@@ -13,10 +12,11 @@ from collections.abc import Iterator
 
 from hybrid_imagenet.resilience import heartbeats
 
-LARGEST = 65507  # bytes that a datagram can carry
-GOOD = heartbeats.Heartbeat(1, "here", 7, 3, 0.0, 0.1, ("a.py:1 f",))
+# The largest datagram that UDP can carry.
+MAX_DATAGRAM_BYTES = 65507
+VALID = heartbeats.Heartbeat(1, "here", 7, 3, 0.0, 0.1, ("a.py:1 f",))
 _NUMBERS = (-1, True, "1", [], {}, 1 << 63, 10**400, float("nan"), float("inf"))
-BAD = {
+INVALID_VALUES = {
     "rank": (*_NUMBERS, None, 1.5, 2, 10**9),
     "host": (None, 5, ["here"], {}),
     "process": (*_NUMBERS, None, 1.5),
@@ -28,21 +28,24 @@ BAD = {
 }
 
 
-def seal(values: object, token: str) -> bytes:
-    """A datagram of any JSON values behind a token."""
+def encode_values(values: object, token: str) -> bytes:
+    """Returns a datagram of any JSON values after a token."""
     return (token + json.dumps(values)).encode()
 
 
 def altered(name: str, value: object) -> dict:
-    """The good beat with another value."""
-    return dataclasses.asdict(GOOD) | {name: value}
+    """Returns the attributes of a valid heartbeat with one of them changed."""
+    return dataclasses.asdict(VALID) | {name: value}
 
 
 def datagrams(seed: int, token: str) -> Iterator[bytes]:
-    """Endless datagrams of every kind, from nothing to the largest."""
+    """Yields datagrams of every kind and size, without end."""
     chance = random.Random(seed)
     while True:
-        size, name = chance.choice((0, 1, 33, 500, 8191, 8193, LARGEST)), chance.choice(list(BAD))
+        size, name = (
+            chance.choice((0, 1, 33, 500, 8191, 8193, MAX_DATAGRAM_BYTES)),
+            chance.choice(list(INVALID_VALUES)),
+        )
         nested = chance.choice((b"[", b'{"a":', b'["', b"\x00", b"9")) * (size // 2)
         yield chance.choice(
             (
@@ -50,10 +53,10 @@ def datagrams(seed: int, token: str) -> Iterator[bytes]:
                 nested,
                 token.encode() + nested,
                 token.encode() + b"\xff" + chance.randbytes(size),
-                GOOD.encode(
+                VALID.encode(
                     chance.choice((token.upper() + "x", token[:-1], "", token[::-1] + "y"))
                 ),
-                seal(altered(name, chance.choice(BAD[name])), token),
-                seal(chance.choice(([], {}, "x", 5, None, altered("evil", 1))), token),
+                encode_values(altered(name, chance.choice(INVALID_VALUES[name])), token),
+                encode_values(chance.choice(([], {}, "x", 5, None, altered("evil", 1))), token),
             )
-        )[:LARGEST]
+        )[:MAX_DATAGRAM_BYTES]

@@ -1,7 +1,11 @@
-"""A rank without TensorFlow, in some manner.
+"""A rank without TensorFlow: MANNER FOLDER.
 
-polite, interrupted: saves on SIGUSR1 and leaves with code 75; fails: rank 1 leaves with 3, and the
-other waits; killed: rank 1 kills itself, and the other waits; good: all end well.
+MANNER is how it ends:
+
+- polite, interrupted: it saves on SIGUSR1 and ends with code 75.
+- fails: rank 1 ends with code 3, and the other waits.
+- killed: rank 1 kills itself, and the other waits.
+- good: all ranks end with code 0.
 """
 
 import os

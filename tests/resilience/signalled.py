@@ -1,6 +1,4 @@
-"""A process that works and sends itself signals: NAME... It prints after each whether the work is
-to be stopped.
-"""
+"""A process that sends itself signals: NAME... After each it prints whether a stop is requested."""
 
 import os
 import signal

@@ -1,6 +1,4 @@
-"""Strange datagrams: none is taken for a beat, and none ends a watchdog, alone or by the
-thousand.
-"""
+"""Invalid datagrams: none is accepted as a heartbeat, and thousands do not end a watchdog."""
 
 import itertools
 import socket
@@ -18,46 +16,55 @@ from tests.resilience import hostile
 TOKEN = "0123456789abcdef" * 2
 
 
-def test_strange_datagrams_are_passed_over():
-    token, good = TOKEN.encode(), hostile.GOOD.encode(TOKEN)
-    assert Heartbeat.decode(good, TOKEN, 2) == hostile.GOOD
-    for data in (
-        *(
-            b"",
-            b"\xff\xfe",
-            token,
-            b"[" * 60000,
-            token + b"[" * 8000,
-            token + b'{"rank": 1e400}',
-            token + b"\xff" * 10,
-        ),
-        *(
-            TOKEN.upper().encode() + hostile.GOOD.encode(""),
-            hostile.GOOD.encode("other"),
-            good[:-1],
-            good + b" " * 9000,
-        ),
-        *(hostile.seal(value, TOKEN) for value in ([], {}, 5, "x", [TOKEN, {}], {"rank": 1})),
-        *(
-            hostile.seal(hostile.altered(name, value), TOKEN)
-            for name in hostile.BAD
-            for value in hostile.BAD[name]
-        ),
-    ):
-        assert Heartbeat.decode(data, TOKEN, 2) is None, data[:300]
+KEY = TOKEN.encode()
+DATAGRAM = hostile.VALID.encode(TOKEN)
+INVALID = {
+    "empty": b"",
+    "not UTF-8": b"\xff\xfe",
+    "token only": KEY,
+    "nested, without token": b"[" * 60000,
+    "nested": KEY + b"[" * 8000,
+    "infinite number": KEY + b'{"rank": 1e400}',
+    "token, then not UTF-8": KEY + b"\xff" * 10,
+    "token in capitals": TOKEN.upper().encode() + hostile.VALID.encode(""),
+    "another token": hostile.VALID.encode("other"),
+    "cut": DATAGRAM[:-1],
+    "too long": DATAGRAM + b" " * 9000,
+}
 
 
-def test_nothing_is_parsed_before_the_token_is_compared(monkeypatch):
-    too_long = hostile.GOOD.encode(TOKEN) + b" " * 9000
+def test_decode_returns_what_was_encoded():
+    assert Heartbeat.decode(DATAGRAM, TOKEN, 2) == hostile.VALID
+
+
+@pytest.mark.parametrize("data", INVALID.values(), ids=INVALID)
+def test_decode_of_an_invalid_datagram_returns_none(data):
+    assert Heartbeat.decode(data, TOKEN, 2) is None
+
+
+@pytest.mark.parametrize("values", [[], {}, 5, "x", [TOKEN, {}], {"rank": 1}], ids=str)
+def test_decode_of_other_json_returns_none(values):
+    assert Heartbeat.decode(hostile.encode_values(values, TOKEN), TOKEN, 2) is None
+
+
+@pytest.mark.parametrize("name", hostile.INVALID_VALUES)
+def test_decode_of_an_invalid_value_returns_none(name):
+    for value in hostile.INVALID_VALUES[name]:
+        data = hostile.encode_values(hostile.altered(name, value), TOKEN)
+        assert Heartbeat.decode(data, TOKEN, 2) is None, value
+
+
+def test_decode_parses_nothing_before_it_has_compared_the_token(monkeypatch):
+    too_long = hostile.VALID.encode(TOKEN) + b" " * 9000
     monkeypatch.setattr(heartbeats.json, "loads", lambda text: pytest.fail("parsed"))
-    for data in (b"[" * 60000, hostile.GOOD.encode("other"), too_long):
+    for data in (b"[" * 60000, hostile.VALID.encode("other"), too_long):
         assert Heartbeat.decode(data, TOKEN) is None
 
 
-def test_escapes_and_long_texts_reach_no_terminal():
-    beat = Heartbeat(1, "a\x1b[2Jb", 7, 3, 0.0, 0.1, ("x" * 10**5 + "\n.py:1 f",) * 30)
+def test_stall_report_escapes_and_shortens_texts_of_heartbeats():
+    heartbeat = Heartbeat(1, "a\x1b[2Jb", 7, 3, 0.0, 0.1, ("x" * 10**5 + "\n.py:1 f",) * 30)
     log = heartbeats.HeartbeatLog(patience=10)
-    log.record(Heartbeat.decode(beat.encode(TOKEN), TOKEN), 0)
+    log.record(Heartbeat.decode(heartbeat.encode(TOKEN), TOKEN), 0)
     first, *frames = log.find_stall(11).report.splitlines()
     assert "on a\\x1b[2Jb (" in first
     assert len(frames) == 12 and all(frame.isprintable() and len(frame) < 300 for frame in frames)
@@ -67,53 +74,61 @@ def test_escapes_and_long_texts_reach_no_terminal():
     assert Heartbeat.decode(wide.encode(TOKEN), TOKEN) is not None
 
 
-class Ranks:
-    """Two ranks of this process."""
+class Communicator:
+    """One of two ranks in this process."""
 
-    def __init__(self, rank, barrier, given):
-        self.rank, self.size, self.hosts = rank, 2, ("here", "here")
-        self._barrier, self._given = barrier, given
+    def __init__(self, rank, barrier, values):
+        self.rank = rank
+        self.size = 2
+        self.hosts = ("here", "here")
+        self._barrier = barrier
+        self._values = values
 
     def allgather_object(self, value):
         self._barrier.wait(10)
-        self._given[self.rank] = value
+        self._values[self.rank] = value
         self._barrier.wait(10)
-        return list(self._given)
+        return list(self._values)
 
     def broadcast_object(self, value):
         return self.allgather_object(value)[0]
 
 
 def pair(limit):
-    """Two watchdogs that hear each other."""
-    barrier, given = threading.Barrier(2), [None, None]
+    """Returns two watchdogs that receive each other's heartbeats."""
+    barrier = threading.Barrier(2)
+    values = [None, None]
     with ThreadPoolExecutor(2) as pool:
         return list(
-            pool.map(lambda rank: watchdog.Watchdog(Ranks(rank, barrier, given), limit), range(2))
+            pool.map(
+                lambda rank: watchdog.Watchdog(Communicator(rank, barrier, values), limit), range(2)
+            )
         )
 
 
-def test_beats_of_many_ranks_are_spread_over_the_interval(monkeypatch):
+def test_watchdogs_spread_their_heartbeats_over_the_interval(monkeypatch):
     dogs = [dog for _ in range(10) for dog in pair(20)]
     monkeypatch.setattr(watchdog.threading.Thread, "start", lambda self: None)
-    now = (
-        time.monotonic()
-    )  # a clock that stands still: a loaded machine takes half a second between two lines
+    # A clock that does not advance, because a loaded machine takes half a second between two lines.
+    now = time.monotonic()
     monkeypatch.setattr(watchdog, "time", types.SimpleNamespace(monotonic=lambda: now))
-    due, sent = [], []
+    first = []
+    second = []
     for dog in dogs:
         dog.start()
-        due.append(dog._due - now)
+        first.append(dog._due - now)
         monkeypatch.setattr(dog, "_listen_until", lambda until: None)
         dog._run_cycle()
-        sent.append(dog._due - now)
+        second.append(dog._due - now)
         dog._close()
-        assert 0 < due[-1] < dog._interval
-        assert 0.8 * dog._interval <= sent[-1] <= 1.2 * dog._interval
-    assert max(due) - min(due) > 1 and max(sent) - min(sent) > 0.2  # the interval is two seconds
+        assert 0 < first[-1] < dog._interval
+        assert 0.8 * dog._interval <= second[-1] <= 1.2 * dog._interval
+    # The interval is two seconds.
+    assert max(first) - min(first) > 1
+    assert max(second) - min(second) > 0.2
 
 
-def test_hostile_datagrams_do_not_stop_a_watchdog(monkeypatch, capfd):
+def test_watchdog_survives_hostile_datagrams(monkeypatch, capfd):
     ended = []
     monkeypatch.setattr(watchdog.os, "_exit", ended.append)
     dogs = pair(20)
@@ -127,7 +142,9 @@ def test_hostile_datagrams_do_not_stop_a_watchdog(monkeypatch, capfd):
                 for dog in dogs:
                     dog.record_progress(step)
     began = time.monotonic()
-    while dogs[0]._log._heartbeats.get(1, (None, 0.0))[1] < began:  # a beat from after the flood
+    while (
+        dogs[0]._log._heartbeats.get(1, (None, 0.0))[1] < began
+    ):  # until a heartbeat after the flood
         assert time.monotonic() < began + 10
         time.sleep(0.05)
     assert [dog._thread.is_alive() for dog in dogs] == [True, True]
@@ -137,7 +154,7 @@ def test_hostile_datagrams_do_not_stop_a_watchdog(monkeypatch, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_an_error_in_a_turn_is_told_once_and_the_watch_goes_on(monkeypatch, capfd):
+def test_watchdog_prints_an_error_once_and_continues(monkeypatch, capfd):
     dog, _ = pair(1)
     turns = []
     monkeypatch.setattr(dog, "_run_cycle", lambda: turns.append(1) or 1 / 0)

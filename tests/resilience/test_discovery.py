@@ -1,4 +1,4 @@
-"""Scripts that name a job's hosts: those that hang, fail, or print what is no name."""
+"""Scripts that name a job's hosts, among them those that hang, fail, or print invalid names."""
 
 import time
 
@@ -12,7 +12,8 @@ from tests.support.processes import wait_for
 @pytest.fixture
 def discovery(tmp_path):
     """Makes a Discovery of the script `text`, which `change` replaces."""
-    path, made = tmp_path / "hosts.sh", []
+    path = tmp_path / "hosts.sh"
+    discoveries = []
 
     def change(text):
         new = path.with_suffix(".new")
@@ -23,17 +24,17 @@ def discovery(tmp_path):
     def make(text, **options):
         change(text)
         listed = list_by_script(str(path), options.pop("limit", 2.0))
-        made.append(
+        discoveries.append(
             Discovery(listed, check_seconds=0.05, **{"answers": lambda host: True} | options)
         )
-        return made[-1], change
+        return discoveries[-1], change
 
     yield make
-    for one in made:
-        one.stop()
+    for each in discoveries:
+        each.stop()
 
 
-def test_names_and_slots_are_read_and_what_is_no_name_never_reaches_a_shell():
+def test_parse_host_reads_name_and_slots_and_rejects_everything_else():
     assert [parse_host(word, 2) for word in ("a", "node-1.x:8", "10.0.0.7")] == [
         ("a", 2),
         ("node-1.x", 8),
@@ -56,7 +57,7 @@ def test_names_and_slots_are_read_and_what_is_no_name_never_reaches_a_shell():
             parse_host(word, 2)
 
 
-def test_hosts_follow_the_script(discovery):
+def test_discovery_follows_the_script(discovery):
     hosts, _ = discovery("echo a; echo b", answers=lambda host: host == "a", check_first=True)
     assert hosts.hosts() == {"a": 1}
     hosts, change = discovery("echo a; echo b:3; echo")
@@ -65,11 +66,11 @@ def test_hosts_follow_the_script(discovery):
     wait_for(lambda: hosts.hosts() == {"d": 1})
     change("true")
     time.sleep(0.3)
-    assert hosts.hosts() == {"d": 1}  # a script that prints nothing ends no job
+    assert hosts.hosts() == {"d": 1}  # a script that prints nothing changes nothing
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "reason"),
     [
         ("sleep 60", "gave no answer within 0.5 s"),
         ("echo z; exit 3", "ended with code 3"),
@@ -78,40 +79,40 @@ def test_hosts_follow_the_script(discovery):
         ("echo b; echo 'c;touch /tmp/x'", "'c;touch /tmp/x' is not HOST"),
     ],
 )
-def test_a_script_that_fails_later_leaves_the_hosts_as_they_are_and_makes_nobody_wait(
-    discovery, text, why, capfd
+def test_discovery_keeps_its_hosts_without_delay_when_the_script_fails_later(
+    discovery, text, reason, capfd
 ):
     hosts, change = discovery("echo a", limit=0.5)
     change(text)
-    told = ""
+    errors = ""
 
-    def said():
-        nonlocal told
-        told += capfd.readouterr().err
-        return why in told
+    def is_printed():
+        nonlocal errors
+        errors += capfd.readouterr().err
+        return reason in errors
 
-    wait_for(said)
+    wait_for(is_printed)
     began = time.monotonic()
     assert hosts.hosts() == {"a": 1}
     assert time.monotonic() - began < 0.2
-    assert "host discovery keeps the hosts known so far: " in told
+    assert "keeping the earlier hosts" in errors
 
 
-def test_rubbish_that_is_another_each_time_is_told_once(discovery, tmp_path, capfd):
+def test_discovery_prints_several_errors_in_a_row_once(discovery, tmp_path, capfd):
     _, change = discovery("echo a")
     change('echo "\'$(date +%N)"; echo >>$0.runs')
     runs = tmp_path / "hosts.sh.runs"
     wait_for(lambda: runs.exists() and runs.stat().st_size >= 3)
-    assert capfd.readouterr().err.count("keeps the hosts known so far") == 1
+    assert capfd.readouterr().err.count("keeping the earlier hosts") == 1
 
 
 @pytest.mark.parametrize("text", ["exit 1", "sleep 60", "echo '$(x)'"])
-def test_a_script_that_fails_at_once_is_a_mistake(discovery, text):
-    with pytest.raises(UserError, match="--host_discovery_script: "):
+def test_discovery_raises_if_the_first_run_of_the_script_fails(discovery, text):
+    with pytest.raises(UserError, match=r"--host_discovery_script (ended|gave|printed)"):
         discovery(text, limit=0.3)
 
 
-def test_words_that_are_no_command_are_a_mistake():
+def test_discovery_raises_if_the_script_cannot_be_run():
     with pytest.raises(UserError, match="cannot be run"):
         Discovery(list_by_script("/nowhere/at/all"), answers=lambda host: True)
     with pytest.raises(UserError, match="No closing quotation"):
@@ -119,7 +120,7 @@ def test_words_that_are_no_command_are_a_mistake():
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_a_host_that_does_not_answer_is_left_out_until_it_does_also_while_the_script_hangs(
+def test_discovery_omits_a_host_until_it_answers_even_while_the_script_hangs(
     discovery, hangs, capfd
 ):
     down = set()
@@ -132,4 +133,4 @@ def test_a_host_that_does_not_answer_is_left_out_until_it_does_also_while_the_sc
     wait_for(lambda: hosts.hosts() == {"a": 1})
     down.clear()
     wait_for(lambda: hosts.hosts() == {"a": 1, "b": 1})
-    assert capfd.readouterr().err == "host discovery omits b: it does not answer\n"
+    assert capfd.readouterr().err == "host discovery: b does not answer; continuing without it\n"

@@ -1,6 +1,4 @@
-"""Divergence for real: two ranks whose learning rate is far too high end together, and their
-checkpoint stays.
-"""
+"""Divergence: two ranks with a far too high learning rate end together and keep a checkpoint."""
 
 from tests.support import program
 
@@ -35,7 +33,7 @@ def test_a_diverged_run_ends_in_one_line_and_its_checkpoint_stays_good(pools, ti
     assert [r["epoch"] for r in program.records(run_dir) if r["kind"] == "epoch"] == [1, 2]
 
 
-def test_a_run_that_diverges_before_anything_is_fetched_is_no_success(tiny_data, tmp_path):
+def test_a_run_that_diverges_before_metrics_are_read_ends_with_code_3(tiny_data, tmp_path):
     done = program.train_here(
         tiny_data, tmp_path / "stops", *FLAGS, "--lr=1000", "--log_every_steps=1000"
     )

@@ -1,4 +1,4 @@
-"""Real commands that are stopped, as docs/dev/ends.md has them."""
+"""Real commands end as docs/dev/ends.md says when they are stopped."""
 
 import re
 
@@ -16,7 +16,7 @@ def folder(tmp_path_factory):
 
 
 def written():
-    """The exit codes of the page, by the three first cells of its rows."""
+    """Returns the exit codes and saved steps of the page, by the first three cells of a row."""
     row = re.compile(r"^\| (.+?) \| (.+?) \| (.+?) \| (\d+) \| (.*?) \|", re.MULTILINE)
     return {
         cells[:3]: (int(cells[3]), cells[4])

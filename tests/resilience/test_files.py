@@ -1,6 +1,4 @@
-"""Full disks, directories that vanish or cannot be written, files that are lost, two runs in one
-place.
-"""
+"""Full disks, deleted directories, and two runs in the same directory."""
 
 import json
 import resource
@@ -11,15 +9,12 @@ from tests.data.support import jpeg
 from tests.support import processes, program
 
 FLAGS = ("--epochs=5000", "--optimizer=sgd")
-LARGE = (
-    "--model=resnet10",
-    "--model_width=64",
-    "--stem=imagenet",
-)  # two checkpoints of it fill the disk
+# Two checkpoints of this network fill the disk.
+LARGE = ("--model=resnet10", "--model_width=64", "--stem=imagenet")
 
 
 def finish(run: program.Running) -> tuple[int, str]:
-    """Exit code and the one line that begins with `error:`; there must be no traceback."""
+    """Returns the exit code and the only line that begins with `error:`; fails on a traceback."""
     try:
         code, output = run.finish()
     finally:
@@ -31,8 +26,8 @@ def finish(run: program.Running) -> tuple[int, str]:
     return code, errors[0]
 
 
-def newest_is_good(run_dir) -> int:
-    """The step of the newest checkpoint; what was begun and not finished is gone."""
+def step_of_latest_checkpoint(run_dir) -> int:
+    """Returns the step of the latest checkpoint; fails if an unfinished one is left."""
     names = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
     assert all(name.startswith("step-") for name in names)
     return archive.read(run_dir / "checkpoints" / names[-1]).meta["state"]["step"]
@@ -44,26 +39,24 @@ def test_a_full_disk_ends_the_run_and_after_making_room_it_goes_on(tiny_data, tm
         run = program.Running(1, tiny_data, run_dir, *FLAGS, *LARGE)
         saved = (run_dir / "checkpoints").glob
         processes.wait_for(lambda: list(saved("step-*.npz")) or run.process.poll() is not None, 240)
-        if (
-            remount is None
-        ):  # not allowed to mount: a limit on the size of files stands in for the full disk
+        # Without the right to mount, a limit on the size of files replaces the full disk.
+        if remount is None:
             resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE, (20 << 20, 20 << 20))
         code, error = finish(run)
         assert code == 2
-        first = (
-            "a checkpoint to " if "metrics.jsonl" not in error else ""
-        )  # a record may meet the full disk before
+        # The first write that fails may be that of a record.
+        first = "a checkpoint to " if "metrics.jsonl" not in error else ""
         assert f"cannot write {first}{run_dir}/" in error
         assert ("No space left on device" if remount else "File too large") in error
         assert "--resume" in error
-        step = newest_is_good(run_dir)
+        step = step_of_latest_checkpoint(run_dir)
         assert json.loads((run_dir / "config.json").read_text())["flags"]["epochs"] == 5000
         assert remount is None or remount("size=600m")
         flags = ("--optimizer=sgd", f"--epochs={step // 8 + 1}", "--resume", *LARGE)
         done = program.train_here(tiny_data, run_dir, *flags)
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"step {step}" in done.stdout
-        assert newest_is_good(run_dir) > step
+        assert step_of_latest_checkpoint(run_dir) > step
 
 
 def test_two_runs_and_a_deleted_directory(tiny_data, tmp_path):
@@ -83,7 +76,7 @@ def test_two_runs_and_a_deleted_directory(tiny_data, tmp_path):
     assert not run_dir.exists()
 
 
-def test_directory_of_images_that_vanishes_ends_the_run_with_its_name(tmp_path):
+def test_a_deleted_directory_of_images_ends_the_run_with_its_name(tmp_path):
     for split, count in (("train", 64), ("val", 8)):
         for number in range(count):
             path = tmp_path / "data" / split / f"class{number % 4}" / f"{number}.jpeg"

@@ -1,4 +1,4 @@
-"""Who hangs: the verdict from the last beats, and the exchange between real processes."""
+"""Verdicts on ranks that hang, and heartbeats between real processes."""
 
 import os
 import re
@@ -26,19 +26,19 @@ def beat(rank, step=7, idle=0.0, stack=WAITS, mean=0.1, **more):
     return Heartbeat(rank, f"node{rank}", 100 + rank, step, idle, mean, stack, **more)
 
 
-def ledger(*beats, at=0.0, patience=10.0):
-    result = HeartbeatLog(patience, [path_in_stack(ModuleType("hybrid_imagenet.training.step"))])
-    for one in beats:
-        result.record(one, at)
-    return result
+def log_of(*beats, at=0.0, patience=10.0):
+    log = HeartbeatLog(patience, [path_in_stack(ModuleType("hybrid_imagenet.training.step"))])
+    for heartbeat in beats:
+        log.record(heartbeat, at)
+    return log
 
 
 def test_a_silent_rank_is_named_with_host_process_step_and_stack():
-    ours = ledger(beat(0), beat(1, stack=READS), beat(2))
-    assert ours.find_stall(9.9) is None
-    ours.record(beat(0), 10.5)
-    ours.record(beat(2), 10.5)
-    stall = ours.find_stall(11.0)
+    log = log_of(beat(0), beat(1, stack=READS), beat(2))
+    assert log.find_stall(9.9) is None
+    log.record(beat(0), 10.5)
+    log.record(beat(2), 10.5)
+    stall = log.find_stall(11.0)
     assert stall.ranks == (1,)
     assert stall.seconds == 11.0
     first, *stack = stall.report.splitlines()
@@ -48,76 +48,76 @@ def test_a_silent_rank_is_named_with_host_process_step_and_stack():
     assert stack == [f"stall:   {frame}" for frame in READS]
 
 
-def test_the_ranks_of_a_lost_host_are_named_together_though_their_beats_are_spread():
-    ours = ledger(beat(0), beat(1))
-    ours.record(beat(2), 4.5)
-    ours.record(beat(3), 9.0)
-    assert ours.find_stall(10.0) is None
-    stall = ours.find_stall(10.5)
+def test_the_ranks_of_a_lost_host_are_reported_together():
+    log = log_of(beat(0), beat(1))
+    log.record(beat(2), 4.5)
+    log.record(beat(3), 9.0)
+    assert log.find_stall(10.0) is None
+    stall = log.find_stall(10.5)
     assert (stall.ranks, stall.seconds) == ((0, 1, 2), 10.5)
 
 
-def test_a_rank_whose_beats_are_missing_is_not_taken_for_one_that_waits():
-    ours = ledger(beat(0), beat(1, idle=0.5))
-    ours.record(beat(0, idle=10.1), 9.7)
-    assert ours.find_stall(9.7) is None
-    assert "rank 1 on node1 (process 101) is silent" in ours.find_stall(10.1).report
-    ours.record(beat(1, idle=10.6, step=6), 10.1)
-    ours.record(beat(0, idle=10.5), 10.1)
-    assert "rank 1 on node1 (process 101) is without progress" in ours.find_stall(10.2).report
+def test_a_rank_with_overdue_heartbeats_is_reported_as_silent_not_as_waiting():
+    log = log_of(beat(0), beat(1, idle=0.5))
+    log.record(beat(0, idle=10.1), 9.7)
+    assert log.find_stall(9.7) is None
+    assert "rank 1 on node1 (process 101) is silent" in log.find_stall(10.1).report
+    log.record(beat(1, idle=10.6, step=6), 10.1)
+    log.record(beat(0, idle=10.5), 10.1)
+    assert "rank 1 on node1 (process 101) is without progress" in log.find_stall(10.2).report
 
 
-def test_silence_counts_before_the_first_step_and_lack_of_progress_does_not():
-    ours = ledger(beat(0, step=None), beat(1, step=None))
-    ours.record(beat(0, step=None), 20.0)
-    assert ours.find_stall(20.0).ranks == (1,)
-    ours.record(beat(1, step=None), 21.0)
-    assert ours.find_stall(22.0) is None
+def test_before_the_first_step_only_silence_counts():
+    log = log_of(beat(0, step=None), beat(1, step=None))
+    log.record(beat(0, step=None), 20.0)
+    assert log.find_stall(20.0).ranks == (1,)
+    log.record(beat(1, step=None), 21.0)
+    assert log.find_stall(22.0) is None
 
 
 @pytest.mark.parametrize(
     ("beats", "culprits"),
     [
         ([beat(0, idle=11), beat(1, idle=11, step=6), beat(2, idle=11)], (1,)),  # behind the others
-        ([beat(0, idle=11), beat(1, idle=11, stack=READS)], (1,)),  # does not wait for others
-        ([beat(0, idle=11), beat(1, idle=11)], (0, 1)),  # all alike
+        ([beat(0, idle=11), beat(1, idle=11, stack=READS)], (1,)),  # not waiting for others
+        ([beat(0, idle=11), beat(1, idle=11)], (0, 1)),  # no difference
         ([beat(0, idle=11), beat(1, idle=2, stack=READS)], None),  # one advances
-        ([beat(0, idle=11, mean=5.0), beat(1, idle=11, mean=5.0)], None),  # steps take long here
+        ([beat(0, idle=11, mean=5.0), beat(1, idle=11, mean=5.0)], None),  # long steps
         ([beat(0, idle=21, mean=5.0), beat(1, idle=21, mean=5.0)], (0, 1)),
     ],
 )
-def test_without_progress_the_culprits_are_told_from_those_that_wait(beats, culprits):
-    stall = ledger(*beats).find_stall(0.0)
+def test_find_stall_without_progress_returns_the_culprits(beats, culprits):
+    stall = log_of(*beats).find_stall(0.0)
     assert (stall and stall.ranks) == culprits
 
 
-def test_ranks_that_wait_for_each_other_in_different_places_are_named_with_the_reason():
+def test_stall_report_has_a_hint_if_ranks_wait_in_different_places():
     merges = (WAITS[0], "hybrid_imagenet/library/metric_average.py:60 on_epoch_end")
-    for others, told in ((WAITS, False), (merges, True), (READS, False)):
-        text = ledger(beat(0, idle=11), beat(1, idle=11, stack=others)).find_stall(0.0).report
-        assert ("need equal numbers of batches" in text) == told
+    for others, has_hint in ((WAITS, False), (merges, True), (READS, False)):
+        text = log_of(beat(0, idle=11), beat(1, idle=11, stack=others)).find_stall(0.0).report
+        assert ("need equal numbers of batches" in text) == has_hint
 
 
-def test_a_rank_that_left_or_was_never_heard_is_not_missed():
-    ours = ledger(beat(0), beat(1))
-    ours.record(beat(1, leaving=True), 1.0)
-    ours.record(beat(0), 30.0)
-    assert ours.find_stall(30.0) is None
-    assert ours.seconds_silent(1, 30.0) == ours.seconds_silent(5, 30.0) == 0.0
+def test_a_rank_that_has_left_or_never_sent_a_heartbeat_is_not_silent():
+    log = log_of(beat(0), beat(1))
+    log.record(beat(1, leaving=True), 1.0)
+    log.record(beat(0), 30.0)
+    assert log.find_stall(30.0) is None
+    assert log.seconds_silent(1, 30.0) == log.seconds_silent(5, 30.0) == 0.0
 
 
-def test_a_listener_that_was_stopped_itself_blames_nobody():
-    ours = ledger(beat(0), beat(1))
-    ours.forgive(100.0)
-    assert ours.find_stall(105.0) is None
-    assert ours.find_stall(111.0).ranks == (0, 1)
+def test_forgive_excludes_the_time_in_which_the_listener_was_stopped():
+    log = log_of(beat(0), beat(1))
+    log.forgive(100.0)
+    assert log.find_stall(105.0) is None
+    assert log.find_stall(111.0).ranks == (0, 1)
 
 
 @pytest.mark.parametrize(
     ("hosts", "expected"),
     [("a", (0,)), ("aa", (0, 1)), ("aabb", (0, 2)), ("aaaa", (0, 1)), ("abc", (0, 1))],
 )
-def test_the_deputy_sits_on_another_host_if_there_is_one(hosts, expected):
+def test_the_deputy_is_on_another_host_if_there_is_one(hosts, expected):
     assert watchdog.listener_ranks(tuple(hosts)) == expected
 
 
@@ -145,7 +145,7 @@ def test_a_stopped_rank_is_named_and_the_job_ends(tmp_path):
         jobs[stopped] = start(tmp_path / str(stopped), 3, 4)
     for process in (*jobs[0], *jobs[1]):
         assert process.stdout.readline() == "training\n"
-    time.sleep(0.6)  # a beat of the steps
+    time.sleep(0.6)  # at least one heartbeat with a step
     for stopped, processes in jobs.items():
         os.kill(processes[stopped].pid, signal.SIGSTOP)
     for stopped, processes in jobs.items():
@@ -158,10 +158,10 @@ def test_a_stopped_rank_is_named_and_the_job_ends(tmp_path):
         assert re.search(r"it was in\nstall: +\S+:\d+ \S+\n", errors)  # where its main thread was
         assert f"error: rank {stopped} on here hung for" in errors
         assert "--stall_timeout=4" in errors
-        assert errors.count("stall: rank") == 1  # told once
+        assert errors.count("stall: rank") == 1  # only once
 
 
-def test_a_deputy_that_hears_nobody_names_itself(tmp_path):
+def test_a_deputy_that_hears_no_other_rank_reports_itself(tmp_path):
     processes = start(tmp_path, 3, 4)
     for process in processes:
         assert process.stdout.readline() == "training\n"
@@ -175,7 +175,7 @@ def test_a_deputy_that_hears_nobody_names_itself(tmp_path):
     assert last.startswith("error: rank 1 on here heard no other rank for ")
 
 
-def test_a_hanging_main_thread_is_told_from_those_that_wait(tmp_path):
+def test_a_rank_whose_main_thread_hangs_is_reported(tmp_path):
     code, errors = finish(start(tmp_path, 3, 3, 2), 0)
     assert code == 4
     assert "rank 2 on here" in errors
@@ -183,7 +183,7 @@ def test_a_hanging_main_thread_is_told_from_those_that_wait(tmp_path):
     assert "step_that_hangs" in errors
 
 
-def test_nothing_is_said_about_ranks_that_work_on_a_loaded_machine(tmp_path):
+def test_slow_ranks_on_a_loaded_machine_are_not_reported(tmp_path):
     processes = start(tmp_path, 3, 8, "busy")
     for process in processes:
         assert process.stdout.readline() == "training\n"

@@ -47,7 +47,7 @@ def executed():
 
 def late():
     global one
-    one = Deleted(lambda kill=os.kill, own=os.getpid(): kill(own, 2))
+    one = Deleted(lambda kill=os.kill, process=os.getpid(): kill(process, 2))
     return 0
 
 def resumed():
@@ -68,7 +68,7 @@ raise SystemExit(run_interruptible({work}))
 
 
 def pressed(work, presses):
-    """Exit code, output and errors of a command in which Ctrl-C is pressed at each "ready"."""
+    """Returns exit code, output and errors of a command that gets Ctrl-C at each "ready"."""
     process = processes.python("-c", WORK.format(work=work))
     for _ in range(presses):
         assert process.stdout.readline() == "ready\n"
@@ -97,7 +97,7 @@ def test_a_command_that_can_be_resumed_has_time_to_end_its_processes():
     assert errors.count("\n") == 1
 
 
-def test_an_interrupt_at_the_very_end_changes_no_exit_code():
+def test_an_interrupt_during_shutdown_does_not_change_the_exit_code():
     assert pressed("late", 0) == (0, "", "")
 
 
@@ -107,7 +107,7 @@ def test_an_error_without_an_interrupt_is_shown():
     assert errors.startswith("Traceback")
 
 
-def test_workers_do_not_print_what_interrupts_them(tmp_path):
+def test_interrupted_workers_print_no_traceback(tmp_path):
     words = [
         "--from=synthetic",
         "--num_examples=4000",

@@ -56,7 +56,7 @@ def test_a_process_without_a_launcher_outlives_its_shell(tmp_path):
         os.kill(rank, signal.SIGKILL)
 
 
-def test_horovodrun_refuses_in_one_line():
+def test_horovodrun_reports_an_unreachable_host_in_one_line():
     skip_without_horovod()
     command = [
         str(HOROVODRUN),

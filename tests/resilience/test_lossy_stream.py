@@ -1,4 +1,4 @@
-"""Processes whose output nobody reads."""
+"""Processes whose output has no reader, or cannot be written."""
 
 import os
 import subprocess
@@ -21,8 +21,14 @@ sys.exit(75)
 
 
 def work(folder, shell, *, ignore_write_errors=False, **options):
-    """What a shell does with a process that prints much and ends with 75; whether it came to its
-    end.
+    """Runs a process that prints much and ends with code 75.
+
+    Args:
+      folder: where the process leaves a proof that it has reached its end.
+      shell: a command line with {} for the process.
+
+    Returns:
+      the completed shell, and whether the process has reached its end.
     """
     proof = os.open(folder / "proof", os.O_CREAT | os.O_WRONLY)
     (folder / "work.py").write_text(
@@ -44,14 +50,14 @@ def work(folder, shell, *, ignore_write_errors=False, **options):
         "{} | head -n 1; exit ${{PIPESTATUS[0]}}",
         "{} >&- 2>&- <&-",
     ],
-    ids=["nobody reads", "head", "closed"],
+    ids=["no reader", "head", "closed"],
 )
-def test_the_work_is_done_and_keeps_its_exit_code(shell, tmp_path):
-    done, whole = work(tmp_path, shell)
-    assert (done.returncode, whole) == (75, True), done.stderr[-500:]
+def test_a_process_continues_and_keeps_its_exit_code_when_its_output_has_no_reader(shell, tmp_path):
+    done, has_finished = work(tmp_path, shell)
+    assert (done.returncode, has_finished) == (75, True), done.stderr[-500:]
 
 
-def test_what_is_read_is_whole(tmp_path):
+def test_a_reader_gets_the_complete_output(tmp_path):
     done, _ = work(tmp_path, "{}")
     assert done.stdout == done.stderr == b"".join(b"%d\n" % number for number in range(20000))
 
@@ -69,7 +75,7 @@ LANGUAGE_C = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
         ({"PYTHONIOENCODING": "utf-8"}, "d\u00f6g \u2013\n".encode()),
     ],
 )
-def test_what_a_terminal_cannot_show_is_escaped(variables, written):
+def test_characters_outside_the_encoding_are_escaped(variables, written):
     line = (
         r"from hybrid_imagenet.resilience import lossy_stream as o; o.install(); print('d\u00f6g"
         r" \u2013')"
@@ -82,9 +88,9 @@ def test_what_a_terminal_cannot_show_is_escaped(variables, written):
 
 
 @pytest.mark.parametrize("ignore_write_errors", [True, False], ids=["a log", "a result"])
-def test_a_full_disk_ends_what_prints_results_and_not_what_trains(ignore_write_errors, tmp_path):
-    done, whole = work(tmp_path, "{} >/dev/full", ignore_write_errors=ignore_write_errors)
-    assert (done.returncode == 75, whole) == (ignore_write_errors, ignore_write_errors)
+def test_a_full_disk_ends_only_a_process_that_prints_its_results(ignore_write_errors, tmp_path):
+    done, has_finished = work(tmp_path, "{} >/dev/full", ignore_write_errors=ignore_write_errors)
+    assert (done.returncode == 75, has_finished) == (ignore_write_errors, ignore_write_errors)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +102,7 @@ def test_a_full_disk_ends_what_prints_results_and_not_what_trains(ignore_write_e
         ("--version >/dev/full 2>&1", 0),
     ],
 )
-def test_a_command_whose_output_is_not_taken_ends_with_a_line_and_code_2(words, lines):
+def test_a_command_that_cannot_write_its_output_ends_with_one_line_and_code_2(words, lines):
     line = f"{sys.executable} -m hybrid_imagenet {words}"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(

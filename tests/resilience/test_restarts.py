@@ -1,6 +1,4 @@
-"""Jobs that start again after a loss: on which hosts, how often, from where; with jobs that stand
-in for a launcher.
-"""
+"""Jobs that start again after a loss: on which hosts, how often, and from which step."""
 
 import fcntl
 import json
@@ -15,12 +13,12 @@ from hybrid_imagenet.resilience.restarts import RestartLoop, RestartPolicy
 
 
 class Job:
-    """Ends with what the test says; what it trains is two numbers: the last record and the newest
-    checkpoint.
-    """
+    """Replaces a supervisor: writes a record and a checkpoint, then ends as the test says."""
 
     def __init__(self, end, run_dir):
-        self._end, self._run_dir, self.stopped = end, run_dir, threading.Event()
+        self._end = end
+        self._run_dir = run_dir
+        self.stopped = threading.Event()
 
     def run(self):
         code, step, saved = self._end
@@ -43,23 +41,25 @@ class Job:
 
 
 @pytest.fixture(autouse=True)
-def looks_often(monkeypatch):
+def checks_often(monkeypatch):
     monkeypatch.setattr(restarts, "_CHECK_SECONDS", 0.01)
     monkeypatch.setenv(restarts.COMMAND_START_VARIABLE, "0")
 
 
 def play(tmp_path, ends, *, hosts=None, keeps=True, **policy):
-    """Runs attempts that end so; returns the exit code and what each was started with.
+    """Runs attempts; returns the exit code, and what each of them was started with.
 
     Each of `ends` has the exit code, the step of the last record, and the step of the newest
     checkpoint.
     """
-    started, left, run_dir = [], list(ends), tmp_path / "run"
+    started = []
+    remaining = list(ends)
+    run_dir = tmp_path / "run"
     slots = hosts or (lambda: {"a": 2, "b": 2})
 
     def start(where, ranks, resume):
         started.append((dict(where), ranks, resume))
-        return Job(left.pop(0), run_dir)
+        return Job(remaining.pop(0), run_dir)
 
     chosen = RestartPolicy(
         **(
@@ -77,7 +77,7 @@ def play(tmp_path, ends, *, hosts=None, keeps=True, **policy):
 
 
 def joined(tmp_path):
-    """Host a, and host b once the run has begun."""
+    """Returns the hosts: a, and b once the run has begun."""
     return lambda: {"a": 2, "b": 2} if (tmp_path / "run" / "config.json").exists() else {"a": 2}
 
 
@@ -85,7 +85,7 @@ def test_a_lost_rank_starts_the_job_again_from_its_checkpoint(tmp_path, capfd):
     began = startup.clock() - 0.01  # the variable holds hundredths of a second
     code, started = play(tmp_path, [(137, 40, 20), (4, 90, 80), (0, 120, 120)])
     assert code == 0
-    assert startup.command_start(startup.clock()) >= began  # a start is that of its attempt
+    assert startup.command_start(startup.clock()) >= began  # each attempt has its own start
     assert [(ranks, resume) for _, ranks, resume in started] == [(4, False), (4, True), (4, True)]
     errors = capfd.readouterr().err
     assert "restart 1 of 3 (exit code 137), from the checkpoint of step 20" in errors
@@ -93,7 +93,7 @@ def test_a_lost_rank_starts_the_job_again_from_its_checkpoint(tmp_path, capfd):
 
 
 @pytest.mark.parametrize("code", [0, 2, 3, 75, 130])
-def test_what_another_start_cannot_mend_is_final(tmp_path, code):
+def test_a_code_that_another_start_would_not_change_is_final(tmp_path, code):
     assert play(tmp_path, [(code, 10, 10)]) == (code, [({"a": 2, "b": 2}, 4, False)])
 
 
@@ -108,7 +108,7 @@ def test_a_job_that_a_signal_has_stopped_does_not_start_again(tmp_path, monkeypa
     )  # while it waits for hosts
 
 
-def test_a_signal_ends_the_wait_for_a_run_that_is_held(tmp_path, monkeypatch):
+def test_a_signal_ends_the_wait_for_a_locked_run(tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
     with (tmp_path / "run" / "lock").open("wb+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -119,14 +119,14 @@ def test_a_signal_ends_the_wait_for_a_run_that_is_held(tmp_path, monkeypatch):
         asked.join()
 
 
-def test_an_existing_run_is_not_resumed_unasked(tmp_path):
+def test_the_first_attempt_does_not_resume_an_existing_run(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text("{}")
     _, started = play(tmp_path, [(2, 0, 0)])
     assert [resume for *_, resume in started] == [False]
 
 
-def test_restarts_are_counted(tmp_path):
+def test_a_job_ends_after_max_restarts(tmp_path):
     code, started = play(tmp_path, [(137, 10, 5), (137, 20, 15), (137, 30, 25)], max_restarts=2)
     assert (code, len(started)) == (137, 3)
 
@@ -143,7 +143,7 @@ def test_the_same_step_failing_twice_ends_the_job(tmp_path, capfd):
     assert (code, len(started)) == (0, 3)
 
 
-def test_the_job_continues_on_the_hosts_that_are_left(tmp_path):
+def test_the_job_continues_on_the_remaining_hosts(tmp_path):
     looks = iter([{"a": 2, "b": 2}, {"a": 2}])
     code, started = play(
         tmp_path, [(4, 40, 20), (0, 60, 60)], hosts=lambda: next(looks, {"a": 2}), max_ranks=4
@@ -151,16 +151,16 @@ def test_the_job_continues_on_the_hosts_that_are_left(tmp_path):
     assert (code, started[1]) == (0, ({"a": 2}, 2, True))
 
 
-def test_a_host_on_which_the_job_cannot_start_is_left_out(tmp_path, capfd):
+def test_a_host_on_which_the_job_cannot_start_is_excluded(tmp_path, capfd):
     looks = iter([{"a": 2}, {"a": 2, "b": 2}])
     ends = [(4, 40, 20), (2, 40, 20), (0, 60, 60)]
     code, started = play(tmp_path, ends, hosts=lambda: next(looks, {"a": 2, "b": 2}), max_ranks=4)
     assert (code, [set(slots) for slots, *_ in started]) == (0, [{"a"}, {"a", "b"}, {"a"}])
     assert [resume for *_, resume in started] == [False, True, True]
-    assert "omits b: the job could not start there" in capfd.readouterr().err
+    assert "continuing without b, where the job could not start" in capfd.readouterr().err
 
 
-def test_a_host_that_joins_and_cannot_start_does_not_make_the_others_begin_anew(tmp_path):
+def test_a_joined_host_that_cannot_start_does_not_make_the_others_begin_again(tmp_path):
     code, started = play(
         tmp_path,
         [("waits", 30, 20), (2, 30, 20), (0, 60, 60)],
@@ -173,11 +173,11 @@ def test_a_host_that_joins_and_cannot_start_does_not_make_the_others_begin_anew(
     )
 
 
-def test_without_enough_hosts_it_waits_and_then_ends(tmp_path, capfd):
+def test_a_job_without_enough_hosts_waits_and_then_ends(tmp_path, capfd):
     assert play(tmp_path, [], hosts=lambda: {"a": 1}, min_ranks=3) == (4, [])
     errors = capfd.readouterr().err
-    assert "waiting for hosts: 1 slots" in errors
-    assert "1 slots after 0.2 s, and --min_np=3" in errors
+    assert "waiting for hosts: 1 slot available" in errors
+    assert "only 1 slot after 0.2 s (--min_np=3)" in errors
 
 
 def test_hosts_that_join_end_an_attempt_after_it_has_saved_and_cost_no_restart(tmp_path):
@@ -193,12 +193,12 @@ def test_hosts_that_join_end_an_attempt_after_it_has_saved_and_cost_no_restart(t
     assert (code, [ranks for _, ranks, _ in started]) == (0, [2, 4])
 
 
-def test_a_job_of_all_wanted_ranks_is_not_ended_for_more_hosts(tmp_path):
+def test_a_job_with_max_ranks_is_not_ended_for_more_hosts(tmp_path):
     code, started = play(tmp_path, [(0, 30, 20)], max_ranks=2, join_seconds=0.0)
     assert (code, started[0][1]) == (0, 2)
 
 
-def test_it_waits_for_the_ranks_of_an_earlier_attempt_to_leave_the_run(tmp_path):
+def test_an_attempt_waits_until_the_earlier_one_has_unlocked_the_run(tmp_path):
     (tmp_path / "run").mkdir()
     with (tmp_path / "run" / "lock").open("wb+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

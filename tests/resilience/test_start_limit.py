@@ -1,6 +1,4 @@
-"""Starts that hang before there is a watchdog: a rank ends by itself, with one line, also if nobody
-reads it.
-"""
+"""Ranks that hang before there is a watchdog end themselves with one line."""
 
 import fcntl
 import os
@@ -56,7 +54,7 @@ def test_stages_that_read_many_files_have_more_time():
     process.stderr.close()
 
 
-def test_a_blocked_standard_error_keeps_no_rank_alive():
+def test_a_rank_with_a_blocked_standard_error_ends():
     read, write = os.pipe()
     fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
     os.write(write, b"x" * 4096)
@@ -70,7 +68,7 @@ def test_a_blocked_standard_error_keeps_no_rank_alive():
 
 
 @pytest.mark.parametrize("end", ["finish", "close"])
-def test_it_ends_with_the_start(end):
+def test_the_limit_ends_with_the_startup(end):
     program = HANGS.replace("def blocks", f"start.{end}()\ntime.sleep(3); sys.exit(0)\ndef blocks")
     assert (
         subprocess.run([sys.executable, "-c", program, "0.3", "x"], cwd=ROOT, timeout=30).returncode
@@ -78,7 +76,7 @@ def test_it_ends_with_the_start(end):
     )
 
 
-def test_native_code_that_keeps_the_interpreters_lock_does_not_keep_the_rank():
+def test_a_rank_ends_although_native_code_keeps_the_interpreter_lock():
     program = HANGS.replace("time.sleep(60)", "import ctypes; ctypes.PyDLL(None).sleep(60)")
     program = program.replace(
         "start = StartupProgress()",

@@ -1,6 +1,4 @@
-"""A supervised launcher: its end, its exit code, and what is left; with programs that stand in for
-mpirun.
-"""
+"""A supervised launcher: its end, its exit code and its output. Shell scripts replace mpirun."""
 
 import mmap
 import os
@@ -38,22 +36,22 @@ def finish(process, seconds=30):
     [
         ("exit 137", 137),
         ("kill -KILL $$", 137),
-        ("echo $WORD ends 3 >&2; exit 1", 3),  # mpirun
-        (
-            "echo $WORD ends 75 >&2; echo $WORD ends 4 >&2; exit 1",
-            4,
-        ),  # ranks that were told to leave because of one
+        # The code of mpirun.
+        ("echo $WORD ends 3 >&2; exit 1", 3),
+        # The first rank was asked to stop because of the second.
+        ("echo $WORD ends 75 >&2; echo $WORD ends 4 >&2; exit 1", 4),
         ("echo $WORD ends 1 >&2; echo $WORD ends 75 >&2; exit 1", 75),
-        (
-            "echo $WORD ends 75 unsaved >&2; exit 75",
-            75,
-        ),  # a scheduler has signalled the ranks themselves
-        ("echo $WORD ends 75 unsaved >&2; exit 1", 1),  # mpirun has, as another rank has failed
-        ("echo $WORD ends 75 unsaved >&2; exit 255", 4),  # mpirun has ended them
-        ("exit 255", 4),  # ssh and mpirun when a connection is lost
+        # A scheduler has sent the signal to the ranks themselves.
+        ("echo $WORD ends 75 unsaved >&2; exit 75", 75),
+        # mpirun has ended this rank, because another one has failed.
+        ("echo $WORD ends 75 unsaved >&2; exit 1", 1),
+        # mpirun has ended this rank, because a connection is lost.
+        ("echo $WORD ends 75 unsaved >&2; exit 255", 4),
+        # ssh and mpirun return 255 when a connection is lost.
+        ("exit 255", 4),
     ],
 )
-def test_the_exit_code_is_the_ranks(script, code):
+def test_supervisor_returns_the_exit_code_of_the_ranks(script, code):
     assert finish(start(script))[0] == code
 
 
@@ -70,7 +68,7 @@ def test_the_exit_code_is_the_ranks(script, code):
         ("echo 'error: rank 0: no data' >&2; exit 255", ["error: rank 0: no data"]),
     ],
 )
-def test_supervisor_of_ranks_on_this_host_takes_code_255_for_no_lost_host(script, lines):
+def test_supervisor_of_local_ranks_does_not_report_code_255_as_a_lost_host(script, lines):
     code, _, errors, _ = finish(start(script, "local"))
     assert code == 1
     assert errors.splitlines() == lines
@@ -97,18 +95,17 @@ at least one available network for out-of-band messaging.
 
 
 @pytest.mark.parametrize(
-    ("said", "end", "reason"),
+    ("printed", "end", "reason"),
     [
         (MPI_INIT, "exit 1", "OUT-OF-RESOURCE"),
-        (MPI_INIT, "sleep 300", "OUT-OF-RESOURCE"),  # mpirun waits for the other rank
+        # mpirun waits for the other rank.
+        (MPI_INIT, "sleep 300", "OUT-OF-RESOURCE"),
         (NO_NETWORK, "exit 1", "No network interfaces were found for out-of-band communications"),
     ],
 )
-def test_supervisor_turns_the_lines_of_an_mpi_that_cannot_begin_into_one(
-    said, end, reason, tmp_path
-):
-    (tmp_path / "said").write_text(said)
-    code, _, errors, _ = finish(start(f"cat {tmp_path}/said >&2; {end}"))
+def test_supervisor_prints_one_line_if_open_mpi_cannot_start(printed, end, reason, tmp_path):
+    (tmp_path / "printed").write_text(printed)
+    code, _, errors, _ = finish(start(f"cat {tmp_path}/printed >&2; {end}"))
     assert code == 2
     assert errors.startswith(f"error: Open MPI could not start the ranks ({reason}")
     assert errors.count("\n") == 1
@@ -119,22 +116,25 @@ def test_supervisor_turns_the_lines_of_an_mpi_that_cannot_begin_into_one(
     [("exit 0", 0, []), ("echo broken >&2; exit 3", 3, ["broken"])],
     ids=["good", "fails"],
 )
-def test_supervisor_passes_complaints_on_if_mpi_begins_in_spite_of_them(end, code, last, tmp_path):
+def test_supervisor_passes_on_errors_of_open_mpi_that_were_not_fatal(end, code, last, tmp_path):
     complaint = MPI_INIT.splitlines()[2]
-    (tmp_path / "said").write_text(f"{complaint}\n")
-    found, _, errors, _ = finish(start(f"cat {tmp_path}/said >&2; {end}"))
+    (tmp_path / "printed").write_text(f"{complaint}\n")
+    found, _, errors, _ = finish(start(f"cat {tmp_path}/printed >&2; {end}"))
     assert found == code
     assert sorted(errors.splitlines()) == sorted([complaint, *last])
 
 
 UNKNOWN = (
-    "error: host nowhere: ssh cannot resolve this name: check -H, and that `ssh nowhere true` works"
+    "error: ssh cannot resolve the host name nowhere. Check -H, and that `ssh nowhere true` works."
 )
-SHUT = "error: ssh must log in without a password: check with hybrid-imagenet doctor -H"
+SHUT = (
+    "error: ssh cannot log in without a password. Check the hosts with hybrid-imagenet doctor -H"
+    " HOST,..."
+)
 
 
 @pytest.mark.parametrize(
-    ("said", "end", "passed_on", "told"),
+    ("printed", "end", "passed_on", "shown"),
     [
         ("ssh: Could not resolve hostname nowhere: Name or service not known", 255, False, UNKNOWN),
         ("Host key verification failed.", 255, True, SHUT),
@@ -143,26 +143,26 @@ SHUT = "error: ssh must log in without a password: check with hybrid-imagenet do
             "bash: line 1: /opt/clone/.venv/bin/orted: No such file or directory",
             127,
             True,
-            "run launch/setup.sh there",
+            "Run launch/setup.sh there.",
         ),
     ],
 )
-def test_a_host_on_which_nothing_starts_is_no_lost_connection(said, end, passed_on, told):
-    code, _, err, _ = finish(start(f"echo '{said}' >&2; exit {end}"))
+def test_a_host_on_which_nothing_can_start_is_not_reported_as_lost(printed, end, passed_on, shown):
+    code, _, err, _ = finish(start(f"echo '{printed}' >&2; exit {end}"))
     assert code == 2
     *before, last = err.splitlines()
-    assert before == [said] * passed_on
-    assert last.endswith(told)
+    assert before == [printed] * passed_on
+    assert last.endswith(shown)
 
 
-def test_a_program_may_end_with_255_itself(tmp_path):
-    (tmp_path / "said").write_text(
+def test_code_255_of_a_program_is_not_reported_as_a_lost_host(tmp_path):
+    (tmp_path / "printed").write_text(
         REPORT.replace(
             "noticed that process rank 3",
             "detected that one or more processes exited with non-zero status",
         )
     )
-    assert finish(start(f"cat {tmp_path}/said >&2; exit 255"))[:3] == (255, "", "")
+    assert finish(start(f"cat {tmp_path}/printed >&2; exit 255"))[:3] == (255, "", "")
 
 
 def test_a_progress_bar_is_passed_on_while_it_moves():
@@ -174,18 +174,19 @@ def test_a_progress_bar_is_passed_on_while_it_moves():
     assert finish(process)[0] == 0
 
 
-def test_what_a_shell_has_started_beside_it_is_no_process_of_the_job(tmp_path):
+def test_a_process_of_the_same_session_does_not_belong_to_the_job(tmp_path):
     mine = subprocess.Popen(["sleep", "100"])
     theirs = subprocess.Popen(["sleep", "100"], start_new_session=True)
     try:
         assert theirs.pid in supervisor._remaining_processes()
         assert mine.pid not in supervisor._remaining_processes()
     finally:
-        mine.kill(), theirs.kill()
+        mine.kill()
+        theirs.kill()
 
 
 @pytest.mark.parametrize(
-    "said",
+    "printed",
     [
         (
             f"{'-' * 74}\nORTE has lost communication with a remote daemon.\n\n  HNP daemon   :"
@@ -197,11 +198,11 @@ def test_what_a_shell_has_started_beside_it_is_no_process_of_the_job(tmp_path):
         "ssh: connect to host far port 22: No route to host\n",
     ],
 )
-def test_a_lost_host_is_named_whatever_its_ranks_have_said(said, tmp_path):
-    (tmp_path / "said").write_text(said)
-    code = 205 if "ORTE" in said else 255  # mpirun's when it has lost its daemon, and ssh's
+def test_a_lost_host_is_named_although_ranks_had_nothing_to_save(printed, tmp_path):
+    (tmp_path / "printed").write_text(printed)
+    code = 205 if "ORTE" in printed else 255  # mpirun's when it has lost its daemon, and ssh's
     found, _, err, _ = finish(
-        start(f"echo $WORD ends 75 unsaved >&2; cat {tmp_path}/said >&2; exit {code}")
+        start(f"echo $WORD ends 75 unsaved >&2; cat {tmp_path}/printed >&2; exit {code}")
     )
     assert found == 4
     assert (
@@ -214,7 +215,7 @@ def test_a_lost_host_is_named_whatever_its_ranks_have_said(said, tmp_path):
 @pytest.mark.parametrize(
     "end", ["exit 75", "echo $WORD ends 75 >&2; exit 205", "echo $WORD ends 4 >&2; exit 205"]
 )
-def test_a_lost_host_has_one_code_whether_the_other_ranks_could_save_or_not(end):
+def test_a_lost_host_has_the_same_code_whether_the_other_ranks_could_save_or_not(end):
     process = start(
         f"echo 'Connection to far closed by remote host.' >&2; echo $WORD ends 75 >&2; {end}"
     )
@@ -226,9 +227,11 @@ def test_a_lost_host_has_one_code_whether_the_other_ranks_could_save_or_not(end)
     )
 
 
-def test_a_job_that_was_asked_to_stop_has_the_code_of_a_stop_also_if_it_loses_a_host(tmp_path):
-    said = 'echo "Connection to far closed by remote host." >&2; echo $WORD ends 75 >&2; exit 205'
-    process = ready(f"trap '{said}' USR1", tmp_path)
+def test_a_job_that_was_asked_to_stop_returns_75_even_if_it_loses_a_host(tmp_path):
+    loses_host = (
+        'echo "Connection to far closed by remote host." >&2; echo $WORD ends 75 >&2; exit 205'
+    )
+    process = ready(f"trap '{loses_host}' USR1", tmp_path)
     process.send_signal(signal.SIGTERM)
     assert finish(process)[0] == 75
 
@@ -254,11 +257,12 @@ LOSS = f"{lost_rank.LINE} (Connection closed by peer)"
 
 
 @pytest.mark.parametrize(
-    ("said", "ends", "code", "told"),
+    ("printed", "ends", "code", "shown"),
     [
         (REPORT, [], 137, [KILLED]),
-        (f"{LOSS}\n{LOSS}\n{REPORT}", [4, 4], 137, [KILLED]),  # the others have lost it
-        # mpirun has ended the others before the first step
+        # The others have lost it.
+        (f"{LOSS}\n{LOSS}\n{REPORT}", [4, 4], 137, [KILLED]),
+        # mpirun has ended the others before the first step.
         (REPORT, ["75 unsaved"] * 2, 137, [KILLED]),
         (
             f"process rank 3 on node far exited on signal 11\n{LOSS}\n",
@@ -304,15 +308,17 @@ LOSS = f"{lost_rank.LINE} (Connection closed by peer)"
         (f"{RULE}\nmy own table\n{RULE}\n", [3], 3, [RULE, "my own table", RULE]),
     ],
 )
-def test_a_killed_rank_is_named_and_what_others_lost_is_told_once_or_not_at_all(
-    said, ends, code, told, tmp_path
+def test_a_killed_rank_is_named_and_its_loss_is_printed_at_most_once(
+    printed, ends, code, shown, tmp_path
 ):
-    (tmp_path / "said").write_text(said)
+    (tmp_path / "printed").write_text(printed)
     words = "".join(f"echo $WORD ends {each} >&2; " for each in ends)
-    found, _, err, _ = finish(start(f"cat {tmp_path}/said >&2; {words} exit 137"))
+    found, _, err, _ = finish(start(f"cat {tmp_path}/printed >&2; {words} exit 137"))
     assert found == code
-    assert len(err.splitlines()) == len(told)
-    assert all(line.startswith(wanted) for line, wanted in zip(err.splitlines(), told, strict=True))
+    assert len(err.splitlines()) == len(shown)
+    assert all(
+        line.startswith(beginning) for line, beginning in zip(err.splitlines(), shown, strict=True)
+    )
 
 
 LIBRARIES = """\
@@ -326,15 +332,15 @@ E0000 00:00:1795403255.688611   19507 ring_alg.cc:291] Aborting RingReduce with 
 """  # noqa: E501
 
 
-def test_what_libraries_write_of_a_lost_rank_is_left_out(tmp_path):
+def test_messages_of_libraries_about_a_lost_rank_are_dropped(tmp_path):
     lines = LIBRARIES.splitlines()
     own = [f"rank 1 says: {line[:20]}" for line in lines]
-    (tmp_path / "said").write_text("\n".join([*lines, *own, ""]))
-    _, _, err, _ = finish(start(f"cat {tmp_path}/said >&2; exit 1"))
+    (tmp_path / "printed").write_text("\n".join([*lines, *own, ""]))
+    _, _, err, _ = finish(start(f"cat {tmp_path}/printed >&2; exit 1"))
     assert err.splitlines() == own
 
 
-def test_a_launcher_that_waits_for_ever_is_ended_when_a_rank_has_ended_the_job(tmp_path):
+def test_a_launcher_that_waits_forever_is_killed_after_a_rank_has_ended_the_job(tmp_path):
     script = (
         f"setsid sleep 301 & echo $! >{tmp_path}/pid; trap '' TERM USR1; "
         "echo 'error: rank 1 hung' >&2; echo [1,0]'<stderr>:'$WORD ends 4 >&2; sleep 300"
@@ -346,7 +352,7 @@ def test_a_launcher_that_waits_for_ever_is_ended_when_a_rank_has_ended_the_job(t
     assert not processes.alive(int((tmp_path / "pid").read_text()))
 
 
-def test_ranks_have_a_moment_when_their_launcher_is_gone_and_no_more(tmp_path):
+def test_ranks_have_limited_time_to_save_after_their_launcher_has_died(tmp_path):
     saves = (
         f"(trap '' TERM; sleep 1; touch {tmp_path}/saved) & setsid sleep 302 & echo $!"
         f" >{tmp_path}/pid; kill -KILL $$"
@@ -358,8 +364,9 @@ def test_ranks_have_a_moment_when_their_launcher_is_gone_and_no_more(tmp_path):
 
 
 def ready(script, folder):
-    """A supervised launcher that waits for signals; it is no `sh -c`, behind which another program
-    is looked for.
+    """Returns a supervised launcher that waits for signals.
+
+    It is not `sh -c`, because the supervisor would send requests to the child of such a shell.
     """
     (folder / "script").write_text(f"{script}\necho ready\nwhile :; do sleep 0.1; done\n")
     process = start(f"export WORD; exec sh {folder}/script")
@@ -374,7 +381,7 @@ UNSAVED = "trap 'echo $WORD ends 75 unsaved >&2; echo $WORD ends 4 >&2; exit 75'
     "script", ["true", UNSAVED], ids=["no rank hears it", "ranks have nothing to save"]
 )
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
-def test_a_signal_before_there_is_something_to_save_is_a_stop_too(script, number, code, tmp_path):
+def test_a_signal_before_the_first_save_returns_the_code_of_a_stop(script, number, code, tmp_path):
     process = ready(script, tmp_path)
     process.send_signal(number)
     found, _, err, _ = finish(process)
@@ -383,11 +390,9 @@ def test_a_signal_before_there_is_something_to_save_is_a_stop_too(script, number
 
 
 def test_a_rank_killed_before_a_request_is_named(tmp_path):
-    """The launcher has the report when the request has come, as after memory has run out and
-    Ctrl-C.
-    """
-    (tmp_path / "said").write_text(REPORT)
-    process = ready(f"trap 'cat {tmp_path}/said >&2; exit 137' USR1", tmp_path)
+    """As if the user pressed Ctrl-C after memory has run out, before the launcher reports it."""
+    (tmp_path / "printed").write_text(REPORT)
+    process = ready(f"trap 'cat {tmp_path}/printed >&2; exit 137' USR1", tmp_path)
     process.send_signal(signal.SIGTERM)
     code, _, err, _ = finish(process)
     assert code == 137
@@ -413,10 +418,8 @@ def test_a_third_signal_ends_everything(tmp_path):
     assert ["SIGTERM: " in line for line in err.splitlines()] == [True] * 3
 
 
-def test_a_job_saves_when_nobody_reads_its_output_and_the_terminal_hangs_up_twice(tmp_path):
-    """As after Ctrl-C with `| tee log`, or at the end of ssh; the job has more to print than pipes
-    hold.
-    """
+def test_a_job_saves_although_its_output_has_no_reader_and_the_terminal_hangs_up_twice(tmp_path):
+    """As after Ctrl-C with `| tee log`, or when ssh ends. The job prints more than pipes hold."""
     saves = (
         f"yes line | head -n 50000; yes error | head -n 50000 >&2; touch {tmp_path}/saved; exit 75"
     )
@@ -430,15 +433,17 @@ def test_a_job_saves_when_nobody_reads_its_output_and_the_terminal_hangs_up_twic
 
 
 def test_the_launcher_is_asked_to_end_once_when_its_supervisor_is_killed(tmp_path):
-    """Of two signals mpirun leaves at once, and its ranks stay."""
-    script = f"trap 'echo told >>{tmp_path}/$$' TERM; sleep 3 & sleep 1; echo $$; wait; wait; wait"
+    """After two signals mpirun would end at once, without its ranks."""
+    script = (
+        f"trap 'echo signal >>{tmp_path}/$$' TERM; sleep 3 & sleep 1; echo $$; wait; wait; wait"
+    )
     jobs = [start(script) for _ in range(6)]  # two signals may arrive as one
     launchers = [int(process.stdout.readline()) for process in jobs]
     for process in jobs:
         os.kill(process.pid, signal.SIGKILL)
         finish(process)
     assert processes.gone_within(launchers, 20)
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["told\n"] * 6
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["signal\n"] * 6
 
 
 @pytest.mark.parametrize(
@@ -474,7 +479,8 @@ def test_supervisor_names_a_rank_that_ended_while_others_run_on():
     assert code == 0
     assert err.splitlines() == [
         "warning: rank 1 on far ended without an error 0.5 s ago (still running: 1 of 2 ranks). If"
-        " the rest waits for it, press Ctrl-C, and end each loop by a number that all ranks share"
+        " the rest waits for it, press Ctrl-C, and end each loop after a number of steps that all"
+        " ranks share."
     ]
 
 
@@ -489,21 +495,21 @@ def test_supervisor_names_the_rank_that_ended_before_another_one_lost_it():
     assert err.splitlines() == [
         LOSS,
         (
-            "error: rank 1 on far ended before the others, without an error: end each loop by a"
-            " number that all ranks share"
+            "error: rank 1 on far ended before the others, without an error. End each loop after a"
+            " number of steps that all ranks share."
         ),
     ]
 
 
-def test_a_missing_launcher_is_one_line():
+def test_a_missing_launcher_is_reported_in_one_line():
     code, _, err, _ = finish(
         processes.python("-m", "hybrid_imagenet.resilience.supervisor", "--", "no-such-mpirun")
     )
     assert code == 2
-    assert err == "error: no-such-mpirun: no such program: run launch/setup.sh first\n"
+    assert err == "error: no-such-mpirun was not found. Run launch/setup.sh first.\n"
 
 
-def test_ssh_waits_until_the_watchdog_has_had_its_say():
+def test_a_connection_of_ssh_outlives_the_stall_timeout():
     for stall in (20, 300):
         connects, interval, count = (
             int(word.partition("=")[2]) for word in supervisor.ssh_options(stall)[1::2]
@@ -520,7 +526,7 @@ def test_ssh_waits_until_the_watchdog_has_had_its_say():
     )
 
 
-def test_only_a_supervised_rank_announces_its_end(capfd):
+def test_only_a_supervised_rank_sends_its_exit_code(capfd):
     word = "0123456789abcdef" * 2
     exit_code.notify_exit(4, {})
     exit_code.notify_exit(4, {exit_code.JOB_VARIABLE: "x; y"})
@@ -535,7 +541,7 @@ def test_only_a_supervised_rank_announces_its_end(capfd):
     assert exit_code.parse_exit(b" ends 7x5") is exit_code.parse_exit(b"x ends 4") is None
 
 
-def test_shared_memory_that_a_dead_job_has_left_is_removed_and_no_other(tmp_path):
+def test_remove_shared_memory_removes_only_unmapped_files_of_the_job(tmp_path):
     names = {
         name: tmp_path / f"vader_segment.{socket.gethostname()}.{os.getuid()}.{name}"
         for name in "abcd"

@@ -1,5 +1,6 @@
-"""The program, whose connection to the other ranks waits inside of a library, where Python handles
-no signals.
+"""The program, blocked in a library while it connects to other ranks.
+
+Meanwhile Python handles no signals.
 """
 
 import ctypes
@@ -11,9 +12,11 @@ from hybrid_imagenet.__main__ import process
 
 def _wait_in_a_library(settings, **options):
     print("waiting", flush=True)
-    library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    library = ctypes.CDLL(None)
+    mutex = ctypes.create_string_buffer(64)
+    # The second call blocks forever. A sleep would be ended by a signal.
     for _ in range(2):
-        library.pthread_mutex_lock(mutex)  # the second waits for ever: a signal would end a sleep
+        library.pthread_mutex_lock(mutex)
 
 
 comm.start = _wait_in_a_library

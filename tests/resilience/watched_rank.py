@@ -1,7 +1,6 @@
-"""A rank without MPI that only its watchdog watches: FOLDER RANK SIZE LIMIT [RANK that hangs ...]
-[busy].
+"""A rank without MPI, with a watchdog: FOLDER RANK SIZE LIMIT [RANK that hangs ...] [busy].
 
-RANK is a number, or `launched`: a launcher says it, and every rank is on a host of its own.
+RANK is a number, or `launched` if a launcher gives it; then each rank is on its own host.
 """
 
 import json
@@ -13,20 +12,20 @@ import time
 from hybrid_imagenet.resilience.launcher import follow_launcher, launcher_rank
 from hybrid_imagenet.resilience.watchdog import Watchdog
 
-folder, size, limit = (
-    pathlib.Path(sys.argv[1]),
-    int(sys.argv[3]),
-    float(sys.argv[4].rpartition("=")[2]),
-)
+folder = pathlib.Path(sys.argv[1])
+size = int(sys.argv[3])
+limit = float(sys.argv[4].rpartition("=")[2])
 launched = sys.argv[2] == "launched"
 rank = launcher_rank() if launched else int(sys.argv[2])
 
 
-class Files:
-    """What the watchdog needs of a communicator, over files."""
+class FileCommunicator:
+    """The part of a communicator that the watchdog needs, over files."""
 
     def __init__(self):
-        self.rank, self.size, self.calls = rank, size, 0
+        self.rank = rank
+        self.size = size
+        self.calls = 0
         self.hosts = tuple(f"lab{r + 1}" for r in range(size)) if launched else ("here",) * size
 
     def allgather_object(self, value):
@@ -50,14 +49,14 @@ def step_that_hangs():
 
 
 follow_launcher()
-ranks = Files()
-dog = Watchdog(ranks, limit)
+communicator = FileCommunicator()
+dog = Watchdog(communicator, limit)
 dog.start()
 generator = random.Random(rank)
 for step in range(1, 10**6):
-    # steps of changing length, and now and then a pause
+    # steps of different lengths, some of them long
     time.sleep(generator.choice((0.01, 0.05, 0.1, limit / 8)) if "busy" in sys.argv else 0.05)
-    ranks.allgather_object(None)
+    communicator.allgather_object(None)
     if step == 10 and str(rank) in sys.argv[5:]:
         step_that_hangs()
     dog.record_progress(step)
