@@ -9,18 +9,26 @@ from collections.abc import Iterable
 from typing import Any
 
 EXIT_OK = 0
-EXIT_FAILURE = 1  # an unexpected error, with a traceback
-EXIT_USAGE = 2  # a flag, a path or a data set that cannot be used
-EXIT_NUMERICS = 3  # too many skipped steps, or divergence
-# a rank hung for --stall_timeout, or storage for --storage_timeout; start again with --resume
+# An unexpected error, printed with a traceback.
+EXIT_FAILURE = 1
+# A flag, a path or a dataset cannot be used.
+EXIT_USAGE = 2
+# Too many steps were skipped, or training diverged.
+EXIT_NUMERICS = 3
+# A rank hung for --stall_timeout, or storage for --storage_timeout. Start again with --resume.
 EXIT_STALLED = 4
-EXIT_PREEMPTED = 75  # stopped by a signal; start again with --resume
-EXIT_INTERRUPTED = 130  # Ctrl-C: a command was stopped, or training before the first save
+# A signal stopped the run. Start again with --resume.
+EXIT_PREEMPTED = 75
+# Ctrl-C stopped a command, or training before it saved for the first time.
+EXIT_INTERRUPTED = 130
 
-_LONGEST = 2000  # characters of a message
-# Name and password in a URL, up to the last @ before the path. A password may hold an @. It may
-# hold a slash too if a colon stands before the slash and no port number follows the colon. A path
-# that was made of a URL has one slash less.
+# A longer message keeps its beginning and its end, because the end often names the cause.
+_MAX_MESSAGE_CHARACTERS = 2000
+_KEPT_END_CHARACTERS = 500
+# Matches the name and the password in a URL, up to the last @ before the path. A password may
+# contain an @. It may also contain a slash, if there is a colon before the slash and no port number
+# after the colon. The second slash after the scheme is optional, because pathlib.Path removes it
+# from a URL.
 _PASSWORD = re.compile(r"(:/{1,2})(?:[^/\s]*@|(?:(?<=s3://)|(?![^/\s@]*:\d*/))[^/\s@:\[]+:\S*@)")
 _HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{16,}")
 _TOKEN = re.compile(
@@ -28,141 +36,43 @@ _TOKEN = re.compile(
 )
 
 
-def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """Returns " (did you mean NAME?)" with the one or two known names nearest to a mistyped one, or
-    "" if none is near.
-
-    Args:
-      word: as it was typed.
-      known: the names that exist.
-      prefix: written before each name, such as the dashes of a flag.
-    """
-    near = difflib.get_close_matches(word, list(known), n=2, cutoff=0.7)
-    return f" (did you mean {' or '.join(prefix + name for name in near)}?)" if near else ""
-
-
-def pluralize(number: int, noun: str) -> str:
-    """Returns a number with its noun: "1 rank", "2 ranks"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def without_secrets(text: str) -> str:
-    """Returns the text as it may be stored.
-
-    `***` stands for user names and passwords in URLs, for the values of tokens in their queries,
-    and for tokens of the Hugging Face hub.
-    """
-    return _HUB_TOKEN.sub("hf_***", _TOKEN.sub(r"\1***", _PASSWORD.sub(r"\1***@", text)))
-
-
-def printable(text: str) -> str:
-    """Returns text of any origin as one line that is safe to print on a terminal.
-
-    Secrets are masked. Characters that move a cursor, change colors or reverse the direction of
-    writing are escaped. Names of files that Python has read as bytes, because the C locale has
-    ASCII alone, become UTF-8 again.
-    """
-    text = without_secrets(_as_utf8(text))
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def printable_lines(text: str) -> str:
-    """Returns text of several lines, each of them as `printable` returns it."""
-    return "\n".join(map(printable, text.split("\n")))
-
-
-def _as_utf8(text: str) -> str:
-    """Decodes the bytes that Python has put into a text as surrogates; what is not UTF-8 stays as
-    it is.
-    """
-    try:
-        return text.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # surrogates of another kind, from a file with invalid JSON strings
-        return text
-
-
-def _one_line(text: str) -> str:
-    """Returns printable text without the middle of a very long one."""
-    text = without_secrets(text)  # whole: a cut URL is none
-    if len(text) > _LONGEST:
-        text = f"{text[: _LONGEST - 500]} ... {text[-500:]}"
-    return printable(text)
-
-
-def missing_module_message(error: ModuleNotFoundError) -> str:
-    """Returns an error line: what is missing, in which Python, and how to enter the environment or
-    install it.
-    """
-    if error.name == "tensorflow":
-        return f"error: {missing_tensorflow_message()}"
-    root = pathlib.Path(__file__).parent.parent
-    where = f"cd {root}, " if (root / "launch" / "env.sh").exists() else ""
-    setup = "" if (root / ".venv" / "bin" / "activate").exists() else "launch/setup.sh, "
-    return (
-        f"error: {sys.executable} has no module {error.name}: this Python is not the environment of"
-        f" the program; first {where}{setup}. launch/env.sh"
-    )
-
-
-def missing_tensorflow_message() -> str:
-    """Returns what to do without TensorFlow, which `pip install .` leaves out, as CPUs and GPUs
-    need different ones.
-    """
-    return (
-        f"TensorFlow is not installed in {sys.executable}. In the checkout of this program, run pip"
-        " install '.[cpu]', or pip install '.[gpu]' for NVIDIA GPUs"
-    )
-
-
 class UserError(Exception):
-    """A mistake that the user can mend.
+    """A mistake that the user can correct.
 
-    The message is one line that names the offending value and the remedy; the program prints it
+    The message is one line that names the invalid value and the remedy. The program prints it
     without a traceback and exits with `exit_code` on every rank.
     """
 
     exit_code = EXIT_USAGE
 
     def __init__(self, message: str):
-        """Keeps the message as one printable line without secrets, whatever values it quotes."""
+        """Stores the message as one printable line without secrets, whatever it quotes."""
         super().__init__(_one_line(message))
 
 
-def import_optional(module: str, remedy: str) -> Any:
-    """Imports a module of a package that not every installation has; raises UserError with the
-    remedy without it.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise UserError(remedy) from None
-
-
 class SharedError(UserError):
-    """A UserError that every rank raises at the same point, so that rank 0 alone prints it.
+    """A UserError that every rank raises at the same point, so that only rank 0 prints it.
 
     Args:
       message: see `UserError`.
-      exit_code: where it differs from that of the class.
+      exit_code: replaces the exit code of the class; None keeps it.
     """
 
     def __init__(self, message: str, exit_code: int | None = None):
-        """Keeps the message and the code."""
+        """Stores the message and the exit code."""
         super().__init__(message)
         if exit_code is not None:
             self.exit_code = exit_code
 
 
 class HostError(UserError):
-    """A UserError that all ranks of a host raise at the same point, so that the first of them
-    prints it.
-    """
+    """A UserError that all ranks of a host raise at the same point; the first of them prints it."""
 
 
 class StorageError(UserError):
-    """Training data that can no longer be reached, at a URL or in a directory that has vanished.
+    """Training data became unreachable, at a URL or in a directory that disappeared.
 
-    Nothing is wrong with the run, which can be resumed.
+    The run itself is intact and can be resumed.
     """
 
     exit_code = EXIT_STALLED
@@ -172,3 +82,119 @@ class NumericsError(SharedError):
     """Training cannot continue because of non-finite or diverging values."""
 
     exit_code = EXIT_NUMERICS
+
+
+def did_you_mean(word: str, candidates: Iterable[str], prefix: str = "") -> str:
+    """Suggests the names that a mistyped word may stand for.
+
+    Args:
+      word: the word as the user typed it.
+      candidates: the valid names.
+      prefix: written before each suggested name, such as the dashes of a flag.
+
+    Returns:
+      " (did you mean NAME?)" with the one or two most similar names, or "" if none is similar.
+    """
+    similar = difflib.get_close_matches(word, list(candidates), n=2, cutoff=0.7)
+    if not similar:
+        return ""
+    return f" (did you mean {' or '.join(prefix + name for name in similar)}?)"
+
+
+def pluralize(number: int, noun: str) -> str:
+    """Returns a number with its noun: "1 rank", "2 ranks"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def without_secrets(text: str) -> str:
+    """Masks secrets, so that the text may be stored and printed.
+
+    `***` replaces user names and passwords in URLs, values of tokens in their queries, and tokens
+    of the Hugging Face hub.
+    """
+    text = _PASSWORD.sub(r"\1***@", text)
+    text = _TOKEN.sub(r"\1***", text)
+    return _HUB_TOKEN.sub("hf_***", text)
+
+
+def printable(text: str) -> str:
+    """Returns text of any origin as one line that is safe to print on a terminal.
+
+    Secrets are masked. Characters that move a cursor, change colors or reverse the writing
+    direction are escaped. File names that Python read as bytes, because the C locale only has
+    ASCII, become UTF-8 again.
+    """
+    text = without_secrets(_as_utf8(text))
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def printable_lines(text: str) -> str:
+    """Returns text of several lines, after `printable` was applied to each line."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def _as_utf8(text: str) -> str:
+    """Decodes bytes that Python represents as surrogates; bytes that are not UTF-8 stay."""
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        # The surrogates are of another kind. They come from a file with invalid JSON strings.
+        return text
+
+
+def _one_line(text: str) -> str:
+    """Returns text as one printable line, without the middle of a very long text."""
+    # Mask secrets before the text is cut, because the pattern does not match half a URL.
+    text = without_secrets(text)
+    if len(text) > _MAX_MESSAGE_CHARACTERS:
+        beginning = text[: _MAX_MESSAGE_CHARACTERS - _KEPT_END_CHARACTERS]
+        text = f"{beginning} ... {text[-_KEPT_END_CHARACTERS:]}"
+    return printable(text)
+
+
+def import_optional(module: str, remedy: str) -> Any:
+    """Imports a module of a package that not every installation has.
+
+    Args:
+      module: name of the module.
+      remedy: message of the error if the package is not installed.
+
+    Raises:
+      UserError: if the module cannot be imported.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UserError(remedy) from None
+
+
+def missing_module_message(error: ModuleNotFoundError) -> str:
+    """Returns an error line that names the missing module and how to get it.
+
+    The line also names the Python that was used, because a missing module usually means that the
+    environment was not entered.
+    """
+    if error.name == "tensorflow":
+        return f"error: {missing_tensorflow_message()}"
+    root = pathlib.Path(__file__).parent.parent
+    commands = []
+    if (root / "launch" / "env.sh").exists():
+        commands.append(f"cd {root}")
+    if not (root / ".venv" / "bin" / "activate").exists():
+        commands.append("launch/setup.sh")
+    commands.append(". launch/env.sh")
+    return (
+        f"error: {sys.executable} has no module {error.name}, because this Python is not the"
+        f" environment of the program. First run {', '.join(commands)}"
+    )
+
+
+def missing_tensorflow_message() -> str:
+    """Returns how to install TensorFlow.
+
+    `pip install .` does not install it, because CPUs and GPUs need different packages.
+    """
+    return (
+        f"TensorFlow is not installed in {sys.executable}. In the checkout of this program, run pip"
+        " install '.[cpu]', or pip install '.[gpu]' for NVIDIA GPUs"
+    )

@@ -1,5 +1,6 @@
-"""Writes files whole or not at all, reads what can be made again, and locks directories. Open to
-every package.
+"""Replaces files atomically, locks directories, and reads files that may be damaged.
+
+Every package may import this module.
 """
 
 from __future__ import annotations
@@ -26,10 +27,17 @@ from hybrid_imagenet.errors import UserError
 
 T = TypeVar("T")
 MAX_TEXT_BYTES = 256 << 20
-"""Bytes of the largest list or description that is read: a line of 256 bytes for each of a million
-classes.
+"""Size of the largest list or description that is read.
+
+It is enough for a line of 256 bytes for each of a million classes.
 """
-# Those of UTF-32 come first: the one for little-endian begins with that of UTF-16.
+# The description of a run has a few kilobytes. A larger file is another one, and reading it could
+# fill the memory.
+MAX_JSON_BYTES = 16 << 20
+# Values of a run are nested at most four levels deep. Functions that walk through deeper values
+# could overflow the stack.
+MAX_JSON_DEPTH = 16
+# The marks of UTF-32 come first, because the one for little-endian begins with the mark of UTF-16.
 _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -37,35 +45,30 @@ _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
     (codecs.BOM_UTF8, "utf-8-sig"),
 )
-# By the first bytes: the name, and the command that decompresses.
+# By the first bytes of a file: the name of the format, and the command that decompresses it.
 _COMPRESSIONS = {
     b"\x1f\x8b": ("GZIP", "gzip -dc"),
     b"BZh": ("BZIP2", "bzip2 -dc"),
     b"\xfd7zXZ\0": ("XZ", "xz -dc"),
     b"\x28\xb5\x2f\xfd": ("Zstandard", "zstd -dc"),
 }
-_LOCKS = 64  # files may share one, and then wait for each other
-# The description of a run is some kilobytes long. A larger file is another one, whose reading could
-# fill the memory.
-MAX_JSON_BYTES = 16 << 20
-# Values of a run are nested four levels deep at most. Functions that walk through deeper ones could
-# overflow the stack.
-MAX_JSON_DEPTH = 16
-# What flock() fails with on a file system that has no locks: some Lustre, FUSE and NFS mounts.
+# The cache has this many lock files. Two cache files may share one, and then wait for each other.
+_NUM_CACHE_LOCKS = 64
+# flock() fails with these on a file system without locks: some Lustre, FUSE and NFS mounts.
 _LOCKS_NOT_SUPPORTED = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK}
-# A process that looks at a lock holds it for well under a millisecond, so this outlasts any number
-# of looks.
-_LOOKS_PASS_SECONDS = 5.0
-_RETRY_SECONDS = 0.002
+# A process that probes a lock holds it for well under a millisecond, so this outlasts any number of
+# probes.
+_MAX_PROBE_SECONDS = 5.0
+_MAX_RETRY_SECONDS = 0.002
 _MAX_HOLDER_BYTES = 300
-_random = random.Random()  # not the global generator, which the user's program may have seeded
+# Not the global generator, because the user's program may have seeded it.
+_random = random.Random()
 
 
 def expand_home(path: str | os.PathLike[str]) -> Path:
-    """Returns a path with the home directory in place of a leading `~`, which shells leave behind
-    `=`.
-    """
-    return Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib raises RuntimeError for a user that is not there
+    """Replaces a leading `~` by the home directory; shells do not replace it after `=`."""
+    # pathlib raises RuntimeError if there is no such user.
+    return Path(os.path.expanduser(path))  # noqa: PTH111
 
 
 def is_url(location: str) -> bool:
@@ -74,24 +77,31 @@ def is_url(location: str) -> bool:
 
 
 def output_path(flag: str, path: str | os.PathLike[str]) -> Path:
-    """Returns where a command writes, as its flag tells, with the home directory in place of `~`.
+    """Returns where a command writes, with the home directory instead of `~`.
+
+    Args:
+      flag: the flag that names the path, for the message.
+      path: the value of the flag.
 
     Raises:
-      UserError: for a URL.
+      UserError: if it is a URL.
     """
     if is_url(str(path)):
-        raise UserError(f"{flag}={path}: give a local path; for a bucket, one where it is mounted")
+        raise UserError(
+            f"{flag}={path} is a URL, but a local path is needed. For a bucket, pass the path where"
+            " it is mounted."
+        )
     return expand_home(path)
 
 
 @contextlib.contextmanager
 def atomic_replace(target: Path) -> Iterator[Path]:
-    """Yields a path beside `target`; what is written there takes the place of `target` at the end.
+    """Yields a temporary path next to `target`; at the end, that file replaces `target`.
 
-    `target` holds either all of the new content or what it held before, also after a power cut: the
-    bytes are on the disk before the file gets its name, and the name is when this returns. Several
-    processes may write one target at the same time; the last one stays. After an error the new file
-    is removed.
+    `target` has either all of the new content or the previous one, even after a power cut: the
+    content is on the disk before the file is renamed, and the new name is on the disk when this
+    returns. Several processes may write one target at the same time; the last one wins. After an
+    error the temporary file is removed.
 
     Raises:
       OSError: if the disk is full or not writable.
@@ -108,7 +118,7 @@ def atomic_replace(target: Path) -> Iterator[Path]:
 
 
 def sync(path: Path) -> None:
-    """Returns when the content of a file, or the names in a directory, are on the disk."""
+    """Waits until the content of a file, or the names in a directory, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -120,46 +130,19 @@ class LocksNotSupportedError(OSError):
     """The file system has no locks."""
 
 
-def flock(descriptor: int, operation: int) -> None:
-    """Applies `fcntl.flock` to an open file.
-
-    Raises:
-      BlockingIOError: if another process holds the lock and `operation` says not to wait.
-      LocksNotSupportedError: if the file system has no locks.
-      OSError: for other failures.
-    """
-    try:
-        fcntl.flock(descriptor, operation)
-    except OSError as error:
-        if error.errno in _LOCKS_NOT_SUPPORTED:
-            raise LocksNotSupportedError(error.errno, error.strerror) from None
-        raise
-
-
-def open_lock(directory: Path, flags: int = 0) -> IO[bytes]:
-    """Opens the file `lock` of a directory for writing, without locking it; `flags` are added to
-    those of `os.open`.
-
-    Raises:
-      OSError: if the file cannot be opened.
-    """
-    # Do not wait for the reader of a FIFO, and do not write to the target of a symbolic link.
-    safe = os.O_NONBLOCK | os.O_NOFOLLOW
-    descriptor = os.open(directory / "lock", os.O_RDWR | safe | flags, 0o666)
-    return os.fdopen(descriptor, "rb+", buffering=0)
-
-
 def lock(directory: Path, flags: int = os.O_CREAT) -> IO[bytes]:
-    """Locks a directory by its file `lock`, which it returns; the lock lasts until that file is
-    closed.
+    """Locks a directory by its file `lock`; the lock lasts until the returned file is closed.
 
-    A look at the lock (`lock_holder`) does not count as a holder. On a file system without locks, a
-    warning is printed, and only a process on this host that has written its number into `lock` and
-    still has it open keeps others out.
+    Processes that only probe the lock (`lock_holder`) do not count as holders. On a file system
+    without locks, a warning is printed. Then only a process on this host keeps others out, if it
+    wrote its process number into `lock` and still has the file open.
 
     Args:
       directory: must exist.
-      flags: added to those of `os.open`; by default the file is created if it is missing.
+      flags: added to the flags of `os.open`; by default the file is created if it is missing.
+
+    Returns:
+      The open lock file.
 
     Raises:
       BlockingIOError: if another process holds the lock.
@@ -176,8 +159,8 @@ def lock(directory: Path, flags: int = os.O_CREAT) -> IO[bytes]:
             raise
         print(
             f"warning: the file system of {directory} has no file locks ({error.strerror}), so"
-            " nothing keeps a process on another host from writing there at the same time: use"
-            " each directory for one run only",
+            " nothing keeps a process on another host from writing there at the same time. Use"
+            " each directory for one run only.",
             file=sys.stderr,
             flush=True,
         )
@@ -187,34 +170,71 @@ def lock(directory: Path, flags: int = os.O_CREAT) -> IO[bytes]:
     return file
 
 
-def _lock_exclusively(descriptor: int) -> None:
-    """Takes the lock, after waiting for processes that only look at it; raises BlockingIOError if
-    one owns it.
+def open_lock(directory: Path, flags: int = 0) -> IO[bytes]:
+    """Opens the file `lock` of a directory for writing, without locking it.
+
+    Args:
+      directory: must exist.
+      flags: added to the flags of `os.open`.
+
+    Raises:
+      OSError: if the file cannot be opened.
     """
-    until = time.monotonic() + _LOOKS_PASS_SECONDS
+    # Do not wait for the reader of a FIFO, and do not write to the target of a symbolic link.
+    safe = os.O_NONBLOCK | os.O_NOFOLLOW
+    descriptor = os.open(directory / "lock", os.O_RDWR | safe | flags, 0o666)
+    return os.fdopen(descriptor, "rb+", buffering=0)
+
+
+def _lock_exclusively(descriptor: int) -> None:
+    """Acquires the lock, after waiting for processes that only probe it.
+
+    Raises:
+      BlockingIOError: if another process holds the lock.
+    """
+    deadline = time.monotonic() + _MAX_PROBE_SECONDS
     while True:
         try:
             flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            # Only looks let this attempt share the lock. An owner does not, and waiting for it
-            # would be useless.
+            # This attempt to share the lock succeeds if other processes only probe it. It raises if
+            # one holds the lock, because waiting for a holder would be useless.
             flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            # Two processes that both want to own it must not hold it off each other.
+            # Release the shared lock, so that two processes that want to hold the lock do not block
+            # each other.
             flock(descriptor, fcntl.LOCK_UN)
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise
-        time.sleep(_random.uniform(0, _RETRY_SECONDS))
+        time.sleep(_random.uniform(0, _MAX_RETRY_SECONDS))
+
+
+def flock(descriptor: int, operation: int) -> None:
+    """Applies `fcntl.flock` to an open file.
+
+    Raises:
+      BlockingIOError: if another process holds the lock and `operation` does not wait.
+      LocksNotSupportedError: if the file system has no locks.
+      OSError: for other failures.
+    """
+    try:
+        fcntl.flock(descriptor, operation)
+    except OSError as error:
+        if error.errno in _LOCKS_NOT_SUPPORTED:
+            raise LocksNotSupportedError(error.errno, error.strerror) from None
+        raise
 
 
 def lock_holder_line() -> bytes:
-    """Returns the line by which the holder of a lock is known: `HOST PROCESS`."""
+    """Returns the line that this process writes into a lock file: `HOST PROCESS`."""
     return f"{socket.gethostname()} {os.getpid()}\n".encode()
 
 
 def _claim_without_locks(file: IO[bytes], directory: Path) -> None:
-    """Writes this process's number into a lock file; raises BlockingIOError if a living process has
-    written its own.
+    """Writes this process's number into a lock file.
+
+    Raises:
+      BlockingIOError: if another living process wrote its number.
     """
     if _living_holder(directory, file.read(_MAX_HOLDER_BYTES)) is not None:
         raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK))
@@ -223,27 +243,28 @@ def _claim_without_locks(file: IO[bytes], directory: Path) -> None:
     file.write(lock_holder_line())
 
 
-def _living_holder(directory: Path, written: bytes) -> str | None:
-    """Returns what a lock file says, if it names another process of this host that has it open;
-    else None.
+def _living_holder(directory: Path, content: bytes) -> str | None:
+    """Returns the holder in a lock file if it is another process that has the file open.
+
+    Only processes of this host can be found; for others the result is None.
     """
-    holder = written.decode(errors="replace").strip()
+    holder = content.decode(errors="replace").strip()
     host, _, process = holder.partition(" ")
-    if (
-        host != socket.gethostname()
-        or process == str(os.getpid())
-        or not process_has_open(process, directory / "lock")
-    ):
+    if host != socket.gethostname() or process == str(os.getpid()):
+        return None
+    if not process_has_open(process, directory / "lock"):
         return None
     return holder
 
 
 def lock_holder(directory: Path) -> str | None:
-    """Returns who holds a directory's lock: `HOST PROCESS`, "" if it did not write that, or None if
-    the lock is free.
+    """Returns which process holds a directory's lock.
 
-    The look shares the lock for a moment, so looks do not disturb each other, and `lock` waits
+    The probe shares the lock for a moment, so probes do not disturb each other, and `lock` waits
     until they are over.
+
+    Returns:
+      `HOST PROCESS`, "" if the holder did not write that, or None if the lock is free.
     """
     try:
         # As in `open_lock`: neither a FIFO nor the target of a link is a lock.
@@ -266,8 +287,14 @@ def lock_holder(directory: Path) -> str | None:
 
 
 def process_has_open(process: str, path: Path) -> bool:
-    """Returns whether a process of this host, by its number, has a file open; False if this may not
-    be seen.
+    """Returns whether a process of this host has a file open.
+
+    Args:
+      process: its number in decimal; for anything else the result is False.
+      path: the file.
+
+    Returns:
+      Also False if this process may not see the files of the other one.
     """
     if not process.isdecimal():
         return False
@@ -279,30 +306,53 @@ def process_has_open(process: str, path: Path) -> bool:
     return False
 
 
+def cache_root() -> Path:
+    """Returns the directory for generated data and indices.
+
+    It is $XDG_CACHE_HOME/hybrid_imagenet, by default ~/.cache/hybrid_imagenet.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "hybrid_imagenet"
+
+
+def cached_index_path(*kind: str | int, files: Sequence[Path]) -> Path:
+    """Returns where the index of some files is stored in the cache.
+
+    Args:
+      kind: name and version of the index.
+      files: the indexed files. If one of them changes, the path changes too.
+    """
+    key = hashlib.sha256(repr([*kind, *map(_fingerprint, files)]).encode()).hexdigest()[:24]
+    return cache_root() / "index" / f"{key}.npz"
+
+
+def _fingerprint(path: Path) -> tuple[str, int, int]:
+    status = path.stat()
+    # Use ctime, because copies may keep the modification time of another file.
+    return str(path.resolve()), status.st_size, status.st_ctime_ns
+
+
 @contextlib.contextmanager
 def cache_lock(path: Path) -> Iterator[None]:
-    """Holds up other processes of this user that want to make the same cache file, until the block
-    is done.
+    """Makes other processes of this user wait that want to create the same cache file.
 
-    Where the cache cannot be locked nobody waits.
+    Processes do not wait for each other if the cache cannot be locked.
     """
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             folder = cache_root() / "index"
             folder.mkdir(parents=True, exist_ok=True)
-            file = held.enter_context(
-                (folder / f"{zlib.crc32(bytes(path)) % _LOCKS}.lock").open("ab")
-            )
+            name = f"{zlib.crc32(bytes(path)) % _NUM_CACHE_LOCKS}.lock"
+            file = stack.enter_context((folder / name).open("ab"))
             flock(file.fileno(), fcntl.LOCK_EX)
         yield
 
 
 def read_or_none(read: Callable[[], T]) -> T | None:
-    """Returns what `read` returns, or None where it fails: the file is absent, cut or of another
-    form.
+    """Returns the result of `read`, or None if it fails because a file is missing or damaged.
 
-    For files that can be made again, such as an index. zipfile, json and NumPy raise nearly
-    anything when a file is damaged: EOFError, BadZipFile, struct.error, zlib.error,
+    Use it for files that can be created again, such as an index. zipfile, json and NumPy raise
+    almost anything if a file is damaged: EOFError, BadZipFile, struct.error, zlib.error,
     NotImplementedError, MemoryError and more.
     """
     try:
@@ -311,37 +361,15 @@ def read_or_none(read: Callable[[], T]) -> T | None:
         return None
 
 
-def cache_root() -> Path:
-    """Returns where generated data and indices are kept: $XDG_CACHE_HOME/hybrid_imagenet, by
-    default under ~/.cache.
-    """
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "hybrid_imagenet"
-
-
-def cached_index_path(*kind: str | int, of: Sequence[Path]) -> Path:
-    """Returns where an index of a kind (its name and version) of some files is kept until one of
-    them changes.
-    """
-    key = hashlib.sha256(repr([*kind, *map(_fingerprint, of)]).encode()).hexdigest()[:24]
-    return cache_root() / "index" / f"{key}.npz"
-
-
-def _fingerprint(path: Path) -> tuple[str, int, int]:
-    status = path.stat()  # its ctime, since copies may keep the modification time of another file
-    return str(path.resolve()), status.st_size, status.st_ctime_ns
-
-
 def open_regular(path: str | os.PathLike[str], buffering: int = -1) -> BinaryIO:
     """Opens a file of a user for reading.
 
     Raises:
-      OSError: if it cannot be opened, or is a pipe, a device or a socket: these may never end, and
-        reading at an offset fails.
+      OSError: if it cannot be opened, or is a pipe, a device or a socket. These may never end, and
+        cannot be read at an offset.
     """
-    descriptor = os.open(
-        path, os.O_RDONLY | os.O_NONBLOCK
-    )  # without the flag, opening a pipe waits for a writer
+    # Without O_NONBLOCK, opening a pipe would wait for a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         mode = os.fstat(descriptor).st_mode
         if stat.S_ISDIR(mode):
@@ -362,7 +390,7 @@ def read_regular(path: str | os.PathLike[str], limit: int | None = None) -> byte
       limit: size in bytes above which the file is rejected; None for no limit.
 
     Raises:
-      OSError: as `open_regular`, or if it has more than `limit` bytes.
+      OSError: as `open_regular`, or if the file has more than `limit` bytes.
     """
     with open_regular(path, buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
@@ -374,7 +402,11 @@ def read_regular(path: str | os.PathLike[str], limit: int | None = None) -> byte
 
 
 def read_run_file(path: Path, max_bytes: int | None = None) -> bytes:
-    """Reads a whole file of a run directory, as `read_regular`.
+    """Reads a file of a run directory, as `read_regular`.
+
+    Args:
+      path: the file.
+      max_bytes: size above which the file is rejected; None for no limit.
 
     Raises:
       OSError: if the file cannot be opened or read.
@@ -393,33 +425,70 @@ def read_run_file(path: Path, max_bytes: int | None = None) -> bytes:
         raise
 
 
-def detect_compression(head: bytes) -> tuple[str, str] | None:
-    """Returns how a file is compressed, by its first bytes, and the command that decompresses stdin
-    to stdout.
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the object in a JSON file that cannot be created again.
 
-    None for other files. Call it for files that turned out not to be what they should be: two bytes
-    are enough for zlib, and other files may begin with them.
+    Raises:
+      UserError: if the file cannot be read, is damaged, or is not such a file.
     """
-    is_zlib = (
-        len(head) >= 2 and head[0] == 0x78 and int.from_bytes(head[:2], "big") % 31 == 0
-    )  # RFC 1950, section 2.2
+    try:
+        content = json.loads(read_run_file(path, MAX_JSON_BYTES).decode("utf-8"))
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read: {error.strerror}. Check the path and its permissions."
+        ) from None
+    except (ValueError, RecursionError):
+        raise UserError(f"{path} is empty, cut or not JSON. Restore it from a copy.") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is not a JSON object. Restore it from a copy.")
+    if _is_deeper(content, MAX_JSON_DEPTH):
+        raise UserError(f"{path} has values that are nested too deeply. Restore it from a copy.")
+    return content
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Returns whether a JSON value has more than `levels` levels of lists and objects."""
+    if not isinstance(value, dict | list):
+        return False
+    items = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deeper(item, levels - 1) for item in items)
+
+
+def detect_compression(head: bytes) -> tuple[str, str] | None:
+    """Recognizes the compression of a file by its first bytes.
+
+    Call it only for files that turned out to be invalid: zlib is recognized by two bytes, and other
+    files may begin with these too.
+
+    Returns:
+      The format, and the command that decompresses stdin to stdout; None if it is unknown.
+    """
+    # RFC 1950, section 2.2.
+    is_zlib = len(head) >= 2 and head[0] == 0x78 and int.from_bytes(head[:2], "big") % 31 == 0
     if is_zlib:
         program = (
             "import sys, zlib; sys.stdout.buffer.write(zlib.decompress(sys.stdin.buffer.read()))"
         )
         return "ZLIB", f"python3 -c '{program}'"
-    return next((known for magic, known in _COMPRESSIONS.items() if head.startswith(magic)), None)
+    for magic, compression in _COMPRESSIONS.items():
+        if head.startswith(magic):
+            return compression
+    return None
 
 
 def decode_text(content: bytes) -> str:
-    """Returns the text in a file that a user wrote: UTF-8, or what its byte-order mark says.
+    """Decodes the text in a file that a user wrote: UTF-8, or as its byte-order mark says.
 
     Editors on Windows and PowerShell's `>` write UTF-16 or UTF-8 with such a mark.
 
     Raises:
-      ValueError: with the reason and the remedy, for what is not text in one of these encodings.
+      ValueError: with the reason and the remedy, if it is not text in one of these encodings.
     """
-    encoding = next((name for mark, name in _BYTE_ORDER_MARKS if content.startswith(mark)), "utf-8")
+    encoding = "utf-8"
+    for mark, name in _BYTE_ORDER_MARKS:
+        if content.startswith(mark):
+            encoding = name
+            break
     try:
         text = content.decode(encoding)
     except UnicodeDecodeError as error:
@@ -429,36 +498,7 @@ def decode_text(content: bytes) -> str:
         ) from None
     if "\0" in text:
         raise ValueError(
-            "is not text, because it holds zero bytes, as a binary file or UTF-16 without a"
+            "is not text, because it contains zero bytes, as a binary file or UTF-16 without a"
             " byte-order mark does; save it as UTF-8"
         )
     return text
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Returns the object in a JSON file that cannot be made again.
-
-    Raises:
-      UserError: if it cannot be read, is empty, cut or something else.
-    """
-    try:
-        content = json.loads(read_run_file(path, MAX_JSON_BYTES).decode("utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise UserError(f"{path}: is empty, cut or not JSON; restore it from a copy") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: not a JSON object; restore it from a copy")
-    if _is_deeper(content, MAX_JSON_DEPTH):
-        raise UserError(
-            f"{path}: its values are nested too deep for this file; restore it from a copy"
-        )
-    return content
-
-
-def _is_deeper(value: Any, levels: int) -> bool:
-    """Returns whether a JSON value has more levels of lists and objects than allowed."""
-    if not isinstance(value, dict | list):
-        return False
-    inner = value.values() if isinstance(value, dict) else value
-    return levels == 0 or any(_is_deeper(item, levels - 1) for item in inner)

@@ -1,4 +1,4 @@
-"""Passwords and tokens do not reach messages, records or trackers."""
+"""Tests of `hybrid_imagenet.errors`."""
 
 import json
 
@@ -42,7 +42,7 @@ from hybrid_imagenet.training.recorder import Recording
         ("/data/hf_datasets", "/data/hf_datasets"),
     ],
 )
-def test_secrets_are_masked_and_nothing_else(text, shown):
+def test_without_secrets_masks_secrets_and_nothing_else(text, shown):
     assert without_secrets(text) == shown
     assert (
         str(UserError(f"--data_dir={text}: no such directory"))
@@ -51,7 +51,7 @@ def test_secrets_are_masked_and_nothing_else(text, shown):
     assert str(SharedError(text)) == shown
 
 
-def test_a_message_is_one_printable_line():
+def test_user_error_message_is_one_printable_line():
     assert str(UserError("a\nb\x1b[31mc\ud800")) == "a\\nb\\x1b[31mc\\ud800"
     long = str(UserError("start " + "x" * 10000 + " remedy"))
     assert len(long) < 2100
@@ -59,7 +59,7 @@ def test_a_message_is_one_printable_line():
     assert long.endswith(" remedy")
 
 
-def test_what_is_shown_has_no_secrets_either():
+def test_printable_masks_secrets():
     assert printable("https://ann:hunter2@host/a\x1b") == "https://***@host/a\\x1b"
 
 
@@ -74,15 +74,15 @@ def test_what_is_shown_has_no_secrets_either():
         ("a\nb\tc", "a\\nb\\tc"),
     ],
 )
-def test_printable_names_of_any_bytes_are_readable_or_escaped(text, shown):
+def test_printable_of_any_bytes_is_readable_or_escaped(text, shown):
     assert printable(text) == shown
 
 
-def test_printable_lines_newlines_stay():
+def test_printable_lines_keeps_newlines():
     assert printable_lines("a\x1b\nb") == "a\\x1b\nb"
 
 
-def test_the_files_of_a_run_hold_no_secrets(tmp_path, capsys, monkeypatch):
+def test_recording_writes_no_secrets_into_files_or_output(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "from-the-environment")
     secret = "https://ann:hunter2@host/data?token=abcdef"
     flags = [f"--data_dir={secret}", f"--run_dir={tmp_path / 'run'}", "--progress=plain"]

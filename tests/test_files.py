@@ -1,4 +1,4 @@
-"""Files are written whole or not at all; what can be made again is, whatever its damage."""
+"""Tests of `hybrid_imagenet.files`."""
 
 import codecs
 import errno
@@ -19,7 +19,7 @@ from tests.support.processes import python
 from tests.support.promptly import promptly
 
 
-def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+def test_atomic_replace_syncs_the_file_before_it_is_renamed(tmp_path, monkeypatch):
     target, order = tmp_path / "config.json", []
     target.write_text("old")
     sync, replace = os.fsync, pathlib.Path.replace
@@ -30,12 +30,13 @@ def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     with files.atomic_replace(target) as temporary:
         temporary.write_text("new")
         assert target.read_text() == "old"
-    assert order == ["sync", "replace", "sync"]  # the last one of the directory
+    # The second sync is for the directory.
+    assert order == ["sync", "replace", "sync"]
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
     assert target.read_text() == "new"
 
 
-def test_an_error_leaves_what_was_there(tmp_path):
+def test_atomic_replace_after_an_error_keeps_the_old_content(tmp_path):
     target = tmp_path / "config.json"
     target.write_text("old")
     with pytest.raises(OSError, match="full"), files.atomic_replace(target) as temporary:
@@ -44,7 +45,7 @@ def test_an_error_leaves_what_was_there(tmp_path):
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
 
 
-def test_several_may_write_one_file_at_once(tmp_path):
+def test_atomic_replace_by_several_threads_leaves_one_complete_file(tmp_path):
     target, together = tmp_path / "index", threading.Barrier(4)
 
     def write(number):
@@ -59,17 +60,17 @@ def test_several_may_write_one_file_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100000])
-def test_a_file_that_cannot_be_made_again_is_refused(tmp_path, content):
+def test_read_json_of_a_damaged_file_raises_an_error_with_the_remedy(tmp_path, content):
     path = tmp_path / "config.json"
     path.write_bytes(content)
-    with pytest.raises(UserError, match=r"config.json: .*restore it"):
+    with pytest.raises(UserError, match=r"config.json .*Restore it"):
         files.read_json(path)
 
 
 @pytest.mark.parametrize(
     "encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"]
 )
-def test_decoded_text_with_a_byte_order_mark_has_the_encoding_of_the_mark(encoding):
+def test_decode_text_with_a_byte_order_mark_has_the_encoding_of_the_mark(encoding):
     marks = {"utf-16-le": codecs.BOM_UTF16_LE, "utf-16-be": codecs.BOM_UTF16_BE}
     content = marks.get(encoding, b"") + "cat\r\nM\u00f6we\r\n".encode(encoding)
     assert files.decode_text(content) == "cat\r\nM\u00f6we\r\n"
@@ -84,12 +85,12 @@ def test_decoded_text_with_a_byte_order_mark_has_the_encoding_of_the_mark(encodi
         ),
         (
             "cat\ndog\n".encode("utf-16-le"),
-            "is not text, because it holds zero bytes.*; save it as UTF-8",
+            "is not text, because it contains zero bytes.*; save it as UTF-8",
         ),
         (codecs.BOM_UTF16_LE + b"c", r"is not text in UTF-16 \(offset 2: truncated data\)"),
     ],
 )
-def test_decoded_text_of_other_bytes_raises_an_error_with_the_remedy(content, reason):
+def test_decode_text_of_other_bytes_raises_an_error_with_the_remedy(content, reason):
     with pytest.raises(ValueError, match=reason):
         files.decode_text(content)
 
@@ -119,51 +120,51 @@ def test_read_regular_rejects_pipes_devices_sockets_directories_and_large_files(
 
 
 def hold_shared(directory, seconds):
-    """Takes the shared lock of a look and gives it back after a while, on a thread."""
+    """Takes the shared lock as a probe does, and releases it later on a thread."""
     (directory / "lock").touch()
-    look = (directory / "lock").open("rb")
-    fcntl.flock(look, fcntl.LOCK_SH)
-    timer = threading.Timer(seconds, look.close)
+    probe = (directory / "lock").open("rb")
+    fcntl.flock(probe, fcntl.LOCK_SH)
+    timer = threading.Timer(seconds, probe.close)
     timer.start()
     return timer
 
 
-def test_lock_while_a_look_holds_it_waits_until_the_look_is_over(tmp_path):
-    look = hold_shared(tmp_path, 0.1)
+def test_lock_during_a_probe_waits_until_the_probe_is_over(tmp_path):
+    probe = hold_shared(tmp_path, 0.1)
     files.lock(tmp_path).close()
-    look.join()
+    probe.join()
 
 
-def test_lock_that_is_only_looked_at_for_too_long_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "_LOOKS_PASS_SECONDS", 0.05)
-    look = hold_shared(tmp_path, 1.0)
+def test_lock_during_a_probe_that_takes_too_long_raises(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_MAX_PROBE_SECONDS", 0.05)
+    probe = hold_shared(tmp_path, 1.0)
     with pytest.raises(BlockingIOError):
         files.lock(tmp_path)
-    look.cancel()
+    probe.cancel()
 
 
-def test_lock_of_an_owner_is_refused_without_a_wait(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "_LOOKS_PASS_SECONDS", 1000.0)
+def test_lock_that_is_held_raises_without_waiting(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_MAX_PROBE_SECONDS", 1000.0)
     with files.lock(tmp_path), pytest.raises(BlockingIOError):
         files.lock(tmp_path)
 
 
-LOOKS = """
+PROBES = """
 import pathlib, sys
 from hybrid_imagenet import files
 directory = pathlib.Path(sys.argv[1])
 files.lock(directory).close()
-print("looks", flush=True)
+print("probing", flush=True)
 while not (directory / "over").exists():
     for _ in range(100):
         files.lock_holder(directory)
 """
 
 
-def test_lock_under_a_tight_loop_of_looks_is_always_taken(tmp_path):
-    process = python("-c", LOOKS, tmp_path)
+def test_lock_during_a_tight_loop_of_probes_succeeds(tmp_path):
+    process = python("-c", PROBES, tmp_path)
     try:
-        assert process.stdout.readline() == "looks\n"
+        assert process.stdout.readline() == "probing\n"
         until = time.monotonic() + 1.0
         while time.monotonic() < until:
             files.lock(tmp_path).close()
@@ -181,7 +182,7 @@ LOCKS_NOT_SUPPORTED = [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK]
 
 
 def without_locks(monkeypatch, number=errno.ENOSYS):
-    """Lets flock fail as on a file system that has no locks."""
+    """Makes flock fail as on a file system that has no locks."""
 
     def flock(descriptor, operation):
         raise OSError(number, os.strerror(number))
@@ -190,7 +191,7 @@ def without_locks(monkeypatch, number=errno.ENOSYS):
 
 
 @pytest.mark.parametrize("number", LOCKS_NOT_SUPPORTED)
-def test_lock_without_file_system_locks_warns_and_is_taken(tmp_path, monkeypatch, capfd, number):
+def test_lock_without_file_system_locks_warns_and_succeeds(tmp_path, monkeypatch, capfd, number):
     without_locks(monkeypatch, number)
     files.lock(tmp_path).close()
     assert files.lock_holder(tmp_path) is None
@@ -206,7 +207,7 @@ def flock(descriptor, operation):
     raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 fcntl.flock = flock
 from hybrid_imagenet import files
-held = files.lock(pathlib.Path(sys.argv[1]))
+lock = files.lock(pathlib.Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -228,5 +229,6 @@ def test_flock_that_fails_for_another_reason_raises(tmp_path, monkeypatch):
     without_locks(monkeypatch, errno.EIO)
     with pytest.raises(OSError, match="Input/output"):
         files.lock(tmp_path)
-    with files.cache_lock(tmp_path):  # an index that cannot be locked is made all the same
+    # An index is created even if the cache cannot be locked.
+    with files.cache_lock(tmp_path):
         pass

@@ -294,7 +294,7 @@ def test_the_index_is_remembered_until_the_file_changes(tmp_path, monkeypatch):
             int(label)
         ]
     assert scans == ["tiny-train-0002.tar"] * 2
-    stored = files.cached_index_path("tar", webdataset._INDEX_VERSION, of=[path])
+    stored = files.cached_index_path("tar", webdataset._INDEX_VERSION, files=[path])
     with np.load(stored) as found:
         columns = dict(found)
     np.savez(

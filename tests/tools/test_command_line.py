@@ -114,9 +114,9 @@ def test_outside_of_the_environment_one_line_tells_how_to_enter_it(tmp_path):
         )
         assert done.returncode == 2
         assert re.fullmatch(
-            rf"error: {re.escape(sys.executable)} has no module (absl|numpy): this Python is not"
-            r" the environment of "
-            rf"the program; first cd {re.escape(str(ROOT))}, (launch/setup.sh, )?\."
+            rf"error: {re.escape(sys.executable)} has no module (absl|numpy), because this Python"
+            r" is not the environment of the program\. "
+            rf"First run cd {re.escape(str(ROOT))}, (launch/setup.sh, )?\."
             r" launch/env.sh\n",
             done.stderr,
         )
@@ -179,7 +179,7 @@ def test_commands_that_compute_nothing_start_without_tensorflow(tmp_path):
 def test_no_command_takes_a_url_for_a_directory_to_write_to(words, tmp_path, capsys):
     run, url = make_run(tmp_path / "run", epochs=2), "s3://bucket/x.onnx"
     assert program.main([word.format(run=run, url=url) for word in words]) == 2
-    assert f"={url}: give a local path" in capsys.readouterr().err
+    assert f"={url} is a URL, but a local path is needed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", sorted(set(program.COMMANDS) - {"bench"}))

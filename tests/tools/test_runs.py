@@ -41,7 +41,7 @@ def test_runs_are_listed_with_state_and_results(tmp_path, capsys):
     assert cells["b-longer"][3] == "unknown" and "3/12" in cells["b-longer"]
     assert cells["broken"][3] == "damaged" and len(cells) == 3
     assert rows[-1].endswith(
-        f"{tmp_path}/broken/config.json: is empty, cut or not JSON; restore it from a copy"
+        f"{tmp_path}/broken/config.json is empty, cut or not JSON. Restore it from a copy."
     )
     assert len({row.index(cells[row.split()[0]][3], 5) for row in rows}) == 1  # aligned
     assert __main__.main(["runs", str(tmp_path / "notes")]) == 2
@@ -125,7 +125,7 @@ def test_stop_of_a_run_that_has_ended_says_how_it_ended(tmp_path, capsys, end, t
 
 def test_stop_of_a_directory_that_holds_no_run_is_an_error(tmp_path, capsys):
     assert __main__.main(["stop", str(tmp_path)]) == 2
-    assert f"cannot read {tmp_path / 'config.json'}" in capsys.readouterr().err
+    assert f"{tmp_path / 'config.json'} cannot be read" in capsys.readouterr().err
 
 
 def stored(*flags, ranks=1, hosts=("here",)):

@@ -358,7 +358,7 @@ def _shards_by_split_name(
 
 def load_or_scan_index(shards: Sequence[Path]) -> ShardIndex:
     """Returns the index of shards, from the cache if they have not changed."""
-    cache_file = files.cached_index_path("tfrecord", _INDEX_VERSION, of=shards)
+    cache_file = files.cached_index_path("tfrecord", _INDEX_VERSION, files=shards)
     return load_or_build_index(cache_file, ShardIndex, lambda: scan_shards(shards))
 
 

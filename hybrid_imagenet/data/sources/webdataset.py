@@ -190,7 +190,7 @@ class WebDatasetSource(Source):
             # The index of a copy is stored next to it. The index of a local file is in the user's
             # cache, until the file changes.
             cache_file = self._directory.index_path(name) or files.cached_index_path(
-                "tar", _INDEX_VERSION, of=[local_path]
+                "tar", _INDEX_VERSION, files=[local_path]
             )
             index = load_or_build_index(cache_file, TarIndex, lambda: scan_tar(local_path))
         except OSError as error:
