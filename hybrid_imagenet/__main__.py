@@ -1,5 +1,6 @@
-"""Runs one command: `python -m hybrid_imagenet COMMAND [arguments]`, also installed as
-`hybrid-imagenet COMMAND`.
+"""Runs one command: `python -m hybrid_imagenet COMMAND [arguments]`.
+
+It is also installed as `hybrid-imagenet COMMAND`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, did_you_mean, missing_mo
 from hybrid_imagenet.options import SPELLING
 from hybrid_imagenet.resilience import interrupts, lossy_stream
 
-# Words with which `train` prints something and does not train.
-_PRINTING = (
+# With these words `train` prints something and does not train.
+_PRINTING_FLAGS = (
     "-h",
     "--help",
     "--recipe=list",
@@ -25,8 +26,8 @@ _PRINTING = (
     "--check-only",
 )
 
-# The module of each command, with main(arguments) -> exit code, and one line for the list of
-# commands.
+# By command: MODULE or MODULE:FUNCTION, and one line for the list of commands. The function, by
+# default `main`, takes the arguments and returns the exit code.
 COMMANDS = {
     "train": ("hybrid_imagenet.main", "train in this process, or as one rank of a job"),
     "run": ("hybrid_imagenet.tools.run", "start training, or a script, on several ranks and hosts"),
@@ -66,27 +67,31 @@ COMMANDS = {
 def usage() -> str:
     """Returns the list of commands."""
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {line}" for name, (_, line) in COMMANDS.items()]
-    head = (
-        "usage: hybrid-imagenet COMMAND [arguments]   (or: python -m hybrid_imagenet COMMAND ...)"
-    )
-    notes = [
+    lines = [
+        "usage: hybrid-imagenet COMMAND [arguments]   (or: python -m hybrid_imagenet COMMAND ...)",
+        "",
+    ]
+    lines += [f"  {name:<{width}}  {description}" for name, (_, description) in COMMANDS.items()]
+    lines += [
+        "",
         "hybrid-imagenet COMMAND --help describes the arguments of a command.",
         SPELLING,
     ]
-    return "\n".join([head, "", *lines, "", *notes])
+    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command that the first argument names; returns its exit code (see
-    `hybrid_imagenet.errors`).
+    """Runs the command that the first argument names.
 
     Args:
-      arguments: the words after the program's name; None makes it the command of this process
-        (`process`).
+      arguments: the words after the program's name; None runs the command line of this process
+        (`run_process`).
+
+    Returns:
+      The exit code (see `hybrid_imagenet.errors`).
     """
     if arguments is None:
-        return process(sys.argv[1:])
+        return run_process(sys.argv[1:])
     words = list(arguments)
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())
@@ -96,31 +101,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_OK
     name, *rest = words
     if name not in COMMANDS:
-        near = did_you_mean(name, COMMANDS)
+        suggestion = did_you_mean(name, COMMANDS)
         print(
-            f"error: {name}: no such command; choose one of {', '.join(COMMANDS)}{near}",
+            f"error: {name}: no such command. Choose one of {', '.join(COMMANDS)}{suggestion}",
             file=sys.stderr,
         )
         return EXIT_USAGE
+    module_name, _, function_name = COMMANDS[name][0].partition(":")
     try:
-        where, _, function = COMMANDS[name][0].partition(":")
-        module = importlib.import_module(where)
-    except ModuleNotFoundError as missing:
-        print(missing_module_message(missing), file=sys.stderr)
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        print(missing_module_message(error), file=sys.stderr)
         return EXIT_USAGE
-    return int(getattr(module, function or "main")(rest) or 0)
+    function = getattr(module, function_name or "main")
+    return int(function(rest) or 0)
 
 
-def process(words: Sequence[str]) -> int:
-    """Runs a command as this process: what signals do and where output goes is settled before
-    imports take seconds.
+def run_process(words: Sequence[str]) -> int:
+    """Runs a command as this process, and returns its exit code.
+
+    Signal handlers and output streams are set up first, because imports take seconds.
+
+    Args:
+      words: the words after the program's name.
     """
-    sys.path.append("")  # --model=MODULE:FUNCTION may lie in the current directory
+    # The module of --model=MODULE:FUNCTION may be in the current directory.
+    sys.path.append("")
     if not words or words[0] not in ("train", "run"):
         lossy_stream.install()
-        return interrupts.run_interruptible(lambda: _main_with_whole_output(words))
-    # Until they are taken, also while the program is started again in place.
-    signals = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1
+        return interrupts.run_interruptible(lambda: _main_with_complete_output(words))
+    # Block signals until REQUESTS handles them, also while the program restarts itself.
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     from hybrid_imagenet.comm.environment import restart_with_huge_pages
     from hybrid_imagenet.resilience.stop_signals import REQUESTS
@@ -129,19 +140,20 @@ def process(words: Sequence[str]) -> int:
     record_command_start()
     if words[0] == "train":
         restart_with_huge_pages()
-    # A run must not end because its output cannot be stored. It writes its results to files.
-    only_prints = any(word.startswith(_PRINTING) for word in words[1:])
+    # A run writes its results to files, so it must not end because its output cannot be stored.
+    only_prints = any(word.startswith(_PRINTING_FLAGS) for word in words[1:])
     lossy_stream.install(ignore_write_errors=not only_prints)
     REQUESTS.install()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-    code = _main_with_whole_output(words)
+    code = _main_with_complete_output(words)
     REQUESTS.ignore()
     return code
 
 
-def _main_with_whole_output(words: Sequence[str]) -> int:
-    """Runs a command and writes all of its output; a line and exit code 2 if standard output does
-    not take it.
+def _main_with_complete_output(words: Sequence[str]) -> int:
+    """Runs a command, writes all of its output, and returns its exit code.
+
+    If standard output cannot be written, it prints an error and returns exit code 2.
     """
     try:
         code = main(words)
@@ -153,4 +165,4 @@ def _main_with_whole_output(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(process(sys.argv[1:]))
+    sys.exit(run_process(sys.argv[1:]))

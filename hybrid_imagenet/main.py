@@ -26,9 +26,9 @@ from hybrid_imagenet.errors import (
 if (
     __name__ == "__main__"
 ):  # the command `train`, also of a rank; before the imports below, which take time
-    from hybrid_imagenet.__main__ import process
+    from hybrid_imagenet.__main__ import run_process
 
-    sys.exit(process(["train", *sys.argv[1:]]))
+    sys.exit(run_process(["train", *sys.argv[1:]]))
 
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet import recipes

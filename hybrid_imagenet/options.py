@@ -1,5 +1,6 @@
-"""Declares options, the fields of frozen dataclasses that are command-line flags too; parses texts,
-checks values.
+"""Declares options: fields of frozen dataclasses that are also command-line flags.
+
+Also parses the text of flags and checks their values.
 """
 
 from __future__ import annotations
@@ -19,8 +20,35 @@ if TYPE_CHECKING:
     from absl import flags
 
 
+SPELLING = "Dashes and underscores mean the same in the names of options: --data-dir is --data_dir."
+"""Sentence about `normalize_flag` in the help of every command."""
+
+# Whole numbers up to here stay exact in floating-point arithmetic.
+_MAX_NUMBER = 1e15
+_MAX_SHOWN_CHARACTERS = 200
+_BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+_TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number"}
+
+# Names that other programs use, and the flag of this program with the same meaning.
+_FOREIGN_NAMES = {
+    "amp": "precision",
+    "batch_size": "per_gpu_batch",
+    "initial_checkpoint": "init_from",
+    "learning_rate": "lr",
+    "lr_scheduler": "lr_schedule",
+    "model_ema": "ema_decay",
+    "num_epochs": "epochs",
+    "opt": "optimizer",
+    "output_dir": "run_dir",
+    "pretrained": "init_from",
+    "sched": "lr_schedule",
+    "train_dir": "data_dir",
+    "workers": "data_threads",
+}
+
+
 class Origin(enum.Enum):
-    """What set a value, in the words of --print_config and config.json."""
+    """The source of a value, as --print_config and config.json name it."""
 
     DEFAULT = "default"
     DATA = "default for the dataset"
@@ -46,16 +74,18 @@ class Option:
     """A field that is a flag.
 
     Attributes:
-      help: its text in --help.
-      unit: of the value.
-      choices: the values that it takes, if there are but some.
-      minimum: inclusive.
-      maximum: inclusive.
-      above: exclusive.
-      function: a value MODULE:FUNCTION may stand in place of the choices.
-      whole: a number that is whole is kept as one: 90 stays 90 where 0.5 is possible too.
-      basic: --help shows it; --help=all shows the others too.
-      flag: its name, where that is not the field's.
+      help: description in --help.
+      unit: unit of the value.
+      choices: the allowed values; empty if every value of the type is allowed.
+      minimum: inclusive lower bound.
+      maximum: inclusive upper bound.
+      above: exclusive lower bound.
+      accepts_function: whether a function of the user, MODULE:FUNCTION, is allowed besides
+        `choices`.
+      keep_integer: whether a number without a fraction stays an int, so that 90 is shown as 90
+        although 0.5 is allowed too.
+      basic: whether --help shows the flag; --help=all shows all flags.
+      flag: name of the flag, if it differs from the name of the field.
       name, kind, default: read from the field.
     """
 
@@ -74,128 +104,124 @@ class Option:
     default: Any = None
 
 
-def option(default: Any, help: str, **declared: Any) -> Any:  # noqa: A002 - the word that absl and argparse use
-    """Declares a dataclass field that is also a command-line flag, by the attributes of `Option`.
+def option(default: Any, help: str, **attributes: Any) -> Any:  # noqa: A002 - absl and argparse call it help
+    """Declares a dataclass field that is also a command-line flag.
 
     The flag's type is the field's annotation: `bool`, `int`, `float`, `str`, one of these `| None`
     (the empty string means None), or `tuple[T, ...]` (comma-separated).
+
+    Args:
+      default: default of the field and of the flag.
+      help: description in --help.
+      attributes: other attributes of `Option`.
     """
-    return dataclasses.field(default=default, metadata={"option": Option(help, **declared)})
+    return dataclasses.field(default=default, metadata={"option": Option(help, **attributes)})
 
 
 def options_of(cls: type) -> Mapping[str, Option]:
-    """The options that a dataclass declares, by flag, in order of declaration."""
-    found = {}
+    """Returns the options that a dataclass declares, by flag, in order of declaration."""
+    options = {}
     fields = [field for field in dataclasses.fields(cls) if "option" in field.metadata]
-    # Of the class itself they cannot be had on Python 3.10, which does not take KW_ONLY for a type.
-    hints = typing.get_type_hints(
-        types.SimpleNamespace(__annotations__={field.name: field.type for field in fields}), {}
-    )
+    # Evaluate only the annotations of the fields. Those of the class itself cannot be evaluated on
+    # Python 3.10, which does not accept KW_ONLY as a type.
+    annotations = {field.name: field.type for field in fields}
+    types_by_name = typing.get_type_hints(types.SimpleNamespace(__annotations__=annotations), {})
     for field in fields:
         declared: Option = field.metadata["option"]
-        found[declared.flag or field.name] = dataclasses.replace(
+        options[declared.flag or field.name] = dataclasses.replace(
             declared,
             name=field.name,
-            kind=parse_annotation(hints[field.name]),
+            kind=parse_annotation(types_by_name[field.name]),
             default=field.default,
         )
-    return found
+    return options
 
 
 def parse_annotation(annotation: Any) -> ValueType:
-    """Reduces an annotation to a base type and whether None or several values are allowed."""
+    """Returns the base type of an annotation, and whether it allows None or several values.
+
+    Raises:
+      TypeError: if a flag cannot have a value of this type.
+    """
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        inner = [a for a in typing.get_args(annotation) if a is not type(None)]
-        if len(inner) == 1:
-            return dataclasses.replace(parse_annotation(inner[0]), optional=True)
+        members = [a for a in typing.get_args(annotation) if a is not type(None)]
+        if len(members) == 1:
+            return dataclasses.replace(parse_annotation(members[0]), optional=True)
     if typing.get_origin(annotation) is tuple:
         return ValueType(typing.get_args(annotation)[0], repeated=True)
     if annotation in (bool, int, float, str):
         return ValueType(annotation)
-    raise TypeError(f"no flag can hold a value of type {annotation!r}")
+    raise TypeError(f"a flag cannot have a value of type {annotation!r}")
 
 
-_LARGEST = 1e15  # whole numbers up to here are exact in arithmetic with floating-point ones
-_LONGEST = 200  # characters of a value that a message repeats
-_BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+def parse_arguments(arguments: Iterable[str], options: Mapping[str, Option]) -> dict[str, str]:
+    """Splits `--name=value` arguments with absl's parser into the text of each flag.
 
+    Booleans may be written in absl's forms too: `--name` and `--noname`, also `--no-name`.
+    `--flag-name` is `--flag_name`. If a flag occurs several times, the last value wins.
 
-def parse_value(flag: str, text: str, opt: Option) -> Any:
-    """Converts and checks the text given for a flag.
+    Args:
+      arguments: the words of a command line.
+      options: the allowed flags, by name.
+
+    Returns:
+      The text of each flag that occurs.
 
     Raises:
-      UserError: if the text is not of the flag's type or lies outside its bounds or choices.
+      UserError: for an unknown flag (with the most similar name), a flag without a value or a word
+        that is not a flag.
     """
-    if opt.kind.optional and text == "":
-        return None
-    if opt.kind.repeated:
-        return tuple(
-            _parse_one(flag, part.strip(), opt) for part in text.split(",") if part.strip()
-        )
-    return _parse_one(flag, text, opt)
+    from absl import flags
 
-
-def _parse_one(flag: str, text: str, opt: Option) -> Any:
-    base: Any = opt.kind.base
+    boolean_by_name = tuple(
+        (name, option.kind == ValueType(bool)) for name, option in options.items()
+    )
+    values = _absl_flags(boolean_by_name)
+    for name in options:
+        values[name].unparse()
+    words = [_with_plain_boolean(normalize_flag(word), options) for word in arguments]
     try:
-        value: Any = _BOOLEANS[text.lower()] if base is bool else base(os.path.expanduser(text))  # noqa: PTH111 - a text
-    except (KeyError, ValueError):
-        words = {bool: "true or false", int: "a whole number", float: "a number"}
-        raise UserError(f"--{flag}={text}: give {words[base]}") from None
-    check_value(flag, value, opt)
-    return int(value) if opt.keep_integer and value.is_integer() else value
+        rest = values(["hybrid_imagenet", *words])
+    except flags.UnrecognizedFlagError as error:
+        raise _unknown_flag_error(error.flagname, options) from None
+    except flags.Error as error:
+        raise UserError(" ".join(str(error).split())) from None
+    if len(rest) > 1:
+        raise UserError(f"{rest[1]!r} is not a flag. Write flags as --name=value.")
+    return {name: str(values[name].value) for name in options if values[name].value is not None}
 
 
-def check_value(flag: str, value: Any, opt: Option) -> None:
-    """Raises UserError if a value (or an element of a tuple) breaks the option's bounds or
-    choices.
+@functools.lru_cache(maxsize=8)
+def _absl_flags(boolean_by_name: tuple[tuple[str, bool], ...]) -> flags.FlagValues:
+    """Returns absl's flags of these names, each a boolean or a text.
+
+    They are cached, because defining them takes longer than parsing the command line.
     """
-    for element in value if isinstance(value, tuple) else [value]:
-        reason = invalid_reason(element, opt)
-        if reason:
-            text = f"{element:g}" if isinstance(element, float) else str(element)
-            raise UserError(f"--{flag}={text[:_LONGEST]}: {reason}")
+    # Import absl here, so that a Python without packages can still print how to enter the
+    # environment.
+    from absl import flags
+
+    values = flags.FlagValues()
+    for name, boolean in boolean_by_name:
+        define = flags.DEFINE_boolean if boolean else flags.DEFINE_string
+        define(name, None, "", flag_values=values)
+    return values
 
 
-def invalid_reason(value: Any, opt: Option) -> str | None:
-    """What is wrong with a value; None if nothing is."""
-    if value is None:
-        return None
-    if (
-        opt.choices
-        and value not in opt.choices
-        and not (opt.accepts_function and ":" in str(value))
-    ):
-        own = ", or a function of your own as MODULE:FUNCTION" if opt.accepts_function else ""
-        return f"choose one of {', '.join(opt.choices)}{own}{did_you_mean(str(value), opt.choices)}"
-    if value != value:
-        return "give a number"
-    if opt.above is not None and value <= opt.above:
-        return f"must be above {opt.above:g}"
-    if opt.minimum is not None and value < opt.minimum:
-        return f"must be at least {opt.minimum:g}"
-    if opt.maximum is not None and value > opt.maximum:
-        return f"must be at most {opt.maximum:g}"
-    if isinstance(value, (int, float)) and abs(value) > _LARGEST:
-        return f"must be at most {_LARGEST:g}"
-    return None
-
-
-def format_value(value: object) -> str:
-    """A value as --help and --print_config write it, without secrets."""
-    if value is None:
-        return "not set"
-    if isinstance(value, tuple):
-        return ",".join(map(str, value)) or "none"
-    return str(value).lower() if isinstance(value, bool) else without_secrets(str(value))
-
-
-SPELLING = "Dashes and underscores mean the same in the names of options: --data-dir is --data_dir."
-"""Sentence in the help of every command about `underscored`."""
+def _unknown_flag_error(flag: str, options: Mapping[str, Option]) -> UserError:
+    translated = _FOREIGN_NAMES.get(flag)
+    if translated is not None and translated in options:
+        suggestion = did_you_mean(translated, [translated], "--")
+    else:
+        suggestion = did_you_mean(translated or flag, options, "--")
+    return UserError(f"--{flag}: no such flag{suggestion}. See --help.")
 
 
 def normalize_flag(word: str) -> str:
-    """A word of a command line with `--flag_name` for `--flag-name`; other words as they are."""
+    """Writes the name of a flag with underscores, `--flag_name` for `--flag-name`.
+
+    Values and words that are not flags stay as they are.
+    """
     if not word.startswith("--"):
         return word
     name, equals, value = word[2:].partition("=")
@@ -203,88 +229,96 @@ def normalize_flag(word: str) -> str:
 
 
 def _with_plain_boolean(word: str, options: Mapping[str, Option]) -> str:
-    """Returns a word with true or false where it gives a boolean in other words, and --noname for
-    --no_name.
+    """Rewrites a boolean flag to the forms that absl accepts.
+
+    Values such as `yes` become true or false, and `--no_name` becomes `--noname`. Other words stay
+    as they are.
 
     Raises:
-      UserError: for a boolean with a value that means neither.
+      UserError: if the value of a boolean is neither true nor false.
     """
     name, equals, text = word.lstrip("-").partition("=")
-    known = options.get(name)
-    negated = options.get(name.removeprefix("no_"))
-    if known is None and negated is not None and negated.kind == ValueType(bool) and not equals:
-        return f"--no{name.removeprefix('no_')}"
-    if not word.startswith("-") or not equals or known is None or known.kind != ValueType(bool):
+    option = options.get(name)
+    negated_name = name.removeprefix("no_")
+    negated = options.get(negated_name)
+    if option is None and negated is not None and negated.kind == ValueType(bool) and not equals:
+        return f"--no{negated_name}"
+    if not word.startswith("-") or not equals or option is None or option.kind != ValueType(bool):
         return word
-    return f"--{name}={str(_parse_one(name, text, known)).lower()}"
+    return f"--{name}={str(_parse_element(name, text, option)).lower()}"
 
 
-_OTHER_NAMES = {
-    "amp": "precision",
-    "batch_size": "per_gpu_batch",
-    "initial_checkpoint": "init_from",
-    "learning_rate": "lr",
-    "lr_scheduler": "lr_schedule",
-    "model_ema": "ema_decay",
-    "num_epochs": "epochs",
-    "opt": "optimizer",
-    "output_dir": "run_dir",
-    "pretrained": "init_from",
-    "sched": "lr_schedule",
-    "train_dir": "data_dir",
-    "workers": "data_threads",
-}
-"""What other programs call our flags."""
-
-
-@functools.lru_cache(maxsize=8)
-def _absl_flags(names: tuple[tuple[str, bool], ...]) -> flags.FlagValues:
-    """absl's flags of these names, booleans or texts; to define them takes longer than the rest of
-    a command line.
-    """
-    from absl import (
-        flags,
-    )  # not at the top: a Python without packages is told how to enter the environment
-
-    values = flags.FlagValues()
-    for name, boolean in names:
-        define = flags.DEFINE_boolean if boolean else flags.DEFINE_string
-        define(name, None, "", flag_values=values)
-    return values
-
-
-def parse_arguments(arguments: Iterable[str], options: Mapping[str, Option]) -> dict[str, str]:
-    """Splits `--name=value` arguments with absl's parser into the texts that were given.
-
-    Booleans take absl's forms too: `--name` and `--noname`, also written `--no-name`. `--flag-name`
-    is `--flag_name`. The last of several values counts.
+def parse_value(flag: str, text: str, opt: Option) -> Any:
+    """Converts the text of a flag to its value, and checks it.
 
     Raises:
-      UserError: for an unknown flag (with the nearest known name), a flag without a value or a
-        stray word.
+      UserError: if the text is not of the flag's type, or outside its bounds or choices.
     """
-    from absl import flags
+    if opt.kind.optional and text == "":
+        return None
+    if opt.kind.repeated:
+        elements = [element.strip() for element in text.split(",")]
+        return tuple(_parse_element(flag, element, opt) for element in elements if element)
+    return _parse_element(flag, text, opt)
 
-    values = _absl_flags(
-        tuple((name, known.kind == ValueType(bool)) for name, known in options.items())
-    )
-    for name in options:
-        values[name].unparse()
+
+def _parse_element(flag: str, text: str, opt: Option) -> Any:
+    base: Any = opt.kind.base
+    # pathlib cannot expand a text that is not a path.
+    text_or_path = os.path.expanduser(text)  # noqa: PTH111
     try:
-        rest = values(
-            [
-                "hybrid_imagenet",
-                *(_with_plain_boolean(normalize_flag(word), options) for word in arguments),
-            ]
-        )
-    except flags.UnrecognizedFlagError as error:
-        ours = _OTHER_NAMES.get(error.flagname)
-        near = did_you_mean(
-            ours or error.flagname, [ours] if ours and ours in options else options, "--"
-        )
-        raise UserError(f"--{error.flagname}: no such flag{near}; see --help") from None
-    except flags.Error as error:
-        raise UserError(" ".join(str(error).split())) from None
-    if len(rest) > 1:
-        raise UserError(f"unexpected argument {rest[1]!r}: flags are written --name=value")
-    return {name: str(values[name].value) for name in options if values[name].value is not None}
+        value: Any = _BOOLEANS[text.lower()] if base is bool else base(text_or_path)
+    except (KeyError, ValueError):
+        raise UserError(f"--{flag}={text} is invalid. Pass {_TYPE_NAMES[base]}.") from None
+    check_value(flag, value, opt)
+    return int(value) if opt.keep_integer and value.is_integer() else value
+
+
+def check_value(flag: str, value: Any, opt: Option) -> None:
+    """Checks a value, or each element of a tuple, against the option's bounds and choices.
+
+    Raises:
+      UserError: if it breaks them.
+    """
+    for element in value if isinstance(value, tuple) else [value]:
+        reason = invalid_reason(element, opt)
+        if reason:
+            text = f"{element:g}" if isinstance(element, float) else str(element)
+            raise UserError(f"--{flag}={text[:_MAX_SHOWN_CHARACTERS]}: {reason}")
+
+
+def invalid_reason(value: Any, opt: Option) -> str | None:
+    """Returns why a value is not allowed for an option, or None if it is allowed."""
+    if value is None:
+        return None
+    if opt.choices and value not in opt.choices and not _is_function_name(value, opt):
+        function = ", or your own function as MODULE:FUNCTION" if opt.accepts_function else ""
+        suggestion = did_you_mean(str(value), opt.choices)
+        return f"choose one of {', '.join(opt.choices)}{function}{suggestion}"
+    is_nan = value != value
+    if is_nan:
+        return "must be a number"
+    if opt.above is not None and value <= opt.above:
+        return f"must be above {opt.above:g}"
+    if opt.minimum is not None and value < opt.minimum:
+        return f"must be at least {opt.minimum:g}"
+    if opt.maximum is not None and value > opt.maximum:
+        return f"must be at most {opt.maximum:g}"
+    if isinstance(value, (int, float)) and abs(value) > _MAX_NUMBER:
+        return f"must be at most {_MAX_NUMBER:g}"
+    return None
+
+
+def _is_function_name(value: Any, opt: Option) -> bool:
+    return opt.accepts_function and ":" in str(value)
+
+
+def format_value(value: object) -> str:
+    """Formats a value as in --help and --print_config, without secrets."""
+    if value is None:
+        return "not set"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return without_secrets(str(value))

@@ -1,9 +1,8 @@
-"""Holds every private name of TensorFlow and Keras that this package uses, because a release may
-rename any of them.
+"""Wraps every private name of TensorFlow and Keras that this package uses.
 
-`tests/test_private_api.py` has a test for each function here. When a new release breaks one, change
-it here only. TensorFlow and Keras are imported inside the functions, so that this module costs
-nothing where they are not needed.
+A release may rename any of them. `tests/test_private_api.py` has a test for each function here.
+When a new release breaks one, change it here only. TensorFlow and Keras are imported inside the
+functions, so that importing this module is fast where they are not needed.
 """
 
 from __future__ import annotations
@@ -20,56 +19,67 @@ if TYPE_CHECKING:
 
 
 def flatten_layers(model: keras.Model, *, include_self: bool = True) -> list[keras.layers.Layer]:
-    """Returns the layers of a model and of the models and layers inside it."""
+    """Returns the layers of a model, including the layers inside them.
+
+    Args:
+      model: a model of Keras.
+      include_self: whether the model itself is the first of them.
+    """
     return list(model._flatten_layers(include_self=include_self))
 
 
 def initial_epoch(model: keras.Model) -> int | None:
-    """Returns the epoch with which `fit` begins if it is not the one of its arguments."""
+    """Returns the epoch that overrides the initial epoch of `fit`, or None."""
     epoch: int | None = getattr(model, "_initial_epoch", None)
     return epoch
 
 
 def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
-    """Lets `fit` begin with this epoch, as Keras's BackupAndRestore does; with None, as its
-    arguments say.
+    """Makes `fit` begin with this epoch, as Keras's BackupAndRestore does.
+
+    Args:
+      model: the model that is trained.
+      epoch: counted from 0; None makes `fit` use its argument again.
     """
     model._initial_epoch = epoch
 
 
 def loss_tracker(model: keras.Model) -> keras.metrics.Mean | None:
-    """Returns the metric in which Keras's own `train_step` counts the loss; None before
-    `compile`.
+    """Returns the metric in which Keras's own `train_step` averages the loss.
+
+    It is None before `compile`.
     """
     return model._loss_tracker
 
 
 def producing_operation(tensor: Any) -> tuple[Any, int]:
-    """Returns the operation that made a symbolic tensor of Keras, and the tensor's number among its
-    outputs.
+    """Returns the operation that produced a symbolic tensor of Keras.
+
+    Returns:
+      The operation, and the index of the tensor among its outputs.
     """
     history = tensor._keras_history
     return history.operation, history.tensor_index
 
 
 def trainable_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    """Returns the variables that an optimizer was built on, in their order."""
+    """Returns the variables that an optimizer was built with, in the same order."""
     variables: list[keras.Variable] = optimizer._trainable_variables
     return variables
 
 
 def learning_rate_variable(optimizer: keras.optimizers.Optimizer) -> keras.Variable | None:
-    """Returns the variable in which an optimizer keeps its learning rate; None if it has none, as
-    MultiOptimizer.
+    """Returns the variable with an optimizer's learning rate.
+
+    It is None if the optimizer does not have one, as MultiOptimizer.
     """
     return getattr(optimizer, "_learning_rate", None)
 
 
 def wrap_tf_variable(variable: tf.Variable) -> keras.Variable:
-    """Returns a variable of Keras that is the same as one of TensorFlow: what is assigned to one is
-    in both.
+    """Returns a variable of Keras that shares its value with one of TensorFlow.
 
-    Keras does not document that it shares a tf.Variable that it is given as a first value.
+    Keras does not document that it shares a tf.Variable that is passed as the initial value.
     """
     import keras
 
@@ -80,15 +90,18 @@ def wrap_tf_variable(variable: tf.Variable) -> keras.Variable:
 
 
 def running_callbacks() -> Sequence[keras.callbacks.Callback]:
-    """Returns all callbacks of the running `fit`, when a callback's method calls this; () outside
-    `fit`.
+    """Returns all callbacks of the running `fit`; a method of a callback must call it.
 
-    Keras shows a callback the others nowhere: they are found in the frame of the method that calls
-    all of them.
+    Keras does not give a callback access to the others. They are read from the frame of the method
+    that calls all of them.
+
+    Returns:
+      The callbacks, or () outside `fit`.
     """
     import keras
 
     frame = inspect.currentframe()
+    # The first step back leads to the callback's method, the second to Keras's CallbackList.
     for _ in range(2):
         frame = frame.f_back if frame is not None else None
     caller = frame.f_locals.get("self") if frame is not None else None
@@ -96,8 +109,9 @@ def running_callbacks() -> Sequence[keras.callbacks.Callback]:
 
 
 def blocking_modules() -> tuple[ModuleType, ...]:
-    """Returns the modules of TensorFlow in which the main thread is while a step runs or a value is
-    fetched.
+    """Returns the modules of TensorFlow in which the main thread blocks.
+
+    It is there while a step runs or a value is fetched.
     """
     from tensorflow.python.eager import execute
     from tensorflow.python.framework import ops
@@ -106,7 +120,7 @@ def blocking_modules() -> tuple[ModuleType, ...]:
 
 
 def eager_context() -> Any:
-    """Returns TensorFlow's context, through which servers of other processes are reached."""
+    """Returns TensorFlow's context, which connects to servers in other processes."""
     from tensorflow.python.eager import context
 
     return context.context()
@@ -134,21 +148,17 @@ def is_op_determinism_enabled() -> bool:
 
 
 def dataset_inputs(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
-    """Returns the datasets that a dataset is made of."""
+    """Returns the input datasets of a dataset."""
     return list(dataset._inputs())
 
 
 def dataset_graphs(dataset: tf.data.Dataset) -> list[Any]:
-    """Returns the GraphDef of each function that a dataset itself calls, such as that of
-    `interleave`.
-    """
+    """Returns the GraphDef of each function that a dataset calls, as in `interleave`."""
     return [function.function.graph.as_graph_def() for function in dataset._functions()]
 
 
 def dataset_captures(dataset: tf.data.Dataset) -> list[tf.Tensor]:
-    """Returns the tensors, other than handles, that the functions which a dataset itself calls have
-    captured.
-    """
+    """Returns the tensors that the functions of a dataset captured, without handles."""
     captures = [
         tensor for function in dataset._functions() for tensor in function.function.captured_inputs
     ]
@@ -156,38 +166,38 @@ def dataset_captures(dataset: tf.data.Dataset) -> list[tf.Tensor]:
 
 
 def dataset_tensors(dataset: tf.data.Dataset) -> list[tf.Tensor]:
-    """Returns the tensors of `from_tensor_slices` or `from_tensors`; [] for any other dataset."""
+    """Returns the tensors of `from_tensor_slices` or `from_tensors`; else []."""
     return [tensor for tensor in getattr(dataset, "_tensors", []) if tensor.dtype.name != "variant"]
 
 
 def dataset_seeds(dataset: tf.data.Dataset) -> tuple[int, int] | None:
-    """Returns the two seeds of a dataset that shuffles or draws numbers itself; (0, 0) if it has no
-    seed.
+    """Returns the two seeds of a dataset that shuffles or draws random numbers.
 
-    It is None for datasets that do neither.
+    Returns:
+      The seeds; (0, 0) if none was set, and None for a dataset that is not random.
 
     Raises:
-      RuntimeError: if this release of TensorFlow keeps the seeds of a shuffle elsewhere.
+      RuntimeError: if this release of TensorFlow stores the seeds of a shuffle elsewhere.
     """
     first = getattr(dataset, "_seed", None)
     second = getattr(dataset, "_seed2", None)
     if first is None and "Shuffle" in type(dataset).__name__:
         raise RuntimeError(
-            "private_api.dataset_seeds does not find the seeds of TensorFlow's"
-            f" {type(dataset).__name__}"
+            "private_api.dataset_seeds cannot find the seeds of TensorFlow's"
+            f" {type(dataset).__name__}. Adapt it to this release of TensorFlow."
         )
-    return None if first is None or second is None else (int(first), int(second))
+    if first is None or second is None:
+        return None
+    return (int(first), int(second))
 
 
 def dataset_chooses_inputs(dataset: tf.data.Dataset) -> bool:
-    """Returns whether a dataset takes its elements from several ones, as numbers of its first input
-    say.
-    """
+    """Returns whether the first input of a dataset chooses which other input is next."""
     return type(dataset).__name__ == "_DirectedInterleaveDataset"
 
 
 def dataset_is_nondeterministic(dataset: tf.data.Dataset) -> bool:
-    """Returns whether elements come in the order in which parallel calls happen to finish."""
+    """Returns whether the order of elements depends on which parallel call ends first."""
     return (
         getattr(dataset, "_deterministic", None) == "false"
         or dataset.options().deterministic is False
@@ -195,7 +205,7 @@ def dataset_is_nondeterministic(dataset: tf.data.Dataset) -> bool:
 
 
 def walk_datasets(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
-    """Yields a dataset and all that it is made of."""
+    """Yields a dataset, its inputs, and their inputs."""
     yield dataset
     for source in dataset_inputs(dataset):
         yield from walk_datasets(source)

@@ -1,5 +1,6 @@
-"""Private names of TensorFlow and Keras: each test fails if a release renames what its function
-uses.
+"""Tests of `hybrid_imagenet.private_api`.
+
+Each test fails if a release of TensorFlow or Keras renames what its function uses.
 """
 
 import ast
@@ -24,13 +25,12 @@ def small_model():
 def test_every_function_has_a_test():
     tree = ast.parse(pathlib.Path(private_api.__file__).read_text())
     functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-    own = pathlib.Path(__file__).read_text()
-    assert [name for name in functions if f"private_api.{name}(" not in own] == []
+    tests = pathlib.Path(__file__).read_text()
+    assert [name for name in functions if f"private_api.{name}(" not in tests] == []
 
 
-# Of Python: os._exit, sys._current_frames and the method of named tuples. tools/command_line.py
-# uses those of argparse.
-OF_PYTHON = {"_exit", "_current_frames", "_replace"}
+# os._exit, sys._current_frames and a method of named tuples.
+PYTHON_NAMES = {"_exit", "_current_frames", "_replace"}
 
 
 def private_names(tree):
@@ -57,13 +57,14 @@ def test_private_names_of_others_are_used_in_one_module_only():
     }
     used, _ = private_names(modules.pop("private_api.py"))
     assert {"_flatten_layers", "_seed", "_tensors"} <= used
+    # It uses private names of argparse.
     modules.pop("tools/command_line.py")
     names = {module: private_names(tree) for module, tree in modules.items()}
-    defined = set().union(*(own for _, own in names.values()))
+    defined = set().union(*(module_defines for _, module_defines in names.values()))
     assert {
-        module: used - defined - OF_PYTHON
+        module: used - defined - PYTHON_NAMES
         for module, (used, _) in names.items()
-        if used - defined - OF_PYTHON
+        if used - defined - PYTHON_NAMES
     } == {}
 
 
@@ -84,7 +85,7 @@ def test_flatten_layers_lists_the_model_and_its_layers():
     assert outer not in below
 
 
-def test_set_first_epoch_decides_where_fit_begins():
+def test_set_initial_epoch_decides_where_fit_begins():
     model, begun = small_model(), []
     model.compile("sgd", "mse")
     assert private_api.initial_epoch(model) is None
@@ -110,13 +111,13 @@ def test_loss_tracker_has_the_loss_of_fit():
     )
 
 
-def test_origin_names_the_layer_behind_an_output():
+def test_producing_operation_of_an_output_is_its_layer():
     operation, number = private_api.producing_operation(small_model().outputs[0])
     assert (operation.name, number) == ("first", 0)
 
 
 @pytest.mark.parametrize("kind", ["keras", "hi"])
-def test_optimized_variables_are_those_that_the_optimizer_was_built_on(kind):
+def test_trainable_variables_are_those_that_the_optimizer_was_built_on(kind):
     optimizer = (
         keras.optimizers.SGD(0.5) if kind == "keras" else hybrid_imagenet.optimizers.SGD(0.5)
     )
@@ -132,7 +133,7 @@ def test_learning_rate_variable_is_part_of_the_state():
     assert any(variable is other for other in optimizer.variables)
 
 
-def test_shared_variable_has_what_is_assigned_to_either():
+def test_wrap_tf_variable_shares_values_in_both_directions():
     ours = tf.Variable(np.ones(3, np.float32), name="w")
     shared = private_api.wrap_tf_variable(ours)
     shared.assign([2.0, 2.0, 2.0])
@@ -141,7 +142,7 @@ def test_shared_variable_has_what_is_assigned_to_either():
     assert shared.numpy().tolist() == [3.0] * 3
 
 
-def test_list_of_callbacks_has_all_callbacks_of_fit():
+def test_running_callbacks_has_all_callbacks_of_fit():
     found = []
 
     class Look(keras.callbacks.Callback):
@@ -156,7 +157,7 @@ def test_list_of_callbacks_has_all_callbacks_of_fit():
     assert private_api.running_callbacks() == ()
 
 
-def test_modules_that_wait_run_steps_and_fetch_values():
+def test_blocking_modules_run_steps_and_fetch_values():
     execute, ops = private_api.blocking_modules()
     assert callable(execute.execute)
     assert hasattr(ops.EagerTensor, "numpy") or hasattr(ops, "_EagerTensorBase")
@@ -168,7 +169,7 @@ def test_eager_context_lists_devices():
     assert private_api.tensorflow_was_used()
 
 
-def test_is_compiled_by_xla_tells_whether_xla_compiles_the_graph():
+def test_is_compiled_by_xla_depends_on_jit_compile():
     found = []
 
     def traced():
@@ -225,7 +226,7 @@ def test_dataset_tensors_are_those_of_the_arrays():
     assert private_api.dataset_tensors(tf.data.Dataset.range(3)) == []
 
 
-def test_dataset_draws_choices_is_true_for_samples_of_several_datasets():
+def test_dataset_chooses_inputs_is_true_for_samples_of_several_datasets():
     numbers = tf.data.Dataset.range(4)
     assert private_api.dataset_chooses_inputs(
         tf.data.Dataset.sample_from_datasets([numbers, numbers], [0.5, 0.5])
@@ -233,7 +234,7 @@ def test_dataset_draws_choices_is_true_for_samples_of_several_datasets():
     assert not private_api.dataset_chooses_inputs(numbers)
 
 
-def test_dataset_is_in_any_order_only_where_that_was_asked_for():
+def test_dataset_is_nondeterministic_only_if_requested():
     numbers = tf.data.Dataset.range(4)
     assert private_api.dataset_is_nondeterministic(
         numbers.map(lambda x: x, num_parallel_calls=2, deterministic=False)

@@ -1,4 +1,4 @@
-"""What is said while a run starts."""
+"""Tests of `hybrid_imagenet.startup`."""
 
 import io
 import sys
@@ -9,7 +9,7 @@ import pytest
 from hybrid_imagenet import __main__, startup
 from tests.support.processes import wait_for
 
-KIND = "resnet50, digits, 2 ranks x 32 images"
+TITLE = "resnet50, digits, 2 ranks x 32 images"
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def start(monkeypatch):
 
     def run():
         stream, start = io.StringIO(), startup.StartupProgress()
-        start.open(KIND, stream, terminal=False)
+        start.open(TITLE, stream, terminal=False)
         for stage, took in (("loading TensorFlow", 8.0), ("connecting 2 ranks", 2.0)):
             start.begin(stage)
             now[0] += took
@@ -30,59 +30,59 @@ def start(monkeypatch):
     return run
 
 
-def test_each_stage_is_shown_and_at_the_end_what_each_took(start):
+def test_startup_progress_shows_each_stage_and_at_the_end_its_seconds(start):
     assert start().splitlines() == [
-        KIND,
+        TITLE,
         "loading TensorFlow ...",
         "connecting 2 ranks ...",
         "first step after 10.0 s: loading TensorFlow 8.0 s, connecting 2 ranks 2.0 s",
     ]
 
 
-def test_the_time_of_the_launcher_counts(start, monkeypatch):
-    monkeypatch.setenv(startup.COMMAND_START_VARIABLE, f"997.5@{startup._boot()}")
+def test_startup_progress_counts_from_the_start_of_the_command(start, monkeypatch):
+    monkeypatch.setenv(startup.COMMAND_START_VARIABLE, f"997.5@{startup._boot_id()}")
     assert "first step after 12.5 s: starting the ranks 2.5 s, loading" in start()
 
 
 @pytest.mark.parametrize(
     "value", ["997.5@another", "997.5", "20000.0@{boot}", "-4000.0@{boot}", "x@{boot}", ""]
 )
-def test_a_launcher_whose_time_is_not_comparable_does_not_count(start, monkeypatch, value):
-    monkeypatch.setenv(startup.COMMAND_START_VARIABLE, value.format(boot=startup._boot()))
+def test_startup_progress_ignores_a_command_start_that_is_not_comparable(start, monkeypatch, value):
+    monkeypatch.setenv(startup.COMMAND_START_VARIABLE, value.format(boot=startup._boot_id()))
     assert "first step after 10.0 s: loading" in start()
 
 
-def test_a_jump_of_the_clock_of_the_day_does_not_change_the_time_of_a_start(monkeypatch):
+def test_startup_progress_does_not_depend_on_the_time_of_day(monkeypatch):
     monkeypatch.delenv(startup.COMMAND_START_VARIABLE, raising=False)
     startup.record_command_start()
     stream, start = io.StringIO(), startup.StartupProgress()
-    start.open(KIND, stream, terminal=False)
+    start.open(TITLE, stream, terminal=False)
     start.begin("loading TensorFlow")
     monkeypatch.setattr(startup.time, "time", lambda: 0.0)
     start.finish()
     line = stream.getvalue().splitlines()[-1]
     assert line.startswith("first step after 0.") and "loading TensorFlow 0.0 s" in line
-    monkeypatch.setenv(startup.COMMAND_START_VARIABLE, "")  # so that it is taken away again
+    monkeypatch.setenv(startup.COMMAND_START_VARIABLE, "")  # pytest then removes it again
 
 
-def test_on_a_terminal_one_line_counts_the_seconds(monkeypatch):
-    monkeypatch.setattr(startup, "_TICK", 0.01)
+def test_startup_progress_on_a_terminal_rewrites_one_line(monkeypatch):
+    monkeypatch.setattr(startup, "_REFRESH_SECONDS", 0.01)
     stream, start = io.StringIO(), startup.StartupProgress()
-    start.open(KIND, stream, terminal=True)
+    start.open(TITLE, stream, terminal=True)
     start.begin("loading TensorFlow")
     wait_for(lambda: "loading TensorFlow ... 0 s" in stream.getvalue())
     with start.hidden():
         stream.write("a message\n")
     time.sleep(0.05)
     start.finish()
-    # What stands before the last clearing of a line is not seen.
+    # A terminal shows only what was written after a line was last cleared.
     lines = [line.rpartition("\x1b[K")[2] for line in stream.getvalue().split("\n")[:-1]]
-    assert lines[:2] == [KIND, "a message"]
+    assert lines[:2] == [TITLE, "a message"]
     assert lines[2].startswith("first step after 0.")
     assert len(lines) == 3
 
 
-def test_nothing_is_said_before_it_is_opened(capsys):
+def test_startup_progress_before_open_prints_nothing(capsys):
     start = startup.StartupProgress()
     start.begin("loading TensorFlow")
     with start.hidden():
@@ -92,7 +92,7 @@ def test_nothing_is_said_before_it_is_opened(capsys):
 
 
 @pytest.mark.parametrize(
-    ("progress", "ranks", "told", "shown"),
+    ("progress", "ranks", "terminal", "shown"),
     [
         ("live", 1, "0", True),
         ("plain", 2, "host:/dev/pts/1", False),
@@ -103,12 +103,12 @@ def test_nothing_is_said_before_it_is_opened(capsys):
         ("auto", 1, "0", False),
     ],
 )
-def test_a_rank_believes_its_launcher(monkeypatch, progress, ranks, told, shown):
-    monkeypatch.setenv("HYBRID_IMAGENET_TERMINAL", told)
+def test_is_terminal_output_follows_the_launcher(monkeypatch, progress, ranks, terminal, shown):
+    monkeypatch.setenv("HYBRID_IMAGENET_TERMINAL", terminal)
     assert startup.is_terminal_output(progress, ranks) is shown
 
 
-def test_without_a_launcher_the_stream_tells(monkeypatch):
+def test_is_terminal_output_without_a_launcher_follows_the_stream(monkeypatch):
     monkeypatch.delenv("HYBRID_IMAGENET_TERMINAL", raising=False)
     for tty, term, shown in ((True, "xterm", True), (False, "xterm", False), (True, "dumb", False)):
         monkeypatch.setenv("TERM", term)
@@ -116,8 +116,8 @@ def test_without_a_launcher_the_stream_tells(monkeypatch):
         assert startup.is_terminal_output("auto", 1) is shown
 
 
-def test_the_train_command_notes_when_it_began(monkeypatch):
-    """A single process has no launcher that would."""
+def test_train_command_records_its_start(monkeypatch):
+    """A single process has no launcher that would record it."""
     monkeypatch.delenv(startup.COMMAND_START_VARIABLE, raising=False)
     monkeypatch.setattr("hybrid_imagenet.comm.environment.restart_with_huge_pages", lambda: None)
     monkeypatch.setattr(sys, "argv", ["hybrid-imagenet", "train"])
@@ -135,5 +135,5 @@ def test_the_train_command_notes_when_it_began(monkeypatch):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [*sys.path])
         assert __main__.main() == 0
-    monkeypatch.setenv(startup.COMMAND_START_VARIABLE, "")  # so that it is taken away again
-    assert seen[0] == pytest.approx(before, abs=2)  # and not the 9 s later at which it is asked for
+    monkeypatch.setenv(startup.COMMAND_START_VARIABLE, "")  # pytest then removes it again
+    assert seen[0] == pytest.approx(before, abs=2)  # not 9 s later, the default

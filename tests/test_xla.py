@@ -1,4 +1,4 @@
-"""Compilation for GPUs: where there is one that XLA supports, and a way out where it does not."""
+"""Tests of `hybrid_imagenet.xla`."""
 
 import logging
 
@@ -27,30 +27,31 @@ def is_compiled(function, shape=(3,)):
     return any(call.get_attr("_XlaMustCompile") for call in calls)
 
 
-def test_a_cpu_compiles_nothing_of_a_gpu(monkeypatch):
+def test_compile_on_gpu_without_a_gpu_does_not_compile(monkeypatch):
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind=None: [])
     assert not is_compiled(xla.compile_on_gpu(double))
     assert xla.supported()
 
 
-def test_a_gpu_compiles(gpu):
+def test_compile_on_gpu_compiles_static_shapes_only(gpu):
     function = xla.compile_on_gpu(double)
     assert is_compiled(function)
-    assert not is_compiled(function, (None,))  # one program for every number of images
+    assert not is_compiled(function, (None,))
     assert float(function(tf.constant(2.0))) == 4.0
 
 
-def test_the_user_may_forbid_it(gpu):
+def test_compile_on_gpu_with_xla_turned_off_does_not_compile(gpu):
     gpu.setenv("HYBRID_IMAGENET_XLA", "0")
     assert not is_compiled(xla.compile_on_gpu(double))
 
 
-def test_a_gpu_that_xla_does_not_support_is_asked_once_and_told(gpu, caplog):
-    asked, function = [], xla.compile_on_gpu(double)
+def test_supported_on_a_gpu_without_xla_tries_once_and_warns(gpu, caplog):
+    attempts = []
+    function = xla.compile_on_gpu(double)
 
     def fails(function, **settings):
         def call(*arguments):
-            asked.append(settings)
+            attempts.append(settings)
             raise tf.errors.InvalidArgumentError(None, None, "no kernel image\nfor sm_61")
 
         return call
@@ -59,7 +60,7 @@ def test_a_gpu_that_xla_does_not_support_is_asked_once_and_told(gpu, caplog):
     with caplog.at_level(logging.WARNING):
         assert float(function(tf.constant(2.0))) == 4.0
         assert not xla.supported()
-    assert asked == [{"autograph": False, "jit_compile": True}]
+    assert attempts == [{"autograph": False, "jit_compile": True}]
     (record,) = caplog.records
     assert (
         "does not compile" in record.message

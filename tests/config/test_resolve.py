@@ -58,8 +58,8 @@ RANDOM = ("--random_batch=8", "--sync_batch_norm")
         (["--epoch=3"], ["--epoch: no such flag", "did you mean --epochs"]),
         (["--batch_size=3"], ["--batch_size: no such flag (did you mean --per_gpu_batch?)"]),
         (["--amp"], ["--amp: no such flag (did you mean --precision?)"]),
-        (["--nonsense"], ["--nonsense: no such flag; see --help"]),
-        (["--jit_compile=maybe"], ["--jit_compile=maybe: give true or false"]),
+        (["--nonsense"], ["--nonsense: no such flag. See --help."]),
+        (["--jit_compile=maybe"], ["--jit_compile=maybe is invalid. Pass true or false."]),
         (["--epochs=three"], ["--epochs=three", "a number"]),
         (["--epochs=0"], ["--epochs=0", "above 0"]),
         (["--momentum=2"], ["--momentum=2", "at most"]),
@@ -153,7 +153,7 @@ def test_flags_answer_without_tensorflow(monkeypatch):
     codes, loaded, errors = fresh.run(*(("hybrid_imagenet.main", line) for line in lines))
     assert codes == [0, 0, 0, 0, 2, 0]
     assert not loaded & fresh.FRAMEWORKS
-    assert errors.strip() == "error: --lr=x: give a number"
+    assert errors.strip() == "error: --lr=x is invalid. Pass a number."
 
 
 @pytest.mark.parametrize(

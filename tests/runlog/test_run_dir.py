@@ -50,9 +50,7 @@ def test_free_and_newest_names(tmp_path):
     free_name(base).mkdir()
     assert latest_name(base).name == "hybrid-digits-2"
     assert free_name(base).name == "hybrid-digits-3"
-    with pytest.raises(
-        UserError, match="--run_dir=gs://b/run is a URL, but a local path"
-    ):
+    with pytest.raises(UserError, match="--run_dir=gs://b/run is a URL, but a local path"):
         run_dir.choose_directory("gs://b/run", "hybrid", "digits")
 
 

@@ -220,6 +220,6 @@ def test_flags_of_built_in_networks_do_not_reach_ones_own():
         ):
             config.resolve([*flags, flag])
     with pytest.raises(
-        UserError, match=r"choose one of resnet8, .*or a function of your own as MODULE:FUNCTION"
+        UserError, match=r"choose one of resnet8, .*or your own function as MODULE:FUNCTION"
     ):
         config.resolve(["--model=mine"])
