@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-from hybrid_imagenet.__main__ import process
+from hybrid_imagenet.__main__ import run_process
 from hybrid_imagenet.training import recorder
 
 _finish = recorder.Recording.finish
@@ -16,4 +16,4 @@ def _interrupted(self, state):
 
 
 recorder.Recording.finish = _interrupted
-sys.exit(process(["train", *sys.argv[1:]]))
+sys.exit(run_process(["train", *sys.argv[1:]]))

@@ -7,7 +7,7 @@ import ctypes
 import sys
 
 from hybrid_imagenet import comm
-from hybrid_imagenet.__main__ import process
+from hybrid_imagenet.__main__ import run_process
 
 
 def _wait_in_a_library(settings, **options):
@@ -20,4 +20,4 @@ def _wait_in_a_library(settings, **options):
 
 
 comm.start = _wait_in_a_library
-sys.exit(process(["train", *sys.argv[1:]]))
+sys.exit(run_process(["train", *sys.argv[1:]]))
