@@ -1,5 +1,7 @@
-"""Writes and reads checkpoint files: one archive each, checksummed, replaced atomically, read
-without pickle.
+"""Writes and reads checkpoint files.
+
+A checkpoint is one NumPy archive (.npz). It is checksummed, it replaces an earlier file atomically,
+and it is read without pickle, so that a file of unknown origin cannot run code.
 """
 
 from __future__ import annotations
@@ -21,26 +23,36 @@ import numpy as np
 from hybrid_imagenet import files
 
 FORMAT = 1
-_META, _ARRAY, _SUFFIX = "meta", "array/", ".npy"
-_HEADERS = {
+_META = "meta"
+_ARRAY_PREFIX = "array/"
+_SUFFIX = ".npy"
+_MAX_SHOWN_NAME = 80
+_HEADER_READERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-# System errors that damaged bytes, or something that is not a file, cause; all others are faults of
-# the disk.
-_DAMAGE = (None, errno.EINVAL, errno.ENXIO, errno.ELOOP)
+# Damaged bytes, or a path that is not a regular file, cause these system errors (None: an OSError
+# without a number). All others are faults of the disk.
+_DAMAGE_ERRNOS = (None, errno.EINVAL, errno.ENXIO, errno.ELOOP)
 Arrays = Mapping[str, np.ndarray]
 
 
 class DamagedCheckpointError(Exception):
-    """A checkpoint file that is cut short, altered or of another program; the message says what is
-    wrong.
+    """Reports a checkpoint file that is truncated, altered or written by another program.
+
+    The message names the file and what is wrong with it.
     """
 
 
 @dataclasses.dataclass(frozen=True)
-class Checkpoint:
-    """Arrays by name, and a JSON-ready description of the run that they belong to."""
+class CheckpointArchive:
+    """Holds the content of a checkpoint file.
+
+    Attributes:
+      path: the file.
+      arrays: arrays by name; empty if they were only verified.
+      meta: JSON-ready description of the run that wrote the file.
+    """
 
     path: pathlib.Path
     arrays: Arrays
@@ -48,65 +60,78 @@ class Checkpoint:
 
 
 def write(path: pathlib.Path, arrays: Arrays, meta: Mapping[str, Any]) -> None:
-    """Writes a checkpoint so that `path` holds either all of it or what it held before.
+    """Writes a checkpoint atomically.
 
-    The file is an uncompressed NumPy archive. Its members carry CRC-32 checksums, and one of them
-    lists the names of the others, which have none.
+    If the write fails, `path` keeps its earlier content. The file is an uncompressed NumPy archive.
+    Its members carry CRC-32 checksums, and the description lists the names of all arrays, because
+    names have no checksum of their own.
 
     Raises:
       OSError: if the disk is full or not writable; the temporary file is removed.
     """
     text = json.dumps({"format": FORMAT, "arrays": sorted(arrays), **meta}).encode()
-    members = {_META: np.frombuffer(text, np.uint8)} | {
-        f"{_ARRAY}{k}": v for k, v in arrays.items()
-    }
+    members = {_META: np.frombuffer(text, np.uint8)}
+    for name, array in arrays.items():
+        members[f"{_ARRAY_PREFIX}{name}"] = array
     with files.atomic_replace(path) as temporary, temporary.open("wb") as file:
         np.savez(file, **members)  # type: ignore[arg-type]
 
 
-def read(path: pathlib.Path, *, arrays: bool = True) -> Checkpoint:
-    """Reads and verifies a checkpoint; without `arrays` it verifies them, but does not keep them.
+def read(path: pathlib.Path, *, keep_arrays: bool = True) -> CheckpointArchive:
+    """Reads and verifies a checkpoint.
+
+    Args:
+      path: the file.
+      keep_arrays: False verifies the arrays, but does not return them.
 
     Raises:
-      DamagedCheckpointError: if it is not complete and intact.
+      DamagedCheckpointError: if the file is not complete and intact.
       OSError: if it cannot be opened or read.
     """
-    with _opened(path) as (archive, size):
+    with _open_archive(path) as (archive, file_bytes):
         meta: dict[str, Any] | None = None
         names: list[str] = []
-        kept = {}
+        arrays = {}
         for info in archive.infolist():
-            name, array = info.filename.removesuffix(_SUFFIX), _array(_content(archive, info, size))
+            array = _parse_array(_read_member(archive, info, file_bytes))
             if info.filename == _META + _SUFFIX:
-                meta = _description(array)
+                meta = _parse_meta(array)
                 continue
-            if not (name.startswith(_ARRAY) and info.filename.endswith(_SUFFIX)):
+            is_array = info.filename.startswith(_ARRAY_PREFIX) and info.filename.endswith(_SUFFIX)
+            if not is_array:
                 raise DamagedCheckpointError(
-                    f"it has an unexpected member ({info.filename[:80]!r})"
+                    f"it has an unexpected member ({info.filename[:_MAX_SHOWN_NAME]!r})"
                 )
-            names.append(name.removeprefix(_ARRAY))
-            if arrays:
-                kept[names[-1]] = array
+            name = info.filename.removesuffix(_SUFFIX).removeprefix(_ARRAY_PREFIX)
+            names.append(name)
+            if keep_arrays:
+                arrays[name] = array
         if meta is None or meta.pop("arrays") != sorted(names):
             raise DamagedCheckpointError("its table of contents does not match its content")
-        return Checkpoint(path, kept, meta)
+        return CheckpointArchive(path, arrays, meta)
 
 
 def read_meta(path: pathlib.Path) -> dict[str, Any]:
-    """Reads the description alone, without a look at the arrays; raises as `read` does."""
-    with _opened(path) as (archive, size):
-        return _description(_array(_content(archive, archive.getinfo(_META + _SUFFIX), size)))
+    """Reads only the description of a checkpoint; the arrays are not verified.
+
+    Raises:
+      DamagedCheckpointError: if the description is not complete and intact.
+      OSError: if the file cannot be opened or read.
+    """
+    with _open_archive(path) as (archive, file_bytes):
+        info = archive.getinfo(_META + _SUFFIX)
+        return _parse_meta(_parse_array(_read_member(archive, info, file_bytes)))
 
 
 @contextlib.contextmanager
-def _opened(path: pathlib.Path) -> Iterator[tuple[zipfile.ZipFile, int]]:
-    """Yields the archive and its size in bytes; errors that its bytes cause inside become
-    DamagedCheckpointError.
+def _open_archive(path: pathlib.Path) -> Iterator[tuple[zipfile.ZipFile, int]]:
+    """Yields the archive and the size of its file in bytes.
+
+    Inside, errors that come from damaged bytes are turned into DamagedCheckpointError.
     """
     try:
-        descriptor = os.open(
-            path, os.O_RDONLY | os.O_NONBLOCK
-        )  # a FIFO would keep us waiting for a writer
+        # Without O_NONBLOCK, opening a FIFO would wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, descriptor)
             status = os.fstat(descriptor)
@@ -114,53 +139,55 @@ def _opened(path: pathlib.Path) -> Iterator[tuple[zipfile.ZipFile, int]]:
                 raise DamagedCheckpointError("not a regular file")
             file = stack.enter_context(os.fdopen(descriptor, "rb", closefd=False))
             yield stack.enter_context(zipfile.ZipFile(file)), status.st_size
-    except (
-        MemoryError
-    ):  # of the machine: sizes are compared with the file's before anything is reserved
+    except MemoryError:
+        # Sizes are compared with the size of the file before memory is allocated, so a MemoryError
+        # means that the machine has too little memory, not that the file is damaged.
         raise
-    except (
-        Exception
-    ) as error:  # zipfile, json and numpy raise nearly anything when their input is damaged
-        if isinstance(error, OSError) and error.errno not in _DAMAGE:
+    except Exception as error:
+        # zipfile, json and numpy raise exceptions of many types for damaged input.
+        if isinstance(error, OSError) and error.errno not in _DAMAGE_ERRNOS:
             raise
-        raise DamagedCheckpointError(
-            f"{path}: {' '.join(str(error).split()) or type(error).__name__}"
-        ) from None
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DamagedCheckpointError(f"{path}: {reason}") from None
 
 
-def _content(archive: zipfile.ZipFile, info: zipfile.ZipInfo, size: int) -> bytes:
-    """Returns the bytes of a member, whose checksum is right."""
-    if info.compress_type != zipfile.ZIP_STORED or not info.file_size == info.compress_size <= size:
+def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, file_bytes: int) -> bytes:
+    """Returns the content of a member after its checksum was verified."""
+    is_stored = info.compress_type == zipfile.ZIP_STORED
+    if not is_stored or not info.file_size == info.compress_size <= file_bytes:
         raise DamagedCheckpointError("its directory of members is damaged")
     return archive.read(info)
 
 
-def _array(content: bytes) -> np.ndarray:
-    """Returns the array of a member; no more memory is taken than the member has bytes, whatever
-    its header says.
+def _parse_array(content: bytes) -> np.ndarray:
+    """Returns the array of a member.
+
+    The array is a view of the content before it is copied, so a damaged header cannot make NumPy
+    allocate more memory than the member has bytes.
     """
     file = io.BytesIO(content)
     try:
-        shape, columns_first, dtype = _HEADERS[np.lib.format.read_magic(file)](file)
-    except (
-        Exception
-    ) as error:  # a MemoryError is the parser's here, for a header that is nested too deeply
+        read_header = _HEADER_READERS[np.lib.format.read_magic(file)]
+        shape, is_fortran_order, dtype = read_header(file)
+    except Exception as error:
+        # This includes a MemoryError, which Python's parser raises for a header that is nested too
+        # deeply.
         raise DamagedCheckpointError(
             f"an array has a damaged header ({type(error).__name__})"
         ) from None
     if dtype.hasobject:
-        raise DamagedCheckpointError("an array holds objects, which are not read")
+        raise DamagedCheckpointError("an array holds Python objects, which are not read")
     start = file.tell()
-    array = np.ndarray(shape, dtype, content, start, order="F" if columns_first else "C")
+    array = np.ndarray(shape, dtype, content, start, order="F" if is_fortran_order else "C")
     if start + array.nbytes != len(content):
         raise DamagedCheckpointError(f"an array of shape {shape} has {len(content) - start} bytes")
     return array.copy()
 
 
-def _description(array: np.ndarray) -> dict[str, Any]:
+def _parse_meta(array: np.ndarray) -> dict[str, Any]:
     meta = json.loads(array.astype(np.uint8, casting="equiv").tobytes())
     if not isinstance(meta, dict) or not isinstance(meta.get("format"), int):
-        raise DamagedCheckpointError("its description is not in the form of this package")
+        raise DamagedCheckpointError("its description was not written by this package")
     if meta["format"] != FORMAT:
         raise DamagedCheckpointError(f"format {meta['format']}, this version reads {FORMAT}")
     return meta

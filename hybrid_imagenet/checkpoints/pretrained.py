@@ -1,12 +1,14 @@
-"""Reads a trained network, and all that is needed to use it, from a checkpoint or another library's
-file.
+"""Reads a trained network from a checkpoint or from another library's file.
+
+The result has everything that is needed to use the network: weights, class names and the
+preprocessing of images.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -14,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from hybrid_imagenet.checkpoints import archive, store
+from hybrid_imagenet.checkpoints.archive import CheckpointArchive
 from hybrid_imagenet.data import device
 from hybrid_imagenet.data.augmentations import EVALUATION_FRACTION
 from hybrid_imagenet.errors import UserError
@@ -21,28 +24,27 @@ from hybrid_imagenet.models import factory, torchvision
 from hybrid_imagenet.models.depths import TORCHVISION_EPSILON, WIDTH
 
 _IMAGENET_SIZE = 224
-_PART, _AVERAGES = "model/", "average/"
-Report = Callable[[str], None]
+_MODEL_PREFIX = "model/"
+_AVERAGES_PREFIX = "average/"
 
 
 @dataclasses.dataclass(frozen=True)
-class Trained:
-    """Holds a trained network and the preparation of its images.
+class TrainedNetwork:
+    """Holds a trained network and the preprocessing of its images.
 
     Attributes:
-      origin: the file it came from, for messages.
-      model: its name, see `factory.create`.
+      origin: the file that it was read from, for messages.
+      model: name of the network, see `factory.create`.
       class_names: one name per class, in the order of the scores.
-      image_size: pixels.
-      crop_fraction: side of the central square that it looks at, as a fraction of an image's
-      shorter side.
+      image_size: side of the input in pixels.
+      crop_fraction: side of the central square that is cut out, as a fraction of the shorter side
+        of an image.
       batch_norm_epsilon: added to variances.
       width, stem, blurpool: see `factory.create`.
-      loss, eval_flip: the run's, with which it was validated.
-      averaged: whether they are averages over the last steps (--ema_decay).
-      precision: the compute type of the run; empty where it is not known. Weights are float32 in
-      any.
-      weights: float32 arrays by path of the variable; left out where they come from another rank.
+      loss, eval_flip: settings of the run with which it was validated.
+      averaged: whether the weights are averages over steps (--ema_decay).
+      precision: compute type of the run; empty if it is unknown. Weights are float32 in any case.
+      weights: float32 arrays by path of the variable; None if another rank has them.
     """
 
     origin: str
@@ -64,20 +66,23 @@ class Trained:
 
     def description(self) -> dict[str, Any]:
         """Returns everything but the weights, JSON-ready."""
-        fields = (f.name for f in dataclasses.fields(self) if f.name != "weights")
-        return {name: getattr(self, name) for name in fields}
+        names = [field.name for field in dataclasses.fields(self) if field.name != "weights"]
+        return {name: getattr(self, name) for name in names}
 
     @classmethod
-    def from_description(cls, values: Mapping[str, Any]) -> Trained:
-        """Returns the network of a description, without its weights."""
+    def from_description(cls, values: Mapping[str, Any]) -> TrainedNetwork:
+        """Creates the network from `description`, without weights."""
         arguments: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in values.items()
         }
         return cls(**arguments)
 
     def build(self, precision: str = "float32") -> keras.Model:
-        """Returns the Keras model, with these weights if there are any (see `factory.create` for
-        inputs and outputs).
+        """Builds the Keras model and assigns the weights, if there are any.
+
+        Args:
+          precision: a policy of Keras; see `factory.create`, also for inputs and outputs.
 
         Raises:
           UserError: if the weights do not fit the network that is described.
@@ -98,82 +103,90 @@ class Trained:
         return network
 
     def _array(self, variable: keras.Variable) -> np.ndarray:
-        value = (self.weights or {}).get(variable.path)
-        wanted = tuple(variable.shape)
-        if value is None or value.shape != wanted:
-            found = "is missing" if value is None else f"has shape {value.shape}"
+        """Returns the array for a variable; raises UserError if it is missing or does not fit."""
+        array = (self.weights or {}).get(variable.path)
+        expected_shape = tuple(variable.shape)
+        if array is None or array.shape != expected_shape:
+            problem = "is missing" if array is None else f"has shape {array.shape}"
             raise UserError(
-                f"{self.origin}: {variable.path} {found}, {self.model} at {self.image_size} pixels"
-                f" with {len(self.class_names)} classes needs {wanted}; give the image size and"
-                " classes it was trained with"
+                f"{self.origin}: {variable.path} {problem}, but {self.model} at {self.image_size}"
+                f" pixels with {len(self.class_names)} classes needs {expected_shape}. Pass the"
+                " image size and the classes that it was trained with."
             )
-        return value
+        return array
 
     def preprocess(self, images: tf.Tensor, dtype: str = "float32") -> tf.Tensor:
-        """Prepares pixels of 0 to 255, [b, s, s, 3], as the network's input in `dtype`: exactly as
-        in training.
+        """Normalizes images exactly as in training.
+
+        Args:
+          images: pixels of 0 to 255, [b, s, s, 3].
+          dtype: type of the result.
         """
         return device.normalize(images, dtype)
 
 
 def load(
-    path: pathlib.Path, report: Report, *, weights: str = "auto", best: bool = False
-) -> Trained:
+    path: pathlib.Path, log: store.Log, *, weights: str = "auto", best: bool = False
+) -> TrainedNetwork:
     """Reads a network.
 
     Args:
-      path: a checkpoint (.npz); the directory of a run, for its newest good checkpoint; or weights
-        of torchvision's ResNets (.safetensors, .pth).
-      report: receives a line about each damaged checkpoint that was passed over.
-      weights: of a checkpoint: `ema`, the averaged ones, which validation saw; `trained`, the last
-        step's weights; or `auto`, the averaged ones where there are any.
-      best: of a run: the checkpoint with the best validation top-1, not the newest.
+      path: a checkpoint (.npz), the directory of a run, whose latest valid checkpoint is read, or
+        weights of torchvision's ResNets (.safetensors, .pth).
+      log: receives a line about each damaged checkpoint that is skipped.
+      weights: which weights of a checkpoint to read: `ema` for the averaged ones, which were
+        validated; `trained` for those of the last step; `auto` for the averaged ones if there are
+        any.
+      best: for a run, reads the checkpoint with the best validation top-1 instead of the latest.
 
     Raises:
-      UserError: if there is no such file, or it holds no network that is known, or no such weights,
-        or weights that are not finite.
+      UserError: if there is no such file, if it does not hold a known network or the requested
+        weights, or if its weights are not finite.
     """
-    network = _read(path.expanduser(), report, weights, best)
+    network = _read(path.expanduser(), log, weights, best)
     _check_finite(network)
     return network
 
 
-def _check_finite(network: Trained) -> None:
-    """Raises UserError for a weight that is NaN or infinite: every prediction of such a network is
-    NaN.
-    """
-    spoiled = [
-        name for name, value in (network.weights or {}).items() if not np.isfinite(value).all()
-    ]
-    if spoiled:
+def _check_finite(network: TrainedNetwork) -> None:
+    """Raises UserError for NaN and infinity, which would turn every prediction into NaN."""
+    weights = network.weights or {}
+    non_finite = [name for name, value in weights.items() if not np.isfinite(value).all()]
+    if non_finite:
         raise UserError(
-            f"{network.origin}: {len(spoiled)} of its {len(network.weights or {})} variables hold"
-            f" NaN or infinity, such as {spoiled[0]}, so it cannot predict anything; give an"
-            " earlier checkpoint"
+            f"{network.origin}: {len(non_finite)} of its {len(weights)} variables hold NaN or"
+            f" infinity, such as {non_finite[0]}, so it cannot predict anything. Pass an earlier"
+            " checkpoint."
         )
 
 
-def _read(path: pathlib.Path, report: Report, weights: str, best: bool) -> Trained:
-    store.look(path)
+def _read(path: pathlib.Path, log: store.Log, weights: str, best: bool) -> TrainedNetwork:
+    # This raises a UserError that fits the path if nothing there can be read.
+    store.find_checkpoint(path)
     if path.is_dir():
-        return _from_run(path, report, weights, best)
+        return _from_run(path, log, weights, best)
     if best:
-        raise UserError(f"--best: {path} is a file; give the directory of a run, or omit the flag")
-    if path.suffix not in store.FOREIGN_SUFFIXES:
-        try:
-            return _from_checkpoint(archive.read(path), weights)
-        except archive.DamagedCheckpointError as error:
-            raise UserError(f"{error}; give a checkpoint that is not damaged") from None
-        except OSError as error:
-            raise UserError(f"{path}: {error.strerror}; give a file that can be read") from None
+        raise UserError(f"--best: {path} is a file. Pass the directory of a run, or omit the flag.")
+    if path.suffix in store.FOREIGN_SUFFIXES:
+        return _from_torchvision(path, weights)
+    try:
+        checkpoint = archive.read(path)
+    except archive.DamagedCheckpointError as error:
+        raise UserError(f"{error}. Pass a checkpoint that is not damaged.") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}. Pass a readable file.") from None
+    return _from_checkpoint(checkpoint, weights)
+
+
+def _from_torchvision(path: pathlib.Path, weights: str) -> TrainedNetwork:
     if weights == "ema":
-        raise UserError(f"--weights=ema: {path} holds one set of weights only; omit the flag")
+        raise UserError(f"--weights=ema: {path} holds only one set of weights. Omit the flag.")
     model, arrays = torchvision.read(path)
-    classes = tuple(str(number) for number in range(len(arrays["logits/bias"])))
-    return Trained(
+    class_names = tuple(str(number) for number in range(len(arrays["logits/bias"])))
+    return TrainedNetwork(
         str(path),
         model,
-        classes,
+        class_names,
         _IMAGENET_SIZE,
         EVALUATION_FRACTION,
         TORCHVISION_EPSILON,
@@ -181,47 +194,53 @@ def _read(path: pathlib.Path, report: Report, weights: str, best: bool) -> Train
     )
 
 
-def _from_run(path: pathlib.Path, report: Report, weights: str, best: bool) -> Trained:
+def _from_run(path: pathlib.Path, log: store.Log, weights: str, best: bool) -> TrainedNetwork:
+    # The directory of checkpoints itself is accepted too.
     for directory in (path / "checkpoints", path):
-        folder = store.CheckpointFolder(directory, report)
-        found = folder.best_good() if best else folder.newest_good()
-        if found is not None:
-            return _from_checkpoint(found, weights)
+        folder = store.CheckpointFolder(directory, log)
+        checkpoint = folder.best_valid() if best else folder.latest_valid()
+        if checkpoint is not None:
+            return _from_checkpoint(checkpoint, weights)
     if best:
         raise UserError(
-            f"--best: {path} holds no usable checkpoint with its own validation result; omit the"
-            " flag for the newest"
+            f"--best: {path} holds no usable checkpoint that was validated. Omit the flag for the"
+            " latest checkpoint."
         )
     raise UserError(
-        f"{path}: holds no usable checkpoint (checkpoints/step-*.npz); give another run"
+        f"{path} holds no usable checkpoint (checkpoints/step-*.npz). Pass another run."
     )
 
 
-def _from_checkpoint(source: archive.Checkpoint, which: str) -> Trained:
-    meta = source.meta
-    weights, averages = _part(source, _PART), _part(source, _AVERAGES)
-    if which == "ema" and not averages:
+def _from_checkpoint(checkpoint: CheckpointArchive, weights: str) -> TrainedNetwork:
+    meta = checkpoint.meta
+    arrays = _arrays_with_prefix(checkpoint, _MODEL_PREFIX)
+    averages = _arrays_with_prefix(checkpoint, _AVERAGES_PREFIX)
+    if weights == "ema" and not averages:
         raise UserError(
-            f"--weights=ema: {source.path} has no averaged weights (--ema_decay); omit the flag"
+            f"--weights=ema: {checkpoint.path} has no averaged weights (--ema_decay). Omit the"
+            " flag."
         )
-    averaged = bool(averages) and which != "trained"
-    if averaged:
-        weights |= averages
-    wanted = {f.name for f in dataclasses.fields(Trained)} - {"origin", "weights"}
-    values = {name: meta[name] for name in wanted & set(meta)} | {"origin": str(source.path)}
-    values["averaged"] = averaged or bool(meta.get("averaged"))
+    use_averages = bool(averages) and weights != "trained"
+    if use_averages:
+        arrays |= averages
+    # A checkpoint describes more than a network, and older ones do not have all fields.
+    field_names = {field.name for field in dataclasses.fields(TrainedNetwork)}
+    stored_names = (field_names - {"origin", "weights"}) & set(meta)
+    values = {name: meta[name] for name in stored_names}
+    values["origin"] = str(checkpoint.path)
+    values["averaged"] = use_averages or bool(meta.get("averaged"))
     try:
-        return dataclasses.replace(Trained.from_description(values), weights=weights)
+        return dataclasses.replace(TrainedNetwork.from_description(values), weights=arrays)
     except (TypeError, ValueError) as error:
         raise UserError(
-            f"{source.path}: does not describe a network ({error}); give another checkpoint"
+            f"{checkpoint.path} does not describe a network ({error}). Pass another checkpoint."
         ) from None
 
 
-def _part(source: archive.Checkpoint, prefix: str) -> dict[str, np.ndarray]:
-    """Returns the arrays of one part of a checkpoint, by path of the variable."""
+def _arrays_with_prefix(checkpoint: CheckpointArchive, prefix: str) -> dict[str, np.ndarray]:
+    """Returns the arrays of `model/` or `average/`, by path of the variable."""
     return {
         name.split("/", 2)[-1]: value
-        for name, value in source.arrays.items()
+        for name, value in checkpoint.arrays.items()
         if name.startswith(prefix)
     }

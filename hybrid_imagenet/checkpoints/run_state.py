@@ -1,6 +1,4 @@
-"""The position of a run, which a checkpoint stores beside the variables, and what gives both back
-to a run.
-"""
+"""Holds the position of a run and restores it from a checkpoint, together with the variables."""
 
 from __future__ import annotations
 
@@ -8,31 +6,34 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hybrid_imagenet.checkpoints.archive import Checkpoint
+from hybrid_imagenet.checkpoints.archive import CheckpointArchive
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.order.sampling import Cursor, SampleOrder
 
 if TYPE_CHECKING:
     import keras
 
+# Checkpoints keep the first name of this field, so that older ones can still be resumed.
+_STORED_NAME_OF_RECORDED_AT = "closed_at"
+
 
 @dataclasses.dataclass
 class RunState:
-    """The position of a run, the same on every rank.
+    """Holds the position of a run, which is the same on every rank.
 
     Attributes:
       cursor: the next example to read.
-      step: optimizer steps done, skipped ones included.
-      images: training images processed over all ranks.
-      finished_epochs: epochs whose validation is done too; behind `cursor.epoch` between the last
-        step of an epoch and the end of its validation.
-      closed_at: fractional epochs done when the newest epoch record was made: at the end of an
-        epoch, or inside of one where a validation or the end of the run lies.
-      seconds: wall time of earlier sessions and this one up to the last record, in seconds.
-      best_top1: the best validation top-1 so far, a fraction.
-      best_epoch: the epochs that were done when it was first had, fractional inside of an epoch; 0
-        before the first validation.
-      hyper: the schedule's values of the last step; empty before the first.
+      step: optimizer steps done, including skipped ones.
+      images: training images processed by all ranks.
+      finished_epochs: epochs that were trained and validated. Less than `cursor.epoch` between the
+        last step of an epoch and the end of its validation.
+      recorded_at: fractional epochs done when the latest epoch record was written. A record is
+        written at the end of an epoch, and within one after a validation or at the end of the run.
+      seconds: wall time of this and all earlier sessions up to the latest record, in seconds.
+      best_top1: the best validation top-1 accuracy so far, a fraction.
+      best_epoch: epochs that were done when `best_top1` was first reached, fractional within an
+        epoch; 0 before the first validation.
+      hyper: the schedule's values of the last step; empty before the first step.
       stop: why the loop ends early: "", "preempted" or "target".
     """
 
@@ -40,7 +41,7 @@ class RunState:
     step: int = 0
     images: int = 0
     finished_epochs: int = 0
-    closed_at: float = 0.0
+    recorded_at: float = 0.0
     seconds: float = 0.0
     best_top1: float = 0.0
     best_epoch: float = 0
@@ -48,69 +49,95 @@ class RunState:
     stop: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns a JSON-ready form."""
-        values = dataclasses.asdict(self)
-        values.pop("stop")
+        """Returns a JSON-ready form without `stop`, which belongs to one session only."""
+        values = {}
+        for name, value in dataclasses.asdict(self).items():
+            if name == "stop":
+                continue
+            values[_STORED_NAME_OF_RECORDED_AT if name == "recorded_at" else name] = value
         return values
 
     def restore(self, values: dict[str, Any]) -> None:
-        """Takes over what `to_dict` gave, in place: all parts of a run hold the same state."""
+        """Sets all fields from the result of `to_dict`.
+
+        The object itself is changed, because all components of a run share it.
+        """
         vars(self).update(vars(RunState.from_dict(values)))
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> RunState:
-        """Inverts `to_dict`."""
-        return cls(
-            **{**values, "cursor": Cursor(values["cursor"]["epoch"], values["cursor"]["offset"])}
-        )
+        """Inverts `to_dict`.
+
+        Raises:
+          KeyError: if the cursor is missing or incomplete.
+          TypeError: if there are unknown fields.
+        """
+        fields = {**values}
+        fields["cursor"] = Cursor(values["cursor"]["epoch"], values["cursor"]["offset"])
+        if _STORED_NAME_OF_RECORDED_AT in fields:
+            fields["recorded_at"] = fields.pop(_STORED_NAME_OF_RECORDED_AT)
+        return cls(**fields)
 
 
-def restore_arrays(checkpoint: Checkpoint, variables: Mapping[str, keras.Variable]) -> None:
-    """Assigns every array of a checkpoint to the variable of its name.
+def restore_arrays(checkpoint: CheckpointArchive, variables: Mapping[str, keras.Variable]) -> None:
+    """Assigns every array of a checkpoint to the variable with its name.
 
     Raises:
-      UserError: if names or shapes differ, that is, the checkpoint belongs to another model or
-        optimizer; nothing is assigned then.
+      UserError: if names or shapes differ, because the checkpoint belongs to another model or
+        optimizer. No variable is changed then.
     """
-    difference = _difference(checkpoint, variables)
+    difference = _first_difference(checkpoint, variables)
     if difference:
-        started = "the flags and data it was started with"
-        if "optimizer" not in checkpoint.meta:  # of `fit`
-            started = "the model and optimizer it was started with, or give another folder"
-        raise UserError(f"{checkpoint.path} is of another run: {difference}; resume with {started}")
+        remedy = "Resume with the flags and data that the run was started with."
+        if _written_by_fit(checkpoint):
+            remedy = (
+                "Resume with the model and optimizer that the run was started with, or pass another"
+                " folder."
+            )
+        raise UserError(f"{checkpoint.path} belongs to another run: {difference}. {remedy}")
     for name, variable in variables.items():
         variable.assign(checkpoint.arrays[name])
 
 
-def _difference(checkpoint: Checkpoint, variables: Mapping[str, keras.Variable]) -> str:
-    """Returns a sentence on the first thing that a checkpoint and a run do not share; "" if all
-    fits.
-    """
-    odd = sorted(
+def _first_difference(
+    checkpoint: CheckpointArchive, variables: Mapping[str, keras.Variable]
+) -> str:
+    """Returns a clause about the first difference between a checkpoint and a run, or ""."""
+    # Variables of the model come first: a different network explains all other differences.
+    unmatched_names = sorted(
         set(checkpoint.arrays) ^ set(variables),
         key=lambda name: (not name.startswith("model/"), name),
     )
-    if odd and odd[0].startswith("model/"):
-        return f"the networks differ, first in layer {_layer(odd[0], variables)}"
-    if odd:
-        if "optimizer" not in checkpoint.meta:
-            return "its optimizer keeps other values, or accumulates gradients otherwise"
+    if unmatched_names and unmatched_names[0].startswith("model/"):
+        return f"the networks differ, first in layer {_layer(unmatched_names[0], variables)}"
+    if unmatched_names:
+        if _written_by_fit(checkpoint):
+            return "its optimizer has other variables, or accumulates gradients differently"
         optimizer = checkpoint.meta["optimizer"]
         return (
-            f"it was written with --optimizer={optimizer}, or another --ema_decay, which keep other"
-            " values"
+            f"it was written with --optimizer={optimizer} or another --ema_decay, which have other"
+            " variables"
         )
     for name, variable in variables.items():
-        before, now = checkpoint.arrays[name].shape, tuple(variable.shape)
-        if before != now:
-            shapes = (" x ".join(map(str, shape)) or "a number" for shape in (before, now))
+        stored_shape = checkpoint.arrays[name].shape
+        shape = tuple(variable.shape)
+        if stored_shape != shape:
             classes = checkpoint.meta.get("num_classes")
-            known = f" (it has {classes} classes)" if classes else ""
+            classes_note = f" (it has {classes} classes)" if classes else ""
             return (
-                f"layer {_layer(name, variables)} has weights of {' there, '.join(shapes)}"
-                f" here{known}"
+                f"layer {_layer(name, variables)} has weights of {_shape_text(stored_shape)} there,"
+                f" {_shape_text(shape)} here{classes_note}"
             )
     return ""
+
+
+def _written_by_fit(checkpoint: CheckpointArchive) -> bool:
+    """Returns whether Keras's `fit` wrote a checkpoint, and not the program."""
+    return "optimizer" not in checkpoint.meta
+
+
+def _shape_text(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape)) or "a number"
 
 
 def _layer(name: str, variables: Mapping[str, keras.Variable]) -> str:
@@ -119,25 +146,26 @@ def _layer(name: str, variables: Mapping[str, keras.Variable]) -> str:
     return path.rpartition("/")[0] or path
 
 
-def described(order: SampleOrder) -> dict[str, int]:
-    """Returns what a checkpoint tells of the order of examples, beside the data that are in
-    order.
-    """
+def describe_order(order: SampleOrder) -> dict[str, int]:
+    """Returns the settings of the example order that a checkpoint stores."""
     return {"seed": order.seed, "shuffle_window": order.window}
 
 
-def check_position(checkpoint: Checkpoint, order: SampleOrder) -> None:
-    """Compares the order of the epoch in which a run stands with that of the examples now.
+def check_epoch_order(checkpoint: CheckpointArchive, order: SampleOrder) -> None:
+    """Checks that the epoch in which a run was interrupted continues in the same order.
 
     Raises:
-      UserError: inside of an epoch, if --seed or --shuffle_window would give some examples twice
-        and others not at all.
+      UserError: within an epoch, if --seed or --shuffle_window has changed, because some examples
+        would be used twice and others not at all.
     """
-    offset, epoch = (checkpoint.meta["state"]["cursor"][name] for name in ("offset", "epoch"))
-    before, now = checkpoint.meta["order"], described(order)
-    for name in now if offset else ():
-        if before[name] != now[name]:
+    cursor = checkpoint.meta["state"]["cursor"]
+    if not cursor["offset"]:
+        return
+    stored_order = checkpoint.meta["order"]
+    for name, value in describe_order(order).items():
+        if stored_order[name] != value:
             raise UserError(
-                f"--{name}={now[name]}: the run stands inside of epoch {epoch + 1}, whose order has"
-                f" --{name}={before[name]}; resume with that, or change it at the end of an epoch"
+                f"--{name}={value}: the run was interrupted within epoch {cursor['epoch'] + 1},"
+                f" which it began with --{name}={stored_order[name]}. Resume with that value, or"
+                " change it at the end of an epoch."
             )

@@ -1,5 +1,6 @@
-"""Finds checkpoints, keeps the newest good ones of a run and its best one, and sets damaged ones
-aside.
+"""Finds, writes and removes the checkpoints of a run.
+
+`CheckpointStore` keeps the latest valid checkpoints and the best one, and renames damaged files.
 """
 
 from __future__ import annotations
@@ -14,93 +15,100 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from hybrid_imagenet.checkpoints import archive
-from hybrid_imagenet.checkpoints.archive import Arrays, Checkpoint, DamagedCheckpointError
+from hybrid_imagenet.checkpoints.archive import Arrays, CheckpointArchive, DamagedCheckpointError
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.errors import UserError
 
 _NAME = re.compile(r"step-(\d{9})\.npz")
-_DAMAGED = ".damaged"
+_DAMAGED_SUFFIX = ".damaged"
 FOREIGN_SUFFIXES = (".safetensors", ".pth", ".pt")
-_FORMS = "a checkpoint (step-*.npz), the directory of a run, or weights (.safetensors, .pth)"
-_Found = TypeVar("_Found")
-Report = Callable[[str], None]
+_ACCEPTED_FORMS = (
+    "a checkpoint (step-*.npz), the directory of a run, or weights (.safetensors, .pth)"
+)
+_Result = TypeVar("_Result")
+Log = Callable[[str], None]
 Check = Callable[[Mapping[str, Any]], object]
 
 
-class Description(NamedTuple):
-    """Where a checkpoint lies, and what it says of the run that wrote it; empty for files of other
-    libraries.
+class CheckpointDescription(NamedTuple):
+    """Holds the path of a checkpoint and the description of the run that wrote it.
+
+    The description is empty for files of other libraries.
     """
 
     path: pathlib.Path
     meta: Mapping[str, Any]
 
 
-def look(path: pathlib.Path) -> Description:
-    """Reads the description of a checkpoint, or of the newest readable one of a run, without its
-    arrays.
+def find_checkpoint(path: pathlib.Path) -> CheckpointDescription:
+    """Finds a checkpoint and reads its description, but not its arrays.
+
+    Args:
+      path: a checkpoint, weights of another library, or the directory of a run, whose latest
+        readable checkpoint is taken.
 
     Raises:
       UserError: if there is no such file, or nothing there is a checkpoint.
     """
     path = path.expanduser()
     if path.is_dir():
-        found = newest(path / "checkpoints") or newest(path)
-        if found is None:
+        description = find_latest(path / "checkpoints") or find_latest(path)
+        if description is None:
             raise UserError(
-                f"{path}: holds no usable checkpoint (checkpoints/step-*.npz); give another run"
+                f"{path} holds no usable checkpoint (checkpoints/step-*.npz). Pass another run."
             )
-        return found
+        return description
     if not path.exists():
-        raise UserError(f"{path}: no such file or directory; give {_FORMS}")
-    if not path.is_file():  # a pipe or a device, which may never end
-        raise UserError(f"{path} is not a regular file. Pass {_FORMS}.")
+        raise UserError(f"{path}: no such file or directory. Pass {_ACCEPTED_FORMS}.")
+    # Reading a pipe or a device might never end.
+    if not path.is_file():
+        raise UserError(f"{path} is not a regular file. Pass {_ACCEPTED_FORMS}.")
     if path.suffix in FOREIGN_SUFFIXES:
-        return Description(path, {})
+        return CheckpointDescription(path, {})
     if path.suffix == ".keras":
         raise UserError(
-            f"{path}: a model that Keras has saved: load it with keras.saving.load_model, or give"
-            f" {_FORMS}"
+            f"{path} is a model that Keras has saved. Load it with keras.saving.load_model, or pass"
+            f" {_ACCEPTED_FORMS}."
         )
     if not zipfile.is_zipfile(path):
-        raise UserError(f"{path}: not a checkpoint, or one that is cut short; give {_FORMS}")
+        raise UserError(f"{path} is not a checkpoint, or is truncated. Pass {_ACCEPTED_FORMS}.")
     try:
-        return Description(path, archive.read_meta(path))
+        return CheckpointDescription(path, archive.read_meta(path))
     except DamagedCheckpointError as error:
-        raise UserError(f"{error}; give {_FORMS}") from None
+        raise UserError(f"{error}. Pass {_ACCEPTED_FORMS}.") from None
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; give a file that can be read") from None
+        raise UserError(f"{path} cannot be read: {error.strerror}. Pass a readable file.") from None
 
 
-def newest(directory: pathlib.Path, check: Check | None = None) -> Description | None:
-    """Returns the description of the newest checkpoint in a directory that can be used; None
-    without one.
+def find_latest(
+    directory: pathlib.Path, check: Check | None = None
+) -> CheckpointDescription | None:
+    """Returns the description of the latest usable checkpoint in a directory, or None.
 
     Args:
       directory: need not exist.
-      check: raises ValueError for a description that lacks what the checkpoint is needed for.
+      check: raises ValueError for a description that lacks what the caller needs; such a
+        checkpoint is skipped.
     """
     for path in CheckpointFolder(directory, lambda _: None).paths():
         try:
             meta = archive.read_meta(path)
             if check is not None:
                 check(meta)
-            return Description(path, meta)
-        except (
-            DamagedCheckpointError,
-            OSError,
-            ValueError,
-        ):  # set aside, and reported, when the run starts
+            return CheckpointDescription(path, meta)
+        except (DamagedCheckpointError, OSError, ValueError):
+            # The store reports and renames the file when the run starts.
             continue
     return None
 
 
 def check_run(meta: Mapping[str, Any]) -> None:
-    """Checks that a run can continue from a checkpoint: its checksums have told that nothing was
-    altered.
+    """Checks that a description has what a run needs to continue from it.
+
+    Checksums only show that a file was not altered, not that this version can continue from it.
 
     Raises:
-      ValueError: naming what is missing, or of the form of another version.
+      ValueError: if something is missing or has another form; the message names it.
     """
     try:
         RunState.from_dict(meta["state"])
@@ -114,64 +122,73 @@ def check_run(meta: Mapping[str, Any]) -> None:
 
 
 class CheckpointFolder:
-    """Finds checkpoints in a directory and changes nothing there: it may belong to a run under
-    way.
+    """Finds checkpoints in a directory without changing it.
+
+    The directory may belong to a run that is still training.
     """
 
-    def __init__(self, directory: pathlib.Path, report: Report):
-        """Takes a directory, which need not exist, and what receives a line about each unusable
-        checkpoint.
+    def __init__(self, directory: pathlib.Path, log: Log):
+        """Stores the arguments.
+
+        Args:
+          directory: need not exist.
+          log: receives a line about each unusable checkpoint.
         """
         self.directory = directory
-        self._report = report
+        self._log = log
 
     def paths(self) -> list[pathlib.Path]:
-        """Returns all paths that bear the name of a checkpoint, newest first."""
+        """Returns all paths that have the name of a checkpoint, latest first."""
         if not self.directory.is_dir():
             return []
-        return sorted(
-            (p for p in self.directory.iterdir() if _NAME.fullmatch(p.name)), reverse=True
-        )
+        paths = [path for path in self.directory.iterdir() if _NAME.fullmatch(path.name)]
+        return sorted(paths, reverse=True)
 
-    def newest_good(self) -> Checkpoint | None:
-        """Returns the newest checkpoint whose checksums and description are right, if there is
-        one.
+    def latest_valid(self) -> CheckpointArchive | None:
+        """Returns the latest checkpoint that passes all checks, or None."""
+        return self._first_valid(self.paths())
+
+    def best_valid(self) -> CheckpointArchive | None:
+        """Returns the valid checkpoint with the highest validation top-1 accuracy.
+
+        Only checkpoints that were saved right after a validation have an accuracy. Of equal ones
+        the earliest is returned, and None if there are none.
         """
-        return self._first_good(self.paths())
+        scores: dict[pathlib.Path, float] = {}
+        for path in reversed(self.paths()):
+            top1 = self._try(_read_top1, path)
+            if top1 is not None:
+                scores[path] = top1
+        # Sorting is stable, so equal scores stay in the order of steps.
+        return self._first_valid(sorted(scores, key=lambda path: scores[path], reverse=True))
 
-    def best_good(self) -> Checkpoint | None:
-        """Returns the good checkpoint whose own validation top-1 is highest, the earliest of equal
-        ones.
+    def _first_valid(self, paths: Sequence[pathlib.Path]) -> CheckpointArchive | None:
+        for path in paths:
+            checkpoint = self._try(self._read, path)
+            if checkpoint is not None:
+                return checkpoint
+        return None
 
-        None if none was saved right after a validation.
-        """
-        scores = {path: self._attempt(path, _own_top1) for path in reversed(self.paths())}
-        scored = {path: top1 for path, top1 in scores.items() if top1 is not None}
-        return self._first_good(sorted(scored, key=lambda path: scored[path], reverse=True))
-
-    def _first_good(self, paths: Sequence[pathlib.Path]) -> Checkpoint | None:
-        found = (self._attempt(path, self._read) for path in paths)
-        return next((checkpoint for checkpoint in found if checkpoint is not None), None)
-
-    def _attempt(self, path: pathlib.Path, read: Callable[[pathlib.Path], _Found]) -> _Found | None:
-        """Returns what `read` finds in a file; None if it cannot be used, which is reported."""
+    def _try(self, read: Callable[[pathlib.Path], _Result], path: pathlib.Path) -> _Result | None:
+        """Returns the result of `read`; rejects a file that cannot be used and returns None."""
         try:
             return read(path)
-        except FileNotFoundError:  # the run that continues there has removed it
+        except FileNotFoundError:
+            # A run that is still training has removed the file meanwhile.
             return None
         except (DamagedCheckpointError, OSError) as error:
             self._reject(path, error)
             return None
 
-    def _read(self, path: pathlib.Path) -> Checkpoint:
+    def _read(self, path: pathlib.Path) -> CheckpointArchive:
         return archive.read(path)
 
     def _reject(self, path: pathlib.Path, error: Exception) -> None:
-        self._report(f"checkpoint passed over: {error}")
+        self._log(f"skipped a checkpoint: {error}")
 
 
-class _Known(NamedTuple):
-    """A file that was found good: its signature at that time, and its own validation top-1."""
+class _ValidatedFile(NamedTuple):
+    """Holds the signature that a valid file had when it was read, and its validation top-1."""
 
     signature: tuple[int, ...]
     top1: float | None
@@ -180,9 +197,9 @@ class _Known(NamedTuple):
 class CheckpointStore(CheckpointFolder):
     """Writes, finds and removes the checkpoints of the run that rank 0 works on.
 
-    Writing happens in a thread; at most one write is under way, and an error of the thread is
-    raised by the next call. A file counts towards `keep` only if it is good; one that is not is
-    renamed to `step-*.npz.damaged`.
+    Writing happens in a thread. At most one write is in progress, and an error in the thread is
+    raised by the next call. Only valid files count towards `keep`; other files are renamed to
+    `step-*.npz.damaged`.
     """
 
     def __init__(
@@ -191,22 +208,23 @@ class CheckpointStore(CheckpointFolder):
         keep: int,
         *,
         keep_best: bool = False,
-        report: Report = lambda _: None,
+        log: Log = lambda _: None,
     ):
-        """Takes the directory, which is created at the first write.
+        """Stores the arguments; the directory is created at the first write.
 
         Args:
-          directory: holds nothing else.
-          keep: the newest good checkpoints that stay.
-          keep_best: the one with the highest validation top-1 of its own (`val_top1`) stays too.
-          report: receives a line about each file that is set aside; called by the thread that owns
-            the store.
+          directory: must not contain other files.
+          keep: number of latest valid checkpoints to keep.
+          keep_best: also keep the checkpoint with the highest validation top-1 (`val_top1`).
+          log: receives a line about each file that is skipped or renamed; called by the thread that
+            owns the store.
         """
-        super().__init__(directory, report)
+        super().__init__(directory, log)
         self.keep = keep
         self._keep_best = keep_best
-        self._known: dict[pathlib.Path, _Known] = {}
-        self._notes: list[str] = []  # of the writing thread
+        self._validated: dict[pathlib.Path, _ValidatedFile] = {}
+        # Messages wait here, because the writing thread must not call `log`.
+        self._pending_messages: list[str] = []
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
@@ -214,7 +232,7 @@ class CheckpointStore(CheckpointFolder):
         """Starts writing the checkpoint of a step; the arrays must not change any more.
 
         Raises:
-          UserError: if this or the previous write failed, naming the directory and the cause.
+          UserError: if the previous write failed, naming the directory and the cause.
         """
         self.wait()
         self._thread = threading.Thread(
@@ -224,11 +242,11 @@ class CheckpointStore(CheckpointFolder):
 
     @property
     def writing(self) -> bool:
-        """Whether a write is under way."""
+        """Whether a write is in progress."""
         return self._thread is not None and self._thread.is_alive()
 
     def wait(self) -> None:
-        """Returns when no write is under way.
+        """Waits until no write is in progress.
 
         Raises:
           UserError: if the last write failed.
@@ -236,79 +254,87 @@ class CheckpointStore(CheckpointFolder):
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        self._tell()
-        if self._error is not None:
-            error, self._error = self._error, None
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            before = "those written before are intact" if self.paths() else "none has been written"
-            raise UserError(
-                f"cannot write a checkpoint to {self.directory}: {reason}; {before}, free space or"
-                " allow access and start again with --resume"
-            )
+        self._log_pending_messages()
+        if self._error is None:
+            return
+        error = self._error
+        self._error = None
+        reason = str(error)
+        if isinstance(error, OSError) and error.strerror:
+            reason = error.strerror
+        earlier = "No checkpoint has been written yet."
+        if self.paths():
+            earlier = "Earlier checkpoints are intact."
+        raise UserError(
+            f"A checkpoint could not be written to {self.directory}: {reason}. {earlier} Free space"
+            " or allow access, then start again with --resume."
+        )
 
-    def newest_good(self) -> Checkpoint | None:
-        """Returns the newest good checkpoint, if there is one; what is damaged among newer ones is
-        set aside.
-        """
-        found = super().newest_good()
-        self._tell()
-        return found
+    def latest_valid(self) -> CheckpointArchive | None:
+        """Returns the latest valid checkpoint, or None; renames later ones that are damaged."""
+        checkpoint = super().latest_valid()
+        self._log_pending_messages()
+        return checkpoint
 
-    def set_aside(self) -> list[pathlib.Path]:
+    def damaged_paths(self) -> list[pathlib.Path]:
         """Returns the damaged files that this session and earlier ones have renamed."""
-        return sorted(self.directory.glob(f"step-*.npz{_DAMAGED}*"))
+        return sorted(self.directory.glob(f"step-*.npz{_DAMAGED_SUFFIX}*"))
 
-    def _tell(self) -> None:
-        while self._notes:
-            self._report(self._notes.pop(0))
+    def _log_pending_messages(self) -> None:
+        while self._pending_messages:
+            self._log(self._pending_messages.pop(0))
 
     def _write(self, step: int, arrays: Arrays, meta: Mapping[str, Any]) -> None:
+        """Writes a checkpoint, then removes old ones; runs in the writing thread."""
         try:
-            self.directory.mkdir(
-                exist_ok=True
-            )  # not its parents: a run directory that was deleted stays so
+            # Without its parents: if the run directory was deleted, it must not appear again.
+            self.directory.mkdir(exist_ok=True)
             for leftover in self.directory.glob(".step-*.tmp"):
                 with contextlib.suppress(OSError):
                     leftover.unlink()
             path = self.directory / f"step-{step:09d}.npz"
             if os.path.lexists(path):
-                self._is_good(path)  # if not, it is set aside rather than replaced
+                # This renames a damaged file of that name, which would be overwritten otherwise.
+                self._is_valid(path)
             archive.write(path, arrays, meta)
-            self._known[path] = _Known(_signature(path), meta.get("val_top1"))
+            self._validated[path] = _ValidatedFile(_signature(path), meta.get("val_top1"))
             self._remove_old()
-        except Exception as error:  # raised again by the next call, in the training thread
+        except Exception as error:
+            # The next call raises it again, in the training thread.
             self._error = error
 
     def _remove_old(self) -> None:
-        """Removes good checkpoints that are neither among the newest `keep` nor the best."""
-        good = [path for path in self.paths() if self._is_good(path)]
-        kept = set(good[: self.keep])
-        scores = {
-            path: top1 for path in reversed(good) if (top1 := self._known[path].top1) is not None
-        }
-        if self._keep_best and scores:
-            kept.add(max(scores, key=lambda path: scores[path]))
-        for path in good:
+        """Removes valid checkpoints that are neither among the latest `keep` nor the best."""
+        valid = [path for path in self.paths() if self._is_valid(path)]
+        kept = set(valid[: self.keep])
+        if self._keep_best:
+            scores: dict[pathlib.Path, float] = {}
+            # In the order of steps, so that `max` returns the earliest of equal scores.
+            for path in reversed(valid):
+                top1 = self._validated[path].top1
+                if top1 is not None:
+                    scores[path] = top1
+            if scores:
+                kept.add(max(scores, key=lambda path: scores[path]))
+        for path in valid:
             if path not in kept:
                 path.unlink(missing_ok=True)
-                del self._known[path]
+                del self._validated[path]
 
-    def _is_good(self, path: pathlib.Path) -> bool:
-        """Returns whether a file is good; one that has not changed since it was found good is not
-        read again.
-        """
+    def _is_valid(self, path: pathlib.Path) -> bool:
+        """Returns whether a file is valid; one that has not changed is not read again."""
+        return bool(self._try(self._verify, path))
 
-        def verify(path: pathlib.Path) -> bool:
-            known = self._known.get(path)
-            return (known is not None and known.signature == _signature(path)) or bool(
-                self._read(path, arrays=False)
-            )
+    def _verify(self, path: pathlib.Path) -> bool:
+        validated = self._validated.get(path)
+        if validated is None or validated.signature != _signature(path):
+            self._read(path, keep_arrays=False)
+        return True
 
-        return bool(self._attempt(path, verify))
-
-    def _read(self, path: pathlib.Path, *, arrays: bool = True) -> Checkpoint:
+    def _read(self, path: pathlib.Path, *, keep_arrays: bool = True) -> CheckpointArchive:
+        # The signature is taken first: if the file changes meanwhile, it is verified again later.
         signature = _signature(path)
-        checkpoint = archive.read(path, arrays=arrays)
+        checkpoint = archive.read(path, keep_arrays=keep_arrays)
         try:
             check_run(checkpoint.meta)
         except ValueError as error:
@@ -316,26 +342,32 @@ class CheckpointStore(CheckpointFolder):
         step = checkpoint.meta["state"]["step"]
         if step != step_of(path):
             raise DamagedCheckpointError(f"{path}: it holds step {step}")
-        self._known[path] = _Known(signature, checkpoint.meta.get("val_top1"))
+        self._validated[path] = _ValidatedFile(signature, checkpoint.meta.get("val_top1"))
         return checkpoint
 
     def _reject(self, path: pathlib.Path, error: Exception) -> None:
+        """Renames a damaged file and queues a message.
+
+        A file that could not be read keeps its name, because the fault may be that of the disk.
+        """
         if not isinstance(error, DamagedCheckpointError):
-            self._notes.append(f"checkpoint passed over: {error}")
+            self._pending_messages.append(f"skipped a checkpoint: {error}")
             return
-        place = path.with_name(path.name + _DAMAGED)
+        new_path = path.with_name(path.name + _DAMAGED_SUFFIX)
         number = 1
-        while os.path.lexists(place):
+        while os.path.lexists(new_path):
             number += 1
-            place = path.with_name(f"{path.name}{_DAMAGED}-{number}")
+            new_path = path.with_name(f"{path.name}{_DAMAGED_SUFFIX}-{number}")
         try:
-            path.rename(place)
-        except OSError as problem:
-            self._notes.append(
-                f"checkpoint passed over: {error}; it cannot be renamed: {problem.strerror}"
+            path.rename(new_path)
+        except OSError as rename_error:
+            self._pending_messages.append(
+                f"skipped a checkpoint: {error}; it cannot be renamed: {rename_error.strerror}"
             )
         else:
-            self._notes.append(f"damaged checkpoint set aside as {place.name}: {error}")
+            self._pending_messages.append(
+                f"renamed a damaged checkpoint to {new_path.name}: {error}"
+            )
 
 
 def step_of(path: pathlib.Path) -> int:
@@ -343,14 +375,16 @@ def step_of(path: pathlib.Path) -> int:
     return int(path.stem.removeprefix("step-"))
 
 
-def _own_top1(path: pathlib.Path) -> float | None:
+def _read_top1(path: pathlib.Path) -> float | None:
+    """Returns the validation top-1 of a checkpoint, or None if it was not validated."""
     top1 = archive.read_meta(path).get("val_top1")
     return top1 if isinstance(top1, float) else None
 
 
 def _signature(path: pathlib.Path) -> tuple[int, ...]:
-    """Returns what changes when a file is written to or replaced; damage that leaves it equal is
-    found on reading.
+    """Returns values that change when a file is written to or replaced.
+
+    Damage that leaves them equal is found when the file is read.
     """
     status = path.stat()
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)

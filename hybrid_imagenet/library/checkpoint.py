@@ -115,7 +115,7 @@ class Checkpoint(keras.callbacks.Callback):
         store, meta, place = None, None, None
         with ranks.raise_on_all_ranks():
             if ranks.rank == 0:
-                store = CheckpointStore(self._directory, self._keep, report=_report)
+                store = CheckpointStore(self._directory, self._keep, log=_report)
                 self._lock()
                 meta, place = self._restore(store)
         meta, place = ranks.broadcast_object([meta, place])
@@ -149,7 +149,7 @@ class Checkpoint(keras.callbacks.Callback):
         assert self._saver is not None
         self._state.step += self._done
         self._state.finished_epochs = epoch + 1
-        self._state.closed_at, self._state.cursor = float(epoch + 1), Cursor(epoch + 1, 0)
+        self._state.recorded_at, self._state.cursor = float(epoch + 1), Cursor(epoch + 1, 0)
         self._saver.after_epoch(epoch + 1, (logs or {}).get("val_top1"))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -181,7 +181,7 @@ class Checkpoint(keras.callbacks.Callback):
         self, store: CheckpointStore
     ) -> tuple[dict[str, Any] | None, dict[str, int] | None]:
         """Returns the states of the run and of the order in the newest good checkpoint."""
-        found = store.newest_good()
+        found = store.latest_valid()
         if found is None:
             return None, None
         if self._order is not None and "order" not in found.meta:

@@ -33,7 +33,7 @@ from hybrid_imagenet.options import SPELLING, normalize_flag
 from hybrid_imagenet.resilience import interrupts
 
 if TYPE_CHECKING:
-    from hybrid_imagenet.checkpoints.pretrained import Trained
+    from hybrid_imagenet.checkpoints.pretrained import TrainedNetwork
 
 RUN_HELP = "the directory of a run"
 
@@ -205,7 +205,7 @@ def add_network_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def load_network(arguments: argparse.Namespace) -> Trained:
+def load_network(arguments: argparse.Namespace) -> TrainedNetwork:
     """Loads the network that the arguments of `add_network_arguments` describe.
 
     Raises:

@@ -24,7 +24,7 @@ from hybrid_imagenet.tools import command_line
 if TYPE_CHECKING:
     import argparse
 
-    from hybrid_imagenet.checkpoints.pretrained import Trained
+    from hybrid_imagenet.checkpoints.pretrained import TrainedNetwork
     from hybrid_imagenet.data.sources.source import Source
 
 _log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ def _check(arguments: argparse.Namespace) -> None:
     """Finds out before TensorFlow is loaded what listings and the checkpoint's description show;
     raises UserError.
     """
-    classes = store.look(arguments.checkpoint).meta.get("num_classes")
+    classes = store.find_checkpoint(arguments.checkpoint).meta.get("num_classes")
     found = DatasetRequest.from_flags(arguments, arguments.split, num_classes=classes).probe()
     if None not in (classes, found.num_classes) and classes != found.num_classes:
         raise UserError(
@@ -127,7 +127,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _evaluate(
     arguments: argparse.Namespace, communicator: comm.Communicator
-) -> tuple[dict[str, Any], Trained]:
+) -> tuple[dict[str, Any], TrainedNetwork]:
     # Imported late: TensorFlow starts with the threads that comm sets.
     import tensorflow as tf
 
@@ -171,7 +171,7 @@ def _evaluate(
     return {**values, "precision": precision}, network
 
 
-def _asked(arguments: argparse.Namespace, network: Trained) -> str:
+def _asked(arguments: argparse.Namespace, network: TrainedNetwork) -> str:
     """The precision asked for; `auto` is that of a run in float32, which every machine has.
 
     Others go by the machine: FP16 convolutions need a GPU, and BF16 pays on few processors.
@@ -183,21 +183,21 @@ def _asked(arguments: argparse.Namespace, network: Trained) -> str:
     )
 
 
-def _shared_network(arguments: argparse.Namespace, communicator: comm.Communicator) -> Trained:
+def _shared_network(arguments: argparse.Namespace, communicator: comm.Communicator) -> TrainedNetwork:
     """The network with its weights on rank 0, which alone reads the file, and without them
     elsewhere.
     """
-    from hybrid_imagenet.checkpoints.pretrained import Trained
+    from hybrid_imagenet.checkpoints.pretrained import TrainedNetwork
 
-    network: Trained | None = None
+    network: TrainedNetwork | None = None
     with communicator.raise_on_all_ranks():
         if communicator.rank == 0:
             network = command_line.load_network(arguments)
     description = communicator.broadcast_object(network.description() if network else None)
-    return network or Trained.from_description(description)
+    return network or TrainedNetwork.from_description(description)
 
 
-def _source(arguments: argparse.Namespace, network: Trained) -> Source:
+def _source(arguments: argparse.Namespace, network: TrainedNetwork) -> Source:
     classes = len(network.class_names)
     source = DatasetRequest.from_flags(arguments, arguments.split, num_classes=classes).open()
     if source.num_classes != classes:
@@ -218,7 +218,7 @@ def _source(arguments: argparse.Namespace, network: Trained) -> Source:
     return source
 
 
-def _line(network: Trained, results: dict[str, Any]) -> str:
+def _line(network: TrainedNetwork, results: dict[str, Any]) -> str:
     which = " (averaged weights)" if network.averaged else ""
     top5 = f"top-5 {100 * results['top5']:.3f} %, " if len(network.class_names) > 5 else ""
     dropped = f" ({results['dropped']} dropped)" if results["dropped"] else ""

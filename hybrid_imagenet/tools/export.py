@@ -16,7 +16,7 @@ from hybrid_imagenet.errors import UserError, did_you_mean
 from hybrid_imagenet.tools import command_line, export_checks
 
 if TYPE_CHECKING:
-    from hybrid_imagenet.checkpoints.pretrained import Trained
+    from hybrid_imagenet.checkpoints.pretrained import TrainedNetwork
     from hybrid_imagenet.tools.export_forms import Form
 
 TOLERANCE = 1e-4  # of the largest logit, or of 1 if that is larger
@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> None:
         near = did_you_mean(target_path.suffix, TITLES)
         raise UserError(f"--to={target_path}: the name must end in one of: {forms}{near}")
     # Before TensorFlow is loaded, which takes seconds.
-    export_checks.check_form(target_path.suffix, store.look(arguments.checkpoint).meta)
+    export_checks.check_form(target_path.suffix, store.find_checkpoint(arguments.checkpoint).meta)
     command_line.start_single_process("export")
     from hybrid_imagenet.tools import export_forms
 
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> None:
     )
 
 
-def export(network: Trained, form: Form, path: pathlib.Path) -> float:
+def export(network: TrainedNetwork, form: Form, path: pathlib.Path) -> float:
     """Writes a network, runs what was written, and compares the outputs on random images.
 
     The file has its name only once it has passed; before, it is a hidden file beside it.
@@ -113,7 +113,7 @@ def export(network: Trained, form: Form, path: pathlib.Path) -> float:
     return difference
 
 
-def _difference(network: Trained, form: Form, path: pathlib.Path) -> float:
+def _difference(network: TrainedNetwork, form: Form, path: pathlib.Path) -> float:
     from hybrid_imagenet.tools import export_forms
 
     original, written = export_forms.outputs(network), form.open(network, path)

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from hybrid_imagenet.checkpoints import pretrained
-from hybrid_imagenet.checkpoints.pretrained import Trained
+from hybrid_imagenet.checkpoints.pretrained import TrainedNetwork
 from hybrid_imagenet.data import device
 from hybrid_imagenet.errors import import_optional
 from hybrid_imagenet.models import torchvision
@@ -35,17 +35,17 @@ class Form:
         logits [b, classes].
     """
 
-    write: Callable[[Trained, pathlib.Path], None]
-    open: Callable[[Trained, pathlib.Path], Outputs]
+    write: Callable[[TrainedNetwork, pathlib.Path], None]
+    open: Callable[[TrainedNetwork, pathlib.Path], Outputs]
 
 
-def outputs(network: Trained) -> Outputs:
+def outputs(network: TrainedNetwork) -> Outputs:
     """The network itself, as a function from pixels of 0 to 255 to logits."""
     model = network.build()
     return lambda pixels: model(network.preprocess(pixels), training=False).numpy()
 
 
-def _rebuilt(network: Trained) -> keras.Model:
+def _rebuilt(network: TrainedNetwork) -> keras.Model:
     """Returns a network of Keras' own layers in FP32, whose files can be read without this package.
 
     It takes RGB pixels of 0 to 255, float32 [b, s, s, 3], to logits, float32 [b, classes]; its
@@ -104,28 +104,28 @@ def _clone(layer: keras.layers.Layer) -> keras.layers.Layer:
     return type(layer).from_config(layer.get_config())
 
 
-def _write_keras(network: Trained, path: pathlib.Path) -> None:
+def _write_keras(network: TrainedNetwork, path: pathlib.Path) -> None:
     _rebuilt(network).save(path)
 
 
-def _open_keras(_: Trained, path: pathlib.Path) -> Outputs:
+def _open_keras(_: TrainedNetwork, path: pathlib.Path) -> Outputs:
     model = keras.saving.load_model(path, compile=False)
     return lambda pixels: model(pixels, training=False).numpy()
 
 
-def _write_saved_model(network: Trained, path: pathlib.Path) -> None:
+def _write_saved_model(network: TrainedNetwork, path: pathlib.Path) -> None:
     try:
         _rebuilt(network).export(path, format="tf_saved_model", verbose=False)
     except tf.errors.OpError as error:
         raise OSError(error.message) from None
 
 
-def _open_saved_model(_: Trained, path: pathlib.Path) -> Outputs:
+def _open_saved_model(_: TrainedNetwork, path: pathlib.Path) -> Outputs:
     loaded = tf.saved_model.load(str(path))
     return lambda pixels: loaded.serve(pixels).numpy()
 
 
-def _write_onnx(network: Trained, path: pathlib.Path) -> None:
+def _write_onnx(network: TrainedNetwork, path: pathlib.Path) -> None:
     onnx = _onnx_module("onnx")
     _onnx_module("tf2onnx")
     signature = tf.TensorSpec(
@@ -148,7 +148,7 @@ def _write_onnx(network: Trained, path: pathlib.Path) -> None:
     onnx.save(model, path)
 
 
-def _onnx_properties(network: Trained) -> dict[str, str]:
+def _onnx_properties(network: TrainedNetwork) -> dict[str, str]:
     return {
         "class_names": json.dumps(network.class_names),
         "image_size": str(network.image_size),
@@ -157,7 +157,7 @@ def _onnx_properties(network: Trained) -> dict[str, str]:
     }
 
 
-def _open_onnx(_: Trained, path: pathlib.Path) -> Outputs:
+def _open_onnx(_: TrainedNetwork, path: pathlib.Path) -> Outputs:
     runtime = _onnx_module("onnxruntime")
     session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
     return lambda pixels: session.run(["logits"], {"image": pixels})[0]
@@ -169,14 +169,14 @@ def _onnx_module(name: str) -> Any:
     )
 
 
-def _write_torchvision(network: Trained, path: pathlib.Path) -> None:
+def _write_torchvision(network: TrainedNetwork, path: pathlib.Path) -> None:
     export_checks.check_torchvision_has(
         network.model, network.width, network.stem, network.blurpool, network.batch_norm_epsilon
     )
     torchvision.write(path, network.model, network.weights or {})
 
 
-def _open_torchvision(network: Trained, path: pathlib.Path) -> Outputs:
+def _open_torchvision(network: TrainedNetwork, path: pathlib.Path) -> Outputs:
     return outputs(dataclasses.replace(pretrained.load(path, print), image_size=network.image_size))
 
 

@@ -16,7 +16,7 @@ from hybrid_imagenet.errors import UserError, printable
 from hybrid_imagenet.tools import command_line
 
 if TYPE_CHECKING:
-    from hybrid_imagenet.checkpoints.pretrained import Trained
+    from hybrid_imagenet.checkpoints.pretrained import TrainedNetwork
 
 _BATCH = 32
 
@@ -40,7 +40,7 @@ def _parser() -> command_line.Parser:
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
     arguments = _parser().parse_args(argv)
-    store.look(arguments.checkpoint)  # before TensorFlow is loaded
+    store.find_checkpoint(arguments.checkpoint)  # before TensorFlow is loaded
     for path in arguments.images:
         _probed(path)
     command_line.start_single_process("predict")
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> None:
     )
 
 
-def probabilities(network: Trained, paths: Sequence[pathlib.Path]) -> Iterator[np.ndarray]:
+def probabilities(network: TrainedNetwork, paths: Sequence[pathlib.Path]) -> Iterator[np.ndarray]:
     """The probability of each class, float64 [classes], for each image file in turn.
 
     An image is prepared as for evaluation: the central square of `crop_fraction` of its shorter
@@ -86,7 +86,7 @@ def probabilities(network: Trained, paths: Sequence[pathlib.Path]) -> Iterator[n
         yield from exponentials / exponentials.sum(axis=1, keepdims=True)
 
 
-def _pixels(network: Trained, path: pathlib.Path) -> np.ndarray:
+def _pixels(network: TrainedNetwork, path: pathlib.Path) -> np.ndarray:
     """The part of an image file that the network looks at, uint8 [s, s, 3]."""
     import tensorflow as tf
 

@@ -47,9 +47,9 @@ class CheckpointSaver:
     begins_at: float = 0.0
 
     def __post_init__(self) -> None:
-        self._saved = (self.state.step, self.state.closed_at)
+        self._saved = (self.state.step, self.state.recorded_at)
         # The position at the last checkpoint that `every_epochs` asked for.
-        self._position = max(self.state.closed_at, self.begins_at)
+        self._position = max(self.state.recorded_at, self.begins_at)
         self._seconds = 0.0
 
     def after_step(self, position: float, *, asked: bool = False) -> None:
@@ -85,7 +85,7 @@ class CheckpointSaver:
         """Saves the state after the current step, unless it is saved already; `top1` is its
         validation accuracy.
         """
-        position = (self.state.step, self.state.closed_at)
+        position = (self.state.step, self.state.recorded_at)
         if self._saved == position:
             return
         self._saved = position

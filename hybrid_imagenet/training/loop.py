@@ -118,7 +118,7 @@ class Loop:
         """Returns whether the epoch record at the end is made; a checkpoint may lie between a step
         and its record.
         """
-        return self.state.closed_at >= min(
+        return self.state.recorded_at >= min(
             self._order.position(self.state.cursor), self._data.length.epochs
         )
 
@@ -175,7 +175,7 @@ class Loop:
         # before what is saved at the end of the epoch: that is where the next one begins
         self.step.sums.reset()
         self._meter.lap()
-        self.state.finished_epochs, self.state.closed_at = self.state.cursor.epoch, position
+        self.state.finished_epochs, self.state.recorded_at = self.state.cursor.epoch, position
         record["seconds"] = self.state.seconds
         self._trainer.epoch_ends(epoch, record)
         self._meter.restart(self.step.sums.read())

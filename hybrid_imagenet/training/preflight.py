@@ -177,7 +177,7 @@ def _check_disk(config: RunConfig, found: Findings) -> None:
     )
     state = run_dir.check_directory(path, resume=config.resume)
     found.checked.append(f"run directory: {path}, {state}")
-    checkpoint = store.newest(path / "checkpoints", store.check_run) if config.resume else None
+    checkpoint = store.find_latest(path / "checkpoints", store.check_run) if config.resume else None
     if checkpoint is not None:
         earlier = defaults.description(config)
         found.warnings.extend(_moved_by_batch(config, earlier))
@@ -196,7 +196,7 @@ def _check_disk(config: RunConfig, found: Findings) -> None:
 
 def _check_resumed(
     config: RunConfig,
-    checkpoint: store.Description,
+    checkpoint: store.CheckpointDescription,
     earlier: Mapping[str, Any],
     classes: int | None,
 ) -> None:
@@ -274,7 +274,7 @@ def _check_weights(config: RunConfig, found: Findings) -> None:
     they are built.
     """
     try:
-        weights = store.look(pathlib.Path(str(config.init_from)))
+        weights = store.find_checkpoint(pathlib.Path(str(config.init_from)))
     except UserError as error:
         raise UserError(f"--init_from={error}") from None
     before = {flag: weights.meta[key] for flag, key in _SHAPE.items() if key in weights.meta}

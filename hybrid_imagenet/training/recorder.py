@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hybrid_imagenet import __version__, files
-from hybrid_imagenet.checkpoints.archive import Checkpoint
+from hybrid_imagenet.checkpoints.archive import CheckpointArchive
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.config import Origin, RunConfig, derived, relative_step_advice
@@ -72,7 +72,7 @@ class Recording:
                 self._directory.path / "checkpoints",
                 config.keep_checkpoints,
                 keep_best=config.keep_best,
-                report=self.view.message,
+                log=self.view.message,
             )
             if config.tensorboard:
                 self._tensorboard = TensorBoard(
@@ -84,7 +84,7 @@ class Recording:
         if self._directory is not None:
             self.view.message(text)
 
-    def find_checkpoint(self) -> Checkpoint | None:
+    def find_checkpoint(self) -> CheckpointArchive | None:
         """Returns the newest good checkpoint on rank 0, if the run is to be resumed.
 
         Raises:
@@ -92,8 +92,8 @@ class Recording:
         """
         if self.store is None or self._directory is None or not self._config.resume:
             return None
-        checkpoint = self.store.newest_good()
-        if checkpoint is None and (self.store.paths() or self.store.set_aside()):
+        checkpoint = self.store.latest_valid()
+        if checkpoint is None and (self.store.paths() or self.store.damaged_paths()):
             raise UserError(
                 f"--run_dir={self._directory.path}: none of its checkpoints can be used; put a"
                 " sound one there under its name step-*.npz, or start a new run"
@@ -147,7 +147,7 @@ class Recording:
         }
         if not over:
             self._write_config(facts, state.seconds)
-        resume_from = (state.step, state.closed_at) if self._directory.resumed else None
+        resume_from = (state.step, state.recorded_at) if self._directory.resumed else None
         self.writer = jsonl.MetricsWriter(
             self._directory.path / "metrics.jsonl", resume_from=resume_from
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hybrid_imagenet.checkpoints.archive import Checkpoint
+from hybrid_imagenet.checkpoints.archive import CheckpointArchive
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.data.sources.source import Source, identity_difference
 from hybrid_imagenet.errors import SharedError, UserError
@@ -31,7 +31,7 @@ def check_ranks(communicator: Communicator, sources: Mapping[str, Source]) -> No
                 )
 
 
-def check_resumed(checkpoint: Checkpoint, sources: Mapping[str, Source]) -> None:
+def check_resumed(checkpoint: CheckpointArchive, sources: Mapping[str, Source]) -> None:
     """Compares what is read now with what the run has read, as its checkpoint tells.
 
     Raises:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hybrid_imagenet.checkpoints import run_state
-from hybrid_imagenet.checkpoints.archive import Checkpoint
-from hybrid_imagenet.checkpoints.run_state import check_position, restore_arrays
+from hybrid_imagenet.checkpoints.archive import CheckpointArchive
+from hybrid_imagenet.checkpoints.run_state import check_epoch_order, restore_arrays
 from hybrid_imagenet.config import derived, relative_step_advice
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models import factory
@@ -59,7 +59,7 @@ class Trainer:
             if checkpoint is not None:
                 same_data.check_resumed(checkpoint, parts.sources)
                 restore_arrays(checkpoint, parts.variables())
-                check_position(checkpoint, parts.data.order)
+                check_epoch_order(checkpoint, parts.data.order)
                 self._check_phase()
                 scale = parts.optimizer.loss_scale
                 if (
@@ -145,7 +145,7 @@ class Trainer:
         if self.parts.data.length.reached(state.cursor, state.step):
             return True
         return run_length.passed(
-            config.eval_every_epochs, config.eval_offset_epochs, state.closed_at, position
+            config.eval_every_epochs, config.eval_offset_epochs, state.recorded_at, position
         )
 
     def validate(self) -> dict[str, Any]:
@@ -280,13 +280,13 @@ class Trainer:
             "precision": parts.facts["precision"],
             "val_split": derived.validated_split(parts.config),
             "world_size": parts.communicator.size,
-            "order": run_state.described(parts.data.order),
+            "order": run_state.describe_order(parts.data.order),
             "data": {name: source.identity for name, source in parts.sources.items()},
             "epoch_sums": gather([sums.loss, sums.top1, sums.top5, sums.count]),
             "replaced": all_replaced(parts.data, parts.state.finished_epochs, gather),
         }
 
-    def _share_position(self, checkpoint: Checkpoint | None) -> None:
+    def _share_position(self, checkpoint: CheckpointArchive | None) -> None:
         """Gives every rank the restored position and sums; the variables follow."""
         parts = self.parts
         meta = parts.communicator.broadcast_object(checkpoint.meta if checkpoint else None)

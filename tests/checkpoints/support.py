@@ -1,4 +1,4 @@
-"""Descriptions of runs as checkpoints hold them."""
+"""Builds descriptions of runs as checkpoints store them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ARRAYS = {"a/weights": np.arange(60, dtype=np.float32).reshape(3, 20), "b": np.a
 
 
 def meta(step, top1=None, **changes):
-    """A description that a run of one rank can go on from, after so many steps."""
+    """Returns a description from which a run of one rank can continue after `step` steps."""
     epochs = step // 4
     state = RunState(
         Cursor(epochs, 0), step, images=8 * step, finished_epochs=epochs, seconds=0.5 * step

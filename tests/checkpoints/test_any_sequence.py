@@ -1,6 +1,6 @@
-"""Any sequence of saves, kills, damage and resumes leaves the newest good checkpoint restorable.
+"""Any sequence of saves, kills, damage and resumes leaves the latest valid checkpoint restorable.
 
-What is good is told here from the bytes: a file is good as long as it holds exactly what was once
+The test decides by bytes whether a file is valid: it must hold exactly the bytes that were once
 renamed to its name.
 """
 
@@ -33,11 +33,11 @@ EVENTS = st.one_of(
     st.tuples(st.just("plant"), st.integers(1, 9), st.sampled_from(["empty", "FIFO", "directory"])),
     st.tuples(st.just("resume")),
 )
-ENDLESS = 10**6  # operations
+UNLIMITED_OPERATIONS = 10**6
 
 
 class Killed(Exception):  # noqa: N818 - stands for SIGKILL
-    """The process ended here, and nothing of it runs any more."""
+    """Ends the simulated process; nothing of it runs any more."""
 
 
 class Run:
@@ -45,21 +45,22 @@ class Run:
 
     def __init__(self, folder):
         self.folder = folder
-        self.written = {}  # by name: the bytes that were renamed to it, and their top-1
-        self.step, self.top1 = 0, None
-        self.left = ENDLESS  # operations before the process ends
+        self.written = {}  # file name to (bytes that were renamed to it, top-1)
+        self.step = 0
+        self.top1 = None
+        self.operations_left = UNLIMITED_OPERATIONS  # before the process ends
         self.store = self.open()
 
     def open(self):
-        return CheckpointStore(self.folder, KEEP, keep_best=True, report=lambda line: None)
+        return CheckpointStore(self.folder, KEEP, keep_best=True, log=lambda line: None)
 
     def counted(self, original):
-        """The operation, after whose last use the process is dead."""
+        """Wraps an operation so that the process ends when no operations are left."""
 
         def operation(*arguments, **options):
-            if self.left <= 0:
+            if self.operations_left <= 0:
                 raise Killed
-            self.left -= 1
+            self.operations_left -= 1
             if original is REPLACE:
                 source, target = arguments
                 self.written[target.name] = (source.read_bytes(), self.top1)
@@ -67,29 +68,29 @@ class Run:
 
         return operation
 
-    def save(self, top1, operations=ENDLESS):
-        """Saves the next step, or is killed after so many operations; a run that was killed is
-        resumed.
-        """
-        self.step, self.top1, self.left = self.step + 1, top1, operations
+    def save(self, top1, operations=UNLIMITED_OPERATIONS):
+        """Saves the next step; if it is killed after some operations, it is resumed."""
+        self.step += 1
+        self.top1 = top1
+        self.operations_left = operations
         array = np.full(64, self.step, np.float32)
         try:
             self.store.save(self.step, {"w": array}, meta(self.step, top1))
             self.store.wait()
         except UserError:
-            assert self.left <= 0
+            assert self.operations_left <= 0
             self.resume()
-        self.left = ENDLESS
+        self.operations_left = UNLIMITED_OPERATIONS
 
     def resume(self):
-        self.left = ENDLESS
+        self.operations_left = UNLIMITED_OPERATIONS
         self.store = self.open()
-        good = self.good()
-        found = self.store.newest_good()
-        assert (found.path if found else None) == (good[0] if good else None)
-        self.step = found.meta["state"]["step"] if found else 0
-        if found:
-            assert found.arrays["w"].tolist() == [self.step] * 64
+        valid = self.valid()
+        checkpoint = self.store.latest_valid()
+        assert (checkpoint.path if checkpoint else None) == (valid[0] if valid else None)
+        self.step = checkpoint.meta["state"]["step"] if checkpoint else 0
+        if checkpoint:
+            assert checkpoint.arrays["w"].tolist() == [self.step] * 64
 
     def files(self):
         return sorted(
@@ -97,8 +98,8 @@ class Run:
             reverse=True,
         )
 
-    def good(self):
-        """The good files, newest first."""
+    def valid(self):
+        """Returns the valid files, latest first."""
         return [
             p
             for p in self.files()
@@ -106,14 +107,14 @@ class Run:
         ]
 
     def best(self, paths):
-        """The earliest of those with the highest top-1, as a list."""
+        """Returns the earliest file with the highest top-1, as a list."""
         scored = [p for p in reversed(paths) if self.written[p.name][1] is not None]
         return sorted(scored, key=lambda p: -self.written[p.name][1])[:1]
 
     def damaged(self):
-        """What the files hold that are not good, under whatever name; how many are no files."""
+        """Counts the contents of invalid files under any name, and entries that are not files."""
         others = [
-            p for p in self.folder.iterdir() if p not in self.good() and not p.name.startswith(".")
+            p for p in self.folder.iterdir() if p not in self.valid() and not p.name.startswith(".")
         ]
         return collections.Counter(p.read_bytes() if p.is_file() else "no file" for p in others)
 
@@ -134,9 +135,8 @@ class Run:
                 place = content.find(np.full(2, int(path.stem[-9:]), np.float32).tobytes())
                 content[min(max(place, 0) + how // 8, len(content) - 1)] ^= 1 << how % 8
             path.write_bytes(content)
-            later = (
-                path.stat().st_mtime + 1
-            )  # the clock of a file system is too coarse for this test
+            # The clock of the file system is too coarse for this test.
+            later = path.stat().st_mtime + 1
             os.utime(path, (later, later))
         elif not path.is_dir():
             path.unlink(missing_ok=True)
@@ -153,11 +153,12 @@ REPLACE, RENAME, UNLINK, SYNC = (
 
 @settings(max_examples=60, deadline=None)
 @given(events=st.lists(EVENTS, min_size=4, max_size=16))
-def test_the_newest_good_checkpoint_is_always_restored(events):
+def test_latest_valid_checkpoint_is_restored_after_any_events(events):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         run = Run(pathlib.Path(folder))
         for kind, *arguments in events:
-            before, damaged = run.good(), run.damaged()
+            before = run.valid()
+            damaged = run.damaged()
             if kind in ("cut", "flip", "replace", "plant"):
                 run.damage(kind, *arguments)
                 continue
@@ -170,12 +171,11 @@ def test_the_newest_good_checkpoint_is_always_restored(events):
                 ):
                     armed.setattr(owner, name, run.counted(original))
                 run.resume() if kind == "resume" else run.save(*arguments)
-            after = run.good()
+            after = run.valid()
             assert not damaged - run.damaged()
-            known = sorted(
-                {*after[:1], *before}, reverse=True
-            )  # with the new one, if its write came to an end
-            kept = {*known[:KEEP], *run.best(known)}
+            # This includes the new checkpoint, if its write was completed.
+            candidates = sorted({*after[:1], *before}, reverse=True)
+            kept = {*candidates[:KEEP], *run.best(candidates)}
             if kind == "save":
                 assert after[0].name == f"step-{run.step:09d}.npz"
                 assert set(after) == kept

@@ -21,13 +21,13 @@ def path(tmp_path):
 
 
 def rewrite(path, members, compression=zipfile.ZIP_STORED):
-    """Puts an archive of these members in the place of a checkpoint."""
+    """Replaces a checkpoint by an archive with these members."""
     with zipfile.ZipFile(path, "w", compression) as file:
         for name, content in members.items():
             file.writestr(name, content)
 
 
-def assert_whole(checkpoint):
+def assert_complete(checkpoint):
     assert checkpoint.meta == {**meta(5), "format": 1}
     assert checkpoint.arrays.keys() == ARRAYS.keys()
     for name, value in ARRAYS.items():
@@ -35,10 +35,10 @@ def assert_whole(checkpoint):
         assert checkpoint.arrays[name].dtype == value.dtype
 
 
-def test_what_is_written_is_read(path):
-    assert_whole(archive.read(path))
+def test_read_returns_what_write_stored(path):
+    assert_complete(archive.read(path))
     assert archive.read_meta(path)["state"] == meta(5)["state"]
-    assert archive.read(path, arrays=False).arrays == {}
+    assert archive.read(path, keep_arrays=False).arrays == {}
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
@@ -50,19 +50,19 @@ def test_what_is_written_is_read(path):
         np.array([True]),
         np.float16(1.5),
     ],
-    ids=["empty", "columns first", "truth values", "scalar"],
+    ids=["empty", "Fortran order", "booleans", "scalar"],
 )
-def test_arrays_of_every_kind(tmp_path, array):
+def test_write_and_read_keep_shape_and_type(tmp_path, array):
     archive.write(tmp_path / "a.npz", {"x": array}, meta(5))
     read = archive.read(tmp_path / "a.npz").arrays["x"]
     np.testing.assert_array_equal(read, array)
     assert (read.dtype, read.shape) == (np.asarray(array).dtype, np.asarray(array).shape)
 
 
-def test_any_single_change_is_noticed(path):
+def test_read_with_one_flipped_bit_raises_or_returns_equal_content(path):
     good = path.read_bytes()
     generator = random.Random(3)
-    noticed = 0
+    detected = 0
     for _ in range(300):
         place = generator.randrange(len(good))
         path.write_bytes(
@@ -71,14 +71,14 @@ def test_any_single_change_is_noticed(path):
         try:
             same = archive.read(path)
         except DamagedCheckpointError:
-            noticed += 1
+            detected += 1
             continue
-        assert_whole(same)  # a bit of a time stamp or another field that says nothing
-    assert noticed > 200
+        assert_complete(same)  # the bit was in an unused field, such as a time stamp
+    assert detected > 200
 
 
 @pytest.mark.parametrize("part", [0, 1, 10, 0.5, -1])
-def test_a_cut_file_is_damaged(path, part):
+def test_read_of_a_truncated_file_raises(path, part):
     content = path.read_bytes()
     path.write_bytes(content[: int(part * len(content)) if isinstance(part, float) else part])
     with pytest.raises(DamagedCheckpointError, match="step-000000005"):
@@ -86,9 +86,7 @@ def test_a_cut_file_is_damaged(path, part):
 
 
 def header(text: str) -> bytes:
-    """The beginning of an array file (format 1.0 of NumPy), with any text in the place of its
-    header.
-    """
+    """Returns the beginning of an array file (format 1.0 of NumPy) with this text as header."""
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
 
 
@@ -109,10 +107,8 @@ HUGE = "{'descr': '<f4', 'fortran_order': False, 'shape': (4000000000000, 1000),
         b"",
     ],
 )
-def test_no_header_of_an_array_asks_for_memory_or_ends_in_a_traceback(path, content):
-    """The checksums are right here: headers that were never good, or were damaged before they were
-    summed up.
-    """
+def test_read_of_an_invalid_array_header_raises_without_allocating(path, content):
+    """The checksums are right: these headers were invalid before the checksums were computed."""
     with zipfile.ZipFile(path) as file:
         members = {name: file.read(name) for name in file.namelist()}
     rewrite(path, members | {"array/b.npy": content})
@@ -120,20 +116,20 @@ def test_no_header_of_an_array_asks_for_memory_or_ends_in_a_traceback(path, cont
         archive.read(path)
 
 
-def test_compressed_members_are_refused_unread(path):
+def test_read_of_compressed_members_raises_before_decompression(path):
     rewrite(path, {"meta.npy": bytes(1 << 20)}, zipfile.ZIP_DEFLATED)
     with pytest.raises(DamagedCheckpointError, match="directory of members"):
         archive.read(path)
 
 
-def test_another_format_is_refused(path):
+def test_read_of_another_format_raises(path):
     archive.write(path, ARRAYS, {**meta(5), "format": 2})
     with pytest.raises(DamagedCheckpointError, match="format 2, this version reads 1"):
         archive.read(path)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["FIFO", "directory"])
-def test_what_is_no_file_is_told_at_once(path, make):
+def test_read_of_a_fifo_or_directory_raises_at_once(path, make):
     path.unlink()
     make(path)
     assert promptly(lambda: archive.read(path)) == f"{path}: not a regular file"
@@ -168,7 +164,7 @@ ONE = described({"format": 1, "arrays": ["a"]})
         {"../../escape.npy": array(np.array(1)), "meta.npy": EMPTY},
     ],
 )
-def test_archives_that_are_no_checkpoints(path, members):
+def test_read_of_archives_that_are_not_checkpoints_raises(path, members):
     rewrite(path, members)
     with pytest.raises(DamagedCheckpointError, match="step-000000005"):
         archive.read(path)

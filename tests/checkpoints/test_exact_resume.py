@@ -14,8 +14,8 @@ SHORT = (("at phase switch", 4),)
 LATE = ("before rename", 7)
 
 
-def long_form():
-    """Every kind of moment and random steps, ten in all, in the order of steps."""
+def all_moments():
+    """Returns every kind of moment and two random steps, ten in all, in the order of steps."""
     generator = random.Random(11)
     named = [
         ("in checkpoint", 2),
@@ -41,7 +41,7 @@ def assert_same_run(ours, expected):
 
 
 def kill_and_resume(pool, data, run_dir, moments, *flags):
-    """Every session is killed at its moment, but for the last one, on the ranks of a pool."""
+    """Kills each session at its moment; the last one runs to its end on the ranks of a pool."""
     flags = ("--checkpoint_every_steps=1", *flags)
     for session, (moment, step) in enumerate(moments):
         again = ["--resume"] if session else []
@@ -61,13 +61,15 @@ def test_a_killed_and_resumed_run_ends_like_an_undisturbed_one(
         pools[2], tiny_data, tmp_path / "killed", SHORT, "--tensorboard", *program.METHODS
     )
     assert_same_run(tmp_path / "killed", undisturbed[0])
-    shown = [(step, tag) for step, tag, *_ in events(tmp_path / "killed" / "tensorboard")]
-    assert len(shown) == len(set(shown)), "none that a kill undid"
+    scalars = [(step, tag) for step, tag, *_ in events(tmp_path / "killed" / "tensorboard")]
+    assert len(scalars) == len(set(scalars)), "an event was written again after a kill"
 
 
 @pytest.mark.slow
-def test_so_does_one_that_is_killed_at_any_moment(pools, tiny_data, tmp_path):
-    kill_and_resume(pools[2], tiny_data, tmp_path / "killed", long_form(), "--keep_checkpoints=3")
+def test_a_run_killed_at_every_kind_of_moment_ends_like_an_undisturbed_one(
+    pools, tiny_data, tmp_path
+):
+    kill_and_resume(pools[2], tiny_data, tmp_path / "killed", all_moments(), "--keep_checkpoints=3")
     done = program.train(2, tiny_data, tmp_path / "undisturbed", "--keep_checkpoints=3")
     assert done.returncode == 0, done.stdout + done.stderr
     assert_same_run(tmp_path / "killed", tmp_path / "undisturbed")

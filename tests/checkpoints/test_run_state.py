@@ -1,13 +1,19 @@
+import dataclasses
 import pathlib
 import types
 
 import numpy as np
 import pytest
 
-from hybrid_imagenet.checkpoints.archive import Checkpoint
-from hybrid_imagenet.checkpoints.run_state import check_position, described, restore_arrays
+from hybrid_imagenet.checkpoints.archive import CheckpointArchive
+from hybrid_imagenet.checkpoints.run_state import (
+    RunState,
+    check_epoch_order,
+    describe_order,
+    restore_arrays,
+)
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.order.sampling import SampleOrder
+from hybrid_imagenet.order.sampling import Cursor, SampleOrder
 from hybrid_imagenet.order.shard_order import ShardOrder
 from tests.checkpoints.support import meta
 
@@ -15,28 +21,28 @@ ORDER = SampleOrder(64, seed=3)
 
 
 def checkpoint(offset, order):
-    values = meta(5, order=described(order))
+    values = meta(5, order=describe_order(order))
     values["state"]["cursor"]["offset"] = offset
-    return Checkpoint(pathlib.Path("step-000000005.npz"), {}, values)
+    return CheckpointArchive(pathlib.Path("step-000000005.npz"), {}, values)
 
 
 @pytest.mark.parametrize(
-    ("now", "message"),
+    ("order", "message"),
     [
         (
             SampleOrder(64, seed=4),
-            "--seed=4: the run stands inside of epoch 2, whose order has --seed=3; resume with",
+            "--seed=4: the run was interrupted within epoch 2, which it began with --seed=3",
         ),
         (
             ShardOrder([32, 32], 2, seed=3),
-            "--shuffle_window=2: the run .* has --shuffle_window=0; resume with that",
+            "--shuffle_window=2: the run .* began with --shuffle_window=0. Resume with that",
         ),
     ],
 )
-def test_another_order_is_refused_inside_of_an_epoch_alone(now, message):
+def test_check_epoch_order_raises_for_another_order_only_within_an_epoch(order, message):
     with pytest.raises(UserError, match=message):
-        check_position(checkpoint(8, ORDER), now)
-    check_position(checkpoint(0, ORDER), now)
+        check_epoch_order(checkpoint(8, ORDER), order)
+    check_epoch_order(checkpoint(0, ORDER), order)
 
 
 class Variable(types.SimpleNamespace):
@@ -58,11 +64,11 @@ def variables(shapes):
     }
 
 
-def test_arrays_go_to_the_variables_of_their_names():
+def test_restore_arrays_assigns_each_array_to_the_variable_with_its_name():
     stored = {name: np.ones(shape) for name, shape in SHAPES.items()}
-    found = variables(SHAPES)
-    restore_arrays(Checkpoint(pathlib.Path("x.npz"), stored, {}), found)
-    assert all(variable.value is stored[name] for name, variable in found.items())
+    restored = variables(SHAPES)
+    restore_arrays(CheckpointArchive(pathlib.Path("x.npz"), stored, {}), restored)
+    assert all(variable.value is stored[name] for name, variable in restored.items())
 
 
 @pytest.mark.parametrize(
@@ -73,18 +79,30 @@ def test_arrays_go_to_the_variables_of_their_names():
             "layer stem has weights of 3 x 3 there, 5 x 5 here (it has 10 classes)",
         ),
         ({"model/0001/block/conv/kernel": None}, "the networks differ, first in layer block/conv"),
-        ({"optimizer/0001/sgd/v": (3, 3)}, "--optimizer=lars, or another --ema_decay"),
+        ({"optimizer/0001/sgd/v": (3, 3)}, "--optimizer=lars or another --ema_decay"),
     ],
 )
-def test_another_run_is_refused_by_a_sentence_that_names_the_layer(change, words):
+def test_restore_arrays_of_another_run_raises_with_the_name_of_the_layer(change, words):
     stored = {name: np.ones(shape) for name, shape in SHAPES.items()}
-    wanted = {name: shape for name, shape in (SHAPES | change).items() if shape is not None}
-    found = variables(wanted)
+    shapes = {name: shape for name, shape in (SHAPES | change).items() if shape is not None}
+    unchanged = variables(shapes)
     with pytest.raises(UserError) as caught:
         restore_arrays(
-            Checkpoint(pathlib.Path("x.npz"), stored, {"num_classes": 10, "optimizer": "lars"}),
-            found,
+            CheckpointArchive(
+                pathlib.Path("x.npz"), stored, {"num_classes": 10, "optimizer": "lars"}
+            ),
+            unchanged,
         )
     assert words in str(caught.value)
     assert "/0000/" not in str(caught.value) and "/0001/" not in str(caught.value)
-    assert all(variable.value is None for variable in found.values())
+    assert all(variable.value is None for variable in unchanged.values())
+
+
+def test_run_state_stores_recorded_at_under_its_first_name():
+    state = RunState(Cursor(2, 8), step=5, recorded_at=1.5, hyper={"momentum": 0.9}, stop="target")
+    values = state.to_dict()
+    assert values["closed_at"] == 1.5
+    assert not {"recorded_at", "stop"} & set(values)
+    restored = RunState()
+    restored.restore(values)
+    assert restored == dataclasses.replace(state, stop="")

@@ -139,7 +139,7 @@ def test_a_folder_of_checkpoints_is_for_one_run_at_a_time(tmp_path):
         fit()
     other.close()
     fit()
-    with pytest.raises(UserError, match=r"keeps other values, .*, or give another folder"):
+    with pytest.raises(UserError, match=r"has other variables, .*, or pass another folder"):
         saving.fit(
             saving.made(hi.DistributedOptimizer("adam")),
             2,

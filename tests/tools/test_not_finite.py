@@ -48,7 +48,7 @@ def test_weights_that_are_not_finite_are_an_error(program, value, folder, capsys
     assert PROGRAMS[program]() == EXIT_USAGE
     captured = capsys.readouterr()
     reason = (
-        "variables hold NaN or infinity, such as logits/kernel, so it cannot predict anything; give"
+        "variables hold NaN or infinity, such as logits/kernel, so it cannot predict anything. Pass"
         " an earlier"
     )
     assert captured.err.startswith("error: weights.npz: 1 of its ")

@@ -55,7 +55,7 @@ def test_epochs_that_are_validated():
     parts = types.SimpleNamespace(config=resolved, data=types.SimpleNamespace(length=length))
 
     def validated(epoch):
-        parts.state = RunState(Cursor(epoch, 0), closed_at=epoch - 1.0)
+        parts.state = RunState(Cursor(epoch, 0), recorded_at=epoch - 1.0)
         return Trainer(parts).validates(float(epoch))
 
     assert [epoch for epoch in range(1, 13) if validated(epoch)] == [5, 9, 12]

@@ -118,7 +118,7 @@ def test_checkpoints_are_saved_when_due_and_once(tmp_path):
             state.step += 1
             weights.assign([float(state.step)])
             callback.after_step(0.0, asked=state.step == 7)
-        state.finished_epochs = state.closed_at = epoch + 1
+        state.finished_epochs = state.recorded_at = epoch + 1
         callback.after_epoch(epoch + 1)
     callback.finish()
     # Every third step, by request at 7, after epoch 2 (step 8) and after the last epoch (step 12, a
@@ -144,7 +144,7 @@ def test_each_best_epoch_is_saved_and_the_best_of_them_kept(tmp_path):
     callback.finish()
     assert merged == [4, 12, 20, 24]  # the best so far after epochs 1 and 3, the fifth, the last
     assert [p.name for p in store.paths()] == ["step-000000024.npz", "step-000000012.npz"]
-    assert store.best_good().meta["val_top1"] == 0.6
+    assert store.best_valid().meta["val_top1"] == 0.6
     merged.clear()
     state.best_epoch, state.step = 7, 28
     saver(store, state, variable(0.0), merged, **options).after_epoch(7, 0.9)

@@ -36,7 +36,7 @@ def session(tmp_path, capsys):
             Cursor(start, 0),
             10 * start,
             finished_epochs=start,
-            closed_at=float(start),
+            recorded_at=float(start),
             seconds=5.0 * start,
         )
         state.best_top1, state.best_epoch = (0.7, 2) if start else (0.0, 0)

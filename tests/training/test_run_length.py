@@ -61,7 +61,7 @@ def test_a_run_that_stops_after_some_steps_goes_on_as_if_it_had_not(
     other = program.train_on(pools[2], tiny_data, run_dir, *HALVES, "--resume", "--seed=5")
     assert other.returncode == 2
     assert (
-        "--seed=5: the run stands inside of epoch 1, whose order has --seed=0; resume with that"
+        "--seed=5: the run was interrupted within epoch 1, which it began with --seed=0."
         in other.stderr
     )
     named = shutil.copytree(tiny_data, tmp_path / "named")

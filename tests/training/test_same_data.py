@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hybrid_imagenet import data
-from hybrid_imagenet.checkpoints.archive import Checkpoint
+from hybrid_imagenet.checkpoints.archive import CheckpointArchive
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.data.sources.wrappers import Subset
 from hybrid_imagenet.errors import EXIT_USAGE, SharedError, UserError
@@ -76,7 +76,7 @@ def test_the_rank_its_host_and_the_part_are_named(change, words, tmp_path):
 
 def test_a_run_is_not_resumed_on_other_data(tmp_path):
     source, (change, words) = data.open_source("folder", str(folder(tmp_path / "set"))), CHANGES[1]
-    checkpoint = Checkpoint(pathlib.Path("step-000000005.npz"), {}, {"data": told(source)})
+    checkpoint = CheckpointArchive(pathlib.Path("step-000000005.npz"), {}, {"data": told(source)})
     same_data.check_resumed(checkpoint, {"training": source})
     same_data.check_resumed(
         checkpoint, {"training": source, "tuning": source}

@@ -7,7 +7,7 @@ import pytest
 
 from hybrid_imagenet import config
 from hybrid_imagenet.checkpoints import archive
-from hybrid_imagenet.checkpoints.pretrained import Trained
+from hybrid_imagenet.checkpoints.pretrained import TrainedNetwork
 from hybrid_imagenet.data import device
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models import factory
@@ -29,7 +29,7 @@ def trained(tmp_path_factory):
     source = network(5, 1)
     weights = {v.path: v.numpy() for v in source.weights}
     names = tuple("abcde")
-    made = Trained("here", "resnet8", names, 16, 0.875, 1e-5, width=4, weights=weights)
+    made = TrainedNetwork("here", "resnet8", names, 16, 0.875, 1e-5, width=4, weights=weights)
     path = tmp_path_factory.mktemp("trained") / "source.npz"
     save(made, path)
     return made, path
@@ -125,7 +125,7 @@ def test_a_network_of_ones_own_trains_and_is_evaluated(tiny_data, tmp_path):
     assert names == {"first/kernel", "first/bias", "norm/gamma", "norm/beta", "norm/moving_mean",
                      "norm/moving_variance", "scores/kernel", "scores/bias"}  # fmt: skip
     assert dataclasses.replace(
-        Trained.from_description(
+        TrainedNetwork.from_description(
             {
                 "origin": "",
                 "model": "tests.training.own_networks:small",

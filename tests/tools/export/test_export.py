@@ -128,7 +128,7 @@ BLURRED = {"width": 4, "stem": "3x3_stride2", "blurpool": True}
 def test_other_networks_become_keras_own_layers(tmp_path, name, size, form, close):
     model = factory.create(name, 3, size, **form)
     weights = {variable.path: variable.numpy() for variable in model.weights}
-    made = pretrained.Trained(
+    made = pretrained.TrainedNetwork(
         "made", name, ("a", "b", "c"), size, 1.0, 1e-5, **form, weights=weights
     )
     images = pixels(2, size)
@@ -183,7 +183,7 @@ def test_the_best_of_a_run(tmp_path):
     ("arguments", "message"),
     [
         (["none.npz", "--to=x.onnx"], "none.npz: no such file or directory"),
-        (["damaged.npz", "--to=x.onnx"], "damaged.npz: not a checkpoint, or one that is cut short"),
+        (["damaged.npz", "--to=x.onnx"], "damaged.npz is not a checkpoint, or is truncated"),
         (["weights.npz", "--to=x.onnx", "--best"], "--best: weights.npz is a file"),
         (["meta.npz", "--to=x.onnx"], "does not describe a network"),
         (
