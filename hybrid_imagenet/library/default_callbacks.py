@@ -86,7 +86,7 @@ class MergeBatchNormStatistics(keras.callbacks.Callback):
         )
 
     def _merge(self) -> None:
-        ranks, found = process.communicator(), normalization.kept_statistics(self.model)
+        ranks, found = process.communicator(), normalization.trainable_statistics(self.model)
         known = [id(variable) for pair in found for variable in pair]
         if known != self._known:
             self._known, self._statistics = known, BatchNormStatistics(ranks, found)

@@ -35,7 +35,7 @@ class Builder:
       name).
       sync_allreduce: `(tensor, name) -> sum over ranks`; given, training statistics cover the
       batches of all ranks.
-      parts: equal parts of a training batch that are normalized each by itself.
+      virtual_gpus: equal parts of a training batch, each of which is normalized by itself.
       blurpool: blur before strides (see `layers.BlurPool`); ResNets only.
       initial_bias: score of every class at the start, before the weights of the classifier act.
     """
@@ -48,7 +48,7 @@ class Builder:
     batch_norm_epsilon: float = 1e-5
     seed: int = 0
     sync_allreduce: Callable[[tf.Tensor, str], tf.Tensor] | None = None
-    parts: int = 1
+    virtual_gpus: int = 1
     blurpool: bool = False
     initial_bias: float = 0.0
 
@@ -94,7 +94,7 @@ class Builder:
             momentum=self.batch_norm_momentum,
             epsilon=self.batch_norm_epsilon,
             allreduce=self.sync_allreduce,
-            parts=self.parts,
+            virtual_gpus=self.virtual_gpus,
             gamma_initializer=gamma,
             dtype=self.precision,
             name=name,

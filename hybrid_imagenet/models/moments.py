@@ -1,7 +1,10 @@
-"""Merges the mean and variance of equal parts of a population, through E[x^2] (Lu et al. §2.2.3).
+"""Converts between the variance and the second moment, to merge statistics of groups.
 
-mu = mean_i(mu_i) and sigma^2 = mean_i(E[x^2]_i) - mu^2 with E[x^2]_i = sigma_i^2 + mu_i^2. The mean
-of the parts' variances alone would omit the variance between their means.
+Mean and variance of a population that consists of equal groups i are (Lu et al. §2.2.3)
+
+    mu = mean_i(mu_i),   sigma^2 = mean_i(E[x^2]_i) - mu^2,   E[x^2]_i = sigma_i^2 + mu_i^2.
+
+The mean of the groups' variances would omit the variance between their means.
 """
 
 from __future__ import annotations
@@ -12,12 +15,22 @@ import numpy as np
 
 
 def second_moment(mean: Any, variance: Any, xp: Any = np) -> Any:
-    """E[x^2] from mean and biased variance; arrays, or tensors with `xp` tensorflow."""
+    """Returns E[x^2].
+
+    Args:
+      mean: E[x], an array or tensor of any shape.
+      variance: biased variance, of the same shape.
+      xp: module with the operations: numpy for arrays, tensorflow for tensors.
+    """
     return variance + xp.square(mean)
 
 
 def biased_variance(mean: Any, square: Any, xp: Any = np) -> Any:
-    """Biased variance from E[x] and E[x^2], clamped at 0; arrays, or tensors with `xp`
-    tensorflow.
+    """Returns the biased variance, clamped at 0, which rounding might cross.
+
+    Args:
+      mean: E[x], an array or tensor of any shape.
+      square: E[x^2], of the same shape.
+      xp: module with the operations: numpy for arrays, tensorflow for tensors.
     """
     return xp.maximum(square - xp.square(mean), 0.0)

@@ -1,5 +1,7 @@
-"""Batch normalization on TensorFlow's fused kernel, with FP32 statistics and the papers' ways of
-keeping them.
+"""Batch normalization on TensorFlow's fused kernel, with the statistics of the papers.
+
+Statistics are FP32 in every compute type. Normalization may cover a rank's batch, the batches of
+several ranks, or each virtual GPU's part of a batch.
 """
 
 from __future__ import annotations
@@ -18,51 +20,61 @@ import tensorflow as tf
 from hybrid_imagenet import private_api, xla
 from hybrid_imagenet.models import moments
 
-_waiting: contextvars.ContextVar[list[_Batch] | None] = contextvars.ContextVar(
-    "statistics_waiting", default=None
+_pending_updates: contextvars.ContextVar[list[_BatchStatistics] | None] = contextvars.ContextVar(
+    "pending_statistics_updates", default=None
 )
 
 
 @contextlib.contextmanager
-def statistics_together() -> Iterator[None]:
-    """Inside, training passes keep nothing; at the end the statistics of all layers are kept at
-    once.
+def deferred_statistics_update() -> Iterator[None]:
+    """Defers the updates of all layers' statistics to the end of the block.
 
-    On a GPU that is one compiled program, in place of a kernel or more to start for each layer.
+    There they are made together. On a GPU that is one compiled program, instead of at least one
+    kernel launch per layer.
     """
-    waiting: list[_Batch] = []
-    token = _waiting.set(waiting)
+    pending: list[_BatchStatistics] = []
+    token = _pending_updates.set(pending)
     try:
         yield
     finally:
-        _waiting.reset(token)
-    kinds = {(batch.layer.mode, batch.layer.momentum) for batch in waiting}
+        _pending_updates.reset(token)
+    kinds = {(batch.layer.mode, batch.layer.momentum) for batch in pending}
     for kind in sorted(kinds):
-        _keep([batch for batch in waiting if (batch.layer.mode, batch.layer.momentum) == kind])
+        _update_statistics(
+            [batch for batch in pending if (batch.layer.mode, batch.layer.momentum) == kind]
+        )
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
 class BatchNormalization(keras.layers.BatchNormalization):
-    """Normalizes each channel of [b, h, w, c]; input and output in the compute type, all statistics
-    in FP32.
+    """Normalizes each channel of [b, h, w, c]; the output has the compute type.
 
-    In training the batch's own mean and biased variance are used. `mode` says what is kept for
-    inference: `last` the statistics of this very batch (Lu et al. §2.2.3-1: no moving average),
-    `moving` their moving average `momentum * old + (1 - momentum) * batch`. `precise` keeps what
-    `last` keeps; the difference is that the caller runs further batches through frozen weights and
-    merges the statistics of all.
+    In training the batch's own mean and biased variance are used. `mode` says what is stored for
+    inference:
 
-    With `trainable` off, training uses and leaves alone the kept statistics.
+    * `last`: the statistics of this batch (Lu et al. §2.2.3-1, who use no moving average).
+    * `moving`: their moving average, `momentum * old + (1 - momentum) * batch`.
+    * `precise`: the same as `last`. The caller runs further batches through frozen weights and
+      merges the statistics of all of them.
 
-    With `allreduce`, `(tensor, name) -> sum over ranks`, mean and mean of squares cover the batches
-    of these ranks, all of them (Mikami et al.) or a group, and gradients pass through these sums.
-    The function is not part of the layer's configuration: a reloaded layer normalizes alone.
+    With `trainable` off, training uses the stored statistics and does not change them.
 
-    With `parts` above 1 a batch in training is that of `parts` GPUs (`--virtual_gpus`), one after
-    the other: each part is normalized by itself and has a moving average of its own. The kept
-    statistics are then those of all parts, merged as over ranks; how far each part's moving average
-    lies from them is in `apart`, FP32 [2, parts, c], until they are merged (`merge_parts`). Like
-    `allreduce` it is not part of the configuration.
+    Args:
+      mode: see above.
+      momentum: decay of the moving average.
+      epsilon: added to the variance.
+      allreduce: `(tensor, name) -> sum over ranks`. If set, mean and mean of squares cover the
+        batches of these ranks, which may be all (Mikami et al.) or a group, and gradients flow
+        through the sums. It is not part of the layer's configuration, so a reloaded layer
+        normalizes each rank's batch by itself.
+      virtual_gpus: number of virtual GPUs (--virtual_gpus) whose batches a training batch consists
+        of, one after the other. Each is normalized by itself and has its own moving average. The
+        stored statistics are merged over them. Not part of the configuration either.
+
+    Attributes:
+      deviations: distance of each virtual GPU's moving mean and moving variance from the stored
+        statistics, FP32 [2, virtual_gpus, c]; 0 after `merge_virtual_gpus`. None if there are no
+        such moving averages.
     """
 
     def __init__(
@@ -71,77 +83,79 @@ class BatchNormalization(keras.layers.BatchNormalization):
         momentum: float = 0.9,
         epsilon: float = 1e-5,
         allreduce: Callable[[tf.Tensor, str], tf.Tensor] | None = None,
-        parts: int = 1,
+        virtual_gpus: int = 1,
         **kwargs: Any,
     ) -> None:
-        """As keras.layers.BatchNormalization over the last axis."""
         super().__init__(momentum=momentum, epsilon=epsilon, **kwargs)
         self.mode = mode
         self.allreduce = allreduce
-        self.parts = parts
-        self.apart: tf.Variable | None = None
+        self.virtual_gpus = virtual_gpus
+        self.deviations: tf.Variable | None = None
 
     def build(self, input_shape: Any) -> None:
         super().build(input_shape)
-        if self.mode == "moving" and self.parts > 1:
+        if self.mode == "moving" and self.virtual_gpus > 1:
             with tf.init_scope():
-                self.apart = tf.Variable(
-                    tf.zeros([2, self.parts, input_shape[-1]]), trainable=False
+                self.deviations = tf.Variable(
+                    tf.zeros([2, self.virtual_gpus, input_shape[-1]]), trainable=False
                 )
 
     def call(self, inputs: tf.Tensor, training: bool | None = None, mask: Any = None) -> tf.Tensor:
-        """Normalizes [b, h, w, c]; in training also updates the kept statistics."""
+        """Normalizes [b, h, w, c]; training also updates the stored statistics."""
         if not training or not self.trainable:
-            return self._kernel(inputs, self.moving_mean, self.moving_variance, training=False)[0]
-        if self.parts > 1:
-            scale, offset = self.gamma.value, self.beta.value
-            outputs, means, variances = normalize_parts(
-                inputs, scale, offset, self.epsilon, self.parts
+            return self._fused_kernel(
+                inputs, self.moving_mean, self.moving_variance, training=False
+            )[0]
+        scale = self.gamma.value
+        offset = self.beta.value
+        if self.virtual_gpus > 1:
+            outputs, means, variances = normalize_per_virtual_gpu(
+                inputs, scale, offset, self.epsilon, self.virtual_gpus
             )
-            self._keep_parts(means, variances)
+            self._update_from_virtual_gpus(means, variances)
             return outputs
         if self.allreduce is None:
-            outputs, batch = self._normalized(inputs)
+            outputs, batch = self._normalize_batch(inputs)
         else:
             outputs, mean, variance = normalize_over_ranks(
-                inputs, self.gamma.value, self.beta.value, self.epsilon, self.allreduce, self.path
+                inputs, scale, offset, self.epsilon, self.allreduce, self.path
             )
-            batch = _Batch(self, mean, variance)
-        waiting = _waiting.get()
-        if waiting is not None:
-            waiting.append(batch)
+            batch = _BatchStatistics(self, mean, variance)
+        pending = _pending_updates.get()
+        if pending is None:
+            _update_statistics([batch])
         else:
-            _keep([batch])
+            pending.append(batch)
         return outputs
 
-    def _keep_parts(self, means: tf.Tensor, variances: tf.Tensor) -> None:
-        """Updates the kept statistics by those of the parts of a batch, FP32 [parts, c] each."""
-        if self.apart is not None:
-            old_means = self.moving_mean + self.apart[0]
-            old_variances = self.moving_variance + self.apart[1]
+    def _update_from_virtual_gpus(self, means: tf.Tensor, variances: tf.Tensor) -> None:
+        """Updates the stored statistics by those of a batch, each FP32 [virtual_gpus, c]."""
+        if self.deviations is not None:
+            old_means = self.moving_mean + self.deviations[0]
+            old_variances = self.moving_variance + self.deviations[1]
             means = self.momentum * old_means + (1.0 - self.momentum) * means
             variances = self.momentum * old_variances + (1.0 - self.momentum) * variances
-        mean, variance = merged(means, variances)
+        mean, variance = merge_statistics(means, variances)
         self.moving_mean.assign(mean)
         self.moving_variance.assign(variance)
-        if self.apart is not None:
-            self.apart.assign(tf.stack([means - mean, variances - variance]))
+        if self.deviations is not None:
+            self.deviations.assign(tf.stack([means - mean, variances - variance]))
 
-    def _normalized(self, inputs: tf.Tensor) -> tuple[tf.Tensor, _Batch]:
-        """Normalizes by the batch's statistics; returns outputs and statistics.
-
-        The kernel's own variance output has Bessel's correction n / (n - 1), which merging over
-        ranks must not see.
-        """
-        outputs, mean, corrected = self._kernel(inputs, tf.zeros([0]), tf.zeros([0]), training=True)
+    def _normalize_batch(self, inputs: tf.Tensor) -> tuple[tf.Tensor, _BatchStatistics]:
+        """Normalizes by the batch's statistics; returns outputs and statistics."""
+        outputs, mean, unbiased_variance = self._fused_kernel(
+            inputs, tf.zeros([0]), tf.zeros([0]), training=True
+        )
         if inputs.shape.is_fully_defined():
             count = np.float32(math.prod(inputs.shape[:3]))
         else:
             shape = tf.shape(inputs)
             count = tf.cast(shape[0] * shape[1] * shape[2], tf.float32)
-        return outputs, _Batch(self, mean, corrected, (count - 1) / count)
+        # The kernel returns the variance with Bessel's correction n / (n - 1). It must be undone,
+        # because statistics are merged over ranks by way of E[x^2].
+        return outputs, _BatchStatistics(self, mean, unbiased_variance, (count - 1) / count)
 
-    def _kernel(
+    def _fused_kernel(
         self, inputs: tf.Tensor, mean: Any, variance: Any, *, training: bool
     ) -> tuple[tf.Tensor, ...]:
         result = tf.raw_ops.FusedBatchNormV3(
@@ -158,102 +172,140 @@ class BatchNormalization(keras.layers.BatchNormalization):
         return result.y, result.batch_mean, result.batch_variance
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that rebuild the layer, without `allreduce` and `parts`."""
+        """Returns the arguments that rebuild the layer, without `allreduce`, `virtual_gpus`."""
         return super().get_config() | {"mode": self.mode}
 
 
 @dataclasses.dataclass(frozen=True)
-class _Batch:
-    """The statistics of a layer's batch, FP32 [c]: the biased variance is `variance` times `share`,
-    a scalar.
+class _BatchStatistics:
+    """Holds the statistics of a layer's batch.
+
+    Attributes:
+      layer: the layer.
+      mean: FP32 [c].
+      variance: FP32 [c]; biased, or unbiased if there is a factor.
+      bessel_factor: (n - 1) / n, a scalar by which `variance` becomes the biased variance; None if
+        it is already biased.
     """
 
     layer: BatchNormalization
     mean: tf.Tensor
     variance: tf.Tensor
-    share: Any = None
+    bessel_factor: Any = None
 
 
-def _keep(batches: Sequence[_Batch]) -> None:
-    """Updates the kept statistics of layers, of one mode and momentum, by those of their
-    batches.
-    """
+def _update_statistics(batches: Sequence[_BatchStatistics]) -> None:
+    """Updates the stored statistics of layers with the same mode and momentum."""
     layers = [batch.layer for batch in batches]
-    mode, momentum = layers[0].mode, layers[0].momentum
+    mode = layers[0].mode
+    momentum = layers[0].momentum
 
-    def kept(*values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        parts = (values[i : i + len(layers)] for i in range(0, len(values), len(layers)))
-        means, variances, *old = (list(part) for part in parts)
-        shares = [batch.share for batch in batches]
-        variances = [v if s is None else v * s for v, s in zip(variances, shares, strict=True)]
-        new = [_joined(means), _joined(variances)]
+    def update(
+        means: list[tf.Tensor],
+        variances: list[tf.Tensor],
+        old_means: list[tf.Tensor],
+        old_variances: list[tf.Tensor],
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        biased_variances = []
+        for batch, variance in zip(batches, variances, strict=True):
+            if batch.bessel_factor is None:
+                biased_variances.append(variance)
+            else:
+                biased_variances.append(variance * batch.bessel_factor)
+        new_mean = _concatenate(means)
+        new_variance = _concatenate(biased_variances)
         if mode == "moving":
-            new = [
-                momentum * _joined(a) + (1.0 - momentum) * b for a, b in zip(old, new, strict=True)
-            ]
-        return new[0], new[1]
+            new_mean = momentum * _concatenate(old_means) + (1.0 - momentum) * new_mean
+            new_variance = momentum * _concatenate(old_variances) + (1.0 - momentum) * new_variance
+        return new_mean, new_variance
 
-    pairs = [(layer.moving_mean, layer.moving_variance) for layer in layers]
-    old = [variable.value for column in zip(*pairs, strict=True) for variable in column]
-    found = [batch.mean for batch in batches] + [batch.variance for batch in batches]
-    run = xla.compile_on_gpu(kept) if len(layers) > 1 else kept
-    for column, joined in zip(zip(*pairs, strict=True), run(*found, *old), strict=True):
-        sizes = [variable.shape[0] for variable in column]
-        for variable, value in zip(
-            column, tf.split(joined, sizes) if len(sizes) > 1 else [joined], strict=True
-        ):
-            variable.assign(value)
+    # The vectors of all layers are concatenated inside one compiled program, so a GPU launches a
+    # few kernels instead of several per layer. A single layer has nothing to be fused with.
+    run = xla.compile_on_gpu(update) if len(layers) > 1 else update
+    mean, variance = run(
+        [batch.mean for batch in batches],
+        [batch.variance for batch in batches],
+        [layer.moving_mean.value for layer in layers],
+        [layer.moving_variance.value for layer in layers],
+    )
+    _assign_slices([layer.moving_mean for layer in layers], mean)
+    _assign_slices([layer.moving_variance for layer in layers], variance)
 
 
-def _joined(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
+def _concatenate(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.concat(vectors, 0) if len(vectors) > 1 else vectors[0]
 
 
-def merged(means: tf.Tensor, variances: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Mean and biased variance, [c], of equal parts, [parts, c]."""
-    mean, square = (
-        tf.reduce_mean(means, 0),
-        tf.reduce_mean(moments.second_moment(means, variances, tf), 0),
-    )
-    return mean, moments.biased_variance(mean, square, tf)
+def _assign_slices(variables: Sequence[keras.Variable], vector: tf.Tensor) -> None:
+    """Assigns the slices of a vector to the variables, in order."""
+    if len(variables) == 1:
+        variables[0].assign(vector)
+        return
+    sizes = [variable.shape[0] for variable in variables]
+    for variable, value in zip(variables, tf.split(vector, sizes), strict=True):
+        variable.assign(value)
 
 
-def merge_parts(model: keras.Model) -> None:
-    """Gives all parts of each layer's batch the kept statistics, from which their moving averages
-    continue.
+def merge_statistics(means: tf.Tensor, variances: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Merges the statistics of equal groups.
+
+    Args:
+      means: [groups, c].
+      variances: biased, [groups, c].
+
+    Returns:
+      Mean and biased variance over all groups, [c].
     """
-    for layer in layers_of(model):
-        if layer.apart is not None:
-            layer.apart.assign(tf.zeros_like(layer.apart))
+    mean = tf.reduce_mean(means, 0)
+    mean_square = tf.reduce_mean(moments.second_moment(means, variances, tf), 0)
+    return mean, moments.biased_variance(mean, mean_square, tf)
 
 
-def layers_of(model: keras.Model) -> list[BatchNormalization]:
-    """The batch normalization layers of a model, nested ones included, in the order of
-    construction.
+def merge_virtual_gpus(model: keras.Model) -> None:
+    """Lets all virtual GPUs continue their moving averages from the stored statistics."""
+    for layer in batch_norm_layers(model):
+        if layer.deviations is not None:
+            layer.deviations.assign(tf.zeros_like(layer.deviations))
+
+
+def batch_norm_layers(model: keras.Model) -> list[BatchNormalization]:
+    """Returns the layers of this module's class, nested ones included.
+
+    They are in the order of construction.
     """
-    return [layer for layer in _of_keras(model) if isinstance(layer, BatchNormalization)]
+    return [layer for layer in _keras_layers(model) if isinstance(layer, BatchNormalization)]
 
 
-def statistics(model: keras.Model) -> list[tuple[keras.Variable, keras.Variable]]:
-    """The (mean, biased variance) variables that inference uses, each FP32 [c], one pair per
-    layer.
+def inference_statistics(model: keras.Model) -> list[tuple[keras.Variable, keras.Variable]]:
+    """Returns the variables that inference uses in layers of this module's class.
+
+    Returns:
+      One pair (mean, biased variance) per layer, each FP32 [c].
     """
-    return [(layer.moving_mean, layer.moving_variance) for layer in layers_of(model)]
+    return [(layer.moving_mean, layer.moving_variance) for layer in batch_norm_layers(model)]
 
 
-def kept_statistics(model: keras.Model) -> list[tuple[keras.Variable, keras.Variable]]:
-    """As `statistics`, of any model: the layers of Keras's own class that training changes, the
-    frozen left out.
+def trainable_statistics(model: keras.Model) -> list[tuple[keras.Variable, keras.Variable]]:
+    """Returns the variables that training updates, in layers of Keras's class too.
+
+    Returns:
+      One pair (mean, variance) per layer that is not frozen, each FP32 [c].
     """
-    return [(x.moving_mean, x.moving_variance) for x in _of_keras(model) if x.trainable]
+    return [
+        (layer.moving_mean, layer.moving_variance)
+        for layer in _keras_layers(model)
+        if layer.trainable
+    ]
 
 
 @contextlib.contextmanager
-def statistics_of_one_batch(model: keras.Model) -> Iterator[None]:
-    """A training pass that is traced inside keeps its batch's statistics, where else their moving
-    average is kept.
+def without_moving_average(model: keras.Model) -> Iterator[None]:
+    """Sets the momentum of all layers to 0 inside the block.
+
+    A training pass that is traced inside stores the statistics of its batch instead of a moving
+    average.
     """
-    momenta = {layer: layer.momentum for layer in _of_keras(model)}
+    momenta = {layer: layer.momentum for layer in _keras_layers(model)}
     try:
         for layer in momenta:
             layer.momentum = 0.0
@@ -263,15 +315,15 @@ def statistics_of_one_batch(model: keras.Model) -> Iterator[None]:
             layer.momentum = momentum
 
 
-def _of_keras(model: keras.Model) -> list[keras.layers.BatchNormalization]:
+def _keras_layers(model: keras.Model) -> list[keras.layers.BatchNormalization]:
     return [
-        x
-        for x in private_api.flatten_layers(model, include_self=False)
-        if isinstance(x, keras.layers.BatchNormalization)
+        layer
+        for layer in private_api.flatten_layers(model, include_self=False)
+        if isinstance(layer, keras.layers.BatchNormalization)
     ]
 
 
-_AXES = [0, 1, 2]
+_BATCH_AND_PIXELS = [0, 1, 2]
 
 
 def normalize_over_ranks(
@@ -282,23 +334,23 @@ def normalize_over_ranks(
     allreduce: Callable[[tf.Tensor, str], tf.Tensor],
     name: str,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Normalizes [b, h, w, c] by mean and variance over the ranks of a group; their sizes may
-    differ.
+    """Normalizes by mean and variance over the ranks of a group, whose batch sizes may differ.
 
-    Forward, FP32 sums and sums of squares are summed over ranks in one reduction (Mikami et al.),
-    with the number of values behind them. The gradient is that of the sum of all ranks' losses, for
-    which dy and dy * xhat are summed in one more reduction.
+    Forward, one all-reduce sums means and means of squares, weighted by the number of values, and
+    these numbers (Mikami et al.). The gradient is that of the sum of all ranks' losses: backward,
+    one more all-reduce sums dy and dy * xhat.
 
-    Each rank takes its variance from the differences to its mean. Over ranks it is E[x^2] - E[x]^2
-    in FP32, so that one reduction suffices: its relative error is some 1e-7 (1 + mean^2 /
-    variance), 1e-4 where the mean is 30 standard deviations. `normalize_parts` has no such error.
+    Each rank computes its variance from the differences to its mean. Over ranks the variance is
+    E[x^2] - E[x]^2 in FP32, so that one all-reduce suffices. Its relative error is about
+    1e-7 (1 + mean^2 / variance), which is 1e-4 if the mean is 30 standard deviations.
+    `normalize_per_virtual_gpu` has no such error.
 
     Args:
-      inputs: activations in any float type.
+      inputs: activations [b, h, w, c] in any float type.
       scale: FP32 [c].
       offset: FP32 [c].
       epsilon: added to the variance.
-      allreduce: `(tensor, name) -> sum over ranks`, those of the group.
+      allreduce: `(tensor, name) -> sum over the ranks of the group`.
       name: unique per layer, the same on all ranks.
 
     Returns:
@@ -313,15 +365,18 @@ def normalize_over_ranks(
     @tf.custom_gradient
     def normalize(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple:
         count = tf.cast(tf.size(x) / tf.shape(x)[-1], tf.float32)
-        mean, square = mean_over_ranks(list(_moments(x)), count, "moments")
-        variance = moments.biased_variance(mean, square, tf)
-        inverse = tf.math.rsqrt(variance + epsilon)
-        outputs = _outputs(x, mean, inverse, gamma, beta)
+        mean, mean_square = mean_over_ranks(list(_local_moments(x)), count, "moments")
+        variance = moments.biased_variance(mean, mean_square, tf)
+        inverse_stddev = tf.math.rsqrt(variance + epsilon)
+        outputs = _scale_and_shift(x, mean, inverse_stddev, gamma, beta)
 
         def gradient(d_outputs: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            d_beta, d_gamma = _sums(d_outputs, x, mean, inverse)
-            means = mean_over_ranks([d_beta / count, d_gamma / count], count, "gradient_moments")
-            return _input_gradient(d_outputs, x, mean, inverse, gamma, *means), d_gamma, d_beta
+            d_beta, d_gamma = _parameter_gradients(d_outputs, x, mean, inverse_stddev)
+            dy_mean, product_mean = mean_over_ranks(
+                [d_beta / count, d_gamma / count], count, "gradient_moments"
+            )
+            dx = _input_gradient(d_outputs, x, mean, inverse_stddev, gamma, dy_mean, product_mean)
+            return dx, d_gamma, d_beta
 
         return (outputs, mean, variance), gradient
 
@@ -329,28 +384,29 @@ def normalize_over_ranks(
 
 
 @xla.compile_on_gpu
-def _moments(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Mean and second moment of this rank's values, FP32 [c]."""
-    wide = tf.cast(x, tf.float32)
-    mean = tf.reduce_mean(wide, _AXES)
-    return mean, moments.second_moment(mean, tf.reduce_mean(tf.square(wide - mean), _AXES), tf)
+def _local_moments(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns mean and second moment of this rank's values, FP32 [c]."""
+    x_fp32 = tf.cast(x, tf.float32)
+    mean = tf.reduce_mean(x_fp32, _BATCH_AND_PIXELS)
+    variance = tf.reduce_mean(tf.square(x_fp32 - mean), _BATCH_AND_PIXELS)
+    return mean, moments.second_moment(mean, variance, tf)
 
 
 @xla.compile_on_gpu
-def _outputs(
-    x: tf.Tensor, mean: tf.Tensor, inverse: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor
+def _scale_and_shift(
+    x: tf.Tensor, mean: tf.Tensor, inverse_stddev: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor
 ) -> tf.Tensor:
-    """The normalized values, scaled and shifted, in the type of x."""
-    return tf.cast((tf.cast(x, tf.float32) - mean) * (inverse * gamma) + beta, x.dtype)
+    """Returns the normalized values, scaled and shifted, in the type of x."""
+    return tf.cast((tf.cast(x, tf.float32) - mean) * (inverse_stddev * gamma) + beta, x.dtype)
 
 
 @xla.compile_on_gpu
-def _sums(
-    d_outputs: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, inverse: tf.Tensor
+def _parameter_gradients(
+    d_outputs: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, inverse_stddev: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """This rank's sums of dy and of dy * xhat, FP32 [c]."""
-    dy, normal = _wide(d_outputs, x, mean, inverse)
-    return tf.reduce_sum(dy, _AXES), tf.reduce_sum(dy * normal, _AXES)
+    """Returns this rank's gradients of offset and scale: sums of dy and dy * xhat, FP32 [c]."""
+    dy, xhat = _dy_and_xhat(d_outputs, x, mean, inverse_stddev)
+    return tf.reduce_sum(dy, _BATCH_AND_PIXELS), tf.reduce_sum(dy * xhat, _BATCH_AND_PIXELS)
 
 
 @xla.compile_on_gpu
@@ -358,44 +414,52 @@ def _input_gradient(
     d_outputs: tf.Tensor,
     x: tf.Tensor,
     mean: tf.Tensor,
-    inverse: tf.Tensor,
+    inverse_stddev: tf.Tensor,
     gamma: tf.Tensor,
     dy_mean: tf.Tensor,
     product_mean: tf.Tensor,
 ) -> tf.Tensor:
-    """The gradient of x, from the means over ranks of dy and of dy * xhat, in the type of x."""
-    dy, normal = _wide(d_outputs, x, mean, inverse)
-    return tf.cast((inverse * gamma) * (dy - dy_mean - normal * product_mean), x.dtype)
+    """Returns the gradient of x in its type, from the means of dy and dy * xhat over ranks."""
+    dy, xhat = _dy_and_xhat(d_outputs, x, mean, inverse_stddev)
+    return tf.cast((inverse_stddev * gamma) * (dy - dy_mean - xhat * product_mean), x.dtype)
 
 
-def _wide(
-    d_outputs: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, inverse: tf.Tensor
+def _dy_and_xhat(
+    d_outputs: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, inverse_stddev: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """dy and xhat in FP32."""
-    return tf.cast(d_outputs, tf.float32), (tf.cast(x, tf.float32) - mean) * inverse
+    """Returns the output gradient and the normalized values in FP32."""
+    return tf.cast(d_outputs, tf.float32), (tf.cast(x, tf.float32) - mean) * inverse_stddev
 
 
-def normalize_parts(
-    inputs: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, epsilon: float, parts: int
+def normalize_per_virtual_gpu(
+    inputs: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, epsilon: float, virtual_gpus: int
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Normalizes [parts * b, h, w, c] part by part; the parts are contiguous.
+    """Normalizes the contiguous parts of a batch, one per virtual GPU, each by itself.
 
-    Mean and variance are FP32, the variance from the differences to the mean. Forward and backward
-    pass are compiled by XLA, which makes each a few loops over memory whatever the number of parts.
+    Mean and variance are FP32; the variance is computed from the differences to the mean. XLA
+    compiles forward and backward pass, which makes each a few loops over memory for any number of
+    virtual GPUs.
 
-    Tensors and `epsilon` are those of `normalize_over_ranks`, but for means and variances, FP32
-    [parts, c].
+    Args:
+      inputs: activations [virtual_gpus * b, h, w, c] in any float type.
+      scale: FP32 [c].
+      offset: FP32 [c].
+      epsilon: added to the variance.
+      virtual_gpus: number of parts.
+
+    Returns:
+      Outputs in the type of the inputs, means and biased variances (FP32 [virtual_gpus, c]).
     """
     shape = tf.shape(inputs)
     channels = inputs.shape[-1]
 
     @tf.custom_gradient
     def normalize(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple:
-        flat = tf.reshape(x, [parts, -1, channels])
+        flat = tf.reshape(x, [virtual_gpus, -1, channels])
         outputs, mean, variance = _forward(flat, gamma, beta, epsilon)
 
         def gradient(d_outputs: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            dy = tf.reshape(d_outputs, [parts, -1, channels])
+            dy = tf.reshape(d_outputs, [virtual_gpus, -1, channels])
             dx, d_gamma, d_beta = _backward(flat, dy, gamma, mean, variance, epsilon)
             return tf.reshape(dx, shape), d_gamma, d_beta
 
@@ -408,11 +472,11 @@ def normalize_parts(
 def _forward(
     x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Outputs [parts, n, c], means and variances [parts, 1, c]."""
-    wide = tf.cast(x, tf.float32)
-    mean = tf.reduce_mean(wide, 1, keepdims=True)
-    variance = tf.reduce_mean(tf.square(wide - mean), 1, keepdims=True)
-    outputs = (wide - mean) * (tf.math.rsqrt(variance + epsilon) * gamma) + beta
+    """Returns outputs [virtual_gpus, n, c], means and variances [virtual_gpus, 1, c]."""
+    x_fp32 = tf.cast(x, tf.float32)
+    mean = tf.reduce_mean(x_fp32, 1, keepdims=True)
+    variance = tf.reduce_mean(tf.square(x_fp32 - mean), 1, keepdims=True)
+    outputs = (x_fp32 - mean) * (tf.math.rsqrt(variance + epsilon) * gamma) + beta
     return tf.cast(outputs, x.dtype), mean, variance
 
 
@@ -425,13 +489,17 @@ def _backward(
     variance: tf.Tensor,
     epsilon: float,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Gradients of the input [parts, n, c] and, summed over parts, of scale and offset [c]."""
-    wide = tf.cast(dy, tf.float32)
-    inverse = tf.math.rsqrt(variance + epsilon)
-    normal = (tf.cast(x, tf.float32) - mean) * inverse
-    dy_mean = tf.reduce_mean(wide, 1, keepdims=True)
-    product_mean = tf.reduce_mean(wide * normal, 1, keepdims=True)
-    dx = (inverse * gamma) * (wide - dy_mean - normal * product_mean)
+    """Returns the gradients of inputs, scale and offset.
+
+    The first is [virtual_gpus, n, c]; the others are summed over virtual GPUs, [c].
+    """
+    dy_fp32 = tf.cast(dy, tf.float32)
+    inverse_stddev = tf.math.rsqrt(variance + epsilon)
+    xhat = (tf.cast(x, tf.float32) - mean) * inverse_stddev
+    dy_mean = tf.reduce_mean(dy_fp32, 1, keepdims=True)
+    product_mean = tf.reduce_mean(dy_fp32 * xhat, 1, keepdims=True)
+    dx = (inverse_stddev * gamma) * (dy_fp32 - dy_mean - xhat * product_mean)
     count = tf.cast(tf.shape(x)[1], tf.float32)
     d_gamma = tf.reduce_sum(product_mean, [0, 1]) * count
-    return tf.cast(dx, x.dtype), d_gamma, tf.reduce_sum(dy_mean, [0, 1]) * count
+    d_beta = tf.reduce_sum(dy_mean, [0, 1]) * count
+    return tf.cast(dx, x.dtype), d_gamma, d_beta

@@ -109,7 +109,7 @@ def model(
         stem=config.stem,
         blurpool=config.blurpool,
         initial_bias=initial_bias(config.loss, num_classes),
-        parts=parts,
+        virtual_gpus=parts,
         sync_allreduce=sync,
     )
     warm_start.freeze(network, config.freeze)

@@ -69,7 +69,7 @@ class Parts:
         self.averaged: AveragedWeights | None = None  # of --ema_decay
         if self.optimizer.average is not None:
             pairs, measure = (
-                normalization.statistics(self.model),
+                normalization.inference_statistics(self.model),
                 self._statistics(precise=True).synchronize,
             )
             self.averaged = AveragedWeights(
@@ -117,7 +117,7 @@ class Parts:
         """Returns what merges statistics of normalization over ranks, if `precise` measured
         them.
         """
-        layers, collect = normalization.kept_statistics(self.model), None
+        layers, collect = normalization.trainable_statistics(self.model), None
         if precise:
             collect = PreciseStatistics(
                 self.step.forward,
@@ -126,5 +126,5 @@ class Parts:
                 self.state,
             ).collect
         return BatchNormStatistics(
-            self.communicator, layers, collect, lambda: normalization.merge_parts(self.model)
+            self.communicator, layers, collect, lambda: normalization.merge_virtual_gpus(self.model)
         )

@@ -164,7 +164,7 @@ class TrainStep:
         """Returns the logits in training mode, float32 [b, classes]; changes nothing but the
         statistics, to its own.
         """
-        with normalization.statistics_of_one_batch(self.model):
+        with normalization.without_moving_average(self.model):
             return self.model(self._preprocess(batch), training=True)
 
     def prepare_accumulation(self) -> None:
@@ -193,7 +193,7 @@ class TrainStep:
     ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
         with (
             kernels.cast_together(self._kernels) as cast,
-            normalization.statistics_together() if has_gpu() else contextlib.nullcontext(),
+            normalization.deferred_statistics_update() if has_gpu() else contextlib.nullcontext(),
             tf.GradientTape(watch_accessed_variables=False) as tape,
         ):
             sources = [cast.get(id(v), v.value) for v in self.model.trainable_variables]

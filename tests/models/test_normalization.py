@@ -10,12 +10,13 @@ from hybrid_imagenet.models.normalization import BatchNormalization, normalize_o
 from tests.references.moments_reference import merged
 
 EPSILON = 1e-3
-KEPT = ("moving_mean", "moving_variance")
+STATISTICS = ("moving_mean", "moving_variance")
 
 
 def reference(x, gamma, beta, dy, epsilon=EPSILON):
-    """Outputs, gradients, mean and biased variance in float64 (Ioffe and Szegedy 2015, the
-    equations of section 3).
+    """Returns outputs, gradients, mean and biased variance in float64.
+
+    The equations are those of section 3 of Ioffe and Szegedy (2015).
     """
     axes = (0, 1, 2)
     count = x[..., 0].size
@@ -63,54 +64,57 @@ def run(layer, x, dy, training=True):
     return y, tape.gradient(loss, [x, layer.gamma.value, layer.beta.value])
 
 
-@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("virtual_gpus", [1, 3])
 @pytest.mark.parametrize(
     ("policy", "tolerance"), [("float32", 1e-5), ("mixed_bfloat16", 0.03), ("mixed_float16", 0.005)]
 )
-def test_each_part_of_a_batch_is_normalized_as_a_batch_of_its_own(policy, tolerance, parts):
+def test_call_normalizes_each_virtual_gpus_part_as_a_batch(policy, tolerance, virtual_gpus):
     x, gamma, beta, dy = draw((6, 3, 5, 4))
-    layer = build(gamma, beta, dtype=policy, parts=parts)
+    layer = build(gamma, beta, dtype=policy, virtual_gpus=virtual_gpus)
     x = tf.cast(x, layer.compute_dtype).numpy().astype(np.float64)
     outputs, gradients = run(layer, x, dy)
-    slices = zip(np.split(x, parts), np.split(dy, parts), strict=True)
-    found = [reference(images, gamma, beta, slopes) for images, slopes in slices]
+    slices = zip(np.split(x, virtual_gpus), np.split(dy, virtual_gpus), strict=True)
+    expected = [reference(images, gamma, beta, slopes) for images, slopes in slices]
     assert outputs.dtype == layer.compute_dtype
     np.testing.assert_allclose(
         tf.cast(outputs, tf.float32),
-        np.concatenate([f[0] for f in found]),
+        np.concatenate([e[0] for e in expected]),
         rtol=tolerance,
         atol=tolerance,
     )
-    inputs, scales, offsets = zip(*(f[1] for f in found), strict=True)
+    inputs, scales, offsets = zip(*(e[1] for e in expected), strict=True)
     for actual, wanted in zip(
         gradients, (np.concatenate(inputs), sum(scales), sum(offsets)), strict=True
     ):
         np.testing.assert_allclose(
             tf.cast(actual, tf.float32), wanted, atol=tolerance * np.abs(wanted).max()
         )
-    mean, variance = merged([f[2] for f in found], [f[3] for f in found])
+    mean, variance = merged([e[2] for e in expected], [e[3] for e in expected])
     # The statistics are sums in FP32 whatever the compute type.
     np.testing.assert_allclose(layer.moving_mean.numpy(), mean, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(layer.moving_variance.numpy(), variance, rtol=1e-5)
 
 
-def test_each_part_has_a_moving_average_until_they_are_merged():
-    """Of three steps, merged after the second: as three layers of one part each, with their merged
-    moments.
+def test_each_virtual_gpu_has_a_moving_average_until_they_are_merged():
+    """One layer with two virtual GPUs gives the merged statistics of two layers with one each.
+
+    They are merged after the second of three steps.
     """
-    together = build(np.ones(6), np.zeros(6), mode="moving", momentum=0.75, parts=2)
+    together = build(np.ones(6), np.zeros(6), mode="moving", momentum=0.75, virtual_gpus=2)
     alone = [build(np.ones(6), np.zeros(6), mode="moving", momentum=0.75) for _ in range(2)]
     for step in range(3):
         x = draw((4, 3, 5, 6), seed=step)[0].astype(np.float32)
         together(x, training=True)
         for part, layer in enumerate(alone):
             layer(x[2 * part : 2 * part + 2], training=True)
-        means, variances = ([getattr(layer, name).numpy() for layer in alone] for name in KEPT)
+        means, variances = (
+            [getattr(layer, name).numpy() for layer in alone] for name in STATISTICS
+        )
         mean, variance = merged(means, variances)
         np.testing.assert_allclose(together.moving_mean.numpy(), mean, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(together.moving_variance.numpy(), variance, rtol=1e-5)
         if step == 1:
-            together.apart.assign(tf.zeros_like(together.apart))
+            together.deviations.assign(tf.zeros_like(together.deviations))
             for layer in alone:
                 layer.moving_mean.assign(mean)
                 layer.moving_variance.assign(variance)
@@ -140,7 +144,7 @@ def test_moving_average_of_biased_statistics():
     np.testing.assert_allclose(layer.moving_variance.numpy(), variance, rtol=1e-5)
 
 
-def test_inference_uses_the_kept_statistics_and_leaves_them():
+def test_inference_uses_the_stored_statistics_and_does_not_change_them():
     x, gamma, beta, dy = draw()
     layer = build(gamma, beta)
     layer.moving_mean.assign(np.full(6, 0.5))
@@ -154,39 +158,37 @@ def test_inference_uses_the_kept_statistics_and_leaves_them():
 
 def test_frozen_statistics_normalize_each_image_by_itself():
     model = factory.create("resnet8", 3, 32, width=8, zero_last_gamma=False)
-    layers = list(normalization.layers_of(model))
+    layers = list(normalization.batch_norm_layers(model))
     for layer in layers:
         layer.trainable = False
-    before = [m.numpy() for pair in normalization.statistics(model) for m in pair]
+    before = [m.numpy() for pair in normalization.inference_statistics(model) for m in pair]
     images = np.random.default_rng(0).normal(size=(4, 32, 32, 3)).astype(np.float32)
     together = model(images, training=True).numpy()
     halves = np.concatenate([model(images[:2], training=True), model(images[2:], training=True)])
     np.testing.assert_allclose(together, halves, rtol=1e-4, atol=1e-5)
-    after = [m.numpy() for pair in normalization.statistics(model) for m in pair]
+    after = [m.numpy() for pair in normalization.inference_statistics(model) for m in pair]
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
     for layer in layers:
         layer.trainable = True
     model(images, training=True)
-    assert not np.array_equal(normalization.statistics(model)[0][0].numpy(), before[0])
+    assert not np.array_equal(normalization.inference_statistics(model)[0][0].numpy(), before[0])
 
 
 class Ranks:
-    """Sums over threads that stand for ranks: call number k of `allreduce` meets call k of all the
-    others.
-    """
+    """Sums over threads that represent ranks; the k-th calls of all ranks belong together."""
 
     def __init__(self, size):
         self.size = size
         self.barrier = threading.Barrier(size, timeout=60)
-        self.parts = [None] * size
+        self.tensors = [None] * size
         self.names = [[] for _ in range(size)]
 
     def allreduce(self, rank):
         def summed(tensor, name):
             self.names[rank].append(name)
-            self.parts[rank] = tensor
+            self.tensors[rank] = tensor
             self.barrier.wait()
-            total = tf.add_n(self.parts)
+            total = tf.add_n(self.tensors)
             self.barrier.wait()
             return total
 
@@ -228,38 +230,38 @@ def test_synchronized_ranks_give_what_one_rank_gives_on_all_images(policy, toler
 
 
 @pytest.mark.parametrize("mean", [0.0, 3.0, 30.0])
-def test_the_variance_over_ranks_is_within_its_bound_where_the_mean_is_large(mean):
+def test_variance_over_ranks_with_a_large_mean_is_within_its_error_bound(mean):
     x = np.random.default_rng(2).normal(mean, 1.0, (64, 8, 8, 4))
     _, _, variance = normalize_over_ranks(
         tf.cast(x, tf.float32), tf.ones([4]), tf.zeros([4]), 0.0, lambda tensor, name: tensor, "bn"
     )
     error = np.abs(variance / x.var((0, 1, 2)) - 1).max()
-    assert error < 1e-6 + 2e-7 * (
-        1 + mean**2
-    )  # the sums of the values themselves, then the difference over ranks
+    # The first term is for the sums of the values, the second for E[x^2] - E[x]^2 over ranks.
+    assert error < 1e-6 + 2e-7 * (1 + mean**2)
 
 
 @pytest.mark.parametrize("mode", ["last", "moving"])
-def test_statistics_that_are_kept_together_are_those_of_each_layer(mode):
+def test_deferred_statistics_update_gives_the_statistics_of_separate_updates(mode):
     def layers_and_images():
-        made = []
+        layers = []
         for seed, channels in enumerate((6, 16, 3)):
             x, gamma, beta, _ = draw((4, 3, 5, channels), seed)
-            made.append((build(gamma, beta, mode=mode), tf.constant(x, tf.float32)))
-        return made
+            layers.append((build(gamma, beta, mode=mode), tf.constant(x, tf.float32)))
+        return layers
 
-    def kept(layers):
-        return [getattr(layer, name).numpy() for layer, _ in layers for name in KEPT]
+    def stored(layers):
+        return [getattr(layer, name).numpy() for layer, _ in layers for name in STATISTICS]
 
-    one_by_one, together = layers_and_images(), layers_and_images()
+    one_by_one = layers_and_images()
+    together = layers_and_images()
     for _ in range(2):
         for layer, images in one_by_one:
             layer(images, training=True)
-        before = kept(together)
-        with normalization.statistics_together():
+        before = stored(together)
+        with normalization.deferred_statistics_update():
             for layer, images in together:
                 layer(images, training=True)
-            for value, old in zip(kept(together), before, strict=True):
+            for value, old in zip(stored(together), before, strict=True):
                 np.testing.assert_array_equal(value, old)
-        for value, expected in zip(kept(together), kept(one_by_one), strict=True):
+        for value, expected in zip(stored(together), stored(one_by_one), strict=True):
             np.testing.assert_array_equal(value, expected)

@@ -23,7 +23,7 @@ def four_steps(micro: int) -> list:
     from hybrid_imagenet.training.step import TrainStep
 
     model = factory.create("resnet10", 5, 32, zero_last_gamma=False, seed=3)
-    for layer in normalization.layers_of(model):
+    for layer in normalization.batch_norm_layers(model):
         layer.trainable = False
     inner = optimizers.create("hybrid", learning_rate=0.05, momentum=0.9)
     inner.set_kinds(classify(model))

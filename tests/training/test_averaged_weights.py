@@ -27,7 +27,7 @@ def parts(request):
     x = keras.layers.Conv2D(5, 1, use_bias=False, name="conv")(image)
     if mode != "Keras's own":
         layer = normalization.BatchNormalization(
-            mode=mode, parts=2 if "GPUs" in request.param else 1
+            mode=mode, virtual_gpus=2 if "GPUs" in request.param else 1
         )
     else:
         layer = keras.layers.BatchNormalization()
@@ -37,7 +37,7 @@ def parts(request):
     average.build(model.trainable_variables)
     for weight, value in zip(model.trainable_variables, average.variables.values(), strict=True):
         value.assign(2.0 * weight.value + 0.1)
-    pairs, calls = normalization.kept_statistics(model), []
+    pairs, calls = normalization.trainable_statistics(model), []
 
     def batches():
         calls.append(len(calls))
@@ -64,7 +64,7 @@ def test_validation_sees_the_averages_with_statistics_of_their_own_and_leaves_no
         assert [v.path for v in model.trainable_variables] == list(averages)[:3]
         for variable in model.trainable_variables:
             np.testing.assert_array_equal(variable.numpy(), averages[variable.path])
-        mean, variance = normalization.kept_statistics(model)[0]
+        mean, variance = normalization.trainable_statistics(model)[0]
         outputs = np.concatenate([b @ kernel[0, 0] for b in BATCHES])
         for channel in range(5):
             parts_of = [part[..., channel].ravel().tolist() for part in np.split(outputs, 3)]
