@@ -1,5 +1,5 @@
-"""ResNet and AlexNet with batch normalization, as Keras models; `factory.create` builds one by
-name.
+"""ResNet and AlexNet with batch normalization, as Keras models.
 
-This file imports nothing, so that `depths` and `moments` can be used without TensorFlow.
+`factory.create` builds a network by name. This file imports nothing, so that `depths` and `moments`
+can be used without TensorFlow.
 """

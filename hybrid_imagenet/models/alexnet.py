@@ -1,4 +1,4 @@
-"""AlexNet with batch normalization, as Jia et al. train it."""
+"""Builds AlexNet with batch normalization, as Jia et al. train it."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ import keras
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models.blocks import Builder, convolution_initializer, layer_seed
 
-MINIMUM_SIZE = 63  # below it pool5 would have no output
-_DROPOUT = 0.5
-_HIDDEN = 4096
+# Smaller images would leave pool5 without output.
+_MIN_IMAGE_SIZE = 63
+_DROPOUT_RATE = 0.5
+_HIDDEN_UNITS = 4096
 
 
 def build(builder: Builder, num_classes: int, image_size: int | None) -> keras.Model:
-    """AlexNet-BN: [b, image_size, image_size, 3] to logits [b, num_classes].
+    """Builds AlexNet-BN, from [b, image_size, image_size, 3] to logits [b, num_classes].
 
-    The five convolutions of Krizhevsky et al. (2012) without groups, batch normalization in place
-    of local response normalization after each, and one more after pool5 (Jia et al., who print no
-    table of layers: the widths are the original's).
+    It has the five convolutions of Krizhevsky et al. (2012) without groups. Batch normalization
+    replaces local response normalization after each of them, and follows pool5 too (Jia et al.).
+    Jia et al. print no table of layers, so the widths are those of the original.
 
     Raises:
       UserError: if the image is too small for the three poolings.
     """
-    if image_size is None or image_size < MINIMUM_SIZE:
+    if image_size is None or image_size < _MIN_IMAGE_SIZE:
         raise UserError(
-            f"--image_size={image_size}: alexnet_bn needs at least {MINIMUM_SIZE} pixels"
+            f"--image_size={image_size}: alexnet_bn needs at least {_MIN_IMAGE_SIZE} pixels."
         )
     image = builder.images(image_size)
     x = builder.conv_norm_relu(image, 96, 11, stride=4, pad=2, name="stage1")
@@ -47,7 +48,7 @@ def _pool(builder: Builder, x: keras.KerasTensor, name: str) -> keras.KerasTenso
 
 def _hidden(builder: Builder, x: keras.KerasTensor, name: str) -> keras.KerasTensor:
     x = keras.layers.Dense(
-        _HIDDEN,
+        _HIDDEN_UNITS,
         activation="relu",
         kernel_initializer=convolution_initializer(builder.initializer, builder.seed, name),
         dtype=builder.precision,
@@ -55,5 +56,5 @@ def _hidden(builder: Builder, x: keras.KerasTensor, name: str) -> keras.KerasTen
     )(x)
     seed = layer_seed(builder.seed, f"{name}_dropout")
     return keras.layers.Dropout(
-        _DROPOUT, seed=seed, dtype=builder.precision, name=f"{name}_dropout"
+        _DROPOUT_RATE, seed=seed, dtype=builder.precision, name=f"{name}_dropout"
     )(x)

@@ -1,6 +1,4 @@
-"""Builds the layers of the networks with the settings they share, each with initial weights of its
-own stream.
-"""
+"""Builds the layers of the networks with their common settings."""
 
 from __future__ import annotations
 
@@ -14,10 +12,9 @@ import tensorflow as tf
 from hybrid_imagenet.models.layers import BlurPool, Conv2D
 from hybrid_imagenet.models.normalization import BatchNormalization
 
-_COLOURS = 3
-_STDDEV = (
-    0.01  # of the classifier: Goyal et al. §5.1; the other papers say nothing about the classifier
-)
+_IMAGE_CHANNELS = 3
+# Goyal et al. §5.1. The other papers say nothing about the classifier.
+_CLASSIFIER_STDDEV = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,17 +24,17 @@ class Builder:
     Attributes:
       precision: `float32`, `mixed_float16` or `mixed_bfloat16`. Variables are FP32 in all three.
       initializer: see `convolution_initializer`.
-      zero_last_gamma: start the last BN scale of each residual block at 0 (Lu et al. §2.2.3).
+      zero_last_gamma: whether the last normalization scale of each residual block starts at 0 (Lu
+        et al. §2.2.3) instead of 1.
       batch_norm: `last`, `moving` or `precise` (see `normalization.BatchNormalization`).
       batch_norm_momentum: decay of the moving average.
       batch_norm_epsilon: added to the variance.
-      seed: of the initial weights; each layer draws from its own stream, derived from (seed, layer
-      name).
-      sync_allreduce: `(tensor, name) -> sum over ranks`; given, training statistics cover the
-      batches of all ranks.
+      seed: seed of the initial weights. Each layer draws from its own stream (see `layer_seed`).
+      sync_allreduce: `(tensor, name) -> sum over ranks`. If set, training normalizes over the
+        batches of these ranks.
       virtual_gpus: equal parts of a training batch, each of which is normalized by itself.
-      blurpool: blur before strides (see `layers.BlurPool`); ResNets only.
-      initial_bias: score of every class at the start, before the weights of the classifier act.
+      blurpool: whether to blur before strides (see `layers.BlurPool`); only for ResNets.
+      initial_bias: initial score of every class, before the classifier's weights act.
     """
 
     precision: str = "float32"
@@ -53,9 +50,9 @@ class Builder:
     initial_bias: float = 0.0
 
     def images(self, size: int | None) -> keras.KerasTensor:
-        """The input: [b, size, size, 3] in the compute type; None leaves the size open."""
-        compute = keras.DTypePolicy(self.precision).compute_dtype
-        return keras.Input((size, size, 3), dtype=compute, name="image")
+        """Returns the input, [b, size, size, 3] in the compute type; None accepts any size."""
+        compute_dtype = keras.DTypePolicy(self.precision).compute_dtype
+        return keras.Input((size, size, _IMAGE_CHANNELS), dtype=compute_dtype, name="image")
 
     def conv(
         self,
@@ -67,14 +64,25 @@ class Builder:
         pad: int | None = None,
         name: str,
     ) -> keras.KerasTensor:
-        """A convolution without bias, padded by half its kernel unless `pad` says otherwise.
+        """Adds a convolution without bias.
 
-        With `blurpool` a stride follows a blur, but for the image itself. A 1x1 convolution leaves
-        the stride to it.
+        With `blurpool`, a blur precedes every stride except that on the image itself. A strided 1x1
+        convolution leaves the stride to the blur.
+
+        Args:
+          x: [b, h, w, c].
+          filters: output channels.
+          kernel: side of the kernel in pixels.
+          stride: pixels.
+          pad: pixels of zeros on each side; None for half the kernel.
+          name: name of the layer.
         """
-        if self.blurpool and stride > 1 and x.shape[-1] > _COLOURS:
-            x = BlurPool(stride if kernel == 1 else 1, dtype=self.precision, name=f"{name}_blur")(x)
-            stride = 1 if kernel == 1 else stride
+        if self.blurpool and stride > 1 and x.shape[-1] > _IMAGE_CHANNELS:
+            blur_stride = 1
+            if kernel == 1:
+                blur_stride = stride
+                stride = 1
+            x = BlurPool(blur_stride, dtype=self.precision, name=f"{name}_blur")(x)
         return Conv2D(
             filters,
             kernel,
@@ -87,7 +95,7 @@ class Builder:
         )(x)
 
     def norm(self, x: keras.KerasTensor, *, name: str, last: bool = False) -> keras.KerasTensor:
-        """Batch normalization; `last` marks the last one of a residual block."""
+        """Adds batch normalization; `last` marks the last one of a residual block."""
         gamma = "zeros" if last and self.zero_last_gamma else "ones"
         return BatchNormalization(
             mode=self.batch_norm,
@@ -101,7 +109,7 @@ class Builder:
         )(x)
 
     def relu(self, x: keras.KerasTensor, *, name: str) -> keras.KerasTensor:
-        """max(x, 0)."""
+        """Adds max(x, 0)."""
         return keras.layers.ReLU(dtype=self.precision, name=name)(x)
 
     def conv_norm_relu(
@@ -114,17 +122,20 @@ class Builder:
         pad: int | None = None,
         name: str,
     ) -> keras.KerasTensor:
+        """Adds `conv`, `norm` and `relu`."""
         x = self.conv(x, filters, kernel, stride=stride, pad=pad, name=f"{name}_conv")
-        return self.relu(self.norm(x, name=f"{name}_bn"), name=f"{name}_relu")
+        x = self.norm(x, name=f"{name}_bn")
+        return self.relu(x, name=f"{name}_relu")
 
     def logits(self, x: keras.KerasTensor, num_classes: int) -> keras.KerasTensor:
-        """The classifier on [b, c]: FP32 throughout, so that softmax and loss see full
-        precision.
+        """Adds the classifier on [b, c].
+
+        It is FP32 in every precision, so that softmax and loss do not lose accuracy.
         """
         return keras.layers.Dense(
             num_classes,
             kernel_initializer=keras.initializers.RandomNormal(
-                0.0, _STDDEV, seed=layer_seed(self.seed, "logits")
+                0.0, _CLASSIFIER_STDDEV, seed=layer_seed(self.seed, "logits")
             ),
             bias_initializer=keras.initializers.Constant(self.initial_bias),
             dtype="float32",
@@ -133,18 +144,23 @@ class Builder:
 
 
 def layer_seed(seed: int, layer: str) -> int:
-    """A 31-bit seed that depends on the run's seed and the layer's name only, not on the order of
-    construction.
+    """Returns a 31-bit seed that depends only on the run's seed and the layer's name.
+
+    So the weights of a layer do not change if another layer is added before it.
     """
     digest = hashlib.blake2b(f"{seed}/{layer}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") & 0x7FFFFFFF
 
 
 def convolution_initializer(kind: str, seed: int, layer: str) -> keras.initializers.Initializer:
-    """The initializer of a convolution kernel (Lu et al. §2.2.3 and Table 3.5).
+    """Returns the initializer of a convolution kernel (Lu et al. §2.2.3 and Table 3.5).
 
-    `kaiming` is N(0, 2 / fan_in), not truncated (He et al. 2015); `xavier` is uniform with variance
-    2 / (fan_in + fan_out) (Glorot and Bengio 2010); `gaussian` is N(0, 1) as Lu et al. print it.
+    Args:
+      kind: `kaiming` for N(0, 2 / fan_in), not truncated (He et al. 2015); `xavier` for a uniform
+        distribution with variance 2 / (fan_in + fan_out) (Glorot and Bengio 2010); `gaussian` for
+        N(0, 1), as Lu et al. print it.
+      seed: seed of the run.
+      layer: name of the layer.
     """
     stream = layer_seed(seed, layer)
     if kind == "kaiming":

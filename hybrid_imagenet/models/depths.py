@@ -1,4 +1,8 @@
-"""Number of blocks in each stage of a residual network (He et al. 2015, table 1)."""
+"""Lists the residual networks and the number of blocks in each of their stages.
+
+Reference:
+  He et al. 2015, table 1.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,12 @@ DEPTHS = {
 }
 """Residual blocks by stage.
 
-resnet10, one basic block per stage, is not in the paper: it is for comparisons on small images.
-resnet8 is the paper's smallest network for CIFAR-10 (4.2, n = 1) where its stem is 3x3 and its
-width 16.
+resnet10, with one basic block per stage, is not in the paper. It is for comparisons on small
+images. With a 3x3 stem and a width of 16, resnet8 is the paper's smallest network for CIFAR-10
+(section 4.2, n = 1).
 """
 BASIC = ("resnet8", "resnet10", "resnet18", "resnet34")
-"""Networks of two 3x3 convolutions per block; the others have 1x1, 3x3, 1x1."""
+"""Networks whose blocks are two 3x3 convolutions; those of the others are 1x1, 3x3, 1x1."""
 VERSION_1 = ("resnet50_v1", "resnet101_v1", "resnet152_v1")
 """Networks with the stride of a block in its first 1x1 convolution, as He et al. 2015 print it.
 
@@ -30,20 +34,19 @@ Both have the same parameters. v1.5 needs 4.1 instead of 3.9 billion multiply-ad
 is about half a point more accurate.
 """
 WIDTH = 64
-"""Channels of the first stage; each later stage has twice as many."""
+"""Channels of the first stage; each later stage has twice as many as the one before."""
 STEMS = ("imagenet", "3x3", "3x3_stride2")
-"""7x7 with stride 2 and a pooling, or a 3x3 convolution, also with stride 2."""
+"""7x7 with stride 2 and a pooling; a 3x3 convolution; a 3x3 convolution with stride 2."""
 TORCHVISION_NETWORKS = tuple(
     name for name in DEPTHS if name not in ("resnet8", "resnet10", *VERSION_1)
 )
-"""ResNets that torchvision has. Its bottleneck networks are v1.5."""
+"""ResNets available in torchvision. Its bottleneck networks are v1.5."""
 TORCHVISION_EPSILON = 1e-5
-"""Added to variances by torchvision's normalizations."""
+"""The number that torchvision's normalizations add to variances."""
 
 
 def torchvision_has(model: str, width: int, stem: str, blurpool: bool, epsilon: float) -> bool:
-    """Returns whether torchvision has a network of this form, so that its weights can be
-    exchanged.
-    """
-    form = (width, stem, blurpool, epsilon)
-    return model in TORCHVISION_NETWORKS and form == (WIDTH, "imagenet", False, TORCHVISION_EPSILON)
+    """Returns whether torchvision has this network, so that weights can be exchanged."""
+    settings = (width, stem, blurpool, epsilon)
+    torchvision_settings = (WIDTH, "imagenet", False, TORCHVISION_EPSILON)
+    return model in TORCHVISION_NETWORKS and settings == torchvision_settings

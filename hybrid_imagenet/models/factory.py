@@ -1,6 +1,4 @@
-"""Builds a network by name: a ResNet, AlexNet with batch normalization, or a function of the
-user's.
-"""
+"""Builds a network by name: a ResNet, AlexNet with batch normalization, or a user's function."""
 
 from __future__ import annotations
 
@@ -28,20 +26,21 @@ def create(
     """Builds a network that maps images to class scores.
 
     Args:
-      name: one of `NAMES`, or a function of the user's as MODULE:FUNCTION, which is called with
-        `num_classes` and `image_size`; of all that follows, only precision and seed act on it.
+      name: one of `NAMES`, or a user's function as MODULE:FUNCTION, which is called with
+        `num_classes` and `image_size`. Of all other arguments, only `precision` and `seed` affect a
+        user's function.
       num_classes: number of class scores.
-      image_size: side of the square input in pixels; None makes a ResNet that takes any.
-      width: channels of a ResNet's first stage; each later one has twice as many.
+      image_size: side of the square input in pixels; None builds a ResNet that accepts any size.
+      width: channels of a ResNet's first stage; each later one has twice as many as the one before.
       stem: of a ResNet, one of `models.depths.STEMS`.
-      settings: the attributes of `blocks.Builder`.
+      settings: attributes of `blocks.Builder`.
 
     Returns:
       A functional model from [b, image_size, image_size, 3], normalized, in the compute type of
       `precision`, to FP32 logits [b, num_classes].
 
     Raises:
-      UserError: for a name, precision or stem that does not exist, or an image too small for the
+      UserError: if name, precision or stem does not exist, or the image is too small for the
         network.
     """
     builder = Builder(**settings)
@@ -56,16 +55,17 @@ def create(
     return resnet.build(builder, name, num_classes, image_size, width=width, stem=stem)
 
 
-_APART = 0x9E3779B9  # between the seeds of ranks, which Keras takes modulo 2^31 - 2
+# Keras takes seeds modulo 2^31 - 2; multiples of this number keep those of different ranks apart.
+_RANK_SEED_STRIDE = 0x9E3779B9
 
 
-def draw_own_numbers(network: keras.Model, rank: int) -> None:
-    """Gives each `keras.random.SeedGenerator` of the network, such as dropout's, a seed of this
-    rank's own.
+def set_rank_seeds(network: keras.Model, rank: int) -> None:
+    """Gives the random layers of a network, such as dropout, a different seed on each rank.
 
-    It is called once, after the broadcast of rank 0's state. Rank 0 keeps its seeds, which
-    checkpoints hold.
+    Call it once, after the broadcast of rank 0's state. Rank 0 keeps its seeds, which checkpoints
+    store.
     """
     for state in network.variables:
-        if state.name == "seed_generator_state":  # a seed and a counter, int64 [2]
-            state.assign_add([rank * _APART, 0])
+        # The state of a `keras.random.SeedGenerator` is a seed and a counter, int64 [2].
+        if state.name == "seed_generator_state":
+            state.assign_add([rank * _RANK_SEED_STRIDE, 0])

@@ -1,9 +1,7 @@
-"""Convolution, pooling and blur with padding that is the same on all sides, as the published ResNet
-results use it.
+"""Convolution, pooling and blur with the same padding on all sides, as published ResNets have it.
 
-TensorFlow's `same` pads a strided window on the far side only when the input is even, which shifts
-the features by a pixel against the reference implementations, so that their weights would not carry
-over.
+For an even input TensorFlow's `same` pads a strided window only on the far side. That shifts the
+features by a pixel relative to the reference implementations, so their weights could not be used.
 """
 
 from __future__ import annotations
@@ -19,12 +17,17 @@ from hybrid_imagenet.models import kernels
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
 class Conv2D(keras.layers.Conv2D):
-    """NHWC convolution of a square kernel, the same stride both ways and `pad` pixels of zeros on
-    each side.
+    """Convolves [b, h, w, c] with a square kernel.
+
+    Args:
+      filters: number of output channels.
+      kernel_size: pixels, the same for height and width.
+      pad: pixels of zeros on each side; replaces `padding`.
+      kwargs: arguments of keras.layers.Conv2D. Strides must be the same for height and width.
     """
 
     def __init__(self, filters: int, kernel_size: Any, *, pad: int = 0, **kwargs: Any) -> None:
-        """As keras.layers.Conv2D, except that `pad` replaces `padding`."""
+        # `get_config` of Keras's class has `padding`.
         kwargs.pop("padding", None)
         super().__init__(filters, kernel_size, padding="valid", **kwargs)
         self.pad = pad
@@ -38,40 +41,43 @@ class Conv2D(keras.layers.Conv2D):
 
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
         batch, height, width, channels = input_shape
-        padded = (
-            batch,
-            *(None if side is None else side + 2 * self.pad for side in (height, width)),
-            channels,
-        )
-        return super().compute_output_shape(padded)
+        padded_height = None if height is None else height + 2 * self.pad
+        padded_width = None if width is None else width + 2 * self.pad
+        return super().compute_output_shape((batch, padded_height, padded_width, channels))
 
     def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"pad": self.pad}
 
 
-def cast_kernels(model: keras.Model) -> list[tuple[keras.Variable, str]]:
-    """Returns the trained kernels of a model's convolutions that compute in another type, with that
-    type.
+def kernels_to_cast(model: keras.Model) -> list[tuple[keras.Variable, str]]:
+    """Returns the trainable convolution kernels whose layers compute in another type.
+
+    Returns:
+      Variables with the compute type of their layers.
     """
-    found = [
-        layer
-        for layer in private_api.flatten_layers(model)
-        if isinstance(layer, Conv2D) and layer.trainable
-    ]
-    return [(x.kernel, x.compute_dtype) for x in found if x.compute_dtype != x.kernel.dtype]
+    result = []
+    for layer in private_api.flatten_layers(model):
+        if not isinstance(layer, Conv2D) or not layer.trainable:
+            continue
+        if layer.compute_dtype != layer.kernel.dtype:
+            result.append((layer.kernel, layer.compute_dtype))
+    return result
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
 class MaxPool2D(keras.layers.Layer):
-    """Maximum over `pool_size` windows of non-negative [b, h, w, c], with `pad` pixels of zeros on
-    each side.
+    """Takes the maximum over windows of non-negative [b, h, w, c], padded by zeros.
 
-    After ReLU a zero border gives the same maxima as the border of minus infinity of the reference
-    networks.
+    The reference networks pad by minus infinity. After a ReLU zeros give the same maxima.
+
+    Args:
+      pool_size: side of the window in pixels.
+      strides: pixels, the same for height and width.
+      pad: pixels of zeros on each side.
+      kwargs: arguments of keras.layers.Layer.
     """
 
     def __init__(self, pool_size: int, strides: int, pad: int = 0, **kwargs: Any) -> None:
-        """`pool_size`, `strides` and `pad` are in pixels, the same for height and width."""
         super().__init__(**kwargs)
         self.pool_size = pool_size
         self.strides = strides
@@ -83,43 +89,53 @@ class MaxPool2D(keras.layers.Layer):
 
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
         batch, height, width, channels = input_shape
-        more = 2 * self.pad - self.pool_size
-        sides = (
-            None if side is None else (side + more) // self.strides + 1 for side in (height, width)
-        )
-        return (batch, *sides, channels)
+        return (batch, self._output_side(height), self._output_side(width), channels)
+
+    def _output_side(self, side: int | None) -> int | None:
+        if side is None:
+            return None
+        return (side + 2 * self.pad - self.pool_size) // self.strides + 1
 
     def get_config(self) -> dict[str, Any]:
-        own = {"pool_size": self.pool_size, "strides": self.strides, "pad": self.pad}
-        return super().get_config() | own
+        return super().get_config() | {
+            "pool_size": self.pool_size,
+            "strides": self.strides,
+            "pad": self.pad,
+        }
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
 class BlurPool(keras.layers.Layer):
-    """Convolves each channel of [b, h, w, c] with [1 2 1] x [1 2 1] / 16, with a stride (Zhang,
-    arXiv 1904.11486, 3.2).
+    """Blurs each channel of [b, h, w, c] before it takes every `strides`-th pixel.
 
-    [1 2 1] is [1 1] * [1 1], so two means over 2 x 2 pixels do it, which every device has a fast
-    kernel for. At the border the outermost pixels are repeated: a constant stays one.
+    The filter is [1 2 1] x [1 2 1] / 16. Because [1 2 1] is [1 1] * [1 1], it is computed as two
+    means over 2 x 2 pixels, for which every device has a fast kernel. At the border the outermost
+    pixels are repeated, so a constant image stays constant.
+
+    Reference:
+      Zhang, arXiv 1904.11486, section 3.2.
+
+    Args:
+      strides: pixels, the same for height and width.
+      kwargs: arguments of keras.layers.Layer.
     """
 
     def __init__(self, strides: int, **kwargs: Any) -> None:
-        """`strides` in pixels, the same for height and width."""
         super().__init__(**kwargs)
         self.strides = strides
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Blurs [b, h, w, c] to [b, (h - 1) // strides + 1, ..., c]."""
         padded = tf.pad(inputs, [[0, 0], [1, 1], [1, 1], [0, 0]], "SYMMETRIC")
-        once = tf.nn.avg_pool2d(padded, 2, 1, "VALID")
-        return tf.nn.avg_pool2d(once, 2, self.strides, "VALID")
+        first_mean = tf.nn.avg_pool2d(padded, 2, 1, "VALID")
+        return tf.nn.avg_pool2d(first_mean, 2, self.strides, "VALID")
 
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
         batch, height, width, channels = input_shape
-        sides = (
-            None if side is None else (side - 1) // self.strides + 1 for side in (height, width)
-        )
-        return (batch, *sides, channels)
+        return (batch, self._output_side(height), self._output_side(width), channels)
+
+    def _output_side(self, side: int | None) -> int | None:
+        return None if side is None else (side - 1) // self.strides + 1
 
     def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"strides": self.strides}

@@ -1,8 +1,7 @@
-"""ResNets of 18, 34, 50, 101 and 152 layers (He et al. 2015).
+"""Builds ResNets of 8 to 152 layers (He et al. 2015).
 
 Bottleneck blocks are v1.5, with the stride in the 3x3 convolution as in Goyal et al. §5.1. The
 networks in `models.depths.VERSION_1` have it in the first 1x1 convolution, as He et al. print it.
-
 Depths, widths and stems, also those for small images, are in `models.depths`.
 """
 
@@ -14,6 +13,7 @@ from hybrid_imagenet.models.blocks import Builder
 from hybrid_imagenet.models.depths import BASIC, DEPTHS, VERSION_1, WIDTH
 from hybrid_imagenet.models.layers import BlurPool, MaxPool2D
 
+# The last convolution of a bottleneck block has this many times the channels of the others.
 _EXPANSION = 4
 
 
@@ -26,11 +26,16 @@ def build(
     width: int = WIDTH,
     stem: str = "imagenet",
 ) -> keras.Model:
-    """The network `name`: [b, image_size, image_size, 3] to logits [b, num_classes].
+    """Builds a network from [b, image_size, image_size, 3] to logits [b, num_classes].
 
-    The first stage has `width` channels, each later one twice those before. The stem is that for
-    ImageNet, 7x7 with stride 2 and a pooling, or for small images a 3x3 convolution (He et al.
-    2015, 4.2), also with stride 2.
+    Args:
+      builder: adds the layers.
+      name: a key of `models.depths.DEPTHS`.
+      num_classes: number of logits.
+      image_size: side of the input in pixels; None accepts any.
+      width: channels of the first stage; each later stage has twice as many as the one before.
+      stem: `imagenet` for 7x7 with stride 2 and a pooling; `3x3` and `3x3_stride2` for a 3x3
+        convolution, for small images (He et al. 2015, 4.2).
     """
     block = _bottleneck
     if name in BASIC:
@@ -38,26 +43,28 @@ def build(
     elif name in VERSION_1:
         block = _bottleneck_v1
     image = builder.images(image_size)
-    if stem == "imagenet":
-        x = builder.conv_norm_relu(image, width, 7, stride=2, name="stem")
-        x = MaxPool2D(
-            3, 1 if builder.blurpool else 2, pad=1, dtype=builder.precision, name="stem_pool"
-        )(x)
-        if builder.blurpool:
-            x = BlurPool(2, dtype=builder.precision, name="stem_pool_blur")(x)
-    else:
-        x = builder.conv_norm_relu(
-            image, width, 3, stride=2 if stem == "3x3_stride2" else 1, name="stem"
-        )
+    x = _stem(builder, image, width, stem)
     for stage, count in enumerate(DEPTHS[name], start=1):
         for index in range(count):
             stride = 2 if index == 0 and stage > 1 else 1
-            x = block(
-                builder, x, width * 2 ** (stage - 1), stride, f"stage{stage}_block{index + 1}"
-            )
+            stage_width = width * 2 ** (stage - 1)
+            x = block(builder, x, stage_width, stride, f"stage{stage}_block{index + 1}")
     # The mean over pixels is taken in FP32, like all sums over many values.
     x = keras.layers.GlobalAveragePooling2D(dtype="float32", name="pool")(x)
     return keras.Model(image, builder.logits(x, num_classes), name=name)
+
+
+def _stem(builder: Builder, image: keras.KerasTensor, width: int, stem: str) -> keras.KerasTensor:
+    if stem != "imagenet":
+        stride = 2 if stem == "3x3_stride2" else 1
+        return builder.conv_norm_relu(image, width, 3, stride=stride, name="stem")
+    x = builder.conv_norm_relu(image, width, 7, stride=2, name="stem")
+    # With `blurpool` the blur takes over the stride of the pooling.
+    pool_stride = 1 if builder.blurpool else 2
+    x = MaxPool2D(3, pool_stride, pad=1, dtype=builder.precision, name="stem_pool")(x)
+    if builder.blurpool:
+        x = BlurPool(2, dtype=builder.precision, name="stem_pool_blur")(x)
+    return x
 
 
 def _bottleneck_v1(
@@ -85,6 +92,7 @@ def _bottleneck(
 def _basic(
     builder: Builder, x: keras.KerasTensor, width: int, stride: int, name: str
 ) -> keras.KerasTensor:
+    """Adds 3x3 with the stride, 3x3, plus the shortcut."""
     shortcut = _shortcut(builder, x, width, stride, name)
     y = builder.conv_norm_relu(x, width, 3, stride=stride, name=f"{name}_1")
     y = builder.conv(y, width, 3, name=f"{name}_2_conv")
@@ -94,7 +102,7 @@ def _basic(
 def _shortcut(
     builder: Builder, x: keras.KerasTensor, filters: int, stride: int, name: str
 ) -> keras.KerasTensor:
-    """The identity, or a 1x1 projection where the shape changes."""
+    """Returns the identity, or a 1x1 projection if the shape changes."""
     if stride == 1 and x.shape[-1] == filters:
         return x
     x = builder.conv(x, filters, 1, stride=stride, name=f"{name}_shortcut_conv")
@@ -104,7 +112,7 @@ def _shortcut(
 def _join(
     builder: Builder, y: keras.KerasTensor, shortcut: keras.KerasTensor, name: str, last: str
 ) -> keras.KerasTensor:
-    """The block's last normalization, the residual sum and its ReLU."""
+    """Adds the block's last normalization, the residual sum and its ReLU."""
     y = builder.norm(y, name=f"{name}_{last}_bn", last=True)
     y = keras.layers.Add(dtype=builder.precision, name=f"{name}_add")([y, shortcut])
     return builder.relu(y, name=f"{name}_relu")

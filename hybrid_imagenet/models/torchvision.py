@@ -1,11 +1,12 @@
-"""Reads state dictionaries of torchvision's ResNets, in .safetensors or .pth files, and writes
-.safetensors.
+"""Reads and writes state dictionaries of torchvision's ResNets.
 
-torchvision's networks equal this package's (v1.5: the stride in the 3x3 convolution; padding on all
-sides; epsilon 1e-5; images normalized by ImageNet's means and deviations), so weights carry over
-unchanged. Only the order of axes differs: PyTorch's kernels are [out, in, k, k], its classifier
-[classes, features]. Weights are dictionaries from the path of a Keras variable (`stem_conv/kernel`)
-to a float32 array.
+It reads .safetensors and .pth files, and writes .safetensors files.
+
+torchvision's networks equal this package's (v1.5, with the stride in the 3x3 convolution; padding
+on all sides; epsilon 1e-5; images normalized by ImageNet's means and deviations), so weights carry
+over unchanged. Only the order of axes differs: PyTorch's kernels are [out, in, k, k], and its
+classifier is [classes, features]. Weights are dictionaries from the path of a Keras variable
+(`stem_conv/kernel`) to a float32 array.
 """
 
 from __future__ import annotations
@@ -18,131 +19,156 @@ import numpy as np
 from hybrid_imagenet.errors import UserError, import_optional
 from hybrid_imagenet.models.depths import BASIC, DEPTHS, TORCHVISION_NETWORKS
 
-_NORM = {
+# Variables of a normalization: torchvision's name to Keras's.
+_NORM_VARIABLES = {
     "weight": "gamma",
     "bias": "beta",
     "running_mean": "moving_mean",
     "running_var": "moving_variance",
 }
-_SAFETENSORS = ".safetensors files need the package safetensors; install it"
-_COUNTER = "num_batches_tracked"
-_WRAPPERS = (
-    "state_dict",
-    "model",
-)  # under which training programs keep the weights beside other things
+_NEEDS_SAFETENSORS = ".safetensors files need the package safetensors. Install it."
+# PyTorch's normalizations count batches, which Keras's do not.
+_BATCH_COUNTER = "num_batches_tracked"
+# Training programs store the weights under these keys, together with other state.
+_WRAPPER_KEYS = ("state_dict", "model")
+_MAX_ERROR_LENGTH = 200
 
 
 def read(path: Path) -> tuple[str, dict[str, np.ndarray]]:
-    """Reads a file; returns the name of the network and its weights.
+    """Reads a file.
+
+    Returns:
+      Name of the network, and weights by path of the Keras variable.
 
     Raises:
-      UserError: if it cannot be read, or does not hold one of torchvision's ResNets.
+      UserError: if the file cannot be read, or does not hold one of torchvision's ResNets.
     """
-    tensors = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
-    tensors = {name: value for name, value in tensors.items() if not name.endswith(_COUNTER)}
+    content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    tensors = {name: value for name, value in content.items() if not name.endswith(_BATCH_COUNTER)}
     for model in TORCHVISION_NETWORKS:
-        if set(_names(model)) == set(tensors):
+        keras_paths = _keras_paths(model)
+        if set(keras_paths) == set(tensors):
             return model, {
-                here: _from_torch(tensors[there]) for there, here in _names(model).items()
+                keras_path: _to_keras_axes(tensors[torch_name])
+                for torch_name, keras_path in keras_paths.items()
             }
-    example = f" (its first tensor is {min(tensors)})" if tensors else " (it is empty)"
+    example = f"its first tensor is {min(tensors)}" if tensors else "it is empty"
     raise UserError(
-        f"{path}: does not hold the weights of torchvision's"
-        f" {', '.join(TORCHVISION_NETWORKS)}{example}"
+        f"{path} does not hold the weights of torchvision's"
+        f" {', '.join(TORCHVISION_NETWORKS)} ({example})."
     )
 
 
 def write(path: Path, model: str, weights: Mapping[str, np.ndarray]) -> None:
     """Writes the weights of one of torchvision's ResNets, for its `load_state_dict`.
 
+    Args:
+      path: a .safetensors file.
+      model: one of `TORCHVISION_NETWORKS`.
+      weights: by path of the Keras variable.
+
     Raises:
-      UserError: without the package safetensors.
-      OSError: if the disk does not take it.
+      UserError: if the package safetensors is not installed.
+      OSError: if the file cannot be written.
     """
-    safetensors, arrays = (
-        import_optional("safetensors", _SAFETENSORS),
-        import_optional("safetensors.numpy", _SAFETENSORS),
-    )
+    safetensors = import_optional("safetensors", _NEEDS_SAFETENSORS)
+    safetensors_numpy = import_optional("safetensors.numpy", _NEEDS_SAFETENSORS)
+    tensors = {
+        torch_name: _to_torch_axes(weights[keras_path])
+        for torch_name, keras_path in _keras_paths(model).items()
+    }
     try:
-        arrays.save_file(
-            {there: _to_torch(weights[here]) for there, here in _names(model).items()}, path
-        )
+        safetensors_numpy.save_file(tensors, path)
     except safetensors.SafetensorError as error:
-        raise OSError(_line(error)) from None
+        raise OSError(_first_line(error)) from None
 
 
-def _names(model: str) -> dict[str, str]:
-    """Returns the paths of variables by the names that torchvision gives them."""
-    names = {}
-    for (conv, norm), here in _units(model).items():
-        names[f"{conv}.weight"] = f"{here}_conv/kernel"
-        names |= {f"{norm}.{there}": f"{here}_bn/{own}" for there, own in _NORM.items()}
-    return names | {"fc.weight": "logits/kernel", "fc.bias": "logits/bias"}
+def _keras_paths(model: str) -> dict[str, str]:
+    """Returns the paths of all Keras variables by torchvision's names."""
+    paths = {}
+    for (conv, norm), prefix in _layer_prefixes(model).items():
+        paths[f"{conv}.weight"] = f"{prefix}_conv/kernel"
+        for torch_variable, keras_variable in _NORM_VARIABLES.items():
+            paths[f"{norm}.{torch_variable}"] = f"{prefix}_bn/{keras_variable}"
+    paths["fc.weight"] = "logits/kernel"
+    paths["fc.bias"] = "logits/bias"
+    return paths
 
 
-def _units(model: str) -> dict[tuple[str, str], str]:
-    """Returns the prefix of each convolution and its normalization by their names in
-    torchvision.
+def _layer_prefixes(model: str) -> dict[tuple[str, str], str]:
+    """Returns this package's prefix of each convolution and its normalization.
+
+    The keys are torchvision's names of both.
     """
-    found = {("conv1", "bn1"): "stem"}
+    convolutions_per_block = 2 if model in BASIC else 3
+    prefixes = {("conv1", "bn1"): "stem"}
     for stage, count in enumerate(DEPTHS[model], start=1):
         for block in range(count):
-            there, here = f"layer{stage}.{block}", f"stage{stage}_block{block + 1}"
-            if block == 0 and (stage > 1 or model not in BASIC):
-                found[f"{there}.downsample.0", f"{there}.downsample.1"] = f"{here}_shortcut"
-            for number in range(1, 3 if model in BASIC else 4):
-                found[f"{there}.conv{number}", f"{there}.bn{number}"] = f"{here}_{number}"
-    return found
+            torch_block = f"layer{stage}.{block}"
+            keras_block = f"stage{stage}_block{block + 1}"
+            # A basic block of the first stage does not change the shape.
+            has_projection = block == 0 and (stage > 1 or model not in BASIC)
+            if has_projection:
+                key = (f"{torch_block}.downsample.0", f"{torch_block}.downsample.1")
+                prefixes[key] = f"{keras_block}_shortcut"
+            for number in range(1, convolutions_per_block + 1):
+                key = (f"{torch_block}.conv{number}", f"{torch_block}.bn{number}")
+                prefixes[key] = f"{keras_block}_{number}"
+    return prefixes
 
 
-def _from_torch(value: np.ndarray) -> np.ndarray:
-    """[out, in, ...] to [..., in, out]."""
+def _to_keras_axes(value: np.ndarray) -> np.ndarray:
+    """Converts [out, in, ...] to [..., in, out]."""
     order = {4: (2, 3, 1, 0), 2: (1, 0)}.get(value.ndim)
     return np.ascontiguousarray(value.transpose(order) if order else value, np.float32)
 
 
-def _to_torch(value: np.ndarray) -> np.ndarray:
-    """[..., in, out] to [out, in, ...]."""
+def _to_torch_axes(value: np.ndarray) -> np.ndarray:
+    """Converts [..., in, out] to [out, in, ...]."""
     order = {4: (3, 2, 0, 1), 2: (1, 0)}.get(value.ndim)
     return np.ascontiguousarray(value.transpose(order) if order else value)
 
 
 def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    safetensors, arrays = (
-        import_optional("safetensors", _SAFETENSORS),
-        import_optional("safetensors.numpy", _SAFETENSORS),
-    )
+    safetensors = import_optional("safetensors", _NEEDS_SAFETENSORS)
+    safetensors_numpy = import_optional("safetensors.numpy", _NEEDS_SAFETENSORS)
     try:
-        return dict(arrays.load_file(path))
+        return dict(safetensors_numpy.load_file(path))
     except (OSError, TypeError, KeyError, safetensors.SafetensorError) as error:
-        raise UserError(f"{path}: cannot be read as a safetensors file ({_line(error)})") from None
+        raise UserError(
+            f"{path} cannot be read as a safetensors file ({_first_line(error)}). Pass another"
+            " file."
+        ) from None
 
 
 def _read_torch(path: Path) -> dict[str, np.ndarray]:
-    """The tensors of a .pth file; `weights_only` keeps PyTorch from building any other object of a
-    pickle.
-    """
+    """Reads the tensors of a .pth file."""
     torch = import_optional(
-        "torch", f"{path.suffix} files need PyTorch; install torch, or use .safetensors"
+        "torch", f"{path.suffix} files need PyTorch. Install torch, or use .safetensors."
     )
     try:
+        # `weights_only` keeps PyTorch from creating other objects of a pickle, which could run
+        # code.
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file makes PyTorch raise errors of many types
-        reason = (
-            "it holds other objects than tensors" if "weights_only" in str(error) else _line(error)
-        )
+    except Exception as error:
+        # For a damaged file PyTorch raises errors of many types.
+        reason = _first_line(error)
+        if "weights_only" in str(error):
+            reason = "it holds objects other than tensors"
         raise UserError(
-            f"{path}: cannot be read as weights ({reason}); save its state_dict alone"
+            f"{path} cannot be read as weights ({reason}). Save only its state_dict."
         ) from None
-    for key in _WRAPPERS:
+    for key in _WRAPPER_KEYS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
-    if not isinstance(content, Mapping) or not all(
+    is_state_dict = isinstance(content, Mapping) and all(
         torch.is_tensor(value) for value in content.values()
-    ):
-        raise UserError(f"{path}: is not a state dictionary; save its state_dict alone")
+    )
+    if not is_state_dict:
+        raise UserError(f"{path} is not a state dictionary. Save only its state_dict.")
     return {str(name): value.float().numpy() for name, value in content.items()}
 
 
-def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:_MAX_ERROR_LENGTH]

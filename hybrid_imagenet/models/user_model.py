@@ -1,10 +1,12 @@
-"""Builds a network from MODULE:FUNCTION of the user's, and checks that the program can train it."""
+"""Builds a network by calling a user's function and checks that it can be trained."""
 
 from __future__ import annotations
 
 import pkgutil
 import sys
 import traceback
+from collections.abc import Callable
+from typing import Any
 
 import keras
 
@@ -12,85 +14,81 @@ from hybrid_imagenet import private_api
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models.blocks import Builder
 
-_SQUASHES = {"softmax", "softmax_v2", "sigmoid"}
-"""Names of the functions, operations and layers of Keras and TensorFlow that make probabilities."""
+# Lower-case names of the functions, operations and layers of Keras and TensorFlow that compute
+# probabilities.
+_PROBABILITY_FUNCTIONS = {"softmax", "softmax_v2", "sigmoid"}
 
 
 def create(target: str, num_classes: int, image_size: int | None, builder: Builder) -> keras.Model:
-    """Calls MODULE:FUNCTION with `num_classes` and `image_size`, under the precision's policy and
-    the seed.
+    """Calls MODULE:FUNCTION with `num_classes` and `image_size`.
+
+    Args:
+      target: MODULE:FUNCTION; the module must be importable.
+      num_classes: number of class scores.
+      image_size: side of the input in pixels.
+      builder: its precision is Keras's dtype policy during the call, and its seed the global seed.
 
     Returns:
-      The Keras model that it returns, from images [b, image_size, image_size, 3], normalized as for
-      ImageNet, to logits [b, num_classes] in any floating type; they are cast to FP32 where they
-      are not.
+      The Keras model of the function, from images [b, image_size, image_size, 3], normalized as for
+      ImageNet, to logits [b, num_classes]. Logits of another type are cast to FP32.
 
     Raises:
       UserError: if there is no such function, it does not take these arguments, fails, or returns
-        something else.
+        a model that cannot be trained.
     """
-    try:
-        function = pkgutil.resolve_name(target)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(
-            f"--model={target}: {error}; give MODULE:FUNCTION of a module that Python can import"
-        ) from None
-    except (Exception, SystemExit) as error:
-        raise _failurecreate(target, error) from None
-    policy = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(builder.precision)
-    keras.utils.set_random_seed(builder.seed % 2**32)
-    try:
-        model = function(num_classes=num_classes, image_size=image_size)
-    except TypeError as error:
-        raise UserError(
-            f"--model={target}: {error}; it is called with num_classes and image_size"
-        ) from None
-    except (Exception, SystemExit) as error:
-        raise _failurecreate(target, error) from None
-    finally:
-        keras.config.set_dtype_policy(policy)
+    function = _import_function(target)
+    model = _call(target, function, num_classes, image_size, builder)
     outputs = getattr(model, "outputs", None) if isinstance(model, keras.Model) else None
     if not outputs:
         raise UserError(
             f"--model={target}: it returned {type(model).__name__}, not a functional or sequential"
-            " Keras model"
+            " Keras model."
         )
     _check_input(target, model, image_size)
-    if tuple(model.output_shape) != (None, num_classes):
-        raise UserError(
-            f"--model={target}: its output has shape {model.output_shape}, not (None,"
-            f" {num_classes})"
-        )
-    if model.losses or any(v.constraint is not None for v in model.trainable_variables):
-        raise UserError(
-            f"--model={target}: regularizers and constraints are not applied; use --weight_decay"
-        )
-    if any(getattr(layer, "synchronized", False) for layer in private_api.flatten_layers(model)):
-        raise UserError(
-            f"--model={target}: each rank normalizes its own batch; omit synchronized=True"
-        )
-    scores = outputs[0]
-    last, number = private_api.producing_operation(scores)
-    while inner := getattr(last, "outputs", None):  # `last` is a model inside the model
-        last, number = private_api.producing_operation(inner[number])
-    if _SQUASHES & {
-        type(last).__name__.lower(),
-        getattr(getattr(last, "activation", None), "__name__", ""),
-    }:
-        raise UserError(
-            f"--model={target}: the layer {last.name} gives probabilities, not logits; omit its"
-            " activation (classifier_activation=None in keras.applications)"
-        )
-    if outputs[0].dtype != "float32":
-        model = keras.Model(
-            model.inputs, keras.layers.Activation("linear", dtype="float32")(outputs[0])
-        )
+    _check_output(target, model, num_classes)
+    _check_layers(target, model)
+    logits = outputs[0]
+    if logits.dtype != "float32":
+        cast = keras.layers.Activation("linear", dtype="float32")
+        model = keras.Model(model.inputs, cast(logits))
     return model
 
 
-def _failurecreate(target: str, error: BaseException) -> UserError:
-    """Returns a message for an error in the user's module: its type, text and line."""
+def _import_function(target: str) -> Callable[..., Any]:
+    try:
+        return pkgutil.resolve_name(target)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(
+            f"--model={target}: {error}. Pass MODULE:FUNCTION of a module that Python can import."
+        ) from None
+    except (Exception, SystemExit) as error:
+        raise _error_in_module(target, error) from None
+
+
+def _call(
+    target: str,
+    function: Callable[..., Any],
+    num_classes: int,
+    image_size: int | None,
+    builder: Builder,
+) -> Any:
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(builder.precision)
+    keras.utils.set_random_seed(builder.seed % 2**32)
+    try:
+        return function(num_classes=num_classes, image_size=image_size)
+    except TypeError as error:
+        raise UserError(
+            f"--model={target}: {error}. It is called with num_classes and image_size."
+        ) from None
+    except (Exception, SystemExit) as error:
+        raise _error_in_module(target, error) from None
+    finally:
+        keras.config.set_dtype_policy(policy)
+
+
+def _error_in_module(target: str, error: BaseException) -> UserError:
+    """Returns a message with type, text and line of an error in the user's module."""
     # Frames of this package and of importlib come first, those of libraries that the module calls
     # last.
     frames = [
@@ -98,8 +96,10 @@ def _failurecreate(target: str, error: BaseException) -> UserError:
     ]
     module = sys.modules.get(target.partition(":")[0])
     file = getattr(module, "__file__", None)
-    own = [frame for frame in frames if frame.filename == file] or frames
-    where = f" in {own[-1].filename}, line {own[-1].lineno}" if own else ""
+    module_frames = [frame for frame in frames if frame.filename == file] or frames
+    where = ""
+    if module_frames:
+        where = f" in {module_frames[-1].filename}, line {module_frames[-1].lineno}"
     if isinstance(error, SystemExit):
         return UserError(
             f"--model={target}: it called sys.exit({error.code!r}){where}. Return a Keras model"
@@ -112,24 +112,64 @@ def _failurecreate(target: str, error: BaseException) -> UserError:
 
 def _check_input(target: str, model: keras.Model, image_size: int | None) -> None:
     """Raises UserError unless a model takes one batch of RGB images of this size."""
-    wanted = (None, image_size, image_size, 3)
+    expected = (None, image_size, image_size, 3)
     shapes = [tuple(tensor.shape) for tensor in model.inputs]
-    if len(shapes) == 1 and len(shapes[0]) == len(wanted):
-        batch, *sides_and_channels = shapes[0]
-        if batch is None and all(
-            size is None or size == needed
-            for size, needed in zip(sides_and_channels, wanted[1:], strict=True)
-        ):
+    if len(shapes) != 1:
+        raise UserError(
+            f"--model={target}: it has {len(shapes)} inputs, not one. It is called with images of"
+            f" shape {expected}."
+        )
+    shape = shapes[0]
+    if len(shape) == len(expected):
+        batch, height, width, channels = shape
+        fits = [
+            size is None or size == expected_size
+            for size, expected_size in zip(shape[1:], expected[1:], strict=True)
+        ]
+        if batch is None and all(fits):
             return
-        _, height, width, channels = shapes[0]
         if batch is None and height == width and channels in (None, 3):
             raise UserError(
-                f"--model={target}: its input has shape {shapes[0]}, not {wanted}. Take the size"
+                f"--model={target}: its input has shape {shape}, not {expected}. Take the size"
                 f" from the argument image_size, or set --image_size={height}."
             )
-    found = (
-        f"its input has shape {shapes[0]}"
-        if len(shapes) == 1
-        else f"it has {len(shapes)} inputs, not one"
+    raise UserError(
+        f"--model={target}: its input has shape {shape}. It is called with images of shape"
+        f" {expected}."
     )
-    raise UserError(f"--model={target}: {found}; it is called with images of shape {wanted}.")
+
+
+def _check_output(target: str, model: keras.Model, num_classes: int) -> None:
+    """Raises UserError unless a model has one score per class."""
+    if tuple(model.output_shape) != (None, num_classes):
+        raise UserError(
+            f"--model={target}: its output has shape {model.output_shape}, not (None,"
+            f" {num_classes})."
+        )
+
+
+def _check_layers(target: str, model: keras.Model) -> None:
+    """Raises UserError for layers that this program would not train as they are meant."""
+    if model.losses or any(v.constraint is not None for v in model.trainable_variables):
+        raise UserError(
+            f"--model={target}: regularizers and constraints are not applied. Use --weight_decay."
+        )
+    if any(getattr(layer, "synchronized", False) for layer in private_api.flatten_layers(model)):
+        raise UserError(
+            f"--model={target}: each rank normalizes its own batch. Omit synchronized=True."
+        )
+    last = _last_operation(model.outputs[0])
+    activation_name = getattr(getattr(last, "activation", None), "__name__", "")
+    if _PROBABILITY_FUNCTIONS & {type(last).__name__.lower(), activation_name}:
+        raise UserError(
+            f"--model={target}: the layer {last.name} returns probabilities, not logits. Omit its"
+            " activation (classifier_activation=None in keras.applications)."
+        )
+
+
+def _last_operation(output: keras.KerasTensor) -> Any:
+    """Returns the operation that computes an output, also if it is in a nested model."""
+    operation, index = private_api.producing_operation(output)
+    while getattr(operation, "outputs", None):
+        operation, index = private_api.producing_operation(operation.outputs[index])
+    return operation

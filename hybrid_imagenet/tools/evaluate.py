@@ -183,7 +183,9 @@ def _asked(arguments: argparse.Namespace, network: TrainedNetwork) -> str:
     )
 
 
-def _shared_network(arguments: argparse.Namespace, communicator: comm.Communicator) -> TrainedNetwork:
+def _shared_network(
+    arguments: argparse.Namespace, communicator: comm.Communicator
+) -> TrainedNetwork:
     """The network with its weights on rank 0, which alone reads the file, and without them
     elsewhere.
     """

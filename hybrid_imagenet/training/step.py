@@ -114,7 +114,7 @@ class TrainStep:
         self._label_smoothing = label_smoothing
         self._choose = choose
         one_by_one = jit_compile or not has_gpu()  # XLA fuses casts by itself
-        self._kernels = [] if one_by_one else layers.cast_kernels(model)
+        self._kernels = [] if one_by_one else layers.kernels_to_cast(model)
         self._accumulators: list[tf.Variable] = []
         with tf.device("CPU:0"):
             self._requests = tf.Variable(
@@ -192,7 +192,7 @@ class TrainStep:
         self, images: tf.Tensor, labels: tf.Tensor, weight: tf.Tensor | None
     ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
         with (
-            kernels.cast_together(self._kernels) as cast,
+            kernels.fused_kernel_casts(self._kernels) as cast,
             normalization.deferred_statistics_update() if has_gpu() else contextlib.nullcontext(),
             tf.GradientTape(watch_accessed_variables=False) as tape,
         ):

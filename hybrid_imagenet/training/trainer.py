@@ -74,7 +74,7 @@ class Trainer:
         parts.communicator.broadcast_variables(
             [v.value for v in parts.variables().values()]
         )  # Lu et al. §2.2.3
-        factory.draw_own_numbers(parts.model, parts.communicator.rank)
+        factory.set_rank_seeds(parts.model, parts.communicator.rank)
         self._prepare()
         for line in (*(f"--init_from: {line}" for line in lines), *self._notes()):
             parts.recording.announce(line)

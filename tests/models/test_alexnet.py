@@ -12,13 +12,12 @@ def test_at_224_pixels_and_1000_classes_there_are_62_380_232_parameters():
     assert sum(int(np.prod(v.shape)) for v in model.trainable_variables) == 62_380_232
     assert [tuple(v.shape) for v in model.trainable_variables] == alexnet_reference.shapes()
     names = [layer.name for layer in model.layers]
-    assert (
-        names.index("pool5_bn") == names.index("pool5") + 1
-    )  # before it the oracle finds the same, at scales above 0
+    # The oracle cannot tell: with scales above 0 the result before pool5 is the same.
+    assert names.index("pool5_bn") == names.index("pool5") + 1
 
 
 def test_forward_pass_against_the_oracle():
-    """At 111 pixels pool5 is 2 x 2, so that the order in which it is flattened counts."""
+    """At 111 pixels pool5 is 2 x 2, so that the order in which it is flattened matters."""
     model = randomized(factory.create("alexnet_bn", 5, 111), 1)
     images = np.random.default_rng(0).normal(size=(2, 111, 111, 3)).astype(np.float32)
 

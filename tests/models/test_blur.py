@@ -9,7 +9,7 @@ from tests.references.short_reference import blurred
 
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("shape", [(2, 6, 6, 3), (1, 7, 5, 2), (1, 1, 1, 4)])
-def test_it_is_the_binomial_filter_sampled(shape, stride):
+def test_blur_pool_is_the_sampled_binomial_filter(shape, stride):
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     layer = BlurPool(stride)
     out = layer(tf.constant(x))
@@ -19,7 +19,7 @@ def test_it_is_the_binomial_filter_sampled(shape, stride):
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
-def test_gradients_go_back_by_the_same_filter(policy):
+def test_blur_pool_gradient_uses_the_same_filter(policy):
     layer, x = BlurPool(2, dtype=policy), tf.zeros([1, 6, 6, 1], policy.removeprefix("mixed_"))
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -49,7 +49,7 @@ def test_every_stride_but_that_of_the_image_has_a_blur(name, stem, blurs):
         if getattr(layer, "strides", (1, 1)) == (2, 2):
             before = layer.input
             assert layer.name == "stem_conv" or "blur" in before._keras_history.operation.name
-    # the same variables with the same first values: a trained network can go on with blurs
+    # The variables and their initial values are the same, so a trained network can get blurs.
     assert [v.path.split("/", 1)[-1] for v in network.weights] == [
         v.path.split("/", 1)[-1] for v in plain.weights
     ]
@@ -58,7 +58,7 @@ def test_every_stride_but_that_of_the_image_has_a_blur(name, stem, blurs):
     assert network(np.zeros((1, 32, 32, 3), np.float32)).shape == (1, 5)
 
 
-def test_a_bias_at_the_start():
+def test_initial_bias_is_the_bias_of_the_classifier():
     network = factory.create("resnet8", 5, 16, width=4, initial_bias=-1.5)
     np.testing.assert_array_equal(
         network.get_layer("logits").bias.numpy(), np.full(5, -1.5, np.float32)

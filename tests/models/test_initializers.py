@@ -25,9 +25,8 @@ def test_mean_and_standard_deviation(kind, stddev):
 
 def test_kaiming_is_a_gaussian_and_not_truncated():
     values = np.asarray(convolution_initializer("kaiming", 1, "layer")(SHAPE)) / np.sqrt(2 / FAN_IN)
-    assert (
-        abs(np.mean(np.abs(values) > 2) - 0.0455) < 0.005
-    )  # a truncated one has none beyond 2 deviations
+    # A truncated Gaussian has no values beyond 2 deviations.
+    assert abs(np.mean(np.abs(values) > 2) - 0.0455) < 0.005
     assert abs(np.mean(values**4) - 3) < 0.1
     assert np.abs(values).max() > 3.5
 

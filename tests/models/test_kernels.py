@@ -1,4 +1,4 @@
-"""What the traced training graph must look like for a GPU to run it well; tracing needs no GPU."""
+"""Checks that the traced training graph has the form that a GPU runs fast; it needs no GPU."""
 
 import keras
 import numpy as np
@@ -9,7 +9,7 @@ from hybrid_imagenet.models import factory, kernels, layers
 
 
 def traced_nodes(precision, name="resnet50"):
-    """The operations of forward and backward pass over normalized images in the compute type."""
+    """Returns the operations of forward and backward pass, and the number of convolutions."""
     model = factory.create(name, 10, 64, precision=precision)
     variables = [v.value for v in model.trainable_variables]
 
@@ -27,20 +27,22 @@ def traced_nodes(precision, name="resnet50"):
 
 
 @pytest.mark.parametrize(("pad", "channels"), [(3, 3), (0, 3), (3, 8)])
-def test_a_stem_on_squares_of_pixels_is_the_stem_on_pixels(pad, channels, monkeypatch):
+def test_stem_on_pixel_blocks_has_the_values_and_gradients_of_the_stem_on_pixels(
+    pad, channels, monkeypatch
+):
     random = np.random.default_rng(0)
     images, kernel = (
         tf.constant(random.normal(size=s)) for s in ([2, 20, 24, channels], [7, 7, channels, 8])
     )
-    found = []
+    results = []
     for gpu in (False, True):
         monkeypatch.setattr(kernels, "has_gpu", lambda gpu=gpu: gpu)
         with tf.GradientTape() as tape:
             tape.watch(kernel)
             outputs = kernels.conv2d(images, kernel, 2, pad)
             loss = tf.reduce_sum(outputs * tf.sin(outputs))
-        found.append([outputs.numpy(), tape.gradient(loss, kernel).numpy()])
-    for one, other in zip(*found, strict=True):
+        results.append([outputs.numpy(), tape.gradient(loss, kernel).numpy()])
+    for one, other in zip(*results, strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-12, atol=1e-12 * np.abs(one).max())
 
 
@@ -61,9 +63,8 @@ def test_every_convolution_computes_in_half_precision_nhwc(traced):
     forward = of_type(operations, "Conv2D")
     backward = of_type(operations, "Conv2DBackpropInput", "Conv2DBackpropFilter")
     assert len(forward) == count == 53
-    assert (
-        len(backward) == 2 * count
-    )  # that of the images is traced, and pruned when the graph is compiled
+    # The gradient of the images is traced too. It is pruned when the graph is compiled.
+    assert len(backward) == 2 * count
     for op in forward + backward:
         assert op.get_attr("T") == half, op.name
         assert op.get_attr("data_format") == b"NHWC", op.name
@@ -103,34 +104,35 @@ def network():
     return keras.Model(images, layers.Conv2D(2, 1, dtype="float32")(x))
 
 
-def test_outputs_and_gradients_are_the_same():
+def test_fused_kernel_casts_keep_outputs_and_gradients():
     model = network()
     images = tf.constant(np.random.default_rng(0).normal(size=(2, 8, 8, 3)), tf.float32)
-    held = layers.cast_kernels(model)
-    assert [(k.shape, dtype) for k, dtype in held] == [
+    to_cast = layers.kernels_to_cast(model)
+    assert [(k.shape, dtype) for k, dtype in to_cast] == [
         ((3, 3, 3, 32), "float16"),
         ((3, 3, 5, 4), "float16"),
     ]
     with tf.GradientTape() as tape:
         expected = model(images)
-    wanted = tape.gradient(expected, [k.value for k, _ in held])
-    with kernels.cast_together(held) as cast, tf.GradientTape() as tape:
-        sources = [cast[id(k)] for k, _ in held]
+    expected_gradients = tape.gradient(expected, [k.value for k, _ in to_cast])
+    with kernels.fused_kernel_casts(to_cast) as cast, tf.GradientTape() as tape:
+        sources = [cast[id(k)] for k, _ in to_cast]
         tape.watch(sources)
         outputs = model(images)
     np.testing.assert_array_equal(outputs, expected)
-    for found, gradient in zip(tape.gradient(outputs, sources), wanted, strict=True):
-        assert found.dtype == tf.float16
-        np.testing.assert_array_equal(tf.cast(found, tf.float32), gradient)
+    gradients = tape.gradient(outputs, sources)
+    for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
+        assert gradient.dtype == tf.float16
+        np.testing.assert_array_equal(tf.cast(gradient, tf.float32), expected_gradient)
 
 
-def test_afterwards_layers_cast_by_themselves():
+def test_after_fused_kernel_casts_layers_cast_their_kernels():
     model = network()
-    held = layers.cast_kernels(model)
+    to_cast = layers.kernels_to_cast(model)
     images = tf.ones([1, 8, 8, 3])
-    with kernels.cast_together(held):
+    with kernels.fused_kernel_casts(to_cast):
         before = model(images)
-    held[0][0].assign(tf.zeros_like(held[0][0]))
+    to_cast[0][0].assign(tf.zeros_like(to_cast[0][0]))
     assert np.abs(model(images) - before).max() > 0
-    with kernels.cast_together([]) as cast:
+    with kernels.fused_kernel_casts([]) as cast:
         assert not cast

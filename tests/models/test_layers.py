@@ -37,7 +37,7 @@ def test_pooling_of_non_negative_values(size):
 def test_the_form_for_gpus_has_the_same_values_and_gradients(
     monkeypatch, size, kernel, stride, pad
 ):
-    """The convolution pads by itself, and so does the pooling behind a ReLU."""
+    """The convolution pads by itself, and so does the pooling after a ReLU."""
     random = np.random.default_rng(0)
     x = tf.constant(random.normal(size=(2, size, size, 4)).astype(np.float32))
     weights = tf.constant(random.normal(size=(kernel, kernel, 4, 6)).astype(np.float32))
@@ -45,12 +45,12 @@ def test_the_form_for_gpus_has_the_same_values_and_gradients(
     def pooled(x, weights):
         return kernels.max_pool(tf.nn.relu(kernels.conv2d(x, weights, stride, pad)), 3, 2, 1)
 
-    found = []
+    results = []
     for cpu in (True, False):
         monkeypatch.setattr(kernels, "has_gpu", lambda cpu=cpu: not cpu)
         side = (size + 2 * pad - kernel) // stride // 2 + 1
-        found.append(gradients(pooled, x, weights, tf.ones([2, side, side, 6])))
-    for one, other in zip(*found, strict=True):
+        results.append(gradients(pooled, x, weights, tf.ones([2, side, side, 6])))
+    for one, other in zip(*results, strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-5)
 
 
@@ -119,7 +119,7 @@ def operations_of(size, kernel, stride, channels, dtype):
     ]
 
 
-def test_which_form_is_taken_on_a_cpu_and_on_a_gpu(monkeypatch):
+def test_conv2d_selects_the_form_by_device_shape_and_type(monkeypatch):
     monkeypatch.setattr(kernels, "has_gpu", lambda: False)
     assert not any(op.startswith("Conv2D") for op in operations_of(4, 1, 2, 8, tf.float32))
     strided = operations_of(4, 3, 2, 64, tf.float32)
@@ -134,10 +134,8 @@ def test_which_form_is_taken_on_a_cpu_and_on_a_gpu(monkeypatch):
         assert "MatMul" not in operations_of(4, kernel, stride, 256, tf.bfloat16)
 
 
-def test_xla_gets_pooling_that_pads_before(monkeypatch):
-    """XLA has none with padding of its own, which the form for GPUs uses: --jit_compile could not
-    run there.
-    """
+def test_max_pool_compiles_under_xla(monkeypatch):
+    """XLA has no pooling with explicit padding, so --jit_compile would fail on a GPU with it."""
     monkeypatch.setattr(kernels, "has_gpu", lambda: True)
     images = tf.constant(np.random.default_rng(0).uniform(size=(2, 9, 9, 3)), tf.float32)
     pool = lambda x: kernels.max_pool(x, 3, 2, 1)  # noqa: E731

@@ -8,7 +8,7 @@ from tests.references.moments_reference import population_moments
 
 
 def merge(means, variances):
-    """As normalization and its callback do."""
+    """Merges moments in the way of `normalization.merge_statistics`."""
     means, variances = np.asarray(means), np.asarray(variances)
     mean = means.mean(axis=0)
     return mean, moments.biased_variance(mean, moments.second_moment(means, variances).mean(axis=0))

@@ -41,7 +41,7 @@ def test_a_narrow_network_for_small_images():
 
 
 def randomized(model, seed):
-    """Gives every variable a value that no initializer gives, so that a swapped pair would show."""
+    """Assigns values that no initializer gives, so that a swapped pair is noticed."""
     random = np.random.default_rng(seed)
     for variable in model.variables:
         if variable.ndim == 1:
@@ -59,9 +59,8 @@ def weights_in_order(model):
                 (layer.name, tuple(np.asarray(v.value, np.float64) for v in values))
             )
 
-    # He's order: within a block the projection first, as its name says nothing about the place in
-    # the graph.
-    def place(item):
+    # The order of the paper has the projection first within a block.
+    def paper_order(item):
         name = item[0]
         if name == "stem_conv":
             return (0, 0, 0)
@@ -69,7 +68,7 @@ def weights_in_order(model):
         return (int(stage[5:]), int(block[5:]), 0 if part == "shortcut" else int(part))
 
     dense = model.get_layer("logits")
-    ordered = [values for _, values in sorted(convolutions, key=place)]
+    ordered = [values for _, values in sorted(convolutions, key=paper_order)]
     return ordered, (np.asarray(dense.kernel.value), np.asarray(dense.bias.value))
 
 
@@ -100,7 +99,7 @@ def test_forward_pass_is_that_of_the_papers(name, side, width, stem):
 
 
 @pytest.mark.parametrize(("flag", "gamma"), [(True, 0.0), (False, 1.0)])
-def test_last_scale_of_each_block(flag, gamma):
+def test_zero_last_gamma_sets_the_last_scale_of_each_block(flag, gamma):
     model = factory.create("resnet50", 3, 32, width=2, zero_last_gamma=flag)
     every = [n for n in model.layers if isinstance(n, BatchNormalization)]
     norms = [n for n in every if n.name.endswith("_3_bn")]
@@ -146,12 +145,14 @@ def test_model_survives_a_round_trip_to_a_file(tmp_path):
     assert again.get_layer("stem_bn").mode == "moving"
 
 
-def test_a_network_of_open_size_gives_what_one_of_each_size_gives():
-    anyone = factory.create("resnet8", 5, None, width=16, zero_last_gamma=False)
+def test_network_for_any_size_equals_networks_for_each_size():
+    any_size = factory.create("resnet8", 5, None, width=16, zero_last_gamma=False)
     for side in (32, 48):
         images = np.random.default_rng(side).normal(size=(2, side, side, 3)).astype(np.float32)
-        own = factory.create("resnet8", 5, side, width=16, zero_last_gamma=False)
-        own.set_weights(anyone.get_weights())
+        one_size = factory.create("resnet8", 5, side, width=16, zero_last_gamma=False)
+        one_size.set_weights(any_size.get_weights())
         for training in (False, True):
             run = tf.function(lambda x, model, t=training: model(x, training=t))
-            np.testing.assert_allclose(run(images, anyone), run(images, own), rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(
+                run(images, any_size), run(images, one_size), rtol=1e-4, atol=1e-4
+            )

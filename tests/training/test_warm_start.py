@@ -141,16 +141,16 @@ def test_a_network_of_ones_own_trains_and_is_evaluated(tiny_data, tmp_path):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("no.such.module:f", "No module named 'no'; give MODULE:FUNCTION"),
+        ("no.such.module:f", r"No module named 'no'\. Pass MODULE:FUNCTION"),
         (
             "tests.training.own_networks:without_arguments",
-            "it is called with num_classes and image_size",
+            "It is called with num_classes and image_size",
         ),
         ("tests.training.own_networks:wrong", r"its output has shape \(None, 4\), not \(None, 3\)"),
         ("tests.training.own_networks:regularized", "regularizers and constraints are not applied"),
         (
             "tests.training.own_networks:with_softmax",
-            "the layer last gives probabilities, not logits",
+            "the layer last returns probabilities, not logits",
         ),
         (
             "tests.training.own_networks:of_another_size",
@@ -161,7 +161,7 @@ def test_a_network_of_ones_own_trains_and_is_evaluated(tiny_data, tmp_path):
         ),
         (
             "tests.training.own_networks:gray",
-            r"its input has shape \(None, 16, 16, 1\); it is called with images of",
+            r"its input has shape \(None, 16, 16, 1\)\. It is called with images of",
         ),
         ("tests.training.own_networks:with_two_inputs", "it has 2 inputs, not one"),
         (
@@ -174,7 +174,7 @@ def test_a_network_of_ones_own_trains_and_is_evaluated(tiny_data, tmp_path):
         ),
         (
             "tests.training.own_networks:synchronized",
-            "each rank normalizes its own batch; omit synchronized=True",
+            r"each rank normalizes its own batch\. Omit synchronized=True",
         ),
     ],
 )
