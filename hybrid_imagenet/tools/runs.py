@@ -42,8 +42,8 @@ def main(arguments: Sequence[str]) -> None:
     """Runs `runs`."""
     parsed = _parser().parse_args(arguments)
     if parsed.diff:
-        one, other = (load.load(path) for path in parsed.diff)
-        rows = [(name, *map(text, values)) for name, values in load.differences([one, other])]
+        one, other = (load.load_run(path) for path in parsed.diff)
+        rows = [(name, *map(text, values)) for name, values in load.differing_flags([one, other])]
         command_line.print_escaped(
             table(("flag", *parsed.diff), rows) if rows else "All flags are the same."
         )
@@ -78,7 +78,7 @@ def row(directory: pathlib.Path) -> tuple[str, ...]:
     """
     when = _date(state.last_write(directory))
     try:
-        run = load.load(directory)
+        run = load.load_run(directory)
         planned = f"/{format_epochs(run.epochs_planned)}" if run.epochs_planned else ""
         return (
             directory.name,
@@ -156,7 +156,7 @@ def _nothing_to_stop(directory: pathlib.Path) -> str:
     Raises:
       UserError: if there is no run.
     """
-    run = load.load(directory)
+    run = load.load_run(directory)
     epochs = f"epoch {max((record.get('epoch') or 0 for record in run.epochs), default=0):g}"
     if run.state == state.FINISHED:
         return f"{directory}: finished at {epochs}, so there is nothing to stop"
@@ -166,18 +166,18 @@ def _nothing_to_stop(directory: pathlib.Path) -> str:
     verb = "diverged" if run.state == state.DIVERGED else f"was {run.state}"
     return (
         f"{directory}: {verb} at {epochs} and no longer runs, so there is nothing to stop."
-        f" {run.following}"
+        f" {run.next_step}"
     )
 
 
 def _standing(directory: pathlib.Path) -> str:
     """The state of a run, its results so far, and the command that continues or stops it."""
-    run = load.load(directory)
+    run = load.load_run(directory)
     recorded = (record.get("step") or 0 for record in (*run.steps, *run.epochs))
     last = max([run.summary.get("steps") or 0, *recorded])  # a run may end between two records
     age = format_duration(max(time.time() - state.last_write(directory), 0.0))
     found = [
         f"{directory}: {run.state}, step {last}, last record {age} ago",
-        findings.answers(run).outcome,
+        findings.assess(run).outcome,
     ]
-    return "\n".join([*found, *filter(None, [run.following])])
+    return "\n".join([*found, *filter(None, [run.next_step])])

@@ -87,10 +87,10 @@ def look(run):
     UserError fails.
     """
     try:
-        loaded = load.load(run)
-        list(report_command.text(loaded))
+        loaded = load.load_run(run)
+        list(report_command.summary_lines(loaded))
         page.build([loaded], "title")
-        assert loaded.following is not None
+        assert loaded.next_step is not None
     except UserError as error:
         assert str(run) in str(error)
         return "damaged"
@@ -219,10 +219,10 @@ def test_runs_a_run_whose_damage_no_check_has_foreseen_is_a_row(tmp_path, capsys
     for name in ("one", "other"):
         whole_run(tmp_path / name)
 
-    def load_all_but_one(path, real=load.load):
+    def load_all_but_one(path, real=load.load_run):
         return {}["gone"] if path.name == "one" else real(path)
 
-    monkeypatch.setattr(load, "load", load_all_but_one)
+    monkeypatch.setattr(load, "load_run", load_all_but_one)
     assert __main__.main(["runs", str(tmp_path)]) == 0
     rows = {row.split()[0]: row for row in capsys.readouterr().out.splitlines()}
     assert " damaged " in rows["one"] and rows["one"].endswith("KeyError: 'gone'")
@@ -258,7 +258,7 @@ def test_report_image_results_that_do_not_fit_are_not_shown(tmp_path):
         "worst_files": np.array(["x.png"]),
     }
     np.savez(run / "image_results.npz", **good)
-    assert load.load(run).images is not None
+    assert load.load_run(run).image_results is not None
     for name, wrong in (
         ("label", np.full(3, 2)),
         ("predicted", np.zeros(2, int)),
@@ -268,4 +268,4 @@ def test_report_image_results_that_do_not_fit_are_not_shown(tmp_path):
         ("class_names", np.array("a")),
     ):
         np.savez(run / "image_results.npz", **{**good, name: wrong})
-        assert load.load(run).images is None, name
+        assert load.load_run(run).image_results is None, name

@@ -62,8 +62,8 @@ def test_a_run_leaves_its_results(undisturbed):
 
 def test_a_run_keeps_what_it_found_for_each_image(undisturbed):
     run_dir, _ = undisturbed
-    images = load.load(run_dir).images
-    found = classes.matrix(images)
+    images = load.load_run(run_dir).image_results
+    found = classes.confusion_matrix(images)
     assert found.sum() == len(images["label"]) == program.VALIDATION
     assert np.trace(found) / found.sum() == pytest.approx(program.records(run_dir)[-1]["val_top1"])
     assert len(images["worst_files"]) == min(20, found.sum() - np.trace(found))

@@ -1,6 +1,4 @@
-"""Shows which classes a run's last validation confused, and the images that it got wrong with most
-confidence.
-"""
+"""Shows which classes the last validation confused, and its most confident wrong predictions."""
 
 from __future__ import annotations
 
@@ -13,96 +11,114 @@ import numpy as np
 from hybrid_imagenet.errors import pluralize, printable
 from hybrid_imagenet.tools.report.tables import table
 
-_MATRIX = 30  # classes at most for a matrix
-_PAIRS = 20
+# A larger confusion matrix does not fit on a page.
+_MAX_MATRIX_CLASSES = 30
+_MAX_CONFUSED_PAIRS = 20
+# Lines of each type in the summary as text.
+_MAX_LINES = 3
 
-Results = Mapping[str, Any]
+ImageResults = Mapping[str, Any]
+"""The arrays of image_results.npz (see `LoadedRun.image_results`)."""
 
 
-def matrix(results: Results) -> np.ndarray:
-    """Counts the images of each true class (row) and predicted class (column), int64 [classes,
-    classes].
+def confusion_matrix(results: ImageResults) -> np.ndarray:
+    """Counts the images of each true class and predicted class.
+
+    Returns:
+      int64 [classes, classes]: true classes are rows, predicted classes are columns.
     """
     classes = len(results["class_names"])
-    flat = results["label"].astype(np.int64) * classes + results["predicted"]
-    return np.bincount(flat, minlength=classes * classes).reshape(classes, classes)
+    cells = results["label"].astype(np.int64) * classes + results["predicted"]
+    return np.bincount(cells, minlength=classes * classes).reshape(classes, classes)
 
 
-def pairs(results: Results) -> list[tuple[str, str, int]]:
-    """The true class, the predicted class and the number of images, most images first; right ones
-    do not count.
-    """
-    counts, names = matrix(results), results["class_names"]
+def confused_pairs(results: ImageResults) -> list[tuple[str, str, int]]:
+    """Returns true class, predicted class and number of images of the most frequent confusions."""
+    names = results["class_names"]
+    counts = confusion_matrix(results)
     np.fill_diagonal(counts, 0)
-    most = np.argsort(-counts, axis=None, kind="stable")[:_PAIRS]
-    chosen = [divmod(int(place), len(counts)) for place in most]
-    return [(str(names[a]), str(names[b]), int(counts[a, b])) for a, b in chosen if counts[a, b]]
+    largest_cells = np.argsort(-counts, axis=None, kind="stable")[:_MAX_CONFUSED_PAIRS]
+    pairs = []
+    for cell in largest_cells:
+        true_class, predicted_class = divmod(int(cell), len(counts))
+        count = int(counts[true_class, predicted_class])
+        if count:
+            pairs.append((str(names[true_class]), str(names[predicted_class]), count))
+    return pairs
 
 
-def lines(results: Results) -> Iterator[str]:
-    """Yields what the page shows, in short."""
-    if found := pairs(results)[:3]:
-        yield "Classes most often confused:"
-        yield from (
-            printable(f"- {pluralize(n, 'image')} of {true} predicted as {other}")
-            for true, other, n in found
+def text_lines(results: ImageResults) -> Iterator[str]:
+    """Yields the most frequent confusions and the most confident errors as lines of text."""
+    pairs = confused_pairs(results)
+    if not pairs:
+        return
+    yield "Classes most often confused:"
+    for true_class, predicted_class, count in pairs[:_MAX_LINES]:
+        yield printable(
+            f"- {pluralize(count, 'image')} of {true_class} predicted as {predicted_class}"
         )
-        yield "Wrong with the highest probability:"
-        yield from (
-            printable(f"- {name}: {true} predicted as {other} ({p})")
-            for name, true, other, p in _worst(results)[:3]
-        )
+    yield "Wrong with the highest probability:"
+    for file, true_class, predicted_class, probability in _worst_rows(results)[:_MAX_LINES]:
+        yield printable(f"- {file}: {true_class} predicted as {predicted_class} ({probability})")
 
 
-def section(results: Results) -> str:
-    """The matrix, or beyond 30 classes the pairs most often confused, and the worst images."""
+def section(results: ImageResults) -> str:
+    """Returns the confused classes and the most confident errors as HTML.
+
+    Few classes are shown as a confusion matrix, many as a table of the most frequent confusions.
+    """
+    images = pluralize(len(results["label"]), "image")
     right = int((results["label"] == results["predicted"]).sum())
-    text = (
-        f'<p class="note">Last validation: {right} of {pluralize(len(results["label"]), "image")}'
-        " right.</p>"
-    )
-    if len(results["class_names"]) <= _MATRIX:
-        text += _matrix(results)
-    elif found := pairs(results):
-        text += table(
-            ("true class", "predicted class", "images"), [(a, b, str(n)) for a, b, n in found]
-        )
-    if worst := _worst(results):
-        text += "<h4>Wrong with the highest probability</h4>"
-        text += table(("image", "true class", "predicted class", "probability"), worst)
-    return text
+    content = f'<p class="note">Last validation: {right} of {images} right.</p>'
+    pairs = confused_pairs(results)
+    if len(results["class_names"]) <= _MAX_MATRIX_CLASSES:
+        content += _matrix_table(results)
+    elif pairs:
+        rows = [
+            (true_class, predicted_class, str(count))
+            for true_class, predicted_class, count in pairs
+        ]
+        content += table(("true class", "predicted class", "images"), rows)
+    worst_rows = _worst_rows(results)
+    if worst_rows:
+        content += "<h4>Wrong with the highest probability</h4>"
+        content += table(("image", "true class", "predicted class", "probability"), worst_rows)
+    return content
 
 
-def _matrix(results: Results) -> str:
-    """A row for each true class, a column for each predicted one; the darker, the larger the part
-    of the row.
+def _matrix_table(results: ImageResults) -> str:
+    """Returns the confusion matrix as a table.
+
+    The larger its fraction of the row, the darker is a cell.
     """
     names = [html.escape(str(name)) for name in results["class_names"]]
     rows = []
-    for number, (name, counts) in enumerate(zip(names, matrix(results), strict=True)):
-        whole = max(int(counts.sum()), 1)
-        cells = "".join(
-            f'<td style="--part:{count / whole:.3f}"{" class=hit" if other == number else ""}>'
-            f"{count or ''}</td>"
-            for other, count in enumerate(counts.tolist())
+    for true_class, counts in enumerate(confusion_matrix(results)):
+        total = max(int(counts.sum()), 1)
+        cells = []
+        for predicted_class, count in enumerate(counts.tolist()):
+            css_class = " class=hit" if predicted_class == true_class else ""
+            cells.append(f'<td style="--part:{count / total:.3f}"{css_class}>{count or ""}</td>')
+        right_percent = 100 * counts[true_class] / total
+        rows.append(
+            f'<tr><th scope="row">{names[true_class]}</th>'
+            f'<td class="whole">{right_percent:.1f} %</td>{"".join(cells)}</tr>'
         )
-        right = f'<td class="whole">{100 * counts[number] / whole:.1f} %</td>'
-        rows.append(f'<tr><th scope="row">{name}</th>{right}{cells}</tr>')
-    heads = "".join(f'<th scope="col"><span>{name}</span></th>' for name in ["right", *names])
-    body = (
-        f"<thead><tr><th>true \\ predicted</th>{heads}</tr></thead><tbody>{''.join(rows)}</tbody>"
+    header = "".join(f'<th scope="col"><span>{name}</span></th>' for name in ["right", *names])
+    return (
+        '<div class="scroll"><table class="matrix">'
+        f"<thead><tr><th>true \\ predicted</th>{header}</tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
-    return f'<div class="scroll"><table class="matrix">{body}</table></div>'
 
 
-def _worst(results: Results) -> list[tuple[str, str, str, str]]:
-    names, places = results["class_names"], results["worst"].tolist()
-    return [
-        (
-            str(file),
-            str(names[results["label"][place]]),
-            str(names[results["predicted"][place]]),
-            f"{100 * results['probability'][place]:.1f} %",
-        )
-        for place, file in zip(places, results["worst_files"], strict=True)
-    ]
+def _worst_rows(results: ImageResults) -> list[tuple[str, str, str, str]]:
+    """Returns file, true class, predicted class and probability of the most confident errors."""
+    names = results["class_names"]
+    rows = []
+    for index, file in zip(results["worst"].tolist(), results["worst_files"], strict=True):
+        true_class = str(names[results["label"][index]])
+        predicted_class = str(names[results["predicted"][index]])
+        probability = f"{100 * results['probability'][index]:.1f} %"
+        rows.append((str(file), true_class, predicted_class, probability))
+    return rows

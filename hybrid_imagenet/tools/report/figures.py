@@ -1,21 +1,30 @@
-"""Computes what the charts of a report show; `svg` draws them."""
+"""Prepares the charts of a report from runs; `svg` draws them."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from hybrid_imagenet.schedules import mlperf
-from hybrid_imagenet.tools.report.load import Run
+from hybrid_imagenet.tools.report.load import LoadedRun
 from hybrid_imagenet.tools.report.svg import COLORS, Chart, Series
 
-_FIRST_THIRD = 1 / 3  # of a run: the steep rise, which would flatten all that follows
-_WIDE = 20.0  # losses further apart than this get a logarithmic axis
-_HOPELESS = 0.5  # of the best accuracy: a run below that does not stretch the axis of the others
-_TIMES = ((2.0 * 3600, 3600.0, "hours"), (2 * 60.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
-_BYTES = ((1e9, 1e9, "GB/s"), (1e6, 1e6, "MB/s"), (0.0, 1e3, "kB/s"))
-CAUSES = {
+# Accuracy rises steeply in the first third of a run. An axis that shows it would flatten the rest.
+_STEEP_FRACTION = 1 / 3
+# If the largest loss is this many times the smallest, the axis is logarithmic.
+_MAX_LINEAR_RATIO = 20.0
+# A run whose accuracy is below this fraction of the best run's has failed. It does not stretch the
+# axis of the others.
+_FAILED_FRACTION = 0.5
+# Each unit: the smallest value it is used for, its divisor and its name.
+_TIME_UNITS = ((2.0 * 3600, 3600.0, "hours"), (2 * 60.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
+_BANDWIDTH_UNITS = ((1e9, 1e9, "GB/s"), (1e6, 1e6, "MB/s"), (0.0, 1e3, "kB/s"))
+_TITLES = {"top1": "Top-1 accuracy", "top5": "Top-5 accuracy", "loss": "Loss"}
+_Y_LABELS = {"top1": "top-1 accuracy (%)", "top5": "top-5 accuracy (%)", "loss": "loss (nats)"}
+
+CAUSE_COLORS = {
     "computation": 0,
     "computation and other": 0,
     "input": 1,
@@ -25,227 +34,328 @@ CAUSES = {
     "checkpoints": 5,
     "other": 6,
 }
-"""Causes of time and their colors."""
+"""Causes of time in the order of the bars, and the number of their color."""
 
 
-def curves(runs: Sequence[Run], what: str, by: str) -> Chart | None:
-    """Validation (solid) and training (dashed) accuracy or loss; None if no run has recorded any.
+def metric_chart(runs: Sequence[LoadedRun], metric: str, by: str) -> Chart | None:
+    """Charts validation (solid) and training (dashed) accuracy or loss of each run.
 
     The axis of accuracy begins where the runs are after their first third, so that the end can be
-    read; a run that diverged leaves the chart. Training is drawn from the step records by step, and
-    for a run without a whole epoch.
+    read. A run that diverged may leave the chart.
 
     Args:
-      runs: one color and one shape of marks each.
-      what: `top1`, `top5` or `loss`.
+      runs: each gets a color and a shape of marks.
+      metric: `top1`, `top5` or `loss`.
       by: `epoch`, `step` or `hours`.
+
+    Returns:
+      The chart; None if no run has recorded the metric.
     """
-    longest = max(
-        (h for run in runs for h in run.series("seconds", by="hours", steps=not run.epochs)[0]),
+    longest_hours = max(
+        (
+            hours
+            for run in runs
+            for hours in run.series("seconds", by="hours", from_steps=not run.epochs)[0]
+        ),
         default=0.0,
     )
-    divisor, unit = unit_of_time(3600 * longest)
-    alone = len(runs) == 1
+    seconds_per_unit, time_unit_name = time_unit(3600 * longest_hours)
     series = []
     for number, run in enumerate(runs):
-        for part, word, dashed in (("val", "validation", False), ("train", "training", True)):
-            from_steps = dashed and (by == "step" or not run.epochs)
-            xs, ys = run.series(f"{part}_{what}", by=by, steps=from_steps)
-            ys = ys if what == "loss" else [100 * y for y in ys]
-            name = word if alone else run.name if not dashed else f"{run.name}, training"
-            along = [3600 * x / divisor for x in xs] if by == "hours" else xs
-            color = int(dashed) if alone else number
-            shape = None if alone or dashed else number
-            series.append(
-                Series(
-                    name,
-                    along,
-                    ys,
-                    color,
-                    dashed=dashed,
-                    shape=shape,
-                    run=None if alone else number,
-                )
-            )
-    y_label = {"top1": "top-1 accuracy (%)", "top5": "top-5 accuracy (%)", "loss": "loss (nats)"}[
-        what
-    ]
-    title = {"top1": "Top-1 accuracy", "top5": "Top-5 accuracy", "loss": "Loss"}[what]
-    title += " by time" if by == "hours" else f" by {by}"
-    x_label = f"{unit} since the start" if by == "hours" else by
-    chart = _unless_empty(Chart(title, series, x_label, y_label))
+        for is_training in (False, True):
+            xs, ys = _metric_series(run, metric, by, is_training=is_training)
+            if by == "hours":
+                xs = [3600 * x / seconds_per_unit for x in xs]
+            series.append(_metric_line(runs, number, xs, ys, is_training=is_training))
+    if by == "hours":
+        title = f"{_TITLES[metric]} by time"
+        x_label = f"{time_unit_name} since the start"
+    else:
+        title = f"{_TITLES[metric]} by {by}"
+        x_label = by
+    chart = _without_empty_series(Chart(title, series, x_label, _Y_LABELS[metric]))
     if chart is None:
         return None
-    if what == "loss":
-        losses = [
-            y
-            for run in _good(runs)
-            for part in ("val", "train")
-            for y in run.series(f"{part}_loss")[1]
-            if y > 0
-        ]
-        apart = bool(losses) and max(losses) > _WIDE * min(losses) > 0
-        return dataclasses.replace(chart, log_y=apart, limits=_around(losses, log=apart))
-    levels = _targets(runs) if what == "top1" else []
-    shown_values = [100 * y for run in _good(runs) for y in _after_the_rise(run, what)]
-    limits = _around([*shown_values, *(value for _, value in levels)], highest=100.0)
-    return dataclasses.replace(chart, levels=levels, limits=limits)
+    if metric == "loss":
+        return _with_loss_axis(chart, runs)
+    return _with_accuracy_axis(chart, runs, metric)
 
 
-def _targets(runs: Sequence[Run]) -> list[tuple[str, float]]:
-    asked = sorted(
-        {target for run in runs if run.target_asked or run.imagenet for target in run.targets}
-    )
-    return [(f"target {100 * target:.4g} %", 100 * target) for target in asked]
+def _metric_series(
+    run: LoadedRun, metric: str, by: str, *, is_training: bool
+) -> tuple[list[float], list[float]]:
+    """Returns a metric of training or validation; accuracy in percent.
 
-
-def _good(runs: Sequence[Run]) -> list[Run]:
-    """The runs that an axis is made for: those that have not diverged or failed, if there are
-    any.
+    Training is read from the step records if the chart is by step, or if the run has not finished
+    an epoch.
     """
-    best = max((max(run.series("val_top1")[1], default=0.0) for run in runs), default=0.0)
-    kept = [
-        r
-        for r in runs
-        if not r.diverged and max(r.series("val_top1")[1], default=0.0) >= _HOPELESS * best
+    part = "train" if is_training else "val"
+    from_steps = is_training and (by == "step" or not run.epochs)
+    xs, ys = run.series(f"{part}_{metric}", by=by, from_steps=from_steps)
+    if metric != "loss":
+        ys = [100 * y for y in ys]
+    return xs, ys
+
+
+def _metric_line(
+    runs: Sequence[LoadedRun],
+    number: int,
+    xs: Sequence[float],
+    ys: Sequence[float],
+    *,
+    is_training: bool,
+) -> Series:
+    """Returns the line of a run. With several runs, the color shows the run."""
+    if len(runs) == 1:
+        name = "training" if is_training else "validation"
+        return Series(name, xs, ys, color=int(is_training), dashed=is_training)
+    run_name = runs[number].name
+    return Series(
+        name=f"{run_name}, training" if is_training else run_name,
+        xs=xs,
+        ys=ys,
+        color=number,
+        dashed=is_training,
+        shape=None if is_training else number,
+        run=number,
+    )
+
+
+def _with_loss_axis(chart: Chart, runs: Sequence[LoadedRun]) -> Chart:
+    """Limits the axis to the losses of the runs that did not fail."""
+    losses = [
+        loss
+        for run in _runs_that_set_axes(runs)
+        for key in ("val_loss", "train_loss")
+        for loss in run.series(key)[1]
+        if loss > 0
     ]
-    return kept or list(runs)
+    is_log = bool(losses) and max(losses) > _MAX_LINEAR_RATIO * min(losses)
+    return dataclasses.replace(chart, log_y=is_log, limits=_axis_limits(losses, log=is_log))
 
 
-def _after_the_rise(run: Run, what: str) -> list[float]:
+def _with_accuracy_axis(chart: Chart, runs: Sequence[LoadedRun], metric: str) -> Chart:
+    """Limits the axis to targets and later accuracies of the runs that did not fail."""
+    targets = _target_levels(runs) if metric == "top1" else []
+    values = [
+        100 * value
+        for run in _runs_that_set_axes(runs)
+        for value in _values_after_steep_rise(run, metric)
+    ]
+    values += [level for _, level in targets]
+    return dataclasses.replace(chart, levels=targets, limits=_axis_limits(values, highest=100.0))
+
+
+def _target_levels(runs: Sequence[LoadedRun]) -> list[tuple[str, float]]:
+    """Returns the name and the percentage of each target that means something."""
+    targets = {target for run in runs if run.has_meaningful_targets for target in run.targets}
+    return [(f"target {100 * target:.4g} %", 100 * target) for target in sorted(targets)]
+
+
+def _runs_that_set_axes(runs: Sequence[LoadedRun]) -> list[LoadedRun]:
+    """Returns the runs that have not diverged or failed; all runs if there are none."""
+    best = max((_best_accuracy(run) for run in runs), default=0.0)
+    good_runs = [
+        run
+        for run in runs
+        if run.divergence_record is None and _best_accuracy(run) >= _FAILED_FRACTION * best
+    ]
+    return good_runs or list(runs)
+
+
+def _best_accuracy(run: LoadedRun) -> float:
+    _, accuracies = run.series("val_top1")
+    return max(accuracies, default=0.0)
+
+
+def _values_after_steep_rise(run: LoadedRun, metric: str) -> list[float]:
     values = []
-    for part in ("val", "train"):
-        xs, ys = run.series(f"{part}_{what}")
-        values += [y for x, y in zip(xs, ys, strict=True) if x > _FIRST_THIRD * xs[-1]]
+    for key in (f"val_{metric}", f"train_{metric}"):
+        xs, ys = run.series(key)
+        values += [y for x, y in zip(xs, ys, strict=True) if x > _STEEP_FRACTION * xs[-1]]
     return values
 
 
-def _around(
+def _axis_limits(
     values: Sequence[float], *, highest: float = math.inf, log: bool = False
 ) -> tuple[float, float] | None:
-    """Ends of an axis that holds the values with a margin; None if there is no value."""
+    """Returns the ends of an axis that shows the values with a margin; None if there are none.
+
+    Args:
+      values: at least 0.
+      highest: the axis does not go beyond it, unless a value does.
+      log: whether the axis is logarithmic.
+    """
     if not values:
         return None
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
     if log:
         return low / 1.5, high * 1.5
     margin = max(0.08 * (high - low), 0.002 * abs(high)) or 1.0
     return max(low - margin, 0.0), max(min(high + margin, highest), high)
 
 
-def learning_rates(runs: Sequence[Run]) -> Chart | None:
-    """The learning rate of each run; of a single one with AdaBound's bounds as long as they
-    hold.
-    """
-    series = [
-        _of_run(runs, number, *_longer(run, "learning_rate")) for number, run in enumerate(runs)
-    ]
+def learning_rate_chart(runs: Sequence[LoadedRun]) -> Chart | None:
+    """Charts the learning rate of each run; for a single run also AdaBound's bounds."""
+    series = []
+    for number, run in enumerate(runs):
+        xs, ys = _longer_series(run, "learning_rate")
+        series.append(_run_line(runs, number, xs, ys))
     if len(runs) == 1:
-        early = [
-            [r for r in records if r.get("phase") == 0]
-            for records in (runs[0].steps, runs[0].epochs)
-        ]
-        bounded = dataclasses.replace(runs[0], steps=early[0], epochs=early[1])
+        learning_rate = dataclasses.replace(series[0], name="learning rate")
         series = [
-            Series("upper bound Bu", *_longer(bounded, "upper_bound"), 1, dashed=True),
-            dataclasses.replace(series[0], name="learning rate"),
-            Series("lower bound Bl", *_longer(bounded, "lower_bound"), 2, dashed=True),
+            _bound_line(runs[0], "upper_bound", "upper bound Bu", color=1),
+            learning_rate,
+            _bound_line(runs[0], "lower_bound", "lower bound Bl", color=2),
         ]
-    return _unless_empty(
+    return _without_empty_series(
         Chart("Learning rate", series, "epoch", "learning rate per update", log_y=True)
     )
 
 
-def _longer(run: Run, key: str) -> tuple[list[float], list[float]]:
-    """A key against epochs, from the step records or the epochs', whichever have more of it."""
-    return max(run.series(key), run.series(key, steps=True), key=lambda series: len(series[0]))
+def _bound_line(run: LoadedRun, key: str, name: str, color: int) -> Series:
+    """Returns a bound of AdaBound. It is recorded in all epochs, but acts in phase 0 only."""
+    adabound = dataclasses.replace(
+        run, steps=_records_of_adabound(run.steps), epochs=_records_of_adabound(run.epochs)
+    )
+    xs, ys = _longer_series(adabound, key)
+    return Series(name, xs, ys, color, dashed=True)
 
 
-def relative_steps(runs: Sequence[Run]) -> Chart | None:
-    """Relative step of LARS by epoch, beside tuned LARS at the batch of each epoch; None without
-    LARS.
+def _records_of_adabound(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [record for record in records if record.get("phase") == 0]
+
+
+def _longer_series(run: LoadedRun, key: str) -> tuple[list[float], list[float]]:
+    """Returns a key by epoch, from the epoch or the step records, whichever have more values."""
+    of_epochs = run.series(key)
+    of_steps = run.series(key, from_steps=True)
+    return of_steps if len(of_steps[0]) > len(of_epochs[0]) else of_epochs
+
+
+def relative_step_chart(runs: Sequence[LoadedRun]) -> Chart | None:
+    """Charts the relative step of LARS by epoch, next to tuned LARS at the same batch.
+
+    None if no run used LARS.
     """
-    series = _by_run(runs, "relative_step")
-    tuned: dict[float, list[tuple[float, float]]] = {}
+    series = _run_lines(runs, "relative_step")
+    tuned_points: dict[float, set[tuple[float, float]]] = {}
     for run in runs:
         for record in run.epochs:
-            if record.get("relative_step") is not None and record.get("global_batch"):
-                step = mlperf.tuned_step(record["global_batch"])
-                tuned.setdefault(record["global_batch"], []).append((float(record["epoch"]), step))
-    for batch, points in sorted(tuned.items()):
-        xs, ys = zip(*sorted(set(points)), strict=True)
-        series.append(Series(f"tuned LARS, peak, batch {batch}", xs, ys, COLORS - 1, dashed=True))
+            batch = record.get("global_batch")
+            if record.get("relative_step") is not None and batch:
+                point = (float(record["epoch"]), mlperf.tuned_step(batch))
+                tuned_points.setdefault(batch, set()).add(point)
+    for batch, points in sorted(tuned_points.items()):
+        xs = [x for x, _ in sorted(points)]
+        ys = [y for _, y in sorted(points)]
+        name = f"tuned LARS, peak, batch {batch}"
+        series.append(Series(name, xs, ys, color=COLORS - 1, dashed=True))
     y_label = "relative to the weights' norm"
-    return _unless_empty(Chart("Relative step of LARS", series, "epoch", y_label, log_y=True))
+    return _without_empty_series(
+        Chart("Relative step of LARS", series, "epoch", y_label, log_y=True)
+    )
 
 
-def _by_run(runs: Sequence[Run], key: str) -> list[Series]:
-    """A series of each run; of one without a whole epoch, from its step records."""
-    return [_of_run(runs, n, *run.series(key, steps=not run.epochs)) for n, run in enumerate(runs)]
-
-
-def _of_run(runs: Sequence[Run], number: int, xs: Sequence[float], ys: Sequence[float]) -> Series:
-    several = number if len(runs) > 1 else None
-    return Series(runs[number].name, xs, ys, number, shape=several, run=several)
-
-
-def throughput(runs: Sequence[Run]) -> Chart | None:
-    """Images per second by epoch."""
-    series = _by_run(runs, "images_per_second")
-    return _unless_empty(
+def throughput_chart(runs: Sequence[LoadedRun]) -> Chart | None:
+    """Charts images per second by epoch."""
+    series = _run_lines(runs, "images_per_second")
+    return _without_empty_series(
         Chart("Training throughput", series, "epoch", "images per second", zero=True)
     )
 
 
-def processors(runs: Sequence[Run]) -> str:
-    """What the ranks of the runs are: `GPUs`, or `ranks` where one of the runs had none."""
-    return "GPUs" if all(run.on_gpus for run in runs) else "ranks"
-
-
-def input_output(runs: Sequence[Run]) -> list[Chart | None]:
-    """Bandwidth and operations per second of the program's reads by epoch, on axes that begin at
-    0.
-    """
-    charts: list[Chart | None] = []
-    for source, title in (("bytes_read", "Input bandwidth"), ("reads", "Input operations")):
-        rates = []
-        for run in runs:
-            rows = [r for r in run.epochs if r.get(source) is not None and r.get("train_seconds")]
-            rates.append(
-                ([r["epoch"] for r in rows], [r[source] / r["train_seconds"] for r in rows])
-            )
-        largest = max((y for _, ys in rates for y in ys), default=0.0)
-        divisor, unit = (
-            _chosen(_BYTES, largest) if source == "bytes_read" else (1.0, "reads per second")
-        )
-        series = [
-            _of_run(runs, n, xs, [y / divisor for y in ys]) for n, (xs, ys) in enumerate(rates)
-        ]
-        charts.append(
-            _unless_empty(Chart(f"{title} (application reads)", series, "epoch", unit, zero=True))
-        )
-    return charts
-
-
-def run_time(runs: Sequence[Run]) -> list[tuple[str, dict[str, float]]]:
-    """Seconds of each run by cause."""
-    known = [
-        (run.name, run.summary["time_by_cause"]) for run in runs if run.summary.get("time_by_cause")
-    ]
+def input_charts(runs: Sequence[LoadedRun]) -> list[Chart | None]:
+    """Charts bytes per second and reads per second that the program asked for, by epoch."""
+    bytes_read = _rates(runs, "bytes_read")
+    largest = max((rate for _, rates in bytes_read for rate in rates), default=0.0)
+    divisor, unit = _choose_unit(_BANDWIDTH_UNITS, largest)
+    bandwidth = [(epochs, [rate / divisor for rate in rates]) for epochs, rates in bytes_read]
     return [
-        (name, {cause: parts[cause] for cause in CAUSES if cause in parts}) for name, parts in known
+        _input_chart(runs, "Input bandwidth", unit, bandwidth),
+        _input_chart(runs, "Input operations", "reads per second", _rates(runs, "reads")),
     ]
 
 
-def unit_of_time(seconds: float) -> tuple[float, str]:
-    """The seconds in the unit that suits the longest of several times, and its name."""
-    return _chosen(_TIMES, seconds)
+def _rates(runs: Sequence[LoadedRun], key: str) -> list[tuple[list[float], list[float]]]:
+    """Returns for each run its epochs, and the value of the key per second of training."""
+    rates_by_run = []
+    for run in runs:
+        records = [
+            record
+            for record in run.epochs
+            if record.get(key) is not None and record.get("train_seconds")
+        ]
+        epochs = [record["epoch"] for record in records]
+        rates = [record[key] / record["train_seconds"] for record in records]
+        rates_by_run.append((epochs, rates))
+    return rates_by_run
 
 
-def _chosen(choices: tuple[tuple[float, float, str], ...], largest: float) -> tuple[float, str]:
-    return next((divisor, name) for least, divisor, name in choices if largest >= least)
+def _input_chart(
+    runs: Sequence[LoadedRun],
+    title: str,
+    unit: str,
+    rates_by_run: Sequence[tuple[list[float], list[float]]],
+) -> Chart | None:
+    series = [
+        _run_line(runs, number, epochs, rates)
+        for number, (epochs, rates) in enumerate(rates_by_run)
+    ]
+    return _without_empty_series(
+        Chart(f"{title} (application reads)", series, "epoch", unit, zero=True)
+    )
 
 
-def _unless_empty(chart: Chart) -> Chart | None:
-    series = [s for s in chart.series if s.xs]
+def _run_lines(runs: Sequence[LoadedRun], key: str) -> list[Series]:
+    """Returns a line for each run; from the step records if the run has not finished an epoch."""
+    lines = []
+    for number, run in enumerate(runs):
+        xs, ys = run.series(key, from_steps=not run.epochs)
+        lines.append(_run_line(runs, number, xs, ys))
+    return lines
+
+
+def _run_line(
+    runs: Sequence[LoadedRun], number: int, xs: Sequence[float], ys: Sequence[float]
+) -> Series:
+    """Returns the line of a run. With several runs it has marks, and can be hidden."""
+    run_number = number if len(runs) > 1 else None
+    return Series(runs[number].name, xs, ys, color=number, shape=run_number, run=run_number)
+
+
+def _without_empty_series(chart: Chart) -> Chart | None:
+    """Removes series without points; None if no series is left."""
+    series = [line for line in chart.series if line.xs]
     return dataclasses.replace(chart, series=series) if series else None
+
+
+def seconds_by_cause(runs: Sequence[LoadedRun]) -> list[tuple[str, dict[str, float]]]:
+    """Returns the name and the seconds by cause of each run that knows them."""
+    rows = []
+    for run in runs:
+        seconds = run.summary.get("time_by_cause")
+        if seconds:
+            ordered = {cause: seconds[cause] for cause in CAUSE_COLORS if cause in seconds}
+            rows.append((run.name, ordered))
+    return rows
+
+
+def processor_noun(runs: Sequence[LoadedRun]) -> str:
+    """Returns what the ranks of the runs are: `GPUs`, or `ranks` if one of the runs had none."""
+    return "GPUs" if all(run.has_gpus for run in runs) else "ranks"
+
+
+def time_unit(longest_seconds: float) -> tuple[float, str]:
+    """Returns the seconds in the unit that suits the longest of several times, and its name."""
+    return _choose_unit(_TIME_UNITS, longest_seconds)
+
+
+def _choose_unit(
+    units: Sequence[tuple[float, float, str]], largest_value: float
+) -> tuple[float, str]:
+    for minimum, divisor, name in units:
+        if largest_value >= minimum:
+            return divisor, name
+    raise ValueError(f"no unit for {largest_value}")

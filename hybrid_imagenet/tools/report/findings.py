@@ -1,5 +1,6 @@
-"""Answers what one asks of a run first: did it go well, what held it back, and what to change in
-the next.
+"""Judges a run from its records: did it go well, what took time, and what to try next.
+
+Every text here is one that the report shows.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import dataclasses
 import itertools
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hybrid_imagenet.analysis import criteria, published
@@ -18,492 +19,680 @@ from hybrid_imagenet.runlog.summary import format_accuracy, format_duration, for
 from hybrid_imagenet.schedules import mlperf
 from hybrid_imagenet.schedules.relative_step import TOLERATED_FACTOR
 from hybrid_imagenet.schedules.training_schedule import FIXED
-from hybrid_imagenet.tools.report.load import Run
+from hybrid_imagenet.tools.report.load import LoadedRun
 
-GOOD, BAD, OPEN = "good", "bad", "open"
-_INPUT_BOUND = 0.1  # of the time
-_WORSE = 1.1  # times the least validation loss
-_ENOUGH = 6  # epochs to speak of a trend
-_NOTICED = 0.03  # of the time: less is not called a cause
-_AT_MOST = 3  # suggestions
-_WORTH, _EVALUATION_WORTH = 0.05, 0.1  # of the time: less is not worth a flag
-_EARLY = 0.7  # of the planned epochs: a target reached by then could have been had for less
-_UNSTEADY = 0.02  # validation accuracy at the end below the best
-_OVERFITTED = 0.05  # training accuracy above validation's
+GOOD = "good"
+BAD = "bad"
+OPEN = "open"
+
+# A run is called input-bound if it waited for input for this fraction of its time.
+_INPUT_BOUND_FRACTION = 0.1
+# A run is called overfitted if its validation loss ended at this multiple of its minimum.
+_OVERFITTING_LOSS_RATIO = 1.1
+# Fewer epochs do not show a trend.
+_MIN_EPOCHS_OF_TREND = 6
+# Causes that took a smaller fraction of the time are not named.
+_MIN_NAMED_FRACTION = 0.03
+# Causes that took a smaller fraction of the time do not justify another flag. Validating less often
+# has a price, so evaluation has to cost more.
+_MIN_FRACTION_FOR_ADVICE = 0.05
+_MIN_EVALUATION_FRACTION_FOR_ADVICE = 0.1
+_MAX_SUGGESTIONS = 3
+# If a target is reached within this fraction of the epochs, the run could have stopped there.
+_EARLY_FRACTION = 0.7
+# If validation accuracy ends this far below its maximum, training was unsteady.
+_UNSTEADY_ACCURACY_DROP = 0.02
+# If training accuracy is this far above validation accuracy, the network has overfitted.
+_OVERFITTING_ACCURACY_GAP = 0.05
 # A training loss above both counts as far above that of guessing. Label smoothing and mixing images
 # raise the loss of a network that learns, but not that far.
 _MIN_TIMES_GUESSING = 1.5
 _MIN_NATS_ABOVE_GUESSING = 1.0
 
-
-@dataclasses.dataclass(frozen=True)
-class Answers:
-    """What there is to say first about a run.
-
-    Attributes:
-      verdict: `good`, `bad`, or `open` before the end. Without a target that was asked for, a run
-        is good that shows no overfitting and did not wait for input.
-      outcome: how it went, against its target.
-      compared: a run on ImageNet against MLPerf's reference; else empty.
-      handover: of a good run, a sentence on updates that grew after the warmup; else empty.
-      held_back: of others that sentence first; then what took time besides computation, the largest
-        first, as shares of the run's time.
-      heading: of `held_back`. A run that reached its target was not held back.
-    """
-
-    verdict: str
-    outcome: str
-    compared: str
-    handover: str
-    held_back: list[str]
-    heading: str
-
-
-def answers(run: Run) -> Answers:
-    """Judges a run from its records."""
-    verdict, outcome = _outcome(run)
-    compared = _against_reference(run) if run.imagenet else ""
-    handover, times = _handover(run), _held_back(run)
-    if verdict == GOOD:
-        return Answers(verdict, outcome, compared, handover, times, "Where the time went")
-    causes = [handover, *times] if handover else times
-    return Answers(verdict, outcome, compared, "", causes, "What held it back")
-
-
-def _outcome(run: Run) -> tuple[str, str]:
-    """Returns the verdict and how it went. A run whose loss is far above that of guessing is bad,
-    finished or not.
-    """
-    verdict, text = _against_target(run)
-    guessing = None if run.diverged is not None else far_above_guessing(run)
-    if guessing is None:
-        return verdict, text
-    loss, chance = guessing
-    return (
-        BAD,
-        (
-            f"{text} The training loss is {loss:.3g}, far above the {chance:.3g} of guessing: it"
-            " does not learn."
-        ),
-    )
-
-
-def far_above_guessing(run: Run) -> tuple[float, float] | None:
-    """Returns the newest training loss and the loss of guessing among the classes, if the first is
-    far above.
-    """
-    classes = (
-        run.summary.get("num_classes")
-        or run.environment.get("num_classes")
-        or run.flags.get("num_classes")
-    )
-    records = run.epochs or run.steps
-    loss = next(
-        (r["train_loss"] for r in reversed(records) if r.get("train_loss") is not None), None
-    )
-    if loss is None or not classes or classes < 2:
-        return None
-    chance = math.log(classes)
-    if run.flags.get("loss") == "sigmoid":
-        if ":" in str(run.flags.get("model")):
-            return None  # it may begin with any scores, of which this loss is the sum over classes
-        chance += 1
-    is_far = loss > _MIN_TIMES_GUESSING * chance and loss > chance + _MIN_NATS_ABOVE_GUESSING
-    return (loss, chance) if is_far else None
-
-
-def _against_target(run: Run) -> tuple[str, str]:
-    summary = run.summary
-    done, planned = summary.get("epochs") or 0, run.epochs_planned
-    of = f" of {format_epochs(planned)}" if planned else ""
-    if run.diverged is not None:
-        loss = run.diverged.get("train_loss")
-        told = f"the loss was {loss:.4g}" if loss is not None else "the loss was not finite"
-        return (
-            BAD,
-            (
-                f"It diverged at step {run.diverged.get('step')}, after {format_epochs(done)}{of}"
-                f" epochs: {told}."
-            ),
-        )
-    best = summary.get("best_val_top1")
-    if best is None:
-        done_words = (
-            f"{format_epochs(done)}{of} epochs" if done else f"{summary.get('steps') or 0} steps"
-        )
-        return OPEN, f"Nothing has been validated after {done_words}, {run.state}."
-    best_epoch = format_epochs(summary.get("best_epoch") or 0)
-    best_words = f"the best top-1 is {format_accuracy(best)}, in epoch {best_epoch}"
-    ended = "" if done == planned else f" after {format_epochs(done)}{of} epochs"
-    ended = ended if run.state == state.FINISHED else f" ({run.state}{ended})"
-    goals = _goals(run)
-    if not goals:
-        signs = [text for text in (overfitting(run), _input_bound(run)) if text]
-        verdict = BAD if signs else GOOD if run.state == state.FINISHED else OPEN
-        said = signs or ["No overfitting, and input kept up."]
-        return verdict, " ".join([f"{best_words[0].upper()}{best_words[1:]}{ended}.", *said])
-    missed = [target for target, goal in goals.items() if goal.get("epochs") is None]
-    words = [
-        f"Target {format_accuracy(target)} top-1 reached in epoch"
-        f" {format_epochs(goal['epochs'])}{of}, after {format_duration(goal['seconds'])}"
-        for target, goal in goals.items()
-        if target not in missed
-    ]
-    yet = " yet" if run.state == state.RUNNING else ""
-    words += [
-        f"target {format_accuracy(target)} top-1 not reached{yet},"
-        f" {100 * (target - best):.2f} points off"
-        for target in missed
-    ]
-    text = "; ".join([*words, best_words]) + ended + "."
-    if not missed:
-        return GOOD, text
-    lost = summary.get("lost_epochs")
-    text += f" Records of {len(lost)} epochs are missing." if lost else ""
-    return BAD if run.state == state.FINISHED and not lost else OPEN, text[0].upper() + text[1:]
-
-
-def _goals(run: Run) -> dict[float, dict[str, Any]]:
-    """The top-1 targets that count, each with its entry of the summary; an empty one where there is
-    none.
-    """
-    found = {
-        goal["target"]: goal
-        for goal in run.summary.get("targets", [])
-        if goal["metric"] == "val_top1"
-    }
-    return {
-        target: found.get(target, {}) for target in run.targets if run.target_asked or run.imagenet
-    }
-
-
-def overfitting(run: Run) -> str:
-    """Tells whether the validation loss rose in the end while the training loss fell; empty if
-    not.
-    """
-    epochs, losses = run.series("val_loss")
-    _, training = run.series("train_loss")
-    if len(losses) < _ENOUGH or len(training) != len(losses):
-        return ""
-    least = min(losses)
-    at = losses.index(least)
-    if losses[-1] < _WORSE * least or training[-1] >= training[at]:
-        return ""
-    where = f"was least in epoch {format_epochs(epochs[at])} ({least:.3g})"
-    return f"Overfitting: the validation loss {where} and ended at {losses[-1]:.3g}."
-
-
-def _input_bound(run: Run) -> str:
-    share = shares(run)[0].get("input", 0.0)
-    return (
-        f"Input-bound: {100 * share:.0f} % of the time went into waiting for input."
-        if share >= _INPUT_BOUND
-        else ""
-    )
-
-
-def _against_reference(run: Run) -> str:
-    """A run on ImageNet beside the epochs that MLPerf's reference needs at its batch."""
-    batch = global_batch(run)
-    epochs = published.reference_epochs(batch)
-    if epochs is None:
-        return f"MLPerf's reference has no point near batch {batch:,}."
-    hit = criteria.first_reaching(run.epochs, "val_top1", mlperf.TARGET)
-    own = "has not reached it" if hit is None else f"reached it in epoch {format_epochs(hit.epoch)}"
-    return (
-        f"MLPerf's reference needs {epochs:.1f} epochs to 75.9 % at batch {batch:,}; this run"
-        f" {own}."
-    )
-
-
-def global_batch(run: Run) -> int:
-    """Images per update at the start of a run; 0 if its flags do not tell."""
-    images, accumulation = (
-        run.flags.get("per_gpu_batch") or 0,
-        run.flags.get("gradient_accumulation_steps") or 1,
-    )
-    return int(
-        images * accumulation * run.summary["world_size"] * (run.flags.get("virtual_gpus") or 1)
-    )
-
-
-_WORDS = {
+_CAUSE_TEXTS = {
     "input": "waiting for input",
     "exposed communication": "communication that computation did not hide",
     "slowest rank": "waiting for the slowest rank",
     "evaluation": "evaluation",
     "checkpoints": "waiting for checkpoints",
 }
+_COMPILATION = "the first epoch beyond the others (compilation)"
 
 
-def jump(run: Run) -> tuple[dict[str, Any], dict[str, Any], float] | None:
-    """The records before and after AdaBound's warmup, and how many times larger updates are after
-    it.
+@dataclasses.dataclass(frozen=True)
+class Assessment:
+    """The judgment of a run.
 
-    The size is the median over layers of |update| / |weights|. None where it does not grow
-    `TOLERATED_FACTOR` times, or is not known.
+    Attributes:
+      verdict: `good`, `bad`, or `open` if the run has not ended. Without a target that was
+        requested, a run is good if it does not overfit and did not wait for input.
+      outcome: how the run went, compared with its target.
+      reference_comparison: the run compared with MLPerf's reference; empty if it did not train on
+        ImageNet.
+      handover_note: for a good run, a sentence on updates that grew after the warmup; else empty.
+      causes: what held the run back or took time. First the sentence on updates that grew, unless
+        the run is good; then the causes of time other than computation, the largest first.
+      causes_heading: heading of `causes`. A run that reached its target was not held back.
     """
-    for before, after in itertools.pairwise(run.epochs):
-        if (before.get("phase"), after.get("phase")) != (0, 1):
-            continue
-        first, second = (
-            statistics.median(
-                [v for v in (record.get("relative_updates") or {}).values() if v is not None]
-                or [0.0]
-            )
-            for record in (before, after)
+
+    verdict: str
+    outcome: str
+    reference_comparison: str
+    handover_note: str
+    causes: list[str]
+    causes_heading: str
+
+
+def assess(run: LoadedRun) -> Assessment:
+    """Judges a run from its records."""
+    verdict, outcome = _judge_outcome(run)
+    reference_comparison = _compare_with_reference(run) if run.is_imagenet else ""
+    handover_note = _describe_update_jump(run)
+    time_causes = _describe_time_causes(run)
+    if verdict == GOOD:
+        return Assessment(
+            verdict,
+            outcome,
+            reference_comparison,
+            handover_note,
+            time_causes,
+            causes_heading="Where the time went",
         )
-        if first > 0 and second >= TOLERATED_FACTOR * first:
-            return before, after, second / first
+    if handover_note:
+        time_causes = [handover_note, *time_causes]
+    return Assessment(
+        verdict,
+        outcome,
+        reference_comparison,
+        handover_note="",
+        causes=time_causes,
+        causes_heading="What held it back",
+    )
+
+
+def _judge_outcome(run: LoadedRun) -> tuple[str, str]:
+    """Returns the verdict and a description of the outcome.
+
+    A run whose loss is far above that of guessing is bad, whether it has ended or not.
+    """
+    if run.divergence_record is not None:
+        return BAD, _describe_divergence(run, run.divergence_record)
+    verdict, text = _judge_accuracy(run)
+    losses = loss_far_above_guessing(run)
+    if losses is None:
+        return verdict, text
+    loss, guessing_loss = losses
+    text += (
+        f" The training loss is {loss:.3g}, far above the {guessing_loss:.3g} of guessing: it does"
+        " not learn."
+    )
+    return BAD, text
+
+
+def _describe_divergence(run: LoadedRun, record: Mapping[str, Any]) -> str:
+    loss = record.get("train_loss")
+    loss_text = "the loss was not finite" if loss is None else f"the loss was {loss:.4g}"
+    return f"It diverged at step {record.get('step')}, after {_progress(run)} epochs: {loss_text}."
+
+
+def _progress(run: LoadedRun) -> str:
+    """Returns the epochs of a run, as `5 of 12`, or `5` if it does not know the planned number."""
+    epochs = format_epochs(run.summary.get("epochs") or 0)
+    if not run.epochs_planned:
+        return epochs
+    return f"{epochs} of {format_epochs(run.epochs_planned)}"
+
+
+def loss_far_above_guessing(run: LoadedRun) -> tuple[float, float] | None:
+    """Returns the newest training loss and the loss of guessing, if the first is far above.
+
+    None if the loss is lower, or if either is unknown.
+    """
+    classes = (
+        run.summary.get("num_classes")
+        or run.environment.get("num_classes")
+        or run.flags.get("num_classes")
+    )
+    loss = _newest_training_loss(run)
+    if loss is None or not classes or classes < 2:
+        return None
+    guessing_loss = math.log(classes)
+    if run.flags.get("loss") == "sigmoid":
+        if ":" in str(run.flags.get("model")):
+            # The sigmoid loss is a sum over classes, and a network of the user's may begin with any
+            # scores.
+            return None
+        guessing_loss += 1
+    is_far_above = (
+        loss > _MIN_TIMES_GUESSING * guessing_loss
+        and loss > guessing_loss + _MIN_NATS_ABOVE_GUESSING
+    )
+    return (loss, guessing_loss) if is_far_above else None
+
+
+def _newest_training_loss(run: LoadedRun) -> float | None:
+    for record in reversed(run.epochs or run.steps):
+        loss: float | None = record.get("train_loss")
+        if loss is not None:
+            return loss
     return None
 
 
-def _handover(run: Run) -> str:
-    """Returns a sentence on updates that grew after AdaBound's warmup, and on the accuracy that
-    this cost, if any.
+def _judge_accuracy(run: LoadedRun) -> tuple[str, str]:
+    """Returns the verdict and a description of the accuracy, compared with the targets."""
+    best = run.summary.get("best_val_top1")
+    if best is None:
+        if run.summary.get("epochs"):
+            progress = f"{_progress(run)} epochs"
+        else:
+            progress = f"{run.summary.get('steps') or 0} steps"
+        return OPEN, f"Nothing has been validated after {progress}, {run.state}."
+    targets = _meaningful_targets(run)
+    if not targets:
+        return _judge_without_target(run, best)
+    return _judge_targets(run, best, targets)
+
+
+def _meaningful_targets(run: LoadedRun) -> dict[float, dict[str, Any]]:
+    """Returns the top-1 targets of a run, each with its entry of the summary.
+
+    The entry is empty if the summary has none for the target. There are no targets if they are the
+    defaults on another dataset than ImageNet, for which they mean nothing.
     """
-    found = jump(run)
-    if found is None:
+    if not run.has_meaningful_targets:
+        return {}
+    entries = {
+        entry["target"]: entry
+        for entry in run.summary.get("targets", [])
+        if entry["metric"] == "val_top1"
+    }
+    return {target: entries.get(target, {}) for target in run.targets}
+
+
+def _judge_without_target(run: LoadedRun, best: float) -> tuple[str, str]:
+    problems = [text for text in (describe_overfitting(run), _describe_input_bound(run)) if text]
+    sentences = [f"{_capitalize(_best_text(run, best))}{_ending(run)}."]
+    if problems:
+        sentences += problems
+        verdict = BAD
+    else:
+        sentences.append("No overfitting, and input kept up.")
+        verdict = GOOD if run.state == state.FINISHED else OPEN
+    return verdict, " ".join(sentences)
+
+
+def _judge_targets(
+    run: LoadedRun, best: float, targets: Mapping[float, Mapping[str, Any]]
+) -> tuple[str, str]:
+    planned = f" of {format_epochs(run.epochs_planned)}" if run.epochs_planned else ""
+    not_reached = "not reached yet" if run.state == state.RUNNING else "not reached"
+    reached_texts = []
+    missed_texts = []
+    for target, entry in targets.items():
+        name = f"target {format_accuracy(target)} top-1"
+        if entry.get("epochs") is None:
+            points = 100 * (target - best)
+            missed_texts.append(f"{name} {not_reached}, {points:.2f} points off")
+        else:
+            epoch = format_epochs(entry["epochs"])
+            time = format_duration(entry["seconds"])
+            reached_texts.append(f"{name} reached in epoch {epoch}{planned}, after {time}")
+    clauses = [*reached_texts, *missed_texts, _best_text(run, best)]
+    text = _capitalize("; ".join(clauses)) + f"{_ending(run)}."
+    if not missed_texts:
+        return GOOD, text
+    lost_epochs = run.summary.get("lost_epochs")
+    if lost_epochs:
+        text += f" Records of {len(lost_epochs)} epochs are missing."
+    # The target may have been reached in an epoch without a record.
+    is_certain = run.state == state.FINISHED and not lost_epochs
+    return BAD if is_certain else OPEN, text
+
+
+def _best_text(run: LoadedRun, best: float) -> str:
+    epoch = format_epochs(run.summary.get("best_epoch") or 0)
+    return f"the best top-1 is {format_accuracy(best)}, in epoch {epoch}"
+
+
+def _ending(run: LoadedRun) -> str:
+    """Returns how the run ended, to append to a sentence; empty if it finished all epochs."""
+    ended_early = (run.summary.get("epochs") or 0) != run.epochs_planned
+    epochs = f" after {_progress(run)} epochs" if ended_early else ""
+    if run.state == state.FINISHED:
+        return epochs
+    return f" ({run.state}{epochs})"
+
+
+def _capitalize(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def describe_overfitting(run: LoadedRun) -> str:
+    """Describes a validation loss that rose at the end while the training loss fell; else empty."""
+    epochs, validation_losses = run.series("val_loss")
+    _, training_losses = run.series("train_loss")
+    if len(validation_losses) < _MIN_EPOCHS_OF_TREND:
         return ""
-    before, after, times = found
-    epoch = format_epochs(after["epoch"])
-    line = (
-        f"Right after the warmup, in epoch {epoch}, updates grew {times:.2g}-fold relative to the"
-        " weights"
+    if len(training_losses) != len(validation_losses):
+        return ""
+    lowest = min(validation_losses)
+    lowest_at = validation_losses.index(lowest)
+    last = validation_losses[-1]
+    if last < _OVERFITTING_LOSS_RATIO * lowest:
+        return ""
+    if training_losses[-1] >= training_losses[lowest_at]:
+        return ""
+    return (
+        f"Overfitting: the validation loss was lowest in epoch {format_epochs(epochs[lowest_at])}"
+        f" ({lowest:.3g}) and ended at {last:.3g}."
     )
-    if fell(before, after):
-        line += (
-            f", and training accuracy fell from {format_accuracy(before['train_top1'])} to"
-            f" {format_accuracy(after['train_top1'])}"
-        )
-    return f"{line}."
 
 
-def fell(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """Whether training accuracy is known in both records and lower in the second."""
-    old, new = before.get("train_top1"), after.get("train_top1")
-    return old is not None and new is not None and new < old
+def _describe_input_bound(run: LoadedRun) -> str:
+    """Describes a run that waited for input for much of its time; else empty."""
+    fractions, _ = time_fractions(run)
+    fraction = fractions.get("input", 0.0)
+    if fraction < _INPUT_BOUND_FRACTION:
+        return ""
+    return f"Input-bound: {_of_the_time(fraction)} went into waiting for input."
 
 
-def _held_back(run: Run) -> list[str]:
-    causes, whole = shares(run)
-    if not whole:
-        return ["No times are known before the first epoch has ended."]
+def _compare_with_reference(run: LoadedRun) -> str:
+    """Compares a run on ImageNet with the epochs that MLPerf's reference needs at its batch."""
+    batch = global_batch(run)
+    reference_epochs = published.reference_epochs(batch)
+    if reference_epochs is None:
+        return f"MLPerf's reference has no point near batch {batch:,}."
+    hit = criteria.first_reaching(run.epochs, "val_top1", mlperf.TARGET)
+    result = "has not reached it"
+    if hit is not None:
+        result = f"reached it in epoch {format_epochs(hit.epoch)}"
+    return (
+        f"MLPerf's reference needs {reference_epochs:.1f} epochs to"
+        f" {format_accuracy(mlperf.TARGET)} at batch {batch:,}; this run {result}."
+    )
+
+
+def global_batch(run: LoadedRun) -> int:
+    """Returns the images per update at the start of a run; 0 if its flags do not say."""
+    per_gpu_batch = run.flags.get("per_gpu_batch") or 0
+    accumulation_steps = run.flags.get("gradient_accumulation_steps") or 1
+    virtual_gpus = run.flags.get("virtual_gpus") or 1
+    return int(per_gpu_batch * accumulation_steps * run.summary["world_size"] * virtual_gpus)
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateJump:
+    """Updates that grew when SGD took over from AdaBound at the end of the warmup.
+
+    Attributes:
+      before: record of the last epoch of AdaBound.
+      after: record of the first epoch of SGD.
+      factor: how much larger |update| / |weights| is after the warmup, as the median over layers.
+    """
+
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+    factor: float
+
+    @property
+    def lowered_accuracy(self) -> bool:
+        """Whether training accuracy fell; False if it is not known in both epochs."""
+        before = self.before.get("train_top1")
+        after = self.after.get("train_top1")
+        if before is None or after is None:
+            return False
+        return bool(after < before)
+
+
+def find_update_jump(run: LoadedRun) -> UpdateJump | None:
+    """Returns how much updates grew after AdaBound's warmup.
+
+    None if they grew less than `TOLERATED_FACTOR` times, or if their sizes were not recorded.
+    """
+    for before, after in itertools.pairwise(run.epochs):
+        is_handover = before.get("phase") == 0 and after.get("phase") == 1
+        if not is_handover:
+            continue
+        size_before = _median_relative_update(before)
+        size_after = _median_relative_update(after)
+        if size_before > 0 and size_after >= TOLERATED_FACTOR * size_before:
+            return UpdateJump(before, after, size_after / size_before)
+    return None
+
+
+def _median_relative_update(record: Mapping[str, Any]) -> float:
+    """Returns the median over layers of |update| / |weights|; 0 if it was not recorded."""
+    by_layer = record.get("relative_updates") or {}
+    sizes = [size for size in by_layer.values() if size is not None]
+    return statistics.median(sizes) if sizes else 0.0
+
+
+def _describe_update_jump(run: LoadedRun) -> str:
+    """Describes updates that grew after AdaBound's warmup, and the accuracy that this cost."""
+    jump = find_update_jump(run)
+    if jump is None:
+        return ""
+    text = (
+        f"Right after the warmup, in epoch {format_epochs(jump.after['epoch'])}, updates grew"
+        f" {jump.factor:.2g}-fold relative to the weights"
+    )
+    if jump.lowered_accuracy:
+        before = format_accuracy(jump.before["train_top1"])
+        after = format_accuracy(jump.after["train_top1"])
+        text += f", and training accuracy fell from {before} to {after}"
+    return f"{text}."
+
+
+def _describe_time_causes(run: LoadedRun) -> list[str]:
+    """Returns a line for each cause that took a notable fraction of the time, the largest first."""
+    fractions, total_seconds = time_fractions(run)
+    if not total_seconds:
+        return ["No times are known before the end of the first epoch."]
     lines = []
-    for cause, share in sorted(causes.items(), key=lambda pair: -pair[1]):
-        if share >= _NOTICED:
-            who = f" ({slowest(run)})" if cause == "slowest rank" and slowest(run) else ""
-            seconds = format_duration(share * whole)
-            lines.append(
-                f"{100 * share:.0f} % of the time ({seconds}): {_WORDS.get(cause, cause)}{who}"
-            )
+    for cause, fraction in _largest_first(fractions):
+        if fraction < _MIN_NAMED_FRACTION:
+            continue
+        time = format_duration(fraction * total_seconds)
+        line = f"{_of_the_time(fraction)} ({time}): {_CAUSE_TEXTS.get(cause, cause)}"
+        rank = describe_slowest_rank(run) if cause == "slowest rank" else ""
+        if rank:
+            line += f" ({rank})"
+        lines.append(line)
     if not lines:
-        lines.append(f"Nothing that was measured took {100 * _NOTICED:.0f} % of the time or more.")
-    if run.summary["world_size"] > 1 and "exposed communication" not in causes:
+        lines.append(f"Nothing that was measured took {_of_the_time(_MIN_NAMED_FRACTION)} or more.")
+    if run.summary["world_size"] > 1 and "exposed communication" not in fractions:
         lines.append("Communication was not measured.")
     return lines
 
 
-def shares(run: Run) -> tuple[dict[str, float], float]:
-    """The part of the run's time that each cause took, and the time; start and compilation are one
-    of the causes.
+def _of_the_time(fraction: float) -> str:
+    return f"{100 * fraction:.0f} % of the time"
+
+
+def _largest_first(fractions: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(fractions.items(), key=lambda item: -item[1])
+
+
+def time_fractions(run: LoadedRun) -> tuple[dict[str, float], float]:
+    """Returns the fraction of the run's time by cause, and the run's time in seconds.
+
+    Computation is not among the causes. Both results are empty if the times are unknown.
     """
-    parts = run.summary.get("time_by_cause") or {}
-    whole = run.summary.get("wall_seconds") or 0.0
-    if whole <= 0 or not parts:
+    seconds_by_cause = run.summary.get("time_by_cause") or {}
+    total_seconds = run.summary.get("wall_seconds") or 0.0
+    if total_seconds <= 0 or not seconds_by_cause:
         return {}, 0.0
-    causes = {name: parts[name] / whole for name in _WORDS if name in parts}
-    trained = [r["train_seconds"] for r in run.epochs if r.get("train_seconds")]
-    if len(trained) > 2:  # the first epoch holds what compilation takes
-        more = trained[0] - statistics.median(trained[1:])
-        causes["the first epoch beyond the others (compilation)"] = max(more, 0.0) / whole
-    return causes, whole
+    fractions = {
+        cause: seconds_by_cause[cause] / total_seconds
+        for cause in _CAUSE_TEXTS
+        if cause in seconds_by_cause
+    }
+    epoch_seconds = [
+        record["train_seconds"] for record in run.epochs if record.get("train_seconds")
+    ]
+    # Only the first epoch includes start and compilation. Two others are needed to compare with.
+    if len(epoch_seconds) > 2:
+        extra_seconds = epoch_seconds[0] - statistics.median(epoch_seconds[1:])
+        fractions[_COMPILATION] = max(extra_seconds, 0.0) / total_seconds
+    return fractions, total_seconds
 
 
-def slowest(run: Run) -> str:
-    """The rank that the others waited for in most epochs, with its host."""
-    ranks = [int(r["slowest_rank"]) for r in run.epochs if r.get("slowest_rank") is not None]
+def describe_slowest_rank(run: LoadedRun) -> str:
+    """Describes the rank that the others waited for in most epochs; empty if it is unknown."""
+    ranks = [
+        int(record["slowest_rank"])
+        for record in run.epochs
+        if record.get("slowest_rank") is not None
+    ]
     if not ranks:
         return ""
     rank, times = collections.Counter(ranks).most_common(1)[0]
     hosts = run.environment.get("hosts") or []
-    host = f" on {hosts[rank]}" if rank < len(hosts) and len(set(hosts)) > 1 else ""
+    has_several_hosts = len(set(hosts)) > 1
+    host = f" on {hosts[rank]}" if rank < len(hosts) and has_several_hosts else ""
     return f"rank {rank}{host} in {times} of {len(ranks)} epochs"
 
 
 @dataclasses.dataclass(frozen=True)
 class Suggestion:
-    """What to change: a flag, or a command, and why."""
+    """A change to try in the next run.
+
+    Attributes:
+      change: a flag with its value, or a command.
+      reason: why it may help.
+    """
 
     change: str
-    why: str
+    reason: str
 
 
-def suggestions(run: Run) -> list[Suggestion]:
-    """At most three changes, the most important first."""
-    return list(itertools.islice(_all(run), _AT_MOST))
+def suggestions(run: LoadedRun) -> list[Suggestion]:
+    """Returns at most three changes to try, the most important first."""
+    return list(itertools.islice(_all_suggestions(run), _MAX_SUGGESTIONS))
 
 
-def _all(run: Run) -> Iterator[Suggestion]:
-    yield from _about_training(run)
-    if run.diverged is None and far_above_guessing(run):
-        return  # the speed of a run that does not learn is of no use
-    causes, _ = shares(run)
-    for cause, share in sorted(causes.items(), key=lambda pair: -pair[1]):
-        yield from _about_time(run, cause, share)
-    if run.on_gpus and run.environment.get("precision") == "float32":
-        why = (
+def _all_suggestions(run: LoadedRun) -> Iterator[Suggestion]:
+    diverged = run.divergence_record is not None
+    does_not_learn = loss_far_above_guessing(run) is not None
+    if diverged or does_not_learn:
+        yield from _suggest_smaller_steps(run)
+    else:
+        yield from _suggest_for_accuracy(run)
+    if does_not_learn and not diverged:
+        # The speed of a run that does not learn does not matter.
+        return
+    fractions, _ = time_fractions(run)
+    for cause, fraction in _largest_first(fractions):
+        yield from _suggest_for_time(run, cause, fraction)
+    if run.has_gpus and run.environment.get("precision") == "float32":
+        yield Suggestion(
+            "--precision=mixed_float16",
             "it computed in FP32 on GPUs; FP16 is faster, and changes the optimization slightly by"
-            " its rounding"
+            " its rounding",
         )
-        yield Suggestion("--precision=mixed_float16", why)
     if run.state == state.FINISHED:
         seed = int(run.flags.get("seed") or 0) + 1
         yield Suggestion(
             f"--seed={seed}",
-            "one run does not tell how far results scatter; repeat it before comparing",
+            "one run does not show how much results vary; repeat it before you compare",
         )
 
 
-def _about_training(run: Run) -> Iterator[Suggestion]:
+def _suggest_smaller_steps(run: LoadedRun) -> Iterator[Suggestion]:
+    """Suggests changes for a run that diverged or does not learn."""
     flags = run.flags
-    epochs = float(run.epochs_planned or 0)
-    published = flags.get("lr_schedule") in FIXED
-    guessing = far_above_guessing(run)
-    if run.diverged is not None or guessing is not None:
-        why = "a third of the step"
-        if guessing is not None:
-            why = (
-                f"the training loss of {guessing[0]:.3g} is far above the {guessing[1]:.3g} of"
-                f" guessing; {why}"
-            )
-        rate = "lars_eta" if published else "lr"
-        if flags.get("lr_schedule") != "mlperf" and flags.get(rate):
-            third = float(f"{flags[rate] / 3:.2g}")
-            yield Suggestion(f"--{rate}={third:g}", why)
-        warmup = 2 * float(flags.get("warmup_epochs") or 0) or 5.0
-        if warmup < epochs and not published:
-            yield Suggestion(
-                f"--warmup_epochs={warmup:g}",
-                "a longer warmup raises the learning rate more slowly",
-            )
-        return
-    if (found := jump(run)) and fell(*found[:2]) and not flags.get("hybrid_ramp_epochs"):
+    reason = "a third of the step"
+    losses = loss_far_above_guessing(run)
+    if losses is not None:
+        loss, guessing_loss = losses
+        reason = (
+            f"the training loss of {loss:.3g} is far above the {guessing_loss:.3g} of guessing;"
+            f" {reason}"
+        )
+    # A published schedule fixes the learning rate, so there the coefficient of LARS has to change.
+    has_fixed_schedule = flags.get("lr_schedule") in FIXED
+    flag = "lars_eta" if has_fixed_schedule else "lr"
+    if flags.get("lr_schedule") != "mlperf" and flags.get(flag):
+        # Two digits, because nobody would set more of them.
+        third = float(f"{flags[flag] / 3:.2g}")
+        yield Suggestion(f"--{flag}={third:g}", reason)
+    warmup_epochs = 2 * float(flags.get("warmup_epochs") or 0) or 5.0
+    if warmup_epochs < float(run.epochs_planned or 0) and not has_fixed_schedule:
+        yield Suggestion(
+            f"--warmup_epochs={warmup_epochs:g}",
+            "a longer warmup raises the learning rate more slowly",
+        )
+
+
+def _suggest_for_accuracy(run: LoadedRun) -> Iterator[Suggestion]:
+    """Suggests changes for a run that learns."""
+    jump = find_update_jump(run)
+    if jump is not None and jump.lowered_accuracy and not run.flags.get("hybrid_ramp_epochs"):
         yield Suggestion(
             "--hybrid_ramp_epochs=2",
-            "accuracy fell where LARS took over; this lets it come in slowly",
+            "accuracy fell when LARS took over; this phases it in over two epochs",
         )
-    goals = _goals(run)
-    reached: list[Any] = [goal.get("epochs") for goal in goals.values()]
+    epochs = float(run.epochs_planned or 0)
     if run.state != state.FINISHED or not epochs:
         return
-    if not goals or None in reached:
-        yield from _missed(run, epochs)
-    elif max(reached) <= _EARLY * epochs and not flags.get("stop_at_top1"):
-        why = (
-            f"the target came in epoch {format_epochs(max(reached))} of"
-            f" {format_epochs(epochs)}; the run then ends there"
+    targets = _meaningful_targets(run)
+    epochs_to_targets = [entry.get("epochs") for entry in targets.values()]
+    reached = [reached_epoch for reached_epoch in epochs_to_targets if reached_epoch is not None]
+    if not targets or len(reached) < len(targets):
+        yield from _suggest_for_missed_target(run, epochs)
+    elif max(reached) <= _EARLY_FRACTION * epochs and not run.flags.get("stop_at_top1"):
+        yield Suggestion(
+            f"--stop_at_top1={max(targets):g}",
+            f"the target was reached in epoch {format_epochs(max(reached))} of"
+            f" {format_epochs(epochs)}; this ends the run there",
         )
-        yield Suggestion(f"--stop_at_top1={max(goals):g}", why)
 
 
-def _missed(run: Run, epochs: float) -> Iterator[Suggestion]:
-    """For a finished run under its target."""
-    flags, summary, published = run.flags, run.summary, run.flags.get("lr_schedule") in FIXED
-    train, validation = summary.get("train_top1"), summary.get("val_top1")
-    done, (validated, _) = summary.get("epochs") or 0, run.series("val_top1")
-    if done < epochs:
-        flag = next((name for name in ("max_steps", "stop_at_top1") if flags.get(name)), None)
-        if flag:
-            yield Suggestion(
-                f"without --{flag}",
-                f"training ended after {format_epochs(done)} of {format_epochs(epochs)} epochs",
-            )
-    elif summary.get("best_epoch") == done and len(validated) > 1:
+def _suggest_for_missed_target(run: LoadedRun, epochs: float) -> Iterator[Suggestion]:
+    """Suggests changes for a finished run that has no target or did not reach it.
+
+    Args:
+      run: the run.
+      epochs: its planned number of epochs.
+    """
+    yield from _suggest_more_epochs(run, epochs)
+    training = run.summary.get("train_top1")
+    if training is None:
+        return
+    validation = run.summary.get("val_top1")
+    if validation is not None and training - validation > _OVERFITTING_ACCURACY_GAP:
+        yield from _suggest_regularization(run, training - validation)
+    elif run.target_requested and training < max(run.targets, default=0.0):
+        yield from _suggest_learning_rate(run, training, validation)
+
+
+def _suggest_more_epochs(run: LoadedRun, epochs: float) -> Iterator[Suggestion]:
+    trained_epochs = run.summary.get("epochs") or 0
+    if trained_epochs < epochs:
+        for flag in ("max_steps", "stop_at_top1"):
+            if run.flags.get(flag):
+                yield Suggestion(
+                    f"without --{flag}",
+                    f"training ended after {format_epochs(trained_epochs)} of"
+                    f" {format_epochs(epochs)} epochs",
+                )
+                return
+        return
+    validated_epochs, _ = run.series("val_top1")
+    if run.summary.get("best_epoch") == trained_epochs and len(validated_epochs) > 1:
         yield Suggestion(
             f"--epochs={format_epochs(1.5 * epochs)}",
-            "validation was still rising in the last epoch",
+            "validation accuracy was still rising in the last epoch",
         )
-    if train is not None and validation is not None and train - validation > _OVERFITTED:
-        gap = f"training accuracy is {100 * (train - validation):.1f} points above validation's"
-        if not flags.get("label_smoothing"):
-            yield Suggestion("--label_smoothing=0.1", gap)
-        if flags.get("batch_norm") == "last":
-            yield Suggestion(
-                "--batch_norm=precise", f"{gap}; statistics of one small batch may be the cause"
-            )
-    elif (
-        train is not None
-        and run.target_asked
-        and train < max(run.targets, default=0.0)
-        and flags.get("lr")
-        and not published
-    ):
-        best = summary.get("best_val_top1")
-        if validation is not None and best is not None and best - validation > _UNSTEADY:
-            # A higher rate would make it less steady.
-            when = format_epochs(summary.get("best_epoch") or 0)
-            fall = (
-                f"fell from {format_accuracy(best)} in epoch {when} to"
-                f" {format_accuracy(validation)} at the end"
-            )
-            yield Suggestion(
-                f"--lr={flags['lr'] / 2:g}", f"validation accuracy {fall}: a lower rate is steadier"
-            )
-            return
-        why = (
-            f"the training images themselves are at {format_accuracy(train)}: a higher learning"
-            " rate, or more epochs"
-        )
-        yield Suggestion(f"--lr={2 * flags['lr']:g}", why)
 
 
-def _about_time(run: Run, cause: str, share: float) -> Iterator[Suggestion]:
-    flags, part = run.flags, f"{100 * share:.0f} % of the time"
-    if cause == "input" and share >= _WORTH:
-        waits = f"{part} went into waiting for input"
-        if flags.get("data_cache") == "none" and flags.get("dataset") not in (
-            "digits",
-            "synthetic_tensors",
-        ):
-            yield Suggestion(
-                "--data_cache=encoded", f"{waits}; reads each image once, if memory holds them"
-            )
-        if run.on_gpus and flags.get("decoder") == "tensorflow":
-            yield Suggestion("--decoder=dali", f"{waits}; decodes on the GPU")
-    elif cause == "exposed communication" and share >= _WORTH:
-        if flags.get("compression") == "none":
-            yield Suggestion(
-                "--compression=fp16",
-                f"{part} went into communication; halves the bytes sent, and rounds gradients to"
-                " FP16",
-            )
-        if run.summary["world_size"] > 2:
-            ranks = (
-                f"hybrid-imagenet run -np {run.summary['world_size']}"
-                " --module=hybrid_imagenet.benchmarks"
-            )
-            yield Suggestion(
-                f"{ranks} -- allreduce", f"{part} went into communication; compares algorithms"
-            )
-        accumulation = int(flags.get("gradient_accumulation_steps") or 1)
-        why = (
-            f"{part} went into communication; half as many exchanges. This changes the"
-            " optimization: the batch is twice as large, which needs another learning rate"
-        )
-        yield Suggestion(f"--gradient_accumulation_steps={2 * accumulation}", why)
-    elif cause == "slowest rank" and share >= _WORTH:
-        who = slowest(run) or "a rank"
-        several = len(set(run.environment.get("hosts") or [])) > 1
-        command = "hybrid-imagenet doctor" + (" -H HOSTS" if several else "")
+def _suggest_regularization(run: LoadedRun, gap: float) -> Iterator[Suggestion]:
+    gap_text = f"training accuracy is {100 * gap:.1f} points above validation accuracy"
+    if not run.flags.get("label_smoothing"):
+        yield Suggestion("--label_smoothing=0.1", gap_text)
+    if run.flags.get("batch_norm") == "last":
         yield Suggestion(
-            command, f"{part} went into waiting for {who}: look for other work on its cores"
+            "--batch_norm=precise", f"{gap_text}; statistics of one small batch may be the cause"
         )
-    elif cause == "evaluation" and share >= _EVALUATION_WORTH:
-        every = float(flags.get("eval_every_epochs") or 1)
-        yield Suggestion(f"--eval_every_epochs={2 * every:g}", f"{part} went into evaluation")
-    elif cause == "checkpoints" and share >= _WORTH:
-        every = float(flags.get("checkpoint_every_epochs") or 1)
+
+
+def _suggest_learning_rate(
+    run: LoadedRun, training: float, validation: float | None
+) -> Iterator[Suggestion]:
+    """Suggests a learning rate for a run whose training accuracy is below its target.
+
+    Args:
+      run: the run.
+      training: its last training accuracy, a fraction.
+      validation: its last validation accuracy, a fraction, if known.
+    """
+    learning_rate = run.flags.get("lr")
+    if not learning_rate or run.flags.get("lr_schedule") in FIXED:
+        return
+    best = run.summary.get("best_val_top1")
+    if validation is not None and best is not None and best - validation > _UNSTEADY_ACCURACY_DROP:
+        # A higher learning rate would make it less steady.
+        best_epoch = format_epochs(run.summary.get("best_epoch") or 0)
         yield Suggestion(
-            f"--checkpoint_every_epochs={2 * every:g}", f"{part} went into waiting for checkpoints"
+            f"--lr={learning_rate / 2:g}",
+            f"validation accuracy fell from {format_accuracy(best)} in epoch {best_epoch} to"
+            f" {format_accuracy(validation)} at the end: a lower learning rate is steadier",
         )
+        return
+    yield Suggestion(
+        f"--lr={2 * learning_rate:g}",
+        f"even training accuracy is only {format_accuracy(training)}: a higher learning rate, or"
+        " more epochs",
+    )
+
+
+def _suggest_for_time(run: LoadedRun, cause: str, fraction: float) -> Iterator[Suggestion]:
+    """Suggests how to reduce one cause of time.
+
+    Args:
+      run: the run.
+      cause: a key of `time_fractions`.
+      fraction: its fraction of the run's time.
+    """
+    minimum = _MIN_FRACTION_FOR_ADVICE
+    if cause == "evaluation":
+        minimum = _MIN_EVALUATION_FRACTION_FOR_ADVICE
+    if fraction < minimum:
+        return
+    lost_time = f"{_of_the_time(fraction)} went into"
+    if cause == "input":
+        yield from _suggest_for_input(run, lost_time)
+    elif cause == "exposed communication":
+        yield from _suggest_for_communication(run, lost_time)
+    elif cause == "slowest rank":
+        has_several_hosts = len(set(run.environment.get("hosts") or [])) > 1
+        hosts = " -H HOSTS" if has_several_hosts else ""
+        rank = describe_slowest_rank(run) or "a rank"
+        yield Suggestion(
+            f"hybrid-imagenet doctor{hosts}",
+            f"{lost_time} waiting for {rank}: look for other programs on its cores",
+        )
+    elif cause == "evaluation":
+        interval = float(run.flags.get("eval_every_epochs") or 1)
+        yield Suggestion(f"--eval_every_epochs={2 * interval:g}", f"{lost_time} evaluation")
+    elif cause == "checkpoints":
+        interval = float(run.flags.get("checkpoint_every_epochs") or 1)
+        yield Suggestion(
+            f"--checkpoint_every_epochs={2 * interval:g}", f"{lost_time} waiting for checkpoints"
+        )
+
+
+def _suggest_for_input(run: LoadedRun, lost_time: str) -> Iterator[Suggestion]:
+    # The digits are few, and synthetic tensors are in memory, so that a cache would not help.
+    is_cache_useful = run.flags.get("dataset") not in ("digits", "synthetic_tensors")
+    if run.flags.get("data_cache") == "none" and is_cache_useful:
+        yield Suggestion(
+            "--data_cache=encoded",
+            f"{lost_time} waiting for input; this reads each image once, if memory can hold all",
+        )
+    if run.has_gpus and run.flags.get("decoder") == "tensorflow":
+        yield Suggestion(
+            "--decoder=dali", f"{lost_time} waiting for input; this decodes on the GPU"
+        )
+
+
+def _suggest_for_communication(run: LoadedRun, lost_time: str) -> Iterator[Suggestion]:
+    world_size = run.summary["world_size"]
+    if run.flags.get("compression") == "none":
+        yield Suggestion(
+            "--compression=fp16",
+            f"{lost_time} communication; this halves the bytes sent, and rounds gradients to FP16",
+        )
+    if world_size > 2:
+        yield Suggestion(
+            f"hybrid-imagenet run -np {world_size} --module=hybrid_imagenet.benchmarks"
+            " -- allreduce",
+            f"{lost_time} communication; this compares algorithms",
+        )
+    accumulation_steps = int(run.flags.get("gradient_accumulation_steps") or 1)
+    yield Suggestion(
+        f"--gradient_accumulation_steps={2 * accumulation_steps}",
+        f"{lost_time} communication; this halves the number of exchanges. It changes the"
+        " optimization: the batch is twice as large, which needs another learning rate",
+    )

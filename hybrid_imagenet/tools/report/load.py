@@ -21,20 +21,32 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.runlog import jsonl, state, summary
 from hybrid_imagenet.schedules import mlperf
 
-# A record of a step has less than a kilobyte. A larger file is another one, whose reading could
-# fill the memory.
+# A record of a step takes less than a kilobyte, so a larger file is not a metrics.jsonl. Reading it
+# could fill the memory.
 _MAX_METRICS_BYTES = 512 << 20
-_MAX_IMAGE_RESULTS_BYTES = 512 << 20  # a validation set of ten million images has 200 MB
+# The results for a validation set of ten million images take 200 MB.
+_MAX_IMAGE_RESULTS_BYTES = 512 << 20
+# Keys of config.json that the report does not show as versions and hardware.
 _NOT_ENVIRONMENT = ("flags", "origins", "started", "peak_learning_rate")
+# Accuracies to report if a run has no --target_top1: those of Lu et al. and MLPerf.
+_DEFAULT_TARGETS = (0.75, 0.759)
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-    """A run: `flags` are its settings, `environment` versions and hardware, `steps` and `epochs`
-    its records.
+class LoadedRun:
+    """A run as its directory records it.
 
-    `origins` tells what set each flag; `state` is one of `runlog.state`; `diverged` is the record
-    of its divergence, if that has ended it.
+    Attributes:
+      name: name in the report.
+      path: absolute path of the run directory.
+      flags: settings by flag.
+      environment: versions and hardware.
+      steps: step records of metrics.jsonl.
+      epochs: epoch records of metrics.jsonl.
+      summary: summary.json of the last session, or a summary of the records if there is none.
+      state: one of the states in `runlog.state`.
+      origins: what set each flag (default, recipe, command line ...).
+      divergence_record: the last record of a run that ended because it diverged; else None.
     """
 
     name: str
@@ -46,166 +58,112 @@ class Run:
     summary: dict[str, Any]
     state: str
     origins: dict[str, str]
-    diverged: dict[str, Any] | None
+    divergence_record: dict[str, Any] | None
 
     @functools.cached_property
-    def images(self) -> dict[str, npt.NDArray[Any]] | None:
-        """The arrays of `Validation.image_results`; None where there are none, or they cannot be
-        read.
+    def image_results(self) -> dict[str, npt.NDArray[Any]] | None:
+        """The arrays of image_results.npz; None if the file is absent or cannot be read."""
+        return files.read_or_none(lambda: _read_image_results(self.path / "image_results.npz"))
+
+    @property
+    def next_step(self) -> str:
+        """The command that stops or continues the run, after its purpose and a colon.
+
+        Empty if the run is finished.
         """
-        return files.read_or_none(lambda: _image_results(self.path / "image_results.npz"))
+        relative = os.path.relpath(self.path)
+        # An absolute path is easier to read than one that leads upward.
+        directory = self.path if relative.startswith("..") else pathlib.Path(relative)
+        command = state.next_command(self.state, directory)
+        if not command:
+            return ""
+        purpose = "To stop it" if self.state == state.RUNNING else "To continue it"
+        return f"{purpose}: {command}"
 
     @property
-    def following(self) -> str:
-        """What to do with it next, and the command; empty for a finished run."""
-        here = os.path.relpath(self.path)
-        command = state.next_command(
-            self.state, self.path if here.startswith("..") else pathlib.Path(here)
-        )
-        return (
-            command
-            and f"{'To stop it' if self.state == state.RUNNING else 'To continue it'}: {command}"
-        )
-
-    @property
-    def on_gpus(self) -> bool:
-        """Whether its ranks had GPUs."""
+    def has_gpus(self) -> bool:
+        """Whether the ranks had GPUs."""
         return self.environment.get("gpu", "none") != "none"
 
     @property
-    def imagenet(self) -> bool:
-        """Whether it was trained on ImageNet, so that published results can stand beside it."""
-        named = "imagenet" in str(self.flags.get("dataset", "")).lower()
-        return named or self.summary.get("images_per_epoch") == mlperf.TRAIN_IMAGES
+    def is_imagenet(self) -> bool:
+        """Whether the run was trained on ImageNet, so that published results compare with it."""
+        if "imagenet" in str(self.flags.get("dataset", "")).lower():
+            return True
+        return self.summary.get("images_per_epoch") == mlperf.TRAIN_IMAGES
 
     @property
     def targets(self) -> list[float]:
-        """Its targets, top-1 fractions."""
+        """The values of --target_top1, as fractions."""
         return [float(target) for target in self.flags.get("target_top1") or ()]
 
     @property
-    def target_asked(self) -> bool:
-        """Whether --target_top1 was given, by whatever; runs that do not tell count as asked."""
+    def target_requested(self) -> bool:
+        """Whether the user or the recipe set --target_top1.
+
+        True for old runs whose config.json does not record what set a flag.
+        """
         return self.origins.get("target_top1", "") != "default"
 
     @property
+    def has_meaningful_targets(self) -> bool:
+        """Whether to judge the run by its targets.
+
+        The default targets are accuracies on ImageNet, which mean nothing on other datasets.
+        """
+        return self.target_requested or self.is_imagenet
+
+    @property
     def epochs_planned(self) -> float | None:
-        """Returns the planned number of epochs (--epochs), or None if it is unknown."""
+        """The planned number of epochs (--epochs), or None if it is unknown."""
         return self.flags.get("epochs")
 
     def series(
-        self, key: str, *, by: str = "epoch", steps: bool = False
+        self, key: str, *, by: str = "epoch", from_steps: bool = False
     ) -> tuple[list[float], list[float]]:
-        """A key against epochs, steps or hours; points where either is missing are omitted.
+        """Returns the values of a key over epochs, steps or hours.
+
+        Records without the key, or without their epoch, step or time, are skipped.
 
         Args:
-          key: of the records.
-          by: `epoch` (fractional where a record has `position`), `step` or `hours`.
-          steps: from the step records rather than the epochs'.
+          key: name of a value in the records.
+          by: `epoch` (fractional if a record has `position`), `step` or `hours`.
+          from_steps: read the step records instead of the epoch records.
+
+        Returns:
+          The x coordinates and the values, both of the same length.
         """
-        xs, ys = [], []
-        for record in self.steps if steps else self.epochs:
-            if by == "hours":
-                seconds = record.get("seconds")
-                x = None if seconds is None else seconds / 3600
-            elif by == "step":
-                x = record.get("step")
-            else:
-                x = record.get("position", record.get("epoch"))
-            if x is not None and record.get(key) is not None:
+        xs = []
+        ys = []
+        for record in self.steps if from_steps else self.epochs:
+            x = _coordinate(record, by)
+            value = record.get(key)
+            if x is not None and value is not None:
                 xs.append(float(x))
-                ys.append(float(record[key]))
+                ys.append(float(value))
         return xs, ys
 
 
-def load(path: str | os.PathLike[str]) -> Run:
-    """Reads a run directory, in whatever state the run is, also before its first record.
+def _coordinate(record: dict[str, Any], by: str) -> float | None:
+    """Returns the epoch, step or hours of a record; None if the record does not have it."""
+    if by == "hours":
+        seconds = record.get("seconds")
+        return None if seconds is None else seconds / 3600
+    if by == "step":
+        return record.get("step")
+    return record.get("position", record.get("epoch"))
+
+
+def load_runs(paths: Sequence[str]) -> list[LoadedRun]:
+    """Reads several runs; a directory that is listed twice is read once.
+
+    A run is named after its directory. If two directories have the same name, all names get as many
+    parent directories as it takes to distinguish them.
 
     Raises:
-      UserError: if there is no run, or a file of it is damaged, has values of a wrong kind or is
-        not a regular file.
+      UserError: if a run cannot be read.
     """
-    directory = pathlib.Path(path)
-    if not directory.is_dir():
-        raise UserError(f"{directory}: no such directory; give the directory of a run")
-    config = stored.read(directory)
-    metrics = directory / "metrics.jsonl"
-    records = (
-        jsonl.read_records(metrics, max_bytes=_MAX_METRICS_BYTES)
-        if os.path.lexists(metrics)
-        else []
-    )
-    flags = dict(config["flags"])
-    environment = {key: value for key, value in config.items() if key not in _NOT_ENVIRONMENT}
-    if config.get("started"):
-        began = datetime.datetime.fromtimestamp(config["started"], datetime.timezone.utc)
-        environment["started"] = f"{began:%Y-%m-%d %H:%M} UTC"
-    from_records = summary.summarize(
-        records,
-        world_size=int(config.get("world_size", 1)),
-        images_per_epoch=config.get("train_images") or 1,
-        targets=flags.get("target_top1") or (0.75, 0.759),
-    )
-    values = summary.read_summary(directory)
-    of_last_session = state.describes_last_session(values, records) and values.get(
-        "epochs_planned"
-    ) in (
-        None,
-        flags.get("epochs"),
-    )
-    host = next(iter(config.get("hosts") or ()), "")
-    name = state.run_state(directory, records, values if of_last_session else {}, host)
-    return Run(
-        name=directory.resolve().name,
-        path=directory.resolve(),
-        flags=flags,
-        environment=environment,
-        steps=[r for r in records if r.get("kind") == "step"],
-        epochs=[r for r in records if r.get("kind") == "epoch"],
-        # A summary of an older version may lack keys that the records can tell.
-        summary={**from_records, **values} if of_last_session else from_records,
-        state=name,
-        origins=dict(config.get("origins", {})),
-        diverged=records[-1] if name == state.DIVERGED else None,
-    )
-
-
-def _image_results(path: pathlib.Path) -> dict[str, npt.NDArray[Any]]:
-    """Reads image_results.npz.
-
-    Raises:
-      Exception: of nearly any kind, if the file is absent, damaged or another file.
-    """
-    content = files.read_run_file(path, _MAX_IMAGE_RESULTS_BYTES)
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        unpacked_bytes = sum(member.file_size for member in archive.infolist())
-    if unpacked_bytes > _MAX_IMAGE_RESULTS_BYTES:
-        raise ValueError(f"{path} unpacks to {unpacked_bytes} bytes")
-    results = dict(np.load(io.BytesIO(content), allow_pickle=False))
-    images, classes = len(results["label"]), len(results["class_names"])
-    for name in ("label", "predicted"):
-        _check_indices(results[name], images, classes)
-    _check_indices(results["worst"], len(results["worst_files"]), images)
-    if results["probability"].shape != (images,) or results["probability"].dtype.kind != "f":
-        raise ValueError("not a probability for each image")
-    return results
-
-
-def _check_indices(values: npt.NDArray[Any], count: int, limit: int) -> None:
-    """Raises ValueError unless these are `count` whole numbers from 0 to below `limit`."""
-    if (
-        values.shape != (count,)
-        or values.dtype.kind != "i"
-        or not np.all((values >= 0) & (values < limit))
-    ):
-        raise ValueError(f"not {count} whole numbers below {limit}")
-
-
-def load_all(paths: Sequence[str]) -> list[Run]:
-    """Reads several runs; those of the same name are told apart by as many directories above them
-    as it takes.
-    """
-    runs = {run.path: run for run in map(load, paths)}
+    runs = {run.path: run for run in map(load_run, paths)}
     depth = 1
     while len({path.parts[-depth:] for path in runs}) < len(runs):
         depth += 1
@@ -214,10 +172,106 @@ def load_all(paths: Sequence[str]) -> list[Run]:
     ]
 
 
-def differences(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
-    """Flags whose values are not the same in all runs, with the value of each run; None where a run
-    lacks it.
+def load_run(path: str | os.PathLike[str]) -> LoadedRun:
+    """Reads a run directory in any state, even before its first record.
+
+    Raises:
+      UserError: if there is no run, or a file of it is damaged, has values of a wrong type or is
+        not a regular file.
+    """
+    directory = pathlib.Path(path)
+    if not directory.is_dir():
+        raise UserError(f"{directory} is not a directory. Pass the directory of a run.")
+    config = stored.read(directory)
+    flags = dict(config["flags"])
+    records = []
+    metrics = directory / "metrics.jsonl"
+    if os.path.lexists(metrics):
+        records = jsonl.read_records(metrics, max_bytes=_MAX_METRICS_BYTES)
+
+    summary_of_records = summary.summarize(
+        records,
+        world_size=int(config.get("world_size", 1)),
+        images_per_epoch=config.get("train_images") or 1,
+        targets=flags.get("target_top1") or _DEFAULT_TARGETS,
+    )
+    written_summary = summary.read_summary(directory)
+    # A resumed run leaves the summary of its previous session behind until it ends.
+    if not _is_of_last_session(written_summary, records, flags):
+        written_summary = {}
+    first_host = next(iter(config.get("hosts") or ()), "")
+    run_state = state.run_state(directory, records, written_summary, first_host)
+    return LoadedRun(
+        name=directory.resolve().name,
+        path=directory.resolve(),
+        flags=flags,
+        environment=_environment(config),
+        steps=[record for record in records if record.get("kind") == "step"],
+        epochs=[record for record in records if record.get("kind") == "epoch"],
+        # An older version may have written a summary without some of the keys.
+        summary={**summary_of_records, **written_summary},
+        state=run_state,
+        origins=dict(config.get("origins", {})),
+        divergence_record=records[-1] if run_state == state.DIVERGED else None,
+    )
+
+
+def _is_of_last_session(
+    written_summary: dict[str, Any], records: list[dict[str, Any]], flags: dict[str, Any]
+) -> bool:
+    """Returns whether summary.json describes the last session of the run."""
+    if not state.describes_last_session(written_summary, records):
+        return False
+    return written_summary.get("epochs_planned") in (None, flags.get("epochs"))
+
+
+def _environment(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns versions and hardware from config.json, and when the run was started."""
+    environment = {key: value for key, value in config.items() if key not in _NOT_ENVIRONMENT}
+    if config.get("started"):
+        started = datetime.datetime.fromtimestamp(config["started"], datetime.timezone.utc)
+        environment["started"] = f"{started:%Y-%m-%d %H:%M} UTC"
+    return environment
+
+
+def _read_image_results(path: pathlib.Path) -> dict[str, npt.NDArray[Any]]:
+    """Reads image_results.npz.
+
+    Raises:
+      Exception: of nearly any type, if the file is absent, damaged or something else.
+    """
+    content = files.read_run_file(path, _MAX_IMAGE_RESULTS_BYTES)
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        unpacked_bytes = sum(member.file_size for member in archive.infolist())
+    if unpacked_bytes > _MAX_IMAGE_RESULTS_BYTES:
+        raise ValueError(f"{path} unpacks to {unpacked_bytes} bytes")
+    results = dict(np.load(io.BytesIO(content), allow_pickle=False))
+    images = len(results["label"])
+    classes = len(results["class_names"])
+    for name in ("label", "predicted"):
+        _check_indices(results[name], images, classes)
+    _check_indices(results["worst"], len(results["worst_files"]), images)
+    if results["probability"].shape != (images,) or results["probability"].dtype.kind != "f":
+        raise ValueError("`probability` does not have one number per image")
+    return results
+
+
+def _check_indices(values: npt.NDArray[Any], count: int, limit: int) -> None:
+    """Raises ValueError unless there are `count` integers from 0 to below `limit`."""
+    is_index_vector = values.shape == (count,) and values.dtype.kind == "i"
+    if not is_index_vector or not np.all((values >= 0) & (values < limit)):
+        raise ValueError(f"expected {count} integers below {limit}")
+
+
+def differing_flags(runs: Sequence[LoadedRun]) -> list[tuple[str, list[Any]]]:
+    """Returns the flags that differ between runs, with the value of each run.
+
+    The value is None if a run does not have the flag.
     """
     names = sorted({name for run in runs for name in run.flags})
-    rows = [(name, [run.flags.get(name) for run in runs]) for name in names]
-    return [(name, values) for name, values in rows if any(value != values[0] for value in values)]
+    differing = []
+    for name in names:
+        values = [run.flags.get(name) for run in runs]
+        if any(value != values[0] for value in values):
+            differing.append((name, values))
+    return differing

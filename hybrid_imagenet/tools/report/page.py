@@ -1,4 +1,4 @@
-"""Puts a report together: one HTML file that needs nothing else."""
+"""Builds a report: one HTML file that needs nothing else."""
 
 from __future__ import annotations
 
@@ -10,205 +10,229 @@ from collections.abc import Iterable, Sequence
 
 from hybrid_imagenet.runlog.summary import format_accuracy, format_duration
 from hybrid_imagenet.tools.report import classes, figures, findings, svg, tables
-from hybrid_imagenet.tools.report.load import Run
+from hybrid_imagenet.tools.report.load import LoadedRun
 
-# What no HTML file may hold, and what a terminal that prints one would obey; names of runs and
-# flags may have them.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+# Control characters must not be in an HTML file, and a terminal that prints the file would obey
+# them. Names of runs and flags may contain them.
+_CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _TEMPLATE = pathlib.Path(__file__).with_name("page.html")
+_VERDICT_SIGNS = {findings.GOOD: "✓", findings.BAD: "✗", findings.OPEN: "•"}
+# Runs whose values of these flags differ were validated on different images.
+_VALIDATION_FLAGS = ("dataset", "data_dir", "val_fraction", "tuning_split")
 
 
-def build(runs: Sequence[Run], title: str) -> str:
-    """The whole page."""
-    format_accuracy = [
-        figures.curves(runs, what, by)
-        for by in ("epoch", "step", "hours")
-        for what in ("top1", "loss")
-    ]
-    rates = _grid([figures.learning_rates(runs), figures.relative_steps(runs)])
+def build(runs: Sequence[LoadedRun], title: str) -> str:
+    """Returns the page as HTML."""
     sections = [
-        _answers(runs),
+        _assessments(runs),
         _legend(runs),
-        _section("Results", "", tables.overview(runs)),
-        _section("Accuracy and loss", _note(runs), _grid(format_accuracy)),
-        _section("Learning rate and relative step", "", rates or _missing("learning rates")),
-        _section("Speed", "", _grid([figures.throughput(runs)]) or _missing("throughput")),
-        _section("Where the time goes", "", _time(runs)),
-        _section(
-            "Input", "", _grid(figures.input_output(runs)) or _missing("bytes read and reads")
-        ),
+        _section("Results", tables.overview(runs)),
+        _section("Accuracy and loss", _accuracy_and_loss(runs), _accuracy_note(runs)),
+        _section("Learning rate and relative step", _learning_rates(runs)),
+        _section("Speed", _grid([figures.throughput_chart(runs)]) or _missing("throughput")),
+        _section("Where the time goes", _time_by_cause(runs)),
+        _section("Input", _grid(figures.input_charts(runs)) or _missing("bytes read and reads")),
         *_classes(runs),
-        _section("Criteria", _comparison_note(runs), tables.criteria(runs)),
-        _section("Configuration", "", tables.flag_differences(runs) + tables.all_flags(runs)),
-        _section("Environment", "", tables.environment(runs)),
+        _section("Criteria", tables.criteria(runs), _criteria_note(runs)),
+        _section("Configuration", tables.flag_differences(runs) + tables.all_flags(runs)),
+        _section("Environment", tables.environment(runs)),
     ]
     template = string.Template(_TEMPLATE.read_text(encoding="utf-8"))
-    text = template.substitute(
+    page = template.substitute(
         title=html.escape(title), colors=svg.style(), body="\n".join(sections), count=svg.COLORS
     )
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROL_CHARACTERS.sub(_escape_character, page)
 
 
-_SIGNS = {findings.GOOD: "✓", findings.BAD: "✗", findings.OPEN: "•"}
+def _escape_character(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode()
 
 
-def _answers(runs: Sequence[Run]) -> str:
-    """A card for each run: how it went, what held it back, what to change."""
-    cards = []
-    for run in runs:
-        found = findings.answers(run)
-        name = f"<h3>{html.escape(run.name)}</h3>" if len(runs) > 1 else ""
-        compared = "".join(
-            f"<p>{html.escape(text)}</p>" for text in (found.compared, found.handover) if text
-        )
-        if run.following:
-            what, _, command = run.following.partition(": ")
-            compared += f"<p>{what}: <code>{html.escape(command)}</code></p>"
-        cards.append(
-            f'<article class="answer {found.verdict}">{name}<p class="verdict"><b'
-            ' aria-hidden="true">'
-            f"{_SIGNS[found.verdict]}</b> {html.escape(found.outcome)}</p>{compared}"
-            f"<h4>{found.heading}</h4>"
-            f"{_list(html.escape(line) for line in found.held_back)}{_next(run)}</article>"
-        )
-    heading = "Did it go well?" if len(runs) == 1 else "Did they go well?"
-    return _section(heading, _best(runs), f'<div class="answers">{"".join(cards)}</div>')
+def _section(title: str, content: str, note: str = "") -> str:
+    note_html = f'<p class="note">{html.escape(note)}</p>' if note else ""
+    return f"<section><h2>{title}</h2>{note_html}{content}</section>"
 
 
-def _next(run: Run) -> str:
-    found = findings.suggestions(run)
-    if not found:
-        return ""
-    lines = (f"<code>{html.escape(s.change)}</code>: {html.escape(s.why)}" for s in found)
-    return f"<h4>What to try next</h4>{_list(lines)}"
-
-
-def _list(lines: Iterable[str]) -> str:
-    return "<ul>" + "".join(f"<li>{line}</li>" for line in lines) + "</ul>"
-
-
-def _legend(runs: Sequence[Run]) -> str:
-    """The runs as the charts draw them, as buttons that hide and show their lines."""
-    if len(runs) == 1:
-        return ""
-    buttons = (
-        f'<button type="button" class="key" aria-pressed="true" data-hides="{number}">'
-        f"{svg.key(run.name, number, shape=number)}</button>"
-        for number, run in enumerate(runs)
-    )
-    return f'<nav class="runs" aria-label="runs">{"".join(buttons)}</nav>'
-
-
-def _best(runs: Sequence[Run]) -> str:
-    """Which of several runs on the same images was the best, and which the first at a target that
-    they share.
-    """
-    ranked = sorted(
-        (run for run in runs if run.summary.get("best_val_top1") is not None),
-        key=lambda r: -r.summary["best_val_top1"],
-    )
-    if len(ranked) < 2:
-        return ""
-    apart = ("dataset", "data_dir", "val_fraction", "tuning_split")
-    if len({(*map(run.flags.get, apart), run.summary.get("val_split")) for run in ranked}) > 1:
-        return "These runs were validated on different images: their accuracies are not comparable."
-    top = ranked[0].summary["best_val_top1"]
-    text = (
-        f"Best top-1: {' and '.join(r.name for r in ranked if r.summary['best_val_top1'] == top)}"
-    )
-    text += f" ({format_accuracy(top)})."
-    hits = [
-        (goal["seconds"], goal["target"], run.name)
-        for run in runs
-        for goal in run.summary.get("targets", [])
-        if goal["metric"] == "val_top1"
-        and goal.get("seconds")
-        and (run.target_asked or run.imagenet)
-    ]
-    shared = [
-        target for target in {t for _, t, _ in hits} if sum(t == target for _, t, _ in hits) > 1
-    ]
-    for target in sorted(shared):
-        seconds, _, name = min(hit for hit in hits if hit[1] == target)
-        text += f" First at {format_accuracy(target)}: {name}, after {format_duration(seconds)}."
-    return text
-
-
-def _section(title: str, note: str, content: str) -> str:
-    lead = f'<p class="note">{html.escape(note)}</p>' if note else ""
-    return f"<section><h2>{title}</h2>{lead}{content}</section>"
-
-
-def _missing(what: str) -> str:
-    return f'<p class="note">No {what} in these records.</p>'
+def _missing(values: str) -> str:
+    return f'<p class="note">No {values} in these records.</p>'
 
 
 def _grid(charts: Sequence[svg.Chart | None]) -> str:
-    drawn = [svg.line_chart(chart) for chart in charts if chart is not None]
-    return f'<div class="charts">{"".join(drawn)}</div>' if drawn else ""
+    """Returns the charts side by side; empty if there are none."""
+    drawings = [svg.line_chart(chart) for chart in charts if chart is not None]
+    if not drawings:
+        return ""
+    return f'<div class="charts">{"".join(drawings)}</div>'
 
 
-def _note(runs: Sequence[Run]) -> str:
-    words = (
-        ["Solid: validation. Dashed: training. The buttons above hide a run's lines."]
-        if len(runs) > 1
-        else []
+def _assessments(runs: Sequence[LoadedRun]) -> str:
+    """Returns a card for each run: how it went, what took time, what to try next."""
+    heading = "Did it go well?" if len(runs) == 1 else "Did they go well?"
+    cards = "".join(_card(run, show_name=len(runs) > 1) for run in runs)
+    return _section(heading, f'<div class="answers">{cards}</div>', _best_run(runs))
+
+
+def _card(run: LoadedRun, *, show_name: bool) -> str:
+    assessment = findings.assess(run)
+    name = f"<h3>{html.escape(run.name)}</h3>" if show_name else ""
+    sign = f'<b aria-hidden="true">{_VERDICT_SIGNS[assessment.verdict]}</b>'
+    paragraphs = [f'<p class="verdict">{sign} {html.escape(assessment.outcome)}</p>']
+    for text in (assessment.reference_comparison, assessment.handover_note):
+        if text:
+            paragraphs.append(f"<p>{html.escape(text)}</p>")
+    if run.next_step:
+        purpose, _, command = run.next_step.partition(": ")
+        paragraphs.append(f"<p>{purpose}: <code>{html.escape(command)}</code></p>")
+    causes = _list(html.escape(line) for line in assessment.causes)
+    return (
+        f'<article class="answer {assessment.verdict}">{name}{"".join(paragraphs)}'
+        f"<h4>{assessment.causes_heading}</h4>{causes}{_suggestions(run)}</article>"
     )
-    words.append(
-        "The axis of accuracy starts at the level after a third of a run; earlier values lie"
-        " below it."
+
+
+def _suggestions(run: LoadedRun) -> str:
+    suggestions = findings.suggestions(run)
+    if not suggestions:
+        return ""
+    items = _list(
+        f"<code>{html.escape(suggestion.change)}</code>: {html.escape(suggestion.reason)}"
+        for suggestion in suggestions
     )
-    if any(run.diverged for run in runs) and len(runs) > 1:
-        words.append(
-            "A run that diverged leaves the chart where its values lie far from the others'."
+    return f"<h4>What to try next</h4>{items}"
+
+
+def _list(items: Iterable[str]) -> str:
+    return "<ul>" + "".join(f"<li>{item}</li>" for item in items) + "</ul>"
+
+
+def _best_run(runs: Sequence[LoadedRun]) -> str:
+    """Returns which of several runs is the best, and which reached a common target first.
+
+    Empty for a single validated run.
+    """
+    validated = [run for run in runs if run.summary.get("best_val_top1") is not None]
+    if len(validated) < 2:
+        return ""
+    if len({_validation_images(run) for run in validated}) > 1:
+        return "These runs were validated on different images: their accuracies are not comparable."
+    best = max(run.summary["best_val_top1"] for run in validated)
+    names = " and ".join(run.name for run in validated if run.summary["best_val_top1"] == best)
+    sentences = [f"Best top-1: {names} ({format_accuracy(best)})."]
+    for target, times in sorted(_times_to_targets(runs).items()):
+        if len(times) > 1:
+            seconds, name = min(times)
+            sentences.append(
+                f"First at {format_accuracy(target)}: {name}, after {format_duration(seconds)}."
+            )
+    return " ".join(sentences)
+
+
+def _validation_images(run: LoadedRun) -> tuple[object, ...]:
+    """Returns values that differ if two runs were validated on different images."""
+    return (*map(run.flags.get, _VALIDATION_FLAGS), run.summary.get("val_split"))
+
+
+def _times_to_targets(runs: Sequence[LoadedRun]) -> dict[float, list[tuple[float, str]]]:
+    """Returns for each target the seconds and the name of each run that reached it."""
+    times: dict[float, list[tuple[float, str]]] = {}
+    for run in runs:
+        if not run.has_meaningful_targets:
+            continue
+        for entry in run.summary.get("targets", []):
+            if entry["metric"] == "val_top1" and entry.get("seconds"):
+                times.setdefault(entry["target"], []).append((entry["seconds"], run.name))
+    return times
+
+
+def _legend(runs: Sequence[LoadedRun]) -> str:
+    """Returns a button for each of several runs that hides and shows its lines in all charts."""
+    if len(runs) == 1:
+        return ""
+    buttons = []
+    for number, run in enumerate(runs):
+        key = svg.legend_key(run.name, number, shape=number)
+        buttons.append(
+            '<button type="button" class="key" aria-pressed="true"'
+            f' data-hides="{number}">{key}</button>'
         )
-    return " ".join(words)
+    return f'<nav class="runs" aria-label="runs">{"".join(buttons)}</nav>'
 
 
-def _time(runs: Sequence[Run]) -> str:
-    whole = figures.run_time(runs)
-    divisor, unit = figures.unit_of_time(
-        max((sum(parts.values()) for _, parts in whole), default=0.0)
+def _accuracy_and_loss(runs: Sequence[LoadedRun]) -> str:
+    charts = []
+    for by in ("epoch", "step", "hours"):
+        charts.append(figures.metric_chart(runs, "top1", by))
+        charts.append(figures.metric_chart(runs, "loss", by))
+    return _grid(charts)
+
+
+def _accuracy_note(runs: Sequence[LoadedRun]) -> str:
+    sentences = []
+    if len(runs) > 1:
+        sentences.append(
+            "Solid: validation. Dashed: training. The buttons above hide a run's lines."
+        )
+    sentences.append(
+        "The axis of accuracy starts at the level after a third of a run; earlier values are below"
+        " it."
     )
-    scaled = [
-        (name, {part: seconds / divisor for part, seconds in parts.items()})
-        for name, parts in whole
-    ]
-    if not scaled:
+    if len(runs) > 1 and any(run.divergence_record is not None for run in runs):
+        sentences.append(
+            "A run that diverged leaves the chart if its values are far from the others'."
+        )
+    return " ".join(sentences)
+
+
+def _learning_rates(runs: Sequence[LoadedRun]) -> str:
+    charts = [figures.learning_rate_chart(runs), figures.relative_step_chart(runs)]
+    return _grid(charts) or _missing("learning rates")
+
+
+def _time_by_cause(runs: Sequence[LoadedRun]) -> str:
+    rows = figures.seconds_by_cause(runs)
+    if not rows:
         return _missing("times")
-    used = {
-        c: color
-        for c, color in figures.CAUSES.items()
-        if any(parts.get(c, 0) > 0 for _, parts in scaled)
+    longest = max(sum(seconds.values()) for _, seconds in rows)
+    divisor, unit = figures.time_unit(longest)
+    scaled_rows = []
+    shown_causes = set()
+    for name, seconds in rows:
+        scaled_rows.append((name, {cause: value / divisor for cause, value in seconds.items()}))
+        shown_causes |= {cause for cause, value in seconds.items() if value > 0}
+    colors = {
+        cause: color for cause, color in figures.CAUSE_COLORS.items() if cause in shown_causes
     }
-    return f'<div class="charts">{svg.stacked_bars("Run", scaled, unit, used)}</div>'
+    return f'<div class="charts">{svg.stacked_bars("Run", scaled_rows, unit, colors)}</div>'
 
 
-def _classes(runs: Sequence[Run]) -> list[str]:
-    """A section on the classes and images of each run that kept what its last validation found."""
+def _classes(runs: Sequence[LoadedRun]) -> list[str]:
+    """Returns a section on classes and images for each run that has image_results.npz."""
     return [
-        _section(f"Classes and images of {html.escape(run.name)}", "", classes.section(run.images))
+        _section(
+            f"Classes and images of {html.escape(run.name)}", classes.section(run.image_results)
+        )
         for run in runs
-        if run.images is not None
+        if run.image_results is not None
     ]
 
 
-def _comparison_note(runs: Sequence[Run]) -> str:
-    if not any(run.imagenet for run in runs):
+def _criteria_note(runs: Sequence[LoadedRun]) -> str:
+    """Returns how to compare runs with the published results in the table of criteria."""
+    if not any(run.is_imagenet for run in runs):
         return (
-            "The measures of Lu et al. for the targets that were asked for; published figures stand"
-            " beside ImageNet."
+            "The measures of Lu et al. for the requested targets. Runs on ImageNet are shown with"
+            " published results."
         )
-    lead = (
+    note = (
         "Published figures as printed (ResNet-50 on ImageNet; some contradict each other, see"
         " docs/dev/criteria.md)."
     )
-    others = sorted(
-        {str(run.flags.get("dataset", "another dataset")) for run in runs if not run.imagenet}
+    other_datasets = sorted(
+        {str(run.flags.get("dataset", "another dataset")) for run in runs if not run.is_imagenet}
     )
-    if not others:
-        return lead
-    return (
-        f"{lead} Runs on {', '.join(others)} show the same criteria and are not comparable with"
-        " them."
-    )
+    if other_datasets:
+        note += (
+            f" Runs on {', '.join(other_datasets)} show the same criteria and are not comparable"
+            " with them."
+        )
+    return note

@@ -1,4 +1,4 @@
-"""`hybrid-imagenet report RUN [RUN ...]`: a report on one or several runs, as HTML."""
+"""Implements `hybrid-imagenet report`, which writes a report on runs as HTML."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _parser() -> command_line.Parser:
         "--out", metavar="DIR", help="default: RUN/report for one run, ./report for several"
     )
     parser.add_argument(
-        "--text", action="store_true", help="write nothing; print the summary of each run"
+        "--text", action="store_true", help="print a summary of each run instead of writing files"
     )
     return parser
 
@@ -30,43 +30,65 @@ def main(arguments: Sequence[str]) -> None:
     """Runs the command line."""
     parsed = _parser().parse_args(arguments)
     if parsed.out and parsed.text:
-        raise UserError(f"--out={parsed.out}: --text writes nothing; omit --out")
+        raise UserError(
+            f"--out={parsed.out} has no effect, because --text writes no files. Omit it."
+        )
     if parsed.text:
-        runs = load.load_all(parsed.runs)
-        command_line.print_escaped("\n\n".join("\n".join(text(run)) for run in runs))
+        runs = load.load_runs(parsed.runs)
+        command_line.print_escaped("\n\n".join("\n".join(summary_lines(run)) for run in runs))
         return
     command_line.print_escaped(str(write(parsed.runs, parsed.out)))
 
 
-def text(run: load.Run) -> Iterator[str]:
-    """Yields what the page says first about a run, as lines of text."""
-    found = findings.answers(run)
+def summary_lines(run: load.LoadedRun) -> Iterator[str]:
+    """Yields the first part of the page about a run as lines of text."""
+    assessment = findings.assess(run)
     yield f"{run.name}: {run.state}"
-    yield from filter(None, (found.outcome, found.compared, found.handover, run.following))
-    yield f"{found.heading}:"
-    yield from (f"- {line}" for line in found.held_back)
-    changes = findings.suggestions(run)
-    if changes:
+    yield assessment.outcome
+    for text in (assessment.reference_comparison, assessment.handover_note, run.next_step):
+        if text:
+            yield text
+    yield f"{assessment.causes_heading}:"
+    for cause in assessment.causes:
+        yield f"- {cause}"
+    suggestions = findings.suggestions(run)
+    if suggestions:
         yield "What to try next:"
-        yield from (f"- {change.change}: {change.why}" for change in changes)
-    if run.images is not None:
-        yield from classes.lines(run.images)
+        for suggestion in suggestions:
+            yield f"- {suggestion.change}: {suggestion.reason}"
+    if run.image_results is not None:
+        yield from classes.text_lines(run.image_results)
 
 
 def write(paths: Sequence[str], out: str | None = None) -> pathlib.Path:
-    """Writes a report on runs; returns the path of its page.
+    """Writes a report on runs.
+
+    Args:
+      paths: run directories.
+      out: directory of the report. Without it, the report of one run is in its directory, and the
+        report of several runs in ./report.
+
+    Returns:
+      The path of the page.
 
     Raises:
-      UserError: if a run cannot be read or the report not be written.
+      UserError: if a run cannot be read or the report cannot be written.
     """
-    runs = load.load_all(paths)
-    directory = files.output_path(
-        "--out", out or (pathlib.Path(paths[0]) / "report" if len(paths) == 1 else "report")
-    )
-    text = page.build(runs, "Training report: " + ", ".join(run.name for run in runs))
+    runs = load.load_runs(paths)
+    if out:
+        directory = files.output_path("--out", out)
+    elif len(paths) == 1:
+        directory = files.output_path("--out", pathlib.Path(paths[0]) / "report")
+    else:
+        directory = files.output_path("--out", "report")
+    title = "Training report: " + ", ".join(run.name for run in runs)
+    html = page.build(runs, title)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / "index.html").write_text(text, encoding="utf-8")
+        (directory / "index.html").write_text(html, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"--out={directory}: {error.strerror or error}") from None
+        raise UserError(
+            f"--out={directory} could not be written: {error.strerror or error}. Choose another"
+            " directory."
+        ) from None
     return directory / "index.html"

@@ -1,5 +1,6 @@
-"""Draws charts as inline SVG in the page's colors, with the values that the pointer shows; knows
-nothing of runs.
+"""Draws charts as inline SVG in the page's colors, with the values that the pointer shows.
+
+This module does not know what a run is.
 """
 
 from __future__ import annotations
@@ -9,30 +10,55 @@ import html
 import itertools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-WIDTH, HEIGHT = 480, 270
-_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 12, 10, 44
-_MARKS = 6  # on a line of many points
+Point = tuple[float, float]
+LegendEntry = tuple[str, int, str, int | None]
+"""Name, color, style (`solid`, `dash` or `area`) and shape of an entry of a legend."""
+
+# Size of a line chart in the units of its viewBox.
+WIDTH = 480
+HEIGHT = 270
+# Margins around the plot, for the labels of the axes.
+_LEFT = 66
+_RIGHT = 12
+_TOP = 10
+_BOTTOM = 44
+# Bars: the margin at the top, the distance from one row to the next, the height of a bar, and the
+# space for the axis.
+_BARS_TOP = 12
+_BAR_ROW_HEIGHT = 46
+_BAR_HEIGHT = 20
+_BARS_BOTTOM = 40
+_BAR_MARGIN = 8
+# Marks that distinguish lines without color; more would hide the line.
+_MARKS_PER_LINE = 6
+
 LIGHT = ("#0471fa", "#d8640f", "#004a38", "#9557ab", "#68390b", "#361f65", "#767c86")
 DARK = ("#717bfc", "#d17d26", "#44c487", "#ce8be1", "#efdc4f", "#e8eeff", "#8a919c")
-"""Of lines and bars, by number: each differs from every other, also for readers who lack a kind of
-cone, and from the card behind it. The last, a grey, is for what has no name of its own."""
+"""Colors of lines and bars by number, for the light and the dark theme.
+
+Each differs from every other and from the background of a card, also for readers who lack one type
+of cone. The last one, a grey, is for lines that are not a run.
+"""
 COLORS = len(LIGHT)
 
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """One line.
+    """One line of a chart.
 
     Attributes:
-      name: in the legend.
-      xs, ys: of its points, ascending by x.
-      color: a number of the palette.
-      dashed: for what accompanies a line, such as training beside validation.
-      shape: of the marks, one of four; None draws none. They tell runs apart where colors do not.
-      run: its number, where the page's legend names it and can hide it; None puts it into the
-        chart's own legend.
+      name: name in the legend.
+      xs: x coordinates of the points, ascending.
+      ys: y coordinates of the points.
+      color: number in the palette.
+      dashed: for a line that accompanies another, such as training next to validation.
+      shape: number of the shape of the marks, which distinguishes runs without color; None draws no
+        marks.
+      run: number of the run if the legend of the page names the line and can hide it. None puts the
+        line into the legend of the chart.
     """
 
     name: str
@@ -49,11 +75,14 @@ class Chart:
     """A chart with lines.
 
     Attributes:
-      x_label, y_label: with units.
-      log_y: a logarithmic vertical axis.
-      zero: the vertical axis begins at 0.
-      limits: ends of the vertical axis; lines leave the chart there. None holds all values.
-      levels: horizontal lines with a name, such as targets.
+      title: heading of the chart.
+      series: lines, in the order of drawing.
+      x_label: label of the horizontal axis, with its unit.
+      y_label: label of the vertical axis, with its unit.
+      log_y: whether the vertical axis is logarithmic.
+      zero: whether the vertical axis begins at 0.
+      limits: ends of the vertical axis; lines are clipped there. None shows all values.
+      levels: name and value of horizontal lines, such as targets.
     """
 
     title: str
@@ -66,227 +95,17 @@ class Chart:
     levels: Sequence[tuple[str, float]] = ()
 
 
-def _polygon(x: float, y: float, *corners: tuple[float, float]) -> str:
-    points = " ".join(f"{x + a:.1f},{y + b:.1f}" for a, b in corners)
-    return f'<polygon points="{points}"'
-
-
-SHAPES: tuple[Callable[[float, float], str], ...] = (
-    lambda x, y: f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5"',
-    lambda x, y: f'<rect x="{x - 3.2:.1f}" y="{y - 3.2:.1f}" width="6.4" height="6.4"',
-    lambda x, y: _polygon(x, y, (0, -4.4), (4, 3), (-4, 3)),
-    lambda x, y: _polygon(x, y, (0, -4.6), (4.6, 0), (0, 4.6), (-4.6, 0)),
-)
-
-
-def line_chart(chart: Chart) -> str:
-    """A figure with lines; points that a logarithmic axis cannot show are left out."""
-    shown = [_visible(s, chart.log_y) for s in chart.series]
-    shown = [s for s in shown if s.xs]
-    x, y = _axes(chart, shown)
-    parts = [_grid(x, y), *(_level(name, y(value)) for name, value in chart.levels)]
-    parts += [_line(s, x, y) for s in shown]
-    parts.append(_labels(chart.x_label, chart.y_label))
-    data = [
-        {
-            "name": s.name,
-            "color": s.color,
-            "run": s.run,
-            "x": _short(s.xs),
-            "y": _short(s.ys),
-            "px": [round(x(v), 1) for v in s.xs],
-            "py": [round(y(v), 1) for v in s.ys],
-        }
-        for s in shown
-    ]
-    svg = (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(chart.title)}"'
-        ' class="chart" '
-        f"data-series='{html.escape(json.dumps(data), quote=True)}'>{''.join(parts)}</svg>"
-    )
-    own = [
-        (s.name, s.color, "dash" if s.dashed else "solid", s.shape) for s in shown if s.run is None
-    ]
-    return figure(chart.title, svg, own if len(shown) > 1 else ())
-
-
-def _axes(chart: Chart, shown: Sequence[Series]) -> tuple[Scale, Scale]:
-    xs, ys = [x for s in shown for x in s.xs], [y for s in shown for y in s.ys]
-    ys += [value for _, value in chart.levels]
-    left, right, bottom, top = (
-        float(_LEFT),
-        float(WIDTH - _RIGHT),
-        float(HEIGHT - _BOTTOM),
-        float(_TOP),
-    )
-    x = Scale(
-        0.0, max([0.0, *xs]) or 1.0, left, right
-    )  # epochs, steps or times, up to exactly the last
-    if chart.limits is not None:
-        return x, Scale(*chart.limits, bottom, top, chart.log_y)
-    return x, fitted(ys, bottom, top, log=chart.log_y, zero=chart.zero)
-
-
-def figure(title: str, svg: str, legend: Sequence[tuple[str, int, str, int | None]] = ()) -> str:
-    """A drawing with its title and a legend of (name, color, style, shape)."""
-    keys = "".join(f'<span class="key">{key(*entry)}</span>' for entry in legend)
-    below = f'<figcaption class="legend">{keys}</figcaption>' if keys else ""
-    return f"<figure><h3>{html.escape(title)}</h3>{svg}{below}</figure>"
-
-
-def key(name: str, color: int, style: str = "solid", shape: int | None = None) -> str:
-    """A line as the charts draw it, and what it is."""
-    return f'<i class="{style} c{color % COLORS}"></i>{_sample(shape, color)}{html.escape(name)}'
-
-
-def _sample(shape: int | None, color: int) -> str:
-    if shape is None:
-        return ""
-    mark = SHAPES[shape % len(SHAPES)](5, 5)
-    return (
-        f'<svg class="mark" viewBox="0 0 10 10" aria-hidden="true">{mark}'
-        f' class="f{color % COLORS}"/></svg>'
-    )
-
-
-def stacked_bars(
-    title: str, rows: Sequence[tuple[str, dict[str, float]]], unit: str, colors: dict[str, int]
-) -> str:
-    """Horizontal bars of parts, all to the same scale; negative parts are left out of the drawing.
-
-    Args:
-      title: above the chart.
-      rows: name and parts by name.
-      unit: of the values, in full.
-      colors: color of each part.
-    """
-    totals = [sum(max(v, 0.0) for v in parts.values()) for _, parts in rows]
-    scale = Scale(0.0, max([*totals, 1e-12]), 8.0, float(WIDTH - 8))
-    height, marks = 12 + 46 * len(rows) + 40, []
-    for index, (name, parts) in enumerate(rows):
-        top, edge = 12 + 46 * index, 0.0
-        words = f"{name}: {_amount(sum(parts.values()))} {unit}"
-        marks.append(f'<text x="8" y="{top + 8}" class="name">{html.escape(words)}</text>')
-        for part, value in parts.items():
-            if value > 0:
-                start, end = scale(edge), scale(edge + value)
-                tip = html.escape(
-                    f"{part}: {_amount(value)} {unit} ({100 * value / totals[index]:.1f} %)"
-                )
-                marks.append(
-                    f'<rect x="{start:.1f}" y="{top + 14}" width="{max(end - start - 1, 0.5):.1f}"'
-                    f' height="20" class="f{colors[part] % COLORS}"><title>{tip}</title></rect>'
-                )
-                edge += value
-    for tick in scale.ticks():
-        place = "mid" if 24 < scale(tick) < WIDTH - 24 else "end" if tick else ""
-        marks.append(
-            f'<text x="{scale(tick):.1f}" y="{height - 22}" class="tick'
-            f' {place}">{tick_label(tick)}</text>'
-        )
-    marks.append(
-        f'<text x="{WIDTH / 2}" y="{height - 4}" class="axis mid">{html.escape(unit)}</text>'
-    )
-    drawing = (
-        f'<svg viewBox="0 0 {WIDTH} {height}" role="img"'
-        f' aria-label="{html.escape(title)}">{"".join(marks)}</svg>'
-    )
-    return figure(title, drawing, [(part, color, "area", None) for part, color in colors.items()])
-
-
-def _amount(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def _visible(series: Series, log_y: bool) -> Series:
-    kept = [(x, y) for x, y in zip(series.xs, series.ys, strict=True) if y > 0 or not log_y]
-    return dataclasses.replace(series, xs=[x for x, _ in kept], ys=[y for _, y in kept])
-
-
-def _short(values: Sequence[float]) -> list[float]:
-    return [float(f"{v:.5g}") for v in values]
-
-
-def _grid(x: Scale, y: Scale) -> str:
-    marks = []
-    for tick in y.ticks():
-        at = y(tick)
-        marks.append(
-            f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}" class="grid"/>'
-        )
-        marks.append(
-            f'<text x="{_LEFT - 5}" y="{at + 4:.1f}" class="tick end">{tick_label(tick)}</text>'
-        )
-    for tick in x.ticks(6):
-        at = x(tick)
-        marks.append(
-            f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}" class="grid"/>'
-        )
-        marks.append(
-            f'<text x="{at:.1f}" y="{HEIGHT - _BOTTOM + 15}" class="tick'
-            f' mid">{tick_label(tick)}</text>'
-        )
-    return "".join(marks)
-
-
-def _level(name: str, at: float) -> str:
-    return (
-        f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}" class="level"/><text'
-        f' x="{WIDTH - _RIGHT - 4}" y="{at + 13:.1f}" class="tick end">{html.escape(name)}</text>'
-    )
-
-
-def _line(series: Series, x: Scale, y: Scale) -> str:
-    points = [(x(a), y.beyond(b)) for a, b in zip(series.xs, series.ys, strict=True)]
-    top, bottom = sorted((y.start, y.end))
-    color = series.color % COLORS
-    style = ' stroke-dasharray="5 4"' if series.dashed else ""
-    marks = []
-    for piece in inside(points, top, bottom):
-        path = " ".join(f"{a:.1f},{b:.1f}" for a, b in piece)
-        marks.append(f'<polyline points="{path}" class="line c{color}"{style}/>')
-    if len(points) == 1 or series.shape is not None:
-        shape = SHAPES[(series.shape or 0) % len(SHAPES)]
-        stride = max(len(points) // _MARKS, 1)
-        chosen = points[color % stride :: stride]
-        marks += [f'{shape(a, b)} class="f{color}"/>' for a, b in chosen if top <= b <= bottom]
-    return (
-        "".join(marks) if series.run is None else f'<g data-run="{series.run}">{"".join(marks)}</g>'
-    )
-
-
-def inside(
-    points: Sequence[tuple[float, float]], top: float, bottom: float
-) -> list[list[tuple[float, float]]]:
-    """The pieces of a line between two heights, cut where it leaves them."""
-    pieces: list[list[tuple[float, float]]] = []
-    for (x0, y0), (x1, y1) in itertools.pairwise(points):
-        ends = [(x0, y0), (x1, y1)]
-        if max(y0, y1) < top or min(y0, y1) > bottom:
-            continue
-        for number, (_, b) in enumerate(ends):
-            edge = min(max(b, top), bottom)
-            if edge != b:
-                ends[number] = (x0 + (x1 - x0) * (edge - y0) / (y1 - y0), edge)
-        if pieces and pieces[-1][-1] == ends[0]:
-            pieces[-1].append(ends[1])
-        else:
-            pieces.append(ends)
-    return pieces
-
-
-def _labels(x_label: str, y_label: str) -> str:
-    middle = (_TOP + HEIGHT - _BOTTOM) / 2
-    return (
-        f'<text x="{(_LEFT + WIDTH - _RIGHT) / 2}" y="{HEIGHT - 5}" class="axis'
-        f' mid">{html.escape(x_label)}</text><text x="11" y="{middle}" class="axis mid"'
-        f' transform="rotate(-90 11 {middle})">{html.escape(y_label)}</text>'
-    )
-
-
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """An axis from `low` to `high` in values, drawn from `start` to `end`; logarithmic if `log`."""
+    """Maps values on an axis to coordinates.
+
+    Attributes:
+      low: value at the beginning of the axis.
+      high: value at its end.
+      start: coordinate of `low`.
+      end: coordinate of `high`.
+      log: whether the axis is logarithmic.
+    """
 
     low: float
     high: float
@@ -295,36 +114,44 @@ class Scale:
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        """The coordinate of a value; values outside are moved to the nearer end."""
-        return self.beyond(min(max(value, self.low), self.high))
+        """Returns the coordinate of a value; values outside the axis are moved to its end."""
+        return self.unclipped(min(max(value, self.low), self.high))
 
-    def beyond(self, value: float) -> float:
-        """The coordinate of a value, also outside of the axis."""
-        low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
-        share = ((math.log(value) if self.log else value) - low) / (high - low)
-        return self.start + share * (self.end - self.start)
+    def unclipped(self, value: float) -> float:
+        """Returns the coordinate of a value, which may be outside the axis."""
+        low = self._linear(self.low)
+        high = self._linear(self.high)
+        fraction = (self._linear(value) - low) / (high - low)
+        return self.start + fraction * (self.end - self.start)
+
+    def _linear(self, value: float) -> float:
+        return math.log(value) if self.log else value
 
     def ticks(self, count: int = 5) -> list[float]:
-        """Round values on the axis: about `count` on a linear one, powers of ten (or 1, 2, 5) on a
-        logarithmic one.
+        """Returns round values on the axis, about `count` of them.
+
+        A logarithmic axis has ticks at powers of ten, or at 1, 2 and 5 if it is short.
         """
-        return (
-            _log_ticks(self.low, self.high, count)
-            if self.log
-            else _linear_ticks(self.low, self.high, count)
-        )
+        if self.log:
+            return _log_ticks(self.low, self.high, count)
+        return _linear_ticks(self.low, self.high, count)
 
 
-def fitted(
+def fit_scale(
     values: Sequence[float], start: float, end: float, *, log: bool = False, zero: bool = False
 ) -> Scale:
-    """A scale that holds all values, with a margin on a linear axis; `zero` makes a linear one
-    begin at 0.
+    """Returns a scale that shows all values with a margin.
 
-    On a logarithmic scale only positive values count.
+    Args:
+      values: values to show. On a logarithmic scale, only positive ones count.
+      start: coordinate of the lowest value.
+      end: coordinate of the highest value.
+      log: whether the scale is logarithmic.
+      zero: whether a linear scale begins at 0.
     """
-    chosen = [v for v in values if math.isfinite(v) and (v > 0 or not log)]
-    low, high = (min(chosen), max(chosen)) if chosen else (1.0, 1.0)
+    shown_values = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
+    low = min(shown_values, default=1.0)
+    high = max(shown_values, default=1.0)
     if log:
         return Scale(low / 1.5, high * 1.5, start, end, log=True)
     margin = 0.05 * (high - low) or abs(high) * 0.1 or 1.0
@@ -332,48 +159,367 @@ def fitted(
 
 
 def _linear_ticks(low: float, high: float, count: int) -> list[float]:
-    raw = (high - low) / max(count, 1)
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(power * m for m in (1, 2, 5, 10) if power * m >= raw * (1 - 1e-9))
-    first = math.ceil(low / step - 1e-9)
-    last = math.floor(high / step + 1e-9)
-    return [round(n * step, 12) for n in range(first, last + 1)]
+    """Returns multiples of 1, 2 or 5 times a power of ten."""
+    # Sums of fractions are not exact, so a tick may miss the end of the axis by a rounding error.
+    tolerance = 1e-9
+    smallest_step = (high - low) / max(count, 1)
+    power = 10.0 ** math.floor(math.log10(smallest_step))
+    step = next(
+        power * factor
+        for factor in (1, 2, 5, 10)
+        if power * factor >= smallest_step * (1 - tolerance)
+    )
+    first = math.ceil(low / step - tolerance)
+    last = math.floor(high / step + tolerance)
+    return [round(number * step, 12) for number in range(first, last + 1)]
 
 
 def _log_ticks(low: float, high: float, count: int) -> list[float]:
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    powers = [10.0**e for e in exponents if low <= 10.0**e <= high]
+    powers = [10.0**exponent for exponent in exponents if low <= 10.0**exponent <= high]
     if len(powers) >= 2:
         stride = math.ceil(len(powers) / (count + 1))
         return powers[::stride]
-    return [m * 10.0**e for e in exponents for m in (1, 2, 5) if low <= m * 10.0**e <= high]
+    ticks = []
+    for exponent in exponents:
+        for factor in (1, 2, 5):
+            tick = factor * 10.0**exponent
+            if low <= tick <= high:
+                ticks.append(tick)
+    return ticks
 
 
 def tick_label(value: float) -> str:
-    """A tick's label: 0.25, 1,500, 2e-5."""
+    """Returns the label of a tick: 0.25, 1,500 or 2e-5."""
     if value == 0:
         return "0"
     if abs(value) >= 1e6 or abs(value) < 1e-3:
         mantissa, exponent = f"{value:.0e}".split("e")
         return f"{mantissa}e{int(exponent)}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def line_chart(chart: Chart) -> str:
+    """Returns a figure with lines.
+
+    Points that a logarithmic axis cannot show are omitted.
+    """
+    series = [_drawable(line, chart.log_y) for line in chart.series]
+    series = [line for line in series if line.xs]
+    x, y = _axes(chart, series)
+    parts = [_grid(x, y)]
+    parts += [_level(name, y(value)) for name, value in chart.levels]
+    parts += [_line(line, x, y) for line in series]
+    parts.append(_axis_labels(chart.x_label, chart.y_label))
+    data = html.escape(json.dumps([_pointer_data(line, x, y) for line in series]), quote=True)
+    drawing = (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(chart.title)}"'
+        f" class=\"chart\" data-series='{data}'>{''.join(parts)}</svg>"
+    )
+    legend: list[LegendEntry] = []
+    if len(series) > 1:
+        legend = [_legend_entry(line) for line in series if line.run is None]
+    return figure(chart.title, drawing, legend)
+
+
+def _drawable(series: Series, log_y: bool) -> Series:
+    """Removes the points that the axis cannot show."""
+    points = [(x, y) for x, y in zip(series.xs, series.ys, strict=True) if y > 0 or not log_y]
+    return dataclasses.replace(series, xs=[x for x, _ in points], ys=[y for _, y in points])
+
+
+def _axes(chart: Chart, series: Sequence[Series]) -> tuple[Scale, Scale]:
+    """Returns the scales of the horizontal and the vertical axis.
+
+    The horizontal axis shows epochs, steps or times, so it begins at 0 and has no margin.
+    """
+    left = float(_LEFT)
+    right = float(WIDTH - _RIGHT)
+    top = float(_TOP)
+    bottom = float(HEIGHT - _BOTTOM)
+    largest_x = max([0.0, *(x for line in series for x in line.xs)])
+    x_scale = Scale(0.0, largest_x or 1.0, left, right)
+    if chart.limits is not None:
+        return x_scale, Scale(*chart.limits, bottom, top, chart.log_y)
+    values = [y for line in series for y in line.ys]
+    values += [level for _, level in chart.levels]
+    return x_scale, fit_scale(values, bottom, top, log=chart.log_y, zero=chart.zero)
+
+
+def _pointer_data(series: Series, x: Scale, y: Scale) -> dict[str, Any]:
+    """Returns the values and coordinates of a line for the script of the page."""
+    return {
+        "name": series.name,
+        "color": series.color,
+        "run": series.run,
+        "x": _shorten(series.xs),
+        "y": _shorten(series.ys),
+        "px": [round(x(value), 1) for value in series.xs],
+        "py": [round(y(value), 1) for value in series.ys],
+    }
+
+
+def _shorten(values: Sequence[float]) -> list[float]:
+    """Rounds values to five digits, which keeps the page small."""
+    return [float(f"{value:.5g}") for value in values]
+
+
+def _legend_entry(series: Series) -> LegendEntry:
+    return series.name, series.color, "dash" if series.dashed else "solid", series.shape
+
+
+def figure(title: str, svg: str, legend: Sequence[LegendEntry] = ()) -> str:
+    """Returns a drawing with its title and legend."""
+    keys = "".join(f'<span class="key">{legend_key(*entry)}</span>' for entry in legend)
+    caption = f'<figcaption class="legend">{keys}</figcaption>' if keys else ""
+    return f"<figure><h3>{html.escape(title)}</h3>{svg}{caption}</figure>"
+
+
+def legend_key(name: str, color: int, style: str = "solid", shape: int | None = None) -> str:
+    """Returns a sample of a line, its mark, and its name."""
+    line = f'<i class="{style} c{color % COLORS}"></i>'
+    mark = "" if shape is None else _sample_mark(shape, color)
+    return f"{line}{mark}{html.escape(name)}"
+
+
+def _sample_mark(shape: int, color: int) -> str:
+    mark = SHAPES[shape % len(SHAPES)](5, 5)
+    return (
+        f'<svg class="mark" viewBox="0 0 10 10" aria-hidden="true">{mark}'
+        f' class="f{color % COLORS}"/></svg>'
+    )
+
+
+def _circle(x: float, y: float) -> str:
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5"'
+
+
+def _square(x: float, y: float) -> str:
+    return f'<rect x="{x - 3.2:.1f}" y="{y - 3.2:.1f}" width="6.4" height="6.4"'
+
+
+def _triangle(x: float, y: float) -> str:
+    return _polygon(x, y, [(0, -4.4), (4, 3), (-4, 3)])
+
+
+def _diamond(x: float, y: float) -> str:
+    return _polygon(x, y, [(0, -4.6), (4.6, 0), (0, 4.6), (-4.6, 0)])
+
+
+def _polygon(x: float, y: float, corners: Sequence[Point]) -> str:
+    points = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners)
+    return f'<polygon points="{points}"'
+
+
+SHAPES: tuple[Callable[[float, float], str], ...] = (_circle, _square, _triangle, _diamond)
+"""Marks by number. Each returns an element at a point that is still open for attributes."""
+
+
+def _grid(x: Scale, y: Scale) -> str:
+    """Returns grid lines with the labels of their ticks."""
+    marks = []
+    for tick in y.ticks():
+        marks.append(_horizontal_line(y(tick), "grid"))
+        marks.append(
+            f'<text x="{_LEFT - 5}" y="{y(tick) + 4:.1f}" class="tick'
+            f' end">{tick_label(tick)}</text>'
+        )
+    for tick in x.ticks(6):
+        at = f"{x(tick):.1f}"
+        marks.append(
+            f'<line x1="{at}" x2="{at}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}" class="grid"/>'
+        )
+        marks.append(
+            f'<text x="{at}" y="{HEIGHT - _BOTTOM + 15}" class="tick mid">{tick_label(tick)}</text>'
+        )
+    return "".join(marks)
+
+
+def _level(name: str, y: float) -> str:
+    """Returns a horizontal line with its name below."""
+    label = (
+        f'<text x="{WIDTH - _RIGHT - 4}" y="{y + 13:.1f}" class="tick end">'
+        f"{html.escape(name)}</text>"
+    )
+    return _horizontal_line(y, "level") + label
+
+
+def _horizontal_line(y: float, css_class: str) -> str:
+    return (
+        f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="{css_class}"/>'
+    )
+
+
+def _line(series: Series, x: Scale, y: Scale) -> str:
+    """Returns a line with its marks, in a group that the page can hide if it is a run's."""
+    points = [
+        (x(x_value), y.unclipped(y_value))
+        for x_value, y_value in zip(series.xs, series.ys, strict=True)
+    ]
+    top, bottom = sorted((y.start, y.end))
+    color = series.color % COLORS
+    dashes = ' stroke-dasharray="5 4"' if series.dashed else ""
+    elements = []
+    for piece in clip_polyline(points, top, bottom):
+        path = " ".join(f"{point_x:.1f},{point_y:.1f}" for point_x, point_y in piece)
+        elements.append(f'<polyline points="{path}" class="line c{color}"{dashes}/>')
+    # A single point has no line, so it is visible only as a mark.
+    if len(points) == 1 or series.shape is not None:
+        draw = SHAPES[(series.shape or 0) % len(SHAPES)]
+        for point_x, point_y in _marked_points(points, color):
+            if top <= point_y <= bottom:
+                elements.append(f'{draw(point_x, point_y)} class="f{color}"/>')
+    drawing = "".join(elements)
+    if series.run is None:
+        return drawing
+    return f'<g data-run="{series.run}">{drawing}</g>'
+
+
+def _marked_points(points: Sequence[Point], color: int) -> Sequence[Point]:
+    """Returns the few points of a line that get a mark."""
+    # The offset by color keeps marks of different lines apart.
+    stride = max(len(points) // _MARKS_PER_LINE, 1)
+    return points[color % stride :: stride]
+
+
+def clip_polyline(points: Sequence[Point], top: float, bottom: float) -> list[list[Point]]:
+    """Returns the pieces of a line between two heights, cut where the line leaves them."""
+    pieces: list[list[Point]] = []
+    for begin, end in itertools.pairwise(points):
+        if max(begin[1], end[1]) < top or min(begin[1], end[1]) > bottom:
+            continue
+        clipped_begin = _clip_point(begin, begin, end, top, bottom)
+        clipped_end = _clip_point(end, begin, end, top, bottom)
+        if pieces and pieces[-1][-1] == clipped_begin:
+            pieces[-1].append(clipped_end)
+        else:
+            pieces.append([clipped_begin, clipped_end])
+    return pieces
+
+
+def _clip_point(point: Point, begin: Point, end: Point, top: float, bottom: float) -> Point:
+    """Moves an end of a segment along the segment to the edge that it lies beyond, if any."""
+    edge = min(max(point[1], top), bottom)
+    if edge == point[1]:
+        return point
+    x0, y0 = begin
+    x1, y1 = end
+    return x0 + (x1 - x0) * (edge - y0) / (y1 - y0), edge
+
+
+def _axis_labels(x_label: str, y_label: str) -> str:
+    center = (_LEFT + WIDTH - _RIGHT) / 2
+    middle = (_TOP + HEIGHT - _BOTTOM) / 2
+    return (
+        f'<text x="{center}" y="{HEIGHT - 5}" class="axis mid">{html.escape(x_label)}</text>'
+        f'<text x="11" y="{middle}" class="axis mid"'
+        f' transform="rotate(-90 11 {middle})">{html.escape(y_label)}</text>'
+    )
+
+
+def stacked_bars(
+    title: str,
+    rows: Sequence[tuple[str, Mapping[str, float]]],
+    unit: str,
+    colors: Mapping[str, int],
+) -> str:
+    """Returns a figure with one horizontal bar per row, all to the same scale.
+
+    Negative parts are not drawn.
+
+    Args:
+      title: heading of the figure.
+      rows: name of each bar, and its parts by name.
+      unit: unit of the values, in full.
+      colors: number of the color of each part.
+    """
+    totals = [sum(max(value, 0.0) for value in parts.values()) for _, parts in rows]
+    scale = Scale(0.0, max([*totals, 1e-12]), float(_BAR_MARGIN), float(WIDTH - _BAR_MARGIN))
+    height = _BARS_TOP + _BAR_ROW_HEIGHT * len(rows) + _BARS_BOTTOM
+    elements = []
+    for index, (name, parts) in enumerate(rows):
+        top = _BARS_TOP + _BAR_ROW_HEIGHT * index
+        label = html.escape(f"{name}: {_amount(sum(parts.values()))} {unit}")
+        elements.append(f'<text x="{_BAR_MARGIN}" y="{top + 8}" class="name">{label}</text>')
+        elements += _bar(parts, top + 14, scale, totals[index], unit, colors)
+    elements += _bar_ticks(scale, height - 22)
+    elements.append(
+        f'<text x="{WIDTH / 2}" y="{height - 4}" class="axis mid">{html.escape(unit)}</text>'
+    )
+    drawing = (
+        f'<svg viewBox="0 0 {WIDTH} {height}" role="img"'
+        f' aria-label="{html.escape(title)}">{"".join(elements)}</svg>'
+    )
+    return figure(title, drawing, [(part, color, "area", None) for part, color in colors.items()])
+
+
+def _bar(
+    parts: Mapping[str, float],
+    top: float,
+    scale: Scale,
+    total: float,
+    unit: str,
+    colors: Mapping[str, int],
+) -> list[str]:
+    """Returns the positive parts of a bar from left to right, each with a tooltip."""
+    elements = []
+    left_value = 0.0
+    for name, value in parts.items():
+        if value <= 0:
+            continue
+        left = scale(left_value)
+        # A gap of 1 separates neighbors; a narrow part stays visible.
+        width = max(scale(left_value + value) - left - 1, 0.5)
+        percent = 100 * value / total
+        tooltip = html.escape(f"{name}: {_amount(value)} {unit} ({percent:.1f} %)")
+        elements.append(
+            f'<rect x="{left:.1f}" y="{top}" width="{width:.1f}" height="{_BAR_HEIGHT}"'
+            f' class="f{colors[name] % COLORS}"><title>{tooltip}</title></rect>'
+        )
+        left_value += value
+    return elements
+
+
+def _bar_ticks(scale: Scale, y: float) -> list[str]:
+    """Returns the labels below the bars. Those near an edge are aligned with it."""
+    edge = 24
+    labels = []
+    for tick in scale.ticks():
+        x = scale(tick)
+        if edge < x < WIDTH - edge:
+            alignment = "mid"
+        elif tick:
+            alignment = "end"
+        else:
+            alignment = ""
+        labels.append(
+            f'<text x="{x:.1f}" y="{y}" class="tick {alignment}">{tick_label(tick)}</text>'
+        )
+    return labels
+
+
+def _amount(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def style() -> str:
-    """The colors as rules of CSS: variables --c0 to --c6 by theme, lines .c0, keys and areas
-    .f0.
-    """
-    light, dark = (
-        ";".join(f"--c{n}:{value}" for n, value in enumerate(colors)) for colors in (LIGHT, DARK)
-    )
+    """Returns the colors as CSS: variables --c0 to --c6 by theme, lines .c0, keys and areas .f0."""
+    light = _color_variables(LIGHT)
+    dark = _color_variables(DARK)
     rules = [
         f":root{{{light}}}",
         f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}",
         f":root[data-theme=dark]{{{dark}}}",
     ]
-    for n in range(COLORS):
-        rules.append(
-            f".c{n}{{stroke:var(--c{n})}}.key"
-            f" .c{n}{{border-color:var(--c{n})}}.f{n}{{fill:var(--c{n})}}"
-        )
+    for number in range(COLORS):
+        color = f"var(--c{number})"
+        rules.append(f".c{number}{{stroke:{color}}}")
+        rules.append(f".key .c{number}{{border-color:{color}}}")
+        rules.append(f".f{number}{{fill:{color}}}")
     return "".join(rules)
+
+
+def _color_variables(colors: Sequence[str]) -> str:
+    return ";".join(f"--c{number}:{color}" for number, color in enumerate(colors))

@@ -9,231 +9,306 @@ from typing import Any
 from hybrid_imagenet.analysis import published
 from hybrid_imagenet.runlog.summary import format_duration, format_epochs
 from hybrid_imagenet.tools.report import figures, findings
-from hybrid_imagenet.tools.report.load import Run, differences
+from hybrid_imagenet.tools.report.load import LoadedRun, differing_flags
 
 DASH = "–"  # noqa: RUF001 - an en dash marks an empty cell
-_FEW, _MANY = 5, 1000  # classes: among few, top-5 tells nothing
-_WHOLE = 24  # characters of a cell that is not broken
+# Top-5 accuracy says nothing about so few classes.
+_MAX_CLASSES_WITHOUT_TOP5 = 5
+# Assumed if a summary does not contain the number of classes.
+_DEFAULT_CLASSES = 1000
+# The text of a cell of this length is not broken into lines, so that a number stays next to its
+# unit.
+_MAX_UNBROKEN_CHARACTERS = 24
+# Losses from here on are shown with four significant digits instead of four decimals.
+_LARGE_LOSS = 1000
 
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], css: str = "") -> str:
-    """A table of texts; the first column names the row."""
-    names = (
-        html.escape(name).replace("-", "&#8209;") for name in head
-    )  # a hyphen at which no line breaks
-    top = "".join(f'<th scope="col">{name}</th>' for name in names)
-    body = []
-    for row in rows:
-        cells = [f'<th scope="row">{html.escape(row[0])}</th>']
-        cells += [_cell(name, value) for name, value in zip(head[1:], row[1:], strict=True)]
-        body.append(f"<tr>{''.join(cells)}</tr>")
-    text = (
-        f'<table class="{css}"><thead><tr>{top}</tr></thead><tbody>{"".join(body)}</tbody></table>'
-    )
-    return f'<div class="scroll">{text}</div>'
-
-
-def _cell(name: str, value: str) -> str:
-    # An empty cell is omitted on a narrow screen; a number and its unit stay on one line.
-    css = ' class="none"' if value == DASH else ' class="whole"' if len(value) <= _WHOLE else ""
-    return f'<td data-label="{html.escape(name)}"{css}>{html.escape(value)}</td>'
-
-
-_CRITERIA = (
+_CRITERIA_COLUMNS = (
     "run",
     "target",
-    "{0}s",
+    "{processor}s",
     "images per step",
     "epochs",
     "convergence rate",
     "time",
     "images/s",
     "scaling efficiency",
-    "average single-{0} time",
+    "average single-{processor} time",
     "final top-1",
     "final top-5",
 )
+_OVERVIEW_COLUMNS = (
+    "run",
+    "state",
+    "validated on",
+    "best top-1",
+    "last top-1",
+    "last top-5",
+    "last loss",
+    "epochs",
+    "time",
+    "images/s",
+    "{processor}s",
+    "skipped steps",
+    "images dropped",
+)
 
 
-def criteria(runs: Sequence[Run]) -> str:
-    """The criteria of Lu et al. for each target of each run; beside runs on ImageNet, what the
-    papers printed.
-    """
-    rows = [
-        _own(run, goal)
-        for run in runs
-        for goal in run.summary.get("targets", [])
-        if _counts(run, goal)
+def overview(runs: Sequence[LoadedRun]) -> str:
+    """Returns a table of the results of each run, without columns that are empty for all runs."""
+    rows = [_overview_row(run) for run in runs]
+    shown = [
+        column
+        for column in range(len(_OVERVIEW_COLUMNS))
+        if any(row[column] not in (DASH, "0") for row in rows)
     ]
-    processor = figures.processors(runs).removesuffix("s")
-    if any(run.imagenet for run in runs):
-        rows += map(_published, published.RESULTS)
-        processor = "GPU"
-    return table([name.format(processor) for name in _CRITERIA], rows, "wide") if rows else ""
+    processor = figures.processor_noun(runs).removesuffix("s")
+    header = [_OVERVIEW_COLUMNS[column].format(processor=processor) for column in shown]
+    return table(header, [[row[column] for column in shown] for row in rows])
 
 
-def _counts(run: Run, goal: dict[str, Any]) -> bool:
-    """Whether a target means something: the papers' on ImageNet, else what was asked for."""
-    return run.imagenet or (run.target_asked and goal["metric"] == "val_top1")
-
-
-def _own(run: Run, goal: dict[str, Any]) -> list[str]:
-    metric = goal["metric"].removeprefix("val_").replace("top", "top-")
+def _overview_row(run: LoadedRun) -> list[str]:
     summary = run.summary
-    batch = findings.global_batch(run)
-    epochs = goal.get("epochs")
     return [
         run.name,
-        f"{metric} {percent(goal['target'])}",
+        run.state,
+        _validated_on(summary),
+        _best_top1(summary),
+        percent(summary.get("val_top1")),
+        _last_top5(summary),
+        _last_loss(run),
+        format_epochs(summary.get("epochs", 0)),
+        format_duration(summary.get("wall_seconds")),
+        number(summary.get("images_per_second")),
+        str(summary.get("world_size", DASH)),
+        str(summary.get("skipped_steps", 0)),
+        _dropped_images(summary),
+    ]
+
+
+def _validated_on(summary: Mapping[str, Any]) -> str:
+    split = summary.get("val_split")
+    return f"{split} images" if split in ("tuning", "validation") else DASH
+
+
+def _best_top1(summary: Mapping[str, Any]) -> str:
+    best = percent(summary.get("best_val_top1"))
+    if not summary.get("best_epoch"):
+        return best
+    return f"{best} (epoch {format_epochs(summary['best_epoch'])})"
+
+
+def _last_top5(summary: Mapping[str, Any]) -> str:
+    classes = summary.get("num_classes") or _DEFAULT_CLASSES
+    if classes <= _MAX_CLASSES_WITHOUT_TOP5:
+        return DASH
+    return percent(summary.get("val_top5"))
+
+
+def _last_loss(run: LoadedRun) -> str:
+    """Returns the last validation loss, or the training loss of a run that diverged."""
+    if run.divergence_record is not None:
+        training_loss = run.divergence_record.get("train_loss")
+        return "not finite" if training_loss is None else f"{training_loss:.4g} in training"
+    loss = run.summary.get("val_loss")
+    if loss is None:
+        return DASH
+    return f"{loss:.4f}" if loss < _LARGE_LOSS else f"{loss:.4g}"
+
+
+def _dropped_images(summary: Mapping[str, Any]) -> str:
+    """Returns the training images dropped in all epochs, and the validation images in the last.
+
+    A dash if the run has not recorded them.
+    """
+    training = summary.get("images_dropped")
+    validation = summary.get("val_dropped")
+    if training is None and validation is None:
+        return DASH
+    text = str(training or 0)
+    if validation:
+        text += f" + {validation} in validation"
+    return text
+
+
+def criteria(runs: Sequence[LoadedRun]) -> str:
+    """Returns a table of the criteria of Lu et al. for each target of each run.
+
+    If a run was trained on ImageNet, the published results follow. Empty if there is no row.
+    """
+    rows = []
+    for run in runs:
+        for target in run.summary.get("targets", []):
+            if _is_meaningful(run, target):
+                rows.append(_criteria_row(run, target))
+    processor = figures.processor_noun(runs).removesuffix("s")
+    if any(run.is_imagenet for run in runs):
+        rows += [_published_row(result) for result in published.RESULTS]
+        processor = "GPU"
+    if not rows:
+        return ""
+    header = [column.format(processor=processor) for column in _CRITERIA_COLUMNS]
+    return table(header, rows, "wide")
+
+
+def _is_meaningful(run: LoadedRun, target: Mapping[str, Any]) -> bool:
+    """Returns whether to show a target: those of the papers on ImageNet, else requested ones."""
+    if run.is_imagenet:
+        return True
+    return run.target_requested and target["metric"] == "val_top1"
+
+
+def _criteria_row(run: LoadedRun, target: Mapping[str, Any]) -> list[str]:
+    """Returns a row for a target, an entry of `targets` in the run's summary."""
+    summary = run.summary
+    metric = target["metric"].removeprefix("val_").replace("top", "top-")
+    batch = findings.global_batch(run)
+    epochs = target.get("epochs")
+    if epochs is None:
+        epochs_text = "not reached"
+        convergence_rate = DASH
+    else:
+        epochs_text = format_epochs(epochs)
+        convergence_rate = f"{target['convergence_rate']:.4f}"
+    time = DASH
+    single_gpu_time = DASH
+    # Epoch 0 comes from a damaged record, and has no times.
+    if epochs:
+        time = format_duration(target.get("seconds"))
+        single_gpu_time = format_duration(target["actual_average_single_gpu_seconds"])
+    return [
+        run.name,
+        f"{metric} {percent(target['target'])}",
         str(summary["world_size"]),
         str(batch) if batch else DASH,
-        "not reached" if epochs is None else format_epochs(epochs),
-        DASH if epochs is None else f"{goal['convergence_rate']:.4f}",
-        format_duration(goal.get("seconds")) if epochs else DASH,
+        epochs_text,
+        convergence_rate,
+        time,
         number(summary.get("steady_images_per_second")),
         percent(summary.get("scaling_efficiency")),
-        format_duration(goal["actual_average_single_gpu_seconds"]) if epochs else DASH,
+        single_gpu_time,
         percent(summary.get("val_top1")),
         percent(summary.get("val_top5")),
     ]
 
 
-def _published(result: published.Result) -> list[str]:
-    whole = result.epochs == 90
-    reached = [
-        f"{name} {percent(value)}"
-        for name, value in (("top-1", result.top1), ("top-5", result.top5))
-        if value
-    ]
+def _published_row(result: published.Result) -> list[str]:
+    """Returns a row for a published training: to its end after 90 epochs, or to an accuracy."""
+    if result.epochs == 90:
+        target = "90 epochs"
+        convergence_rate = DASH
+        final_top1 = result.top1
+        final_top5 = result.top5
+    else:
+        target = _published_target(result)
+        convergence_rate = DASH if result.epochs is None else f"{1 / result.epochs:.4f}"
+        # Accuracies of other trainings are those of the target.
+        final_top1 = None
+        final_top5 = None
     return [
         f"{result.source}: {result.system}",
-        "90 epochs" if whole else next(iter(reached), DASH),
+        target,
         DASH if result.gpus is None else str(result.gpus),
         DASH if result.batch is None else str(result.batch),
         DASH if result.epochs is None else f"{result.epochs:g}",
-        DASH if whole or result.epochs is None else f"{1 / result.epochs:.4f}",
+        convergence_rate,
         DASH if result.seconds is None else format_duration(result.seconds),
         number(result.images_per_second),
         percent(result.efficiency),
         DASH if result.gpu_seconds is None else format_duration(result.gpu_seconds),
-        percent(result.top1 if whole else None),
-        percent(result.top5 if whole else None),
+        percent(final_top1),
+        percent(final_top5),
     ]
 
 
-def overview(runs: Sequence[Run]) -> str:
-    """The table of the results of each run, without the columns in which no run has anything to
-    tell.
-    """
-    head = (
-        "run",
-        "state",
-        "validated on",
-        "best top-1",
-        "last top-1",
-        "last top-5",
-        "last loss",
-        "epochs",
-        "time",
-        "images/s",
-        "{}",
-        "skipped steps",
-        "images dropped",
-    )
-    rows = []
-    for run in runs:
-        s = run.summary
-        best = percent(s.get("best_val_top1"))
-        rows.append(
-            [
-                run.name,
-                run.state,
-                {"tuning": "tuning images", "validation": "validation images"}.get(
-                    str(s.get("val_split")), DASH
-                ),
-                f"{best} (epoch {format_epochs(s['best_epoch'])})" if s.get("best_epoch") else best,
-                percent(s.get("val_top1")),
-                percent(s.get("val_top5")) if (s.get("num_classes") or _MANY) > _FEW else DASH,
-                _loss(run),
-                format_epochs(s.get("epochs", 0)),
-                format_duration(s.get("wall_seconds")),
-                number(s.get("images_per_second")),
-                str(s.get("world_size", DASH)),
-                str(s.get("skipped_steps", 0)),
-                _dropped(s),
-            ]
-        )
-    telling = [n for n in range(len(head)) if any(row[n] not in (DASH, "0") for row in rows)]
-    return table(
-        [head[n].format(figures.processors(runs)) for n in telling],
-        [[row[n] for n in telling] for row in rows],
-    )
+def _published_target(result: published.Result) -> str:
+    if result.top1:
+        return f"top-1 {percent(result.top1)}"
+    if result.top5:
+        return f"top-5 {percent(result.top5)}"
+    return DASH
 
 
-def _loss(run: Run) -> str:
-    if run.diverged is not None:
-        loss = run.diverged.get("train_loss")
-        return "not finite" if loss is None else f"{loss:.4g} in training"
-    loss = run.summary.get("val_loss")
-    return DASH if loss is None else f"{loss:.4f}" if loss < 1000 else f"{loss:.4g}"
-
-
-def _dropped(summary: Mapping[str, Any]) -> str:
-    """Training images dropped in all epochs, and validation images in the last; a dash for runs
-    that do not tell.
-    """
-    train, validation = summary.get("images_dropped"), summary.get("val_dropped")
-    if train is None and validation is None:
-        return DASH
-    return f"{train or 0} + {validation} in validation" if validation else str(train or 0)
-
-
-def flag_differences(runs: Sequence[Run]) -> str:
-    """Flags that are not the same in all runs; a sentence if there are none, or only one run."""
+def flag_differences(runs: Sequence[LoadedRun]) -> str:
+    """Returns a table of the flags that differ between runs, or a sentence if there are none."""
     if len(runs) < 2:
         return "<p>One run: nothing to compare.</p>"
-    rows = [[name, *map(text, values)] for name, values in differences(runs)]
+    rows = [[name, *map(text, values)] for name, values in differing_flags(runs)]
     if not rows:
         return "<p>All flags are the same.</p>"
-    return table(("flag", *(run.name for run in runs)), rows)
+    return table(["flag", *(run.name for run in runs)], rows)
 
 
-def all_flags(runs: Sequence[Run]) -> str:
-    """Every flag of every run, folded."""
+def all_flags(runs: Sequence[LoadedRun]) -> str:
+    """Returns a folded table of every flag of every run."""
     names = sorted({name for run in runs for name in run.flags})
     rows = [[name, *(text(run.flags.get(name)) for run in runs)] for name in names]
+    flags = table(["flag", *(run.name for run in runs)], rows)
+    return f"<details><summary>All {len(names)} flags</summary>{flags}</details>"
+
+
+def environment(runs: Sequence[LoadedRun]) -> str:
+    """Returns a table of the versions, hardware and commit of each run."""
+    names = sorted({name for run in runs for name in run.environment})
+    rows = []
+    for name in names:
+        values = [text(run.environment.get(name)) for run in runs]
+        rows.append([name.replace("_", " "), *values])
+    return table(["", *(run.name for run in runs)], rows)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], css_class: str = "") -> str:
+    """Returns a table of texts.
+
+    Args:
+      header: name of each column.
+      rows: cells of each row; the first one names the row.
+      css_class: class of the table.
+    """
+    # With a non-breaking hyphen, names such as "top-1" stay on one line.
+    names = [html.escape(name).replace("-", "&#8209;") for name in header]
+    head = "".join(f'<th scope="col">{name}</th>' for name in names)
+    body = []
+    for row in rows:
+        cells = [f'<th scope="row">{html.escape(row[0])}</th>']
+        cells += [_cell(name, value) for name, value in zip(header[1:], row[1:], strict=True)]
+        body.append(f"<tr>{''.join(cells)}</tr>")
     return (
-        f"<details><summary>All {len(names)}"
-        f" flags</summary>{table(('flag', *(r.name for r in runs)), rows)}</details>"
+        f'<div class="scroll"><table class="{css_class}"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody></table></div>"
     )
 
 
-def environment(runs: Sequence[Run]) -> str:
-    """Versions, hardware and commit of each run."""
-    names = sorted({name for run in runs for name in run.environment})
-    rows = [
-        [name.replace("_", " "), *(text(run.environment.get(name)) for run in runs)]
-        for name in names
-    ]
-    return table(("", *(run.name for run in runs)), rows)
+def _cell(column: str, value: str) -> str:
+    """Returns a cell. On a narrow screen, its label replaces the header and empty cells vanish."""
+    if value == DASH:
+        css_class = ' class="none"'
+    elif len(value) <= _MAX_UNBROKEN_CHARACTERS:
+        css_class = ' class="whole"'
+    else:
+        css_class = ""
+    return f'<td data-label="{html.escape(column)}"{css_class}>{html.escape(value)}</td>'
 
 
 def percent(fraction: float | None) -> str:
-    """A fraction as 75.60 %."""
+    """Returns a fraction as 75.60 %; a dash for None."""
     return DASH if fraction is None else f"{100 * fraction:.2f} %"
 
 
 def number(value: float | None) -> str:
-    """A throughput with thousands set off."""
-    return DASH if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
+    """Returns a throughput as 987.5 or 1,234; a dash for None."""
+    if value is None:
+        return DASH
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
 
 
 def text(value: Any) -> str:
-    """A flag's value as it would be written."""
+    """Returns the value of a flag as a user would write it; a dash for None."""
     if value is None:
         return DASH
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (list, tuple)):
         return ", ".join(map(text, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)

@@ -1,4 +1,4 @@
-"""Made-up run directories for the tests of the report. No number in them was measured."""
+"""Writes made-up run directories for the tests of the report. No number was measured."""
 
 import json
 import math
@@ -14,15 +14,15 @@ def make_run(
     full: bool = True,
     **flags,
 ) -> pathlib.Path:
-    """Writes config.json and metrics.jsonl (and summary.json) of a run that never was.
+    """Writes config.json, metrics.jsonl and summary.json of a made-up run.
 
     Args:
-      directory: made new.
-      epochs: recorded.
-      world_size: ranks.
-      finished: whether there is a summary.
-      full: also records what only some runs have: relative updates, input, communication.
-      flags: that differ from the defaults below.
+      directory: must not exist.
+      epochs: number of epoch records.
+      world_size: number of ranks.
+      finished: whether to write summary.json.
+      full: also record values that only some runs have: relative updates, input, communication.
+      flags: flags that differ from the defaults below.
     """
     from hybrid_imagenet.runlog import summary
 
@@ -50,7 +50,9 @@ def make_run(
         "commit": "0" * 40,
     }
     (directory / "config.json").write_text(json.dumps(config))
-    rows, seconds, rate = [], 0.0, 90.0 * world_size**0.9
+    rows = []
+    seconds = 0.0
+    rate = 90.0 * world_size**0.9
     steps = round(1000 / (32 * world_size))
     for epoch in range(1, epochs + 1):
         level = 0.85 * (1 - math.exp(-epoch / 4))

@@ -1,4 +1,4 @@
-"""The values and axes of charts."""
+"""Checks the values and axes of charts."""
 
 import json
 import re
@@ -10,64 +10,57 @@ from hybrid_imagenet.tools.report import figures, load, svg
 from tests.tools.report.synthetic import make_run
 
 
-def test_bounds_are_drawn_only_while_they_hold(runs):
-    chart = figures.learning_rates([load.load(runs[1])])
+def test_learning_rate_chart_draws_bounds_during_adabound_only(runs):
+    chart = figures.learning_rate_chart([load.load_run(runs[1])])
     lengths = {series.name: len(series.xs) for series in chart.series}
-    assert lengths == {
-        "upper bound Bu": 8,
-        "learning rate": 24,
-        "lower bound Bl": 8,
-    }  # 4 of 12 epochs, 2 records each
-    both = figures.learning_rates(load.load_all(runs))
-    assert [(series.name, series.run) for series in both.series] == [
-        ("one", 0),
-        ("two", 1),
-    ]  # one chart of all runs
+    # AdaBound runs for 4 of the 12 epochs, and each epoch has 2 records.
+    assert lengths == {"upper bound Bu": 8, "learning rate": 24, "lower bound Bl": 8}
+    both = figures.learning_rate_chart(load.load_runs(runs))
+    # With several runs, the chart shows their learning rates only.
+    assert [(series.name, series.run) for series in both.series] == [("one", 0), ("two", 1)]
 
 
-def test_a_run_without_an_epoch_is_drawn_by_step_beside_others(runs, tmp_path):
+def test_metric_chart_draws_a_run_without_an_epoch_from_its_steps(runs, tmp_path):
     path = make_run(tmp_path / "early", epochs=1, finished=False)
     first = (path / "metrics.jsonl").read_text().splitlines()[0]
     diverged = {"kind": "diverged", "step": 9, "seconds": 3.0, "train_loss": None}
     (path / "metrics.jsonl").write_text(f"{first}\n{json.dumps(diverged)}\n")
     (none := tmp_path / "none").mkdir()
     (none / "config.json").write_text((path / "config.json").read_text())
-    loaded = load.load_all([*runs, str(path), str(none)])
+    loaded = load.load_runs([*runs, str(path), str(none)])
     assert loaded[2].epochs == [] and loaded[2].state == "diverged"
     for by in ("epoch", "step", "hours"):
         for what in ("top1", "loss"):
-            chart = figures.curves(loaded, what, by)
+            chart = figures.metric_chart(loaded, what, by)
             assert {series.run for series in chart.series} == {0, 1, 2}
             (early,) = [series for series in chart.series if series.run == 2]
             assert len(early.xs) == 1 and early.dashed
-            assert chart.limits == figures.curves(loaded[:2], what, by).limits
-    by_step = figures.curves(loaded, "loss", "step").series
-    assert by_step[0].xs[:2] == [31, 62] and by_step[1].xs[:2] == [
-        16,
-        31,
-    ]  # validation; training within an epoch
+            assert chart.limits == figures.metric_chart(loaded[:2], what, by).limits
+    validation, training, *_ = figures.metric_chart(loaded, "loss", "step").series
+    assert validation.xs[:2] == [31, 62]
+    assert training.xs[:2] == [16, 31]
 
 
-def test_relative_steps_stand_beside_the_tuned_one_at_the_batch(runs):
-    chart = figures.relative_steps(load.load_all(runs))
+def test_relative_step_chart_shows_tuned_lars_at_each_batch(runs):
+    chart = figures.relative_step_chart(load.load_runs(runs))
     names = ["one", "two", "tuned LARS, peak, batch 32", "tuned LARS, peak, batch 64"]
     assert [series.name for series in chart.series] == names
-    own, tuned = chart.series[1], chart.series[3]
-    assert (list(own.xs), own.ys[0]) == (
-        list(range(5, 13)),
-        pytest.approx(0.02 * 0.2),
-    )  # after the warmup
-    assert (list(tuned.xs), tuned.dashed) == (list(range(5, 13)), True)
+    epochs_after_warmup = list(range(5, 13))
+    run_series = chart.series[1]
+    assert list(run_series.xs) == epochs_after_warmup
+    assert run_series.ys[0] == pytest.approx(0.02 * 0.2)
+    tuned = chart.series[3]
+    assert (list(tuned.xs), tuned.dashed) == (epochs_after_warmup, True)
     assert tuned.ys == pytest.approx([mlperf.tuned_step(64)] * 8)
-    for run in (loaded := load.load_all(runs)):
+    for run in (loaded := load.load_runs(runs)):
         for record in run.epochs:
             record.pop("relative_step", None)
-    assert figures.relative_steps(loaded) is None
+    assert figures.relative_step_chart(loaded) is None
 
 
-def test_the_axis_of_accuracy_shows_the_later_part_and_the_target(tmp_path):
-    run = load.load(make_run(tmp_path / "run", epochs=12, target_top1=[0.83]))
-    chart = figures.curves([run], "top1", "epoch")
+def test_metric_chart_limits_the_axis_of_accuracy_to_later_values_and_targets(tmp_path):
+    run = load.load_run(make_run(tmp_path / "run", epochs=12, target_top1=[0.83]))
+    chart = figures.metric_chart([run], "top1", "epoch")
     low, high = chart.limits
     later = [
         100 * r[key] for r in run.epochs if r["epoch"] > 4 for key in ("val_top1", "train_top1")
@@ -78,13 +71,14 @@ def test_the_axis_of_accuracy_shows_the_later_part_and_the_target(tmp_path):
     assert "target 83 %" in svg.line_chart(chart)
 
 
-def test_a_diverged_or_failed_run_does_not_stretch_the_axes_of_the_others(tmp_path):
-    good = load.load(make_run(tmp_path / "good"))
-    failed = load.load(make_run(tmp_path / "failed"))
+def test_metric_chart_ignores_failed_runs_in_the_limits_of_axes(tmp_path):
+    good = load.load_run(make_run(tmp_path / "good"))
+    failed = load.load_run(make_run(tmp_path / "failed"))
     for number, record in enumerate(failed.epochs):
         record.update(val_top1=0.1, train_top1=0.1, val_loss=10.0**number, train_loss=10.0**number)
     for what in ("top1", "loss"):
-        alone, both = (figures.curves(runs, what, "epoch") for runs in ([good], [good, failed]))
+        alone = figures.metric_chart([good], what, "epoch")
+        both = figures.metric_chart([good, failed], what, "epoch")
         assert both.limits == alone.limits
         drawing = svg.line_chart(both)
         heights = [
@@ -95,12 +89,10 @@ def test_a_diverged_or_failed_run_does_not_stretch_the_axes_of_the_others(tmp_pa
         assert min(heights) >= 10 and max(heights) <= svg.HEIGHT - 44
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_the_bar_of_a_run_is_as_long_as_the_run(tmp_path, known):
-    """Also where the throughput of one GPU alone is not known, which a run without a summary never
-    knows.
-    """
-    run = load.load(make_run(tmp_path / "run", finished=known))
-    assert (run.summary["single_gpu_images_per_second"] is not None) == known
-    ((_, parts),) = figures.run_time([run])
+@pytest.mark.parametrize("has_single_gpu_speed", [True, False])
+def test_seconds_by_cause_add_up_to_the_time_of_the_run(tmp_path, has_single_gpu_speed):
+    """Also if the throughput of one GPU is unknown, as in all runs without a summary."""
+    run = load.load_run(make_run(tmp_path / "run", finished=has_single_gpu_speed))
+    assert (run.summary["single_gpu_images_per_second"] is not None) == has_single_gpu_speed
+    ((_, parts),) = figures.seconds_by_cause([run])
     assert sum(parts.values()) == pytest.approx(run.summary["wall_seconds"])

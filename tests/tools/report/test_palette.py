@@ -1,4 +1,4 @@
-"""Contrast of the colors of a report."""
+"""Checks the contrast of the colors of a report."""
 
 import numpy as np
 import pytest
@@ -6,23 +6,24 @@ import pytest
 from hybrid_imagenet.tools.report import page, svg
 
 THEMES = {"light": svg.LIGHT, "dark": svg.DARK}
-LUMINANCE = np.array([0.2126729, 0.7151522, 0.0721750])  # of linear RGB
+# Weights of linear red, green and blue in the relative luminance (sRGB).
+LUMINANCE = np.array([0.2126729, 0.7151522, 0.0721750])
 
 
 def linear(color):
-    """Linear RGB of #rrggbb (sRGB)."""
+    """Returns the linear RGB of #rrggbb (sRGB)."""
     parts = np.array([int(color[at : at + 2], 16) for at in (1, 3, 5)]) / 255
     return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
 
 
 def contrast(color, other):
-    """WCAG 2's contrast ratio."""
+    """Returns the contrast ratio of WCAG 2."""
     low, high = sorted(LUMINANCE @ linear(c) + 0.05 for c in (color, other))
     return high / low
 
 
 @pytest.mark.parametrize("theme", THEMES)
-def test_colors_stand_out_and_text_is_readable(theme):
+def test_colors_and_text_have_the_contrast_of_wcag(theme):
     text = page._TEMPLATE.read_text()
     block = text[text.index(f"color-scheme:{theme};") :].split("}")[0]
     values = dict(
@@ -33,7 +34,8 @@ def test_colors_stand_out_and_text_is_readable(theme):
         for name, value in values.items()
     }
     for color in THEMES[theme]:
-        assert contrast(color, full["--card"]) >= 3, color  # WCAG 2.1, 1.4.11: graphical objects
+        # WCAG 2.1, 1.4.11, demands this contrast of graphical objects.
+        assert contrast(color, full["--card"]) >= 3, color
     for ink in ("--ink", "--soft", "--good", "--bad"):
         for ground in ("--card", "--bg"):
             assert contrast(full[ink], full[ground]) >= 4.5, (ink, ground)

@@ -19,7 +19,8 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.tags, self.open = [], []
+        self.tags = []
+        self.open = []
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
@@ -32,8 +33,8 @@ class Page(HTMLParser):
             assert self.open.pop() == tag
 
 
-def test_page_needs_nothing_from_elsewhere(runs):
-    text = page.build(load.load_all(runs), "Title & <more>")
+def test_page_loads_nothing_from_other_places(runs):
+    text = page.build(load.load_runs(runs), "Title & <more>")
     parsed = Page(text)
     assert parsed.open == []
     for tag, attributes in parsed.tags:
@@ -48,7 +49,7 @@ def test_page_needs_nothing_from_elsewhere(runs):
 
 
 def test_every_chart_is_well_formed_and_stays_inside_its_frame(runs):
-    text = page.build(load.load_all(runs), "t")
+    text = page.build(load.load_runs(runs), "t")
     drawings = re.findall(r"<svg.*?</svg>", text, re.S)
     assert len(drawings) >= 10
     for drawing in drawings:
@@ -63,79 +64,81 @@ def test_every_chart_is_well_formed_and_stays_inside_its_frame(runs):
             assert float(bar.get("x")) + float(bar.get("width")) <= width + 1
 
 
-def test_published_rows_stand_beside_runs_on_imagenet_only(runs):
-    loaded = load.load_all(runs)
+def test_criteria_shows_published_rows_for_runs_on_imagenet_only(runs):
+    loaded = load.load_runs(runs)
     text = tables.criteria(loaded)
     assert "Lu et al." not in text
     assert text.count("top-1 75.00 %") == 2 and "top-5" not in re.sub("final top-5", "", text)
-    assert 'data-label="ranks"' in text and "GPU" not in text  # none of the two had GPUs
+    # Neither of the two runs had GPUs.
+    assert 'data-label="ranks"' in text and "GPU" not in text
     loaded[1].flags["dataset"] = "imagenet2012"
     assert 'data-label="GPUs"' in tables.criteria(loaded)
 
 
 def test_criteria_table_shows_runs_and_papers(tmp_path):
     make_run(tmp_path / "two", dataset="imagenet2012")
-    text = tables.criteria([load.load(tmp_path / "two")])
+    text = tables.criteria([load.load_run(tmp_path / "two")])
     rows = [
         re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", text)
     ]
     two = next(row for row in rows if row[0] == "two")
     assert two[1:6] == ["top-1 75.00 %", "2", "64", "10", "0.1000"]
-    h = next(row for row in rows if row[0] == "Lu et al., Table 3.8: cluster 1, to 75 % top-1")
-    assert h[4:10] == ["32", "0.0312", "18 min 00 s", "36,082", "97.50 %", "7 h 12 min"]
+    published_row = next(
+        row for row in rows if row[0] == "Lu et al., Table 3.8: cluster 1, to 75 % top-1"
+    )
+    assert published_row[4:10] == ["32", "0.0312", "18 min 00 s", "36,082", "97.50 %", "7 h 12 min"]
 
 
-def test_a_run_that_goes_on_for_more_epochs_is_not_finished_by_its_earlier_summary(tmp_path):
+def test_load_run_ignores_the_summary_of_fewer_planned_epochs(tmp_path):
     run = make_run(tmp_path / "run", epochs=2)
-    assert load.load(run).state == "finished"
+    assert load.load_run(run).state == "finished"
     summary = json.loads((run / "summary.json").read_text()) | {"epochs_planned": 1}
     (run / "summary.json").write_text(json.dumps(summary))
-    assert load.load(run).state != "finished"
+    assert load.load_run(run).state != "finished"
 
 
-def test_differences_between_runs(runs):
-    assert load.differences(load.load_all(runs)) == [("recipe", ["goyal", "hybrid"])]
-    assert "goyal" in tables.flag_differences(load.load_all(runs))
-    assert "All flags are the same" in tables.flag_differences([load.load(runs[0])] * 2)
+def test_differing_flags_are_listed_with_the_values_of_all_runs(runs):
+    assert load.differing_flags(load.load_runs(runs)) == [("recipe", ["goyal", "hybrid"])]
+    assert "goyal" in tables.flag_differences(load.load_runs(runs))
+    assert "All flags are the same" in tables.flag_differences([load.load_run(runs[0])] * 2)
 
 
-def test_runs_of_the_same_name_are_told_apart(tmp_path):
+def test_load_runs_distinguishes_directories_of_the_same_name(tmp_path):
     for parent in "ab":
         make_run(tmp_path / parent / "run", epochs=2)
     paths = [str(tmp_path / parent / "run") for parent in "ab"]
-    assert [run.name for run in load.load_all(paths)] == ["a/run", "b/run"]
-    assert [run.name for run in load.load_all([paths[0], paths[0]])] == [
-        "run"
-    ]  # named twice, shown once
+    assert [run.name for run in load.load_runs(paths)] == ["a/run", "b/run"]
+    same_path_twice = load.load_runs([paths[0], paths[0]])
+    assert [run.name for run in same_path_twice] == ["run"]
     make_run(tmp_path / "c" / "a" / "run", epochs=2)
-    names = [run.name for run in load.load_all([*paths, str(tmp_path / "c" / "a" / "run")])]
+    names = [run.name for run in load.load_runs([*paths, str(tmp_path / "c" / "a" / "run")])]
     assert len(set(names)) == 3 and names[2] == "c/a/run"
 
 
-def test_text_from_a_run_cannot_become_markup(tmp_path):
+def test_page_escapes_markup_in_names_and_flags_of_a_run(tmp_path):
     make_run(tmp_path / "<b>run", epochs=2, note="<script>alert(1)</script>", dataset="<i>x</i>")
-    text = page.build([load.load(tmp_path / "<b>run")], "t")
+    text = page.build([load.load_run(tmp_path / "<b>run")], "t")
     for tag in ("<b>", "<i>x", "<script>alert"):
         assert tag not in text
 
 
-def test_control_characters_of_a_run_are_shown_not_obeyed(tmp_path):
+def test_page_escapes_control_characters_in_names_and_flags_of_a_run(tmp_path):
     make_run(tmp_path / "run\x1b[31m", epochs=2, note="a\x1b]0;x\x07\ud800", dataset="b\x9b2J")
-    text = page.build([load.load(tmp_path / "run\x1b[31m")], "title\x1b[0m")
+    text = page.build([load.load_run(tmp_path / "run\x1b[31m")], "title\x1b[0m")
     assert not [c for c in text if not c.isprintable() and c not in "\n\t\xa0"]
     for shown in (r"run\x1b[31m", r"title\x1b[0m", r"b\x9b2J"):
         assert shown in text
     text.encode()
 
 
-def test_run_on_imagenet_is_set_beside_the_reference(tmp_path):
+def test_page_compares_a_run_on_imagenet_with_the_reference(tmp_path):
     make_run(tmp_path / "run", epochs=12, dataset="imagenet2012", per_gpu_batch=1024)
-    text = page.build([load.load(tmp_path / "run")], "t")
+    text = page.build([load.load_run(tmp_path / "run")], "t")
     assert "epochs to 75.9 % at batch 2,048; this run reached it in epoch 10." in text
     assert "not comparable" not in text
 
 
-def test_run_that_has_just_begun(tmp_path):
+def test_report_accepts_a_run_without_complete_records(tmp_path):
     run = make_run(tmp_path / "run", epochs=1, finished=False)
     first = (run / "metrics.jsonl").read_text().splitlines()[0]
     (run / "metrics.jsonl").write_text(first + "\n" + '{"kind": "st')
@@ -144,7 +147,7 @@ def test_run_that_has_just_begun(tmp_path):
     assert program.main([str(run)]) == 0
 
 
-def test_the_page_says_as_text_what_it_says_first(runs, capsys):
+def test_report_text_prints_the_first_part_of_the_page(runs, capsys):
     assert program.main([runs[1], "--text"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "two: finished" and lines[1].startswith(
@@ -161,12 +164,12 @@ def test_the_page_says_as_text_what_it_says_first(runs, capsys):
 @pytest.mark.parametrize(
     ("prepare", "words"),
     [
-        (lambda run: shutil.rmtree(run), "no such directory"),
+        (lambda run: shutil.rmtree(run), "is not a directory. Pass the directory of a run."),
         (lambda run: (run / "config.json").write_text("{"), "cut or not JSON"),
         (lambda run: (run / "metrics.jsonl").write_text("x\n{}\n"), "line 1"),
     ],
 )
-def test_directory_without_a_run_is_one_line(tmp_path, capsys, prepare, words):
+def test_report_of_a_directory_without_a_run_prints_one_line(tmp_path, capsys, prepare, words):
     run = make_run(tmp_path / "run", epochs=2)
     prepare(run)
     assert program.main([str(run)]) == 2
@@ -183,13 +186,13 @@ def test_directory_without_a_run_is_one_line(tmp_path, capsys, prepare, words):
         ["x", "--serve"],
     ],
 )
-def test_wrong_arguments_are_one_line(arguments, capsys):
+def test_invalid_arguments_print_one_line(arguments, capsys):
     assert program.main(arguments) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.mark.parametrize("count", [3, 30, 31])
-def test_classes_and_images_add_up_to_the_validation_images(tmp_path, capsys, count):
+def test_confusion_matrix_counts_every_validation_image(tmp_path, capsys, count):
     run = make_run(tmp_path / "run")
     generator = np.random.default_rng(count)
     label, other = generator.integers(0, count, (2, 400)).astype(np.int32)
@@ -204,15 +207,15 @@ def test_classes_and_images_add_up_to_the_validation_images(tmp_path, capsys, co
         worst=worst,
         worst_files=np.array(["val/<a>.png", "val/b.png"]),
     )
-    loaded = load.load(run)
+    loaded = load.load_run(run)
     expected = np.zeros((count, count), int)
     for true, guess in zip(label, predicted, strict=True):
         expected[true, guess] += 1
-    np.testing.assert_array_equal(classes.matrix(loaded.images), expected)
+    np.testing.assert_array_equal(classes.confusion_matrix(loaded.image_results), expected)
     text = page.build([loaded], "t")
     assert Page(text).open == [] and "<c1>" not in text and "val/&lt;a&gt;.png" in text
     cells = re.findall(r'<td style="--part:[\d.]+"(?: class=hit)?>(\d*)</td>', text)
-    most = classes.pairs(loaded.images)
+    most = classes.confused_pairs(loaded.image_results)
     assert f"{(label == predicted).sum()} of 400 images right" in text
     if count <= 30:
         assert len(cells) == count * count and sum(int(cell or 0) for cell in cells) == 400
@@ -222,14 +225,16 @@ def test_classes_and_images_add_up_to_the_validation_images(tmp_path, capsys, co
     np.fill_diagonal(expected, 0)
     assert most[0][2] == expected.max()
     assert program.main([str(run), "--text"]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     true, guess, images = most[0]
-    assert f"- {images} image{'s' if images > 1 else ''} of {true} predicted as {guess}\n" in said
-    assert f"- val/b.png: <c{label[worst[1]]}> predicted as <c{predicted[worst[1]]}> (" in said
+    assert (
+        f"- {images} image{'s' if images > 1 else ''} of {true} predicted as {guess}\n" in printed
+    )
+    assert f"- val/b.png: <c{label[worst[1]]}> predicted as <c{predicted[worst[1]]}> (" in printed
 
 
-def test_damaged_results_by_image_are_as_none(tmp_path):
+def test_damaged_image_results_are_ignored(tmp_path):
     run = make_run(tmp_path / "run")
     (run / "image_results.npz").write_bytes(b"PK")
-    assert load.load(run).images is None
-    assert "Classes and images" not in page.build([load.load(run)], "t")
+    assert load.load_run(run).image_results is None
+    assert "Classes and images" not in page.build([load.load_run(run)], "t")

@@ -1,4 +1,4 @@
-"""Marks, cuts and pointer data of the drawings."""
+"""Checks marks, clipping and pointer data of the drawings."""
 
 import json
 import re
@@ -9,22 +9,23 @@ from hybrid_imagenet.tools.report.svg import Chart, Series
 from tests.tools.report.synthetic import make_run
 
 
-def test_lines_are_cut_where_they_leave_the_chart():
-    assert svg.inside([(0, 0), (10, 20), (20, 0)], 0, 10) == [
+def test_clip_polyline_cuts_lines_where_they_leave_the_chart():
+    assert svg.clip_polyline([(0, 0), (10, 20), (20, 0)], 0, 10) == [
         [(0, 0), (5, 10)],
         [(15, 10), (20, 0)],
     ]
-    assert svg.inside([(0, 30), (1, 40)], 0, 10) == []
-    assert svg.inside([(0, 2), (1, 3), (2, 4)], 0, 10) == [[(0, 2), (1, 3), (2, 4)]]
+    assert svg.clip_polyline([(0, 30), (1, 40)], 0, 10) == []
+    assert svg.clip_polyline([(0, 2), (1, 3), (2, 4)], 0, 10) == [[(0, 2), (1, 3), (2, 4)]]
 
 
 def test_runs_have_marks_and_can_be_hidden_by_their_number(tmp_path):
-    runs = [load.load(make_run(tmp_path / name)) for name in ("a", "b", "c")]
-    chart = figures.curves(runs, "top1", "epoch")
+    runs = [load.load_run(make_run(tmp_path / name)) for name in ("a", "b", "c")]
+    chart = figures.metric_chart(runs, "top1", "epoch")
     assert [series.shape for series in chart.series if not series.dashed] == [0, 1, 2]
     drawing = svg.line_chart(chart)
     assert [drawing.count(f'<g data-run="{number}">') for number in range(4)] == [2, 2, 2, 0]
-    assert "figcaption" not in drawing  # the page's legend names the runs
+    # The legend of the page names the runs.
+    assert "figcaption" not in drawing
     assert "<circle" in drawing and "<polygon" in drawing and "<rect" in drawing
 
 
@@ -35,5 +36,6 @@ def test_pointer_data_are_the_values_drawn():
     data = json.loads(
         ElementTree.fromstring(re.search(r"<svg.*</svg>", drawing).group()).get("data-series")
     )
-    assert (data[0]["x"], data[0]["y"]) == ([2, 3], [10, 100])  # a logarithm cannot show 0
+    # A logarithmic axis cannot show 0.
+    assert (data[0]["x"], data[0]["y"]) == ([2, 3], [10, 100])
     assert data[0]["py"][0] > data[0]["py"][1]
