@@ -1,7 +1,7 @@
 """Lists the datasets that `--dataset` accepts. Nothing here needs TensorFlow.
 
 To add a dataset, write a module in `data/sources/` and add a line to `SOURCES`. The module has two
-functions: `find(request)` looks for the files of a split without reading them and returns a
+functions: `probe_split(request)` looks for the files of a split without reading them and returns a
 `SplitSummary`, and `open_split(request)` returns a `Source`. The flags, the help, the check that
 runs before TensorFlow is imported, the default augmentation and the default shuffle window for
 URLs all follow from the line in `SOURCES`.
@@ -197,7 +197,7 @@ class DatasetRequest:
         if is_url(self.data_dir or ""):
             self._check()
             return SplitSummary(without_secrets(f"{self.data_dir} is read when training starts"))
-        summary: SplitSummary = self._call_source_module("find")
+        summary: SplitSummary = self._call_source_module("probe_split")
         return summary
 
     def open(self) -> Source:
@@ -216,7 +216,7 @@ class DatasetRequest:
         return CachedSource(source, self.memory_bytes)
 
     def _call_source_module(self, function: str) -> Any:
-        """Calls `find` or `open_split` of the source's module and returns its result."""
+        """Calls `probe_split` or `open_split` of the source's module and returns its result."""
         try:
             self._check()
             module = importlib.import_module(

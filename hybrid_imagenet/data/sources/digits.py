@@ -31,7 +31,7 @@ _MAX_ORIGINAL_VALUE = 16
 _SKLEARN_MISSING = "--dataset=digits needs scikit-learn (pip install scikit-learn)."
 
 
-def find(request: DatasetRequest) -> SplitSummary:
+def probe_split(request: DatasetRequest) -> SplitSummary:
     """Looks for the digits, or for scikit-learn, which has them."""
     directory = _directory(request)
     if importlib.util.find_spec("sklearn") is None and not directory.is_dir():

@@ -32,7 +32,7 @@ _ARCHIVE_SUFFIXES = frozenset((".7z", ".gz", ".rar", ".tar", ".tgz", ".zip"))
 _POSSIBLE_IMAGE_SUFFIXES = _UNSUPPORTED_IMAGE_SUFFIXES | _ARCHIVE_SUFFIXES | {""}
 
 
-def find(request: DatasetRequest) -> SplitSummary:
+def probe_split(request: DatasetRequest) -> SplitSummary:
     """Finds the class directories of a split, without listing their images."""
     split = _find_split(request.directory, request.split, request.val_fraction)
     return SplitSummary(f"found in {request.directory}", len(split.class_names))

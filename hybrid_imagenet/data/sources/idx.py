@@ -48,10 +48,10 @@ _MAX_DIMENSIONS = 3
 _MAX_UNPACKED_BYTES = 16 << 30
 
 
-def find(request: DatasetRequest) -> SplitSummary:
+def probe_split(request: DatasetRequest) -> SplitSummary:
     """Finds the two files of a split; for `fashion_mnist` without IDX files asks TFDS."""
     if _uses_tfds(request):
-        return tfds.find(request)
+        return tfds.probe_split(request)
     _find_files(request.directory, request.split)
     num_classes = len(FASHION_MNIST) if request.name == "fashion_mnist" else None
     return SplitSummary(f"found in {request.directory}", num_classes)

@@ -36,7 +36,7 @@ _LABEL_COLUMNS = ("label", "labels", "cls", "fine_label")
 _MAX_REASON_CHARACTERS = 200
 
 
-def find(request: DatasetRequest) -> SplitSummary:
+def probe_split(request: DatasetRequest) -> SplitSummary:
     """Finds the Parquet files of a split."""
     _find_files(request.open_directory(), request.split)
     return SplitSummary(f"found in {request.directory}")

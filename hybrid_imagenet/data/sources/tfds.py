@@ -17,7 +17,7 @@ from hybrid_imagenet.errors import UserError, did_you_mean, import_optional
 _TFDS_SPLITS = {"train": ("train",), "validation": ("validation", "test")}
 
 
-def find(request: DatasetRequest) -> SplitSummary:
+def probe_split(request: DatasetRequest) -> SplitSummary:
     """Finds a prepared split without reading its records; raises as `open_split`."""
     prepared = _find_prepared(request)
     return SplitSummary(f"prepared in {prepared.files[0].parent}", len(prepared.class_names))

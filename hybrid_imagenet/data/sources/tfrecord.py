@@ -215,7 +215,7 @@ def _type_name(value: bytes | int | float) -> str:
     return "an integer" if isinstance(value, int) else "a floating-point number"
 
 
-def find(request: DatasetRequest) -> SplitSummary:
+def probe_split(request: DatasetRequest) -> SplitSummary:
     """Finds the shards of a split."""
     manifest = read_manifest(request.directory)
     find_shards(request.directory, request.split)

@@ -68,7 +68,7 @@ _MAX_LABEL_FILE_BYTES = 1 << 20
 _MAX_LABEL = 2**31 - 1
 
 
-def find(request: DatasetRequest) -> SplitSummary:
+def probe_split(request: DatasetRequest) -> SplitSummary:
     """Finds the tar files of a split."""
     _find_split(request.open_directory(), request.split)
     return SplitSummary(f"found in {request.directory}")
