@@ -27,8 +27,8 @@ def photograph_shards(resize: int | None) -> Path:
     photographs = photograph_folder()
     directory = photographs.with_name(f"{photographs.name}-shards-{resize or 'full'}")
     if not (directory / tfrecord.MANIFEST).is_file():
-        settings = prepare.Settings(resize=resize, per_shard=128)
-        prepare.prepare(
+        settings = prepare.PrepareSettings(resize=resize, per_shard=128)
+        prepare.prepare_dataset(
             data.DatasetRequest("folder", str(photographs)),
             directory,
             settings,

@@ -417,8 +417,8 @@ def test_bad_records_and_the_manifest_hold_no_passwords(tmp_path, serve, caplog)
             directory / f"{split}-0.tar", [*good, ("1.jpg", b"none"), ("1.cls", b"0")]
         )
     url = serve(directory).url.replace("//", "//ann:hunter2@")
-    copies, settings = str(tmp_path / "copies"), prepare.Settings(skip_bad=True)
-    prepare.prepare(
+    copies, settings = str(tmp_path / "copies"), prepare.PrepareSettings(skip_bad_records=True)
+    prepare.prepare_dataset(
         data.DatasetRequest("webdataset", url, cache_dir=copies), tmp_path / "shards", settings
     )
     manifest = (tmp_path / "shards" / "manifest.json").read_text()

@@ -515,10 +515,10 @@ def test_the_index_of_shards_is_remembered_until_a_file_changes(tmp_path, monkey
 
 def test_a_damaged_index_beside_prepared_shards_is_made_again(tmp_path):
     target = tmp_path / "shards"
-    prepare.prepare(
+    prepare.prepare_dataset(
         data.DatasetRequest("digits", str(tmp_path / "digits")),
         target,
-        prepare.Settings(per_shard=500),
+        prepare.PrepareSettings(per_shard=500),
     )
     index = target / "validation.index.npz"
     for content in (b"", index.read_bytes()[:-1]):

@@ -1,1 +1,1 @@
-"""Prepares and checks data sets."""
+"""Prepares and checks datasets."""

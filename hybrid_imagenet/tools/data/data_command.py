@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from hybrid_imagenet import data, files
 from hybrid_imagenet.data import datasets, listing
@@ -20,70 +21,90 @@ def _parser() -> argparse.ArgumentParser:
     prepare = commands.add_parser(
         "prepare", help="write any dataset as TFRecord shards with an index and a manifest"
     )
-    _add_source(prepare, "--from")
+    _add_source_arguments(prepare, "--from")
     prepare.add_argument(
-        "--to", required=True, help="new directory for the shards; an interrupted one is continued"
+        "--to",
+        required=True,
+        help="new directory for the shards; an interrupted call can be repeated to continue",
     )
     prepare.add_argument(
-        "--resize", type=command_line.positive_int, metavar="PIXELS", help="reduce larger images"
+        "--resize",
+        type=command_line.positive_int,
+        metavar="PIXELS",
+        help="reduce larger images until their shorter side has this many pixels",
     )
     prepare.add_argument(
         "--quality",
         type=command_line.positive_int,
         default=90,
-        help="of reduced JPEGs (%(default)s)",
+        help="JPEG quality of reduced images (default: %(default)s)",
     )
     prepare.add_argument(
         "--per_shard",
         type=command_line.positive_int,
         default=1024,
-        help="images per shard (%(default)s)",
+        help="images per shard (default: %(default)s)",
     )
     prepare.add_argument(
-        "--bad_records", choices=("fail", "skip"), default="fail", help="end, or omit and list"
+        "--bad_records",
+        choices=("fail", "skip"),
+        default="fail",
+        help=(
+            "what to do with a record that cannot be used: fail, or skip it and list it in the"
+            " manifest (default: %(default)s)"
+        ),
     )
     prepare.add_argument(
         "--max_bad_records",
         type=command_line.non_negative_int,
         default=100,
-        help="bad records per split above which it ends (%(default)s)",
+        help="fail if more records than this are skipped in a split (default: %(default)s)",
     )
 
     check = commands.add_parser(
         "check", help="verify every record of a dataset; report each bad one"
     )
-    _add_source(check, "--dataset")
-    check.add_argument("--split", choices=data.SPLITS, help="only this split")
+    _add_source_arguments(check, "--dataset")
+    check.add_argument(
+        "--split", choices=data.SPLITS, help="the split to verify (default: both splits)"
+    )
     return parser
 
 
-def _add_source(parser: argparse.ArgumentParser, flag: str) -> None:
-    parser.add_argument(flag, dest="dataset", required=True, help=datasets.HELP)
+def _add_source_arguments(parser: argparse.ArgumentParser, dataset_flag: str) -> None:
+    """Adds the options that describe the dataset to read."""
+    parser.add_argument(dataset_flag, dest="dataset", required=True, help=datasets.HELP)
     parser.add_argument(
-        "--data_dir", help=f"where it lies: a directory, or for {datasets.URL_DATASETS} a URL"
+        "--data_dir",
+        help=f"directory of the dataset, or for {datasets.URL_DATASETS} a URL",
     )
-    parser.add_argument("--data_cache_dir", help="for copies of the files of a URL")
+    parser.add_argument(
+        "--data_cache_dir", help="local directory for copies of the files (only with a URL)"
+    )
     parser.add_argument(
         "--num_classes",
         type=command_line.positive_int,
-        help="classes, if the files do not name them",
+        help="number of classes, if the files do not name them",
     )
     parser.add_argument(
         "--num_examples",
         type=command_line.positive_int,
-        help="training images of a synthetic dataset",
+        help="number of training images (only for a synthetic dataset)",
     )
     parser.add_argument(
         "--val_fraction",
         type=command_line.fraction,
         default=0.0,
-        help="of a folder, as in training",
+        help=(
+            "fraction of each class to use for validation, as in training (only for a folder"
+            " without a validation split)"
+        ),
     )
     parser.add_argument(
         "--workers",
         type=command_line.positive_int,
         default=os.cpu_count() or 1,
-        help="processes (%(default)s)",
+        help="number of processes (default: the number of processors, %(default)s)",
     )
 
 
@@ -91,56 +112,64 @@ def _prepare(arguments: argparse.Namespace) -> int:
     from hybrid_imagenet.tools.data import prepare
 
     target = files.output_path("--to", arguments.to)
-    settings = prepare.Settings(
-        arguments.resize,
-        arguments.quality,
-        arguments.per_shard,
-        arguments.bad_records == "skip",
-        arguments.max_bad_records,
+    settings = prepare.PrepareSettings(
+        resize=arguments.resize,
+        quality=arguments.quality,
+        per_shard=arguments.per_shard,
+        skip_bad_records=arguments.bad_records == "skip",
+        max_bad_records=arguments.max_bad_records,
     )
-    source = datasets.DatasetRequest.from_flags(arguments)
-    manifest = prepare.prepare(source, target, settings, arguments.workers)
+    request = datasets.DatasetRequest.from_flags(arguments)
+    manifest = prepare.prepare_dataset(request, target, settings, arguments.workers)
     for split, entry in manifest["splits"].items():
-        size = sum(shard["bytes"] for shard in entry["shards"])
-        left_out = (
+        command_line.print_escaped(_describe_split(split, entry))
+    command_line.print_escaped(f"train with --dataset=tfrecord --data_dir={arguments.to}")
+    return EXIT_OK
+
+
+def _describe_split(split: str, entry: Mapping[str, Any]) -> str:
+    """Returns a line on a split, from its entry in the manifest."""
+    num_bytes = sum(shard["bytes"] for shard in entry["shards"])
+    images = pluralize(entry["num_examples"], "image")
+    shards = pluralize(len(entry["shards"]), "shard")
+    text = f"{split}: {images} in {shards}, {num_bytes} bytes"
+    if entry["bad_records"]:
+        text += (
             f", {entry['images_dropped']} of {entry['images_in']} images omitted (see"
             " manifest.json)"
         )
-        shards = pluralize(len(entry["shards"]), "shard")
-        command_line.print_escaped(
-            f"{split}: {pluralize(entry['num_examples'], 'image')} in {shards}, {size} bytes"
-            f"{left_out if entry['bad_records'] else ''}"
-        )
-    command_line.print_escaped(f"train with --dataset=tfrecord --data_dir={arguments.to}")
-    return EXIT_OK
+    return text
 
 
 def _check(arguments: argparse.Namespace) -> int:
     from hybrid_imagenet.tools.data import check
 
+    splits = [arguments.split] if arguments.split else data.SPLITS
+    requests = [datasets.DatasetRequest.from_flags(arguments, split) for split in splits]
     if arguments.split is None:
-        train, validation = (
-            datasets.DatasetRequest.from_flags(arguments, split).open() for split in data.SPLITS
-        )
+        train, validation = [request.open() for request in requests]
         listing.check_splits(arguments.dataset, train.class_names, validation.class_names)
-    faults = 0
+    num_faults = 0
     printed: set[str] = set()
-    for split in [arguments.split] if arguments.split else data.SPLITS:
-        for note in check.check(
-            datasets.DatasetRequest.from_flags(arguments, split), arguments.workers
-        ):
-            # Both splits are in one directory, whose other files each of them skips.
+    for request in requests:
+        for note in check.check_split(request, arguments.workers):
+            # Both splits may be in one directory, whose other files each of them skips.
             if note.text in printed:
                 continue
             printed.add(note.text)
-            command_line.print_escaped(str(note) if note.fault else f"note: {note}", sys.stdout)
-            faults += note.fault
-    print(pluralize(faults, "fault") if faults else "no faults")
-    return EXIT_USAGE if faults else EXIT_OK
+            if note.fault:
+                num_faults += 1
+                command_line.print_escaped(note.text, sys.stdout)
+            else:
+                command_line.print_escaped(f"note: {note.text}", sys.stdout)
+    print(pluralize(num_faults, "fault") if num_faults else "no faults")
+    return EXIT_USAGE if num_faults else EXIT_OK
 
 
 @command_line.command
 def main(argv: Sequence[str]) -> int:
     """Runs the command line."""
     arguments = _parser().parse_args(argv)
-    return {"prepare": _prepare, "check": _check}[arguments.command](arguments)
+    if arguments.command == "prepare":
+        return _prepare(arguments)
+    return _check(arguments)

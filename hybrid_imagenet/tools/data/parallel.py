@@ -1,6 +1,4 @@
-"""Works on a source in several processes, with progress, for the programs that prepare and check
-data sets.
-"""
+"""Runs tasks on a source in several processes, and prints progress."""
 
 from __future__ import annotations
 
@@ -21,28 +19,8 @@ from hybrid_imagenet.errors import UserError
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-
-_source: Source  # of a worker
-
-
-def _start(request: DatasetRequest) -> None:
-    """Opens the source in a worker, and makes the worker end when its parent is gone, even if that
-    was killed.
-    """
-    global _source
-    _source = request.open()
-    parent = multiprocessing.parent_process()
-
-    def follow() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
-
-
-def _call(function: Callable[[Source, Any], Any], task: Any) -> Any:
-    return function(_source, task)
+# The source that a worker process has opened for its tasks.
+_worker_source: Source
 
 
 def run(
@@ -51,29 +29,46 @@ def run(
     tasks: Sequence[Task],
     workers: int,
 ) -> Iterator[tuple[Task, Result]]:
-    """Applies a module-level function to (source, task) for all tasks; yields pairs as they are
-    done.
+    """Calls a function for all tasks, in several processes.
+
+    Args:
+      function: is called with a source and a task. It is pickled, so it must be defined at the top
+        level of a module.
+      request: names the source, which each process opens by itself.
+      tasks: the second arguments of the calls, which are pickled too.
+      workers: number of processes; with 1 the tasks run in this process.
+
+    Yields:
+      (task, result) pairs, as they are done.
+
+    Raises:
+      UserError: if a process dies, for example because memory runs out.
     """
     if workers == 1 or len(tasks) <= 1:
         source = request.open()
         for task in tasks:
             yield task, function(source, task)
         return
+    # Spawned processes do not inherit the threads and locks of this one, as forked ones would.
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(
-        min(workers, len(tasks)), mp_context=context, initializer=_start, initargs=(request,)
+        min(workers, len(tasks)),
+        mp_context=context,
+        initializer=_initialize_worker,
+        initargs=(request,),
     ) as pool:
-        handler = signal.signal(
-            signal.SIGINT, signal.SIG_IGN
-        )  # in the workers for good: this process ends them
-        futures = {pool.submit(_call, function, task): task for task in tasks}
+        # The workers start while tasks are submitted, and inherit that Ctrl-C is ignored. This
+        # process ends them.
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        futures = {pool.submit(_run_task, function, task): task for task in tasks}
         signal.signal(signal.SIGINT, handler)
         try:
             for future in concurrent.futures.as_completed(futures):
                 yield futures[future], future.result()
         except concurrent.futures.process.BrokenProcessPool:
             raise UserError(
-                "a worker process died (out of memory?): give fewer --workers and start again"
+                "A worker process died, maybe because memory ran out. Set fewer --workers and start"
+                " again."
             ) from None
         except KeyboardInterrupt:
             for worker in multiprocessing.active_children():
@@ -83,24 +78,52 @@ def run(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-class Progress:
-    """Prints a line for each tenth of the images."""
+def _initialize_worker(request: DatasetRequest) -> None:
+    """Opens the source in a worker, and ties the worker's life to its parent's.
+
+    A parent that is killed cannot end its workers, so each watches for that.
+    """
+    global _worker_source
+    _worker_source = request.open()
+    parent = multiprocessing.parent_process()
+
+    def exit_with_parent() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=exit_with_parent, daemon=True).start()
+
+
+def _run_task(function: Callable[[Source, Any], Any], task: Any) -> Any:
+    return function(_worker_source, task)
+
+
+class ProgressPrinter:
+    """Prints a line to stderr after each tenth of the images.
+
+    Args:
+      title: what is worked on, at the beginning of each line.
+      total: number of images.
+    """
 
     def __init__(self, title: str, total: int) -> None:
         self._title = title
         self._total = max(1, total)
         self._done = 0
-        self._started = time.monotonic()
+        self._start_time = time.monotonic()
 
     def add(self, count: int) -> None:
-        """Counts `count` more images."""
-        tenth = 10 * self._done // self._total
+        """Adds `count` images to those that are done."""
+        previous_tenths = 10 * self._done // self._total
         self._done += count
-        if 10 * self._done // self._total == tenth:
+        if 10 * self._done // self._total == previous_tenths:
             return
-        rate = self._done / max(1e-9, time.monotonic() - self._started)
-        left = (self._total - self._done) / max(rate, 1e-9)
-        text = (
-            f"{self._title}: {self._done} of {self._total} images, {rate:.0f}/s, {left:.0f} s left"
+        images_per_second = self._done / max(1e-9, time.monotonic() - self._start_time)
+        remaining_seconds = (self._total - self._done) / max(images_per_second, 1e-9)
+        print(
+            f"{self._title}: {self._done} of {self._total} images, {images_per_second:.0f}/s,"
+            f" {remaining_seconds:.0f} s left",
+            file=sys.stderr,
+            flush=True,
         )
-        print(text, file=sys.stderr, flush=True)

@@ -1,5 +1,6 @@
-"""Converts any source into TFRecord shards with an index and a manifest; continues where it was
-interrupted.
+"""Converts any source into TFRecord shards with an index and a manifest.
+
+A conversion that was interrupted continues where it stopped.
 """
 
 from __future__ import annotations
@@ -26,110 +27,136 @@ from hybrid_imagenet.data.sources.source import BadRecord, Source, write_index
 from hybrid_imagenet.errors import UserError, without_secrets
 from hybrid_imagenet.tools.data import parallel
 
-_STATE = "prepare-state"
+# The directory in the target that exists while the dataset is written. It holds the lock, the
+# settings, and a receipt for each finished shard.
+_STATE_DIRECTORY = "prepare-state"
 
 _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-    """The settings by which images are written.
+class PrepareSettings:
+    """Says how images are written.
 
     Attributes:
-      resize: pixels of the shorter side to which larger images are reduced; None copies every image
-      as it is.
-      quality: of these, as JPEGs.
-      skip_bad: leave out records that cannot be used, and list them in the manifest, instead of
-      failing.
-      max_bad: records of a split above which leaving out fails.
+      resize: larger images are reduced until their shorter side has this many pixels; None copies
+        every image as it is.
+      quality: JPEG quality of reduced images, 1 to 100.
+      per_shard: number of images per shard.
+      skip_bad_records: omit records that cannot be used, and list them in the manifest, instead of
+        failing.
+      max_bad_records: number of omitted records per split above which preparing fails.
     """
 
     resize: int | None = None
     quality: int = 90
     per_shard: int = 1024
-    skip_bad: bool = False
-    max_bad: int = 100
+    skip_bad_records: bool = False
+    max_bad_records: int = 100
 
 
 @dataclasses.dataclass(frozen=True)
-class _Shard:
-    target: str
+class _ShardTask:
+    """One shard to write.
+
+    Attributes:
+      path: the file.
+      first: index of the first example.
+      last: index after the last example.
+      settings: how to write them.
+    """
+
+    path: Path
     first: int
     last: int
-    settings: Settings
+    settings: PrepareSettings
+
+    @property
+    def num_examples(self) -> int:
+        return self.last - self.first
 
 
-def prepare(
-    request: DatasetRequest, target: Path, settings: Settings, workers: int = 1
+def prepare_dataset(
+    request: DatasetRequest, target: Path, settings: PrepareSettings, workers: int = 1
 ) -> dict[str, Any]:
-    """Writes `train` and `validation` shards of a data set into `target`; returns the manifest.
+    """Writes the train and validation shards of a dataset into `target`.
 
-    Shards appear whole or not at all. A shard that an interrupted call with the same source and
-    settings has finished is kept. The manifest tells for each split the `images_in` of the source,
-    of which `num_examples` were written and `images_dropped` were not, for the reasons listed in
-    `bad_records`; `notes` tell what the source does not read.
+    A shard appears when it is complete. Shards that an interrupted call with the same source and
+    settings has finished are kept.
+
+    Args:
+      request: the dataset; its split is ignored.
+      target: a new directory, or that of an interrupted call.
+      settings: how to write the images.
+      workers: number of processes.
+
+    Returns:
+      The manifest. For each split it has the number of images in the source (`images_in`), of those
+      written (`num_examples`) and of those omitted (`images_dropped`), with the reasons
+      (`bad_records`), and `notes` on what the source does not read.
 
     Raises:
-      UserError: for a source that cannot be used, a bad record, more of them than `max_bad`, or a
-        target that holds something else or that another call writes.
+      UserError: if the source cannot be used, if there is a bad record or more of them than
+        `max_bad_records`, or if the target holds something else or another call writes there.
     """
     requests = {split: dataclasses.replace(request, split=split) for split in SPLITS}
-    opened = {split: one.open() for split, one in requests.items()}
-    listing.check_splits(
-        request.name, opened["train"].class_names, opened["validation"].class_names
-    )
-    train = opened["train"]
+    sources = {split: requests[split].open() for split in SPLITS}
+    train = sources["train"]
+    validation = sources["validation"]
+    listing.check_splits(request.name, train.class_names, validation.class_names)
     if isinstance(train, FolderSource) and Path(train.root).resolve() in target.resolve().parents:
         raise UserError(
-            f"--to={target}: would be a class of --data_dir={request.data_dir}: give another place"
+            f"--to={target} is inside --data_dir={request.data_dir}, where it would be a class."
+            " Choose another directory."
         )
-    with _locked(target):
-        _claim(target, _receipt_of(request, opened, settings))
+    with _lock_target(target):
+        _claim_target(target, _conversion_identity(request, sources, settings))
+        # Both splits may be in one directory, whose other files each of them skips.
+        validation.notes = tuple(note for note in validation.notes if note not in train.notes)
         manifest: dict[str, Any] = {
             "source": request.name,
-            "class_names": list(opened["train"].class_names),
+            "class_names": list(train.class_names),
             "resize": settings.resize,
             "quality": settings.quality if settings.resize else None,
             "splits": {},
         }
-        opened["validation"].notes = tuple(
-            note for note in opened["validation"].notes if note not in train.notes
-        )
-        for split, source in opened.items():
+        for split, source in sources.items():
             manifest["splits"][split] = _write_split(
                 requests[split], source, target, settings, workers
             )
         with files.atomic_replace(target / tfrecord.MANIFEST) as temporary:
             temporary.write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
-        for leftover in (*target.glob(".*"), *(target / _STATE).iterdir()):
-            leftover.unlink()
-        (target / _STATE).rmdir()
+        _remove_state(target)
     return manifest
 
 
-def _receipt_of(
-    request: DatasetRequest, sources: Mapping[str, Source], settings: Settings
+def _conversion_identity(
+    request: DatasetRequest, sources: Mapping[str, Source], settings: PrepareSettings
 ) -> dict[str, Any]:
-    """Returns what an interrupted call and the one that continues it must have in common,
-    JSON-ready.
-    """
-    place = request.data_dir
-    if place is not None and not files.is_url(place):
-        place = str(request.directory.resolve())
-    choices = dataclasses.asdict(settings)
-    del choices["max_bad"], choices["skip_bad"]  # they may be changed to continue
+    """Returns what must be equal to continue an interrupted conversion, JSON-ready."""
+    location = request.data_dir
+    if location is not None and not files.is_url(location):
+        location = str(request.directory.resolve())
+    fixed_settings = dataclasses.asdict(settings)
+    # These two say what to do after a bad record, and may be changed to continue after one.
+    del fixed_settings["skip_bad_records"]
+    del fixed_settings["max_bad_records"]
     return {
         "source": request.name,
-        "directory": place and without_secrets(place),
+        "directory": location and without_secrets(location),
         "images": {split: source.identity for split, source in sources.items()},
-        **choices,
+        **fixed_settings,
     }
 
 
 @contextlib.contextmanager
-def _locked(target: Path) -> Iterator[None]:
-    """Keeps other calls out of a target while this one writes there."""
-    state = target / _STATE
+def _lock_target(target: Path) -> Iterator[None]:
+    """Creates a target, and keeps other calls from writing there.
+
+    Raises:
+      UserError: if it is not empty, if another call has locked it, or if it cannot be written.
+    """
+    state = target / _STATE_DIRECTORY
     try:
         target.mkdir(parents=True, exist_ok=True)
         if not state.exists():
@@ -139,178 +166,255 @@ def _locked(target: Path) -> Iterator[None]:
             yield
     except BlockingIOError:
         raise UserError(
-            f"--to={target}: another data prepare writes there: wait until it ends"
+            f"Another data prepare writes to --to={target}. Wait until it ends."
         ) from None
     except OSError as error:
-        raise UserError(f"--to={target}: cannot be written ({error.strerror or error})") from None
+        raise UserError(
+            f"--to={target} cannot be written ({error.strerror or error}). Free space, correct its"
+            " permissions, or choose another directory."
+        ) from None
 
 
 def _check_empty(target: Path) -> None:
-    if any(path.name != _STATE for path in target.iterdir()):
-        raise UserError(f"--to={target}: is not empty; give a new directory")
+    if any(path.name != _STATE_DIRECTORY for path in target.iterdir()):
+        raise UserError(f"--to={target} is not empty. Choose a new directory.")
 
 
-def _claim(target: Path, receipt: dict[str, Any]) -> None:
-    """Notes the source and the settings in the target, or checks that an interrupted call had the
-    same.
+def _claim_target(target: Path, identity: dict[str, Any]) -> None:
+    """Stores the conversion's identity, or compares it with an interrupted one.
+
+    Raises:
+      UserError: if they differ.
     """
-    state = target / _STATE / "settings.json"
-    if not state.exists():
+    identity_file = target / _STATE_DIRECTORY / "settings.json"
+    if not identity_file.exists():
         _check_empty(target)
-        with files.atomic_replace(state) as temporary:
-            temporary.write_text(json.dumps(receipt))
+        with files.atomic_replace(identity_file) as temporary:
+            temporary.write_text(json.dumps(identity))
         return
-    before, now = files.read_json(state), json.loads(json.dumps(receipt))
-    for key in now:
-        if before.get(key) != now[key]:
-            values = "" if key == "images" else f" ({before.get(key)}, now {now[key]})"
-            raise UserError(
-                f"--to={target}: holds the beginning of a set with other {key}{values}; give the"
-                " same command to continue, or remove the directory"
-            )
+    stored = files.read_json(identity_file)
+    # The way through JSON turns tuples into lists, as in the file.
+    current = json.loads(json.dumps(identity))
+    for key, value in current.items():
+        if stored.get(key) == value:
+            continue
+        # The digests of images say nothing to a reader.
+        values = "" if key == "images" else f" ({stored.get(key)}, now {value})"
+        raise UserError(
+            f"--to={target} holds the beginning of a dataset with other {key}{values}. Repeat the"
+            " original command to continue, or remove the directory."
+        )
+
+
+def _remove_state(target: Path) -> None:
+    """Removes temporary files and the state of a conversion that is complete."""
+    for leftover in (*target.glob(".*"), *(target / _STATE_DIRECTORY).iterdir()):
+        leftover.unlink()
+    (target / _STATE_DIRECTORY).rmdir()
 
 
 def _write_split(
-    request: DatasetRequest, source: Source, target: Path, settings: Settings, workers: int
+    request: DatasetRequest,
+    source: Source,
+    target: Path,
+    settings: PrepareSettings,
+    workers: int,
 ) -> dict[str, Any]:
-    split = request.split
-    count = -(-source.num_examples // settings.per_shard)
-    bounds = np.linspace(0, source.num_examples, count + 1).astype(int).tolist()
-    names = [f"{split}-{number:05d}-of-{count:05d}" for number in range(count)]
-    tasks = [
-        _Shard(str(target / shard), bounds[number], bounds[number + 1], settings)
-        for number, shard in enumerate(names)
-    ]
+    """Writes the shards and the index of a split; returns its entry in the manifest."""
     for note in source.notes:
         _log.warning("%s", note)
-    progress = parallel.Progress(f"{split} shards", source.num_examples)
-    finished = {task: bad for task in tasks if (bad := _finished(task)) is not None}
-    todo = [task for task in tasks if task not in finished]
-    dropped = 0
-    for task, bad in itertools.chain(
-        finished.items(), parallel.run(_write_shard, request, todo, workers)
-    ):
-        for line in bad:
-            dropped += 1
-            _log.warning("left out (%d so far): %s", dropped, line)
-            if dropped > settings.max_bad:
-                raise UserError(
-                    f"more than --max_bad_records={settings.max_bad} bad records; the last: {line}"
-                )
-        progress.add(task.last - task.first)
-    receipts = [json.loads(_receipt(target / shard).read_text()) for shard in names]
-    with files.atomic_replace(target / f"{split}.index.npz") as temporary:
-        write_index(temporary, tfrecord.scan_shards([target / shard for shard in names]))
-    bad = [line for receipt in receipts for line in receipt.pop("bad_records")]
+    tasks = _plan_shards(request.split, source.num_examples, target, settings)
+    _write_shards(request, tasks, source.num_examples, settings, workers)
+    shards = [task.path for task in tasks]
+    receipts = [json.loads(_receipt_file(shard).read_text()) for shard in shards]
+    with files.atomic_replace(target / f"{request.split}.index.npz") as temporary:
+        write_index(temporary, tfrecord.scan_shards(shards))
+    bad_records: list[str] = []
+    for receipt in receipts:
+        bad_records += receipt.pop("bad_records")
     return {
         "num_examples": sum(receipt["num_examples"] for receipt in receipts),
         "images_in": source.num_examples,
-        "images_dropped": len(bad),
-        "bad_records": bad,
+        "images_dropped": len(bad_records),
+        "bad_records": bad_records,
         "notes": [str(note) for note in source.notes if note.fault],
         "shards": receipts,
     }
 
 
-def _finished(task: _Shard) -> list[str] | None:
-    """The bad records of a shard that an interrupted call has finished, if it is whole and may lack
-    them; else None.
+def _plan_shards(
+    split: str, num_examples: int, target: Path, settings: PrepareSettings
+) -> list[_ShardTask]:
+    """Divides the examples of a split into shards of about equal size."""
+    num_shards = -(-num_examples // settings.per_shard)
+    bounds = np.linspace(0, num_examples, num_shards + 1).astype(int).tolist()
+    tasks = []
+    for number in range(num_shards):
+        path = target / f"{split}-{number:05d}-of-{num_shards:05d}"
+        tasks.append(_ShardTask(path, bounds[number], bounds[number + 1], settings))
+    return tasks
+
+
+def _write_shards(
+    request: DatasetRequest,
+    tasks: list[_ShardTask],
+    num_examples: int,
+    settings: PrepareSettings,
+    workers: int,
+) -> None:
+    """Writes the shards that are not finished yet, and logs bad records.
+
+    Raises:
+      UserError: if there are more bad records than `max_bad_records`, or if one is bad and may not
+        be omitted.
     """
-    path = Path(task.target)
+    progress = parallel.ProgressPrinter(f"{request.split} shards", num_examples)
+    finished: dict[_ShardTask, list[str]] = {}
+    remaining = []
+    for task in tasks:
+        bad_records = _bad_records_if_finished(task)
+        if bad_records is None:
+            remaining.append(task)
+        else:
+            finished[task] = bad_records
+    num_omitted = 0
+    written = parallel.run(_write_shard, request, remaining, workers)
+    for task, bad_records in itertools.chain(finished.items(), written):
+        for bad_record in bad_records:
+            num_omitted += 1
+            _log.warning("omitted (%d so far): %s", num_omitted, bad_record)
+            if num_omitted > settings.max_bad_records:
+                raise UserError(
+                    f"There are more bad records than --max_bad_records={settings.max_bad_records}."
+                    f" Repair them, or raise the limit. The last one: {bad_record}"
+                )
+        progress.add(task.num_examples)
+
+
+def _bad_records_if_finished(task: _ShardTask) -> list[str] | None:
+    """Returns the bad records of a shard that an interrupted call has finished.
+
+    Returns None if the shard must be written: it is missing or cut, or it lacks bad records that
+    these settings do not allow to omit.
+    """
     try:
-        receipt = json.loads(_receipt(path).read_text())
-        if path.stat().st_size != receipt["bytes"]:
+        receipt = json.loads(_receipt_file(task.path).read_text())
+        bad_records = list(receipt["bad_records"])
+        if task.path.stat().st_size != receipt["bytes"]:
             return None
-        if receipt["bad_records"] and not task.settings.skip_bad:
+        if receipt["num_examples"] + len(bad_records) != task.num_examples:
             return None
-        if receipt["num_examples"] + len(receipt["bad_records"]) != task.last - task.first:
-            return None
-        return list(receipt["bad_records"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    if bad_records and not task.settings.skip_bad_records:
+        return None
+    return bad_records
 
 
-def _receipt(shard: Path) -> Path:
-    return shard.parent / _STATE / f"{shard.name}.json"
+def _receipt_file(shard: Path) -> Path:
+    return shard.parent / _STATE_DIRECTORY / f"{shard.name}.json"
 
 
-def _write_shard(source: Source, task: _Shard) -> list[str]:
-    """Writes one shard and then its receipt: counts and checksum; returns what is bad."""
-    path = Path(task.target)
-    bad: list[str] = []
+def _write_shard(source: Source, task: _ShardTask) -> list[str]:
+    """Writes one shard, and then its receipt with counts and checksum.
+
+    Returns:
+      The bad records that were omitted.
+
+    Raises:
+      UserError: for a bad record that may not be omitted.
+    """
+    bad_records: list[str] = []
     checksum = google_crc32c.Checksum()
     size = 0
-    with files.atomic_replace(path) as temporary, temporary.open("wb") as file:
+    with files.atomic_replace(task.path) as temporary, temporary.open("wb") as file:
         for index in range(task.first, task.last):
             try:
-                record = _record(source, index, task.settings)
+                record = _encode_record(source, index, task.settings)
             except BadRecord as error:
-                if not task.settings.skip_bad:
-                    raise UserError(f"{error}. Repair it, or set --bad_records=skip") from None
-                bad.append(str(error))
+                if not task.settings.skip_bad_records:
+                    raise UserError(f"{error}. Repair it, or set --bad_records=skip.") from None
+                bad_records.append(str(error))
                 continue
             file.write(record)
             checksum.update(record)
             size += len(record)
     receipt = {
-        "file": path.name,
-        "num_examples": task.last - task.first - len(bad),
+        "file": task.path.name,
+        "num_examples": task.num_examples - len(bad_records),
         "bytes": size,
         "crc32c": checksum.hexdigest().decode(),
-        "bad_records": bad,
+        "bad_records": bad_records,
     }
-    with files.atomic_replace(_receipt(path)) as temporary:
+    # The receipt is written last: a shard with a receipt is complete.
+    with files.atomic_replace(_receipt_file(task.path)) as temporary:
         temporary.write_text(json.dumps(receipt))
-    return bad
+    return bad_records
 
 
-def _record(source: Source, index: int, settings: Settings) -> bytes:
+def _encode_record(source: Source, index: int, settings: PrepareSettings) -> bytes:
+    """Returns one example as a TFRecord in the layout of TensorFlow's ImageNet.
+
+    Raises:
+      BadRecord: if the example cannot be read, or its image cannot be used.
+    """
     content, label = source.read_one(index)
     file, offset = source.locate(index)
     try:
         kind, height, width = images.probe(content)
         if settings.resize is not None:
-            content, height, width = reduced(
+            content, height, width = shrink_image(
                 content, kind, height, width, settings.resize, settings.quality
             )
     except ValueError as error:
         raise BadRecord(file, offset, str(error)) from None
-    return tfrecord.frame(
-        tfrecord.encode_example(
-            {
-                "image/encoded": content,
-                "image/class/label": label + 1,
-                "image/class/text": os.fsencode(source.class_names[label]),
-                "image/filename": os.fsencode(Path(file).name),
-                "image/height": height,
-                "image/width": width,
-            }
-        )
-    )
+    # Names of classes and files may have bytes that are not UTF-8. os.fsencode preserves them.
+    example: dict[str, bytes | int] = {
+        "image/encoded": content,
+        "image/class/label": label + 1,
+        "image/class/text": os.fsencode(source.class_names[label]),
+        "image/filename": os.fsencode(Path(file).name),
+        "image/height": height,
+        "image/width": width,
+    }
+    return tfrecord.frame(tfrecord.encode_example(example))
 
 
-def reduced(
-    content: bytes, kind: int, height: int, width: int, shorter: int, quality: int
+def shrink_image(
+    content: bytes, kind: int, height: int, width: int, max_shorter_side: int, quality: int
 ) -> tuple[bytes, int, int]:
-    """The image as an RGB JPEG whose shorter side is at most `shorter` pixels, and its height and
-    width.
+    """Returns an image as an RGB JPEG whose shorter side is not too long.
 
     A JPEG that is small enough is returned as it is.
 
+    Args:
+      content: the encoded image.
+      kind: its kind, from `images.probe`.
+      height: its height in pixels.
+      width: its width in pixels.
+      max_shorter_side: maximum of the smaller of height and width, in pixels.
+      quality: quality of a JPEG that is written, 1 to 100.
+
+    Returns:
+      (content, height, width) of the result.
+
     Raises:
-      ValueError: if it does not decode, or is a JPEG with damage that would be hidden in a new one.
+      ValueError: if the image does not decode, or is a JPEG with damage that would be hidden in a
+        new one.
     """
     from PIL import Image
 
+    # TensorFlow is imported only where it is needed, because images that are copied do not need it.
     if kind == images.JPEG:
-        if min(height, width) <= shorter:
+        if min(height, width) <= max_shorter_side:
             return content, height, width
-        import_tensorflow()  # images that are copied do without it
+        import_tensorflow()
         images.verify(content)
     elif kind == images.ANY_CHANNELS:
         import_tensorflow()
     picture = images.picture(content)
-    scale = min(1.0, shorter / min(height, width))
-    size = (max(1, round(width * scale)), max(1, round(height * scale)))
-    smaller = picture.resize(size, Image.Resampling.LANCZOS)
-    return images.encoded(smaller, "JPEG", quality=quality), size[1], size[0]
+    scale = min(1.0, max_shorter_side / min(height, width))
+    new_width = max(1, round(width * scale))
+    new_height = max(1, round(height * scale))
+    resized = picture.resize((new_width, new_height), Image.Resampling.LANCZOS)
+    return images.encoded(resized, "JPEG", quality=quality), new_height, new_width

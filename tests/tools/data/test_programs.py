@@ -123,7 +123,7 @@ def test_bad_images_end_the_preparation_or_are_left_out_and_listed(tmp_path, cap
     assert (
         run(*arguments, "--bad_records=skip") == 2
     )  # an image has another name since the interrupted call
-    assert "holds the beginning of a set with other images" in capsys.readouterr().err
+    assert "holds the beginning of a dataset with other images" in capsys.readouterr().err
     arguments[-1] += "2"
     assert run(*arguments) == 2
     assert run(*arguments, "--bad_records=skip") == 0
@@ -134,7 +134,7 @@ def test_bad_images_end_the_preparation_or_are_left_out_and_listed(tmp_path, cap
     assert run("check", "--dataset=tfrecord", f"--data_dir={tmp_path / 'to2'}") == 2
     out = capsys.readouterr().out
     assert (
-        f"manifest.json: train: left out when the set was prepared: {bad}, offset 0: the JPEG is"
+        f"manifest.json: train: omitted when the dataset was prepared: {bad}, offset 0: the JPEG is"
         " truncated" in out
     )
     assert "1 fault\n" in out
@@ -327,11 +327,11 @@ def test_only_the_source_that_an_interrupted_preparation_read_continues_it(tmp_p
     assert prepared("a")[0] == 2
     with (tmp_path / "to" / "prepare-state" / "lock").open("ab") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        assert "another data prepare writes there" in prepared("a")[1]
+        assert "Another data prepare writes to" in prepared("a")[1]
     code, err = prepared("b")
     assert code == 2
     assert (
-        f"holds the beginning of a set with other directory ({tmp_path / 'a'}, now"
+        f"holds the beginning of a dataset with other directory ({tmp_path / 'a'}, now"
         f" {tmp_path / 'b'})" in err
     )
     shutil.rmtree(tmp_path / "b")
@@ -339,7 +339,7 @@ def test_only_the_source_that_an_interrupted_preparation_read_continues_it(tmp_p
     (tmp_path / "c").rename(tmp_path / "a")
     code, err = prepared("a")
     assert code == 2
-    assert "a set with other images" in err
+    assert "a dataset with other images" in err
     shutil.rmtree(tmp_path / "a")
     (tmp_path / "b").rename(tmp_path / "a")
     bad.write_bytes(whole)
@@ -367,7 +367,7 @@ def test_what_a_source_does_not_read_is_told_and_stays_in_the_manifest(tmp_path,
     capsys.readouterr()
     assert run("check", "--dataset=tfrecord", f"--data_dir={tmp_path / 'to'}") == 2
     out = capsys.readouterr().out
-    assert "manifest.json: train: when the set was prepared: " in out
+    assert "manifest.json: train: when the dataset was prepared: " in out
     assert "1 skipped, .zip is not read" in out
 
 
@@ -405,7 +405,7 @@ def test_splits_with_other_classes_are_neither_checked_nor_prepared(tmp_path, ca
         f"--to={tmp_path / 'set' / 'shards'}",
     )
     assert run("prepare", "--from=folder", *place) == 2
-    assert "would be a class of --data_dir=" in capsys.readouterr().err
+    assert "where it would be a class" in capsys.readouterr().err
 
 
 def test_check_names_classes_without_images(tmp_path, capsys):
