@@ -1,7 +1,7 @@
 """`hybrid-imagenet evaluate RUN --dataset=NAME`: loss, top-1 and top-5 of a trained network.
 
-Started once, or once per rank
-(`hybrid-imagenet run --module=hybrid_imagenet.tools.evaluate -- RUN ...`): every image counts
+It runs in one process, or once per rank
+(`hybrid-imagenet run --module=hybrid_imagenet.tools.evaluate -- RUN ...`). Every image counts
 exactly once, whatever the number of ranks.
 """
 
@@ -29,43 +29,89 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_EPILOG = """\
+Examples:
+Evaluate the best checkpoint of a run on its validation images:
+  hybrid-imagenet evaluate runs/NAME --best --dataset=tfrecord --data_dir=/data
+Evaluate on four ranks:
+  hybrid-imagenet run -np 4 --module=hybrid_imagenet.tools.evaluate -- \\
+      runs/NAME --dataset=tfrecord --data_dir=/data"""
+
+
+@command_line.command
+def main(argv: Sequence[str]) -> None:
+    """Runs the command line."""
+    arguments = _parser().parse_args(argv)
+    if comm.placement().size == 1:
+        # With several ranks, an error must end all of them at the same time, and only rank 0 needs
+        # to see the checkpoint. So this check waits until the ranks are connected.
+        _check_num_classes(arguments)
+    communicator = comm.start()
+    results, network = _evaluate(arguments, communicator)
+    if not math.isfinite(results["loss"]):
+        raise SharedError(
+            f"The loss of {network.origin} is {results['loss']} in {results['precision']}, because"
+            " its scores are not finite numbers. Set --precision=float32, or use another"
+            " checkpoint."
+        )
+    if communicator.rank == 0:
+        if arguments.json:
+            weights = "ema" if network.averaged else "trained"
+            print(json.dumps({"checkpoint": network.origin, "weights": weights, **results}))
+        else:
+            print(_format_results(network, results))
+    communicator.shutdown()
+
 
 def _parser() -> command_line.Parser:
     parser = command_line.Parser(
-        "evaluate", "Evaluates a trained network on one split of a dataset, on one rank or many."
+        "evaluate",
+        "Evaluates a trained network on one split of a dataset, on one rank or many.",
+        epilog=_EPILOG,
     )
     command_line.add_network_arguments(parser)
     parser.add_argument(
         "--dataset",
         required=True,
         metavar="NAME",
-        help="as in training: digits, folder, tfrecord, ..., a TFDS name",
+        help="dataset, as in training: digits, folder, tfrecord, ..., or a TFDS name",
     )
-    parser.add_argument("--data_dir", metavar="DIR", help="where the dataset is")
+    parser.add_argument("--data_dir", metavar="DIR", help="directory or URL of the dataset")
     parser.add_argument(
-        "--data_cache_dir", metavar="DIR", help="for copies of files of a URL, as in training"
+        "--data_cache_dir",
+        metavar="DIR",
+        help="directory for copies of the dataset's files, if --data_dir is a URL",
     )
     parser.add_argument(
         "--val_fraction",
         type=command_line.fraction,
         default=0.0,
-        help="of a folder, as in training",
+        metavar="FRACTION",
+        help=(
+            "fraction of each class that training held out; use the value of training (only with"
+            " --dataset=folder)"
+        ),
     )
-    parser.add_argument("--split", choices=data.SPLITS, default="validation", help="(%(default)s)")
+    parser.add_argument(
+        "--split",
+        choices=data.SPLITS,
+        default="validation",
+        help="images to evaluate on (default: %(default)s)",
+    )
     parser.add_argument(
         "--per_gpu_batch",
         type=command_line.positive_int,
         default=64,
         metavar="IMAGES",
-        help="images per rank and step (%(default)s)",
+        help="images per rank and step (default: %(default)s)",
     )
     parser.add_argument(
         "--crop",
         metavar="FRACTION",
         type=command_line.fraction,
         help=(
-            "side of the central square, as a fraction of the shorter side (default: as trained;"
-            " foreign: 0.875)"
+            "side of the central square that is used, as a fraction of the shorter side (default:"
+            " as in training; 0.875 for torchvision weights)"
         ),
     )
     parser.add_argument(
@@ -73,61 +119,64 @@ def _parser() -> command_line.Parser:
         choices=("auto", "float32", "mixed_float16", "mixed_bfloat16"),
         default="auto",
         help=(
-            "compute type (%(default)s: float32 if the run was trained in it, else the fastest of"
-            " this machine)"
+            "type to compute in; auto means float32 if the run was trained in it, and otherwise"
+            " the fastest type of this machine (default: %(default)s)"
         ),
     )
     parser.add_argument(
-        "--bad_records", choices=("fail", "skip"), default="fail", help="end, or omit (%(default)s)"
+        "--bad_records",
+        choices=("fail", "skip"),
+        default="fail",
+        help="fail at a record that cannot be read, or skip it (default: %(default)s)",
     )
     parser.add_argument(
         "--max_bad_records",
         type=int,
         default=100,
         metavar="RECORDS",
-        help="bad records above which it ends (%(default)s)",
+        help=(
+            "with --bad_records=skip, fail if there are more bad records than this (default:"
+            " %(default)s)"
+        ),
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--json", action="store_true", help="print the results as one JSON object")
     return parser
 
 
-@command_line.command
-def main(argv: Sequence[str]) -> None:
-    """Runs the command line."""
-    arguments = _parser().parse_args(argv)
-    if (
-        comm.placement().size == 1
-    ):  # of several ranks rank 0 alone needs the checkpoint, and all end together
-        _check(arguments)
-    communicator = comm.start()
-    results, network = _evaluate(arguments, communicator)
-    if not math.isfinite(results["loss"]):
-        raise SharedError(
-            f"{network.origin}: the loss is {results['loss']} in {results['precision']}, because"
-            " scores are not finite numbers; set --precision=float32, or give another checkpoint"
-        )
-    if communicator.rank == 0:
-        facts = {"checkpoint": network.origin, "weights": "ema" if network.averaged else "trained"}
-        print(json.dumps({**facts, **results}) if arguments.json else _line(network, results))
-    communicator.shutdown()
+def _check_num_classes(arguments: argparse.Namespace) -> None:
+    """Compares the numbers of classes before TensorFlow is loaded, which takes seconds.
 
-
-def _check(arguments: argparse.Namespace) -> None:
-    """Finds out before TensorFlow is loaded what listings and the checkpoint's description show;
-    raises UserError.
+    Raises:
+      UserError: if the checkpoint and the dataset have different numbers, or one of them cannot be
+        read.
     """
-    classes = store.find_checkpoint(arguments.checkpoint).meta.get("num_classes")
-    found = DatasetRequest.from_flags(arguments, arguments.split, num_classes=classes).probe()
-    if None not in (classes, found.num_classes) and classes != found.num_classes:
+    network_classes = store.find_checkpoint(arguments.checkpoint).meta.get("num_classes")
+    request = DatasetRequest.from_flags(arguments, arguments.split, num_classes=network_classes)
+    dataset_classes = request.probe().num_classes
+    # Either number can be unknown before the files are read.
+    if network_classes is None or dataset_classes is None:
+        return
+    if network_classes != dataset_classes:
         raise UserError(
-            f"--dataset={arguments.dataset}: {found.num_classes} classes, but"
-            f" {arguments.checkpoint} has {classes}"
+            _different_classes_message(
+                arguments.dataset, dataset_classes, arguments.checkpoint, network_classes
+            )
         )
+
+
+def _different_classes_message(
+    dataset: str, dataset_classes: int, checkpoint: object, network_classes: int
+) -> str:
+    return (
+        f"--dataset={dataset} has {dataset_classes} classes, but {checkpoint} has"
+        f" {network_classes}. Use the dataset of the training, or one with the same classes."
+    )
 
 
 def _evaluate(
     arguments: argparse.Namespace, communicator: comm.Communicator
 ) -> tuple[dict[str, Any], TrainedNetwork]:
+    """Evaluates on all ranks; returns the results, the same on each, and the network."""
     # Imported late: TensorFlow starts with the threads that comm sets.
     import tensorflow as tf
 
@@ -139,55 +188,60 @@ def _evaluate(
 
     network = _shared_network(arguments, communicator)
     with communicator.raise_on_all_ranks():
-        source = _source(arguments, network)
-        precision = hardware.choose_precision(_asked(arguments, network), network.model)
+        source = _open_source(arguments, network)
+        requested_precision = _requested_precision(arguments, network)
+        precision = hardware.choose_precision(requested_precision, network.model)
         model = network.build(precision)
     same_data.check_ranks(communicator, {arguments.split: source})
     if communicator.rank == 0:
         for note in source.notes:
             _log.warning("data: %s", note)
     communicator.broadcast_variables([variable.value for variable in model.weights])
-    compute = precision.removeprefix("mixed_")
-    threads = tf.config.threading.get_intra_op_parallelism_threads() or 1
-    results = Validation(
-        EvaluationStep(
-            model,
-            lambda batch: network.preprocess(batch["image"], compute),
-            loss=LOSSES[network.loss],
-            flip=network.eval_flip,
-        ),
+    compute_dtype = precision.removeprefix("mixed_")
+    step = EvaluationStep(
+        model,
+        lambda batch: network.preprocess(batch["image"], compute_dtype),
+        loss=LOSSES[network.loss],
+        flip=network.eval_flip,
+    )
+    host_options = pipeline.HostOptions(
+        threads=tf.config.threading.get_intra_op_parallelism_threads() or 1,
+        bad_records=arguments.bad_records,
+        max_bad_records=arguments.max_bad_records,
+    )
+    validation = Validation(
+        step,
         source,
         communicator,
         batch=arguments.per_gpu_batch,
         image_size=network.image_size,
         crop_fraction=arguments.crop or network.crop_fraction,
-        options=pipeline.HostOptions(
-            threads=threads,
-            bad_records=arguments.bad_records,
-            max_bad_records=arguments.max_bad_records,
-        ),
-    ).run()
-    values = {name.removeprefix("val_"): value for name, value in results.items()}
-    return {**values, "precision": precision}, network
-
-
-def _asked(arguments: argparse.Namespace, network: TrainedNetwork) -> str:
-    """The precision asked for; `auto` is that of a run in float32, which every machine has.
-
-    Others go by the machine: FP16 convolutions need a GPU, and BF16 pays on few processors.
-    """
-    return (
-        "float32"
-        if (arguments.precision, network.precision) == ("auto", "float32")
-        else arguments.precision
+        options=host_options,
     )
+    results: dict[str, Any] = {}
+    for name, value in validation.run().items():
+        results[name.removeprefix("val_")] = value
+    results["precision"] = precision
+    return results, network
+
+
+def _requested_precision(arguments: argparse.Namespace, network: TrainedNetwork) -> str:
+    """Returns --precision, but float32 instead of auto for a run that was trained in float32.
+
+    Every machine can compute in float32. For other runs, auto depends on the machine: FP16
+    convolutions need a GPU, and BF16 is fast on few processors.
+    """
+    if arguments.precision == "auto" and network.precision == "float32":
+        return "float32"
+    return str(arguments.precision)
 
 
 def _shared_network(
     arguments: argparse.Namespace, communicator: comm.Communicator
 ) -> TrainedNetwork:
-    """The network with its weights on rank 0, which alone reads the file, and without them
-    elsewhere.
+    """Returns the network with its weights on rank 0, and without them on other ranks.
+
+    Only rank 0 reads the file, which other hosts may not have.
     """
     from hybrid_imagenet.checkpoints.pretrained import TrainedNetwork
 
@@ -199,38 +253,51 @@ def _shared_network(
     return network or TrainedNetwork.from_description(description)
 
 
-def _source(arguments: argparse.Namespace, network: TrainedNetwork) -> Source:
-    classes = len(network.class_names)
-    source = DatasetRequest.from_flags(arguments, arguments.split, num_classes=classes).open()
-    if source.num_classes != classes:
+def _open_source(arguments: argparse.Namespace, network: TrainedNetwork) -> Source:
+    """Opens the dataset, and compares its classes with those of the network.
+
+    Raises:
+      UserError: if the dataset has other classes, or the same ones in another order.
+    """
+    num_classes = len(network.class_names)
+    source = DatasetRequest.from_flags(arguments, arguments.split, num_classes=num_classes).open()
+    if source.num_classes != num_classes:
         raise UserError(
-            f"--dataset={arguments.dataset}: {source.num_classes} classes, but {network.origin} has"
-            f" {classes}"
+            _different_classes_message(
+                arguments.dataset, source.num_classes, network.origin, num_classes
+            )
         )
-    if source.class_names != network.class_names and set(source.class_names) == set(
-        network.class_names
-    ):
+    has_same_names = set(source.class_names) == set(network.class_names)
+    if has_same_names and source.class_names != network.class_names:
         raise UserError(
-            f"--dataset={arguments.dataset}: it has the classes of {network.origin} in another"
-            " order"
+            f"--dataset={arguments.dataset} has the classes of {network.origin} in another order."
+            " Use the dataset of the training."
         )
-    if found := listing.class_name_difference(network.class_names, source.class_names):
-        text = f"{network.origin} has other class names ({found}): labels are compared by number"
+    difference = listing.class_name_difference(network.class_names, source.class_names)
+    if difference:
+        text = (
+            f"{network.origin} has other class names ({difference}): labels are compared by number"
+        )
         source.notes = (*source.notes, listing.DatasetNote(text))
     return source
 
 
-def _line(network: TrainedNetwork, results: dict[str, Any]) -> str:
-    which = " (averaged weights)" if network.averaged else ""
-    top5 = f"top-5 {100 * results['top5']:.3f} %, " if len(network.class_names) > 5 else ""
-    dropped = f" ({results['dropped']} dropped)" if results["dropped"] else ""
-    return (
-        f"{printable(network.origin)}{which}: {pluralize(results['count'], 'image')}{dropped},"
-        f" top-1 {100 * results['top1']:.3f} %, {top5}loss {results['loss']:.5f},"
-        f" {results['precision']}"
-    )
+def _format_results(network: TrainedNetwork, results: dict[str, Any]) -> str:
+    name = printable(network.origin)
+    if network.averaged:
+        name += " (averaged weights)"
+    images = pluralize(results["count"], "image")
+    if results["dropped"]:
+        images += f" ({results['dropped']} dropped)"
+    values = [images, f"top-1 {100 * results['top1']:.3f} %"]
+    # With at most five classes, every image is in the top 5.
+    if len(network.class_names) > 5:
+        values.append(f"top-5 {100 * results['top5']:.3f} %")
+    values += [f"loss {results['loss']:.5f}", results["precision"]]
+    return f"{name}: {', '.join(values)}"
 
 
-if __name__ == "__main__":  # as a rank of `hybrid-imagenet run --module`
+# A rank of `hybrid-imagenet run --module` starts here.
+if __name__ == "__main__":
     lossy_stream.install()
     sys.exit(main(sys.argv[1:]))

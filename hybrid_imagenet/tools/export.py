@@ -17,24 +17,50 @@ from hybrid_imagenet.tools import command_line, export_checks
 
 if TYPE_CHECKING:
     from hybrid_imagenet.checkpoints.pretrained import TrainedNetwork
-    from hybrid_imagenet.tools.export_forms import Form
+    from hybrid_imagenet.tools.export_formats import ExportFormat
 
-TOLERANCE = 1e-4  # of the largest logit, or of 1 if that is larger
-_BATCHES = (3, 1)  # two sizes, so that a fixed batch would show
-TITLES = {
+# Accepted difference of a logit, as a fraction of the largest logit (or of 1 if that is larger).
+TOLERANCE = 1e-4
+# Two batch sizes, so that a file that accepts only one size fails.
+_BATCH_SIZES = (3, 1)
+FORMAT_TITLES = {
     ".keras": "Keras",
     ".onnx": "ONNX",
-    ".safetensors": "weights of torchvision's network, for images that are normalized as there",
+    ".safetensors": "weights of torchvision's network, for images normalized as in torchvision",
     "": "a directory with a TensorFlow SavedModel",
 }
-"""The forms in which a network is written, by the suffix of the file; `export_forms.FORMS` has
-their functions.
+"""The file formats by suffix. `export_formats.FORMATS` has their functions, but imports TensorFlow.
 """
+_EPILOG = """\
+Examples:
+  hybrid-imagenet export runs/NAME --best --to=network.onnx
+  hybrid-imagenet export runs/NAME --to=network.keras"""
+
+
+@command_line.command
+def main(argv: Sequence[str]) -> None:
+    """Runs the command line."""
+    arguments = _parser().parse_args(argv)
+    path = files.output_path("--to", arguments.to)
+    _check_path(path)
+    # Before TensorFlow is loaded, which takes seconds.
+    export_checks.check_format(path.suffix, store.find_checkpoint(arguments.checkpoint).meta)
+    command_line.start_single_process("export")
+    from hybrid_imagenet.tools import export_formats
+
+    network = command_line.load_network(arguments)
+    difference = export(network, export_formats.FORMATS[path.suffix], path)
+    command_line.print_escaped(
+        f"wrote {path} ({FORMAT_TITLES[path.suffix]}); outputs differ by at most {difference:.1e}"
+        " of the largest logit"
+    )
 
 
 def _parser() -> command_line.Parser:
     parser = command_line.Parser(
-        "export", "Writes a trained network in another form, and checks that outputs agree."
+        "export",
+        "Writes a trained network in another file format, and checks that its outputs agree.",
+        epilog=_EPILOG,
     )
     command_line.add_network_arguments(parser)
     parser.add_argument(
@@ -42,92 +68,92 @@ def _parser() -> command_line.Parser:
         metavar="FILE",
         required=True,
         help=(
-            "new file; its suffix tells the form: .keras, .onnx, .safetensors, none (directory with"
-            " a SavedModel)"
+            "file to write, whose suffix selects the format: .keras, .onnx, .safetensors, or none"
+            " for a directory with a SavedModel"
         ),
     )
     return parser
 
 
-@command_line.command
-def main(argv: Sequence[str]) -> None:
-    """Runs the command line."""
-    arguments = _parser().parse_args(argv)
-    target_path = files.output_path("--to", arguments.to)
-    if target_path.exists():
-        raise UserError(f"--to={target_path}: exists already; give a new name")
-    if not target_path.parent.is_dir():
+def _check_path(path: pathlib.Path) -> None:
+    """Raises UserError if the file cannot be created, or its suffix is not a format."""
+    if path.exists():
+        raise UserError(f"--to={path} already exists. Choose a new name.")
+    if not path.parent.is_dir():
         raise UserError(
-            f"--to={target_path}: there is no directory {target_path.parent}; create it"
+            f"--to={path} is in the directory {path.parent}, which does not exist. Create it."
         )
-    if target_path.suffix not in TITLES:
-        forms = ", ".join(f"{suffix or 'no suffix'} ({title})" for suffix, title in TITLES.items())
-        near = did_you_mean(target_path.suffix, TITLES)
-        raise UserError(f"--to={target_path}: the name must end in one of: {forms}{near}")
-    # Before TensorFlow is loaded, which takes seconds.
-    export_checks.check_form(target_path.suffix, store.find_checkpoint(arguments.checkpoint).meta)
-    command_line.start_single_process("export")
-    from hybrid_imagenet.tools import export_forms
-
-    network = command_line.load_network(arguments)
-    difference = export(network, export_forms.FORMS[target_path.suffix], target_path)
-    title = TITLES[target_path.suffix]
-    command_line.print_escaped(
-        f"wrote {target_path} ({title}); outputs differ by at most {difference:.1e} of the largest"
-        " logit"
-    )
+    if path.suffix not in FORMAT_TITLES:
+        formats = []
+        for suffix, title in FORMAT_TITLES.items():
+            formats.append(f"{suffix or 'no suffix'} ({title})")
+        suggestion = did_you_mean(path.suffix, FORMAT_TITLES)
+        raise UserError(
+            f"--to={path} does not end in the suffix of a format. Use one of:"
+            f" {', '.join(formats)}{suggestion}"
+        )
 
 
-def export(network: TrainedNetwork, form: Form, path: pathlib.Path) -> float:
-    """Writes a network, runs what was written, and compares the outputs on random images.
+def export(network: TrainedNetwork, export_format: ExportFormat, path: pathlib.Path) -> float:
+    """Writes a network, runs the written file, and compares the outputs on random images.
 
-    The file has its name only once it has passed; before, it is a hidden file beside it.
+    The file gets its name only after it has passed. Until then it is a hidden file in the same
+    directory.
+
+    Args:
+      network: the network to write.
+      export_format: how to write and open the file.
+      path: the new file.
 
     Returns:
       The largest difference of a logit, as a fraction of the largest logit (or of 1 if that is
       larger).
 
     Raises:
-      UserError: for a network that such a file cannot hold, a file that cannot be written, or
+      UserError: for a network that such a file cannot contain, a file that cannot be written, or
         outputs that differ by more than `TOLERANCE`.
     """
-    temporary = path.with_name(f".{os.getpid()}-{path.name}")
+    temporary_path = path.with_name(f".{os.getpid()}-{path.name}")
     try:
-        form.write(network, temporary)
-        difference = _difference(network, form, temporary)
-        if not difference <= TOLERANCE:  # a NaN must not pass
+        export_format.write(network, temporary_path)
+        difference = _largest_difference(network, export_format, temporary_path)
+        # Written so that NaN fails, too.
+        if not difference <= TOLERANCE:
             raise UserError(
-                f"--to={path}: outputs of the file differ by {difference:.1e} of the largest logit;"
-                " it was not kept, choose another form"
+                f"The outputs of --to={path} differ by {difference:.1e} of the largest logit, so"
+                " the file was not kept. Choose another format."
             )
-        temporary.rename(path)
+        temporary_path.rename(path)
     except OSError as error:
         raise UserError(
-            f"--to={path}: cannot be written ({error.strerror or error}); give another place"
+            f"--to={path} cannot be written ({error.strerror or error}). Choose another directory."
         ) from None
     finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary)
-        elif temporary.exists():
-            temporary.unlink()
+        if temporary_path.is_dir():
+            shutil.rmtree(temporary_path)
+        elif temporary_path.exists():
+            temporary_path.unlink()
     return difference
 
 
-def _difference(network: TrainedNetwork, form: Form, path: pathlib.Path) -> float:
-    from hybrid_imagenet.tools import export_forms
+def _largest_difference(
+    network: TrainedNetwork, export_format: ExportFormat, path: pathlib.Path
+) -> float:
+    from hybrid_imagenet.tools import export_formats
 
-    original, written = export_forms.outputs(network), form.open(network, path)
+    compute_expected = export_formats.logits_function(network)
+    compute_written = export_format.open(network, path)
     differences = []
-    for batch in _BATCHES:
-        shape = (batch, network.image_size, network.image_size, 3)
-        pixels = np.random.default_rng(batch).integers(0, 256, shape).astype(np.float32)
-        expected = original(pixels)
+    for batch_size in _BATCH_SIZES:
+        shape = (batch_size, network.image_size, network.image_size, 3)
+        pixels = np.random.default_rng(batch_size).integers(0, 256, shape).astype(np.float32)
+        expected = compute_expected(pixels)
         if not np.isfinite(expected).all():
             raise UserError(
-                f"{network.origin}: its scores for random images are not finite numbers, because"
-                " its weights are too large; give another checkpoint"
+                f"The scores of {network.origin} for random images are not finite numbers, because"
+                " its weights are too large. Use another checkpoint."
             )
-        differences.append(
-            np.abs(written(pixels) - expected).max() / max(1.0, np.abs(expected).max())
-        )
+        largest_logit = max(1.0, np.abs(expected).max())
+        differences.append(np.abs(compute_written(pixels) - expected).max() / largest_logit)
+    # Unlike Python's max, NumPy's keeps a NaN.
     return float(np.max(differences))

@@ -1,4 +1,4 @@
-"""Finds out whether a network can be exported in a form, before TensorFlow is loaded."""
+"""Checks whether a network can be exported in a format, before TensorFlow is loaded."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from typing import Any
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models import depths
 
-# Packages that are not among those of training, by suffix.
-_PACKAGES = {".onnx": ("onnx", "tf2onnx", "onnxruntime"), ".safetensors": ("safetensors",)}
+# Packages that training does not need, by suffix.
+_EXTRA_PACKAGES = {".onnx": ("onnx", "tf2onnx", "onnxruntime"), ".safetensors": ("safetensors",)}
 
 
-def check_form(suffix: str, meta: Mapping[str, Any]) -> None:
-    """Raises UserError if a package for a form is missing, or if the form cannot hold the network
-    of a description.
+def check_format(suffix: str, meta: Mapping[str, Any]) -> None:
+    """Checks that a format's packages are installed, and that it can contain the network.
 
     Args:
-      suffix: of `export.TITLES`.
-      meta: of a checkpoint; empty for weights of torchvision.
+      suffix: a key of `export.FORMAT_TITLES`.
+      meta: the metadata of a checkpoint; empty for torchvision weights.
+
+    Raises:
+      UserError: if a package is missing, or the format cannot contain the network.
     """
-    for name in _PACKAGES.get(suffix, ()):
+    for name in _EXTRA_PACKAGES.get(suffix, ()):
         if importlib.util.find_spec(name) is None:
             raise UserError(
-                f"--to: {suffix} files need the package {name}: pip install {name}, or export to"
-                " .keras, which needs no other package"
+                f"--to: {suffix} files need the package {name}. Run pip install {name}, or export"
+                " to .keras, which needs no other package."
             )
     if suffix == ".safetensors" and "model" in meta:
         check_torchvision_has(
@@ -40,9 +42,9 @@ def check_form(suffix: str, meta: Mapping[str, Any]) -> None:
 def check_torchvision_has(
     model: str, width: int, stem: str, blurpool: bool, epsilon: float
 ) -> None:
-    """Raises UserError if torchvision has no network of this form."""
+    """Raises UserError if torchvision has no network with this architecture."""
     if not depths.torchvision_has(model, width, stem, blurpool, epsilon):
         raise UserError(
             f"--to: torchvision has no {model} of width {width}, stem {stem}, blurpool {blurpool}"
-            f" and epsilon {epsilon:g}; export to .onnx"
+            f" and epsilon {epsilon:g}. Export to .onnx instead."
         )

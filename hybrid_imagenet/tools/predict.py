@@ -1,4 +1,4 @@
-"""`hybrid-imagenet predict RUN IMAGE...`: the most probable classes of images."""
+"""`hybrid-imagenet predict RUN IMAGE...`: prints the most probable classes of images."""
 
 from __future__ import annotations
 
@@ -18,31 +18,20 @@ from hybrid_imagenet.tools import command_line
 if TYPE_CHECKING:
     from hybrid_imagenet.checkpoints.pretrained import TrainedNetwork
 
-_BATCH = 32
-
-
-def _parser() -> command_line.Parser:
-    parser = command_line.Parser("predict", "Prints the most probable classes of images.")
-    command_line.add_network_arguments(parser)
-    parser.add_argument(
-        "images", nargs="+", type=pathlib.Path, metavar="IMAGE", help=f"{images.FORMAT_NAMES} files"
-    )
-    parser.add_argument(
-        "--top", type=command_line.positive_int, default=5, help="classes per image (%(default)s)"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print a JSON list, one entry per image"
-    )
-    return parser
+_IMAGES_PER_BATCH = 32
+_EPILOG = """\
+Example:
+  hybrid-imagenet predict runs/NAME --best cat.jpg dog.png --top=3"""
 
 
 @command_line.command
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
     arguments = _parser().parse_args(argv)
-    store.find_checkpoint(arguments.checkpoint)  # before TensorFlow is loaded
+    # Errors in the files are reported before TensorFlow is loaded, which takes seconds.
+    store.find_checkpoint(arguments.checkpoint)
     for path in arguments.images:
-        _probed(path)
+        _read_image(path)
     command_line.start_single_process("predict")
     network = command_line.load_network(arguments)
     results = []
@@ -50,49 +39,79 @@ def main(argv: Sequence[str]) -> None:
         arguments.images, probabilities(network, arguments.images), strict=True
     ):
         best = np.argsort(-values, kind="stable")[: arguments.top]
-        entries = [
-            {"class": network.class_names[i], "index": int(i), "probability": float(values[i])}
-            for i in best
-        ]
-        results.append({"image": str(path), "predictions": entries})
-    print(
-        json.dumps(results, indent=2)
-        if arguments.json
-        else "\n".join(_text(result) for result in results)
+        predictions = []
+        for index in best:
+            predictions.append(
+                {
+                    "class": network.class_names[index],
+                    "index": int(index),
+                    "probability": float(values[index]),
+                }
+            )
+        results.append({"image": str(path), "predictions": predictions})
+    if arguments.json:
+        print(json.dumps(results, indent=2))
+    else:
+        print("\n".join(_format_result(result) for result in results))
+
+
+def _parser() -> command_line.Parser:
+    parser = command_line.Parser(
+        "predict", "Prints the most probable classes of images.", epilog=_EPILOG
     )
+    command_line.add_network_arguments(parser)
+    parser.add_argument(
+        "images",
+        nargs="+",
+        type=pathlib.Path,
+        metavar="IMAGE",
+        help=f"{images.FORMAT_NAMES} files",
+    )
+    parser.add_argument(
+        "--top",
+        type=command_line.positive_int,
+        default=5,
+        metavar="CLASSES",
+        help="number of classes to print for each image (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print a JSON list with one entry per image"
+    )
+    return parser
 
 
 def probabilities(network: TrainedNetwork, paths: Sequence[pathlib.Path]) -> Iterator[np.ndarray]:
-    """The probability of each class, float64 [classes], for each image file in turn.
+    """Yields the probability of each class, float64 [classes], for each image file in turn.
 
-    An image is prepared as for evaluation: the central square of `crop_fraction` of its shorter
-    side.
+    Images are prepared as in an evaluation: the network sees the central square with a side of
+    `crop_fraction` times the shorter side.
 
     Raises:
       UserError: for a file that cannot be read or decoded, or scores that are not finite.
     """
     model = network.build()
-    for start in range(0, len(paths), _BATCH):
-        pixels = np.stack([_pixels(network, path) for path in paths[start : start + _BATCH]])
+    for start in range(0, len(paths), _IMAGES_PER_BATCH):
+        batch = paths[start : start + _IMAGES_PER_BATCH]
+        pixels = np.stack([_decode_image(network, path) for path in batch])
         logits = model(network.preprocess(pixels), training=False).numpy().astype(np.float64)
-        finite = np.isfinite(logits).all(axis=1)
-        if not finite.all():
+        is_finite = np.isfinite(logits).all(axis=1)
+        if not is_finite.all():
+            first_bad_path = batch[int(is_finite.argmin())]
             raise UserError(
-                f"{paths[start + int(finite.argmin())]}: the scores of {network.origin} for this"
-                " image are not finite numbers, because its weights are too large; give another"
-                " checkpoint"
+                f"The scores of {network.origin} for {first_bad_path} are not finite numbers,"
+                " because its weights are too large. Use another checkpoint."
             )
         exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
         yield from exponentials / exponentials.sum(axis=1, keepdims=True)
 
 
-def _pixels(network: TrainedNetwork, path: pathlib.Path) -> np.ndarray:
-    """The part of an image file that the network looks at, uint8 [s, s, 3]."""
+def _decode_image(network: TrainedNetwork, path: pathlib.Path) -> np.ndarray:
+    """Returns the part of an image that the network sees, uint8 [image_size, image_size, 3]."""
     import tensorflow as tf
 
     from hybrid_imagenet.data import augmentations
 
-    content, kind, height, width = _probed(path)
+    content, kind, height, width = _read_image(path)
     try:
         windows = augmentations.center(np.array([[height, width]], np.int64), network.crop_fraction)
         branch, window = images.branches(np.array([kind], np.int64), windows, network.image_size)
@@ -106,26 +125,29 @@ def _pixels(network: TrainedNetwork, path: pathlib.Path) -> np.ndarray:
         return np.asarray(decoded.numpy())
     except tf.errors.OpError:
         raise UserError(
-            f"{path}: the image does not decode; give a file that is not damaged"
+            f"{path} cannot be decoded, because it is damaged. Use an intact image file."
         ) from None
 
 
-def _probed(path: pathlib.Path) -> tuple[bytes, int, int, int]:
-    """Returns an image file's content, and its kind, height and width (`images.probe`); raises
-    UserError.
+def _read_image(path: pathlib.Path) -> tuple[bytes, int, int, int]:
+    """Returns the content of an image file, and its kind, height and width (`images.probe`).
+
+    Raises:
+      UserError: if it cannot be read, or is not an image.
     """
     try:
         content = files.read_regular(path.expanduser(), images.MAX_BYTES)
         return content, *images.probe(content)
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; give an image file that can be read") from None
+        reason = error.strerror
     except ValueError as error:
-        raise UserError(f"{path}: {error}; give an image file that can be read") from None
+        reason = str(error)
+    raise UserError(f"{path}: {reason}. Use an image file that can be read.")
 
 
-def _text(result: dict[str, Any]) -> str:
-    lines = [
-        f"  {100 * entry['probability']:7.3f} %  {printable(entry['class'])}"
-        for entry in result["predictions"]
-    ]
-    return "\n".join([printable(result["image"]), *lines])
+def _format_result(result: dict[str, Any]) -> str:
+    lines = [printable(result["image"])]
+    for prediction in result["predictions"]:
+        percent = 100 * prediction["probability"]
+        lines.append(f"  {percent:7.3f} %  {printable(prediction['class'])}")
+    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Evaluation of a checkpoint: the same numbers on any number of ranks as training itself found."""
+"""Tests `evaluate`: any number of ranks must reproduce the results that training recorded."""
 
 import json
 from unittest import mock
@@ -39,7 +39,7 @@ def assert_same(result, expected):
     assert result["loss"] == pytest.approx(expected["loss"], rel=1e-6)
 
 
-def test_one_rank_finds_what_training_recorded(run, flags, capsys):
+def test_evaluate_on_one_rank_gives_the_recorded_results(run, flags, capsys):
     newest = max((run / "checkpoints").glob("step-*.npz"))
     for batch in ("8", "5"):
         assert evaluate.main([str(newest), *flags, f"--per_gpu_batch={batch}"]) == 0
@@ -48,9 +48,7 @@ def test_one_rank_finds_what_training_recorded(run, flags, capsys):
         assert_same(result, recorded(run))
 
 
-def test_a_run_in_float32_is_evaluated_so_whatever_this_machine_is_fast_in(
-    run, flags, capsys, monkeypatch
-):
+def test_evaluate_auto_precision_of_a_float32_run_is_float32(run, flags, capsys, monkeypatch):
     monkeypatch.setattr(hardware, "cpu_features", lambda: {"amx_bf16"})
     automatic = [word for word in flags if "precision" not in word]
     assert evaluate.main([str(run), *automatic]) == 0
@@ -59,19 +57,19 @@ def test_a_run_in_float32_is_evaluated_so_whatever_this_machine_is_fast_in(
     assert_same(result, recorded(run))
 
 
-def test_other_names_of_as_many_classes_are_told(monkeypatch):
+def test_evaluate_other_class_names_give_a_note(monkeypatch):
     source = mock.Mock(num_classes=1, class_names=("tench",), notes=())
     monkeypatch.setattr(
         evaluate,
         "DatasetRequest",
         mock.Mock(**{"from_flags.return_value.open.return_value": source}),
     )
-    evaluate._source(mock.Mock(), mock.Mock(class_names=("n01",), origin="run"))
+    evaluate._open_source(mock.Mock(), mock.Mock(class_names=("n01",), origin="run"))
     text = "run has other class names (class 0 is 'n01' and 'tench'): labels are compared by number"
     assert [str(note) for note in source.notes] == [text]
 
 
-def test_bad_records_are_left_out_counted_and_told(run, tmp_path, capsys, caplog):
+def test_evaluate_bad_records_skip_counts_and_logs_them(run, tmp_path, capsys, caplog):
     data = program.make_data(tmp_path / "data")
     places = program.damage(data)[2:]
     arguments = [str(run), "--dataset=tfrecord", f"--data_dir={data}", "--precision=float32"]
@@ -88,13 +86,13 @@ def test_bad_records_are_left_out_counted_and_told(run, tmp_path, capsys, caplog
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_several_ranks_find_the_same(pools, run, flags, size):
+def test_evaluate_on_several_ranks_gives_the_recorded_results(pools, run, flags, size):
     done = program.run_on(pools[size], evaluate.__name__, str(run), *flags, "--per_gpu_batch=2")
     assert done.returncode == 0, done.stderr
     assert_same(json.loads(done.stdout), recorded(run))
 
 
-def test_all_ranks_end_with_one_line(pools, run, flags):
+def test_evaluate_error_on_all_ranks_is_one_line(pools, run, flags):
     done = program.run_on(pools[2], evaluate.__name__, str(run / "none"), *flags)
     assert done.returncode == 2
     errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
@@ -105,7 +103,7 @@ def test_all_ranks_end_with_one_line(pools, run, flags):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--dataset=digits"], "--dataset=digits: 10 classes, but"),
+        (["--dataset=digits"], "--dataset=digits has 10 classes, but"),
         (["--dataset=tfrecord"], "--dataset=tfrecord needs the dataset's directory"),
         (
             ["--dataset=digits", "--crop=2"],
@@ -113,7 +111,7 @@ def test_all_ranks_end_with_one_line(pools, run, flags):
         ),
     ],
 )
-def test_bad_input_is_one_line(run, tmp_path, capsys, arguments, message):
+def test_evaluate_invalid_arguments_give_one_line(run, tmp_path, capsys, arguments, message):
     assert evaluate.main([str(run), *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")

@@ -1,4 +1,4 @@
-"""Networks whose weights or scores are not finite: an error instead of predictions of nan %."""
+"""Tests that weights or scores that are not finite are an error, not predictions of nan %."""
 
 import dataclasses
 
@@ -43,7 +43,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_weights_that_are_not_finite_are_an_error(program, value, folder, capsys):
+def test_commands_non_finite_weights_are_an_error(program, value, folder, capsys):
     save_with(folder, "logits/kernel", value)
     assert PROGRAMS[program]() == EXIT_USAGE
     captured = capsys.readouterr()
@@ -62,16 +62,16 @@ def test_weights_that_are_not_finite_are_an_error(program, value, folder, capsys
     [
         (
             "predict",
-            "photos/val/ant/0.png: the scores of weights.npz for this image are not finite numbers",
+            "The scores of weights.npz for photos/val/ant/0.png are not finite numbers",
         ),
-        ("export", "weights.npz: its scores for random images are not finite numbers"),
+        ("export", "The scores of weights.npz for random images are not finite numbers"),
         (
             "evaluate",
-            "weights.npz: the loss is nan in float32, because scores are not finite numbers",
+            "The loss of weights.npz is nan in float32, because its scores are not finite numbers",
         ),
     ],
 )
-def test_scores_that_are_not_finite_are_an_error(program, message, folder, capsys):
+def test_commands_non_finite_scores_are_an_error(program, message, folder, capsys):
     trained = network(folder)
     weights = dict(trained.weights)
     weights["logits/kernel"] = np.full_like(weights["logits/kernel"], 3e38)

@@ -1,4 +1,4 @@
-"""Classes and probabilities of image files."""
+"""Tests `predict`: classes and probabilities of image files."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def expected():
     return exponentials / exponentials.sum(axis=1, keepdims=True)
 
 
-def test_probabilities_are_the_references(folder, capsys):
+def test_predict_probabilities_equal_the_reference(folder, capsys):
     assert predict.main(["weights.npz", "0.png", "1.png", "--json"]) == 0
     results = json.loads(capsys.readouterr().out)
     assert [result["image"] for result in results] == ["0.png", "1.png"]
@@ -47,30 +47,28 @@ def test_probabilities_are_the_references(folder, capsys):
         np.testing.assert_allclose(found, values[order], rtol=0, atol=1e-5)
 
 
-def test_text_names_the_most_probable_classes(folder, capsys):
+def test_predict_prints_the_most_probable_classes(folder, capsys):
     assert predict.main(["weights.npz", "1.png", "--top=2"]) == 0
     values = expected()[1]
     lines = [f"  {100 * values[i]:7.3f} %  {CLASSES[i]}" for i in np.argsort(-values)[:2]]
     assert capsys.readouterr().out.splitlines() == ["1.png", *lines]
 
 
-def test_names_do_not_reach_the_terminal_as_commands(folder, capsys):
+def test_format_result_escapes_control_characters(folder, capsys):
     result = {
         "image": "a\x1b]0;title\x07.png",
         "predictions": [{"class": "cat\x1b[2J\u202e", "probability": 0.5}],
     }
-    text = predict._text(result)
+    text = predict._format_result(result)
     assert text.splitlines() == [r"a\x1b]0;title\x07.png", r"   50.000 %  cat\x1b[2J\u202e"]
 
 
-def test_the_central_square_is_looked_at(folder, capsys):
+def test_predict_uses_the_central_square(folder, capsys):
     image = pixels(1, seed=3)[0].astype(np.uint8)
     Image.fromarray(np.pad(image, ((0, 0), (20, 20), (0, 0)))).save(folder / "wide.png")
     answers = []
-    for name in (
-        "0.png",
-        "wide.png",
-    ):  # one by one: a kernel may add in another order at another place of a batch
+    # One image per call, because a kernel may sum in another order elsewhere in a batch.
+    for name in ("0.png", "wide.png"):
         assert predict.main(["weights.npz", name, "--json"]) == 0
         answers += json.loads(capsys.readouterr().out)
     first, second = (answer["predictions"] for answer in answers)
@@ -86,10 +84,13 @@ def test_the_central_square_is_looked_at(folder, capsys):
             "text.png: is not a JPEG, PNG, BMP, GIF, WebP or JPEG XL image",
         ),
         (["weights.npz", "cut.png"], "cut.png: the PNG is truncated"),
-        (["weights.npz", "damaged.png"], "damaged.png: the image does not decode"),
+        (
+            ["weights.npz", "damaged.png"],
+            "damaged.png cannot be decoded, because it is damaged. Use an intact image",
+        ),
         (
             ["weights.npz", "/dev/zero"],
-            "/dev/zero: is not a regular file; give an image file that can be read",
+            "/dev/zero: is not a regular file. Use an image file that can be read.",
         ),
         (["weights.npz", "pipe.png"], "pipe.png: is not a regular file"),
         (
@@ -103,7 +104,7 @@ def test_the_central_square_is_looked_at(folder, capsys):
         ),
     ],
 )
-def test_bad_input_is_one_line(folder, capsys, arguments, message):
+def test_predict_invalid_arguments_give_one_line(folder, capsys, arguments, message):
     assert predict.main(arguments) == EXIT_USAGE
     captured = capsys.readouterr()
     assert captured.err.startswith(f"error: {message}")

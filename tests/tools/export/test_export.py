@@ -1,4 +1,4 @@
-"""Files of every form, run by what reads them, against an oracle; and what the program refuses."""
+"""Tests `export`: files of every format against an oracle, and errors of the command line."""
 
 import dataclasses
 import importlib.util
@@ -18,16 +18,14 @@ from PIL import Image
 from hybrid_imagenet.checkpoints import archive, pretrained
 from hybrid_imagenet.errors import EXIT_USAGE, UserError
 from hybrid_imagenet.models import factory
-from hybrid_imagenet.tools import command_line, export_forms, predict
+from hybrid_imagenet.tools import command_line, export_formats, predict
 from hybrid_imagenet.tools import export as program
 from tests.tools.export.support import CLASSES, assert_close, network, pixels, reference, save
 
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    """A checkpoint of a network with random weights, cropped to half of an image; it must not be
-    changed.
-    """
+    """A checkpoint with random weights that sees half of an image; tests must not change it."""
     folder = tmp_path_factory.mktemp("stored")
     save(network(folder, crop_fraction=0.5), folder / "weights.npz")
     return folder / "weights.npz"
@@ -45,7 +43,7 @@ def export(source, path):
     assert [p for p in path.parent.iterdir() if p.name.startswith(".")] == []
 
 
-def test_keras_file_needs_nothing_of_the_package(stored, tmp_path, capsys):
+def test_keras_file_can_be_loaded_without_the_package(stored, tmp_path, capsys):
     path = tmp_path / "network.keras"
     export(stored, path)
     assert f"wrote {path} (Keras); outputs differ by at most" in capsys.readouterr().out
@@ -55,14 +53,14 @@ def test_keras_file_needs_nothing_of_the_package(stored, tmp_path, capsys):
     assert_close(keras.saving.load_model(path)(images).numpy(), reference(images))
 
 
-def test_saved_model(stored, tmp_path):
+def test_saved_model_computes_the_reference_logits(stored, tmp_path):
     export(stored, tmp_path / "saved_model")
     loaded = tf.saved_model.load(str(tmp_path / "saved_model"))
     images = pixels(5, seed=5)
     assert_close(loaded.serve(images).numpy(), reference(images))
 
 
-def test_onnx(as_onnx):
+def test_onnx_file_computes_the_reference_logits_and_names_classes(as_onnx):
     session = onnxruntime.InferenceSession(as_onnx, providers=["CPUExecutionProvider"])
     assert session.get_inputs()[0].shape == ["batch", 32, 32, 3]
     images = pixels(5, seed=5)
@@ -73,9 +71,7 @@ def test_onnx(as_onnx):
 
 
 def photograph(height, width):
-    """Smooth shapes with some noise: detail that another interpolation or another rounding would
-    change.
-    """
+    """Returns smooth shapes with noise, whose pixels depend on interpolation and rounding."""
     generator = np.random.default_rng(height)
     shapes = Image.fromarray(generator.integers(0, 256, (6, 8, 3), np.uint8)).resize(
         (width, height)
@@ -95,7 +91,7 @@ def photograph(height, width):
         ("JPEG", {"quality": 95, "progressive": True}, (100, 130), 0.1, 15),
     ],
 )
-def test_onnx_program_of_the_documentation_sees_the_pixels_and_prints_the_classes_of_predict(
+def test_onnx_program_of_the_documentation_agrees_with_predict(
     form, options, size, mean, largest, stored, as_onnx, tmp_path, monkeypatch, capsys
 ):
     (tmp_path / "network.onnx").symlink_to(as_onnx)
@@ -106,7 +102,7 @@ def test_onnx_program_of_the_documentation_sees_the_pixels_and_prints_the_classe
     names = {}
     exec(compile(snippet, "export.md", "exec"), names)
     network = pretrained.load(stored, print)
-    differences = np.abs(names["pixels"] - predict._pixels(network, tmp_path / "cat.jpg"))
+    differences = np.abs(names["pixels"] - predict._decode_image(network, tmp_path / "cat.jpg"))
     assert differences.mean() <= mean
     assert differences.max() <= largest
     printed = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
@@ -125,7 +121,7 @@ BLURRED = {"width": 4, "stem": "3x3_stride2", "blurpool": True}
     ("name", "size", "form", "close"),
     [("alexnet_bn", 64, {}, 1e-4), ("resnet8", 16, BLURRED, 1e-5)],
 )
-def test_other_networks_become_keras_own_layers(tmp_path, name, size, form, close):
+def test_export_replaces_layers_of_the_package_by_keras_layers(tmp_path, name, size, form, close):
     model = factory.create(name, 3, size, **form)
     weights = {variable.path: variable.numpy() for variable in model.weights}
     made = pretrained.TrainedNetwork(
@@ -134,26 +130,28 @@ def test_other_networks_become_keras_own_layers(tmp_path, name, size, form, clos
     images = pixels(2, size)
     expected = model(made.preprocess(images), training=False).numpy()
     path = tmp_path / "network.keras"
-    program.export(made, export_forms.FORMS[path.suffix], path)
+    program.export(made, export_formats.FORMATS[path.suffix], path)
     loaded = keras.saving.load_model(path)
     assert {type(layer).__module__.split(".")[0] for layer in loaded._flatten_layers()} == {"keras"}
     np.testing.assert_allclose(loaded(images), expected, atol=close)
 
 
-def test_a_file_that_disagrees_is_not_kept(tmp_path):
+def test_export_file_with_other_outputs_is_removed(tmp_path):
     def write(weights, path):
         spoiled = dict(weights.weights)
         spoiled["logits/bias"] = spoiled["logits/bias"] + 0.01
-        export_forms.FORMS[path.suffix].write(dataclasses.replace(weights, weights=spoiled), path)
+        export_formats.FORMATS[path.suffix].write(
+            dataclasses.replace(weights, weights=spoiled), path
+        )
 
     path = tmp_path / "wrong.keras"
-    target = dataclasses.replace(export_forms.FORMS[path.suffix], write=write)
-    with pytest.raises(UserError, match=r"outputs of .* differ"):
+    target = dataclasses.replace(export_formats.FORMATS[path.suffix], write=write)
+    with pytest.raises(UserError, match=r"The outputs of .* differ"):
         program.export(network(tmp_path), target, path)
     assert [p.name for p in tmp_path.iterdir()] == ["resnet18.safetensors"]
 
 
-def test_the_best_of_a_run(tmp_path):
+def test_load_best_takes_the_checkpoint_with_the_best_top1(tmp_path):
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     weights = network(tmp_path)
@@ -188,15 +186,23 @@ def test_the_best_of_a_run(tmp_path):
         (["meta.npz", "--to=x.onnx"], "does not describe a network"),
         (
             ["weights.npz", "--to=x.tflite"],
-            "--to=x.tflite: the name must end in one of: .keras (Keras), .onnx",
+            "--to=x.tflite does not end in the suffix of a format. Use one of: .keras (Keras)",
         ),
-        (["weights.npz", "--to=weights.npz"], "--to=weights.npz: exists already"),
-        (["weights.npz", "--to=none/x.onnx"], "there is no directory none"),
-        (["weights.npz", "--to=/proc/x"], "--to=/proc/x: cannot be written"),
-        (["weights.npz", "--to=/proc/x.keras"], "--to=/proc/x.keras: cannot be written"),
+        (
+            ["weights.npz", "--to=weights.npz"],
+            "--to=weights.npz already exists. Choose a new name.",
+        ),
+        (
+            ["weights.npz", "--to=none/x.onnx"],
+            "--to=none/x.onnx is in the directory none, which does not exist.",
+        ),
+        (["weights.npz", "--to=/proc/x"], "--to=/proc/x cannot be written ("),
+        (["weights.npz", "--to=/proc/x.keras"], "--to=/proc/x.keras cannot be written ("),
     ],
 )
-def test_bad_input_is_one_line(stored, tmp_path, monkeypatch, capsys, arguments, message):
+def test_export_invalid_arguments_give_one_line(
+    stored, tmp_path, monkeypatch, capsys, arguments, message
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "weights.npz").symlink_to(stored)
     (tmp_path / "damaged.npz").write_bytes(stored.read_bytes()[:-1000])
@@ -210,7 +216,7 @@ def test_bad_input_is_one_line(stored, tmp_path, monkeypatch, capsys, arguments,
     assert not list(tmp_path.glob("x.*"))
 
 
-def test_weights_of_another_network_are_refused(tmp_path):
+def test_build_weights_of_another_network_are_rejected(tmp_path):
     wrong = dataclasses.replace(network(tmp_path), model="resnet34")
     with pytest.raises(
         UserError, match=r"stage1_block3_1_conv/kernel is missing, resnet34 at 32 pixels"
@@ -221,7 +227,7 @@ def test_weights_of_another_network_are_refused(tmp_path):
         fewer.build()
 
 
-def test_these_programs_work_alone(monkeypatch, capsys):
+def test_start_single_process_under_a_launcher_raises(monkeypatch, capsys):
     for name, value in {"RANK": 1, "SIZE": 2, "LOCAL_RANK": 1, "LOCAL_SIZE": 2}.items():
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(value))
     with pytest.raises(UserError, match="export runs in a single process"):
@@ -239,16 +245,16 @@ def test_these_programs_work_alone(monkeypatch, capsys):
         (
             "x.onnx",
             "onnxruntime",
-            "--to: .onnx files need the package onnxruntime: pip install onnxruntime, or export to",
+            "--to: .onnx files need the package onnxruntime. Run pip install onnxruntime, or",
         ),
         (
             "x.safetensors",
             "safetensors",
-            "--to: .safetensors files need the package safetensors: pip install",
+            "--to: .safetensors files need the package safetensors. Run pip install",
         ),
     ],
 )
-def test_a_form_that_cannot_be_written_is_refused_before_tensorflow_starts(
+def test_export_unavailable_format_is_rejected_before_tensorflow_starts(
     target, missing, message, tmp_path, monkeypatch, capsys
 ):
     save(network(tmp_path, stem="3x3"), tmp_path / "weights.npz")

@@ -8,19 +8,20 @@ from safetensors.numpy import load_file, save_file
 
 from hybrid_imagenet.checkpoints import pretrained
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.tools import export, export_forms
+from hybrid_imagenet.tools import export, export_formats
 from tests.tools.export.support import assert_close, network, pixels, reference, tensors
 
 
 @pytest.mark.parametrize(("name", "size"), [("resnet18", 32), ("resnet50", 64)])
-def test_imported_weights_give_torchvisions_outputs(tmp_path, name, size):
+def test_load_torchvision_weights_gives_the_reference_logits(tmp_path, name, size):
     images = pixels(1, size)
     assert_close(
-        export_forms.outputs(network(tmp_path, name, size))(images), reference(images, name)
+        export_formats.logits_function(network(tmp_path, name, size))(images),
+        reference(images, name),
     )
 
 
-def test_another_depth_is_recognized(tmp_path):
+def test_load_recognizes_the_depth(tmp_path):
     loaded = network(tmp_path, "resnet34")
     assert loaded.model == "resnet34"
     assert len(loaded.weights) == sum(
@@ -28,7 +29,7 @@ def test_another_depth_is_recognized(tmp_path):
     )
 
 
-def test_a_file_of_another_network_is_refused(tmp_path):
+def test_load_weights_of_another_network_are_rejected(tmp_path):
     path = tmp_path / "other.safetensors"
     save_file({"features.0.weight": np.zeros((2, 2), np.float32)}, path)
     with pytest.raises(UserError, match=r"features\.0\.weight"):
@@ -39,17 +40,18 @@ def test_a_file_of_another_network_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
-def test_exported_weights_are_torchvisions_own(tmp_path, name):
+def test_export_safetensors_returns_the_imported_weights(tmp_path, name):
     path = tmp_path / "out.safetensors"
-    export.export(network(tmp_path, name), export_forms.FORMS[path.suffix], path)
-    written, wanted = load_file(path), tensors(name)
-    assert written.keys() == {key for key in wanted if not key.endswith("num_batches_tracked")}
+    export.export(network(tmp_path, name), export_formats.FORMATS[path.suffix], path)
+    written = load_file(path)
+    expected = tensors(name)
+    assert written.keys() == {key for key in expected if not key.endswith("num_batches_tracked")}
     for key, value in written.items():
-        np.testing.assert_array_equal(value, wanted[key])
+        np.testing.assert_array_equal(value, expected[key])
     with pytest.raises(UserError, match=f"torchvision has no {name} of width 64, stem 3x3"):
         export.export(
             network(tmp_path, name, stem="3x3"),
-            export_forms.FORMS[path.suffix],
+            export_formats.FORMATS[path.suffix],
             tmp_path / "b.safetensors",
         )
 
@@ -59,7 +61,7 @@ class _Trap:
         return (print, ("unpickled",))
 
 
-def test_no_object_of_a_pickle_is_built(tmp_path, capsys):
+def test_load_pickle_builds_no_objects(tmp_path, capsys):
     torch = pytest.importorskip("torch")
     path = tmp_path / "trap.pth"
     torch.save({"conv1.weight": _Trap()}, path)
