@@ -75,4 +75,4 @@ def _made_photographs(count: int) -> Iterator[bytes]:
         pixels = np.clip(np.asarray(crop) + generator.normal(0, 11, (375, 500, 3)), 0, 255).astype(
             np.uint8
         )
-        yield images.encoded(Image.fromarray(pixels), "JPEG", quality=94)
+        yield images.encode(Image.fromarray(pixels), "JPEG", quality=94)

@@ -130,7 +130,7 @@ def _ours(
         from hybrid_imagenet.data import dali
 
         try:
-            dali.check(None)
+            dali.check_installation(None)
         except UserError as error:
             return {"name": title, "error": f"did not run: {error}"}
     source = data.open_source(name, data_dir, cache_dir=arguments.data_cache_dir)
@@ -154,9 +154,9 @@ def _endless(source: data.Source, arguments: argparse.Namespace, decoder: str) -
     from hybrid_imagenet.data import datasets, pipeline
     from hybrid_imagenet.order.sampling import Cursor
 
-    batches = pipeline.training(
+    batches = pipeline.training_batches(
         source,
-        pipeline.order_of(
+        pipeline.example_order(
             source,
             (arguments.data_cache_dir and datasets.source_type(arguments.source).url_shuffle_window)
             or 0,

@@ -378,7 +378,7 @@ def training_step(
     optimizer = build.optimizer(config, precision, model, reducer)
     train = build.train_step(config, precision, model, optimizer, reducer)
     random = np.random.default_rng(everyone.rank)
-    side = augmentations.host_stage(config.augmentation, config.image_size).side
+    side = augmentations.host_augmentation(config.augmentation, config.image_size).side
     shape = [config.per_gpu_batch, side, side, 3]
     batch = {
         "image": tf.constant(random.integers(0, 256, shape, dtype=np.uint8)),

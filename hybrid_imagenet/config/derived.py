@@ -113,7 +113,7 @@ def held_out(config: RunConfig, num_examples: int) -> int:
       UserError: if nothing would be left to train on, or to tune on.
     """
     try:
-        return splits.held_out(config.tuning_split, num_examples)
+        return splits.num_held_out(config.tuning_split, num_examples)
     except ValueError as error:
         raise UserError(f"--tuning_split={config.tuning_split:g}: {error}") from None
 

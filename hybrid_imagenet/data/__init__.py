@@ -1,4 +1,4 @@
-"""Provides data sets: sources of encoded images, their order, decoding and augmentation."""
+"""Provides datasets: sources of images, decoding, augmentation and batches."""
 
 from __future__ import annotations
 
@@ -20,19 +20,24 @@ __all__ = ["SPLITS", "DatasetRequest", "Source", "open_source", "shard"]
 def open_source(
     name: str, data_dir: str | None = None, split: str = "train", **options: Any
 ) -> Source:
-    """Opens one split of a data set.
+    """Opens one split of a dataset.
 
     Args:
-      name, data_dir, split, options: the attributes of `DatasetRequest`.
+      name: name of the dataset, as for `--dataset`.
+      data_dir: directory or URL of the dataset.
+      split: "train" or "validation".
+      **options: other attributes of `DatasetRequest`.
 
     Raises:
-      UserError: if there is no such data set or it cannot be used.
+      UserError: if there is no such dataset or it cannot be used.
     """
     return DatasetRequest(name, data_dir, split, **options).open()
 
 
 def shard(data: Any, rank: int, size: int, *, remainder: Literal["drop", "keep"] = "drop") -> Any:
-    """Returns every `size`-th element, from number `rank` on.
+    """Returns this rank's part of the data.
+
+    The part is every `size`-th element, from number `rank` on.
 
     Shuffle and batch after it, or shuffle before it with the same seed on all ranks. The ranks'
     parts are disjoint only if all ranks pass the same elements in the same order. `shard` itself
@@ -41,93 +46,106 @@ def shard(data: Any, rank: int, size: int, *, remainder: Literal["drop", "keep"]
     step and in `evaluate` with `MetricAverage`, and stop with an error if it differs. They compare
     seeds of shuffles and a sample of arrays, but not what Python generators yield.
 
+    Example:
+      x, y = hi.data.shard((x, y), hi.rank(), hi.size())
+
     Args:
-      data: a `tf.data.Dataset`, or arrays in any nesting of tuples, lists and dictionaries that
-      have one length.
-      rank: of this process, from 0.
+      data: a `tf.data.Dataset`, or arrays of the same length in any nesting of tuples, lists and
+        dictionaries.
+      rank: number of this process, from 0.
       size: number of processes.
-      remainder: `drop` omits the last elements if they are too few for all ranks, so that all make
-        as many steps; `keep` gives them to the first ranks, so that a validation sees each element
-        once.
+      remainder: `drop` omits the last elements if they are too few for all ranks, so that all ranks
+        make the same number of steps; `keep` gives them to the first ranks, so that validation sees
+        each element once.
 
     Returns:
-      The share, in the same form.
+      This rank's part, in the same form.
 
     Raises:
-      UserError: for a rank that does not exist, data of another kind, arrays of different lengths,
-        fewer elements than ranks, or a `tf.data.Dataset` whose order is certain to differ between
-        ranks, because it shuffles without a seed or is not deterministic.
+      UserError: if the rank does not exist; the data has another type; arrays have different
+        lengths; there are fewer elements than ranks; or the order of a `tf.data.Dataset` is certain
+        to differ between ranks, because it shuffles without a seed or is not deterministic.
     """
-    import tensorflow as tf  # which sources do not need
-
-    from hybrid_imagenet.data import fingerprint
+    # Imported late, because opening a source does not need TensorFlow.
+    import tensorflow as tf
 
     if not 0 <= rank < size or remainder not in ("drop", "keep"):
         raise UserError(
-            f"rank={rank}, size={size}, remainder={remainder}: give 0 <= rank < size, and drop or"
-            " keep"
+            f"shard was called with rank={rank}, size={size}, remainder={remainder}. Pass"
+            ' 0 <= rank < size, and remainder="drop" or "keep".'
         )
     if isinstance(data, tf.data.Dataset):
-        return _shard_of_dataset(data, rank, size, remainder)
+        return _shard_dataset(data, rank, size, remainder)
+    return _shard_arrays(data, rank, size, remainder)
+
+
+def _shard_arrays(data: Any, rank: int, size: int, remainder: str) -> Any:
+    import tensorflow as tf
+
+    from hybrid_imagenet.data import fingerprint
+
     arrays = tf.nest.flatten(data)
-    other = next(
-        (type(x).__name__ for x in arrays if not (hasattr(x, "__array__") and x.shape)), None
-    )
-    if other is not None:
-        raise UserError(
-            f"{other}: cannot be shared out: give arrays (numpy.asarray of a list) or a"
-            " tf.data.Dataset; make a generator or a PyDataset on each rank, of the rank's share"
-            " of the examples"
-        )
+    for array in arrays:
+        if not (hasattr(array, "__array__") and array.shape):
+            raise UserError(
+                f"shard does not support data of type {type(array).__name__}. Pass arrays"
+                " (numpy.asarray of a list) or a tf.data.Dataset. Make a generator or a PyDataset"
+                " on each rank from the rank's part of the examples."
+            )
     lengths = {len(array) for array in arrays}
     if len(lengths) != 1:
         raise UserError(
-            f"arrays of different lengths ({', '.join(map(str, sorted(lengths)))}): give them one"
-            " length"
+            f"shard was called with arrays of different lengths"
+            f" ({', '.join(map(str, sorted(lengths)))}). Pass arrays of the same length."
         )
     count = lengths.pop()
     _check_count(count, size)
     if size > 1:
-        notes.add(
-            notes.Note(rank, size, fingerprint.of_arrays([np.asarray(array) for array in arrays]))
-        )
+        facts = fingerprint.fingerprint_arrays([np.asarray(array) for array in arrays])
+        notes.add(notes.Note(rank, size, facts))
     end = count // size * size if remainder == "drop" else count
     return tf.nest.map_structure(lambda array: np.asarray(array)[rank:end:size], data)
 
 
-def _shard_of_dataset(
-    data: tf.data.Dataset, rank: int, size: int, remainder: str
-) -> tf.data.Dataset:
+def _shard_dataset(data: tf.data.Dataset, rank: int, size: int, remainder: str) -> tf.data.Dataset:
     import tensorflow as tf
 
     from hybrid_imagenet.data import fingerprint
 
     if size > 1:
-        notes.add(notes.Note(rank, size, fingerprint.of_dataset(data)))
+        notes.add(notes.Note(rank, size, fingerprint.fingerprint_dataset(data)))
     count = int(data.cardinality())
     if count >= 0:
         _check_count(count, size)
         data = data.take(count // size * size) if remainder == "drop" else data
     elif remainder == "drop" and count == tf.data.UNKNOWN_CARDINALITY:
-        # Only whole rounds of elements, one for each rank, of which this rank takes its own.
+        # The number of elements is unknown, so the remainder shows only at the end. Therefore the
+        # elements are grouped into rounds of one element per rank, and an incomplete round is
+        # dropped.
         rounds = data.window(size, drop_remainder=True)
-        own = tf.autograph.experimental.do_not_convert(
-            lambda *parts: _together(parts).skip(rank).take(1)
+        element_of_rank = tf.autograph.experimental.do_not_convert(
+            lambda *components: _elements_of_round(components).skip(rank).take(1)
         )
-        return rounds.flat_map(own)
+        return rounds.flat_map(element_of_rank)
     return data.shard(size, rank)
 
 
-def _together(parts: Any) -> tf.data.Dataset:
-    """Returns the elements of one round, which `window` takes apart into a data set for each
-    component.
+def _elements_of_round(components: Any) -> tf.data.Dataset:
+    """Returns the elements of one round as a dataset.
+
+    `window` yields a separate dataset for each component of the elements.
     """
     import tensorflow as tf
 
-    found = parts[0] if len(parts) == 1 else parts
-    return found if isinstance(found, tf.data.Dataset) else tf.data.Dataset.zip(found)
+    structure = components[0] if len(components) == 1 else components
+    if isinstance(structure, tf.data.Dataset):
+        return structure
+    return tf.data.Dataset.zip(structure)
 
 
 def _check_count(count: int, size: int) -> None:
     if count < size:
-        raise UserError(f"{count} elements for {size} ranks: give at least one for each")
+        raise UserError(
+            f"shard was called with {count} elements for {size} ranks. Pass at least one element"
+            " for each rank."
+        )

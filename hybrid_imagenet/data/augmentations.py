@@ -1,7 +1,7 @@
 """Computes crop windows in NumPy, from image sizes and uniform random numbers.
 
-A window is int64 (y, x, height, width) in pixels of the stored image; `[k, 4]` for k images. The
-output of the host's part of an augmentation is a window resized to a square.
+A window is int64 (y, x, height, width) in pixels of the stored image, [k, 4] for k images. The
+host's part of an augmentation resizes a window to a square.
 """
 
 from __future__ import annotations
@@ -12,23 +12,27 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-Sizes = npt.NDArray[np.int64]  # [k, 2]: height, width
-Windows = npt.NDArray[np.int64]  # [k, 4]: y, x, height, width
-Uniforms = npt.NDArray[np.float32]  # [k, n] in [0, 1)
+Sizes = npt.NDArray[np.int64]
+"""Height and width of images, [k, 2]."""
+Windows = npt.NDArray[np.int64]
+"""y, x, height and width of windows, [k, 4]."""
+Uniforms = npt.NDArray[np.float32]
+"""Uniform random numbers in [0, 1), [k, n]."""
 
 AUGMENTATIONS = ("none", "alexnet", "inception", "sony", "digits", "shift")
-WHOLE = (
-    "digits",
-    "shift",
-)  # of these the host hands over whole images, and whole images are evaluated
-EVALUATION_FRACTION = 0.875  # 224 of 256
+WHOLE_IMAGE_AUGMENTATIONS = ("digits", "shift")
+"""With these, the host decodes whole images for training, and whole images are evaluated."""
+EVALUATION_FRACTION = 224 / 256
+"""Side of the square that is evaluated by default, as a fraction of the shorter side."""
 
+# Szegedy et al.: number of tries, and ranges of the fraction of the area and of the aspect ratio.
 INCEPTION_TRIES = 10
 INCEPTION_AREA = (0.08, 1.0)
 INCEPTION_ASPECT = (3 / 4, 4 / 3)
 
-# AlexNet's color noise (Krizhevsky et al., 4.1) for pixels in [0, 1]: the principal components of
-# ImageNet's colors as columns, and their deviations.
+# AlexNet's color noise (Krizhevsky et al., section 4.1) for pixels in [0, 1]: the principal
+# components of ImageNet's colors as columns, their standard deviations, and the standard deviation
+# of the noise relative to these.
 PCA_VECTORS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836, -0.6948, 0.4203))
 PCA_VALUES = (0.2175, 0.0188, 0.0045)
 PCA_DEVIATION = 0.1
@@ -36,130 +40,170 @@ PCA_DEVIATION = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class SonyRanges:
-    """The augmentation of Mikami et al.: random ranges as in the published ImageNet example of
-    their library.
+    """Sets the random ranges of the augmentation of Mikami et al.
 
-    Scale and aspect are log-uniform, rotation is uniform, distortion is exp(uniform) - 1, contrast
-    is log-uniform per channel about 0.5. Padding (black pixels on each side of the stored image),
-    brightness (uniform, one draw per image) and noise (normal, its deviation uniform up to the
-    bound) are off there.
+    The defaults are those of the published ImageNet example of the authors' library, where padding,
+    brightness and noise are off.
+
+    Attributes:
+      stored: side of the stored image in pixels, for an output of 224.
+      scale: range of the scale, which is log-uniform.
+      rotation: bound of the rotation in radians, which is uniform in both directions.
+      aspect: bound of the aspect ratio, which is log-uniform.
+      distortion: bound of the exponent u of the lens distortion exp(u) - 1; u is uniform.
+      contrast: bound of the contrast about 0.5, which is log-uniform, one draw per channel.
+      pad: black pixels on each side of a stored image of `stored` pixels.
+      brightness: bound of the brightness offset, which is uniform, one draw per image.
+      noise: bound of the noise's standard deviation, which is uniform; the noise is normal.
     """
 
-    stored: int = 320  # pixels, for an output of 224
+    stored: int = 320
     scale: tuple[float, float] = (0.77, 1.54)
-    rotation: float = 0.5  # radians, either way
+    rotation: float = 0.5
     aspect: float = 1.3
     distortion: float = 0.2
     contrast: float = 1.1
-    pad: int = 0  # pixels, for a stored image of `stored`
+    pad: int = 0
     brightness: float = 0.0
     noise: float = 0.0
 
 
+# The paper uses padding, brightness and noise "in all our experiments" but gives no values (section
+# 3.2), so these values are our choice.
 SONY = SonyRanges(pad=8, brightness=0.05, noise=0.02)
-"""Padding, brightness and noise are used "in all our experiments" without values (§3.2): these are
-ours.
-"""
 
-# The host's draws of an image come from stream 0 of its seeds, the device's from this one on.
+# Of an image's random numbers, the host uses those from number 0 on, and the device those from this
+# number on. The host needs at most 40.
 DEVICE_STREAM = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class HostStage:
-    """The host's part of an augmentation: how many uniform numbers it takes and the side it hands
-    over.
+class HostAugmentation:
+    """Describes the host's part of an augmentation.
+
+    Attributes:
+      num_draws: number of uniform random numbers that it needs for each image.
+      side: pixels of the square images that it returns.
     """
 
-    draws: int
+    num_draws: int
     side: int
 
 
-def host_stage(augmentation: str, image_size: int) -> HostStage:
-    """Returns the host's part of an augmentation with network inputs of `image_size`.
+def host_augmentation(augmentation: str, image_size: int) -> HostAugmentation:
+    """Returns the host's part of an augmentation.
 
-    The Sony augmentation rotates and scales on the device, from a square of 320 pixels for an input
-    of 224 (`input_side` is the way back).
+    The Sony augmentation rotates and scales on the device, which needs a square of 320 pixels for
+    an input of 224. `input_side` is the inverse.
+
+    Args:
+      augmentation: one of `AUGMENTATIONS`.
+      image_size: pixels of the network's input.
     """
     if augmentation == "sony":
-        return HostStage(0, round(image_size * SONY.stored / 224))
-    draws = {"alexnet": 2, "inception": 4 * INCEPTION_TRIES}.get(augmentation, 0)
-    return HostStage(draws, image_size)
+        return HostAugmentation(0, round(image_size * SONY.stored / 224))
+    num_draws = {"alexnet": 2, "inception": 4 * INCEPTION_TRIES}.get(augmentation, 0)
+    return HostAugmentation(num_draws, image_size)
 
 
 def input_side(augmentation: str, side: int) -> int:
-    """The side of the network's input for what the host hands over."""
+    """Returns the side of the network's input for host images of `side` pixels."""
     return round(side * 224 / SONY.stored) if augmentation == "sony" else side
 
 
 def evaluation_fraction(augmentation: str) -> float:
-    """The part of the shorter side that is evaluated, unless told otherwise: small images are
-    filled to the edge.
+    """Returns the fraction of the shorter side that is evaluated by default.
+
+    It is 1 for the augmentations of small images, because their content reaches to the edge.
     """
-    return 1.0 if augmentation in WHOLE else EVALUATION_FRACTION
+    return 1.0 if augmentation in WHOLE_IMAGE_AUGMENTATIONS else EVALUATION_FRACTION
 
 
-def windows(augmentation: str, sizes: Sizes, uniform: Uniforms) -> Windows:
-    """The training window of each image (uniform: [k, host_stage(...).draws])."""
+def training_windows(augmentation: str, sizes: Sizes, uniform: Uniforms) -> Windows:
+    """Returns the training window of each image.
+
+    Args:
+      augmentation: one of `AUGMENTATIONS`.
+      sizes: sizes of the images, [k, 2].
+      uniform: random numbers, [k, host_augmentation(...).num_draws].
+    """
     if augmentation == "alexnet":
-        return alexnet(sizes, uniform)
+        return alexnet_windows(sizes, uniform)
     if augmentation == "inception":
-        return inception(sizes, uniform)
+        return inception_windows(sizes, uniform)
     if augmentation == "sony":
-        return center(sizes, 1.0)
-    if augmentation in WHOLE:
+        return center_windows(sizes, 1.0)
+    if augmentation in WHOLE_IMAGE_AUGMENTATIONS:
         return np.concatenate([np.zeros_like(sizes), sizes], axis=1)
-    return center(sizes, EVALUATION_FRACTION)
+    return center_windows(sizes, EVALUATION_FRACTION)
 
 
-def center(sizes: Sizes, fraction: float) -> Windows:
-    """The central square whose side is `fraction` of the shorter side.
+def center_windows(sizes: Sizes, fraction: float) -> Windows:
+    """Returns the central square of each image.
 
-    With fraction 224/256 and a resize to 224 this is the usual resize to 256 and central crop of
-    224, in one step.
+    With fraction 224/256 and a resize to 224 it is the usual resize to 256 and central crop of 224,
+    in one step.
+
+    Args:
+      sizes: sizes of the images, [k, 2].
+      fraction: side of the square as a fraction of the shorter side.
     """
     side = np.maximum(1, np.rint(sizes.min(axis=1) * fraction)).astype(np.int64)
     corner = (sizes - side[:, None]) // 2
     return np.concatenate([corner, side[:, None], side[:, None]], axis=1)
 
 
-def alexnet(sizes: Sizes, uniform: Uniforms) -> Windows:
-    """A square of 224/256 of the shorter side at a random place (Krizhevsky et al., 4.1).
+def alexnet_windows(sizes: Sizes, uniform: Uniforms) -> Windows:
+    """Returns a square of 224/256 of the shorter side at a random position.
 
-    The same as resizing the shorter side to 256 and cropping 224, but only the cropped part is
-    decoded and resized. uniform: [k, 2].
+    This is equal to a resize of the shorter side to 256 and a crop of 224, but only the cropped
+    part is decoded and resized.
+
+    Args:
+      sizes: sizes of the images, [k, 2].
+      uniform: random numbers, [k, 2].
+
+    Reference: Krizhevsky et al., section 4.1.
     """
     side = np.maximum(1, np.rint(sizes.min(axis=1) * EVALUATION_FRACTION)).astype(np.int64)
     corner = np.floor(uniform.astype(np.float64) * (sizes - side[:, None] + 1)).astype(np.int64)
     return np.concatenate([corner, side[:, None], side[:, None]], axis=1)
 
 
-def inception(sizes: Sizes, uniform: Uniforms) -> Windows:
-    """A window of 8 to 100 % of the area and aspect ratio 3/4 to 4/3 at a random place (Szegedy et
-    al.).
+def inception_windows(sizes: Sizes, uniform: Uniforms) -> Windows:
+    """Returns a window of random area, aspect ratio and position in each image.
 
-    Area is uniform, the logarithm of the ratio too. The first of 10 tries that fits is taken; if
-    none does, the largest central window whose ratio is within the bounds. uniform: [k, 40].
+    The area is 8 to 100 % of the image, the aspect ratio 3/4 to 4/3. The area and the logarithm of
+    the ratio are uniform. The first of 10 tries that fits is used. If none fits, it is the largest
+    central window whose ratio is within the bounds.
+
+    Args:
+      sizes: sizes of the images, [k, 2].
+      uniform: random numbers, [k, 40].
+
+    Reference: Szegedy et al.
     """
     draws = uniform.astype(np.float64).reshape(len(sizes), INCEPTION_TRIES, 4)
     size = sizes[:, None, :].astype(np.float64)
     low, high = INCEPTION_AREA
     area = size[..., 0] * size[..., 1] * (low + (high - low) * draws[..., 0])
-    start, stop = (math.log(bound) for bound in INCEPTION_ASPECT)
-    aspect = np.exp(start + (stop - start) * draws[..., 1])
+    log_low, log_high = (math.log(bound) for bound in INCEPTION_ASPECT)
+    aspect = np.exp(log_low + (log_high - log_low) * draws[..., 1])
     extent = np.rint(np.sqrt(np.stack([area / aspect, area * aspect], axis=-1)))
     fits = np.all((extent >= 1) & (extent <= size), axis=-1)
+    # `argmax` returns the first try that fits, or try 0 if none does.
     choice = np.argmax(fits, axis=1)
     rows = np.arange(len(sizes))
     extent = extent[rows, choice]
     corner = np.floor(draws[rows, choice, 2:] * (sizes - extent + 1))
     tried = np.concatenate([corner, extent], axis=1).astype(np.int64)
-    return np.where(np.any(fits, axis=1)[:, None], tried, _widest(sizes))
+    return np.where(np.any(fits, axis=1)[:, None], tried, _largest_windows(sizes))
 
 
-def _widest(sizes: Sizes) -> Windows:
-    """The largest central window whose aspect ratio lies within the bounds."""
-    height, width = sizes[:, 0], sizes[:, 1]
+def _largest_windows(sizes: Sizes) -> Windows:
+    """Returns the largest central windows within the bounds `INCEPTION_ASPECT`."""
+    height = sizes[:, 0]
+    width = sizes[:, 1]
     low, high = INCEPTION_ASPECT
     extent = np.stack(
         [np.minimum(height, np.rint(width / low)), np.minimum(width, np.rint(height * high))],
@@ -169,14 +213,21 @@ def _widest(sizes: Sizes) -> Windows:
     return np.concatenate([(sizes - extent) // 2, extent], axis=1)
 
 
-def decode_ratio(window: Windows, side: int) -> npt.NDArray[np.int64]:
-    """The reduction (1, 2, 4 or 8) at which an image is decoded: the window keeps at least `side`
-    pixels each way.
+def decode_ratios(windows: Windows, side: int) -> npt.NDArray[np.int64]:
+    """Returns the reduction (1, 2, 4 or 8) at which each image is decoded.
 
-    The decoder averages blocks of pixels then, without which a resize to `side` would alias.
+    It is the largest one at which the window keeps at least `side` pixels in both directions. The
+    decoder averages blocks of pixels; without that, a resize to `side` would alias.
+
+    Args:
+      windows: windows in the stored images, [k, 4].
+      side: pixels of the output.
+
+    Returns:
+      int64 [k].
     """
-    shortest = window[:, 2:].min(axis=1)
-    ratios = np.ones(len(window), np.int64)
+    shorter_sides = windows[:, 2:].min(axis=1)
+    ratios = np.ones(len(windows), np.int64)
     for ratio in (2, 4, 8):
-        ratios[shortest >= ratio * side] = ratio
+        ratios[shorter_sides >= ratio * side] = ratio
     return ratios

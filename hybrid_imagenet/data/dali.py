@@ -1,11 +1,10 @@
-"""Decodes with NVIDIA DALI in place of TensorFlow's JPEG decoder; `pipeline` still chooses images
-and windows.
+"""Decodes JPEGs with NVIDIA DALI instead of TensorFlow.
 
 DALI decodes the window at full size, on the GPU or the CPU, and resizes it as `images.decode` does.
-Finished pixels leave the GPU once and go back as every batch does. Handing over the memory itself
-(DLPack) would save that, about 150 kB per image each way, but TensorFlow numbers the GPUs that it
-was shown and DALI the machine's, and TensorFlow lets go of such memory when a step has been queued,
-not when it is done.
+The pixels are then copied to the host, and back to the GPU as for every batch. Passing the memory
+itself (DLPack) would save these copies of about 150 kB per image each, but it is not safe:
+TensorFlow numbers the visible GPUs and DALI all GPUs of the machine, and TensorFlow releases such
+memory when a step has been queued, not when it has finished.
 """
 
 from __future__ import annotations
@@ -22,25 +21,35 @@ import tensorflow as tf
 from hybrid_imagenet.data import images
 from hybrid_imagenet.errors import UserError
 
-_SLOTS = 2  # pipelines: one decodes while the other takes in a batch or gives one out
+# One pipeline decodes while the other receives or returns a batch.
+_NUM_PIPELINES = 2
+_MAX_ERROR_CHARACTERS = 200
 
 _log = logging.getLogger(__name__)
 
 
-def gpu_of(device: str | None) -> int | None:
-    """Returns the machine's number of the GPU behind a TensorFlow device such as "/gpu:0"; None for
-    the CPU.
+def physical_gpu(device: str | None) -> int | None:
+    """Returns the machine's number of the GPU behind a TensorFlow device.
+
+    Args:
+      device: a device such as "/gpu:0", which numbers the visible GPUs; None for the CPU.
+
+    Returns:
+      The number, or None for the CPU.
     """
     if device is None or not device.lower().startswith("/gpu:"):
         return None
-    name = tf.config.get_visible_devices("GPU")[
-        int(device[5:])
-    ].name  # such as /physical_device:GPU:3
+    visible_gpus = tf.config.get_visible_devices("GPU")
+    # The name is of the form /physical_device:GPU:3.
+    name = visible_gpus[int(device[5:])].name
     return int(name.rpartition(":")[2])
 
 
-def check(gpu: int | None) -> None:
-    """Decodes one image.
+def check_installation(gpu: int | None) -> None:
+    """Decodes one image to check that DALI works.
+
+    Args:
+      gpu: the machine's number of the GPU; None for the CPU.
 
     Raises:
       UserError: if DALI is not installed, or does not run on this machine.
@@ -49,44 +58,46 @@ def check(gpu: int | None) -> None:
         import nvidia.dali  # noqa: F401
     except (ImportError, OSError) as error:
         raise UserError(
-            f"--decoder=dali: NVIDIA DALI cannot be loaded ({error}): install nvidia-dali-cuda120"
-            " (the extra dali), or omit --decoder"
+            f"--decoder=dali: NVIDIA DALI cannot be loaded ({error}). Install nvidia-dali-cuda120"
+            " (the extra dali), or omit --decoder."
         ) from None
     try:
-        Decoder(1, 8, 1, gpu).check()
+        DaliDecoder(1, 8, 1, gpu).check()
     except Exception as error:
         place = "the CPU" if gpu is None else f"GPU {gpu}"
         raise UserError(
-            f"--decoder=dali: NVIDIA DALI does not run on {place} ({_summary(error)}): omit"
-            " --decoder"
+            f"--decoder=dali: NVIDIA DALI does not run on {place} ({_summary(error)}). Omit"
+            " --decoder."
         ) from None
 
 
-class Decoder:
+class DaliDecoder:
     """Decodes windows of images to squares; safe to use from several threads.
 
-    Plain JPEGs (`images.is_plain_jpeg`) go to DALI, all else to TensorFlow, and so does a JPEG that
-    DALI refuses: what TensorFlow refuses too is a bad record. Which images share a batch does not
-    matter to the pixels.
-
-    Args:
-      batch: images in a batch, at most.
-      side: pixels of the squares.
-      threads: of the CPU.
-      gpu: the machine's number of the GPU that decodes; None for the CPU.
-      accurate: see `images.decode`.
+    DALI decodes plain JPEGs (`images.is_plain_jpeg`). TensorFlow decodes everything else, and JPEGs
+    that DALI rejects; an image that both reject is a bad record. The pixels of an image do not
+    depend on the other images of its batch.
     """
 
     def __init__(
         self, batch: int, side: int, threads: int, gpu: int | None, *, accurate: bool = False
     ) -> None:
+        """Builds DALI's pipelines.
+
+        Args:
+          batch: maximum number of images in a batch.
+          side: pixels of the squares.
+          threads: number of CPU threads.
+          gpu: the machine's number of the GPU that decodes; None for the CPU.
+          accurate: see `images.decode`.
+        """
         self._side = side
         self._accurate = accurate
-        self._settings = batch, side, max(1, threads // _SLOTS), gpu, accurate
+        self._pipeline_arguments = batch, side, max(1, threads // _NUM_PIPELINES), gpu, accurate
         self._pipelines: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        for _ in range(min(_SLOTS, threads)):
-            self._pipelines.put(_pipeline(*self._settings))
-        self._told = False
+        for _ in range(min(_NUM_PIPELINES, threads)):
+            self._pipelines.put(_pipeline(*self._pipeline_arguments))
+        self._has_warned = False
 
     def decode(
         self,
@@ -94,84 +105,92 @@ class Decoder:
         branch: npt.NDArray[np.int32],
         window: npt.NDArray[np.int32],
     ) -> npt.NDArray[np.uint8]:
-        """Returns the windows of a batch as squares, uint8 [k, side, side, 3].
+        """Decodes the windows of a batch.
 
         Args:
           contents: encoded images, bytes [k].
-          branch, window: how each is decoded, from `images.branches`: int32 [k] and [k, 4].
+          branch: kind and reduction of each, from `images.plan_decoding`, int32 [k].
+          window: window in the reduced image, from `images.plan_decoding`, int32 [k, 4].
+
+        Returns:
+          The squares, uint8 [k, side, side, 3].
 
         Raises:
           tf.errors.OpError: for an image that does not decode.
-          Exception: if DALI fails whatever the image is.
+          Exception: if DALI fails independently of the images.
         """
         pixels = np.empty((len(contents), self._side, self._side, 3), np.uint8)
-        plain = np.array([images.is_plain_jpeg(content) for content in contents]) & (
-            branch < images.OTHER_BRANCH
+        is_plain = np.array([images.is_plain_jpeg(content) for content in contents])
+        for_dali = is_plain & (branch < images.OTHER_BRANCH)
+        rejected = self._decode_or_reject(
+            pixels, np.flatnonzero(for_dali), contents, branch, window
         )
-        places = np.flatnonzero(plain)
-        refused = self._refused(pixels, places, contents, branch, window)
         with tf.device("/cpu:0"):
-            for place in (*np.flatnonzero(~plain), *refused):
-                pixels[place] = images.decode(
-                    tf.constant(contents[place]),
-                    tf.constant(branch[place]),
-                    tf.constant(window[place]),
+            for index in (*np.flatnonzero(~for_dali), *rejected):
+                pixels[index] = images.decode(
+                    tf.constant(contents[index]),
+                    tf.constant(branch[index]),
+                    tf.constant(window[index]),
                     self._side,
                     accurate=self._accurate,
                 ).numpy()
         return pixels
 
     def check(self) -> None:
-        """Decodes an image that is good; raises what DALI raises if that fails."""
+        """Decodes a valid image; raises DALI's error if that fails."""
         from PIL import Image
 
-        content = images.encoded(Image.new("RGB", (16, 16)), "JPEG")
+        content = images.encode(Image.new("RGB", (16, 16)), "JPEG")
         window = np.array([[0, 0, 16, 16]], np.int32)
-        self._run(
-            np.empty((1, self._side, self._side, 3), np.uint8), [0], [content], np.zeros(1), window
-        )
+        pixels = np.empty((1, self._side, self._side, 3), np.uint8)
+        self._run(pixels, [0], [content], np.zeros(1), window)
 
-    def _refused(
+    def _decode_or_reject(
         self,
         pixels: npt.NDArray[np.uint8],
-        places: npt.NDArray[np.int64],
+        indices: npt.NDArray[np.int64],
         contents: Any,
         branch: Any,
         window: Any,
     ) -> list[int]:
-        """Fills in the pixels of some images; returns the places of those that DALI does not
-        decode.
+        """Decodes some images of a batch into `pixels`, as far as DALI can.
+
+        Returns:
+          The indices of the images that DALI rejects.
         """
-        if not len(places):
+        if not len(indices):
             return []
         try:
-            self._run(pixels, places, contents[places], branch[places], window[places])
+            self._run(pixels, indices, contents[indices], branch[indices], window[indices])
             return []
         except Exception as error:
-            reason = error
-        self.check()  # raises if the images are not to blame
-        refused = []
-        for place in places:  # each alone: one image fails the batch
-            own = slice(place, place + 1)
+            batch_error = error
+        # If a valid image fails too, DALI is at fault and not the images: then this raises.
+        self.check()
+        # A single image fails the whole batch, so each is decoded alone.
+        rejected = []
+        for index in indices:
+            one = slice(index, index + 1)
             try:
-                self._run(pixels, own, contents[own], branch[own], window[own])
+                self._run(pixels, one, contents[one], branch[one], window[one])
             except Exception:
-                refused.append(int(place))
-        if refused and not self._told:
-            self._told = True
+                rejected.append(int(index))
+        if rejected and not self._has_warned:
+            self._has_warned = True
             _log.warning(
-                "DALI refuses an image (%s): such images are left to TensorFlow", _summary(reason)
+                "DALI rejects an image (%s): TensorFlow decodes such images", _summary(batch_error)
             )
-        return refused
+        return rejected
 
     def _run(
         self,
         pixels: npt.NDArray[np.uint8],
-        places: Any,
+        indices: Any,
         contents: Iterable[bytes],
         branch: Any,
         window: Any,
     ) -> None:
+        """Decodes images into `pixels[indices]`; raises DALI's error if one fails."""
         ratio = 2 ** np.asarray(branch, np.int32)[:, None]
         inputs = {
             "encoded": [np.frombuffer(content, np.uint8) for content in contents],
@@ -183,11 +202,10 @@ class Decoder:
         pipeline = self._pipelines.get()
         try:
             (squares,) = pipeline.run(**inputs)
-            pixels[places] = squares.as_array()
+            pixels[indices] = squares.as_array()
         except Exception:
-            pipeline = _pipeline(
-                *self._settings
-            )  # what is left in one that failed must not come out later
+            # A failed pipeline still holds images, which must not come out later.
+            pipeline = _pipeline(*self._pipeline_arguments)
             raise
         finally:
             self._pipelines.put(pipeline)
@@ -200,13 +218,14 @@ def _pipeline(batch: int, side: int, threads: int, gpu: int | None, accurate: bo
         batch_size=batch,
         num_threads=threads,
         device_id=gpu,
-        prefetch_queue_depth=1,  # inputs are handed to each run
+        # Every run gets its own inputs, so nothing can be prefetched.
+        prefetch_queue_depth=1,
         enable_conditionals=True,
     )
     def windows() -> Any:
-        # EXIF orientation is ignored, as TensorFlow does: windows lie in the stored image. One kind
-        # of decoder for all images, so that the place in a batch does not matter; threads are not
-        # tied to cores, which ranks share.
+        # EXIF orientation is ignored as in TensorFlow, because windows refer to the stored image.
+        # The hardware decoder is off, so that all images of a batch go through the same decoder.
+        # Threads are not pinned to cores, because ranks share them.
         pixels = fn.decoders.image_slice(
             fn.external_source(name="encoded", dtype=types.UINT8, ndim=1),
             start=fn.external_source(name="start", dtype=types.INT32, ndim=1),
@@ -221,8 +240,8 @@ def _pipeline(batch: int, side: int, threads: int, gpu: int | None, accurate: bo
         )
         reduced = fn.external_source(name="reduced", dtype=types.FLOAT, ndim=1)
         if fn.external_source(name="reduce", dtype=types.BOOL, ndim=0):
-            # Where TensorFlow would decode at reduced scale: nearest to libjpeg's of DALI's
-            # filters.
+            # TensorFlow would decode at reduced scale here. Of DALI's filters, this one is the
+            # closest to that of libjpeg.
             pixels = fn.resize(pixels, size=reduced, interp_type=types.INTERP_CUBIC, antialias=True)
         pixels = fn.resize(
             pixels, size=[side, side], interp_type=types.INTERP_LINEAR, antialias=False
@@ -235,12 +254,12 @@ def _pipeline(batch: int, side: int, threads: int, gpu: int | None, accurate: bo
 
 
 def _summary(error: Exception) -> str:
-    """Returns the reason out of DALI's report, whose first lines tell where in the pipeline it
-    arose.
+    """Returns the reason from a DALI error.
+
+    The lines before it say where in DALI's pipeline the error occurred.
     """
-    lines = [
-        line.strip()
-        for line in str(error).partition("encountered:")[2].splitlines()
-        if line.strip()
-    ]
-    return (lines or str(error).splitlines() or [type(error).__name__])[0][:200]
+    text = str(error)
+    details = text.partition("encountered:")[2]
+    reasons = [line.strip() for line in details.splitlines() if line.strip()]
+    candidates = reasons or text.splitlines() or [type(error).__name__]
+    return candidates[0][:_MAX_ERROR_CHARACTERS]

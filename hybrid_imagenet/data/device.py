@@ -1,6 +1,4 @@
-"""Runs the device's part of preprocessing inside the compiled step: flips, color, geometry,
-scaling.
-"""
+"""Augments and normalizes images on the device, inside the compiled step."""
 
 from __future__ import annotations
 
@@ -13,61 +11,85 @@ import tensorflow as tf
 from hybrid_imagenet import xla
 from hybrid_imagenet.data import augmentations as ranges
 
-# Channel means and deviations of ImageNet's training images, for pixels in [0, 1].
+# Mean and standard deviation of each channel over ImageNet's training images, for pixels in [0, 1].
 MEAN = (0.485, 0.456, 0.406)
-DEVIATION = (0.229, 0.224, 0.225)
-# What takes pixels of 0 to 255 to the network's input.
-SCALE = (1.0 / (255.0 * np.array(DEVIATION))).astype(np.float32)
-OFFSET = (-np.array(MEAN) / np.array(DEVIATION)).astype(np.float32)
+STANDARD_DEVIATION = (0.229, 0.224, 0.225)
+# `pixels * SCALE + OFFSET` normalizes pixels of 0 to 255.
+SCALE = (1.0 / (255.0 * np.array(STANDARD_DEVIATION))).astype(np.float32)
+OFFSET = (-np.array(MEAN) / np.array(STANDARD_DEVIATION)).astype(np.float32)
 
 
 def normalize(images: tf.Tensor, dtype: tf.DType | str = tf.float32) -> tf.Tensor:
-    """Takes uint8 (or float, on the scale of 0 to 255) [b, s, s, 3] to zero mean and unit variance
-    per channel.
+    """Normalizes pixels to zero mean and unit variance per channel.
 
-    Computed in FP32, then cast to `dtype`.
+    Mean and variance are those of ImageNet. It computes in FP32.
+
+    Args:
+      images: uint8 or float [b, s, s, 3], 0 to 255.
+      dtype: type of the result.
+
+    Returns:
+      [b, s, s, 3] of `dtype`.
     """
     return tf.cast(tf.cast(images, tf.float32) * SCALE + OFFSET, dtype)
 
 
 def uniforms(seeds: tf.Tensor, count: int, start: int = ranges.DEVICE_STREAM) -> tf.Tensor:
-    """Draws [start, start + count) of each image, float32 [b, count] in [0, 1); the numbers of
-    `sampling.uniforms`.
+    """Returns uniform random numbers of each image.
+
+    They are the same as those of `sampling.uniforms` on the host.
 
     Args:
       seeds: int64 [b, 2].
-      count: draws per image.
+      count: number of draws per image.
       start: number of the first draw.
+
+    Returns:
+      Draws start to start + count - 1 of each image, float32 [b, count] in [0, 1).
     """
+    # The increment of SplitMix64: 2^64 divided by the golden ratio.
     golden = 0x9E3779B97F4A7C15
-    steps = tf.range(start + 1, start + count + 1, dtype=tf.int64) * _signed(golden)
+    steps = tf.range(start + 1, start + count + 1, dtype=tf.int64) * _to_int64(golden)
     words = _mix(tf.bitwise.bitwise_xor(_mix(seeds[:, :1] + steps), seeds[:, 1:]))
-    return tf.cast(_shifted(words, 40), tf.float32) * 2.0**-24
+    return tf.cast(_shift_right(words, 40), tf.float32) * 2.0**-24
 
 
-def _signed(value: int) -> int:
+def _to_int64(value: int) -> int:
+    """Returns the int64 with the same bits as the lowest 64 bits of a number."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >> 63 else value
 
 
-def _shifted(words: tf.Tensor, bits: int) -> tf.Tensor:
-    """Shifts int64 right, logically (the type that GPUs have kernels for)."""
+def _shift_right(words: tf.Tensor, bits: int) -> tf.Tensor:
+    """Shifts words to the right and fills with zeros.
+
+    The words are int64, because that is the type that GPUs have kernels for.
+    """
     mask = tf.constant((1 << (64 - bits)) - 1, tf.int64)
     return tf.bitwise.bitwise_and(tf.bitwise.right_shift(words, tf.constant(bits, tf.int64)), mask)
 
 
 def _mix(words: tf.Tensor) -> tf.Tensor:
-    words = tf.bitwise.bitwise_xor(words, _shifted(words, 30)) * _signed(0xBF58476D1CE4E5B9)
-    words = tf.bitwise.bitwise_xor(words, _shifted(words, 27)) * _signed(0x94D049BB133111EB)
-    return tf.bitwise.bitwise_xor(words, _shifted(words, 31))
+    """Computes the output function of SplitMix64, as `sampling.mix` on the host."""
+    words = tf.bitwise.bitwise_xor(words, _shift_right(words, 30)) * _to_int64(0xBF58476D1CE4E5B9)
+    words = tf.bitwise.bitwise_xor(words, _shift_right(words, 27)) * _to_int64(0x94D049BB133111EB)
+    return tf.bitwise.bitwise_xor(words, _shift_right(words, 31))
 
 
 def normals(seeds: tf.Tensor, count: int, start: int) -> tf.Tensor:
-    """Returns `count` normal numbers per image, float32 [b, count], from 2 * count draws (Box and
-    Muller).
+    """Returns normally distributed random numbers of each image (Box-Muller).
+
+    Args:
+      seeds: int64 [b, 2].
+      count: numbers per image. It takes 2 * count draws.
+      start: number of the first draw.
+
+    Returns:
+      float32 [b, count], with mean 0 and variance 1.
     """
     draws = uniforms(seeds, 2 * count, start)
-    return tf.sqrt(-2 * tf.math.log(1 - draws[:, :count])) * tf.cos(2 * math.pi * draws[:, count:])
+    radius = tf.sqrt(-2 * tf.math.log(1 - draws[:, :count]))
+    return radius * tf.cos(2 * math.pi * draws[:, count:])
 
 
 def augment(
@@ -81,7 +103,7 @@ def augment(
     """Applies the device's part of a training augmentation, then `normalize`.
 
     Args:
-      images: uint8 [b, side, side, 3] as `pipeline.training` hands them over.
+      images: uint8 [b, side, side, 3] from `pipeline.training_batches`.
       seeds: int64 [b, 2].
       augmentation: none, alexnet, inception, sony, digits or shift.
       dtype: type of the network's input.
@@ -103,22 +125,29 @@ def augment(
     return normalize(images, dtype)
 
 
-# What XLA can make a few kernels of: the others resample with an operation that it does not have.
-_COMPILED = ("none", "alexnet", "inception", "sony")
+# XLA compiles these to a few kernels. The others resample with an operation that XLA does not have.
+_XLA_AUGMENTATIONS = ("none", "alexnet", "inception", "sony")
 
 
-def one_pass(function: Callable[..., tf.Tensor], augmentation: str) -> Callable[..., tf.Tensor]:
-    """Compiles a function of images and more where there is a GPU: one pass over the images instead
-    of six.
+def compile_preprocessing(
+    function: Callable[..., tf.Tensor], augmentation: str
+) -> Callable[..., tf.Tensor]:
+    """Compiles a preprocessing function if there is a GPU.
+
+    Compiled, it makes one pass over the images instead of six.
+
+    Args:
+      function: a function of tensors that returns images.
+      augmentation: the augmentation that it applies; not all can be compiled.
     """
-    if augmentation not in _COMPILED:
+    if augmentation not in _XLA_AUGMENTATIONS:
         return function
     compiled = xla.compile_on_gpu(function)
 
     def shaped(*values: tf.Tensor) -> tf.Tensor:
         images = compiled(*values)
-        # The graph optimizer sees no shape behind a compiled program, and without one adds no sum
-        # to a normalization.
+        # The graph optimizer does not see the shape of a compiled program's result. Without one it
+        # does not fuse an addition into a normalization.
         return tf.reshape(images, images.shape) if images.shape.is_fully_defined() else images
 
     return shaped
@@ -129,43 +158,51 @@ def _flip(images: tf.Tensor, uniform: tf.Tensor) -> tf.Tensor:
 
 
 def _color_noise(seeds: tf.Tensor) -> tf.Tensor:
-    """Returns AlexNet's offset along the principal components of color: float32 [b, 3], for pixels
-    in [0, 1].
+    """Returns AlexNet's color offsets along the principal components of color.
+
+    Returns:
+      float32 [b, 3], for pixels in [0, 1].
     """
-    weights = (
-        normals(seeds, 3, ranges.DEVICE_STREAM + 1)
-        * ranges.PCA_DEVIATION
-        * tf.constant(ranges.PCA_VALUES)
-    )
+    draws = normals(seeds, 3, ranges.DEVICE_STREAM + 1)
+    weights = draws * ranges.PCA_DEVIATION * tf.constant(ranges.PCA_VALUES)
     return tf.matmul(weights, tf.constant(ranges.PCA_VECTORS), transpose_b=True)
 
 
-# Bounds of the digits' augmentation, small enough that no digit turns into another.
+# Bounds of the digits' augmentation, which are so small that no digit looks like another one: the
+# rotation in radians, and scale and shift as fractions of the side.
 DIGITS_ROTATION = math.radians(12)
 DIGITS_SCALE = 0.12
-DIGITS_SHIFT = 0.08  # of the side
+DIGITS_SHIFT = 0.08
 
 
 def shift_bound(side: int) -> int:
-    """Returns the largest shift of an image, in pixels: an eighth of its side, 4 of 32 (He et al.
-    2015, 4.2).
+    """Returns the largest shift of an image in pixels, an eighth of its side.
+
+    Reference: He et al. 2015, section 4.2 (4 of 32 pixels).
     """
     return round(side / 8)
 
 
 def _shift(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
-    """Shifts at random by whole pixels, black entering at the edge, and flips at random. uint8 [b,
-    side, side, 3].
+    """Shifts by random whole pixels, fills with black, and flips at random.
 
-    The same as padding with zeros and cutting out a window (He et al. 2015, 4.2), in one operation.
+    This is padding with zeros and cropping (He et al. 2015, section 4.2) in one operation.
+
+    Args:
+      images: uint8 [b, s, s, 3].
+      seeds: int64 [b, 2].
+
+    Returns:
+      uint8 [b, s, s, 3].
     """
     side = images.shape[1]
     draws = uniforms(seeds, 3)
     moves = tf.floor(draws[:, 1:] * (2 * shift_bound(side) + 1)) - shift_bound(side)
-    flipped = draws[:, 0] < 0.5
-    direction = tf.where(flipped, -1.0, 1.0)
-    start = tf.where(flipped, side - 1.0, 0.0)
-    zero, one = tf.zeros_like(direction), tf.ones_like(direction)
+    is_flipped = draws[:, 0] < 0.5
+    direction = tf.where(is_flipped, -1.0, 1.0)
+    start = tf.where(is_flipped, side - 1.0, 0.0)
+    zero = tf.zeros_like(direction)
+    one = tf.ones_like(direction)
     transforms = tf.stack(
         [direction, zero, start + moves[:, 0], zero, one, moves[:, 1], zero, zero], axis=1
     )
@@ -180,20 +217,29 @@ def _shift(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
 
 
 def _black() -> tf.Tensor:
-    """The pixel beyond the edge, in the host's memory: there the kernel for GPUs takes it from."""
+    """Returns the pixel beyond the edge, in host memory as GPU kernels expect it."""
     with tf.device("CPU:0"):
         return tf.constant(0.0)
 
 
 def _digits(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
-    """Rotates, scales and shifts a little at random, without flips; black enters at the edge. FP32,
-    0 to 255.
+    """Rotates, scales and shifts by small random amounts, and does not flip.
+
+    Pixels from beyond the edge are black.
+
+    Args:
+      images: uint8 [b, s, s, 3].
+      seeds: int64 [b, 2].
+
+    Returns:
+      float32 [b, s, s, 3], 0 to 255.
     """
     side = tf.cast(tf.shape(images)[1], tf.float32)
     draws = 2 * uniforms(seeds, 4) - 1
     angle = DIGITS_ROTATION * draws[:, 0]
     zoom = 1 + DIGITS_SCALE * draws[:, 1]
-    cosine, sine = tf.cos(angle) * zoom, tf.sin(angle) * zoom
+    cosine = tf.cos(angle) * zoom
+    sine = tf.sin(angle) * zoom
     center = (side - 1) / 2
     shift = DIGITS_SHIFT * side * draws[:, 2:]
     x = center + shift[:, 0] - cosine * center + sine * center
@@ -213,15 +259,22 @@ def _digits(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
 def _sony(images: tf.Tensor, seeds: tf.Tensor, bounds: ranges.SonyRanges) -> tf.Tensor:
     """Applies padding, geometry, color and noise of Mikami et al.
 
-    uint8 [b, side, side, 3] to FP32 [b, s, s, 3], 0 to 255 before contrast.
+    Args:
+      images: uint8 [b, stored_side, stored_side, 3].
+      seeds: int64 [b, 2].
+      bounds: the random ranges.
+
+    Returns:
+      float32 [b, s, s, 3], on the scale of 0 to 255; contrast and noise may exceed it.
     """
-    stored = images.shape[1]
-    side = ranges.input_side("sony", stored)
-    pad = round(bounds.pad * stored / bounds.stored)
+    stored_side = images.shape[1]
+    side = ranges.input_side("sony", stored_side)
+    pad = round(bounds.pad * stored_side / bounds.stored)
     if pad:
-        images, stored = tf.pad(images, [[0, 0], [pad, pad], [pad, pad], [0, 0]]), stored + 2 * pad
+        images = tf.pad(images, [[0, 0], [pad, pad], [pad, pad], [0, 0]])
+        stored_side += 2 * pad
     draws = uniforms(seeds, 12)
-    x, y = _sony_positions(draws, bounds, stored, side)
+    x, y = _sony_positions(draws, bounds, stored_side, side)
     pixels = _bilinear(images, x, y) / 255
     contrast = tf.pow(bounds.contrast, 2 * draws[:, 8:11] - 1)[:, None, None, :]
     brightness = (bounds.brightness * (2 * draws[:, 7] - 1))[:, None, None, None]
@@ -235,29 +288,41 @@ def _sony(images: tf.Tensor, seeds: tf.Tensor, bounds: ranges.SonyRanges) -> tf.
 
 
 def _sony_positions(
-    draws: tf.Tensor, bounds: ranges.SonyRanges, stored: int, side: int
+    draws: tf.Tensor, bounds: ranges.SonyRanges, stored_side: int, side: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns where each output pixel lies in the stored image: x and y, float32 [b, side, side]
-    each.
+    """Returns the position of each output pixel in the stored image.
 
-    draws: flip, scale, aspect, rotation, center x, center y, distortion, then the draws of color.
+    Args:
+      draws: uniform numbers for flip, scale, aspect ratio, rotation, center x, center y and
+        distortion, then those for color, float32 [b, n].
+      bounds: the random ranges.
+      stored_side: pixels of the stored image, with its padding.
+      side: pixels of the output.
+
+    Returns:
+      x and y, float32 [b, side, side] each.
     """
-    flip, zoom, stretch, turn, right, down, bulge = (draws[:, k, None, None] for k in range(7))
+    # Column k as [b, 1, 1], to be broadcast over the pixels.
+    flip_draw, scale_draw, aspect_draw, rotation_draw, x_draw, y_draw, distortion_draw = (
+        draws[:, k, None, None] for k in range(7)
+    )
     low, high = bounds.scale
-    scale = low * tf.pow(high / low, zoom)
-    scale_x = scale * tf.pow(bounds.aspect, stretch - 0.5)
-    scale_y = scale * tf.pow(bounds.aspect, 0.5 - stretch)
-    angle = bounds.rotation * (2 * turn - 1)
-    distortion = tf.exp(bounds.distortion * (2 * bulge - 1)) - 1
+    scale = low * tf.pow(high / low, scale_draw)
+    scale_x = scale * tf.pow(bounds.aspect, aspect_draw - 0.5)
+    scale_y = scale * tf.pow(bounds.aspect, 0.5 - aspect_draw)
+    angle = bounds.rotation * (2 * rotation_draw - 1)
+    distortion = tf.exp(bounds.distortion * (2 * distortion_draw - 1)) - 1
     half = (side - 1) / 2
     offset = tf.range(side, dtype=tf.float32) - half
-    dx, dy = offset[None, None, :], offset[None, :, None]
+    dx = offset[None, None, :]
+    dy = offset[None, :, None]
     radial = (1 + distortion * (dx**2 + dy**2) / (side / 2) ** 2) / (1 + distortion)
-    dx = dx * radial * tf.where(flip < 0.5, -1.0, 1.0)
+    dx = dx * radial * tf.where(flip_draw < 0.5, -1.0, 1.0)
     dy = dy * radial
-    center_x = (right * (stored * scale_x - side) + half) / scale_x
-    center_y = (down * (stored * scale_y - side) + half) / scale_y
-    cosine, sine = tf.cos(angle), tf.sin(angle)
+    center_x = (x_draw * (stored_side * scale_x - side) + half) / scale_x
+    center_y = (y_draw * (stored_side * scale_y - side) + half) / scale_y
+    cosine = tf.cos(angle)
+    sine = tf.sin(angle)
     return (
         center_x + cosine * dx / scale_x - sine * dy / scale_y,
         center_y + sine * dx / scale_x + cosine * dy / scale_y,
@@ -265,22 +330,36 @@ def _sony_positions(
 
 
 def _bilinear(images: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Returns interpolated pixels at positions float32 [b, h, w], clamped to the image; float32 [b,
-    h, w, 3].
+    """Interpolates the pixels at given positions, which are clamped to the image.
+
+    Args:
+      images: uint8 [b, side, side, 3].
+      x: float32 [b, h, w].
+      y: float32 [b, h, w].
+
+    Returns:
+      float32 [b, h, w, 3].
     """
     side = images.shape[1]
     flat = tf.reshape(images, [-1, side * side, 3])
     if xla.has_gpu():
-        flat = tf.cast(flat, tf.float16)  # exact, and GPUs have no kernel that gathers bytes
-    x, y = tf.clip_by_value(x, 0.0, side - 1.0), tf.clip_by_value(y, 0.0, side - 1.0)
-    left, top = tf.floor(x), tf.floor(y)
-    across, below = (x - left)[..., None], (y - top)[..., None]
+        # GPUs have no kernel that gathers bytes. FP16 holds the values exactly.
+        flat = tf.cast(flat, tf.float16)
+    x = tf.clip_by_value(x, 0.0, side - 1.0)
+    y = tf.clip_by_value(y, 0.0, side - 1.0)
+    left = tf.floor(x)
+    top = tf.floor(y)
+    right_weight = (x - left)[..., None]
+    lower_weight = (y - top)[..., None]
 
     def corner(step_x: int, step_y: int) -> tf.Tensor:
-        # In FP32, which holds these numbers exactly: GPUs have no kernels that compute with int32.
-        at = tf.minimum(top + step_y, side - 1.0) * side + tf.minimum(left + step_x, side - 1.0)
-        return tf.cast(tf.gather(flat, tf.cast(at, tf.int32), batch_dims=1), tf.float32)
+        # Computed in FP32, which holds these numbers exactly, because GPUs have no kernels for
+        # int32 arithmetic.
+        row = tf.minimum(top + step_y, side - 1.0)
+        column = tf.minimum(left + step_x, side - 1.0)
+        index = row * side + column
+        return tf.cast(tf.gather(flat, tf.cast(index, tf.int32), batch_dims=1), tf.float32)
 
-    upper = corner(0, 0) * (1 - across) + corner(1, 0) * across
-    lower = corner(0, 1) * (1 - across) + corner(1, 1) * across
-    return upper * (1 - below) + lower * below
+    upper = corner(0, 0) * (1 - right_weight) + corner(1, 0) * right_weight
+    lower = corner(0, 1) * (1 - right_weight) + corner(1, 1) * right_weight
+    return upper * (1 - lower_weight) + lower * lower_weight

@@ -1,4 +1,4 @@
-"""Reads files of a local directory by name; `data.remote` does the same with files at a URL."""
+"""Reads files of a local directory by name; `data.remote` reads those at a URL."""
 
 from __future__ import annotations
 
@@ -96,9 +96,9 @@ class Directory:
         return None
 
     def look_up_sizes(self, names: Sequence[str]) -> None:
-        """Asks the server for the sizes of many files at once; does nothing for local files.
+        """Asks the server for the sizes of many files at once.
 
-        This is faster than one request after another.
+        Nothing is done for local files. One call is faster than one call for each file.
 
         Raises:
           OSError: if there is no such file.
@@ -106,7 +106,7 @@ class Directory:
         """
 
     def prefetch(self, names: Sequence[str]) -> None:
-        """Starts to copy the remote files that will be read next; does nothing for local files."""
+        """Starts to copy the files that will be read next; does nothing for local ones."""
 
     def display_name(self, name: str) -> str:
         """Returns the full name of a file for messages."""

@@ -1,6 +1,4 @@
-"""Describes the order of arrays and of `tf.data` datasets, to find ranks that divide differently
-ordered examples.
-"""
+"""Describes the order of examples, so that ranks can compare it."""
 
 from __future__ import annotations
 
@@ -14,27 +12,27 @@ import tensorflow as tf
 from hybrid_imagenet import private_api
 from hybrid_imagenet.errors import UserError
 
-# Examples of an array that are compared. Two shuffled arrays agree in all of them with next to no
-# probability.
-_SAMPLE = 16
-# Tensors that a function of a dataset uses are compared from this length on. Shorter ones may be
-# the seeds of a random augmentation, which should differ by rank.
-_MIN_CAPTURED = 100
+# Number of examples of an array that are compared. Two differently shuffled arrays almost never
+# agree in all of them.
+_SAMPLE_SIZE = 16
+# Tensors that a dataset's function captures are compared if they have at least this many elements.
+# Shorter ones may be the seeds of a random augmentation, which should differ between ranks.
+_MIN_CAPTURED_LENGTH = 100
 
 
-def of_arrays(arrays: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Returns facts about arrays of one length (see `order.notes.Note`)."""
+def fingerprint_arrays(arrays: Sequence[np.ndarray]) -> dict[str, Any]:
+    """Returns facts about arrays that have the same length (see `order.notes.Note`)."""
     return {
         "the number of examples": len(arrays[0]),
-        "the examples": [_sample(array) for array in arrays],
+        "the examples": [_project_sample(array) for array in arrays],
     }
 
 
-def of_dataset(dataset: tf.data.Dataset) -> dict[str, Any]:
+def fingerprint_dataset(dataset: tf.data.Dataset) -> dict[str, Any]:
     """Returns facts about a dataset (see `order.notes.Note`) without reading it.
 
-    Examples are compared where they, their paths or their numbers are in memory. Python generators
-    are not seen.
+    The facts include a sample of the examples, or of their paths or numbers, if these are in
+    memory. What Python generators yield is not included.
 
     Raises:
       UserError: if the order of the dataset is certain to differ between ranks.
@@ -49,15 +47,15 @@ def of_dataset(dataset: tf.data.Dataset) -> dict[str, Any]:
                 " hi.data.shard before that part, or omit deterministic=False."
             )
         seeds += _seeds(part)
-        examples += [_sample(tensor) for tensor in private_api.dataset_tensors(part)]
+        examples += [_project_sample(tensor) for tensor in private_api.dataset_tensors(part)]
         for graph in private_api.dataset_graphs(part):
             seeds += _seeds_of_graph(graph)
-            examples += [_sample(array) for array in _constants(graph)]
+            examples += [_project_sample(array) for array in _constants(graph)]
         captured = private_api.dataset_captures(part)
         examples += [
-            _sample(tensor)
+            _project_sample(tensor)
             for tensor in captured
-            if tensor.shape[:1].num_elements() >= _MIN_CAPTURED
+            if tensor.shape[:1].num_elements() >= _MIN_CAPTURED_LENGTH
         ]
     if any(values and not any(values) for values in seeds):
         raise UserError(
@@ -74,11 +72,10 @@ def of_dataset(dataset: tf.data.Dataset) -> dict[str, Any]:
 
 
 def _seeds(dataset: tf.data.Dataset) -> Iterator[list[int]]:
-    """Yields the seeds on which the order of a dataset's elements depends; not those of its
-    inputs.
-    """
+    """Yields the seeds that decide a dataset's order, without those of its inputs."""
     seeds = private_api.dataset_seeds(dataset)
-    # Random numbers do not decide an order, unless they choose between datasets (see below).
+    # A dataset without inputs generates random numbers, which do not decide an order unless they
+    # choose between datasets (see below).
     if seeds is not None and private_api.dataset_inputs(dataset):
         yield list(seeds)
     if private_api.dataset_chooses_inputs(dataset):
@@ -89,10 +86,10 @@ def _seeds(dataset: tf.data.Dataset) -> Iterator[list[int]]:
 
 
 def _seeds_of_graph(graph: Any) -> Iterator[list[int]]:
-    """Yields the seeds of shuffles inside the functions of a dataset, such as that of `interleave`.
+    """Yields the seeds of shuffles inside a dataset's functions, as in `interleave`.
 
-    The two seeds of a shuffle are computed from constants of the graph. All constants are 0 without
-    a seed.
+    The two seeds of a shuffle are computed from constants of the graph. If the user sets no seed,
+    all of these constants are 0.
     """
     for nodes in _functions(graph):
         by_name = {node.name: node for node in nodes}
@@ -100,12 +97,13 @@ def _seeds_of_graph(graph: Any) -> Iterator[list[int]]:
             # The operations are ShuffleDataset, its versions V2 and V3, and
             # ShuffleAndRepeatDataset.
             if node.op.startswith("Shuffle"):
-                yield [
-                    value for name in node.input[2:4] for value in _constants_behind(name, by_name)
-                ]
+                seed_values: list[int] = []
+                for name in node.input[2:4]:
+                    seed_values += _constant_inputs(name, by_name)
+                yield seed_values
 
 
-def _constants_behind(name: str, by_name: Mapping[str, Any]) -> Iterator[int]:
+def _constant_inputs(name: str, by_name: Mapping[str, Any]) -> Iterator[int]:
     """Yields the scalar constants from which an operation of a graph is computed."""
     node = by_name.get(name.partition(":")[0])
     if node is None:
@@ -113,21 +111,21 @@ def _constants_behind(name: str, by_name: Mapping[str, Any]) -> Iterator[int]:
     if node.op == "Const" and not node.attr["value"].tensor.tensor_shape.dim:
         yield int(_value(node))
     for source in node.input:
-        yield from _constants_behind(source, by_name)
+        yield from _constant_inputs(source, by_name)
 
 
 def _constants(graph: Any) -> Iterator[np.ndarray]:
-    """Yields the arrays that a function of a dataset uses."""
+    """Yields the constant arrays in the functions of a dataset."""
     for nodes in _functions(graph):
         for node in nodes:
             if node.op == "Const":
                 dimensions = node.attr["value"].tensor.tensor_shape.dim
-                if dimensions and dimensions[0].size >= _MIN_CAPTURED:
+                if dimensions and dimensions[0].size >= _MIN_CAPTURED_LENGTH:
                     yield _value(node)
 
 
 def _value(constant: Any) -> np.ndarray:
-    """Returns the value of an operation of type Const."""
+    """Returns the value of an operation whose type is Const."""
     array: np.ndarray = tf.make_ndarray(constant.attr["value"].tensor)
     return array
 
@@ -138,24 +136,25 @@ def _functions(graph: Any) -> Iterator[Sequence[Any]]:
         yield function.node_def
 
 
-def _sample(array: Any) -> list[float]:
-    """Returns a number for each of some examples of an array, which tells examples apart.
+def _project_sample(array: Any) -> list[float]:
+    """Returns one number for each of a few examples of an array.
 
-    It is a random projection of numbers, which rounding hardly changes, and a checksum of strings.
-    Of paths only the last part counts, because hosts may keep the same files in different
-    directories.
+    The number identifies the example. For numbers it is a random projection, which rounding hardly
+    changes. For strings it is a checksum. If the strings are paths, only the file name counts,
+    because hosts may keep the same files in different directories.
     """
-    if not len(array.shape):
+    is_scalar = not len(array.shape)
+    if is_scalar:
         array = array[None]
-    rows = np.unique(np.linspace(0, max(len(array) - 1, 0), _SAMPLE).astype(int))[: len(array)]
+    rows = np.unique(np.linspace(0, max(len(array) - 1, 0), _SAMPLE_SIZE).astype(int))[: len(array)]
     values = np.stack([np.asarray(array[row]) for row in rows]) if len(rows) else np.zeros([0, 0])
     values = values.reshape(len(rows), -1)
     if values.dtype.kind in "biuf":
         projection = np.random.default_rng(0).standard_normal(values.shape[1])
         return [float(value) for value in np.nan_to_num(values.astype(np.float64)) @ projection]
-    return [float(zlib.crc32(b"\n".join(map(_last_part, row)))) for row in values]
+    return [float(zlib.crc32(b"\n".join(map(_file_name, row)))) for row in values]
 
 
-def _last_part(value: Any) -> bytes:
+def _file_name(value: Any) -> bytes:
     text = value if isinstance(value, bytes) else str(value).encode()
     return text.rpartition(b"/")[2]

@@ -1,7 +1,7 @@
-"""Tells format and size of an encoded image from its headers, and decodes: with TensorFlow as
-training does, or Pillow.
+"""Decodes images, and checks their headers first.
 
-What needs neither imports neither.
+Headers are decoded in Python. Pixels are decoded by TensorFlow for training and evaluation, and by
+Pillow for commands. Both are imported only by the functions that need them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,28 +29,26 @@ if TYPE_CHECKING:
     import tensorflow as tf
     from PIL import Image
 
+# A file of 48 KB may claim 400 million pixels.
 MAX_PIXELS = (1 << 28) // 3
-"""Pixels of the largest image that is decoded: 256 MiB as RGB. A file of 48 KB may claim 400
-million.
-"""
+"""Pixels of the largest image that is decoded: 256 MiB as RGB."""
 
+# `MAX_PIXELS` of a PNG with 16 bits and transparency are 716 MB without compression. A larger file
+# is not an image, and would fill the memory.
 MAX_BYTES = 1 << 30
-"""Bytes of the largest file of an image that is read: `MAX_PIXELS` of a PNG with 16 bits and
-transparency are 716 MB without compression. A larger file is not an image, and would fill the
-memory.
-"""
+"""Bytes of the largest image file that is read."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """A format of image files.
+    """Describes an image file format.
 
     Attributes:
-      name: for messages.
-      suffixes: of files, in lower case.
-      operation: the function of TensorFlow's `gen_image_ops` that decodes it, if some of the
-        supported versions of TensorFlow do not have it.
-      since: the first version that does.
+      name: name for messages.
+      suffixes: suffixes of file names, in lower case.
+      operation: the function of TensorFlow's `gen_image_ops` that decodes it; empty if all
+        supported versions of TensorFlow decode the format.
+      since: the first version of TensorFlow that has the operation.
     """
 
     name: str
@@ -69,14 +67,12 @@ FORMATS = (
     WEBP,
     JXL,
 )
-"""The formats that are read, in folders, tar files, TFRecords and Parquet files and by `predict`
-alike.
-"""
+"""The supported formats, for folders, tar files, TFRecords, Parquet files and `predict`."""
 SUFFIXES = frozenset(suffix for form in FORMATS for suffix in form.suffixes)
 FORMAT_NAMES = ", ".join(form.name for form in FORMATS[:-1]) + f" or {FORMATS[-1].name}"
-# Formats that are not read, by the place and the bytes of their signature, so that messages can
+# Offset, bytes and name of the signatures of formats that are not supported, so that messages can
 # name them.
-_NOT_READ = (
+_UNSUPPORTED_SIGNATURES = (
     (0, b"II*\0", "a TIFF"),
     (0, b"MM\0*", "a TIFF"),
     (4, b"ftypavif", "an AVIF"),
@@ -86,55 +82,66 @@ _NOT_READ = (
     (4, b"jP  \r\n", "a JPEG 2000"),
 )
 
-# How TensorFlow is asked to decode an image: its JPEG decoder crops and reduces; `decode_image`
-# gives RGB for OTHER, but for ANY_CHANNELS only the channels that the image has.
+# The kinds of images, by how TensorFlow decodes them: its JPEG decoder crops and reduces;
+# `decode_image` returns RGB for OTHER, but for ANY_CHANNELS only the channels that the image has.
 JPEG, OTHER, ANY_CHANNELS = 0, 1, 2
-_SIZED = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})  # start-of-frame markers
-_BARE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length
-_HUFFMAN = frozenset({0xC0, 0xC1, 0xC2})  # baseline, extended and progressive frames
-_ADOBE = 0xEE
-_SCAN = 0xDA
-_END = b"\xff\xd9"
-_SCAN_MARKER = b"\xff\xda"
-RATIOS = (1, 2, 4, 8)  # at which libjpeg decodes
-OTHER_BRANCH = OTHER * len(
-    RATIOS
-)  # the first that is not a JPEG's: each kind has a branch for each ratio
-# libjpeg continues after these, and TensorFlow does not ask it; all that comes out is a line on
-# stderr.
-_WARNING = re.compile(
-    r"Corrupt JPEG data: (?P<what>.*)|(?P<other>Premature end of JPEG file|Inconsistent progression"
-    r" sequence.*"
+# The reductions at which libjpeg decodes.
+RATIOS = (1, 2, 4, 8)
+# Each kind has a branch for each ratio. This is the first branch that does not decode JPEGs.
+OTHER_BRANCH = OTHER * len(RATIOS)
+
+# JPEG markers (ITU-T T.81, table B.1): start of frame, with the size of the image;
+_START_OF_FRAME = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
+# baseline, extended and progressive frames, which are Huffman-coded;
+_HUFFMAN_FRAMES = frozenset({0xC0, 0xC1, 0xC2})
+# markers without a length;
+_STANDALONE_MARKERS = frozenset({0x01, *range(0xD0, 0xD8)})
+# and single markers.
+_ADOBE_SEGMENT = 0xEE
+_START_OF_SCAN = 0xDA
+_END_OF_IMAGE_BYTES = b"\xff\xd9"
+_START_OF_SCAN_BYTES = b"\xff\xda"
+# Encoders write 10. A scan of 31 bytes can cost 6 ms, so a file of 2 MB could occupy a thread for
+# minutes.
+_MAX_SCANS = 100
+# libjpeg continues after these errors, and TensorFlow does not ask it about them. The only trace is
+# a line on stderr.
+_CORRUPT_JPEG_WARNING = re.compile(
+    r"Corrupt JPEG data: (?P<detail>.*)|(?P<message>Premature end of JPEG file"
+    r"|Inconsistent progression sequence.*"
     r"|Invalid SOS parameters.*|Application transferred too many scanlines)"
 )
-_stderr = threading.Lock()
-# encoders write 10; a scan of 31 bytes can cost 6 ms, so that 2 MB would hold a thread for minutes
-_MOST_SCANS = 100
+# Only one thread at a time may redirect stderr.
+_stderr_lock = threading.Lock()
 
 
-def probe(data: bytes) -> tuple[int, int, int]:
-    """Returns the kind (JPEG, OTHER or ANY_CHANNELS), height and width of an encoded image.
+class DecodedHeader(NamedTuple):
+    """What the header of an encoded image says.
 
-    Bytes after the end of a JPEG or PNG are passed over, as decoders do.
+    Attributes:
+      kind: JPEG, OTHER or ANY_CHANNELS.
+      height: height in pixels.
+      width: width in pixels.
+    """
+
+    kind: int
+    height: int
+    width: int
+
+
+def decode_header(data: bytes) -> DecodedHeader:
+    """Decodes the header of an encoded image, and checks that the image is complete.
+
+    Bytes after the end of a JPEG or PNG are ignored, as decoders do.
 
     Raises:
-      ValueError: if it is empty, truncated, animated (WebP, JPEG XL), of none of `FORMATS`, or has
-        more than `MAX_PIXELS`; for a format that the installed TensorFlow does not decode.
+      ValueError: if the image is empty, truncated, animated (WebP, JPEG XL), not of `FORMATS`, has
+        more than `MAX_PIXELS`, or has a format that the installed TensorFlow does not decode.
     """
     if data[:2] == b"\xff\xd8":
-        if not _jpeg_ends(data):
-            raise ValueError("the JPEG is truncated: it has no end-of-image marker")
-        height, width, several = _jpeg_frame(data)
-        if (
-            several and (scans := data.count(_SCAN_MARKER)) > _MOST_SCANS
-        ):  # to count takes as long as to read
-            raise ValueError(
-                f"the JPEG has {scans} scans, each of which takes the time of a whole image:"
-                " re-encode it"
-            )
-        return _bounded(JPEG, height, width)
+        return _decode_jpeg_header(data)
     if data[:8] == b"\x89PNG\r\n\x1a\n" and len(data) >= 24:
-        if not _png_ends(data):
+        if not _has_png_end(data):
             raise ValueError("the PNG is truncated: it has no end chunk")
         width, height = struct.unpack_from(">II", data, 16)
     elif data[:4] == b"GIF8" and len(data) >= 10:
@@ -142,25 +149,41 @@ def probe(data: bytes) -> tuple[int, int, int]:
     elif data[:2] == b"BM" and len(data) >= 26:
         width, height = struct.unpack_from("<ii", data, 18)
         height = abs(height)
-        if not _bmp_is_plain(data):
+        if not _is_plain_bmp(data):
             raise ValueError(
-                "the BMP has a palette of colors, which TensorFlow takes for gray: store it as"
-                " a PNG"
+                "the BMP has a palette of colors, which TensorFlow would decode as gray: store it"
+                " as a PNG"
             )
     elif image_headers.is_webp(data):
         _check_decodable(WEBP)
-        return _bounded(ANY_CHANNELS, *image_headers.webp_size(data))
+        return _checked_header(ANY_CHANNELS, *image_headers.webp_size(data))
     elif image_headers.is_jxl(data):
         _check_decodable(JXL)
-        return _bounded(ANY_CHANNELS, *image_headers.jxl_size(data))
+        return _checked_header(ANY_CHANNELS, *image_headers.jxl_size(data))
     elif not data:
         raise ValueError("the image is empty")
     else:
-        for at, signature, name in _NOT_READ:
-            if data[at : at + len(signature)] == signature:
-                raise ValueError(f"is {name} image, which is not read: {image_headers.CONVERT}")
+        for offset, signature, name in _UNSUPPORTED_SIGNATURES:
+            if data[offset : offset + len(signature)] == signature:
+                raise ValueError(
+                    f"is {name} image, which is not supported: {image_headers.CONVERT}"
+                )
         raise ValueError(f"is not a {FORMAT_NAMES} image (it begins with {data[:4]!r})")
-    return _bounded(OTHER, height, width)
+    return _checked_header(OTHER, height, width)
+
+
+def _decode_jpeg_header(data: bytes) -> DecodedHeader:
+    if not _has_jpeg_end(data):
+        raise ValueError("the JPEG is truncated: it has no end-of-image marker")
+    height, width, has_several_scans = _jpeg_frame(data)
+    # Counting takes as long as reading the file, so scans are counted only if there are several.
+    num_scans = data.count(_START_OF_SCAN_BYTES) if has_several_scans else 1
+    if num_scans > _MAX_SCANS:
+        raise ValueError(
+            f"the JPEG has {num_scans} scans, each of which takes as long to decode as a whole"
+            " image: re-encode it"
+        )
+    return _checked_header(JPEG, height, width)
 
 
 def _check_decodable(form: Format) -> None:
@@ -174,8 +197,9 @@ def _check_decodable(form: Format) -> None:
 
 @functools.cache
 def _has_operation(name: str) -> bool:
-    """Returns whether TensorFlow has an operation on images, which its generated source shows
-    without an import.
+    """Returns whether TensorFlow has an image operation, without importing TensorFlow.
+
+    The generated Python source of the operations shows it.
     """
     tensorflow = importlib.util.find_spec("tensorflow")
     if tensorflow is None or tensorflow.origin is None:
@@ -184,33 +208,37 @@ def _has_operation(name: str) -> bool:
     return source.is_file() and f"\ndef {name}(" in source.read_text("utf-8")
 
 
-def picture(data: bytes) -> Image.Image:
-    """Decodes an image of any form that `probe` knows to RGB pixels, by Pillow, or by TensorFlow
-    for JPEG XL.
+def decode_to_pillow(data: bytes) -> Image.Image:
+    """Decodes an image to RGB with Pillow, or with TensorFlow for JPEG XL.
 
-    PNGs of 16 bits keep the upper 8, as TensorFlow's decoder does.
+    PNGs of 16 bits keep the upper 8, as with TensorFlow's decoder.
 
     Raises:
-      ValueError: if `probe` refuses it or it does not decode.
+      ValueError: if `decode_header` does, or if the image does not decode.
     """
     from PIL import Image
 
-    probe(data)
+    decode_header(data)
     # Pillow decodes JPEG XL only with a plugin.
     if image_headers.is_jxl(data):
-        return Image.fromarray(_run(lambda: _rgb(_decoded_with_its_channels(data))))
+        return Image.fromarray(_decode_eagerly(lambda: _to_rgb(_decode_any_channels(data))))
     try:
         with Image.open(io.BytesIO(data)) as opened:
-            if opened.mode.startswith("I"):  # gray of 16 bits; `convert` would clip it at 255
+            # These modes are gray of 16 bits, which `convert` would clip at 255.
+            if opened.mode.startswith("I"):
                 return Image.fromarray((np.asarray(opened) >> 8).astype(np.uint8)).convert("RGB")
             return opened.convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(f"the image does not decode ({error})") from None
 
 
-def encoded(picture: Image.Image, form: str, **options: Any) -> bytes:
-    """Returns the file of an image, such as a JPEG or a PNG, by Pillow with its options of that
-    form.
+def encode(picture: Image.Image, form: str, **options: Any) -> bytes:
+    """Encodes an image with Pillow.
+
+    Args:
+      picture: the image.
+      form: Pillow's name of the format, such as "JPEG" or "PNG".
+      **options: Pillow's options for the format.
     """
     buffer = io.BytesIO()
     picture.save(buffer, form, **options)
@@ -218,42 +246,44 @@ def encoded(picture: Image.Image, form: str, **options: Any) -> bytes:
 
 
 def is_plain_jpeg(data: bytes) -> bool:
-    """Returns whether a JPEG is of the kind that all decoders read alike: 8 bits, Huffman codes,
-    gray or YCbCr.
+    """Returns whether a JPEG is one that all decoders decode to the same colors.
 
-    Not so: CMYK, and RGB without a color transform, which an Adobe segment or the components' names
-    tell.
+    That is, it has 8 bits per channel, Huffman codes, and gray or YCbCr. CMYK is different, and so
+    is RGB without a color transform, which an Adobe segment or the names of the components show.
     """
-    for marker, at in _segments(data):
-        if (
-            marker == _ADOBE
-            and data[at : at + 5] == b"Adobe"
-            and data[at + 11 : at + 12] == b"\x00"
-        ):
+    for marker, start in _jpeg_segments(data):
+        is_adobe = marker == _ADOBE_SEGMENT and data[start : start + 5] == b"Adobe"
+        # The Adobe segment's byte 11 is the color transform; 0 means none.
+        if is_adobe and data[start + 11 : start + 12] == b"\x00":
             return False
-        if marker in _SIZED:
-            precision, components = data[at], data[at + 5]
-            names = data[at + 6 : at + 6 + 3 * components : 3]
+        if marker in _START_OF_FRAME:
+            precision = data[start]
+            num_components = data[start + 5]
+            names = data[start + 6 : start + 6 + 3 * num_components : 3]
             return (
-                marker in _HUFFMAN and precision == 8 and components in (1, 3) and names != b"RGB"
+                marker in _HUFFMAN_FRAMES
+                and precision == 8
+                and num_components in (1, 3)
+                and names != b"RGB"
             )
     return False
 
 
-def branches(
+def plan_decoding(
     kinds: npt.NDArray[np.int64], windows: augmentations.Windows, side: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Plans the decoding of each image for an output of `side` pixels.
+    """Plans how to decode a window of each image for an output of `side` pixels.
 
     Args:
-      kinds: JPEG or OTHER, int64 [k].
+      kinds: JPEG, OTHER or ANY_CHANNELS, int64 [k].
       windows: (y, x, height, width) in pixels of the stored images, int64 [k, 4].
-      side: pixels.
+      side: pixels of the output.
 
     Returns:
-      (branch, window): int32 [k], and the windows in pixels of the reduced images, int32 [k, 4].
+      (branch, window): the number of kind and reduction for `decode`, int32 [k], and the windows in
+      pixels of the reduced images, int32 [k, 4].
     """
-    ratios = augmentations.decode_ratio(windows, side)
+    ratios = augmentations.decode_ratios(windows, side)
     branch = kinds * len(RATIOS) + np.log2(ratios)
     return branch.astype(np.int32), (windows // ratios[:, None]).astype(np.int32)
 
@@ -261,71 +291,72 @@ def branches(
 def decode(
     content: tf.Tensor, branch: tf.Tensor, window: tf.Tensor, side: int, *, accurate: bool = False
 ) -> tf.Tensor:
-    """Decodes a window of an image and resizes it bilinearly, uint8 [side, side, 3].
+    """Decodes a window of an image and resizes it bilinearly.
 
-    JPEGs are reduced and cropped while they are decoded: rows below the window and blocks beside it
-    are not transformed. Other images are reduced as JPEGs are, by the mean of blocks of pixels.
+    JPEGs are reduced and cropped during decoding: rows below the window, and blocks to its left and
+    right, are not transformed. Other images are reduced as JPEGs are, by the mean of blocks of
+    pixels.
 
     Args:
       content: the encoded image.
-      branch: how it is decoded, and
-      window: what of it, both from `branches`.
+      branch: kind and reduction of the image, from `plan_decoding`.
+      window: window in the reduced image, from `plan_decoding`.
       side: pixels of the result.
-      accurate: whether JPEGs are decoded by the accurate integer DCT instead of the fast one, which
-        differs from it by one grey level on average, and by ten at most in sharp images of high
-        quality. Evaluation uses the accurate one so that other programs, which do so too, see the
-        same pixels. Training keeps the fast one, so that an earlier run resumes with the images
-        that it would have had.
+      accurate: whether JPEGs are decoded with the accurate integer DCT instead of the fast one. The
+        results differ by one gray level on average, and by at most ten in sharp images of high
+        quality. Evaluation uses the accurate one, as other programs do, so that they see the same
+        pixels. Training keeps the fast one, so that an earlier run resumes with the same images.
+
+    Returns:
+      The pixels, uint8 [side, side, 3].
     """
     import tensorflow as tf
 
     dct_method = "INTEGER_ACCURATE" if accurate else "INTEGER_FAST"
 
-    def jpeg(ratio: int) -> tf.Tensor:
+    def decode_jpeg(ratio: int) -> tf.Tensor:
         return tf.io.decode_and_crop_jpeg(
             content, window, channels=3, ratio=ratio, dct_method=dct_method
         )
 
-    def other(ratio: int) -> tf.Tensor:
-        return reduce(
-            cut(tf.io.decode_image(content, channels=3, expand_animations=False), ratio), ratio
-        )
+    def decode_other(ratio: int) -> tf.Tensor:
+        pixels = tf.io.decode_image(content, channels=3, expand_animations=False)
+        return reduce(crop(pixels, ratio), ratio)
 
-    def any_channels(ratio: int) -> tf.Tensor:
-        return reduce(_rgb(cut(_decoded_with_its_channels(content), ratio)), ratio)
+    def decode_any_channels(ratio: int) -> tf.Tensor:
+        pixels = _decode_any_channels(content)
+        return reduce(_to_rgb(crop(pixels, ratio)), ratio)
 
-    def cut(pixels: tf.Tensor, ratio: int) -> tf.Tensor:
+    def crop(pixels: tf.Tensor, ratio: int) -> tf.Tensor:
         begin = [ratio * window[0], ratio * window[1], 0]
         return tf.slice(pixels, begin, [ratio * window[2], ratio * window[3], -1])
 
     def reduce(pixels: tf.Tensor, ratio: int) -> tf.Tensor:
         if ratio == 1:
             return pixels
-        return tf.cast(
-            tf.raw_ops.ResizeArea(images=pixels[None], size=window[2:])[0] + 0.5, tf.uint8
-        )
+        means = tf.raw_ops.ResizeArea(images=pixels[None], size=window[2:])[0]
+        return tf.cast(means + 0.5, tf.uint8)
 
-    # In the order of the kinds' numbers.
-    cases = [
-        lambda kind=kind, ratio=ratio: kind(ratio)
-        for kind in (jpeg, other, any_channels)
-        for ratio in RATIOS
-    ]
-    return resize(tf.switch_case(branch, cases), side)
+    # The order is that of the kinds' numbers.
+    decoders = (decode_jpeg, decode_other, decode_any_channels)
+    branches = [functools.partial(decoder, ratio) for decoder in decoders for ratio in RATIOS]
+    return resize(tf.switch_case(branch, branches), side)
 
 
-def _decoded_with_its_channels(content: tf.Tensor) -> tf.Tensor:
-    """Decodes an image, uint8 [h, w, c]; a WebP or JPEG XL with transparency does not decode to
-    three channels.
+def _decode_any_channels(content: tf.Tensor) -> tf.Tensor:
+    """Decodes an image with the channels that it has, uint8 [h, w, c].
+
+    TensorFlow does not decode a WebP or JPEG XL with transparency to three channels.
     """
     import tensorflow as tf
 
     return tf.io.decode_image(content, expand_animations=False)
 
 
-def _rgb(pixels: tf.Tensor) -> tf.Tensor:
-    """Returns RGB of gray or RGB with or without alpha, which is ignored: uint8 [h, w, 1 to 4] to
-    [h, w, 3].
+def _to_rgb(pixels: tf.Tensor) -> tf.Tensor:
+    """Converts gray or RGB, uint8 [h, w, 1 to 4], to RGB [h, w, 3].
+
+    An alpha channel is ignored.
     """
     import tensorflow as tf
 
@@ -334,8 +365,9 @@ def _rgb(pixels: tf.Tensor) -> tf.Tensor:
 
 
 def resize(pixels: tf.Tensor, side: int) -> tf.Tensor:
-    """Resizes uint8 [h, w, 3] bilinearly to uint8 [side, side, 3], rounded; an image of that size
-    stays as it is.
+    """Resizes pixels bilinearly, uint8 [h, w, 3] to [side, side, 3].
+
+    The result is rounded. An image that already has the size is not changed.
     """
     import tensorflow as tf
 
@@ -346,43 +378,57 @@ def resize(pixels: tf.Tensor, side: int) -> tf.Tensor:
 
 
 def check_decodes(content: bytes, side: int) -> None:
-    """Decodes a whole image as training does; raises ValueError if it does not decode or `probe`
-    refuses it.
+    """Decodes a whole image as training does.
+
+    Args:
+      content: the encoded image.
+      side: pixels of the decoded square.
+
+    Raises:
+      ValueError: if `decode_header` does, or if the image does not decode.
     """
     import tensorflow as tf
 
-    kind, height, width = probe(content)
-    branch, window = branches(
-        np.array([kind]), np.array([[0, 0, height, width]]), max(height, width)
+    header = decode_header(content)
+    branch, window = plan_decoding(
+        np.array([header.kind]),
+        np.array([[0, 0, header.height, header.width]]),
+        max(header.height, header.width),
     )
-    _run(lambda: decode(tf.constant(content), tf.constant(branch[0]), tf.constant(window[0]), side))
+    _decode_eagerly(
+        lambda: decode(tf.constant(content), tf.constant(branch[0]), tf.constant(window[0]), side)
+    )
 
 
 def verify(content: bytes) -> None:
-    """Decodes a whole image, and refuses damage that the decoder would cover up with gray pixels.
+    """Decodes a whole image and finds damage that the decoder would hide.
+
+    The decoder fills damaged parts with gray pixels.
 
     Raises:
-      ValueError: if `probe` refuses it, it does not decode, or is a JPEG whose data the decoder had
-        to mend.
+      ValueError: if `decode_header` does, if the image does not decode, or if it is a JPEG whose
+        data is corrupt.
     """
-    if probe(content)[0] != JPEG:
-        check_decodes(
-            content, 8
-        )  # as training does: Pillow decodes kinds of BMP and GIF that TensorFlow refuses
+    if decode_header(content).kind != JPEG:
+        # Pillow would not do, because it decodes kinds of BMP and GIF that TensorFlow rejects.
+        check_decodes(content, 8)
         return
     import tensorflow as tf
 
-    lines = _with_stderr(
-        lambda: _run(lambda: tf.io.decode_jpeg(content, channels=3, dct_method="INTEGER_FAST"))
-    )
-    warning = _WARNING.search(lines)
+    def decode_jpeg() -> tf.Tensor:
+        return tf.io.decode_jpeg(content, channels=3, dct_method="INTEGER_FAST")
+
+    lines = _capture_stderr(lambda: _decode_eagerly(decode_jpeg))
+    warning = _CORRUPT_JPEG_WARNING.search(lines)
     if warning:
-        raise ValueError(f"the JPEG is corrupt: {warning['what'] or warning['other']}")
+        raise ValueError(f"the JPEG is corrupt: {warning['detail'] or warning['message']}")
 
 
-def _run(decoding: Callable[[], tf.Tensor]) -> npt.NDArray[np.uint8]:
-    """Decodes on the host; raises ValueError with the reason, without the names of TensorFlow's
-    operations.
+def _decode_eagerly(decoding: Callable[[], tf.Tensor]) -> npt.NDArray[np.uint8]:
+    """Decodes on the host.
+
+    Raises:
+      ValueError: with the reason, without the names of TensorFlow's operations.
     """
     import tensorflow as tf
 
@@ -395,29 +441,33 @@ def _run(decoding: Callable[[], tf.Tensor]) -> npt.NDArray[np.uint8]:
         raise ValueError(f"the image does not decode ({reason})") from None
 
 
-def _with_stderr(function: Callable[[], object]) -> str:
-    """Calls a function; returns what C code writes to stderr meanwhile, of which all but warnings
-    is passed on.
+def _capture_stderr(function: Callable[[], object]) -> str:
+    """Calls a function and returns its output to stderr, also from C code.
+
+    Lines other than warnings about corrupt JPEGs are still written to stderr afterwards.
     """
-    with _stderr, tempfile.TemporaryFile() as caught:
+    with _stderr_lock, tempfile.TemporaryFile() as captured:
         sys.stderr.flush()
         stderr = os.dup(2)
-        os.dup2(caught.fileno(), 2)
+        os.dup2(captured.fileno(), 2)
         try:
             function()
         finally:
             os.dup2(stderr, 2)
-            caught.seek(0)
-            text = caught.read().decode(errors="replace")
-            others = "".join(
-                line for line in text.splitlines(keepends=True) if not _WARNING.search(line)
-            )
-            os.write(stderr, others.encode())
+            captured.seek(0)
+            text = captured.read().decode(errors="replace")
+            other_lines = [
+                line
+                for line in text.splitlines(keepends=True)
+                if not _CORRUPT_JPEG_WARNING.search(line)
+            ]
+            os.write(stderr, "".join(other_lines).encode())
             os.close(stderr)
     return text
 
 
-def _bounded(kind: int, height: int, width: int) -> tuple[int, int, int]:
+def _checked_header(kind: int, height: int, width: int) -> DecodedHeader:
+    """Returns a header; raises ValueError for no or too many pixels."""
     if height < 1 or width < 1:
         raise ValueError(f"the image has {height} x {width} pixels")
     if height * width > MAX_PIXELS:
@@ -425,67 +475,79 @@ def _bounded(kind: int, height: int, width: int) -> tuple[int, int, int]:
             f"the image has {width} x {height} = {width * height:,} pixels, at most {MAX_PIXELS:,}"
             " are decoded: make it smaller or remove it"
         )
-    return kind, height, width
+    return DecodedHeader(kind, height, width)
 
 
-def _jpeg_ends(data: bytes) -> bool:
-    """Returns whether the end-of-image marker follows the pixels; a thumbnail before them may have
-    one of its own.
+def _has_jpeg_end(data: bytes) -> bool:
+    """Returns whether the end-of-image marker follows the pixels.
+
+    A thumbnail before the pixels may have its own end marker, which does not count.
     """
-    if _END in data[-64:]:
+    if _END_OF_IMAGE_BYTES in data[-64:]:
         return True
-    scan = next((at for marker, at in _segments(data) if marker == _SCAN), None)
-    return scan is not None and data.find(_END, scan) >= 0
-
-
-def _png_ends(data: bytes) -> bool:
-    at = 8
-    while at + 12 <= len(data):
-        if data[at + 4 : at + 8] == b"IEND":
-            return True
-        at += 12 + int.from_bytes(data[at : at + 4], "big")
+    for marker, start in _jpeg_segments(data):
+        if marker == _START_OF_SCAN:
+            return data.find(_END_OF_IMAGE_BYTES, start) >= 0
     return False
 
 
-def _bmp_is_plain(data: bytes) -> bool:
+def _has_png_end(data: bytes) -> bool:
+    chunk = 8
+    while chunk + 12 <= len(data):
+        if data[chunk + 4 : chunk + 8] == b"IEND":
+            return True
+        chunk += 12 + int.from_bytes(data[chunk : chunk + 4], "big")
+    return False
+
+
+def _is_plain_bmp(data: bytes) -> bool:
     """Returns whether a BMP has no palette, or one of 256 grays in their order."""
-    palette = 14 + int.from_bytes(data[14:18], "little")
+    bits_per_pixel = data[28:30]
+    if bits_per_pixel != b"\x08\0":
+        return True
+    palette_start = 14 + int.from_bytes(data[14:18], "little")
+    # A palette entry is blue, green, red and an unused byte.
+    palette = data[palette_start : palette_start + 1024]
+    colors = b"".join(palette[entry : entry + 3] for entry in range(0, 1024, 4))
     grays = b"".join(bytes((gray, gray, gray)) for gray in range(256))
-    colors = data[palette : palette + 1024]
-    return (
-        data[28:30] != b"\x08\0"
-        or b"".join(colors[at : at + 3] for at in range(0, 1024, 4)) == grays
-    )
+    return colors == grays
 
 
 def _jpeg_frame(data: bytes) -> tuple[int, int, bool]:
-    """Returns height, width, and whether libjpeg reads several scans: if progressive, or if one
-    lacks a component.
+    """Returns height, width and whether libjpeg reads several scans.
+
+    It does so if the JPEG is progressive, or if its first scan lacks a component.
     """
-    frame = None
-    for marker, at in _segments(data):
-        if marker in _SIZED and frame is None:
-            frame = (*struct.unpack_from(">HHB", data, at + 1), marker & 3 == 2)
-        elif marker == _SCAN and frame is not None:
-            height, width, components, progressive = frame
-            return height, width, progressive or data[at] < components
+    frame: tuple[int, int, int] | None = None
+    is_progressive = False
+    for marker, start in _jpeg_segments(data):
+        if marker in _START_OF_FRAME and frame is None:
+            frame = struct.unpack_from(">HHB", data, start + 1)
+            is_progressive = marker & 3 == 2
+        elif marker == _START_OF_SCAN and frame is not None:
+            height, width, num_components = frame
+            num_scan_components = data[start]
+            return height, width, is_progressive or num_scan_components < num_components
     if frame is None:
         raise ValueError("the JPEG has no frame header")
-    return (*frame[:2], True)
+    height, width, _ = frame
+    return height, width, True
 
 
-def _segments(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yields marker and place of the content of each segment of a JPEG before its pixels."""
-    at = 2
+def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yields marker and start of the content of each segment before the pixels."""
+    position = 2
+    # A frame header has 10 bytes from its marker to the number of components.
     end = len(data) - 9
-    while at < end:
-        if data[at] != 0xFF:
+    while position < end:
+        if data[position] != 0xFF:
             return
-        marker = data[at + 1]
-        if marker == 0xFF:  # fill byte
-            at += 1
-        elif marker in _BARE:
-            at += 2
+        marker = data[position + 1]
+        if marker == 0xFF:
+            # Any number of fill bytes may precede a marker.
+            position += 1
+        elif marker in _STANDALONE_MARKERS:
+            position += 2
         else:
-            yield marker, at + 4
-            at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+            yield marker, position + 4
+            position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")

@@ -1,4 +1,4 @@
-"""Finds the files of a split by their names, counts skipped files, and compares class lists."""
+"""Finds the files of a split by their names, and compares class lists."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SkippedFiles:
         self._names.setdefault((reason, fault), []).append(name)
 
     def notes(self, directory: str) -> tuple[DatasetNote, ...]:
-        """Returns one note for each reason, with the number of files and the first one by name.
+        """Returns one note for each reason, with the number of files and the first.
 
         Args:
           directory: where the files are, for the text of the notes.
@@ -316,7 +316,7 @@ def surplus_classes_message(class_list: Path | str, num_classes: int, largest_la
 
 
 def class_difference(first: Sequence[str], second: Sequence[str]) -> str | None:
-    """Describes the first difference between two class lists; returns None if they are equal."""
+    """Describes the first difference between two class lists, or returns None."""
     if len(first) != len(second):
         return f"{len(first)} classes and {len(second)}"
     for number, (name, other_name) in enumerate(zip(first, second, strict=True)):

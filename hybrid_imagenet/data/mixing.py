@@ -1,6 +1,4 @@
-"""Measures how well an order mixes the classes: the number of classes in a batch of consecutive
-training images.
-"""
+"""Warns if consecutive training images hold few classes."""
 
 from __future__ import annotations
 
@@ -10,60 +8,77 @@ import threading
 import numpy as np
 import numpy.typing as npt
 
-IMAGES = 256  # consecutive ones, in which classes are counted
-_PIECES = 8  # times that many images are counted
-FIRST = _PIECES * IMAGES  # from the start of an epoch
-_CLEARLY_BAD = 0.5  # of the expected number of classes
+IMAGES_PER_GROUP = 256
+"""Number of consecutive images among which classes are counted."""
+_NUM_GROUPS = 8
+MONITORED_IMAGES = _NUM_GROUPS * IMAGES_PER_GROUP
+"""Number of images from the start of training whose classes are counted."""
+# Batches with fewer than this are clearly not mixed.
+_MIN_FRACTION_OF_EXPECTED = 0.5
 _log = logging.getLogger(__name__)
 
 
-def expected(classes: int, images: int = IMAGES) -> float:
-    """Returns the expected number of classes among images drawn at random, with replacement, from
-    equal classes.
+def expected_classes(num_classes: int, num_images: int = IMAGES_PER_GROUP) -> float:
+    """Returns the expected number of distinct classes among randomly drawn images.
+
+    Images are drawn with replacement from classes of equal size.
     """
-    return classes * (1 - (1 - 1 / classes) ** images)
+    return num_classes * (1 - (1 - 1 / num_classes) ** num_images)
 
 
-def complaint(labels: npt.NDArray[np.int64], classes: int, window: int) -> str | None:
-    """Returns a warning with its remedy if consecutive images hold less than half of the expected
-    classes, else None.
+def mixing_warning(labels: npt.NDArray[np.int64], num_classes: int, window: int) -> str | None:
+    """Returns a warning with its remedy if consecutive images hold too few classes.
+
+    Too few are less than half of the expected number.
 
     Args:
-      labels: of the first images in the order of training, int64 [n].
-      classes: their number; they are taken to be of equal size.
-      window: number of shards mixed at a time.
+      labels: labels of the first images in the order of training, int64 [n].
+      num_classes: number of classes, which are assumed to have equal sizes.
+      window: number of shards that are mixed at a time.
+
+    Returns:
+      The warning, or None if the classes are mixed.
     """
-    images = min(IMAGES, len(labels))
-    pieces = labels[: len(labels) // images * images].reshape(-1, images)
-    found = float(np.mean([len(np.unique(piece)) for piece in pieces]))
-    wanted = expected(classes, images)
-    if found >= _CLEARLY_BAD * wanted:
+    group_size = min(IMAGES_PER_GROUP, len(labels))
+    groups = labels[: len(labels) // group_size * group_size].reshape(-1, group_size)
+    mean_classes = float(np.mean([len(np.unique(group)) for group in groups]))
+    expected = expected_classes(num_classes, group_size)
+    if mean_classes >= _MIN_FRACTION_OF_EXPECTED * expected:
         return None
     return (
-        f"{images} consecutive training images hold {found:.0f} classes on average, {wanted:.0f} if"
-        " all were mixed: the files seem to be sorted by class; give more than"
-        f" --shuffle_window={window} (0 mixes all), or mix the images before they are written"
+        f"{group_size} consecutive training images hold {mean_classes:.0f} classes on average;"
+        f" {expected:.0f} are expected if all images are mixed. The files seem to be sorted by"
+        f" class. Set --shuffle_window to more than {window} (0 mixes all images), or mix the"
+        " images before you write them."
     )
 
 
-class Watch:
+class ClassMixingMonitor:
     """Warns once if the first training images that a rank reads hold few classes."""
 
     def __init__(self, num_classes: int, window: int) -> None:
-        """Takes the number of classes, and the window of shards."""
-        self._num_classes, self._window = num_classes, window
+        """Starts without labels.
+
+        Args:
+          num_classes: number of classes.
+          window: number of shards that are mixed at a time.
+        """
+        self._num_classes = num_classes
+        self._window = window
         self._lock = threading.Lock()
         self._labels: list[npt.NDArray[np.int64]] = []
-        self._missing = FIRST
+        self._num_missing = MONITORED_IMAGES
 
     def add(self, labels: npt.NDArray[np.int64]) -> None:
-        """Takes the labels of a micro-batch, int64 [b]; threads may call it at the same time."""
+        """Adds the labels of a micro-batch, int64 [b]; safe to call from several threads."""
         with self._lock:
-            if self._missing <= 0:
+            if self._num_missing <= 0:
                 return
             self._labels.append(labels)
-            self._missing -= len(labels)
-            if self._missing > 0:
+            self._num_missing -= len(labels)
+            if self._num_missing > 0:
                 return
-        if line := complaint(np.concatenate(self._labels)[:FIRST], self._num_classes, self._window):
-            _log.warning(line)
+        monitored = np.concatenate(self._labels)[:MONITORED_IMAGES]
+        warning = mixing_warning(monitored, self._num_classes, self._window)
+        if warning is not None:
+            _log.warning(warning)

@@ -1,8 +1,7 @@
-"""Makes batches from a source and an order: each rank reads, decodes and crops its own share ahead
-of the trainer.
+"""Makes batches: reads, decodes and crops a rank's examples before they are used.
 
-The random choices of an image depend on (seed, epoch, example) only, so neither the number of ranks
-nor the number of threads changes what is seen.
+The random choices for an image depend on (seed, epoch, example) only, so neither the number of
+ranks nor the number of threads changes what the network sees.
 """
 
 from __future__ import annotations
@@ -13,10 +12,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from hybrid_imagenet.data import augmentations, dali, images, mixing
-from hybrid_imagenet.data.bad_records import BadRecords, UsableExamples
+from hybrid_imagenet.data.bad_records import BadRecords, ExampleReader
 from hybrid_imagenet.data.sources.source import Source
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.order import sampling
@@ -24,29 +24,32 @@ from hybrid_imagenet.order.sampling import Cursor, SampleOrder
 from hybrid_imagenet.order.shard_order import ShardOrder
 from hybrid_imagenet.schedules.run_length import RunLength, Span
 
-_SHARDS_AHEAD = 8  # of evaluation, which reads one after another
-BatchSizes = Callable[
-    [int], tuple[int, int]
-]  # epoch -> (images per rank and micro-batch, micro-batches per step)
+# Evaluation reads one shard after another, so the next ones can be copied from a URL early.
+_EVALUATION_SHARDS_AHEAD = 8
+# How much memory an encoded image is assumed to take when reads ahead are limited.
+_ENCODED_IMAGE_BYTES = 256 << 10
+
+# Maps an epoch to images per rank and micro-batch, and micro-batches per step.
+BatchSizes = Callable[[int], tuple[int, int]]
 Element = dict[str, tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
 class HostOptions:
-    """The host's options for reading, decoding and bad records.
+    """Sets how the host reads and decodes, and what it does with bad records.
 
     Attributes:
-      threads: decoding threads of this rank.
-      readers: micro-batches that are read from storage at the same time.
-      reads: records of a micro-batch that are read at the same time; they hide what a read from a
-      network takes.
-      prefetch: finished micro-batches kept ready.
-      device: where finished micro-batches are copied ahead of the trainer ("/gpu:0"); None leaves
-      them on the host.
-      memory_bytes: bound on what is read and decoded ahead; lowers `readers` and `prefetch` to 1 at
-      least.
-      bad_records: "fail" or "skip", see `training`.
-      max_bad_records: bad records of all ranks above which skipping fails.
+      threads: number of decoding threads of this rank.
+      readers: number of micro-batches that are read from storage at the same time.
+      reads: number of records of a micro-batch that are read at the same time. More of them hide
+        the latency of a network.
+      prefetch: number of finished micro-batches that are kept ready.
+      device: device to which finished micro-batches are copied before the trainer asks for them,
+        such as "/gpu:0"; None leaves them on the host.
+      memory_bytes: limit on the memory for images that are read and decoded ahead. It lowers
+        `readers` and `prefetch`, but not below 1.
+      bad_records: "fail" or "skip", see `training_batches`.
+      max_bad_records: with "skip", more bad records than this on all ranks are an error.
       decoder: "tensorflow" or "dali".
     """
 
@@ -61,16 +64,24 @@ class HostOptions:
     decoder: str = "tensorflow"
 
 
-def order_of(source: Source, window: int, seed: int = 0, remainder: str = "wrap") -> SampleOrder:
-    """Returns the order of a source's examples: all mixed, or with a window those of this many
-    shards at a time.
+def example_order(
+    source: Source, window: int, seed: int = 0, remainder: str = "wrap"
+) -> SampleOrder:
+    """Returns the order in which the examples of a source are read.
+
+    Args:
+      source: the examples.
+      window: number of shards that are shuffled together; 0 shuffles all examples together.
+      seed: seed of the shuffle.
+      remainder: what happens to the examples at the end of an epoch that do not fill a batch:
+        "wrap" or "drop".
     """
     if window and source.shard_sizes is not None:
         return ShardOrder(source.shard_sizes, window, seed, remainder)
     return SampleOrder(source.num_examples, seed, remainder)
 
 
-def training(
+def training_batches(
     source: Source,
     order: SampleOrder,
     start: Cursor,
@@ -83,80 +94,99 @@ def training(
     image_size: int | Callable[[int], int],
     augmentation: str,
     options: HostOptions | None = None,
-    bad: BadRecords | None = None,
-    parts: int = 1,
+    bad_records: BadRecords | None = None,
+    virtual_gpus: int = 1,
 ) -> Batches:
-    """Returns this rank's micro-batches from `start` until `epochs` epochs or `max_steps` steps
-    from there are done.
+    """Returns this rank's micro-batches from `start` to the end of training.
 
-    A step takes size * batch * accumulation examples; rank r has the r-th contiguous part of them,
-    as `accumulation` elements
-    `{"image": uint8 [b, side, side, 3], "label": int64 [b], "seed": int64 [b, 2]}`. Batch,
-    accumulation and image size may change from epoch to epoch: the epoch is the one in which a step
-    begins.
+    A step takes size * batch * accumulation examples, and rank r reads the r-th contiguous part of
+    them. It yields them as `accumulation` elements of the form
+    `{"image": uint8 [b, side, side, 3], "label": int64 [b], "seed": int64 [b, 2]}`.
+    Batch, accumulation and image size may change from epoch to epoch. A step belongs to the epoch
+    in which it begins.
 
-    With `parts` above 1 the rank stands for `parts` ranks: `batch` and `b` are those of one part,
-    and an element holds the elements that these ranks would have, one after the other.
+    Rank 0 warns if the order has a window of shards and the first images hold few classes.
 
-    A record that cannot be used ends the run with `bad_records="fail"`; with "skip" it is logged,
-    counted in `Batches.bad` (or `bad`, which several may share), and another example takes its
-    place, so that all ranks keep the same number of steps.
-
-    With an order that keeps to a window of shards, rank 0 warns if the first images hold few
-    classes.
+    Args:
+      source: the examples.
+      order: their order.
+      start: epoch and offset of the first example.
+      batches: (batch, accumulation), or a function of the epoch that returns them.
+      rank: number of this process.
+      size: number of processes.
+      epochs: number of epochs after which training ends, counted from the beginning of the run.
+      max_steps: number of steps from `start` after which training ends, if that is sooner.
+      image_size: pixels of the network's input, or a function of the epoch.
+      augmentation: one of `augmentations.AUGMENTATIONS`.
+      options: see `HostOptions`.
+      bad_records: where bad records are counted; several pipelines may share it. By default the
+        pipeline has its own.
+      virtual_gpus: number of GPUs that this rank stands for. `batch` and `b` are then those of one
+        virtual GPU, and an element holds the elements of all of them, one after the other.
 
     Raises (when iterated):
-      UserError: for a bad record under "fail", or more than `max_bad_records`.
+      UserError: with `HostOptions.bad_records="fail"`, for a record that cannot be used. With
+        "skip", it is logged and counted, and another example replaces it, so that all ranks keep
+        the same number of steps; it is an error if there are more than `max_bad_records`.
     """
 
     def sizes(epoch: int) -> tuple[int, int, int]:
         batch, accumulation = batches(epoch) if callable(batches) else batches
-        return batch, accumulation, image_size(epoch) if callable(image_size) else image_size
+        pixels = image_size(epoch) if callable(image_size) else image_size
+        return batch, accumulation, pixels
 
     def global_batch(epoch: int) -> int:
         batch, accumulation, _ = sizes(epoch)
-        return size * parts * batch * accumulation
+        return size * virtual_gpus * batch * accumulation
 
-    def stage(first: Span, *others: Span) -> PipelineSegment:
-        """Returns the micro-batches of epochs whose sizes are alike."""
+    def segment_of(spans: Sequence[Span]) -> PipelineSegment:
+        """Returns the micro-batches of consecutive epochs that have the same sizes."""
+        first = spans[0]
         batch, accumulation, pixels = sizes(first.epoch)
-        count = global_batch(first.epoch)
+        examples_per_step = global_batch(first.epoch)
 
-        def examples_of(number: int) -> MicroBatch:
-            step, micro = divmod(number, accumulation)
-            cursor = order.advance(first.begin, count, step)
+        def micro_batch(number: int) -> MicroBatch:
+            step, micro_step = divmod(number, accumulation)
+            cursor = order.advance(first.begin, examples_per_step, step)
             source.prefetch(order.shards_ahead(cursor))
-            examples, epochs = order.share(cursor, count, rank, size)
-            # Each part has a contiguous share of its own, in which its micro-batches follow one
-            # another.
-            own = [
-                values.reshape(parts, accumulation, batch)[:, micro].ravel()
-                for values in (examples, epochs)
-            ]
-            return MicroBatch(own[0], own[1], np.ones(parts * batch, np.float32))
+            examples, example_epochs = order.share(cursor, examples_per_step, rank, size)
 
-        steps = sum(span.steps for span in (first, *others))
-        return PipelineSegment(parts * batch, pixels, steps * accumulation, examples_of)
+            def of_micro_step(values: np.ndarray) -> np.ndarray:
+                # Each virtual GPU reads a contiguous part of the rank's examples, as a real GPU
+                # would, and its micro-batches follow one another in it.
+                by_gpu = values.reshape(virtual_gpus, accumulation, batch)
+                return by_gpu[:, micro_step].ravel()
+
+            return MicroBatch(
+                of_micro_step(examples),
+                of_micro_step(example_epochs),
+                np.ones(virtual_gpus * batch, np.float32),
+            )
+
+        steps = sum(span.steps for span in spans)
+        return PipelineSegment(virtual_gpus * batch, pixels, steps * accumulation, micro_batch)
 
     options = options or HostOptions()
-    spans = RunLength(order, epochs, max_steps).spans(global_batch, start)
-    segments = [
-        stage(*alike) for _, alike in itertools.groupby(spans, lambda span: sizes(span.epoch))
-    ]
-    return Batches(
+    if bad_records is None:
+        bad_records = BadRecords(source, options.bad_records, options.max_bad_records)
+    monitor = None
+    if order.window and rank == 0:
+        monitor = mixing.ClassMixingMonitor(source.num_classes, order.window)
+    all_spans = RunLength(order, epochs, max_steps).spans(global_batch, start)
+    spans_by_sizes = itertools.groupby(all_spans, lambda span: sizes(span.epoch))
+    segments = [segment_of(list(spans)) for _, spans in spans_by_sizes]
+    builder = DatasetBuilder(
         source,
-        segments,
         options,
-        bad or BadRecords(source, options.bad_records, options.max_bad_records),
+        bad_records,
         augmentation=augmentation,
         seed=order.seed,
-        watch=mixing.Watch(source.num_classes, order.window)
-        if order.window and rank == 0
-        else None,
+        class_mixing_monitor=monitor,
     )
+    return Batches(segments, builder)
 
 
-def evaluation(
+def evaluation_batches(
     source: Source,
     batch: int,
     rank: int = 0,
@@ -166,123 +196,144 @@ def evaluation(
     crop_fraction: float = augmentations.EVALUATION_FRACTION,
     options: HostOptions | None = None,
 ) -> Batches:
-    """Returns this rank's part of one pass over all examples: every rank has the same number of
-    elements.
+    """Returns this rank's batches of one pass over all examples.
 
-    Elements are `{"image": uint8 [b, s, s, 3], "label": int64 [b], "weight": float32 [b]}`; each
-    example has weight 1 exactly once over all ranks; padding (and, under "skip", a bad record's
-    place) has weight 0. Images are the central square of `crop_fraction` of the shorter side.
+    All ranks have the same number of elements, of the form
+    `{"image": uint8 [b, s, s, 3], "label": int64 [b], "weight": float32 [b]}`. Over all ranks, each
+    example has weight 1 exactly once. Padding has weight 0, and so has the replacement of a bad
+    record.
+
+    Args:
+      source: the examples.
+      batch: images per rank and element.
+      rank: number of this process.
+      size: number of processes.
+      image_size: pixels of the network's input.
+      crop_fraction: side of the central square that is evaluated, as a fraction of the image's
+        shorter side.
+      options: see `HostOptions`.
+
+    Raises (when iterated):
+      UserError: as `training_batches`.
     """
-    steps = -(-source.num_examples // (batch * size))
-    ends = np.cumsum(source.shard_sizes) if source.shard_sizes is not None else np.empty(0)
+    num_steps = -(-source.num_examples // (batch * size))
+    shard_ends = np.cumsum(source.shard_sizes) if source.shard_sizes is not None else np.empty(0)
 
-    def examples_of(step: int) -> MicroBatch:
+    def micro_batch(step: int) -> MicroBatch:
         examples, weights = sampling.padded_share(source.num_examples, step, batch, rank, size)
         if weights.any():
-            shard = int(np.searchsorted(ends, examples[0], "right"))
-            source.prefetch(range(shard, min(shard + _SHARDS_AHEAD, len(ends))))
+            shard = int(np.searchsorted(shard_ends, examples[0], "right"))
+            end = min(shard + _EVALUATION_SHARDS_AHEAD, len(shard_ends))
+            source.prefetch(range(shard, end))
         return MicroBatch(examples, np.zeros_like(examples), weights)
 
     options = options or HostOptions()
-    bad = BadRecords(source, options.bad_records, options.max_bad_records)
-    return Batches(
-        source,
-        [PipelineSegment(batch, image_size, steps, examples_of)],
-        options,
-        bad,
-        crop_fraction=crop_fraction,
-    )
+    bad_records = BadRecords(source, options.bad_records, options.max_bad_records)
+    segment = PipelineSegment(batch, image_size, num_steps, micro_batch)
+    builder = DatasetBuilder(source, options, bad_records, crop_fraction=crop_fraction)
+    return Batches([segment], builder)
 
 
 @dataclasses.dataclass(frozen=True)
 class MicroBatch:
-    """The examples that one rank reads together."""
+    """Names the examples that one rank reads for one forward pass.
+
+    Attributes:
+      examples: numbers of the examples, int64 [b].
+      epochs: the epoch of each, int64 [b].
+      weights: float32 [b]; 0 marks padding.
+    """
 
     examples: sampling.Indices
     epochs: sampling.Indices
-    weights: np.ndarray  # float32 [b]; 0 marks padding
+    weights: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
 class PipelineSegment:
-    """A run of micro-batches of one size, for network inputs of `image_size` pixels."""
+    """Describes consecutive micro-batches with one batch size and one image size.
+
+    Attributes:
+      batch: images per micro-batch.
+      image_size: pixels of the network's input.
+      count: number of micro-batches.
+      micro_batch: returns the examples of the micro-batch with a given number, from 0.
+    """
 
     batch: int
     image_size: int
     count: int
-    examples_of: Callable[[int], MicroBatch]
+    micro_batch: Callable[[int], MicroBatch]
 
 
-@dataclasses.dataclass
 class Batches:
-    """Yields micro-batches as dictionaries of tensors; each `iter()` starts from the beginning.
+    """Yields micro-batches as dictionaries of tensors.
 
-    Labels are int64: TensorFlow computes with integers of 32 bits on the host, and a GPU would wait
-    for it.
+    Each `iter()` starts from the beginning. Labels are int64, because TensorFlow places int32
+    computations on the host, where a GPU would wait for them.
 
     Attributes:
-      bad: what was skipped so far.
-      crop_fraction: of the shorter side, for evaluation: elements have weights; None in training:
-      they have seeds.
-      augmentation: in training.
-      seed: of its draws.
-      watch: counts the classes of the first images, for a warning.
-      wait_seconds: time that the consumer has waited for batches.
+      bad_records: the bad records so far.
+      wait_seconds: time for which the consumer has waited for batches.
     """
 
-    source: Source
-    stages: Sequence[PipelineSegment]
-    options: HostOptions
-    bad: BadRecords
-    crop_fraction: float | None = None
-    augmentation: str = "none"
-    seed: int = 0
-    watch: mixing.Watch | None = None
-    wait_seconds: float = 0.0
+    def __init__(self, segments: Sequence[PipelineSegment], builder: DatasetBuilder) -> None:
+        """Reads nothing yet.
 
-    def __post_init__(self) -> None:
-        self._reader = UsableExamples(
-            self.source, self.bad, self.options.reads, self.options.readers
-        )
-        self._failure: UserError | None = None
-        self._built: tuple[PipelineSegment, int, tf.data.Dataset] | None = None
-        self._dali: tuple[tuple[int, int], dali.Decoder] | None = None
+        Args:
+          segments: the micro-batches.
+          builder: reads and decodes them.
+        """
+        self.bad_records = builder.bad_records
+        self.wait_seconds = 0.0
+        self._segments = segments
+        self._builder = builder
+        self._latest: tuple[PipelineSegment, int, tf.data.Dataset] | None = None
 
     def __iter__(self) -> Iterator[Element]:
-        """Yields the elements; raises UserError for a record that cannot be used."""
-        for stage in self.stages:
-            if self.source.reuse_decoded_batch:
-                yield from self._repeated(stage)
-                continue
-            done = 0
-            while done < stage.count:  # again only after an image that did not decode was skipped
-                known = len(self.bad.known)
-                elements = iter(self._dataset(stage, done))
-                try:
-                    for element in self._timed(elements):
-                        done += 1
-                        yield element
-                except tf.errors.OpError as error:
-                    self._explain(stage, stage.examples_of(done), known, error)
+        """Yields the elements.
 
-    def _repeated(self, stage: PipelineSegment) -> Iterator[Element]:
-        """Yields the pixels of one batch with the labels, seeds and weights of all."""
-        first = next(iter(self._dataset(dataclasses.replace(stage, count=1), 0)))
-        for number in range(stage.count):
-            wanted = stage.examples_of(number)
-            element = {
-                "image": first["image"],
-                "label": tf.constant(self.source.read(wanted.examples)[1], tf.int64),
-            }
-            if self.crop_fraction is not None:
-                yield {**element, "weight": tf.constant(wanted.weights)}
+        Raises:
+          UserError: for a record that cannot be used, see `training_batches`.
+        """
+        for segment in self._segments:
+            if self._builder.source.reuse_decoded_batch:
+                yield from self._repeat_one_batch(segment)
             else:
-                yield {
-                    **element,
-                    "seed": tf.constant(sampling.seeds(self.seed, wanted.epochs, wanted.examples)),
-                }
+                yield from self._read_segment(segment)
 
-    def _timed(self, elements: Iterator[Element]) -> Iterator[Element]:
+    def _read_segment(self, segment: PipelineSegment) -> Iterator[Element]:
+        num_done = 0
+        # The dataset ends early if an image does not decode. If bad records are skipped, a new
+        # dataset continues with the same micro-batch.
+        while num_done < segment.count:
+            num_bad = len(self.bad_records.reasons)
+            elements = iter(self._dataset(segment, num_done))
+            try:
+                for element in self._measure_waits(elements):
+                    num_done += 1
+                    yield element
+            except tf.errors.OpError:
+                self._builder.find_bad_records(segment, num_done)
+                if len(self.bad_records.reasons) == num_bad:
+                    # All images decode, so the failure has another cause.
+                    raise
+
+    def _repeat_one_batch(self, segment: PipelineSegment) -> Iterator[Element]:
+        """Yields the first batch's pixels with the labels, seeds and weights of all."""
+        builder = self._builder
+        first = next(iter(self._dataset(dataclasses.replace(segment, count=1), 0)))
+        for number in range(segment.count):
+            micro_batch = segment.micro_batch(number)
+            labels = builder.source.read(micro_batch.examples)[1]
+            element = {"image": first["image"], "label": tf.constant(labels, tf.int64)}
+            if builder.is_evaluation:
+                element["weight"] = tf.constant(micro_batch.weights)
+            else:
+                element["seed"] = tf.constant(builder.seeds(micro_batch))
+            yield element
+
+    def _measure_waits(self, elements: Iterator[Element]) -> Iterator[Element]:
         while True:
             started = time.perf_counter()
             element = next(elements, None)
@@ -291,47 +342,67 @@ class Batches:
                 return
             yield element
 
-    def _explain(
-        self, stage: PipelineSegment, wanted: MicroBatch, known: int, error: Exception
-    ) -> None:
-        """Finds the record behind a failure; returns if more than the `known` ones are to be
-        skipped from now on.
-        """
-        if self._failure:
-            raise self._failure from None
-        for requested in np.unique(wanted.examples):
-            self._reader.check_decodes(int(requested), self._host(stage).side)
-        if len(self.bad.known) == known:
-            raise error
+    def _dataset(self, segment: PipelineSegment, start: int) -> tf.data.Dataset:
+        """Returns the elements of a segment from number `start` on.
 
-    def _host(self, stage: PipelineSegment) -> augmentations.HostStage:
-        """Returns the side of the square images that come from the host, and the draws that each
-        takes.
+        The latest dataset is kept, because repeated evaluation asks for the same one.
         """
-        if self.crop_fraction is not None:
-            return augmentations.HostStage(0, stage.image_size)
-        return augmentations.host_stage(self.augmentation, stage.image_size)
+        if self._latest is None or self._latest[:2] != (segment, start):
+            self._latest = (segment, start, self._builder.build(segment, start))
+        return self._latest[2]
 
-    def _dataset(self, stage: PipelineSegment, start: int) -> tf.data.Dataset:
-        """Returns the elements of a stage from number `start`; the last one built is kept, for
-        repeated evaluation.
-        """
-        if self._built is None or self._built[:2] != (stage, start):
-            self._built = (stage, start, self._build(stage, start))
-        return self._built[2]
 
-    def _build(self, stage: PipelineSegment, start: int) -> tf.data.Dataset:
-        options, host = self.options, self._host(stage)
-        readers, prefetch = self._ahead(stage.batch, host.side)
-        numbers = tf.data.Dataset.range(start, stage.count)
-        decoded = (
-            self._decoded_by_dali if options.decoder == "dali" else self._decoded_by_tensorflow
+@dataclasses.dataclass
+class DatasetBuilder:
+    """Builds `tf.data` pipelines that read and decode the micro-batches of a segment.
+
+    Attributes:
+      source: the examples.
+      options: see `HostOptions`.
+      bad_records: where bad records are counted.
+      crop_fraction: for evaluation, the central square as a fraction of the shorter side; elements
+        have weights. None for training; elements have seeds.
+      augmentation: the training augmentation.
+      seed: seed of the augmentation's random numbers.
+      class_mixing_monitor: sees the labels of the first images and warns if they are few; or None.
+    """
+
+    source: Source
+    options: HostOptions
+    bad_records: BadRecords
+    crop_fraction: float | None = None
+    augmentation: str = "none"
+    seed: int = 0
+    class_mixing_monitor: mixing.ClassMixingMonitor | None = None
+
+    def __post_init__(self) -> None:
+        """Creates the reader; DALI's decoder is created when the batch size is known."""
+        self._reader = ExampleReader(
+            self.source, self.bad_records, self.options.reads, self.options.readers
         )
-        if self._whole(host):
-            decoded = self._undecoded
-        data = decoded(numbers, stage, host, readers).prefetch(prefetch)
+        self._read_error: UserError | None = None
+        self._dali_decoder: tuple[tuple[int, int], dali.DaliDecoder] | None = None
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether elements have weights instead of seeds."""
+        return self.crop_fraction is not None
+
+    def build(self, segment: PipelineSegment, start: int) -> tf.data.Dataset:
+        """Returns the elements of a segment from number `start` on."""
+        options = self.options
+        host = self._host_augmentation(segment)
+        readers, prefetch = self._read_ahead_limits(segment.batch, host.side)
+        numbers = tf.data.Dataset.range(start, segment.count)
+        if self._source_has_final_pixels(host):
+            data = self._read_pixels(numbers, segment, host, readers)
+        elif options.decoder == "dali":
+            data = self._decode_with_dali(numbers, segment, host, readers)
+        else:
+            data = self._decode_with_tensorflow(numbers, segment, host, readers)
+        data = data.prefetch(prefetch)
         settings = tf.data.Options()
-        # DALI decodes in threads of its own, and those that read wait for them.
+        # DALI decodes in its own threads, and the threads of tf.data only wait for them.
         settings.threading.private_threadpool_size = (
             readers if options.decoder == "dali" else options.threads
         )
@@ -344,135 +415,194 @@ class Batches:
             )
         return data
 
-    def _decoded_by_tensorflow(
+    def find_bad_records(self, segment: PipelineSegment, number: int) -> None:
+        """Finds the images of a failed micro-batch that do not decode.
+
+        They are counted as bad records. TensorFlow's error does not say which image failed, so each
+        is decoded again.
+
+        Raises:
+          UserError: the error of a failed read; for a bad record under "fail"; or if there are too
+            many.
+        """
+        if self._read_error:
+            raise self._read_error from None
+        side = self._host_augmentation(segment).side
+        for example in np.unique(segment.micro_batch(number).examples):
+            self._reader.check_decodes(int(example), side)
+
+    def seeds(self, micro_batch: MicroBatch) -> sampling.Indices:
+        """Returns the seeds of the examples' random numbers, int64 [b, 2]."""
+        return sampling.seeds(self.seed, micro_batch.epochs, micro_batch.examples)
+
+    def _host_augmentation(self, segment: PipelineSegment) -> augmentations.HostAugmentation:
+        if self.is_evaluation:
+            return augmentations.HostAugmentation(0, segment.image_size)
+        return augmentations.host_augmentation(self.augmentation, segment.image_size)
+
+    def _read_ahead_limits(self, batch: int, side: int) -> tuple[int, int]:
+        """Returns how many micro-batches to read at once and to keep ready.
+
+        Encoded and decoded images may take half of the memory each.
+        """
+        decoded_bytes = batch * side**2 * 3
+        encoded_bytes = batch * _ENCODED_IMAGE_BYTES
+        if self.options.decoder == "dali":
+            # A thread that has read a micro-batch also holds its pixels while DALI decodes.
+            encoded_bytes += decoded_bytes
+        prefetch = min(self.options.prefetch, self.options.memory_bytes // (2 * decoded_bytes))
+        readers = min(self.options.readers, self.options.memory_bytes // (2 * encoded_bytes))
+        return max(1, readers), max(1, prefetch)
+
+    def _source_has_final_pixels(self, host: augmentations.HostAugmentation) -> bool:
+        """Returns whether the source already has the pixels that the trainer gets.
+
+        This is so if whole images are used, and have the requested size.
+        """
+        if self.crop_fraction:
+            fraction = self.crop_fraction
+        elif self.augmentation in augmentations.WHOLE_IMAGE_AUGMENTATIONS:
+            fraction = 1.0
+        else:
+            fraction = 0.0
+        return self.source.side == host.side and fraction == 1.0
+
+    def _decode_with_tensorflow(
         self,
         numbers: tf.data.Dataset,
-        stage: PipelineSegment,
-        host: augmentations.HostStage,
+        segment: PipelineSegment,
+        host: augmentations.HostAugmentation,
         readers: int,
     ) -> tf.data.Dataset:
         types = (tf.string, tf.int32, tf.int32, tf.int64, tf.int64, tf.float32)
         shapes = ((), (), (4,), (), (2,), ())
-        accurate = self.crop_fraction is not None  # in evaluation
 
-        def read(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            return _call(
-                lambda number: self._read(stage, number, host), step, types, stage.batch, shapes
+        def read(number: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            return _call_python(
+                lambda value: self._read(segment, value, host), number, types, segment.batch, shapes
             )
 
-        def finish(
+        def decode(
             content: tf.Tensor, branch: tf.Tensor, window: tf.Tensor, *rest: tf.Tensor
         ) -> Element:
-            return self._element(
-                images.decode(content, branch, window, host.side, accurate=accurate), *rest
-            )
+            pixels = images.decode(content, branch, window, host.side, accurate=self.is_evaluation)
+            return self._element(pixels, *rest)
 
-        data = _map(_map(numbers, read, readers).unbatch(), finish, self.options.threads)
-        return data.batch(stage.batch, drop_remainder=True)
+        # Reading works on micro-batches, decoding on single images, so that all threads decode.
+        encoded_images = _map(numbers, read, readers).unbatch()
+        decoded_images = _map(encoded_images, decode, self.options.threads)
+        return decoded_images.batch(segment.batch, drop_remainder=True)
 
-    def _whole(self, host: augmentations.HostStage) -> bool:
-        """Returns whether every image reaches the trainer as the source has it: whole, and of the
-        requested size.
-        """
-        fraction = self.crop_fraction or (1.0 if self.augmentation in augmentations.WHOLE else 0.0)
-        return self.source.side == host.side and fraction == 1.0
-
-    def _undecoded(
+    def _decode_with_dali(
         self,
         numbers: tf.data.Dataset,
-        stage: PipelineSegment,
-        host: augmentations.HostStage,
+        segment: PipelineSegment,
+        host: augmentations.HostAugmentation,
+        readers: int,
+    ) -> tf.data.Dataset:
+        decoder = self._dali_decoder_for(segment.batch, host.side)
+        types = (tf.uint8, tf.int64, tf.int64, tf.float32)
+        shapes = ((host.side, host.side, 3), (), (2,), ())
+
+        def read_and_decode(number: int) -> tuple[np.ndarray, ...]:
+            content, branch, window, *rest = self._read(segment, number, host)
+            return decoder.decode(content, branch, window), *rest
+
+        def element(number: tf.Tensor) -> Element:
+            return self._element(
+                *_call_python(read_and_decode, number, types, segment.batch, shapes)
+            )
+
+        return _map(numbers, element, readers)
+
+    def _dali_decoder_for(self, batch: int, side: int) -> dali.DaliDecoder:
+        """Returns a decoder, which is the previous one if the sizes are the same."""
+        if self._dali_decoder is None or self._dali_decoder[0] != (batch, side):
+            gpu = dali.physical_gpu(self.options.device)
+            decoder = dali.DaliDecoder(
+                batch, side, self.options.threads, gpu, accurate=self.is_evaluation
+            )
+            self._dali_decoder = ((batch, side), decoder)
+        return self._dali_decoder[1]
+
+    def _read_pixels(
+        self,
+        numbers: tf.data.Dataset,
+        segment: PipelineSegment,
+        host: augmentations.HostAugmentation,
         readers: int,
     ) -> tf.data.Dataset:
         types = (tf.uint8, tf.int64, tf.int64, tf.float32)
         shapes = ((host.side, host.side, 3), (), (2,), ())
 
         def read(number: int) -> tuple[np.ndarray, ...]:
-            wanted = stage.examples_of(number)
-            seeds = sampling.seeds(self.seed, wanted.epochs, wanted.examples)
-            pixels, labels = self.source.read_pixels(wanted.examples)
-            return pixels, labels.astype(np.int64), seeds, wanted.weights
+            micro_batch = segment.micro_batch(number)
+            pixels, labels = self.source.read_pixels(micro_batch.examples)
+            return pixels, labels.astype(np.int64), self.seeds(micro_batch), micro_batch.weights
 
-        def finish(step: tf.Tensor) -> Element:
-            return self._element(*_call(read, step, types, stage.batch, shapes))
+        def element(number: tf.Tensor) -> Element:
+            return self._element(*_call_python(read, number, types, segment.batch, shapes))
 
-        return _map(numbers, finish, readers)
-
-    def _decoded_by_dali(
-        self,
-        numbers: tf.data.Dataset,
-        stage: PipelineSegment,
-        host: augmentations.HostStage,
-        readers: int,
-    ) -> tf.data.Dataset:
-        if self._dali is None or self._dali[0] != (stage.batch, host.side):
-            gpu = dali.gpu_of(self.options.device)
-            accurate = self.crop_fraction is not None  # in evaluation
-            made = dali.Decoder(
-                stage.batch, host.side, self.options.threads, gpu, accurate=accurate
-            )
-            self._dali = (stage.batch, host.side), made
-        decoder = self._dali[1]
-        types = (tf.uint8, tf.int64, tf.int64, tf.float32)
-        shapes = ((host.side, host.side, 3), (), (2,), ())
-
-        def decoded(number: int) -> tuple[np.ndarray, ...]:
-            content, branch, window, *rest = self._read(stage, number, host)
-            return decoder.decode(content, branch, window), *rest
-
-        def finish(step: tf.Tensor) -> Element:
-            return self._element(*_call(decoded, step, types, stage.batch, shapes))
-
-        return _map(numbers, finish, readers)
+        return _map(numbers, element, readers)
 
     def _element(
         self, image: tf.Tensor, label: tf.Tensor, seed: tf.Tensor, weight: tf.Tensor
     ) -> Element:
-        extra = {"seed": seed} if self.crop_fraction is None else {"weight": weight}
-        return {"image": image, "label": label, **extra}
-
-    def _ahead(self, batch: int, side: int) -> tuple[int, int]:
-        """Returns how many concurrent reads and finished batches fit the memory; an encoded image
-        counts as 256 KiB.
-        """
-        decoded, encoded = batch * side**2 * 3, batch << 18
-        if self.options.decoder == "dali":
-            encoded += decoded  # who reads also waits for the pixels
-        prefetch = min(self.options.prefetch, self.options.memory_bytes // (2 * decoded))
-        readers = min(self.options.readers, self.options.memory_bytes // (2 * encoded))
-        return max(1, readers), max(1, prefetch)
+        if self.is_evaluation:
+            return {"image": image, "label": label, "weight": weight}
+        return {"image": image, "label": label, "seed": seed}
 
     def _read(
-        self, stage: PipelineSegment, number: int, host: augmentations.HostStage
+        self, segment: PipelineSegment, number: int, host: augmentations.HostAugmentation
     ) -> tuple[np.ndarray, ...]:
-        """Returns encoded images, and what is to be done with each, for one micro-batch."""
-        wanted = stage.examples_of(number)
+        """Reads the encoded images of a micro-batch and plans how to decode them.
+
+        Threads of tf.data call this at the same time.
+
+        Returns:
+          (contents, branch, window, labels, seeds, weights): encoded images, bytes [b]; branch and
+          window of `images.plan_decoding`; int64 [b]; int64 [b, 2]; float32 [b].
+        """
+        micro_batch = segment.micro_batch(number)
         try:
-            contents, probed, labels, own = self._reader.read(wanted.examples)
+            examples = self._reader.read(micro_batch.examples)
         except UserError as error:
-            self._failure = error
+            # TensorFlow turns it into an OpError, so it is kept for the thread that iterates.
+            self._read_error = error
             raise
-        if self.watch is not None:
-            self.watch.add(labels)
-        weights = wanted.weights * own  # what took the place of a bad record must not count
-        if not own.all():
-            missing = ~own & (wanted.weights > 0)
-            places = np.stack([wanted.epochs, wanted.examples], axis=1)[missing]
-            self.bad.replaced.update((int(epoch), int(example)) for epoch, example in places)
-        seeds = sampling.seeds(self.seed, wanted.epochs, wanted.examples)
-        sizes = probed[:, 1:]
+        if self.class_mixing_monitor is not None:
+            self.class_mixing_monitor.add(examples.labels)
+        if not examples.is_original.all():
+            self._note_replaced(micro_batch, examples.is_original)
+        # The replacement of a bad record must not count in evaluation.
+        weights = micro_batch.weights * examples.is_original
+        seeds = self.seeds(micro_batch)
+        kinds = examples.headers[:, 0]
+        sizes = examples.headers[:, 1:]
         if self.crop_fraction is not None:
-            windows = augmentations.center(sizes, self.crop_fraction)
+            windows = augmentations.center_windows(sizes, self.crop_fraction)
         else:
-            windows = augmentations.windows(
-                self.augmentation, sizes, sampling.uniforms(seeds, host.draws)
+            windows = augmentations.training_windows(
+                self.augmentation, sizes, sampling.uniforms(seeds, host.num_draws)
             )
-        branch, window = images.branches(probed[:, 0], windows, host.side)
-        return contents, branch, window, labels, seeds, weights
+        branch, window = images.plan_decoding(kinds, windows, host.side)
+        return examples.contents, branch, window, examples.labels, seeds, weights
+
+    def _note_replaced(self, micro_batch: MicroBatch, is_original: npt.NDArray[np.bool]) -> None:
+        # Padding was not asked for, so it does not count as replaced.
+        is_replaced = ~is_original & (micro_batch.weights > 0)
+        pairs = zip(micro_batch.epochs[is_replaced], micro_batch.examples[is_replaced], strict=True)
+        self.bad_records.replaced_examples.update(
+            (int(epoch), int(example)) for epoch, example in pairs
+        )
 
 
 def _map(data: tf.data.Dataset, function: Callable[..., object], calls: int) -> tf.data.Dataset:
-    """Maps in order, without AutoGraph: it writes files, which a killed rank would leave behind."""
+    """Maps a function over a dataset in order, with `calls` parallel calls.
+
+    AutoGraph is not used, because it writes temporary files, which a killed rank would leave
+    behind.
+    """
     return data.map(
         tf.autograph.experimental.do_not_convert(function),
         num_parallel_calls=calls,
@@ -480,15 +610,23 @@ def _map(data: tf.data.Dataset, function: Callable[..., object], calls: int) -> 
     )
 
 
-def _call(
+def _call_python(
     function: Callable[[int], tuple[np.ndarray, ...]],
-    step: tf.Tensor,
+    number: tf.Tensor,
     types: tuple[tf.DType, ...],
     batch: int,
     shapes: tuple[tuple[int, ...], ...],
 ) -> tuple[tf.Tensor, ...]:
-    """Calls Python inside of tf.data; each result has `batch` entries of its shape."""
-    arrays = tf.numpy_function(lambda number: function(int(number)), [step], types)
+    """Calls a Python function of a micro-batch's number inside of tf.data.
+
+    Args:
+      function: returns arrays, each with `batch` entries.
+      number: the number, int64 [].
+      types: type of each array.
+      batch: number of entries.
+      shapes: shape of the entries of each array.
+    """
+    arrays = tf.numpy_function(lambda value: function(int(value)), [number], types)
     for array, shape in zip(arrays, shapes, strict=True):
         array.set_shape((batch, *shape))
     return tuple(arrays)

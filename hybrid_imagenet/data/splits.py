@@ -1,6 +1,4 @@
-"""Chooses the images that are not trained on: of each class, for validation, or of the whole set,
-for tuning.
-"""
+"""Chooses which training images to hold out for validation or for tuning."""
 
 from __future__ import annotations
 
@@ -9,35 +7,43 @@ import numpy.typing as npt
 
 from hybrid_imagenet.order.sampling import Indices, SampleOrder
 
-_CLASS_SEED = (
-    0xF01D  # of a class's images; never a run's seed, so that all runs and commands agree on them
-)
-# of tuning under seed 0: the choice has a stream of its own beside the order of the images
-_FIRST_SEED = 0x7E57
+# Independent of the run's seed, so that all runs and commands choose the same images of a class.
+_VALIDATION_SEED = 0xF01D
+# Added to the seed of a tuning split. It is not 0, so that the choice is independent of the order
+# of the images, which has the same seed.
+_TUNING_SEED_OFFSET = 0x7E57
 
 
-def of_class(count: int, fraction: float) -> npt.NDArray[np.bool_]:
-    """Returns which of the `count` images of a class are validated: bool [count].
+def validation_mask(num_images: int, fraction: float) -> npt.NDArray[np.bool_]:
+    """Chooses the images of a class that are used for validation.
 
-    Their number is the nearest to `fraction * count`, but at least one is validated and at least
-    one trained on. The only image of a class is trained on.
-    """
-    chosen = np.zeros(count, bool)
-    if count > 1:
-        number = min(max(round(fraction * count), 1), count - 1)
-        chosen[SampleOrder(count, seed=_CLASS_SEED).at(0, np.arange(number, dtype=np.int64))] = True
-    return chosen
-
-
-def held_out(amount: float, num_examples: int) -> int:
-    """Returns the number of images held out of `num_examples`.
+    Their number is `fraction * num_images`, rounded, but at least one image is for validation and
+    at least one for training. If a class has a single image, it is for training.
 
     Args:
-      amount: below 1 a fraction of the images, else their number; 0 holds out none.
-      num_examples: training images.
+      num_images: number of images of the class.
+      fraction: fraction for validation.
+
+    Returns:
+      Which images are for validation, bool [num_images].
+    """
+    is_validation = np.zeros(num_images, bool)
+    if num_images > 1:
+        num_chosen = min(max(round(fraction * num_images), 1), num_images - 1)
+        order = SampleOrder(num_images, seed=_VALIDATION_SEED)
+        is_validation[order.at(0, np.arange(num_chosen, dtype=np.int64))] = True
+    return is_validation
+
+
+def num_held_out(amount: float, num_examples: int) -> int:
+    """Returns the number of images that are held out for tuning.
+
+    Args:
+      amount: below 1, the fraction of the images; else their number. 0 holds out none.
+      num_examples: number of training images.
 
     Raises:
-      ValueError: if no image is left for training or for tuning.
+      ValueError: if no image would be left for training or for tuning.
     """
     count = int(amount) if amount >= 1 else round(amount * num_examples)
     if amount and not 0 < count < num_examples:
@@ -48,17 +54,22 @@ def held_out(amount: float, num_examples: int) -> int:
     return count
 
 
-def split(amount: float, num_examples: int, seed: int = 0) -> tuple[Indices, Indices]:
-    """The numbers of the images that stay and of those held out for tuning, int64, ascending; see
-    `held_out`.
+def split_for_tuning(amount: float, num_examples: int, seed: int = 0) -> tuple[Indices, Indices]:
+    """Splits the training images into those for training and those for tuning.
 
-    Every seed has images of its own, so that an interval over seeds holds the variance of the
-    training images too.
+    Every seed holds out different images, so that an interval over seeds includes the variance of
+    the training images.
+
+    Args:
+      amount: see `num_held_out`.
+      num_examples: number of training images.
+      seed: the run's seed.
+
+    Returns:
+      The indices for training and those for tuning, int64, ascending.
     """
-    count = held_out(amount, num_examples)
-    chosen = SampleOrder(num_examples, seed=_FIRST_SEED + seed).at(
-        0, np.arange(count, dtype=np.int64)
-    )
-    stays = np.ones(num_examples, bool)
-    stays[chosen] = False
-    return np.flatnonzero(stays), np.flatnonzero(~stays)
+    count = num_held_out(amount, num_examples)
+    order = SampleOrder(num_examples, seed=_TUNING_SEED_OFFSET + seed)
+    is_training = np.ones(num_examples, bool)
+    is_training[order.at(0, np.arange(count, dtype=np.int64))] = False
+    return np.flatnonzero(is_training), np.flatnonzero(~is_training)

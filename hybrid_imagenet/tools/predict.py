@@ -113,8 +113,12 @@ def _decode_image(network: TrainedNetwork, path: pathlib.Path) -> np.ndarray:
 
     content, kind, height, width = _read_image(path)
     try:
-        windows = augmentations.center(np.array([[height, width]], np.int64), network.crop_fraction)
-        branch, window = images.branches(np.array([kind], np.int64), windows, network.image_size)
+        windows = augmentations.center_windows(
+            np.array([[height, width]], np.int64), network.crop_fraction
+        )
+        branch, window = images.plan_decoding(
+            np.array([kind], np.int64), windows, network.image_size
+        )
         decoded = images.decode(
             tf.constant(content),
             tf.constant(branch[0]),
@@ -130,14 +134,14 @@ def _decode_image(network: TrainedNetwork, path: pathlib.Path) -> np.ndarray:
 
 
 def _read_image(path: pathlib.Path) -> tuple[bytes, int, int, int]:
-    """Returns the content of an image file, and its kind, height and width (`images.probe`).
+    """Returns an image file's content, kind, height and width (`images.decode_header`).
 
     Raises:
       UserError: if it cannot be read, or is not an image.
     """
     try:
         content = files.read_regular(path.expanduser(), images.MAX_BYTES)
-        return content, *images.probe(content)
+        return content, *images.decode_header(content)
     except OSError as error:
         reason = error.strerror
     except ValueError as error:

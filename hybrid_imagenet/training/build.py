@@ -48,7 +48,7 @@ def sources(config: RunConfig) -> tuple[Source, Source]:
     check_classes(config, train.num_classes)
     if not config.tuning_split:
         return train, validation
-    stays, held_out = splits.split(
+    stays, held_out = splits.split_for_tuning(
         derived.held_out(config, train.num_examples), train.num_examples, config.seed
     )
     rest = Subset(train, stays, train.notes)
@@ -73,7 +73,7 @@ def check_window(config: RunConfig, source: Source) -> None:
 
 def sample_order(config: RunConfig, source: Source) -> SampleOrder:
     """Returns the order of training examples."""
-    return pipeline.order_of(source, config.shuffle_window or 0, config.seed, config.remainder)
+    return pipeline.example_order(source, config.shuffle_window or 0, config.seed, config.remainder)
 
 
 def model(
@@ -160,7 +160,7 @@ def loss_scale(config: RunConfig, precision: str) -> LossScale:
 def train_preprocess(config: RunConfig, dtype: str) -> Callable[[Batch], tf.Tensor]:
     """Returns the device's part of the training augmentation."""
     kind = config.augmentation
-    prepare = device.one_pass(
+    prepare = device.compile_preprocessing(
         lambda images, seeds: device.augment(images, seeds, kind, dtype), kind
     )
     return lambda batch: prepare(batch["image"], batch["seed"])
@@ -177,14 +177,14 @@ def random_batch(config: RunConfig, communicator: Communicator) -> RandomBatch |
 
 def evaluation_preprocess(dtype: str) -> Callable[[Batch], tf.Tensor]:
     """Returns the device's part of the preparation of validation images."""
-    prepare = device.one_pass(lambda images: device.normalize(images, dtype), "none")
+    prepare = device.compile_preprocessing(lambda images: device.normalize(images, dtype), "none")
     return lambda batch: prepare(batch["image"])
 
 
 def check_decoder(config: RunConfig) -> None:
     """Raises UserError if the decoder that --decoder asks for does not run here."""
     if config.decoder == "dali":
-        dali.check(dali.gpu_of(_ahead_device()))
+        dali.check_installation(dali.physical_gpu(_ahead_device()))
 
 
 def host_options(config: RunConfig, threads: int) -> pipeline.HostOptions:

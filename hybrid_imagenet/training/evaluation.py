@@ -41,7 +41,7 @@ class Validation:
         crop_fraction: float,
         options: pipeline.HostOptions,
     ):
-        """Takes `batch`, images per rank and step; for the rest see `data.pipeline.evaluation`."""
+        """Takes `batch`, images per rank and step; the rest as `pipeline.evaluation_batches`."""
         self.found = np.zeros((0, 3), np.float32)
         self.start_seconds = 0.0
         self._compiled = False
@@ -49,7 +49,7 @@ class Validation:
         self._step = step
         self._source = source
         self._ranks = ranks
-        self._batches = pipeline.evaluation(
+        self._batches = pipeline.evaluation_batches(
             source,
             batch,
             ranks.rank,
@@ -95,7 +95,9 @@ class Validation:
         self.found = self._ranks.allreduce_on_host(tf.constant(found), "image_results").numpy()
         vector = self._ranks.allreduce_sum(self._step.sums.variable.read_value(), "validation_sums")
         total = from_vector(vector)
-        self._batches.bad.share(self._ranks.allgather_object(self._batches.bad.pairs()))
+        self._batches.bad_records.merge_from_ranks(
+            self._ranks.allgather_object(self._batches.bad_records.reason_pairs())
+        )
         count = int(total.count)
         return {
             **total.means("val"),

@@ -121,7 +121,7 @@ class TrainingData:
         """Returns (epoch, example) of those that others replaced on this rank, in this epoch and
         later ones.
         """
-        return sorted(pair for pair in set(self.bad.replaced) if pair[0] >= epoch)
+        return sorted(pair for pair in set(self.bad.replaced_examples) if pair[0] >= epoch)
 
     def restore_replaced(self, stored: Any) -> None:
         """Takes over the pairs of the epochs under way.
@@ -130,7 +130,7 @@ class TrainingData:
           UserError: if they are of another form.
         """
         try:
-            self.bad.replaced |= {(int(epoch), int(example)) for epoch, example in stored}
+            self.bad.replaced_examples |= {(int(epoch), int(example)) for epoch, example in stored}
         except (TypeError, ValueError):
             raise UserError(
                 f"the checkpoint's replaced examples are {stored!r}: it is damaged, remove it"
@@ -144,7 +144,7 @@ class TrainingData:
     def _batches(
         self, cursor: Cursor, epochs: float, max_steps: int | None = None
     ) -> pipeline.Batches:
-        return pipeline.training(
+        return pipeline.training_batches(
             self.source,
             self.order,
             cursor,
@@ -156,8 +156,8 @@ class TrainingData:
             image_size=self._sizes.at,
             augmentation=self._config.augmentation,
             options=self.options,
-            bad=self.bad,
-            parts=self._config.virtual_gpus,
+            bad_records=self.bad,
+            virtual_gpus=self._config.virtual_gpus,
         )
 
 
@@ -178,14 +178,14 @@ class ExampleCount:
             together.
         """
         data = self._data
-        ranks = self._gather([data.bad.pairs(), max(data.source.labels_seen, default=-1)])
-        data.bad.share(bad for bad, _ in ranks)
+        ranks = self._gather([data.bad.reason_pairs(), max(data.source.labels_seen, default=-1)])
+        data.bad.merge_from_ranks(bad for bad, _ in ranks)
         data.check_class_list(epoch, self._state.cursor, max(largest for _, largest in ranks))
         replaced = sum(number == epoch for number, _ in all_replaced(data, epoch, self._gather))
         return {
             "train_count": data.images(epoch, self._state.cursor) - replaced,
             "train_dropped": replaced,
-            "bad_records": len(data.bad.known),
+            "bad_records": len(data.bad.reasons),
         }
 
 

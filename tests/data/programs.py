@@ -12,7 +12,7 @@ def labels(batch: int, start: list, steps: int) -> list:
     on.
     """
     c = comm.start()
-    batches = pipeline.training(
+    batches = pipeline.training_batches(
         MemorySource(1003), SampleOrder(1003, seed=7), Cursor(*start), (batch, 1), c.rank, c.size,
         epochs=1, image_size=8, augmentation="none",
     )  # fmt: skip
@@ -29,9 +29,9 @@ def labels_at(url: str, copies: str, start: list) -> tuple[list, str]:
     c = comm.start()
     source = data.open_source("webdataset", url, cache_dir=copies, storage_timeout=1.0)
     c.allgather_object(None)  # the server dies of what comes now
-    batches = pipeline.training(
+    batches = pipeline.training_batches(
         source,
-        pipeline.order_of(source, 2, seed=8),
+        pipeline.example_order(source, 2, seed=8),
         Cursor(*start),
         (4, 1),
         c.rank,

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 from PIL import Image
 
-from hybrid_imagenet.data.images import encoded
+from hybrid_imagenet.data.images import encode
 from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.data.sources.source import BadRecord, Source
 
@@ -21,11 +21,11 @@ def jpeg(seed, height=20, width=24, mode="RGB", quality=90):
     image = Image.fromarray(smooth.squeeze(), mode=mode).resize(
         (width, height), Image.Resampling.BICUBIC
     )
-    return encoded(image, "JPEG", quality=quality)
+    return encode(image, "JPEG", quality=quality)
 
 
 def png(seed, height=20, width=24):
-    return encoded(Image.open(io.BytesIO(jpeg(seed, height, width))), "PNG")
+    return encode(Image.open(io.BytesIO(jpeg(seed, height, width))), "PNG")
 
 
 def tiny(split):

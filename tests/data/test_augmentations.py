@@ -16,8 +16,8 @@ def sizes(k=200, seed=1):
 @pytest.mark.parametrize("name", augmentations.AUGMENTATIONS)
 def test_windows_lie_inside_the_image(name):
     size = sizes()
-    stage = augmentations.host_stage(name, 224)
-    window = augmentations.windows(name, size, draws(stage.draws))
+    host = augmentations.host_augmentation(name, 224)
+    window = augmentations.training_windows(name, size, draws(host.num_draws))
     assert (window[:, :2] >= 0).all()
     assert (window[:, 2:] >= 1).all()
     assert (window[:, :2] + window[:, 2:] <= size).all()
@@ -25,14 +25,14 @@ def test_windows_lie_inside_the_image(name):
 
 def test_alexnet_windows_are_224_of_256_of_the_shorter_side_anywhere():
     size = np.repeat([[375, 500]], 5000, axis=0)
-    window = augmentations.alexnet(size, draws(2, 5000))
+    window = augmentations.alexnet_windows(size, draws(2, 5000))
     assert (window[:, 2:] == 328).all()  # 375 * 224 / 256
     assert set(window[:, 0]) == set(range(48))
     assert set(window[:, 1]) == set(range(173))
 
 
 def test_center_window_is_the_crop_after_a_resize():
-    assert augmentations.center(np.array([[375, 500], [256, 256]]), 0.875).tolist() == [
+    assert augmentations.center_windows(np.array([[375, 500], [256, 256]]), 0.875).tolist() == [
         [23, 86, 328, 328],
         [16, 16, 224, 224],
     ]
@@ -40,7 +40,7 @@ def test_center_window_is_the_crop_after_a_resize():
 
 def test_inception_windows_against_the_oracle():
     size, uniform = sizes(), draws(40).astype(np.float64).astype(np.float32)
-    got = augmentations.inception(size, uniform)
+    got = augmentations.inception_windows(size, uniform)
     fallbacks = 0
     for (height, width), row, window in zip(size, uniform, got, strict=True):
         expected = augment_reference.inception_window(
@@ -59,14 +59,16 @@ def test_reduced_decoding_keeps_enough_pixels():
     window = np.stack(
         [np.zeros_like(extents), np.zeros_like(extents), extents, extents + 7], axis=1
     )
-    assert augmentations.decode_ratio(window, 224).tolist() == [1, 2, 2, 4, 4, 8, 8]
+    assert augmentations.decode_ratios(window, 224).tolist() == [1, 2, 2, 4, 4, 8, 8]
 
 
-def test_digits_fill_their_images():
+def test_evaluation_fraction_of_digits_is_the_whole_image():
     assert augmentations.evaluation_fraction("digits") == 1
     assert augmentations.evaluation_fraction("alexnet") == 0.875
 
 
 @pytest.mark.parametrize("side", [32, 64, 128, 160, 192, 224, 299])
-def test_the_sony_augmentation_ends_at_the_size_it_was_asked_for(side):
-    assert augmentations.input_side("sony", augmentations.host_stage("sony", side).side) == side
+def test_input_side_inverts_the_host_side_of_the_sony_augmentation(side):
+    assert (
+        augmentations.input_side("sony", augmentations.host_augmentation("sony", side).side) == side
+    )

@@ -8,7 +8,7 @@ from tests.data.support import MemorySource
 
 def pixels(source):
     order = SampleOrder(source.num_examples, seed=1)
-    batches = pipeline.training(
+    batches = pipeline.training_batches(
         source, order, Cursor(), (10, 1), epochs=2, image_size=12, augmentation="inception"
     )
     return [element["image"].numpy() for element in batches], [

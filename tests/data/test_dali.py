@@ -35,7 +35,7 @@ N = 1003
 
 
 def jpeg_of(image, **settings):
-    return images.encoded(image, "JPEG", **({"quality": 92} | settings))
+    return images.encode(image, "JPEG", **({"quality": 92} | settings))
 
 
 def photographs(width, height):
@@ -49,8 +49,8 @@ def through(decoder, contents, windows, side):
     """Squares of a batch as `batches` asks for them."""
     held = np.empty(len(contents), object)
     held[:] = contents
-    kinds = np.array([images.probe(content)[0] for content in contents])
-    branch, window = images.branches(kinds, np.array(windows), side)
+    kinds = np.array([images.decode_header(content)[0] for content in contents])
+    branch, window = images.plan_decoding(kinds, np.array(windows), side)
     return decoder.decode(held, branch, window)
 
 
@@ -61,7 +61,7 @@ def by_tensorflow(contents, windows, side):
 
 
 def by_dali(contents, windows, side, threads=2):
-    return through(dali.Decoder(len(contents), side, threads, None), contents, windows, side)
+    return through(dali.DaliDecoder(len(contents), side, threads, None), contents, windows, side)
 
 
 def difference(ours, theirs):
@@ -100,7 +100,7 @@ def test_every_kind_of_image_comes_out_as_tensorflow_sees_it():
     turned = Image.Exif()
     turned[0x0112] = 6  # EXIF: rotated by a quarter
     left_out = [
-        images.encoded(picture, "PNG"),
+        images.encode(picture, "PNG"),
         jpeg_of(picture.convert("CMYK")),
         jpeg_of(picture, keep_rgb=True),
     ]
@@ -154,9 +154,10 @@ def test_an_epoch_sees_each_of_1003_examples_once_with_the_same_seeds_and_pixels
 @needs_dali
 def test_a_gpu_that_is_not_there_is_one_line():
     with pytest.raises(
-        UserError, match=r"^--decoder=dali: NVIDIA DALI does not run on GPU 99 \(.+\): leave out"
+        UserError,
+        match=r"^--decoder=dali: NVIDIA DALI does not run on GPU 99 \(.+\)\. Omit --decoder",
     ):
-        dali.check(99)
+        dali.check_installation(99)
 
 
 class StandIn:
@@ -164,7 +165,7 @@ class StandIn:
     images.
     """
 
-    refused: tuple[bytes, ...] = ()
+    rejected: tuple[bytes, ...] = ()
     made = 0
 
     def __init__(self, batch, side, threads, gpu, accurate):
@@ -174,7 +175,7 @@ class StandIn:
     def run(self, encoded, shape, **_):
         if self._broken:
             raise RuntimeError("Current pipeline object is no longer valid")
-        if any(content.tobytes() in self.refused for content in encoded):
+        if any(content.tobytes() in self.rejected for content in encoded):
             self._broken = True
             raise RuntimeError("Critical error\nencountered:\n\nnot to my taste")
         self._squares = np.empty((len(encoded), self._side, self._side, 3), np.uint8)
@@ -206,28 +207,28 @@ def test_only_plain_jpegs_go_to_dali(stand_in):
     np.testing.assert_array_equal(got[1:3], by_tensorflow(contents, windows, 8)[1:3])
 
 
-def test_what_dali_refuses_is_decoded_by_tensorflow_and_told_once(stand_in, caplog):
+def test_tensorflow_decodes_images_that_dali_rejects_and_one_warning_is_logged(stand_in, caplog):
     contents = [support.jpeg(0), support.jpeg(1), support.jpeg(2)]
-    stand_in.refused = (contents[1],)
-    decoder, windows = dali.Decoder(3, 8, 2, None), [(0, 0, 15, 14)] * 3
+    stand_in.rejected = (contents[1],)
+    decoder, windows = dali.DaliDecoder(3, 8, 2, None), [(0, 0, 15, 14)] * 3
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             got = through(decoder, contents, windows, 8)
             assert (got[[0, 2]] == 15).all()
             np.testing.assert_array_equal(got[1], by_tensorflow(contents, windows, 8)[1])
-    assert caplog.text.count("DALI refuses an image (not to my taste)") == 1
+    assert caplog.text.count("DALI rejects an image (not to my taste)") == 1
     assert (
         stand_in.made == 2 + 2 * 2
     )  # the slots, and new ones for the batch and for the image alone
 
 
-def test_a_record_that_both_refuse_is_bad(stand_in):
+def test_a_record_that_both_decoders_reject_is_bad(stand_in):
     broken = memory(4, undecodable={2})
-    stand_in.refused = (broken.read_one(2)[0],)
+    stand_in.rejected = (broken.read_one(2)[0],)
     batches = train(broken, SampleOrder(4), batch=4, bad_records="skip", decoder="dali")
     (element,) = batches
     assert sorted(element["label"].numpy().tolist()) == [0, 1, 3, 3]
-    assert set(batches.bad.known) == {2}
+    assert set(batches.bad_records.reasons) == {2}
 
 
 def test_a_failure_that_no_image_explains_is_no_bad_record(stand_in, monkeypatch):
@@ -238,16 +239,14 @@ def test_a_failure_that_no_image_explains_is_no_bad_record(stand_in, monkeypatch
     batches = train(memory(8), SampleOrder(8), batch=4, bad_records="skip", decoder="dali")
     with pytest.raises(tf.errors.OpError, match="out of memory"):
         list(batches)
-    assert not batches.bad.known
+    assert not batches.bad_records.reasons
 
 
 def test_reading_ahead_counts_the_pixels_that_wait():
     batches = train(memory(8), SampleOrder(8), memory_bytes=4 << 20, readers=8, decoder="dali")
-    assert batches._ahead(4, 512) == (1, 1)  # 1 MiB encoded and 3 MiB decoded each
-    assert train(memory(8), SampleOrder(8), memory_bytes=4 << 20, readers=8)._ahead(4, 512) == (
-        2,
-        1,
-    )
+    assert batches._builder._read_ahead_limits(4, 512) == (1, 1)  # 1 MiB encoded, 3 MiB decoded
+    batches = train(memory(8), SampleOrder(8), memory_bytes=4 << 20, readers=8)
+    assert batches._builder._read_ahead_limits(4, 512) == (2, 1)
 
 
 def marked(transform):
@@ -278,25 +277,25 @@ def marked(transform):
         (b"", False),
     ],
 )
-def test_a_plain_jpeg_is_told_from_its_header(content, plain):
+def test_is_plain_jpeg_looks_at_the_header(content, plain):
     assert images.is_plain_jpeg(content) is plain
 
 
 def test_a_missing_package_is_one_line_before_anything_else(monkeypatch):
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     with pytest.raises(
-        UserError, match=r"^--decoder=dali: NVIDIA DALI cannot be loaded \(.*nvidia.*\): install"
+        UserError, match=r"^--decoder=dali: NVIDIA DALI cannot be loaded \(.*nvidia.*\)\. Install"
     ):
         build.check_decoder(config.resolve(["--decoder=dali", "--dataset=digits"]))
     build.check_decoder(config.resolve(["--dataset=digits"]))
 
 
-def test_the_gpu_is_told_by_the_machines_number(monkeypatch):
+def test_physical_gpu_returns_the_number_of_the_machine(monkeypatch):
     shown = [tf.config.PhysicalDevice("/physical_device:GPU:3", "GPU")]
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: shown)
-    assert dali.gpu_of("/gpu:0") == 3
-    assert dali.gpu_of("/cpu:0") is None
-    assert dali.gpu_of(None) is None
+    assert dali.physical_gpu("/gpu:0") == 3
+    assert dali.physical_gpu("/cpu:0") is None
+    assert dali.physical_gpu(None) is None
 
 
 @needs_dali

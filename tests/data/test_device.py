@@ -11,7 +11,7 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (16, 20, 20, 3), np.uint8)
 
 
 def denormalized(images):
-    return images.numpy() * np.array(device.DEVIATION) + np.array(device.MEAN)
+    return images.numpy() * np.array(device.STANDARD_DEVIATION) + np.array(device.MEAN)
 
 
 def test_normalize():

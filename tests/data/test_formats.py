@@ -1,4 +1,4 @@
-"""WebP and JPEG XL images in every form of dataset, and formats that are not read."""
+"""WebP and JPEG XL images in every form of dataset, and unsupported formats."""
 
 import base64
 import io
@@ -54,20 +54,20 @@ def webp(mode="RGB", height=20, width=24, **options):
     image = Image.open(io.BytesIO(support.jpeg(3, height, width))).convert(mode)
     if mode == "RGBA":
         image.putalpha(image.getchannel(0))
-    return images.encoded(image, "WEBP", **options)
+    return images.encode(image, "WEBP", **options)
 
 
 def animated_webp():
     frames = [Image.new("RGB", (8, 8), color) for color in ("red", "green", "blue")]
-    return images.encoded(frames[0], "WEBP", save_all=True, append_images=frames[1:])
+    return images.encode(frames[0], "WEBP", save_all=True, append_images=frames[1:])
 
 
 def decoded(content, window=None, side=None):
     """Decodes a window as training does; the whole image at its own size by default, which must be
     a square then.
     """
-    kind, height, width = images.probe(content)
-    branch, scaled = images.branches(
+    kind, height, width = images.decode_header(content)
+    branch, scaled = images.plan_decoding(
         np.array([kind]), np.array([window or (0, 0, height, width)]), side or height
     )
     return images.decode(
@@ -82,28 +82,28 @@ def test_webp_decodes_to_the_pixels_of_pillow(mode, options):
     content = webp(mode, 32, 32, **options)
     expected = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
     np.testing.assert_array_equal(decoded(content), expected)
-    np.testing.assert_array_equal(np.asarray(images.picture(content)), expected)
+    np.testing.assert_array_equal(np.asarray(images.decode_to_pillow(content)), expected)
 
 
 @needs_webp
 @pytest.mark.parametrize(
     "options", [{"quality": 80}, {"lossless": True}, {"quality": 80, "exif": b"Exif\0\0"}]
 )
-def test_probe_of_webp_returns_the_size_and_refuses_a_cut_file(options):
+def test_decode_header_of_webp_returns_the_size_and_rejects_a_cut_file(options):
     content = webp(height=33, width=70, **options)
-    assert images.probe(content) == (images.ANY_CHANNELS, 33, 70)
-    assert images.probe(content + b"more")[1:] == (33, 70)
+    assert images.decode_header(content) == (images.ANY_CHANNELS, 33, 70)
+    assert images.decode_header(content + b"more")[1:] == (33, 70)
     for length in (13, 25, len(content) - 3):
         with pytest.raises(ValueError, match="the WebP is truncated"):
-            images.probe(content[:length])
+            images.decode_header(content[:length])
 
 
 @needs_jxl
 @pytest.mark.parametrize("name", JXL)
 def test_jpeg_xl_decodes_to_the_pixels_that_were_encoded(name):
     content = JXL[name]
-    assert images.probe(content)[1:] == EXPECTED[name].shape[:2]
-    np.testing.assert_array_equal(np.asarray(images.picture(content)), EXPECTED[name])
+    assert images.decode_header(content)[1:] == EXPECTED[name].shape[:2]
+    np.testing.assert_array_equal(np.asarray(images.decode_to_pillow(content)), EXPECTED[name])
     window = (1, 2, 10, 10)
     np.testing.assert_array_equal(decoded(content, window, 10), EXPECTED[name][1:11, 2:12])
 
@@ -117,8 +117,8 @@ def test_jpeg_xl_in_a_container_with_parts_is_probed_and_decoded():
     bare = JXL["RGB"]
     parts = box(b"jxlp", b"\0\0\0\0" + bare[:3]) + box(b"Exif", b"\0\0\0\0MM\0*")
     content = signature + parts + box(b"jxlp", b"\x80\0\0\1" + bare[3:])
-    assert images.probe(content) == (images.ANY_CHANNELS, 12, 16)
-    np.testing.assert_array_equal(np.asarray(images.picture(content)), PIXELS)
+    assert images.decode_header(content) == (images.ANY_CHANNELS, 12, 16)
+    np.testing.assert_array_equal(np.asarray(images.decode_to_pillow(content)), PIXELS)
 
 
 @needs_webp
@@ -126,7 +126,7 @@ def test_jpeg_xl_in_a_container_with_parts_is_probed_and_decoded():
 def test_large_webp_is_reduced_by_the_mean_of_blocks(height):
     pixels = np.full((height, height, 3), 200, np.uint8)
     pixels[:, np.arange(height) % 8 < 3] = 40
-    content = images.encoded(Image.fromarray(pixels), "WEBP", lossless=True)
+    content = images.encode(Image.fromarray(pixels), "WEBP", lossless=True)
     assert np.abs(decoded(content, (0, 0, height, height), height // 8) - 140.0).max() <= 1
 
 
@@ -134,7 +134,7 @@ def test_large_webp_is_reduced_by_the_mean_of_blocks(height):
 @needs_jxl
 @pytest.mark.parametrize("form", ["folder", "tfrecord", "parquet", "webdataset"])
 def test_webp_and_jpeg_xl_are_read_in_every_form_of_dataset(form, tmp_path):
-    lossless = images.encoded(Image.fromarray(PIXELS), "WEBP", lossless=True)
+    lossless = images.encode(Image.fromarray(PIXELS), "WEBP", lossless=True)
     pairs = [(lossless, 0), (JXL["RGB"], 1), (JXL["L"], 2)]
     for split in data.SPLITS:
         if form == "folder":
@@ -160,7 +160,7 @@ def test_webp_and_jpeg_xl_are_read_in_every_form_of_dataset(form, tmp_path):
                 },
             )
     source = data.open_source(form, str(tmp_path), "validation", num_classes=3)
-    (element,) = pipeline.evaluation(source, 3, image_size=12, crop_fraction=1.0)
+    (element,) = pipeline.evaluation_batches(source, 3, image_size=12, crop_fraction=1.0)
     assert element["label"].numpy().tolist() == [0, 1, 2]
     middle = PIXELS[:, 2:14]
     for found, expected in zip(
@@ -196,7 +196,7 @@ def test_prepare_with_resize_reads_webp_and_jpeg_xl(tmp_path, capsys):
         == 0
     )
     found = data.open_source("tfrecord", str(tmp_path / "to")).read_one(1)[0]
-    assert images.probe(found) == (images.JPEG, 10, 13)
+    assert images.decode_header(found) == (images.JPEG, 10, 13)
     with Image.open(io.BytesIO(found)) as smaller:
         assert np.abs(np.asarray(smaller).mean((0, 1)) - PIXELS.mean((0, 1))).max() < 3
 
@@ -215,7 +215,9 @@ def animated_jxl():
     ("content", "reason"),
     [
         pytest.param(
-            animated_webp(), "the WebP is animated, which is not read: convert it", marks=needs_webp
+            animated_webp(),
+            "the WebP is animated, which is not supported: convert it",
+            marks=needs_webp,
         ),
         pytest.param(
             b"RIFF\x20\0\0\0WEBPVP8 " + bytes(40),
@@ -227,13 +229,15 @@ def animated_jxl():
             "the JPEG XL has no header",
             marks=needs_jxl,
         ),
-        pytest.param(animated_jxl(), "the JPEG XL is animated, which is not read", marks=needs_jxl),
+        pytest.param(
+            animated_jxl(), "the JPEG XL is animated, which is not supported", marks=needs_jxl
+        ),
         (
             b"II*\0" + bytes(40),
-            "is a TIFF image, which is not read: convert it, for example with .mogrify",
+            "is a TIFF image, which is not supported: convert it, for example with .mogrify",
         ),
-        (b"\0\0\0\x20ftypavif" + bytes(40), "is an AVIF image, which is not read"),
-        (b"\0\0\0\x20ftypheic" + bytes(40), "is a HEIC image, which is not read"),
+        (b"\0\0\0\x20ftypavif" + bytes(40), "is an AVIF image, which is not supported"),
+        (b"\0\0\0\x20ftypheic" + bytes(40), "is a HEIC image, which is not supported"),
         (
             b"RIFF\x20\0\0\0WAVE" + bytes(40),
             r"is not a JPEG, PNG, BMP, GIF, WebP or JPEG XL image .it begins with b'RIFF'",
@@ -250,23 +254,25 @@ def animated_jxl():
         "WAV",
     ],
 )
-def test_probe_of_an_image_that_is_not_read_names_its_format(content, reason):
+def test_decode_header_of_an_unsupported_image_names_its_format(content, reason):
     with pytest.raises(ValueError, match=reason):
-        images.probe(content)
+        images.decode_header(content)
 
 
-def test_probe_with_a_tensorflow_that_lacks_the_decoder_names_format_and_version(monkeypatch):
+def test_decode_header_with_a_tensorflow_that_lacks_the_decoder_names_format_and_version(
+    monkeypatch,
+):
     monkeypatch.setattr(images, "_has_operation", lambda name: False)
     with pytest.raises(
         ValueError,
         match=r"is a WebP image, which TensorFlow decodes from version 2\.20 on: install",
     ):
-        images.probe(webp())
+        images.decode_header(webp())
     with pytest.raises(
         ValueError,
         match=r"is a JPEG XL image, which TensorFlow decodes from version 2\.21 on.*convert",
     ):
-        images.probe(JXL["RGB"])
+        images.decode_header(JXL["RGB"])
 
 
 def test_has_operation_agrees_with_the_installed_tensorflow():

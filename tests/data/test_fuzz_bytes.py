@@ -91,13 +91,15 @@ def test_images():
     for number in range(500):
         content = damaged(goods[number % len(goods)], generator)
         try:
-            kind, height, width = images.probe(content)
+            kind, height, width = images.decode_header(content)
         except ValueError as error:
             assert str(error)
             continue
         assert height > 0
         assert width > 0
-        branch, window = images.branches(np.array([kind]), np.array([[0, 0, height, width]]), 16)
+        branch, window = images.plan_decoding(
+            np.array([kind]), np.array([[0, 0, height, width]]), 16
+        )
         try:
             image = decoded(tf.constant(content), tf.constant(branch[0]), tf.constant(window[0]))
         except tf.errors.OpError as error:

@@ -6,7 +6,7 @@ import pytest
 
 from hybrid_imagenet import data
 from hybrid_imagenet.data import pipeline
-from hybrid_imagenet.data.images import picture
+from hybrid_imagenet.data.images import decode_to_pillow
 from hybrid_imagenet.data.sources import idx
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.order.sampling import Cursor, SampleOrder
@@ -48,7 +48,7 @@ def test_pixels_and_labels_come_out_as_they_are_stored(tmp_path):
         for channel in range(3):
             np.testing.assert_array_equal(pixels[..., channel], TRAIN[[3, 0]])
         contents, _ = source.read([3])
-        np.testing.assert_array_equal(picture(contents[0]), pixels[0])
+        np.testing.assert_array_equal(decode_to_pillow(contents[0]), pixels[0])
         assert source.locate(3)[1] == 3
         assert source.reads.bytes_read > 0
 
@@ -118,7 +118,7 @@ def test_labels_that_do_not_fit_are_named(tmp_path):
 
 def batch_of(source, augmentation):
     order = SampleOrder(source.num_examples, seed=1)
-    stream = pipeline.training(
+    stream = pipeline.training_batches(
         source, order, Cursor(0, 0), (5, 1), epochs=1, image_size=8, augmentation=augmentation
     )
     return next(iter(stream)), order.share(Cursor(0, 0), 5)[0]
@@ -131,7 +131,7 @@ def test_whole_images_reach_the_trainer_without_decoding(tmp_path, monkeypatch):
     np.testing.assert_array_equal(element["image"].numpy()[..., 1], TRAIN[examples])
     np.testing.assert_array_equal(element["label"], LABELS[examples])
     assert element["seed"].shape == (5, 2)
-    rows = list(pipeline.evaluation(source, 5, image_size=8, crop_fraction=1.0))
+    rows = list(pipeline.evaluation_batches(source, 5, image_size=8, crop_fraction=1.0))
     assert np.concatenate([row["weight"] for row in rows]).sum() == 12
     np.testing.assert_array_equal(
         np.concatenate([row["image"] for row in rows])[:12, ..., 0], TRAIN

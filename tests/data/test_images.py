@@ -39,7 +39,7 @@ def deep_png(shape, seed=0):
 def test_images_of_16_bits_are_prepared_as_training_reads_them(channels, tmp_path):
     content = deep_png((24, 32, channels))
     expected = tf.io.decode_image(content, channels=3, expand_animations=False).numpy()
-    np.testing.assert_array_equal(np.asarray(images.picture(content)), expected)
+    np.testing.assert_array_equal(np.asarray(images.decode_to_pillow(content)), expected)
     for split in data.SPLITS:
         support.write_folder(tmp_path / "from", split, [(content, 0)])
     target = tmp_path / "to"
@@ -56,30 +56,30 @@ def test_images_of_16_bits_are_prepared_as_training_reads_them(channels, tmp_pat
         assert np.abs(np.asarray(prepared).mean() - expected.mean()) < 1
 
 
-def test_a_bmp_whose_palette_is_not_gray_is_refused_as_tensorflow_would_take_it_for_gray():
+def test_a_bmp_whose_palette_is_not_gray_is_rejected_because_tensorflow_would_decode_it_as_gray():
     picture = Image.open(io.BytesIO(support.jpeg(1)))
     for mode in ("L", "RGB", "P"):
-        content = images.encoded(picture.convert(mode), "BMP")
+        content = images.encode(picture.convert(mode), "BMP")
         if mode == "P":
             with pytest.raises(ValueError, match="palette"):
-                images.probe(content)
+                images.decode_header(content)
         else:
             expected = tf.io.decode_image(content, channels=3).numpy()
-            np.testing.assert_array_equal(np.asarray(images.picture(content)), expected)
+            np.testing.assert_array_equal(np.asarray(images.decode_to_pillow(content)), expected)
 
 
-def test_a_jpeg_of_very_many_scans_is_refused_before_it_is_decoded():
-    sound = images.encoded(Image.new("RGB", (8, 8)), "JPEG", progressive=True)
-    assert images.probe(sound)[1:] == (8, 8)
+def test_a_progressive_jpeg_of_very_many_scans_is_rejected_before_it_is_decoded():
+    sound = images.encode(Image.new("RGB", (8, 8)), "JPEG", progressive=True)
+    assert images.decode_header(sound)[1:] == (8, 8)
     scan = sound[sound.rindex(b"\xff\xda") : -2]
     with pytest.raises(ValueError, match=r"has 1\d\d scans"):
-        images.probe(sound[:-2] + 100 * scan + sound[-2:])
+        images.decode_header(sound[:-2] + 100 * scan + sound[-2:])
 
 
-def test_so_is_one_that_is_not_progressive_and_has_a_scan_for_each_component():
-    sound = bytearray(images.encoded(Image.new("RGB", (8, 8)), "JPEG"))
+def test_a_jpeg_of_very_many_scans_is_rejected_if_each_has_a_single_component():
+    sound = bytearray(images.encode(Image.new("RGB", (8, 8)), "JPEG"))
     many = 101 * b"\xff\xda"  # in pixels of one scan they mean nothing
-    assert images.probe(bytes(sound[:-2]) + many + bytes(sound[-2:]))[1:] == (8, 8)
+    assert images.decode_header(bytes(sound[:-2]) + many + bytes(sound[-2:]))[1:] == (8, 8)
     sound[sound.index(b"\xff\xda") + 4] = 1  # the first scan has one component of three
     with pytest.raises(ValueError, match="has 102 scans"):
-        images.probe(bytes(sound[:-2]) + many + bytes(sound[-2:]))
+        images.decode_header(bytes(sound[:-2]) + many + bytes(sound[-2:]))

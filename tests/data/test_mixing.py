@@ -11,25 +11,24 @@ from tests.data.support import MemorySource
 CLASSES, EACH = 20, 40
 
 
-def test_the_expected_number_is_that_of_drawing():
-    assert mixing.expected(1000) == pytest.approx(226, abs=0.1)
+def test_expected_classes_agrees_with_random_draws():
+    assert mixing.expected_classes(1000) == pytest.approx(226, abs=0.1)
     drawn = np.random.default_rng(0).choice(9, (4000, 16))
-    assert mixing.expected(9, 16) == pytest.approx(
+    assert mixing.expected_classes(9, 16) == pytest.approx(
         np.mean([len(set(row)) for row in drawn]), rel=0.02
     )
 
 
-def test_a_window_over_sorted_files_is_told_with_the_remedy():
+def test_mixing_warning_names_the_remedy_for_a_small_window_over_sorted_files():
     labels = np.arange(1000 * 100) // 100  # a thousand classes in a hundred files
     lines = {}
     for window in (1, 16, 100):
-        first = ShardOrder([1000] * 100, window).at(0, np.arange(mixing.FIRST))
-        lines[window] = mixing.complaint(labels[first], 1000, window)
+        first = ShardOrder([1000] * 100, window).at(0, np.arange(mixing.MONITORED_IMAGES))
+        lines[window] = mixing.mixing_warning(labels[first], 1000, window)
     assert (
-        "256 consecutive training images hold 12 classes on average, 226 if all were mixed"
-        in lines[1]
+        "256 consecutive training images hold 12 classes on average; 226 are expected" in lines[1]
     )
-    assert "give more than --shuffle_window=1 (0 mixes all)" in lines[1]
+    assert "Set --shuffle_window to more than 1 (0 mixes all images)" in lines[1]
     assert lines[16] is None  # some 140 of the 160 classes in a window
     assert lines[100] is None
 
@@ -47,13 +46,13 @@ class Sorted(MemorySource):
 
 
 @pytest.mark.parametrize(
-    ("window", "rank", "told"), [(2, 0, 1), (1, 1, 0), (CLASSES, 0, 0), (0, 0, 0)]
+    ("window", "rank", "num_warnings"), [(2, 0, 1), (1, 1, 0), (CLASSES, 0, 0), (0, 0, 0)]
 )
 def test_the_first_rank_warns_once_where_the_images_that_it_reads_are_badly_mixed(
-    window, rank, told, caplog
+    window, rank, num_warnings, caplog
 ):
-    order = pipeline.order_of(Sorted(), window, seed=1)
-    batches = pipeline.training(
+    order = pipeline.example_order(Sorted(), window, seed=1)
+    batches = pipeline.training_batches(
         Sorted(),
         order,
         Cursor(),
@@ -70,7 +69,8 @@ def test_the_first_rank_warns_once_where_the_images_that_it_reads_are_badly_mixe
         for record in caplog.records
         if "consecutive training images" in record.message
     ]
-    assert len(lines) == told
+    assert len(lines) == num_warnings
     assert all(
-        f"--shuffle_window={window}" in line and "20 if all were mixed" in line for line in lines
+        f"--shuffle_window to more than {window} " in line and "20 are expected" in line
+        for line in lines
     )

@@ -12,7 +12,7 @@ import tensorflow as tf
 from PIL import Image
 
 from hybrid_imagenet.data import images, pipeline
-from hybrid_imagenet.data.bad_records import BadRecords, UsableExamples
+from hybrid_imagenet.data.bad_records import BadRecords, ExampleReader
 from hybrid_imagenet.data.pipeline import HostOptions
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.order.sampling import Cursor, SampleOrder
@@ -30,7 +30,7 @@ def labels(batches):
 
 
 def train(source, order, start, sizes, rank, size, epochs=1, **options):
-    return pipeline.training(
+    return pipeline.training_batches(
         source, order, start, sizes, rank, size,
         epochs=epochs, image_size=8, augmentation="inception", options=HostOptions(**options),
     )  # fmt: skip
@@ -70,7 +70,7 @@ def test_images_may_change_size_between_epochs_and_a_run_goes_on_at_the_boundary
     order, sizes = SampleOrder(N, seed=4), {0: 8, 1: 12, 2: 12}.__getitem__
 
     def run(start):
-        batches = pipeline.training(
+        batches = pipeline.training_batches(
             SOURCE,
             order,
             start,
@@ -139,7 +139,7 @@ def test_evaluation_counts_each_image_once_in_the_same_number_of_steps(n, size, 
     source = MemorySource(n)
     counts, steps = collections.Counter(), set()
     for rank in range(size):
-        elements = list(pipeline.evaluation(source, batch, rank, size, image_size=8))
+        elements = list(pipeline.evaluation_batches(source, batch, rank, size, image_size=8))
         steps.add(len(elements))
         for element in elements:
             assert element["image"].shape == (batch, 8, 8, 3)
@@ -156,7 +156,9 @@ def test_evaluation_is_the_center_crop_of_the_resized_image():
     source = MemorySource(1)
     source.images = [image]
     got = (
-        next(iter(pipeline.evaluation(source, 1, image_size=16)))["image"][0].numpy().astype(float)
+        next(iter(pipeline.evaluation_batches(source, 1, image_size=16)))["image"][0]
+        .numpy()
+        .astype(float)
     )
     pixels = np.asarray(Image.open(io.BytesIO(image))).astype(float)
     side = round(60 * 0.875)
@@ -176,7 +178,7 @@ def test_a_bad_record_ends_the_run_with_its_file_and_offset(kind):
     with pytest.raises(UserError, match=r"memory, offset 17000: .*--bad_records=skip"):
         labels(train(source, order, Cursor(), (8, 1), 0, 1))
     with pytest.raises(UserError, match="offset 17000"):
-        list(pipeline.evaluation(source, 8, image_size=8))
+        list(pipeline.evaluation_batches(source, 8, image_size=8))
 
 
 @pytest.mark.parametrize("kind", ["bad", "undecodable"])
@@ -193,7 +195,7 @@ def test_skipped_records_are_counted_logged_and_replaced_with_the_same_steps(kin
     flat = [label for steps in zip(*seen, strict=True) for batch in steps for label in batch]
     taken = order.share(Cursor(), 128)[0].tolist()
     assert flat == [{17: 19, 18: 19, 44: 45}.get(label, label) for label in taken]
-    assert {bad for run in runs for bad in run.bad.known} == {17, 18, 44}
+    assert {bad for run in runs for bad in run.bad_records.reasons} == {17, 18, 44}
     assert "memory, offset 44000" in caplog.text
 
 
@@ -208,14 +210,16 @@ def test_an_image_that_was_told_to_be_bad_after_it_was_read_is_skipped():
     for _ in range(position // 4):
         next(elements)
     wait_for(lambda: source.reads >= 4 * (position // 4 + 1))
-    batches.bad.share([[(17, "told by another rank")]])
+    batches.bad_records.merge_from_ranks([[(17, "told by another rank")]])
     assert 18 in next(elements)["label"].numpy()
-    assert batches.bad.replaced == {(0, 17)}
+    assert batches.bad_records.replaced_examples == {(0, 17)}
 
 
 def test_evaluation_gives_bad_records_no_weight():
     source = MemorySource(20, bad={3}, undecodable={19})
-    batches = pipeline.evaluation(source, 8, image_size=8, options=HostOptions(bad_records="skip"))
+    batches = pipeline.evaluation_batches(
+        source, 8, image_size=8, options=HostOptions(bad_records="skip")
+    )
     elements = list(batches)
     assert len(elements) == 3
     weighted = [
@@ -257,8 +261,8 @@ def test_too_many_bad_records_fail():
 
 
 def decoded(content, window, side):
-    kind, _, _ = images.probe(content)
-    branch, scaled = images.branches(np.array([kind]), np.array([window]), side)
+    kind, _, _ = images.decode_header(content)
+    branch, scaled = images.plan_decoding(np.array([kind]), np.array([window]), side)
     return images.decode(
         tf.constant(content), tf.constant(branch[0]), tf.constant(scaled[0]), side
     ).numpy()
@@ -274,14 +278,16 @@ def test_jpegs_of_every_color_space_decode_to_what_pillow_sees(mode):
 
 def test_evaluation_decodes_jpegs_by_the_accurate_dct_as_pillow_does_and_training_by_the_fast_one():
     noise = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
-    content = images.encoded(Image.fromarray(noise), "JPEG", quality=95, subsampling=0)
+    content = images.encode(Image.fromarray(noise), "JPEG", quality=95, subsampling=0)
     expected = np.asarray(Image.open(io.BytesIO(content)))
     source = MemorySource(1)
     source.images = [content]
-    (element,) = pipeline.evaluation(source, 1, image_size=16, crop_fraction=1.0)
+    (element,) = pipeline.evaluation_batches(source, 1, image_size=16, crop_fraction=1.0)
     np.testing.assert_array_equal(element["image"].numpy()[0], expected)
     whole = {"image_size": 16, "augmentation": "shift"}
-    (element,) = pipeline.training(source, SampleOrder(1), Cursor(), (1, 1), epochs=1, **whole)
+    (element,) = pipeline.training_batches(
+        source, SampleOrder(1), Cursor(), (1, 1), epochs=1, **whole
+    )
     assert 0 < np.abs(element["image"].numpy()[0].astype(int) - expected).max() <= 20
 
 
@@ -302,7 +308,7 @@ def test_fine_stripes_of_a_large_image_become_their_mean(form):
     pixels[:, np.arange(256) % 8 < 3] = (
         40  # a mean of 140; of each eight columns a bilinear resize sees two
     )
-    content = images.encoded(Image.fromarray(pixels), form)
+    content = images.encode(Image.fromarray(pixels), form)
     assert np.abs(decoded(content, (8, 8, 240, 240), 30) - 140.0).max() <= 3
 
 
@@ -333,7 +339,7 @@ WITH_THUMBNAIL = (
 )
 def test_what_is_no_image_is_told_from_its_first_and_last_bytes(content, reason):
     with pytest.raises(ValueError, match=reason):
-        images.probe(content)
+        images.decode_header(content)
 
 
 @pytest.mark.parametrize(
@@ -341,8 +347,8 @@ def test_what_is_no_image_is_told_from_its_first_and_last_bytes(content, reason)
 )
 def test_bytes_after_the_end_of_an_image_do_no_harm(content):
     trailing = content + random.Random(1).randbytes(5000)
-    assert images.probe(trailing) == images.probe(content)
-    _, height, width = images.probe(content)
+    assert images.decode_header(trailing) == images.decode_header(content)
+    _, height, width = images.decode_header(content)
     np.testing.assert_array_equal(
         decoded(trailing, (0, 0, height, width), 16), decoded(content, (0, 0, height, width), 16)
     )
@@ -352,8 +358,8 @@ def test_read_ahead_is_bounded_by_memory():
     small = train(
         SOURCE, SampleOrder(N), Cursor(), (64, 1), 0, 1, memory_bytes=1 << 20, readers=8, prefetch=8
     )
-    assert small._ahead(64, 8) == (1, 8)
-    assert small._ahead(4096, 8) == (1, 1)
+    assert small._builder._read_ahead_limits(64, 8) == (1, 8)
+    assert small._builder._read_ahead_limits(4096, 8) == (1, 1)
 
 
 def test_batches_are_copied_to_the_device_ahead_of_the_trainer():
@@ -367,7 +373,7 @@ def test_batches_are_copied_to_the_device_ahead_of_the_trainer():
     for ours, expected in zip(ahead, plain, strict=True):
         assert ours["image"].device.endswith("CPU:0")
         assert all(np.array_equal(ours[key], expected[key]) for key in ("image", "label", "seed"))
-    last = batches._built[2]
+    last = batches._latest[2]
     assert [type(last).__name__, type(last._input_dataset).__name__] == [
         "_PrefetchDataset",
         "_CopyToDeviceDataset",
@@ -409,6 +415,6 @@ def test_records_of_a_batch_are_read_at_the_same_time_in_the_same_order(reads, m
 def test_pipelines_share_their_reading_threads():
     before = sum(thread.name.startswith("reads") for thread in threading.enumerate())
     for _ in range(5):  # as many pipelines as a run of some epochs has
-        reader = UsableExamples(SOURCE, BadRecords(SOURCE, "fail", 0), reads=4)
+        reader = ExampleReader(SOURCE, BadRecords(SOURCE, "fail", 0), reads=4)
         assert len(reader.read(np.arange(8))[0]) == 8
     assert sum(thread.name.startswith("reads") for thread in threading.enumerate()) <= before + 4

@@ -112,7 +112,7 @@ def batches(source):
     """Micro-batches of three, one shard after another."""
     order = ShardOrder(source.shard_sizes, 1, seed=4)
     options = pipeline.HostOptions(readers=1, prefetch=1, threads=1, reads=2)
-    return pipeline.training(
+    return pipeline.training_batches(
         source,
         order,
         Cursor(),

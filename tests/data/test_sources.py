@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from hybrid_imagenet import data
 from hybrid_imagenet.data import pipeline
-from hybrid_imagenet.data.bad_records import BadRecords, UsableExamples
+from hybrid_imagenet.data.bad_records import BadRecords, ExampleReader
 from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.data.sources.source import BadRecord, load_index, load_or_build_index
 from hybrid_imagenet.errors import StorageError, UserError
@@ -137,7 +137,7 @@ def test_synthetic_sets():
 
 def test_ready_tensors_repeat_pixels_but_count_labels_and_weights():
     source = data.open_source("synthetic_tensors", split="validation", num_examples=200)
-    elements = list(pipeline.evaluation(source, 3, 0, 1, image_size=16))
+    elements = list(pipeline.evaluation_batches(source, 3, 0, 1, image_size=16))
     assert (
         sum(float(element["weight"].numpy().sum()) for element in elements)
         == source.num_examples
@@ -245,7 +245,7 @@ def test_images_whose_directory_vanishes_end_with_its_name_instead_of_being_skip
     else:
         source = data.open_source(make(form, mounted), str(mounted))
     mounted.rename(tmp_path / "elsewhere")
-    examples = UsableExamples(source, BadRecords(source, policy, 100))
+    examples = ExampleReader(source, BadRecords(source, policy, 100))
     reason = (
         rf"^{mounted}: the directory of the images can no longer be read \(No such file or"
         r" directory\)\. Mount or"

@@ -322,7 +322,7 @@ def test_an_epoch_keeps_to_its_window_and_sees_each_image_once(tmp_path):
     order = ShardOrder(source.shard_sizes, 2, seed=3)
     asked = []
     source.prefetch = lambda shards: asked.append(tuple(shards))
-    batches = pipeline.training(
+    batches = pipeline.training_batches(
         source, order, Cursor(), (2, 1), epochs=1, image_size=8, augmentation="none",
         options=pipeline.HostOptions(readers=1),
     )  # fmt: skip

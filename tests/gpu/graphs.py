@@ -82,13 +82,15 @@ def specs(
     """The batches of the input pipeline."""
     source = SyntheticSource("train", 2 * batch, CLASSES, reuse_decoded_batch=False)
     if weighted:
-        batches = pipeline.evaluation(source, batch, image_size=image_size)
+        batches = pipeline.evaluation_batches(source, batch, image_size=image_size)
     else:
         order, settings = (
-            pipeline.order_of(source, 0),
+            pipeline.example_order(source, 0),
             {"image_size": image_size, "augmentation": augmentation},
         )
-        batches = pipeline.training(source, order, Cursor(), (batch, 1), epochs=1, **settings)
+        batches = pipeline.training_batches(
+            source, order, Cursor(), (batch, 1), epochs=1, **settings
+        )
     element = next(iter(batches))
     return {name: tf.TensorSpec(t.shape, t.dtype, name) for name, t in element.items()}
 

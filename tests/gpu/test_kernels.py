@@ -127,7 +127,7 @@ def whole_step(precision):
 
 
 def augmentation_program(name, precision):
-    side = augmentations.host_stage(name, 224).side
+    side = augmentations.host_augmentation(name, 224).side
     pixels, seeds = tf.TensorSpec([8, side, side, 3], tf.uint8), tf.TensorSpec([8, 2], tf.int64)
     dtype = precision.removeprefix("mixed_")
     return compiled(lambda images, keys: device.augment(images, keys, name, dtype), pixels, seeds)

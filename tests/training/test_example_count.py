@@ -108,7 +108,7 @@ def test_bad_records_count_once_over_ranks_and_epochs_add_up(remainder):
         assert records[0]["train_dropped"] == 3 or remainder == "drop"
         taken = set(ranks.order.at(epoch, np.arange(whole)).tolist())
         assert records[0]["train_dropped"] == len(taken & {17, 18, 44})
-    assert {*ranks.data[0].bad.known} == {*ranks.data[1].bad.known} == {17, 18, 44}
+    assert {*ranks.data[0].bad.reasons} == {*ranks.data[1].bad.reasons} == {17, 18, 44}
 
 
 def test_the_counts_of_an_epoch_outlive_a_restart_on_other_ranks():
@@ -130,8 +130,8 @@ def test_the_counts_of_an_epoch_outlive_a_restart_on_other_ranks():
 def test_the_limit_holds_over_all_ranks():
     ranks = Ranks(bad_source(), 2, limit=2)
     for data in ranks.data:
-        data.bad.known.update({17 if data is ranks.data[0] else 44: "bad"})
-    ranks.data[0].bad.known[18] = "bad"
+        data.bad.reasons.update({17 if data is ranks.data[0] else 44: "bad"})
+    ranks.data[0].bad.reasons[18] = "bad"
 
     def end(data, gather):
         with pytest.raises(UserError, match=r"--max_bad_records=2 .*offset 44000"):

@@ -90,8 +90,10 @@ def test_the_parts_of_a_rank_read_what_its_gpus_would(data):
     source, order = sets.open_source("fashion_mnist", data), SampleOrder(96, seed=5)
 
     def elements(rank, size, parts):
-        settings = {"epochs": 1, "image_size": 8, "augmentation": "shift", "parts": parts}
-        return list(pipeline.training(source, order, Cursor(0, 7), (3, 2), rank, size, **settings))
+        settings = {"epochs": 1, "image_size": 8, "augmentation": "shift", "virtual_gpus": parts}
+        return list(
+            pipeline.training_batches(source, order, Cursor(0, 7), (3, 2), rank, size, **settings)
+        )
 
     real = [elements(rank, 4, 1) for rank in range(4)]
     for size, parts in ((2, 2), (1, 4)):

@@ -15,7 +15,7 @@ import numpy as np
 
 from hybrid_imagenet import files
 from hybrid_imagenet.data.datasets import DatasetRequest, SplitSummary
-from hybrid_imagenet.data.images import encoded
+from hybrid_imagenet.data.images import encode
 from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.errors import UserError, import_optional
 from hybrid_imagenet.order.sampling import SampleOrder
@@ -137,7 +137,7 @@ def _encode_example(image: np.ndarray, label: int) -> bytes:
     resized = Image.fromarray(gray).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
     return tfrecord.encode_example(
         {
-            "image/encoded": encoded(resized.convert("RGB"), "JPEG", quality=92),
+            "image/encoded": encode(resized.convert("RGB"), "JPEG", quality=92),
             "image/class/label": label + 1,
             "image/class/text": CLASS_NAMES[label].encode(),
         }

@@ -54,7 +54,7 @@ class FolderSource(Source):
         themselves, or only `train`.
       split: "train" or "validation".
       val_fraction: fraction of each class that is used for validation instead of training (see
-        `data.splits.of_class`); 0 if the two splits have their own directories.
+        `data.splits.validation_mask`); 0 if the two splits have their own directories.
 
     Raises:
       UserError: if there are no classes or no images, or if a validation class does not exist in
@@ -216,7 +216,7 @@ def _find_undivided_root(directory: Path) -> Path:
 
 def _select_split(names: list[str], val_fraction: float, split: str) -> list[str]:
     """Returns the images of one class that --val_fraction assigns to a split."""
-    is_validation = splits.of_class(len(names), val_fraction)
+    is_validation = splits.validation_mask(len(names), val_fraction)
     if split != "validation":
         return [name for name, held_out in zip(names, is_validation, strict=True) if not held_out]
     return [name for name, held_out in zip(names, is_validation, strict=True) if held_out]

@@ -135,7 +135,7 @@ class IdxSource(Source):
         from PIL import Image
 
         picture = Image.fromarray(self.pixels[index])
-        return images.encoded(picture, "PNG", compress_level=1), int(self.labels[index])
+        return images.encode(picture, "PNG", compress_level=1), int(self.labels[index])
 
     def read_pixels(
         self, indices: npt.NDArray[np.int64]

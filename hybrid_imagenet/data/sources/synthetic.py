@@ -89,4 +89,4 @@ def _generate_photograph(seed: int) -> bytes:
     shapes = Image.fromarray(colors).resize((_WIDTH, _HEIGHT), Image.Resampling.BICUBIC)
     noise = generator.normal(0, _NOISE, (_HEIGHT, _WIDTH, 3))
     pixels = np.clip(np.asarray(shapes) + noise, 0, 255).astype(np.uint8)
-    return images.encoded(Image.fromarray(pixels), "JPEG", quality=_JPEG_QUALITY)
+    return images.encode(Image.fromarray(pixels), "JPEG", quality=_JPEG_QUALITY)

@@ -361,7 +361,7 @@ def _encode_record(source: Source, index: int, settings: PrepareSettings) -> byt
     content, label = source.read_one(index)
     file, offset = source.locate(index)
     try:
-        kind, height, width = images.probe(content)
+        kind, height, width = images.decode_header(content)
         if settings.resize is not None:
             content, height, width = shrink_image(
                 content, kind, height, width, settings.resize, settings.quality
@@ -389,7 +389,7 @@ def shrink_image(
 
     Args:
       content: the encoded image.
-      kind: its kind, from `images.probe`.
+      kind: its kind, from `images.decode_header`.
       height: its height in pixels.
       width: its width in pixels.
       max_shorter_side: maximum of the smaller of height and width, in pixels.
@@ -412,9 +412,9 @@ def shrink_image(
         images.verify(content)
     elif kind == images.ANY_CHANNELS:
         import_tensorflow()
-    picture = images.picture(content)
+    picture = images.decode_to_pillow(content)
     scale = min(1.0, max_shorter_side / min(height, width))
     new_width = max(1, round(width * scale))
     new_height = max(1, round(height * scale))
     resized = picture.resize((new_width, new_height), Image.Resampling.LANCZOS)
-    return images.encoded(resized, "JPEG", quality=quality), new_height, new_width
+    return images.encode(resized, "JPEG", quality=quality), new_height, new_width

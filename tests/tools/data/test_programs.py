@@ -231,7 +231,7 @@ def test_check_finds_images_that_the_decoder_covers_up_or_that_claim_too_many_pi
     huge.write_bytes(b"\x89PNG\r\n\x1a\n" + header + end)
     trailing.write_bytes(trailing.read_bytes() + bytes(1000))
     bitmap.write_bytes(
-        images.encoded(Image.new("1", (8, 8)), "BMP")
+        images.encode(Image.new("1", (8, 8)), "BMP")
     )  # which Pillow decodes, and training does not
     assert run("check", "--dataset=folder", f"--data_dir={tmp_path}", "--split=train") == 2
     captured = capfd.readouterr()
