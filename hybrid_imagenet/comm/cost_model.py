@@ -1,14 +1,16 @@
-"""Computes the time of an all-reduce by the alpha-beta model, and how much of a step's
-backpropagation hides.
+"""Estimates the time of an all-reduce, and how much of it backpropagation hides.
 
-Sending n bytes over a link takes alpha + n * beta seconds. On p ranks, n bytes of gradients take
+The alpha-beta model: sending n bytes over a link takes a + n b seconds, where a (alpha) is the
+latency and b (beta) the reciprocal of the bandwidth. For n bytes of gradients on p ranks:
 
     ring      2 (p-1) a + 2 (p-1)/p n b
-    masters   2 (k-1) ai + 2 n bi + 2 (q-1) ae + 2 (q-1)/q n be         (groups of k, q = p/k; Jia
-    et al.) torus     2 (X-1) ah + 2 (X-1)/X n bh + 2 (Y-1) av + 2 (Y-1)/Y n/X bv      (X * Y = p;
-    Mikami et al.)
+    masters   2 (k-1) ai + 2 n bi + 2 (q-1) ae + 2 (q-1)/q n be
+              in q = p/k groups of k ranks (Jia et al.)
+    torus     2 (X-1) ah + 2 (X-1)/X n bh + 2 (Y-1) av + 2 (Y-1)/Y n/X bv
+              on a grid of Y rows with X ranks each (Mikami et al.)
 
-with a, b of the link inside a host (i), between hosts (e), along rows (h), along columns (v).
+The indices of a and b stand for links inside a host (i), between hosts (e), along rows (h) and
+along columns (v).
 """
 
 from __future__ import annotations
@@ -18,11 +20,17 @@ from collections.abc import Callable, Sequence
 
 from hybrid_imagenet.comm.torus import Grid, nearest_square
 
+BACKWARD_SHARE = 2 / 3
+"""Fraction of a step's computation that is backpropagation: twice the work of the forward pass."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """A link: `latency` in seconds per message, `seconds_per_byte` the reciprocal of its
-    bandwidth.
+    """A network link.
+
+    Attributes:
+      latency: Seconds per message.
+      seconds_per_byte: Reciprocal of the bandwidth.
     """
 
     latency: float
@@ -30,54 +38,23 @@ class Link:
 
     @classmethod
     def of(cls, gigabytes_per_second: float, microseconds: float) -> Link:
-        """From a bandwidth in GB/s (10^9 bytes) and a latency in microseconds."""
+        """Creates a link from its bandwidth in GB/s (10^9 bytes) and its latency in us."""
         return cls(microseconds * 1e-6, 1e-9 / gigabytes_per_second)
 
     def shared(self, flows: int) -> Link:
-        """The link as one of several simultaneous flows sees it."""
+        """Returns the link as one of `flows` simultaneous flows sees it."""
         return Link(self.latency, self.seconds_per_byte * flows)
-
-
-def ring(size: float, ranks: int, link: Link) -> float:
-    """Seconds for `size` bytes around a ring."""
-    if ranks == 1:
-        return 0.0
-    return 2 * (ranks - 1) * link.latency + 2 * (ranks - 1) / ranks * size * link.seconds_per_byte
-
-
-def masters(size: float, groups: int, group_size: int, inside: Link, between: Link) -> float:
-    """Seconds for reduce in each group, ring over the masters, broadcast in each group."""
-    within = (
-        2 * (group_size - 1) * inside.latency + 2 * size * inside.seconds_per_byte
-        if group_size > 1
-        else 0.0
-    )
-    return within + ring(size, groups, between)
-
-
-def torus(size: float, grid: Grid, horizontal: Link, vertical: Link) -> float:
-    """Seconds for reduce-scatter in rows, all-reduce in columns, all-gather in rows."""
-    return ring(size, grid.horizontal, horizontal) + ring(
-        size / grid.horizontal, grid.vertical, vertical
-    )
-
-
-def bus_bandwidth(size: float, seconds: float, ranks: int) -> float:
-    """Bytes per second as nccl-tests define it: (n/t) 2 (p-1)/p, the load of each link of a
-    ring.
-    """
-    return size / seconds * 2 * (ranks - 1) / ranks
 
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Hosts of equal GPUs; ranks are numbered host by host.
+    """Hosts with equal numbers of GPUs; ranks are numbered host by host.
 
     Attributes:
-      hosts: number of hosts.
-      local_size: GPUs per host.
-      inside: link between GPUs of a host.
-      between: link of a host to the others, shared by its GPUs.
+      hosts: Number of hosts.
+      local_size: Number of GPUs per host.
+      inside: Link between the GPUs of a host.
+      between: Link of a host to the others, which its GPUs share.
     """
 
     hosts: int
@@ -87,78 +64,140 @@ class Topology:
 
     @property
     def ranks(self) -> int:
-        """Number of GPUs."""
+        """Returns the number of GPUs."""
         return self.hosts * self.local_size
 
-    def along(self, neighbors: int) -> Link:
-        """The slowest link of rings of `neighbors` consecutive ranks each, of which one at most
-        leaves a host.
+    def slowest_link(self, ring_size: int) -> Link:
+        """Returns the slowest link of rings of `ring_size` consecutive ranks each.
+
+        At most one of these rings leaves each host, so a link between hosts is not shared.
         """
-        return self.inside if self.local_size % neighbors == 0 or self.hosts == 1 else self.between
+        stays_inside = self.local_size % ring_size == 0 or self.hosts == 1
+        return self.inside if stays_inside else self.between
 
     def torus_links(self, grid: Grid) -> tuple[Link, Link]:
-        """Links of rows and of columns of a grid, whose rows are consecutive ranks.
+        """Returns the links of rows and of columns of a grid.
 
-        A row that crosses hosts is one flow through each; the columns of a row's part on one host
-        share its link.
+        Rows are consecutive ranks. A row that crosses hosts is one flow through each of them. The
+        columns that pass through the part of a row on one host share the link of this host.
         """
         if self.hosts == 1:
             return self.inside, self.inside
-        vertical = self.between.shared(min(grid.horizontal, self.local_size))
-        return self.along(grid.horizontal), vertical
+        columns_per_host = min(grid.horizontal, self.local_size)
+        return self.slowest_link(grid.horizontal), self.between.shared(columns_per_host)
 
 
-Cost = Callable[[float, Topology, Grid | None, float], float]
-"""Seconds for an all-reduce over a whole topology, of
+def ring_seconds(num_bytes: float, ranks: int, link: Link) -> float:
+    """Returns the seconds of an all-reduce around a ring."""
+    if ranks == 1:
+        return 0.0
+    latency = 2 * (ranks - 1) * link.latency
+    return latency + 2 * (ranks - 1) / ranks * num_bytes * link.seconds_per_byte
 
-  size: bytes on the wire per rank,
-  topology: the GPUs,
-  grid: what --torus_grid says, if it is given,
-  threshold: bytes of --size_switch_kb.
 
-`comm.settings` names that of each algorithm.
+def masters_seconds(
+    num_bytes: float, groups: int, group_size: int, inside: Link, between: Link
+) -> float:
+    """Returns the seconds of reduce in groups, ring over the masters, broadcast in groups.
+
+    Args:
+      num_bytes: Bytes of gradients per rank.
+      groups: Number of groups, each with one master.
+      group_size: Number of ranks per group.
+      inside: Link inside a group.
+      between: Link between masters.
+    """
+    seconds_in_groups = 0.0
+    if group_size > 1:
+        seconds_in_groups = (
+            2 * (group_size - 1) * inside.latency + 2 * num_bytes * inside.seconds_per_byte
+        )
+    return seconds_in_groups + ring_seconds(num_bytes, groups, between)
+
+
+def torus_seconds(num_bytes: float, grid: Grid, horizontal: Link, vertical: Link) -> float:
+    """Returns the seconds of reduce-scatter in rows, all-reduce in columns, all-gather in rows.
+
+    Args:
+      num_bytes: Bytes of gradients per rank.
+      grid: Rows and columns.
+      horizontal: Link along rows.
+      vertical: Link along columns.
+    """
+    row_seconds = ring_seconds(num_bytes, grid.horizontal, horizontal)
+    column_seconds = ring_seconds(num_bytes / grid.horizontal, grid.vertical, vertical)
+    return row_seconds + column_seconds
+
+
+def bus_bandwidth(num_bytes: float, seconds: float, ranks: int) -> float:
+    """Returns the bus bandwidth in bytes per second, as nccl-tests define it.
+
+    It is (n/t) 2 (p-1)/p, the load of each link of a ring.
+    """
+    return num_bytes / seconds * 2 * (ranks - 1) / ranks
+
+
+CostFunction = Callable[[float, Topology, Grid | None, float], float]
+"""Seconds of an all-reduce over all ranks of a topology.
+
+`comm.settings.ALGORITHMS` names the function of each algorithm. Its arguments:
+
+  num_bytes: Bytes on the wire per rank.
+  topology: The GPUs.
+  grid: The value of --torus_grid; None if it is not set.
+  threshold_bytes: The value of --size_switch_kb in bytes.
 """
 
 
-def by_ring(size: float, topology: Topology, grid: Grid | None, threshold: float) -> float:
-    """`Cost` of one ring over all ranks."""
-    return ring(size, topology.ranks, topology.along(topology.ranks))
+def ring_cost(
+    num_bytes: float, topology: Topology, grid: Grid | None, threshold_bytes: float
+) -> float:
+    """Returns the seconds of one ring over all ranks; see `CostFunction`."""
+    return ring_seconds(num_bytes, topology.ranks, topology.slowest_link(topology.ranks))
 
 
-def by_torus(size: float, topology: Topology, grid: Grid | None, threshold: float) -> float:
-    """`Cost` of a torus, by default on the grid nearest to a square."""
+def torus_cost(
+    num_bytes: float, topology: Topology, grid: Grid | None, threshold_bytes: float
+) -> float:
+    """Returns the seconds of a torus, by default on the grid nearest to a square."""
     grid = grid or nearest_square(topology.ranks)
-    return torus(size, grid, *topology.torus_links(grid))
+    horizontal, vertical = topology.torus_links(grid)
+    return torus_seconds(num_bytes, grid, horizontal, vertical)
 
 
-def by_hierarchical(size: float, topology: Topology, grid: Grid | None, threshold: float) -> float:
-    """`Cost` of a torus whose rows are the hosts."""
-    return by_torus(size, topology, Grid(topology.hosts, topology.local_size), threshold)
+def hierarchical_cost(
+    num_bytes: float, topology: Topology, grid: Grid | None, threshold_bytes: float
+) -> float:
+    """Returns the seconds of a torus with one row per host."""
+    host_grid = Grid(topology.hosts, topology.local_size)
+    return torus_cost(num_bytes, topology, host_grid, threshold_bytes)
 
 
-def by_masters(size: float, topology: Topology, grid: Grid | None, threshold: float) -> float:
-    """`Cost` of groups with masters, by default hosts."""
-    groups = grid or Grid(topology.hosts, topology.local_size)
-    inner = topology.along(groups.horizontal)
-    return masters(size, groups.vertical, groups.horizontal, inner, topology.along(topology.ranks))
+def masters_cost(
+    num_bytes: float, topology: Topology, grid: Grid | None, threshold_bytes: float
+) -> float:
+    """Returns the seconds of groups with masters, by default one group per host."""
+    grid = grid or Grid(topology.hosts, topology.local_size)
+    inside = topology.slowest_link(grid.horizontal)
+    between = topology.slowest_link(topology.ranks)
+    return masters_seconds(num_bytes, grid.vertical, grid.horizontal, inside, between)
 
 
-def by_size(size: float, topology: Topology, grid: Grid | None, threshold: float) -> float:
-    """`Cost` of masters below `threshold` bytes, else of the ring."""
-    return (by_masters if size < threshold else by_ring)(size, topology, grid, threshold)
-
-
-BACKWARD_SHARE = 2 / 3
-"""Backpropagation's share of a step's computation: twice the work of the forward pass."""
+def size_switched_cost(
+    num_bytes: float, topology: Topology, grid: Grid | None, threshold_bytes: float
+) -> float:
+    """Returns the seconds of masters below `threshold_bytes`, otherwise of the ring."""
+    cost = masters_cost if num_bytes < threshold_bytes else ring_cost
+    return cost(num_bytes, topology, grid, threshold_bytes)
 
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """A layer: a kernel with what follows it.
+    """A kernel and the operations after it, up to the next kernel.
 
     Attributes:
-      parameters: of all of it.
-      operations: multiply-adds of one image's forward pass.
+      parameters: Number of parameters.
+      operations: Number of multiply-adds in the forward pass of one image.
     """
 
     parameters: int
@@ -166,65 +205,77 @@ class Layer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Exchange:
-    """The exchange of a step's gradients.
+class ExchangeTiming:
+    """The time that exchanging the gradients of a step takes.
 
     Attributes:
-      seconds: of communication in all.
-      exposed: seconds by which it outlasts backpropagation.
-      buckets: bytes of each bucket, in the order sent.
+      seconds: Seconds of communication in total.
+      exposed_seconds: Seconds by which communication outlasts backpropagation.
+      buckets: Bytes of each bucket, in the order in which they are sent.
     """
 
     seconds: float
-    exposed: float
+    exposed_seconds: float
     buckets: tuple[int, ...]
 
 
-def exchange(
+def simulate_exchange(
     layers: Sequence[Layer],
     backward_seconds: float,
     element_bytes: int,
     fusion_bytes: float,
     cost: Callable[[float], float],
-) -> Exchange:
-    """Sends buckets of fixed size as backpropagation, from the last layer to the first, makes
-    gradients.
+) -> ExchangeTiming:
+    """Simulates the exchange of gradients during backpropagation.
 
-    A bucket is sent once it holds `fusion_bytes`, the last one when the first layer is done; one
-    bucket is under way at a time.
+    Backpropagation computes gradients from the last layer to the first. A bucket is complete once
+    it holds `fusion_bytes`, the last one with the first layer. One bucket is sent at a time.
 
     Args:
-      layers: from input to output.
-      backward_seconds: of one step.
-      element_bytes: bytes per gradient element in the all-reduce.
-      fusion_bytes: threshold of a bucket; 0 sends each layer by itself.
-      cost: seconds for an all-reduce of N bytes.
+      layers: Layers from input to output.
+      backward_seconds: Seconds of backpropagation in a step.
+      element_bytes: Bytes per gradient element on the wire.
+      fusion_bytes: Size at which a bucket is complete; 0 sends each layer by itself.
+      cost: Returns the seconds of an all-reduce of a number of bytes.
     """
-    free, held, busy = 0.0, 0, 0.0
-    ready = gradients(layers, backward_seconds, element_bytes)
+    ready_times = gradient_ready_times(layers, backward_seconds, element_bytes)
+    link_free_at = 0.0
+    total_seconds = 0.0
     buckets = []
-    for number, (moment, size) in enumerate(ready, 1):
-        held += size
-        if held >= fusion_bytes or number == len(ready):
-            seconds = cost(held)
-            free = max(free, moment) + seconds
-            busy += seconds
-            buckets.append(held)
-            held = 0
-    return Exchange(busy, max(free - backward_seconds, 0.0), tuple(buckets))
+    bucket_bytes = 0
+    for number, (ready_at, num_bytes) in enumerate(ready_times, 1):
+        bucket_bytes += num_bytes
+        if bucket_bytes >= fusion_bytes or number == len(ready_times):
+            seconds = cost(bucket_bytes)
+            link_free_at = max(link_free_at, ready_at) + seconds
+            total_seconds += seconds
+            buckets.append(bucket_bytes)
+            bucket_bytes = 0
+    exposed_seconds = max(link_free_at - backward_seconds, 0.0)
+    return ExchangeTiming(total_seconds, exposed_seconds, tuple(buckets))
 
 
-def gradients(
+def gradient_ready_times(
     layers: Sequence[Layer], backward_seconds: float, element_bytes: int
 ) -> list[tuple[float, int]]:
-    """Computes the second at which each layer's gradient is ready, and its bytes, in the order of
-    backpropagation.
+    """Returns when the gradient of each layer is computed, and its size.
 
-    Backpropagation spends its time on the layers in proportion to their operations.
+    Backpropagation is assumed to spend time on layers in proportion to their operations.
+
+    Args:
+      layers: Layers from input to output.
+      backward_seconds: Seconds of backpropagation in a step.
+      element_bytes: Bytes per gradient element on the wire.
+
+    Returns:
+      Pairs of seconds since the start of backpropagation, and bytes, from the last layer to the
+      first.
     """
-    total = sum(layer.operations for layer in layers)
-    elapsed, found = 0, []
+    total_operations = sum(layer.operations for layer in layers)
+    done_operations = 0
+    ready_times = []
     for layer in reversed(layers):
-        elapsed += layer.operations
-        found.append((backward_seconds * elapsed / total, layer.parameters * element_bytes))
-    return found
+        done_operations += layer.operations
+        ready_at = backward_seconds * done_operations / total_operations
+        ready_times.append((ready_at, layer.parameters * element_bytes))
+    return ready_times

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hybrid_imagenet.comm import cost_model
-from hybrid_imagenet.comm.cost_model import Cost
+from hybrid_imagenet.comm.cost_model import CostFunction
 from hybrid_imagenet.options import invalid_reason, option, options_of
 
 
@@ -58,27 +58,27 @@ class AllReduceSpec:
 
     constructor: str
     options: type = NoOptions
-    cost: Cost | None = None
+    cost: CostFunction | None = None
     one_operation: bool = False
 
 
 ALGORITHMS = {
     "ring": AllReduceSpec(
-        "hybrid_imagenet.comm.algorithms:Ring", cost=cost_model.by_ring, one_operation=True
+        "hybrid_imagenet.comm.algorithms:Ring", cost=cost_model.ring_cost, one_operation=True
     ),
     "torus": AllReduceSpec(
-        "hybrid_imagenet.comm.algorithms:Torus", GridOptions, cost_model.by_torus
+        "hybrid_imagenet.comm.algorithms:Torus", GridOptions, cost_model.torus_cost
     ),
     "hierarchical": AllReduceSpec(
         "hybrid_imagenet.comm.algorithms:Hierarchical",
-        cost=cost_model.by_hierarchical,
+        cost=cost_model.hierarchical_cost,
         one_operation=True,
     ),
     "masters": AllReduceSpec(
-        "hybrid_imagenet.comm.algorithms:HierarchicalMasters", GridOptions, cost_model.by_masters
+        "hybrid_imagenet.comm.algorithms:HierarchicalMasters", GridOptions, cost_model.masters_cost
     ),
     "size_switched": AllReduceSpec(
-        "hybrid_imagenet.comm.algorithms:SizeSwitched", SizeOptions, cost_model.by_size
+        "hybrid_imagenet.comm.algorithms:SizeSwitched", SizeOptions, cost_model.size_switched_cost
     ),
 }
 COMPRESSIONS = ("none", "fp16", "bf16")

@@ -1,9 +1,8 @@
-"""Computes grids of ranks for all-reduce in two dimensions: rows, columns, and the parts of a
-tensor.
+"""Computes grids of ranks for all-reduce in two dimensions, and their rows and columns.
 
-A grid of V rows and H columns (vertical x horizontal, as in Mikami et al., Table 4) holds V * H
-ranks. The sum is made by a reduce-scatter in each row, an all-reduce in each column of one H-th of
-the data, and an all-gather in each row.
+A grid of V rows and H columns (vertical x horizontal, as in Mikami et al., Table 4) has V * H
+ranks. The sum is a reduce-scatter in each row, an all-reduce of 1/H of the data in each column,
+and an all-gather in each row.
 """
 
 from __future__ import annotations
@@ -13,19 +12,25 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-# Mikami et al., Table 4: number of GPUs -> (vertical, horizontal).
 PUBLISHED_GRIDS = {1024: (32, 32), 2048: (32, 64), 2176: (34, 64), 3456: (48, 72), 4096: (64, 64)}
+"""Number of GPUs to (vertical, horizontal), from Mikami et al., Table 4."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """V rows of H ranks each."""
+    """A grid of ranks.
+
+    Attributes:
+      vertical: Number of rows (V).
+      horizontal: Number of ranks in a row (H).
+    """
 
     vertical: int
     horizontal: int
 
     @property
     def size(self) -> int:
+        """Returns the number of ranks."""
         return self.vertical * self.horizontal
 
     def __str__(self) -> str:
@@ -33,67 +38,97 @@ class Grid:
 
 
 def parse_grid(text: str, size: int | None = None) -> Grid:
-    """Reads a grid written VxH, as in 2x4.
+    """Parses a grid written as VxH, for example 2x4.
+
+    Args:
+      text: The grid.
+      size: Number of ranks that the grid must have; None for any number.
 
     Raises:
-      ValueError: if the text is not a grid, or the grid does not hold `size` ranks.
+      ValueError: If the text is not a grid, or the grid does not have `size` ranks.
     """
     vertical, _, horizontal = text.lower().partition("x")
-    if not (
-        vertical.isascii() and vertical.isdigit() and horizontal.isascii() and horizontal.isdigit()
-    ):
-        raise ValueError(f"{text!r} is not a grid: write VxH, as in 2x4")
+    if not all(number.isascii() and number.isdigit() for number in (vertical, horizontal)):
+        raise ValueError(f"{text!r} is not a grid. Write VxH, for example 2x4.")
     grid = Grid(int(vertical), int(horizontal))
     if grid.size == 0:
-        raise ValueError(f"{text} is an empty grid: both numbers must be at least 1")
+        raise ValueError(f"{text} is an empty grid. Both numbers must be at least 1.")
     if size is not None and grid.size != size:
-        raise ValueError(f"{text} holds {grid.size} ranks, not {size}: use {nearest_square(size)}")
+        raise ValueError(
+            f"{text} has {grid.size} ranks, but {size} are needed. Use {nearest_square(size)}."
+        )
     return grid
 
 
 def nearest_square(size: int) -> Grid:
-    """The grid of `size` ranks whose sides are closest, with no fewer columns than rows."""
-    vertical = max(v for v in range(1, math.isqrt(size) + 1) if size % v == 0)
-    return Grid(vertical, size // vertical)
+    """Returns the grid of `size` ranks nearest to a square, with no more rows than columns."""
+    for vertical in range(math.isqrt(size), 0, -1):
+        if size % vertical == 0:
+            return Grid(vertical, size // vertical)
+    raise ValueError(f"{size} ranks do not form a grid")
 
 
 def host_grid(hosts: Sequence[str]) -> Grid | None:
-    """One row per host, from the host of every rank; None if the hosts hold different numbers of
-    ranks.
+    """Returns the grid with one row per host.
+
+    Args:
+      hosts: Host of every rank.
+
+    Returns:
+      The grid; None if the hosts have different numbers of ranks.
     """
-    counts = collections.Counter(hosts)
-    return Grid(len(counts), counts[hosts[0]]) if len(set(counts.values())) == 1 else None
+    ranks_per_host = collections.Counter(hosts)
+    if len(set(ranks_per_host.values())) != 1:
+        return None
+    return Grid(len(ranks_per_host), ranks_per_host[hosts[0]])
 
 
 def default_grid(hosts: Sequence[str]) -> Grid:
-    """The grid for these hosts: as published for this number of ranks, else host by host, else
-    nearest to a square.
+    """Returns the grid that is used without --torus_grid.
 
-    Hosts count as rows only if there are several, all with the same number of ranks, more than 1.
+    It is the published grid for this number of ranks. Otherwise it has one row per host if there
+    are several hosts with the same number of ranks, more than 1. Otherwise it is the grid nearest
+    to a square.
+
+    Args:
+      hosts: Host of every rank.
     """
     size = len(hosts)
     if size in PUBLISHED_GRIDS:
-        return Grid(*PUBLISHED_GRIDS[size])
+        vertical, horizontal = PUBLISHED_GRIDS[size]
+        return Grid(vertical, horizontal)
     grid = host_grid(hosts)
-    return (
-        grid
-        if grid is not None and min(grid.vertical, grid.horizontal) > 1
-        else nearest_square(size)
-    )
+    if grid is not None and grid.vertical > 1 and grid.horizontal > 1:
+        return grid
+    return nearest_square(size)
 
 
 def rows(hosts: Sequence[str], grid: Grid) -> list[list[int]]:
-    """The ranks of each row, ascending, with the ranks of a host next to each other as far as the
-    grid allows.
+    """Returns the ranks of each row in ascending order.
+
+    Ranks of a host are next to each other, as far as the grid allows.
+
+    Args:
+      hosts: Host of every rank.
+      grid: A grid of all ranks.
     """
-    first = {host: number for number, host in reversed(list(enumerate(hosts)))}
-    order = sorted(range(len(hosts)), key=lambda rank: (first[hosts[rank]], rank))
-    h = grid.horizontal
-    return [sorted(order[v * h : (v + 1) * h]) for v in range(grid.vertical)]
+    first_rank: dict[str, int] = {}
+    for rank, host in enumerate(hosts):
+        first_rank.setdefault(host, rank)
+    host_by_host = sorted(range(len(hosts)), key=lambda rank: (first_rank[hosts[rank]], rank))
+    row_ranks = []
+    for start in range(0, grid.size, grid.horizontal):
+        row_ranks.append(sorted(host_by_host[start : start + grid.horizontal]))
+    return row_ranks
 
 
 def columns(row_ranks: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The ranks of each column: those at one place of their rows, which hold the same part of the
-    data.
+    """Returns the ranks of each column in ascending order.
+
+    The ranks of a column have the same position in their rows, so the reduce-scatter gives them the
+    same chunk of the data.
+
+    Args:
+      row_ranks: The result of `rows`.
     """
     return [sorted(column) for column in zip(*row_ranks, strict=True)]

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid_imagenet.comm import cost_model
-from hybrid_imagenet.comm.cost_model import Layer, Link, Topology, exchange
+from hybrid_imagenet.comm.cost_model import Layer, Link, Topology, simulate_exchange
 from hybrid_imagenet.comm.settings import ALGORITHMS
 from hybrid_imagenet.comm.torus import Grid
 from tests.references import cost_model_reference as reference
@@ -16,7 +16,7 @@ RANKS = st.integers(1, 200)
 
 @given(SIZE, RANKS, LINK)
 def test_ring_is_its_rounds(size, ranks, link):
-    assert cost_model.ring(size, ranks, Link(*link)) == pytest.approx(
+    assert cost_model.ring_seconds(size, ranks, Link(*link)) == pytest.approx(
         reference.ring(size, ranks, *link), rel=1e-9
     )
 
@@ -24,18 +24,18 @@ def test_ring_is_its_rounds(size, ranks, link):
 @given(SIZE, st.integers(1, 40), st.integers(1, 40), LINK, LINK)
 def test_torus_and_masters_are_their_rounds(size, vertical, horizontal, first, second):
     expected = reference.torus(size, vertical, horizontal, first, second)
-    found = cost_model.torus(size, Grid(vertical, horizontal), Link(*first), Link(*second))
+    found = cost_model.torus_seconds(size, Grid(vertical, horizontal), Link(*first), Link(*second))
     assert found == pytest.approx(expected, rel=1e-9)
     expected = reference.masters(size, vertical, horizontal, first, second)
-    found = cost_model.masters(size, vertical, horizontal, Link(*first), Link(*second))
+    found = cost_model.masters_seconds(size, vertical, horizontal, Link(*first), Link(*second))
     assert found == pytest.approx(expected, rel=1e-9)
 
 
 def test_bus_bandwidth_of_a_ring_without_latency_is_that_of_the_link():
     size, link = 1e8, Link.of(12.5, 0)
-    assert cost_model.bus_bandwidth(size, cost_model.ring(size, 7, link), 7) == pytest.approx(
-        12.5e9
-    )
+    assert cost_model.bus_bandwidth(
+        size, cost_model.ring_seconds(size, 7, link), 7
+    ) == pytest.approx(12.5e9)
 
 
 CLUSTER = Topology(3, 8, Link.of(100, 5), Link.of(5, 50))
@@ -105,7 +105,7 @@ LAYERS = [Layer(10, 1), Layer(20, 2), Layer(30, 3)]
     ],
 )
 def test_buckets_travel_while_backpropagation_goes_on(fusion, seconds_per_byte, exposed, buckets):
-    result = exchange(LAYERS, 6.0, 1, fusion, lambda size: size * seconds_per_byte)
+    result = simulate_exchange(LAYERS, 6.0, 1, fusion, lambda size: size * seconds_per_byte)
     assert result.buckets == buckets
-    assert result.exposed == pytest.approx(exposed)
+    assert result.exposed_seconds == pytest.approx(exposed)
     assert result.seconds == pytest.approx(60 * seconds_per_byte)

@@ -49,16 +49,16 @@ def test_extreme_values_meet_the_same_fate_on_all_ranks(outcomes):
         assert e == ["0.0", "1.0"]
 
 
-def test_a_grid_that_does_not_hold_the_ranks_is_refused(pools):
+def test_start_with_a_grid_of_another_size_raises(pools):
     settings = {"allreduce": "torus", "options": {"torus_grid": "2x2"}}
-    wrong = "--torus_grid=2x2: 2x2 holds 4 ranks, not {0}: use 1x{0}"
+    wrong = "--torus_grid=2x2: 2x2 has 4 ranks, but {0} are needed. Use 1x{0}."
     assert pools[2].call(programs.refused, settings) == [wrong.format(2)] * 2
     with pytest.raises(UserError) as caught:
         comm.start(comm.CommunicationSettings(**settings))
     assert str(caught.value) == wrong.format(1)
 
 
-def test_hosts_with_different_numbers_of_ranks(pools):
+def test_hierarchical_on_hosts_with_different_numbers_of_ranks_raises(pools):
     for message in pools[4].call(
         programs.refused, {"allreduce": "hierarchical"}, ["near", "far", "far", "far"]
     ):

@@ -111,13 +111,13 @@ def test_hosts_are_rows_if_they_hold_equally_many_ranks():
     "text", ["", "2", "x", "2x", "axb", "2x2x2", "-1x-4", "2*2", "²x2", "1.5x2"]
 )
 def test_what_is_not_a_grid(text):
-    with pytest.raises(ValueError, match="write VxH"):
+    with pytest.raises(ValueError, match="Write VxH"):
         torus.parse_grid(text)
 
 
 def test_grids_that_do_not_hold_the_ranks():
     assert torus.parse_grid("2X4", 8) == Grid(2, 4)
-    with pytest.raises(ValueError, match="3x2 holds 6 ranks, not 8: use 2x4"):
+    with pytest.raises(ValueError, match=r"3x2 has 6 ranks, but 8 are needed. Use 2x4."):
         torus.parse_grid("3x2", 8)
     with pytest.raises(ValueError, match="empty grid"):
         torus.parse_grid("0x4")

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from hybrid_imagenet.analysis import published
 from hybrid_imagenet.comm.cost_model import (
     BACKWARD_SHARE,
-    Exchange,
+    ExchangeTiming,
     Layer,
     Topology,
-    by_ring,
-    exchange,
+    ring_cost,
+    simulate_exchange,
 )
 from hybrid_imagenet.comm.settings import ALGORITHMS
 from hybrid_imagenet.comm.torus import Grid, nearest_square
@@ -141,8 +141,8 @@ def predict(job: TrainingJob, topology: Topology, strategy: ExchangeStrategy) ->
         communication = _communication(job, topology, strategy)
     else:
         jitter = 0.0
-        communication = Exchange(0.0, 0.0, ())
-    step_seconds = job.compute_seconds * (1 + jitter) + communication.exposed
+        communication = ExchangeTiming(0.0, 0.0, ())
+    step_seconds = job.compute_seconds * (1 + jitter) + communication.exposed_seconds
     images_per_second = global_batch / step_seconds
     target_epochs = published.reference_epochs(global_batch)
     target_seconds = None
@@ -154,7 +154,7 @@ def predict(job: TrainingJob, topology: Topology, strategy: ExchangeStrategy) ->
         global_batch=global_batch,
         step_seconds=step_seconds,
         communication_seconds=communication.seconds,
-        exposed_seconds=communication.exposed,
+        exposed_seconds=communication.exposed_seconds,
         efficiency=job.compute_seconds / step_seconds,
         images_per_second=images_per_second,
         training_seconds=job.epochs * job.images_per_epoch / images_per_second,
@@ -162,10 +162,12 @@ def predict(job: TrainingJob, topology: Topology, strategy: ExchangeStrategy) ->
     )
 
 
-def _communication(job: TrainingJob, topology: Topology, strategy: ExchangeStrategy) -> Exchange:
+def _communication(
+    job: TrainingJob, topology: Topology, strategy: ExchangeStrategy
+) -> ExchangeTiming:
     """Computes the communication of one step, and how much of it backpropagation hides."""
-    all_reduce_seconds = ALGORITHMS[strategy.algorithm].cost or by_ring
-    return exchange(
+    all_reduce_seconds = ALGORITHMS[strategy.algorithm].cost or ring_cost
+    return simulate_exchange(
         job.layers,
         BACKWARD_SHARE * job.compute_seconds,
         job.element_bytes,

@@ -10,7 +10,7 @@ import math
 import statistics
 
 from hybrid_imagenet.analysis.published import EIGHT_A100, EIGHT_H100
-from hybrid_imagenet.comm.cost_model import BACKWARD_SHARE, gradients
+from hybrid_imagenet.comm.cost_model import BACKWARD_SHARE, gradient_ready_times
 from hybrid_imagenet.comm.settings import ALGORITHMS
 from hybrid_imagenet.comm.torus import PUBLISHED_GRIDS, Grid
 from hybrid_imagenet.tools.plan.clusters import CLUSTERS
@@ -74,12 +74,11 @@ class Efficiency:
             ).step_seconds
         else:
             grid = Grid(*PUBLISHED_GRIDS[self.gpus]) if self.algorithm == "torus" else None
-            cost = functools.partial(
-                ALGORITHMS[self.algorithm].cost,
-                topology=topology,
-                grid=grid,
-                threshold=SIZE_SWITCH_BYTES,
-            )
+            algorithm_cost = ALGORITHMS[self.algorithm].cost
+
+            def cost(num_bytes):
+                return algorithm_cost(num_bytes, topology, grid, SIZE_SWITCH_BYTES)
+
             exposed = statistics.fmean(
                 exposed_by_cycle(
                     job.layers, BACKWARD_SHARE * compute, self.wire_bytes, cost, phase / 4
@@ -202,7 +201,7 @@ def exposed_by_cycle(layers, backward_seconds, element_bytes, cost, phase):
       cost: function from bytes to seconds of an all-reduce.
       phase: where in a cycle backpropagation begins, 0 to 1.
     """
-    ready = gradients(layers, backward_seconds, element_bytes)
+    ready = gradient_ready_times(layers, backward_seconds, element_bytes)
     clock = (1 - phase) * ENGINE_CYCLE_SECONDS
     sent = 0
     while sent < len(ready):
