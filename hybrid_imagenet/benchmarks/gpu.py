@@ -201,7 +201,7 @@ def measure(ranks: int, hosts: str, flags: Sequence[str], options: argparse.Name
     """
     words = scaling.job_command(scaling.worker_arguments(options, flags), ranks, hosts, options)
     row, said = scaling.run_job(words, ranks, options.timeout, os.environ | {"NCCL_DEBUG": "INFO"})
-    return row | ({"transport": str(nccl_log.read(said))} if ranks > 1 else {})
+    return row | ({"transport": str(nccl_log.parse_transport(said))} if ranks > 1 else {})
 
 
 def _expect(report: Row, key: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Reads from NCCL's own messages (NCCL_DEBUG=INFO) by which way it sends data.
+"""Reads from NCCL's own messages (NCCL_DEBUG=INFO) how it sends data.
 
 Lines have these forms, as users report them in NCCL's issues (252 of nccl-tests; 952, 1189 and 1584
 of nccl):
@@ -21,53 +21,57 @@ _NETWORK = re.compile(r"NCCL INFO (?:Using network|Assigned NET plugin) (\S+)")
 _CHANNEL = re.compile(
     r"NCCL INFO Channel [\d/]+ ?: \d+\[\w+\] -> \d+\[\w+\](?: \[(?:send|receive)\])? via (\S+)"
 )
-_COLLECTIVE_NETWORK = re.compile(r"NVLS multicast support is available")
+_MULTICAST = re.compile(r"NVLS multicast support is available")
 
 
 @dataclasses.dataclass(frozen=True)
 class Transport:
-    """What NCCL said.
+    """How NCCL sends data.
 
     Attributes:
-      version: of NCCL; empty if it said nothing.
-      network: between hosts, such as IB, Socket or a plug-in's name; empty without a line on it.
-      ways: of the channels, such as P2P/CUMEM, SHM/direct or NET/IB/0/GDRDMA, each once, in the
-      order seen.
-      multicast: NVLink's switches can reduce (NVLS).
+      version: Version of NCCL; empty if it printed none.
+      network: Network between hosts, such as IB, Socket or the name of a plug-in; empty if unknown.
+      channels: Transports of the channels, such as P2P/CUMEM, SHM/direct or NET/IB/0/GDRDMA, each
+        once, in the order of the messages.
+      multicast: Whether NVLink's switches can reduce (NVLS).
     """
 
     version: str = ""
     network: str = ""
-    ways: tuple[str, ...] = ()
+    channels: tuple[str, ...] = ()
     multicast: bool = False
 
     @property
-    def kinds(self) -> tuple[str, ...]:
-        """The first words of the ways: P2P, SHM, NET."""
-        return tuple(dict.fromkeys(way.partition("/")[0] for way in self.ways))
+    def channel_kinds(self) -> tuple[str, ...]:
+        """Returns the first words of the channels: P2P, SHM, NET."""
+        return tuple(dict.fromkeys(channel.partition("/")[0] for channel in self.channels))
 
     @property
     def gpudirect(self) -> bool:
-        """Whether all channels over a network read and write the memory of GPUs."""
-        net = [way for way in self.ways if way.startswith("NET/")]
-        return bool(net) and all("GDRDMA" in way for way in net)
+        """Returns whether all channels over a network access the memory of GPUs directly."""
+        network_channels = [channel for channel in self.channels if channel.startswith("NET/")]
+        return bool(network_channels) and all("GDRDMA" in channel for channel in network_channels)
 
     def __str__(self) -> str:
-        if not self.version and not self.ways:
-            return "NCCL said nothing"
-        said = [f"NCCL {self.version or 'of unknown version'}"]
-        said += [f"network {self.network}"] if self.network else []
-        said += [f"channels by {', '.join(self.ways)}"] if self.ways else []
-        return ", ".join(said + (["NVLS"] if self.multicast else []))
+        if not self.version and not self.channels:
+            return "NCCL printed no messages"
+        facts = [f"NCCL {self.version or 'of unknown version'}"]
+        if self.network:
+            facts.append(f"network {self.network}")
+        if self.channels:
+            facts.append(f"channels by {', '.join(self.channels)}")
+        if self.multicast:
+            facts.append("NVLS")
+        return ", ".join(facts)
 
 
-def read(text: str) -> Transport:
-    """Returns what the output of one or several ranks says about NCCL's transport."""
+def parse_transport(text: str) -> Transport:
+    """Returns how NCCL sends data, from the output of one or several ranks."""
     version = _VERSION.search(text)
     network = _NETWORK.search(text)
     return Transport(
         version=version[1] if version else "",
         network=network[1] if network else "",
-        ways=tuple(dict.fromkeys(match[1] for match in _CHANNEL.finditer(text))),
-        multicast=bool(_COLLECTIVE_NETWORK.search(text)),
+        channels=tuple(dict.fromkeys(match[1] for match in _CHANNEL.finditer(text))),
+        multicast=bool(_MULTICAST.search(text)),
     )

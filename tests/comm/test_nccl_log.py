@@ -42,14 +42,14 @@ h:1:1 [0] NCCL INFO Channel 15/0 : 7[7] -> 4[4] via P2P/direct pointer comm 0x55
 def test_the_way_of_the_data_is_read_from_its_messages(
     text, version, network, ways, kinds, gpudirect
 ):
-    said = nccl_log.read(text)
-    assert (said.version, said.network, said.ways) == (version, network, ways)
-    assert (said.kinds, said.gpudirect) == (kinds, gpudirect)
+    said = nccl_log.parse_transport(text)
+    assert (said.version, said.network, said.channels) == (version, network, ways)
+    assert (said.channel_kinds, said.gpudirect) == (kinds, gpudirect)
 
 
 def test_a_transport_is_one_line():
     assert (
-        str(nccl_log.read(INSIDE))
+        str(nccl_log.parse_transport(INSIDE))
         == "NCCL 2.21.5+cuda12.4, network Socket, channels by P2P/CUMEM/read"
     )
-    assert str(nccl_log.read(LATE)).endswith(", NVLS")
+    assert str(nccl_log.parse_transport(LATE)).endswith(", NVLS")

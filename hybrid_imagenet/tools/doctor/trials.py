@@ -150,8 +150,8 @@ def judge_outcome(trial: Trial, outcome: Outcome, hosts: Hosts | None, seconds: 
         return Finding(
             PASS, check, f"they summed a vector in {seconds:.0f} s, including their start"
         )
-    transport = nccl_log.read(outcome.output)
-    if not transport.ways:
+    transport = nccl_log.parse_transport(outcome.output)
+    if not transport.channels:
         remedy = "run launch/setup.sh --gpu on these hosts"
         return Finding(FAIL, check, "the sum did not use NCCL", remedy)
     if trial.between_hosts:
@@ -174,9 +174,9 @@ def _failure(check: str, trial: Trial, outcome: Outcome) -> Finding:
 
 def _judge_inside_host(transport: Transport) -> tuple[str, str]:
     """Returns the level and the remedy."""
-    if "NET" in transport.kinds:
+    if "NET" in transport.channel_kinds:
         return WARN, f"inside a host data should not cross the network: {_HOST_REMEDY}"
-    if "SHM" in transport.kinds:
+    if "SHM" in transport.channel_kinds:
         return WARN, _HOST_REMEDY
     return PASS, ""
 
@@ -184,12 +184,12 @@ def _judge_inside_host(transport: Transport) -> tuple[str, str]:
 def _judge_between_hosts(transport: Transport, facts_of_hosts: list[Facts]) -> tuple[str, str]:
     """Returns the level and the remedy."""
     has_adapters = all(any(port["active"] for port in facts["rdma"]) for facts in facts_of_hosts)
-    if has_adapters and any(way.startswith("NET/Socket") for way in transport.ways):
+    if has_adapters and any(way.startswith("NET/Socket") for way in transport.channels):
         return WARN, (
             "RDMA adapters are not used: install libibverbs1 and ibverbs-providers, or on EFA"
             " aws-ofi-nccl; NCCL_NET=IB makes it an error"
         )
-    uses_infiniband = any(way.startswith("NET/IB") for way in transport.ways)
+    uses_infiniband = any(way.startswith("NET/IB") for way in transport.channels)
     if uses_infiniband and not transport.gpudirect:
         return WARN, (
             "data passes through the host's memory: run modprobe nvidia-peermem on both hosts, and"
