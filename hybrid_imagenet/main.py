@@ -116,11 +116,11 @@ def _train(config: configuration.RunConfig) -> int:
         from hybrid_imagenet.comm import lost_rank, out_of_memory
 
         if out_of_memory.is_out_of_memory(error):
-            shortage = out_of_memory.shared_error(error, smaller_batch.advice(config))
+            shortage = out_of_memory.user_error(error, smaller_batch.advice(config))
             _report(shortage)
             return _leave(shortage.exit_code)
-        if lost_rank.is_loss(error):
-            print(UserError(lost_rank.described(error)), file=sys.stderr)
+        if lost_rank.is_lost_rank_error(error):
+            print(UserError(lost_rank.lost_rank_message(error)), file=sys.stderr)
             return _leave(EXIT_STALLED)
         print(
             f"rank {launcher_rank()}: unexpected error\n{without_secrets(traceback.format_exc())}",

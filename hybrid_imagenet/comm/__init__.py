@@ -1,9 +1,8 @@
-"""Connects ranks and sums over them, by Horovod or TensorFlow's runtime: the only part that imports
-Horovod.
+"""Connects ranks through Horovod or TensorFlow's runtime, and sums tensors over them.
 
-`start` is called once per process, before TensorFlow is first used, and returns a `Communicator`. A
-process that trains a model of its own calls `process.init` instead, and is connected when its
-optimizer is known.
+This is the only package that imports Horovod. The program calls `start` once per process, before
+TensorFlow is used, and gets a `Communicator`. A process that trains its own model calls
+`process.init` instead, and is connected when its optimizer is known.
 """
 
 from hybrid_imagenet.comm.communicator import Communicator

@@ -1,6 +1,4 @@
-"""Connects several ranks through Horovod. `start` calls it after the environment has been
-prepared.
-"""
+"""Connects several ranks through Horovod (--engine=horovod)."""
 
 from __future__ import annotations
 
@@ -18,35 +16,140 @@ from hybrid_imagenet.comm.connected import ConnectedRanks
 from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.comm.settings import ALGORITHMS, CommunicationSettings
 
-_ITSELF = "Horovod's own torus over NCCL, with one row per host"
-_COMPOSED = (
-    "made of operations among sets of ranks: Horovod negotiates all but all-reduces again at each"
-    " step, and they wait for all that the GPU was given before; compare it with --allreduce=ring"
+_NATIVE_MESSAGE = "Horovod's own torus over NCCL, with one row per host"
+_COMPOSED_MESSAGE = (
+    "composed of operations among sets of ranks. Horovod negotiates all of them except all-reduces"
+    " again at each step, and they wait for all earlier work of the GPU. Compare it with"
+    " --allreduce=ring."
 )
 _log = logging.getLogger(__name__)
 
 
-class HorovodCollectives(Collectives):
-    """Horovod's operations. A group is one of Horovod's process sets; all are given to `hvd.init`.
+class HorovodCommunicator(ConnectedRanks):
+    """Runs collectives over all ranks through Horovod."""
 
-    Horovod could add sets later. Then its thread would exchange their number with the other ranks
-    in every cycle, and hold meanwhile the lock that every operation needs.
+    reusable_names = True
+
+    def __init__(
+        self, settings: CommunicationSettings, others: Sequence[CommunicationSettings] = ()
+    ) -> None:
+        """Connects to the other ranks, after the environment has been configured.
+
+        Args:
+          settings: How gradients are sent.
+          others: Settings of further reductions, whose groups Horovod must know at its start.
+
+        Raises:
+          UserError: If the algorithm or grid does not fit the ranks and their hosts.
+        """
+        place = placement()
+        self.collectives = HorovodCollectives(place.size)
+        self._host_collectives = self.collectives
+        nccl = _configure_horovod(settings)
+        own_key = hosts.host_key()
+        gathered = hosts.gather_by_mpi([*own_key, str(settings.neighbors)], place.size)
+        host_keys = [strings[: len(own_key)] for strings in gathered]
+        # The number of rank 0 counts, because only rank 0 may know the run that is resumed, and
+        # with it the batch size.
+        group_size = int(gathered[0][-1])
+        self._neighbor_group = self._create_neighbor_group(group_size, place.rank, place.size)
+        native_algorithm = nccl and _horovod_supports_natively(
+            settings, hosts.unique_host_names(host_keys)
+        )
+        if native_algorithm:
+            os.environ.setdefault("HOROVOD_TORUS_ALLREDUCE", "1")
+        self._set_topology(place, host_keys)
+        selector = self.make_selector(settings, native_algorithm=native_algorithm)
+        for other in others:
+            # Its only purpose here is to create the groups of its algorithm before Horovod starts.
+            self.make_selector(other)
+        if not hvd.is_initialized():
+            hvd.init(process_sets=self.collectives.process_sets())
+        hosts.check_connected_size(hvd.size(), place.size)
+        self._set_reducer(settings, selector, nccl)
+        if nccl and self.rank == 0 and settings.allreduce != "ring":
+            message = _NATIVE_MESSAGE if native_algorithm else _COMPOSED_MESSAGE
+            _log.info("--allreduce=%s is %s", settings.allreduce, message)
+
+    def shutdown(self) -> None:
+        """Disconnects this rank; collectives of the other ranks then fail."""
+        hvd.shutdown()
+
+
+def _configure_horovod(settings: CommunicationSettings) -> bool:
+    """Sets Horovod's environment variables, which it reads when it starts.
+
+    Variables that the launcher or the user has set stay as they are.
+
+    Returns:
+      Whether gradients are sent by NCCL.
+    """
+    nccl = bool(hvd.nccl_built() and tf.config.get_visible_devices("GPU"))
+    # The interval in milliseconds at which Horovod's thread looks for new operations; its default
+    # is 1. A step on a GPU is so short that waits of this length matter. On CPUs the shorter
+    # interval costs nothing (docs/dev/performance-log.md).
+    os.environ.setdefault("HOROVOD_CYCLE_TIME", "0.2")
+    # Each bucket is one group. If Horovod fused groups that happen to be ready together, sums would
+    # be rounded differently from run to run.
+    os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
+    # This is the limit for operations outside of groups. 0 turns their fusion off, too.
+    fusion_threshold = 0 if settings.deterministic else 2 * settings.fusion_bytes
+    os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(fusion_threshold))
+    if nccl:
+        # Hand sums to the next operation while NCCL still computes them. Otherwise Horovod's thread
+        # waits for each sum on the host, and what follows is launched only then.
+        os.environ.setdefault("HOROVOD_ENABLE_ASYNC_COMPLETION", "1")
+    return nccl
+
+
+def _horovod_supports_natively(settings: CommunicationSettings, host_names: Sequence[str]) -> bool:
+    """Returns whether `settings.allreduce` is Horovod's own torus over NCCL.
+
+    That torus has one row per host. Horovod's hierarchical all-reduce is the same algorithm but is
+    not used, because between hosts it sums in host memory, through MPI.
+
+    Args:
+      settings: The algorithm with its options.
+      host_names: Host of every rank.
+    """
+    algorithm = pkgutil.resolve_name(ALGORITHMS[settings.allreduce].constructor)
+    is_native: bool = algorithm.has_one_row_per_host(host_names, **settings.options)
+    return is_native
+
+
+class HorovodCollectives(Collectives):
+    """Runs Horovod's operations; a group is one of Horovod's process sets.
+
+    All process sets are passed to `hvd.init`. Horovod could also add them later. But then its
+    thread exchanges their number with the other ranks in every cycle, and holds meanwhile the lock
+    that every operation needs.
     """
 
     def __init__(self, size: int) -> None:
-        self._all = tuple(range(size))
-        self._sets = {self._all: hvd.global_process_set}
+        """Creates the group of all ranks.
+
+        Args:
+          size: Number of ranks.
+        """
+        self._all_ranks = tuple(range(size))
+        self._process_sets = {self._all_ranks: hvd.global_process_set}
 
     def create_group(self, ranks: Sequence[int]) -> hvd.ProcessSet:
-        """Returns the set of these ranks; the first request makes it."""
         key = tuple(sorted(ranks))
-        if key not in self._sets:
-            self._sets[key] = hvd.ProcessSet(list(key))
-        return self._sets[key]
+        if key not in self._process_sets:
+            self._process_sets[key] = hvd.ProcessSet(list(key))
+        return self._process_sets[key]
 
-    def made(self) -> list[hvd.ProcessSet]:
-        """Returns all sets but the global one, for `hvd.init`, which makes them usable."""
-        return [made for key, made in self._sets.items() if key != self._all]
+    def process_sets(self) -> list[hvd.ProcessSet]:
+        """Returns all process sets except the global one.
+
+        Pass them to `hvd.init`, because they can be used only after that.
+        """
+        return [
+            process_set
+            for ranks, process_set in self._process_sets.items()
+            if ranks != self._all_ranks
+        ]
 
     def allreduce(
         self,
@@ -56,13 +159,16 @@ class HorovodCollectives(Collectives):
         *,
         use_name_scope: bool = False,
     ) -> tf.Tensor:
-        where = group or hvd.global_process_set
         return hvd.allreduce(
-            tensor, op=hvd.Sum, name=name, process_set=where, ignore_name_scope=not use_name_scope
+            tensor,
+            op=hvd.Sum,
+            name=name,
+            process_set=group or hvd.global_process_set,
+            ignore_name_scope=not use_name_scope,
         )
 
     def allreduce_unfused(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """Sums a group of one tensor: groups are not merged (HOROVOD_DISABLE_GROUP_FUSION)."""
+        """Sums a group of one tensor, because HOROVOD_DISABLE_GROUP_FUSION keeps groups apart."""
         return hvd.grouped_allreduce([tensor], op=hvd.Sum, name=name, ignore_name_scope=True)[0]
 
     def reducescatter(self, vector: tf.Tensor, name: str, group: hvd.ProcessSet) -> tf.Tensor:
@@ -73,9 +179,8 @@ class HorovodCollectives(Collectives):
     def allgather(
         self, vector: tf.Tensor, name: str, group: hvd.ProcessSet | None = None
     ) -> tf.Tensor:
-        """Gathers in one operation; lengths may differ."""
-        where = group or hvd.global_process_set
-        return hvd.allgather(vector, name=name, process_set=where, ignore_name_scope=True)
+        process_set = group or hvd.global_process_set
+        return hvd.allgather(vector, name=name, process_set=process_set, ignore_name_scope=True)
 
     def alltoall(self, vector: tf.Tensor, name: str) -> tf.Tensor:
         return hvd.alltoall(vector, name=name, ignore_name_scope=True)
@@ -83,86 +188,7 @@ class HorovodCollectives(Collectives):
     def broadcast(
         self, tensor: tf.Tensor, root: int, name: str, group: hvd.ProcessSet | None = None
     ) -> tf.Tensor:
-        where = group or hvd.global_process_set
-        return hvd.broadcast(tensor, root, name=name, process_set=where, ignore_name_scope=True)
-
-
-class HorovodCommunicator(ConnectedRanks):
-    """Runs collectives over all ranks, through Horovod."""
-
-    reusable_names = True
-
-    def __init__(
-        self, settings: CommunicationSettings, others: Sequence[CommunicationSettings] = ()
-    ) -> None:
-        """Connects to the other ranks.
-
-        Args:
-          settings: how gradients travel.
-          others: settings of further reductions, whose sets of ranks are to be known too.
-
-        Raises:
-          UserError: if the algorithm or grid does not fit the ranks and their hosts.
-        """
-        place = placement()
-        self.collectives = self._host_collectives = HorovodCollectives(place.size)
-        nccl = _set_engine(settings)
-        own_key = hosts.host_key()
-        gathered = hosts.gather([*own_key, str(settings.neighbors)], place.size)
-        keys = [entry[: len(own_key)] for entry in gathered]
-        # Rank 0's number counts: it alone may know the run that is resumed, and with it the batch.
-        neighbors = int(gathered[0][-1])
-        self._neighbor_group = self._create_neighbor_group(neighbors, place.rank, place.size)
-        itself = nccl and _horovod_supports_natively(settings, hosts.unique_host_names(keys))
-        if itself:
-            os.environ.setdefault("HOROVOD_TORUS_ALLREDUCE", "1")
-        self._set_topology(place, keys)
-        selector = self.make_selector(settings, native_algorithm=itself)
-        for other in others:
-            self.make_selector(other)  # asks for its sets
-        if not hvd.is_initialized():
-            hvd.init(process_sets=self.collectives.made())
-        hosts.check_size(hvd.size(), place.size)
-        self._set_reducer(settings, selector, nccl)
-        if nccl and self.rank == 0 and settings.allreduce != "ring":
-            _log.info("--allreduce=%s is %s", settings.allreduce, _ITSELF if itself else _COMPOSED)
-
-    def shutdown(self) -> None:
-        """Leaves the group; collectives that other ranks wait for, among themselves too, then
-        fail.
-        """
-        hvd.shutdown()
-
-
-def _horovod_supports_natively(settings: CommunicationSettings, names: Sequence[str]) -> bool:
-    """Returns whether Horovod's torus over NCCL, one row per host, is what `settings.allreduce`
-    asks for.
-
-    Its hierarchical all-reduce is not used: between hosts that sums in the memory of the hosts,
-    through MPI.
-    """
-    found: bool = pkgutil.resolve_name(
-        ALGORITHMS[settings.allreduce].constructor
-    ).has_one_row_per_host(names, **settings.options)
-    return found
-
-
-def _set_engine(settings: CommunicationSettings) -> bool:
-    """Sets Horovod's own options; returns whether NCCL carries the gradients.
-
-    Horovod reads them when it starts. What the launcher or the user has set stays.
-    """
-    nccl = bool(hvd.nccl_built() and tf.config.get_visible_devices("GPU"))
-    # Milliseconds; 1 is Horovod's default. A GPU's step is short, and so are the waits that hide
-    # behind it. Processors lose nothing by it (docs/dev/performance-log.md).
-    os.environ.setdefault("HOROVOD_CYCLE_TIME", "0.2")
-    # A bucket is one group. Groups must not be merged, or sums would be rounded differently from
-    # run to run.
-    os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
-    merged = 0 if settings.deterministic else 2 * settings.fusion_bytes  # outside of groups
-    os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(merged))
-    if nccl:
-        # Sums are handed on while they still run; otherwise Horovod waits for each on the host, and
-        # what follows is launched only then.
-        os.environ.setdefault("HOROVOD_ENABLE_ASYNC_COMPLETION", "1")
-    return nccl
+        process_set = group or hvd.global_process_set
+        return hvd.broadcast(
+            tensor, root, name=name, process_set=process_set, ignore_name_scope=True
+        )

@@ -1,7 +1,7 @@
-"""Finds out the host of every rank, and where it can be reached, before the ranks are connected.
+"""Finds the host of every rank, and its address, before the ranks are connected.
 
-Horovod's own collectives can tell only after its start, but the sets of ranks that it is to know
-from its start depend on the hosts. So the ranks ask each other through MPI (mpi4py).
+Horovod's own collectives work only after its start, but the groups of ranks that it must know at
+its start depend on the hosts. So the ranks exchange their hosts through MPI (mpi4py).
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from typing import Any
 
 from hybrid_imagenet.errors import UserError, import_optional
 
-_INTERFACES = "NCCL_SOCKET_IFNAME"
+_INTERFACES_VARIABLE = "NCCL_SOCKET_IFNAME"
 
 
 def host_key() -> list[str]:
-    """Returns what tells hosts apart: the name, and the network namespace, as hosts may share a
-    kernel and a name.
+    """Returns the name of this host and its network namespace.
+
+    Together they identify a host, because several containers may share a name or a kernel.
     """
     try:
         namespace = os.readlink("/proc/self/ns/net")  # noqa: PTH115 - the link's text is not a path
@@ -30,10 +31,29 @@ def host_key() -> list[str]:
     return [socket.gethostname(), namespace]
 
 
-def interfaces() -> dict[str, str]:
-    """Returns the IPv4 address of each of this host's interfaces that has one, loopback left
-    out.
+def unique_host_names(keys: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Returns a unique name for the host of every rank.
+
+    The names are those of the hosts, numbered as `name#0` if several hosts share a name.
+
+    Args:
+      keys: `host_key` of every rank.
+
+    Returns:
+      The name of every rank's host, in the order of ranks.
     """
+    host_of_rank = [tuple(key) for key in keys]
+    hosts = list(dict.fromkeys(host_of_rank))
+    unique_names = {}
+    for host in hosts:
+        name = host[0]
+        namesakes = [other for other in hosts if other[0] == name]
+        unique_names[host] = name if len(namesakes) == 1 else f"{name}#{namesakes.index(host)}"
+    return tuple(unique_names[host] for host in host_of_rank)
+
+
+def interfaces() -> dict[str, str]:
+    """Returns the IPv4 addresses of this host's network interfaces by name, without loopback."""
     return {
         name: address
         for name, address in all_interfaces().items()
@@ -42,141 +62,152 @@ def interfaces() -> dict[str, str]:
 
 
 def all_interfaces() -> dict[str, str]:
-    """Returns the IPv4 address of each of this host's interfaces that has one."""
+    """Returns the IPv4 addresses of this host's network interfaces by name."""
     import fcntl
     import struct
 
     get_address = 0x8915  # SIOCGIFADDR
-    found = {}
+    addresses = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
             try:
-                answer: Any = fcntl.ioctl(
-                    probe.fileno(), get_address, struct.pack("256s", name.encode()[:15])
-                )
+                answer: Any = fcntl.ioctl(probe.fileno(), get_address, request)
             except OSError:
-                continue  # an interface without an IPv4 address
-            found[name] = socket.inet_ntoa(answer[20:24])
-    return found
+                # The interface has no IPv4 address.
+                continue
+            addresses[name] = socket.inet_ntoa(answer[20:24])
+    return addresses
 
 
-def asked_for(found: Mapping[str, str]) -> dict[str, str]:
-    """Returns the interfaces on which ranks are to meet: those of NCCL_SOCKET_IFNAME, which the
-    launchers set too.
+def select_interfaces(addresses: Mapping[str, str]) -> dict[str, str]:
+    """Returns the network interfaces that NCCL_SOCKET_IFNAME selects.
 
-    As NCCL reads it: beginnings of names, after `=` whole names, after `^` or `^=` those that are
-    not meant.
-    """
-    asked = os.environ.get(_INTERFACES, "")
-    words = tuple(word for word in asked.lstrip("^=").split(",") if word)
-    if not words:
-        return dict(found)
-    named = (
-        set(words)
-        if asked.lstrip("^").startswith("=")
-        else {name for name in found if name.startswith(words)}
-    )
-    return {
-        name: address for name, address in found.items() if (name in named) != asked.startswith("^")
-    }
-
-
-def meeting_places(each: Sequence[Sequence[str]], keys: Sequence[Sequence[str]]) -> list[str]:
-    """Returns the address at which other hosts reach each rank: the first one of its host that no
-    other host has too.
-
-    Others, as that of Docker's bridge, lead nowhere from outside.
+    The launchers set this variable too. It is read as NCCL reads it: prefixes of names, after `=`
+    complete names, after `^` or `^=` names to exclude. Without it all interfaces are selected.
 
     Args:
-      each: the addresses of every rank's host.
-      keys: every rank's `key`.
+      addresses: Addresses of interfaces by name.
+    """
+    selection = os.environ.get(_INTERFACES_VARIABLE, "")
+    words = tuple(word for word in selection.lstrip("^=").split(",") if word)
+    if not words:
+        return dict(addresses)
+    excludes = selection.startswith("^")
+    matches_complete_names = selection.lstrip("^").startswith("=")
+    selected = {}
+    for name, address in addresses.items():
+        is_named = name in words if matches_complete_names else name.startswith(words)
+        if is_named != excludes:
+            selected[name] = address
+    return selected
+
+
+def reachable_addresses(
+    addresses: Sequence[Sequence[str]], keys: Sequence[Sequence[str]]
+) -> list[str]:
+    """Returns the address at which other hosts can reach each rank.
+
+    It is the first address of its host that no other host has. An address that several hosts have,
+    such as the address of Docker's bridge, cannot be reached from other hosts.
+
+    Args:
+      addresses: Addresses of every rank's host.
+      keys: `host_key` of every rank.
 
     Raises:
-      UserError: for a host without one.
+      UserError: If a host has no such address.
     """
-    owners: dict[str, set[tuple[str, ...]]] = {}
-    for found, host in zip(each, keys, strict=True):
-        for address in found:
-            owners.setdefault(address, set()).add(tuple(host))
-    chosen = [
-        next((address for address in found if len(owners[address]) == 1), "") for found in each
-    ]
-    if "" in chosen:
-        asked = os.environ.get(_INTERFACES, "")
-        raise UserError(
-            f"host {keys[chosen.index('')][0]} has no IPv4 address of its own at which other hosts"
-            " can reach it"
-            + (
-                f" on the interfaces of {_INTERFACES}={asked}; correct --network_interfaces"
-                if asked
-                else ""
-            )
-        )
-    return chosen
+    hosts_by_address: dict[str, set[tuple[str, ...]]] = {}
+    for host_addresses, key in zip(addresses, keys, strict=True):
+        for address in host_addresses:
+            hosts_by_address.setdefault(address, set()).add(tuple(key))
+    reachable = []
+    for host_addresses, key in zip(addresses, keys, strict=True):
+        unique = [address for address in host_addresses if len(hosts_by_address[address]) == 1]
+        if not unique:
+            raise UserError(_unreachable_message(key[0]))
+        reachable.append(unique[0])
+    return reachable
 
 
-def unique_host_names(keys: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Returns the host of every rank under a unique name: host names, numbered where several hosts
-    share one.
-    """
-    each = [tuple(key) for key in keys]
-    order = list(dict.fromkeys(each))
-    unique = {}
-    for host in order:
-        twins = [other for other in order if other[0] == host[0]]
-        unique[host] = host[0] if len(twins) == 1 else f"{host[0]}#{twins.index(host)}"
-    return tuple(unique[host] for host in each)
+def _unreachable_message(host: str) -> str:
+    message = f"host {host} has no unique IPv4 address at which other hosts can reach it"
+    selection = os.environ.get(_INTERFACES_VARIABLE, "")
+    if not selection:
+        return f"{message}. Check the network interfaces of this host."
+    return (
+        f"{message} on the interfaces of {_INTERFACES_VARIABLE}={selection}. Correct"
+        " --network_interfaces."
+    )
 
 
-def gather(own: Sequence[str], size: int) -> list[list[str]]:
-    """Gathers what every rank contributes, through MPI. All ranks call it, after the import of
-    Horovod.
+def gather_by_mpi(strings: Sequence[str], size: int) -> list[list[str]]:
+    """Gathers strings of all ranks through MPI.
 
-    MPI is started here; Horovod finds it started and leaves it running. It is ended when the
-    process ends.
+    All ranks must call it, after the import of Horovod. It starts MPI, which Horovod then uses and
+    leaves running. MPI is ended when the process exits.
+
+    Args:
+      strings: Strings of this rank.
+      size: Number of ranks.
 
     Returns:
-      The contributions of all `size` ranks, in their order.
+      The strings of all ranks, in the order of ranks.
 
     Raises:
-      UserError: without mpi4py, or if MPI connects other ranks.
+      UserError: If mpi4py is missing, or MPI connects another number of ranks.
     """
     mpi4py = import_optional(
-        "mpi4py", "ranks find each other through mpi4py, which is missing: pip install mpi4py"
+        "mpi4py",
+        "The ranks find each other through mpi4py, which is missing. Install it with: pip install"
+        " mpi4py",
     )
-    # as without mpi4py; else errors inside of Horovod's communicators would be returned
+    # Keep the error handler that MPI has without mpi4py. With the handler that mpi4py sets
+    # otherwise, errors inside Horovod's communicators would be returned instead of ending the job.
     mpi4py.rc.errors = "default"
     mpi4py.rc.initialize = False
     from mpi4py import MPI
 
     if not MPI.Is_initialized():
-        _start(MPI)
-    found = [list(other) for other in MPI.COMM_WORLD.allgather(list(own))]
-    check_size(len(found), size)
-    return found
+        _initialize_mpi(MPI)
+    gathered = [list(other) for other in MPI.COMM_WORLD.allgather(list(strings))]
+    check_connected_size(len(gathered), size)
+    return gathered
 
 
-def _start(mpi: Any) -> None:
-    """Starts MPI without the interpreter's lock.
+def _initialize_mpi(mpi: Any) -> None:
+    """Starts MPI without holding the interpreter's lock.
 
-    mpi4py would keep it until all ranks have come, and no thread of this one could tell that one is
-    missing.
+    mpi4py would hold the lock until all ranks have started, so no other thread of this process
+    could report that a rank is missing.
+
+    Args:
+      mpi: The module mpi4py.MPI, which has loaded the MPI library.
     """
-    maps = Path("/proc/self/maps").read_text().splitlines()
-    library = next((line.split(maxsplit=5)[5] for line in maps if "/libmpi.so" in line), None)
-    if library is None:  # it has another name
+    library = None
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "/libmpi.so" in line:
+            library = line.split(maxsplit=5)[5]
+            break
+    if library is None:
+        # The library has another name, so it cannot be called directly.
         mpi.Init_thread()
     else:
-        ctypes.CDLL(library).MPI_Init_thread(
-            None, None, mpi.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int())
-        )
-    atexit.register(lambda: mpi.Is_finalized() or mpi.Finalize())
+        provided_level = ctypes.byref(ctypes.c_int())
+        ctypes.CDLL(library).MPI_Init_thread(None, None, mpi.THREAD_MULTIPLE, provided_level)
+    atexit.register(_finalize_mpi, mpi)
 
 
-def check_size(connected: int, size: int) -> None:
-    """Raises UserError if not all ranks that were started are connected."""
+def _finalize_mpi(mpi: Any) -> None:
+    if not mpi.Is_finalized():
+        mpi.Finalize()
+
+
+def check_connected_size(connected: int, size: int) -> None:
+    """Raises UserError if MPI does not connect all ranks that were started."""
     if connected != size:
         raise UserError(
-            f"{size} ranks were started, but MPI connects {connected} of them: start them with"
-            " hybrid-imagenet run"
+            f"{size} ranks were started, but MPI connects {connected} of them. Start them with"
+            " hybrid-imagenet run."
         )

@@ -1,8 +1,8 @@
-"""Writes lines for the supervisor of a job on standard error, which reaches it from any host.
+"""Sends lines to the supervisor of a job through standard error, which reaches it from any host.
 
 `hybrid-imagenet run` and the launch scripts give each job a random word in the environment. A line
-that begins with the word is for the supervisor (`resilience.supervisor`), which takes it out of
-what the user sees.
+that begins with this word is for the supervisor (`resilience.supervisor`), which removes it from
+the output that users see.
 """
 
 from __future__ import annotations
@@ -15,34 +15,48 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 JOB_VARIABLE = "HYBRID_IMAGENET_JOB"
-_WORD = re.compile(r"[0-9a-f]{32}")
-_LEFT = re.compile(rb" left (\d{1,6}) of (\d{1,6}) on (\S{1,255})\n?")
+"""Environment variable that holds the random word of the job."""
+_JOB_WORD = re.compile(r"[0-9a-f]{32}")
+_PROGRAM_END = re.compile(rb" left (\d{1,6}) of (\d{1,6}) on (\S{1,255})\n?")
 
 
-class Left(NamedTuple):
-    """A rank whose program has come to its end without an error, as its last line says."""
+class ProgramEnd(NamedTuple):
+    """A rank whose program has ended without an error.
+
+    Attributes:
+      rank: The rank.
+      size: Number of ranks of the job.
+      host: Name of the rank's host.
+    """
 
     rank: int
     size: int
     host: str
 
 
-def tell(text: str, environ: Mapping[str, str] | None = None) -> None:
-    """Writes a line for the supervisor of this rank; does nothing in other processes."""
-    word = (os.environ if environ is None else environ).get(JOB_VARIABLE, "")
-    if _WORD.fullmatch(word):
-        with contextlib.suppress(OSError):  # the supervisor has ended
-            os.write(2, f"{word} {text}\n".encode())
+def notify_supervisor(text: str, environ: Mapping[str, str] | None = None) -> None:
+    """Writes a line for the supervisor of this rank; does nothing without a supervisor.
 
-
-def announce_left(rank: int, size: int) -> None:
-    """Tells the supervisor that the program of this rank ends."""
-    tell(f"left {rank} of {size} on {socket.gethostname()}")
-
-
-def find_left(text: bytes) -> Left | None:
-    """Returns what `announce_left` has written after the job's word in a line; None for anything
-    else.
+    Args:
+      text: The line without the word of the job.
+      environ: Environment variables; those of this process if None.
     """
-    found = _LEFT.fullmatch(text)
-    return Left(int(found[1]), int(found[2]), found[3].decode(errors="replace")) if found else None
+    environ = os.environ if environ is None else environ
+    job_word = environ.get(JOB_VARIABLE, "")
+    if _JOB_WORD.fullmatch(job_word):
+        # Writing fails if the supervisor has ended, and then nobody needs the line.
+        with contextlib.suppress(OSError):
+            os.write(2, f"{job_word} {text}\n".encode())
+
+
+def notify_program_end(rank: int, size: int) -> None:
+    """Notifies the supervisor that the program of this rank ends without an error."""
+    notify_supervisor(f"left {rank} of {size} on {socket.gethostname()}")
+
+
+def parse_program_end(line: bytes) -> ProgramEnd | None:
+    """Parses a line of `notify_program_end` without its job word; None for any other line."""
+    match = _PROGRAM_END.fullmatch(line)
+    if match is None:
+        return None
+    return ProgramEnd(int(match[1]), int(match[2]), match[3].decode(errors="replace"))

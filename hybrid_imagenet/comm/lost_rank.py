@@ -1,45 +1,54 @@
-"""Tells the loss of another rank, or of the way to it, from other errors of a collective
-operation.
-"""
+"""Recognizes errors of a collective operation that mean that another rank was lost."""
 
 from __future__ import annotations
 
 import re
 import sys
 
-LINE = "error: the connection to another rank is lost"
-"""How the line begins with which a rank ends that has lost another one."""
-_WORDS = re.compile(r"Horovod has been shut down|(?:Collective ops is aborted by: )+(.*)")
-_TASK = re.compile(r"/job:worker(?:/replica:\d+)?/task:(\d+)")  # TensorFlow's name of a rank
-_LONGEST = 200  # characters of a reason
+LOST_RANK_PREFIX = "error: the connection to another rank is lost"
+"""Beginning of the line that a rank prints when it ends because it has lost another rank."""
+_REASON = re.compile(r"Horovod has been shut down|(?:Collective ops is aborted by: )+(.*)")
+# TensorFlow's name of a rank, as in /job:worker/replica:0/task:2.
+_TASK_NAME = re.compile(r"/job:worker(?:/replica:\d+)?/task:(\d+)")
+_MAX_REASON_LENGTH = 200
 
 
-def is_loss(error: BaseException) -> bool:
-    """Returns whether an error of a step or another collective says that a rank, or the way to it,
-    is gone.
+def is_lost_rank_error(error: BaseException) -> bool:
+    """Returns whether an error says that another rank, or the connection to it, was lost.
+
+    Args:
+      error: Raised by a step or another collective operation.
     """
-    # What has not been imported has raised nothing: without Horovod, as with TensorFlow's engine,
-    # or without both.
-    tf, horovod = (sys.modules.get(name) for name in ("tensorflow", "horovod.common.exceptions"))
-    if horovod is not None and isinstance(error, horovod.HorovodInternalError):
+    # A library that has not been imported has raised nothing. This process may run without Horovod,
+    # and a launcher without TensorFlow too.
+    tensorflow = sys.modules.get("tensorflow")
+    horovod_exceptions = sys.modules.get("horovod.common.exceptions")
+    if horovod_exceptions is not None and isinstance(
+        error, horovod_exceptions.HorovodInternalError
+    ):
         return True
-    if tf is None or not isinstance(error, tf.errors.OpError):
+    if tensorflow is None or not isinstance(error, tensorflow.errors.OpError):
         return False
-    if "Collective ops is aborted" in str(
-        error
-    ):  # as they are too where one fails on this rank, out of memory say
+    errors = tensorflow.errors
+    if "Collective ops is aborted" in str(error):
+        # TensorFlow also aborts collectives when one fails on this rank, for example if memory
+        # runs out. Then the error has another class.
         return isinstance(
-            error, (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+            error, (errors.UnavailableError, errors.AbortedError, errors.CancelledError)
         )
     return "Horovod has been shut down" in str(error)
 
 
-def described(error: BaseException, remedy: str = "; start again with --resume") -> str:
-    """Returns the one line on a loss, for a rank that ends with it; `remedy` is its end."""
-    found = _WORDS.search(str(error))
-    reason = (found[1] or found[0]) if found else type(error).__name__
-    reason = _TASK.sub(r"rank \1", reason)
-    return (
-        f"{LINE} ({reason[:_LONGEST].strip(' :')}); see that rank's own message for the"
-        f" cause{remedy}"
-    )
+def lost_rank_message(error: BaseException, remedy: str = "; start again with --resume") -> str:
+    """Returns the line that a rank prints when it ends because it has lost another rank.
+
+    Args:
+      error: An error for which `is_lost_rank_error` is true.
+      remedy: The end of the line.
+    """
+    match = _REASON.search(str(error))
+    reason = type(error).__name__
+    if match is not None:
+        reason = match[1] or match[0]
+    reason = _TASK_NAME.sub(r"rank \1", reason)[:_MAX_REASON_LENGTH].strip(" :")
+    return f"{LOST_RANK_PREFIX} ({reason}); see that rank's own message for the cause{remedy}"

@@ -1,11 +1,14 @@
-"""Prepares a process for its place among the ranks, and connects it to the others: at once, or when
-they are needed.
+"""Prepares this process as a rank, and connects it to the other ranks.
 
-The program calls `start`, which does both. One that trains a model of its own calls `init` first.
-Horovod wants to know at its start how gradients will travel, and the optimizer is what says so. So
-`init` only readies the process, the optimizer leaves its settings (`intend`), and the first
-collective connects (`communicator`). TensorFlow's own engine must connect before TensorFlow is
-used, so with it `init` does.
+The program calls `start`, which does both at once. A process that trains its own model instead
+
+1. calls `init`, which prepares the process,
+2. creates an optimizer, which sets how gradients are sent (`set_default_settings`), and
+3. is connected by the first call of `communicator`.
+
+The steps are separate because Horovod must know at its start how gradients will be sent, and only
+the optimizer knows that. TensorFlow's engine must connect before TensorFlow is used, so with it
+`init` connects at once.
 """
 
 from __future__ import annotations
@@ -30,9 +33,9 @@ from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import (
     RANK_VARIABLE,
     Placement,
+    configure_environment,
     configure_tensorflow,
     placement,
-    prepare,
 )
 from hybrid_imagenet.comm.settings import ENGINES, CommunicationSettings
 from hybrid_imagenet.comm.single_process import SingleProcess
@@ -41,17 +44,16 @@ from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_STALLED, SharedError, User
 from hybrid_imagenet.startup import STARTUP_PROGRESS
 
 ENGINE_VARIABLE = "HYBRID_IMAGENET_ENGINE"
-"""Where `hybrid-imagenet run` tells the ranks of all hosts which engine --engine=auto means."""
-_ALIKE = (
-    "tensorflow",
-    "tensorflow_cpu",
-    "keras",
-    "numpy",
-    "horovod",
-)  # packages whose versions must not differ
-# seconds for rank 0 to print an error of all ranks: the launcher ends it when another rank ends
-_FIRST_SPEAKS = 1.0
-Hook = Callable[[type[BaseException], BaseException, TracebackType | None], None]
+"""Environment variable by which `hybrid-imagenet run` sets the engine of --engine=auto.
+
+The ranks of all hosts must use the same engine, so each cannot decide for itself.
+"""
+# Packages whose versions must be the same on all hosts.
+_SAME_VERSION_PACKAGES = ("tensorflow", "tensorflow_cpu", "keras", "numpy", "horovod")
+# Other ranks wait this long before they end with an error that the first rank prints. When one
+# rank ends, the launcher ends all others, and rank 0 must have printed the error by then.
+_PRINT_SECONDS = 1.0
+ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], None]
 
 
 def start(
@@ -61,319 +63,409 @@ def start(
     others: Sequence[CommunicationSettings] = (),
     persistent_batch_norm: bool = True,
 ) -> Communicator:
-    """Prepares this process for its place among the ranks and connects it to the others.
+    """Prepares this process as a rank and connects it to the other ranks.
 
-    Must come before TensorFlow starts, as it sets the number of threads: by default the cores of
-    the host divided by the ranks on it. Without a launcher, or with one rank, no engine is needed
-    or imported.
+    Call it before TensorFlow is used, because it sets the number of threads. Without a launcher, or
+    with one rank, no engine is needed or imported.
 
     Args:
-      settings: how gradients travel; the default settings if None.
-      threads: threads of this rank for TensorFlow's operations, if not chosen from the number of
-      cores.
-      others: settings of further reductions that the program will make by itself, so that their
-        sets of ranks are known from the start.
-      persistent_batch_norm: see `gpus.prepare`; never with `CommunicationSettings.deterministic`.
+      settings: How gradients are sent; default settings if None.
+      threads: Number of threads of TensorFlow's operations on this rank. By default the cores of
+        the host are divided among its ranks.
+      others: Settings of further reductions that the program will create. Their groups of ranks
+        must exist when Horovod starts.
+      persistent_batch_norm: See `gpus.configure_gpu_environment`. It is ignored with
+        `CommunicationSettings.deterministic`.
+
+    Returns:
+      The communicator, connected to all ranks.
 
     Raises:
-      UserError: if the launcher's variables are incomplete, Horovod is missing, a rank has no GPU
-        of its own, there is no GPU although TensorFlow is built for them, or the algorithm or grid
-        does not fit the ranks and hosts.
+      UserError: If the launcher's variables are incomplete, Horovod is missing, a rank has no GPU,
+        TensorFlow is built for GPUs but sees none, or the algorithm or grid does not fit the ranks
+        and hosts.
     """
     settings = settings or CommunicationSettings()
     check_grids(placement(), (settings, *others))
     persistent = persistent_batch_norm and not settings.deterministic
-    return connect(ready(threads, persistent_batch_norm=persistent), settings, others)
+    place = configure_process(threads, persistent_batch_norm=persistent)
+    return connect(place, settings, others)
 
 
 def check_grids(place: Placement, settings: Sequence[CommunicationSettings]) -> None:
-    """Raises UserError for a grid that does not hold all ranks."""
-    for text in filter(None, (each.options.get("torus_grid") for each in settings)):
+    """Raises UserError if a grid of the settings does not hold all ranks."""
+    for each_settings in settings:
+        grid = each_settings.options.get("torus_grid")
+        if not grid:
+            continue
         try:
-            parse_grid(text, place.size)
+            parse_grid(grid, place.size)
         except ValueError as error:
-            raise UserError(f"--torus_grid={text}: {error}") from None
+            raise UserError(f"--torus_grid={grid}: {error}") from None
 
 
-def ready(threads: int | None = None, *, persistent_batch_norm: bool = True) -> Placement:
-    """Sets what must be set before TensorFlow starts; returns this process's place. Arguments as
-    for `start`.
+def configure_process(
+    threads: int | None = None, *, persistent_batch_norm: bool = True
+) -> Placement:
+    """Sets everything that must be set before TensorFlow starts.
+
+    Args:
+      threads: As for `start`.
+      persistent_batch_norm: As for `start`.
+
+    Returns:
+      The placement of this process.
     """
     place = placement()
-    keras_settings.check(os.environ)
-    configure_tensorflow(
-        place, prepare(place, threads, persistent_batch_norm=persistent_batch_norm)
-    )
+    keras_settings.check_keras_settings(os.environ)
+    threads = configure_environment(place, threads, persistent_batch_norm=persistent_batch_norm)
+    configure_tensorflow(place, threads)
     return place
 
 
-def engine_of(asked: str, *, by_mpi: bool | None = None) -> str:
-    """The engine that connects the ranks: the one that is asked for, or that the launcher has
-    chosen for all hosts.
+def resolve_engine(engine: str, *, started_by_mpi: bool | None = None) -> str:
+    """Returns the name of the engine that connects the ranks.
 
-    Else Horovod where it is installed and an MPI has started the ranks, and TensorFlow's own
-    without it.
+    Args:
+      engine: A value of --engine. "auto" selects the engine that the launcher has set for all
+        hosts, otherwise Horovod if it is installed and MPI has started the ranks, otherwise
+        TensorFlow.
+      started_by_mpi: Whether MPI has started the ranks; None finds it out from the environment.
     """
-    if asked != "auto":
-        return asked
-    chosen = next((name for name in ENGINES if name == os.environ.get(ENGINE_VARIABLE)), None)
-    if chosen is not None:
-        return chosen
-    if by_mpi is None:
-        by_mpi = bool({RANK_VARIABLE, "PMIX_RANK"} & os.environ.keys()) or placement().size == 1
-    if not by_mpi:
-        return "tensorflow"
-    return "horovod" if importlib.util.find_spec("horovod") else "tensorflow"
+    if engine != "auto":
+        return engine
+    engine_of_job = os.environ.get(ENGINE_VARIABLE)
+    if engine_of_job in ENGINES:
+        return engine_of_job
+    if started_by_mpi is None:
+        has_mpi_variable = RANK_VARIABLE in os.environ or "PMIX_RANK" in os.environ
+        started_by_mpi = has_mpi_variable or placement().size == 1
+    if started_by_mpi and importlib.util.find_spec("horovod"):
+        return "horovod"
+    return "tensorflow"
 
 
 def connect(
-    place: Placement, settings: CommunicationSettings, others: Sequence[CommunicationSettings] = ()
+    place: Placement,
+    settings: CommunicationSettings,
+    others: Sequence[CommunicationSettings] = (),
 ) -> Communicator:
-    """Connects a process that is `ready` to the other ranks; arguments and errors as for
-    `start`.
+    """Connects this process to the other ranks, after `configure_process`.
+
+    Args:
+      place: The placement of this process.
+      settings: As for `start`.
+      others: As for `start`.
+
+    Raises:
+      UserError: As for `start`.
+      SharedError: On all ranks, if hosts have different versions of software.
     """
     if place.size == 1:
         return SingleProcess()
     STARTUP_PROGRESS.begin(f"connecting {place.size} ranks")
-    if settings.engine == "auto" and place.rank == 0 and engine_of("auto") == "tensorflow":
+    engine = resolve_engine(settings.engine)
+    if settings.engine == "auto" and engine == "tensorflow" and place.rank == 0:
         print(
-            "ranks connect by --engine=tensorflow, as Horovod is not used here",
+            "ranks connect by --engine=tensorflow, because Horovod is not used here",
             file=sys.stderr,
             flush=True,
         )
     try:
-        communicator = pkgutil.resolve_name(ENGINES[engine_of(settings.engine)])
+        communicator_class = pkgutil.resolve_name(ENGINES[engine])
     except ImportError as error:
         reason = str(error).splitlines()[0]
         raise UserError(
-            f"{place.size} ranks were started, but Horovod cannot be used ({reason}): install it,"
-            " or do without it by --engine=tensorflow (for a FILE,"
-            " HYBRID_IMAGENET_ENGINE=tensorflow)"
+            f"{place.size} ranks were started, but Horovod cannot be used ({reason}). Install it,"
+            " or use TensorFlow instead with --engine=tensorflow (for your own program set"
+            " HYBRID_IMAGENET_ENGINE=tensorflow)."
         ) from None
-    connected: Communicator = communicator(settings, others=others)
-    _check_programs(connected, program() if place.local_rank == 0 else None)
-    return connected
+    communicator: Communicator = communicator_class(settings, others=others)
+    # One rank per host is enough.
+    versions = software_versions() if place.local_rank == 0 else None
+    _check_software_versions(communicator, versions)
+    return communicator
 
 
-def program() -> dict[str, str]:
-    """What all hosts must have alike: a digest of this package's files, and versions of what it
-    computes with.
+def software_versions() -> dict[str, str]:
+    """Returns versions that must be the same on all hosts.
 
-    The doctor's probe has a digest of its own: it runs on hosts without the package.
+    These are the versions of the packages that compute, and a digest of the files of this package.
+    The doctor's probe computes its own digest, because it also runs on hosts without the package.
     """
-    folder, digest, found = Path(__file__).parents[1], hashlib.sha256(), {}
-    for path in sorted(folder.rglob("*.py")):
-        name = str(path.relative_to(folder))
-        if "/." not in f"/{name}":  # what editors keep beside a file
-            digest.update(name.encode() + path.read_bytes())
-    for name in _ALIKE:
+    directory = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(directory.rglob("*.py")):
+        relative_path = str(path.relative_to(directory))
+        # Editors keep hidden files next to the file that is edited.
+        if "/." not in f"/{relative_path}":
+            digest.update(relative_path.encode() + path.read_bytes())
+    versions = {"hybrid_imagenet": digest.hexdigest()[:12]}
+    for package in _SAME_VERSION_PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return {"hybrid_imagenet": digest.hexdigest()[:12]} | found
+            versions[package] = importlib.metadata.version(package)
+    return versions
 
 
-def _check_programs(ranks: Communicator, own: Mapping[str, str] | None) -> None:
-    """Compares the hosts' programs; every rank calls it, those that are not the first of their host
-    with None.
+def _check_software_versions(
+    communicator: Communicator, versions: Mapping[str, str] | None
+) -> None:
+    """Compares the software of all hosts with that of rank 0. Every rank must call it.
+
+    Args:
+      communicator: Connects the ranks.
+      versions: `software_versions` on the first rank of each host, None on the other ranks.
 
     Raises:
-      SharedError: on all ranks, naming the first host that has another program than rank 0's.
+      SharedError: On all ranks, naming the first host with other versions.
     """
-    first, *others = ranks.allgather_object(own)
-    for host, found in zip(ranks.hosts[1:], others, strict=True):
-        if found is not None and found != first:
-            names = [name for name in first | found if first.get(name) != found.get(name)]
-            raise SharedError(
-                f"host {host} has another version of {', '.join(names)} than {ranks.hosts[0]}: run"
-                " launch/setup.sh of the same commit on all hosts"
-            )
+    rank_0_versions, *other_versions = communicator.allgather_object(versions)
+    for host, host_versions in zip(communicator.hosts[1:], other_versions, strict=True):
+        if host_versions is None or host_versions == rank_0_versions:
+            continue
+        different = [
+            name
+            for name in rank_0_versions | host_versions
+            if rank_0_versions.get(name) != host_versions.get(name)
+        ]
+        raise SharedError(
+            f"Host {host} has another version of {', '.join(different)} than"
+            f" {communicator.hosts[0]}. Run launch/setup.sh of the same commit on all hosts."
+        )
 
 
 @dataclasses.dataclass
-class _Process:
-    """This process: its place once it is ready, how its gradients travel, and the ranks once it is
-    connected.
+class _ProcessState:
+    """What `init` and later calls have set up in this process.
+
+    Attributes:
+      place: Placement of this process; None before `init`.
+      settings: How gradients are sent; None before an optimizer or a collective has set it.
+      communicator: Connects the ranks; None before the first collective.
+      previous_excepthook: `sys.excepthook` before `init` replaced it; None if it did not.
     """
 
     place: Placement | None = None
     settings: CommunicationSettings | None = None
     communicator: Communicator | None = None
-    hook: Hook | None = None  # for uncaught errors, before `init`
+    previous_excepthook: ExceptHook | None = None
+
+    def reset(self) -> None:
+        """Returns to the state before `init`."""
+        self.place = None
+        self.settings = None
+        self.communicator = None
+        self.previous_excepthook = None
 
 
-_process = _Process()
+_state = _ProcessState()
 
 
 def init(threads: int | None = None) -> None:
-    """Prepares this process for its rank; call it before anything uses TensorFlow.
+    """Prepares this process as a rank; call it before anything uses TensorFlow.
 
-    It gives the rank a GPU of its own and its share of the host's cores, as `comm.start` does.
-    Among several ranks an uncaught error of all of them, or the loss of another one, becomes one
-    line (`sys.excepthook`). A second call does nothing. Without a launcher the process is rank 0 of
-    1.
+    It gives the rank its own GPU and its share of the host's cores, as `comm.start` does. Without
+    a launcher the process is rank 0 of 1. A second call does nothing.
+
+    With several ranks it also replaces `sys.excepthook`: an error that all ranks share, or the loss
+    of another rank, is printed as one line.
 
     Args:
-      threads: threads of this rank for TensorFlow's operations; by default the host's cores divided
-        by its ranks.
+      threads: Number of threads of TensorFlow's operations on this rank; by default the host's
+        cores divided by its ranks.
 
     Raises:
-      UserError: if the launcher's variables are incomplete or a rank has no GPU of its own.
+      UserError: If the launcher's variables are incomplete, or a rank has no GPU.
     """
-    if _process.place is not None:
+    if _state.place is not None:
         return
-    _process.place = place = ready(threads)
-    if place.size > 1:
-        hook = _in_one_line(sys.excepthook)
-        if engine_of("auto") == "tensorflow":  # it must connect before TensorFlow is used
-            from hybrid_imagenet.comm import tensorflow_engine
+    place = configure_process(threads)
+    _state.place = place
+    if place.size == 1:
+        return
+    hook = _print_shared_error_once(sys.excepthook)
+    if resolve_engine("auto") == "tensorflow":
+        # This engine must connect before TensorFlow is used.
+        from hybrid_imagenet.comm import tensorflow_engine
 
-            tensorflow_engine.join(place)
-            hook = _and_leave(hook)
-        _process.hook, sys.excepthook = sys.excepthook, hook
-        atexit.register(_warn_of_lone_ranks)
-        atexit.register(_announce_end)
-
-
-def _warn_of_lone_ranks() -> None:
-    # Without an operation the program has only printed its --help or an error.
-    failed = not private_api.tensorflow_was_used() or hasattr(sys, "last_type")
-    if (
-        _process.place is not None
-        and not _process.place.rank
-        and _process.communicator is None
-        and not failed
-    ):
-        print(
-            f"warning: nothing has connected the {_process.place.size} ranks, so each has worked"
-            " alone: a training needs hybrid_imagenet.DistributedOptimizer and"
-            " callbacks.default_callbacks()",
-            file=sys.stderr,
-        )
+        tensorflow_engine.connect_servers(place)
+        hook = _exit_after(hook)
+    _state.previous_excepthook = sys.excepthook
+    sys.excepthook = hook
+    atexit.register(_warn_if_never_connected)
+    atexit.register(_notify_supervisor_of_exit)
 
 
-def _announce_end() -> None:
-    """Tells the supervisor that this rank's program ends, so that it can name the rank if others
-    still wait for it.
-    """
-    place = _process.place
-    # The traceback of an uncaught error says enough, and its exit code ends the job.
-    if place is not None and not hasattr(sys, "last_type"):
-        job_lines.announce_left(place.rank, place.size)
-
-
-def _in_one_line(otherwise: Hook) -> Hook:
-    """Returns a hook that prints one line for errors that are not this rank's alone, and no line
-    twice.
-    """
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if isinstance(error, SharedError) and rank() > 0:
-            time.sleep(_FIRST_SPEAKS)
-        elif isinstance(error, SharedError):
-            print(f"error: {error}", file=sys.stderr, flush=True)
-        elif out_of_memory.is_out_of_memory(error):
-            if (
-                local_rank()
-            ):  # the first rank of the host speaks; the launcher ends this one with it
-                time.sleep(_FIRST_SPEAKS)
-            shortage = out_of_memory.shared_error(error, "Use a smaller batch on each rank.")
-            print(f"error: rank {rank()}: {shortage}", file=sys.stderr, flush=True)
-        elif lost_rank.is_loss(error):
-            print(UserError(lost_rank.described(error, "")), file=sys.stderr, flush=True)
-        else:
-            otherwise(kind, error, trace)
-
-    return hook
-
-
-def _and_leave(hook: Hook) -> Hook:
-    """Returns a hook that ends the process: at an exit TensorFlow and MPI would wait for a rank
-    that has stopped.
-    """
-
-    def leave(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        hook(kind, error, trace)
-        if not issubclass(kind, KeyboardInterrupt):
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(EXIT_STALLED if lost_rank.is_loss(error) else EXIT_FAILURE)
-
-    return leave
-
-
-def is_ready() -> bool:
-    """Whether `init` was called, or this is a single process, which needs none."""
-    return _process.place is not None or placement().size == 1
+def is_initialized() -> bool:
+    """Returns whether `init` was called, or this is a single process, which does not need it."""
+    return _state.place is not None or placement().size == 1
 
 
 def rank() -> int:
     """Returns the rank of this process, from 0.
 
     Raises:
-      UserError: before `init`, where a launcher has started several ranks.
+      UserError: Before `init`, if a launcher has started several ranks.
     """
     return _place().rank
 
 
 def size() -> int:
-    """Returns the number of ranks; raises as `rank`."""
+    """Returns the number of ranks.
+
+    Raises:
+      UserError: Before `init`, if a launcher has started several ranks.
+    """
     return _place().size
 
 
 def local_rank() -> int:
-    """Returns this process's rank on its host, from 0; raises as `rank`."""
+    """Returns the number of this process among the ranks of its host, from 0.
+
+    Raises:
+      UserError: Before `init`, if a launcher has started several ranks.
+    """
     return _place().local_rank
 
 
-def intend(settings: CommunicationSettings) -> None:
-    """Sets how gradients are exchanged, before the ranks are connected.
+def set_default_settings(settings: CommunicationSettings) -> None:
+    """Sets how gradients are sent, before the ranks are connected.
 
     Raises:
-      UserError: if other settings are already in use, or the grid does not hold the ranks.
+      UserError: If other settings are already in use, or the grid does not hold all ranks.
     """
-    known = _process.settings
-    if known is not None and known != settings and size() > 1:
+    in_use = _state.settings
+    if in_use is not None and in_use != settings and size() > 1:
         raise UserError(
             f"allreduce={settings.allreduce}, compression={settings.compression}: conflicting"
-            f" communication settings, allreduce={known.allreduce}, compression={known.compression}"
-            " are already in use; use the same settings for all optimizers, and create the first"
-            " before any collective"
+            f" communication settings, allreduce={in_use.allreduce},"
+            f" compression={in_use.compression} are already in use. Use the same settings for all"
+            " optimizers, and create the first optimizer before any collective."
         )
     check_grids(_place(), (settings,))
-    _process.settings = settings
+    _state.settings = settings
 
 
 def communicator() -> Communicator:
-    """Returns the communicator, which connects the ranks at the first call; every rank must call
-    it.
+    """Returns the communicator of this process.
+
+    The first call connects the ranks, so every rank must make it.
 
     Raises:
-      UserError: before `init`, where a launcher has started several ranks; else as `comm.start`.
+      UserError: Before `init`, if a launcher has started several ranks; otherwise as `comm.start`.
     """
-    if _process.communicator is None:
-        _process.settings = _process.settings or CommunicationSettings()
-        _process.communicator = connect(_place(), _process.settings)
-        # Exit handlers run in reverse order, and Horovod's, by which the other ranks lose this one,
-        # must come later.
-        atexit.unregister(_announce_end)
-        if _process.communicator.size > 1:
-            atexit.register(_announce_end)
-    return _process.communicator
+    if _state.communicator is None:
+        _state.settings = _state.settings or CommunicationSettings()
+        _state.communicator = connect(_place(), _state.settings)
+        # Exit handlers run in the reverse order of registration. Horovod has just registered its
+        # own, with which the other ranks lose this one. The supervisor must be notified before
+        # that, so register the notification again, after Horovod's.
+        atexit.unregister(_notify_supervisor_of_exit)
+        if _state.communicator.size > 1:
+            atexit.register(_notify_supervisor_of_exit)
+    return _state.communicator
 
 
 def shutdown() -> None:
-    """Leaves the process group; `init` may be called again, in tests and notebooks."""
-    if _process.communicator is not None:
-        _process.communicator.shutdown()
-    if _process.hook is not None:
-        sys.excepthook = _process.hook
-    _process.place = _process.settings = _process.communicator = _process.hook = None
+    """Disconnects this process, so that tests and notebooks may call `init` again."""
+    if _state.communicator is not None:
+        _state.communicator.shutdown()
+    if _state.previous_excepthook is not None:
+        sys.excepthook = _state.previous_excepthook
+    _state.reset()
 
 
 def _place() -> Placement:
-    place = _process.place or placement()
-    if _process.place is None and place.size > 1:
+    """Returns the placement of this process.
+
+    Raises:
+      UserError: Before `init`, if a launcher has started several ranks.
+    """
+    if _state.place is not None:
+        return _state.place
+    place = placement()
+    if place.size > 1:
         raise UserError(
-            f"{place.size} ranks were started: call hybrid_imagenet.init() before anything else"
+            f"{place.size} ranks were started, but hybrid_imagenet.init() was not called. Call it"
+            " before anything else."
         )
     return place
+
+
+def _warn_if_never_connected() -> None:
+    """Warns at exit if several ranks were started but have never been connected."""
+    if _state.place is None or _state.place.rank != 0 or _state.communicator is not None:
+        return
+    # A program that has run no operation has only printed its --help or an error.
+    if not private_api.tensorflow_was_used() or _ends_with_uncaught_error():
+        return
+    print(
+        f"warning: the {_state.place.size} ranks were never connected, so each has worked alone."
+        " Training needs hybrid_imagenet.DistributedOptimizer and callbacks.default_callbacks().",
+        file=sys.stderr,
+    )
+
+
+def _notify_supervisor_of_exit() -> None:
+    """Tells the supervisor at exit that the program of this rank ends without an error.
+
+    If other ranks still wait for this one, the supervisor can then name it. After an uncaught error
+    the notification is not needed: its traceback names the cause, and its exit code ends the job.
+    """
+    if _state.place is not None and not _ends_with_uncaught_error():
+        job_lines.notify_program_end(_state.place.rank, _state.place.size)
+
+
+def _ends_with_uncaught_error() -> bool:
+    """Returns whether an exception ends the interpreter, which then sets `sys.last_type`."""
+    return hasattr(sys, "last_type")
+
+
+def _print_shared_error_once(previous_hook: ExceptHook) -> ExceptHook:
+    """Returns an excepthook that prints errors of several ranks as one line, on one rank.
+
+    Args:
+      previous_hook: Handles all errors of this rank alone.
+    """
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, SharedError):
+            # Rank 0 prints it.
+            if rank() == 0:
+                print(f"error: {error}", file=sys.stderr, flush=True)
+            else:
+                time.sleep(_PRINT_SECONDS)
+        elif out_of_memory.is_out_of_memory(error):
+            # The ranks of a host mostly run out together. The first prints its error, and with it
+            # the launcher ends the others before they print theirs.
+            if local_rank() != 0:
+                time.sleep(_PRINT_SECONDS)
+            user_error = out_of_memory.user_error(error, "Use a smaller batch on each rank.")
+            print(f"error: rank {rank()}: {user_error}", file=sys.stderr, flush=True)
+        elif lost_rank.is_lost_rank_error(error):
+            # UserError makes it one printable line, whatever the reason contains.
+            message = UserError(lost_rank.lost_rank_message(error, remedy=""))
+            print(message, file=sys.stderr, flush=True)
+        else:
+            previous_hook(kind, error, trace)
+
+    return hook
+
+
+def _exit_after(hook: ExceptHook) -> ExceptHook:
+    """Returns an excepthook that calls `hook` and then ends the process without exit handlers.
+
+    With exit handlers, TensorFlow and MPI would wait for a rank that has stopped.
+    """
+
+    def exiting_hook(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        hook(kind, error, trace)
+        if issubclass(kind, KeyboardInterrupt):
+            return
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(EXIT_STALLED if lost_rank.is_lost_rank_error(error) else EXIT_FAILURE)
+
+    return exiting_hook

@@ -1,5 +1,6 @@
-"""Imports TensorFlow without its greeting, which it writes before any log level that can be set
-applies.
+"""Imports TensorFlow without its greeting.
+
+TensorFlow prints the greeting before any log level that can be set applies.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 
 from hybrid_imagenet.errors import missing_tensorflow_message
 
-GREETINGS = (
+TENSORFLOW_GREETINGS = (
     r"^WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR",
     r" port\.cc:[0-9]*\] oneDNN custom operations are on\.",
     r"\] This TensorFlow binary is optimized to use available CPU instructions",
@@ -23,46 +24,58 @@ GREETINGS = (
 
 
 def import_tensorflow() -> None:
-    """Imports TensorFlow unless that is done. HYBRID_IMAGENET_TF_LOG=1 shows its greeting too."""
-    if "tensorflow" not in sys.modules:
-        with without_lines(GREETINGS):
-            try:
-                import tensorflow  # noqa: F401
-            except ModuleNotFoundError as missing:
-                if missing.name != "tensorflow":
-                    raise
-                raise ModuleNotFoundError(missing_tensorflow_message(), name="tensorflow") from None
+    """Imports TensorFlow without its greeting, unless it is imported already.
+
+    HYBRID_IMAGENET_TF_LOG=1 shows the greeting.
+
+    Raises:
+      ModuleNotFoundError: If TensorFlow is not installed, with the remedy.
+    """
+    if "tensorflow" in sys.modules:
+        return
+    with filter_stderr(TENSORFLOW_GREETINGS):
+        try:
+            import tensorflow  # noqa: F401
+        except ModuleNotFoundError as missing:
+            if missing.name != "tensorflow":
+                raise
+            raise ModuleNotFoundError(missing_tensorflow_message(), name="tensorflow") from None
 
 
 @contextlib.contextmanager
-def without_lines(patterns: tuple[str, ...]) -> Iterator[None]:
-    """Drops lines from what is written to file descriptor 2 inside.
+def filter_stderr(patterns: tuple[str, ...]) -> Iterator[None]:
+    """Drops lines that this process writes to file descriptor 2 inside of the context.
 
-    Another process copies all other lines at once: they appear whatever becomes of this process.
+    A separate process, grep, copies all other lines at once, so they appear even if this process
+    crashes.
+
+    Args:
+      patterns: Regular expressions of grep; lines that match one are dropped.
     """
     grep = shutil.which("grep")
     if grep is None or os.environ.get("HYBRID_IMAGENET_TF_LOG") == "1":
         yield
         return
     sys.stderr.flush()
-    kept = os.dup(2)
-    copy = subprocess.Popen(
+    original_stderr = os.dup(2)
+    grep_process = subprocess.Popen(
         [grep, "--line-buffered", "-avE", "|".join(patterns)],
         stdin=subprocess.PIPE,
-        stdout=kept,
-        env=os.environ | {"LC_ALL": "C"},  # any bytes
-        start_new_session=True,  # a Ctrl-C on the terminal is not for it
+        stdout=original_stderr,
+        # In this locale grep accepts any bytes.
+        env=os.environ | {"LC_ALL": "C"},
+        # Ctrl-C on the terminal must not end grep before the last line is copied.
+        start_new_session=True,
     )
-    assert copy.stdin is not None
-    os.dup2(copy.stdin.fileno(), 2)
-    copy.stdin.close()
+    assert grep_process.stdin is not None
+    os.dup2(grep_process.stdin.fileno(), 2)
+    grep_process.stdin.close()
     try:
         yield
     finally:
         sys.stderr.flush()
-        os.dup2(kept, 2)
-        os.close(kept)
-        with contextlib.suppress(
-            subprocess.TimeoutExpired
-        ):  # a child of this process may keep it open
-            copy.wait(1)
+        os.dup2(original_stderr, 2)
+        os.close(original_stderr)
+        # A child of this process may keep the pipe open, and then grep does not end.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            grep_process.wait(1)

@@ -1,6 +1,4 @@
-"""Connects several ranks through TensorFlow's own runtime, without Horovod
-(--engine=tensorflow).
-"""
+"""Connects several ranks through TensorFlow's runtime, without Horovod (--engine=tensorflow)."""
 
 from __future__ import annotations
 
@@ -24,171 +22,39 @@ from hybrid_imagenet.comm.environment import RANK_VARIABLE, Placement, placement
 from hybrid_imagenet.comm.settings import CommunicationSettings
 from hybrid_imagenet.errors import UserError, pluralize
 
-# the watchdog names a silent rank after 30 s, with its stack; TensorFlow's 10 s are too short
-_HEARTBEAT_MS = 35_000
-
-
-class Members(NamedTuple):
-    """A group: its number, the same on all ranks, and its ranks in ascending order."""
-
-    number: int
-    ranks: tuple[int, ...]
-
-
-class TensorFlowCollectives(Collectives):
-    """TensorFlow's operations, which find each other by numbers: one for the group and one for each
-    operation in it.
-
-    A group has tensors on one kind of device only, so the ranks have one object for GPUs and
-    another for their hosts.
-    """
-
-    def __init__(self, rank: int, size: int, *, gpu: bool = False) -> None:
-        """Makes the group of all ranks, of tensors on GPUs if `gpu` says so. TensorFlow must know
-        the ranks already.
-        """
-        self._rank, self._gpu = rank, gpu
-        self._groups: dict[tuple[int, ...], Members] = {}
-        self._names: dict[int, str] = {}
-        self._places: dict[int, list[int]] = {}
-        # NCCL's kernels must start in one order on all ranks: the runtime orders what shares a
-        # resource.
-        self._token = [tf.Variable(0.0, trainable=False).handle] if gpu else []
-        self._everyone = self.create_group(range(size))
-
-    def create_group(self, ranks: Sequence[int]) -> Members:
-        """Returns the group; the first request gives it the next number."""
-        key = tuple(sorted(ranks))
-        return self._groups.setdefault(key, Members(len(self._groups) + 1, key))
-
-    def allreduce(
-        self,
-        tensor: tf.Tensor,
-        name: str,
-        group: Members | None = None,
-        *,
-        use_name_scope: bool = False,
-    ) -> tf.Tensor:
-        if use_name_scope and not tf.executing_eagerly():
-            name = tf.compat.v1.get_default_graph().unique_name(name)
-        return tf.raw_ops.CollectiveReduceV2(
-            input=tensor, merge_op="Add", final_op="Id", **self._place("sum", tensor, name, group)
-        )
-
-    def reducescatter(self, vector: tf.Tensor, name: str, group: Members) -> tf.Tensor:
-        """Sends each rank its part, and adds the parts in the order of ranks: the runtime has no
-        such sum on CPUs.
-        """
-        parts = tf.unstack(tf.reshape(self._exchange(vector, name, group), [len(group.ranks), -1]))
-        return tf.add_n(parts)
-
-    def allgather(self, vector: tf.Tensor, name: str, group: Members | None = None) -> tf.Tensor:
-        """Gathers in one operation; lengths are equal."""
-        members = group or self._everyone
-        carried = _carried(vector)
-        found = tf.raw_ops.CollectiveGatherV2(
-            input=carried, **self._place("gather", carried, name, group)
-        )
-        rows = _permuted(tf.reshape(found, [len(members.ranks), -1]), self._order(members))
-        return tf.bitcast(tf.reshape(rows, [-1]), vector.dtype)
-
-    def alltoall(self, vector: tf.Tensor, name: str) -> tf.Tensor:
-        return self._exchange(vector, name, self._everyone)
-
-    def broadcast(
-        self, tensor: tf.Tensor, root: int, name: str, group: Members | None = None
-    ) -> tf.Tensor:
-        # the runtime's broadcast takes no token: a receiver's would start first and block NCCL's
-        # stream
-        if self._gpu:
-            return self.allreduce(
-                tensor if self._rank == root else tf.zeros_like(tensor),
-                f"{name} from {root}",
-                group,
-            )
-        place = self._place(f"broadcast from {root}", tensor, name, group)
-        del place["ordering_token"]
-        if self._rank == root:
-            return tf.raw_ops.CollectiveBcastSendV2(input=tensor, **place)
-        return tf.raw_ops.CollectiveBcastRecvV2(T=tensor.dtype, shape=tensor.shape, **place)
-
-    def _exchange(self, vector: tf.Tensor, name: str, group: Members) -> tf.Tensor:
-        count, order = len(group.ranks), self._order(group)
-        parts = tf.reshape(_carried(vector), [count, -1])
-        carried = _permuted(parts, sorted(range(count), key=order.__getitem__))
-        found = tf.raw_ops.CollectiveAllToAllV2(
-            input=carried, **self._place("exchange", carried, name, group)
-        )
-        return tf.bitcast(tf.reshape(_permuted(found, order), [-1]), vector.dtype)
-
-    def _order(self, group: Members) -> list[int]:
-        """Returns the place that the runtime has given to each rank of a group; it does not tell,
-        so ranks ask once.
-        """
-        if group.number not in self._places:
-            with tf.init_scope():
-                own = tf.constant(
-                    [self._rank], tf.float32
-                )  # integers of 32 bits lie on the host, also for a GPU
-                place = self._place("order", own, f"group_{group.number}", group)
-                found = tf.raw_ops.CollectiveGatherV2(input=own, **place).numpy().tolist()
-            self._places[group.number] = [found.index(rank) for rank in group.ranks]
-        return self._places[group.number]
-
-    def _place(
-        self, kind: str, tensor: tf.Tensor, name: str, group: Members | None
-    ) -> dict[str, Any]:
-        """Returns what tells the runtime which operation of which ranks this is."""
-        members = group or self._everyone
-        # The runtime wants the same shape and type whenever it meets a number again.
-        label = f"{members.number} {kind} {tensor.dtype.name} {tensor.shape} {name}"
-        number = zlib.crc32(label.encode()) >> 1  # 31 bits, positive
-        if self._names.setdefault(number, label) != label:
-            raise ValueError(
-                f"{label!r} and {self._names[number]!r} have the same number: rename one"
-            )
-        return {
-            "group_size": len(members.ranks),
-            "group_key": 2 * members.number + self._gpu,
-            "instance_key": number,
-            "ordering_token": self._token,
-            "communication_hint": "nccl" if self._gpu else "ring",
-        }
-
-
-def _carried(vector: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor whose type the operations carry: 16-bit integers go as the bits of 16-bit
-    floats.
-    """
-    return tf.bitcast(vector, tf.float16) if vector.dtype == tf.uint16 else vector
-
-
-def _permuted(rows: tf.Tensor, order: Sequence[int]) -> tf.Tensor:
-    return rows if list(order) == sorted(order) else tf.gather(rows, order)
+# The watchdog names a silent rank after 30 s, with its stack. TensorFlow must not end the job
+# before that, as it would with its default of 10 s.
+_HEARTBEAT_TIMEOUT_MS = 35_000
 
 
 class TensorFlowCommunicator(ConnectedRanks):
-    """Runs collectives over all ranks of a launcher, through servers that TensorFlow starts in each
-    of them.
-    """
+    """Runs collectives over all ranks through servers that TensorFlow starts in each rank."""
 
     def __init__(
         self, settings: CommunicationSettings, others: Sequence[CommunicationSettings] = ()
     ) -> None:
-        """Connects to the other ranks; a process does so once, and later communicators share the
-        connection.
+        """Connects to the other ranks.
+
+        A process connects only once; later communicators share the connection.
+
+        Args:
+          settings: How gradients are sent.
+          others: Settings of further reductions.
 
         Raises:
-          UserError: if the algorithm or grid does not fit the ranks and their hosts or devices, or
-            the ranks have no way to find each other.
+          UserError: If the algorithm or grid does not fit the ranks, their hosts or devices, or the
+            ranks cannot find each other.
         """
         place = placement()
         nccl = bool(tf.config.get_visible_devices("GPU"))
-        for each in (settings, *others) if nccl else ():
-            check_on_gpus(each)
-        keys, self.rank, self.size = join(place), place.rank, place.size
+        if nccl:
+            for each_settings in (settings, *others):
+                check_gpu_support(each_settings)
+        host_keys = connect_servers(place)
+        self.rank = place.rank
+        self.size = place.size
         self._host_collectives = TensorFlowCollectives(place.rank, place.size)
-        self._set_topology(place, keys or self.allgather_object(hosts.host_key()))
+        self._set_topology(place, host_keys or self.allgather_object(hosts.host_key()))
         if self.rank == 0:
             ports = pluralize(self.size, "TCP port")
             hosts_count = pluralize(len(set(self.hosts)), "host")
@@ -199,65 +65,86 @@ class TensorFlowCommunicator(ConnectedRanks):
                 file=sys.stderr,
                 flush=True,
             )
-        self.collectives = (
-            TensorFlowCollectives(place.rank, place.size, gpu=True)
-            if nccl
-            else self._host_collectives
-        )
-        # Rank 0's number counts: it alone may know the run that is resumed, and with it the batch.
-        neighbors = self.broadcast_object(settings.neighbors)
-        self._neighbor_group = self._create_neighbor_group(neighbors, place.rank, place.size)
+        self.collectives = self._host_collectives
+        if nccl:
+            self.collectives = TensorFlowCollectives(place.rank, place.size, gpu=True)
+        # The number of rank 0 counts, because only rank 0 may know the run that is resumed, and
+        # with it the batch size.
+        group_size = self.broadcast_object(settings.neighbors)
+        self._neighbor_group = self._create_neighbor_group(group_size, place.rank, place.size)
         self._set_reducer(settings, self.make_selector(settings), nccl)
 
     def shutdown(self) -> None:
-        """Does nothing: the servers end with their processes."""
+        """Does nothing, because the servers end with their processes."""
 
 
-def check_on_gpus(settings: CommunicationSettings) -> None:
-    """Refuses what needs an all-to-all or all-gather of TensorFlow over NCCL: four ranks on an H100
-    got wrong sums.
+def check_gpu_support(settings: CommunicationSettings) -> None:
+    """Raises UserError for settings that give wrong sums on GPUs.
 
-    Raises:
-      UserError: with the settings to take.
+    These settings need TensorFlow's all-to-all or all-gather over NCCL, which gave wrong sums with
+    four ranks on an H100.
     """
     if settings.allreduce in ("torus", "hierarchical") or settings.compression == "bf16":
         raise UserError(
-            "--engine=tensorflow: on GPUs --allreduce=torus, hierarchical and --compression=bf16"
-            " give wrong sums: use --allreduce=ring with --compression=fp16, or --engine=horovod"
+            "--engine=tensorflow does not support --allreduce=torus, --allreduce=hierarchical and"
+            " --compression=bf16 on GPUs, where they give wrong sums. Use --allreduce=ring with"
+            " --compression=fp16, or --engine=horovod."
         )
 
 
 @functools.cache
-def join(place: Placement) -> list[list[str]] | None:
-    """Starts this rank's server and tells TensorFlow of the others'.
+def connect_servers(place: Placement) -> list[list[str]] | None:
+    """Starts this rank's server and connects TensorFlow to the servers of the other ranks.
+
+    The result is cached, because a process can connect only once.
+
+    Args:
+      place: Placement of this process.
 
     Returns:
-      Every rank's `hosts.host_key`; None where TF_CONFIG or Slurm has given the addresses, and the
-      keys are yet unknown.
+      `hosts.host_key` of every rank; None if TF_CONFIG or Slurm has given the addresses, because
+      the ranks have not exchanged their keys then.
+
+    Raises:
+      UserError: If a rank cannot be reached, or TensorFlow has been used before.
     """
-    cluster = launcher_variables.read(os.environ) if RANK_VARIABLE not in os.environ else None
-    if cluster is not None:
-        _connect(cluster.servers, place.rank)
-        return None
-    own, addresses = hosts.host_key(), hosts.asked_for(hosts.interfaces()).values()
+    if RANK_VARIABLE not in os.environ:
+        launcher_placement = launcher_variables.read_launcher_placement(os.environ)
+        if launcher_placement is not None:
+            _start_server(launcher_placement.servers, place.rank)
+            return None
+    own_key = hosts.host_key()
+    own_addresses = hosts.select_interfaces(hosts.interfaces()).values()
     with socket.socket() as probe:
         probe.bind(("", 0))
-        port = probe.getsockname()[1]
-        # The port is kept until all have theirs, so that no two ranks of a host are given the same
-        # one.
-        found = hosts.gather([*own, str(port), *addresses], place.size)
-    keys = [each[: len(own)] for each in found]
-    if all(key == own for key in keys):
-        places = ["127.0.0.1"] * place.size  # "localhost" is not known in every container
+        port = str(probe.getsockname()[1])
+        # Keep the port open until all ranks have one, so that no two ranks of a host get the same.
+        gathered = hosts.gather_by_mpi([*own_key, port, *own_addresses], place.size)
+    port_index = len(own_key)
+    host_keys = [strings[:port_index] for strings in gathered]
+    ports = [strings[port_index] for strings in gathered]
+    if all(key == own_key for key in host_keys):
+        # Some containers do not know the name "localhost".
+        addresses = ["127.0.0.1"] * place.size
     else:
-        places = hosts.meeting_places([each[len(own) + 1 :] for each in found], keys)
-    servers = [f"{address}:{each[len(own)]}" for address, each in zip(places, found, strict=True)]
-    _connect(servers, place.rank)
-    return keys
+        addresses = hosts.reachable_addresses(
+            [strings[port_index + 1 :] for strings in gathered], host_keys
+        )
+    servers = [f"{address}:{port}" for address, port in zip(addresses, ports, strict=True)]
+    _start_server(servers, place.rank)
+    return host_keys
 
 
-def _connect(servers: Sequence[str], rank: int) -> None:
-    """Starts the server of `rank`; `servers` are the addresses of all ranks."""
+def _start_server(servers: Sequence[str], rank: int) -> None:
+    """Starts the server of a rank, and connects TensorFlow to all servers.
+
+    Args:
+      servers: Address of every rank's server as host:port, in the order of ranks.
+      rank: This rank.
+
+    Raises:
+      UserError: If TensorFlow has been used before.
+    """
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": list(servers)}),
         task_type="worker",
@@ -266,20 +153,192 @@ def _connect(servers: Sequence[str], rank: int) -> None:
     )
     runtime = private_api.eager_context()
     runtime.configure_coordination_service = functools.partial(
-        runtime.configure_coordination_service, heartbeat_timeout_in_ms=_HEARTBEAT_MS
+        runtime.configure_coordination_service, heartbeat_timeout_in_ms=_HEARTBEAT_TIMEOUT_MS
     )
     try:
-        # Its constructor is the public way to a server and to collective operations; nothing else
-        # of it is used.
+        # The constructor of the strategy is the public way to a server and to collective
+        # operations. Nothing else of the strategy is used.
         tf.distribute.MultiWorkerMirroredStrategy(resolver)
-    except (
-        RuntimeError
-    ) as error:  # TensorFlow has begun without the others, as `model.fit` has when it first sums
+    except RuntimeError as error:
+        # TensorFlow has started without the other ranks, as in a program that calls `model.fit`
+        # before it connects them.
         raise UserError(
-            f"--engine=tensorflow: the ranks must be connected before TensorFlow is used ({error}):"
-            " use Horovod here"
+            "--engine=tensorflow: the ranks must be connected before TensorFlow is used"
+            f" ({error}). Use --engine=horovod here."
         ) from None
-    if (
-        threading.current_thread() is threading.main_thread()
-    ):  # TensorFlow has taken SIGTERM and does nothing with it
+    if threading.current_thread() is threading.main_thread():
+        # TensorFlow has replaced the handler of SIGTERM by one that does nothing. Install Python's
+        # handler again.
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+
+
+class RankGroup(NamedTuple):
+    """A group of ranks.
+
+    Attributes:
+      number: Number of the group, the same on all ranks.
+      ranks: Its ranks in ascending order.
+    """
+
+    number: int
+    ranks: tuple[int, ...]
+
+
+class TensorFlowCollectives(Collectives):
+    """Runs TensorFlow's collective operations.
+
+    The runtime pairs operations by two numbers: one for the group and one for the operation.
+    All tensors of a group are on the same kind of device. So ranks with GPUs have one object for
+    tensors on GPUs and another for tensors in host memory.
+    """
+
+    def __init__(self, rank: int, size: int, *, gpu: bool = False) -> None:
+        """Creates the group of all ranks, after `connect_servers`.
+
+        Args:
+          rank: This rank.
+          size: Number of ranks.
+          gpu: Whether tensors are on GPUs.
+        """
+        self._rank = rank
+        self._gpu = gpu
+        self._groups: dict[tuple[int, ...], RankGroup] = {}
+        # Label of each operation by its number, to find two operations with the same number.
+        self._labels: dict[int, str] = {}
+        # Positions that the runtime has given to the ranks of a group, by the group's number.
+        self._positions: dict[int, list[int]] = {}
+        # NCCL's kernels must start in the same order on all ranks. The runtime runs operations that
+        # share a resource in the order of the program.
+        self._ordering_token = [tf.Variable(0.0, trainable=False).handle] if gpu else []
+        self._all_ranks = self.create_group(range(size))
+
+    def create_group(self, ranks: Sequence[int]) -> RankGroup:
+        """Returns the group of these ranks; the first request gives it the next number."""
+        key = tuple(sorted(ranks))
+        if key not in self._groups:
+            self._groups[key] = RankGroup(len(self._groups) + 1, key)
+        return self._groups[key]
+
+    def allreduce(
+        self,
+        tensor: tf.Tensor,
+        name: str,
+        group: RankGroup | None = None,
+        *,
+        use_name_scope: bool = False,
+    ) -> tf.Tensor:
+        if use_name_scope and not tf.executing_eagerly():
+            name = tf.compat.v1.get_default_graph().unique_name(name)
+        return tf.raw_ops.CollectiveReduceV2(
+            input=tensor,
+            merge_op="Add",
+            final_op="Id",
+            **self._pairing("sum", tensor, name, group),
+        )
+
+    def reducescatter(self, vector: tf.Tensor, name: str, group: RankGroup) -> tf.Tensor:
+        """Sends each rank its chunk, and adds the received chunks in the order of ranks.
+
+        The runtime has no reduce-scatter on CPUs.
+        """
+        received = self._exchange(vector, name, group)
+        return tf.add_n(tf.unstack(tf.reshape(received, [len(group.ranks), -1])))
+
+    def allgather(self, vector: tf.Tensor, name: str, group: RankGroup | None = None) -> tf.Tensor:
+        group = group or self._all_ranks
+        supported = _as_supported_dtype(vector)
+        gathered = tf.raw_ops.CollectiveGatherV2(
+            input=supported, **self._pairing("gather", supported, name, group)
+        )
+        rows = tf.reshape(gathered, [len(group.ranks), -1])
+        in_rank_order = _reorder(rows, self._rank_positions(group))
+        return tf.bitcast(tf.reshape(in_rank_order, [-1]), vector.dtype)
+
+    def alltoall(self, vector: tf.Tensor, name: str) -> tf.Tensor:
+        return self._exchange(vector, name, self._all_ranks)
+
+    def broadcast(
+        self, tensor: tf.Tensor, root: int, name: str, group: RankGroup | None = None
+    ) -> tf.Tensor:
+        if self._gpu:
+            # The runtime's broadcast takes no ordering token. The operation of a receiver could
+            # start too early and block NCCL's stream, so sum with zeros instead.
+            contribution = tensor if self._rank == root else tf.zeros_like(tensor)
+            return self.allreduce(contribution, f"{name} from {root}", group)
+        pairing = self._pairing(f"broadcast from {root}", tensor, name, group)
+        del pairing["ordering_token"]
+        if self._rank == root:
+            return tf.raw_ops.CollectiveBcastSendV2(input=tensor, **pairing)
+        return tf.raw_ops.CollectiveBcastRecvV2(T=tensor.dtype, shape=tensor.shape, **pairing)
+
+    def _exchange(self, vector: tf.Tensor, name: str, group: RankGroup) -> tf.Tensor:
+        """Sends chunk i of a vector [n] to the i-th rank of the group; returns those received."""
+        size = len(group.ranks)
+        positions = self._rank_positions(group)
+        ranks_by_position = sorted(range(size), key=positions.__getitem__)
+        chunks = tf.reshape(_as_supported_dtype(vector), [size, -1])
+        sent = _reorder(chunks, ranks_by_position)
+        received = tf.raw_ops.CollectiveAllToAllV2(
+            input=sent, **self._pairing("exchange", sent, name, group)
+        )
+        in_rank_order = _reorder(received, positions)
+        return tf.bitcast(tf.reshape(in_rank_order, [-1]), vector.dtype)
+
+    def _rank_positions(self, group: RankGroup) -> list[int]:
+        """Returns the runtime's position of each rank of a group.
+
+        The runtime orders ranks itself and does not report the order, so the ranks gather their
+        numbers once per group to find it out.
+        """
+        if group.number not in self._positions:
+            with tf.init_scope():
+                # Integers of 32 bits would be in host memory, even if the group is on GPUs.
+                own_rank = tf.constant([self._rank], tf.float32)
+                pairing = self._pairing("order", own_rank, f"group_{group.number}", group)
+                gathered = tf.raw_ops.CollectiveGatherV2(input=own_rank, **pairing)
+                ranks = gathered.numpy().tolist()
+            self._positions[group.number] = [ranks.index(rank) for rank in group.ranks]
+        return self._positions[group.number]
+
+    def _pairing(
+        self, kind: str, tensor: tf.Tensor, name: str, group: RankGroup | None
+    ) -> dict[str, Any]:
+        """Returns the arguments by which the runtime pairs an operation with other ranks.
+
+        Args:
+          kind: The kind of operation.
+          tensor: The tensor that is sent.
+          name: As for all operations.
+          group: As for all operations.
+
+        Raises:
+          ValueError: If another operation has the same number by chance.
+        """
+        group = group or self._all_ranks
+        # For a number that it has seen before, the runtime requires the same shape and dtype, so
+        # they are part of the number.
+        label = f"{group.number} {kind} {tensor.dtype.name} {tensor.shape} {name}"
+        # The runtime's numbers are positive and have 31 bits.
+        number = zlib.crc32(label.encode()) >> 1
+        other_label = self._labels.setdefault(number, label)
+        if other_label != label:
+            raise ValueError(
+                f"The operations {label!r} and {other_label!r} have the same number. Rename one."
+            )
+        return {
+            "group_size": len(group.ranks),
+            "group_key": 2 * group.number + self._gpu,
+            "instance_key": number,
+            "ordering_token": self._ordering_token,
+            "communication_hint": "nccl" if self._gpu else "ring",
+        }
+
+
+def _as_supported_dtype(vector: tf.Tensor) -> tf.Tensor:
+    """Returns uint16 as the bits of float16, because the operations do not support uint16."""
+    return tf.bitcast(vector, tf.float16) if vector.dtype == tf.uint16 else vector
+
+
+def _reorder(rows: tf.Tensor, order: Sequence[int]) -> tf.Tensor:
+    """Returns the rows with the indices `order`, without a copy if that changes nothing."""
+    return rows if list(order) == sorted(order) else tf.gather(rows, order)

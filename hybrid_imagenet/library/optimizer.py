@@ -170,8 +170,8 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         self._shared: dict[int, keras.Variable] = {}
         self._model: weakref.ref[keras.Model] | None = None
         self._kinds: dict[int, ParameterKind] = {}  # by id of the variable
-        if process.is_ready():
-            process.intend(settings)
+        if process.is_initialized():
+            process.set_default_settings(settings)
 
     def attach(self, model: keras.Model) -> None:
         """Learns the kinds of a model's trainable variables from their layers, for when the
@@ -263,7 +263,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         if (
             loss.shape.rank
             and loss.shape.num_elements() != 1
-            and process.is_ready()
+            and process.is_initialized()
             and process.size() > 1
         ):
             raise UserError(

@@ -46,7 +46,7 @@ def notify_exit(code: int, environ: Mapping[str, str] | None = None, *, saved: b
       saved: false if a signal ends the rank before there was something to save.
     """
     suffix = "" if saved else f" {_UNSAVED}"
-    job_lines.tell(f"ends {code}{suffix}", environ)
+    job_lines.notify_supervisor(f"ends {code}{suffix}", environ)
 
 
 def exit_stalled(message: str) -> None:

@@ -67,7 +67,7 @@ class JobResult:
     output: LauncherOutput
     rank_exits: Sequence[RankExit]
     requests: StopRequests
-    early_ranks: Sequence[job_lines.Left]
+    early_ranks: Sequence[job_lines.ProgramEnd]
     was_killed: bool
     ranks_save: bool
     all_ranks_are_local: bool
@@ -237,7 +237,7 @@ class JobResult:
             _print_error(f"error: the connection to host {host} is lost; start again with --resume")
 
 
-def ranks_and_hosts(ranks: Sequence[job_lines.Left]) -> str:
+def ranks_and_hosts(ranks: Sequence[job_lines.ProgramEnd]) -> str:
     """Returns "rank 1 on HOST", or the first of several ranks and how many more there are."""
     names = [f"{rank.rank} on {printable(rank.host)}" for rank in ranks[:_MAX_NAMED_RANKS]]
     noun = "rank" if len(ranks) == 1 else "ranks"

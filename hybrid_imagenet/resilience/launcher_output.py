@@ -12,7 +12,7 @@ import signal
 from typing import NamedTuple
 
 from hybrid_imagenet.comm import lost_rank, out_of_memory
-from hybrid_imagenet.comm.quiet import GREETINGS
+from hybrid_imagenet.comm.quiet import TENSORFLOW_GREETINGS
 from hybrid_imagenet.errors import printable
 from hybrid_imagenet.resilience import mpi_startup_errors
 
@@ -23,7 +23,8 @@ TAG = re.compile(rb"(\[[\d,]+\]<std(err|out)>: ?)?")
 # 2.18 to 2.20 print before their log is set up. Open MPI prints the setpgid warning if the child
 # process that becomes ssh is faster than its parent.
 _GREETINGS = re.compile(
-    "|".join(GREETINGS).encode() + rb"| util\.cc:\d*\] oneDNN supports DT_HALF only on platforms"
+    "|".join(TENSORFLOW_GREETINGS).encode()
+    + rb"| util\.cc:\d*\] oneDNN supports DT_HALF only on platforms"
     rb"|I0000 00:00:\d+\.\d+ +\d+ \w+\.(?:cc|h):\d+\] "
     rb"|plm:rsh: Warning: setpgid\(\d+,\d+\) failed in parent|^mpirun: Forwarding signal \d+ to job"
 )
@@ -181,7 +182,7 @@ class LauncherOutput:
         if match := _UNKNOWN_HOST.search(line):
             self.unknown_host = match[1].decode(errors="replace")
             return False
-        if text.startswith(lost_rank.LINE.encode()):
+        if text.startswith(lost_rank.LOST_RANK_PREFIX.encode()):
             self.lost_rank_line = self.lost_rank_line or text
             return False
         if _GREETINGS.search(line) or _LOSS_CONSEQUENCES.search(text.rstrip()):

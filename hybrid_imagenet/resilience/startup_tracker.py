@@ -148,7 +148,7 @@ def notify_stage(rank: int, size: int, stage: str | None) -> None:
     frames = (frame for frame in main_stack() if not frame.startswith("<"))
     frame = next(frames, "")[-_MAX_FRAME_LENGTH:]
     shown_stage = _OVER if stage is None else stage or "starting"
-    job_lines.tell(
+    job_lines.notify_supervisor(
         f"at {rank} of {size} on {socket.gethostname()} {os.getpid()}"
         f"\t{shown_stage}\t{printable(frame)}"
     )

@@ -123,7 +123,7 @@ class Supervisor:
         # Ends of ranks that may end the job, with the time at which they were reported.
         self._rank_exits: list[tuple[float, RankExit]] = []
         # Ranks whose programs have ended without an error, with the time.
-        self._ended_programs: dict[int, tuple[float, job_lines.Left]] = {}
+        self._ended_programs: dict[int, tuple[float, job_lines.ProgramEnd]] = {}
         self._has_named_early_ranks = False
         self._began = time.monotonic()
         self._began_since_1970 = time.time()
@@ -244,7 +244,7 @@ class Supervisor:
         rank_exit = exit_code.parse_exit(message)
         if rank_exit is not None:
             self._rank_exits.append((now, rank_exit))
-        ended_program = job_lines.find_left(message)
+        ended_program = job_lines.parse_program_end(message)
         if ended_program is not None:
             self._ended_programs.setdefault(ended_program.rank, (now, ended_program))
         if not word:
@@ -290,7 +290,7 @@ class Supervisor:
         )
         print_raw(line.encode())
 
-    def _early_ranks(self) -> list[job_lines.Left]:
+    def _early_ranks(self) -> list[job_lines.ProgramEnd]:
         """Returns the ranks whose programs have ended, or [] if all have."""
         ranks = [rank for _, rank in sorted(self._ended_programs.values())]
         if not ranks or len(ranks) >= ranks[0].size:

@@ -88,11 +88,11 @@ def _print_user_error(error: UserError) -> None:
 def _print_exception(error: Exception) -> int:
     """Prints one line about an error with a known cause, else the traceback; returns the code."""
     if out_of_memory.is_out_of_memory(error):
-        shared_error = out_of_memory.shared_error(error, "Use a smaller batch.")
+        shared_error = out_of_memory.user_error(error, "Use a smaller batch.")
         print(f"error: {shared_error}", file=sys.stderr)
         return shared_error.exit_code
-    if lost_rank.is_loss(error):
-        print(UserError(lost_rank.described(error)), file=sys.stderr)
+    if lost_rank.is_lost_rank_error(error):
+        print(UserError(lost_rank.lost_rank_message(error)), file=sys.stderr)
         return EXIT_STALLED
     if isinstance(error, ModuleNotFoundError) and error.name == "tensorflow":
         print(missing_module_message(error), file=sys.stderr)

@@ -26,7 +26,7 @@ from pathlib import Path
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.comm import other_launchers
 from hybrid_imagenet.comm.environment import RANKS_VARIABLE, openmpi_prefix
-from hybrid_imagenet.comm.process import ENGINE_VARIABLE, engine_of
+from hybrid_imagenet.comm.process import ENGINE_VARIABLE, resolve_engine
 from hybrid_imagenet.config import RunConfig
 from hybrid_imagenet.config.help import first_commands, topic
 from hybrid_imagenet.errors import EXIT_OK, EXIT_PREEMPTED, EXIT_USAGE, UserError, pluralize
@@ -118,7 +118,7 @@ class _LaunchPlan:
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns the exit code of the job."""
     try:
-        other_launchers.check(os.environ)
+        other_launchers.reject_other_launchers(os.environ)
         options, flags = parse_arguments(arguments)
         if not flags and not options.program and options.module == _TRAINING_MODULE:
             print(first_commands(_command_up_to_flags(arguments)), file=sys.stderr)
@@ -486,7 +486,7 @@ def _set_environment(options: argparse.Namespace) -> None:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", options.interface)
     # All hosts must use the same engine. A host on which it is not installed then reports that,
     # instead of choosing another one.
-    os.environ.setdefault(ENGINE_VARIABLE, engine_of("auto", by_mpi=True))
+    os.environ.setdefault(ENGINE_VARIABLE, resolve_engine("auto", started_by_mpi=True))
 
 
 def _rank_command(options: argparse.Namespace, arguments: Sequence[str]) -> list[str]:

@@ -77,7 +77,7 @@ def check(config: RunConfig, *, disk: bool = True) -> Findings:
     elif placement().rank == 0 and not os.environ.get(CHECKED_VARIABLE):
         if importlib.util.find_spec("tensorflow") is None:
             raise UserError(missing_tensorflow_message())
-        keras_settings.check(os.environ)
+        keras_settings.check_keras_settings(os.environ)
         _check_disk(config, found)
     if placement().rank == 0 and not os.environ.get(CHECKED_VARIABLE):
         note = defaults.recipe_note(config, found.classes)

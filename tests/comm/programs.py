@@ -115,9 +115,15 @@ def errors(engine: str = "horovod") -> list:
         message(c.raise_first_error, "--x=1: too small" if c.rank == 0 else None),
         message(c.broadcast_variables, [tf.Variable(tf.zeros([2 + c.rank]))]),
         message(c.reduce_gradients, [tf.zeros([2])], [f"layer_{c.rank}"]),
-        message(process._check_programs, c, None if c.rank == 1 else process.program()),
         message(
-            process._check_programs, c, process.program() | ({"keras": "3.0"} if c.rank else {})
+            process._check_software_versions,
+            c,
+            None if c.rank == 1 else process.software_versions(),
+        ),
+        message(
+            process._check_software_versions,
+            c,
+            process.software_versions() | ({"keras": "3.0"} if c.rank else {}),
         ),
     ]
 
@@ -152,7 +158,7 @@ def sets(settings: dict, others: list, hosts_of_ranks: list | None) -> dict:
         )
         import tensorflow as tf
 
-        known = sorted(list(ranks) for ranks in c.collectives._sets if len(ranks) < c.size)
+        known = sorted(list(ranks) for ranks in c.collectives._process_sets if len(ranks) < c.size)
         mean = means(c.reduce_gradients, [tf.range(1.0, 4.0) * (c.rank + 1)], ["a"])
         out = {"hosts": list(c.hosts), "sets": known, "sum": [g.numpy().tolist() for g in mean]}
         return out | {"algorithm": c.statistics()["buckets"][0]["algorithm"]}
@@ -204,7 +210,7 @@ def all_algorithms(engine: str = "horovod") -> dict:
         found["torus dealt"] = Torus(dealt, torus_grid=None)
         found["masters dealt"] = HierarchicalMasters(dealt, torus_grid=None)
     if engine == "horovod":
-        hvd.init(process_sets=known.made())
+        hvd.init(process_sets=known.process_sets())
     c = comm.start(
         CommunicationSettings(engine=engine, compression="none")
     )  # finds Horovod started

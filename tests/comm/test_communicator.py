@@ -71,7 +71,7 @@ def test_errors_of_some_ranks_end_all(pools, engine):
     assert gradients.startswith("rank 1 on ") and "The gradients differ" in gradients
     assert alike is None
     assert re.match(
-        r"host \S+ has another version of keras than \S+: run launch/setup.sh of the same commit",
+        r"Host \S+ has another version of keras than \S+. Run launch/setup.sh of the same commit",
         others,
     )
 
@@ -88,17 +88,17 @@ def test_a_rank_that_dies_does_not_leave_the_others_hanging(engine):
 def test_ranks_that_nothing_has_connected_are_told_so_at_the_end(monkeypatch, capsys):
     monkeypatch.delattr(sys, "last_type", raising=False)
     tf.zeros([])  # a program that computes nothing has only printed its --help
-    monkeypatch.setattr(process._process, "communicator", None)
-    for rank, told in (
-        (0, "warning: nothing has connected the 2 ranks, so each has worked alone"),
+    monkeypatch.setattr(process._state, "communicator", None)
+    for rank, expected in (
+        (0, "warning: the 2 ranks were never connected, so each has worked alone"),
         (1, ""),
     ):
-        monkeypatch.setattr(process._process, "place", Placement(rank=rank, size=2))
-        process._warn_of_lone_ranks()
-        assert capsys.readouterr().err.partition(": a training")[0] == told
-    monkeypatch.setattr(process._process, "place", Placement(rank=0, size=2))
-    monkeypatch.setattr(process._process, "communicator", SingleProcess())
-    process._warn_of_lone_ranks()
+        monkeypatch.setattr(process._state, "place", Placement(rank=rank, size=2))
+        process._warn_if_never_connected()
+        assert capsys.readouterr().err.partition(". Training")[0] == expected
+    monkeypatch.setattr(process._state, "place", Placement(rank=0, size=2))
+    monkeypatch.setattr(process._state, "communicator", SingleProcess())
+    process._warn_if_never_connected()
     assert capsys.readouterr().err == ""
 
 
@@ -108,14 +108,14 @@ def test_a_rank_tells_its_supervisor_that_its_program_ends_unless_an_error_ended
     word = "0123456789abcdef" * 2
     monkeypatch.setenv(job_lines.JOB_VARIABLE, word)
     monkeypatch.delattr(sys, "last_type", raising=False)
-    monkeypatch.setattr(process._process, "place", Placement(rank=1, size=2))
-    process._announce_end()
+    monkeypatch.setattr(process._state, "place", Placement(rank=1, size=2))
+    process._notify_supervisor_of_exit()
     line = capfd.readouterr().err
-    assert job_lines.find_left(line.removeprefix(word).encode()) == job_lines.Left(
+    assert job_lines.parse_program_end(line.removeprefix(word).encode()) == job_lines.ProgramEnd(
         1, 2, socket.gethostname()
     )
     monkeypatch.setattr(sys, "last_type", ValueError, raising=False)
-    process._announce_end()
+    process._notify_supervisor_of_exit()
     assert capfd.readouterr().err == ""
 
 
@@ -126,10 +126,10 @@ def test_the_line_that_a_program_ends_is_registered_after_the_engine_that_it_mus
     registered = []
     monkeypatch.setattr(process.atexit, "register", registered.append)
     monkeypatch.setattr(process.atexit, "unregister", registered.remove)
-    monkeypatch.setattr(process, "_process", process._Process(place=Placement(rank=0, size=2)))
-    registered.append(process._announce_end)  # by init
+    monkeypatch.setattr(process, "_state", process._ProcessState(place=Placement(rank=0, size=2)))
+    registered.append(process._notify_supervisor_of_exit)  # by init
     monkeypatch.setattr(
         process, "connect", lambda *arguments: registered.append("engine") or two_ranks
     )
     process.communicator()
-    assert registered == ["engine", process._announce_end]
+    assert registered == ["engine", process._notify_supervisor_of_exit]

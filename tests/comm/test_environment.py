@@ -1,4 +1,4 @@
-"""What a rank concludes from its launcher's variables and the cores it may use."""
+"""Reading the placement of a rank, and configuring its process."""
 
 import os
 import subprocess
@@ -143,7 +143,7 @@ def test_a_script_around_a_rank_is_not_its_launcher():
 @pytest.mark.parametrize(
     ("built", "gpus", "chosen"), [(True, 1, "0"), (True, 0, "1"), (False, 1, "1")]
 )
-def test_onednn_is_off_beside_gpus(built, gpus, chosen, monkeypatch, tmp_path):
+def test_choose_onednn_turns_it_off_with_gpus(built, gpus, chosen, monkeypatch, tmp_path):
     (tmp_path / "python" / "platform").mkdir(parents=True)
     (tmp_path / "python/platform/build_info.py").write_text(
         f"build_info = dict([('is_cuda_build', {built})])"
@@ -159,7 +159,7 @@ def test_onednn_is_off_beside_gpus(built, gpus, chosen, monkeypatch, tmp_path):
 def test_variables_of_the_user_stay():
     with mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "7", "TF_ENABLE_ONEDNN_OPTS": "0"}):
         os.environ.pop("TF_CPP_MIN_LOG_LEVEL", None)
-        assert environment.prepare(Placement(), threads=3) == 3
+        assert environment.configure_environment(Placement(), threads=3) == 3
         assert [os.environ[name] for name in ("OMP_NUM_THREADS", "TF_ENABLE_ONEDNN_OPTS")] == [
             "7",
             "0",
@@ -167,7 +167,7 @@ def test_variables_of_the_user_stay():
         assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "2"
 
 
-def test_without_ranks_horovod_is_said_to_be_missing(monkeypatch):
+def test_start_without_horovod_raises_with_the_remedy(monkeypatch):
     for name, value in OPEN_MPI.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setitem(__import__("sys").modules, "hybrid_imagenet.comm.horovod_engine", None)
@@ -226,7 +226,7 @@ def test_each_rank_of_a_host_gets_one_gpu_whose_memory_grows(monkeypatch):
     assert ("set_intra_op_parallelism_threads", 4) in devices.noted
 
 
-def test_a_rank_without_a_gpu_of_its_own_is_refused(monkeypatch):
+def test_configure_tensorflow_raises_if_a_rank_has_no_gpu(monkeypatch):
     Devices(monkeypatch)
     place = Placement(rank=2, size=3, local_rank=2, local_size=3)
     with pytest.raises(UserError, match=r"local rank 2 has no GPU \(this host shows 2\)"):
@@ -244,7 +244,7 @@ def test_a_rank_without_a_gpu_of_its_own_is_refused(monkeypatch):
     ("variable", "seen"),
     [("NCCL_MULTI_RANK_GPU_ENABLE", ["gpu a", "gpu b"]), ("SLURM_GPUS_PER_TASK", ["gpu a"])],
 )
-def test_ranks_share_gpus_where_nccl_lets_them_and_take_the_one_that_srun_shows_them(
+def test_ranks_share_gpus_if_nccl_allows_it_or_srun_shows_each_rank_one_gpu(
     variable, seen, monkeypatch
 ):
     monkeypatch.setenv(variable, "1")

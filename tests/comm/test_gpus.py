@@ -1,4 +1,4 @@
-"""What a rank sets up for a GPU, on made-up trees of /proc and /sys, and which GPUs are refused
+"""How a rank configures its GPU, on made-up trees of /proc and /sys, and which GPUs are refused
 before training.
 """
 
@@ -40,22 +40,22 @@ def test_gpus_are_those_that_cuda_shows(host):
     shown = {None: [0, 1, 2], "": [], "2,0": [2, 0], "1,-1,2": [1], "MIG-1/2/3": [], "7": []}
     for chosen, expected in shown.items():
         environ = {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}
-        assert gpus.addresses(environ, host) == [GPUS[i][0].lower() for i in expected], chosen
+        assert gpus.pci_addresses(environ, host) == [GPUS[i][0].lower() for i in expected], chosen
 
 
 def test_the_cores_are_those_of_the_gpus_node(host):
     first, second = {0, 1, 2, 3, 8, 9, 10, 11}, {4, 5, 6, 7, 12}
-    assert [gpus.near_cores(rank, {}, host) for rank in range(4)] == [first, first, second, first]
-    assert gpus.near_cores(0, {"CUDA_VISIBLE_DEVICES": "2"}, host) == second
-    assert gpus.near_cores(0, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, host) == set(), (
+    assert [gpus.numa_cores(rank, {}, host) for rank in range(4)] == [first, first, second, first]
+    assert gpus.numa_cores(0, {"CUDA_VISIBLE_DEVICES": "2"}, host) == second
+    assert gpus.numa_cores(0, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, host) == set(), (
         "the order is not known"
     )
     (host / "sys/bus/pci/devices/0000:af:00.0/numa_node").write_text(
         "-1\n"
     )  # a machine with one node
-    assert gpus.near_cores(2, {}, host) == set()
+    assert gpus.numa_cores(2, {}, host) == set()
     (host / "sys/bus/pci/devices/0000:5e:00.0/numa_node").unlink()
-    assert gpus.near_cores(1, {}, host) == set()
+    assert gpus.numa_cores(1, {}, host) == set()
 
 
 def test_cusolver_is_loaded_where_tensorflow_does_not_look(tmp_path, monkeypatch):
@@ -67,11 +67,11 @@ def test_cusolver_is_loaded_where_tensorflow_does_not_look(tmp_path, monkeypatch
     monkeypatch.setattr(gpus.ctypes, "CDLL", loaded.append)
     monkeypatch.delitem(sys.modules, "nvidia", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    gpus.prepare(0, 1, {}, True, tmp_path)
+    gpus.configure_gpu_environment(0, 1, {}, True, tmp_path)
     assert loaded == [str(library)]
 
 
-def test_a_rank_is_bound_to_the_node_of_its_gpu_unless_it_is_bound_already(host, monkeypatch):
+def test_rank_is_bound_to_the_cores_of_its_gpu_unless_it_is_bound_already(host, monkeypatch):
     asked = []
     monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: asked.append(cores))
     for own, given in (
@@ -81,17 +81,17 @@ def test_a_rank_is_bound_to_the_node_of_its_gpu_unless_it_is_bound_already(host,
         (range(13), {"HYBRID_IMAGENET_BIND": "0"}),
     ):
         monkeypatch.setattr(os, "sched_getaffinity", lambda process, own=own: set(own))
-        gpus.prepare(2, 3, dict(given), True, host)
-        gpus.prepare(
+        gpus.configure_gpu_environment(2, 3, dict(given), True, host)
+        gpus.configure_gpu_environment(
             1, 2, dict(given), True, host
         )  # two GPUs share a node with fewer cores than their share
-        gpus.prepare(0, 1, dict(given), True, host)
+        gpus.configure_gpu_environment(0, 1, dict(given), True, host)
     assert asked == [{4, 5, 6, 7, 12}]
 
 
 def test_variables_for_tensorflow_are_defaults(tmp_path):
     environ = {}
-    gpus.prepare(0, 1, environ, True, tmp_path)
+    gpus.configure_gpu_environment(0, 1, environ, True, tmp_path)
     assert environ == {
         "TF_GPU_THREAD_MODE": "gpu_private",
         "TF_GPU_THREAD_COUNT": "2",
@@ -99,7 +99,7 @@ def test_variables_for_tensorflow_are_defaults(tmp_path):
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
     environ = dict.fromkeys(environ, "mine")
-    gpus.prepare(0, 1, environ, True, tmp_path)
+    gpus.configure_gpu_environment(0, 1, environ, True, tmp_path)
     assert set(environ.values()) == {"mine"}
 
 
@@ -107,9 +107,7 @@ def test_variables_for_tensorflow_are_defaults(tmp_path):
     ("flags", "expected"),
     [((), "1"), (("--persistent_batch_norm=false",), "0"), (("--deterministic",), "0")],
 )
-def test_the_program_asks_for_one_pass_normalization_unless_it_must_be_repeatable(
-    monkeypatch, flags, expected
-):
+def test_persistent_batch_norm_is_on_unless_the_run_is_deterministic(monkeypatch, flags, expected):
 
     monkeypatch.setattr(
         "hybrid_imagenet.comm.process.configure_tensorflow", lambda place, threads: None
@@ -129,8 +127,8 @@ def test_the_program_asks_for_one_pass_normalization_unless_it_must_be_repeatabl
     ("capability", "kernels", "cudnn", "reason"),
     [
         ((7, 0), KERNELS, (9, 10, 2), None),
-        ((7, 0), KERNELS, (9, 11, 0), "cuDNN 9.11.0: run launch/setup.sh --gpu=v100"),
-        ((7, 0), KERNELS, None, None),  # a cuDNN of the system's
+        ((7, 0), KERNELS, (9, 11, 0), "cuDNN 9.11.0. Run launch/setup.sh --gpu=v100"),
+        ((7, 0), KERNELS, None, None),  # a cuDNN that the system provides
         ((8, 6), KERNELS, (9, 28, 0), None),
         ((9, 0), KERNELS, (9, 28, 0), None),  # compiled by the driver
         ((10, 0), KERNELS, (9, 28, 0), "compute capability 10.0 has no kernels in this TensorFlow"),
@@ -138,12 +136,12 @@ def test_the_program_asks_for_one_pass_normalization_unless_it_must_be_repeatabl
         ((8, 0), (), (9, 28, 0), None),
     ],
 )
-def test_gpus_that_cannot_train_are_told_so(capability, kernels, cudnn, reason):
-    found = gpus.refusal(capability, kernels, cudnn)
+def test_unsupported_gpu_problem_names_the_remedy(capability, kernels, cudnn, reason):
+    found = gpus.unsupported_gpu_problem(capability, kernels, cudnn)
     assert found is None if reason is None else reason in found
 
 
-def test_a_rank_says_so_before_training(monkeypatch):
+def test_configure_tensorflow_raises_for_an_unsupported_gpu(monkeypatch):
     Devices(monkeypatch)
     details = {"device_name": "Tesla V100", "compute_capability": (7, 0)}
     monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: details)
@@ -158,18 +156,18 @@ def test_a_rank_says_so_before_training(monkeypatch):
     ("chosen", "driver", "expected"),
     [
         (None, False, "has no NVIDIA driver"),
-        (None, True, "shows no GPU to TensorFlow, which"),
+        (None, True, "shows no GPU to TensorFlow, but"),
         ("0,1", True, "with CUDA_VISIBLE_DEVICES=0,1"),
         ("", False, None),
         ("-1", True, None),
     ],
 )
-def test_an_environment_for_gpus_without_any_trains_only_if_told_so(
+def test_missing_gpu_problem_unless_the_user_asks_for_the_cpu(
     monkeypatch, chosen, driver, expected
 ):
-    """Else a job on a host without a driver would train on the CPU for days."""
+    """Otherwise a job on a host without a driver would train on the CPU for days."""
     monkeypatch.setattr(gpus.ctypes, "CDLL", mock.Mock(side_effect=None if driver else OSError))
-    found = gpus.absence({} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen})
+    found = gpus.missing_gpu_problem({} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen})
     assert (
         found is None
         if expected is None
@@ -177,14 +175,14 @@ def test_an_environment_for_gpus_without_any_trains_only_if_told_so(
     )
 
 
-def test_adapters_without_libraries_or_devices_are_noticed(tmp_path, monkeypatch):
+def test_rdma_problem_of_adapters_without_libraries_or_devices(tmp_path, monkeypatch):
     assert gpus.rdma_problem(tmp_path) is None
     (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
     assert "/dev/infiniband" in gpus.rdma_problem(tmp_path)
     (tmp_path / "dev/infiniband").mkdir(parents=True)
     (tmp_path / "dev/infiniband/uverbs0").touch()
     monkeypatch.setattr(gpus.ctypes, "CDLL", mock.Mock(side_effect=OSError))
-    assert "install libibverbs1" in gpus.rdma_problem(tmp_path)
+    assert "Install libibverbs1" in gpus.rdma_problem(tmp_path)
     monkeypatch.setattr(gpus.ctypes, "CDLL", mock.Mock())
     assert gpus.rdma_problem(tmp_path) is None
     (tmp_path / "sys/bus/pci/drivers/efa").mkdir(parents=True)
@@ -194,4 +192,4 @@ def test_adapters_without_libraries_or_devices_are_noticed(tmp_path, monkeypatch
     )
     assert gpus.rdma_problem(tmp_path) is None, "the plug-in is there"
     monkeypatch.setattr(gpus.ctypes, "CDLL", mock.Mock(side_effect=[None, OSError]))
-    assert "libnccl-net.so: install aws-ofi-nccl" in gpus.rdma_problem(tmp_path)
+    assert "libnccl-net.so. Install aws-ofi-nccl" in gpus.rdma_problem(tmp_path)

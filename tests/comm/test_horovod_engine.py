@@ -14,9 +14,9 @@ engine = pytest.importorskip("hybrid_imagenet.comm.horovod_engine")
 
 @pytest.fixture
 def options(monkeypatch):
-    """Calls _set_engine as if Horovod had NCCL or not; returns its answer and what it set."""
+    """Calls _configure_horovod with or without NCCL; returns its result and what it has set."""
 
-    def call(settings, nccl=False, call=engine._set_engine, **given):
+    def call(settings, nccl=False, call=engine._configure_horovod, **given):
         monkeypatch.setattr(engine.hvd, "nccl_built", lambda: nccl)
         monkeypatch.setattr(
             engine.tf.config, "get_visible_devices", lambda kind: ["GPU:0"] if nccl else []
@@ -104,7 +104,7 @@ def test_hierarchical_never_sums_in_the_memory_of_the_hosts(
     monkeypatch.setattr(engine, "placement", lambda: Placement(0, 4, 0, 2))
     monkeypatch.setattr(
         engine.hosts,
-        "gather",
+        "gather_by_mpi",
         lambda own, size: [["a", "", "1"], ["a", "", "1"], ["b", "", "1"], ["b", "", "1"]],
     )
     monkeypatch.setattr(

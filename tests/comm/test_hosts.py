@@ -1,4 +1,4 @@
-"""Hosts of the ranks, as they are found before Horovod starts."""
+"""The hosts of ranks and their addresses, before Horovod starts."""
 
 import ipaddress
 import subprocess
@@ -37,16 +37,20 @@ def test_names_are_unique():
 def test_interfaces_are_chosen_as_nccl_chooses_them(asked, names, monkeypatch):
     found = {"eth0": "10.0.0.1", "eth1": "10.1.0.1", "docker0": "172.17.0.1", "ib0": "10.2.0.1"}
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", asked)
-    assert hosts.asked_for(found) == {name: found[name] for name in names.split()}
+    assert hosts.select_interfaces(found) == {name: found[name] for name in names.split()}
 
 
-def test_ranks_meet_at_addresses_that_no_two_hosts_have():
+def test_reachable_addresses_are_those_that_only_one_host_has():
     near, far = ["near", "1"], ["far", "2"]
     bridge = "172.17.0.1"
     each = [[bridge, "10.0.0.1"], [bridge, "10.0.0.1"], ["10.0.0.2", bridge]]
-    assert hosts.meeting_places(each, [near, near, far]) == ["10.0.0.1", "10.0.0.1", "10.0.0.2"]
-    with pytest.raises(UserError, match="host far has no IPv4 address of its own"):
-        hosts.meeting_places([*each[:2], [bridge]], [near, near, far])
+    assert hosts.reachable_addresses(each, [near, near, far]) == [
+        "10.0.0.1",
+        "10.0.0.1",
+        "10.0.0.2",
+    ]
+    with pytest.raises(UserError, match="host far has no unique IPv4 address"):
+        hosts.reachable_addresses([*each[:2], [bridge]], [near, near, far])
 
 
 def test_this_hosts_interfaces_have_addresses():
@@ -68,7 +72,7 @@ def tick():
 ticks = []
 threading.Thread(target=tick, daemon=True).start()
 time.sleep(6 * int(os.environ["OMPI_COMM_WORLD_RANK"]))
-assert hosts.gather([os.environ["OMPI_COMM_WORLD_RANK"]], 2) == [["0"], ["1"]]
+assert hosts.gather_by_mpi([os.environ["OMPI_COMM_WORLD_RANK"]], 2) == [["0"], ["1"]]
 print(max(after - before for before, after in zip(ticks, ticks[1:])) < 4)
 """
 

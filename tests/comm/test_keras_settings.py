@@ -31,26 +31,26 @@ def test_check_names_the_file_and_the_line(keras_home, name, value, message):
     file = keras_home / "keras.json"
     file.write_text(json.dumps({"epsilon": 1e-7, name: value}))
     with pytest.raises(UserError) as caught:
-        keras_settings.check({"KERAS_HOME": str(keras_home)})
+        keras_settings.check_keras_settings({"KERAS_HOME": str(keras_home)})
     assert message.format(file=file) in str(caught.value)
     assert "Change that line, or remove the file" in str(caught.value)
 
 
 def test_check_accepts_what_keras_writes_and_ignores(keras_home):
     environment = {"KERAS_HOME": str(keras_home)}
-    keras_settings.check(environment)
+    keras_settings.check_keras_settings(environment)
     file = keras_home / "keras.json"
     needed = {"backend": "tensorflow", "image_data_format": "channels_last", "floatx": "float32"}
     for text in (json.dumps(needed), "no JSON"):
         file.write_text(text)
-        keras_settings.check(environment)
+        keras_settings.check_keras_settings(environment)
     file.write_text('{"backend": "torch"}')
-    keras_settings.check(
+    keras_settings.check_keras_settings(
         environment | {"KERAS_BACKEND": "tensorflow"}
     )  # as Keras, which heeds the variable first
     file.write_text("[]")
     with pytest.raises(UserError, match="Remove it"):
-        keras_settings.check(environment)
+        keras_settings.check_keras_settings(environment)
 
 
 def test_train_and_init_reject_another_backend(keras_home, monkeypatch, capsys):
@@ -60,6 +60,6 @@ def test_train_and_init_reject_another_backend(keras_home, monkeypatch, capsys):
         " tensorflow."
     )
     with pytest.raises(UserError, match=message):
-        process.ready()
+        process.configure_process()
     assert main.main(["--dataset=synthetic", "--check_only"]) == 2
     assert message in capsys.readouterr().err

@@ -57,19 +57,20 @@ SLURM = {
         ),  # mpirun inside srun
     ],
 )
-def test_the_place_of_a_rank(environ, place):
+def test_placement_from_tf_config_or_srun(environ, place):
     assert environment.placement(environ) == place
 
 
 def test_ranks_under_srun_agree_on_addresses():
     servers = {
-        launcher_variables.read(SLURM | {"SLURM_PROCID": str(rank)}).servers for rank in range(5)
+        launcher_variables.read_launcher_placement(SLURM | {"SLURM_PROCID": str(rank)}).servers
+        for rank in range(5)
     }
     assert servers == {("n09:24544", "n09:24545", "n10:24544", "n10:24545", "big:24544")}
-    following = launcher_variables.read(
+    following = launcher_variables.read_launcher_placement(
         SLURM | {"SLURM_PROCID": "0", "SLURM_JOB_ID": "40008"}
     ).servers
-    assert not {*following} & {*next(iter(servers))}  # a job beside it on the same nodes
+    assert not {*following} & {*next(iter(servers))}  # the next job on the same nodes
 
 
 @pytest.mark.parametrize(
@@ -85,8 +86,8 @@ def test_ranks_under_srun_agree_on_addresses():
         ("a-1,n[1,3-4]-ib0.site,b[2]", ["a-1", "n1-ib0.site", "n3-ib0.site", "n4-ib0.site", "b2"]),
     ],
 )
-def test_lists_of_nodes(text, names):
-    assert launcher_variables.nodes_of(text) == names
+def test_expand_node_list(text, names):
+    assert launcher_variables.expand_node_list(text) == names
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_lists_of_nodes(text, names):
         {name: value for name, value in SLURM.items() if name != "SLURM_JOB_ID"},
     ],
 )
-def test_what_cannot_be_read_is_one_line(environ):
+def test_placement_from_unreadable_variables_raises(environ):
     with pytest.raises(UserError, match=r"cannot be read|host by host"):
         environment.placement(environ)
 

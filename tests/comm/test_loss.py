@@ -39,9 +39,9 @@ UNHEALTHY = (
     ],
 )
 def test_a_lost_rank_is_told_in_one_line(error, reason):
-    assert lost_rank.is_loss(error)
-    line = lost_rank.described(error)
-    assert line.startswith(f"{lost_rank.LINE} ({reason})") and "--resume" in line
+    assert lost_rank.is_lost_rank_error(error)
+    line = lost_rank.lost_rank_message(error)
+    assert line.startswith(f"{lost_rank.LOST_RANK_PREFIX} ({reason})") and "--resume" in line
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_lost_rank_is_told_in_one_line(error, reason):
     ],
 )
 def test_other_errors_are_not_taken_for_a_loss(error):
-    assert not lost_rank.is_loss(error)
+    assert not lost_rank.is_lost_rank_error(error)
 
 
 def test_the_program_ends_with_this_line_and_the_code_of_a_stalled_job(monkeypatch):
@@ -68,7 +68,7 @@ def test_the_program_ends_with_this_line_and_the_code_of_a_stalled_job(monkeypat
     )
     assert code == EXIT_STALLED
     assert errors.count("\n") == 1
-    assert errors.startswith(f"{lost_rank.LINE} (recvmsg:Connection reset by peer); ")
+    assert errors.startswith(f"{lost_rank.LOST_RANK_PREFIX} (recvmsg:Connection reset by peer); ")
 
 
 def test_other_programs_on_ranks_do_so_too(capfd):
@@ -76,4 +76,7 @@ def test_other_programs_on_ranks_do_so_too(capfd):
         raise HorovodInternalError(SHUT_DOWN)
 
     assert command_line.run_command(lost, []) == EXIT_STALLED
-    assert capfd.readouterr().err == f"{lost_rank.described(HorovodInternalError(SHUT_DOWN))}\n"
+    assert (
+        capfd.readouterr().err
+        == f"{lost_rank.lost_rank_message(HorovodInternalError(SHUT_DOWN))}\n"
+    )

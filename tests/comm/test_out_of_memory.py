@@ -71,7 +71,7 @@ def test_is_out_of_memory_leaves_other_errors(error):
 )
 def test_shared_error_says_whose_memory_ran_out(text, gpus, where, monkeypatch):
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: gpus)
-    error = out_of_memory.shared_error(exhausted(text), "Use less.")
+    error = out_of_memory.user_error(exhausted(text), "Use less.")
     assert str(error) == f"The memory of the {where} is too small for this training. Use less."
 
 
@@ -100,5 +100,5 @@ def test_fit_on_ranks_that_runs_out_of_memory_prints_one_line(capfd, monkeypatch
     monkeypatch.setattr(process, "local_rank", lambda: 0)
     monkeypatch.setattr(process, "rank", lambda: 4)
     error = exhausted()
-    process._in_one_line(sys.__excepthook__)(type(error), error, None)
+    process._print_shared_error_once(sys.__excepthook__)(type(error), error, None)
     assert capfd.readouterr().err.startswith("error: rank 4: The memory of the ")

@@ -10,13 +10,13 @@ LINES = (
 
 
 def written(end, **environ):
-    """What a process has written to standard error that writes the lines under `without_lines` and
+    """What a process has written to standard error that writes the lines under `filter_stderr` and
     then ends.
     """
     code = (
         "import os\n"
-        "from hybrid_imagenet.comm.quiet import GREETINGS, without_lines\n"
-        "with without_lines(GREETINGS):\n"
+        "from hybrid_imagenet.comm.quiet import TENSORFLOW_GREETINGS, filter_stderr\n"
+        "with filter_stderr(TENSORFLOW_GREETINGS):\n"
         f"    os.write(2, {os.linesep.join((*LINES, '')).encode()!r})\n"
         f"    {end}\n"
         "os.write(2, b'after')\n"

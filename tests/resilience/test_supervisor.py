@@ -253,7 +253,7 @@ NO_GPU_MEMORY = (
     "F0000 00:00:1 cuda_driver.cc:312] failed to create stream: CUDA_ERROR_OUT_OF_MEMORY: out of"
     " memory"
 )
-LOSS = f"{lost_rank.LINE} (Connection closed by peer)"
+LOSS = f"{lost_rank.LOST_RANK_PREFIX} (Connection closed by peer)"
 
 
 @pytest.mark.parametrize(

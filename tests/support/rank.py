@@ -43,7 +43,7 @@ def _start() -> None:
     ends.
     """
     place = environment.placement()
-    environment.prepare(place)
+    environment.configure_environment(place)
     import keras  # noqa: F401
 
     if place.size == 1 or importlib.util.find_spec("horovod") is None:
@@ -65,7 +65,7 @@ def _leave_numbers_to_horovod() -> None:
     """
     from hybrid_imagenet.comm import horovod_engine as engine
 
-    told = engine._set_engine
+    told = engine._configure_horovod
 
     def without_numbers(settings):
         result = told(settings)
@@ -73,7 +73,7 @@ def _leave_numbers_to_horovod() -> None:
             os.environ.pop(name, None)
         return result
 
-    engine._set_engine = without_numbers
+    engine._configure_horovod = without_numbers
 
 
 def _answer(module: str, name: str, arguments: list) -> dict:

@@ -270,7 +270,7 @@ def _check_gpu_kernels(hosts: Hosts) -> Finding:
             capabilities.add(f"{major}.{minor}")
             kernels = build.get("cuda_compute_capabilities", ())
             cudnn = _version_numbers(facts["versions"].get("nvidia-cudnn-cu12"))[:3] or None
-            reason = gpus.refusal((major, minor), kernels, cudnn)
+            reason = gpus.unsupported_gpu_problem((major, minor), kernels, cudnn)
             if reason:
                 problems.append((host, f"GPU {gpu['index']} ({gpu['name']}): {reason}"))
     if not capabilities and not problems:
