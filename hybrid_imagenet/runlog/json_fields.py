@@ -10,20 +10,20 @@ from typing import Any
 
 from hybrid_imagenet.errors import UserError
 
-# Larger whole numbers are not exact as floating-point numbers, with which reports calculate.
+# Reports calculate with floating-point numbers, which cannot represent all larger whole numbers.
 _MAX_NUMBER = 1e15
 _MAX_SHOWN_CHARACTERS = 80
 
 
 @dataclasses.dataclass(frozen=True)
 class FieldType:
-    """The kind of value that a key must have.
+    """The type that the value of a key must have.
 
     Attributes:
       name: for messages, such as "a number".
-      accepts: whether a value is of this kind.
-      null: whether null is accepted too; a missing value always is, unless `required`.
-      required: whether the value must be there.
+      accepts: whether a value is of this type.
+      null: whether null is accepted too.
+      required: whether the key must be present. Otherwise it may be missing.
     """
 
     name: str
@@ -33,19 +33,19 @@ class FieldType:
 
 
 def is_number(value: Any) -> bool:
-    """Returns whether a value is a finite number; true and false are not."""
+    """Returns whether a value is a finite number; true and false are not numbers."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return math.isfinite(value) and abs(value) <= _MAX_NUMBER
 
 
 def is_count(value: Any) -> bool:
-    """Returns whether a value is a whole number from 0."""
+    """Returns whether a value is a whole number of at least 0."""
     return is_number(value) and value >= 0 and float(value).is_integer()
 
 
 def is_text(value: Any) -> bool:
-    """Returns whether a value is a text."""
+    """Returns whether a value is a string."""
     return isinstance(value, str)
 
 
@@ -66,31 +66,37 @@ TEXT = FieldType("a text", is_text)
 BOOLEAN = FieldType("true or false", lambda value: isinstance(value, bool))
 
 
-def check_fields(values: Mapping[str, Any], kinds: Mapping[str, FieldType], place: str) -> None:
+def check_fields(
+    values: Mapping[str, Any], field_types: Mapping[str, FieldType], location: str
+) -> None:
     """Checks the values of an object.
 
     Args:
-      values: the object; keys without a kind may have any value.
-      kinds: by key.
-      place: of the object, such as the path of its file, for messages.
+      values: the object; keys without a type may have any value.
+      field_types: the type of each key.
+      location: where the object is, such as the path of its file, for messages.
 
     Raises:
-      UserError: for the first value that is missing or of another kind.
+      UserError: for the first value that is missing or of another type.
     """
-    for key, kind in kinds.items():
+    for key, field_type in field_types.items():
         if key not in values:
-            if kind.required:
-                raise UserError(f"{place}: {key} is missing. Restore the file from a copy.")
+            if field_type.required:
+                raise UserError(f"{location}: {key} is missing. Restore the file from a copy.")
             continue
         value = values[key]
-        if not kind.accepts(value) and not (kind.null and value is None):
+        if value is None and field_type.null:
+            continue
+        if not field_type.accepts(value):
             raise UserError(
-                f"{place}: {key} is {shorten_json(value)}, not {kind.name}."
+                f"{location}: {key} is {shorten_json(value)}, not {field_type.name}."
                 " Restore the file from a copy."
             )
 
 
 def shorten_json(value: Any) -> str:
-    """Returns a value as JSON, without the rest of a long one."""
+    """Returns a value as JSON; a long one is cut."""
     text = json.dumps(value)
-    return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}..."
+    if len(text) <= _MAX_SHOWN_CHARACTERS:
+        return text
+    return f"{text[:_MAX_SHOWN_CHARACTERS]}..."

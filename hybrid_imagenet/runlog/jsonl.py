@@ -1,10 +1,9 @@
-"""Writes and reads `metrics.jsonl`: one JSON object per line, from which every other log and report
-is made.
+"""Writes and reads `metrics.jsonl`, the source of every other log and report.
 
-A record has the key `kind`: `step` (every --log_every_steps steps), `epoch` (one per pass over the
-training set, with the validation's results when there was one), or `diverged` (training was found
-to have diverged at this step, and ended). Values that are not finite are written as null, as JSON
-has no word for them.
+Each line is a JSON object, a record. Its key `kind` is `step` (every --log_every_steps steps),
+`epoch` (once per pass over the training set, with the results of validation if there was one), or
+`diverged` (training diverged at this step, and ended). Values that are not finite are written as
+null, because JSON cannot represent them.
 """
 
 from __future__ import annotations
@@ -14,14 +13,20 @@ import math
 import os
 import pathlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hybrid_imagenet import files
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.runlog import json_fields
+from hybrid_imagenet.runlog.json_fields import FieldType
 
-# At most as many lines that are not records are named.
+# Warnings name only so many of the lines that are not records.
 _MAX_NAMED_LINES = 3
+_MAX_SHOWN_CHARACTERS = 80
+# Summaries list the epochs without a record. A damaged number of epochs must not make that list
+# endless.
+_MAX_EPOCHS = 1_000_000
 
 KEYS: Mapping[str, str] = {
     "kind": "`step`, `epoch` or `diverged`",
@@ -93,46 +98,29 @@ KEYS: Mapping[str, str] = {
         " epoch"
     ),
 }
-"""What each key means. A record may hold other keys too; readers pass over those that they do not
-know.
+"""What each key means.
+
+A record may have other keys too; readers ignore unknown keys.
 """
 
 
-# Summaries list the epochs that have no record. A damaged number of epochs must not make that list
-# endless.
-_MAX_EPOCHS = 1_000_000
-
-
-def to_json_types(value: Any) -> Any:
-    """Returns the value in the types that JSON has: NumPy scalars become numbers, what is not
-    finite becomes None.
-    """
-    if isinstance(value, Mapping):
-        return {str(key): to_json_types(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [to_json_types(item) for item in value]
-    if hasattr(value, "tolist"):  # NumPy scalars and arrays
-        return to_json_types(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
 class MetricsWriter:
-    """Appends records; each is on its way to the disk when `write` returns, and an epoch's is on
-    it.
+    """Appends records to metrics.jsonl.
+
+    When `write` returns, a record was passed to the operating system, and the record of an epoch is
+    on the disk.
     """
 
     def __init__(
         self, path: str | os.PathLike[str], *, resume_from: tuple[int, float] | None = None
     ):
-        """Opens the file for appending; creates it where there is none.
+        """Opens the file for appending, and creates it if it does not exist.
 
         Args:
           path: the file.
-          resume_from: the steps and the epochs with a record that the restored checkpoint holds.
-            Records of later ones are removed first, as they are going to be written again. None
-            keeps every record. Lines that are not records are moved to a separate file in any case,
+          resume_from: number of steps, and number of epochs with a record, in the restored
+            checkpoint. Later records are removed first, because they will be written again. None
+            keeps every record. Lines that are not records are always moved to a separate file,
             with a warning.
 
         Raises:
@@ -141,46 +129,38 @@ class MetricsWriter:
         self.path = pathlib.Path(path)
         try:
             if self.path.is_file():
-                _mend(self.path, resume_from)
+                _repair(self.path, resume_from)
             self._file = self.path.open("a", encoding="utf-8")
         except OSError as error:
-            raise UserError(f"cannot write {self.path}: {error.strerror}") from None
+            raise UserError(
+                f"{self.path} cannot be written: {error.strerror}. Check the path, its permissions"
+                " and the free space."
+            ) from None
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Appends a record.
 
         Raises:
-          UserError: if the disk does not take it.
+          UserError: if the file was deleted or cannot be written.
         """
         try:
             self._file.write(json.dumps(to_json_types(record), allow_nan=False) + "\n")
             self._file.flush()
             if os.fstat(self._file.fileno()).st_nlink == 0:
                 raise UserError(
-                    f"{self.path} was deleted during the run: nothing more can be recorded; start"
-                    " again"
+                    f"{self.path} was deleted during the run, so records can no longer be stored."
+                    " Start the run again."
                 )
             if record["kind"] == "epoch":
                 os.fsync(self._file.fileno())
         except OSError as error:
             raise UserError(
-                f"cannot write {self.path}: {error.strerror}; earlier records are intact, --resume"
-                " continues"
+                f"{self.path} cannot be written: {error.strerror}. Earlier records are intact."
+                " Continue with --resume."
             ) from None
 
     def close(self) -> None:
         self._file.close()
-
-
-class _Line(NamedTuple):
-    """A line of a file: its number from 1, its bytes without the newline, and its record, or what
-    is wrong with it.
-    """
-
-    number: int
-    content: bytes
-    record: dict[str, Any] | None
-    error: str
 
 
 def read_records(
@@ -188,40 +168,73 @@ def read_records(
 ) -> list[dict[str, Any]]:
     """Reads the records of a file that may still be growing.
 
-    A torn last line is skipped. So is a whole last line that is not a record, such as one that
-    another program has appended, with a warning.
+    An incomplete last line is skipped. A complete last line that is not a record, such as one that
+    another program appended, is skipped with a warning.
 
     Args:
       path: the file.
       max_bytes: size above which the file is rejected; None for no limit.
 
     Raises:
-      UserError: if there is no such file, it is not a regular file or too large, or if a line
-        before the last is not a JSON object, or the value of one of `KEYS` is not what it must be.
+      UserError: if the file does not exist, is not a regular file or too large, if a line before
+        the last is not a JSON object, or if the value of one of `KEYS` is of a wrong type.
     """
     path = pathlib.Path(path)
-    lines = _lines(path, max_bytes)
+    lines = _read_lines(path, max_bytes)
     for line in lines:
         if line.record is None and line is lines[-1]:
-            print(
-                f"warning: {path}, line {line.number}: not a JSON object; skipped", file=sys.stderr
-            )
+            print(f"warning: {path}, line {line.number}: {line.error}; skipped", file=sys.stderr)
         elif line.error:
-            raise UserError(f"{path}, line {line.number}: {line.error} the line")
+            raise UserError(f"{path}, line {line.number}: {line.error}. {line.remedy}")
     return [line.record for line in lines if line.record is not None]
 
 
-def _lines(path: pathlib.Path, max_bytes: int | None = None) -> list[_Line]:
-    """Returns the lines of a file that are not empty, without a torn last one; arguments as for
-    `read`.
+def to_json_types(value: Any) -> Any:
+    """Converts a value to types that JSON has.
+
+    NumPy scalars and arrays become numbers and lists. Numbers that are not finite become None.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): to_json_types(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json_types(item) for item in value]
+    if hasattr(value, "tolist"):
+        return to_json_types(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+class _Line(NamedTuple):
+    """A line of a file.
+
+    Attributes:
+      number: counted from 1.
+      content: its bytes, without the newline.
+      record: the record in it; None if it is not a JSON object.
+      error: what is wrong with the line or with a value in it; "" if nothing is.
+      remedy: a sentence; "" without an error.
+    """
+
+    number: int
+    content: bytes
+    record: dict[str, Any] | None
+    error: str = ""
+    remedy: str = ""
+
+
+def _read_lines(path: pathlib.Path, max_bytes: int | None = None) -> list[_Line]:
+    """Returns the lines of a file, without empty ones and an incomplete last one.
 
     Raises:
-      UserError: if the file cannot be read.
+      UserError: if the file cannot be read, or is larger than `max_bytes`.
     """
     try:
         contents = files.read_run_file(path, max_bytes).split(b"\n")
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+        raise UserError(
+            f"{path} cannot be read: {error.strerror}. Check the path and its permissions."
+        ) from None
     lines = []
     for number, content in enumerate(contents, 1):
         if not content.strip():
@@ -231,90 +244,126 @@ def _lines(path: pathlib.Path, max_bytes: int | None = None) -> list[_Line]:
             if not isinstance(record, dict):
                 raise ValueError("not an object")
         except (ValueError, RecursionError):
-            # The last line has no newline if the writer was cut off in the middle.
-            if number < len(contents):
-                lines.append(_Line(number, content, None, "not a JSON object; remove"))
+            # The last line lacks its newline if the writer was killed while it wrote.
+            is_complete = number < len(contents)
+            if is_complete:
+                lines.append(_Line(number, content, None, "not a JSON object", "Remove the line."))
             continue
-        wrong = _wrong(record)
-        lines.append(_Line(number, content, record, f"{wrong}; correct or remove" if wrong else ""))
+        record_error = _record_error(record)
+        if record_error:
+            remedy = "Correct or remove the line."
+            lines.append(_Line(number, content, record, record_error, remedy))
+        else:
+            lines.append(_Line(number, content, record))
     return lines
 
 
-def _wrong(record: Mapping[str, Any]) -> str:
-    """Returns which value that reports calculate with is of another kind, and what it should be; ""
-    for none.
+def _record_error(record: Mapping[str, Any]) -> str:
+    """Returns which value of a record is of a wrong type, or "" if all are valid.
+
+    Only values with which reports calculate are checked.
     """
-    if record.get("kind") == "epoch" and record.get("epoch") is None:
+    is_epoch = record.get("kind") == "epoch"
+    if is_epoch and record.get("epoch") is None:
         return "the record of an epoch without its number"
     for key in KEYS.keys() & record.keys():
         value = record[key]
-        if key in ("kind", "val_split"):
-            good, wanted = isinstance(value, str), "a text"
-        elif key in ("trust_ratios", "relative_updates"):
-            good, wanted = (
-                isinstance(value, dict) and all(map(_is_number, value.values())),
-                "numbers by layer",
-            )
-        elif key == "step" or (key == "epoch" and record.get("kind") != "epoch"):
-            good, wanted = type(value) is int and 0 <= value < 2**63, "a whole number"
-        elif key == "epoch":
-            good = _is_number(value) and 0 <= (value or 0) <= _MAX_EPOCHS
-            wanted = f"a number from 0 to {_MAX_EPOCHS:,}"
+        if key == "epoch" and is_epoch:
+            field_type = _EPOCHS_DONE
         else:
-            good, wanted = _is_number(value), "a number"
-        may_be_null = key not in ("kind", "step", "epoch")  # null is a number that was not finite
-        if not good and not (may_be_null and value is None):
-            return f"{key} is {json.dumps(value)[:80]}, not {wanted}"
+            field_type = _FIELD_TYPES.get(key, _FINITE_NUMBER)
+        if value is None and field_type.null:
+            continue
+        if not field_type.accepts(value):
+            return f"{key} is {json.dumps(value)[:_MAX_SHOWN_CHARACTERS]}, not {field_type.name}"
     return ""
 
 
-def _is_number(value: Any) -> bool:
-    """Returns whether a value is a number, or nothing, as of a layer whose weights are 0."""
-    return value is None or (
-        isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    )
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return math.isfinite(value)
 
 
-def _mend(path: pathlib.Path, resume_from: tuple[int, float] | None) -> None:
-    """Removes what a run that continues must not keep, leaving the old file until the new one is
-    complete.
+def _is_finite_or_null(value: Any) -> bool:
+    # The trust ratio of a layer whose weights are 0 is null.
+    return value is None or _is_finite(value)
 
-    These are a torn last line, the records after `resume_from`, and lines that are not records. The
-    latter are named and moved to a separate file, since another program or a person has written
-    them.
+
+def _is_step(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+# A value that was not finite is written as null, so most keys accept null.
+_FINITE_NUMBER = FieldType("a number", _is_finite)
+_EPOCHS_DONE = FieldType(
+    f"a number from 0 to {_MAX_EPOCHS:,}",
+    lambda value: _is_finite(value) and 0 <= value <= _MAX_EPOCHS,
+    null=False,
+)
+_NUMBERS_BY_LAYER = FieldType("numbers by layer", json_fields.object_of(_is_finite_or_null))
+# The keys that are not numbers, or must not be null.
+_FIELD_TYPES = {
+    "kind": FieldType("a text", json_fields.is_text, null=False),
+    "val_split": FieldType("a text", json_fields.is_text),
+    "trust_ratios": _NUMBERS_BY_LAYER,
+    "relative_updates": _NUMBERS_BY_LAYER,
+    "step": FieldType("a whole number", _is_step, null=False),
+    "epoch": FieldType("a whole number", _is_step, null=False),
+}
+
+
+def _repair(path: pathlib.Path, resume_from: tuple[int, float] | None) -> None:
+    """Removes what a continued run must not keep.
+
+    These are an incomplete last line, the records after `resume_from`, and lines that are not
+    records. The latter are named and moved to a separate file, because another program or a person
+    wrote them. The old file stays until the new one is complete.
     """
-    lines = _lines(path)
-    foreign = [line for line in lines if line.error]
-    records = [line.record for line in lines if line.record is not None and not line.error]
-    kept = [
-        record for record in records if resume_from is None or not _is_later(record, *resume_from)
-    ]
-    if len(kept) == len(lines) and path.read_bytes()[-1:] in (b"\n", b""):
+    lines = _read_lines(path)
+    invalid_lines = [line for line in lines if line.error]
+    kept_records = []
+    for line in lines:
+        if line.record is None or line.error:
+            continue
+        if resume_from is None or not _is_later(line.record, *resume_from):
+            kept_records.append(line.record)
+    ends_with_newline = path.read_bytes()[-1:] in (b"\n", b"")
+    if len(kept_records) == len(lines) and ends_with_newline:
         return
-    if foreign:
-        removed = path.with_name(f"{path.name}.removed")
-        with removed.open("ab") as file:
-            file.write(b"".join(line.content + b"\n" for line in foreign))
-        for line in foreign[:_MAX_NAMED_LINES]:
-            reason = line.error.rpartition(";")[0]
-            print(
-                f"warning: {path}, line {line.number}: {reason}; moved to {removed.name}",
-                file=sys.stderr,
-            )
-        if len(foreign) > _MAX_NAMED_LINES:
-            print(
-                f"warning: {path}: {len(foreign) - _MAX_NAMED_LINES} more such lines moved",
-                file=sys.stderr,
-            )
+    if invalid_lines:
+        _move_lines(path, invalid_lines)
     with files.atomic_replace(path) as temporary:
-        temporary.write_text(
-            "".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8"
+        text = "".join(json.dumps(record) + "\n" for record in kept_records)
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _move_lines(path: pathlib.Path, lines: Sequence[_Line]) -> None:
+    """Appends lines to a file next to `path`, and prints a warning about the first of them."""
+    target = path.with_name(f"{path.name}.removed")
+    with target.open("ab") as file:
+        file.write(b"".join(line.content + b"\n" for line in lines))
+    for line in lines[:_MAX_NAMED_LINES]:
+        print(
+            f"warning: {path}, line {line.number}: {line.error}; moved to {target.name}",
+            file=sys.stderr,
+        )
+    if len(lines) > _MAX_NAMED_LINES:
+        print(
+            f"warning: {path}: {len(lines) - _MAX_NAMED_LINES} more such lines moved",
+            file=sys.stderr,
         )
 
 
 def _is_later(record: Mapping[str, Any], step: int, epochs: float) -> bool:
-    """Returns whether a record was written after that position: an epoch ends later than its last
-    step.
+    """Returns whether a record was written after a checkpoint.
+
+    Args:
+      record: a step or epoch record.
+      step: number of steps in the checkpoint.
+      epochs: number of epochs with a record in the checkpoint. The record of an epoch may be
+        missing although its last step was done, because validation comes between them.
     """
-    not_closed = record.get("kind") == "epoch" and (record.get("epoch") or 0) > epochs
-    return bool((record.get("step") or 0) > step or not_closed)
+    if (record.get("step") or 0) > step:
+        return True
+    return record.get("kind") == "epoch" and (record.get("epoch") or 0) > epochs

@@ -1,4 +1,7 @@
-"""Shows a run on rank 0: one status area on a terminal, plain lines with a rate limit elsewhere."""
+"""Shows a run on rank 0.
+
+On a terminal it is a status area, elsewhere lines with a rate limit.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,11 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 _REFRESH_SECONDS = 0.25
+# Size of a terminal that does not report its size, for which the system returns 0.
+_DEFAULT_COLUMNS = 80
+_DEFAULT_LINES = 24
 TERMINAL_VARIABLE = "HYBRID_IMAGENET_TERMINAL"
-"""HOST:DEVICE of the terminal that the launcher writes to, 0 if it writes to none."""
+"""Environment variable with HOST:DEVICE of the launcher's terminal, or 0 without a terminal."""
 
 
 def make_view(
@@ -31,11 +37,14 @@ def make_view(
     line_seconds: float = 10.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> PlainView:
-    """Makes the view for a mode.
+    """Returns the view for a mode.
 
     Args:
       mode: `live` (a status area), `plain` (lines) or `none` (messages only).
-      line_seconds: the least time between two lines about steps.
+      stream: where the view writes.
+      total_epochs: planned number of epochs.
+      line_seconds: minimum seconds between two lines about steps.
+      clock: returns the time in seconds.
     """
     if mode == "live":
         return LiveView(stream, total_epochs, clock=clock)
@@ -45,9 +54,7 @@ def make_view(
 
 
 class PlainView:
-    """Prints a table with a row per epoch, and one about steps at most every `line_seconds`
-    seconds.
-    """
+    """Prints a table with a row for each epoch, and rows for steps with a rate limit."""
 
     def __init__(
         self,
@@ -57,15 +64,23 @@ class PlainView:
         line_seconds: float | None,
         clock: Callable[[], float],
     ):
-        """`line_seconds` None shows messages only."""
+        """Opens the view.
+
+        Args:
+          stream: where the view writes.
+          total_epochs: planned number of epochs.
+          line_seconds: minimum seconds between two rows about steps; None shows messages only.
+          clock: returns the time in seconds.
+        """
         self._stream = stream
         self._total_epochs = total_epochs
         self._line_seconds = line_seconds
         self._clock = clock
-        self._last_line = float("-inf")
-        self._told: set[str] = set()
+        self._last_row_time = float("-inf")
+        self._printed_messages: set[str] = set()
         self._notes: Mapping[str, str] = {}
-        self._in_table = False  # its head stands above the rows, again after a message
+        # Whether the last line belongs to the table. After a message the header is printed again.
+        self._in_table = False
         self.run_started({})
 
     def run_started(self, info: Mapping[str, Any]) -> None:
@@ -76,50 +91,55 @@ class PlainView:
         self._status.advance(step, position)
 
     def step(self, record: Mapping[str, Any]) -> None:
-        """Writes a row if the last one is old enough."""
+        """Prints a row, unless the last one is too recent."""
         self._status.step(record)
-        now = self._clock()
-        if self._line_seconds is not None and now - self._last_line >= self._line_seconds:
-            self._row_with_notes(record)
+        if self._line_seconds is None:
+            return
+        if self._clock() - self._last_row_time >= self._line_seconds:
+            self._print_row_with_notes(record)
 
     def epoch(self, record: Mapping[str, Any]) -> None:
-        """Writes the epoch's row: above it a phase that is new, below it what else is."""
+        """Prints the row of an epoch; a new phase is above it, other new notes are below it."""
         self._status.epoch_done(record)
         if self._line_seconds is not None:
-            self._row_with_notes(record)
+            self._print_row_with_notes(record)
 
-    def _row_with_notes(self, record: Mapping[str, Any]) -> None:
-        self._head()
-        before, after = self._status.notes_before(), self._status.notes_after()
-        self._new_notes(before)
-        self._row(record)
-        self._new_notes(after)
+    def _print_row_with_notes(self, record: Mapping[str, Any]) -> None:
+        self._print_header()
+        before = self._status.notes_before()
+        after = self._status.notes_after()
+        self._print_new_notes(before)
+        self._print_row(record)
+        self._print_new_notes(after)
         self._notes = {**before, **after}
 
-    def _head(self) -> None:
+    def _print_header(self) -> None:
         if not self._in_table:
-            self._write(self._table.head())
+            self._write(self._table.header())
         self._in_table = True
 
-    def _row(self, record: Mapping[str, Any]) -> None:
-        self._last_line = self._clock()
-        self._head()
+    def _print_row(self, record: Mapping[str, Any]) -> None:
+        self._last_row_time = self._clock()
+        self._print_header()
         self._write(self._table.row(record))
 
-    def _new_notes(self, notes: Mapping[str, str]) -> None:
+    def _print_new_notes(self, notes: Mapping[str, str]) -> None:
         for name, note in notes.items():
             if note != self._notes.get(name):
                 self._write(f"{'':9} {note}")
 
     def message(self, text: str) -> None:
-        """Writes the message unless it was written before; it may quote the names of files."""
-        if text not in self._told:
-            self._told.add(text)
+        """Prints a message, unless the same one was printed before.
+
+        It is made printable, because it may quote file names.
+        """
+        if text not in self._printed_messages:
+            self._printed_messages.add(text)
             self._in_table = False
             self._write(printable_lines(text), "yellow")
 
     def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
-        """Writes the summary, if there is one."""
+        """Prints the summary, if there is one."""
         if summary is not None and self._line_seconds is not None:
             for line in summaries.summary_lines(summary):
                 self._write(line)
@@ -130,66 +150,45 @@ class PlainView:
             self._stream.flush()
 
 
-def _or_default(found: tuple[int, int]) -> tuple[int, int]:
-    """Returns 80 columns and 24 lines for what a terminal does not tell: it has 0 of them then."""
-    return found[0] or 80, found[1] or 24
-
-
-def terminal_size(stream: TextIO) -> tuple[int, int]:
-    """Returns columns and lines of the launcher's terminal where it told its own, else of the
-    stream's.
-    """
-    host, _, device = os.environ.get(TERMINAL_VARIABLE, "").partition(":")
-    with contextlib.suppress(OSError, ValueError):
-        if device and host == socket.gethostname():
-            descriptor = os.open(device, os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)
-            try:
-                return _or_default(os.get_terminal_size(descriptor))
-            finally:
-                os.close(descriptor)
-        return _or_default(os.get_terminal_size(stream.fileno()))
-    return shutil.get_terminal_size()
-
-
 class LiveView(PlainView):
-    """Shows two bars and a few values, redrawn in place at most four times a second, in the
-    caller's thread.
+    """Shows two progress bars and a few values in a status area.
+
+    It is redrawn at most four times a second, in the caller's thread.
     """
 
     def __init__(self, stream: TextIO, total_epochs: float, *, clock: Callable[[], float]):
-        # rich takes a tenth of a second to import, which a run without a terminal need not wait
-        # for.
+        # Importing rich takes a tenth of a second. A run without a terminal does not need it.
         from rich.console import Console
         from rich.live import Live
 
         self._console = Console(file=stream, force_terminal=True, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._last_drawn = float("-inf")
+        self._last_draw_time = float("-inf")
         super().__init__(stream, total_epochs, line_seconds=0.0, clock=clock)
         self._open = False
 
     def run_started(self, info: Mapping[str, Any]) -> None:
-        """Opens the status area with the first step; what others print appears above it then."""
+        """Opens the status area at the first step; from then on, other output is above it."""
         super().run_started(info)
         self._in_table = False
         self._open = True
 
     def advance(self, step: int, position: float) -> None:
         super().advance(step, position)
-        self._draw()
+        self._draw_if_due()
 
     def step(self, record: Mapping[str, Any]) -> None:
         self._status.step(record)
-        self._draw()
+        self._draw_if_due()
 
     def epoch(self, record: Mapping[str, Any]) -> None:
-        """Takes an epoch record and leaves its row above the area."""
+        """Shows an epoch record, and prints its row above the status area."""
         self._status.epoch_done(record)
-        self._row(record)
-        self._draw(now=True)
+        self._print_row(record)
+        self._draw()
 
     def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
-        """Removes the area and prints the summary."""
+        """Removes the status area and prints the summary."""
         self._live.stop()
         self._open = False
         super().run_finished(summary)
@@ -199,20 +198,23 @@ class LiveView(PlainView):
 
         with STARTUP_PROGRESS.hidden():
             self._console.size = terminal_size(self._stream)
-            # Wrapped by the terminal alone: it copies a command as one line, which a newline in the
-            # middle would cut.
+            # Only the terminal wraps long lines, so that a command can be copied as one line.
             self._console.print(Text(line, style=style), soft_wrap=True)
 
-    def _draw(self, *, now: bool = False) -> None:
-        if not self._open or (not now and self._clock() - self._last_drawn < _REFRESH_SECONDS):
+    def _draw_if_due(self) -> None:
+        if self._clock() - self._last_draw_time >= _REFRESH_SECONDS:
+            self._draw()
+
+    def _draw(self) -> None:
+        if not self._open:
             return
-        self._last_drawn = self._clock()
+        self._last_draw_time = self._clock()
         self._console.size = terminal_size(self._stream)
         if not self._live.is_started:
-            self._live.start()  # what others print appears above the area from here on
-        self._live.update(self._area(), refresh=True)
+            self._live.start()
+        self._live.update(self._status_area(), refresh=True)
 
-    def _area(self) -> Group:
+    def _status_area(self) -> Group:
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
@@ -223,11 +225,11 @@ class LiveView(PlainView):
         bars.add_column(no_wrap=True)
         bars.add_column(ratio=1)
         bars.add_column(justify="right", no_wrap=True)
-        left = status.remaining_seconds()
+        remaining = status.remaining_seconds()
         bars.add_row(
             f"epoch {status.epoch}/{summaries.format_epochs(self._total_epochs)}",
             ProgressBar(total=status.ends_at, completed=status.position),
-            "" if left is None else f"{summaries.format_duration(left)} left",
+            "" if remaining is None else f"{summaries.format_duration(remaining)} left",
         )
         bars.add_row(
             f"step {status.steps_done}",
@@ -237,11 +239,11 @@ class LiveView(PlainView):
         values = Table.grid(padding=(0, 2))
         values.add_column(style="dim", no_wrap=True)
         values.add_column()
-        for name, text in self._rows():
+        for name, text in self._value_rows():
             values.add_row(name, Text(text, style="red" if name == "trouble" else ""))
         return Group(bars, values)
 
-    def _rows(self) -> list[tuple[str, str]]:
+    def _value_rows(self) -> list[tuple[str, str]]:
         status = self._status
         train = ", ".join(f"{word} {text}" for word, text in accuracy_texts(status.values, "train"))
         validation = ", ".join(
@@ -257,3 +259,26 @@ class LiveView(PlainView):
             ("trouble", status.trouble_text()),
         ]
         return [(name, text) for name, text in rows if text]
+
+
+def terminal_size(stream: TextIO) -> tuple[int, int]:
+    """Returns columns and lines of a terminal.
+
+    It is the launcher's terminal if the launcher reported one of this host, else the one of
+    `stream`.
+    """
+    host, _, device = os.environ.get(TERMINAL_VARIABLE, "").partition(":")
+    with contextlib.suppress(OSError, ValueError):
+        if device and host == socket.gethostname():
+            descriptor = os.open(device, os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)
+            try:
+                return _or_default(os.get_terminal_size(descriptor))
+            finally:
+                os.close(descriptor)
+        return _or_default(os.get_terminal_size(stream.fileno()))
+    return shutil.get_terminal_size()
+
+
+def _or_default(size: tuple[int, int]) -> tuple[int, int]:
+    columns, lines = size
+    return columns or _DEFAULT_COLUMNS, lines or _DEFAULT_LINES

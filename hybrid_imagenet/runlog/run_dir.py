@@ -1,4 +1,4 @@
-"""Creates and claims the directory of a run, and never overwrites one silently."""
+"""Creates and locks the directory of a run, and never overwrites a run."""
 
 from __future__ import annotations
 
@@ -15,34 +15,45 @@ from typing import IO
 from hybrid_imagenet import files
 from hybrid_imagenet.errors import UserError
 
-# Two words of which one is probably a misspelling of the other: letters of the shorter one, and how
-# alike they are.
-_LONG, _ALIKE = 5, 0.7
+# One of two words is probably a misspelling of the other if both have this many letters and this
+# ratio of `difflib`.
+_MIN_WORD_LETTERS = 5
+_MIN_SIMILARITY = 0.7
 
 
 class RunDirectory:
-    """Holds one run's files, on rank 0, under a lock for as long as the run lasts."""
+    """Stores one run's files, on rank 0, and holds the lock while the run lasts.
+
+    Attributes:
+      path: the directory.
+      resumed: whether it already contained a run.
+    """
 
     def __init__(self, path: pathlib.Path, *, resume: bool):
-        """Creates or re-opens the directory and locks it.
+        """Creates or opens the directory and locks it.
+
+        Args:
+          path: the directory; it is created if it does not exist.
+          resume: whether it may contain a run, which then continues.
 
         Raises:
-          UserError: if it holds a run and `resume` is false, if it holds something else, if another
-            run uses it, or if it or one of its files cannot be written.
+          UserError: if it contains a run and `resume` is false, if it contains other files, if
+            another run uses it, or if it or one of its files cannot be written.
         """
         self.path = path
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = _acquire(path)
+            self._lock = _lock(path)
             self.resumed = _check_content(path, resume=resume)
+            # `hybrid-imagenet stop` reads from the lock which process to signal.
             self._lock.truncate(0)
             self._lock.seek(0)
-            self._lock.write(files.lock_holder_line())  # for `hybrid-imagenet stop`
+            self._lock.write(files.lock_holder_line())
         except OSError as error:
-            raise _unusable(path, error) from None
+            raise _not_writable_error(path, error) from None
 
     def release(self) -> None:
-        """Gives up the lock."""
+        """Releases the lock."""
         self._lock.close()
 
     def write_json(self, name: str, values: object) -> pathlib.Path:
@@ -57,113 +68,147 @@ class RunDirectory:
                 temporary.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
         except OSError as error:
             raise UserError(
-                f"cannot write {target}: {error.strerror}; earlier results are intact"
+                f"{target} cannot be written: {error.strerror}. Earlier results are intact. Check"
+                " the free space and the permissions of the directory."
             ) from None
         return target
 
 
 def check_directory(path: pathlib.Path, *, resume: bool) -> str:
-    """Checks what `RunDirectory` would find, and changes nothing.
+    """Checks whether `RunDirectory` would accept a directory, and changes nothing.
 
     Returns:
-      What the directory is, for people.
+      A description of the directory: "new", "empty" or "holds a run".
 
     Raises:
-      UserError: as `RunDirectory`; and if `resume` names a directory that does not exist, beside a
+      UserError: as `RunDirectory`, and if `resume` names a directory that does not exist, next to a
         run whose name it misspells.
     """
     try:
-        existing = next(place for place in (path, *path.absolute().parents) if place.exists())
+        existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
         if not existing.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, f"{existing} is not a directory")
         if not os.access(existing, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, f"{existing} cannot be written")
         if existing != path:
-            if resume and (meant := _misspelled(path)):
+            similar_run = _similar_run(path) if resume else None
+            if similar_run is not None:
                 raise UserError(
-                    f"--run_dir={path} does not exist: did you mean {meant}? Create the directory"
-                    " if --resume is to start a new run there"
+                    f"--run_dir={path} does not exist. Did you mean {similar_run}? To start a new"
+                    " run there with --resume, create the directory."
                 )
             return "new"
         if (path / "lock").exists():
-            files.open_lock(path).close()  # raises OSError as a run would
+            # This raises OSError, as a run would.
+            files.open_lock(path).close()
             if files.lock_holder(path) is not None:
-                raise _in_use(path)
+                raise _in_use_error(path)
     except OSError as error:
-        raise _unusable(path, error) from None
+        raise _not_writable_error(path, error) from None
     return "holds a run" if _check_content(path, resume=resume) else "empty"
 
 
-def _unusable(path: pathlib.Path, error: OSError) -> UserError:
-    return UserError(f"--run_dir={path}: {error.strerror}; give a directory that can be written")
+def _not_writable_error(path: pathlib.Path, error: OSError) -> UserError:
+    return UserError(
+        f"--run_dir={path} cannot be used: {error.strerror}. Pass a directory that can be written."
+    )
 
 
-def _acquire(path: pathlib.Path) -> IO[bytes]:
-    """Locks a run directory; raises OSError if its file cannot be opened, UserError if another run
-    holds it.
+def _in_use_error(path: pathlib.Path) -> UserError:
+    return UserError(
+        f"--run_dir={path} is in use by another run. Wait for it, or pass another directory."
+    )
+
+
+def _lock(path: pathlib.Path) -> IO[bytes]:
+    """Locks a run directory.
+
+    Raises:
+      OSError: if the lock file cannot be opened.
+      UserError: if another run holds the lock.
     """
     try:
         return files.lock(path)
     except BlockingIOError:
-        raise _in_use(path) from None
-
-
-def _in_use(path: pathlib.Path) -> UserError:
-    return UserError(f"--run_dir={path} is in use by another run: wait for it or give another")
+        raise _in_use_error(path) from None
 
 
 def _check_content(path: pathlib.Path, *, resume: bool) -> bool:
-    """Returns whether a directory holds a run; raises UserError if a run cannot be written
-    there.
+    """Returns whether a directory contains a run.
+
+    Raises:
+      UserError: if a run cannot be written there.
     """
     for name in ("config.json", "metrics.jsonl", "summary.json"):
         if (path / name).exists() and not (path / name).is_file():
-            raise UserError(f"--run_dir={path}: {name} is not a regular file; move it away")
-    others = [p.name for p in path.iterdir() if p.name != "lock"]
-    holds_run = (path / "config.json").exists()
-    if holds_run and not resume:
+            raise UserError(f"--run_dir={path}: {name} is not a regular file. Move it away.")
+    names = [file.name for file in path.iterdir() if file.name != "lock"]
+    contains_run = (path / "config.json").exists()
+    if contains_run and not resume:
         raise UserError(
-            f"--run_dir={path} holds a run: add --resume to continue it, or give another directory"
+            f"--run_dir={path} contains a run. Add --resume to continue it, or pass another"
+            " directory."
         )
-    if others and not holds_run:
+    if names and not contains_run:
         raise UserError(
-            f"--run_dir={path} holds other files ({others[0]}): give a new or empty directory"
+            f"--run_dir={path} contains other files ({names[0]}). Pass a new or an empty directory."
         )
-    return holds_run
+    return contains_run
 
 
-def _misspelled(path: pathlib.Path) -> pathlib.Path | None:
-    """Returns the run beside a missing directory whose name it probably misspells.
+def _similar_run(path: pathlib.Path) -> pathlib.Path | None:
+    """Returns the run next to a missing directory whose name it probably misspells.
 
-    Names are compared word by word. Names that differ in a number, a short word or a whole word
+    Names are compared word by word. Names that differ in a number, a short word or a complete word
     belong to different runs: lars-2 and lars-3, adam and adamw, sgd-long and sgd-short.
     """
     if not path.parent.is_dir():
         return None
-    runs = (place.parent for place in sorted(path.parent.glob("*/config.json")))
-    return next((run for run in runs if _similar(path.name, run.name)), None)
+    for config in sorted(path.parent.glob("*/config.json")):
+        if _are_similar(path.name, config.parent.name):
+            return config.parent
+    return None
 
 
-def _similar(one: str, other: str) -> bool:
-    words, others = (re.findall(r"\d+|[^\W\d_]+", text.lower()) for text in (one, other))
-    if [word for word in words if word.isdigit()] != [word for word in others if word.isdigit()]:
+def _are_similar(name: str, other_name: str) -> bool:
+    words = _words(name)
+    other_words = _words(other_name)
+    if list(filter(str.isdigit, words)) != list(filter(str.isdigit, other_words)):
         return False
-    if "".join(words) == "".join(others):
+    if "".join(words) == "".join(other_words):
         return True
-    return len(words) == len(others) and all(
-        a == b
-        or (min(len(a), len(b)) >= _LONG and difflib.SequenceMatcher(None, a, b).ratio() >= _ALIKE)
-        for a, b in zip(words, others, strict=True)
-    )
+    if len(words) != len(other_words):
+        return False
+    return all(map(_may_be_misspelled, words, other_words))
+
+
+def _words(name: str) -> list[str]:
+    """Splits a name into its numbers and words, in lower case."""
+    return re.findall(r"\d+|[^\W\d_]+", name.lower())
+
+
+def _may_be_misspelled(word: str, other: str) -> bool:
+    if word == other:
+        return True
+    if min(len(word), len(other)) < _MIN_WORD_LETTERS:
+        return False
+    return difflib.SequenceMatcher(None, word, other).ratio() >= _MIN_SIMILARITY
 
 
 def choose_directory(
     path: str | None, recipe: str, dataset: str, *, resume: bool = False
 ) -> pathlib.Path:
-    """Returns the directory that a run takes: --run_dir, else runs/RECIPE-DATASET with a number
-    that is free.
+    """Returns the directory of a run.
 
-    A run that is resumed takes the one with the largest number. A URL raises UserError.
+    Args:
+      path: --run_dir. If None, the directory is runs/RECIPE-DATASET with a free number, or with the
+        largest existing number for a resumed run.
+      recipe: name of the recipe.
+      dataset: name of the dataset.
+      resume: whether the run is resumed.
+
+    Raises:
+      UserError: if `path` is a URL.
     """
     if path:
         return files.output_path("--run_dir", path)
@@ -172,14 +217,21 @@ def choose_directory(
 
 
 def free_name(base: pathlib.Path) -> pathlib.Path:
-    """Returns `base`, or `base-2`, `base-3`, ... : the first that does not exist."""
-    return next(place for place in itertools.chain([base], _following(base)) if not place.exists())
+    """Returns the first of `base`, `base-2`, `base-3`, ... that does not exist."""
+    return next(path for path in _numbered_names(base) if not path.exists())
 
 
 def latest_name(base: pathlib.Path) -> pathlib.Path:
     """Returns the last of `base`, `base-2`, ... that exists, or `base`."""
-    return [base, *itertools.takewhile(pathlib.Path.exists, _following(base))][-1]
+    latest = base
+    for path in itertools.islice(_numbered_names(base), 1, None):
+        if not path.exists():
+            break
+        latest = path
+    return latest
 
 
-def _following(base: pathlib.Path) -> Iterator[pathlib.Path]:
-    return (base.with_name(f"{base.name}-{number}") for number in itertools.count(2))
+def _numbered_names(base: pathlib.Path) -> Iterator[pathlib.Path]:
+    yield base
+    for number in itertools.count(2):
+        yield base.with_name(f"{base.name}-{number}")

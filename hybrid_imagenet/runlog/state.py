@@ -1,4 +1,4 @@
-"""Tells the state of a run: the only place that does, for reports and commands alike."""
+"""Determines the state of a run, for reports and commands alike."""
 
 from __future__ import annotations
 
@@ -15,9 +15,14 @@ from typing import Any
 from hybrid_imagenet import files
 from hybrid_imagenet.errors import UserError
 
-RUNNING, FINISHED, STOPPED = "running", "finished", "stopped"
-KILLED, DIVERGED, UNKNOWN = "killed", "diverged", "unknown"
-_SILENT = 1800.0  # seconds without a record after which a run on another host counts as killed
+RUNNING = "running"
+FINISHED = "finished"
+STOPPED = "stopped"
+KILLED = "killed"
+DIVERGED = "diverged"
+UNKNOWN = "unknown"
+# A run on another host counts as killed after this time without a record.
+_MAX_SILENT_SECONDS = 1800.0
 
 
 def run_state(
@@ -28,15 +33,16 @@ def run_state(
 ) -> str:
     """Returns the state of a run.
 
-    Its lock shows that it runs, on this host and on file systems that carry locks to others.
-    Otherwise its last record tells how it ended. A run without an end was killed, if this host
-    would have seen its lock, or after half an hour without a record.
+    A held lock shows that the run is running, on this host or on a file system that shares locks
+    between hosts. Otherwise the last record shows how the run ended. A run without an end was
+    killed if it ran on this host, which would see its lock, or if it has written nothing for half
+    an hour.
 
     Args:
-      directory: of the run.
-      records: of its metrics.jsonl.
-      summary: its summary.json, as far as `current` says so; empty without one.
-      host: of rank 0, as config.json names it.
+      directory: directory of the run.
+      records: the records of its metrics.jsonl.
+      summary: its summary.json if `describes_last_session` is true, else empty.
+      host: host of rank 0, as in config.json.
     """
     if files.lock_holder(directory) is not None:
         return RUNNING
@@ -44,22 +50,25 @@ def run_state(
         return DIVERGED
     if summary:
         return STOPPED if summary.get("stop") == "preempted" else FINISHED
-    seen = host in ("", socket.gethostname())
-    return KILLED if seen or time.time() - last_write(directory) > _SILENT else UNKNOWN
+    is_this_host = host in ("", socket.gethostname())
+    if is_this_host or time.time() - last_write(directory) > _MAX_SILENT_SECONDS:
+        return KILLED
+    return UNKNOWN
 
 
 def describes_last_session(
     summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]
 ) -> bool:
-    """Whether a summary is of the last session: a resumed run leaves the one of the session before
-    until it ends.
+    """Returns whether a summary was written by the last session.
+
+    A resumed run keeps the summary of the previous session until it ends.
     """
-    last = next((record["step"] for record in reversed(records) if record.get("step")), 0)
-    return bool((summary.get("steps") or 0) >= last)
+    last_step = next((record["step"] for record in reversed(records) if record.get("step")), 0)
+    return bool((summary.get("steps") or 0) >= last_step)
 
 
 def next_command(state: str, directory: pathlib.Path) -> str:
-    """Returns the command that continues or stops a run in this state; empty for a finished one."""
+    """Returns the command that continues or stops a run, or "" for a finished run."""
     run = shlex.quote(os.fspath(directory))
     return {
         RUNNING: f"hybrid-imagenet stop {run}",
@@ -71,7 +80,7 @@ def next_command(state: str, directory: pathlib.Path) -> str:
 
 
 def last_write(directory: pathlib.Path) -> float:
-    """Returns when the run last wrote a record, or its config.json, in seconds since 1970."""
+    """Returns when the run last wrote a record or its config.json, in seconds since 1970."""
     times = []
     for name in ("metrics.jsonl", "config.json"):
         with contextlib.suppress(OSError):
@@ -83,24 +92,24 @@ def stop(directory: pathlib.Path) -> None:
     """Asks a run on this host to save and stop, as SIGTERM does.
 
     Raises:
-      UserError: if it does not run, or not where this process can signal it.
+      UserError: if it is not running, or this process cannot signal it.
     """
     holder = files.lock_holder(directory)
     if holder is None:
         raise UserError(
-            f"{directory}: does not run on this host; see hybrid-imagenet status {directory}"
+            f"{directory} is not running on this host. See hybrid-imagenet status {directory}."
         )
     host, _, process = holder.partition(" ")
     if host != socket.gethostname():
         raise UserError(
-            f"{directory}: runs on {host or 'another host'}; there: kill -TERM"
-            f" {process or 'PROCESS'}"
+            f"{directory} is running on {host or 'another host'}. Stop it there with kill -TERM"
+            f" {process or 'PROCESS'}."
         )
-    # In a container the number may be another process's: only the one that has the lock's file open
-    # is signalled.
+    # In a container, the number may belong to another process. So signal it only if it has the lock
+    # file open.
     if not files.process_has_open(process, directory / "lock"):
         raise UserError(
-            f"{directory}: process {process or '?'} cannot be reached from here; stop it in its"
-            " container"
+            f"{directory}: process {process or '?'} cannot be signaled from here. Stop it in its"
+            " container."
         )
     os.kill(int(process), signal.SIGTERM)

@@ -1,5 +1,6 @@
-"""Summarizes what a run reached, how fast, and the papers' criteria: the content of
-`summary.json`.
+"""Summarizes the results and the speed of a run: the content of `summary.json`.
+
+It also computes the criteria of the papers.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ Record = Mapping[str, Any]
 
 TOP5_TARGET = 0.93
 """Lu et al.'s second target."""
+_IMAGENET_CLASSES = 1000
+# The keys of an entry of `targets`, besides `metric` and `target`.
 _CRITERIA = (
     "epochs",
     "seconds",
@@ -33,9 +36,8 @@ _CRITERIA = (
     "actual_average_single_gpu_seconds",
 )
 
-_IMAGENET_CLASSES = 1000
-
-_NUMBERS = (
+# The keys of summary.json whose values are numbers, and whole numbers.
+_NUMBER_KEYS = (
     "val_top1",
     "val_top5",
     "val_loss",
@@ -51,25 +53,25 @@ _NUMBERS = (
     "single_gpu_images_per_second",
     "scaling_efficiency",
 )
-_COUNTS = ("images_per_epoch", "images_dropped", "bad_records", "val_dropped", "num_classes")
+_COUNT_KEYS = ("images_per_epoch", "images_dropped", "bad_records", "val_dropped", "num_classes")
 
 
-def _is_goal(value: Any) -> bool:
-    """Returns whether a value is an entry of `targets`, as `target_criteria` makes it."""
+def _is_target_entry(value: Any) -> bool:
+    """Returns whether a value is an entry of `targets`, as `target_criteria` returns it."""
     if not isinstance(value, dict) or not isinstance(value.get("metric"), str):
         return False
-    numbers = {key: number for key, number in value.items() if key != "metric"}
-    if value.get("target") is None or not all(
-        n is None or NON_NEGATIVE.accepts(n) for n in numbers.values()
-    ):
+    if value.get("target") is None:
         return False
+    for key, number in value.items():
+        if key != "metric" and number is not None and not NON_NEGATIVE.accepts(number):
+            return False
     # A target that was reached has a convergence rate, which follows from its epoch.
     return value.get("epochs") is None or value.get("convergence_rate") is not None
 
 
-_KINDS: Mapping[str, FieldType] = {
-    **dict.fromkeys(_NUMBERS, NUMBER),
-    **dict.fromkeys(_COUNTS, COUNT),
+_FIELD_TYPES: Mapping[str, FieldType] = {
+    **dict.fromkeys(_NUMBER_KEYS, NUMBER),
+    **dict.fromkeys(_COUNT_KEYS, COUNT),
     "val_split": TEXT,
     "stop": TEXT,
     "run_dir": TEXT,
@@ -85,28 +87,33 @@ _KINDS: Mapping[str, FieldType] = {
     "target_asked": BOOLEAN,
     "gpus": BOOLEAN,
     "lost_epochs": FieldType("a list of whole numbers", json_fields.list_of(json_fields.is_count)),
-    "targets": FieldType("a list of targets", json_fields.list_of(_is_goal), null=False),
+    "targets": FieldType("a list of targets", json_fields.list_of(_is_target_entry), null=False),
     "time_by_cause": FieldType("numbers by cause", json_fields.object_of(json_fields.is_number)),
 }
-"""Kinds of the values of summary.json."""
+"""The types of the values of summary.json."""
 
 
 def read_summary(directory: pathlib.Path) -> dict[str, Any]:
-    """Reads the summary.json of a run; empty if there is none.
+    """Reads the summary.json of a run.
 
     Args:
-      directory: of the run.
+      directory: directory of the run.
+
+    Returns:
+      The values of the summary; empty if there is no summary.json.
 
     Raises:
-      UserError: if the file cannot be read, or a value is of a wrong kind.
+      UserError: if the file cannot be read, or a value is of a wrong type.
     """
     path = directory / "summary.json"
     if not os.path.lexists(path):
         return {}
     values = files.read_json(path)
-    json_fields.check_fields(values, _KINDS, str(path))
+    json_fields.check_fields(values, _FIELD_TYPES, str(path))
     if "targets" in values:
-        values["targets"] = [{**dict.fromkeys(_CRITERIA), **goal} for goal in values["targets"]]
+        # An entry may lack some of the criteria.
+        missing = dict.fromkeys(_CRITERIA)
+        values["targets"] = [{**missing, **target} for target in values["targets"]]
     return values
 
 
@@ -127,17 +134,18 @@ def summarize(
     Args:
       records: the records of metrics.jsonl, in order.
       world_size: N, the number of ranks (GPUs).
-      images_per_epoch: images in the training set.
-      targets: top-1 fractions; `epochs_to_target` speaks of the first. Top-5 93 % is always added.
-      single_gpu_images_per_second: the speed of one rank alone, from a 1-rank run or a calibration;
-      None if unknown.
-      wall_seconds: of the whole run; by default `seconds` of the last record.
-      steps: of the whole run; by default `step` of the last record.
-      workers: number of GPUs in the last session, virtual ones too, if that is known.
-      facts: further entries that are stored as they are.
+      images_per_epoch: number of images in the training set.
+      targets: top-1 fractions; `epochs_to_target` is about the first one. Top-5 93 % is always
+        added.
+      single_gpu_images_per_second: speed of one rank alone, from a run on 1 rank or a calibration;
+        None if unknown.
+      wall_seconds: duration of the run; by default `seconds` of the last record.
+      steps: number of steps of the run; by default `step` of the last record.
+      workers: number of GPUs in the last session, including virtual ones; None if unknown.
+      facts: further entries that are stored unchanged.
 
     Returns:
-      JSON-ready values under the keys that docs/logs.md explains; what is not known is None.
+      JSON-ready values under the keys that docs/logs.md explains; unknown values are None.
     """
     records = list(records)
     epochs = [r for r in records if r.get("kind") == "epoch"]
@@ -146,27 +154,28 @@ def summarize(
     finished = _last(epochs, "epoch") or 0
     seconds = wall_seconds if wall_seconds is not None else _last(records, "seconds")
     steady = steady_throughput(epochs)
-    sizes = set(map(_gpus, epochs)) - {None}
-    if len(sizes | ({workers} if workers and sizes else set())) > 1:
-        steady = single_gpu_images_per_second = (
-            None  # a resume on another number of GPUs: no speed is that of N
-        )
+    if _number_of_gpus_changed(epochs, workers):
+        # The run was resumed on another number of GPUs, so no speed belongs to `world_size` GPUs.
+        steady = None
+        single_gpu_images_per_second = None
     causes = time_by_cause(epochs, seconds, single_gpu_images_per_second, world_size)
+    # Only after `time_by_cause`: the speed of a run on one rank does not show what that run lost.
     if single_gpu_images_per_second is None and world_size == 1:
         single_gpu_images_per_second = steady
     efficiency = None
     if steady and single_gpu_images_per_second:
         efficiency = criteria.scaling_efficiency(steady, single_gpu_images_per_second, world_size)
-    goals = [("val_top1", target) for target in targets] + [("val_top5", TOP5_TARGET)]
-    hits = [
-        target_criteria(epochs, *goal, world_size, steady, efficiency, images_per_epoch)
-        for goal in goals
+    metric_targets = [("val_top1", target) for target in targets] + [("val_top5", TOP5_TARGET)]
+    target_entries = [
+        target_criteria(epochs, metric, target, world_size, steady, efficiency, images_per_epoch)
+        for metric, target in metric_targets
     ]
     values = {
-        **{
-            key: _last(epochs, key)
-            for key in ("val_top1", "val_top5", "val_loss", "train_loss", "train_top1")
-        },
+        "val_top1": _last(epochs, "val_top1"),
+        "val_top5": _last(epochs, "val_top5"),
+        "val_loss": _last(epochs, "val_loss"),
+        "train_loss": _last(epochs, "train_loss"),
+        "train_top1": _last(epochs, "train_top1"),
         "val_split": _last(epochs, "val_split"),
         "best_val_top1": best_top1,
         "best_epoch": best_epoch,
@@ -174,30 +183,43 @@ def summarize(
         "lost_epochs": lost_epochs(epochs, finished),
         "steps": steps if steps is not None else _last(records, "step") or 0,
         "target": targets[0] if targets else None,
-        "epochs_to_target": hits[0]["epochs"] if targets else None,
+        "epochs_to_target": target_entries[0]["epochs"] if targets else None,
         "images_per_second": mean_throughput(epochs),
         "steady_images_per_second": steady,
         "wall_seconds": seconds,
         "world_size": world_size,
         "images_per_epoch": images_per_epoch,
         "skipped_steps": _last(records, "skipped_steps") or 0,
-        "images_dropped": _sum(_whole_epochs(epochs), "train_dropped"),
+        "images_dropped": _sum(_last_record_by_epoch(epochs), "train_dropped"),
         "bad_records": max(
             (r["bad_records"] for r in epochs if r.get("bad_records") is not None), default=None
         ),
         "val_dropped": _last(epochs, "val_dropped"),
         "single_gpu_images_per_second": single_gpu_images_per_second,
         "scaling_efficiency": efficiency,
-        "targets": hits,
+        "targets": target_entries,
         "time_by_cause": causes,
     }
     return to_json_types({**facts, **values})
 
 
+def _number_of_gpus_changed(epochs: Sequence[Record], workers: int | None) -> bool:
+    """Returns whether sessions had different numbers of GPUs, as far as records show it.
+
+    Args:
+      epochs: the epoch records.
+      workers: number of GPUs in the last session, which may have no record yet; None if unknown.
+    """
+    numbers = set(map(_gpus, epochs)) - {None}
+    if numbers and workers:
+        numbers.add(workers)
+    return len(numbers) > 1
+
+
 def lost_epochs(records: Iterable[Record], finished: float) -> list[int]:
     """Returns the epochs from 1 to `finished` that have no record."""
-    known = {r.get("epoch") for r in records if r.get("kind") == "epoch"}
-    return [epoch for epoch in range(1, int(finished) + 1) if epoch not in known]
+    recorded = {r.get("epoch") for r in records if r.get("kind") == "epoch"}
+    return [epoch for epoch in range(1, int(finished) + 1) if epoch not in recorded]
 
 
 def target_criteria(
@@ -209,24 +231,37 @@ def target_criteria(
     efficiency: float | None,
     images_per_epoch: int,
 ) -> dict[str, Any]:
-    """Computes Lu et al.'s criteria for one target; None where it was not reached or a speed is not
-    known.
+    """Computes the criteria of Lu et al. for one target.
+
+    Args:
+      epochs: the epoch records, in order.
+      metric: key of the records, such as `val_top1`.
+      target: fraction that the metric must reach.
+      gpus: number of GPUs.
+      images_per_second: steady throughput of all GPUs; None if unknown.
+      efficiency: scaling efficiency; None if unknown.
+      images_per_epoch: number of images in the training set.
 
     Returns:
-      `metric`, `target`; `epochs` and `seconds` to it, as measured, with validation and
-      checkpoints; `convergence_rate` (1/epochs); `single_gpu_images_per_second`,
-      `scaling_efficiency`; and from the training
-      throughput alone, as Lu et al. compute them: `actual_training_speed` (trainings per second),
-      `actual_training_seconds`, `actual_average_single_gpu_seconds`.
+      `metric` and `target`; `epochs` and `seconds` until the target, as measured, including
+      validation and checkpoints; `convergence_rate` (1/epochs); `single_gpu_images_per_second` and
+      `scaling_efficiency`. From the training throughput alone, as Lu et al. compute them:
+      `actual_training_speed` (trainings per second), `actual_training_seconds` and
+      `actual_average_single_gpu_seconds`. Values are None if the target was not reached or a speed
+      is unknown.
+
+    Reference:
+      Lu et al., section 1.
     """
     values: dict[str, Any] = {"metric": metric, "target": target, **dict.fromkeys(_CRITERIA)}
     hit = criteria.first_reaching(epochs, metric, target)
-    if hit is None or not hit.epoch:  # epoch 0, of a damaged record, has no rate
+    # Epoch 0, which only a damaged record has, would not have a rate.
+    if hit is None or not hit.epoch:
         return values
     values |= {"epochs": hit.epoch, "seconds": hit.seconds, "convergence_rate": 1 / hit.epoch}
     if images_per_second:
-        # Single-GPU speed times efficiency is the throughput per GPU, whether or not the two are
-        # known apart.
+        # The criteria only need the product of single-GPU speed and efficiency, which is the
+        # throughput per GPU. So they are known even if the two factors are not.
         per_gpu = images_per_second / gpus
         arguments = (hit.epoch, per_gpu, gpus, 1.0, images_per_epoch)
         values["actual_training_speed"] = criteria.actual_training_speed(*arguments)
@@ -241,102 +276,124 @@ def target_criteria(
 
 
 def mean_throughput(epochs: Sequence[Record]) -> float | None:
-    """Returns training images per second over all epochs: each epoch's rate weighted with its
-    training seconds.
+    """Returns the training images per second of a run, None if unknown.
+
+    The rate of each epoch is weighted by its training seconds.
     """
-    pairs = [
-        (r["images_per_second"], r.get("train_seconds") or 1.0)
-        for r in epochs
-        if r.get("images_per_second")
-    ]
-    total = sum(seconds for _, seconds in pairs)
-    return sum(rate * seconds for rate, seconds in pairs) / total if total else None
+    images = 0.0
+    total_seconds = 0.0
+    for record in epochs:
+        rate = record.get("images_per_second")
+        if rate:
+            seconds = record.get("train_seconds") or 1.0
+            images += rate * seconds
+            total_seconds += seconds
+    return images / total_seconds if total_seconds else None
 
 
 def steady_throughput(epochs: Sequence[Record]) -> float | None:
-    """Returns the median training images per second of the epochs after the first, or of the first
-    if it is alone.
+    """Returns the median training images per second of the epochs after the first.
 
-    The first step of a session, which is compiled, does not count.
+    If there is only one epoch, it returns the rate of that epoch. The first step of a session,
+    which is compiled, does not count.
     """
     rates = [rate for rate in map(throughput_without_compilation, epochs) if rate]
     return statistics.median(rates[1:] or rates) if rates else None
 
 
 def throughput_without_compilation(record: Record) -> float | None:
-    """Returns the images per second of an epoch record without the step that was compiled; None if
-    unknown.
+    """Returns the images per second of an epoch record, None if unknown.
+
+    The time of the first step of a session, which is compiled, is subtracted.
     """
-    rate, seconds = record.get("images_per_second"), record.get("train_seconds") or 0.0
-    running = seconds - (record.get("train_start_seconds") or 0.0)
-    return rate if not rate or running <= 0 else float(rate * seconds / running)
+    rate = record.get("images_per_second")
+    seconds = record.get("train_seconds") or 0.0
+    seconds_without_compilation = seconds - (record.get("train_start_seconds") or 0.0)
+    if not rate or seconds_without_compilation <= 0:
+        return rate
+    return float(rate * seconds / seconds_without_compilation)
 
 
 def last_throughput(epochs: Sequence[Record]) -> float | None:
-    """Returns the steady images per second on the number of GPUs of the last epoch, if a run has
-    had several.
-    """
-    last: list[Record] = []
+    """Returns the steady images per second of the last epochs that had the same number of GPUs."""
+    last_epochs: list[Record] = []
     for record in reversed(epochs):
-        if last and _gpus(record) != _gpus(last[0]):
+        if last_epochs and _gpus(record) != _gpus(last_epochs[0]):
             break
-        last.insert(0, record)
-    return steady_throughput(last)
+        last_epochs.insert(0, record)
+    return steady_throughput(last_epochs)
 
 
 def _gpus(record: Record) -> int | None:
-    """Returns the number of GPUs, virtual ones too, on which an epoch was trained; None if its
-    record does not tell.
-    """
-    batch, images = record.get("global_batch"), record.get("per_gpu_batch")
-    return int(batch // (images * (record.get("accumulation") or 1))) if batch and images else None
+    """Returns the number of GPUs of an epoch, including virtual ones; None if unknown."""
+    global_batch = record.get("global_batch")
+    per_gpu_batch = record.get("per_gpu_batch")
+    if not global_batch or not per_gpu_batch:
+        return None
+    return int(global_batch // (per_gpu_batch * (record.get("accumulation") or 1)))
 
 
 def time_by_cause(
     epochs: Sequence[Record], wall_seconds: float | None, single_gpu_rate: float | None, gpus: int
 ) -> dict[str, float] | None:
-    """Returns seconds of the run by cause, which add up to its wall time (see
-    `criteria.waterfall`).
+    """Divides the wall time of a run by cause (see `criteria.waterfall`).
 
-    A cause that no record has measured is left out, and its time is in `other`.
+    Args:
+      epochs: the epoch records, in order.
+      wall_seconds: duration of the run; None if unknown.
+      single_gpu_rate: images per second of one GPU alone; None if unknown.
+      gpus: number of GPUs.
+
+    Returns:
+      Seconds by cause, whose sum is `wall_seconds`; None without epochs or a duration. The time of
+      a cause that was not measured is in `other`.
     """
     if wall_seconds is None or not epochs:
         return None
     trained = [r for r in epochs if r.get("train_seconds") and r.get("images_per_second")]
     images = sum(r["train_seconds"] * r["images_per_second"] for r in trained)
     steps = _steps(epochs)
-    causes = {
+    seconds_by_cause = {
         "input": [
             r["train_seconds"] * r["data_wait_fraction"]
             for r in trained
             if r.get("data_wait_fraction")
         ],
-        "exposed communication": _per_step(epochs, steps, "communication_seconds"),
-        "slowest rank": _per_step(epochs, steps, "slowest_rank_seconds"),
+        "exposed communication": _times_steps(epochs, steps, "communication_seconds"),
+        "slowest rank": _times_steps(epochs, steps, "slowest_rank_seconds"),
         "evaluation": [r["validation_seconds"] for r in epochs if r.get("validation_seconds")],
         "checkpoints": [r["checkpoint_seconds"] for r in epochs if r.get("checkpoint_seconds")],
     }
-    losses = {name: float(sum(parts)) for name, parts in causes.items() if parts}
-    ideal = images / (gpus * single_gpu_rate) if single_gpu_rate else None
-    return criteria.waterfall(wall_seconds, ideal, losses)
+    losses = {cause: float(sum(seconds)) for cause, seconds in seconds_by_cause.items() if seconds}
+    ideal_seconds = images / (gpus * single_gpu_rate) if single_gpu_rate else None
+    return criteria.waterfall(wall_seconds, ideal_seconds, losses)
 
 
 def _steps(epochs: Sequence[Record]) -> list[int]:
-    """Returns the steps of each epoch; 0 where the epoch before it has no record."""
-    steps, before = [], {"epoch": 0, "step": 0}
+    """Returns the number of steps of each epoch, or 0 if the previous epoch has no record."""
+    steps = []
+    previous_epoch = 0
+    previous_step = 0
     for record in epochs:
-        follows = record.get("epoch", 0) <= before.get("epoch", 0) + 1
-        steps.append(record.get("step", 0) - before.get("step", 0) if follows else 0)
-        before = dict(record)
+        epoch = record.get("epoch", 0)
+        step = record.get("step", 0)
+        follows_previous = epoch <= previous_epoch + 1
+        steps.append(step - previous_step if follows_previous else 0)
+        previous_epoch = epoch
+        previous_step = step
     return steps
 
 
-def _whole_epochs(epochs: Sequence[Record]) -> list[Record]:
-    """Returns the last record of each epoch: counts of examples are those since its beginning."""
+def _last_record_by_epoch(epochs: Sequence[Record]) -> list[Record]:
+    """Returns the last record of each epoch.
+
+    An epoch that was interrupted has several. Each counts examples since the epoch began.
+    """
     return list({math.ceil(record.get("epoch", 0)): record for record in epochs}.values())
 
 
-def _per_step(epochs: Sequence[Record], steps: Sequence[int], key: str) -> list[float]:
+def _times_steps(epochs: Sequence[Record], steps: Sequence[int], key: str) -> list[float]:
+    """Multiplies a value per step by the number of steps of each epoch."""
     return [r[key] * count for r, count in zip(epochs, steps, strict=True) if r.get(key)]
 
 
@@ -350,111 +407,114 @@ def _last(records: Sequence[Record], key: str) -> Any:
 
 
 def summary_lines(summary: Mapping[str, Any]) -> list[str]:
-    """Returns the summary in a few lines of text, for the end of a run."""
-    split = "on the tuning images: " if summary.get("val_split") == "tuning" else ""
-    best_epoch = format_epochs(summary["best_epoch"]) if summary["best_epoch"] else "-"
-    top5 = (
-        f", top-5 {_percent(summary['val_top5'])}"
-        if (summary.get("num_classes") or _IMAGENET_CLASSES) > 5
-        else ""
-    )
-    results = (
-        f"{split}top-1 {_percent(summary['val_top1'])} (best {_percent(summary['best_val_top1'])}"
-        f" in epoch {best_epoch}){top5} after {_epochs(summary)}"
-    )
-    mixed = summary["images_per_second"] and not summary["steady_images_per_second"]
-    before = ", on another number before" if mixed else ""
-    text = [
-        (
-            results
-            if best_epoch != "-"
-            else f"nothing validated after {pluralize(summary['steps'], 'step')}"
-        ),
-        (
-            f"{_number(summary['images_per_second'])} images/s on"
-            f" {pluralize(summary['world_size'], 'rank')}{before},"
-            f" {format_duration(summary['wall_seconds'])} in training and validation"
-        ),
-    ]
+    """Returns the summary as a few lines of text, for the end of a run."""
+    lines = [_results_line(summary), _speed_line(summary)]
     if summary.get("scaling_efficiency") and summary["world_size"] > 1:
-        text.append(
-            f"scaling efficiency {_percent(summary['scaling_efficiency'])} of"
-            f" {summary['world_size']} x {_number(summary['single_gpu_images_per_second'])}"
+        lines.append(
+            f"scaling efficiency {format_percent(summary['scaling_efficiency'])} of"
+            f" {summary['world_size']} x {_format_rate(summary['single_gpu_images_per_second'])}"
             " images/s"
         )
     if summary.get("skipped_steps"):
-        text.append(
+        lines.append(
             f"{pluralize(summary['skipped_steps'], 'step')} skipped for gradients that were not"
             " finite"
         )
     if summary.get("images_dropped") or summary.get("val_dropped"):
-        text.append(
+        lines.append(
             f"{pluralize(summary['images_dropped'] or 0, 'training image')} dropped in all epochs"
             f" for {pluralize(summary['bad_records'] or 0, 'bad record')},"
             f" {pluralize(summary['val_dropped'] or 0, 'validation image')} in the last"
         )
     if summary.get("lost_epochs"):
-        text.append(
+        lines.append(
             f"no records of {pluralize(len(summary['lost_epochs']), 'epoch')}: these results are of"
             " the others"
         )
-    for goal in filter(lambda goal: _means_something(goal, summary), summary["targets"]):
-        text += _goal_lines(goal, summary)
-    return text
+    for target in summary["targets"]:
+        if _is_relevant_target(target, summary):
+            lines += _target_lines(target, summary)
+    return lines
 
 
-def _epochs(summary: Mapping[str, Any]) -> str:
-    done, planned = summary["epochs"], summary.get("epochs_planned")
-    of = f" of {format_epochs(planned)}" if planned and done < planned else ""
-    return f"{format_epochs(done)}{of} epoch{'' if max(planned or 0, done) == 1 else 's'}"
+def _results_line(summary: Mapping[str, Any]) -> str:
+    if not summary["best_epoch"]:
+        return f"nothing validated after {pluralize(summary['steps'], 'step')}"
+    split = "on the tuning images: " if summary.get("val_split") == "tuning" else ""
+    best = (
+        f"best {format_percent(summary['best_val_top1'])} in epoch"
+        f" {format_epochs(summary['best_epoch'])}"
+    )
+    # With at most five classes, top-5 is always 100 %.
+    has_top5 = (summary.get("num_classes") or _IMAGENET_CLASSES) > 5
+    top5 = f", top-5 {format_percent(summary['val_top5'])}" if has_top5 else ""
+    return (
+        f"{split}top-1 {format_percent(summary['val_top1'])} ({best}){top5} after"
+        f" {_epochs_text(summary)}"
+    )
 
 
-def _means_something(goal: Mapping[str, Any], summary: Mapping[str, Any]) -> bool:
-    """Whether a target was asked for, or is the papers' on their dataset."""
-    imagenet = summary.get("num_classes") == _IMAGENET_CLASSES
-    asked = summary.get("target_asked", True) and goal["metric"] == "val_top1"
-    return bool(imagenet or asked)
+def _speed_line(summary: Mapping[str, Any]) -> str:
+    rate = summary["images_per_second"]
+    number_of_gpus_changed = rate and not summary["steady_images_per_second"]
+    before = ", on another number before" if number_of_gpus_changed else ""
+    return (
+        f"{_format_rate(rate)} images/s on {pluralize(summary['world_size'], 'rank')}{before},"
+        f" {format_duration(summary['wall_seconds'])} in training and validation"
+    )
 
 
-def _goal_lines(goal: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
-    is_top1 = goal["metric"] == "val_top1"
-    target = f"target {'' if is_top1 else 'top-5 '}{format_accuracy(goal['target'])}"
-    if goal["epochs"] is None:
+def _epochs_text(summary: Mapping[str, Any]) -> str:
+    done = summary["epochs"]
+    planned = summary.get("epochs_planned")
+    of_planned = f" of {format_epochs(planned)}" if planned and done < planned else ""
+    plural = "" if max(planned or 0, done) == 1 else "s"
+    return f"{format_epochs(done)}{of_planned} epoch{plural}"
+
+
+def _is_relevant_target(target: Mapping[str, Any], summary: Mapping[str, Any]) -> bool:
+    """Returns whether a target was set by the user, or is one of the papers on their dataset."""
+    if summary.get("num_classes") == _IMAGENET_CLASSES:
+        return True
+    return bool(summary.get("target_asked", True)) and target["metric"] == "val_top1"
+
+
+def _target_lines(target: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
+    is_top1 = target["metric"] == "val_top1"
+    name = f"target {'' if is_top1 else 'top-5 '}{format_accuracy(target['target'])}"
+    if target["epochs"] is None:
         best = summary["best_val_top1"] if is_top1 else None
-        below = (
-            f": the best is {100 * (goal['target'] - best):.2f} points below"
-            if best is not None
-            else ""
-        )
-        return [f"did not reach {target}{below}"]
-    found = [
-        f"reached {target} in epoch {format_epochs(goal['epochs'])}, after"
-        f" {format_duration(goal['seconds'])}"
+        if best is None:
+            return [f"did not reach {name}"]
+        return [
+            f"did not reach {name}: the best is {100 * (target['target'] - best):.2f} points below"
+        ]
+    lines = [
+        f"reached {name} in epoch {format_epochs(target['epochs'])}, after"
+        f" {format_duration(target['seconds'])}"
     ]
     if summary.get("num_classes") == _IMAGENET_CLASSES and summary.get("gpus"):
-        found.append(
-            f"  measures of Lu et al.: convergence rate {goal['convergence_rate']:.4f} (1 /"
+        lines.append(
+            f"  measures of Lu et al.: convergence rate {target['convergence_rate']:.4f} (1 /"
             " epochs), average single-GPU training time"
-            f" {format_duration(goal['actual_average_single_gpu_seconds'])}"
+            f" {format_duration(target['actual_average_single_gpu_seconds'])}"
         )
-    return found
+    return lines
 
 
 def format_epochs(number: float) -> str:
-    """Returns a number of epochs as it is shown everywhere: 90, 0.85, 12.5."""
+    """Formats a number of epochs: 90, 0.85, 12.5."""
     rounded = round(number, 2)
     return f"{rounded:.2f}".rstrip("0").rstrip(".") if rounded else f"{number:.1g}"
 
 
 def format_accuracy(fraction: float) -> str:
-    """Returns a fraction as 97 % or 75.9 %, with as many digits as it takes and no more than
-    two.
-    """
+    """Formats a fraction in percent with at most two digits after the point: 97 %, 75.9 %."""
     return f"{100 * fraction:.2f}".rstrip("0").rstrip(".") + " %"
 
 
 def format_duration(seconds: float | None) -> str:
-    """Returns seconds as 45.1 s, 12 min 05 s or 3 h 07 min; a dash for None."""
+    """Formats seconds as 45.1 s, 12 min 05 s or 3 h 07 min; None is a dash."""
     if seconds is None:
         return "-"
     if seconds < 60:
@@ -465,9 +525,12 @@ def format_duration(seconds: float | None) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def _percent(fraction: float | None) -> str:
+def format_percent(fraction: float | None) -> str:
+    """Formats a fraction in percent with two digits after the point: 97.00 %; None is a dash."""
     return "-" if fraction is None else f"{100 * fraction:.2f} %"
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
+def _format_rate(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"

@@ -1,5 +1,6 @@
-"""Writes a run's records as TensorBoard events, under the tags in TAGS; layers have
-`trust_ratio/<layer>` and `learning_rate/<layer>`.
+"""Writes a run's records as TensorBoard events.
+
+The tags are in TAGS. Layers have `trust_ratio/<layer>` and `learning_rate/<layer>`.
 """
 
 from __future__ import annotations
@@ -33,59 +34,75 @@ TAGS: Mapping[str, str] = {
     "loss_scale": "optimizer/loss_scale",
     "skipped_steps": "optimizer/skipped_steps",
 }
-"""TensorBoard tag of each key of a record. The horizontal axis is the optimizer step."""
+"""The TensorBoard tag of each key of a record. The horizontal axis is the optimizer step."""
+
+_MAX_REASON_CHARACTERS = 300
 
 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the finite numbers of a record under their tags. Training values of an epoch go under
-    `epoch/`.
+    """Returns the finite numbers of a record by tag.
+
+    Training values of an epoch are under `epoch/`.
     """
     values = {}
+    is_epoch = record.get("kind") == "epoch"
     for key, tag in TAGS.items():
         value = record.get(key)
         if value is not None and np.isfinite(value):
-            epoch = record.get("kind") == "epoch" and not key.startswith("val_")
-            values[f"epoch/{tag}" if epoch else tag] = float(value)
-    for layer, ratio in (record.get("trust_ratios") or {}).items():
-        if ratio is not None and np.isfinite(ratio):
-            values[f"trust_ratio/{layer}"] = float(ratio)
+            prefix = "epoch/" if is_epoch and not key.startswith("val_") else ""
+            values[prefix + tag] = float(value)
+    for layer, trust_ratio in (record.get("trust_ratios") or {}).items():
+        if trust_ratio is not None and np.isfinite(trust_ratio):
+            values[f"trust_ratio/{layer}"] = float(trust_ratio)
             if record.get("learning_rate") is not None:
-                values[f"learning_rate/{layer}"] = float(ratio * record["learning_rate"])
+                values[f"learning_rate/{layer}"] = float(trust_ratio * record["learning_rate"])
     return values
 
 
 class TensorBoard:
-    """Event files of a run, without TensorBoard's package; the first record makes the directory.
+    """Writes event files of a run, without the package of TensorBoard.
 
-    A failure, as on a full disk, is reported once and ends the events, not the run: metrics.jsonl
-    has the same values.
+    The first record creates the directory. After a failure, such as a full disk, a message is
+    printed and no more events are written. The run continues, because metrics.jsonl has the same
+    values.
     """
 
-    def __init__(self, directory: str, report: Callable[[str], None]):
-        """Takes the directory, and what receives a line about a failure."""
+    def __init__(self, directory: str, print_message: Callable[[str], None]):
+        """Stores where to write; nothing is written yet.
+
+        Args:
+          directory: directory for the event files.
+          print_message: prints a message about a failure.
+        """
         import tensorflow as tf
 
-        self._tf, self._directory, self._report = tf, pathlib.Path(directory), report
+        self._tf = tf
+        self._directory = pathlib.Path(directory)
+        self._print_message = print_message
         self._writer: Any = None
         self._failed = False
 
-    def resumed(self, step: int) -> None:
-        """Has TensorBoard leave out the events from a step on; an earlier session wrote them, and
-        then lost some.
-        """
-        self._attempt(lambda: self._restart(step))
+    def hide_events_from(self, step: int) -> None:
+        """Makes TensorBoard ignore earlier events from a step on.
 
-    def _restart(self, step: int) -> None:
+        The session before a resumed one wrote them, but its steps are repeated.
+        """
+        self._attempt(lambda: self._write_session_start(step))
+
+    def _write_session_start(self, step: int) -> None:
         if not self._directory.is_dir():
             return
-        event, log, now = self._tf.compat.v1.Event, self._tf.compat.v1.SessionLog, time.time()
-        # In the order of their names it is read before the events to come, whose names have their
-        # host after the time.
-        path = self._directory / f"events.out.tfevents.{int(now):010d}.0.{os.getpid()}.v2"
+        v1 = self._tf.compat.v1
+        seconds = time.time()
+        # TensorBoard reads files in the order of their names. This name has a number after the time
+        # instead of the host, so that it is read before the events of this session.
+        path = self._directory / f"events.out.tfevents.{int(seconds):010d}.0.{os.getpid()}.v2"
+        version = v1.Event(wall_time=seconds, file_version="brain.Event:2")
+        session_log = v1.SessionLog(status=v1.SessionLog.START)
+        session_start = v1.Event(wall_time=seconds, step=step, session_log=session_log)
         with self._tf.io.TFRecordWriter(str(path)) as file:
-            file.write(event(wall_time=now, file_version="brain.Event:2").SerializeToString())
-            start = log(status=log.START)
-            file.write(event(wall_time=now, step=step, session_log=start).SerializeToString())
+            file.write(version.SerializeToString())
+            file.write(session_start.SerializeToString())
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Writes the values of a step or epoch record."""
@@ -98,9 +115,9 @@ class TensorBoard:
     def _write(self, values: Mapping[str, float], step: int) -> None:
         metadata = self._tf.compat.v1.SummaryMetadata()
         metadata.plugin_data.plugin_name = "scalars"
-        if (
-            self._writer is None
-        ):  # its file has the time in its name, and so follows that of `resumed`
+        if self._writer is None:
+            # Create the file now, because the time in its name must not be earlier than the time in
+            # the name of the file from `hide_events_from`.
             self._writer = self._tf.summary.create_file_writer(str(self._directory))
         with self._writer.as_default():
             for tag, value in values.items():
@@ -114,9 +131,12 @@ class TensorBoard:
             return
         try:
             call()
-        except Exception as error:  # TensorFlow's or the system's
+        except Exception as error:
+            # It may be an error of TensorFlow or of the operating system.
             self._failed = True
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
-            self._report(
-                f"TensorBoard receives nothing more of this run, which continues: {reason}"
+            message = " ".join(str(error).split())[:_MAX_REASON_CHARACTERS]
+            reason = message or type(error).__name__
+            self._print_message(
+                f"TensorBoard events can no longer be written: {reason}. The run continues, and"
+                " metrics.jsonl has the same values."
             )

@@ -125,7 +125,7 @@ class Recording:
         Args:
           facts: world size, precision, hosts, hardware, versions and numbers of images, for
           config.json.
-          info: what the view needs beforehand, see `metrics.progress.Status`.
+          info: what the view needs beforehand, see `runlog.progress.RunStatus`.
           state: where the run stands; `seconds` is the wall time of earlier sessions.
           over: no step is left.
         """
@@ -153,7 +153,7 @@ class Recording:
         )
         earlier = jsonl.read_records(self.writer.path) if resume_from else []
         if self._tensorboard is not None and resume_from:
-            self._tensorboard.resumed(state.step)
+            self._tensorboard.hide_events_from(state.step)
             for record in earlier:
                 if record.get("step") == state.step:  # the epoch's record may be lost, or not
                     self._tensorboard.log(record)

@@ -1,4 +1,4 @@
-"""The keys that docs/logs.md documents are those of the code."""
+"""Tests that docs/logs.md documents the keys and tags of the code."""
 
 import pathlib
 import re

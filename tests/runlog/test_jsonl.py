@@ -13,7 +13,7 @@ def path(tmp_path):
     return tmp_path / "metrics.jsonl"
 
 
-def test_records_come_back_as_written_and_are_on_disk_at_once(path):
+def test_read_records_returns_what_was_written_at_once(path):
     writer = jsonl.MetricsWriter(path)
     writer.write({"kind": "step", "epoch": 1, "step": np.int64(20), "train_loss": np.float32(0.5)})
     assert jsonl.read_records(path) == [{"kind": "step", "epoch": 1, "step": 20, "train_loss": 0.5}]
@@ -22,7 +22,7 @@ def test_records_come_back_as_written_and_are_on_disk_at_once(path):
     writer.close()
 
 
-def test_values_that_json_lacks_become_null(path):
+def test_writer_writes_numbers_that_are_not_finite_as_null(path):
     with closing(jsonl.MetricsWriter(path)) as writer:
         writer.write(
             {
@@ -52,23 +52,23 @@ def test_values_that_json_lacks_become_null(path):
     }
 
 
-@pytest.mark.parametrize("torn", ['{"kind": "step", "step": 2', "{"])
-def test_torn_last_line_is_passed_over_and_mended(path, torn):
-    path.write_text('{"kind": "step", "step": 1}\n' + torn)
+@pytest.mark.parametrize("incomplete", ['{"kind": "step", "step": 2', "{"])
+def test_incomplete_last_line_is_skipped_and_removed(path, incomplete):
+    path.write_text('{"kind": "step", "step": 1}\n' + incomplete)
     assert jsonl.read_records(path) == [{"kind": "step", "step": 1}]
     with closing(jsonl.MetricsWriter(path)) as writer:
         writer.write({"kind": "step", "step": 2})
     assert path.read_text() == '{"kind": "step", "step": 1}\n{"kind": "step", "step": 2}\n'
 
 
-def test_last_line_that_only_lacks_its_newline_is_kept(path):
+def test_writer_keeps_a_last_line_that_only_lacks_its_newline(path):
     path.write_text('{"kind": "step", "step": 1}')
     with closing(jsonl.MetricsWriter(path)) as writer:
         writer.write({"kind": "step", "step": 2})
     assert [r["step"] for r in jsonl.read_records(path)] == [1, 2]
 
 
-def test_broken_line_in_the_middle_is_an_error_that_names_it(path):
+def test_read_records_of_a_broken_line_in_the_middle_names_the_line(path):
     path.write_text('{"kind": "step"}\nnot json\n{"kind": "step"}\n')
     with pytest.raises(UserError, match="line 2"):
         jsonl.read_records(path)
@@ -77,7 +77,7 @@ def test_broken_line_in_the_middle_is_an_error_that_names_it(path):
         jsonl.read_records(path)
 
 
-def test_resuming_removes_only_records_of_steps_to_be_taken_again(tmp_path, path):
+def test_writer_that_resumes_removes_only_records_of_steps_that_are_repeated(tmp_path, path):
     with closing(jsonl.MetricsWriter(path)) as writer:
         for step in (10, 20, 30):
             writer.write({"kind": "step", "step": step})
@@ -93,7 +93,7 @@ def test_resuming_removes_only_records_of_steps_to_be_taken_again(tmp_path, path
 
 
 @pytest.mark.parametrize(("finished", "kept"), [(0, ["step"]), (1, ["step", "epoch"])])
-def test_resuming_after_the_last_step_of_an_epoch_but_before_its_end(path, finished, kept):
+def test_writer_that_resumes_between_the_last_step_and_the_record_of_an_epoch(path, finished, kept):
     with closing(jsonl.MetricsWriter(path)) as writer:
         writer.write({"kind": "step", "step": 30, "epoch": 1})
         writer.write({"kind": "epoch", "step": 30, "epoch": 1})
@@ -101,21 +101,21 @@ def test_resuming_after_the_last_step_of_an_epoch_but_before_its_end(path, finis
     assert [record["kind"] for record in jsonl.read_records(path)] == kept
 
 
-def test_missing_file(tmp_path):
+def test_file_that_does_not_exist_is_an_error(tmp_path):
     with pytest.raises(UserError, match="No such file"):
         jsonl.read_records(tmp_path / "absent")
-    with pytest.raises(UserError, match="cannot write"):
+    with pytest.raises(UserError, match="cannot be written"):
         jsonl.MetricsWriter(tmp_path / "no" / "folder")
 
 
-def test_full_disk_is_one_clear_line():
+def test_write_to_a_full_disk_raises_user_error():
     writer = jsonl.MetricsWriter("/dev/full")
     with pytest.raises(UserError, match="No space left on device"):
         writer.write({"kind": "step", "step": 1})
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "error"),
     [
         ('{"kind": "step", "step": "abc"}', 'step is "abc", not a whole number'),
         ('{"kind": "step", "step": 1e400}', "step is Infinity, not a whole number"),
@@ -130,21 +130,21 @@ def test_full_disk_is_one_clear_line():
         ('{"kind": 5}', "kind is 5, not a text"),
     ],
 )
-def test_a_value_of_another_kind_is_an_error_that_names_it(path, line, told):
+def test_read_records_of_a_value_of_a_wrong_type_names_it(path, line, error):
     path.write_text(f'{{"kind": "step", "step": 1}}\n{line}\n')
-    with pytest.raises(UserError, match=f"{path}, line 2: {told}.*; correct or remove the line"):
+    with pytest.raises(UserError, match=f"{path}, line 2: {error}.*. Correct or remove the line"):
         jsonl.read_records(path)
     assert line in path.read_text()
 
 
-def test_read_of_a_foreign_last_line_skips_it_with_a_warning(path, capsys):
+def test_read_records_of_a_foreign_last_line_skips_it_with_a_warning(path, capsys):
     path.write_text('{"kind": "step", "step": 1}\nsomething else\n')
     assert jsonl.read_records(path) == [{"kind": "step", "step": 1}]
     assert capsys.readouterr().err == f"warning: {path}, line 2: not a JSON object; skipped\n"
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "error"),
     [
         ("something else", "not a JSON object"),
         ('{"kind": "step", "step": "abc"}', 'step is "abc", not a whole number'),
@@ -152,7 +152,7 @@ def test_read_of_a_foreign_last_line_skips_it_with_a_warning(path, capsys):
 )
 @pytest.mark.parametrize("resume_from", [(1, 0), None])
 def test_writer_moves_foreign_lines_aside_and_continues_after_them(
-    path, capsys, line, told, resume_from
+    path, capsys, line, error, resume_from
 ):
     first, last = '{"kind": "step", "step": 1}\n', '{"kind": "step", "step": 2}\n'
     path.write_text(f"{first}{line}\n")
@@ -163,7 +163,7 @@ def test_writer_moves_foreign_lines_aside_and_continues_after_them(
     assert removed.read_text() == f"{line}\n"
     assert (
         capsys.readouterr().err
-        == f"warning: {path}, line 2: {told}; moved to metrics.jsonl.removed\n"
+        == f"warning: {path}, line 2: {error}; moved to metrics.jsonl.removed\n"
     )
 
 

@@ -81,7 +81,7 @@ def test_remaining_time_leaves_compilation_out():
     assert status.remaining_seconds() == pytest.approx(3 * 22)
 
 
-def test_resumed_run_starts_where_it_stood():
+def test_run_status_of_a_resumed_run_begins_at_its_step():
     status = RunStatus({**INFO, "step": 30, "epochs": 3}, total_epochs=5)
     assert (status.epoch, status.steps_done, status.position) == (4, 30, 3)
 
@@ -105,13 +105,13 @@ def test_resumed_run_starts_where_it_stood():
         ({}, None),
     ],
 )
-def test_phase(values, text):
+def test_phase_text(values, text):
     status = RunStatus(INFO, 5)
     status.values = values
     assert status.phase_text() == text
 
 
-def test_the_epoch_that_met_the_target_stays_also_after_a_resume():
+def test_target_text_names_the_first_epoch_also_after_a_resume():
     status = RunStatus({**INFO, "target": 0.75, "validated": [(10, 0.7)]}, 90)
     assert status.target_text() is None
     status.epoch_done(epoch_record(11, 0.76))
@@ -122,7 +122,7 @@ def test_the_epoch_that_met_the_target_stays_also_after_a_resume():
     assert status.target_text() == again.target_text() == "reached target 75 % in epoch 11"
 
 
-def test_plain_lines_are_limited_but_no_epoch_is_left_out():
+def test_plain_view_limits_rows_of_steps_but_not_of_epochs():
     clock, stream = Clock(), io.StringIO()
     view = live.make_view("plain", stream, 5, line_seconds=10, clock=clock)
     view.run_started(INFO)
@@ -150,11 +150,13 @@ def test_plain_lines_are_limited_but_no_epoch_is_left_out():
     epochs = [cells(line) for line in lines if re.match(r" +\d/5\|", line)]
     assert [row[0] for row in epochs] == ["1/5", "2/5", "3/5"]
     steps = [cells(line) for line in lines if re.match(r" +\d\.\d\d/5\|", line)]
-    assert len(steps) == 3  # at 1 s, then ten seconds after each line
+    # At 1 s, then ten seconds after each row.
+    assert len(steps) == 3
     assert steps[0] == ["0.10/5", "1.5000", "25.00 %", "", "", "", "100", "0:49"]
     assert epochs[0] == ["1/5", "1.2500", "", "1.0000", "50.00 %", "90.00 %", "100", "0:48"]
-    places = [[place for place, letter in enumerate(line) if letter == "|"] for line in lines]
-    assert len(set(map(tuple, places))) == 1  # each cell is under its name
+    # Each cell is below the name of its column.
+    separators = {tuple(match.start() for match in re.finditer(r"\|", line)) for line in lines}
+    assert len(separators) == 1
 
 
 @pytest.mark.parametrize("epoch", [0.853333, 0.999, 12.5])
@@ -178,7 +180,7 @@ def test_plain_view_epoch_within_an_epoch_has_two_digits_at_most(epoch):
         (200000, "2 d 07 h"),
     ],
 )
-def test_clock_text_of_seconds(seconds, text):
+def test_format_remaining_time(seconds, text):
     assert format_remaining_time(seconds) == text
 
 
@@ -205,7 +207,7 @@ def test_remaining_time_of_a_session_whose_first_record_is_of_the_compiled_step(
     assert status.remaining_seconds() == pytest.approx(10 + 2)
 
 
-def test_phase_stands_above_its_first_row_trouble_below_and_the_head_again_after_a_message():
+def test_plain_view_prints_phase_above_trouble_below_and_the_header_after_a_message():
     stream = io.StringIO()
     view = live.make_view("plain", stream, 5)
     view.run_started({**INFO, "num_classes": 3})
@@ -219,25 +221,26 @@ def test_phase_stands_above_its_first_row_trouble_below_and_the_head_again_after
         *("epoch", "phase: AdaBound", "1/5", "2/5", "phase: SGD", "3/5"),
         *("slow disk", "epoch", "4/5", "5/5", "2 steps skipped"),
     ]
-    assert "val top-5" not in lines[0]  # of three classes it tells nothing
+    # With three classes top-5 is meaningless.
+    assert "val top-5" not in lines[0]
 
 
 @pytest.mark.parametrize("mode", ["plain", "none"])
-def test_messages_are_no_commands_for_the_terminal(mode):
+def test_message_escapes_control_characters(mode):
     stream = io.StringIO()
     live.make_view(mode, stream, 5).message("lost a\x1b[2J.jpg\nand b")
     assert stream.getvalue() == "lost a\\x1b[2J.jpg\nand b\n"
 
 
 @pytest.mark.parametrize("mode", ["plain", "none", "live"])
-def test_a_message_appears_once(mode):
+def test_message_is_printed_once(mode):
     stream = io.StringIO()
     view = live.make_view(mode, stream, 5)
     view.run_started(INFO)
-    for text in ("slow disk", "own remark", "slow disk"):
+    for text in ("slow disk", "another message", "slow disk"):
         view.message(text)
     view.run_finished(None)
-    assert stream.getvalue().count("slow disk") == stream.getvalue().count("own remark") == 1
+    assert stream.getvalue().count("slow disk") == stream.getvalue().count("another message") == 1
 
 
 @pytest.mark.parametrize("columns", ["30", "200"])
@@ -247,18 +250,20 @@ def test_status_area_shows_the_values_and_redraws_in_place(monkeypatch, columns)
     clock, stream = Clock(), io.StringIO()
     view = live.make_view("live", stream, 5, clock=clock)
     view.run_started(INFO)
-    assert stream.getvalue() == ""  # the first step is being compiled: its stage is shown
+    # The start-up progress is shown while the first step is compiled.
+    assert stream.getvalue() == ""
     view.advance(1, 0.1)
     before = len(stream.getvalue())
     view.advance(2, 0.2)
-    assert len(stream.getvalue()) == before > 0  # too soon to draw again
+    # It is too early to draw again.
+    assert len(stream.getvalue()) == before > 0
     clock.now += 1
     view.step(step_record(5, phase=0.0, lower_bound=0.1, upper_bound=9.5, data_wait_fraction=0.5))
     drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue()[before:])
     for part in ("epoch 1/5", "step 5", "50 %", "100 images/s", "AdaBound", "waiting for"):
         assert part in drawn
     print("from a callback")
-    assert "from a callback" in stream.getvalue()  # above the area
+    assert "from a callback" in stream.getvalue()
     view.epoch(epoch_record(1, 0.5))
     view.run_finished(
         summary.summarize([epoch_record(1, 0.5)], world_size=4, images_per_epoch=1000)
@@ -281,13 +286,14 @@ def test_live_view_long_command_stays_one_line(monkeypatch):
     assert f"{command} 1\n" in shown and f"{command} 2\n" in shown
 
 
-def test_ranks_ask_the_launchers_terminal_for_its_size(monkeypatch):
+def test_terminal_size_is_the_one_of_the_launchers_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "51")
     monkeypatch.setenv("LINES", "22")
     master, slave = pty.openpty()
     try:
         monkeypatch.setenv(live.TERMINAL_VARIABLE, f"{socket.gethostname()}:{os.ttyname(slave)}")
-        assert live.terminal_size(io.StringIO()) == (80, 24)  # it does not say how large it is
+        # The terminal does not report its size yet.
+        assert live.terminal_size(io.StringIO()) == (80, 24)
         termios.tcsetwinsize(slave, (33, 99))
         assert live.terminal_size(io.StringIO()) == (99, 33)
         monkeypatch.setenv(live.TERMINAL_VARIABLE, "another.host:/dev/pts/0")

@@ -9,7 +9,7 @@ from hybrid_imagenet.runlog.run_dir import RunDirectory, free_name, latest_name
 from tests.support.promptly import promptly
 
 
-def test_a_run_is_not_overwritten(tmp_path):
+def test_run_directory_with_a_run_needs_resume(tmp_path):
     path = tmp_path / "run"
     first = RunDirectory(path, resume=False)
     first.write_json("config.json", {"a": 1})
@@ -21,27 +21,29 @@ def test_a_run_is_not_overwritten(tmp_path):
     assert (path / "config.json").read_text() == '{\n  "a": 1\n}\n'
 
 
-def test_a_directory_with_other_files_is_refused(tmp_path):
+def test_run_directory_with_other_files_raises(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     for resume in (False, True):
         with pytest.raises(UserError, match=r"thesis\.txt"):
             RunDirectory(tmp_path, resume=resume)
 
 
-def test_a_lock_that_leads_to_another_file_is_not_written(tmp_path):
+def test_run_directory_does_not_write_to_the_target_of_a_linked_lock(tmp_path):
     other = tmp_path / "thesis.txt"
     other.write_text("mine")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "lock").symlink_to(other)
-    for place in (tmp_path / "run", pathlib.Path("/proc/self/run")):  # nor is what cannot be made
+    # A directory under /proc cannot be created.
+    for path in (tmp_path / "run", pathlib.Path("/proc/self/run")):
         with pytest.raises(
-            UserError, match=f"^--run_dir={place}: .*; give a directory that can be written$"
+            UserError,
+            match=f"^--run_dir={path} cannot be used: .*Pass a directory",
         ):
-            RunDirectory(place, resume=False)
+            RunDirectory(path, resume=False)
     assert other.read_text() == "mine"
 
 
-def test_free_and_newest_names(tmp_path):
+def test_free_name_and_latest_name(tmp_path):
     base = tmp_path / "hybrid-digits"
     assert free_name(base) == latest_name(base) == base
     base.mkdir()
@@ -55,17 +57,15 @@ def test_free_and_newest_names(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["lock", "config.json", "metrics.jsonl"])
-def test_a_fifo_in_the_place_of_a_file_does_not_make_a_run_wait(tmp_path, name):
+def test_run_directory_with_a_fifo_instead_of_a_file_does_not_wait(tmp_path, name):
     run = RunDirectory(tmp_path, resume=False)
     run.write_json("config.json", {})
     run.release()
     (tmp_path / name).unlink(missing_ok=True)
     os.mkfifo(tmp_path / name)
-    found = promptly(lambda: RunDirectory(tmp_path, resume=True))
-    assert (
-        name == "lock"
-        or found == f"--run_dir={tmp_path}: {name} is not a regular file; move it away"
-    )
+    error = promptly(lambda: RunDirectory(tmp_path, resume=True))
+    if name != "lock":
+        assert error == f"--run_dir={tmp_path}: {name} is not a regular file. Move it away."
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,10 @@ def test_a_fifo_in_the_place_of_a_file_does_not_make_a_run_wait(tmp_path, name):
         ("adam", "adamw", False),
     ],
 )
-def test_a_resumed_run_that_is_not_there_may_be_a_misspelled_one(tmp_path, one, other, alike):
+def test_check_directory_suggests_a_run_with_a_similar_name(tmp_path, one, other, alike):
     RunDirectory(tmp_path / other, resume=False).write_json("config.json", {})
     if alike:
-        with pytest.raises(UserError, match=f"does not exist: did you mean .*{other}"):
+        with pytest.raises(UserError, match=f"does not exist. Did you mean .*{other}"):
             run_dir.check_directory(tmp_path / one, resume=True)
     else:
         assert run_dir.check_directory(tmp_path / one, resume=True) == "new"
@@ -90,7 +90,7 @@ def test_a_resumed_run_that_is_not_there_may_be_a_misspelled_one(tmp_path, one, 
     assert not (tmp_path / one).exists()
 
 
-def test_a_check_finds_what_a_run_would_and_changes_nothing(tmp_path):
+def test_check_directory_raises_as_a_run_would_and_changes_nothing(tmp_path):
     held = RunDirectory(tmp_path / "held", resume=False)
     with pytest.raises(UserError, match="in use by another run"):
         run_dir.check_directory(tmp_path / "held", resume=False)
@@ -98,7 +98,7 @@ def test_a_check_finds_what_a_run_would_and_changes_nothing(tmp_path):
     assert run_dir.check_directory(tmp_path / "held", resume=False) == "empty"
     held.write_json("config.json", {})
     assert run_dir.check_directory(tmp_path / "held", resume=True) == "holds a run"
-    with pytest.raises(UserError, match="add --resume"):
+    with pytest.raises(UserError, match="Add --resume"):
         run_dir.check_directory(tmp_path / "held", resume=False)
     for path in (tmp_path / "held" / "config.json", tmp_path / "held" / "config.json" / "below"):
         with pytest.raises(UserError, match=r"config\.json is not a directory"):

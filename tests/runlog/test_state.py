@@ -1,4 +1,4 @@
-"""The state of a run from its lock, its last record and the time."""
+"""Tests of `hybrid_imagenet.runlog.state`."""
 
 import os
 import socket
@@ -31,7 +31,7 @@ DIVERGED = {"kind": "diverged", "step": 44, "train_loss": None}
         ([EPOCH], {}, "other", 3600, state.KILLED),
     ],
 )
-def test_a_run_without_a_lock_is_judged_by_its_records_and_by_time(
+def test_run_state_without_a_lock_follows_from_records_and_time(
     tmp_path, records, summary, host, age, expected
 ):
     (tmp_path / "metrics.jsonl").touch()
@@ -40,7 +40,7 @@ def test_a_run_without_a_lock_is_judged_by_its_records_and_by_time(
     assert bool(state.next_command(expected, tmp_path)) == (expected != state.FINISHED)
 
 
-def test_a_summary_of_an_earlier_session_does_not_count():
+def test_describes_last_session_is_false_after_more_steps():
     assert state.describes_last_session({"steps": 40}, [EPOCH])
     assert not state.describes_last_session({"steps": 40}, [EPOCH, {"kind": "step", "step": 41}])
     assert state.describes_last_session({}, [])
@@ -50,26 +50,28 @@ PROGRAM = """
 import pathlib, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 from hybrid_imagenet.runlog import run_dir
-held = run_dir.RunDirectory(pathlib.Path(sys.argv[1]), resume=True)
+run = run_dir.RunDirectory(pathlib.Path(sys.argv[1]), resume=True)
 print("held", flush=True)
 signal.sigwait([signal.SIGTERM])
 """
 
 
-def test_a_run_that_holds_its_lock_runs_and_is_stopped_by_its_process(tmp_path):
-    with pytest.raises(UserError, match="does not run on this host"):
+def test_stop_signals_the_process_that_holds_the_lock(tmp_path):
+    with pytest.raises(UserError, match="is not running on this host"):
         state.stop(tmp_path)
     process = python("-c", PROGRAM, tmp_path)
     assert process.stdout.readline() == "held\n"
     assert state.run_state(tmp_path, [EPOCH, DIVERGED], {"steps": 40}, "other") == state.RUNNING
     assert files.lock_holder(tmp_path) == f"{HERE} {process.pid}"
-    with pytest.raises(UserError, match="in use by another run"):  # looking has not taken the lock
+    # `lock_holder` did not take the lock.
+    with pytest.raises(UserError, match="in use by another run"):
         run_dir.RunDirectory(tmp_path, resume=True)
     (tmp_path / "lock").write_text("elsewhere 17\n")
-    with pytest.raises(UserError, match="runs on elsewhere; there: kill -TERM 17"):
+    with pytest.raises(UserError, match=r"running on elsewhere\. Stop it there with kill -TERM 17"):
         state.stop(tmp_path)
-    (tmp_path / "lock").write_text(f"{HERE} {os.getpid()}\n")  # as the number may be in a container
-    with pytest.raises(UserError, match="cannot be reached"):
+    # In a container the number in the lock may belong to another process.
+    (tmp_path / "lock").write_text(f"{HERE} {os.getpid()}\n")
+    with pytest.raises(UserError, match="cannot be signaled"):
         state.stop(tmp_path)
     (tmp_path / "lock").write_text(f"{HERE} {process.pid}\n")
     state.stop(tmp_path)

@@ -78,7 +78,7 @@ def test_criteria_of_a_target_follow_the_definitions():
     assert (top5["metric"], top5["target"], top5["epochs"]) == ("val_top5", 0.93, 4)
 
 
-def test_speeds_over_different_numbers_of_gpus_are_those_of_none():
+def test_summary_of_a_run_on_two_numbers_of_gpus_has_no_speed():
     rows = records()
     for row in rows:
         row |= {
@@ -91,14 +91,13 @@ def test_speeds_over_different_numbers_of_gpus_are_those_of_none():
     assert result["targets"][0]["epochs"] == 2
     assert result["targets"][0]["actual_average_single_gpu_seconds"] is None
     assert "images/s on 2 ranks, on another number before, " in summary.summary_lines(result)[1]
-    alike = [row | {"global_batch": 64} for row in rows]
-    assert summarized(alike, workers=8)["steady_images_per_second"] == 200
-    assert (
-        summarized(alike, workers=4)["steady_images_per_second"] is None
-    )  # a session without a step
+    same_number = [row | {"global_batch": 64} for row in rows]
+    assert summarized(same_number, workers=8)["steady_images_per_second"] == 200
+    # The last session had 4 GPUs, but no step.
+    assert summarized(same_number, workers=4)["steady_images_per_second"] is None
 
 
-def test_dropped_images_are_added_up_and_told():
+def test_dropped_images_are_summed_and_printed():
     rows = records()
     before = summarized(rows)
     assert (before["images_dropped"], before["bad_records"], before["val_dropped"]) == (
@@ -136,7 +135,8 @@ def test_time_by_cause_adds_up_to_the_wall_time():
     assert causes["evaluation"] == 8
     assert "checkpoints" not in causes
     assert sum(causes.values()) == pytest.approx(result["wall_seconds"])
-    for ranks in (1, 2):  # the speed of a run of one rank is no measure of what it lost
+    # The speed of a run on one rank does not show what that run lost.
+    for ranks in (1, 2):
         unknown = summarized(world_size=ranks)["time_by_cause"]
         assert "computation" not in unknown
         assert sum(unknown.values()) == pytest.approx(32)
@@ -152,11 +152,12 @@ def test_run_that_ended_before_its_first_epoch():
     )
     assert summarized([])["wall_seconds"] is None
     assert summary.summary_lines(result)[0] == "nothing validated after 3 steps"
-    saved = summarized([{"kind": "step", "step": 3}], steps=5)  # its last two have no record
+    # The last two steps have no record.
+    saved = summarized([{"kind": "step", "step": 3}], steps=5)
     assert summary.summary_lines(saved)[0] == "nothing validated after 5 steps"
 
 
-def test_printed_lines_name_what_counts():
+def test_summary_lines_name_results_speed_and_targets():
     result = summarized(targets=(0.75, 0.99), single_gpu_images_per_second=125, num_classes=1000)
     text = "\n".join(summary.summary_lines(result))
     for part in (
@@ -176,7 +177,7 @@ def test_printed_lines_name_what_counts():
         ({"num_classes": 10, "gpus": False, "target_asked": False}, [], 0),
     ],
 )
-def test_targets_and_measures_are_printed_where_they_mean_something(facts, goals, measures):
+def test_summary_lines_print_only_relevant_targets_and_measures(facts, goals, measures):
     text = summary.summary_lines(summarized(targets=(0.75,), epochs_planned=9, **facts))
     assert [line.split(" in ")[0] for line in text if "target" in line] == [
         f"reached target {goal}" for goal in goals
@@ -189,7 +190,7 @@ def test_targets_and_measures_are_printed_where_they_mean_something(facts, goals
     ("epochs", "text"),
     [(90, "90"), (0.853333, "0.85"), (12.5, "12.5"), (3.0, "3"), (0, "0"), (0.001, "0.001")],
 )
-def test_epoch_text_has_two_digits_after_the_point_at_most(epochs, text):
+def test_format_epochs_has_at_most_two_digits_after_the_point(epochs, text):
     assert summary.format_epochs(epochs) == text
 
 
@@ -197,11 +198,11 @@ def test_epoch_text_has_two_digits_after_the_point_at_most(epochs, text):
     ("seconds", "text"),
     [(None, "-"), (59.9, "59.9 s"), (60, "1 min 00 s"), (3599.7, "1 h 00 min")],
 )
-def test_durations(seconds, text):
+def test_format_duration(seconds, text):
     assert summary.format_duration(seconds) == text
 
 
-def test_last_throughput_after_a_resume_on_other_gpus_is_that_of_the_last_number():
+def test_last_throughput_after_a_resume_on_other_gpus_uses_the_last_epochs():
     def record(epoch, gpus, rate, **more):
         sizes = {"per_gpu_batch": 8, "global_batch": 8 * gpus}
         return {
@@ -222,17 +223,15 @@ def test_last_throughput_after_a_resume_on_other_gpus_is_that_of_the_last_number
     ]
     assert summarized(rows, workers=2)["steady_images_per_second"] is None
     assert summary.last_throughput(rows) == 115.0
-    assert summary.last_throughput(rows[:3]) == pytest.approx(
-        100.0
-    )  # without the step that was compiled
+    # The step that was compiled does not count.
+    assert summary.last_throughput(rows[:3]) == pytest.approx(100.0)
     assert summary.last_throughput([]) is None
 
 
-def test_epochs_without_records_are_counted_and_their_steps_not_given_to_the_next():
+def test_epochs_without_records_are_listed_and_their_steps_do_not_count():
     rows = [row for row in records() if row["epoch"] not in (2, 3)]
     result = summarized(rows)
     assert result["lost_epochs"] == [2, 3]
     assert any("no records of 2 epochs" in line for line in summary.summary_lines(result))
-    assert result["time_by_cause"]["exposed communication"] == pytest.approx(
-        10 * 0.05
-    )  # of the first epoch alone
+    # Only the first epoch counts: the number of steps of the fourth is unknown.
+    assert result["time_by_cause"]["exposed communication"] == pytest.approx(10 * 0.05)

@@ -1,4 +1,4 @@
-"""TensorBoard's events: their tags, and that a full disk ends no training."""
+"""Tests of `hybrid_imagenet.runlog.tensorboard`."""
 
 import resource
 
@@ -27,12 +27,10 @@ EPOCH = {
 }
 
 
-def test_on_a_full_disk_training_continues_and_one_line_says_so(tmp_path):
-    """A limit on the size of files stands in for the disk, as the file system's answer is the same
-    kind of error.
-    """
-    told = []
-    board = tensorboard.TensorBoard(str(tmp_path), told.append)
+def test_log_on_a_full_disk_prints_one_message(tmp_path):
+    # A limit on the size of files replaces the full disk, because it causes the same kind of error.
+    messages = []
+    board = tensorboard.TensorBoard(str(tmp_path), messages.append)
     board.log(STEP)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
@@ -42,8 +40,8 @@ def test_on_a_full_disk_training_continues_and_one_line_says_so(tmp_path):
         board.close()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    (line,) = told
-    assert line.startswith("TensorBoard receives nothing more of this run, which continues: ")
+    (line,) = messages
+    assert line.startswith("TensorBoard events can no longer be written: ")
 
 
 def events(directory):
@@ -52,7 +50,8 @@ def events(directory):
     found = []
     for item in tf.data.TFRecordDataset(sorted(map(str, directory.iterdir()))).as_numpy_iterator():
         event = event_pb2.Event.FromString(item)
-        if event.session_log.status == event.session_log.START:  # as TensorBoard does
+        # TensorBoard does the same.
+        if event.session_log.status == event.session_log.START:
             found = [value for value in found if value[0] < event.step]
         found += [
             (
@@ -66,7 +65,7 @@ def events(directory):
     return found
 
 
-def test_files_hold_scalars_under_documented_tags(tmp_path):
+def test_log_writes_scalars_under_documented_tags(tmp_path):
     board = tensorboard.TensorBoard(str(tmp_path / "tb"), print)
     board.log(STEP)
     board.log(EPOCH)
@@ -85,17 +84,19 @@ def test_files_hold_scalars_under_documented_tags(tmp_path):
     }
 
 
-def test_events_that_a_kill_undid_are_left_out_after_a_resume(tmp_path):
+def test_hide_events_from_hides_events_of_repeated_steps(tmp_path):
     folder = tmp_path / "tb"
     board = tensorboard.TensorBoard(str(folder), print)
-    board.resumed(0)  # of a run without events yet
+    # The run has no events yet.
+    board.hide_events_from(0)
     board.log(STEP)
     board.log(EPOCH)
     board.close()
     (first,) = folder.iterdir()
-    first.rename(folder / "events.out.tfevents.0000000001.host")  # of a second long ago
+    # The earlier session was long ago.
+    first.rename(folder / "events.out.tfevents.0000000001.host")
     board = tensorboard.TensorBoard(str(folder), print)
-    board.resumed(5)
+    board.hide_events_from(5)
     board.log(STEP)
     board.log(EPOCH)
     board.close()

@@ -78,9 +78,9 @@ def test_flags_that_cannot_train_are_refused(monkeypatch, flags, ranks, text):
             "--data_cache_dir=/y is for copies",
         ),
         (["--model=no_such_module:net"], "--model=no_such_module:net: there is no such module"),
-        (["--run_dir=taken"], "--run_dir=taken holds a run: add --resume"),
+        (["--run_dir=taken"], "--run_dir=taken contains a run. Add --resume"),
         (["--num_examples=9"], "--num_examples=9 is for synthetic datasets, not digits"),
-        (["--run_dir=other"], r"--run_dir=other holds other files \(x\)"),
+        (["--run_dir=other"], r"--run_dir=other contains other files \(x\)"),
         (
             ["--run_dir=taken", "--resume", "--model=resnet18"],
             "--model=resnet18: .*was written with --model=resnet8",
@@ -245,9 +245,9 @@ def test_no_command_loads_tensorflow_to_refuse_what_a_listing_shows(here, monkey
     for line, word in zip(
         lines,
         (
-            "holds a run",
-            "holds a run",
-            "holds a run",
+            "contains a run",
+            "contains a run",
+            "contains a run",
             "JPEG",
             "digits",
             "checkpoint",
