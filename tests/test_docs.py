@@ -41,7 +41,7 @@ PARSERS = {
     "data": lambda words: data._parser().parse_args(words),
     "doctor": doctor.parse_arguments,
     "plan": plan.parse,
-    "runs": lambda words: runs._parser().parse_args(words),
+    "runs": lambda words: runs._runs_parser().parse_args(words),
     "run": lambda words: config.resolve(run.parse_arguments(words)[1]),
 }
 

@@ -1,6 +1,4 @@
-"""`hybrid-imagenet resume RUN [FLAG ...]`: continues a run with the flags that its config.json
-holds.
-"""
+"""`hybrid-imagenet resume RUN [FLAG ...]`: continues a run with the flags in its config.json."""
 
 from __future__ import annotations
 
@@ -21,146 +19,221 @@ from hybrid_imagenet.schedules.training_schedule import FIXED, PUBLISHED
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.run import format_slots
 
-_GIVEN = (
-    Origin.COMMAND_LINE.value,
-    Origin.FLAGFILE.value,
-)  # of what a person has set; the rest follows from it
-_OF_ONE_START = (
-    *("run_dir", "resume", "max_steps"),
-    *("print_config", "print_config_all", "print_config_gpus", "check_only"),
+# The origins of values that a person has set. All other values follow from these.
+_USER_ORIGINS = (Origin.COMMAND_LINE.value, Origin.FLAGFILE.value)
+# Flags that apply to one start of a run, and not to the next.
+_FLAGS_OF_ONE_START = (
+    "run_dir",
+    "resume",
+    "max_steps",
+    "print_config",
+    "print_config_all",
+    "print_config_gpus",
+    "check_only",
 )
-_SECRET = "***"
-
-
-def command(
-    run: pathlib.Path,
-    config: Mapping[str, Any],
-    words: Sequence[str],
-    ranks: int | None = None,
-    hosts: str = "",
-) -> list[str]:
-    """The command that continues a run, without the program's name.
-
-    Args:
-      run: its directory.
-      config: its config.json.
-      words: flags that win over the run's.
-      ranks: number of ranks; None takes the run's.
-      hosts: HOST:SLOTS,... of -H; empty takes the run's hosts if it has the run's number of ranks.
-
-    Raises:
-      UserError: for flags that cannot be used, --run_dir among them, or a flag whose value was not
-        stored.
-    """
-    flags, origins = config["flags"], config.get("origins", {})
-    new = {normalize_flag(word)[2:].partition("=")[0] for word in words}
-    new |= {name.removeprefix("no").removeprefix("_") for name in new}
-    if "run_dir" in new:
-        raise UserError("--run_dir: RUN is the directory of the run; copy it to continue elsewhere")
-    unused = (
-        PUBLISHED if flags.get("lr_schedule") in FIXED else ()
-    )  # a flag file may hold for several recipes
-    kept = [
-        _flag(name, value)
-        for name, value in flags.items()
-        if origins.get(name) in _GIVEN
-        and name in configuration.OPTIONS
-        and name not in (*_OF_ONE_START, *unused, *new)
-    ]
-    if not {"recipe", "flagfile"} & new and origins.get("recipe") not in _GIVEN:
-        # Ranks on other hosts may not see the directory of the run, which has its recipe.
-        recipe = flags.get("recipe")
-        if recipe and recipe != datasets.source_type(str(flags.get("dataset"))).default_recipe:
-            kept.append(_flag("recipe", recipe))
-    if hidden := [word for word in kept if _SECRET in word]:
-        raise UserError(f"{hidden[0]}: the password is not stored; give the flag again")
-    training = [*kept, *words, f"--run_dir={run}", "--resume"]
-    configuration.resolve(training)
-    before = int(config.get("world_size", 1))
-    hosts_before = config.get("hosts") or []
-    if ranks in (None, before) and not hosts and len(set(hosts_before)) > 1:
-        hosts = format_slots(Counter(hosts_before))
-    if (ranks or before) == 1 and not hosts:
-        return ["train", *training]
-    where = ["-H", hosts] if hosts else []
-    count = ranks or (None if hosts else before)
-    return ["run", *([] if count is None else ["-np", str(count)]), *where, "--", *training]
-
-
-def _lacks_value(word: str) -> bool:
-    known = configuration.OPTIONS.get(word[2:])
-    return word == "--flagfile" or (
-        word.startswith("--") and known is not None and known.kind.base is not bool
-    )
-
-
-def _flag(name: str, value: Any) -> str:
-    if isinstance(value, bool):
-        return f"--{name}" if value else f"--no{name}"
-    if isinstance(value, list):
-        return f"--{name}={','.join(map(str, value))}"
-    return f"--{name}={'' if value is None else value}"
-
-
-def changes(flags: Mapping[str, Any], words: Sequence[str]) -> list[str]:
-    """A line for each new flag, with the run's value."""
-    found = []
-    for word in map(normalize_flag, words):
-        name = word[2:].partition("=")[0]
-        known = name if name in flags else name.removeprefix("no")
-        before = _flag(known, flags[known]) if known in flags else None
-        if before != word:
-            found.append(word if before is None else f"{word} instead of {before}")
-    return found
-
-
-def unknown(config: Mapping[str, Any]) -> list[str]:
-    """A line for each flag that was given to the run and that this version does not have."""
-    flags, origins = config["flags"], config.get("origins", {})
-    gone = [
-        name for name in flags if origins.get(name) in _GIVEN and name not in configuration.OPTIONS
-    ]
-    return [
-        f"{_flag(name, flags[name])} does not exist in this version and is left out"
-        for name in gone
-    ]
+# config.json has this instead of a password.
+_SECRET_MASK = "***"
+_OWN_OPTIONS = ("--hosts", "--dry_run", "--help")
+_EPILOG = """\
+Examples:
+Continue a run as it was started:
+  hybrid-imagenet resume runs/NAME
+Train it for more epochs, on four ranks:
+  hybrid-imagenet resume runs/NAME -np 4 --epochs=20"""
 
 
 @command_line.command
 def main(arguments: Sequence[str]) -> None:
-    """Runs the command line, unless it only prints: training takes the place of this process."""
+    """Runs the command line. Unless it only prints, training replaces this process."""
+    own_words, training_flags = _split_arguments(arguments)
+    options = _parser().parse_args(own_words)
+    config = stored.read(options.run)
+    command = resume_command(options.run, config, training_flags, options.np, options.hosts)
+    changes = describe_changes(config["flags"], training_flags)
+    for line in [*changes, *describe_unknown_flags(config)]:
+        command_line.print_escaped(f"changed: {line}", sys.stderr)
+    command_text = shlex.join(["hybrid-imagenet", *command])
+    if options.dry_run:
+        command_line.print_escaped(command_text, sys.stdout)
+        return
+    command_line.print_escaped(command_text, sys.stderr)
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "hybrid_imagenet", *command])
+
+
+def _parser() -> command_line.Parser:
     parser = command_line.Parser(
         "resume",
-        "Continues a run in its directory. Words after RUN are flags of training that win over the"
-        " run's.",
+        "Continues a run in its directory. Words after RUN are flags of training, which replace"
+        " the run's flags.",
+        epilog=_EPILOG,
     )
     parser.add_argument("run", metavar="RUN", type=pathlib.Path, help=command_line.RUN_HELP)
     parser.add_argument(
         "-np",
         type=command_line.positive_int,
         metavar="N",
-        help="number of ranks (default: the run's)",
+        help="number of ranks (default: as in the run)",
     )
     parser.add_argument(
-        "-H", "--hosts", default="", metavar="HOST:SLOTS,...", help="hosts (default: the run's)"
+        "-H",
+        "--hosts",
+        default="",
+        metavar="HOST:SLOTS,...",
+        help="hosts with the number of ranks on each (default: as in the run)",
     )
-    parser.add_argument("--dry_run", action="store_true", help="print the command, run nothing")
-    own = {"--hosts", "--dry_run", "--help"}
+    parser.add_argument("--dry_run", action="store_true", help="print the command and stop")
+    return parser
+
+
+def _split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Splits the command line into the words of `resume` itself and flags of training.
+
+    Flags of training are returned as --name=value, even if the value was a word of its own.
+    """
     words: list[str] = []
     for word in map(normalize_flag, arguments):
-        if words and _lacks_value(words[-1]):
+        if words and _needs_value(words[-1]):
             words[-1] += f"={word}"
         else:
             words.append(word)
-    flags = [word for word in words if word.startswith("--") and word.partition("=")[0] not in own]
-    parsed = parser.parse_args([word for word in words if word not in flags])
-    config = stored.read(parsed.run)
-    following = command(parsed.run, config, flags, parsed.np, parsed.hosts)
-    for line in (*changes(config["flags"], flags), *unknown(config)):
-        command_line.print_escaped(f"changed: {line}", sys.stderr)
-    command_line.print_escaped(
-        shlex.join(["hybrid-imagenet", *following]), sys.stdout if parsed.dry_run else sys.stderr
-    )
-    if not parsed.dry_run:
-        sys.stderr.flush()
-        os.execv(sys.executable, [sys.executable, "-m", "hybrid_imagenet", *following])
+    own_words = []
+    training_flags = []
+    for word in words:
+        if word.startswith("--") and word.partition("=")[0] not in _OWN_OPTIONS:
+            training_flags.append(word)
+        else:
+            own_words.append(word)
+    return own_words, training_flags
+
+
+def _needs_value(word: str) -> bool:
+    """Returns whether a word is a flag of training whose value is the next word."""
+    if word == "--flagfile":
+        return True
+    option = configuration.OPTIONS.get(word[2:])
+    return word.startswith("--") and option is not None and option.kind.base is not bool
+
+
+def resume_command(
+    run: pathlib.Path,
+    config: Mapping[str, Any],
+    training_flags: Sequence[str],
+    ranks: int | None = None,
+    hosts: str = "",
+) -> list[str]:
+    """Returns the command that continues a run, without the program's name.
+
+    Args:
+      run: its directory.
+      config: its config.json.
+      training_flags: flags that replace the run's.
+      ranks: number of ranks; None for the run's number.
+      hosts: HOST:SLOTS,... of -H; if empty, the run's hosts are used if the number of ranks is
+        still the same.
+
+    Raises:
+      UserError: for flags that cannot be used, --run_dir among them, or a flag whose value was not
+        stored.
+    """
+    replaced_names = _flag_names(training_flags)
+    if "run_dir" in replaced_names:
+        raise UserError(
+            "--run_dir cannot be changed, because RUN is the directory of the run. To continue"
+            " elsewhere, copy the directory."
+        )
+    kept_flags = _kept_flags(config, replaced_names)
+    for flag in kept_flags:
+        if _SECRET_MASK in flag:
+            raise UserError(
+                f"{flag} cannot be used again, because passwords are not stored. Pass the flag"
+                " again."
+            )
+    flags = [*kept_flags, *training_flags, f"--run_dir={run}", "--resume"]
+    # Only to raise the errors that training would raise.
+    configuration.resolve(flags)
+    ranks_before = int(config.get("world_size", 1))
+    hosts_before = config.get("hosts") or []
+    if ranks in (None, ranks_before) and not hosts and len(set(hosts_before)) > 1:
+        hosts = format_slots(Counter(hosts_before))
+    if (ranks or ranks_before) == 1 and not hosts:
+        return ["train", *flags]
+    command = ["run"]
+    if ranks is None and not hosts:
+        ranks = ranks_before
+    if ranks is not None:
+        command += ["-np", str(ranks)]
+    if hosts:
+        command += ["-H", hosts]
+    return [*command, "--", *flags]
+
+
+def _flag_names(training_flags: Sequence[str]) -> set[str]:
+    """Returns the names of flags; for --noNAME and --no_NAME, NAME too."""
+    names = {normalize_flag(flag)[2:].partition("=")[0] for flag in training_flags}
+    return names | {name.removeprefix("no").removeprefix("_") for name in names}
+
+
+def _kept_flags(config: Mapping[str, Any], replaced_names: set[str]) -> list[str]:
+    """Returns the flags of a run that still apply, without those that are replaced."""
+    flags = config["flags"]
+    origins = config.get("origins", {})
+    ignored_names = {*_FLAGS_OF_ONE_START, *replaced_names}
+    if flags.get("lr_schedule") in FIXED:
+        # A flag file for several recipes may set values that a published schedule does not use.
+        ignored_names.update(PUBLISHED)
+    kept_flags = []
+    for name, value in flags.items():
+        is_set_by_user = origins.get(name) in _USER_ORIGINS
+        if is_set_by_user and name in configuration.OPTIONS and name not in ignored_names:
+            kept_flags.append(_format_flag(name, value))
+    if not {"recipe", "flagfile"} & replaced_names and origins.get("recipe") not in _USER_ORIGINS:
+        # Ranks on other hosts may not see the directory of the run, which stores its recipe.
+        recipe = flags.get("recipe")
+        dataset = str(flags.get("dataset"))
+        if recipe and recipe != datasets.source_type(dataset).default_recipe:
+            kept_flags.append(_format_flag("recipe", recipe))
+    return kept_flags
+
+
+def _format_flag(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no{name}"
+    if isinstance(value, list):
+        return f"--{name}={','.join(map(str, value))}"
+    if value is None:
+        return f"--{name}="
+    return f"--{name}={value}"
+
+
+def describe_changes(flags: Mapping[str, Any], training_flags: Sequence[str]) -> list[str]:
+    """Returns a line for each flag that differs from the run's, with the run's value.
+
+    Args:
+      flags: of the run, by name.
+      training_flags: the new flags, as --name=value.
+    """
+    lines = []
+    for new_flag in map(normalize_flag, training_flags):
+        name = new_flag[2:].partition("=")[0]
+        if name not in flags:
+            name = name.removeprefix("no")
+        if name not in flags:
+            lines.append(new_flag)
+            continue
+        old_flag = _format_flag(name, flags[name])
+        if old_flag != new_flag:
+            lines.append(f"{new_flag} instead of {old_flag}")
+    return lines
+
+
+def describe_unknown_flags(config: Mapping[str, Any]) -> list[str]:
+    """Returns a line for each flag that the user set and this version does not have."""
+    origins = config.get("origins", {})
+    lines = []
+    for name, value in config["flags"].items():
+        if origins.get(name) in _USER_ORIGINS and name not in configuration.OPTIONS:
+            lines.append(
+                f"{_format_flag(name, value)} does not exist in this version and is ignored"
+            )
+    return lines

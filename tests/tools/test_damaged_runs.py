@@ -95,7 +95,7 @@ def look(run):
         assert str(run) in str(error)
         return "damaged"
     try:
-        resume.command(run, json.loads((run / "config.json").read_text()), [])
+        resume.resume_command(run, json.loads((run / "config.json").read_text()), [])
     except UserError:
         return "not resumable"
     return "whole"

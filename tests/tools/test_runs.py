@@ -17,7 +17,7 @@ from tests.support import program
 from tests.tools.report.synthetic import make_run
 
 
-def test_runs_are_listed_with_state_and_results(tmp_path, capsys):
+def test_runs_lists_state_and_results(tmp_path, capsys):
     make_run(tmp_path / "a", recipe="hybrid")
     make_run(tmp_path / "b-longer", epochs=3, finished=False)
     (tmp_path / "broken").mkdir()
@@ -45,10 +45,10 @@ def test_runs_are_listed_with_state_and_results(tmp_path, capsys):
     )
     assert len({row.index(cells[row.split()[0]][3], 5) for row in rows}) == 1  # aligned
     assert __main__.main(["runs", str(tmp_path / "notes")]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'notes'}: no runs there")
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'notes'} contains no runs.")
 
 
-def test_two_runs_differ_in_these_flags(tmp_path, capsys):
+def test_runs_diff_lists_the_flags_that_differ(tmp_path, capsys):
     one, other = (
         str(make_run(tmp_path / name, lr=lr, epochs=2)) for name, lr in (("a", 0.1), ("b", 0.2))
     )
@@ -61,7 +61,7 @@ def test_two_runs_differ_in_these_flags(tmp_path, capsys):
     assert capsys.readouterr().out == "All flags are the same.\n"
 
 
-def test_the_status_names_the_command_that_continues(tmp_path, capsys):
+def test_status_prints_the_command_that_continues(tmp_path, capsys):
     run = make_run(tmp_path / "run", epochs=3, finished=False)
     assert __main__.main(["status", str(run)]) == 0
     first, outcome, following = capsys.readouterr().out.splitlines()
@@ -74,7 +74,7 @@ def test_the_status_names_the_command_that_continues(tmp_path, capsys):
     assert __main__.main(["stop", str(run)]) == 2
     assert (
         capsys.readouterr().err
-        == f"error: {run}: does not run on this host. It was started on made-up: stop it there\n"
+        == f"error: {run} does not run on this host. It was started on made-up, so stop it there.\n"
     )
     stopped = make_run(tmp_path / "stopped", epochs=3)
     summary = stopped / "summary.json"
@@ -86,9 +86,9 @@ def test_the_status_names_the_command_that_continues(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("end", "told"),
+    ("end", "message"),
     [
-        ({"summary": "finished"}, "finished at epoch 3, so there is nothing to stop\n"),
+        ({"summary": "finished"}, "finished at epoch 3, so there is nothing to stop.\n"),
         (
             {"summary": "preempted"},
             (
@@ -109,7 +109,7 @@ def test_the_status_names_the_command_that_continues(tmp_path, capsys):
         ),
     ],
 )
-def test_stop_of_a_run_that_has_ended_says_how_it_ended(tmp_path, capsys, end, told):
+def test_stop_of_an_ended_run_is_an_error_that_says_how_it_ended(tmp_path, capsys, end, message):
     run = make_run(tmp_path / "run", epochs=3, finished="summary" in end)
     if "summary" in end:
         summary = run / "summary.json"
@@ -120,10 +120,10 @@ def test_stop_of_a_run_that_has_ended_says_how_it_ended(tmp_path, capsys, end, t
     described = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps(described | {"hosts": [socket.gethostname()]}))
     assert __main__.main(["stop", str(run)]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {run}: {told}")
+    assert capsys.readouterr().err.startswith(f"error: {run} {message}")
 
 
-def test_stop_of_a_directory_that_holds_no_run_is_an_error(tmp_path, capsys):
+def test_stop_of_a_directory_without_a_run_is_an_error(tmp_path, capsys):
     assert __main__.main(["stop", str(tmp_path)]) == 2
     assert f"{tmp_path / 'config.json'} cannot be read" in capsys.readouterr().err
 
@@ -151,14 +151,14 @@ GIVEN = (
 )
 
 
-def test_a_run_is_resumed_with_its_own_flags_and_new_ones_win(tmp_path):
-    words = resume.command(tmp_path, stored(*GIVEN), ["--epochs=6", "--keep-best"])
+def test_resume_command_new_flags_replace_those_of_the_run(tmp_path):
+    words = resume.resume_command(tmp_path, stored(*GIVEN), ["--epochs=6", "--keep-best"])
     assert words[0] == "train" and words[-2:] == [f"--run_dir={tmp_path}", "--resume"]
     before, now = config.resolve(GIVEN), config.resolve(words[1:])
     changed = {name for name, value in now.values().items() if value != before.values()[name]}
     assert changed == {"epochs", "keep_best", "max_steps", "run_dir", "resume"}
     assert (now.epochs, now.keep_best, now.max_steps) == (6, True, None)
-    assert resume.changes(
+    assert resume.describe_changes(
         stored(*GIVEN)["flags"], ["--epochs=6", "--keep_best", "--nokeep_best", "--target_top1=0.9"]
     ) == [
         "--epochs=6 instead of --epochs=4",
@@ -167,10 +167,12 @@ def test_a_run_is_resumed_with_its_own_flags_and_new_ones_win(tmp_path):
     ]
 
 
-def test_what_a_published_schedule_has_no_use_for_is_not_given_again(tmp_path):
+def test_resume_command_omits_flags_that_a_published_schedule_does_not_use(tmp_path):
     described = stored("--recipe=flash_a", "--dataset=digits")
     described["flags"]["lr"], described["origins"]["lr"] = 0.1, "flagfile"
-    assert not [word for word in resume.command(tmp_path, described, []) if word.startswith("--lr")]
+    assert not [
+        word for word in resume.resume_command(tmp_path, described, []) if word.startswith("--lr")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -182,23 +184,25 @@ def test_what_a_published_schedule_has_no_use_for_is_not_given_again(tmp_path):
         (2, ["here"], {"ranks": 4, "hosts": "a:2,b:2"}, ["run", "-np", "4", "-H", "a:2,b:2", "--"]),
     ],
 )
-def test_it_takes_as_many_ranks_on_the_same_hosts(tmp_path, ranks, hosts, given, start):
+def test_resume_command_keeps_ranks_and_hosts_unless_they_are_set(
+    tmp_path, ranks, hosts, given, start
+):
     described = stored("--dataset=digits", ranks=ranks, hosts=hosts)
-    assert resume.command(tmp_path, described, [], **given)[: len(start)] == start
+    assert resume.resume_command(tmp_path, described, [], **given)[: len(start)] == start
 
 
-def test_a_password_is_given_again(tmp_path):
+def test_resume_command_needs_the_flag_with_a_password_again(tmp_path):
     flags = (
         "--dataset=webdataset",
         "--data_dir=https://ann:hunter2@host/set",
         "--data_cache_dir=copies",
     )
-    with pytest.raises(UserError, match="the password is not stored; give the flag again"):
-        resume.command(tmp_path, stored(*flags), [])
-    assert flags[1] in resume.command(tmp_path, stored(*flags), [flags[1]])
+    with pytest.raises(UserError, match="because passwords are not stored"):
+        resume.resume_command(tmp_path, stored(*flags), [])
+    assert flags[1] in resume.resume_command(tmp_path, stored(*flags), [flags[1]])
 
 
-def test_the_command_prints_what_it_would_run(tmp_path, capsys):
+def test_resume_dry_run_prints_the_command_and_the_changes(tmp_path, capsys):
     described = stored(*GIVEN, ranks=2)
     described["flags"]["mixup"], described["origins"]["mixup"] = 0.2, "command line"
     (tmp_path / "config.json").write_text(json.dumps(described))
@@ -211,7 +215,7 @@ def test_the_command_prints_what_it_would_run(tmp_path, capsys):
     words = shlex.split(shown.out)
     assert words[:5] == ["hybrid-imagenet", "run", "-np", "3", "--"] and "--lr=0.5" in words
     assert shown.err.startswith("changed: --lr=0.5 instead of --lr=")
-    assert "changed: --mixup=0.2 does not exist in this version and is left out\n" in shown.err
+    assert "changed: --mixup=0.2 does not exist in this version and is ignored\n" in shown.err
     assert "hunter2" not in shown.out + shown.err
     assert __main__.main(["resume", str(tmp_path / "none")]) == 2
     assert __main__.main(["resume", str(tmp_path), "--epoch=3"]) == 2
@@ -219,7 +223,7 @@ def test_the_command_prints_what_it_would_run(tmp_path, capsys):
     assert "--epochs" in capsys.readouterr().err
 
 
-def test_a_real_run_is_stopped_and_resumed(tmp_path, capsys):
+def test_stop_and_resume_of_a_real_run(tmp_path, capsys):
     data, run = program.make_data(tmp_path), tmp_path / "run"
     running = program.Running(1, data, run, "--epochs=5000", "--max_steps=100000")
     running.wait_for_step(3)
