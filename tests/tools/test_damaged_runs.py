@@ -1,5 +1,6 @@
-"""Runs whose files hold values of a wrong kind, are cut, or are no files: each command reports them
-in one line.
+"""Tests commands on damaged runs: wrong types, cut files, and things that are not files.
+
+Each command reports such a run in one line.
 """
 
 import collections
@@ -53,14 +54,13 @@ def whole_run(directory):
 
 
 def replaced(document, depth, every):
-    """Yields copies of a JSON object in which one value is of another kind, and the path of that
-    value.
+    """Yields (path, copy) pairs: copies of a JSON object in which the value at a path is wrong.
 
     Args:
       document: the object.
       depth: levels of keys that are replaced.
-      every: of all pairs of a value and a wrong one, each how many-th is tried; all wrong ones are,
-        when it is odd.
+      every: 1 tries all pairs of a value and a wrong one, n every n-th pair. An odd number tries
+        each wrong value.
     """
 
     def places(value, path):
@@ -82,9 +82,11 @@ def replaced(document, depth, every):
         yield path, changed
 
 
-def look(run):
-    """What status, resume, report --text and report say about a run; an exception that is not a
-    UserError fails.
+def judge_run(run):
+    """Returns how the commands judge a run: damaged, not resumable or whole.
+
+    Runs what status, resume, report --text and report do. Exceptions other than UserError pass
+    through.
     """
     try:
         loaded = load.load_run(run)
@@ -108,11 +110,11 @@ def look(run):
 def test_report_any_value_of_another_kind_is_accepted_or_named(name, depth, every, tmp_path):
     run = whole_run(tmp_path / "run")
     *before, last = (run / name).read_text().splitlines()
-    assert look(run) == "whole"
+    assert judge_run(run) == "whole"
     verdicts = collections.Counter()
     for _, changed in replaced(json.loads(last), depth, every):
         (run / name).write_text("\n".join([*before, json.dumps(changed)]) + "\n")
-        verdicts[look(run)] += 1
+        verdicts[judge_run(run)] += 1
     assert verdicts["damaged"] > 50 and verdicts["whole"] > 5
 
 
@@ -205,13 +207,8 @@ def test_runs_a_hundred_damaged_runs_are_rows_beside_a_whole_one(tmp_path, capsy
         for make in ("fifo", "directory", "device", "huge", "binary"):
             line = next(row for row in rows if row.startswith(f"{make}-{name} "))
             assert " damaged " in line and f"{make}-{name}/{name}" in line, line
-    for make in (
-        "fifo",
-        "directory",
-        "binary",
-        "device",
-        "huge",
-    ):  # they are no part of a run's results
+    # These files are not part of a run's results.
+    for make in ("fifo", "directory", "binary", "device", "huge"):
         assert cells[f"{make}-lock"][3] == cells[f"{make}-image_results.npz"][3] == "finished"
 
 

@@ -1,4 +1,4 @@
-"""What keeps Open MPI from beginning on this host, found before it starts."""
+"""Tests the checks for what Open MPI needs on this host."""
 
 import resource
 
@@ -9,7 +9,7 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools import host_limits, run
 
 
-def test_check_passes_here():
+def test_check_passes_on_this_host():
     host_limits.check()
     host_limits.check("lo")
     host_limits.check("lo:1")
@@ -30,7 +30,7 @@ def test_check_rejects_a_host_without_a_network(monkeypatch):
 
 def test_check_rejects_an_interface_that_does_not_exist():
     with pytest.raises(
-        UserError, match=r"--network_interfaces=eth99: this host has no such.*Choose one of .*lo"
+        UserError, match=r"--network_interfaces=eth99 does not exist.*Choose one of .*lo"
     ):
         host_limits.check("eth99")
 

@@ -1,4 +1,4 @@
-"""Which mpirun starts the ranks, and what is said of one that cannot."""
+"""Tests which mpirun starts the ranks, and the errors for one that cannot."""
 
 import os
 import shlex
@@ -49,7 +49,7 @@ def no_own_mpirun(monkeypatch):
 @pytest.mark.parametrize(
     ("answer", "name"),
     [
-        (HYDRA, r"MPICH or an MPI made from it \(Hydra\) 4\.2"),
+        (HYDRA, r"MPICH or an MPI derived from it \(Hydra\) 4\.2"),
         (OPEN_MPI_5, r"Open MPI 5\.0\.11"),
         (INTEL, r"Intel MPI 2021\.13"),
         ("my wrapper\n", r"an unknown MPI \(it answers: my wrapper\)"),
@@ -83,9 +83,8 @@ def test_run_starts_ranks_although_a_foreign_mpirun_is_first_on_path(stub, tmp_p
     script = tmp_path / "mine.py"
     script.write_text("import os; print(os.environ['OMPI_COMM_WORLD_SIZE'])")
     words = [sys.executable, "-m", "hybrid_imagenet", "run", "-np", "2", str(script)]
-    environ = program.environment() | {
-        "OPAL_PREFIX": "/opt/another/openmpi"
-    }  # as `module load openmpi/5` sets it
+    # `module load openmpi/5` sets this variable.
+    environ = program.environment() | {"OPAL_PREFIX": "/opt/another/openmpi"}
     done = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["2", "2"], "")
 
@@ -101,9 +100,8 @@ def test_run_with_a_foreign_mpirun_alone_is_one_line(stub, no_own_mpirun, tmp_pa
 
 
 def test_dry_run_prints_the_path_of_mpirun(capfd):
-    assert (
-        run.main(["-np", "2", "--dry_run", "--", "--dataset=digits", "--augmentation=digits"]) == 0
-    )
+    flags = ["--dataset=digits", "--augmentation=digits"]
+    assert run.main(["-np", "2", "--dry_run", "--", *flags]) == 0
     assert shlex.split(capfd.readouterr().out)[0] == mpirun.find().path
 
 

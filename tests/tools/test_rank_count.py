@@ -1,6 +1,4 @@
-"""How many ranks `hybrid-imagenet run` starts without -np, and what other launchers' options mean
-to it.
-"""
+"""Tests how many ranks `hybrid-imagenet run` starts, and options of other launchers."""
 
 import shlex
 
@@ -22,25 +20,27 @@ def eight_gpus(monkeypatch):
 
 
 def start_nothing(monkeypatch):
-    """Lets `run.main` go as far as to start ranks, which succeed at once."""
+    """Makes `run.main` do everything but start ranks."""
     monkeypatch.setattr(run, "_run_job", lambda *_: 0)
     monkeypatch.setattr(run.preflight, "run", lambda *_, **__: None)
     monkeypatch.setenv(run.preflight.CHECKED_VARIABLE, "")
 
 
 def answers(**gpu_counts):
-    """Stands in for `host_facts.query_hosts`: each host reports this number of GPUs, or cannot be
-    reached (None).
+    """Returns a stub of `host_facts.query_hosts`.
+
+    Args:
+      gpu_counts: number of GPUs by host; None for a host that cannot be reached.
     """
 
     def query_hosts(names, request, ssh_port):
-        found = {}
+        facts = {}
         for name in names:
             if gpu_counts[name] is None:
-                found[name] = host_facts.UnreachableError("ssh failed: no route", "")
+                facts[name] = host_facts.UnreachableError("ssh failed: no route", "")
             else:
-                found[name] = {"gpus": [{}] * gpu_counts[name], "build": {"is_cuda_build": True}}
-        return found
+                facts[name] = {"gpus": [{}] * gpu_counts[name], "build": {"is_cuda_build": True}}
+        return facts
 
     return query_hosts
 
@@ -111,9 +111,9 @@ def test_options_of_run_that_contradict_each_other_are_rejected(words, text, eig
 
 def test_choose_asks_other_hosts_named_without_slots_for_their_gpus(eight_gpus, monkeypatch):
     monkeypatch.setattr(host_facts, "query_hosts", answers(far=4, cpu=0))
-    found = rank_count.choose(None, None, "localhost,far,cpu,known:2")
-    assert found.slots == {"localhost": 8, "far": 4, "cpu": 1, "known": 2}
-    assert (found.total, found.reason) == (15, "one for each visible GPU")
+    count = rank_count.choose(None, None, "localhost,far,cpu,known:2")
+    assert count.slots == {"localhost": 8, "far": 4, "cpu": 1, "known": 2}
+    assert (count.total, count.reason) == (15, "one for each visible GPU")
 
 
 def test_choose_rejects_a_host_whose_gpus_cannot_be_counted(monkeypatch):
@@ -131,9 +131,9 @@ def test_choose_starts_one_rank_where_no_gpu_can_be_used(
 ):
     monkeypatch.setattr(gpus, "count", lambda: gpu_count)
     monkeypatch.setattr(gpus, "is_built_for_gpus", lambda: built_for_gpus)
-    found = rank_count.choose(None, None, None)
-    assert (found.total, found.slots) == (1, {"localhost": 1})
-    assert reason in found.reason
+    count = rank_count.choose(None, None, None)
+    assert (count.total, count.slots) == (1, {"localhost": 1})
+    assert reason in count.reason
 
 
 def test_help_of_run_shows_the_shape_of_its_command_line(capsys):

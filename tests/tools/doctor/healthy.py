@@ -1,6 +1,4 @@
-"""The facts of two healthy hosts with two V100 each, and the doctor's judgement after a change of
-the second.
-"""
+"""Facts of two healthy hosts with two V100 each, and the findings after a change of them."""
 
 import copy
 
@@ -33,14 +31,19 @@ HEALTHY = {
     "data": {"exists": True, "files": 3, "bytes": 30, "manifest": True, "digest": "d1"},
     "run_free_gb": 100.0,
 }
-REQUEST = JobRequirements({"a": 2, "b": 2}, "eth0", "/data", gpus=True)
+REQUIREMENTS = JobRequirements({"a": 2, "b": 2}, "eth0", "/data", gpus=True)
 
 
-def judged(change=None, request=REQUEST, changed="b") -> dict[str, Finding]:
-    """The findings by check, after a change of the facts of the second host, or of those that are
-    named.
+def findings_after(change=None, requirements=REQUIREMENTS, changed_hosts="b") -> dict[str, Finding]:
+    """Returns the findings by check, after a change of the facts of some hosts.
+
+    Args:
+      change: function that changes the facts of a host; None for healthy hosts.
+      requirements: what the job needs.
+      changed_hosts: names of the hosts whose facts are changed, one letter each.
     """
-    facts = {name: copy.deepcopy(HEALTHY) for name in request.slots}
-    for name in changed if change else "":
-        change(facts[name])
-    return {finding.check: finding for finding in diagnose(facts, request)}
+    facts = {name: copy.deepcopy(HEALTHY) for name in requirements.slots}
+    if change is not None:
+        for name in changed_hosts:
+            change(facts[name])
+    return {finding.check: finding for finding in diagnose(facts, requirements)}

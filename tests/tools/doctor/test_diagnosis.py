@@ -1,4 +1,4 @@
-"""The doctor's judgement, one wrong fact at a time, on facts of two healthy hosts."""
+"""Tests the doctor's findings, one wrong fact at a time, on facts of two healthy hosts."""
 
 import subprocess
 import sys
@@ -8,13 +8,13 @@ import pytest
 from hybrid_imagenet.tools.doctor import doctor_command as doctor
 from hybrid_imagenet.tools.doctor import host_facts, probe
 from hybrid_imagenet.tools.doctor.diagnosis import FAIL, PASS, WARN, Finding, JobRequirements
-from tests.tools.doctor.healthy import GPU, HEALTHY, judged
+from tests.tools.doctor.healthy import GPU, HEALTHY, findings_after
 
 
-def test_two_healthy_hosts_pass_every_check():
-    findings = judged()
+def test_diagnose_healthy_hosts_pass_every_check():
+    findings = findings_after()
     assert len(findings) >= 17
-    assert {f.level for f in findings.values()} == {PASS}
+    assert {finding.level for finding in findings.values()} == {PASS}
 
 
 @pytest.mark.parametrize(
@@ -54,41 +54,44 @@ def test_two_healthy_hosts_pass_every_check():
         ("locked_memory", 1024, "locked memory", WARN, "b: 1024"),
     ],
 )
-def test_one_wrong_fact_gives_one_finding_with_its_host_and_a_remedy(
-    key, value, check, level, text
-):
-    finding = judged(lambda facts: facts.update({key: value}))[check]
+def test_diagnose_one_wrong_fact_names_the_host_and_a_remedy(key, value, check, level, text):
+    finding = findings_after(lambda facts: facts.update({key: value}))[check]
     assert finding.level == level
     assert text in finding.message
     assert finding.remedy
 
 
-def test_a_data_set_in_deeper_directories_is_not_called_the_same():
-    found = judged(lambda facts: facts["data"].update(files=0), changed="ab")["data files"]
-    assert (found.level, found.message) == (WARN, "not compared: /data contains only directories")
+def test_diagnose_dataset_in_subdirectories_is_not_compared():
+    finding = findings_after(lambda facts: facts["data"].update(files=0), changed_hosts="ab")[
+        "data files"
+    ]
+    assert (finding.level, finding.message) == (
+        WARN,
+        "not compared: /data contains only directories",
+    )
 
 
-def test_hosts_without_horovod_use_tensorflow():
-    found = judged(
+def test_diagnose_hosts_without_horovod_warn():
+    findings = findings_after(
         lambda facts: facts.update(versions={"numpy": "2"}),
         JobRequirements({"a": 2}, gpus=True),
         "a",
     )
-    assert found["Horovod"].level == WARN
+    assert findings["Horovod"].level == WARN
 
 
-def test_without_a_named_interface_several_common_ones_ask_for_a_choice():
+def test_diagnose_several_common_interfaces_ask_for_a_choice():
     def two(facts):
         facts["interfaces"]["ib0"] = {"up": True, "mtu": 2044}
 
-    request = JobRequirements({"a": 2, "b": 2}, None, None, gpus=True)
-    assert judged(two, request)["interface"].level == PASS, "only one is common"
-    found = judged(two, request, "ab")["interface"]
-    assert found.level == WARN
-    assert "--network_interfaces" in found.remedy
+    requirements = JobRequirements({"a": 2, "b": 2}, None, None, gpus=True)
+    assert findings_after(two, requirements)["interface"].level == PASS, "only one is common"
+    finding = findings_after(two, requirements, "ab")["interface"]
+    assert finding.level == WARN
+    assert "--network_interfaces" in finding.remedy
 
 
-def test_probe_reads_interfaces_and_adapters_of_a_host(tmp_path):
+def test_collect_facts_reads_interfaces_and_adapters(tmp_path):
     def write(path, text):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
@@ -108,7 +111,7 @@ def test_probe_reads_interfaces_and_adapters_of_a_host(tmp_path):
     assert facts["shared_memory_gb"] > 0
 
 
-def test_probe_tells_data_directories_apart_by_names_sizes_and_manifest(tmp_path):
+def test_collect_facts_data_digest_depends_on_names_sizes_and_manifest(tmp_path):
     (tmp_path / "a.tfrecord").write_bytes(b"123")
     first = probe.collect_facts({"data_dir": str(tmp_path)})["data"]
     assert (first["files"], first["bytes"]) == (1, 3)
@@ -120,11 +123,11 @@ def test_probe_tells_data_directories_apart_by_names_sizes_and_manifest(tmp_path
     assert probe.collect_facts({"data_dir": str(tmp_path / "none")})["data"] == {"exists": False}
 
 
-def test_hosts_are_read_as_horovodrun_reads_them():
+def test_parse_hosts_accepts_the_form_of_horovodrun():
     assert host_facts.parse_hosts("a:2,b, c.d-e:10", 4) == {"a": 2, "b": 4, "c.d-e": 10}
 
 
-def test_this_host_is_examined_and_one_that_cannot_be_reached_fails_with_a_remedy(tmp_path):
+def test_doctor_unreachable_host_fails_with_a_remedy(tmp_path):
     words = ["doctor", "-H", "localhost:1,no-such-host.invalid:1", "--no_ranks"]
     command = [sys.executable, "-m", "hybrid_imagenet", *words]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
@@ -141,12 +144,12 @@ def test_this_host_is_examined_and_one_that_cannot_be_reached_fails_with_a_remed
 @pytest.mark.parametrize(
     "arguments", [("-H", "a;b"), ("-H", "a,a"), ("--network_interfaces=eth0;x",), ("--bogus",)]
 )
-def test_a_wrong_command_line_ends_with_code_2(arguments, capsys):
+def test_doctor_wrong_command_line_ends_with_code_2(arguments, capsys):
     assert doctor.main(arguments) == 2
     assert capsys.readouterr().err.startswith("error: ")
 
 
-def test_the_report_has_color_only_where_asked():
+def test_format_report_has_color_only_if_requested():
     findings = [Finding(FAIL, "x", "bad", "fix it"), Finding(PASS, "y", "fine")]
     assert (
         doctor.format_report(findings, use_color=False)

@@ -1,6 +1,4 @@
-"""What the doctor says about GPUs, from facts and from made-up trees of /sys and answers of
-nvidia-smi.
-"""
+"""Tests the doctor's findings about GPUs, with a stub of nvidia-smi."""
 
 import os
 
@@ -8,7 +6,7 @@ import pytest
 
 from hybrid_imagenet.tools.doctor import probe
 from hybrid_imagenet.tools.doctor.diagnosis import FAIL, PASS, WARN, JobRequirements
-from tests.tools.doctor.healthy import judged
+from tests.tools.doctor.healthy import findings_after
 
 ROWS = {
     "V100": "Tesla V100-SXM2-16GB, 535.1.5, 7.0, 16160",
@@ -37,7 +35,7 @@ def nvidia_smi(tmp_path, monkeypatch):
     return write
 
 
-def test_the_probe_reads_gpus_with_their_capability(tmp_path, nvidia_smi, monkeypatch):
+def test_collect_facts_reads_the_visible_gpus(tmp_path, nvidia_smi, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     nvidia_smi("V100", "P40")
     facts = probe.collect_facts({}, tmp_path)
@@ -71,7 +69,7 @@ def test_the_probe_reads_gpus_with_their_capability(tmp_path, nvidia_smi, monkey
         ),
     ],
 )
-def test_gpus_are_held_against_the_kernels_of_tensorflow_and_cudnn(
+def test_diagnose_compares_gpus_with_the_kernels_of_tensorflow_and_cudnn(
     nvidia_smi, tmp_path, name, cudnn, level, text
 ):
     nvidia_smi(name, name)
@@ -80,19 +78,19 @@ def test_gpus_are_held_against_the_kernels_of_tensorflow_and_cudnn(
         facts["gpus"] = probe.collect_facts({}, tmp_path)["gpus"]
         facts["versions"]["nvidia-cudnn-cu12"] = cudnn
 
-    finding = judged(change)["GPU kernels"]
+    finding = findings_after(change)["GPU kernels"]
     assert finding.level == level
     assert text in finding.message
 
 
-def test_without_gpus_there_is_one_line_which_warns_if_tensorflow_is_for_gpus():
-    request = JobRequirements({"a": 2, "b": 2}, "eth0", "/data", gpus=False)
-    found = judged(lambda facts: facts.update(gpus=[]), request)["GPUs"]
-    assert (found.level, found.message) == (
+def test_diagnose_without_gpus_warns_if_tensorflow_is_built_for_gpus():
+    requirements = JobRequirements({"a": 2, "b": 2}, "eth0", "/data", gpus=False)
+    finding = findings_after(lambda facts: facts.update(gpus=[]), requirements)["GPUs"]
+    assert (finding.level, finding.message) == (
         WARN,
         "a: TensorFlow is built for GPUs; b: TensorFlow is built for GPUs",
     )
-    for_cpus = judged(
-        lambda facts: facts.update(gpus=[], build={"is_cuda_build": False}), request, "ab"
+    for_cpus = findings_after(
+        lambda facts: facts.update(gpus=[], build={"is_cuda_build": False}), requirements, "ab"
     )
     assert for_cpus["GPUs"].level == PASS

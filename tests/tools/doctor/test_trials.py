@@ -1,4 +1,4 @@
-"""The doctor's trials: which ranks are started, and what their output comes to."""
+"""Tests the doctor's trials: which ranks are started, and how their output is judged."""
 
 import copy
 
@@ -19,7 +19,7 @@ SUMS = "rank 0 of 2: the sum is right, on the CPU\nrank 1 of 2: the sum is right
 SOCKET = INSIDE.replace("P2P/CUMEM/read", "NET/Socket/0")
 
 
-def test_one_trial_inside_each_kind_of_host_and_one_between_two():
+def test_choose_trials_inside_each_kind_of_host_and_between_two():
     other = copy.deepcopy(HEALTHY) | {"gpus": [GPU | {"name": "P40"}] * 2}
     lone = copy.deepcopy(HEALTHY) | {"gpus": [GPU]}
     without = copy.deepcopy(HEALTHY) | {"gpus": []}
@@ -33,7 +33,7 @@ def test_one_trial_inside_each_kind_of_host_and_one_between_two():
 
 
 @pytest.mark.parametrize(
-    ("trial", "said", "level", "text"),
+    ("trial", "nccl_output", "level", "text"),
     [
         (ONE, INSIDE, PASS, "P2P/CUMEM/read"),
         (ONE, INSIDE.replace("P2P/CUMEM/read", "SHM/direct/direct"), WARN, "IOMMU"),
@@ -44,14 +44,14 @@ def test_one_trial_inside_each_kind_of_host_and_one_between_two():
         (TWO, SOCKET, WARN, "RDMA adapters are not used"),
     ],
 )
-def test_the_way_of_the_data_is_judged(trial, said, level, text):
-    finding = trials.judge_outcome(trial, Outcome(0, said + SUMS), HOSTS, 5)
+def test_judge_outcome_judges_the_transport(trial, nccl_output, level, text):
+    finding = trials.judge_outcome(trial, Outcome(0, nccl_output + SUMS), HOSTS, 5)
     assert finding.level == level
     assert text in f"{finding.message} {finding.remedy}"
     assert bool(finding.remedy) == (level != PASS)
 
 
-def test_sockets_are_right_between_hosts_without_adapters():
+def test_judge_outcome_sockets_pass_between_hosts_without_adapters():
     hosts = {name: copy.deepcopy(HEALTHY) | {"rdma": []} for name in ("a", "b")}
     assert trials.judge_outcome(TWO, Outcome(0, SOCKET + SUMS), hosts, 5).level == PASS
 
@@ -69,12 +69,12 @@ def test_sockets_are_right_between_hosts_without_adapters():
         (Outcome(None, "a line\n"), "no sum within 120 s: a line"),
     ],
 )
-def test_ranks_that_do_not_add_up_fail_with_a_command_to_repeat(outcome, words, hosts):
+def test_judge_outcome_failed_trial_names_a_command_to_repeat(outcome, words, hosts):
     finding = trials.judge_outcome(ONE, outcome, hosts, 5)
     assert finding.level == FAIL and words in finding.message
     assert "hybrid-imagenet run -np 2 -H a:2" in finding.remedy
 
 
-def test_real_ranks_on_this_host():
+def test_run_trials_with_real_ranks_passes():
     findings = trials.run_trials({"localhost": {}}, False, trials.run_trial)
     assert [(f.level, f.check) for f in findings] == [(PASS, "two ranks inside localhost")]
