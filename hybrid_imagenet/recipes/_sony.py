@@ -1,18 +1,20 @@
-"""Settings that all recipes of Mikami et al. share: LARS, augmentation, 2D torus, and the schedules
-of §3.2.
+"""Settings that all recipes of Mikami et al. share.
 
-They state a LARS coefficient of 0.01 and call it the default, which in their library is 0.001: the
-base's 0.001 stands.
+They are LARS, the augmentation, the 2D torus, and the schedules of section 3.2.
 
-Their formula for the momentum of configuration B has lost its operators. Read with 32 * 1024 and B
-below the learning rate, it keeps the noise scale, m = 1 - 0.1 * 32768 / B: .95 at 64K. That is
-`noise_scale`, taken here, since tuned LARS has its momentum rise with the batch as well (MLPerf's
-table: .952 at 64K). Read as printed, with both beside the rate above the line, it is
-`--momentum_rule=noise_scale_inverse`, m = 1 - 0.1 B / 32768: .8 at 64K.
+The paper states a LARS coefficient of 0.01 and calls it the default. In the library of the authors
+the default is 0.001, so the recipes keep the 0.001 of this program.
 
-An epoch on their clusters lasts 1.4 to 2.5 s, so validations and checkpoints are four epochs apart.
+The formula for the momentum of configuration B is printed without its operators. The recipes read
+it as m = 1 - 0.1 * 32768 / B (`noise_scale`), which keeps the noise scale constant and gives 0.95
+at 64K images. This agrees with tuned LARS, whose momentum grows with the batch too: MLPerf's table
+has 0.952 at 64K. Read as printed, with 32768 and B above the line, the formula is
+m = 1 - 0.1 * B / 32768 (`--momentum_rule=noise_scale_inverse`), which gives 0.8 at 64K.
 
-Weight decay is the default, 1e-4: they print none.
+An epoch on the authors' clusters takes 1.4 to 2.5 s, so validations and checkpoints are four epochs
+apart.
+
+Weight decay is the default of 1e-4, because the paper prints none.
 """
 
 _COMMON = {

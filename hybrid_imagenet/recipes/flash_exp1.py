@@ -1,4 +1,13 @@
-"""Experiment 1 of Mikami et al.: batch-size control alone, 34K to 68K at epoch 30."""
+"""Experiment 1 of Mikami et al.: batch-size control without label smoothing.
+
+The batch grows from 34K to 68K images at epoch 30.
+
+Command (2,176 GPUs, 34,816 to 69,632 images per step):
+
+    hybrid-imagenet run -np 2176 -H HOSTS -- --recipe=flash_exp1 --data_dir=DIR
+
+Published: 75.03 % top-1 in 224 s on 2,176 V100.
+"""
 
 from hybrid_imagenet.recipes import Recipe
 from hybrid_imagenet.recipes._sony import CONFIGURATION_A

@@ -1,8 +1,14 @@
-"""The NCSA HAL benchmark: torchvision's ResNet-50 under distributed data parallel training.
+"""The NCSA HAL benchmark: torchvision's ResNet-50 with distributed data parallel training.
 
-It uses the official implementation of PyTorch, whose example gives all parameters to one optimizer:
-biases and the scales and offsets of normalization decay as well. The learning rate warms up from 0,
-as in the authors' code; Goyal et al. start at the rate of one GPU.
+Command (64 GPUs, 13,312 images per step):
+
+    hybrid-imagenet run -np 64 -H HOSTS -- --recipe=hal --data_dir=DIR
+
+Published: 76 % top-1, 93 % top-5, in 20 h 37 min on 2 V100 and 1 h 8 min on 64 V100.
+
+The benchmark uses PyTorch's official implementation. Its example passes all parameters to one
+optimizer, so biases and the scales and offsets of normalization decay as well. The learning rate
+warms up from 0, as in the authors' code, while Goyal et al. start at the learning rate of one GPU.
 """
 
 from hybrid_imagenet.recipes import Recipe

@@ -1,22 +1,15 @@
-"""A program that the tests of recipes run on each rank."""
+"""Defines a program that the tests of recipes run on each rank."""
 
 import pathlib
 
 from hybrid_imagenet import comm, config, train
 
-WARMUPS = ("hybrid", "hybrid_p40", "lu_as_printed")  # one epoch of AdaBound, one of SGD
+# Recipes that train with AdaBound during the warmup. Here it lasts one of the two epochs.
+RECIPES_WITH_ADABOUND_WARMUP = ("hybrid", "hybrid_p40", "lu_as_printed")
 
 
 def train_recipe(name: str, folder: str) -> list:
-    """Trains two epochs of a recipe; returns why it ended, and the algorithms of its sums."""
-    model = (
-        ["--image_size=63"]
-        if name == "four_minutes_alexnet"
-        else ["--model=resnet8", "--image_size=16"]
-    )
-    model += (
-        [] if name.startswith("four_minutes") else ["--model_width=4"]
-    )  # which needs large buckets for the ring
+    """Trains two epochs of a recipe; returns the outcome and the algorithms of its all-reduces."""
     resolved = config.resolve(
         [
             f"--recipe={name}",
@@ -29,19 +22,35 @@ def train_recipe(name: str, folder: str) -> list:
             "--progress=none",
             "--checkpoint_every_epochs=2",
             "--log_every_steps=3",
-            *model,
-            *(["--warmup_epochs=1"] if name in WARMUPS else []),
-            *(
-                ["--image_size_schedule=0:12,1:16", "--eval_image_size=24", "--ema_every=2"]
-                if name == "short"
-                else []
-            ),
-            *(["--batch_schedule=0:*1,1:*2.5"] if name == "flash_exp4" else []),
+            *_small_model(name),
+            *_short_schedules(name),
         ],
         comm.placement().size,
     )
-    c = comm.start(
+    communicator = comm.start(
         comm.CommunicationSettings(allreduce=resolved.allreduce, compression=resolved.compression)
     )
-    outcome = train.run(resolved, c)
-    return [outcome, sorted({b["algorithm"] for b in c.statistics()["buckets"]})]
+    outcome = train.run(resolved, communicator)
+    algorithms = {bucket["algorithm"] for bucket in communicator.statistics()["buckets"]}
+    return [outcome, sorted(algorithms)]
+
+
+def _small_model(name: str) -> list[str]:
+    if name == "four_minutes_alexnet":
+        return ["--image_size=63"]
+    flags = ["--model=resnet8", "--image_size=16"]
+    if name != "four_minutes_resnet":
+        # That recipe needs the full width, for buckets that are large enough for the ring.
+        flags.append("--model_width=4")
+    return flags
+
+
+def _short_schedules(name: str) -> list[str]:
+    """Returns flags that fit the schedules of a recipe into two epochs."""
+    if name in RECIPES_WITH_ADABOUND_WARMUP:
+        return ["--warmup_epochs=1"]
+    if name == "short":
+        return ["--image_size_schedule=0:12,1:16", "--eval_image_size=24", "--ema_every=2"]
+    if name == "flash_exp4":
+        return ["--batch_schedule=0:*1,1:*2.5"]
+    return []

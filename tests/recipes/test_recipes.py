@@ -15,13 +15,10 @@ from tests.references import alexnet_reference, mlperf_reference, short_referenc
 
 IMAGENET = 1_281_167
 NAMES = recipes.names()
-TABLE = (
-    "bn_group",
-    "epochs",
-)  # which --lr_schedule=mlperf sets by the batch, unless a recipe gives the default
-FOLLOWS_HARDWARE = (
-    "per_gpu_batch"  # a recipe that fixes it may repeat the default of one kind of hardware
-)
+# Flags that --lr_schedule=mlperf sets by the batch, so that a recipe may have to set the default.
+SET_BY_MLPERF_TABLE = ("bn_group", "epochs")
+# A flag whose default depends on the hardware, so that a recipe may repeat one of the defaults.
+SET_BY_HARDWARE = "per_gpu_batch"
 
 
 def plan(recipe, world_size, *flags):
@@ -29,34 +26,33 @@ def plan(recipe, world_size, *flags):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_resolves_holds_only_differences_and_says_where_it_is_from(name):
+def test_recipe_overrides_only_differ_from_defaults_and_have_a_source(name):
     recipe = recipes.load(name)
     resolved = config.resolve([f"--recipe={name}"])
     defaults = {flag: argument.default for flag, argument in config.COMMON.items()}
     defaults |= chosen_defaults(resolved.values())
     for flag, value in recipe.overrides.items():
         assert getattr(resolved, flag) == value, flag
-        by_table = flag in TABLE and resolved.lr_schedule == "mlperf"
-        assert value != defaults[flag] or by_table or flag == FOLLOWS_HARDWARE, flag
+        by_table = flag in SET_BY_MLPERF_TABLE and resolved.lr_schedule == "mlperf"
+        assert value != defaults[flag] or by_table or flag == SET_BY_HARDWARE, flag
         assert resolved.origins[flag] is config.Origin.RECIPE
     assert recipe.name == name
     assert all((recipe.summary, recipe.source, recipe.hardware, recipe.published))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_makes_an_optimizer_and_a_schedule(name):
+def test_recipe_creates_an_optimizer_that_takes_the_values_of_its_schedule(name):
     resolved = config.resolve([f"--recipe={name}"], 4)
     optimizer = optimizers.create(**derived.optimizer_arguments(resolved))
     schedule = derived.schedule(resolved)
     values = schedule(0.0, 0.1, derived.base_batch(resolved))
-    assert {*values, "lars_share"} == set(
-        optimizer.hyperparameters.names
-    )  # a share below 1 is for schedules with a ramp
+    # Only schedules with a ramp set lars_share.
+    assert {*values, "lars_share"} == set(optimizer.hyperparameters.names)
     optimizer.hyperparameters.assign(values)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_plans_two_epochs_of_digits_on_two_ranks(name):
+def test_recipe_can_be_planned_for_two_epochs_on_two_ranks(name):
     flags = ["--dataset=digits", "--epochs=2", "--image_size=32"]
     if "warmup" not in name and recipes.load(name).overrides.get("optimizer", "hybrid") == "hybrid":
         flags.append("--warmup_epochs=1")
@@ -65,7 +61,7 @@ def test_a_recipe_plans_two_epochs_of_digits_on_two_ranks(name):
     assert all(row.steps > 0 and row.learning_rate >= 0 for row in rows)
 
 
-def test_hybrid_on_cluster_1():
+def test_hybrid_on_cluster_1_follows_the_paper():
     rows = plan("hybrid", 24)
     assert {row.global_batch for row in rows} == {6144}
     assert [row.phase for row in rows[:11]] == ["AdaBound"] * 10 + ["SGD"]
@@ -77,9 +73,7 @@ def test_hybrid_on_cluster_1():
 
 
 def test_lu_as_printed_follows_the_formulas_of_the_paper_to_the_letter():
-    """Lu et al. §2.2.1: t is the number of the epoch, the exponent of κ too; no momentum; decay of
-    all weights.
-    """
+    """Lu et al., section 2.2.1: t and the exponent of κ are the number of the epoch."""
     rows = plan("lu_as_printed", 24)
     assert {row.global_batch for row in rows} == {6144}
     for epoch in range(1, 11):
@@ -93,13 +87,14 @@ def test_lu_as_printed_follows_the_formulas_of_the_paper_to_the_letter():
     assert resolved.model == "resnet50_v1"
     arguments = derived.optimizer_arguments(resolved)
     assert (arguments["decay_all"], arguments["bias_correction"]) == (True, False)
-    # The coefficient of LARS, which the paper does not print, gives MLPerf's relative step at this
-    # batch in epoch 11.
+    # The paper does not print the coefficient of LARS. With the chosen one, the relative step in
+    # epoch 11 is MLPerf's at this batch.
     assert resolved.chosen["lars_eta"] * 2.4 * 0.9**11 == pytest.approx(0.141, abs=5e-4)
 
 
 def test_cluster_2_has_half_the_batch_and_the_same_rates():
-    first, second = plan("hybrid", 24)[20], plan("hybrid_p40", 24)[20]
+    first = plan("hybrid", 24)[20]
+    second = plan("hybrid_p40", 24)[20]
     assert (first.global_batch, second.global_batch) == (6144, 3072)
     assert first.learning_rate == second.learning_rate
     assert config.resolve(["--recipe=hybrid_p40"]).precision == "float32"
@@ -124,13 +119,13 @@ def test_goyal_and_hal_reach_their_linear_scaling_rates():
         ("mlperf_lars", 1024, 21.2),
     ],
 )
-def test_the_peak_of_the_learning_rate_is_that_of_all_gpus(name, gpus, peak):
+def test_peak_learning_rate_counts_all_gpus(name, gpus, peak):
     assert derived.peak_learning_rate(config.resolve([f"--recipe={name}"], gpus)) == pytest.approx(
         peak
     )
 
 
-def test_hal_decays_every_parameter_and_goyal_leaves_out_biases_and_normalization():
+def test_hal_decays_every_parameter_and_gradual_warmup_only_kernels():
     found = {
         name: derived.optimizer_arguments(config.resolve([f"--recipe={name}"], 4))
         for name in ("hal", "gradual_warmup")
@@ -140,7 +135,7 @@ def test_hal_decays_every_parameter_and_goyal_leaves_out_biases_and_normalizatio
     }  # fmt: skip
 
 
-def test_sony_experiments_follow_the_batch():
+def test_flash_experiments_have_the_published_batches_and_momentum():
     rows = plan("flash_exp4", 2176)
     assert [rows[e].global_batch for e in (0, 30, 45, 75)] == [34816, 69632, 87040, 121856]
     assert max(row.per_gpu_batch for row in rows) <= 32
@@ -154,10 +149,8 @@ def test_sony_experiments_follow_the_batch():
 
 
 @pytest.mark.parametrize("row", mlperf_reference.ROWS, ids=lambda row: f"{row[0]:.0f}")
-def test_mlperf_lars_is_a_row_of_mlperfs_table(row):
-    """On as many GPUs as make the batch of a row: its numbers, its normalization, a validation
-    where the target is.
-    """
+def test_mlperf_lars_has_the_settings_of_mlperfs_table(row):
+    """On as many GPUs as make the batch of the row."""
     batch, target, lr, warmup, momentum, decay, end, *_, span = row
     gpus = int(batch) // 16
     resolved = config.resolve(["--recipe=mlperf_lars", "--per_gpu_batch=16"], gpus)
@@ -169,7 +162,8 @@ def test_mlperf_lars_is_a_row_of_mlperfs_table(row):
     rates = [schedule(e, e, int(batch))["learning_rate"] for e in (0.0, warmup / 2, warmup, last)]
     assert rates == pytest.approx([0, lr / 2, lr, 0])
     assert derived.optimizer_arguments(resolved)["weight_decay"] == decay
-    every, offset = resolved.eval_every_epochs, resolved.eval_offset_epochs
+    every = resolved.eval_every_epochs
+    offset = resolved.eval_offset_epochs
     assert every == 4 and offset in range(4)
     seen = [e for e in range(1, resolved.epochs + 1) if run_length.passed(every, offset, e - 1, e)]
     assert math.ceil(target) in seen
@@ -184,7 +178,7 @@ def test_mlperf_lars_is_a_row_of_mlperfs_table(row):
     assert f"MLPerf's table has {span:.0f}" in text
 
 
-def test_what_is_set_wins_over_mlperfs_table_and_another_number_of_gpus_has_another_row():
+def test_flags_win_over_mlperfs_table():
     given = ["--recipe=mlperf_lars", "--epochs=10", "--weight_decay=3e-4"]
     at_1632 = config.resolve(given, 51)
     assert (at_1632.epochs, at_1632.weight_decay, at_1632.lr) == (10, 3e-4, 7.4)
@@ -194,8 +188,9 @@ def test_what_is_set_wins_over_mlperfs_table_and_another_number_of_gpus_has_anot
 
 
 def test_short_is_the_published_configuration_of_mosaicml():
-    """On their 8 GPUs: every number of their file, learning rate and size in every epoch."""
-    theirs, rows = short_reference.MOSAICML, plan("short", 8)
+    """On MosaicML's 8 GPUs, with their learning rate and image size in every epoch."""
+    theirs = short_reference.MOSAICML
+    rows = plan("short", 8)
     resolved = config.resolve(["--recipe=short"])
     assert {row.global_batch for row in rows} == {theirs["batch"]}
     assert len(rows) == theirs["epochs"] == 28
@@ -220,17 +215,17 @@ def test_short_is_the_published_configuration_of_mosaicml():
 
 
 @pytest.mark.parametrize(("gpus", "decay"), [(8, 5e-4), (16, 1e-3), (1, 6.25e-5)])
-def test_decoupled_decay_follows_the_batch(gpus, decay):
+def test_short_scales_decoupled_decay_with_the_batch(gpus, decay):
     """MosaicML's 5e-4 in a step belongs to 2,048 images."""
     resolved = config.resolve(["--recipe=short"], gpus)
     optimizer = optimizers.create(**derived.optimizer_arguments(resolved))
-    assert (optimizer.decoupled, optimizer.decay) == (pytest.approx(decay), 0.0)
+    assert (optimizer.decoupled_decay, optimizer.decay) == (pytest.approx(decay), 0.0)
     lines = report.describe(resolved, IMAGENET).splitlines()
     assert f"decoupled decay {decay:.3g} of the weights a step at batch {256 * gpus}" in lines
 
 
 @pytest.mark.parametrize("schedule", ["sony_a", "sony_b"])
-def test_decoupled_decay_refers_to_the_peak_of_a_schedule_that_has_its_own(schedule):
+def test_decoupled_decay_is_relative_to_the_peak_of_a_published_schedule(schedule):
     flags = [
         "--optimizer=lars",
         f"--lr_schedule={schedule}",
@@ -248,23 +243,27 @@ def test_decoupled_decay_refers_to_the_peak_of_a_schedule_that_has_its_own(sched
 @pytest.mark.parametrize(
     ("flags", "ranks", "group"),
     [
-        ([], 1024, 4),  # 128 images of 32
-        (["--per_gpu_batch=256"], 16, 1),  # more than the 64 of the table already
+        # The table normalizes over 128 images, and a GPU has 32.
+        ([], 1024, 4),
+        # A GPU has more images than the 64 of the table.
+        (["--per_gpu_batch=256"], 16, 1),
         (["--virtual_gpus=4"], 256, 4),
-        (["--virtual_gpus=8"], 128, 4),  # a part of a rank
+        # The group is a part of a rank.
+        (["--virtual_gpus=8"], 128, 4),
         (["--virtual_gpus=8", "--per_gpu_batch=8"], 64, 8),
-        (["--jit_compile"], 1024, 1),  # it compiles no sums over ranks
+        # XLA cannot compile a sum over ranks.
+        (["--jit_compile"], 1024, 1),
         (["--jit_compile", "--virtual_gpus=8"], 128, 4),
         (["--sync_batch_norm"], 1024, 1),
         (["--bn_group=2"], 1024, 2),
         (["--model=some:network"], 1024, 1),
     ],
 )
-def test_the_group_of_the_table_is_one_that_the_run_can_have(flags, ranks, group):
+def test_mlperf_lars_chooses_a_normalization_group_that_the_run_supports(flags, ranks, group):
     assert config.resolve(["--recipe=mlperf_lars", *flags], ranks).bn_group == group
 
 
-def test_labels_are_smoothed_in_the_experiments_that_table_3_marks():
+def test_flash_experiments_smooth_labels_as_table_3_marks():
     found = {
         name: config.resolve([f"--recipe={name}"]) for name in NAMES if name.startswith("flash")
     }
@@ -275,7 +274,7 @@ def test_labels_are_smoothed_in_the_experiments_that_table_3_marks():
     ]
 
 
-def test_the_recipes_of_jia_keep_their_epochs_and_normalize_on_each_gpu():
+def test_four_minutes_recipes_keep_their_epochs_and_normalize_on_each_gpu():
     found = {n: config.resolve([f"--recipe=four_minutes_{n}"], 2048) for n in ("resnet", "alexnet")}
     assert {name: (c.epochs, c.warmup_epochs) for name, c in found.items()} == {
         "resnet": (90, 31),
@@ -284,16 +283,15 @@ def test_the_recipes_of_jia_keep_their_epochs_and_normalize_on_each_gpu():
     assert {c.bn_group for c in found.values()} == {1}
 
 
-@pytest.mark.parametrize(
-    "late", [None, 4 << 20]
-)  # with NCCL the last buckets have a threshold of their own
+# With NCCL the last buckets have their own threshold.
+@pytest.mark.parametrize("late", [None, 4 << 20])
 @pytest.mark.parametrize(
     ("name", "shapes"), [("resnet", resnet50_shapes), ("alexnet", alexnet_reference.shapes)]
 )
-def test_the_hybrid_allreduce_of_jia_uses_masters_and_the_ring(name, shapes, late):
-    """On the network's own gradients, in the order of backpropagation: packs go by masters, large
-    ones by the ring.
-    """
+def test_four_minutes_recipes_send_packed_gradients_by_masters_and_large_ones_by_the_ring(
+    name, shapes, late
+):
+    """With the sizes of the network's gradients, in the order of backpropagation."""
     resolved = config.resolve([f"--recipe=four_minutes_{name}"], 2048)
     settings = derived.communication(resolved)
     elements = [math.prod(shape) for shape in shapes()]
@@ -309,7 +307,7 @@ def test_the_hybrid_allreduce_of_jia_uses_masters_and_the_ring(name, shapes, lat
 
 
 @pytest.mark.parametrize(("page", "count"), [("README.md", 2), ("docs/recipes.md", 6)])
-def test_the_tables_by_number_of_gpus_reach_the_batches_they_name(page, count, monkeypatch):
+def test_tables_by_number_of_gpus_have_the_batches_of_the_recipes(page, count, monkeypatch):
     monkeypatch.setattr(visible_gpus, "in_use", lambda: True)
     text = (pathlib.Path(__file__).parents[2] / page).read_text()
     rows = re.findall(
@@ -327,13 +325,13 @@ def test_the_tables_by_number_of_gpus_reach_the_batches_they_name(page, count, m
             assert [min(found), max(found)] == [numbers[1][0], numbers[1][-1]], (number, choice)
 
 
-def test_the_page_of_recipes_names_each_once():
+def test_recipes_page_lists_each_recipe_once():
     text = (pathlib.Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
     (section,) = re.findall(r"^## All recipes\n(.*?)^## ", text, re.M | re.S)
     assert re.findall(r"^\| `(\w+)` \|", section, re.M) == NAMES
 
 
-def test_the_page_on_tuning_has_the_numbers_of_the_recipe(monkeypatch):
+def test_tuning_page_has_the_settings_of_mlperf_lars(monkeypatch):
     monkeypatch.setattr(visible_gpus, "in_use", lambda: True)
     text = (pathlib.Path(__file__).parents[2] / "docs" / "tuning.md").read_text()
     rows = re.findall(
