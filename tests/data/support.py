@@ -29,7 +29,7 @@ def png(seed, height=20, width=24):
 
 
 def tiny(split):
-    """(image, label) pairs: 14 for training, 5 for validation."""
+    """Returns (image, label) pairs: 14 for training, 5 for validation."""
     first, count = {"train": (0, 14), "validation": (100, 5)}[split]
     return [(jpeg(first + number), (number * 2) % 3) for number in range(count)]
 
@@ -81,12 +81,12 @@ def write_parquet(directory, split, pairs, shards=2, names=CLASSES):
 
 
 def as_cls(number, image, label):
-    """A sample of a WebDataset whose label is a file of its own."""
+    """Returns a sample of a WebDataset with its label in a separate file."""
     return {"__key__": f"{label}/{number:05d}", "jpg": image, "cls": label}
 
 
 def write_tars(directory, name, pairs, per_file, form=as_cls):
-    """Tar files as the webdataset package writes them."""
+    """Writes tar files with the webdataset package."""
     import webdataset
 
     with webdataset.ShardWriter(
@@ -97,7 +97,7 @@ def write_tars(directory, name, pairs, per_file, form=as_cls):
 
 
 def write_info(directory, **changes):
-    """The list of tar files and their samples that timm reads; `changes` of the training split."""
+    """Writes the list of tar files that timm reads, with `changes` in the training split."""
     splits = {}
     for split in ("train", "validation"):
         files = sorted(directory.glob(f"*{split}-*.tar"))

@@ -43,7 +43,8 @@ def test_an_image_that_two_threads_read_takes_room_once():
 
     def slow(index):
         source.read_one = read
-        cached.read_one(index)  # as another thread would meanwhile
+        # Another thread reads the same image while this one does.
+        cached.read_one(index)
         return read(index)
 
     source.read_one = slow

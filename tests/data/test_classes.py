@@ -1,4 +1,4 @@
-"""Lists of classes beside the shards, and classes that files and splits name."""
+"""Class lists next to the shards, and class names in files and splits."""
 
 import json
 import struct
@@ -27,7 +27,7 @@ def numbered(name, directory):
 
 
 @pytest.mark.parametrize("name", ["webdataset", "idx"])
-def test_a_list_that_does_not_fit_the_labels_is_refused_or_told(name, tmp_path):
+def test_class_list_is_compared_with_the_labels(name, tmp_path):
     directory = numbered(name, tmp_path / "set")
     place = directory / "labels.txt"
 
@@ -49,29 +49,42 @@ def test_a_list_that_does_not_fit_the_labels_is_refused_or_told(name, tmp_path):
     assert not note.fault
 
 
-def test_a_list_beside_shards_has_each_class_once_and_all_of_them(tmp_path):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        pytest.param(
+            "\n".join(["n01", "n02", "n01", "n03"]),
+            r"labels.txt lists 'n01' on 2 of 4 lines.*move the file away",
+            id="labels of the validation images",
+        ),
+        pytest.param(
+            "0:background\n1:n01\n2:n02",
+            r"labels.txt has lines such as '0:background'.*without a class for the background",
+            id="the format of TF-slim",
+        ),
+        pytest.param("\n ", r"labels.txt is empty\. Write one class name on each line", id="empty"),
+    ],
+)
+def test_class_list_of_shards_in_another_form_raises(content, message, tmp_path):
     directory = numbered("tfrecord", tmp_path)
-    place = directory / "labels.txt"
-    place.write_text("\n".join(["n01", "n02", "n01", "n03"]))  # the labels of validation images
-    with pytest.raises(
-        UserError, match=r"labels.txt lists 'n01' on 2 of 4 lines.*move the file away"
-    ):
+    (directory / "labels.txt").write_text(content)
+    with pytest.raises(UserError, match=message):
         data.open_source("tfrecord", str(directory))
-    place.write_text("0:background\n1:n01\n2:n02")  # as TF-slim has it
-    with pytest.raises(
-        UserError,
-        match=r"labels.txt has lines such as '0:background'.*without a class for the background",
-    ):
-        data.open_source("tfrecord", str(directory))
-    place.write_text("n01\nn02")
+
+
+def test_class_list_of_shards_that_is_too_short_makes_bad_records(tmp_path):
+    directory = numbered("tfrecord", tmp_path)
+    (directory / "labels.txt").write_text("n01\nn02")
     with pytest.raises(
         BadRecord, match=r"train-00000-of-00002, offset .*: label 2 is not one of 2 classes"
     ):
         data.open_source("tfrecord", str(directory)).read(range(14))
-    place.write_text("\n ")
-    with pytest.raises(UserError, match=r"labels.txt is empty. Write one class name on each line"):
-        data.open_source("tfrecord", str(directory))
-    place.write_text("\ufeff" + "\n".join(support.CLASSES))  # as editors on Windows begin a file
+
+
+def test_class_list_of_shards_may_begin_with_a_byte_order_mark(tmp_path):
+    """Editors on Windows write one."""
+    directory = numbered("tfrecord", tmp_path)
+    (directory / "labels.txt").write_text("\ufeff" + "\n".join(support.CLASSES))
     (directory / "validation_synset_labels.txt").write_text("not read")
     assert data.open_source("tfrecord", str(directory)).class_names == support.CLASSES
 
@@ -87,7 +100,7 @@ def named(directory, split, names, shard=0):
     parquet.write_table(table.replace_schema_metadata(meta), path)
 
 
-def test_all_parquet_files_must_name_the_same_classes(tmp_path):
+def test_parquet_files_that_name_different_classes_raise(tmp_path):
     make("parquet", tmp_path)
     named(tmp_path, "train", list(reversed(support.CLASSES)), shard=1)
     with pytest.raises(
@@ -95,6 +108,10 @@ def test_all_parquet_files_must_name_the_same_classes(tmp_path):
         match=r"train-00000-of-00002.parquet and .*train-00001.* name different .*class 0 is",
     ):
         data.open_source("parquet", str(tmp_path))
+
+
+def test_parquet_file_without_class_names_takes_those_of_another(tmp_path):
+    make("parquet", tmp_path)
     named(tmp_path, "train", None, shard=1)
     source = data.open_source("parquet", str(tmp_path))
     assert source.class_names == support.CLASSES
@@ -102,15 +119,16 @@ def test_all_parquet_files_must_name_the_same_classes(tmp_path):
         "1 files do not name the classes, the first is data/train-00001-of-00002.parquet"
         in source.notes[0].text
     )
+
+
+def test_parquet_files_without_class_names_need_the_number_of_classes(tmp_path):
+    make("parquet", tmp_path)
     for shard in range(2):
         named(tmp_path, "validation", None, shard)
     with pytest.raises(UserError, match=r"do not name the classes\. Set --num_classes"):
         data.open_source("parquet", str(tmp_path), "validation")
-    assert data.open_source("parquet", str(tmp_path), "validation", num_classes=3).class_names == (
-        "0",
-        "1",
-        "2",
-    )
+    source = data.open_source("parquet", str(tmp_path), "validation", num_classes=3)
+    assert source.class_names == ("0", "1", "2")
 
 
 def test_text_labels_and_other_columns_of_parquet_files_get_one_line(tmp_path):
@@ -136,7 +154,7 @@ def test_text_labels_and_other_columns_of_parquet_files_get_one_line(tmp_path):
         data.open_source("parquet", str(tmp_path))
 
 
-def test_classes_of_validation_that_have_only_numbers_fit_any_names():
+def test_check_splits_accepts_numbers_instead_of_names():
     listing.check_splits("folder", ("cat", "dog"), ("0", "1"))
 
 

@@ -1,4 +1,4 @@
-"""Damaged TFRecords and images: refused with the place and the reason, or read as what they are."""
+"""Damaged TFRecords and images raise an error with a reason, or are read as they were written."""
 
 import random
 
@@ -35,7 +35,7 @@ def damaged(content: bytes, generator: random.Random) -> bytes:
     return content[:at] + b"\xff" * (to - at) + content[to:]
 
 
-def test_records(tmp_path):
+def test_damaged_shards_return_original_examples_or_raise(tmp_path):
     """Every record that is read has the image and label it was written with, or it is a
     BadRecord.
     """
@@ -66,7 +66,7 @@ def test_records(tmp_path):
                 assert 0 <= label < 3
 
 
-def test_images():
+def test_damaged_images_decode_or_raise():
     """Images are probed, then decoded by TensorFlow where the probe takes them."""
     signature = [
         tf.TensorSpec((), tf.string),

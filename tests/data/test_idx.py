@@ -24,7 +24,7 @@ def idx_bytes(array):
 
 
 def write(directory, compressed=(), train=TRAIN, labels=LABELS):
-    """The four files, those named in `compressed` gzipped; returns the directory."""
+    """Writes the four files, those in `compressed` with gzip; returns the directory."""
     directory.mkdir(exist_ok=True)
     for prefix, images, classes in (("train", train, labels), ("t10k", train[:4], labels[:4])):
         kinds = {f"images-idx{images.ndim}-ubyte": images, "labels-idx1-ubyte": classes}
@@ -62,23 +62,25 @@ def test_classes_of_other_sets_have_names_from_a_file_or_numbers(tmp_path):
     assert data.open_source("idx", folder, "train").class_names == ("a", "b", "c")
 
 
-def damaged(content):
-    return {
-        "cut": (content[:-3], "its header says 12 x 8 x 8"),
-        "header": (content[:9], "ends inside its header"),
-        "empty": (b"", "begins with nothing"),
-        "floats": (content[:2] + b"\x0d" + content[3:], "not an IDX file"),
-        "one dimension": (idx_bytes(TRAIN.ravel()), "not images"),
-    }
-
-
-@pytest.mark.parametrize("kind", damaged(b""))
-def test_a_damaged_file_is_named_with_the_remedy(tmp_path, kind):
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        pytest.param(lambda content: content[:-3], "its header says 12 x 8 x 8", id="cut"),
+        pytest.param(lambda content: content[:9], "ends inside its header", id="cut header"),
+        pytest.param(lambda content: b"", "begins with nothing", id="empty"),
+        pytest.param(
+            lambda content: content[:2] + b"\x0d" + content[3:], "not an IDX file", id="floats"
+        ),
+        pytest.param(
+            lambda content: idx_bytes(TRAIN.ravel()), "which is not images", id="one dimension"
+        ),
+    ],
+)
+def test_damaged_file_raises_an_error_with_file_and_remedy(damage, message, tmp_path):
     folder = write(tmp_path)
     path = tmp_path / "train-images-idx3-ubyte"
-    content, words = damaged(path.read_bytes())[kind]
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=words) as error:
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UserError, match=message) as error:
         data.open_source("idx", folder, "train")
     assert str(path) in str(error.value)
     assert "Restore" in str(error.value)
@@ -86,7 +88,7 @@ def test_a_damaged_file_is_named_with_the_remedy(tmp_path, kind):
 
 
 @pytest.mark.parametrize("at", [0, -5])
-def test_damage_inside_of_gzip_is_found(tmp_path, at):
+def test_damaged_gzip_raises(tmp_path, at):
     folder = write(tmp_path, compressed=("train",))
     path = tmp_path / "train-images-idx3-ubyte.gz"
     content = bytearray(path.read_bytes())
@@ -98,20 +100,30 @@ def test_damage_inside_of_gzip_is_found(tmp_path, at):
         data.open_source("fashion_mnist", folder, "train")
 
 
-def test_labels_that_do_not_fit_are_named(tmp_path):
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (LABELS[:-1], "holds 11 labels for 12 images"),
+        (LABELS + 1, "label 10 for image 9, which is not one of 10 classes"),
+    ],
+)
+def test_labels_that_do_not_fit_the_images_or_classes_raise(labels, message, tmp_path):
     folder = write(tmp_path)
-    path = tmp_path / "train-labels-idx1-ubyte"
-    path.write_bytes(idx_bytes(LABELS[:-1]))
-    with pytest.raises(UserError, match="holds 11 labels for 12 images"):
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx_bytes(labels))
+    with pytest.raises(UserError, match=message):
         data.open_source("fashion_mnist", folder, "train")
-    path.write_bytes(idx_bytes(LABELS + 1))
-    with pytest.raises(UserError, match="label 10 for image 9, which is not one of 10 classes"):
-        data.open_source("fashion_mnist", folder, "train")
-    path.unlink()
+
+
+def test_missing_labels_file_raises_an_error_with_its_name(tmp_path):
+    folder = write(tmp_path)
+    (tmp_path / "train-labels-idx1-ubyte").unlink()
     with pytest.raises(
         UserError, match=r"has no train-labels-idx1-ubyte or train-labels-idx1-ubyte\.gz"
     ):
         data.open_source("fashion_mnist", folder, "train")
+
+
+def test_idx_without_data_dir_raises():
     with pytest.raises(UserError, match=r"--dataset=idx needs .* directory: set --data_dir"):
         data.open_source("idx")
 
@@ -138,20 +150,24 @@ def test_whole_images_reach_the_trainer_without_decoding(tmp_path, monkeypatch):
     )
 
 
-def test_both_ways_to_the_trainer_give_the_same_batches(tmp_path, monkeypatch):
+def test_batches_of_pixels_and_of_decoded_images_are_the_same(tmp_path):
     source = data.open_source("fashion_mnist", write(tmp_path), "train")
     direct, _ = batch_of(source, "digits")
-    source.side = None  # as a source whose images have several sizes
+    # Without a common size, images are encoded as PNG and decoded again.
+    source.side = None
     decoded, _ = batch_of(source, "digits")
     for key in ("image", "label", "seed"):
         np.testing.assert_array_equal(direct[key], decoded[key])
 
 
-def test_headers_and_gzip_that_ask_for_too_much_are_refused(tmp_path, monkeypatch):
+def test_header_with_too_many_dimensions_raises(tmp_path):
     path = tmp_path / "many"
     path.write_bytes(bytes([0, 0, 8, 200]) + bytes(1000))
     with pytest.raises(UserError, match="200 dimensions"):
         idx.read(path)
+
+
+def test_gzip_that_unpacks_to_too_much_raises(tmp_path, monkeypatch):
     monkeypatch.setattr(idx, "_MAX_UNPACKED_BYTES", 1000)
     packed = tmp_path / "bomb.gz"
     packed.write_bytes(gzip.compress(bytes([0, 0, 8, 1, 0, 1, 0, 0]) + bytes(65536)))

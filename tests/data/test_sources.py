@@ -87,7 +87,7 @@ def test_images_labels_and_classes_agree_between_all_forms(form, tmp_path):
         assert source.reads.bytes_read >= sum(map(len, images)) * (form != "parquet")
 
 
-def test_the_number_of_classes_of_shards_without_names_is_given(tmp_path):
+def test_shards_without_class_names_need_the_number_of_classes(tmp_path):
     support.write_shards(tmp_path, "train", support.tiny("train"))
     with pytest.raises(UserError, match=r"do not name the classes\. Set --num_classes"):
         data.open_source("tfrecord", str(tmp_path))
@@ -105,7 +105,7 @@ def test_the_number_of_classes_of_shards_without_names_is_given(tmp_path):
         data.open_source("tfrecord", str(tmp_path), num_classes=3).read(range(14))
 
 
-def test_digits(tmp_path):
+def test_digits_are_distinct_and_divided_by_class(tmp_path):
     train = data.open_source("digits", str(tmp_path))
     held_out = data.open_source("digits", str(tmp_path), "validation")
     assert (train.num_examples, held_out.num_examples, train.num_classes) == (1500, 297, 10)
@@ -126,7 +126,7 @@ def test_digits_are_written_once_by_several_processes_at_the_same_time(tmp_path)
     assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["digits-1"]
 
 
-def test_synthetic_sets():
+def test_synthetic_images_are_distinct_and_as_large_as_photographs():
     source = data.open_source("synthetic", num_examples=50, num_classes=4)
     images, labels = source.read(range(50))
     assert labels.tolist() == [number % 4 for number in range(50)]
@@ -147,7 +147,7 @@ def test_ready_tensors_repeat_pixels_but_count_labels_and_weights():
     assert all(element["image"] is elements[0]["image"] for element in elements)
 
 
-def test_records_are_those_of_tensorflow(tmp_path):
+def test_frame_and_scan_shard_agree_with_tensorflow(tmp_path):
     payloads = [bytes([number]) * (number * 7) for number in range(5)]
     with tf.io.TFRecordWriter(str(tmp_path / "theirs")) as writer:
         for payload in payloads:
@@ -166,7 +166,7 @@ def flipped(path, at):
     path.write_bytes(content)
 
 
-def test_a_flipped_bit_is_found_with_file_and_offset(tmp_path):
+def test_record_with_a_flipped_bit_is_a_bad_record_with_file_and_offset(tmp_path):
     support.write_shards(tmp_path, "train", support.tiny("train"))
     path = tmp_path / "train-00001-of-00002"
     offsets, lengths, _ = tfrecord.scan_shard(path)
@@ -252,7 +252,8 @@ def test_images_whose_directory_vanishes_end_with_its_name_instead_of_being_skip
     )
     with pytest.raises(StorageError, match=reason):
         examples.read(np.arange(3))
-    if form == "imagenet":  # as an unmounted directory of shards looks: still there, but empty
+    # An unmounted directory of shards is still there, but empty.
+    if form == "imagenet":
         mounted.mkdir()
         with pytest.raises(StorageError, match=rf"^{mounted}: .*it is empty"):
             examples.read(np.arange(3))
@@ -330,7 +331,7 @@ def write_list(directory, splits):
         ),
     ],
 )
-def test_what_cannot_be_opened_gets_one_line(name, prepare, message, tmp_path):
+def test_open_source_of_unusable_data_raises_one_line(name, prepare, message, tmp_path):
     directory = tmp_path / "set"
     directory.mkdir()
     prepare(directory)
@@ -346,19 +347,26 @@ def test_parquet_row_groups_in_memory_are_bounded(tmp_path):
     for source in (small, large):
         for _ in range(2):
             source.read(range(source.num_examples))
-    assert large.reads.operations == 6  # 14 rows in groups of 3, two files
+    # 14 rows in two files, in groups of 3.
+    assert large.reads.operations == 6
     assert small.reads.operations == 12
     shared = data.open_source("parquet", str(tmp_path))
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         list(pool.map(shared.read_one, [0] * 8))
-    assert shared.reads.operations == 1  # by one of eight threads, for which the others wait
+    # One of the eight threads reads, and the others wait for it.
+    assert shared.reads.operations == 1
 
 
-def test_a_directory_that_cannot_be_read_and_an_empty_shard_are_told(tmp_path, monkeypatch):
+def test_empty_shard_next_to_another_is_noted_as_a_fault(tmp_path):
     make("imagenet", tmp_path)
     (tmp_path / "train-00001-of-00002").write_bytes(b"")
     (note,) = data.open_source("tfrecord", str(tmp_path), num_classes=3).notes
-    assert "1 of 2 shards are empty: " in note.text and note.fault
+    assert "1 of 2 shards are empty: " in note.text
+    assert note.fault
+
+
+def test_directory_without_permission_raises_one_line(tmp_path, monkeypatch):
+    make("imagenet", tmp_path)
 
     def denied(path):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
@@ -428,16 +436,22 @@ def test_a_fraction_of_each_class_is_validated_and_the_rest_trained_on(tmp_path,
     assert validation.read(np.arange(3))[1].tolist() == [0, 0, 1]
 
 
-def test_class_folders_without_splits_are_told_of_the_fraction(tmp_path):
+def test_class_folders_without_splits_raise_an_error_that_names_val_fraction(tmp_path):
     flat_folder(tmp_path)
     with pytest.raises(UserError, match=r"no directory train\. Add --val_fraction=0\.2"):
         data.open_source("folder", str(tmp_path))
-    (tmp_path / "a").rename(tmp_path / "train")
+
+
+def test_train_directory_without_validation_raises_an_error_that_names_val_fraction(tmp_path):
+    flat_folder(tmp_path / "train")
     with pytest.raises(
         UserError, match=r"no directory validation or val or valid or test\. Add --val_fraction"
     ):
-        flat_folder(tmp_path / "train")
         data.open_source("folder", str(tmp_path), "validation")
+
+
+def test_val_fraction_of_classes_with_one_image_each_raises(tmp_path):
+    flat_folder(tmp_path / "train")
     for path in tmp_path.rglob("*[1-9].jpg"):
         path.unlink()
     with pytest.raises(
@@ -446,10 +460,13 @@ def test_class_folders_without_splits_are_told_of_the_fraction(tmp_path):
         data.open_source("folder", str(tmp_path), "validation", val_fraction=0.2)
 
 
-def test_a_fraction_and_a_directory_of_validation_images_contradict_each_other(tmp_path):
+def test_val_fraction_with_a_directory_of_validation_images_raises(tmp_path):
     make("folder", tmp_path)
     with pytest.raises(UserError, match="has validation images already"):
         data.open_source("folder", str(tmp_path), val_fraction=0.2)
+
+
+def test_val_fraction_with_another_dataset_than_folder_raises():
     with pytest.raises(UserError, match=r"--val_fraction=0\.2 needs --dataset=folder, not digits"):
         data.open_source("digits", val_fraction=0.2)
 
@@ -459,7 +476,7 @@ class Numbers:
     values: np.ndarray
 
 
-def test_an_index_is_made_again_whatever_the_damage_of_its_file(tmp_path):
+def test_load_or_build_index_with_a_damaged_file_builds_again(tmp_path):
     path, made = tmp_path / "deep" / "index.npz", []
 
     def call():
@@ -481,7 +498,7 @@ def test_an_index_is_made_again_whatever_the_damage_of_its_file(tmp_path):
     assert load_or_build_index(tmp_path / "file" / "index", Numbers, lambda: 5) == 5
 
 
-def test_of_two_processes_one_makes_an_index_and_the_other_reads_it(tmp_path):
+def test_load_or_build_index_in_two_processes_builds_once(tmp_path):
     """Two ranks of a host would otherwise both scan all shards."""
     program = f"""
 import dataclasses, pathlib, time
@@ -501,7 +518,7 @@ print(load_or_build_index(path, Numbers, make).values.tolist())
     assert (tmp_path / "made").read_text() == "x"
 
 
-def test_the_index_of_shards_is_remembered_until_a_file_changes(tmp_path, monkeypatch):
+def test_index_of_shards_is_cached_until_a_file_changes(tmp_path, monkeypatch):
     support.write_shards(tmp_path, "train", support.tiny("train"))
     files = tfrecord.find_shards(tmp_path, "train")
     first = tfrecord.load_or_scan_index(files)
@@ -513,7 +530,7 @@ def test_the_index_of_shards_is_remembered_until_a_file_changes(tmp_path, monkey
     assert len(tfrecord.load_or_scan_index(files).offset) == 7
 
 
-def test_a_damaged_index_beside_prepared_shards_is_made_again(tmp_path):
+def test_damaged_index_of_prepared_shards_is_built_again(tmp_path):
     target = tmp_path / "shards"
     prepare.prepare_dataset(
         data.DatasetRequest("digits", str(tmp_path / "digits")),
@@ -526,7 +543,7 @@ def test_a_damaged_index_beside_prepared_shards_is_made_again(tmp_path):
         assert data.open_source("tfrecord", str(target), "validation").read_one(296)[1] in range(10)
 
 
-def test_examples_are_those_of_tensorflow():
+def test_encode_example_agrees_with_tensorflow():
     ours = tfrecord.encode_example({"image": b"abc", "label": -5, "text": b""})
     theirs = tf.train.Example.FromString(ours).features.feature
     assert theirs["image"].bytes_list.value[0] == b"abc"

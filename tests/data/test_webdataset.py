@@ -30,7 +30,7 @@ def as_json(number, image, label):
 
 
 def write(directory, form=support.as_cls, per_file=3):
-    """The tiny set, as 5 and 2 files."""
+    """Writes the tiny set as 5 and 2 files."""
     directory.mkdir(parents=True)
     for split in data.SPLITS:
         support.write_tars(directory, f"tiny-{split}", support.tiny(split), per_file, form)
@@ -78,7 +78,8 @@ def tar(path, files):
 
 def test_the_whole_extension_decides_what_a_file_of_a_sample_is(tmp_path):
     image, _ = support.tiny("train")[0]
-    long = "d" * 120 + "/" + "n" * 120  # longer than a plain header holds
+    # The header of a tar file holds shorter names only, so this one gets an extra header.
+    long = "d" * 120 + "/" + "n" * 120
     tar(
         tmp_path / "train-0.tar",
         [
@@ -245,70 +246,97 @@ def test_tar_files_that_were_joined_are_refused(tmp_path):
         data.open_source("webdataset", str(directory))
 
 
+def damaged_tar(content, begin, damage):
+    """Returns the content of a tar file with damage; its samples start at the offsets `begin`."""
+    if damage == "cut in an image":
+        return content[: begin[1] + 700]
+    if damage == "cut in a header":
+        return content[: begin[2] + 1]
+    if damage == "cut in the last image":
+        return content[: begin[2] + 2048 + 100]
+    if damage == "flipped bit in a header":
+        at = begin[2] + 10
+        return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+    # A copy that reserves its space leaves zeros when it is interrupted.
+    assert damage == "zeros"
+    return content[: begin[2]] + bytes(5 << 20)
+
+
 @pytest.mark.parametrize("info", [False, True])
-def test_a_cut_or_damaged_file_is_refused(info, tmp_path):
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "cut in an image",
+        "cut in a header",
+        "cut in the last image",
+        "flipped bit in a header",
+        "zeros",
+    ],
+)
+def test_cut_or_damaged_tar_raises_an_error_with_its_offset(damage, info, tmp_path):
     directory = write(tmp_path / "set")
     if info:
         support.write_info(directory)
     path = directory / "tiny-train-0001.tar"
     begin = webdataset.scan_tar(path).begin
-    whole = path.read_bytes()
-    at = begin[2] + 10
-    zeros = whole[: begin[2]] + bytes(5 << 20)  # as a copy leaves them that reserves its place
-    damaged = (
-        whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
-    )  # a header, with which the file must not end unseen
-    for content in (
-        whole[: begin[1] + 700],
-        whole[: begin[2] + 1],
-        whole[: begin[2] + 2048 + 100],
-        damaged,
-        zeros,
-    ):
-        path.write_bytes(content)
-        with pytest.raises(UserError, match=r"0001.tar: offset \d+: .*restore"):
-            data.open_source("webdataset", str(directory))
+    path.write_bytes(damaged_tar(path.read_bytes(), begin, damage))
+    with pytest.raises(UserError, match=r"0001.tar: offset \d+: .*restore"):
+        data.open_source("webdataset", str(directory))
 
 
-def test_the_index_is_remembered_until_the_file_changes(tmp_path, monkeypatch):
+@pytest.fixture
+def scans(monkeypatch):
+    """Collects the names of the tar files that are scanned."""
+    names = []
+    scan_tar = webdataset.scan_tar
+
+    def recorded_scan(path):
+        names.append(path.name)
+        return scan_tar(path)
+
+    monkeypatch.setattr(webdataset, "scan_tar", recorded_scan)
+    return names
+
+
+def test_index_of_a_tar_is_cached_until_the_file_changes(scans, tmp_path):
     directory = write(tmp_path / "set")
     data.open_source("webdataset", str(directory))
-    scans = []
-    monkeypatch.setattr(
-        webdataset,
-        "scan_tar",
-        lambda path, scan=webdataset.scan_tar: scans.append(path.name) or scan(path),
-    )
+    scans.clear()
     data.open_source("webdataset", str(directory))
     assert not scans
     path = directory / "tiny-train-0002.tar"
-    for label in (b"0", b"1"):
+    for label in (0, 1):
         before = path.stat()
-        tar(path, [("0.jpg", b"x"), ("0.cls", label)])
-        os.utime(
-            path, ns=(before.st_atime_ns, before.st_mtime_ns)
-        )  # as rsync -t and reproducible archives have it
+        tar(path, [("0.jpg", b"x"), ("0.cls", b"%d" % label)])
+        # rsync -t and reproducible archives keep the time of the file.
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
         source = data.open_source("webdataset", str(directory))
         assert source.num_examples == 12
-        assert [source.read_one(i)[1] for i in range(12) if source.locate(i)[0] == str(path)] == [
-            int(label)
-        ]
+        indices = [index for index in range(12) if source.locate(index)[0] == str(path)]
+        assert [source.read_one(index)[1] for index in indices] == [label]
     assert scans == ["tiny-train-0002.tar"] * 2
-    stored = files.cached_index_path("tar", webdataset._INDEX_VERSION, files=[path])
-    with np.load(stored) as found:
-        columns = dict(found)
-    np.savez(
-        stored, **columns | {"version": columns["version"] - 1}
-    )  # of another version of the program
+
+
+def test_index_of_a_tar_by_an_older_version_is_built_again(scans, tmp_path):
+    directory = write(tmp_path / "set")
     data.open_source("webdataset", str(directory))
-    assert scans == ["tiny-train-0002.tar"] * 3
+    path = directory / "tiny-train-0002.tar"
+    cache_file = files.cached_index_path("tar", webdataset._INDEX_VERSION, files=[path])
+    with np.load(cache_file) as stored:
+        columns = dict(stored)
+    columns["version"] -= 1
+    np.savez(cache_file, **columns)
+    scans.clear()
+    data.open_source("webdataset", str(directory))
+    assert scans == ["tiny-train-0002.tar"]
 
 
-def test_other_numbers_than_the_list_promises_are_refused(tmp_path):
+def test_tar_with_another_number_of_samples_than_listed_raises(tmp_path):
     directory = write(tmp_path / "set")
     support.write_info(directory)
     listed = json.loads((directory / "_info.json").read_text())
-    del listed["splits"]["validation"]["filenames"]  # which only that split needs
+    # The validation split needs its list, but the training split does not.
+    del listed["splits"]["validation"]["filenames"]
     (directory / "_info.json").write_text(json.dumps(listed))
     assert data.open_source("webdataset", str(directory)).num_examples > 0
     support.write_info(directory, shard_lengths=[3, 3, 4, 3, 2])

@@ -58,7 +58,7 @@ def test_prepared_shards_hold_what_the_source_held(form, tmp_path, capsys):
     assert run("check", "--dataset=tfrecord", f"--data_dir={target}") == 0
 
 
-def test_larger_images_are_reduced_and_odd_ones_converted(tmp_path):
+def test_prepare_with_resize_reduces_large_images_and_converts_png_and_cmyk(tmp_path):
     pairs = [
         (support.jpeg(1, 60, 90), 0),
         (support.jpeg(2, 20, 30), 1),
@@ -90,7 +90,7 @@ def test_larger_images_are_reduced_and_odd_ones_converted(tmp_path):
     } == {("JPEG", "RGB")}
 
 
-def test_names_that_are_not_utf8_stay_as_they_are(tmp_path):
+def test_prepare_keeps_class_names_that_are_not_utf8(tmp_path):
     make("folder", tmp_path / "from")
     odd = os.fsdecode(b"n01\xe9")
     for split in data.SPLITS:
@@ -105,7 +105,7 @@ def test_names_that_are_not_utf8_stay_as_they_are(tmp_path):
     assert os.fsencode(odd) in shard.read_bytes()
 
 
-def test_bad_images_end_the_preparation_or_are_left_out_and_listed(tmp_path, capsys):
+def test_prepare_with_bad_images_fails_or_skips_and_lists_them(tmp_path, capsys):
     for split in data.SPLITS:
         support.write_folder(tmp_path / "from", split, support.tiny(split))
     bad = next((tmp_path / "from" / "train" / "n01").iterdir())
@@ -120,9 +120,8 @@ def test_bad_images_end_the_preparation_or_are_left_out_and_listed(tmp_path, cap
     assert f"error: {bad}, offset 0: the JPEG is truncated" in capsys.readouterr().err
     other = next((tmp_path / "from" / "train" / "n02").iterdir())
     other = other.rename(other.with_name("other.jpg"))
-    assert (
-        run(*arguments, "--bad_records=skip") == 2
-    )  # an image has another name since the interrupted call
+    # An image has another name than in the interrupted call.
+    assert run(*arguments, "--bad_records=skip") == 2
     assert "holds the beginning of a dataset with other images" in capsys.readouterr().err
     arguments[-1] += "2"
     assert run(*arguments) == 2
@@ -142,7 +141,7 @@ def test_bad_images_end_the_preparation_or_are_left_out_and_listed(tmp_path, cap
 
 @pytest.mark.parametrize(("promised", "damage"), [(False, "cut"), (True, "cut between records")])
 def test_prepare_never_certifies_what_a_damaged_shard_has_lost(damage, promised, tmp_path, capsys):
-    """Without a manifest a file that is cut between two records looks whole, whoever reads it."""
+    """Without a manifest, a file that is cut between two records looks complete to every reader."""
     source, target = tmp_path / "from", tmp_path / "to"
     if promised:
         make("folder", tmp_path / "images")
@@ -167,7 +166,7 @@ def test_prepare_never_certifies_what_a_damaged_shard_has_lost(damage, promised,
         assert not (target / "manifest.json").exists()
 
 
-def test_a_finished_shard_that_was_cut_since_is_written_again(tmp_path, capsys):
+def test_prepare_writes_a_finished_shard_again_that_was_cut_later(tmp_path, capsys):
     support.write_folder(tmp_path / "from", "train", support.tiny("train"))
     support.write_folder(
         tmp_path / "from", "validation", [*support.tiny("validation")[:-1], (b"no image", 2)]
@@ -178,7 +177,8 @@ def test_a_finished_shard_that_was_cut_since_is_written_again(tmp_path, capsys):
         f"--data_dir={tmp_path / 'from'}",
         f"--to={tmp_path / 'to'}",
     ]
-    assert run(*arguments) == 2  # all training shards are finished then
+    # All training shards are finished before it fails.
+    assert run(*arguments) == 2
     path = tmp_path / "to" / "train-00000-of-00001"
     whole = path.read_bytes()
     path.write_bytes(whole[:-20])
@@ -230,9 +230,8 @@ def test_check_finds_images_that_the_decoder_covers_up_or_that_claim_too_many_pi
     end = b"\0\0\0\0IEND" + struct.pack(">I", zlib.crc32(b"IEND"))
     huge.write_bytes(b"\x89PNG\r\n\x1a\n" + header + end)
     trailing.write_bytes(trailing.read_bytes() + bytes(1000))
-    bitmap.write_bytes(
-        images.encode(Image.new("1", (8, 8)), "BMP")
-    )  # which Pillow decodes, and training does not
+    # Pillow decodes this bitmap, but training does not.
+    bitmap.write_bytes(images.encode(Image.new("1", (8, 8)), "BMP"))
     assert run("check", "--dataset=folder", f"--data_dir={tmp_path}", "--split=train") == 2
     captured = capfd.readouterr()
     assert captured.out.splitlines() == [
@@ -256,11 +255,12 @@ def test_check_finds_images_that_the_decoder_covers_up_or_that_claim_too_many_pi
         f"--to={tmp_path / 'to'}",
         "--resize=32",
     ]
-    assert run(*prepare) == 2  # a new JPEG would hide the damage
+    # A new JPEG would hide the damage.
+    assert run(*prepare) == 2
     assert f"{gray}, offset 0: the JPEG is corrupt" in capfd.readouterr().err
 
 
-def test_a_killed_preparation_goes_on_where_it_stopped(tmp_path):
+def test_prepare_after_a_kill_keeps_finished_shards(tmp_path):
     pictures = [support.png(number, 80, 80) for number in range(20)]
     support.write_folder(
         tmp_path / "from", "train", [(pictures[n % 20], n % 3) for n in range(750)]
@@ -275,8 +275,10 @@ def test_a_killed_preparation_goes_on_where_it_stopped(tmp_path):
     wait_for(lambda: len(list((tmp_path / "to").glob("train-0*"))) >= 5)
     os.kill(started.pid, signal.SIGKILL)
     started.wait()
-    (tmp_path / "to" / ".train-00040-of-00050.abc").touch()  # as a killed worker may leave it
-    time.sleep(0.5)  # the workers end by themselves
+    # A killed worker may leave such a file.
+    (tmp_path / "to" / ".train-00040-of-00050.abc").touch()
+    # The workers end by themselves.
+    time.sleep(0.5)
     finished = {path: path.stat().st_mtime_ns for path in (tmp_path / "to").glob("train-0*")}
     assert not (tmp_path / "to" / "manifest.json").exists()
     receipts = {
@@ -298,7 +300,7 @@ def test_a_killed_preparation_goes_on_where_it_stopped(tmp_path):
     ]
 
 
-def test_only_the_source_that_an_interrupted_preparation_read_continues_it(tmp_path, capsys):
+def test_prepare_continues_only_with_the_source_of_the_interrupted_call(tmp_path, capsys):
     """Other trees of as many images: one elsewhere, one with another class. The first call ends at
     a bad image.
     """
@@ -348,7 +350,7 @@ def test_only_the_source_that_an_interrupted_preparation_read_continues_it(tmp_p
     assert not (tmp_path / "to" / "prepare-state").exists()
 
 
-def test_what_a_source_does_not_read_is_told_and_stays_in_the_manifest(tmp_path, capsys, caplog):
+def test_skipped_files_are_reported_and_listed_in_the_manifest(tmp_path, capsys, caplog):
     make("folder", tmp_path / "from")
     (tmp_path / "from" / "train" / "n01" / "a.zip").touch()
     (tmp_path / "from" / "train" / "n01" / "notes.txt").touch()
@@ -388,7 +390,7 @@ def test_files_that_both_splits_of_a_folder_skip_are_counted_once(tmp_path, caps
     assert [len(manifest["splits"][split]["notes"]) for split in data.SPLITS] == [1, 0]
 
 
-def test_splits_with_other_classes_are_neither_checked_nor_prepared(tmp_path, capsys):
+def test_check_and_prepare_reject_splits_with_different_classes(tmp_path, capsys):
     for split, names in (("train", support.CLASSES), ("validation", support.CLASSES[::-1])):
         support.write_parquet(tmp_path / "from", split, support.tiny(split), names=names)
     for command in (
@@ -398,6 +400,9 @@ def test_splits_with_other_classes_are_neither_checked_nor_prepared(tmp_path, ca
         assert run(*command, f"--data_dir={tmp_path / 'from'}") == 2
         assert "training and validation have different classes" in capsys.readouterr().err
     assert not (tmp_path / "to").exists()
+
+
+def test_prepare_rejects_a_target_inside_the_classes(tmp_path, capsys):
     support.write_folder(tmp_path / "set", "", support.tiny("train"))
     place = (
         f"--data_dir={tmp_path / 'set'}",
