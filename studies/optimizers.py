@@ -8,7 +8,7 @@ there: equal flags are one run.
 
 from __future__ import annotations
 
-from hybrid_imagenet.schedules.relative_step import published_lamb
+from hybrid_imagenet.schedules.relative_step import published_lamb_step
 from studies.base import Claim, Point, Study
 from studies.questions import BASE, BATCHES, GRADUAL, METHODS, by_batch, sgd_points
 
@@ -19,7 +19,7 @@ def lamb_points(batch: int, factors: tuple[float, ...]) -> tuple[Point, ...]:
     """Relative steps of LAMB, which are its rates, times the one that its authors have at the
     batch.
     """
-    rates = [factor * published_lamb(batch) for factor in factors]
+    rates = [factor * published_lamb_step(batch) for factor in factors]
     return tuple(Point(f"{rate:.2g}", (f"--lr={rate:.4g}",)) for rate in rates)
 
 

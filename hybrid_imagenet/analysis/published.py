@@ -148,7 +148,7 @@ def reference_epochs(global_batch: int) -> float | None:
     """MLPerf's mean epochs to 75.9 % at a batch, linear in its logarithm between the points; None
     outside of them.
     """
-    return mlperf.at(global_batch).epochs if mlperf.covers(global_batch) else None
+    return mlperf.point_at(global_batch).epochs if mlperf.covers(global_batch) else None
 
 
 @dataclasses.dataclass(frozen=True)

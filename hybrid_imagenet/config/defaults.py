@@ -283,7 +283,7 @@ def _tuned_lars(config: RunConfig) -> RunConfig:
 
 
 def _from_table(config: RunConfig) -> RunConfig:
-    point = mlperf.at(derived.base_batch(config))
+    point = mlperf.point_at(derived.base_batch(config))
     rate = point.lr
     if (
         config.origins.get("momentum") is Origin.RUN

@@ -15,7 +15,7 @@ from hybrid_imagenet.errors import SharedError, UserError, pluralize
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.options import options_of
 from hybrid_imagenet.schedules import batch_schedule, mlperf, training_schedule
-from hybrid_imagenet.schedules.training_schedule import REFERENCE_BATCH, peak_rate
+from hybrid_imagenet.schedules.training_schedule import REFERENCE_BATCH, scale_learning_rate
 
 if TYPE_CHECKING:
     from hybrid_imagenet.config import RunConfig
@@ -135,7 +135,7 @@ def schedule_end(config: RunConfig) -> float:
     table that it rounds.
     """
     if config.lr_schedule == "mlperf":
-        end = mlperf.at(base_batch(config)).schedule_epochs
+        end = mlperf.point_at(base_batch(config)).schedule_epochs
         if config.epochs == round(end):
             return end
     return float(config.epochs)
@@ -145,7 +145,9 @@ def rates(config: RunConfig) -> dict[str, float]:
     """Returns the peak of each learning rate by its flag: lr after linear scaling, and Adam's rate
     in AdaBound.
     """
-    found = {"lr": peak_rate(config.lr, config.lr_scaling, config.gpus, base_batch(config))}
+    found = {
+        "lr": scale_learning_rate(config.lr, config.lr_scaling, config.gpus, base_batch(config))
+    }
     if "adabound_lr" in config.chosen:
         workers = config.gpus if config.chosen["adabound_lr_scaling"] else 1
         found["adabound_lr"] = config.chosen["adabound_lr"] * workers
@@ -187,7 +189,7 @@ def schedule(config: RunConfig) -> training_schedule.Schedule:
     close, follows it.
     """
     method, values = OPTIMIZERS[config.optimizer], config.values()
-    flags = {name: values[name] for name in training_schedule.FLAGS if name in values}
+    flags = {name: values[name] for name in training_schedule.CREATE_FLAGS if name in values}
     worked_out: dict[str, Any] = {
         "epochs": schedule_end(config),
         "workers": config.gpus,
@@ -211,7 +213,7 @@ def optimizer_arguments(config: RunConfig) -> dict[str, Any]:
     }
     rate = (
         peak_learning_rate(config)
-        if config.lr_schedule in training_schedule.FIXED
+        if config.lr_schedule in training_schedule.FIXED_SCHEDULES
         else peaks[method.rate]
     )
     worked_out = peaks | {"learning_rate": rate, "final_lr": peaks["lr"]}

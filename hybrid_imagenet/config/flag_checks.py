@@ -19,7 +19,7 @@ from hybrid_imagenet.config.derived import batches, check_groups, sizes
 from hybrid_imagenet.errors import UserError, did_you_mean, pluralize
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.options import Origin
-from hybrid_imagenet.schedules.training_schedule import FIXED, PUBLISHED
+from hybrid_imagenet.schedules.training_schedule import FIXED_SCHEDULES, FLAGS_IGNORED_BY_FIXED
 
 if typing.TYPE_CHECKING:
     from hybrid_imagenet.config import RunConfig
@@ -78,7 +78,9 @@ def _allreduce_fits(config: RunConfig) -> None:
 
 def _schedule_is_possible(config: RunConfig) -> None:
     method = OPTIMIZERS[config.optimizer]
-    if config.lr_schedule in (*FIXED, "mlperf") and (method.bounded_warmup or method.rate != "lr"):
+    if config.lr_schedule in (*FIXED_SCHEDULES, "mlperf") and (
+        method.bounded_warmup or method.rate != "lr"
+    ):
         raise UserError(
             f"--lr_schedule={config.lr_schedule} brings its own warmup and cannot follow"
             f" --optimizer={config.optimizer}: choose sgd or lars, or another schedule"
@@ -92,7 +94,7 @@ def _schedule_is_possible(config: RunConfig) -> None:
             f"--optimizer={config.optimizer}: the learning rates of --lr_schedule=mlperf are those"
             " of LARS: give --lr"
         )
-    for name in PUBLISHED if config.lr_schedule in FIXED else ():
+    for name in FLAGS_IGNORED_BY_FIXED if config.lr_schedule in FIXED_SCHEDULES else ():
         if config.origins.get(name) is Origin.COMMAND_LINE:
             raise UserError(
                 f"--{name} cannot be combined with --lr_schedule={config.lr_schedule}, whose rates"

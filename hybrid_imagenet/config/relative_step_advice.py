@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.schedules import mlperf, relative_step
-from hybrid_imagenet.schedules.training_schedule import FIXED
+from hybrid_imagenet.schedules.training_schedule import FIXED_SCHEDULES
 
 if TYPE_CHECKING:
     from hybrid_imagenet.config import RunConfig
@@ -73,7 +73,7 @@ def tuned(config: RunConfig, batch: int) -> float:
     batch.
     """
     relative_rate = OPTIMIZERS[config.optimizer].relative_rate
-    return relative_step.published_lamb(batch) if relative_rate else mlperf.tuned_step(batch)
+    return relative_step.published_lamb_step(batch) if relative_rate else mlperf.tuned_step(batch)
 
 
 def line(config: RunConfig) -> str | None:
@@ -129,7 +129,7 @@ def warning(config: RunConfig) -> str | None:
     """
     top = peak(config)
     wanted = tuned(config, top.batch) if top else 0.0
-    if top is None or top.value <= 0 or not relative_step.far_off(top.value, wanted):
+    if top is None or top.value <= 0 or not relative_step.is_far_from(top.value, wanted):
         return None
     flag, value = remedy(config, top, wanted)
     times = max(wanted / top.value, top.value / wanted)
@@ -154,6 +154,9 @@ def remedy(config: RunConfig, top: Peak, wanted: float) -> tuple[str, float]:
     use for --lr.
     """
     warms_up = OPTIMIZERS[config.optimizer].bounded_warmup
-    clips, fixed = config.chosen.get("lars_variant") == "larc", config.lr_schedule in FIXED
+    clips, fixed = (
+        config.chosen.get("lars_variant") == "larc",
+        config.lr_schedule in FIXED_SCHEDULES,
+    )
     flag = "lars_eta" if warms_up or clips or fixed else "lr"
     return flag, getattr(config, flag) * wanted / top.value

@@ -204,7 +204,10 @@ def _worked_out(config: RunConfig) -> list[str]:
     """
     lines, batch = [], base_batch(config)
     if config.lr_schedule == "mlperf" and not config.sync_batch_norm:
-        images, wanted = config.per_gpu_batch * config.bn_group, mlperf.at(batch).normalized_images
+        images, wanted = (
+            config.per_gpu_batch * config.bn_group,
+            mlperf.point_at(batch).normalized_images,
+        )
         lines.append(
             f"batch normalization over {images} images ({pluralize(config.bn_group, 'GPU')});"
             f" MLPerf's table has {wanted}"

@@ -1,4 +1,4 @@
-"""Schedules for `DistributedOptimizer(schedule=...)`; they need no TensorFlow."""
+"""Schedules for `DistributedOptimizer(schedule=...)`, which need no TensorFlow."""
 
 from hybrid_imagenet.schedules.for_fit import (
     constant,

@@ -1,8 +1,9 @@
-"""Reads schedules of the batch and of the size of training images, which change at given epochs.
+"""Parses schedules of the batch and of the image size, which change at given epochs.
 
-Batches follow Mikami et al. §2.1 (batch-size control). A worker takes `accumulation` micro-batches
-of `per_gpu_batch` images per update. Batch normalization sees the micro-batch; learning rate and
-momentum follow the global batch. Small images first cost less (Howard, fast.ai at DAWNBench, 2018).
+Batches follow Mikami et al. §2.1 (batch-size control). Per update a worker takes `accumulation`
+micro-batches of `per_gpu_batch` images. Batch normalization sees the micro-batch; learning rate and
+momentum follow the global batch. Starting with small images costs less (Howard, fast.ai at
+DAWNBench, 2018).
 """
 
 from __future__ import annotations
@@ -24,22 +25,27 @@ PRESETS: dict[str, tuple[tuple[int, Fraction, int], ...]] = {
         (75, Fraction(7, 2), 2),
     ),
 }
-"""Mikami et al., Table 3: epoch, factor of the first batch, and micro-batches where growth is by
-accumulation.
+"""Mikami et al., Table 3: epoch, factor on the first batch, and micro-batches under accumulation.
 
 They are factors because the paper changes the number of workers and we do not. On 2176 workers,
-experiment 4 with 16 images each is 34816, 69632, 87040 and 121856 images; experiment 3 goes from
-55296 to 65536, so the first batch of a worker must be a multiple of 27. No worker has more than 32
-images in the paper, which two micro-batches keep to.
+experiment 4 with 16 images each is 34816, 69632, 87040 and 121856 images. Experiment 3 goes from
+55296 to 65536, so the first batch of a worker must be a multiple of 27. No worker in the paper has
+more than 32 images, which two micro-batches keep to.
 """
-_SIZE = re.compile(r"(\d+):(\d+)")
-_LEAST_PIXELS = 8
-_ENTRY = re.compile(r"(\d+):(?:(\d+)(?:x(\d+))?|\*(\d+(?:\.\d+)?))")
+_BATCH_ENTRY = re.compile(r"(\d+):(?:(\d+)(?:x(\d+))?|\*(\d+(?:\.\d+)?))")
+_SIZE_ENTRY = re.compile(r"(\d+):(\d+)")
+_MIN_PIXELS = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchStage:
-    """The batch from an epoch (counted from 0) on."""
+    """Holds the batch that is used from an epoch on.
+
+    Attributes:
+      epoch: first epoch of the stage, from 0.
+      per_gpu_batch: images of one worker per micro-batch.
+      accumulation: micro-batches per update.
+    """
 
     epoch: int
     per_gpu_batch: int
@@ -51,18 +57,18 @@ class BatchStage:
         return self.per_gpu_batch * self.accumulation
 
     def global_batch(self, workers: int) -> int:
-        """Images of all workers per update."""
+        """Returns the images of all workers per update."""
         return self.images * workers
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchSchedule:
-    """Stages in ascending order of epochs, the first at epoch 0."""
+    """Holds stages in ascending order of epochs, the first at epoch 0."""
 
     stages: tuple[BatchStage, ...]
 
     def at(self, epoch: int) -> BatchStage:
-        """The stage of an epoch counted from 0."""
+        """Returns the stage of an epoch, counted from 0."""
         return [stage for stage in self.stages if stage.epoch <= epoch][-1]
 
 
@@ -73,75 +79,81 @@ def parse_batches(
     growth: str = "per_gpu",
     epochs: float | None = None,
 ) -> BatchSchedule:
-    """Reads a batch schedule.
+    """Parses a batch schedule.
 
     Args:
       entries: a single name of `PRESETS`, or entries EPOCH:IMAGES, EPOCH:IMAGESxACCUMULATION or
-        EPOCH:*FACTOR, where IMAGES counts one worker and micro-batch, and FACTOR multiplies the
-        first batch. None at all gives one stage.
+        EPOCH:*FACTOR. IMAGES counts one worker and micro-batch; FACTOR multiplies the first batch.
+        No entries give one stage.
       per_gpu_batch: images of one worker and micro-batch at epoch 0.
-      accumulation: micro-batches per update, where an entry says nothing else.
-      growth: what a factor enlarges: the batch of a worker, or the number of micro-batches, which
-        then stay as close below their first size as they divide evenly, or in a preset as large as
-        the paper's.
-      epochs: length of the run; entries behind it are left out.
+      accumulation: micro-batches per update, unless an entry sets them.
+      growth: what a factor enlarges: `per_gpu`, the batch of a worker, or `accumulation`, the
+        number of micro-batches. Micro-batches then stay as close below their first size as they
+        divide evenly, or in a preset as large as those in the paper.
+      epochs: length of the run; later entries are ignored.
 
     Raises:
-      ValueError: one line that names the entry.
+      ValueError: for an invalid entry; the message is one line that names it.
     """
     first = BatchStage(0, per_gpu_batch, accumulation)
     if len(entries) == 1 and entries[0] in PRESETS:
         stages = [
-            _enlarged(first, epoch, factor, growth, entries[0], micro)
-            for epoch, factor, micro in PRESETS[entries[0]]
+            _enlarge(first, epoch, factor, growth, entries[0], micro_batches)
+            for epoch, factor, micro_batches in PRESETS[entries[0]]
         ]
     else:
         stages = []
         for entry in entries:
-            stages.append(_stage(entry, first, growth))
+            stages.append(_parse_stage(entry, first, growth))
+            # Factors refer to the first batch, which an entry for epoch 0 may set.
             if stages[0].epoch == 0 and "*" not in entries[0]:
                 first = stages[0]
     if not stages or stages[0].epoch > 0:
         stages.insert(0, first)
     _check_ascending([stage.epoch for stage in stages])
-    return BatchSchedule(tuple(s for s in stages if epochs is None or s.epoch < epochs))
+    return BatchSchedule(tuple(stage for stage in stages if epochs is None or stage.epoch < epochs))
 
 
-def _stage(entry: str, first: BatchStage, growth: str) -> BatchStage:
-    match = _ENTRY.fullmatch(entry)
+def _parse_stage(entry: str, first: BatchStage, growth: str) -> BatchStage:
+    match = _BATCH_ENTRY.fullmatch(entry)
     if match is None:
-        known = ", ".join(PRESETS)
         raise ValueError(
-            f"{entry!r}: give EPOCH:IMAGES, EPOCH:IMAGESxACCUMULATION, EPOCH:*FACTOR or one of"
-            f" {known}"
+            f"{entry!r}: use EPOCH:IMAGES, EPOCH:IMAGESxACCUMULATION, EPOCH:*FACTOR or one of"
+            f" {', '.join(PRESETS)}"
         )
     epoch, images, micro_batches, factor = match.groups()
     if factor is not None:
-        return _enlarged(first, int(epoch), Fraction(factor), growth, entry)
+        return _enlarge(first, int(epoch), Fraction(factor), growth, entry)
     stage = BatchStage(int(epoch), int(images), int(micro_batches or first.accumulation))
     if stage.images == 0:
         raise ValueError(f"{entry!r}: a batch needs at least one image")
     return stage
 
 
-def _enlarged(
+def _enlarge(
     first: BatchStage,
     epoch: int,
     factor: Fraction,
     growth: str,
     entry: str,
-    accumulation: int | None = None,
+    accumulation_factor: int | None = None,
 ) -> BatchStage:
-    """The stage whose worker takes `factor` times as many images per update as `first`.
+    """Returns a stage with `factor` times the images per update of `first`.
 
-    Growth by accumulation takes `accumulation` times as many micro-batches; None takes the fewest
-    that stay at or below the first size.
+    Args:
+      first: the first stage.
+      epoch: first epoch of the result.
+      factor: on the images per update of a worker.
+      growth: see `parse_batches`.
+      entry: for messages.
+      accumulation_factor: for growth by accumulation, at least this many times the micro-batches of
+        `first`. None uses the fewest that are not larger than those of `first`.
     """
     images = first.images * factor
     if images.denominator != 1 or images == 0:
         raise ValueError(
-            f"{entry!r}: {factor} times {first.images} images is not a whole number: let"
-            f" --per_gpu_batch be a multiple of {factor.denominator}"
+            f"{entry!r}: {factor} times {first.images} images is not a whole number. Set"
+            f" --per_gpu_batch to a multiple of {factor.denominator}."
         )
     if factor == 1:
         return dataclasses.replace(first, epoch=epoch)
@@ -152,56 +164,62 @@ def _enlarged(
                 f"{entry!r}: {total} images cannot be split into {first.accumulation} micro-batches"
             )
         return BatchStage(epoch, total // first.accumulation, first.accumulation)
-    least = (
-        -(-total // first.per_gpu_batch)
-        if accumulation is None
-        else accumulation * first.accumulation
+    if accumulation_factor is None:
+        min_micro_batches = -(-total // first.per_gpu_batch)
+    else:
+        min_micro_batches = accumulation_factor * first.accumulation
+    micro_batches = next(
+        number for number in range(min_micro_batches, total + 1) if total % number == 0
     )
-    micro_batches = next(k for k in range(least, total + 1) if total % k == 0)
     return BatchStage(epoch, total // micro_batches, micro_batches)
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageSizes:
-    """(first epoch, counted from 0; pixels) of each stage, in ascending order of epochs, the first
-    at epoch 0.
+    """Holds the image size of each stage.
+
+    Attributes:
+      stages: (first epoch, from 0; pixels) of each stage, in ascending order of epochs, the first
+        at epoch 0.
     """
 
     stages: tuple[tuple[int, int], ...]
 
     def at(self, epoch: int) -> int:
-        """The side of the network's input, in pixels, in an epoch counted from 0."""
+        """Returns the side of the network's input in pixels in an epoch, counted from 0."""
         return [pixels for first, pixels in self.stages if first <= epoch][-1]
 
 
 def parse_sizes(entries: Sequence[str], image_size: int) -> ImageSizes:
-    """Reads a schedule.
+    """Parses a schedule of the image size.
 
     Args:
-      entries: EPOCH:PIXELS each; none at all gives `image_size` throughout.
-      image_size: pixels before the first entry, where that is not at epoch 0.
+      entries: EPOCH:PIXELS each. No entries give `image_size` in all epochs.
+      image_size: pixels before the first entry, if that is not for epoch 0.
 
     Raises:
-      ValueError: one line that names the entry.
+      ValueError: for an invalid entry; the message is one line that names it.
     """
-    stages = [_size(entry) for entry in entries]
+    stages = [_parse_size(entry) for entry in entries]
     if not stages or stages[0][0] > 0:
         stages.insert(0, (0, image_size))
     _check_ascending([epoch for epoch, _ in stages])
     return ImageSizes(tuple(stages))
 
 
-def _size(entry: str) -> tuple[int, int]:
-    match = _SIZE.fullmatch(entry)
+def _parse_size(entry: str) -> tuple[int, int]:
+    match = _SIZE_ENTRY.fullmatch(entry)
     if match is None:
-        raise ValueError(f"{entry!r}: give EPOCH:PIXELS, as in 0:128,18:160,28:224")
+        raise ValueError(f"{entry!r}: use EPOCH:PIXELS, as in 0:128,18:160,28:224")
     epoch, pixels = (int(text) for text in match.groups())
-    if pixels < _LEAST_PIXELS:
-        raise ValueError(f"{entry!r}: an image needs at least {_LEAST_PIXELS} pixels")
+    if pixels < _MIN_PIXELS:
+        raise ValueError(f"{entry!r}: an image needs at least {_MIN_PIXELS} pixels")
     return epoch, pixels
 
 
 def _check_ascending(epochs: Sequence[int]) -> None:
-    for before, after in itertools.pairwise(epochs):
-        if after <= before:
-            raise ValueError(f"epoch {after} follows {before}: give the epochs in ascending order")
+    for earlier, later in itertools.pairwise(epochs):
+        if later <= earlier:
+            raise ValueError(
+                f"epoch {later} follows {earlier}. List the epochs in ascending order."
+            )

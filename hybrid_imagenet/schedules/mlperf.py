@@ -1,9 +1,9 @@
-"""Hyperparameters of LARS by batch: MLPerf's reference convergence points for ResNet-50 on
-ImageNet.
+"""Hyperparameters of LARS by batch: MLPerf's reference convergence points for ResNet-50.
 
-The ten points are taken from `rcps_resnet.json`, 4.0.0 (github.com/mlcommons/logging): LARS with a
-trust coefficient of 0.001, a linear warmup from 0, then polynomial decay of power 2 to 0. The
-training recipe, the judgment of a run's convergence and the tuned relative step all read them here.
+The ten points are taken from `rcps_resnet.json`, 4.0.0 (github.com/mlcommons/logging). They are for
+ImageNet and LARS with a trust coefficient of 0.001, a linear warmup from 0, then polynomial decay
+of power 2 to 0. The training recipe, the judgment of a run's convergence and the tuned relative
+step all use them.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ TRAIN_IMAGES = 1_281_167
 """Images in ImageNet's training set (ILSVRC 2012)."""
 CLASSES = 1000
 """Classes of ImageNet (ILSVRC 2012)."""
-TARGET = 0.759
-"""Top-1 accuracy, a fraction, to which `Point.epochs` is counted."""
+TARGET_TOP1 = 0.759
+"""Validation top-1, a fraction, to which `Point.epochs` is counted."""
 ETA = 0.001
 """Trust coefficient of LARS at every point."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """Settings of LARS that reach `TARGET` at a batch.
+    """Holds settings of LARS that reach `TARGET_TOP1` at a batch.
 
     Attributes:
-      batch: images per update over all GPUs.
-      epochs: mean epochs to `TARGET`.
+      batch: images per update of all GPUs.
+      epochs: mean number of epochs to `TARGET_TOP1`.
       lr: learning rate at the end of the warmup.
       warmup_epochs: length of the linear warmup.
-      momentum: of the velocity.
-      weight_decay: coupled L2 coefficient.
+      momentum: momentum of the velocity.
+      weight_decay: coefficient of coupled L2 decay.
       schedule_epochs: epoch at which the learning rate reaches 0.
-      normalized_images: images whose common statistics batch normalization uses in training
+      normalized_images: images over which batch normalization computes statistics in training
         (`model_bn_span`).
     """
 
@@ -51,25 +51,36 @@ class Point:
     normalized_images: int
 
     def evaluation_offset(self, every: float) -> float:
-        """Epochs after which to count in steps of `every`, so that one falls on the first whole
-        epoch from `epochs` on.
+        """Returns the epoch after which to evaluate every `every` epochs.
 
-        MLPerf's rules for ResNet-50 ask for an evaluation in every 4 epochs, over every image, and
-        leave 0 to 3 open.
+        One evaluation is then after the first whole epoch from `epochs` on. MLPerf's rules for
+        ResNet-50 require an evaluation over every image in every 4 epochs, and leave the offset (0
+        to 3) open.
         """
         return math.ceil(round(self.epochs, 6)) % every
 
     @property
     def relative_step(self) -> float:
-        """lr * eta / (1 - momentum) at the peak of the learning rate."""
+        """The relative step at the peak of the learning rate: lr * eta / (1 - momentum)."""
         return relative_step(self.lr, ETA, self.momentum)
 
 
 def normalization_group(images: int, per_gpu_batch: int, groups: Iterable[int]) -> int:
-    """The number of GPUs among `groups` whose images together are nearest to `images` in ratio; the
-    smaller of two.
+    """Chooses the number of GPUs that normalize together.
+
+    Args:
+      images: the wanted number of images.
+      per_gpu_batch: images of one GPU.
+      groups: possible numbers of GPUs.
+
+    Returns:
+      The number whose images are nearest to `images` in ratio; the smaller of two equally near.
     """
-    return min(groups, key=lambda gpus: (abs(math.log(gpus * per_gpu_batch / images)), gpus))
+
+    def distance(gpus: int) -> tuple[float, int]:
+        return abs(math.log(gpus * per_gpu_batch / images)), gpus
+
+    return min(groups, key=distance)
 
 
 def _point(
@@ -82,79 +93,82 @@ def _point(
     steps: int,
     span: int,
     *,
-    after: bool = False,
+    after_warmup: bool = False,
 ) -> Point:
-    """A row of the table. `steps` of decay count from the start of training, or `after` the warmup.
+    """Returns a row of the table.
 
-    The file does not say from where. A schedule that counted from the start would end before the
-    mean epoch to the target at three points: there it counts from the end of the warmup. So the
-    target comes after 94 to 100 % of the schedule at all ten.
+    `steps` of decay are counted from the start of training, or from the end of the warmup if
+    `after_warmup`. The file does not say from where. At three points a schedule that counts from
+    the start would end before the mean epoch to the target, so there it counts from the end of the
+    warmup. The target is then reached after 94 to 100 % of the schedule at all ten points.
     """
-    end = steps * batch / TRAIN_IMAGES + (warmup if after else 0)
-    return Point(batch, epochs, lr, warmup, momentum, decay, end, span)
+    schedule_epochs = steps * batch / TRAIN_IMAGES + (warmup if after_warmup else 0)
+    return Point(batch, epochs, lr, warmup, momentum, decay, schedule_epochs, span)
 
 
 POINTS = (
     _point(1632, 35.0, 7.4, 2, 0.9, 5e-5, 27476, 204),
     _point(3264, 35.2, 10.5, 2, 0.9, 5e-5, 14523, 204),
     _point(4096, 40.0, 10.0, 5, 0.9, 2e-4, 13137, 64),
-    _point(8192, 42.0, 17.0, 5, 0.9, 2e-4, 6095, 64, after=True),
+    _point(8192, 42.0, 17.0, 5, 0.9, 2e-4, 6095, 64, after_warmup=True),
     _point(13056, 45.4, 12.8, 9, 0.9, 2.5e-5, 4710, 204),
     _point(32768, 56.0, 21.2, 16, 0.94, 2.5e-5, 2267, 128),
     _point(49152, 68.0, 19.405, 24, 0.951807, 1e-4, 1846, 256),
     _point(58880, 79.9, 23.246, 29, 0.951807, 1e-4, 1785, 230),
-    _point(65536, 84.5, 24.699, 31, 0.951807, 1e-4, 1133, 128, after=True),
-    _point(67840, 85.9, 24.699, 31, 0.951807, 1e-4, 1133, 424, after=True),
+    _point(65536, 84.5, 24.699, 31, 0.951807, 1e-4, 1133, 128, after_warmup=True),
+    _point(67840, 85.9, 24.699, 31, 0.951807, 1e-4, 1133, 424, after_warmup=True),
 )
 
 
-def at(batch: int) -> Point:
-    """The settings for any batch, in images per update.
+def point_at(batch: int) -> Point:
+    """Returns the settings for any batch.
 
-    Between two points the relative step and all else but the learning rate are linear in the
-    logarithm of the batch, and the learning rate follows from relative step and momentum. Outside,
-    the nearest point holds.
+    Between two points, the relative step and everything else except the learning rate are linear in
+    the logarithm of the batch. The learning rate follows from relative step and momentum. Outside
+    of the points, the settings are those of the nearest one.
+
+    Args:
+      batch: images per update of all GPUs.
     """
     if not covers(batch):
-        return dataclasses.replace(
-            POINTS[0] if batch < POINTS[0].batch else POINTS[-1], batch=batch
-        )
+        nearest = POINTS[0] if batch < POINTS[0].batch else POINTS[-1]
+        return dataclasses.replace(nearest, batch=batch)
     low, high = next(pair for pair in itertools.pairwise(POINTS) if batch <= pair[1].batch)
     for point in (low, high):
         if batch == point.batch:
             return point
-    share = math.log(batch / low.batch) / math.log(high.batch / low.batch)
+    fraction = math.log(batch / low.batch) / math.log(high.batch / low.batch)
 
-    def between(name: str) -> float:
-        first, second = getattr(low, name), getattr(high, name)
-        return float(first + share * (second - first))
+    def interpolate(first: float, second: float) -> float:
+        return float(first + fraction * (second - first))
 
-    momentum = between("momentum")
+    momentum = interpolate(low.momentum, high.momentum)
+    step = interpolate(low.relative_step, high.relative_step)
     return Point(
         batch=batch,
-        epochs=between("epochs"),
-        lr=between("relative_step") * (1 - momentum) / ETA,
-        warmup_epochs=between("warmup_epochs"),
+        epochs=interpolate(low.epochs, high.epochs),
+        lr=step * (1 - momentum) / ETA,
+        warmup_epochs=interpolate(low.warmup_epochs, high.warmup_epochs),
         momentum=momentum,
-        weight_decay=between("weight_decay"),
-        schedule_epochs=between("schedule_epochs"),
-        normalized_images=round(between("normalized_images")),
+        weight_decay=interpolate(low.weight_decay, high.weight_decay),
+        schedule_epochs=interpolate(low.schedule_epochs, high.schedule_epochs),
+        normalized_images=round(interpolate(low.normalized_images, high.normalized_images)),
     )
 
 
 def tuned_step(batch: float) -> float:
-    """The relative step of tuned LARS at the peak of the learning rate, for any batch.
+    """Returns the peak relative step of tuned LARS for any batch.
 
-    Between two points as in `at`; outside it follows the square root of the batch from the nearest
-    point.
+    Between two points it is that of `point_at`. Outside it follows the square root of the batch
+    from the nearest point.
 
     Raises:
       ValueError: for a batch that is not positive.
     """
     nearest = min(max(batch, POINTS[0].batch), POINTS[-1].batch)
-    return at(round(batch)).relative_step * math.sqrt(batch / nearest)
+    return point_at(round(batch)).relative_step * math.sqrt(batch / nearest)
 
 
 def covers(batch: int) -> bool:
-    """Whether a batch lies within the points."""
+    """Returns whether a batch is between the smallest and the largest point."""
     return POINTS[0].batch <= batch <= POINTS[-1].batch

@@ -1,4 +1,4 @@
-"""Tells where a run ends, and how many updates that takes: the one place that knows."""
+"""Computes where a run ends and how many updates that takes; no other module decides it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,20 @@ from collections.abc import Callable, Iterator
 
 from hybrid_imagenet.order.sampling import Cursor, SampleOrder
 
-_ROUNDING = 1e-9  # of a multiple of a fraction of an epoch
+# Tolerance in comparisons of fractional epochs.
+_EPOCH_TOLERANCE = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """The updates of one epoch, counted from 0, from a cursor on."""
+    """Holds the updates of one epoch, from a cursor on.
+
+    Attributes:
+      epoch: counted from 0.
+      begin: next example before the first update.
+      steps: number of updates.
+      end: next example after the last update.
+    """
 
     epoch: int
     begin: Cursor
@@ -23,70 +31,82 @@ class Span:
 
 @dataclasses.dataclass(frozen=True)
 class RunLength:
-    """Ends a run after `epochs` passes over the examples, or after `max_steps` updates if that is
-    sooner.
+    """Ends a run after a number of epochs or updates, whichever is reached first.
 
-    Both count from the beginning of the run. Training ends with the first update after which a
-    (fractional) number of epochs is done, rounded to whole examples, so a run of some epochs makes
-    the first updates of a longer one.
+    Both are counted from the beginning of the run. Training ends with the first update after which
+    the (fractional) number of epochs is done, rounded to whole examples. So a short run makes the
+    first updates of a longer one.
 
-    Args:
-      order: of the examples.
-      epochs: above 0.
-      max_steps: at least 1; None for no such limit.
+    Attributes:
+      order: order of the examples.
+      epochs: passes over the examples, above 0.
+      max_steps: updates, at least 1; None for no limit.
     """
 
     order: SampleOrder
     epochs: float
     max_steps: int | None = None
 
-    def reached(self, cursor: Cursor, step: int) -> bool:
-        """Whether nothing is left to train after `step` updates, with `cursor` at the next
-        example.
-        """
-        return self._examples_left(cursor) <= 0 or (
-            self.max_steps is not None and step >= self.max_steps
-        )
-
-    def spans(
-        self, batch: Callable[[int], int], cursor: Cursor | None = None, step: int = 0
-    ) -> Iterator[Span]:
-        """Yields the updates that are left, epoch by epoch; an update belongs to the epoch in which
-        it begins.
+    def is_over(self, cursor: Cursor, step: int) -> bool:
+        """Returns whether training is complete.
 
         Args:
-          batch: images of all ranks per update, by epoch.
+          cursor: the next example.
+          step: updates done.
+        """
+        if self.max_steps is not None and step >= self.max_steps:
+            return True
+        return self._remaining_examples(cursor) <= 0
+
+    def spans(
+        self, global_batch: Callable[[int], int], cursor: Cursor | None = None, step: int = 0
+    ) -> Iterator[Span]:
+        """Yields the remaining updates epoch by epoch.
+
+        An update belongs to the epoch in which it begins.
+
+        Args:
+          global_batch: images of all ranks per update, by epoch.
           cursor: the next example; by default the first.
           step: updates done.
         """
         cursor = cursor or Cursor()
-        while not self.reached(cursor, step):
-            count = batch(cursor.epoch)
+        while not self.is_over(cursor, step):
+            count = global_batch(cursor.epoch)
             steps = min(
                 self.order.batches_in_epoch(count, cursor.offset),
-                -(-self._examples_left(cursor) // count),
+                -(-self._remaining_examples(cursor) // count),
             )
             if self.max_steps is not None:
                 steps = min(steps, self.max_steps - step)
+            # Without steps, `drop` leaves out the rest of this epoch.
             end = self.order.advance(cursor, count, steps) if steps else Cursor(cursor.epoch + 1, 0)
             yield Span(cursor.epoch, cursor, steps, end)
-            cursor, step = end, step + steps
+            cursor = end
+            step += steps
 
-    def ends_at(self, batch: Callable[[int], int]) -> float:
-        """The fractional epochs that are done when the run ends, at most `epochs`; `batch` as in
-        `spans`.
+    def end_position(self, global_batch: Callable[[int], int]) -> float:
+        """Returns the fractional epochs that are done when the run ends, at most `epochs`.
+
+        Args:
+          global_batch: images of all ranks per update, by epoch.
         """
-        *_, last = self.spans(batch)
+        *_, last = self.spans(global_batch)
         return min(self.order.position(last.end), self.epochs)
 
-    def _examples_left(self, cursor: Cursor) -> int:
+    def _remaining_examples(self, cursor: Cursor) -> int:
         total = max(round(self.epochs * self.order.num_examples), 1)
         return total - cursor.epoch * self.order.num_examples - cursor.offset
 
 
-def passed(every: float, offset: float, low: float, high: float) -> bool:
-    """Whether one of offset + every, offset + 2 every, ... lies above `low` and at or below `high`;
-    all in epochs.
+def is_due(every: float, offset: float, after: float, until: float) -> bool:
+    """Returns whether a periodic event falls into (after, until]; all values are in epochs.
+
+    Args:
+      every: period.
+      offset: the events are at offset + every, offset + 2 every, and so on.
+      after: an event at exactly this position does not count.
+      until: an event at exactly this position counts.
     """
-    count = math.floor((high - offset) / every + _ROUNDING)
-    return count >= 1 and offset + count * every > low + _ROUNDING
+    count = math.floor((until - offset) / every + _EPOCH_TOLERANCE)
+    return count >= 1 and offset + count * every > after + _EPOCH_TOLERANCE

@@ -1,11 +1,12 @@
-"""Computes learning rate, momentum and bounds from the fractional epoch (images processed over
-images in the set).
+"""Computes learning rate, momentum and bounds from the fractional epoch.
 
-A schedule of the learning rate by name is a class of `SCHEDULES`, whose fields are its flags: a new
-one is a class and its line there. `Schedule` puts rates, momentum and bounds together, and `create`
-builds one from plain values. A step is described by the fractional epochs at its start and end. The
-learning rate is that at the start; the bounds of Lu et al. take the end, so that they close exactly
-at T.
+The fractional epoch is the number of images processed divided by the number of images in the
+dataset. Each schedule of the learning rate is a class in `SCHEDULES`, whose fields are its flags.
+To add one, write a class and its line there. `Schedule` combines learning rate, momentum and
+bounds, and `create` builds it from plain values.
+
+A step is described by the fractional epochs at its start and end. The learning rate is that at the
+start. The bounds of Lu et al. use the end, so that they close exactly at T.
 """
 
 from __future__ import annotations
@@ -24,26 +25,29 @@ EXPONENTS = ("epoch-T-1", "epoch-T", "epoch")
 MOMENTUM_RULES = ("constant", "noise_scale", "noise_scale_inverse")
 BOUND_TIMES = ("fractional", "epoch")
 SCALINGS = ("workers", "batch", "none")
-REFERENCE_BATCH = 256  # Goyal et al.: the batch of the unscaled learning rate
-NOISE_SCALE_BATCH = 32768  # Mikami et al.: the batch whose noise scale is kept, at momentum 0.9
-FLAGS = (
-    *(
-        "lr_schedule",
-        "lr",
-        "lr_scaling",
-        "warmup_epochs",
-        "warmup_start_lr",
-        "momentum",
-        "momentum_rule",
-    ),
-    *("adabound_bound_time", "adabound_beta2", "hybrid_ramp_epochs"),
+# The batch for which Goyal et al. give the learning rate.
+REFERENCE_BATCH = 256
+# Mikami et al. keep the noise scale of this batch at momentum 0.9.
+NOISE_SCALE_BATCH = 32768
+CREATE_FLAGS = (
+    "lr_schedule",
+    "lr",
+    "lr_scaling",
+    "warmup_epochs",
+    "warmup_start_lr",
+    "momentum",
+    "momentum_rule",
+    "adabound_bound_time",
+    "adabound_beta2",
+    "hybrid_ramp_epochs",
 )
-"""The arguments of `create` that are flags, besides those of a schedule."""
-_WARMUP_START = "Where a linear warmup starts (not above its end)."
+"""The arguments of `create` that are flags. The fields of a schedule are flags too."""
+_WARMUP_START_HELP = "Learning rate at which a linear warmup starts (not above its end)."
+_FINAL_HELP = "Learning rate at the end of the polynomial and cosine schedules."
 
 
 def require(value: str, allowed: Iterable[str]) -> None:
-    """Raises ValueError for a value that is not among those allowed."""
+    """Raises ValueError if a value is not among those allowed."""
     if value not in allowed:
         raise ValueError(f"{value!r}: choose one of {', '.join(allowed)}")
 
@@ -52,31 +56,33 @@ def require(value: str, allowed: Iterable[str]) -> None:
 class LinearWarmup:
     """Options of the warmup of Goyal et al."""
 
-    warmup_start_lr: float = option(0.1, _WARMUP_START, minimum=0)
+    warmup_start_lr: float = option(0.1, _WARMUP_START_HELP, minimum=0)
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmupFromZero:
-    """The same for optimizers whose peak may lie below the 0.1 of Goyal et al., where nothing would
-    rise.
+    """Options of the warmup for optimizers whose peak may be below the 0.1 of Goyal et al.
+
+    A warmup that started at 0.1 would not rise.
     """
 
-    warmup_start_lr: float = option(0.0, _WARMUP_START, minimum=0)
+    warmup_start_lr: float = option(0.0, _WARMUP_START_HELP, minimum=0)
 
 
 @dataclasses.dataclass(frozen=True)
 class BoundedWarmup:
-    """Options of the AdaBound warmup, and of the way from there to LARS."""
+    """Options of the AdaBound warmup and of the transition to LARS."""
 
     adabound_bound_time: str = option(
         "fractional",
-        "The time in the bounds; the epochs done after the step, or the number of the epoch.",
+        "Time t in AdaBound's bounds: the epochs done after the step (fractional), or the number of"
+        " the epoch (epoch).",
         choices=BOUND_TIMES,
     )
     hybrid_ramp_epochs: float = option(
         0.0,
-        "Epochs after T in which the learning rate of each layer moves from AdaBound's last step to"
-        " LARS; 0 for none.",
+        "Epochs after the warmup in which the learning rate of each layer moves from AdaBound's"
+        " last step to LARS; 0 changes it at once.",
         minimum=0,
     )
 
@@ -87,8 +93,8 @@ class MomentumRule:
 
     momentum_rule: str = option(
         "constant",
-        "Momentum when the batch changes; constant, 1 - .1 * 32768 / B (noise_scale, Mikami et"
-        " al.), or 1 - .1 * B / 32768 (noise_scale_inverse).",
+        "How momentum follows the batch B: constant, noise_scale (1 - 0.1 * 32768 / B, Mikami et"
+        " al.), or noise_scale_inverse (1 - 0.1 * B / 32768).",
         choices=MOMENTUM_RULES,
     )
 
@@ -97,7 +103,9 @@ class MomentumRule:
 class AdamScaling:
     """Options of the learning rate of Adam inside AdaBound."""
 
-    adabound_lr_scaling: bool = option(False, "Multiply alpha by the number of GPUs.")
+    adabound_lr_scaling: bool = option(
+        False, "Multiply AdaBound's learning rate alpha by the number of GPUs."
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,84 +113,93 @@ class Decay:
     """A schedule of the learning rate; its fields are its options.
 
     Attributes:
-      fixed: peak and warmup are part of it.
+      fixed: whether peak and warmup are part of the schedule instead of options.
     """
 
     fixed: ClassVar[bool] = False
 
     def __call__(self, epoch: float, peak: float, start: float, end: float) -> float:
-        """The learning rate at a fractional epoch.
+        """Returns the learning rate at a fractional epoch.
 
         Args:
-          epoch: at the start of the step; `start` or more, unless the schedule is fixed.
+          epoch: fractional epoch at the start of the step; at least `start`, unless the schedule is
+            fixed.
           peak: learning rate at `start`.
-          start: T, at which the warmup ends.
-          end: of the run.
+          start: T, the epoch at which the warmup ends.
+          end: length of the run in epochs.
         """
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
-class Exponential(Decay):
-    """peak lr_decay^k in the steps of epoch number e = floor(epoch) + 1 (Lu et al. §2.2.1).
+class ExponentialDecay(Decay):
+    """Multiplies the peak by lr_decay^k in epoch e = floor(epoch) + 1 (Lu et al. §2.2.1).
 
-    They print k = e and say that the decay starts from the peak; k = e - T - 1 does so. For a T
-    that is not whole, epochs are counted from T.
+    They print k = e and say that the decay starts from the peak; k = e - T - 1 does so. If T is not
+    an integer, epochs are counted from T.
     """
 
     lr_decay: float = option(
         0.9, "Factor kappa per epoch of the exponential schedule.", minimum=0, maximum=1
     )
     lr_decay_exponent: str = option(
-        "epoch-T-1", "Exponent of kappa; Lu et al. print epoch.", choices=EXPONENTS
+        "epoch-T-1",
+        "Exponent of kappa in the exponential schedule (Lu et al. print epoch).",
+        choices=EXPONENTS,
     )
 
     def __post_init__(self) -> None:
         require(self.lr_decay_exponent, EXPONENTS)
 
     def __call__(self, epoch: float, peak: float, start: float, end: float) -> float:
-        first = {"epoch-T-1": 0.0, "epoch-T": 1.0, "epoch": 1.0 + start}[self.lr_decay_exponent]
-        return float(peak * self.lr_decay ** (math.floor(epoch - start) + first))
+        first_exponent = 0.0
+        if self.lr_decay_exponent == "epoch-T":
+            first_exponent = 1.0
+        elif self.lr_decay_exponent == "epoch":
+            first_exponent = 1.0 + start
+        return float(peak * self.lr_decay ** (math.floor(epoch - start) + first_exponent))
 
 
 @dataclasses.dataclass(frozen=True)
-class Step(Decay):
-    """The peak times a factor for each epoch of a list that has been reached (Goyal et al.
-    §5.1).
-    """
+class StepDecay(Decay):
+    """Multiplies the peak by a factor at each epoch of a list (Goyal et al. §5.1)."""
 
     lr_steps: tuple[float, ...] = option(
-        (30.0, 60.0, 80.0), "Epochs at which the step schedule falls.", minimum=0
+        (30.0, 60.0, 80.0), "Epochs at which the step schedule lowers the learning rate.", minimum=0
     )
     lr_step_factor: float = option(
-        0.1, "By how much the step schedule falls.", minimum=0, maximum=1
+        0.1, "Factor by which the step schedule lowers the learning rate.", minimum=0, maximum=1
     )
 
     def __call__(self, epoch: float, peak: float, start: float, end: float) -> float:
-        return float(peak * self.lr_step_factor ** sum(epoch >= m for m in self.lr_steps))
+        steps_done = sum(epoch >= step_epoch for step_epoch in self.lr_steps)
+        return float(peak * self.lr_step_factor**steps_done)
 
 
 @dataclasses.dataclass(frozen=True)
-class Poly(Decay):
-    """lr_final + (peak - lr_final) (1 - (epoch - start) / (end - start))^lr_power between epochs
-    `start` and `end`.
+class PolynomialDecay(Decay):
+    """Decays from `peak` to `lr_final` by a power of the fraction of epochs left.
+
+    lr_final + (peak - lr_final) (1 - (epoch - start) / (end - start))^lr_power
     """
 
     lr_power: float = option(2.0, "Power of the polynomial schedule.", minimum=0)
-    lr_final: float = option(0.0, "Where the schedule ends.", minimum=0)
+    lr_final: float = option(0.0, _FINAL_HELP, minimum=0)
 
     def __call__(self, epoch: float, peak: float, start: float, end: float) -> float:
-        left = 1.0 - (min(epoch, end) - start) / (end - start)
-        return float(self.lr_final + (peak - self.lr_final) * left**self.lr_power)
+        fraction_left = 1.0 - (min(epoch, end) - start) / (end - start)
+        return float(self.lr_final + (peak - self.lr_final) * fraction_left**self.lr_power)
 
 
 @dataclasses.dataclass(frozen=True)
-class Cosine(Decay):
-    """Half a cosine from `peak` at epoch `start` to `lr_final` at `end` (Loshchilov, Hutter, arXiv
-    1608.03983).
+class CosineDecay(Decay):
+    """Decays along half a cosine from `peak` at `start` to `lr_final` at `end`.
+
+    Reference:
+      Loshchilov, Hutter, arXiv 1608.03983.
     """
 
-    lr_final: float = option(0.0, "Where the schedule ends.", minimum=0)
+    lr_final: float = option(0.0, _FINAL_HELP, minimum=0)
 
     def __call__(self, epoch: float, peak: float, start: float, end: float) -> float:
         progress = (min(epoch, end) - start) / (end - start)
@@ -190,114 +207,115 @@ class Cosine(Decay):
 
 
 @dataclasses.dataclass(frozen=True)
-class Constant(Decay):
-    """The peak throughout."""
+class ConstantDecay(Decay):
+    """Keeps the peak."""
 
     def __call__(self, epoch: float, peak: float, start: float, end: float) -> float:
         return peak
 
 
 @dataclasses.dataclass(frozen=True)
-class SonyA(Decay):
-    """Configuration A of Mikami et al.: linear from 1e-5 to 34, then polynomial of power 2 to 0;
-    `peak` plays no part.
+class SonyADecay(Decay):
+    """Configuration A of Mikami et al.; `peak` has no effect.
 
-    They have 34 epochs of warmup; the code that they cite has 12 for a batch of 32K.
+    It is linear from 1e-5 to 34, then polynomial of power 2 to 0. The paper has 34 epochs of
+    warmup; the code that it cites has 12 for a batch of 32K.
     """
 
     fixed: ClassVar[bool] = True
 
     def __call__(self, epoch: float, peak: float, start: float, end: float) -> float:
-        return (
-            linear(epoch, 1e-5, 34.0, start) if epoch < start else Poly()(epoch, 34.0, start, end)
-        )
+        if epoch < start:
+            return linear_warmup(epoch, 1e-5, 34.0, start)
+        return PolynomialDecay()(epoch, 34.0, start, end)
 
 
 @dataclasses.dataclass(frozen=True)
-class SonyB(Decay):
-    """Configuration B of Mikami et al., as printed; it jumps at epochs 5 and 30. `peak` and `start`
-    play no part.
+class SonyBDecay(Decay):
+    """Configuration B of Mikami et al., as printed; `peak` and `start` have no effect.
+
+    It jumps at epochs 5 and 30.
     """
 
     fixed: ClassVar[bool] = True
 
     def __call__(self, epoch: float, peak: float, start: float, end: float) -> float:
         if epoch < 5:
-            return linear(epoch, 0.2, 29.0, 5.0)
-        return Poly()(epoch, 29.0 if epoch < 30 else 50.0, 0.0, end)
+            return linear_warmup(epoch, 0.2, 29.0, 5.0)
+        return PolynomialDecay()(epoch, 29.0 if epoch < 30 else 50.0, 0.0, end)
 
 
 @dataclasses.dataclass(frozen=True)
-class MLPerf(Decay):
-    """Polynomial of power 2 to 0; peak, warmup and end are in `schedules.mlperf`."""
+class MLPerfDecay(Decay):
+    """Polynomial of power 2 to 0; peak, warmup and end come from `schedules.mlperf`."""
 
     def __call__(self, epoch: float, peak: float, start: float, end: float) -> float:
-        return Poly()(epoch, peak, start, end)
+        return PolynomialDecay()(epoch, peak, start, end)
 
 
 SCHEDULES: dict[str, type[Decay]] = {
-    "exponential": Exponential,
-    "step": Step,
-    "poly": Poly,
-    "cosine": Cosine,
-    "constant": Constant,
-    "sony_a": SonyA,
-    "sony_b": SonyB,
-    "mlperf": MLPerf,
+    "exponential": ExponentialDecay,
+    "step": StepDecay,
+    "poly": PolynomialDecay,
+    "cosine": CosineDecay,
+    "constant": ConstantDecay,
+    "sony_a": SonyADecay,
+    "sony_b": SonyBDecay,
+    "mlperf": MLPerfDecay,
 }
-FIXED = tuple(name for name, decay in SCHEDULES.items() if decay.fixed)
-PUBLISHED = (
-    "lr",
-    "lr_scaling",
-    "warmup_start_lr",
-)  # flags of which the schedules in `FIXED` make no use
+FIXED_SCHEDULES = tuple(name for name, decay in SCHEDULES.items() if decay.fixed)
+FLAGS_IGNORED_BY_FIXED = ("lr", "lr_scaling", "warmup_start_lr")
+"""Flags that have no effect on the schedules in `FIXED_SCHEDULES`."""
 
 
-def linear(epoch: float, start: float, peak: float, epochs: float) -> float:
-    """From `start` at epoch 0 to `peak` at `epochs`."""
-    return start + (peak - start) * epoch / epochs
+def linear_warmup(epoch: float, start: float, peak: float, warmup_epochs: float) -> float:
+    """Returns the learning rate on the line from `start` at epoch 0 to `peak` at the end."""
+    return start + (peak - start) * epoch / warmup_epochs
 
 
-def momentum_at(batch: int, momentum: float, momentum_rule: str) -> float:
-    """The momentum of SGD for a batch, in images per update; `momentum` where the rule
-    (`MomentumRule`) is constant.
+def momentum_for_batch(batch: int, momentum: float, momentum_rule: str) -> float:
+    """Returns the momentum of SGD for a batch, at least 0.
 
     `noise_scale` keeps the noise scale of batch 32768 at momentum 0.9 (Mikami et al.; Smith, Le,
-    ICLR 2018). With noise lr N / (B (1 - m)): m = 1 - 0.1 * 32768 / B. `noise_scale_inverse` is the
-    other reading of the formula of Mikami et al., whose operators are lost: 1 - 0.1 B / 32768, with
-    32768 and B both beside the learning rate above the line, as printed. MLPerf's tuned momentum
-    rises with the batch as the first does. The result is held within [0, 1).
+    ICLR 2018). With noise lr N / (B (1 - m)) this gives m = 1 - 0.1 * 32768 / B. In the formula
+    that Mikami et al. print, the operators are lost. `noise_scale_inverse` is the other reading, in
+    which both 32768 and B are in the numerator with the learning rate, as printed: m = 1 - 0.1 B /
+    32768. MLPerf's tuned momentum rises with the batch, as under `noise_scale`.
+
+    Args:
+      batch: images per update.
+      momentum: returned if the rule is `constant`.
+      momentum_rule: one of `MOMENTUM_RULES`.
     """
     if momentum_rule == "constant":
         return momentum
-    ratio = (
-        batch / NOISE_SCALE_BATCH
-        if momentum_rule == "noise_scale_inverse"
-        else NOISE_SCALE_BATCH / batch
-    )
+    if momentum_rule == "noise_scale_inverse":
+        ratio = batch / NOISE_SCALE_BATCH
+    else:
+        ratio = NOISE_SCALE_BATCH / batch
     return max(0.0, 1.0 - 0.1 * ratio)
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """The scalars of each step.
+    """Computes the scalars of each step.
 
     Attributes:
       rate: learning rate of SGD at a fractional epoch, for the batch `base_batch`.
-      base_batch: images per update for which `rate` holds; the learning rate grows in proportion to
-      the batch.
+      base_batch: images per update for which `rate` holds. The learning rate grows in proportion to
+        the batch.
       momentum: momentum of SGD for a batch.
       peak: lr * N, at which the bounds of the warmup close.
-      bounded_epochs: T of a bounded AdaBound warmup, 0 without one.
+      bounded_epochs: T of a bounded AdaBound warmup; 0 without one.
       bound_time: see `BoundedWarmup.adabound_bound_time`.
       beta2: decay of the second moment, in the bounds.
-      ramp_epochs: epochs after the bounded warmup in which LARS comes in
-        (`BoundedWarmup.hybrid_ramp_epochs`): the share s, with which its ratio acts (a layer's rate
-        is a ratio^s), grows from 0. At T every layer has the rate of the last step of AdaBound, so
-        that no layer's update jumps.
+      ramp_epochs: epochs after the bounded warmup in which LARS is blended in
+        (`BoundedWarmup.hybrid_ramp_epochs`). The exponent s of its trust ratio grows from 0 to 1,
+        so a layer's learning rate is learning_rate * ratio^s. At T every layer has the learning
+        rate of AdaBound's last step, so that no layer's update jumps.
       scales_with_batch: whether rate and peak follow the batch.
-      arguments: of `create`, where that has made it: a saved optimizer is given the same schedule
-        again.
+      arguments: arguments of `create`, if it made the schedule. A saved optimizer stores them to
+        create the same schedule again.
     """
 
     rate: Rate
@@ -312,40 +330,59 @@ class Schedule:
     arguments: Mapping[str, Any] | None = None
 
     def __call__(self, start: float, end: float, global_batch: int) -> dict[str, float]:
-        """The values for the step from fractional epoch `start` to `end` with `global_batch`
-        images.
+        """Returns the scalars of a step.
+
+        Args:
+          start: fractional epoch at the start of the step.
+          end: fractional epoch at its end.
+          global_batch: images of all ranks.
 
         Returns:
           learning_rate, momentum, phase (0: bounded warmup, 1: SGD), lower_bound and upper_bound,
-          and lars_share where LARS comes in over some epochs. In phase 0 the learning rate is the
-          one that SGD would have, lr * N.
+          and lars_share, the exponent s, if LARS is blended in. In phase 0 the learning rate is
+          the one that SGD would have, lr * N.
         """
         scale = global_batch / self.base_batch if self.scales_with_batch else 1.0
         peak = self.peak * scale
-        bounded = start < self.bounded_epochs
-        time = math.floor(start) + 1.0 if self.bound_time == "epoch" else end
-        lower, upper = (
-            hybrid_bounds(time, self.bounded_epochs, peak, self.beta2) if bounded else (peak, peak)
-        )
+        is_bounded = start < self.bounded_epochs
+        if is_bounded:
+            phase = 0.0
+            learning_rate = peak
+            time = math.floor(start) + 1.0 if self.bound_time == "epoch" else end
+            lower_bound, upper_bound = hybrid_bounds(time, self.bounded_epochs, peak, self.beta2)
+        else:
+            phase = 1.0
+            learning_rate = self.rate(start) * scale
+            lower_bound = peak
+            upper_bound = peak
         values = {
-            "learning_rate": peak if bounded else self.rate(start) * scale,
+            "learning_rate": learning_rate,
             "momentum": self.momentum(global_batch),
-            "phase": 0.0 if bounded else 1.0,
-            "lower_bound": lower,
-            "upper_bound": upper,
+            "phase": phase,
+            "lower_bound": lower_bound,
+            "upper_bound": upper_bound,
         }
         if self.ramp_epochs:
-            values["lars_share"] = min(
-                max((start - self.bounded_epochs) / self.ramp_epochs, 0.0), 1.0
-            )
+            progress = (start - self.bounded_epochs) / self.ramp_epochs
+            values["lars_share"] = min(max(progress, 0.0), 1.0)
         return values
 
 
-def peak_rate(lr: float, lr_scaling: str, workers: int, batch: int) -> float:
-    """The learning rate after linear scaling: lr * N (Lu et al.), lr * B / 256 (Goyal et al.), or
-    lr itself.
+def scale_learning_rate(lr: float, lr_scaling: str, workers: int, batch: int) -> float:
+    """Returns the learning rate after linear scaling.
+
+    Args:
+      lr: learning rate before scaling.
+      lr_scaling: `workers` for lr * N (Lu et al.), `batch` for lr * B / 256 (Goyal et al.), or
+        `none`.
+      workers: N.
+      batch: B, images per update of all workers.
     """
-    return lr * {"workers": workers, "batch": batch / REFERENCE_BATCH, "none": 1.0}[lr_scaling]
+    if lr_scaling == "workers":
+        return lr * workers
+    if lr_scaling == "batch":
+        return lr * (batch / REFERENCE_BATCH)
+    return float(lr)
 
 
 def create(
@@ -366,46 +403,69 @@ def create(
     hybrid_ramp_epochs: float = 0.0,
     **options: Any,
 ) -> Schedule:
-    """Builds a schedule. Arguments that are flags too have the flags' names.
+    """Builds a schedule. Arguments that are also flags have the names of the flags.
 
     Args:
       lr_schedule: a name in `SCHEDULES`.
-      lr: learning rate before scaling; of no effect on the schedules in `FIXED`.
-      epochs: length of the run, where schedules end that have an end.
+      lr: learning rate before scaling; has no effect on `FIXED_SCHEDULES`.
+      epochs: length of the run, at which schedules end.
       workers: N.
       base_batch: images per update of all workers at the start of the run.
-      lr_scaling: one of `SCALINGS`, see `peak_rate`.
-      warmup_epochs: T; of a bounded warmup if `bounded_warmup`, else of a linear one.
+      lr_scaling: one of `SCALINGS`, see `scale_learning_rate`.
+      warmup_epochs: T, the length of the warmup, which is bounded if `bounded_warmup`, else linear.
       bounded_warmup: whether AdaBound with closing bounds does the warmup (Lu et al.).
-      warmup_start_lr: where a linear warmup starts; not above its end (Goyal et al. §2.2).
-      momentum, momentum_rule: of SGD, see `MomentumRule`.
-      adabound_bound_time, hybrid_ramp_epochs: of a bounded warmup, see `BoundedWarmup`.
-      adabound_beta2: decay of the second moment, in its bounds.
-      options: the fields of the schedule.
+      warmup_start_lr: learning rate at which a linear warmup starts; not above its end (Goyal et
+        al. §2.2).
+      momentum: momentum of SGD.
+      momentum_rule: see `MomentumRule`.
+      adabound_bound_time: see `BoundedWarmup`.
+      adabound_beta2: decay of the second moment, in the bounds of a bounded warmup.
+      hybrid_ramp_epochs: see `BoundedWarmup`.
+      options: the fields of the schedule's class.
 
     Raises:
-      ValueError: for a name that does not exist.
+      ValueError: for a name that does not exist, or a negative learning rate.
     """
-    arguments = {name: value for name, value in locals().items() if name != "options"} | options
+    arguments: dict[str, Any] = {
+        "lr_schedule": lr_schedule,
+        "lr": lr,
+        "epochs": epochs,
+        "workers": workers,
+        "base_batch": base_batch,
+        "lr_scaling": lr_scaling,
+        "warmup_epochs": warmup_epochs,
+        "bounded_warmup": bounded_warmup,
+        "warmup_start_lr": warmup_start_lr,
+        "momentum": momentum,
+        "momentum_rule": momentum_rule,
+        "adabound_bound_time": adabound_bound_time,
+        "adabound_beta2": adabound_beta2,
+        "hybrid_ramp_epochs": hybrid_ramp_epochs,
+        **options,
+    }
     require(lr_schedule, SCHEDULES)
     require(lr_scaling, SCALINGS)
     require(momentum_rule, MOMENTUM_RULES)
     require(adabound_bound_time, BOUND_TIMES)
     if lr < 0:
         raise ValueError(f"learning rate {lr:g}: must not be negative")
-    peak = peak_rate(lr, lr_scaling, workers, base_batch)
-    start, end = warmup_epochs, max(epochs, warmup_epochs + 1e-9)
+    peak = scale_learning_rate(lr, lr_scaling, workers, base_batch)
+    # The decay divides by its length, which is 0 if the warmup lasts for the whole run.
+    end = max(epochs, warmup_epochs + 1e-9)
     decay = SCHEDULES[lr_schedule](**options)
 
     def rate(epoch: float) -> float:
         if epoch < warmup_epochs and not bounded_warmup and not decay.fixed:
-            return linear(epoch, min(warmup_start_lr, peak), peak, warmup_epochs)
-        return decay(epoch, peak, start, end)
+            return linear_warmup(epoch, min(warmup_start_lr, peak), peak, warmup_epochs)
+        return decay(epoch, peak, warmup_epochs, end)
+
+    def momentum_of(batch: int) -> float:
+        return momentum_for_batch(batch, momentum, momentum_rule)
 
     return Schedule(
         rate=rate,
         base_batch=base_batch,
-        momentum=lambda batch: momentum_at(batch, momentum, momentum_rule),
+        momentum=momentum_of,
         peak=peak,
         bounded_epochs=warmup_epochs if bounded_warmup else 0.0,
         bound_time=adabound_bound_time,

@@ -15,7 +15,7 @@ from hybrid_imagenet.config import stored
 from hybrid_imagenet.data import datasets
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.options import Origin, normalize_flag
-from hybrid_imagenet.schedules.training_schedule import FIXED, PUBLISHED
+from hybrid_imagenet.schedules.training_schedule import FIXED_SCHEDULES, FLAGS_IGNORED_BY_FIXED
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.run import format_slots
 
@@ -179,9 +179,9 @@ def _kept_flags(config: Mapping[str, Any], replaced_names: set[str]) -> list[str
     flags = config["flags"]
     origins = config.get("origins", {})
     ignored_names = {*_FLAGS_OF_ONE_START, *replaced_names}
-    if flags.get("lr_schedule") in FIXED:
+    if flags.get("lr_schedule") in FIXED_SCHEDULES:
         # A flag file for several recipes may set values that a published schedule does not use.
-        ignored_names.update(PUBLISHED)
+        ignored_names.update(FLAGS_IGNORED_BY_FIXED)
     kept_flags = []
     for name, value in flags.items():
         is_set_by_user = origins.get(name) in _USER_ORIGINS

@@ -12,7 +12,7 @@ import numpy as np
 
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
-from hybrid_imagenet.schedules.run_length import passed
+from hybrid_imagenet.schedules.run_length import is_due
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -63,7 +63,7 @@ class CheckpointSaver:
 
     def _passes(self, position: float) -> bool:
         """Returns whether a checkpoint is due at fractional epochs where none was due before."""
-        if not passed(self.every_epochs, 0.0, self._position, position):
+        if not is_due(self.every_epochs, 0.0, self._position, position):
             return False
         self._position = position
         return True

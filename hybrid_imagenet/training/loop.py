@@ -112,7 +112,7 @@ class Loop:
             self._close(epoch, global_batch)
 
     def _reached(self) -> bool:
-        return self._data.length.reached(self.state.cursor, self.state.step)
+        return self._data.length.is_over(self.state.cursor, self.state.step)
 
     def _closed(self) -> bool:
         """Returns whether the epoch record at the end is made; a checkpoint may lie between a step

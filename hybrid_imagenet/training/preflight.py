@@ -96,7 +96,7 @@ def _flat_warmup(config: RunConfig) -> list[str]:
         config.chosen.get("warmup_start_lr", 0.0),
     )
     asked = config.warmup_epochs and config.origins["warmup_epochs"] is Origin.COMMAND_LINE
-    if not asked or first < peak or config.lr_schedule in training_schedule.FIXED:
+    if not asked or first < peak or config.lr_schedule in training_schedule.FIXED_SCHEDULES:
         return []
     return [
         f"--warmup_epochs={config.warmup_epochs:g}: the learning rate is {peak:g} from the start,"

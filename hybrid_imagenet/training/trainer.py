@@ -67,7 +67,7 @@ class Trainer:
                     or checkpoint.meta.get("precision") != parts.facts["precision"]
                 ):
                     scale.scale.assign(scale.initial)
-            over = parts.data.length.reached(parts.state.cursor, parts.state.step)
+            over = parts.data.length.is_over(parts.state.cursor, parts.state.step)
             parts.recording.start(parts.facts, self._info(), parts.state, over=over)
         # before the ranks meet: once one says that it compiles, a signal saves on all of them
         REQUESTS.begin()
@@ -142,9 +142,9 @@ class Trainer:
     def validates(self, position: float) -> bool:
         """Whether to validate where this many fractional epochs are done."""
         config, state = self.parts.config, self.parts.state
-        if self.parts.data.length.reached(state.cursor, state.step):
+        if self.parts.data.length.is_over(state.cursor, state.step):
             return True
-        return run_length.passed(
+        return run_length.is_due(
             config.eval_every_epochs, config.eval_offset_epochs, state.recorded_at, position
         )
 
@@ -248,7 +248,7 @@ class Trainer:
             state=parts.state,
             variables=parts.variables,
             describe=self._checkpoint_meta,
-            is_last=lambda done: parts.data.length.reached(parts.state.cursor, parts.state.step),
+            is_last=lambda done: parts.data.length.is_over(parts.state.cursor, parts.state.step),
             every_epochs=config.checkpoint_every_epochs,
             every_steps=config.checkpoint_every_steps,
             save_best=config.keep_best,
@@ -312,7 +312,7 @@ class Trainer:
                 f"data: {note}" for source in parts.sources.values() for note in source.notes
             )
         )
-        if parts.data.length.reached(parts.state.cursor, parts.state.step):
+        if parts.data.length.is_over(parts.state.cursor, parts.state.step):
             found.append(
                 f"the run was over at step {parts.state.step}: raise --epochs or --max_steps to"
                 " train further"
@@ -339,7 +339,7 @@ class Trainer:
             "step": parts.state.step,
             "finished_epochs": parts.state.finished_epochs,
             "epochs": parts.data.order.position(parts.state.cursor),
-            "ends_at": parts.data.length.ends_at(parts.data.global_batch),
+            "ends_at": parts.data.length.end_position(parts.data.global_batch),
             "target": config.target_top1[0] if config.target_top1 else None,
             "single_gpu_images_per_second": parts.config.single_gpu_throughput,
         }

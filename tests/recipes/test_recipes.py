@@ -165,7 +165,7 @@ def test_mlperf_lars_has_the_settings_of_mlperfs_table(row):
     every = resolved.eval_every_epochs
     offset = resolved.eval_offset_epochs
     assert every == 4 and offset in range(4)
-    seen = [e for e in range(1, resolved.epochs + 1) if run_length.passed(every, offset, e - 1, e)]
+    seen = [e for e in range(1, resolved.epochs + 1) if run_length.is_due(every, offset, e - 1, e)]
     assert math.ceil(target) in seen
     assert gpus % resolved.bn_group == 0
     assert 0.5 < 16 * resolved.bn_group / span < 2

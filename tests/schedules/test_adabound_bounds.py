@@ -12,12 +12,12 @@ CLUSTER_1 = [(1, 0.24, 902.4), (5, 1.2, 102.4), (9, 2.16, 13.511111), (10, 2.4, 
 
 
 @pytest.mark.parametrize(("t", "lower", "upper"), CLUSTER_1)
-def test_cluster_1_with_24_gpus(t, lower, upper):
+def test_hybrid_bounds_on_cluster_1_with_24_gpus(t, lower, upper):
     assert hybrid_bounds(t, 10, 2.4) == pytest.approx((lower, upper), rel=1e-6)
 
 
 @given(st.floats(1e-3, 1), st.floats(0.5, 40), st.floats(0.01, 60))
-def test_they_equal_the_papers_formula_and_never_cross(part, warmup, peak):
+def test_hybrid_bounds_equal_the_papers_formula_and_never_cross(part, warmup, peak):
     lower, upper = hybrid_bounds(part * warmup, warmup, peak)
     assert lower <= upper
     expected = lu_bounds(part * warmup, warmup, peak)
@@ -26,13 +26,13 @@ def test_they_equal_the_papers_formula_and_never_cross(part, warmup, peak):
 
 
 @given(st.integers(1, 2000), st.integers(1, 30), st.floats(0.01, 60))
-def test_in_float32_too_the_upper_bound_stays_above(steps, warmup, peak):
+def test_hybrid_bounds_in_float32_never_cross(steps, warmup, peak):
     for step in (steps * warmup - 1, steps * warmup):
         lower, upper = hybrid_bounds(step / steps, warmup, peak)
         assert np.float32(lower) <= np.float32(upper)
 
 
-def test_both_ends():
+def test_hybrid_bounds_at_both_ends():
     assert hybrid_bounds(0.0, 10, 2.4) == (0.0, math.inf)
     assert hybrid_bounds(-1.0, 10, 2.4) == (0.0, math.inf)
     assert hybrid_bounds(10.0, 10, 2.4) == (2.4, 2.4)

@@ -23,13 +23,13 @@ TABLE_3 = [
 
 @pytest.mark.parametrize("growth", ["per_gpu", "accumulation"])
 @pytest.mark.parametrize(("name", "workers", "images", "expected"), TABLE_3)
-def test_the_four_experiments(name, workers, images, expected, growth):
+def test_presets_give_the_batches_of_the_four_experiments(name, workers, images, expected, growth):
     assert batches(name, workers, images, growth=growth) == expected
 
 
 def test_accumulation_keeps_micro_batches_at_or_under_the_first_size():
-    found = parse(("30:*2", "45:*2.5", "75:*3.5"), 16, growth="accumulation").stages
-    assert [(s.per_gpu_batch, s.accumulation) for s in found] == [
+    stages = parse(("30:*2", "45:*2.5", "75:*3.5"), 16, growth="accumulation").stages
+    assert [(s.per_gpu_batch, s.accumulation) for s in stages] == [
         (16, 1),
         (16, 2),
         (10, 4),
@@ -38,8 +38,8 @@ def test_accumulation_keeps_micro_batches_at_or_under_the_first_size():
 
 
 def test_no_worker_of_experiment_4_has_more_than_32_images_at_a_time():
-    found = parse(("flash_exp4",), 16, growth="accumulation").stages
-    assert [(s.per_gpu_batch, s.accumulation) for s in found] == [
+    stages = parse(("flash_exp4",), 16, growth="accumulation").stages
+    assert [(s.per_gpu_batch, s.accumulation) for s in stages] == [
         (16, 1),
         (16, 2),
         (20, 2),
@@ -78,15 +78,15 @@ def test_factors_refer_to_the_first_batch_where_the_schedule_gives_that():
 
 def test_the_stage_of_each_epoch_around_its_borders():
     schedule = parse(("flash_exp4",), 16)
-    found = [schedule.at(epoch).images for epoch in (0, 29, 30, 44, 45, 74, 75, 89)]
-    assert found == [16, 16, 32, 32, 40, 40, 56, 56]
+    images = [schedule.at(epoch).images for epoch in (0, 29, 30, 44, 45, 74, 75, 89)]
+    assert images == [16, 16, 32, 32, 40, 40, 56, 56]
 
 
-def test_nothing_given_is_one_stage():
+def test_parse_without_entries_returns_one_stage():
     assert parse((), 32, 4) == BatchSchedule((BatchStage(0, 32, 4),))
 
 
-def test_stages_behind_the_end_are_left_out():
+def test_parse_ignores_stages_after_the_end_of_the_run():
     assert len(parse(("flash_exp4",), 16, epochs=45).stages) == 2
 
 

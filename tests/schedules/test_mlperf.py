@@ -9,8 +9,8 @@ from tests.references import mlperf_reference as reference
 )
 def test_each_row_is_that_of_the_reference(point, row):
     batch, epochs, lr, warmup, momentum, decay, end, step, span = row
-    found = mlperf.at(int(batch))
-    assert found == point
+    computed = mlperf.point_at(int(batch))
+    assert computed == point
     assert (point.batch, point.epochs, point.lr, point.warmup_epochs) == (batch, epochs, lr, warmup)
     assert (point.momentum, point.weight_decay) == (momentum, decay)
     assert point.schedule_epochs == pytest.approx(end, abs=0.05)
@@ -20,13 +20,13 @@ def test_each_row_is_that_of_the_reference(point, row):
 
 
 def test_between_two_rows_the_relative_step_is_linear_in_the_logarithm_of_the_batch():
-    middle = mlperf.at(round((4096 * 8192) ** 0.5))
+    middle = mlperf.point_at(round((4096 * 8192) ** 0.5))
     assert middle.relative_step == pytest.approx((0.100 + 0.170) / 2, rel=1e-4)
     assert middle.lr == pytest.approx(13.5, rel=1e-4)
     assert middle.schedule_epochs == pytest.approx((42.0 + 43.97) / 2, abs=0.01)
     # Where the momentum changes, it is the relative step that is interpolated and not the learning
     # rate.
-    middle = mlperf.at(round((13056 * 32768) ** 0.5))
+    middle = mlperf.point_at(round((13056 * 32768) ** 0.5))
     assert middle.momentum == pytest.approx(0.92, rel=1e-4)
     step = (12.8 * 1e-3 / 0.1 + 21.2 * 1e-3 / 0.06) / 2
     assert middle.lr == pytest.approx(step * 0.08 / 1e-3, rel=1e-3)
@@ -39,10 +39,10 @@ def test_a_group_comes_nearest_to_the_images_in_ratio(images, batch, group):
     assert mlperf.normalization_group(images, batch, [1, 2, 3, 4, 6, 12]) == group
 
 
-def test_outside_the_nearest_row_holds():
+def test_point_at_outside_of_the_rows_has_the_settings_of_the_nearest():
     for batch, row in ((1, 0), (1631, 0), (67841, -1), (10**6, -1)):
-        found = mlperf.at(batch)
-        assert (found.batch, found.lr, found.epochs) == (
+        outside = mlperf.point_at(batch)
+        assert (outside.batch, outside.lr, outside.epochs) == (
             batch,
             mlperf.POINTS[row].lr,
             mlperf.POINTS[row].epochs,
@@ -52,4 +52,4 @@ def test_outside_the_nearest_row_holds():
 
 def test_tuned_points_follow_the_square_root_law_within_a_factor_of_1_7():
     for point in mlperf.POINTS:
-        assert 1 / 1.7 < point.relative_step / relative_step.tuned(point.batch) < 1.7
+        assert 1 / 1.7 < point.relative_step / relative_step.tuned_step_law(point.batch) < 1.7

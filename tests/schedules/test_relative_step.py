@@ -1,17 +1,20 @@
 import numpy as np
 import pytest
 
-from hybrid_imagenet.schedules.relative_step import far_off, forecast_top1, relative_step, tuned
+from hybrid_imagenet.schedules.relative_step import (
+    forecast_top1,
+    is_far_from,
+    relative_step,
+    tuned_step_law,
+)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9, 0.951807])
 @pytest.mark.parametrize("averaged", [False, True])
-def test_it_is_the_part_of_its_norm_by_which_lars_moves_a_layer_when_gradients_agree(
+def test_relative_step_is_the_change_of_a_layer_over_its_norm_for_equal_gradients(
     momentum, averaged
 ):
-    """You et al., algorithm 1, until the velocity has settled; the weights are held so that their
-    norm is.
-    """
+    """You et al., algorithm 1, until the velocity is constant; the weights do not change."""
     random = np.random.default_rng(0)
     weights, gradient = random.normal(size=50), random.normal(size=50)
     lr, eta, factor = 17.0, 0.001, 1 - momentum if averaged else 1.0
@@ -31,13 +34,13 @@ def test_published_settings_have_the_relative_steps_of_the_record():
 
 
 def test_tuned_steps_grow_with_the_square_root_of_the_batch():
-    assert tuned(3264) == 0.105
-    assert tuned(6144) == pytest.approx(0.144, abs=5e-4)
-    assert tuned(4 * 3264) == pytest.approx(0.21)
+    assert tuned_step_law(3264) == 0.105
+    assert tuned_step_law(6144) == pytest.approx(0.144, abs=5e-4)
+    assert tuned_step_law(4 * 3264) == pytest.approx(0.21)
 
 
-def test_far_off_is_more_than_a_factor_of_4_either_way():
-    assert [far_off(0.105 * times, 0.105) for times in (0.249, 0.251, 1, 3.99, 4.01)] == [
+def test_is_far_from_beyond_a_factor_of_4():
+    assert [is_far_from(0.105 * times, 0.105) for times in (0.249, 0.251, 1, 3.99, 4.01)] == [
         True,
         False,
         False,
@@ -104,23 +107,25 @@ LOGS = {
         {58: 65.4, 66: 70.4, 74: 73.8, 78: 74.6, 86: 76.2},
     ),
 }
-"""MLPerf v2.0, result_0: batch, peak of the rate, epochs of the warmup and in all, momentum, top-1
-by epoch.
+"""Logs of MLPerf v2.0, result_0.
+
+Batch, peak learning rate, warmup epochs, all epochs, momentum, top-1 by epoch.
 """
 
 
 @pytest.mark.parametrize("log", LOGS)
-def test_the_forecast_holds_for_logs_that_it_was_not_made_from(log):
+def test_forecast_top1_holds_for_logs_of_other_batches(log):
     batch, peak, warmup, end, momentum, top1 = LOGS[log]
-    for epoch, seen in top1.items():
+    for epoch, measured in top1.items():
         rate = peak * (1 - (epoch - warmup) / (end - warmup)) ** 2  # decay by power 2
-        told = 100 * forecast_top1(relative_step(rate, 0.001, momentum), batch)
-        assert abs(told - seen) < (0.5 if told >= 74 else 1.6 if told >= 70 else 4.0), (
-            epoch,
-            told,
-            seen,
-        )
+        forecast = 100 * forecast_top1(relative_step(rate, 0.001, momentum), batch)
+        tolerance = 4.0
+        if forecast >= 74:
+            tolerance = 0.5
+        elif forecast >= 70:
+            tolerance = 1.6
+        assert abs(forecast - measured) < tolerance, (epoch, forecast, measured)
 
 
-def test_no_forecast_for_batches_that_no_log_has():
+def test_forecast_top1_outside_of_the_logs_is_none():
     assert forecast_top1(0.1, 300) is forecast_top1(0.1, 70_000) is None

@@ -1,3 +1,4 @@
+import inspect
 import math
 from fractions import Fraction
 
@@ -22,7 +23,7 @@ def create(name, **arguments):
 
 
 def boundaries(epochs=90):
-    """Every epoch boundary and one step on each side, as step numbers."""
+    """Yields the step at every epoch boundary and one step on each side."""
     for epoch in range(epochs + 1):
         yield from (
             s
@@ -164,7 +165,7 @@ def test_a_linear_warmup_never_starts_above_its_end():
 
 
 @pytest.mark.parametrize("peak", [0.001, 5.0])
-def test_that_of_a_model_of_ones_own_rises_to_any_peak(peak):
+def test_schedules_for_fit_rise_to_any_peak(peak):
     schedule = for_fit.cosine(peak, 8, warmup_epochs=2)
     assert [schedule(e, e, 1)["learning_rate"] for e in (0, 1, 2)] == pytest.approx(
         [0, peak / 2, peak]
@@ -181,8 +182,34 @@ def test_rates_stay_finite_to_the_last_step_and_beyond(name):
             assert values["learning_rate"] >= 0
 
 
-def test_unknown_names_are_refused():
+def test_create_with_unknown_names_raises():
     with pytest.raises(ValueError, match="linear"):
         create("linear")
     with pytest.raises(ValueError, match="T-2"):
         create("exponential", lr_decay_exponent="T-2")
+
+
+def test_create_records_all_its_arguments():
+    arguments = {
+        "lr_schedule": "poly",
+        "lr": 0.2,
+        "epochs": 8.0,
+        "workers": 3,
+        "base_batch": 96,
+        "lr_scaling": "batch",
+        "warmup_epochs": 2.0,
+        "bounded_warmup": True,
+        "warmup_start_lr": 0.01,
+        "momentum": 0.8,
+        "momentum_rule": "noise_scale",
+        "adabound_bound_time": "epoch",
+        "adabound_beta2": 0.99,
+        "hybrid_ramp_epochs": 1.5,
+        "lr_power": 3.0,
+    }
+    parameters = inspect.signature(training_schedule.create).parameters
+    assert set(arguments) - {"lr_power"} == set(parameters) - {"options"}
+    schedule = training_schedule.create(**arguments)
+    assert list(schedule.arguments.items()) == list(arguments.items())
+    again = training_schedule.create(**schedule.arguments)
+    assert again(3.0, 3.1, 96) == schedule(3.0, 3.1, 96)

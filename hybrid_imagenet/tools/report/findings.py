@@ -18,7 +18,7 @@ from hybrid_imagenet.runlog import state
 from hybrid_imagenet.runlog.summary import format_accuracy, format_duration, format_epochs
 from hybrid_imagenet.schedules import mlperf
 from hybrid_imagenet.schedules.relative_step import TOLERATED_FACTOR
-from hybrid_imagenet.schedules.training_schedule import FIXED
+from hybrid_imagenet.schedules.training_schedule import FIXED_SCHEDULES
 from hybrid_imagenet.tools.report.load import LoadedRun
 
 GOOD = "good"
@@ -303,13 +303,13 @@ def _compare_with_reference(run: LoadedRun) -> str:
     reference_epochs = published.reference_epochs(batch)
     if reference_epochs is None:
         return f"MLPerf's reference has no point near batch {batch:,}."
-    hit = criteria.first_reaching(run.epochs, "val_top1", mlperf.TARGET)
+    hit = criteria.first_reaching(run.epochs, "val_top1", mlperf.TARGET_TOP1)
     result = "has not reached it"
     if hit is not None:
         result = f"reached it in epoch {format_epochs(hit.epoch)}"
     return (
         f"MLPerf's reference needs {reference_epochs:.1f} epochs to"
-        f" {format_accuracy(mlperf.TARGET)} at batch {batch:,}; this run {result}."
+        f" {format_accuracy(mlperf.TARGET_TOP1)} at batch {batch:,}; this run {result}."
     )
 
 
@@ -511,7 +511,7 @@ def _suggest_smaller_steps(run: LoadedRun) -> Iterator[Suggestion]:
             f" {reason}"
         )
     # A published schedule fixes the learning rate, so there the coefficient of LARS has to change.
-    has_fixed_schedule = flags.get("lr_schedule") in FIXED
+    has_fixed_schedule = flags.get("lr_schedule") in FIXED_SCHEDULES
     flag = "lars_eta" if has_fixed_schedule else "lr"
     if flags.get("lr_schedule") != "mlperf" and flags.get(flag):
         # Two digits, because nobody would set more of them.
@@ -608,7 +608,7 @@ def _suggest_learning_rate(
       validation: its last validation accuracy, a fraction, if known.
     """
     learning_rate = run.flags.get("lr")
-    if not learning_rate or run.flags.get("lr_schedule") in FIXED:
+    if not learning_rate or run.flags.get("lr_schedule") in FIXED_SCHEDULES:
         return
     best = run.summary.get("best_val_top1")
     if validation is not None and best is not None and best - validation > _UNSTEADY_ACCURACY_DROP:
