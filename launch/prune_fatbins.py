@@ -1,11 +1,12 @@
-"""prune_fatbins.py CAPABILITY LIBRARY...: takes the code for other GPUs out of shared libraries, in
-place.
+"""Removes code for other GPUs from shared libraries, in place.
 
-A library holds containers of GPU code ("fatbins") in sections of their own, each with an entry for
-each kind of GPU. Here a container keeps the entries for one GPU, or where it has none, PTX that the
-driver can compile for it. What they leave are zeros behind the container's end, so that nothing
-else of the library moves; they compress to nothing. The form is that of nv_fatbin files of CUDA 11
-to 13, as cuobjdump lists them:
+Usage: python launch/prune_fatbins.py CAPABILITY LIBRARY...
+
+A library contains containers of GPU code ("fatbins") in separate sections. A container has an entry
+for each kind of GPU. This program keeps the entries for one GPU, or else PTX that the driver can
+compile for it. The rest of a container becomes zeros after its end, so that nothing else in the
+library moves; zeros take no space when the library is compressed. Containers have the format of
+nv_fatbin files of CUDA 11 to 13, as cuobjdump lists them:
 
     container: magic 0xBA55ED50 (uint32), version, header bytes (uint16 each), bytes that follow
     (uint64)
@@ -20,100 +21,120 @@ import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 _MAGIC = struct.pack("<I", 0xBA55ED50)
 _CONTAINER = struct.Struct("<IHHQ")
 _ENTRY = struct.Struct("<HHIQ")
-_SIZE_AT, _CAPABILITY_AT = 8, 28
-Entry = tuple[int, int, int, int]  # kind, capability, first byte and end
-_PTX, _MACHINE_CODE = 1, 2
+_CONTAINER_SIZE_OFFSET = 8
+_CAPABILITY_OFFSET = 28
+_PTX = 1
+_MACHINE_CODE = 2
 _SECTIONS = (b".nv_fatbin", b"__nv_relfatbin")
 
 
+class Entry(NamedTuple):
+    """Code for one kind of GPU: `data[start:end]` of a library."""
+
+    kind: int
+    capability: int
+    start: int
+    end: int
+
+
 def prune(library: Path, capability: int) -> int:
-    """Takes entries out of the containers of a library; returns their bytes, which become zeros.
+    """Removes entries from the containers of a library.
+
+    Args:
+      library: a shared library.
+      capability: compute capability of the GPU, such as 90 for 9.0.
+
+    Returns:
+      the number of bytes that have become zeros.
 
     Raises:
-      ValueError: if a container has another form.
+      ValueError: if a container has another format.
     """
     removed = 0
     with library.open("r+b") as file, mmap.mmap(file.fileno(), 0) as data:
-        for start, end in _sections(data):
-            place = data.find(_MAGIC, start, end)
-            while place >= 0:
-                _, _, header, size = _CONTAINER.unpack_from(data, place)
-                first, behind = place + header, place + header + size
-                kept = b"".join(
-                    data[a:b] for a, b in _kept(list(_entries(data, first, behind)), capability)
-                )
-                data[first:behind] = kept.ljust(size, b"\0")
-                struct.pack_into("<Q", data, place + _SIZE_AT, len(kept))
+        for section_start, section_end in _code_sections(data):
+            container = data.find(_MAGIC, section_start, section_end)
+            while container >= 0:
+                _, _, header_size, size = _CONTAINER.unpack_from(data, container)
+                start = container + header_size
+                end = start + size
+                entries = _entries_to_keep(list(_entries(data, start, end)), capability)
+                kept = b"".join(data[entry.start : entry.end] for entry in entries)
+                data[start:end] = kept.ljust(size, b"\0")
+                struct.pack_into("<Q", data, container + _CONTAINER_SIZE_OFFSET, len(kept))
                 removed += size - len(kept)
-                place = data.find(_MAGIC, behind, end)
+                container = data.find(_MAGIC, end, section_end)
     return removed
 
 
-def _kept(entries: list[Entry], capability: int) -> list[tuple[int, int]]:
-    """First byte and end of the entries for a GPU, else of those that it can compile, else of the
-    smallest one.
+def _entries_to_keep(entries: list[Entry], capability: int) -> list[Entry]:
+    """Returns the entries that a GPU runs, else those that the driver can compile for it.
+
+    If there are neither, returns the smallest entry, so that the container is not empty.
     """
-    ready = [(a, b) for kind, code, a, b in entries if _runs(kind, code, capability)]
-    compiled = [(a, b) for kind, code, a, b in entries if kind == _PTX and code <= capability]
-    return (
-        ready
-        or compiled
-        or sorted(((a, b) for _, _, a, b in entries), key=lambda span: span[1] - span[0])[:1]
-    )
+    runnable = [entry for entry in entries if _runs(entry, capability)]
+    if runnable:
+        return runnable
+    compilable = [e for e in entries if e.kind == _PTX and e.capability <= capability]
+    if compilable:
+        return compilable
+    return sorted(entries, key=lambda entry: entry.end - entry.start)[:1]
 
 
-def _runs(kind: int, code: int, capability: int) -> bool:
-    """Whether an entry is machine code that a GPU runs: of its generation, and not of a later
-    member.
-    """
-    return kind == _MACHINE_CODE and code // 10 == capability // 10 and code <= capability
+def _runs(entry: Entry, capability: int) -> bool:
+    """Returns whether a GPU runs an entry: machine code of its generation, not of a later model."""
+    is_same_generation = entry.capability // 10 == capability // 10
+    return entry.kind == _MACHINE_CODE and is_same_generation and entry.capability <= capability
 
 
-def _entries(data: mmap.mmap, place: int, end: int) -> Iterator[Entry]:
-    """The entries of a container."""
-    while place < end:
-        kind, _, header, length = _ENTRY.unpack_from(data, place)
-        if (
-            kind not in (_PTX, _MACHINE_CODE)
-            or header <= _CAPABILITY_AT
-            or place + header + length > end
-        ):
-            raise ValueError(f"byte {place}: not an entry of GPU code")
-        (code,) = struct.unpack_from("<I", data, place + _CAPABILITY_AT)
-        yield kind, code, place, place + header + length
-        place += header + length
+def _entries(data: mmap.mmap, start: int, end: int) -> Iterator[Entry]:
+    """Yields the entries of a container."""
+    while start < end:
+        kind, _, header_size, code_size = _ENTRY.unpack_from(data, start)
+        entry_end = start + header_size + code_size
+        is_known = kind in (_PTX, _MACHINE_CODE) and header_size > _CAPABILITY_OFFSET
+        if not is_known or entry_end > end:
+            raise ValueError(f"byte {start}: not an entry of GPU code")
+        (capability,) = struct.unpack_from("<I", data, start + _CAPABILITY_OFFSET)
+        yield Entry(kind, capability, start, entry_end)
+        start = entry_end
 
 
-def _sections(data: mmap.mmap) -> Iterator[tuple[int, int]]:
-    """First byte and end of the sections of GPU code in a 64-bit ELF file."""
+def _code_sections(data: mmap.mmap) -> Iterator[tuple[int, int]]:
+    """Yields start and end of the sections of GPU code in a 64-bit ELF file."""
     if data[:5] != b"\x7fELF\x02":
         return
     (table,) = struct.unpack_from("<Q", data, 40)
-    size, count, names = struct.unpack_from("<HHH", data, 58)
+    header_size, count, names_index = struct.unpack_from("<HHH", data, 58)
     headers = [
-        struct.unpack_from("<IIQQQQ", data, table + number * size) for number in range(count)
+        struct.unpack_from("<IIQQQQ", data, table + index * header_size) for index in range(count)
     ]
-    for name, kind, _, _, place, length in headers:
-        first = headers[names][4] + name
-        if data[first : data.find(b"\0", first)] in _SECTIONS and kind == 1:
-            yield place, place + length
+    names_start = headers[names_index][4]
+    for name_offset, kind, _, _, start, size in headers:
+        name_start = names_start + name_offset
+        name = data[name_start : data.find(b"\0", name_start)]
+        # Kind 1 is a section with contents (SHT_PROGBITS).
+        if name in _SECTIONS and kind == 1:
+            yield start, start + size
 
 
 def main() -> int:
-    """Prunes the libraries that the command line names."""
-    for word in sys.argv[2:]:
+    """Prunes the libraries in the command line; returns the exit code."""
+    capability = sys.argv[1]
+    for path in sys.argv[2:]:
         try:
-            removed = prune(Path(word), int(sys.argv[1]))
+            removed = prune(Path(path), int(capability))
         except ValueError as error:
-            print(f"error: {word}: {error}", file=sys.stderr)
+            print(f"error: {path}: {error}", file=sys.stderr)
             return 1
         if removed:
             print(
-                f"{Path(word).name}: {removed / 2**20:.0f} MiB of code for other GPUs",
+                f"{Path(path).name}: {removed / 2**20:.0f} MiB of code for other GPUs removed",
                 file=sys.stderr,
             )
     return 0
