@@ -1,7 +1,7 @@
-"""Adds one number per rank over all ranks; fails unless the sum is right. Run under a launcher by
-the set-up.
+"""Adds one number per rank over all ranks, and fails if the sum is wrong.
 
-Where GPUs are visible each rank takes one of its own, so that the sum is NCCL's.
+launch/setup.sh runs this program under a launcher. If GPUs are visible, each rank uses its own, so
+that NCCL computes the sum.
 """
 
 import contextlib
@@ -9,9 +9,9 @@ import contextlib
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-# TensorFlow 2.21 finds no GPU unless cuSOLVER is loaded first. While an image is built, the sources
-# of the package are not there yet, so that a change of the program does not build Horovod again;
-# there is no GPU there either.
+# TensorFlow 2.21 finds no GPU unless cuSOLVER is loaded first. While an image is built, the package
+# is missing: the sources are copied after Horovod is built, so that changing them does not build
+# Horovod again. That does no harm, because there is no GPU at that time either.
 with contextlib.suppress(ModuleNotFoundError):
     from hybrid_imagenet.comm.gpus import load_cusolver
 
@@ -25,4 +25,5 @@ with tf.device("/gpu:0" if gpus else "/cpu:0"):
 expected = hvd.size() * (hvd.size() + 1) / 2
 if hvd.size() < 2 or total != expected:
     raise SystemExit(f"error: {hvd.size()} ranks gave the sum {total}, not {expected}")
-print(f"rank {hvd.rank()} of {hvd.size()}: sum {total}{' on GPUs' if gpus else ''}")
+device = " on GPUs" if gpus else ""
+print(f"rank {hvd.rank()} of {hvd.size()}: sum {total}{device}")

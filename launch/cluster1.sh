@@ -8,37 +8,38 @@
 #   launch/cluster1.sh localhost:2 --flagfile=flags/digits.flags      (a trial on one machine without GPUs)
 #
 #   --dry-run         print the settings and the exact command, run nothing
-#   --slots=N         ranks on hosts without :SLOTS (8, one for each GPU)
+#   --slots=N         ranks on hosts without :SLOTS (default: 8, one for each GPU)
 #   --network-interfaces=NAME
-#                     network interface for start-up and TCP (default $INTERFACE); name it on hosts with several
+#                     network interface for startup and TCP (default: $INTERFACE); set it on hosts with several
 #   --ssh-port=N      port of sshd on the hosts
-#   --module=NAME     run this Python module instead, such as hybrid_imagenet.benchmarks; its words come after --
-#   --                everything after it goes to the program
+#   --module=NAME     run this Python module instead, such as hybrid_imagenet.benchmarks; put its arguments after --
+#   --                pass everything after it to the program
 #
-# Every other word with dashes is a flag of the program (python -m hybrid_imagenet.main --help), written --name=value.
-# The checkout and the environment must lie at the same path on all hosts (a shared file system, or launch/setup.sh
-# --gpu on each), and ssh to them must work without a password. Local rank r takes GPU r. Ctrl-C once saves and stops.
+# Every other argument with dashes is a flag of the program (python -m hybrid_imagenet.main --help). Write it as
+# --name=value. The checkout and the environment must be at the same path on all hosts: use a shared file system, or run
+# launch/setup.sh --gpu on each. ssh to the hosts must work without a password. Local rank r uses GPU r. Press Ctrl-C once
+# to save and stop.
 #
-# Settings below are defaults: a variable that you have set stays. With NCCL_NET=IB a missing RDMA adapter is an error;
-# without it NCCL then takes TCP, which it says at NCCL_DEBUG=INFO only.
+# The settings below are defaults; a variable that you have set is kept. If the RDMA adapter is missing, NCCL uses TCP and
+# reports it only with NCCL_DEBUG=INFO. Set NCCL_NET=IB to make it an error.
 set -euo pipefail
 launch_directory=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 default_slots=8 settings=() flagfile=$(dirname "$launch_directory")/flags/cluster1.flags
 # shellcheck source=launch/lib_cluster.sh
 . "$launch_directory/lib_cluster.sh"
 
-# RoCE is verbs over Ethernet: NCCL uses it by itself if an RDMA adapter is up. 0 says so explicitly; 1 would be TCP.
+# RoCE is RDMA over Ethernet. NCCL uses it by default if an RDMA adapter is up; 0 makes that explicit, 1 would select TCP.
 default_setting NCCL_IB_DISABLE 0
-# Which address of the adapter to use: NCCL finds that of RoCE v2 itself. One older than 2.21 needs NCCL_IB_GID_INDEX,
-# by the table of `show_gids`; the wrong one shows as a time-out at the first all-reduce.
-# Traffic class of RoCE packets. Lossless Ethernet sorts by it; 106 (DSCP 26) is what most switches are set up for.
+# NCCL_IB_GID_INDEX, the address of the adapter, is not set, because NCCL from 2.21 on finds that of RoCE v2 itself. For
+# an older one, take it from the table of `show_gids`. With a wrong index the first all-reduce times out.
+# The traffic class of RoCE packets, by which lossless Ethernet sorts them. Most switches are configured for 106 (DSCP 26).
 default_setting NCCL_IB_TC 106
-# GPUDirect RDMA: the adapter reads GPU memory itself when GPU and adapter are at most this far apart (PHB: the same CPU
-# socket). It needs the nvidia-peermem module on each host; without it NCCL goes through host memory.
+# GPUDirect RDMA: the adapter reads GPU memory directly if GPU and adapter are on the same CPU socket (PHB). Each host
+# needs the nvidia-peermem module; without it NCCL copies through host memory.
 default_setting NCCL_NET_GDR_LEVEL PHB
-# The adapter also reads GPU memory for sending. NCCL does this by itself on NVLink machines only.
+# The adapter reads GPU memory for sending too. By default NCCL does so on NVLink machines only.
 default_setting NCCL_NET_GDR_READ 1
-# A failing network shows as an error with its reason, not as a silent hang.
+# Print the reason if the network fails. Otherwise the job would hang without a message.
 default_setting NCCL_DEBUG WARN
 
 cluster_main "$@"

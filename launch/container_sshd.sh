@@ -1,16 +1,16 @@
 #!/bin/sh
 # launch/container_sshd.sh
 #
-# What a worker container runs: an sshd for ranks that another container starts here (launch/container_user.sh). The host
-# key is made at each start. When the container is told to end (TERM, as an eviction does), its ranks are asked to save
-# and leave first; they carry the request to all others.
+# The main process of a worker container: an sshd, through which another container starts ranks here
+# (launch/container_user.sh). The host key is created at each start. When the container gets TERM, for example because it
+# is evicted, the script first asks its ranks to save and end. They pass the request on to all other ranks.
 set -eu
 key=$HOME/.sshd_host_key
 [ -e "$key" ] || ssh-keygen -q -t ed25519 -N '' -f "$key"
 /usr/sbin/sshd -De -f "$HOME/.sshd_config" -h "$key" &
 server=$!
 
-# ranks: the processes of this container that train.
+# ranks: prints the processes of this container that train.
 ranks() {
   for directory in /proc/[0-9]*; do
     case $(tr '\0' ' ' <"$directory/cmdline" 2>/dev/null) in

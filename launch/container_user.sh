@@ -1,11 +1,11 @@
 #!/bin/sh
 # launch/container_user.sh [ROOT]
 #
-# Makes the user mpiuser of a container image, who can start ranks on other containers over ssh without root: an sshd on
-# port 2222 with files of his own. Keys are never part of an image; they are mounted at ~/.ssh (id_rsa, id_rsa.pub,
-# authorized_keys), as Kubeflow's MPI operator does. launch/container_sshd.sh starts the server, with a host key of its own.
+# Creates the user mpiuser in a container image. It can start ranks in other containers over ssh without root, because it
+# has its own sshd on port 2222. Keys are never part of an image. They are mounted at ~/.ssh (id_rsa, id_rsa.pub,
+# authorized_keys), as Kubeflow's MPI operator does. launch/container_sshd.sh creates a host key and starts the server.
 #
-# ROOT is a prefix for trying this out; without it, users are made in the running system.
+# ROOT is a prefix for tests. Without it the script changes the running system.
 set -eu
 root=${1:-}
 home=$root/home/mpiuser
@@ -19,11 +19,11 @@ AuthorizedKeysFile .ssh/authorized_keys
 PidFile none
 UsePAM no
 PasswordAuthentication no
-# The mounted keys belong to whom the mount says.
+# The mounted keys may belong to another user.
 StrictModes no
 SERVER
 cat >"$root/etc/ssh/ssh_config.d/mpiuser.conf" <<'CLIENT'
-# Containers get new host keys at each start, so none can be known: only a private network keeps strangers out.
+# Containers get new host keys at each start, so ssh cannot check them. Use a private network.
 Host *
   Port 2222
   StrictHostKeyChecking no

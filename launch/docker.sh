@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
 # launch/docker.sh [--gpu] [--build] [--data=DIR] [--runs=DIR] [--dry-run] [COMMAND [ARGUMENT ...]]
 #
-# Runs a command of this directory in a container; the image is built from the Dockerfile when it is missing.
+# Runs a command of this directory in a container. The image is built from the Dockerfile if it does not exist.
 #
 #   launch/docker.sh local.sh --epochs=3
 #   launch/docker.sh --gpu --data=/data/imagenet cluster1.sh localhost:8 --data_dir=/data
 #
 #   --gpu       the GPU image, with all GPUs and RDMA adapters of this host (needs the NVIDIA container toolkit)
 #   --build     build the image again
-#   --data=DIR  shown to the container at /data, read-only
-#   --runs=DIR  where results go, /workspace/runs in the container (runs in the current directory)
+#   --data=DIR  mount DIR at /data, read-only
+#   --runs=DIR  mount DIR at /workspace/runs, for results (default: runs in the current directory)
 #   --dry-run   print the commands, run nothing
-#   INFINIBAND  where the devices of RDMA adapters are (/dev/infiniband)
-#   DOCKER      the container engine (docker; podman takes the same arguments)
+#   INFINIBAND  directory with the devices of RDMA adapters (default: /dev/infiniband)
+#   DOCKER      the container engine (default: docker; podman takes the same arguments)
 #
-# The command (local.sh without one) and its exit code are as outside a container.
+# The command (default: local.sh) and its exit code are the same as outside a container.
 set -euo pipefail
 # shellcheck source=launch/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -30,33 +30,34 @@ while (($#)); do
     --data=*) data=${1#*=} ;;
     --runs=*) runs=${1#*=} ;;
     --) shift && break ;;
-    -*) usage_error "$1: unknown option; flags of the program come after the command (see launch/docker.sh --help)" ;;
+    -*) usage_error "Unknown option $1. Flags of the program come after the command (see launch/docker.sh --help)." ;;
     *) break ;;
   esac
   shift
 done
 (($#)) || set -- local.sh
 
-# --mount and -v split at commas and colons.
+# Docker splits the arguments of --mount and --volume at commas and colons.
 for directory in "$data" "$runs"; do
-  [[ $directory != *[,:]* ]] || usage_error "directory '$directory': holds ',' or ':', which $engine cannot mount"
+  [[ $directory != *[,:]* ]] ||
+    usage_error "$engine cannot mount '$directory', because it contains ',' or ':'. Use another directory."
 done
-[[ -z $data || -d $data ]] || usage_error "--data=$data: no such directory"
+[[ -z $data || -d $data ]] || usage_error "--data=$data was not found. Use an existing directory."
 
 image=hybrid-imagenet:$target
 build_command=("$engine" build --target "$target" -t "$image" "$root_dir")
-# Results belong to who started this. Open MPI and NCCL talk through shared memory, of which the default is 64 MB; RDMA
-# needs locked memory.
+# Results belong to the user who has started the script. Open MPI and NCCL communicate through shared memory, for which
+# the default of 64 MB is too small. RDMA needs locked memory.
 run_command=("$engine" run --rm --init --shm-size=2g --ulimit memlock=-1 --stop-timeout=60
   --user "$(id -u):$(id -g)" --env HOME=/tmp --volume "$(realpath -m "$runs"):/workspace/runs")
-# podman without root maps the user to another one unless told to keep it.
+# Without root, podman would map the user to another one.
 if [[ ${engine##*/} == podman && $(id -u) != 0 ]]; then run_command+=(--userns=keep-id); fi
 if [[ -t 0 && -t 1 ]]; then run_command+=(--interactive --tty); fi
 [[ -z $data ]] || run_command+=(--volume "$(realpath "$data"):/data:ro")
 if [[ $target == gpu ]]; then
-  # What CUDA compiles for a GPU at its first use is kept beside the results, not lost with the container.
+  # CUDA compiles code for a GPU at its first use. Keep it next to the results, because the container is removed.
   run_command+=(--gpus all --network host --env CUDA_CACHE_PATH=/workspace/runs/.cuda_cache)
-  # RDMA adapters, of which --gpus passes none.
+  # --gpus does not pass RDMA adapters.
   [[ ! -e $infiniband ]] || run_command+=(--device "$infiniband")
 fi
 run_command+=("$image" "$@")
@@ -66,9 +67,9 @@ if ((dry_run)); then
   print_command "${run_command[@]}"
   exit 0
 fi
-command -v "$engine" >/dev/null || die "$engine is missing: install Docker, or name another engine in DOCKER"
-mkdir -p "$runs" || die "cannot write to $runs: give another --runs"
+command -v "$engine" >/dev/null || die "$engine was not found. Install Docker, or set DOCKER to another engine."
+mkdir -p "$runs" || die "Cannot write to $runs. Set --runs to another directory."
 if ((build)) || ! "$engine" image inspect "$image" >/dev/null 2>&1; then
-  "${build_command[@]}" || die "the image could not be built (see above)"
+  "${build_command[@]}" || die "The image could not be built (see above)."
 fi
 exec "${run_command[@]}"

@@ -2,26 +2,26 @@
 # launch/image_test.sh [--dir=DIR] [--keep] [PART ...]
 #
 # Builds and runs both targets of the Dockerfile on a machine without a container engine, and builds Horovod with other
-# compilers: Debian's buildah on base images that debootstrap makes. Each PART (all without one) ends with a line of its
-# own; the exit code is 0 if all of them are good.
+# compilers. It uses Debian's buildah, and base images that debootstrap creates. Each PART (default: all) prints one line
+# with its result; the exit code is 0 if all of them pass.
 #
-#   cpu     the CPU image; trains two ranks as its user                        (Debian bookworm: GCC 12)
-#   gpu     the GPU image; the NCCL build of Horovod loads with the libraries of the wheels, and training is refused in
-#           one line, since no driver is there                                 (Debian trixie: GCC 13, CUDA 12.4)
-#   gcc-13  launch/setup.sh --cpu with this compiler, and two ranks            (Debian trixie)
+#   cpu     builds the CPU image, and trains with two ranks as its user            (Debian bookworm: GCC 12)
+#   gpu     builds the GPU image; Horovod with NCCL must load with the libraries of the wheels, and training must end
+#           with one line, because there is no driver                              (Debian trixie: GCC 13, CUDA 12.4)
+#   gcc-13  runs launch/setup.sh --cpu with this compiler, and trains with two ranks (Debian trixie)
 #   gcc-14  the same
 #
-#   --dir=DIR  where everything is made, with 30 GB free (/var/tmp/hybrid_imagenet_images)
-#   --keep     keep what was made there; the next start uses it again
+#   --dir=DIR  working directory; needs 30 GB (default: /var/tmp/hybrid_imagenet_images)
+#   --keep     keep the working directory; the next run uses it again
 #
-# The bases stand in for those that the Dockerfile names, which no package mirror has: the GPU image's has Ubuntu 24.04's
-# GCC 13, but Python 3.11 and an older CUDA 12. Needs root, buildah, debootstrap, Debian's mirrors and PyPI, and about an
-# hour on two cores. Repeat it after a change of the Dockerfile, launch/setup.sh, launch/horovod_wheel.sh,
+# The base images replace those of the Dockerfile, which no package mirror has. That of the GPU image has GCC 13, as Ubuntu
+# 24.04, but Python 3.11 and an older CUDA 12. The script needs root, buildah, debootstrap, Debian's mirrors and PyPI, and
+# takes about an hour on two cores. Run it after a change of the Dockerfile, launch/setup.sh, launch/horovod_wheel.sh,
 # launch/patch_horovod.py or launch/constraints.txt.
 #
-#   DEBIAN_MIRROR   http://deb.debian.org/debian
-#   PIP_CERT        a file of certificates under /etc/ssl/certs, as outside
-#   STORAGE_DRIVER  of buildah (overlay where the kernel has it, else vfs, which copies every image whole)
+#   DEBIAN_MIRROR   mirror of Debian (default: http://deb.debian.org/debian)
+#   PIP_CERT        file of certificates for pip, under /etc/ssl/certs
+#   STORAGE_DRIVER  driver of buildah (default: overlay if the kernel has it, else vfs, which copies complete images)
 # shellcheck disable=SC2329  # quiet and a trap call functions by name
 set -euo pipefail
 # shellcheck source=launch/lib.sh
@@ -30,7 +30,7 @@ set -euo pipefail
 ALL_PARTS=(cpu gpu gcc-13 gcc-14)
 FREE_GB=30
 USER_OF_IMAGE=1000
-# A network and a set of digits so small that two epochs take seconds.
+# A network and a dataset so small that two epochs take seconds.
 TINY=(--model=resnet8 --model_width=4 --image_size=8 --epochs=2 --warmup_epochs=1 --target_top1=0 --run_dir=runs/tiny)
 mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
 
@@ -43,21 +43,21 @@ main() {
       --dir=?*) dir=${argument#*=} ;;
       --keep) keep=1 ;;
       cpu | gpu | gcc-13 | gcc-14) parts+=("$argument") ;;
-      *) usage_error "$argument: unknown option or part (see launch/image_test.sh --help)" ;;
+      *) usage_error "Unknown option or part $argument. See launch/image_test.sh --help." ;;
     esac
     shift
   done
   ((${#parts[@]})) || parts=("${ALL_PARTS[@]}")
-  (($(id -u) == 0)) || die "only root can make base images: run it with sudo"
+  (($(id -u) == 0)) || die "Only root can create base images. Run the script with sudo."
   for argument in buildah debootstrap; do
-    command -v "$argument" >/dev/null || die "$argument is missing: install it (Debian: apt install $argument)"
+    command -v "$argument" >/dev/null || die "$argument was not found. Install it (Debian: apt install $argument)."
   done
-  mkdir -p "$dir" || die "cannot write to $dir: give another --dir"
+  mkdir -p "$dir" || die "Cannot write to $dir. Set --dir to another directory."
   work=$(cd "$dir" && pwd -P)
   check_path "$work" "the directory of --dir"
   local free
   free=$(df -Pk "$work" | awk 'NR == 2 { print int($4 / 1048576) }')
-  ((free >= FREE_GB)) || die "$work has $free GB free and the images need $FREE_GB GB: make room, or give another --dir"
+  ((free >= FREE_GB)) || die "$work has $free GB free, but the images need $FREE_GB GB. Free some space, or set --dir."
   storage_driver=${STORAGE_DRIVER:-$(grep -qw overlay /proc/filesystems && echo overlay || echo vfs)}
   export BUILDAH_ISOLATION=chroot TMPDIR=$work/tmp
   mkdir -p "$work/trees" "$work/logs" "$TMPDIR"
@@ -67,7 +67,7 @@ main() {
   for part in "${parts[@]}"; do
     log_file=$work/logs/$part.log
     : >"$log_file"
-    # In the background, since a condition around it would switch set -e off inside of it.
+    # Run it in the background, because set -e has no effect in a function that is part of a condition.
     case $part in
       cpu) test_cpu & ;;
       gpu) test_gpu & ;;
@@ -78,11 +78,11 @@ main() {
   ((${#failed[@]} == 0)) || die "failed: ${failed[*]}"
 }
 
-# keep_log PART: shows the end of its log, which is kept when everything else is removed.
+# keep_log PART: prints the end of the log, and keeps it when everything else is removed.
 keep_log() {
   cp "$log_file" "/var/tmp/hybrid_imagenet_image_test_$1.log"
   tail -n 5 "$log_file" >&2
-  say "$1: failed (all of it: /var/tmp/hybrid_imagenet_image_test_$1.log)"
+  say "$1: failed (complete log: /var/tmp/hybrid_imagenet_image_test_$1.log)"
 }
 
 build_tool() { command buildah --root "$work/storage" --runroot "$work/run" --storage-driver "$storage_driver" "$@"; }
@@ -94,7 +94,7 @@ remove_all() {
   rmdir "$work" 2>/dev/null || true
 }
 
-# certificates: fills mounts with what pip inside needs where the mirrors have a certificate of their own.
+# certificates: sets mounts to the files that pip needs in a container if the mirrors have their own certificates.
 certificates() {
   mounts=()
   [[ -n ${PIP_CERT:-} ]] || return 0
@@ -102,7 +102,7 @@ certificates() {
   mounts=(--volume "$work/pip.conf:/etc/pip.conf:ro" --volume /etc/ssl/certs:/etc/ssl/certs:ro)
 }
 
-# quiet TITLE COMMAND...: one line on the screen, the output in the log of the part.
+# quiet TITLE COMMAND...: runs a command, prints one line, and writes its output to the log of the part.
 quiet() {
   local title=$1 start=$SECONDS
   shift
@@ -113,7 +113,7 @@ quiet() {
   printf '%d s\n' $((SECONDS - start)) >&2
 }
 
-# tree SUITE PACKAGES: a minimal Debian at trees/SUITE.
+# tree SUITE PACKAGES: creates a minimal Debian in trees/SUITE.
 tree() {
   [[ ! -e $work/trees/$1.made ]] || return 0
   rm -rf "$work/trees/$1"
@@ -121,7 +121,8 @@ tree() {
   touch "$work/trees/$1.made"
 }
 
-# python_of_bookworm: the tree of trixie, whose Python is 3.13, takes Python from bookworm, now and in the Dockerfile.
+# python_of_bookworm: lets the tree of trixie, whose Python is 3.13, install Python from bookworm, here and in the
+# Dockerfile.
 python_of_bookworm() {
   local root=$work/trees/trixie
   [[ ! -e $root/usr/bin/python3.11 ]] || return 0
@@ -132,7 +133,7 @@ python_of_bookworm() {
   chroot "$root" apt-get install -y --no-install-recommends python3 python3-venv
 }
 
-# cuda_toolkit: as much of Debian's CUDA 12.4 as nvcc needs, at trees/cuda, which is what /usr/local/cuda looks like.
+# cuda_toolkit: copies the files of Debian's CUDA 12.4 that nvcc needs to trees/cuda, in the layout of /usr/local/cuda.
 cuda_toolkit() {
   local package root=$work/trees/trixie packages=$work/cuda_packages cuda=$work/trees/cuda lib=usr/lib/x86_64-linux-gnu
   [[ ! -e $cuda/bin/nvcc ]] || return 0
@@ -145,14 +146,15 @@ cuda_toolkit() {
   for package in "$packages"/*.deb; do
     dpkg-deb --fsys-tarfile "$package" | tar -x -C "$packages" --wildcards --exclude='*/compute-sanitizer*' \
       './usr/bin/*' ./usr/lib/nvidia-cuda-toolkit './usr/include/*' "./$lib/libcudart*" "./$lib/libcudadevrt*" \
-      "./$lib/libculibos*" "./$lib/stubs/*" 2>/dev/null || true # what a package lacks, another has
+      "./$lib/libculibos*" "./$lib/stubs/*" 2>/dev/null || true # no package has all of these files
   done
   cp -a "$packages"/usr/include "$cuda/"
-  # trixie's C library declares these functions too, and does so without exceptions.
+  # trixie's C library declares these functions too, with noexcept. The declarations must agree.
   sed -i -E 's/((sin|cos)pif?\((double|float) x\));/\1 noexcept(true);/' "$cuda/include/crt/math_functions.h"
   cp -aL "$packages/$lib"/libcudart{.so,_static.a} "$packages/$lib"/libcudadevrt.a "$packages/$lib"/libculibos.a \
     "$packages/$lib"/stubs "$cuda/lib64/"
-  rm "$packages"/usr/bin/nvcc # a script that runs the one below
+  # This is a script that runs the nvcc that is copied below.
+  rm "$packages"/usr/bin/nvcc
   cp -a "$packages"/usr/bin/* "$cuda/bin/"
   cp -a "$packages"/usr/lib/nvidia-cuda-toolkit/bin/{nvcc,cicc,crt} "$cuda/bin/"
   cp -a "$packages"/usr/lib/nvidia-cuda-toolkit/libdevice "$cuda/nvvm/"
@@ -167,7 +169,7 @@ PROFILE
   rm -rf "$packages"
 }
 
-# base NAME SOURCE[:PLACE]...: an image of these folders, unless it is there.
+# base NAME DIRECTORY:TARGET...: creates an image of these directories, unless it exists.
 base() {
   local name=$1 container pair
   shift
@@ -178,12 +180,12 @@ base() {
   build_tool commit --rm --quiet "$container" "$name"
 }
 
-# compiler N FROM NAME: an image with GCC N under all names of the compiler, also when another is installed later.
+# compiler N FROM NAME: creates an image with GCC N under all names of the compiler, even if another one is installed later.
 compiler() {
   local container
   ! build_tool inspect --type image "$3" >/dev/null 2>&1 || return 0
   container=$(build_tool from "$2")
-  # shellcheck disable=SC2016  # for the shell in there
+  # shellcheck disable=SC2016  # the shell in the container expands it
   build_tool run "$container" -- sh -ec 'apt-get update && apt-get install -y --no-install-recommends g++-$1
     for name in gcc g++; do ln -sf /usr/bin/$name-$1 /usr/local/bin/$name; done
     ln -sf gcc /usr/local/bin/cc && ln -sf g++ /usr/local/bin/c++' sh "$1"
@@ -197,14 +199,14 @@ image() {
   build_tool build --layers=false --format docker --target "$target" --tag "hybrid-imagenet:$target" "${mounts[@]}" "$@" "$root_dir"
 }
 
-# inside CONTAINER COMMAND...: as the image's user, in its working directory.
+# inside CONTAINER COMMAND...: runs a command as the user of the image, in its working directory.
 inside() {
   local container=$1
   shift
   build_tool run --user "$USER_OF_IMAGE" --env HOME=/home/mpiuser "$container" -- "$@"
 }
 
-# trains CONTAINER: two ranks train two epochs there. Prints how the image was built and what came out.
+# trains CONTAINER: trains two epochs on two ranks. Prints the compiler of the image and the result of the training.
 trains() {
   inside "$1" local.sh "${TINY[@]}"
   built_by "$1"
@@ -221,7 +223,7 @@ names = sorted(set(re.findall(rb"GCC: [ -~]+", library.read_bytes())))
 print("result: Horovod built by", *(name.decode() for name in names), "for Python", sys.version.split()[0])'
 }
 
-# results: the lines of the log that say what was seen.
+# results PART: prints the results in the log.
 results() { sed -n "s/^result: /$1: /p" "$log_file"; }
 
 test_cpu() {
@@ -234,7 +236,8 @@ test_cpu() {
   results cpu
 }
 
-# The image that stands for CUDA's has nvcc, a compiler that suits it and Python; the one for Ubuntu's the same Python.
+# The image that replaces CUDA's has nvcc, a compiler that nvcc supports, and Python. The one that replaces Ubuntu's has the
+# same Python.
 test_gpu() {
   local container
   quiet "gpu: Debian trixie" tree trixie ca-certificates
@@ -245,17 +248,18 @@ test_gpu() {
     --build-arg UBUNTU=localhost/debian:trixie
   container=$(build_tool from localhost/hybrid-imagenet:gpu)
   quiet "gpu: loading Horovod" loads_with_nccl "$container"
-  quiet "gpu: training without a driver" refuses "$container"
+  quiet "gpu: training without a driver" fails_without_driver "$container"
   results gpu
 }
 
 gpu_bases() {
   base localhost/debian:trixie trixie:/
   base localhost/debian:nvcc trixie:/ cuda:/usr/local/cuda
-  compiler 13 localhost/debian:nvcc localhost/debian:cuda # nvcc of CUDA 12.4 takes no newer one
+  # nvcc of CUDA 12.4 does not support a newer compiler.
+  compiler 13 localhost/debian:nvcc localhost/debian:cuda
 }
 
-# loads_with_nccl CONTAINER: Horovod's library loads, has NCCL and takes CUDA's libraries from the wheels.
+# loads_with_nccl CONTAINER: checks that Horovod's library loads, has NCCL and uses CUDA's libraries of the wheels.
 loads_with_nccl() {
   built_by "$1"
   inside "$1" bash -ec '. /opt/hybrid_imagenet/launch/env.sh; python -c "
@@ -267,8 +271,9 @@ assert loaded and all(\"/site-packages/nvidia/\" in path for path in loaded), lo
 print(\"result: NCCL\", hvd.nccl_built(), *loaded)"'
 }
 
-# refuses CONTAINER: without a driver training ends with one line and code 2; asked for the CPU, it trains.
-refuses() {
+# fails_without_driver CONTAINER: checks that training without a driver ends with one line and code 2, and that it runs on
+# the CPU if the user asks for it.
+fails_without_driver() {
   local code=0 lines
   lines=$(inside "$1" local.sh "${TINY[@]}" 2>&1) || code=$?
   printf '%s\nexit code %d\n' "$lines" "$code"
@@ -278,7 +283,7 @@ refuses() {
   inside "$1" env CUDA_VISIBLE_DEVICES= local.sh "${TINY[@]}"
 }
 
-# test_compiler N: an environment outside of an image, made with GCC N.
+# test_compiler N: creates an environment with GCC N, without the Dockerfile.
 test_compiler() {
   local container
   quiet "gcc-$1: Debian trixie" tree trixie ca-certificates
@@ -296,7 +301,7 @@ compiler_base() {
   compiler "$1" localhost/debian:trixie "localhost/debian:gcc-$1"
 }
 
-# sets_up CONTAINER: what the Dockerfile does, in the container.
+# sets_up CONTAINER: runs the steps of the Dockerfile in the container.
 sets_up() {
   local name
   for name in flags hybrid_imagenet launch pyproject.toml setup.py README.md LICENSE NOTICE; do
@@ -310,5 +315,5 @@ sets_up() {
   build_tool run "$1" -- /opt/hybrid_imagenet/launch/container_user.sh
 }
 
-# On one line: bash must not read on when this file has changed meanwhile.
+# Keep this on one line, because bash continues to read the file, which may have changed meanwhile.
 main "$@"; exit

@@ -1,8 +1,8 @@
 # shellcheck shell=bash
-# What launch/cluster1.sh and launch/cluster2.sh share: arguments, checks of the hosts, the horovodrun command. Sourced.
+# The common part of launch/cluster1.sh and launch/cluster2.sh: arguments, checks of the hosts, the horovodrun command.
 #
-# The sourcing script sets default_slots and flagfile, exports its network settings with default_setting, and calls
-# cluster_main "$@".
+# A script that sources this file sets default_slots and flagfile, exports its network settings with default_setting, and
+# calls cluster_main "$@".
 
 # shellcheck source=launch/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -10,8 +10,8 @@
 SSH_SECONDS=10
 : "${default_slots:?}" "${flagfile:?}"
 
-# default_setting NAME VALUE: exported to all ranks unless the user has set NAME; one that is set but empty is not set
-# at all. horovodrun carries it over.
+# default_setting NAME VALUE: exports a variable to all ranks, through horovodrun. It keeps the user's value if there is
+# one, and removes a variable that the user has set to an empty value.
 default_setting() {
   if [[ -z ${!1+x} ]]; then
     export "$1=$2"
@@ -22,17 +22,17 @@ default_setting() {
   settings+=("$1")
 }
 
-# ring_of_the_papers RANKS: the papers' all-reduce is a ring, where NCCL may take a tree for smaller messages. With many
-# ranks a ring of small messages is slow, and the choice is NCCL's. So it is with NCCL_ALGO= (empty): on hosts with
-# NVSwitch and SHARP (H100) its NVLS and CollNet are faster than any ring.
+# ring_of_the_papers RANKS: selects a ring all-reduce as in the papers, because NCCL may use a tree for small messages.
+# With more than 64 ranks NCCL chooses, because a ring is slow for small messages then. NCCL_ALGO= (empty) also lets NCCL
+# choose. Use it on hosts with NVSwitch and SHARP (H100), where NVLS and CollNet are faster than any ring.
 ring_of_the_papers() {
   if (($1 <= 64)); then default_setting NCCL_ALGO Ring; fi
 }
 
 cluster_main() {
-  local program argument dry_run=0 ssh_port='' interface=${INTERFACE:-} module='' specs=() flags=() own_flags=1
+  local program argument dry_run=0 ssh_port='' interface=${INTERFACE:-} module='' specs=() flags=() before_separator=1
   for argument in "$@"; do
-    if ((!own_flags)); then
+    if ((!before_separator)); then
       flags+=("$argument")
       continue
     fi
@@ -43,9 +43,9 @@ cluster_main() {
       --ssh[-_]port=*) ssh_port=${argument#*=} ;;
       --network[-_]interfaces=*) interface=${argument#*=} ;;
       --module=*) module=${argument#*=} ;;
-      --) own_flags=0 ;;
+      --) before_separator=0 ;;
       -*=* | --*) flags+=("$argument") ;;
-      -*) usage_error "$argument: unknown option (see $0 --help)" ;;
+      -*) usage_error "Unknown option $argument. See $0 --help." ;;
       *) specs+=("$argument") ;;
     esac
   done
@@ -53,12 +53,12 @@ cluster_main() {
   [[ -z $ssh_port ]] || check_number "$ssh_port" --ssh-port 65535
   [[ -z $interface ]] || check_name "$interface" --network-interfaces
   [[ -z $module || $module =~ ^[A-Za-z_][A-Za-z0-9_.]*$ ]] ||
-    usage_error "--module '$module': give the name of a Python module"
+    usage_error "--module '$module' is not valid. Use the name of a Python module."
   ((${#specs[@]})) || [[ -z ${HOSTS:-} ]] || specs=("$HOSTS")
-  ((${#specs[@]})) || usage_error "no hosts: name them as arguments or in HOSTS (see $0 --help)"
+  ((${#specs[@]})) || usage_error "There are no hosts. Name them as arguments or in HOSTS (see $0 --help)."
   parse_hosts "$default_slots" "${specs[@]}"
   ring_of_the_papers "$(total_slots)"
-  check_path "$venv_dir" "the environment's directory"
+  check_path "$venv_dir" "the directory of the environment"
   program=("$venv_dir/bin/python" -m "${module:-hybrid_imagenet.main}")
   [[ -n $module ]] || program+=("--flagfile=$flagfile")
   program+=("${flags[@]}")
@@ -72,10 +72,10 @@ cluster_main() {
   run_cluster
 }
 
-# build_command: the horovodrun command line in the array command. Everything in it that horovodrun hands to a shell
-# unquoted (hosts, interface, --mpi-args) has been checked to hold no special character.
+# build_command: sets the array command to the horovodrun command line. horovodrun passes hosts, interface and --mpi-args
+# to a shell without quotes, so they have been checked for special characters.
 build_command() {
-  # --prefix tells Open MPI where it lies on the other hosts.
+  # --prefix is the path of Open MPI on the other hosts.
   local mpi_args="--prefix $venv_dir"
   command=(horovodrun -np "$(total_slots)" -H "$(hosts_argument)" --mpi --disable-cache)
   [[ -z $ssh_port ]] || command+=(--ssh-port "$ssh_port")
@@ -96,14 +96,14 @@ show_settings() {
 run_cluster() {
   # shellcheck source=launch/env.sh
   . "$launch_dir/env.sh"
-  # This host may have neither the GPUs nor the images: what it lacks says nothing of the ranks' hosts.
+  # This host may have neither GPUs nor images. That does not matter, because the ranks run on other hosts.
   [[ -n $module ]] || HYBRID_IMAGENET_RANKS_ELSEWHERE=1 "${program[@]}" --check_only > /dev/null || exit $?
   check_hosts
   supervise "${command[@]}"
 }
 
-# check_hosts: each remote host answers over ssh without a password and has the environment, the checkout and the
-# interface. All are asked at once; every host with a problem gets its line.
+# check_hosts: checks that each remote host answers over ssh without a password and has the environment, the checkout and
+# the network interface. It checks all hosts at once and prints one line for each host with a problem.
 check_hosts() {
   local host children=() child bad=0
   for host in "${host_names[@]}"; do
@@ -114,28 +114,28 @@ check_hosts() {
   ((!bad)) || exit "$EXIT_USAGE"
 }
 
-# check_host HOST: one line and status 1 if ranks cannot be started there.
+# check_host HOST: prints one line and fails if ranks cannot be started on a host.
 check_host() {
   local script answer code=0 ask=(bash -s)
   script="
     fail() { echo \"\$*\"; exit 9; }
-    [ -x $venv_dir/bin/python ] || fail 'no environment at $venv_dir: run launch/setup.sh there'
-    [ -r $flagfile ] || fail 'no checkout at $root_dir: put it at the same place on all hosts'
+    [ -x $venv_dir/bin/python ] || fail 'There is no environment at $venv_dir. Run launch/setup.sh there.'
+    [ -r $flagfile ] || fail 'There is no checkout at $root_dir. It must be at the same path on all hosts.'
     [ -z '$interface' ] || [ -e '/sys/class/net/$interface' ] ||
-      fail no network interface '$interface': it has \$(ls /sys/class/net)"
+      fail There is no network interface '$interface'. Use one of: \$(ls /sys/class/net)"
   if ! is_local "$1"; then
     ask=(ssh -o BatchMode=yes -o "ConnectTimeout=$SSH_SECONDS")
     [[ -z $ssh_port ]] || ask+=(-p "$ssh_port")
     ask+=("$1" bash -s)
   fi
   answer=$(timeout $((SSH_SECONDS + 10)) "${ask[@]}" <<<"$script" 2>&1) || code=$?
-  # What a login script or ssh said before is not the reason.
+  # The reason is on the last line. Login scripts and ssh may have printed other lines before it.
   answer=$(tr -d '\r' <<<"$answer" | grep . | tail -n 1 || true)
   case $code in
     0) return 0 ;;
     9) say "error: host $1: $answer" ;;
-    124) say "error: host $1: no answer over ssh within $((SSH_SECONDS + 10)) s: check its name, network and sshd" ;;
-    *) say "error: host $1: ssh failed (${answer:-exit $code}): a login without a password must work" ;;
+    124) say "error: host $1: No answer over ssh within $((SSH_SECONDS + 10)) s. Check its name, network and sshd." ;;
+    *) say "error: host $1: ssh failed (${answer:-exit $code}). A login without a password must work." ;;
   esac
   return 1
 }

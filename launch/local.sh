@@ -2,16 +2,17 @@
 # launch/local.sh [--dry-run] [FLAG ...]
 #
 # Sets everything up (launch/setup.sh), then trains ResNet-50 on scikit-learn's handwritten digits with RANKS Horovod
-# ranks on this machine: the run that flags/digits.flags describes. Flags of the program can be appended and win:
+# ranks on this machine, as flags/digits.flags describes it. You can append flags of the program, which take precedence:
 #
 #   launch/local.sh --epochs=3 --optimizer=sgd
 #   RANKS=4 launch/local.sh --run_dir=runs/four
 #
 #   --dry-run   print the command, run nothing
-#   RANKS       number of ranks (2)
+#   RANKS       number of ranks (default: 2)
 #
-# All flags: python -m hybrid_imagenet.main --help. The exit code is the program's: 0 good, 2 a flag that cannot be
-# used, 75 stopped by a signal after saving (start again with --resume). Ctrl-C once saves and stops; the third stops now.
+# All flags: python -m hybrid_imagenet.main --help. The exit code is that of the program: 0 success, 2 invalid flag, 75
+# stopped by a signal after saving (start again with --resume). Press Ctrl-C once to save and stop, three times to stop
+# at once.
 set -euo pipefail
 # shellcheck source=launch/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"

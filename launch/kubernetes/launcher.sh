@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # launch/kubernetes/launcher.sh [--dry-run] FLAG ...
 #
-# What the launcher of mpijob.yaml runs: one rank for each slot of the hosts that the MPI operator lists. An eviction (TERM)
-# makes all ranks save and stop; a restarted launcher continues in its --run_dir.
+# The main process of the launcher in mpijob.yaml. It starts one rank for each slot of the hosts that the MPI operator
+# lists. After an eviction (TERM) all ranks save and stop; a restarted launcher continues in its --run_dir.
 #
-#   MPI_HOSTFILE   list of hosts (/etc/mpi/hostfile), one "NAME slots=N" per line
+#   MPI_HOSTFILE   file with one "NAME slots=N" per line (default: /etc/mpi/hostfile)
 set -euo pipefail
 # shellcheck source=launch/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
@@ -18,9 +18,9 @@ for argument in "$@"; do
   esac
   flags+=("$argument")
 done
-((has_run_dir)) || usage_error "no --run_dir: a restarted launcher could not find its results"
+((has_run_dir)) || usage_error "--run_dir is missing. Set it, because a restarted launcher must find its results."
 hostfile=${MPI_HOSTFILE:-/etc/mpi/hostfile}
-[[ -r $hostfile ]] || usage_error "$hostfile: no such file; this script runs in the launcher of an MPIJob"
+[[ -r $hostfile ]] || usage_error "$hostfile was not found. Run this script in the launcher of an MPIJob."
 mapfile -t lines < <(sed -e 's/#.*//' -e 's/[[:space:]]*slots=/:/' -e '/^[[:space:]]*$/d' "$hostfile")
 parse_hosts 1 "${lines[@]}"
 run_command "${flags[@]}" --resume

@@ -11,8 +11,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = ROOT / "launch"
 SCRIPTS = sorted([*LAUNCH.rglob("*.sh"), ROOT / ".ci" / "run"])
 
-# Variables that change what the scripts do and must not come from whoever runs the tests.
-_OURS = (
+# Variables that change the scripts, and must not be inherited from the user who runs the tests.
+_REMOVED_VARIABLES = (
     "HOSTS",
     "INTERFACE",
     "RANKS",
@@ -25,10 +25,8 @@ _OURS = (
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """The tests' own environment, with the scripts' directory for environments set to the one that
-    runs the tests.
-    """
-    env = {name: value for name, value in os.environ.items() if name not in _OURS}
+    """Returns the variables for scripts, which use the environment that runs the tests."""
+    env = {name: value for name, value in os.environ.items() if name not in _REMOVED_VARIABLES}
     env["HYBRID_IMAGENET_VENV"] = sys.prefix
     return env | variables
 
@@ -49,7 +47,7 @@ def run(
 
 
 def error_line(result: subprocess.CompletedProcess[str]) -> str:
-    """The one line that a script printed on standard error; fails if there are more or none."""
+    """Returns the only line that a script printed on standard error; fails if there is not one."""
     lines = result.stderr.strip().splitlines()
     assert len(lines) == 1, result.stderr
     assert lines[0].startswith("error: ")

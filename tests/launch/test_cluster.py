@@ -1,6 +1,4 @@
-"""launch/local.sh and the two cluster scripts: commands, host lists, hostile words, failing
-hosts.
-"""
+"""launch/local.sh and the cluster scripts: commands, host lists, hostile arguments, lost hosts."""
 
 import shlex
 import subprocess
@@ -16,7 +14,7 @@ CLUSTER2 = LAUNCH / "cluster2.sh"
 
 
 def _command(result: subprocess.CompletedProcess[str]) -> list[str]:
-    """The words of the command that a dry run printed last."""
+    """Returns the words of the command that a dry run printed last."""
     assert result.returncode == 0, result.stderr
     return shlex.split(result.stdout.splitlines()[-1])
 
@@ -95,16 +93,15 @@ def test_cluster_script_keeps_settings_of_the_user():
     lines = run(CLUSTER1, "--dry-run", "a", NCCL_IB_TC="5").stdout.splitlines()
     exported = next(line for line in lines if line.startswith("export "))
     assert "NCCL_IB_TC=5" in exported
-    assert (
-        "NCCL_IB_GID_INDEX" not in exported
-    )  # NCCL finds it; the user's own is left in the environment
+    # NCCL finds it; a value of the user stays in the environment.
+    assert "NCCL_IB_GID_INDEX" not in exported
     assert "NCCL_NET_GDR_LEVEL=PHB" in exported
     assert "NCCL_NET_GDR_LEVEL=LOC" in run(CLUSTER2, "--dry-run", "a").stdout
 
 
 @pytest.mark.parametrize("script", [CLUSTER1, CLUSTER2])
 def test_the_ring_of_the_papers_is_a_default_that_can_be_dropped(script):
-    """NCCL may take a tree otherwise; an empty setting leaves the choice to it."""
+    """Otherwise NCCL may use a tree; an empty value lets NCCL choose."""
     assert "NCCL_ALGO=Ring" in run(script, "--dry-run", "a").stdout.split()
     assert "NCCL_ALGO=Tree" in run(script, "--dry-run", "a", NCCL_ALGO="Tree").stdout.split()
     assert "NCCL_ALGO" not in run(script, "--dry-run", "a", NCCL_ALGO="").stdout

@@ -13,7 +13,7 @@ def test_sdist_contains_exactly_the_files_of_the_repository(tmp_path):
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
         pytest.skip("not a checkout of git")
-    # All that setuptools writes goes to tmp_path; nothing of the checkout changes.
+    # setuptools writes only to tmp_path, so the checkout does not change.
     command = [
         "egg_info",
         f"--egg-base={tmp_path}",
@@ -28,7 +28,7 @@ def test_sdist_contains_exactly_the_files_of_the_repository(tmp_path):
     with tarfile.open(path) as archive:
         names = {member.name.partition("/")[2] for member in archive if member.isfile()}
     tracked = {name for name in listed.stdout.splitlines() if (ROOT / name).exists()}
-    made = {name for name in names if ".egg-info/" in name} | {"PKG-INFO", "setup.cfg"}
+    generated = {name for name in names if ".egg-info/" in name} | {"PKG-INFO", "setup.cfg"}
     assert tracked <= names
     new = subprocess.run(
         ["git", "ls-files", "--others", "--exclude-standard"],
@@ -37,4 +37,4 @@ def test_sdist_contains_exactly_the_files_of_the_repository(tmp_path):
         text=True,
         check=True,
     )
-    assert names - tracked - made <= set(new.stdout.splitlines())
+    assert names - tracked - generated <= set(new.stdout.splitlines())

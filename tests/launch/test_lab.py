@@ -1,6 +1,4 @@
-"""launch/lab.sh: a cluster of namespaces. Needs root and the tools it names; the first tests run
-everywhere.
-"""
+"""launch/lab.sh: a cluster of namespaces. Only the first tests run without root and its tools."""
 
 import functools
 import os
@@ -19,8 +17,8 @@ LAB = LAUNCH / "lab.sh"
 
 
 @functools.cache
-def _refusal() -> str:
-    """Why this machine cannot make the namespaces; empty where it can."""
+def _obstacle() -> str:
+    """Returns why this machine cannot create the namespaces, or "" if it can."""
     if os.getuid() != 0:
         return "needs root"
     if not (shutil.which("sshd") or Path("/usr/sbin/sshd").exists()):
@@ -30,19 +28,19 @@ def _refusal() -> str:
     allowed = subprocess.run(
         ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "true"], capture_output=True
     )
-    return "" if allowed.returncode == 0 else "namespaces are not allowed here"
+    return "" if allowed.returncode == 0 else "this machine does not allow namespaces"
 
 
-namespaces = pytest.mark.skipif(_refusal() != "", reason=_refusal() or "allowed")
+namespaces = pytest.mark.skipif(_obstacle() != "", reason=_obstacle() or "allowed")
 
 
 def test_lab_rejects_a_wrong_command_line():
     for arguments, text in (
-        ((), "no command"),
+        ((), "There is no command"),
         (("--hosts=0", "--", "true"), "--hosts '0'"),
         (("--slots=x", "--", "true"), "--slots 'x'"),
         (("--rate=1mbit;x", "--", "true"), "--rate"),
-        (("true",), "write -- before the command"),
+        (("true",), "Write -- before the command"),
     ):
         result = run(LAB, *arguments)
         assert result.returncode == 2
@@ -107,8 +105,8 @@ def test_an_unknown_interface_and_a_dead_host_are_named(tmp_path):
         LAB, "--hosts=2", "--slots=1", "--", "bash", "-c", script, timeout=120, TMPDIR=str(tmp_path)
     )
     output = result.stdout + result.stderr
-    assert "error: host lab1: no network interface eth7: it has eth0 lo" in output
-    assert "error: host lab2: no network interface eth7" in output
+    assert "error: host lab1: There is no network interface eth7. Use one of: eth0 lo" in output
+    assert "error: host lab2: There is no network interface eth7" in output
     assert "error: host 10.99.0.9: " in output
     assert re.search(r"fail  host 10\.99\.0\.9: ssh failed", output)
     assert "pass  host lab2" in output

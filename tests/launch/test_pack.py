@@ -1,6 +1,4 @@
-"""launch/pack.sh, with an environment that has no packages but a made one in place of
-TensorFlow.
-"""
+"""launch/pack.sh, with an environment that has only a module instead of TensorFlow."""
 
 import struct
 import subprocess
@@ -16,8 +14,10 @@ PACK = LAUNCH / "pack.sh"
 
 @pytest.fixture(scope="module")
 def environment_dir(tmp_path_factory):
-    """A small environment with what is pruned, a library of CUDA, a script, and modules that a run
-    imports.
+    """Returns a small environment.
+
+    It has a package that is pruned, one that is kept, a library of CUDA, a script, and a module
+    instead of TensorFlow.
     """
     venv = tmp_path_factory.mktemp("built") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
@@ -33,7 +33,7 @@ def environment_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def packed(environment_dir, tmp_path_factory):
-    """The directory with the parts."""
+    """Returns the directory with the parts."""
     out = tmp_path_factory.mktemp("packed")
     result = run(
         PACK, "--part-mb=8", out, HYBRID_IMAGENET_VENV=str(environment_dir), XZ_OPT="-T0 -0"
@@ -49,7 +49,7 @@ def unpack(packed, target):
 
 def test_a_packed_environment_runs_at_another_path(packed, environment_dir, tmp_path):
     assert len(list(packed.glob("*.tar.xz.*"))) > 1
-    environment_dir.rename(environment_dir.with_name("gone"))  # nothing may come from there
+    environment_dir.rename(environment_dir.with_name("moved"))  # nothing may be read from there
     try:
         target = tmp_path / "there"
         result = unpack(packed, target)
@@ -68,7 +68,7 @@ def test_a_packed_environment_runs_at_another_path(packed, environment_dir, tmp_
         assert run(target / ".venv/bin/python", "-c", library).returncode == 0
         assert (target / "launch/env.sh").exists() and not (target / ".git").exists()
     finally:
-        environment_dir.with_name("gone").rename(environment_dir)
+        environment_dir.with_name("moved").rename(environment_dir)
 
 
 def test_unpack_names_missing_and_damaged_parts(packed, tmp_path):
@@ -95,14 +95,12 @@ def container(*entries):
 
 
 def test_prune_fatbins_keeps_only_the_code_for_one_gpu(tmp_path):
-    """In a library whose section of GPU code gcc makes of the containers."""
+    """gcc builds a library whose section of GPU code consists of the containers."""
     a, b, c = entry(2, 80, b"a" * 8), entry(2, 90, b"b" * 8), entry(1, 90, b"c" * 8)
-    d, e, f = (
-        entry(2, 80, b"d" * 8),
-        entry(1, 80, b"e" * 8),
-        entry(1, 120, b"f" * 8),
-    )  # the driver compiles PTX of 8.0
-    g, h = entry(2, 86, b"g" * 16), entry(2, 89, b"h" * 8)  # nothing runs
+    # The driver compiles PTX of 8.0 (e).
+    d, e, f = entry(2, 80, b"d" * 8), entry(1, 80, b"e" * 8), entry(1, 120, b"f" * 8)
+    # The GPU runs neither, so the smaller one stays.
+    g, h = entry(2, 86, b"g" * 16), entry(2, 89, b"h" * 8)
     before = [container(a, b, c), container(d, e, f), container(g, h)]
     after = [container(b), container(e), container(h)]
     (tmp_path / "code").write_bytes(b"".join(before))
@@ -122,8 +120,8 @@ def test_pack_reports_wrong_use_in_one_line(tmp_path):
     (tmp_path / "mine").touch()
     for words, text in [
         (["--part-mb=0", tmp_path / "out"], "--part-mb '0'"),
-        ([], "no directory to write to"),
-        (["--unpack", tmp_path], "give the directory and the parts"),
+        ([], "There is no directory to write to"),
+        (["--unpack", tmp_path], "needs the directory and the parts"),
         (["--unpack", tmp_path, tmp_path / "x"], "is not empty"),
         ([tmp_path], "is not empty"),
     ]:

@@ -1,4 +1,4 @@
-"""The changes to Horovod's source: all or one line that says why not."""
+"""The changes to Horovod's source: all of them, or one line with the reason."""
 
 import runpy
 import subprocess
@@ -11,7 +11,7 @@ from tests.launch.shell import LAUNCH
 PROGRAM = LAUNCH / "patch_horovod.py"
 
 
-def mend(folder):
+def patch(folder):
     return subprocess.run(
         [sys.executable, str(PROGRAM), str(folder)], capture_output=True, text=True
     )
@@ -19,7 +19,7 @@ def mend(folder):
 
 @pytest.fixture
 def changes():
-    """What the program changes, from its own text."""
+    """Returns the changes that the program makes."""
     return runpy.run_path(str(PROGRAM))["CHANGES"]
 
 
@@ -43,7 +43,7 @@ def test_the_notice_names_every_changed_file(changes):
 
 def test_patch_horovod_makes_every_change(tmp_path, changes):
     make_source(tmp_path, changes)
-    done = mend(tmp_path)
+    done = patch(tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     for name, text, replacement in changes:
         content = (tmp_path / name).read_text()
@@ -58,7 +58,7 @@ def test_patch_horovod_rejects_another_version_in_one_line(tmp_path, changes, nu
     name, text, _ = [change for change in changes if change[1] not in ("", "$")][number]
     path = tmp_path / name
     path.write_text(path.read_text().replace(text, text * 2))
-    done = mend(tmp_path)
+    done = patch(tmp_path)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert f"error: {name} is not as in Horovod 0.28.1" in done.stderr

@@ -1,6 +1,4 @@
-"""What the package and its tests import is what pyproject.toml asks for and constraints.txt
-pins.
-"""
+"""Imports of the package and its tests are in pyproject.toml and pinned in constraints.txt."""
 
 import ast
 import importlib.metadata
@@ -25,9 +23,9 @@ DISTRIBUTIONS = {
     "tensorflow_datasets": "tensorflow-datasets",
     "yaml": "pyyaml",
 }
-# Comparisons with programs that the user brings along; they say so themselves when one is missing.
+# Only needed for comparisons with other programs, which report themselves what is missing.
 OPTIONAL = {"jax", "jaxlib", "nvidia", "torch", "torchvision"}
-# Part of what others need: TensorFlow, Horovod or pip install them with themselves.
+# Dependencies of TensorFlow, Horovod or pip.
 WITH_OTHERS = {
     "cloudpickle",
     "google",
@@ -44,13 +42,13 @@ WITH_OTHERS = {
 
 @pytest.fixture(scope="module")
 def metadata() -> dict:
-    """The [project] table of pyproject.toml."""
+    """Returns the [project] table of pyproject.toml."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
 def _requirements(metadata: dict) -> dict[str, Requirement]:
     extras = metadata["optional-dependencies"]
-    # set-up does not install the extra `docs`: the site is built with what is current
+    # launch/setup.sh does not install the extra `docs`, because the site uses the latest versions.
     texts = [
         *metadata["dependencies"],
         *(r for name, extra in extras.items() if name != "docs" for r in extra),
@@ -59,9 +57,7 @@ def _requirements(metadata: dict) -> dict[str, Requirement]:
 
 
 def _pins(tensorflow: str = "") -> dict[str, Requirement]:
-    """The pins that hold for the Python that runs the tests, some of them replaced for another
-    TensorFlow.
-    """
+    """Returns the pins for this Python, with those of another TensorFlow if one is named."""
     files = ["constraints.txt"] + ([f"tensorflow-{tensorflow}.txt"] if tensorflow else [])
     pins: dict[str, Requirement] = {}
     for file in files:
@@ -78,7 +74,7 @@ def _pins(tensorflow: str = "") -> dict[str, Requirement]:
 
 
 def _imported(folder: Path) -> set[str]:
-    """Top-level names of the modules that the files of a folder import from elsewhere."""
+    """Returns the top-level names of modules that a directory imports from outside."""
     names = set()
     for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

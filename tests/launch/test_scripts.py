@@ -1,4 +1,4 @@
-"""All scripts: how they begin, their help, and the rules of the container and scheduler files."""
+"""All scripts: their first lines and help, and the files for containers and schedulers."""
 
 import copy
 import re
@@ -221,7 +221,7 @@ def test_docker_commands_show_mounts_and_quoted_arguments(tmp_path):
 
 
 def test_docker_hands_rdma_adapters_to_gpu_containers_where_there_are_any(tmp_path):
-    """--gpus passes no adapter, and NCCL without one takes TCP in silence."""
+    """--gpus does not pass adapters, and without them NCCL uses TCP and prints nothing."""
     (tmp_path / "infiniband").mkdir()
     there, missing = str(tmp_path / "infiniband"), str(tmp_path / "none")
     started = {
@@ -287,7 +287,7 @@ def test_env_script_asks_for_bash_in_another_shell():
     done = run("dash", "-c", ". launch/env.sh; echo $?")
     assert done.stdout == "1\n"
     text = (
-        "error: launch/env.sh is for bash and this is another shell: start bash, then ."
+        "error: launch/env.sh needs bash, but this is another shell. Start bash, then run: ."
         " launch/env.sh\n"
     )
     assert done.stderr == text

@@ -1,5 +1,6 @@
-"""launch/setup.sh: what it refuses, and what it would install. The full set-up is what the tests
-themselves run in.
+"""launch/setup.sh: its errors, and the versions that it would install.
+
+The tests themselves run in an environment of a complete setup.
 """
 
 import os
@@ -76,9 +77,8 @@ def test_the_tensorflow_of_a_cluster_is_pinned_with_what_it_needs():
 
     def versions(tensorflow):
         lines = [line.partition(" --hash")[0] for line in pins("hashes.txt", tensorflow)]
-        lines = [
-            line for line in lines if "cudnn" not in line
-        ]  # there are two, for older and newer GPUs
+        # There are two versions of cuDNN, for older and newer GPUs.
+        lines = [line for line in lines if "cudnn" not in line]
         assert set(lines) <= set(pins("constraints.txt", tensorflow))
         plain = [
             line.split(" ;")[0].split("==") for line in lines if "python_version <" not in line
@@ -131,10 +131,8 @@ def test_setup_does_not_take_a_damaged_wheel_from_its_cache(tmp_path):
     for damaged in (b"", content[:-30], content.replace(b"code", b"c0de", 1)):
         path.write_bytes(damaged)
         assert wheel("--cached").returncode == 1
-        for option in (
-            "--check",
-            "--build",
-        ):  # what they find missing shows that they would build it again
+        # The error about the compiler shows that they would build the wheel again.
+        for option in ("--check", "--build"):
             assert "g++ cannot compile C++17" in error_line(wheel(option))
 
 
@@ -142,7 +140,7 @@ RULE = "-" * 74
 
 
 @pytest.mark.parametrize(
-    ("log", "told"),
+    ("log", "reason"),
     [
         (
             (
@@ -166,9 +164,9 @@ RULE = "-" * 74
         ("one\ntwo\n", "two"),
     ],
 )
-def test_last_error_of_a_log_of_open_mpi_is_its_reason_and_no_rule_of_dashes(tmp_path, log, told):
+def test_last_error_of_a_log_of_open_mpi_is_its_reason_and_no_rule_of_dashes(tmp_path, log, reason):
     (tmp_path / "log").write_text(log)
-    assert run("bash", "-c", f"{FUNCTIONS}; last_error {tmp_path}/log").stdout == f"{told}\n"
+    assert run("bash", "-c", f"{FUNCTIONS}; last_error {tmp_path}/log").stdout == f"{reason}\n"
 
 
 @pytest.mark.parametrize(
@@ -191,7 +189,9 @@ def test_find_python_takes_the_versions_that_pyproject_allows(tmp_path, version,
     if usable:
         assert result.stdout.splitlines()[-1] == str(stand_in)
     else:
-        assert f"no usable Python 3.10 to 3.13 ({stand_in} is {version})" in error_line(result)
+        assert f"No usable Python 3.10 to 3.13 was found ({stand_in} is {version})" in error_line(
+            result
+        )
 
 
 def test_env_script_without_an_environment_names_the_remedy(tmp_path):
@@ -199,7 +199,7 @@ def test_env_script_without_an_environment_names_the_remedy(tmp_path):
         "bash", "-c", ". launch/env.sh && echo went on", HYBRID_IMAGENET_VENV=str(tmp_path)
     )
     assert result.returncode == 1
-    assert "run launch/setup.sh first" in error_line(result)
+    assert "Run launch/setup.sh first" in error_line(result)
 
 
 def test_env_script_keeps_variables_of_the_user():
