@@ -1,8 +1,9 @@
-"""Loses a rank or a host of a training at each moment and writes how the job ends. Needs root.
+"""Loses a rank or a host of a job at several moments, and writes how the job ends.
 
     launch/lab.sh --hosts=3 --slots=1 -- python -m tests.launch.losses [WORD ...]
 
-It prints the rows that hold all the words. Without words it writes them to docs/dev/ends.md.
+It needs root. With words, it prints the rows that contain all of them. Without words, it writes all
+rows to docs/dev/ends.md.
 """
 
 import dataclasses
@@ -14,43 +15,43 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tests.support import ends, program
 
-PATIENCE = 400.0  # seconds for a moment to come, and for an end
-GONE = 120.0  # seconds for the processes of an ended job to go
-EVERY = 100  # steps between two validations
+# How long to wait for a moment, and for the end of a job.
+PATIENCE_SECONDS = 400.0
+# How long the processes of an ended job may remain.
+REMAIN_SECONDS = 120.0
+VALIDATION_STEPS = 100
+IMAGES = 240000
+BATCH = 24
 FLAGS = (
-    *(
-        "--dataset=synthetic",
-        "--num_examples=240000",
-        "--model=tests.training.own_networks:small",
-        "--image_size=16",
-    ),
-    *(
-        "--precision=float32",
-        "--per_gpu_batch=8",
-        "--epochs=1",
-        "--log_every_steps=10",
-        "--stall_timeout=20",
-    ),
-    *(
-        "--checkpoint_every_steps=10",
-        "--keep_best=false",
-        f"--eval_every_epochs={EVERY * 24 / 240000}",
-    ),
+    "--dataset=synthetic",
+    f"--num_examples={IMAGES}",
+    "--model=tests.training.own_networks:small",
+    "--image_size=16",
+    "--precision=float32",
+    "--per_gpu_batch=8",
+    "--epochs=1",
+    "--log_every_steps=10",
+    "--stall_timeout=20",
+    "--checkpoint_every_steps=10",
+    "--keep_best=false",
+    f"--eval_every_epochs={VALIDATION_STEPS * BATCH / IMAGES}",
 )
-START, TRAINING, VALIDATION = "start", "training", "validation"
-KILLED, STOPPED, CUT, NO_DAEMON = (
-    "rank killed",
-    "rank stopped",
-    "host cut",
-    "mpirun's daemon killed",
-)
+START = "start"
+TRAINING = "training"
+VALIDATION = "validation"
+KILLED = "rank killed"
+STOPPED = "rank stopped"
+CUT = "host cut"
+NO_DAEMON = "mpirun's daemon killed"
+# Patterns of pgrep. The brackets keep pgrep from finding the shell that contains the pattern.
 RANK = "[b]in/python.*hybrid_imagenet.main"
+JOB_PROCESSES = "[h]ybrid_imagenet.main|[o]rted|[m]pirun"
 SIGNAL = f"until pgrep -f '{RANK}'; do sleep 0.1; done; kill -%s $(pgrep -n -f '{RANK}')"
-WAYS = {
+COMMANDS = {
     KILLED: SIGNAL % "KILL",
     STOPPED: SIGNAL % "STOP",
     CUT: (
@@ -59,29 +60,39 @@ WAYS = {
     NO_DAEMON: "pkill -KILL orted",
 }
 WATCH = "while pgrep -f '{processes}'; do sleep 0.1; done; touch {folder}/gone-{host}"
-OURS = "[h]ybrid_imagenet.main|[o]rted|[m]pirun"
+HEADER = f"""\
+{ends.SEVERAL}
+Written by `launch/lab.sh --hosts=3 --slots=1 -- python -m tests.launch.losses` from real runs: do not edit.
+Each job trains with one rank on each of three hosts and loses the last one. `--stall_timeout` is 20, so a
+hung rank is named after 10 s instead of 30 s. `seconds`: from the loss to the end of the job. `saved`: the
+step of the latest checkpoint, and that of the last record. `left`: hosts on which a process of the job
+remains; on a host that is cut off, only ranks count.
+
+| engine | moment | lost | exit code | seconds | saved | left | on standard error |
+|---|---|---|---|---|---|---|---|
+"""  # noqa: E501
 
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """A row: what connects the ranks, the moment, and what is lost."""
+    """A row: the engine, the moment, and what is lost."""
 
     engine: str
     moment: str
-    way: str
+    lost: str
 
 
 @dataclasses.dataclass(frozen=True)
-class End:
-    """What became of the job.
+class JobEnd:
+    """The end of a job.
 
     Attributes:
       code: the exit code.
-      seconds: from the loss to the job's end.
-      saved: the step of the newest checkpoint, and the last one recorded.
-      left: hosts on which a process of the job stays.
-      lines: those on standard error that name a culprit, without the stacks.
-      stack: the innermost frame of the first stack.
+      seconds: from the loss to the end of the job.
+      saved: the step of the latest checkpoint, and that of the last record.
+      left: hosts on which a process of the job remains.
+      lines: lines on standard error that name a culprit, without stacks.
+      frame: the innermost frame of the first stack, or "".
     """
 
     code: int
@@ -89,155 +100,132 @@ class End:
     saved: str
     left: tuple[str, ...]
     lines: tuple[str, ...]
-    stack: str
+    frame: str
+
+
+def main() -> None:
+    """Runs the jobs."""
+    words = sys.argv[1:]
+    job_ends: dict[Loss, JobEnd] = {}
+    for loss in losses():
+        cells = " ".join(dataclasses.astuple(loss))
+        if not all(word in cells for word in words):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            job_ends[loss] = run_job(loss, os.environ["HOSTS"], pathlib.Path(folder))
+            log = (pathlib.Path(folder) / "log").read_text(errors="replace")
+        print(row(loss, job_ends[loss]), flush=True)
+        if "LOG" in os.environ:
+            print(log, flush=True)
+        if not words:
+            rows = "".join(f"{row(each, end)}\n" for each, end in job_ends.items())
+            before = ends.PAGE.read_text().partition(ends.SEVERAL)[0]
+            ends.PAGE.write_text(before + HEADER + rows)
 
 
 def losses() -> Iterator[Loss]:
     """Yields the rows in order."""
     for engine in ("horovod", "tensorflow"):
         for moment in (START, TRAINING, VALIDATION):
-            yield from (Loss(engine, moment, way) for way in (KILLED, STOPPED, CUT))
+            for lost in (KILLED, STOPPED, CUT):
+                yield Loss(engine, moment, lost)
         yield Loss(engine, TRAINING, NO_DAEMON)
 
 
-def end(loss: Loss, hosts: str, folder: pathlib.Path) -> End:
-    """Runs a training, loses what the row says of the last host, and waits for the end."""
+def run_job(loss: Loss, hosts: str, folder: pathlib.Path) -> JobEnd:
+    """Runs a job, causes a loss on the last host, and waits for the end."""
     names = [host.partition(":")[0] for host in hosts.split(",")]
-    words = [
-        sys.executable,
-        "-m",
-        "hybrid_imagenet",
-        "run",
-        "-H",
-        hosts,
-        "--network-interfaces",
-        "eth0",
-        "--",
-        *FLAGS,
-    ]
+    launcher = [sys.executable, "-m", "hybrid_imagenet", "run", "-H", hosts]
+    launcher += ["--network-interfaces", "eth0", "--"]
+    flags = [*FLAGS, f"--engine={loss.engine}", f"--run_dir={folder}/run"]
     with (folder / "log").open("w") as log:
-        job = subprocess.Popen(
-            [*words, f"--engine={loss.engine}", f"--run_dir={folder}/run"], stdout=log, stderr=log
-        )
-    _wait(lambda: _reached(loss.moment, folder), job, folder)
-    time.sleep(1.0 if loss.moment == VALIDATION else 0.0)
+        job = subprocess.Popen([*launcher, *flags], stdout=log, stderr=log)
+    _wait(lambda: _has_reached(loss.moment, folder), job, folder)
+    if loss.moment == VALIDATION:
+        time.sleep(1.0)
     for host in names:
-        # A daemon that was cut off while it sent a rank's output waits until TCP gives up.
-        ours = RANK if (loss.way, host) == (CUT, names[-1]) else OURS
-        _begin(host, WATCH.format(processes=ours, folder=folder, host=host))
+        # Open MPI's daemon on a host that is cut off may wait until TCP gives up, if it was sending
+        # the output of a rank. So only the rank counts there.
+        is_cut = loss.lost == CUT and host == names[-1]
+        processes = RANK if is_cut else JOB_PROCESSES
+        _start(host, WATCH.format(processes=processes, folder=folder, host=host))
     began = time.time()
-    _begin(names[-1], WAYS[loss.way].format(folder=folder))
-    code = job.wait(PATIENCE)
-    seconds, until = time.time() - began, time.time() + GONE
-    while len(list(folder.glob("gone-*"))) < len(names) and time.time() < until:
+    _start(names[-1], COMMANDS[loss.lost].format(folder=folder))
+    code = job.wait(PATIENCE_SECONDS)
+    seconds = time.time() - began
+    deadline = time.time() + REMAIN_SECONDS
+    while len(list(folder.glob("gone-*"))) < len(names) and time.time() < deadline:
         time.sleep(0.1)
     left = tuple(host for host in names if not (folder / f"gone-{host}").exists())
+    # Lets a host that was cut off connect again.
     (folder / "over").touch()
     while subprocess.run(
         ["ssh", "-o", "ConnectTimeout=1", names[-1], "true"], capture_output=True
     ).returncode:
         time.sleep(0.1)
-    lines = (folder / "log").read_text(errors="replace").splitlines()
-    said = tuple(line for line in lines if re.match(r"error: |stall: rank|ssh: |Timeout,", line))
-    stack = next(
-        (
-            re.sub(r"\S*site-packages/", "", line[9:])
-            for line in lines
-            if line.startswith("stall:   ")
-        ),
-        "",
+    log_lines = (folder / "log").read_text(errors="replace").splitlines()
+    culprits = re.compile(r"error: |stall: rank|ssh: |Timeout,")
+    frames = [line[9:] for line in log_lines if line.startswith("stall:   ")]
+    return JobEnd(
+        code=code,
+        seconds=seconds,
+        saved=_saved(folder),
+        left=left,
+        lines=tuple(line for line in log_lines if culprits.match(line)),
+        frame=re.sub(r"\S*site-packages/", "", frames[0]) if frames else "",
     )
-    return End(code, seconds, _saved(folder), left, said, stack)
 
 
-def _begin(host: str, command: str) -> None:
-    """Starts a command of the shell that needs no connection any more."""
+def row(loss: Loss, end: JobEnd) -> str:
+    """Returns the row of a job in the table."""
+    lines = list(end.lines)
+    if end.frame:
+        lines.append(f"(stack: {end.frame} ...)")
+    printed = "<br>".join(lines).replace("|", "\\|")
+    cells = [
+        *dataclasses.astuple(loss),
+        str(end.code),
+        f"{end.seconds:.0f}",
+        end.saved,
+        ", ".join(end.left) or "none",
+        printed,
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _start(host: str, command: str) -> None:
+    """Starts a shell command on a host; it continues without a connection."""
     words = f"setsid sh -c {shlex.quote(command)} >/dev/null 2>&1 </dev/null &"
     subprocess.run(["ssh", host, words], check=True)
 
 
-def _wait(reached, job: subprocess.Popen[bytes], folder: pathlib.Path) -> None:
-    until = time.monotonic() + PATIENCE
-    while not reached():
-        if job.poll() is not None or time.monotonic() > until:
+def _wait(
+    is_reached: Callable[[], bool], job: subprocess.Popen[bytes], folder: pathlib.Path
+) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not is_reached():
+        if job.poll() is not None or time.monotonic() > deadline:
             raise SystemExit(
                 f"the moment did not come, exit code {job.poll()}\n{(folder / 'log').read_text()}"
             )
         time.sleep(0.1)
 
 
-def _steps(folder: pathlib.Path) -> int:
-    return max((r["step"] for r in program.records(folder / "run") if "step" in r), default=0)
-
-
-def _reached(moment: str, folder: pathlib.Path) -> bool:
+def _has_reached(moment: str, folder: pathlib.Path) -> bool:
     if moment == START:
         return "loading TensorFlow" in (folder / "log").read_text()
-    return _steps(folder) >= (20 if moment == TRAINING else EVERY)
+    return _last_step(folder) >= (20 if moment == TRAINING else VALIDATION_STEPS)
+
+
+def _last_step(folder: pathlib.Path) -> int:
+    records = program.records(folder / "run")
+    return max((record["step"] for record in records if "step" in record), default=0)
 
 
 def _saved(folder: pathlib.Path) -> str:
-    newest = max(
-        (int(path.stem[5:]) for path in folder.glob("run/checkpoints/step-*.npz")), default=0
-    )
-    return f"{newest} of {_steps(folder)}" if newest else "nothing"
-
-
-def table(found: dict[Loss, End]) -> str:
-    """Returns the section of the page."""
-    lines = [
-        ends.SEVERAL,
-        (
-            "Written by `launch/lab.sh --hosts=3 --slots=1 -- python -m tests.launch.losses` from"
-            " real runs: do not edit."
-        ),
-        (
-            "A training of a rank on each of three hosts loses the last one. As `--stall_timeout`"
-            " is 20, a hung rank is"
-        ),
-        (
-            "named after 10 s, not after 30 s. `seconds`: from the loss to the end of the job."
-            " `saved`: the step of the"
-        ),
-        (
-            "newest checkpoint of the last recorded one. `left`: hosts on which a process of the"
-            " job stays; of one that is"
-        ),
-        "cut off, ranks alone count.",
-        "",
-        "| engine | moment | lost | exit code | seconds | saved | left | on standard error |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for loss, end in found.items():
-        said = "<br>".join(
-            [*end.lines, *([f"(stack: {end.stack} ...)"] if end.stack else [])]
-        ).replace("|", "\\|")
-        cells = (
-            *dataclasses.astuple(loss),
-            end.code,
-            f"{end.seconds:.0f}",
-            end.saved,
-            ", ".join(end.left) or "none",
-        )
-        lines.append(f"| {' | '.join(map(str, cells))} | {said} |")
-    return "\n".join(lines) + "\n"
-
-
-def main() -> None:
-    """Runs the rows."""
-    found = {}
-    for loss in losses():
-        if all(word in " ".join(dataclasses.astuple(loss)) for word in sys.argv[1:]):
-            with tempfile.TemporaryDirectory() as folder:
-                found[loss] = end(loss, os.environ["HOSTS"], pathlib.Path(folder))
-                log = (pathlib.Path(folder) / "log").read_text(errors="replace")
-            print(table({loss: found[loss]}).splitlines()[-1], flush=True)
-            if "LOG" in os.environ:
-                print(log, flush=True)
-            if not sys.argv[1:]:
-                ends.PAGE.write_text(
-                    ends.PAGE.read_text().partition(ends.SEVERAL)[0] + table(found)
-                )
+    paths = folder.glob("run/checkpoints/step-*.npz")
+    latest = max((int(path.stem.removeprefix("step-")) for path in paths), default=0)
+    return f"{latest} of {_last_step(folder)}" if latest else "nothing"
 
 
 if __name__ == "__main__":

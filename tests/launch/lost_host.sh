@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# On lab1: a job of a rank on each of three hosts, of which the last loses its network. Prints the exit code, the seconds
-# that it took, and what is left on the two others. $START is the command that starts ranks, not an argument: what is left
-# is looked for by the words of command lines.
+# Runs on lab1: a job with one rank on each of three hosts, of which the last one loses its network. Prints the exit code,
+# the duration in seconds, and the number of processes that remain on the two other hosts. The command that starts the
+# ranks is in the variable $START. As an argument it would be found when remaining processes are searched by their words.
 cd $ROOT
 eval "$START -- $FOLDER launched 3 --stall_timeout=4" >$FOLDER/log 2>&1 &
 job=$!

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# supervised.sh COMMAND...: runs supervise on a program of two ranks, with everything that local.sh does around it.
+# supervised.sh COMMAND...: runs a command as two ranks under a supervisor, in the environment of launch/env.sh.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . launch/lib.sh
