@@ -356,8 +356,8 @@ class _HelpFormatter(argparse.HelpFormatter):
             for action in actions:
                 if not action.option_strings:
                     words.append(self._positional_usage(action))
-            # argparse passes an empty prefix when it builds the program name of subcommands,
-            # which must not contain the options.
+            # argparse passes an empty prefix when it builds the program name of subcommands. That
+            # name must not contain the options.
             if prefix is None:
                 words.append("[--name=value ...]")
             usage = " ".join(words)

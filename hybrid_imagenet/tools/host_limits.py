@@ -1,6 +1,6 @@
 """Checks what Open MPI needs on this host, before it starts ranks.
 
-Without these checks, Open MPI would print many lines of its own, or wait forever.
+Without these checks, Open MPI would print many lines about its internals, or wait forever.
 """
 
 from __future__ import annotations

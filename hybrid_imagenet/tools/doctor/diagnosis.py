@@ -40,7 +40,7 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class JobRequirements:
-    """What a job needs from its hosts.
+    """The needs of a job that hosts are checked against.
 
     Attributes:
       slots: ranks on each host, by host name.
