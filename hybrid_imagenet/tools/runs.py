@@ -13,7 +13,7 @@ from hybrid_imagenet.runlog import state
 from hybrid_imagenet.runlog.summary import format_duration, format_epochs, last_throughput
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.report import findings, load
-from hybrid_imagenet.tools.report.tables import DASH, number, percent, text
+from hybrid_imagenet.tools.report.tables import DASH, percent_cell, rate_cell, value_cell
 
 _COLUMNS = ("run", "recipe", "data", "state", "top-1", "epochs", "images/s", "when")
 _RIGHT_ALIGNED = ("top-1", "epochs", "images/s")
@@ -93,7 +93,7 @@ def _print_difference(paths: Sequence[str]) -> None:
     runs = [load.load_run(path) for path in paths]
     rows = []
     for name, values in load.differing_flags(runs):
-        rows.append((name, *(text(value) for value in values)))
+        rows.append((name, *(value_cell(value) for value in values)))
     if rows:
         command_line.print_escaped(format_table(("flag", *paths), rows))
     else:
@@ -141,12 +141,12 @@ def run_row(directory: pathlib.Path) -> tuple[str, ...]:
         throughput = run.summary.get("steady_images_per_second") or last_throughput(run.epochs)
         return (
             directory.name,
-            text(run.flags.get("recipe")),
-            text(run.flags.get("dataset")),
+            value_cell(run.flags.get("recipe")),
+            value_cell(run.flags.get("dataset")),
             run.state,
-            percent(run.summary.get("best_val_top1")),
+            percent_cell(run.summary.get("best_val_top1")),
             epochs,
-            number(throughput),
+            rate_cell(throughput),
             last_write,
             "",
         )

@@ -27,7 +27,7 @@ from hybrid_imagenet.tools.plan.prediction import TrainingJob
 
 # Bytes of a gradient element in the all-reduce, by --compression.
 _ELEMENT_BYTES = {"none": 4, "fp16": 2, "bf16": 2}
-# Speeds and operations per layer are those of images with this many pixels on each side.
+# Speeds and operations per layer are for images with this many pixels on each side.
 _IMAGE_SIZE = 224
 
 

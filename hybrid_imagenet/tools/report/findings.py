@@ -514,7 +514,7 @@ def _suggest_smaller_steps(run: LoadedRun) -> Iterator[Suggestion]:
     has_fixed_schedule = flags.get("lr_schedule") in FIXED_SCHEDULES
     flag = "lars_eta" if has_fixed_schedule else "lr"
     if flags.get("lr_schedule") != "mlperf" and flags.get(flag):
-        # Two digits, because nobody would set more of them.
+        # Two significant digits are precise enough for a first try.
         third = float(f"{flags[flag] / 3:.2g}")
         yield Suggestion(f"--{flag}={third:g}", reason)
     warmup_epochs = 2 * float(flags.get("warmup_epochs") or 0) or 5.0

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hybrid_imagenet.analysis import published
-from hybrid_imagenet.runlog.summary import format_duration, format_epochs
+from hybrid_imagenet.runlog.summary import format_duration, format_epochs, format_percent
 from hybrid_imagenet.tools.report import figures, findings
 from hybrid_imagenet.tools.report.load import LoadedRun, differing_flags
 
@@ -73,12 +73,12 @@ def _overview_row(run: LoadedRun) -> list[str]:
         run.state,
         _validated_on(summary),
         _best_top1(summary),
-        percent(summary.get("val_top1")),
+        percent_cell(summary.get("val_top1")),
         _last_top5(summary),
         _last_loss(run),
         format_epochs(summary.get("epochs", 0)),
         format_duration(summary.get("wall_seconds")),
-        number(summary.get("images_per_second")),
+        rate_cell(summary.get("images_per_second")),
         str(summary.get("world_size", DASH)),
         str(summary.get("skipped_steps", 0)),
         _dropped_images(summary),
@@ -91,7 +91,7 @@ def _validated_on(summary: Mapping[str, Any]) -> str:
 
 
 def _best_top1(summary: Mapping[str, Any]) -> str:
-    best = percent(summary.get("best_val_top1"))
+    best = percent_cell(summary.get("best_val_top1"))
     if not summary.get("best_epoch"):
         return best
     return f"{best} (epoch {format_epochs(summary['best_epoch'])})"
@@ -101,7 +101,7 @@ def _last_top5(summary: Mapping[str, Any]) -> str:
     classes = summary.get("num_classes") or _DEFAULT_CLASSES
     if classes <= _MAX_CLASSES_WITHOUT_TOP5:
         return DASH
-    return percent(summary.get("val_top5"))
+    return percent_cell(summary.get("val_top5"))
 
 
 def _last_loss(run: LoadedRun) -> str:
@@ -177,17 +177,17 @@ def _criteria_row(run: LoadedRun, target: Mapping[str, Any]) -> list[str]:
         single_gpu_time = format_duration(target["actual_average_single_gpu_seconds"])
     return [
         run.name,
-        f"{metric} {percent(target['target'])}",
+        f"{metric} {percent_cell(target['target'])}",
         str(summary["world_size"]),
         str(batch) if batch else DASH,
         epochs_text,
         convergence_rate,
         time,
-        number(summary.get("steady_images_per_second")),
-        percent(summary.get("scaling_efficiency")),
+        rate_cell(summary.get("steady_images_per_second")),
+        percent_cell(summary.get("scaling_efficiency")),
         single_gpu_time,
-        percent(summary.get("val_top1")),
-        percent(summary.get("val_top5")),
+        percent_cell(summary.get("val_top1")),
+        percent_cell(summary.get("val_top5")),
     ]
 
 
@@ -201,7 +201,7 @@ def _published_row(result: published.Result) -> list[str]:
     else:
         target = _published_target(result)
         convergence_rate = DASH if result.epochs is None else f"{1 / result.epochs:.4f}"
-        # Accuracies of other trainings are those of the target.
+        # Other trainings ended at the target, so their accuracy is shown there.
         final_top1 = None
         final_top5 = None
     return [
@@ -212,19 +212,19 @@ def _published_row(result: published.Result) -> list[str]:
         DASH if result.epochs is None else f"{result.epochs:g}",
         convergence_rate,
         DASH if result.seconds is None else format_duration(result.seconds),
-        number(result.images_per_second),
-        percent(result.efficiency),
+        rate_cell(result.images_per_second),
+        percent_cell(result.efficiency),
         DASH if result.gpu_seconds is None else format_duration(result.gpu_seconds),
-        percent(final_top1),
-        percent(final_top5),
+        percent_cell(final_top1),
+        percent_cell(final_top5),
     ]
 
 
 def _published_target(result: published.Result) -> str:
     if result.top1:
-        return f"top-1 {percent(result.top1)}"
+        return f"top-1 {percent_cell(result.top1)}"
     if result.top5:
-        return f"top-5 {percent(result.top5)}"
+        return f"top-5 {percent_cell(result.top5)}"
     return DASH
 
 
@@ -232,7 +232,7 @@ def flag_differences(runs: Sequence[LoadedRun]) -> str:
     """Returns a table of the flags that differ between runs, or a sentence if there are none."""
     if len(runs) < 2:
         return "<p>One run: nothing to compare.</p>"
-    rows = [[name, *map(text, values)] for name, values in differing_flags(runs)]
+    rows = [[name, *map(value_cell, values)] for name, values in differing_flags(runs)]
     if not rows:
         return "<p>All flags are the same.</p>"
     return table(["flag", *(run.name for run in runs)], rows)
@@ -241,7 +241,7 @@ def flag_differences(runs: Sequence[LoadedRun]) -> str:
 def all_flags(runs: Sequence[LoadedRun]) -> str:
     """Returns a folded table of every flag of every run."""
     names = sorted({name for run in runs for name in run.flags})
-    rows = [[name, *(text(run.flags.get(name)) for run in runs)] for name in names]
+    rows = [[name, *(value_cell(run.flags.get(name)) for run in runs)] for name in names]
     flags = table(["flag", *(run.name for run in runs)], rows)
     return f"<details><summary>All {len(names)} flags</summary>{flags}</details>"
 
@@ -251,7 +251,7 @@ def environment(runs: Sequence[LoadedRun]) -> str:
     names = sorted({name for run in runs for name in run.environment})
     rows = []
     for name in names:
-        values = [text(run.environment.get(name)) for run in runs]
+        values = [value_cell(run.environment.get(name)) for run in runs]
         rows.append([name.replace("_", " "), *values])
     return table(["", *(run.name for run in runs)], rows)
 
@@ -289,26 +289,28 @@ def _cell(column: str, value: str) -> str:
     return f'<td data-label="{html.escape(column)}"{css_class}>{html.escape(value)}</td>'
 
 
-def percent(fraction: float | None) -> str:
-    """Returns a fraction as 75.60 %; a dash for None."""
-    return DASH if fraction is None else f"{100 * fraction:.2f} %"
+def percent_cell(fraction: float | None) -> str:
+    """Formats a fraction for a table, as 75.60 %; None is an empty cell."""
+    return DASH if fraction is None else format_percent(fraction)
 
 
-def number(value: float | None) -> str:
-    """Returns a throughput as 987.5 or 1,234; a dash for None."""
-    if value is None:
+def rate_cell(images_per_second: float | None) -> str:
+    """Formats a throughput for a table, as 987.5 or 1,234; None is an empty cell."""
+    if images_per_second is None:
         return DASH
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
+    if images_per_second >= 1000:
+        return f"{images_per_second:,.0f}"
+    return f"{images_per_second:.1f}"
 
 
-def text(value: Any) -> str:
-    """Returns the value of a flag as a user would write it; a dash for None."""
+def value_cell(value: Any) -> str:
+    """Formats the value of a flag for a table, as a user would write it; None is an empty cell."""
     if value is None:
         return DASH
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(text, value))
+        return ", ".join(map(value_cell, value))
     if isinstance(value, float):
         return f"{value:g}"
     return str(value)
