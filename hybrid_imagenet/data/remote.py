@@ -1,6 +1,4 @@
-"""Reads files at a URL by way of copies in a local directory, and waits for a server that does not
-answer.
-"""
+"""Reads files at a URL: copies them to a local directory and repeats failed requests."""
 
 from __future__ import annotations
 
@@ -27,22 +25,41 @@ from hybrid_imagenet.errors import StorageError, UserError, import_optional, wit
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0)  # seconds before the next try; the last one from then on
-_SHORTEST = 10.0  # seconds that a request may always take
-_BLOCK = 8 << 20  # bytes of one request: what is lost when a connection breaks
-_SMALLEST = 64 << 10  # bytes of one request after others have failed
-_FETCHING = 4  # files that a rank copies ahead at the same time
-_LOOKUPS = 16  # files about which a rank asks at the same time
-# What file systems tell of a file that differs when its content does, the most certain first.
-_VERSIONS = (
-    *("ETag", "etag", "md5Hash", "Content-MD5", "Digest", "xet_hash", "blob_id"),
-    *("Last-Modified", "LastModified", "last_modified", "mtime"),
+# Delays before the second, third, ... try of a request. The last one is used from then on.
+_RETRY_DELAYS_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
+# A request may always take this long, even if --storage_timeout is shorter.
+_MIN_REQUEST_SECONDS = 10.0
+# Bytes of one request. They are lost if the connection breaks.
+_BLOCK_BYTES = 8 << 20
+# Bytes of a request after others have failed.
+_MIN_BLOCK_BYTES = 64 << 10
+# Files that a rank copies ahead at the same time.
+_NUM_COPY_THREADS = 4
+# Files whose sizes a rank asks for at the same time.
+_NUM_LOOKUP_THREADS = 16
+_MAX_REASON_CHARACTERS = 200
+# What file systems report about a file that changes with its content, the most reliable first.
+_VERSION_KEYS = (
+    "ETag",
+    "etag",
+    "md5Hash",
+    "Content-MD5",
+    "Digest",
+    "xet_hash",
+    "blob_id",
+    "Last-Modified",
+    "LastModified",
+    "last_modified",
+    "mtime",
 )
 
 
-class _Known(NamedTuple):
-    """What a server tells of a file: bytes, and what differs when its content does ("" where it
-    tells nothing).
+class _RemoteFileInfo(NamedTuple):
+    """What a server reports about a file.
+
+    Attributes:
+      size: size in bytes.
+      version: value that changes with the content; "" if the server reports none.
     """
 
     size: int
@@ -50,274 +67,345 @@ class _Known(NamedTuple):
 
 
 class RemoteDirectory(Directory):
-    """Files at a URL, copied whole to a local directory when they are first needed, once for all
-    ranks of a machine.
+    """Gives access to files at a URL through local copies.
 
-    A request that fails is made again for `timeout` seconds, where it had stopped. A copy has its
-    name only when it is complete; the name tells the size and the version (ETag, checksum or date)
-    that the server gave the file. So a file that has changed at the URL is copied again at the next
-    start, and one that changes during a copy is refused. Copies stay until the user removes them.
+    A whole file is copied when it is first needed, once for all ranks of a host. If a request
+    fails, it is repeated for `timeout` seconds, and the copy continues where it stopped. Copies
+    stay until the user removes them.
 
-    Args:
-      copies: local directory.
-      timeout: seconds for which a request that fails is made again.
-
-    Raises:
-      UserError: without fsspec, or what it needs for this kind of URL; for a directory that cannot
-        be written.
+    A copy gets its final name when it is complete. The name depends on the file's size and version
+    (ETag, checksum or date) on the server. So a file that has changed at the URL is copied again at
+    the next start, and a file that changes during a copy is an error.
     """
 
     remote = True
 
-    def __init__(self, url: str, copies: Path, timeout: float) -> None:
+    def __init__(self, url: str, cache_dir: Path, timeout: float) -> None:
+        """Prepares the directory of copies; the server is not asked.
+
+        Args:
+          url: URL of the directory.
+          cache_dir: local directory for the copies.
+          timeout: seconds for which a failed request is repeated.
+
+        Raises:
+          UserError: if fsspec or a package that it needs for this URL is missing, or if the local
+            directory cannot be written.
+        """
         super().__init__(url)
         if "?" in url or "#" in url:
-            raise UserError(f"--data_dir={url}: give the URL of a directory, without a query")
-        self._files, root = _file_system(url)
+            raise UserError(
+                f"--data_dir={url} has a query or a fragment. Set it to the URL of a directory."
+            )
+        self._file_system, root = _open_file_system(url)
         self._root = root.rstrip("/")
-        self._ask = Retries(timeout)
-        self._copies = copies / f"files-{hashlib.sha256(self._root.encode()).hexdigest()[:16]}"
+        self._request = Retries(timeout)
+        url_digest = hashlib.sha256(self._root.encode()).hexdigest()[:16]
+        self._copies_dir = cache_dir / f"files-{url_digest}"
         try:
-            self._copies.mkdir(parents=True, exist_ok=True)
+            self._copies_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(
-                f"--data_cache_dir={copies}: cannot be written ({error.strerror or error})"
+                f"--data_cache_dir={cache_dir}: cannot be written ({error.strerror or error})"
             ) from None
-        self._known: dict[str, _Known] = {}
-        self._ranges = False  # whether the server is known to send parts of files
-        self._copied = ReadCounter()  # reads of copies, which say nothing about the server
-        self._ahead: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._asked: Sequence[str] = ()
-        self._threads: list[threading.Thread] = []
+        self._info_by_name: dict[str, _RemoteFileInfo] = {}
+        # Whether the server is known to send parts of files.
+        self._sends_ranges = False
+        # `reads` counts requests to the server, so reads of local copies are counted separately.
+        self._copy_reads = ReadCounter()
+        self._copy_queue: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._names_to_prefetch: Sequence[str] = ()
+        self._copy_threads: list[threading.Thread] = []
         self._lock = threading.Lock()
 
     def list_files(self) -> list[str]:
-        found: list[str] = []  # for HTTP the links on the directory's page
-        for place in ("", *SUBDIRECTORIES):
-            if place and not any(name.rstrip("/") == place for name in found):
-                continue
-            url = f"{self._root}/{place}".rstrip("/") + "/"
-            try:
-                listed = self._ask(
-                    functools.partial(self._files.ls, url, detail=False), self.location
-                )
-            except FileNotFoundError:
-                raise UserError(
-                    f"--data_dir={self.location}: no such directory, or no access to it"
-                ) from None
-            names = [
-                entry.rstrip("/").rpartition("/")[2] + "/" * entry.endswith("/") for entry in listed
-            ]
-            found += [f"{place}/{name}" if place else name for name in names]
-        return sorted({name for name in found if not name.endswith("/")})
+        """Returns the names of all files, sorted.
+
+        Over HTTP these are the links on the page of the directory.
+
+        Raises:
+          UserError: if the directory does not exist or may not be read.
+        """
+        names = self._list_directory("")
+        for subdirectory in SUBDIRECTORIES:
+            if any(name.rstrip("/") == subdirectory for name in names):
+                names += self._list_directory(subdirectory)
+        return sorted({name for name in names if not name.endswith("/")})
+
+    def _list_directory(self, subdirectory: str) -> list[str]:
+        """Returns the names in the root or in a subdirectory; HTTP directories end with "/"."""
+        url = f"{self._root}/{subdirectory}".rstrip("/") + "/"
+        try:
+            paths = self._request(
+                functools.partial(self._file_system.ls, url, detail=False), self.location
+            )
+        except FileNotFoundError:
+            raise UserError(
+                f"--data_dir={self.location}: no such directory, or no access to it"
+            ) from None
+        prefix = f"{subdirectory}/" if subdirectory else ""
+        names = []
+        for path in paths:
+            name = path.rstrip("/").rpartition("/")[2]
+            suffix = "/" if path.endswith("/") else ""
+            names.append(prefix + name + suffix)
+        return names
 
     def read_small_file(self, name: str) -> bytes | None:
+        """Returns the content of a small file without a copy, or None if it does not exist."""
         try:
-            content: bytes = self._ask(
-                lambda: self._files.cat_file(self._at(name)), self.display_name(name)
+            content: bytes = self._request(
+                lambda: self._file_system.cat_file(self._url_of(name)), self.display_name(name)
             )
         except FileNotFoundError:
             return None
         return content
 
     def local_path(self, name: str) -> Path:
-        copy = self._copy(name)
-        while not self._is_there(name, copy):
-            self._fetch(name, copy, wait=True)
+        """Returns the path of a file's copy, which is made if it does not exist.
+
+        Raises:
+          UserError: if the file changes at the URL, or the copy cannot be written.
+          FileNotFoundError: if there is no such file.
+          StorageError: if the URL does not answer.
+        """
+        copy = self._copy_path(name)
+        while not self._is_copied(name, copy):
+            self._copy_file(name, copy, wait=True)
         return copy
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        return read_at(str(self.local_path(name)), offset, length, self._copied)
+        """Returns `length` bytes of a file's copy, or fewer at the end of the file.
+
+        Raises:
+          UserError, FileNotFoundError, StorageError: as `local_path`.
+        """
+        return read_at(str(self.local_path(name)), offset, length, self._copy_reads)
 
     def read_tail(self, name: str, length: int) -> bytes:
-        size = self._about(name).size
-        start, parts = max(0, size - length), b""
-        while start + len(parts) < size:
-            parts += self._block(name, start + len(parts), size)
-        return parts
+        """Returns the last `length` bytes of a file without a copy.
+
+        Raises:
+          FileNotFoundError: if there is no such file.
+          StorageError: if the URL does not answer.
+        """
+        size = self._info(name).size
+        start = max(0, size - length)
+        content = b""
+        while start + len(content) < size:
+            content += self._read_block(name, start + len(content), size)
+        return content
 
     def index_path(self, name: str) -> Path | None:
-        return _index_of(self._copy(name))
+        """Returns the path for the index of a file, next to its copy."""
+        return _index_path_of(self._copy_path(name))
 
     def prefetch(self, names: Sequence[str]) -> None:
-        if names == self._asked:
+        """Starts to copy the files that will be read next, in this order."""
+        if names == self._names_to_prefetch:
             return
         with self._lock:
-            self._asked = names
+            self._names_to_prefetch = names
             for name in names:
-                if not self._copy(name).exists():
-                    self._ahead.put(name)
-            while len(self._threads) < _FETCHING:
-                # Daemons: a copy that is under way must not hold up the end of the program.
-                self._threads.append(
-                    threading.Thread(target=self._fetch_ahead, name="storage", daemon=True)
-                )
-                self._threads[-1].start()
+                if not self._copy_path(name).exists():
+                    self._copy_queue.put(name)
+            while len(self._copy_threads) < _NUM_COPY_THREADS:
+                # They are daemons, because an unfinished copy must not delay the program's end.
+                thread = threading.Thread(target=self._copy_from_queue, name="storage", daemon=True)
+                self._copy_threads.append(thread)
+                thread.start()
 
     def look_up_sizes(self, names: Sequence[str]) -> None:
-        outside = next(
-            (name for name in names if ".." in PurePosixPath(name).parts or name.startswith("/")),
-            None,
-        )
-        if outside is not None:
-            raise UserError(
-                f"{self.display_name(outside)} is outside of the directory. Correct its name in the"
-                " list."
-            )
-        first, *others = names
-        self._known[first] = self._answer(
-            first
-        )  # alone: the hub's file system lists the directory for it
-        with concurrent.futures.ThreadPoolExecutor(_LOOKUPS) as pool:
-            self._known |= zip(others, pool.map(self._answer, others), strict=True)
+        """Asks the server for the sizes of many files at once.
 
-    def _at(self, name: str) -> str:
+        Raises:
+          UserError: for a name outside of the directory, or if the server does not report sizes.
+          FileNotFoundError: if there is no such file.
+          StorageError: if the URL does not answer.
+        """
+        for name in names:
+            if ".." in PurePosixPath(name).parts or name.startswith("/"):
+                raise UserError(
+                    f"{self.display_name(name)} is outside of the directory. Correct its name in"
+                    " the list."
+                )
+        first, *others = names
+        # The hub's file system lists the directory for the first file, and uses the list for the
+        # others. So the first request goes alone.
+        self._info_by_name[first] = self._request_info(first)
+        with concurrent.futures.ThreadPoolExecutor(_NUM_LOOKUP_THREADS) as pool:
+            self._info_by_name |= zip(others, pool.map(self._request_info, others), strict=True)
+
+    def _url_of(self, name: str) -> str:
         return f"{self._root}/{name}"
 
-    def _about(self, name: str) -> _Known:
-        if name not in self._known:
+    def _info(self, name: str) -> _RemoteFileInfo:
+        """Returns size and version of a file at the first request of this process."""
+        if name not in self._info_by_name:
             self.look_up_sizes([name])
-        return self._known[name]
+        return self._info_by_name[name]
 
-    def _answer(self, name: str) -> _Known:
-        info = self._ask(lambda: self._files.info(self._at(name)), self.display_name(name))
+    def _request_info(self, name: str) -> _RemoteFileInfo:
+        info = self._request(
+            lambda: self._file_system.info(self._url_of(name)), self.display_name(name)
+        )
         if info.get("size") is None:
             raise UserError(
-                f"{self.display_name(name)}: the server does not report its size; use one that does"
+                f"The server of {self.display_name(name)} does not report the file's size. Use a"
+                " server that does."
             )
-        return _Known(
-            int(info["size"]),
-            next((f"{key}={info[key]}" for key in _VERSIONS if info.get(key)), ""),
-        )
+        for key in _VERSION_KEYS:
+            if info.get(key):
+                return _RemoteFileInfo(int(info["size"]), f"{key}={info[key]}")
+        return _RemoteFileInfo(int(info["size"]), "")
 
     def _check_unchanged(self, name: str) -> None:
-        """Raises UserError if a file is no longer what it was at the start."""
-        before, now = self._about(name), self._answer(name)
-        if before != now:
+        """Raises UserError if a file has changed since this process first asked for it."""
+        first = self._info(name)
+        latest = self._request_info(name)
+        if first != latest:
             raise UserError(
                 f"{self.display_name(name)} has changed at the URL since this start, from"
-                f" {before.size} bytes, {before.version}, to {now.size} bytes, {now.version}."
+                f" {first.size} bytes, {first.version}, to {latest.size} bytes, {latest.version}."
                 " Start again when it no longer changes."
             )
 
-    def _copy(self, name: str) -> Path:
-        """Returns where the copy of a file is or will be; another version of the file has another
-        place.
-        """
-        path = self._copies / name
-        return path.with_name(
-            f"{hashlib.sha256(repr(tuple(self._about(name))).encode()).hexdigest()[:12]}-{path.name}"
-        )
+    def _copy_path(self, name: str) -> Path:
+        """Returns the path of a file's copy, which depends on the file's version."""
+        version_digest = hashlib.sha256(repr(tuple(self._info(name))).encode()).hexdigest()[:12]
+        path = self._copies_dir / name
+        return path.with_name(f"{version_digest}-{path.name}")
 
-    def _is_there(self, name: str, copy: Path) -> bool:
+    def _is_copied(self, name: str, copy: Path) -> bool:
         try:
-            return copy.stat().st_size == self._about(name).size
+            return copy.stat().st_size == self._info(name).size
         except FileNotFoundError:
             return False
 
-    def _fetch_ahead(self) -> None:
+    def _copy_from_queue(self) -> None:
+        """Copies queued files forever; runs in threads of its own."""
         while True:
-            name = self._ahead.get()
-            if name in self._asked:  # else the order has passed it
-                with contextlib.suppress(
-                    OSError, UserError
-                ):  # whoever reads the file tells what is wrong
-                    self._fetch(name, self._copy(name), wait=False)
+            name = self._copy_queue.get()
+            # A name that was queued by an earlier call of `prefetch` may no longer be needed.
+            if name in self._names_to_prefetch:
+                # The thread that reads the file will get the same error and report it.
+                with contextlib.suppress(OSError, UserError):
+                    self._copy_file(name, self._copy_path(name), wait=False)
 
-    def _fetch(self, name: str, copy: Path, *, wait: bool) -> None:
-        """Copies a file unless another thread or rank does; with `wait` returns when that one is
-        done.
+    def _copy_file(self, name: str, copy: Path, *, wait: bool) -> None:
+        """Copies a file, unless another thread or rank is copying it.
 
-        Where the directory of copies is on a file system without locks, each rank makes its own
-        copy, and the last one to finish replaces the others.
+        If the file system of the copies has no locks, each rank makes its own copy, and the last
+        one to finish replaces the others.
+
+        Args:
+          name: the file.
+          copy: path of its copy.
+          wait: whether to wait for the other thread or rank.
+
+        Raises:
+          UserError: if the file changes at the URL, or the copy cannot be written.
+          FileNotFoundError: if there is no such file.
+          StorageError: if the URL does not answer.
         """
         part = copy.with_name(f".{copy.name}.part")
         try:
             copy.parent.mkdir(parents=True, exist_ok=True)
-            # Not truncated when it is opened: another rank may be writing it.
+            # The file is not truncated when it is opened, because another rank may be writing it.
             with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
                 try:
-                    locked = _locked(file.fileno(), wait)
+                    is_locked = _lock(file.fileno(), wait)
                 except files.LocksNotSupportedError:
                     part.unlink(missing_ok=True)
-                    part = copy.with_name(f".{copy.name}.{secrets.token_hex(8)}.part")
-                    try:
-                        with part.open("xb") as own_file:
-                            self._fill(name, own_file, part, copy)
-                    finally:
-                        part.unlink(
-                            missing_ok=True
-                        )  # after an error; nothing else would ever use it
+                    self._copy_without_lock(name, copy)
                     return
-                if not locked or not _same_file(file.fileno(), part):
-                    return  # another one copies it, or has given it its name or removed it
-                if self._is_there(name, copy):
+                if not is_locked or not _is_same_file(file.fileno(), part):
+                    # Another rank is copying it, or has renamed or removed the part meanwhile.
+                    return
+                if self._is_copied(name, copy):
                     part.unlink()
                     return
-                self._fill(name, file, part, copy)
+                self._download(name, file, part, copy)
         except OSError as error:
             if isinstance(error, FileNotFoundError) and error.filename is None:
-                raise  # not at the URL
+                # The file does not exist at the URL. Errors of local files have a file name.
+                raise
             raise UserError(
-                f"{copy}: cannot be written ({error.strerror or error}); free space, or give"
-                " another --data_cache_dir"
+                f"{copy} cannot be written ({error.strerror or error}). Free space, or set another"
+                " --data_cache_dir."
             ) from None
 
-    def _fill(self, name: str, file: IO[bytes], part: Path, copy: Path) -> None:
-        """Copies a file from the URL into `file`, which is open at `part`, and then renames `part`
-        to `copy`.
+    def _copy_without_lock(self, name: str, copy: Path) -> None:
+        part = copy.with_name(f".{copy.name}.{secrets.token_hex(8)}.part")
+        try:
+            with part.open("xb") as file:
+                self._download(name, file, part, copy)
+        finally:
+            # After an error, nothing would ever use this part, because its name is random.
+            part.unlink(missing_ok=True)
+
+    def _download(self, name: str, file: IO[bytes], part: Path, copy: Path) -> None:
+        """Downloads a file and gives it the name of the copy.
+
+        Args:
+          name: the file at the URL.
+          file: where it is written.
+          part: path of `file`.
+          copy: final path.
         """
-        size = self._about(name).size
-        file.truncate(0)  # what an earlier run left may never have reached the disk
+        size = self._info(name).size
+        # Bytes of an earlier run are not used, because they may never have reached the disk.
+        file.truncate(0)
         while file.tell() < size:
-            file.write(self._block(name, file.tell(), size))
+            file.write(self._read_block(name, file.tell(), size))
         self._check_unchanged(name)
         file.flush()
         os.fsync(file.fileno())
-        _index_of(copy).unlink(missing_ok=True)
+        # The index of an earlier copy may differ from that of this one.
+        _index_path_of(copy).unlink(missing_ok=True)
         part.replace(copy)
 
-    def _block(self, name: str, start: int, end: int) -> bytes:
-        """Returns the bytes [start, end) of a file, or the first of them: `_BLOCK` or fewer, at
-        least one.
+    def _read_block(self, name: str, start: int, end: int) -> bytes:
+        """Returns the next bytes of a file, which are at least one and at most up to `end`.
 
-        All from `start` on if the server sends the whole file regardless.
+        They are at most `_BLOCK_BYTES`, unless the server ignores ranges and sends the whole file:
+        then they are all bytes from `start` on.
         """
-        size, most = self._about(name).size, _BLOCK
+        size = self._info(name).size
+        length = _BLOCK_BYTES
 
-        def block() -> bytes:
-            nonlocal most
-            stop = min(end, start + most)
-            most = min(most, max(_SMALLEST, most // 8))  # a slow server gets less to send
-            content: bytes = self._files.cat_file(self._at(name), start=start, end=stop)
+        def request_block() -> bytes:
+            nonlocal length
+            stop = min(end, start + length)
+            # If this try fails, the next one asks for less, because the server may be slow.
+            length = min(length, max(_MIN_BLOCK_BYTES, length // 8))
+            content: bytes = self._file_system.cat_file(self._url_of(name), start=start, end=stop)
             if len(content) == size:
                 return content[start:]
             if len(content) != stop - start:
                 raise OSError(f"{len(content)} of {stop - start} bytes came")
-            self._ranges = True
+            self._sends_ranges = True
             return content
 
-        # A server that may send the whole file gets the time for it.
-        content = self._ask(
-            block,
-            self.display_name(name),
-            patience=1.0 if self._ranges else max(1.0, size / _BLOCK),
-        )
+        # A server that may send the whole file gets time for all of it.
+        patience = 1.0 if self._sends_ranges else max(1.0, size / _BLOCK_BYTES)
+        content = self._request(request_block, self.display_name(name), patience)
         self.reads.add(len(content))
         return content
 
 
-def _file_system(url: str) -> tuple[Any, str]:
+def _open_file_system(url: str) -> tuple[Any, str]:
+    """Returns fsspec's file system for a URL, and the path in it."""
     fsspec = import_optional(
-        "fsspec", f"--data_dir={url}: needs fsspec (pip install 'fsspec[http]')"
+        "fsspec", f"--data_dir={url} needs fsspec. Run: pip install 'fsspec[http]'"
     )
     options: dict[str, Any] = {}
     try:
         if url.startswith(("http://", "https://")):
             import aiohttp
 
-            # Below --storage_timeout, so that a connection over a cut network ends and is made
-            # again.
+            # These are below the default of --storage_timeout, so that a connection over a broken
+            # network ends and is made again.
             limits = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=20)
             options = {"client_kwargs": {"timeout": limits, "trust_env": True}}
         return fsspec.core.url_to_fs(url, **options)
@@ -327,12 +415,12 @@ def _file_system(url: str) -> tuple[Any, str]:
         raise UserError(f"--data_dir={url}: is not a URL that can be read ({error})") from None
 
 
-def _index_of(copy: Path) -> Path:
-    """Returns where the index of a copy is kept, as long as the copy is."""
+def _index_path_of(copy: Path) -> Path:
     return copy.with_name(f"{copy.name}.index.npz")
 
 
-def _locked(descriptor: int, wait: bool) -> bool:
+def _lock(descriptor: int, wait: bool) -> bool:
+    """Locks a file; returns False if another process has locked it and `wait` is not set."""
     try:
         files.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
@@ -340,7 +428,7 @@ def _locked(descriptor: int, wait: bool) -> bool:
     return True
 
 
-def _same_file(descriptor: int, path: Path) -> bool:
+def _is_same_file(descriptor: int, path: Path) -> bool:
     try:
         return os.fstat(descriptor).st_ino == path.stat().st_ino
     except FileNotFoundError:
@@ -348,85 +436,107 @@ def _same_file(descriptor: int, path: Path) -> bool:
 
 
 class Retries:
-    """Makes requests again that fail; safe to use from several threads.
+    """Calls functions that send requests, and repeats them if they fail.
 
-    Args:
-      timeout: seconds after its first failure in which a request is made again.
+    It is safe to use from several threads.
     """
 
     def __init__(self, timeout: float) -> None:
-        self._timeout = timeout
-        self._failing = False  # in any thread: one line tells of it
-
-    def __call__(self, request: Callable[[], T], where: str, patience: float = 1.0) -> T:
-        """Returns what a request returns.
+        """Sends nothing yet.
 
         Args:
-          request: is called in a thread of its own, once for each try. A try that takes longer than
-            `timeout` has failed; what it does afterwards is ignored.
-          where: what is asked for, for messages.
+          timeout: seconds after the first failure of a request during which it is repeated.
+        """
+        self._timeout = timeout
+        # Whether any request is failing. All threads share it, so that one outage is one warning.
+        self._is_failing = False
+
+    def __call__(self, request: Callable[[], T], name: str, patience: float = 1.0) -> T:
+        """Returns the result of a request.
+
+        Args:
+          request: function that is called once for each try, in a new thread. A try that takes
+            longer than `timeout` has failed, and its result is ignored.
+          name: what is requested, for messages.
           patience: factor on the time that a try may take.
 
         Raises:
           FileNotFoundError: if there is no such file, or no access to it.
-          StorageError: if it has failed for `timeout` seconds, and twice at least.
+          StorageError: if the request has failed for `timeout` seconds and at least twice.
         """
-        first: float | None = None
-        for tries in itertools.count():
+        first_failure: float | None = None
+        for num_failures in itertools.count():
             try:
-                result = _within(max(self._timeout, _SHORTEST) * patience, request)
+                seconds = max(self._timeout, _MIN_REQUEST_SECONDS) * patience
+                result = _call_with_timeout(seconds, request)
             except Exception as error:
-                if _permanent(error):
-                    raise FileNotFoundError(where) from None
-                first = first or time.monotonic()
-                self._wait(where, error, first, tries)
+                if _is_permanent(error):
+                    raise FileNotFoundError(name) from None
+                first_failure = first_failure or time.monotonic()
+                self._wait(name, error, first_failure, num_failures)
             else:
-                self._failing = False
+                self._is_failing = False
                 return result
         raise AssertionError
 
-    def _wait(self, where: str, error: Exception, first: float, tries: int) -> None:
-        """Waits before the next try; raises StorageError when there is to be none."""
-        reason = " ".join(str(error.__cause__ or error).split())[:200] or type(error).__name__
-        if not self._failing:
-            self._failing = True
+    def _wait(self, name: str, error: Exception, first_failure: float, num_failures: int) -> None:
+        """Waits before the next try.
+
+        Args:
+          name: what is requested, for messages.
+          error: the error of the latest try.
+          first_failure: time of the first failed try.
+          num_failures: number of failed tries before the latest.
+
+        Raises:
+          StorageError: if there should be no further try.
+        """
+        text = " ".join(str(error.__cause__ or error).split())
+        reason = text[:_MAX_REASON_CHARACTERS] or type(error).__name__
+        if not self._is_failing:
+            self._is_failing = True
             _log.warning(
-                without_secrets(f"{where}: {reason}; trying again for {self._timeout:g} seconds")
+                without_secrets(f"{name}: {reason}; trying again for {self._timeout:g} seconds")
             )
-        left = self._timeout - (time.monotonic() - first)
-        if left <= 0 and tries:
+        remaining = self._timeout - (time.monotonic() - first_failure)
+        if remaining <= 0 and num_failures > 0:
             raise StorageError(
-                f"{where}: has failed for --storage_timeout={self._timeout:g} seconds ({reason});"
-                " start again with --resume when it answers"
+                f"{name} has failed for --storage_timeout={self._timeout:g} seconds ({reason})."
+                " Start again with --resume when it answers."
             )
-        time.sleep(max(0.0, min(_PAUSES[min(tries, len(_PAUSES) - 1)], left)))
+        delay = _RETRY_DELAYS_SECONDS[min(num_failures, len(_RETRY_DELAYS_SECONDS) - 1)]
+        time.sleep(max(0.0, min(delay, remaining)))
 
 
-def _within(seconds: float, request: Callable[[], T]) -> T:
-    """Returns what a request returns; raises TimeoutError when it takes longer, and leaves it to
-    itself.
+def _call_with_timeout(seconds: float, request: Callable[[], T]) -> T:
+    """Returns the result of a request, which is called in a new thread.
+
+    Raises:
+      TimeoutError: if it takes longer. The thread continues, and its result is ignored.
     """
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
 
-    def work() -> None:
+    def run() -> None:
         try:
             outcome.set_result(request())
         except BaseException as error:
             outcome.set_exception(error)
 
-    threading.Thread(target=work, name="request", daemon=True).start()
+    threading.Thread(target=run, name="request", daemon=True).start()
     try:
         return outcome.result(seconds)
     except TimeoutError:
         if outcome.done():
-            raise  # the request's own
+            # The request itself has raised it.
+            raise
         raise TimeoutError(f"not done after {seconds:g} seconds") from None
 
 
-def _permanent(error: Exception) -> bool:
-    """Returns whether a request cannot succeed: there is no such file, or it is not for us."""
+def _is_permanent(error: Exception) -> bool:
+    """Returns whether a repeated request would fail again: no such file, or no access."""
     cause = error.__cause__ or error
     status = getattr(cause, "status", None)
     if isinstance(status, int) and status:
+        # 408 is a timeout of the server, and 429 means too many requests.
         return 400 <= status < 500 and status not in (408, 429)
     return isinstance(cause, (FileNotFoundError, PermissionError))

@@ -153,16 +153,16 @@ def test_a_connection_that_breaks_inside_of_a_file_goes_on_where_it_broke(
     tmp_path, serve, monkeypatch
 ):
     server = serve(numbered(tmp_path / "set"))
-    monkeypatch.setattr(remote, "_BLOCK", 3000)
+    monkeypatch.setattr(remote, "_BLOCK_BYTES", 3000)
     directory = opened(server, tmp_path / "copies")
     asked = []
 
-    def broken_once(path, start, end, cat=directory._files.cat_file):
+    def broken_once(path, start, end, cat=directory._file_system.cat_file):
         asked.append(start)
         content = cat(path, start=start, end=end)
         return content[:100] if asked.count(6000) == 1 and start == 6000 else content
 
-    monkeypatch.setattr(directory._files, "cat_file", broken_once)
+    monkeypatch.setattr(directory._file_system, "cat_file", broken_once)
     whole = tmp_path / "set" / "train-0000.tar"
     assert directory.local_path("train-0000.tar").read_bytes() == whole.read_bytes()
     assert asked == [*range(0, 6000, 3000), 6000, *range(6000, whole.stat().st_size, 3000)]
@@ -221,7 +221,7 @@ def test_ranks_whose_server_dies_go_on_with_exactly_the_rest(pools, tmp_path, se
             {"cache_dir": None},
             "is a URL. Set --data_cache_dir to a local directory for copies",
         ),
-        ("http://127.0.0.1:9/set?token=x", {}, "without a query"),
+        ("http://127.0.0.1:9/set?token=x", {}, "has a query or a fragment"),
         ("nonsense://host/set", {}, "not a URL that can be read"),
         ("s3://bucket/set", {}, "s3fs"),
         (
@@ -281,7 +281,7 @@ def test_a_file_that_vanishes_from_the_url_is_a_bad_record(tmp_path, serve):
 
 def test_a_server_without_ranges_sends_a_file_once_for_all_its_parts(tmp_path, serve, monkeypatch):
     server = serve(numbered(tmp_path / "set"), ranges=False)
-    monkeypatch.setattr(remote, "_BLOCK", 3000)
+    monkeypatch.setattr(remote, "_BLOCK_BYTES", 3000)
     directory = opened(server, tmp_path / "copies")
     assert (
         directory.local_path("train-0000.tar").read_bytes()
@@ -298,17 +298,17 @@ def read(server, copies):
 def test_a_copy_that_was_cut_is_made_again_whole(tmp_path, serve, monkeypatch):
     server, copies = serve(numbered(tmp_path / "set")), tmp_path / "copies"
     whole = (tmp_path / "set" / "train-0000.tar").read_bytes()
-    monkeypatch.setattr(remote, "_BLOCK", 3000)
+    monkeypatch.setattr(remote, "_BLOCK_BYTES", 3000)
     for cut in range(1, len(whole) // 3000):
         directory = opened(server, copies)
 
-        def stopped(path, start, end, cat=directory._files.cat_file, cut=cut):
+        def stopped(path, start, end, cat=directory._file_system.cat_file, cut=cut):
             if start >= 3000 * cut:
                 raise KeyboardInterrupt
             return cat(path, start=start, end=end)
 
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(directory._files, "cat_file", stopped)
+            patch.setattr(directory._file_system, "cat_file", stopped)
             directory.local_path("train-0000.tar")
         assert read(server, copies) == whole
         next(copies.rglob("*train-0000.tar")).unlink()

@@ -11,7 +11,7 @@ from hybrid_imagenet.errors import StorageError
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(remote, "_PAUSES", (0.01,))
+    monkeypatch.setattr(remote, "_RETRY_DELAYS_SECONDS", (0.01,))
 
 
 class Request:
@@ -37,13 +37,13 @@ def test_a_slow_transfer_that_breaks_once_gets_a_second_try():
 
 
 def test_what_never_ends_counts_as_failed(monkeypatch):
-    monkeypatch.setattr(remote, "_SHORTEST", 0.1)
+    monkeypatch.setattr(remote, "_MIN_REQUEST_SECONDS", 0.1)
     with pytest.raises(StorageError, match=r"not done after 0\.1 seconds"):
         Retries(0.05)(Request((60, None)), "file")
 
 
 def test_a_request_for_more_bytes_gets_more_time(monkeypatch):
-    monkeypatch.setattr(remote, "_SHORTEST", 0.1)
+    monkeypatch.setattr(remote, "_MIN_REQUEST_SECONDS", 0.1)
     assert Retries(0.05)(Request((0.3, None)), "file", patience=100) == 1
 
 
@@ -59,7 +59,7 @@ def test_it_ends_when_it_has_failed_for_the_timeout_and_one_line_tells_of_each_o
     ask, request = Retries(0.2), Request((0, BROKEN))
     began = time.monotonic()
     with pytest.raises(
-        StorageError, match=r"file: has failed for --storage_timeout=0\.2 seconds .*broke"
+        StorageError, match=r"file has failed for --storage_timeout=0\.2 seconds .*broke"
     ):
         ask(request, "file")
     assert time.monotonic() - began >= 0.2
