@@ -22,7 +22,7 @@ OFFSET = (-np.array(MEAN) / np.array(STANDARD_DEVIATION)).astype(np.float32)
 def normalize(images: tf.Tensor, dtype: tf.DType | str = tf.float32) -> tf.Tensor:
     """Normalizes pixels to zero mean and unit variance per channel.
 
-    Mean and variance are those of ImageNet. It computes in FP32.
+    Mean and variance were measured on ImageNet. The computation is in FP32.
 
     Args:
       images: uint8 or float [b, s, s, 3], 0 to 255.

@@ -84,7 +84,9 @@ _UNSUPPORTED_SIGNATURES = (
 
 # The kinds of images, by how TensorFlow decodes them: its JPEG decoder crops and reduces;
 # `decode_image` returns RGB for OTHER, but for ANY_CHANNELS only the channels that the image has.
-JPEG, OTHER, ANY_CHANNELS = 0, 1, 2
+JPEG = 0
+OTHER = 1
+ANY_CHANNELS = 2
 # The reductions at which libjpeg decodes.
 RATIOS = (1, 2, 4, 8)
 # Each kind has a branch for each ratio. This is the first branch that does not decode JPEGs.
@@ -116,7 +118,7 @@ _stderr_lock = threading.Lock()
 
 
 class DecodedHeader(NamedTuple):
-    """What the header of an encoded image says.
+    """The kind and the size of an encoded image, from its header.
 
     Attributes:
       kind: JPEG, OTHER or ANY_CHANNELS.

@@ -66,7 +66,7 @@ class SkippedFiles:
 
 
 def files_of_split(
-    directory: str, split: str, files_named: Callable[[str], Sequence[str]]
+    directory: str, split: str, files_by_split_name: Callable[[str], Sequence[str]]
 ) -> list[str]:
     """Returns the files of a split, under the first of its names that has files.
 
@@ -76,19 +76,18 @@ def files_of_split(
     Args:
       directory: where the files are, for messages.
       split: "train" or "validation".
-      files_named: returns the files that have a given split name.
+      files_by_split_name: returns the files that have a given split name.
 
     Raises:
       UserError: if there are files under two of `validation`, `val` and `valid`, or if one file
         belongs to both splits.
     """
-    files_by_name = {
-        name: list(files_named(name)) for names in SPLIT_NAMES.values() for name in names
-    }
+    files: dict[str, list[str]] = {}
+    for split_names in SPLIT_NAMES.values():
+        for split_name in split_names:
+            files[split_name] = list(files_by_split_name(split_name))
     # "test" is not compared: many datasets have a test split next to the validation split.
-    validation_sets = [
-        files_by_name[name] for name in ("validation", "val", "valid") if files_by_name[name]
-    ]
+    validation_sets = [files[name] for name in ("validation", "val", "valid") if files[name]]
     if len(validation_sets) > 1:
         first, second = validation_sets[:2]
         raise UserError(
@@ -96,8 +95,8 @@ def files_of_split(
             " one of them away."
         )
     files_by_split = {
-        key: next((files_by_name[name] for name in names if files_by_name[name]), [])
-        for key, names in SPLIT_NAMES.items()
+        key: next((files[name] for name in split_names if files[name]), [])
+        for key, split_names in SPLIT_NAMES.items()
     }
     in_both_splits = sorted({*files_by_split["train"]} & {*files_by_split["validation"]})
     if in_both_splits:
@@ -108,11 +107,13 @@ def files_of_split(
     return files_by_split[split]
 
 
-def word_lookup(names: Iterable[str], suffix: str) -> Callable[[str], list[str]]:
-    """Returns a function that finds the files whose path contains a word.
+def split_name_lookup(names: Iterable[str], suffix: str) -> Callable[[str], list[str]]:
+    """Returns a function that finds the files whose path contains a split name.
+
+    The split name must be a whole word. Words are separated by `-`, `/`, `_` or `.`.
 
     Args:
-      names: paths of files. Words are separated by `-`, `/`, `_` or `.`.
+      names: paths of files.
       suffix: only files with this suffix are found.
     """
     words_by_name = {
@@ -121,26 +122,26 @@ def word_lookup(names: Iterable[str], suffix: str) -> Callable[[str], list[str]]
         if name.endswith(suffix)
     }
 
-    def files_with_word(word: str) -> list[str]:
-        return [name for name, words in words_by_name.items() if word in words]
+    def files_by_split_name(split_name: str) -> list[str]:
+        return [name for name, words in words_by_name.items() if split_name in words]
 
-    return files_with_word
+    return files_by_split_name
 
 
 def unassigned_files(
-    directory: str, names: Iterable[str], files_named: Callable[[str], Sequence[str]]
+    directory: str, names: Iterable[str], files_by_split_name: Callable[[str], Sequence[str]]
 ) -> tuple[DatasetNote, ...]:
     """Returns a note on the files whose names contain no split name, if there are any.
 
     Args:
       directory: where the files are, for messages.
       names: all files.
-      files_named: returns the files that have a given split name.
+      files_by_split_name: returns the files that have a given split name.
     """
     unassigned = set(names)
     for split_names in SPLIT_NAMES.values():
         for split_name in split_names:
-            unassigned.difference_update(files_named(split_name))
+            unassigned.difference_update(files_by_split_name(split_name))
     skipped = SkippedFiles()
     for name in sorted(unassigned):
         skipped.add("neither train nor validation by their names", name)

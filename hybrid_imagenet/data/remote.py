@@ -55,7 +55,7 @@ _VERSION_KEYS = (
 
 
 class _RemoteFileInfo(NamedTuple):
-    """What a server reports about a file.
+    """Size and version of a file on the server.
 
     Attributes:
       size: size in bytes.
@@ -283,7 +283,7 @@ class RemoteDirectory(Directory):
             return False
 
     def _copy_from_queue(self) -> None:
-        """Copies queued files forever; runs in threads of its own."""
+        """Copies queued files forever, in a background thread."""
         while True:
             name = self._copy_queue.get()
             # A name that was queued by an earlier call of `prefetch` may no longer be needed.

@@ -46,7 +46,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         self.wfile.write(part)
 
     def _tell(self, path):
-        """Answers as the Hugging Face hub does about the repository me/tiny, and what lies in
+        """Answers as the Hugging Face hub does about the repository me/tiny, and what is in
         it.
         """
         folder = Path(path.partition("/tree/main")[2].lstrip("/"))
@@ -83,9 +83,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 
 class Server:
-    """A process that serves a directory on a port of its own, which it has again when it is started
-    again.
-    """
+    """A process that serves a directory on a port, which stays the same if it is restarted."""
 
     def __init__(self, directory, log, *, ranges=True, dies_after=None):
         with socket.socket() as free:

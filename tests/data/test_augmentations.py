@@ -14,7 +14,7 @@ def sizes(k=200, seed=1):
 
 
 @pytest.mark.parametrize("name", augmentations.AUGMENTATIONS)
-def test_windows_lie_inside_the_image(name):
+def test_training_windows_are_inside_the_image(name):
     size = sizes()
     host = augmentations.host_augmentation(name, 224)
     window = augmentations.training_windows(name, size, draws(host.num_draws))

@@ -47,11 +47,11 @@ def photographs(width, height):
 
 def through(decoder, contents, windows, side):
     """Squares of a batch as `batches` asks for them."""
-    held = np.empty(len(contents), object)
-    held[:] = contents
+    content_array = np.empty(len(contents), object)
+    content_array[:] = contents
     kinds = np.array([images.decode_header(content)[0] for content in contents])
     branch, window = images.plan_decoding(kinds, np.array(windows), side)
-    return decoder.decode(held, branch, window)
+    return decoder.decode(content_array, branch, window)
 
 
 def by_tensorflow(contents, windows, side):
@@ -152,7 +152,7 @@ def test_an_epoch_sees_each_of_1003_examples_once_with_the_same_seeds_and_pixels
 
 
 @needs_dali
-def test_a_gpu_that_is_not_there_is_one_line():
+def test_check_installation_with_a_missing_gpu_raises_one_line():
     with pytest.raises(
         UserError,
         match=r"^--decoder=dali: NVIDIA DALI does not run on GPU 99 \(.+\)\. Omit --decoder",
@@ -242,7 +242,7 @@ def test_a_failure_that_no_image_explains_is_no_bad_record(stand_in, monkeypatch
     assert not batches.bad_records.reasons
 
 
-def test_reading_ahead_counts_the_pixels_that_wait():
+def test_read_ahead_limits_of_dali_include_the_decoded_pixels():
     batches = train(memory(8), SampleOrder(8), memory_bytes=4 << 20, readers=8, decoder="dali")
     assert batches._builder._read_ahead_limits(4, 512) == (1, 1)  # 1 MiB encoded, 3 MiB decoded
     batches = train(memory(8), SampleOrder(8), memory_bytes=4 << 20, readers=8)
@@ -250,7 +250,7 @@ def test_reading_ahead_counts_the_pixels_that_wait():
 
 
 def marked(transform):
-    """An image with an Adobe segment, which tells whether its colors were transformed."""
+    """An image with an Adobe segment, which states whether its colors were transformed."""
     segment = b"\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00" + bytes([transform])
     return support.jpeg(0)[:2] + segment + support.jpeg(0)[2:]
 
@@ -281,7 +281,7 @@ def test_is_plain_jpeg_looks_at_the_header(content, plain):
     assert images.is_plain_jpeg(content) is plain
 
 
-def test_a_missing_package_is_one_line_before_anything_else(monkeypatch):
+def test_a_missing_dali_package_raises_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     with pytest.raises(
         UserError, match=r"^--decoder=dali: NVIDIA DALI cannot be loaded \(.*nvidia.*\)\. Install"

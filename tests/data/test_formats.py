@@ -109,7 +109,7 @@ def test_jpeg_xl_decodes_to_the_pixels_that_were_encoded(name):
 
 
 @needs_jxl
-def test_jpeg_xl_in_a_container_with_parts_is_probed_and_decoded():
+def test_header_and_pixels_of_jpeg_xl_in_a_container_with_parts_are_decoded():
     def box(kind, content):
         return (8 + len(content)).to_bytes(4, "big") + kind + content
 

@@ -1,6 +1,4 @@
-"""Which files of a directory are those of a split, what is missing among them, and what is not
-read.
-"""
+"""Tests of which files belong to a split, which are missing, and which are skipped."""
 
 import os
 import shutil
@@ -15,7 +13,7 @@ from tests.data.test_sources import cache, make  # noqa: F401
 
 
 def of(split, *names):
-    return listing.files_of_split("set", split, listing.word_lookup(names, ".tar"))
+    return listing.files_of_split("set", split, listing.split_name_lookup(names, ".tar"))
 
 
 @pytest.mark.parametrize(
@@ -39,12 +37,12 @@ def of(split, *names):
         ),
     ],
 )
-def test_a_set_that_is_not_whole_or_not_alone_is_refused(names, message):
+def test_complete_file_set_rejects_missing_files_and_several_sets(names, message):
     with pytest.raises(UserError, match=message):
         listing.complete_file_set("set", "train", names)
 
 
-def test_a_whole_set_is_returned_in_the_order_of_names():
+def test_complete_file_set_sorts_by_name():
     names = [f"data/train-0000{number}-of-00003-{'cba'[number]}.parquet" for number in range(3)]
     assert listing.complete_file_set("set", "train", names[::-1]) == names
     assert listing.complete_file_set("set", "train", ["train-b.tar", "train-a.tar"]) == [
@@ -53,7 +51,7 @@ def test_a_whole_set_is_returned_in_the_order_of_names():
     ]
 
 
-def test_a_split_has_one_name_and_a_file_one_split():
+def test_files_of_split_rejects_two_names_of_a_split_and_two_splits_of_a_file():
     assert of("validation", "a-val-0.tar", "a-test-0.tar", "a-train-0.tar") == ["a-val-0.tar"]
     with pytest.raises(UserError, match=r"two validation splits, validation-0.tar and val-0.tar"):
         of("validation", "valid-0.tar", "validation-0.tar", "val-0.tar")
@@ -61,7 +59,7 @@ def test_a_split_has_one_name_and_a_file_one_split():
         of("train", "train/val-0.tar", "train/0.tar")
 
 
-def test_gaps_in_numbers_are_told_unless_these_are_no_series():
+def test_numbering_gaps_are_reported_unless_the_numbers_are_no_series():
     names = [f"train-{number:06d}.tar" for number in (0, 1, 3, 4, 6)]
     (note,) = listing.numbering_gaps("set", names)
     assert (
@@ -120,7 +118,7 @@ def test_images_that_a_tree_has_in_other_forms_or_deeper_are_counted(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["imagenet", "parquet"])
-def test_missing_shards_are_refused_and_others_counted(form, tmp_path):
+def test_missing_shards_raise_and_unassigned_files_are_counted(form, tmp_path):
     name = make(form, tmp_path)
     place, suffix = (tmp_path, "") if form == "imagenet" else (tmp_path / "data", ".parquet")
     (place / f"extra-00000-of-00001{suffix}").touch()

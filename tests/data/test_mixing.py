@@ -1,4 +1,4 @@
-"""How many classes consecutive training images hold, and what is said where these are few."""
+"""Tests of the number of classes among consecutive images, and of the warning if it is low."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def test_mixing_warning_names_the_remedy_for_a_small_window_over_sorted_files():
         "256 consecutive training images hold 12 classes on average; 226 are expected" in lines[1]
     )
     assert "Set --shuffle_window to more than 1 (0 mixes all images)" in lines[1]
-    assert lines[16] is None  # some 140 of the 160 classes in a window
+    assert lines[16] is None  # about 140 of the 160 classes in a window
     assert lines[100] is None
 
 

@@ -36,7 +36,7 @@ def train(source, order, start, sizes, rank, size, epochs=1, **options):
     )  # fmt: skip
 
 
-def test_the_remainder_can_be_dropped():
+def test_training_batches_with_drop_omit_the_remainder():
     batches = labels(
         train(SOURCE, SampleOrder(N, remainder="drop"), Cursor(), (100, 1), 0, 1, epochs=2)
     )
@@ -199,8 +199,8 @@ def test_skipped_records_are_counted_logged_and_replaced_with_the_same_steps(kin
     assert "memory, offset 44000" in caplog.text
 
 
-def test_an_image_that_was_told_to_be_bad_after_it_was_read_is_skipped():
-    """Another rank tells at the end of an epoch, when the next batches have been read already."""
+def test_an_image_that_another_rank_finds_bad_after_it_was_read_is_skipped():
+    """The other rank reports it after this rank has already read the next batches."""
     source, order = MemorySource(60, undecodable={17}), SampleOrder(60, seed=1)
     position = order.share(Cursor(), 60)[0].tolist().index(17)
     batches = train(
@@ -210,7 +210,7 @@ def test_an_image_that_was_told_to_be_bad_after_it_was_read_is_skipped():
     for _ in range(position // 4):
         next(elements)
     wait_for(lambda: source.reads >= 4 * (position // 4 + 1))
-    batches.bad_records.merge_from_ranks([[(17, "told by another rank")]])
+    batches.bad_records.merge_from_ranks([[(17, "reported by another rank")]])
     assert 18 in next(elements)["label"].numpy()
     assert batches.bad_records.replaced_examples == {(0, 17)}
 
@@ -312,7 +312,7 @@ def test_fine_stripes_of_a_large_image_become_their_mean(form):
     assert np.abs(decoded(content, (8, 8, 240, 240), 30) - 140.0).max() <= 3
 
 
-# An image whose description holds a smaller image, with an end marker of its own, as cameras write
+# An image whose description holds a smaller image, with its own end marker, as cameras write
 # it.
 WITH_THUMBNAIL = (
     b"\xff\xd8\xff\xe1"
@@ -337,7 +337,7 @@ WITH_THUMBNAIL = (
         (b"\xff\xd8\xff\xd9", "no frame header"),
     ],
 )
-def test_what_is_no_image_is_told_from_its_first_and_last_bytes(content, reason):
+def test_decode_header_of_a_damaged_image_raises_with_the_reason(content, reason):
     with pytest.raises(ValueError, match=reason):
         images.decode_header(content)
 
@@ -345,7 +345,7 @@ def test_what_is_no_image_is_told_from_its_first_and_last_bytes(content, reason)
 @pytest.mark.parametrize(
     "content", [support.jpeg(0, 31, 57), support.png(0, 31, 57), WITH_THUMBNAIL]
 )
-def test_bytes_after_the_end_of_an_image_do_no_harm(content):
+def test_bytes_after_the_end_of_an_image_are_ignored(content):
     trailing = content + random.Random(1).randbytes(5000)
     assert images.decode_header(trailing) == images.decode_header(content)
     _, height, width = images.decode_header(content)

@@ -30,7 +30,7 @@ def test_each_of_1003_examples_is_read_once(pools, ranks):
     assert len(labels) == -(-1003 // (16 * ranks)) * 16 * ranks
 
 
-def test_the_rest_is_read_after_a_restart_on_other_ranks(pools):
+def test_a_restart_on_other_ranks_reads_the_remaining_examples(pools):
     before = read(pools[4], 12, steps=5)
     after = read(pools[2], 10, start=(0, len(before)))
     assert len(before) == 240

@@ -140,12 +140,12 @@ def test_a_server_that_is_killed_inside_of_an_epoch_and_comes_back_loses_nothing
             threading.Timer(1.5, server.start).start()
         seen.append(batch["image"].numpy())
     assert np.array_equal(seen, expected)
-    told = [
+    warnings = [
         record.message
         for record in caplog.records
         if "trying again for 120 seconds" in record.message
     ]
-    assert 1 <= len(told) <= 3
+    assert 1 <= len(warnings) <= 3
     assert fetched(server).keys() == {f"/train-{n:04d}.tar" for n in range(10)}
 
 
@@ -236,7 +236,7 @@ def test_ranks_whose_server_dies_go_on_with_exactly_the_rest(pools, tmp_path, se
         ),
     ],
 )
-def test_what_cannot_be_used_gets_one_line(url, options, message, tmp_path):
+def test_a_remote_directory_that_cannot_be_used_raises_one_line(url, options, message, tmp_path):
     with pytest.raises(UserError, match=message) as caught:
         data.open_source(
             **{"name": "webdataset", "data_dir": url, "cache_dir": str(tmp_path), **options}
@@ -244,7 +244,7 @@ def test_what_cannot_be_used_gets_one_line(url, options, message, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_what_the_server_does_not_have_is_named_at_once(tmp_path, serve):
+def test_files_that_the_server_does_not_have_are_named_at_once(tmp_path, serve):
     directory = test_webdataset.write(tmp_path / "set")
     support.write_info(directory)
     (directory / "tiny-train-0003.tar").unlink()
@@ -295,7 +295,7 @@ def read(server, copies):
     return opened(server, copies).local_path("train-0000.tar").read_bytes()
 
 
-def test_a_copy_that_was_cut_is_made_again_whole(tmp_path, serve, monkeypatch):
+def test_an_interrupted_copy_is_completed_at_the_next_start(tmp_path, serve, monkeypatch):
     server, copies = serve(numbered(tmp_path / "set")), tmp_path / "copies"
     whole = (tmp_path / "set" / "train-0000.tar").read_bytes()
     monkeypatch.setattr(remote, "_BLOCK_BYTES", 3000)
@@ -362,7 +362,7 @@ def test_another_version_of_the_same_size_is_copied_and_indexed_again(tmp_path, 
     assert len({copy.stat().st_size for copy in copies.rglob("*.tar")}) == 1
 
 
-def test_a_file_that_changes_while_it_is_copied_is_refused(tmp_path, serve):
+def test_a_file_that_changes_while_it_is_copied_raises(tmp_path, serve):
     server = serve(numbered(tmp_path / "set"))
     directory = opened(server, tmp_path / "copies")
     directory.look_up_sizes(["train-0000.tar"])

@@ -32,30 +32,30 @@ class Request:
 BROKEN = OSError("the connection broke")
 
 
-def test_a_slow_transfer_that_breaks_once_gets_a_second_try():
+def test_retries_repeat_a_slow_transfer_that_breaks_once():
     assert Retries(0.2)(Request((0.4, BROKEN), (0.4, None)), "file") == 2
 
 
-def test_what_never_ends_counts_as_failed(monkeypatch):
+def test_retries_count_a_request_that_never_ends_as_failed(monkeypatch):
     monkeypatch.setattr(remote, "_MIN_REQUEST_SECONDS", 0.1)
     with pytest.raises(StorageError, match=r"not done after 0\.1 seconds"):
         Retries(0.05)(Request((60, None)), "file")
 
 
-def test_a_request_for_more_bytes_gets_more_time(monkeypatch):
+def test_retries_give_a_request_with_patience_more_time(monkeypatch):
     monkeypatch.setattr(remote, "_MIN_REQUEST_SECONDS", 0.1)
     assert Retries(0.05)(Request((0.3, None)), "file", patience=100) == 1
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("x"), PermissionError("x")])
-def test_what_cannot_succeed_is_not_tried_again(error):
+def test_retries_do_not_repeat_a_permanent_error(error):
     request = Request((0, error))
     with pytest.raises(FileNotFoundError, match="place"):
         Retries(5)(request, "place")
     assert request.made == 1
 
 
-def test_it_ends_when_it_has_failed_for_the_timeout_and_one_line_tells_of_each_outage(caplog):
+def test_retries_end_after_the_timeout_and_warn_once_per_outage(caplog):
     ask, request = Retries(0.2), Request((0, BROKEN))
     began = time.monotonic()
     with pytest.raises(

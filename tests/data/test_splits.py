@@ -33,11 +33,11 @@ def test_validation_mask_is_reproducible_and_spreads_over_the_class():
 
 
 def test_split_for_tuning_is_a_partition_that_depends_on_the_seed():
-    stays, held = splits.split_for_tuning(10, 60)
-    assert (len(stays), len(held)) == (50, 10)
-    np.testing.assert_array_equal(np.sort(np.concatenate([stays, held])), np.arange(60))
-    np.testing.assert_array_equal(splits.split_for_tuning(10, 60)[1], held)
-    assert held.tolist() == [
+    training, tuning = splits.split_for_tuning(10, 60)
+    assert (len(training), len(tuning)) == (50, 10)
+    np.testing.assert_array_equal(np.sort(np.concatenate([training, tuning])), np.arange(60))
+    np.testing.assert_array_equal(splits.split_for_tuning(10, 60)[1], tuning)
+    assert tuning.tolist() == [
         2,
         14,
         18,

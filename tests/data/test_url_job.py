@@ -12,7 +12,7 @@ from tests.support import program
 
 
 @pytest.mark.slow
-def test_it_ends_with_one_line_and_resumed_becomes_the_run_whose_images_lay_in_a_directory(
+def test_a_job_whose_server_dies_ends_with_one_line_and_resumes_with_the_same_result(
     tmp_path,
 ):
     directory = tmp_path / "set"

@@ -336,11 +336,13 @@ def _find_split_by_names(directory: Directory, split: str) -> _SplitFiles:
     """Returns the files of a split by their names or those of their directory."""
     location = directory.location
     names = directory.list_files()
-    files_by_split_name = listing.word_lookup(names, ".tar")
+    files_by_split_name = listing.split_name_lookup(names, ".tar")
     split_files = listing.files_of_split(location, split, files_by_split_name)
     skipped = listing.SkippedFiles()
     for suffix, command in _DECOMPRESS_COMMANDS.items():
-        compressed = listing.files_of_split(location, split, listing.word_lookup(names, suffix))
+        compressed = listing.files_of_split(
+            location, split, listing.split_name_lookup(names, suffix)
+        )
         for name in compressed:
             tar_name = f"{name.removesuffix(suffix)}.tar"
             if tar_name not in split_files:
