@@ -34,7 +34,7 @@ def host_key() -> list[str]:
 def unique_host_names(keys: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Returns a unique name for the host of every rank.
 
-    The names are those of the hosts, numbered as `name#0` if several hosts share a name.
+    If several hosts share a name, they are numbered: `name#0`, `name#1`.
 
     Args:
       keys: `host_key` of every rank.

@@ -44,7 +44,7 @@ def notify_supervisor(text: str, environ: Mapping[str, str] | None = None) -> No
     environ = os.environ if environ is None else environ
     job_word = environ.get(JOB_VARIABLE, "")
     if _JOB_WORD.fullmatch(job_word):
-        # Writing fails if the supervisor has ended, and then nobody needs the line.
+        # Writing fails if the supervisor has ended. Then the line is not needed.
         with contextlib.suppress(OSError):
             os.write(2, f"{job_word} {text}\n".encode())
 

@@ -236,7 +236,7 @@ def _check_software_versions(
 
 @dataclasses.dataclass
 class _ProcessState:
-    """What `init` and later calls have set up in this process.
+    """The state that `init` and later calls set up in this process.
 
     Attributes:
       place: Placement of this process; None before `init`.

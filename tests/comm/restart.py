@@ -1,6 +1,4 @@
-"""Restarts itself as programs do and says what has become of it:
-`restart.py HUGE_PAGES ARGUMENT...`.
-"""
+"""Restarts itself with huge pages and prints the result: `restart.py HUGE_PAGES ARGUMENT...`."""
 
 import os
 import sys

@@ -23,7 +23,7 @@ def test_all_algorithms_sum_like_the_ring_with_tensorflow(pools):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 6, 8])
-def test_also_over_other_numbers_of_ranks(size):
+def test_all_algorithms_on_other_numbers_of_ranks(size):
     with ranks.own(size) as pool:
         check(pool.call(programs.all_algorithms))
 

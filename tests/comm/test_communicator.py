@@ -19,9 +19,8 @@ def check(outcomes, size):
     for rank, out in enumerate(outcomes):
         assert (out["rank"], out["size"], out["local"]) == (rank, size, [rank, size])
         assert len(out["hosts"]) == size and len(set(out["hosts"])) == 1
-        assert out["horovod"] == (
-            size > 1 and ranks.has_horovod()
-        )  # the ranks of a pool import it beforehand
+        # The ranks of a pool import Horovod beforehand.
+        assert out["horovod"] == (size > 1 and ranks.has_horovod())
         total = size * (size + 1) / 2
         assert out["sum"] == [total, 2 * total]
         assert out["host_sum"] == [size, size * (size - 1) / 2]
@@ -35,13 +34,10 @@ def check(outcomes, size):
         assert math.isclose(out["grads"][1][1], mean)
         assert out["grads"][2][1] == [mean, 2 * mean, 3 * mean]
         assert out["eager"] == [[(size - 1) / 2]]
-        whole = [
-            mean,
-            2 * mean,
-            3 * mean,
-        ]  # each gradient fills a row; the one without elements travels nowhere
-        rows = {"0": [2 * x for x in whole], "1": [mean, 0.0, 0.0], "3": whole}
-        assert out["packed"] == {place: [values, 1024, 0.0] for place, values in rows.items()}
+        # Each gradient is padded to a row. The gradient without elements is not sent.
+        means = [mean, 2 * mean, 3 * mean]
+        rows = {"0": [2 * x for x in means], "1": [mean, 0.0, 0.0], "3": means}
+        assert out["packed"] == {position: [values, 1024, 0.0] for position, values in rows.items()}
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -61,18 +57,20 @@ def test_collectives_of_one_rank(launcher):
 
 
 @pytest.mark.parametrize("engine", ["horovod", "tensorflow"])
-def test_errors_of_some_ranks_end_all(pools, engine):
-    outcomes = pools["tensorflow" if engine == "tensorflow" else 4].call(programs.errors, engine)
+def test_error_of_one_rank_is_raised_on_all_ranks(pools, engine):
+    outcomes = pools["tensorflow" if engine == "tensorflow" else 4].call(
+        programs.shared_errors, engine
+    )
     assert all(out == outcomes[0] for out in outcomes)
-    reading, small, variables, gradients, alike, others = outcomes[0]
+    reading, small, variables, gradients, same_versions, other_versions = outcomes[0]
     assert reading.startswith("rank 1 on ") and reading.endswith(": cannot read")
     assert small == "--x=1: too small"
     assert variables.startswith("rank 1 on ") and "The 1 variables to broadcast differ" in variables
     assert gradients.startswith("rank 1 on ") and "The gradients differ" in gradients
-    assert alike is None
+    assert same_versions is None
     assert re.match(
         r"Host \S+ has another version of keras than \S+. Run launch/setup.sh of the same commit",
-        others,
+        other_versions,
     )
 
 
@@ -82,12 +80,13 @@ def test_a_rank_that_dies_does_not_leave_the_others_hanging(engine):
         ranks.own(2) as pool,
         pytest.raises(AssertionError, match=r"a rank has left: exit code [1-9]|ops is aborted"),
     ):
-        pool.call(programs.death, engine, timeout=300)
+        pool.call(programs.lost_rank, engine, timeout=300)
 
 
-def test_ranks_that_nothing_has_connected_are_told_so_at_the_end(monkeypatch, capsys):
+def test_ranks_that_were_never_connected_are_warned_about_at_exit(monkeypatch, capsys):
     monkeypatch.delattr(sys, "last_type", raising=False)
-    tf.zeros([])  # a program that computes nothing has only printed its --help
+    # A program that computes nothing has only printed its --help, and gets no warning.
+    tf.zeros([])
     monkeypatch.setattr(process._state, "communicator", None)
     for rank, expected in (
         (0, "warning: the 2 ranks were never connected, so each has worked alone"),
@@ -102,9 +101,7 @@ def test_ranks_that_nothing_has_connected_are_told_so_at_the_end(monkeypatch, ca
     assert capsys.readouterr().err == ""
 
 
-def test_a_rank_tells_its_supervisor_that_its_program_ends_unless_an_error_ended_it(
-    monkeypatch, capfd
-):
+def test_supervisor_is_notified_of_an_exit_without_an_error(monkeypatch, capfd):
     word = "0123456789abcdef" * 2
     monkeypatch.setenv(job_lines.JOB_VARIABLE, word)
     monkeypatch.delattr(sys, "last_type", raising=False)
@@ -119,7 +116,7 @@ def test_a_rank_tells_its_supervisor_that_its_program_ends_unless_an_error_ended
     assert capfd.readouterr().err == ""
 
 
-def test_the_line_that_a_program_ends_is_registered_after_the_engine_that_it_must_precede(
+def test_exit_notification_runs_before_the_exit_handler_of_the_engine(
     monkeypatch,
 ):
     two_ranks = types.SimpleNamespace(size=2)

@@ -106,9 +106,8 @@ def test_threads_per_rank(monkeypatch, own, shared, local_size, expected):
         os, "sched_getaffinity", lambda process: set(range(shared if process else own))
     )
     assert environment.threads_per_rank(Placement(local_size=local_size)) == expected
-    monkeypatch.setattr(
-        environment.Path, "read_bytes", mock.Mock(side_effect=PermissionError)
-    )  # Slurm's daemon
+    # The environment of Slurm's daemon cannot be read.
+    monkeypatch.setattr(environment.Path, "read_bytes", mock.Mock(side_effect=PermissionError))
     assert environment.threads_per_rank(Placement(local_size=local_size)) == expected
 
 
@@ -120,9 +119,7 @@ def test_a_container_starts_no_more_threads_than_it_has_cores(monkeypatch, tmp_p
 
 
 def test_a_script_around_a_rank_is_not_its_launcher():
-    """Such a script is bound to the rank's cores, and would be taken for a host that has no
-    others.
-    """
+    """Such a script is bound to the rank's cores, so they would be taken for all of the host's."""
     cores = os.sched_getaffinity(0)
     count = (
         f"{sys.executable} -c 'from hybrid_imagenet.comm import environment as e;"
@@ -178,7 +175,7 @@ def test_start_without_horovod_raises_with_the_remedy(monkeypatch):
 def test_a_program_restarts_once_with_huge_pages(tmp_path):
     variables = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
     started = []
-    for number, (mode, given) in enumerate(
+    for number, (mode, variables_of_user) in enumerate(
         (
             ("always [madvise] never", {}),
             ("[always] madvise never", {}),
@@ -190,7 +187,11 @@ def test_a_program_restarts_once_with_huge_pages(tmp_path):
         command = [sys.executable, "-m", "tests.comm.restart", str(path), "a b", "--c"]
         started.append(
             subprocess.Popen(
-                command, cwd=ROOT, env=variables | given, stdout=subprocess.PIPE, text=True
+                command,
+                cwd=ROOT,
+                env=variables | variables_of_user,
+                stdout=subprocess.PIPE,
+                text=True,
             )
         )
     found = [process.communicate(timeout=120)[0] for process in started]
@@ -199,10 +200,10 @@ def test_a_program_restarts_once_with_huge_pages(tmp_path):
 
 
 class Devices:
-    """Stands in for tf.config on a host with two GPUs; notes what is set."""
+    """Replaces tf.config by that of a host with two GPUs, and records the calls."""
 
     def __init__(self, monkeypatch):
-        self.noted = []
+        self.calls = []
         for place, name in (
             (tf.config.threading, "set_intra_op_parallelism_threads"),
             (tf.config.threading, "set_inter_op_parallelism_threads"),
@@ -210,7 +211,7 @@ class Devices:
             (tf.config.experimental, "set_memory_growth"),
         ):
             monkeypatch.setattr(
-                place, name, lambda *values, name=name: self.noted.append((name, *values))
+                place, name, lambda *values, name=name: self.calls.append((name, *values))
             )
         monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["gpu a", "gpu b"])
         monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: {})
@@ -221,9 +222,9 @@ def test_each_rank_of_a_host_gets_one_gpu_whose_memory_grows(monkeypatch):
     environment.configure_tensorflow(
         Placement(rank=5, size=8, local_rank=1, local_size=2), threads=4
     )
-    assert ("set_visible_devices", "gpu b", "GPU") in devices.noted
-    assert ("set_memory_growth", "gpu b", True) in devices.noted
-    assert ("set_intra_op_parallelism_threads", 4) in devices.noted
+    assert ("set_visible_devices", "gpu b", "GPU") in devices.calls
+    assert ("set_memory_growth", "gpu b", True) in devices.calls
+    assert ("set_intra_op_parallelism_threads", 4) in devices.calls
 
 
 def test_configure_tensorflow_raises_if_a_rank_has_no_gpu(monkeypatch):
@@ -231,9 +232,8 @@ def test_configure_tensorflow_raises_if_a_rank_has_no_gpu(monkeypatch):
     place = Placement(rank=2, size=3, local_rank=2, local_size=3)
     with pytest.raises(UserError, match=r"local rank 2 has no GPU \(this host shows 2\)"):
         environment.configure_tensorflow(place, threads=1)
-    monkeypatch.setenv(
-        "SLURM_GPUS_PER_TASK", "1"
-    )  # mpirun's daemon is srun's task: all ranks of the host see its GPU
+    # Here mpirun's daemon is the task of srun, so all ranks of the host see its only GPU.
+    monkeypatch.setenv("SLURM_GPUS_PER_TASK", "1")
     monkeypatch.setenv(environment.RANK_VARIABLE, "2")
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["gpu a"])
     with pytest.raises(UserError, match=r"local rank 2 has no GPU \(this host shows 1\)"):
@@ -254,10 +254,10 @@ def test_ranks_share_gpus_if_nccl_allows_it_or_srun_shows_each_rank_one_gpu(
     environment.configure_tensorflow(
         Placement(rank=2, size=3, local_rank=2, local_size=3), threads=1
     )
-    assert ("set_visible_devices", "gpu a", "GPU") in devices.noted
+    assert ("set_visible_devices", "gpu a", "GPU") in devices.calls
 
 
-def test_a_batch_of_images_is_read_into_the_memory_of_the_last(monkeypatch):
+def test_keep_freed_memory_reuses_the_memory_of_the_last_batch():
     script = (
         "import resource; from hybrid_imagenet.comm import environment;"
         " environment.keep_freed_memory()\ndef faults(): return"
@@ -269,4 +269,5 @@ def test_a_batch_of_images_is_read_into_the_memory_of_the_last(monkeypatch):
     done = subprocess.run(
         [sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True
     )
-    assert int(done.stdout) < 500  # of 2,441 pages
+    # The batch takes 2,441 pages.
+    assert int(done.stdout) < 500

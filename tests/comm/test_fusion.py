@@ -1,4 +1,4 @@
-"""Which gradients share a bucket."""
+"""Grouping gradients into buckets."""
 
 import math
 
@@ -20,29 +20,29 @@ def gradients(draw):
 
 
 @given(gradients())
-def test_each_gradient_travels_once_in_its_type_and_in_order(case):
+def test_each_gradient_is_in_one_bucket_in_backward_order(case):
     order, elements, wire, threshold = case
     buckets = make_buckets(order, elements, wire, threshold)
     members = [m for bucket in buckets for m in bucket.members]
     assert sorted(members) == [i for i, n in enumerate(elements) if n]
-    place = {position: when for when, position in enumerate(order)}
+    order_of = {position: index for index, position in enumerate(order)}
     for bucket in buckets:
         assert bucket.wire_dtype == wire
         assert (
             bucket.bytes == sum(elements[m] for m in bucket.members) * WIRE_BYTES[bucket.wire_dtype]
         )
-        assert [place[m] for m in bucket.members] == sorted(place[m] for m in bucket.members)
+        assert [order_of[m] for m in bucket.members] == sorted(order_of[m] for m in bucket.members)
 
 
 @given(gradients())
-def test_buckets_are_full_but_for_one_and_never_twice_the_threshold(case):
+def test_all_buckets_but_one_reach_the_threshold_and_none_twice_of_it(case):
     order, elements, wire, threshold = case
     buckets = make_buckets(order, elements, wire, threshold)
     assert sum(bucket.bytes < threshold for bucket in buckets) <= 1
     assert all(bucket.bytes < 2 * threshold or len(bucket.members) == 1 for bucket in buckets)
 
 
-def test_a_bucket_goes_once_it_passes_the_threshold():
+def test_bucket_is_complete_once_it_reaches_the_threshold():
     buckets = make_buckets([3, 2, 1, 0], [10, 10, 10, 10], "float16", 30)
     assert [(b.members, b.bytes) for b in buckets] == [((3, 2), 40), ((1, 0), 40)]
     assert [b.members for b in make_buckets([0, 1, 2], [1, 100, 1], "float16", 50)] == [
@@ -53,9 +53,7 @@ def test_a_bucket_goes_once_it_passes_the_threshold():
 
 
 def test_the_last_buckets_are_small():
-    """Of ResNet-50's 48.8 MiB in FP16 nothing hides the last bucket; by size alone it would hold 28
-    % of them.
-    """
+    """Nothing hides the last bucket, which would have 28 % of ResNet-50's bytes by size alone."""
     shapes = resnet50_shapes()
     elements = [math.prod(shape) for shape in shapes]
     order = range(len(shapes))[::-1]

@@ -1,6 +1,4 @@
-"""How a rank configures its GPU, on made-up trees of /proc and /sys, and which GPUs are refused
-before training.
-"""
+"""Configuring a rank's GPU on made-up trees of /proc and /sys, and GPUs that cannot train."""
 
 import os
 import sys
@@ -19,7 +17,8 @@ from tests.support import in_process
 # place only
 GPUS = (("0000:3B:00.0", 0), ("0000:5e:00.0", 0), ("0000:af:00.0", 1))
 NODES = ("0-3,8-11", "4-7,12")
-KERNELS = ("sm_60", "sm_70", "sm_80", "sm_89", "compute_90")  # of TensorFlow 2.21
+# The kernels of TensorFlow 2.21.
+KERNELS = ("sm_60", "sm_70", "sm_80", "sm_89", "compute_90")
 
 
 @pytest.fixture
@@ -44,15 +43,15 @@ def test_gpus_are_those_that_cuda_shows(host):
 
 
 def test_the_cores_are_those_of_the_gpus_node(host):
-    first, second = {0, 1, 2, 3, 8, 9, 10, 11}, {4, 5, 6, 7, 12}
+    first = {0, 1, 2, 3, 8, 9, 10, 11}
+    second = {4, 5, 6, 7, 12}
     assert [gpus.numa_cores(rank, {}, host) for rank in range(4)] == [first, first, second, first]
     assert gpus.numa_cores(0, {"CUDA_VISIBLE_DEVICES": "2"}, host) == second
     assert gpus.numa_cores(0, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, host) == set(), (
         "the order is not known"
     )
-    (host / "sys/bus/pci/devices/0000:af:00.0/numa_node").write_text(
-        "-1\n"
-    )  # a machine with one node
+    # A machine with one node reports -1.
+    (host / "sys/bus/pci/devices/0000:af:00.0/numa_node").write_text("-1\n")
     assert gpus.numa_cores(2, {}, host) == set()
     (host / "sys/bus/pci/devices/0000:5e:00.0/numa_node").unlink()
     assert gpus.numa_cores(1, {}, host) == set()
@@ -82,9 +81,8 @@ def test_rank_is_bound_to_the_cores_of_its_gpu_unless_it_is_bound_already(host, 
     ):
         monkeypatch.setattr(os, "sched_getaffinity", lambda process, own=own: set(own))
         gpus.configure_gpu_environment(2, 3, dict(given), True, host)
-        gpus.configure_gpu_environment(
-            1, 2, dict(given), True, host
-        )  # two GPUs share a node with fewer cores than their share
+        # Two GPUs share a node that has fewer cores than the share of two ranks.
+        gpus.configure_gpu_environment(1, 2, dict(given), True, host)
         gpus.configure_gpu_environment(0, 1, dict(given), True, host)
     assert asked == [{4, 5, 6, 7, 12}]
 

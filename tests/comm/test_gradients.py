@@ -1,6 +1,4 @@
-"""The traced reduction: order, overlap with backpropagation, and what is refused. Nothing is sent
-here.
-"""
+"""The traced reduction: order, overlap with backpropagation, and errors. Nothing is sent."""
 
 import pytest
 import tensorflow as tf
@@ -16,7 +14,7 @@ LAYERS = 6
 
 
 class TwoAlike(SingleProcess):
-    """Rank 0 of two ranks that always agree."""
+    """Rank 0 of two ranks; the other one always sends the same."""
 
     def __init__(self):
         super().__init__()
@@ -29,9 +27,7 @@ def selector(settings):
 
 
 def trace(settings, rescale=False):
-    """The graph of a chain of layers with its gradients reduced; returns it with the gradients' and
-    sums' names.
-    """
+    """Traces a chain of layers; returns the order and the operations of gradients and sums."""
     communicator = TwoAlike()
     reducer = GradientReducer(communicator, settings, selector(settings))
     weights = [tf.Variable(tf.ones([4, 4])) for _ in range(LAYERS)]
@@ -45,9 +41,8 @@ def trace(settings, rescale=False):
             loss = tf.reduce_sum(x)
         grads = tape.gradient(loss, weights)
         if rescale:
-            grads = [
-                g * 2.0 for g in grads
-            ]  # adds operations in the order of the variables, not of appearance
+            # This adds operations in the order of the variables, not in backward order.
+            grads = [g * 2.0 for g in grads]
         seen["order"] = backward_order(grads)
         reduced = means(reducer.reduce, grads, [f"w{i}" for i in range(LAYERS)])
         seen["grads"] = [g.op for g in grads]
@@ -69,11 +64,11 @@ def ancestors(op):
 
 
 @pytest.mark.parametrize("rescale", [False, True])
-def test_late_layers_come_first(rescale):
+def test_backward_order_begins_with_the_last_layers(rescale):
     assert trace(CommunicationSettings(), rescale)["order"] == list(range(LAYERS))[::-1]
 
 
-def test_gradients_outside_of_a_graph_come_last_first():
+def test_backward_order_outside_of_a_graph_is_the_reverse_order():
     assert backward_order([tf.zeros([1])] * 3) == [2, 1, 0]
 
 
@@ -86,9 +81,7 @@ def test_gradients_outside_of_a_graph_come_last_first():
 )
 @pytest.mark.parametrize("rescale", [False, True])
 def test_late_layers_are_sent_before_early_gradients_exist(settings, rescale):
-    """Buckets of two gradients, or none: a sum depends on no gradient of an earlier bucket's
-    layers.
-    """
+    """With buckets of two gradients or one, a sum depends on no gradient of earlier layers."""
     seen = trace(settings, rescale)
     members = 2 if settings.fusion_threshold_mb else 1
     for layer in range(LAYERS):
@@ -107,7 +100,7 @@ def test_one_operation_of_horovod_per_bucket():
 
 
 @pytest.mark.parametrize(("nccl", "steps"), [(False, 1), (True, 0)])
-def test_a_gpu_has_no_clock_to_wait_for(nccl, steps):
+def test_steps_are_not_timed_with_nccl(nccl, steps):
     reducer = GradientReducer(
         TwoAlike(), CommunicationSettings(), selector(CommunicationSettings()), nccl
     )
@@ -154,7 +147,7 @@ def test_gradients_that_cannot_be_summed_raise(ranks, call, message):
         call(reduce)
 
 
-def test_alone_gradients_are_only_cast():
+def test_single_process_only_casts_gradients():
     communicator = SingleProcess()
     got = means(
         communicator.reduce_gradients,

@@ -1,6 +1,4 @@
-"""The mean of gradients over real ranks: types on the wire, extreme values, choices of algorithm,
-bad input.
-"""
+"""The mean of gradients over real ranks: wire dtypes, extreme values, algorithms, bad input."""
 
 import pytest
 
@@ -32,14 +30,14 @@ def test_means_are_within_the_rounding_of_the_wire(outcomes):
                 assert "exchange" in algorithms
 
 
-def test_half_the_bytes_travel_in_sixteen_bits(outcomes):
+def test_sixteen_bits_send_half_the_bytes(outcomes):
     elements = 36 + 1 + 1000 + 37
     for out in outcomes:
         assert out["none ring"][-1] == 4 * elements
         assert out["fp16 ring"][-1] == out["bf16 ring"][-1] == 2 * elements
 
 
-def test_extreme_values_meet_the_same_fate_on_all_ranks(outcomes):
+def test_extreme_values_give_the_same_result_on_all_ranks(outcomes):
     for out in outcomes:
         a, b, c, d, e = out["values"]
         assert a == ["60000.0", "-60000.0"]
@@ -52,7 +50,7 @@ def test_extreme_values_meet_the_same_fate_on_all_ranks(outcomes):
 def test_start_with_a_grid_of_another_size_raises(pools):
     settings = {"allreduce": "torus", "options": {"torus_grid": "2x2"}}
     wrong = "--torus_grid=2x2: 2x2 has 4 ranks, but {0} are needed. Use 1x{0}."
-    assert pools[2].call(programs.refused, settings) == [wrong.format(2)] * 2
+    assert pools[2].call(programs.start_error, settings) == [wrong.format(2)] * 2
     with pytest.raises(UserError) as caught:
         comm.start(comm.CommunicationSettings(**settings))
     assert str(caught.value) == wrong.format(1)
@@ -60,7 +58,7 @@ def test_start_with_a_grid_of_another_size_raises(pools):
 
 def test_hierarchical_on_hosts_with_different_numbers_of_ranks_raises(pools):
     for message in pools[4].call(
-        programs.refused, {"allreduce": "hierarchical"}, ["near", "far", "far", "far"]
+        programs.start_error, {"allreduce": "hierarchical"}, ["near", "far", "far", "far"]
     ):
         assert message.startswith(
             "--allreduce=hierarchical: the hosts have different numbers of ranks (near 1, far 3)"

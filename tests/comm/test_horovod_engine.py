@@ -1,4 +1,4 @@
-"""What Horovod is told before it starts, and the names of hosts."""
+"""The variables that Horovod reads when it starts, and its native torus."""
 
 import logging
 import os
@@ -33,7 +33,7 @@ def options(monkeypatch):
     return call
 
 
-def test_one_bucket_is_one_message(options):
+def test_configure_horovod_does_not_fuse_buckets(options):
     answer, found = options(CommunicationSettings(fusion_threshold_mb=4))
     assert not answer
     assert found == {
@@ -41,15 +41,12 @@ def test_one_bucket_is_one_message(options):
         "HOROVOD_DISABLE_GROUP_FUSION": "1",
         "HOROVOD_FUSION_THRESHOLD": str(8 * 2**20),
     }
-    assert (
-        options(CommunicationSettings(deterministic=True))[1]["HOROVOD_FUSION_THRESHOLD"] == "0"
-    )  # nor are others merged
+    deterministic = options(CommunicationSettings(deterministic=True))[1]
+    assert deterministic["HOROVOD_FUSION_THRESHOLD"] == "0"
 
 
-def test_with_nccl_sums_are_handed_on_before_they_are_done_and_the_thread_looks_often(options):
-    """Otherwise Horovod's thread waits for each sum on the host, and the device runs dry behind
-    every one.
-    """
+def test_configure_horovod_turns_on_async_completion_only_with_nccl(options):
+    """Otherwise Horovod's thread waits for each sum on the host, and the GPU runs idle."""
     plain, found = (
         options(CommunicationSettings())[1],
         options(CommunicationSettings(), nccl=True)[1],
@@ -73,7 +70,7 @@ FOUR_BY_TWO = ("a", "a", "b", "b", "c", "c", "d", "d")
     ("allreduce", "names", "grid", "expected"),
     [
         ("hierarchical", FOUR_BY_TWO, None, True),
-        ("hierarchical", ("a", "a", "b"), None, False),  # refused where it is composed
+        ("hierarchical", ("a", "a", "b"), None, False),  # raises an error where it is composed
         ("torus", FOUR_BY_TWO, None, True),
         ("torus", FOUR_BY_TWO, "2x4", False),
         ("torus", ("a",) * 8, None, False),  # 2x4 inside of one host
@@ -86,9 +83,7 @@ FOUR_BY_TWO = ("a", "a", "b", "b", "c", "c", "d", "d")
         ("masters", FOUR_BY_TWO, None, False),
     ],
 )
-def test_horovods_own_torus_is_used_where_its_grid_is_that_of_the_hosts(
-    allreduce, names, grid, expected
-):
+def test_native_torus_is_used_only_with_one_row_per_host(allreduce, names, grid, expected):
     settings = CommunicationSettings(
         allreduce=allreduce, options={"torus_grid": grid} if grid else {}
     )

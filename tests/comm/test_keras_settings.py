@@ -45,9 +45,8 @@ def test_check_accepts_what_keras_writes_and_ignores(keras_home):
         file.write_text(text)
         keras_settings.check_keras_settings(environment)
     file.write_text('{"backend": "torch"}')
-    keras_settings.check_keras_settings(
-        environment | {"KERAS_BACKEND": "tensorflow"}
-    )  # as Keras, which heeds the variable first
+    # Keras prefers the variable to the file, so the check does too.
+    keras_settings.check_keras_settings(environment | {"KERAS_BACKEND": "tensorflow"})
     file.write_text("[]")
     with pytest.raises(UserError, match="Remove it"):
         keras_settings.check_keras_settings(environment)

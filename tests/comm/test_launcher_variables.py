@@ -1,6 +1,4 @@
-"""Ranks that no mpirun has started: what they conclude from TF_CONFIG and from Slurm's
-variables.
-"""
+"""Reading ranks and their addresses from TF_CONFIG and Slurm's variables, without mpirun."""
 
 import json
 import os

@@ -1,6 +1,4 @@
-"""What says that another rank is gone, and what does not. The texts are those of Horovod and
-TensorFlow.
-"""
+"""Errors of Horovod and TensorFlow that mean that another rank was lost."""
 
 import pytest
 import tensorflow as tf
@@ -38,7 +36,7 @@ UNHEALTHY = (
         ),
     ],
 )
-def test_a_lost_rank_is_told_in_one_line(error, reason):
+def test_lost_rank_error_is_recognized_and_described(error, reason):
     assert lost_rank.is_lost_rank_error(error)
     line = lost_rank.lost_rank_message(error)
     assert line.startswith(f"{lost_rank.LOST_RANK_PREFIX} ({reason})") and "--resume" in line
@@ -54,11 +52,11 @@ def test_a_lost_rank_is_told_in_one_line(error, reason):
         ValueError("Horovod has been shut down"),
     ],
 )
-def test_other_errors_are_not_taken_for_a_loss(error):
+def test_other_errors_are_not_lost_rank_errors(error):
     assert not lost_rank.is_lost_rank_error(error)
 
 
-def test_the_program_ends_with_this_line_and_the_code_of_a_stalled_job(monkeypatch):
+def test_program_that_loses_a_rank_prints_one_line_and_exits_as_stalled(monkeypatch):
     def lost(config, communicator):
         raise tf.errors.UnavailableError(None, None, RESET)
 
@@ -71,7 +69,7 @@ def test_the_program_ends_with_this_line_and_the_code_of_a_stalled_job(monkeypat
     assert errors.startswith(f"{lost_rank.LOST_RANK_PREFIX} (recvmsg:Connection reset by peer); ")
 
 
-def test_other_programs_on_ranks_do_so_too(capfd):
+def test_command_that_loses_a_rank_prints_one_line_and_exits_as_stalled(capfd):
     def lost(words):
         raise HorovodInternalError(SHUT_DOWN)
 

@@ -1,4 +1,4 @@
-"""NCCL's messages, as its users report them, put together for two ranks."""
+"""Messages of NCCL as its users report them, combined for two ranks."""
 
 import pytest
 
@@ -29,7 +29,7 @@ h:1:1 [0] NCCL INFO Channel 15/0 : 7[7] -> 4[4] via P2P/direct pointer comm 0x55
 
 
 @pytest.mark.parametrize(
-    ("text", "version", "network", "ways", "kinds", "gpudirect"),
+    ("text", "version", "network", "channels", "kinds", "gpudirect"),
     [
         (INSIDE, "2.21.5+cuda12.4", "Socket", ("P2P/CUMEM/read",), ("P2P",), False),
         (BETWEEN, "2.18.1+cuda12.1", "IB", ("NET/IB/0/GDRDMA", "NET/IB/1"), ("NET",), False),
@@ -39,15 +39,17 @@ h:1:1 [0] NCCL INFO Channel 15/0 : 7[7] -> 4[4] via P2P/direct pointer comm 0x55
         ("rank 0 of 2: the sum is right, on the CPU\n", "", "", (), (), False),
     ],
 )  # fmt: skip
-def test_the_way_of_the_data_is_read_from_its_messages(
-    text, version, network, ways, kinds, gpudirect
-):
-    said = nccl_log.parse_transport(text)
-    assert (said.version, said.network, said.channels) == (version, network, ways)
-    assert (said.channel_kinds, said.gpudirect) == (kinds, gpudirect)
+def test_parse_transport(text, version, network, channels, kinds, gpudirect):
+    transport = nccl_log.parse_transport(text)
+    assert (transport.version, transport.network, transport.channels) == (
+        version,
+        network,
+        channels,
+    )
+    assert (transport.channel_kinds, transport.gpudirect) == (kinds, gpudirect)
 
 
-def test_a_transport_is_one_line():
+def test_transport_as_text_is_one_line():
     assert (
         str(nccl_log.parse_transport(INSIDE))
         == "NCCL 2.21.5+cuda12.4, network Socket, channels by P2P/CUMEM/read"

@@ -1,4 +1,4 @@
-"""Errors and log lines that say that memory ran out, and the line that becomes of them."""
+"""Errors that mean that memory ran out, and the messages that users see."""
 
 import sys
 
@@ -49,14 +49,13 @@ def test_is_out_of_memory_recognizes_it(error):
     [
         exhausted("/data/cache; No space left on device"),
         exhausted("/data/train-00000; Too many open files"),
-        tf.errors.UnavailableError(
-            None, None, f"Collective ops is aborted by: {ON_GPU}"
-        ),  # of another rank
+        # The error of another rank, which TensorFlow repeats here.
+        tf.errors.UnavailableError(None, None, f"Collective ops is aborted by: {ON_GPU}"),
         HorovodInternalError("Horovod has been shut down"),
         ValueError("out of memory"),
     ],
 )
-def test_is_out_of_memory_leaves_other_errors(error):
+def test_is_out_of_memory_is_false_for_other_errors(error):
     assert not out_of_memory.is_out_of_memory(error)
 
 
@@ -69,7 +68,7 @@ def test_is_out_of_memory_leaves_other_errors(error):
         (ON_HOST, ["gpu"], "host"),
     ],
 )
-def test_shared_error_says_whose_memory_ran_out(text, gpus, where, monkeypatch):
+def test_user_error_names_the_memory_that_ran_out(text, gpus, where, monkeypatch):
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: gpus)
     error = out_of_memory.user_error(exhausted(text), "Use less.")
     assert str(error) == f"The memory of the {where} is too small for this training. Use less."

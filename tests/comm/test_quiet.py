@@ -10,9 +10,7 @@ LINES = (
 
 
 def written(end, **environ):
-    """What a process has written to standard error that writes the lines under `filter_stderr` and
-    then ends.
-    """
+    """Returns the standard error of a process that writes LINES in `filter_stderr`, then `end`."""
     code = (
         "import os\n"
         "from hybrid_imagenet.comm.quiet import TENSORFLOW_GREETINGS, filter_stderr\n"

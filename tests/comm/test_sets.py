@@ -1,6 +1,4 @@
-"""Sets of ranks are known to Horovod from its start, whatever the launcher, the algorithm and the
-hosts.
-"""
+"""Horovod's process sets, which it must know at its start."""
 
 import pytest
 
@@ -9,7 +7,7 @@ from tests.comm import programs
 
 
 def outcome(pool, name, others=(), hosts=None):
-    return alike(pool.call(programs.sets, {"allreduce": name}, others, hosts))
+    return alike(pool.call(programs.process_sets, {"allreduce": name}, others, hosts))
 
 
 def alike(outcomes):
@@ -34,17 +32,15 @@ def test_all_algorithms_share_the_sets_of_a_grid(pools):
     assert out["algorithm"] == "torus"
 
 
-def test_ranks_dealt_out_over_hosts_are_neighbors_in_the_grid(pools):
+def test_rows_of_the_grid_are_hosts_if_ranks_are_dealt_out_over_hosts(pools):
     out = outcome(pools[4], "hierarchical", hosts=("a", "b", "a", "b"), others=("torus",))
     assert out["sets"] == GRID
     assert out["hosts"] == ["a", "b", "a", "b"]
     assert out["algorithm"] == "hierarchical"
 
 
-def test_groups_of_neighbors_are_those_of_rank_0(pools):
-    """It alone may know the run that is resumed, and with it the batch and the groups that
-    normalize together.
-    """
+def test_rank_0_sets_the_size_of_neighbor_groups(pools):
+    """Only rank 0 may know the run that is resumed, and with it the batch normalization groups."""
     assert pools[4].call(programs.neighbors, [2, 1, 4, 1]) == [2.0] * 4
 
 

@@ -1,6 +1,4 @@
-"""Grids of ranks, and that the three phases over their rows and columns add up, played through in
-NumPy.
-"""
+"""Grids of ranks, and a simulation in NumPy of the sum over their rows and columns."""
 
 import numpy as np
 import pytest
@@ -20,24 +18,23 @@ def layouts(draw):
 
 
 def simulate(values, row_ranks):
-    """Reduce-scatter in rows, all-reduce in columns, all-gather in rows, with messages as NumPy
-    sums.
-    """
-    parts = len(row_ranks[0])
-    pad = -values.shape[1] % parts
+    """Simulates reduce-scatter in rows, all-reduce in columns and all-gather in rows."""
+    num_chunks = len(row_ranks[0])
+    pad = -values.shape[1] % num_chunks
     data = np.pad(values, [(0, 0), (0, pad)])
-    cut = data.shape[1] // parts
-    held = {}
+    chunk_size = data.shape[1] // num_chunks
+    chunk_of_rank = {}
     for row in row_ranks:
         total = data[list(row)].sum(0)
-        for place, rank in enumerate(row):
-            held[rank] = total[place * cut : (place + 1) * cut]
+        for position, rank in enumerate(row):
+            start = position * chunk_size
+            chunk_of_rank[rank] = total[start : start + chunk_size]
     for column in torus.columns(row_ranks):
-        total = sum(held[rank] for rank in column)
-        held.update(dict.fromkeys(column, total))
+        total = sum(chunk_of_rank[rank] for rank in column)
+        chunk_of_rank.update(dict.fromkeys(column, total))
     result = np.empty_like(data)
     for row in row_ranks:
-        result[list(row)] = np.concatenate([held[rank] for rank in row])
+        result[list(row)] = np.concatenate([chunk_of_rank[rank] for rank in row])
     return result[:, : values.shape[1]]
 
 
@@ -60,7 +57,7 @@ def test_rows_and_columns_cross_in_one_rank(layout):
     assert all(len(set(row) & set(column)) == 1 for row in rows for column in columns)
 
 
-def test_rows_keep_to_hosts_when_ranks_are_dealt_out():
+def test_rows_are_hosts_if_ranks_are_dealt_out_over_hosts():
     assert torus.rows(["a", "b", "a", "b"], Grid(2, 2)) == [[0, 2], [1, 3]]
     assert torus.rows(["b", "a", "a", "b"], Grid(2, 2)) == [[0, 3], [1, 2]]
 
@@ -81,7 +78,7 @@ def test_the_nearest_square_holds_all_ranks(size):
         (["a"] * 8, "2x4"),
         ([*"aaaabbbb"], "2x4"),
         ([*"aabbccdd"], "4x2"),
-        ([*"abcdef"], "2x3"),  # one rank on each host: hosts are no rows
+        ([*"abcdef"], "2x3"),  # one rank on each host, so hosts are not used as rows
         ([*"aabbbb"], "2x3"),  # different numbers
         ([f"n{i // 4}" for i in range(24)], "6x4"),
     ],
@@ -102,7 +99,7 @@ def test_published_grids_come_first():
         assert str(torus.default_grid([f"n{i // 4}" for i in range(size)])) == expected
 
 
-def test_hosts_are_rows_if_they_hold_equally_many_ranks():
+def test_host_grid_needs_equal_numbers_of_ranks():
     assert torus.host_grid([*"abab"]) == Grid(2, 2)
     assert torus.host_grid([*"abb"]) is None
 
