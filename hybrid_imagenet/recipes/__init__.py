@@ -1,4 +1,4 @@
-"""Recipes: one module per published method, with the flags that differ from the defaults.
+"""Recipes: published methods, each with the flags that differ from the defaults.
 
 The header of each module has the command, and the published hardware, time and accuracy. No recipe
 has been confirmed on ImageNet with this program.
@@ -58,7 +58,7 @@ def load(name: str) -> Recipe:
 
 
 def table() -> str:
-    """Returns all recipes as plain text: method, published result, hardware and source."""
+    """Returns all recipes as text: method, published result, hardware, source."""
     recipes = [load(name) for name in names()]
     width = max(len(recipe.name) for recipe in recipes)
     indent = " " * width

@@ -1,4 +1,4 @@
-"""Experiment 2 of Mikami et al.: label smoothing at a constant batch of 54K images.
+"""Experiment 2 of Mikami et al.: label smoothing at a constant batch of 54K.
 
 Command (3,456 GPUs, 55,296 images per step):
 

@@ -1,4 +1,4 @@
-"""Experiment 4 of Mikami et al.: batch-size control up to 119K images, and label smoothing.
+"""Experiment 4 of Mikami et al.: batch up to 119K, and label smoothing.
 
 The batch is 34K, 68K, 85K and 119K images from epochs 0, 30, 45 and 75.
 

@@ -1,4 +1,4 @@
-"""The NCSA HAL benchmark: torchvision's ResNet-50 with distributed data parallel training.
+"""The NCSA HAL benchmark: torchvision's ResNet-50, trained data parallel.
 
 Command (64 GPUs, 13,312 images per step):
 

@@ -1,4 +1,4 @@
-"""Hybrid gradient computing on cluster 1 of Lu et al.; the defaults describe this method.
+"""Hybrid gradient computing on cluster 1 of Lu et al., which is the default.
 
 Command (24 GPUs, 6,144 images per step):
 

@@ -1,4 +1,4 @@
-"""A short training: MosaicML's run in MLPerf's open division, with its published configuration.
+"""A short training: MosaicML's run in MLPerf's open division.
 
 Command (8 GPUs, 2,048 images per step):
 

@@ -1,1 +1,1 @@
-"""Predicts step time, efficiency and training time on clusters: `hybrid-imagenet plan --help`."""
+"""Implements `hybrid-imagenet plan`, which predicts training times on clusters."""

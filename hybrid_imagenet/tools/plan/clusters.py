@@ -1,4 +1,4 @@
-"""Defines the clusters of the papers and common links, with the source of each number."""
+"""Defines published clusters and common links, with the source of each number."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hybrid_imagenet.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class ComputeTime:
-    """Computation time of a ResNet-50 step on one GPU, as a linear function of the batch.
+    """Computation time of a ResNet-50 step on one GPU, linear in the batch.
 
     Attributes:
       fixed_seconds: time per step that does not depend on the batch.

@@ -1,4 +1,7 @@
-"""Counts parameters and operations per layer of ResNets (He et al.) and AlexNet-BN (Jia et al.)."""
+"""Counts parameters and operations per layer.
+
+For the ResNets of He et al. and AlexNet-BN of Jia et al.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def layers_of(model: str, image_size: int = 224, classes: int = 1000) -> list[La
 
 
 def _resnet_layers(model: str, image_size: int, classes: int) -> list[Layer]:
-    """Returns the layers of a ResNet with basic or bottleneck blocks (He et al. 2015, table 1)."""
+    """Returns the layers of a ResNet (He et al. 2015, table 1)."""
     side = _halve(image_size)
     layers = [_convolution(kernel=7, inputs=3, outputs=64, output_side=side)]
     side = _halve(side)  # the max-pooling of the stem
@@ -73,12 +76,12 @@ def _resnet_layers(model: str, image_size: int, classes: int) -> list[Layer]:
 
 
 def _block_outputs(model: str, width: int) -> int:
-    """Returns the output channels of a block whose 3x3 convolutions have `width` channels."""
+    """Returns the output channels of a block with 3x3 convolutions of `width`."""
     return width if model in BASIC else width * 4
 
 
 def _block_layers(model: str, inputs: int, width: int, side: int, stride: int) -> list[Layer]:
-    """Returns the layers of a residual block: its convolutions, then its projection, if any.
+    """Returns the convolutions of a residual block, then its projection, if any.
 
     Args:
       model: name of the ResNet.
@@ -129,7 +132,7 @@ def _alexnet_layers(image_size: int, classes: int) -> list[Layer]:
 
 
 def _convolution(kernel: int, inputs: int, outputs: int, output_side: int) -> Layer:
-    """Returns a convolution without bias, with scale and offset of its batch normalization."""
+    """Returns a convolution without bias, together with its batch normalization."""
     weights = kernel * kernel * inputs * outputs
     return Layer(weights + 2 * outputs, weights * output_side * output_side)
 

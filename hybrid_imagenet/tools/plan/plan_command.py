@@ -63,7 +63,9 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def plan_lines(flags: PlannerFlags) -> list[str]:
-    """Returns the plan as text: one GPU, a table by number of GPUs, and the recommended exchange.
+    """Returns the plan as lines of text.
+
+    It has the speed of one GPU, a table by number of GPUs, and the recommended exchange.
 
     Raises:
       UserError: if flags contradict each other, or no speed is known.
@@ -110,7 +112,7 @@ def _predictions(flags: PlannerFlags, cluster: ClusterModel, job: TrainingJob) -
 def _host_counts(
     planned_hosts: int, local_size: int, max_gpus: int, max_gpus_by_epoch: int
 ) -> list[int]:
-    """Returns the numbers of hosts in the table: powers of two, and the planned number.
+    """Returns the numbers of hosts in the table: powers of two and the planned one.
 
     Args:
       planned_hosts: is always in the table.
@@ -201,7 +203,7 @@ def _recommendation(job: TrainingJob, topology: Topology, planned_row: Predictio
 def _faster_composed_strategy(
     job: TrainingJob, topology: Topology, recommended: Prediction
 ) -> list[str]:
-    """Returns a line on the fastest strategy, if it is composed and clearly faster than advised."""
+    """Returns a line on a composed strategy that is clearly faster, if any."""
     algorithms = [name for name, algorithm in ALGORITHMS.items() if algorithm.cost is not None]
     best = fastest(job, topology, exchange_strategies(topology, algorithms))
     is_clearly_faster = best.step_seconds * (1 + MIN_GAIN_OVER_RING) < recommended.step_seconds

@@ -33,7 +33,10 @@ _IMAGE_SIZE = 224
 
 @dataclasses.dataclass(frozen=True)
 class PlannerFlags:
-    """Flags of the planner: the cluster and the training. Flags that are None follow --cluster."""
+    """Flags of the planner: the cluster and the training.
+
+    Flags that are None follow --cluster.
+    """
 
     cluster: str = option(
         "h1", "Cluster to plan for; other flags change parts of it.", choices=tuple(CLUSTERS)
@@ -113,7 +116,7 @@ class SingleGpuSpeed:
 
 
 def resolve(flags: PlannerFlags) -> tuple[ClusterModel, SingleGpuSpeed, TrainingJob]:
-    """Returns the cluster with all overrides, the speed of one of its GPUs, and the training.
+    """Returns the cluster with all overrides, the speed of a GPU, and the training.
 
     Raises:
       UserError: if flags contradict each other, or no speed is known.
@@ -227,7 +230,7 @@ def _scale_to_model(
 
 
 def _note_on_own_speed(flags: PlannerFlags, cluster: ClusterModel, own_speed: GpuSpeed) -> str:
-    """Returns the line that --speed=auto chose a measurement with this program; else empty."""
+    """Returns the line that --speed=auto chose this program's speed; else empty."""
     if flags.speed != "auto":
         return ""
     date = f", {own_speed.date}" if own_speed.date else ""

@@ -1,4 +1,4 @@
-"""Predicts step time, efficiency and training time, and finds the fastest exchange of gradients."""
+"""Predicts training times, and finds the fastest exchange of gradients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EQUAL_STEP_TIME = 1.0025
 
 @dataclasses.dataclass(frozen=True)
 class TrainingJob:
-    """A training, independent of the number of GPUs and of how gradients are exchanged.
+    """A training, independent of the number of GPUs and the exchange strategy.
 
     Attributes:
       layers: the network, from input to output.
@@ -117,7 +117,9 @@ def recommend(job: TrainingJob, topology: Topology) -> Prediction:
 def fastest(
     job: TrainingJob, topology: Topology, strategies: Sequence[ExchangeStrategy]
 ) -> Prediction:
-    """Predicts the job with the first strategy whose step is within 0.25 % of the shortest.
+    """Predicts the job with the fastest strategy.
+
+    Of those whose step is within 0.25 % of the shortest, the first one is chosen.
 
     Strategies are ordered by preference: simple algorithms before complicated ones, and large
     buckets before small ones, because the engine's cost per bucket is not in the model.
@@ -165,7 +167,7 @@ def predict(job: TrainingJob, topology: Topology, strategy: ExchangeStrategy) ->
 def _communication(
     job: TrainingJob, topology: Topology, strategy: ExchangeStrategy
 ) -> ExchangeTiming:
-    """Computes the communication of one step, and how much of it backpropagation hides."""
+    """Computes the communication of a step, and the exposed part of it."""
     all_reduce_seconds = ALGORITHMS[strategy.algorithm].cost or ring_cost
     return simulate_exchange(
         job.layers,
@@ -177,7 +179,11 @@ def _communication(
 
 
 def exchange_strategies(topology: Topology, algorithms: Sequence[str]) -> list[ExchangeStrategy]:
-    """Returns all combinations of algorithm, torus grid and bucket size, in this order."""
+    """Returns all combinations of algorithm, torus grid and bucket size.
+
+    They are in order of preference, as `fastest` expects: for each algorithm the grids nearest to a
+    square first, and for each grid the largest buckets first.
+    """
     strategies = []
     for algorithm in algorithms:
         grids: Sequence[Grid | None] = [None]
@@ -190,7 +196,7 @@ def exchange_strategies(topology: Topology, algorithms: Sequence[str]) -> list[E
 
 
 def _torus_grids(ranks: int) -> list[Grid]:
-    """Returns all grids with at least two rows and two columns, nearest to a square first.
+    """Returns all grids of at least 2 x 2, nearest to a square first.
 
     If there is none, because the number of ranks is prime, the only grid has one row.
     """
@@ -205,10 +211,11 @@ def _torus_grids(ranks: int) -> list[Grid]:
 
 
 def is_composed(strategy: ExchangeStrategy, topology: Topology) -> bool:
-    """Returns whether Horovod composes the all-reduce of operations on several process sets.
+    """Returns whether Horovod composes the all-reduce of several operations.
 
-    Horovod negotiates such operations again at each step. The model does not include that cost. A
-    torus with one row per host is not composed, because Horovod has it as `hierarchical`.
+    The operations are on sets of ranks, and Horovod negotiates them again at each step. The model
+    does not include that cost. A torus with one row per host is not composed, because Horovod has
+    it as `hierarchical`.
     """
     if ALGORITHMS[strategy.algorithm].one_operation:
         return False

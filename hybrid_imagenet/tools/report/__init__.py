@@ -1,1 +1,1 @@
-"""Reports of finished or running trainings: `hybrid-imagenet report RUN [RUN ...]`."""
+"""Implements `hybrid-imagenet report`, which reports on runs, finished or not."""

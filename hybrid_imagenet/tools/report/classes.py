@@ -1,4 +1,7 @@
-"""Shows which classes the last validation confused, and its most confident wrong predictions."""
+"""Shows which classes the last validation confused, and its worst errors.
+
+The worst errors are the wrong predictions with the highest probability.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def confusion_matrix(results: ImageResults) -> np.ndarray:
 
 
 def confused_pairs(results: ImageResults) -> list[tuple[str, str, int]]:
-    """Returns true class, predicted class and number of images of the most frequent confusions."""
+    """Returns the most frequent confusions: true class, predicted class, images."""
     names = results["class_names"]
     counts = confusion_matrix(results)
     np.fill_diagonal(counts, 0)
@@ -48,7 +51,7 @@ def confused_pairs(results: ImageResults) -> list[tuple[str, str, int]]:
 
 
 def text_lines(results: ImageResults) -> Iterator[str]:
-    """Yields the most frequent confusions and the most confident errors as lines of text."""
+    """Yields the most frequent confusions and the worst errors as lines of text."""
     pairs = confused_pairs(results)
     if not pairs:
         return
@@ -63,7 +66,7 @@ def text_lines(results: ImageResults) -> Iterator[str]:
 
 
 def section(results: ImageResults) -> str:
-    """Returns the confused classes and the most confident errors as HTML.
+    """Returns the confused classes and the worst errors as HTML.
 
     Few classes are shown as a confusion matrix, many as a table of the most frequent confusions.
     """
@@ -113,7 +116,7 @@ def _matrix_table(results: ImageResults) -> str:
 
 
 def _worst_rows(results: ImageResults) -> list[tuple[str, str, str, str]]:
-    """Returns file, true class, predicted class and probability of the most confident errors."""
+    """Returns the worst errors: file, true class, predicted class, probability."""
     names = results["class_names"]
     rows = []
     for index, file in zip(results["worst"].tolist(), results["worst_files"], strict=True):

@@ -179,7 +179,7 @@ def _values_after_steep_rise(run: LoadedRun, metric: str) -> list[float]:
 def _axis_limits(
     values: Sequence[float], *, highest: float = math.inf, log: bool = False
 ) -> tuple[float, float] | None:
-    """Returns the ends of an axis that shows the values with a margin; None if there are none.
+    """Returns the ends of an axis that shows all values; None if there are none.
 
     Args:
       values: at least 0.
@@ -215,7 +215,7 @@ def learning_rate_chart(runs: Sequence[LoadedRun]) -> Chart | None:
 
 
 def _bound_line(run: LoadedRun, key: str, name: str, color: int) -> Series:
-    """Returns a bound of AdaBound. It is recorded in all epochs, but acts in phase 0 only."""
+    """Returns a bound of AdaBound for the epochs in which it acts (phase 0)."""
     adabound = dataclasses.replace(
         run, steps=_records_of_adabound(run.steps), epochs=_records_of_adabound(run.epochs)
     )
@@ -228,7 +228,7 @@ def _records_of_adabound(records: Sequence[dict[str, Any]]) -> list[dict[str, An
 
 
 def _longer_series(run: LoadedRun, key: str) -> tuple[list[float], list[float]]:
-    """Returns a key by epoch, from the epoch or the step records, whichever have more values."""
+    """Returns a key by epoch, from those records that have more values of it."""
     of_epochs = run.series(key)
     of_steps = run.series(key, from_steps=True)
     return of_steps if len(of_steps[0]) > len(of_epochs[0]) else of_epochs
@@ -267,7 +267,7 @@ def throughput_chart(runs: Sequence[LoadedRun]) -> Chart | None:
 
 
 def input_charts(runs: Sequence[LoadedRun]) -> list[Chart | None]:
-    """Charts bytes per second and reads per second that the program asked for, by epoch."""
+    """Charts bytes per second and reads per second of the program, by epoch."""
     bytes_read = _rates(runs, "bytes_read")
     largest = max((rate for _, rates in bytes_read for rate in rates), default=0.0)
     divisor, unit = _choose_unit(_BANDWIDTH_UNITS, largest)
@@ -279,7 +279,7 @@ def input_charts(runs: Sequence[LoadedRun]) -> list[Chart | None]:
 
 
 def _rates(runs: Sequence[LoadedRun], key: str) -> list[tuple[list[float], list[float]]]:
-    """Returns for each run its epochs, and the value of the key per second of training."""
+    """Returns the epochs of each run, and the key per second of training."""
     rates_by_run = []
     for run in runs:
         records = [
@@ -309,7 +309,10 @@ def _input_chart(
 
 
 def _run_lines(runs: Sequence[LoadedRun], key: str) -> list[Series]:
-    """Returns a line for each run; from the step records if the run has not finished an epoch."""
+    """Returns a line for each run.
+
+    It is from the step records if the run has not finished an epoch.
+    """
     lines = []
     for number, run in enumerate(runs):
         xs, ys = run.series(key, from_steps=not run.epochs)
@@ -343,12 +346,12 @@ def seconds_by_cause(runs: Sequence[LoadedRun]) -> list[tuple[str, dict[str, flo
 
 
 def processor_noun(runs: Sequence[LoadedRun]) -> str:
-    """Returns what the ranks of the runs are: `GPUs`, or `ranks` if one of the runs had none."""
+    """Returns `GPUs`, or `ranks` if one of the runs had no GPUs."""
     return "GPUs" if all(run.has_gpus for run in runs) else "ranks"
 
 
 def time_unit(longest_seconds: float) -> tuple[float, str]:
-    """Returns the seconds in the unit that suits the longest of several times, and its name."""
+    """Returns the seconds and the name of the unit that suits the longest time."""
     return _choose_unit(_TIME_UNITS, longest_seconds)
 
 

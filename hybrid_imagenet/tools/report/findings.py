@@ -1,4 +1,4 @@
-"""Judges a run from its records: did it go well, what took time, and what to try next.
+"""Judges a run: did it go well, what took time, and what to try next.
 
 Every text here is one that the report shows.
 """
@@ -136,7 +136,7 @@ def _describe_divergence(run: LoadedRun, record: Mapping[str, Any]) -> str:
 
 
 def _progress(run: LoadedRun) -> str:
-    """Returns the epochs of a run, as `5 of 12`, or `5` if it does not know the planned number."""
+    """Returns the epochs of a run as `5 of 12`; as `5` if the plan is unknown."""
     epochs = format_epochs(run.summary.get("epochs") or 0)
     if not run.epochs_planned:
         return epochs
@@ -144,9 +144,9 @@ def _progress(run: LoadedRun) -> str:
 
 
 def loss_far_above_guessing(run: LoadedRun) -> tuple[float, float] | None:
-    """Returns the newest training loss and the loss of guessing, if the first is far above.
+    """Returns training loss and guessing loss if the first is far above.
 
-    None if the loss is lower, or if either is unknown.
+    None if the newest training loss is lower, or if either is unknown.
     """
     classes = (
         run.summary.get("num_classes")
@@ -179,7 +179,7 @@ def _newest_training_loss(run: LoadedRun) -> float | None:
 
 
 def _judge_accuracy(run: LoadedRun) -> tuple[str, str]:
-    """Returns the verdict and a description of the accuracy, compared with the targets."""
+    """Returns the verdict, and the accuracy compared with the targets."""
     best = run.summary.get("best_val_top1")
     if best is None:
         if run.summary.get("epochs"):
@@ -255,7 +255,7 @@ def _best_text(run: LoadedRun, best: float) -> str:
 
 
 def _ending(run: LoadedRun) -> str:
-    """Returns how the run ended, to append to a sentence; empty if it finished all epochs."""
+    """Returns how the run ended; empty if it finished all epochs."""
     ended_early = (run.summary.get("epochs") or 0) != run.epochs_planned
     epochs = f" after {_progress(run)} epochs" if ended_early else ""
     if run.state == state.FINISHED:
@@ -268,7 +268,10 @@ def _capitalize(text: str) -> str:
 
 
 def describe_overfitting(run: LoadedRun) -> str:
-    """Describes a validation loss that rose at the end while the training loss fell; else empty."""
+    """Describes a validation loss that rose while the training loss fell.
+
+    Empty if there is none.
+    """
     epochs, validation_losses = run.series("val_loss")
     _, training_losses = run.series("train_loss")
     if len(validation_losses) < _MIN_EPOCHS_OF_TREND:
@@ -298,7 +301,7 @@ def _describe_input_bound(run: LoadedRun) -> str:
 
 
 def _compare_with_reference(run: LoadedRun) -> str:
-    """Compares a run on ImageNet with the epochs that MLPerf's reference needs at its batch."""
+    """Compares the epochs to 75.9 % with MLPerf's reference at the same batch."""
     batch = global_batch(run)
     reference_epochs = published.reference_epochs(batch)
     if reference_epochs is None:
@@ -362,14 +365,14 @@ def find_update_jump(run: LoadedRun) -> UpdateJump | None:
 
 
 def _median_relative_update(record: Mapping[str, Any]) -> float:
-    """Returns the median over layers of |update| / |weights|; 0 if it was not recorded."""
+    """Returns the median over layers of |update| / |weights|; 0 if unknown."""
     by_layer = record.get("relative_updates") or {}
     sizes = [size for size in by_layer.values() if size is not None]
     return statistics.median(sizes) if sizes else 0.0
 
 
 def _describe_update_jump(run: LoadedRun) -> str:
-    """Describes updates that grew after AdaBound's warmup, and the accuracy that this cost."""
+    """Describes updates that grew after AdaBound's warmup; else empty."""
     jump = find_update_jump(run)
     if jump is None:
         return ""
@@ -385,7 +388,7 @@ def _describe_update_jump(run: LoadedRun) -> str:
 
 
 def _describe_time_causes(run: LoadedRun) -> list[str]:
-    """Returns a line for each cause that took a notable fraction of the time, the largest first."""
+    """Returns a line for each cause that took much of the time, the largest first."""
     fractions, total_seconds = time_fractions(run)
     if not total_seconds:
         return ["No times are known before the end of the first epoch."]
@@ -439,7 +442,7 @@ def time_fractions(run: LoadedRun) -> tuple[dict[str, float], float]:
 
 
 def describe_slowest_rank(run: LoadedRun) -> str:
-    """Describes the rank that the others waited for in most epochs; empty if it is unknown."""
+    """Describes the rank that was the slowest in most epochs; empty if unknown."""
     ranks = [
         int(record["slowest_rank"])
         for record in run.epochs

@@ -87,7 +87,7 @@ class LoadedRun:
 
     @property
     def is_imagenet(self) -> bool:
-        """Whether the run was trained on ImageNet, so that published results compare with it."""
+        """Whether the run trained on ImageNet, so that published results compare."""
         if "imagenet" in str(self.flags.get("dataset", "")).lower():
             return True
         return self.summary.get("images_per_epoch") == mlperf.TRAIN_IMAGES
@@ -145,7 +145,7 @@ class LoadedRun:
 
 
 def _coordinate(record: dict[str, Any], by: str) -> float | None:
-    """Returns the epoch, step or hours of a record; None if the record does not have it."""
+    """Returns the epoch, step or hours of a record; None if it has none."""
     if by == "hours":
         seconds = record.get("seconds")
         return None if seconds is None else seconds / 3600

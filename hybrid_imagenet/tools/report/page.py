@@ -106,7 +106,7 @@ def _list(items: Iterable[str]) -> str:
 
 
 def _best_run(runs: Sequence[LoadedRun]) -> str:
-    """Returns which of several runs is the best, and which reached a common target first.
+    """Returns which of several runs is best, and which reached targets first.
 
     Empty for a single validated run.
     """
@@ -145,7 +145,7 @@ def _times_to_targets(runs: Sequence[LoadedRun]) -> dict[float, list[tuple[float
 
 
 def _legend(runs: Sequence[LoadedRun]) -> str:
-    """Returns a button for each of several runs that hides and shows its lines in all charts."""
+    """Returns a button for each of several runs that hides its lines."""
     if len(runs) == 1:
         return ""
     buttons = []

@@ -1,4 +1,4 @@
-"""Draws charts as inline SVG in the page's colors, with the values that the pointer shows.
+"""Draws charts as inline SVG, with the values that the pointer shows.
 
 This module does not know what a run is.
 """
@@ -353,7 +353,10 @@ def _horizontal_line(y: float, css_class: str) -> str:
 
 
 def _line(series: Series, x: Scale, y: Scale) -> str:
-    """Returns a line with its marks, in a group that the page can hide if it is a run's."""
+    """Returns a line with its marks.
+
+    The line of a run is in a group that the page can hide.
+    """
     points = [
         (x(x_value), y.unclipped(y_value))
         for x_value, y_value in zip(series.xs, series.ys, strict=True)
@@ -385,7 +388,7 @@ def _marked_points(points: Sequence[Point], color: int) -> Sequence[Point]:
 
 
 def clip_polyline(points: Sequence[Point], top: float, bottom: float) -> list[list[Point]]:
-    """Returns the pieces of a line between two heights, cut where the line leaves them."""
+    """Returns the pieces of a line that are between two heights."""
     pieces: list[list[Point]] = []
     for begin, end in itertools.pairwise(points):
         if max(begin[1], end[1]) < top or min(begin[1], end[1]) > bottom:
@@ -400,7 +403,7 @@ def clip_polyline(points: Sequence[Point], top: float, bottom: float) -> list[li
 
 
 def _clip_point(point: Point, begin: Point, end: Point, top: float, bottom: float) -> Point:
-    """Moves an end of a segment along the segment to the edge that it lies beyond, if any."""
+    """Moves an end of a segment along it to the edge that it is beyond, if any."""
     edge = min(max(point[1], top), bottom)
     if edge == point[1]:
         return point
@@ -505,7 +508,10 @@ def _amount(value: float) -> str:
 
 
 def style() -> str:
-    """Returns the colors as CSS: variables --c0 to --c6 by theme, lines .c0, keys and areas .f0."""
+    """Returns the colors as CSS.
+
+    Variables --c0 to --c6 by theme, classes .c0 for lines and .f0 for areas.
+    """
     light = _color_variables(LIGHT)
     dark = _color_variables(DARK)
     rules = [

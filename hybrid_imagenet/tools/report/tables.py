@@ -54,7 +54,7 @@ _OVERVIEW_COLUMNS = (
 
 
 def overview(runs: Sequence[LoadedRun]) -> str:
-    """Returns a table of the results of each run, without columns that are empty for all runs."""
+    """Returns a table of the results of each run, without empty columns."""
     rows = [_overview_row(run) for run in runs]
     shown = [
         column
@@ -116,7 +116,7 @@ def _last_loss(run: LoadedRun) -> str:
 
 
 def _dropped_images(summary: Mapping[str, Any]) -> str:
-    """Returns the training images dropped in all epochs, and the validation images in the last.
+    """Returns dropped images: in training, and in the last validation.
 
     A dash if the run has not recorded them.
     """
@@ -151,7 +151,7 @@ def criteria(runs: Sequence[LoadedRun]) -> str:
 
 
 def _is_meaningful(run: LoadedRun, target: Mapping[str, Any]) -> bool:
-    """Returns whether to show a target: those of the papers on ImageNet, else requested ones."""
+    """Returns whether to show a target: on ImageNet all, else requested ones."""
     if run.is_imagenet:
         return True
     return run.target_requested and target["metric"] == "val_top1"
@@ -192,7 +192,7 @@ def _criteria_row(run: LoadedRun, target: Mapping[str, Any]) -> list[str]:
 
 
 def _published_row(result: published.Result) -> list[str]:
-    """Returns a row for a published training: to its end after 90 epochs, or to an accuracy."""
+    """Returns a row for a published training of 90 epochs, or to an accuracy."""
     if result.epochs == 90:
         target = "90 epochs"
         convergence_rate = DASH
@@ -229,7 +229,10 @@ def _published_target(result: published.Result) -> str:
 
 
 def flag_differences(runs: Sequence[LoadedRun]) -> str:
-    """Returns a table of the flags that differ between runs, or a sentence if there are none."""
+    """Returns a table of the flags that differ between runs.
+
+    A sentence if there are none.
+    """
     if len(runs) < 2:
         return "<p>One run: nothing to compare.</p>"
     rows = [[name, *map(value_cell, values)] for name, values in differing_flags(runs)]
@@ -279,7 +282,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], css_class: str =
 
 
 def _cell(column: str, value: str) -> str:
-    """Returns a cell. On a narrow screen, its label replaces the header and empty cells vanish."""
+    """Returns a cell.
+
+    On a narrow screen, its label replaces the header and empty cells are hidden.
+    """
     if value == DASH:
         css_class = ' class="none"'
     elif len(value) <= _MAX_UNBROKEN_CHARACTERS:
@@ -304,7 +310,7 @@ def rate_cell(images_per_second: float | None) -> str:
 
 
 def value_cell(value: Any) -> str:
-    """Formats the value of a flag for a table, as a user would write it; None is an empty cell."""
+    """Formats a flag for a table as a user would write it; None is an empty cell."""
     if value is None:
         return DASH
     if isinstance(value, bool):

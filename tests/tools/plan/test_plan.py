@@ -141,9 +141,8 @@ def test_predict_one_bucket_worked_by_hand():
 
 def test_fastest_is_a_torus_on_large_clusters_only():
     abci = CLUSTERS["abci"]
-    small, large = abci.topology(1), abci.topology(1024)
     strategies = {}
-    for topology in (small, large):
+    for topology in (abci.topology(1), abci.topology(1024)):
         candidates = exchange_strategies(topology, ["ring", "torus"])
         strategies[topology.ranks] = fastest(
             make_job(compute_seconds=0.05, per_gpu_batch=32), topology, candidates
@@ -348,32 +347,50 @@ def test_speed_own_fails_if_the_batch_was_not_measured(capsys):
     assert message in capsys.readouterr().err
 
 
-def test_speed_file_reads_the_report_of_bench_gpu(tmp_path, capsys):
-    row = {
-        "model": "resnet50",
-        "batch_per_rank": 192,
-        "step_seconds": 0.06,
-        "gpu": "NVIDIA H100",
-        "image_size": 224,
-        "precision": "mixed_float16",
-    }
-    report = tmp_path / "report.json"
-    report.write_text(json.dumps({"rungs": {"one GPU": row}}))
-    flag = f"--speed={report}"
-    assert program.main([flag]) == 0
+@pytest.fixture
+def gpu_report(tmp_path):
+    """Writes the report of `bench gpu`; returns a function that changes values of it."""
+    path = tmp_path / "report.json"
+
+    def write(**changes):
+        row = {
+            "model": "resnet50",
+            "batch_per_rank": 192,
+            "step_seconds": 0.06,
+            "gpu": "NVIDIA H100",
+            "image_size": 224,
+            "precision": "mixed_float16",
+        }
+        path.write_text(json.dumps({"rungs": {"one GPU": row | changes}}))
+        return f"--speed={path}"
+
+    return write
+
+
+def test_speed_file_reads_the_report_of_bench_gpu(gpu_report, capsys):
+    assert program.main([gpu_report()]) == 0
     text = capsys.readouterr().out
     assert "8 NVIDIA H100 in mixed_float16, batch 192 per GPU, 3200 images/s on one GPU" in text
     assert re.search(r"^ *24\* +4608 ", text, re.M)
-    for wrong in ("--per_gpu_batch=256", "--model=resnet18"):
-        assert program.main([flag, wrong]) == 2
-        assert (
-            f"bench gpu -- --model={'resnet18' if 'model' in wrong else 'resnet50'}"
-            in capsys.readouterr().err
-        )
-    assert program.main([flag, "--precision=fp16"]) == 2
-    for key, value in {"image_size": 128, "step_seconds": 0.0}.items():
-        report.write_text(json.dumps({"rungs": {"one GPU": row | {key: value}}}))
-        assert program.main([flag]) == 2
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--per_gpu_batch=256", "bench gpu -- --model=resnet50 --per_gpu_batch=256 to measure it"),
+        ("--model=resnet18", "bench gpu -- --model=resnet18 to measure it"),
+        ("--precision=fp16", "Omit --precision."),
+    ],
+)
+def test_speed_file_fails_if_the_report_measured_something_else(gpu_report, flag, words, capsys):
+    assert program.main([gpu_report(), flag]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("changes", [{"image_size": 128}, {"step_seconds": 0.0}], ids=str)
+def test_speed_file_fails_if_its_image_size_or_time_is_unusable(gpu_report, changes, capsys):
+    assert program.main([gpu_report(**changes)]) == 2
+    assert "Choose a measurement with 224 pixels and a time above 0." in capsys.readouterr().err
 
 
 def test_table_of_another_network_has_no_reference_epochs_and_no_batch_above_an_epoch(capsys):

@@ -25,7 +25,8 @@ def test_metric_chart_draws_a_run_without_an_epoch_from_its_steps(runs, tmp_path
     first = (path / "metrics.jsonl").read_text().splitlines()[0]
     diverged = {"kind": "diverged", "step": 9, "seconds": 3.0, "train_loss": None}
     (path / "metrics.jsonl").write_text(f"{first}\n{json.dumps(diverged)}\n")
-    (none := tmp_path / "none").mkdir()
+    none = tmp_path / "none"
+    none.mkdir()
     (none / "config.json").write_text((path / "config.json").read_text())
     loaded = load.load_runs([*runs, str(path), str(none)])
     assert loaded[2].epochs == [] and loaded[2].state == "diverged"
@@ -52,7 +53,8 @@ def test_relative_step_chart_shows_tuned_lars_at_each_batch(runs):
     tuned = chart.series[3]
     assert (list(tuned.xs), tuned.dashed) == (epochs_after_warmup, True)
     assert tuned.ys == pytest.approx([mlperf.tuned_step(64)] * 8)
-    for run in (loaded := load.load_runs(runs)):
+    loaded = load.load_runs(runs)
+    for run in loaded:
         for record in run.epochs:
             record.pop("relative_step", None)
     assert figures.relative_step_chart(loaded) is None

@@ -130,8 +130,11 @@ def test_assess_stopped_run_is_open_and_shows_how_to_continue(tmp_path):
     summary = json.loads((path / "summary.json").read_text())
     (path / "summary.json").write_text(json.dumps(summary | {"stop": "preempted"}))
     run = load.load_run(path)
-    found = findings.assess(run)
-    assert found.verdict == findings.OPEN and "(stopped after 5 of 12 epochs)" in found.outcome
+    assessment = findings.assess(run)
+    assert (
+        assessment.verdict == findings.OPEN
+        and "(stopped after 5 of 12 epochs)" in assessment.outcome
+    )
     assert run.next_step == f"To continue it: hybrid-imagenet resume {path}"
     assert f"<p>To continue it: <code>hybrid-imagenet resume {path}</code></p>" in page.build(
         [run], "t"
@@ -145,9 +148,12 @@ def test_assess_diverged_run_is_bad_and_suggests_smaller_steps(tmp_path):
             json.dumps({"kind": "diverged", "step": 70, "seconds": 9.0, "train_loss": None}) + "\n"
         )
     run = load.load_run(tmp_path / "run")
-    found = findings.assess(run)
-    assert found.verdict == findings.BAD
-    assert found.outcome == "It diverged at step 70, after 2 of 12 epochs: the loss was not finite."
+    assessment = findings.assess(run)
+    assert assessment.verdict == findings.BAD
+    assert (
+        assessment.outcome
+        == "It diverged at step 70, after 2 of 12 epochs: the loss was not finite."
+    )
     assert [s.change for s in suggestions(run)] == [
         "--lr=0.033",
         "--warmup_epochs=2",
@@ -158,12 +164,12 @@ def test_assess_diverged_run_is_bad_and_suggests_smaller_steps(tmp_path):
 
 def test_causes_are_the_times_in_the_records(tmp_path):
     run = load.load_run(make_run(tmp_path / "run"))
-    whole = run.summary["wall_seconds"]
+    total = run.summary["wall_seconds"]
     run.summary["time_by_cause"] = {
-        "computation": 0.6 * whole,
-        "input": 0.3 * whole,
-        "slowest rank": 0.08 * whole,
-        "evaluation": 0.02 * whole,
+        "computation": 0.6 * total,
+        "input": 0.3 * total,
+        "slowest rank": 0.08 * total,
+        "evaluation": 0.02 * total,
     }
     for record in run.epochs:
         record["slowest_rank"] = int(record["epoch"] > 3)
@@ -200,13 +206,13 @@ CAUSES = [
 def test_suggestions_have_a_remedy_for_each_cause(tmp_path, cause, flags, expected):
     run = with_flags(load.load_run(make_run(tmp_path / "run", target_top1=[0.78])), **flags)
     run.environment.update(gpu="a GPU", hosts=["a", "a"], precision="mixed_float16")
-    whole = run.summary["wall_seconds"]
-    run.summary["time_by_cause"] = {"computation": 0.7 * whole, cause: 0.3 * whole}
-    found = suggestions(run)
-    assert [s.change for s in found][: len(expected)] == expected
-    assert "30 % of the time" in found[0].reason
+    total = run.summary["wall_seconds"]
+    run.summary["time_by_cause"] = {"computation": 0.7 * total, cause: 0.3 * total}
+    remedies = suggestions(run)
+    assert [s.change for s in remedies][: len(expected)] == expected
+    assert "30 % of the time" in remedies[0].reason
     # Every flag exists, and accepts its value.
-    for suggestion in found:
+    for suggestion in remedies:
         if suggestion.change.startswith("--"):
             config.resolve([suggestion.change])
 
@@ -231,9 +237,9 @@ def test_assess_loss_far_above_guessing_is_bad_and_suggests_smaller_steps(ends, 
     assert findings.loss_far_above_guessing(run) is None
     for record in (*run.steps, *run.epochs):
         record["train_loss"] = 24.2
-    found = findings.assess(run)
-    assert found.verdict == findings.BAD and found.causes_heading == "What held it back"
-    assert found.outcome.endswith(
+    assessment = findings.assess(run)
+    assert assessment.verdict == findings.BAD and assessment.causes_heading == "What held it back"
+    assert assessment.outcome.endswith(
         "The training loss is 24.2, far above the 2.3 of guessing: it does not learn."
     )
     # There are no suggestions about speed.
