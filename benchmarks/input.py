@@ -23,7 +23,7 @@ PEERS = {
 
 def main(argv: list[str]) -> int:
     """Runs the benchmark; prints a table and writes --json."""
-    parser = packaged.parser()
+    parser = packaged.make_parser()
     parser.add_argument(
         "--peers", default=",".join(PEERS), help="other libraries to run, from %(default)s"
     )
@@ -38,8 +38,11 @@ def main(argv: list[str]) -> int:
         if name not in PEERS:
             raise UserError(f"--peers={name}: choose from {','.join(PEERS)}")
     rows = list(packaged.measure_all(arguments))
-    rows += [packaged.shown(_measured(name, arguments)) for name in chosen]
-    packaged.write(arguments, rows)
+    for name in chosen:
+        row = _measured(name, arguments)
+        packaged.print_row(row)
+        rows.append(row)
+    packaged.write_results(arguments, rows)
     return EXIT_OK
 
 
@@ -62,6 +65,6 @@ def _measured(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
         reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
         return {"name": name, "error": f"did not run: {reason[:150]}"}
     result = json.loads(done.stdout.strip().splitlines()[-1])
-    return packaged.row_of(
+    return packaged.make_row(
         name, result["images"], result["seconds"], result["cpu_seconds"], arguments.threads
     )

@@ -1,3 +1,1 @@
-"""Models of speed, communication and accuracy, and the numbers that the papers published; no
-TensorFlow.
-"""
+"""Criteria of the papers, and the numbers that they published; without TensorFlow."""

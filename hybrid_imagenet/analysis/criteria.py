@@ -1,6 +1,6 @@
 """Computes the criteria by which the papers compare distributed training.
 
-Lu et al. (§1) measure a method by what one GPU contributes to reaching an accuracy:
+Lu et al. (section 1) measure how much one GPU contributes to reaching an accuracy:
 
     convergence rate                         = 1 / epochs to the target
     actual training speed                    = rate * single-GPU speed * GPUs * scaling efficiency
@@ -8,7 +8,7 @@ Lu et al. (§1) measure a method by what one GPU contributes to reaching an accu
     actual average single-GPU training speed = rate * single-GPU speed * scaling efficiency
     actual average single-GPU training time  = 1 / that = actual training time * GPUs
 
-A speed here is in passes over the training set per second, so that the times come out in seconds.
+A speed here is in passes over the training set per second, so that times are in seconds.
 Accuracies and efficiencies are fractions.
 """
 
@@ -21,7 +21,12 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class TargetReached:
-    """The moment a run first reached a target: epochs finished, and seconds since its start."""
+    """When a run first reached a target.
+
+    Attributes:
+      epoch: number of epochs done.
+      seconds: seconds since the start of the run; None if unknown.
+    """
 
     epoch: float
     seconds: float | None
@@ -30,11 +35,11 @@ class TargetReached:
 def first_reaching(
     records: Iterable[Mapping[str, Any]], metric: str, target: float
 ) -> TargetReached | None:
-    """The first record whose `metric` is at least `target`, or None.
+    """Returns when the metric first reached the target, or None.
 
     Args:
-      records: in order of time, with the keys `epoch`, `metric` and, where known, `seconds`.
-        Records without the metric (no validation after that epoch) are passed over.
+      records: epoch records in order of time, with the keys `epoch`, `metric` and, if known,
+        `seconds`. Records without the metric (no validation after that epoch) are skipped.
       metric: for example `val_top1`.
       target: a fraction.
     """
@@ -48,8 +53,10 @@ def first_reaching(
 def scaling_efficiency(
     images_per_second: float, single_gpu_images_per_second: float, gpus: int
 ) -> float:
-    """Lu et al., section 3.2.2: actual speed / ideal speed, the ideal being `gpus` times the speed
-    of one GPU alone.
+    """Returns actual speed / ideal speed, where the ideal is `gpus` times the speed of one GPU.
+
+    Reference:
+      Lu et al., section 3.2.2.
     """
     return images_per_second / (single_gpu_images_per_second * gpus)
 
@@ -61,8 +68,20 @@ def actual_training_speed(
     efficiency: float,
     images_per_epoch: int,
 ) -> float:
-    """Lu et al. §1: convergence rate * single-GPU speed * GPUs * scaling efficiency, in trainings
-    per second.
+    """Returns convergence rate * single-GPU speed * GPUs * scaling efficiency.
+
+    Args:
+      epochs_to_target: number of epochs until the target accuracy.
+      single_gpu_images_per_second: speed of one GPU alone.
+      gpus: number of GPUs.
+      efficiency: scaling efficiency, a fraction.
+      images_per_epoch: number of images in the training set.
+
+    Returns:
+      Trainings per second.
+
+    Reference:
+      Lu et al., section 1.
     """
     single_gpu_speed = single_gpu_images_per_second / images_per_epoch
     return 1 / epochs_to_target * single_gpu_speed * gpus * efficiency
@@ -75,7 +94,13 @@ def actual_training_seconds(
     efficiency: float,
     images_per_epoch: int,
 ) -> float:
-    """Lu et al. §1: the reciprocal of the actual training speed, in seconds."""
+    """Returns the reciprocal of the actual training speed, in seconds.
+
+    The arguments are those of `actual_training_speed`.
+
+    Reference:
+      Lu et al., section 1.
+    """
     speed = actual_training_speed(
         epochs_to_target, single_gpu_images_per_second, gpus, efficiency, images_per_epoch
     )
@@ -88,8 +113,12 @@ def actual_average_single_gpu_seconds(
     efficiency: float,
     images_per_epoch: int,
 ) -> float:
-    """Lu et al. §1: 1 / (convergence rate * single-GPU speed * scaling efficiency), in GPU
-    seconds.
+    """Returns 1 / (convergence rate * single-GPU speed * scaling efficiency), in GPU seconds.
+
+    The arguments are those of `actual_training_speed`.
+
+    Reference:
+      Lu et al., section 1.
     """
     return actual_training_seconds(
         epochs_to_target, single_gpu_images_per_second, 1, efficiency, images_per_epoch
@@ -99,22 +128,22 @@ def actual_average_single_gpu_seconds(
 def waterfall(
     wall_seconds: float, ideal_seconds: float | None, losses: Mapping[str, float]
 ) -> dict[str, float]:
-    """Divides the time of a run by cause; the parts add up to `wall_seconds`.
+    """Divides the time of a run by cause.
 
     Args:
-      wall_seconds: the whole run.
-      ideal_seconds: images / (GPUs * speed of one GPU alone): what it would take if nothing were
-        lost. None where the speed of one GPU is not known; then computation and what cannot be told
-        from it are one part.
+      wall_seconds: duration of the run.
+      ideal_seconds: images / (GPUs * speed of one GPU alone), the duration without any loss. None
+        if the speed of one GPU is unknown; then computation and other losses are one entry.
       losses: measured seconds by cause, for example input, exposed communication, evaluation,
         checkpoints.
 
     Returns:
-      `computation`, then the losses in the order given, then `other`: what no measurement accounts
-      for. It is negative where the run did better than its ideal, for example after a slow 1-GPU
-      measurement.
+      Seconds by cause, whose sum is `wall_seconds`: `computation`, the losses in the same order,
+      and `other`, the seconds that no measurement explains. `other` is negative if the run was
+      faster than its ideal, for example after a slow measurement on one GPU.
     """
-    rest = wall_seconds - sum(losses.values())
+    remaining_seconds = wall_seconds - sum(losses.values())
     if ideal_seconds is None:
-        return {"computation and other": rest, **losses}
-    return {"computation": ideal_seconds, **losses, "other": rest - ideal_seconds}
+        return {"computation and other": remaining_seconds, **losses}
+    other_seconds = remaining_seconds - ideal_seconds
+    return {"computation": ideal_seconds, **losses, "other": other_seconds}

@@ -1,10 +1,10 @@
-"""Results that the papers printed, as data: accuracies and efficiencies as fractions, times in
-seconds.
+"""Results that the papers printed, as data.
 
-Numbers stand as printed, also where they contradict each other; `docs/dev/criteria.md` names the
-places. The papers: Lu, Lu, Liang, *hybrid gradient computing*; Mikami et al., *ImageNet/ResNet-50
-in a Flash*; Jia et al., *Training ImageNet in Four Minutes* (arXiv 1807.11205); the NCSA HAL
-benchmark; Goyal et al., *ImageNet in 1 Hour* (arXiv 1706.02677).
+Accuracies and efficiencies are fractions, times are in seconds. Numbers are as printed, even if
+they contradict each other; `docs/dev/criteria.md` lists the contradictions. The papers: Lu, Lu,
+Liang, *hybrid gradient computing*; Mikami et al., *ImageNet/ResNet-50 in a Flash*; Jia et al.,
+*Training ImageNet in Four Minutes* (arXiv 1807.11205); the NCSA HAL benchmark; Goyal et al.,
+*ImageNet in 1 Hour* (arXiv 1706.02677).
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from hybrid_imagenet.schedules import mlperf
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One published training of ResNet-50 on ImageNet; None where the paper is silent.
+    """One published training of ResNet-50 on ImageNet; values that are not printed are None.
 
     Attributes:
       source: the paper and its table.
       system: GPUs and network.
-      gpus: number of processors; None where it is not printed.
-      batch: images per step over all GPUs (the largest, where it changes).
+      gpus: number of GPUs.
+      batch: images per step over all GPUs (the largest, if it changes).
       epochs: passes over the training set within `seconds`.
       seconds: printed time.
-      top1: validation accuracy at the end.
-      top5: validation accuracy at the end.
-      images_per_second: throughput of all GPUs in this very run.
-      efficiency: scaling efficiency in this very run.
+      top1: top-1 validation accuracy at the end.
+      top5: top-5 validation accuracy at the end.
+      images_per_second: throughput of all GPUs in the same run.
+      efficiency: scaling efficiency in the same run.
     """
 
     source: str
@@ -46,10 +46,13 @@ class Result:
     @property
     def gpu_seconds(self) -> float | None:
         """Time * GPUs: the actual average single-GPU training time of Lu et al."""
-        return None if self.seconds is None or self.gpus is None else self.seconds * self.gpus
+        if self.seconds is None or self.gpus is None:
+            return None
+        return self.seconds * self.gpus
 
 
-_CLUSTER_1, _CLUSTER_2 = "cluster 1, 3 x 8 V100, RoCE 40G", "cluster 2, 6 x 4 P40, RoCE 40G"
+_CLUSTER_1 = "cluster 1, 3 x 8 V100, RoCE 40G"
+_CLUSTER_2 = "cluster 2, 6 x 4 P40, RoCE 40G"
 
 RESULTS = (
     Result("Lu et al., Table 3.7", _CLUSTER_1, 24, 6144, 90, 53 * 60, 0.756, 0.9321, 36082, 0.975),
@@ -102,9 +105,9 @@ RESULTS = (
         6903,
         0.94,
     ),
-    # The throughputs of Table 6 belong to runs with 32 images per worker of which no accuracy is
-    # printed; the times of Table 5 do not go with them: 90 epochs of 1.28 million images in 505 s
-    # are 228,000 images/s, not 556,522.
+    # The throughputs of Table 6 are from runs with 32 images per worker, whose accuracy is not
+    # printed. They do not match the times of Table 5: 90 epochs of 1.28 million images in 505 s are
+    # 228,000 images/s, not 556,522.
     Result("Mikami et al., Table 5, reference", "ABCI, V100", 1024, 32768, 90, 505, 0.7540),
     Result("Mikami et al., Table 5, exp. 1", "ABCI, V100", 2176, 69632, 90, 224, 0.7503),
     Result("Mikami et al., Table 5, exp. 2", "ABCI, V100", 3456, 55296, 90, 122, 0.7529),
@@ -116,8 +119,8 @@ RESULTS = (
     ),
     Result("NCSA HAL", "V100", 2, 416, 90, 74211, 0.76, 0.93),
     Result("NCSA HAL", "16 x 4 V100", 64, 13312, 90, 4071, 0.76, 0.93),
-    # MLPerf's times are means of the successful runs without the fastest and the slowest, to 75.9
-    # %.
+    # MLPerf's times until 75.9 % are means of the successful runs, without the fastest and the
+    # slowest.
     Result("MLPerf 2.1, NVIDIA", "8 A100 80 GB", 8, 3264, 35, 28.65 * 60, 0.759),
     Result("MLPerf 2.1, NVIDIA", "64 A100 80 GB", 64, 3264, 35, 4.503 * 60, 0.759),
     Result("MLPerf 2.1, NVIDIA", "1,024 A100 80 GB", 1024, 35840, 58, 0.555 * 60, 0.759),
@@ -135,40 +138,54 @@ LU_SINGLE_V100 = {("fp16", 128): 1377.0, ("fp16", 256): 1542.0, ("fp32", 128): 7
 LU_SINGLE_P40 = 295.0
 """Lu et al., section 3.2.2: images per second of one P40 in FP32 at batch 128."""
 
-
-EIGHT_A100, EIGHT_H100 = 27_185 / 8, 57_295 / 8
-"""MLPerf's images per second of one of NVIDIA's eight, 80 GB at batch 408 and H100 at batch 400."""
+EIGHT_A100 = 27_185 / 8
+"""MLPerf, NVIDIA: images per second of one of eight A100 80 GB at batch 408."""
+EIGHT_H100 = 57_295 / 8
+"""MLPerf, NVIDIA: images per second of one of eight H100 at batch 400."""
 MIKAMI_FOUR_GPUS = 2565.0
-"""Mikami et al., Table 6: images per second of one node (4 GPUs), the baseline of its
-efficiencies.
+"""Mikami et al., Table 6: images per second of one node (4 GPUs).
+
+It is the baseline of the efficiencies in that table.
 """
 
 
 def reference_epochs(global_batch: int) -> float | None:
-    """MLPerf's mean epochs to 75.9 % at a batch, linear in its logarithm between the points; None
-    outside of them.
+    """Returns MLPerf's mean number of epochs until 75.9 % at a batch size.
+
+    Between the published points it is linear in the logarithm of the batch. It is None outside of
+    them.
     """
     return mlperf.point_at(global_batch).epochs if mlperf.covers(global_batch) else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """A GPU whose training speed is published: its name and compute capability."""
+    """A GPU whose training speed is published.
+
+    Attributes:
+      title: its name.
+      capability: its compute capability.
+    """
 
     title: str
     capability: tuple[int, int]
 
     def arithmetic(self, precision: str) -> str:
-        """The kind of arithmetic (see `GpuSpeed`) in which it computes a precision of the program.
+        """Returns the arithmetic (see `GpuSpeed`) that the GPU uses for a precision.
 
-        TensorFlow computes FP32 convolutions as TF32 where the GPU can. cuDNN computes in FP32 on a
-        P40, whose FP16 runs at 1/64 of it.
+        TensorFlow computes FP32 convolutions as TF32 if the GPU supports it. On a P40, cuDNN
+        computes in FP32, because the FP16 of that GPU has 1/64 of the speed.
+
+        Args:
+          precision: a value of --precision, such as `mixed_float16`.
 
         Raises:
-          ValueError: for mixed_bfloat16 on a GPU without it.
+          ValueError: for mixed_bfloat16 on a GPU that does not support it.
         """
         if precision == "mixed_bfloat16" and self.capability < (8, 0):
-            raise ValueError(f"{self.title} has no BF16: take mixed_float16, or float32 on a P40")
+            raise ValueError(
+                f"{self.title} does not support BF16. Use mixed_float16, or float32 on a P40."
+            )
         if precision == "float32":
             return "tf32" if self.capability >= (8, 0) else "fp32"
         return "fp16" if self.capability >= (7, 0) else "fp32"
@@ -186,29 +203,36 @@ GPUS = {
 
 
 def recognize_gpu(name: str, memory_mib: str) -> str | None:
-    """The key in GPUS of a device by its name and memory in nvidia-smi's words; None for one that
-    is not there.
+    """Returns the key in GPUS of a device, or None if it is not in GPUS.
 
-    Variants with a slower bus, such as `NVIDIA A100-PCIE-40GB`, count as the GPU, whose speed they
-    come near.
+    Variants with a slower bus, such as `NVIDIA A100-PCIE-40GB`, count as the same GPU, because they
+    are almost as fast.
+
+    Args:
+      name: name of the device, as nvidia-smi prints it.
+      memory_mib: memory in MiB, as nvidia-smi prints it.
     """
-    found = re.search(r"\b(P40|V100|H200|H100|L40S|A100)\b", name)
-    if found is None:
+    match = re.search(r"\b(P40|V100|H200|H100|L40S|A100)\b", name)
+    if match is None:
         return None
-    return (
-        "a100-80"
-        if found[1] == "A100" and memory_mib.isdigit() and int(memory_mib) > 50_000
-        else found[1].lower()
-    )
+    model = match[1].lower()
+    if model == "a100" and memory_mib.isdigit() and int(memory_mib) > 50_000:
+        return "a100-80"
+    return model
 
 
 @dataclasses.dataclass(frozen=True)
 class GpuSpeed:
     """A published training speed of ResNet-50 at 224 pixels.
 
-    `gpu` is a key of `GPUS`; `precision` is `fp16` (mixed), `tf32` or `fp32`; `images_per_second`
-    is of one GPU, alone or, with `gpus` above 1, as one of that many. `date` is the day of a
-    measurement with this program, if known.
+    Attributes:
+      source: where it was published.
+      gpu: a key of `GPUS`.
+      precision: `fp16` (mixed), `bf16` (mixed), `tf32` or `fp32`.
+      batch: images per GPU and step.
+      images_per_second: speed of one GPU, which was one of `gpus` GPUs.
+      gpus: number of GPUs in the run.
+      date: the day of a measurement with this program, or "".
     """
 
     source: str
@@ -231,6 +255,7 @@ _PADDLE = "NVIDIA DeepLearningExamples, PaddlePaddle"
 _MLPERF = "MLPerf Training"
 THIS_PROGRAM = "this program, synthetic data"
 """The source of speeds that were measured with this program."""
+
 GPU_SPEEDS = (
     GpuSpeed(_TENSORFLOW, "a100", "fp16", 256, 2375),
     GpuSpeed(_TENSORFLOW, "a100", "fp16", 256, 17400 / 8, 8),
@@ -254,8 +279,8 @@ GPU_SPEEDS = (
     GpuSpeed(_MXNET + ", 16 GB", "v100", "fp16", 192, 1376),
     GpuSpeed(_MXNET + ", 32 GB", "v100", "fp16", 256, 1492),
     GpuSpeed(_MXNET + ", 16 GB", "v100", "fp32", 96, 384),
-    # The 758 images/s in FP32 on a V100 (Table 3.2) are left out, because they take 18.6 TFLOP/s,
-    # and the GPU's peak is 15.7 (docs/dev/gpu-figures.md).
+    # The 758 images/s in FP32 on a V100 (Table 3.2) are not listed, because they would need 18.6
+    # TFLOP/s, and the peak of that GPU is 15.7 (docs/dev/gpu-figures.md).
     GpuSpeed("Lu et al., Table 3.2", "v100", "fp16", 256, LU_SINGLE_V100["fp16", 256]),
     GpuSpeed("Lu et al., Table 3.2", "v100", "fp16", 128, LU_SINGLE_V100["fp16", 128]),
     GpuSpeed("Lu et al., section 3.2.2", "p40", "fp32", 128, LU_SINGLE_P40),
@@ -267,19 +292,28 @@ GPU_SPEEDS = (
     GpuSpeed(_MLPERF + " 4.0, NVIDIA, 8 GPUs in 12.03 min", "h200", "fp16", 400, 63_599 / 8, 8),
     GpuSpeed(_MLPERF + " 4.0, NVIDIA, 2 hosts of 4", "l40s", "fp16", 200, 14_835 / 8, 8),
 )
-"""NVIDIA's: READMEs of TensorFlow/Classification/ConvNets/resnet50v1.5,
+"""Published speeds.
+
+NVIDIA's are from the READMEs of TensorFlow/Classification/ConvNets/resnet50v1.5,
 MxNet/Classification/RN50v1.5 and PaddlePaddle/Classification/RN50v1.5 in
-github.com/NVIDIA/DeepLearningExamples; MLPerf's: medians over the epochs that the logs in
-mlcommons/training_results_v2.1 and _v4.0 print.
+github.com/NVIDIA/DeepLearningExamples. MLPerf's are medians over the epochs in the logs of
+mlcommons/training_results_v2.1 and _v4.0.
 """
 
 
-def speeds(gpu: str, precision: str, *, own: bool = False) -> list[GpuSpeed]:
-    """Returns the published speeds of a GPU (a key of `GPUS`) in an arithmetic, or what this
-    program has reached.
+def speeds(gpu: str, precision: str, *, by_this_program: bool = False) -> list[GpuSpeed]:
+    """Returns the published speeds of a GPU in an arithmetic.
+
+    Args:
+      gpu: a key of `GPUS`.
+      precision: see `GpuSpeed`.
+      by_this_program: return the speeds that were measured with this program, instead of the
+        published ones.
     """
     return [
-        s
-        for s in GPU_SPEEDS
-        if (s.gpu, s.precision, s.source == THIS_PROGRAM) == (gpu, precision, own)
+        speed
+        for speed in GPU_SPEEDS
+        if speed.gpu == gpu
+        and speed.precision == precision
+        and (speed.source == THIS_PROGRAM) == by_this_program
     ]

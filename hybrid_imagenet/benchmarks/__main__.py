@@ -24,23 +24,35 @@ def run(
     benchmarks: Mapping[str, str],
     entry: Callable[[str], Callable[[Sequence[str]], int | None]],
 ) -> int:
-    """Runs the benchmark that the first argument names with the rest of the arguments; returns its
-    exit code.
+    """Runs the benchmark that the first argument names.
+
+    Args:
+      argv: name of the benchmark, and its arguments.
+      program: the command, for the usage message.
+      benchmarks: description of each benchmark.
+      entry: returns the main function of a benchmark.
+
+    Returns:
+      The exit code.
     """
     name = argv[0] if argv else ""
+    if name in ("-h", "--help"):
+        print(_usage(program, benchmarks))
+        return EXIT_OK
     if name not in benchmarks:
-        wanted = name in ("-h", "--help")
-        width = max(map(len, benchmarks))
-        lines = [
-            f"usage: {program} NAME [--name=value ...]   (NAME --help describes its options)",
-            "",
-        ]
-        lines += [f"  {each:<{width}}  {text}" for each, text in benchmarks.items()]
-        if name and not wanted:
-            lines = [f"error: {name}: no such benchmark{did_you_mean(name, benchmarks)}", *lines]
-        print("\n".join(lines), file=sys.stdout if wanted else sys.stderr)
-        return EXIT_OK if wanted else EXIT_USAGE
+        if name:
+            suggestion = did_you_mean(name, benchmarks)
+            print(f"error: {name}: no such benchmark{suggestion}", file=sys.stderr)
+        print(_usage(program, benchmarks), file=sys.stderr)
+        return EXIT_USAGE
     return command_line.run_command(lambda words: entry(name)(words), argv[1:])
+
+
+def _usage(program: str, benchmarks: Mapping[str, str]) -> str:
+    width = max(map(len, benchmarks))
+    lines = [f"usage: {program} NAME [--name=value ...]   (NAME --help describes its options)", ""]
+    lines += [f"  {name:<{width}}  {description}" for name, description in benchmarks.items()]
+    return "\n".join(lines)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,5 +1,6 @@
-"""Makes photographs to measure with: 1,000 JPEGs of 500x375 pixels and about 110 kB, made of
-scikit-learn's two.
+"""Generates photographs for benchmarks from the two sample photographs of scikit-learn.
+
+There are 1,000 JPEGs of 500x375 pixels and about 110 kB.
 """
 
 from __future__ import annotations
@@ -16,13 +17,22 @@ from hybrid_imagenet.data import images
 from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.tools.data import prepare
 
-_NAME = "benchmark-photographs-1"
-_COUNT = 1000
+_CACHE_NAME = "benchmark-photographs-1"
+_NUM_TRAINING_IMAGES = 1000
+_NUM_VALIDATION_IMAGES = 10
+_NUM_CLASSES = 10
+_WIDTH = 500
+_HEIGHT = 375
+# Size of scikit-learn's photographs.
+_ORIGINAL_WIDTH = 640
+_ORIGINAL_HEIGHT = 427
 
 
 def photograph_shards(resize: int | None) -> Path:
-    """TFRecord shards of the photographs, made once; with `resize`, of images with that shorter
-    side.
+    """Returns the directory of TFRecord shards of the photographs, which are created once.
+
+    Args:
+      resize: shorter side of the images in pixels; None keeps their size.
     """
     photographs = photograph_folder()
     directory = photographs.with_name(f"{photographs.name}-shards-{resize or 'full'}")
@@ -38,41 +48,43 @@ def photograph_shards(resize: int | None) -> Path:
 
 
 def photograph_folder() -> Path:
-    """A folder set of 1,000 JPEGs in the user's cache, made once: varied crops of two photographs,
-    with noise.
+    """Returns a folder dataset of 1,000 JPEGs in the user's cache, which is created once.
+
+    They are different crops of two photographs, with noise.
     """
-    directory = files.cache_root() / _NAME
+    directory = files.cache_root() / _CACHE_NAME
     if directory.is_dir():
         return directory
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent) as temporary:
-        made = Path(temporary) / "made"
-        for split, count in (("train", _COUNT), ("validation", 10)):
-            for number, content in enumerate(_made_photographs(count)):
-                path = made / split / f"class{number % 10}" / f"{number:04d}.JPEG"
+        dataset = Path(temporary) / "dataset"
+        counts = {"train": _NUM_TRAINING_IMAGES, "validation": _NUM_VALIDATION_IMAGES}
+        for split, count in counts.items():
+            for number, content in enumerate(_generate_photographs(count)):
+                label = number % _NUM_CLASSES
+                path = dataset / split / f"class{label}" / f"{number:04d}.JPEG"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
-        made.rename(directory)
+        dataset.rename(directory)
     return directory
 
 
-def _made_photographs(count: int) -> Iterator[bytes]:
+def _generate_photographs(count: int) -> Iterator[bytes]:
+    """Yields the contents of JPEG files."""
     from PIL import Image
     from sklearn.datasets import load_sample_images
 
-    originals = [Image.fromarray(image) for image in load_sample_images().images]  # 640 x 427 each
+    originals = [Image.fromarray(image) for image in load_sample_images().images]
     generator = np.random.default_rng(0)
     for number in range(count):
         scale = generator.uniform(0.6, 1.1)
-        width, height = int(500 * scale), int(375 * scale)
-        x, y = (
-            int(generator.integers(0, limit - side + 1))
-            for limit, side in ((640, width), (427, height))
-        )
+        width = int(_WIDTH * scale)
+        height = int(_HEIGHT * scale)
+        x = int(generator.integers(0, _ORIGINAL_WIDTH - width + 1))
+        y = int(generator.integers(0, _ORIGINAL_HEIGHT - height + 1))
         crop = originals[number % 2].resize(
-            (500, 375), Image.Resampling.BICUBIC, (x, y, x + width, y + height)
+            (_WIDTH, _HEIGHT), Image.Resampling.BICUBIC, (x, y, x + width, y + height)
         )
-        pixels = np.clip(np.asarray(crop) + generator.normal(0, 11, (375, 500, 3)), 0, 255).astype(
-            np.uint8
-        )
+        noise = generator.normal(0, 11, (_HEIGHT, _WIDTH, 3))
+        pixels = np.clip(np.asarray(crop) + noise, 0, 255).astype(np.uint8)
         yield images.encode(Image.fromarray(pixels), "JPEG", quality=94)

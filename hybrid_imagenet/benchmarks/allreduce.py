@@ -1,15 +1,17 @@
-"""Measures time and bus bandwidth of the all-reduce algorithms by size, beside MPI_Allreduce of the
-same bytes.
+r"""Measures time and bus bandwidth of the all-reduce algorithms by size.
 
-    hybrid-imagenet run -np 2 --module=hybrid_imagenet.benchmarks -- allreduce --sizes=1M,64M
-    --algorithms=ring,torus
+    hybrid-imagenet run -np 2 --module=hybrid_imagenet.benchmarks -- allreduce --sizes=1M,64M \
+        --algorithms=ring,torus
 
-A size is the size of a gradient in FP32. With a compression, the time includes the casts from FP32
-and back, and fewer bytes travel. As in nccl-tests, bandwidth counts the bytes that travel: busbw =
-bytes / time * 2 (p - 1) / p for p ranks, which is what each link carries in the best case. Times
-are medians, on the slowest rank; at each size the candidates take turns, so that what else the
-machine does strikes all alike. The best time tells what is left of it. On GPU hosts training leaves
-a torus with one row for each host to Horovod, which `bench scaling` times.
+MPI_Allreduce of the same bytes is measured for comparison. A size is the size of a gradient in
+FP32. With a compression, the time includes the casts from FP32 and back, and fewer bytes are sent.
+As in nccl-tests, bandwidth counts the bytes that are sent: busbw = bytes / time * 2 (p - 1) / p for
+p ranks. In the best case each link has this bandwidth.
+
+Times are medians, on the slowest rank. At each size the candidates take turns, so that other
+activity on the machine affects all of them in the same way. The best time shows how fast a
+candidate is without such activity. On GPU hosts, training lets Horovod run a torus with one row for
+each host, which `bench scaling` times.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import re
 import statistics
 import time
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from hybrid_imagenet import comm
 from hybrid_imagenet.comm import cost_model
@@ -33,8 +35,16 @@ if typing.TYPE_CHECKING:
     from hybrid_imagenet.comm.connected import ConnectedRanks
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
-Run = Callable[[], object]
-Key = tuple[str, str, str]  # engine, algorithm, compression
+# A size is at least one value in FP32.
+_MIN_BYTES = 4
+# The first calls of each candidate do not count. The last of them shows how many calls fit into
+# --seconds.
+_WARMUP_REPEATS = 2
+_MIN_REPEATS = 5
+_MAX_REPEATS = 200
+AllReduceCall = Callable[[], object]
+# Engine, algorithm and compression.
+Candidate = tuple[str, str, str]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,68 +54,94 @@ def main(argv: Sequence[str]) -> int:
     communicator = next(iter(engines.values()))
     if communicator.size == 1:
         raise UserError(
-            "allreduce needs at least two ranks: start it as hybrid-imagenet run -np 2 "
+            "allreduce needs at least two ranks. Start it as hybrid-imagenet run -np 2 "
             "--module=hybrid_imagenet.benchmarks -- allreduce"
         )
     rows = measure(engines, options)
     if communicator.rank == 0:
-        print(table(rows, communicator))
+        print(format_table(rows, communicator))
         command_line.write_json(options.json, rows)
-    for ranks in engines.values():
-        ranks.shutdown()
+    for engine_communicator in engines.values():
+        engine_communicator.shutdown()
     return 0
 
 
 def _start(options: argparse.Namespace) -> dict[str, ConnectedRanks]:
-    """Connects the ranks by each engine; TensorFlow's first, since it must know them before it does
-    anything else.
+    """Connects the ranks with each engine.
+
+    TensorFlow's engine is the first, because TensorFlow must know the ranks before it does anything
+    else.
     """
-    started = {}
+    communicators = {}
     for engine in sorted(options.engines, key=lambda name: name != "tensorflow"):
         reductions = [
             _settings(options, name, "none") for name in options.algorithms if name != "mpi"
         ]
-        started[engine] = typing.cast(
+        communicators[engine] = typing.cast(
             "ConnectedRanks",
             comm.start(comm.CommunicationSettings(engine=engine), others=reductions),
         )
-    return started
+    return communicators
 
 
 def measure(
     engines: Mapping[str, ConnectedRanks], options: argparse.Namespace
 ) -> list[dict[str, object]]:
-    """A row for each engine, algorithm, compression and size.
+    """Measures each engine, algorithm, compression and size.
+
+    Args:
+      engines: the communicator of each engine.
+      options: the parsed options of the benchmark.
+
+    Returns:
+      The rows of the table.
 
     Raises:
-      UserError: if an algorithm does not fit the ranks.
+      UserError: if an algorithm does not support this number of ranks.
     """
     rows = []
     communicator = next(iter(engines.values()))
     for size in options.sizes:
-        runs: dict[Key, tuple[Run, int]] = {}
-        for algorithm in options.algorithms:
-            for compression in options.compression:
-                if algorithm == "mpi":
-                    if compression == options.compression[0]:
-                        runs["", "mpi", "none"] = _plain_mpi(size), size
-                elif compression != "bf16" or algorithm == "ring":
-                    for engine, ranks in engines.items():
-                        runs[engine, algorithm, compression] = _ours(
-                            ranks, options, algorithm, compression, size
-                        )
-        seconds = _medians(
-            communicator, {key: run for key, (run, _) in runs.items()}, options.seconds
-        )
-        for (engine, algorithm, compression), (_, wire_bytes) in runs.items():
-            median, best = seconds[engine, algorithm, compression]
-            row = _row(communicator.size, algorithm, compression, size, wire_bytes, median)
+        calls, wire_bytes = _candidates(engines, options, size)
+        seconds = _measure_calls(communicator, calls, options.seconds)
+        for candidate in calls:
+            engine, algorithm, compression = candidate
+            median, best = seconds[candidate]
+            row = _row(
+                communicator.size, algorithm, compression, size, wire_bytes[candidate], median
+            )
             rows.append({"engine": engine} | row | {"best_seconds": best})
     return rows
 
 
+def _candidates(
+    engines: Mapping[str, ConnectedRanks], options: argparse.Namespace, size: int
+) -> tuple[dict[Candidate, AllReduceCall], dict[Candidate, int]]:
+    """Returns the function that each candidate calls, and the bytes that it sends.
+
+    MPI is measured once, without compression. BF16 is only measured with the ring.
+    """
+    calls: dict[Candidate, AllReduceCall] = {}
+    wire_bytes: dict[Candidate, int] = {}
+    for algorithm in options.algorithms:
+        if algorithm == "mpi":
+            candidate = ("", "mpi", "none")
+            calls[candidate] = _mpi_call(size)
+            wire_bytes[candidate] = size
+            continue
+        for compression in options.compression:
+            if compression == "bf16" and algorithm != "ring":
+                continue
+            for engine, communicator in engines.items():
+                candidate = (engine, algorithm, compression)
+                calls[candidate], wire_bytes[candidate] = _algorithm_call(
+                    communicator, options, algorithm, compression, size
+                )
+    return calls, wire_bytes
+
+
 def _row(
-    ranks: int, algorithm: str, compression: str, size: int, wire_bytes: int, t: float
+    ranks: int, algorithm: str, compression: str, size: int, wire_bytes: int, seconds: float
 ) -> dict[str, object]:
     return {
         "algorithm": algorithm,
@@ -113,92 +149,109 @@ def _row(
         "bytes": size,
         "wire_bytes": wire_bytes,
         "ranks": ranks,
-        "seconds": t,
-        "algbw_gb_s": wire_bytes / t / 1e9,
-        "busbw_gb_s": cost_model.bus_bandwidth(wire_bytes, t, ranks) / 1e9,
+        "seconds": seconds,
+        "algbw_gb_s": wire_bytes / seconds / 1e9,
+        "busbw_gb_s": cost_model.bus_bandwidth(wire_bytes, seconds, ranks) / 1e9,
     }
 
 
 def _settings(
     options: argparse.Namespace, algorithm: str, compression: str
 ) -> comm.CommunicationSettings:
-    own = dataclasses.asdict(ALGORITHMS[algorithm].options())
-    own |= {name: options.torus_grid for name in own if name == "torus_grid"}
-    return comm.CommunicationSettings(allreduce=algorithm, compression=compression, options=own)
+    algorithm_options = dataclasses.asdict(ALGORITHMS[algorithm].options())
+    if "torus_grid" in algorithm_options:
+        algorithm_options["torus_grid"] = options.torus_grid
+    return comm.CommunicationSettings(
+        allreduce=algorithm, compression=compression, options=algorithm_options
+    )
 
 
-def _ours(
+def _algorithm_call(
     communicator: ConnectedRanks,
     options: argparse.Namespace,
     algorithm: str,
     compression: str,
     size: int,
-) -> tuple[Run, int]:
-    """A function that reduces `size` bytes of FP32, and the bytes that travel."""
+) -> tuple[AllReduceCall, int]:
+    """Returns a function that reduces `size` bytes of FP32, and the bytes that it sends."""
     import tensorflow as tf
 
     from hybrid_imagenet.comm.communicator import pack_for_allreduce
     from hybrid_imagenet.comm.fusion import WIRE_BYTES, Bucket
 
     settings = _settings(options, algorithm, compression)
-    wire = settings.wire_dtype
+    wire_dtype = settings.wire_dtype
     elements = size // 4
-    wire_bytes = elements * WIRE_BYTES[wire]
-    chosen = communicator.make_selector(settings).algorithm_for(Bucket((0,), wire, wire_bytes))
+    wire_bytes = elements * WIRE_BYTES[wire_dtype]
+    bucket = Bucket((0,), wire_dtype, wire_bytes)
+    selected = communicator.make_selector(settings).algorithm_for(bucket)
 
     @tf.function(autograph=False)
     def reduce(tensor: tf.Tensor) -> tf.Tensor:
-        return chosen.allreduce(
-            pack_for_allreduce([tensor], 1, wire), f"benchmark_{algorithm}_{wire}_{size}"
-        )[0]
+        packed = pack_for_allreduce([tensor], 1, wire_dtype)
+        return selected.allreduce(packed, f"benchmark_{algorithm}_{wire_dtype}_{size}")[0]
 
     tensor = tf.ones([elements])
     traced = reduce.get_concrete_function(tensor)
     return lambda: traced(tensor).numpy(), wire_bytes
 
 
-def _plain_mpi(size: int) -> Run:
-    """MPI_Allreduce of `size` bytes of FP32 between buffers that are made once."""
+def _mpi_call(size: int) -> AllReduceCall:
+    """Returns a function that calls MPI_Allreduce on `size` bytes of FP32, in fixed buffers."""
     import numpy as np
 
     mpi = import_optional(
-        "mpi4py.MPI", "--algorithms=mpi needs mpi4py: install it, or leave mpi out of --algorithms"
+        "mpi4py.MPI", "--algorithms=mpi needs mpi4py. Install it, or remove mpi from --algorithms."
     )
     sent = np.ones(max(size // 4, 1), np.float32)
     received = np.empty_like(sent)
     return lambda: mpi.COMM_WORLD.Allreduce(sent, received, mpi.SUM)
 
 
-def _medians(
-    communicator: Communicator, runs: dict[Key, Run], budget: float
-) -> dict[Key, tuple[float, float]]:
-    """Median and least seconds of each function, on the slowest rank; two calls of each do not
-    count.
+def _measure_calls(
+    communicator: Communicator, calls: Mapping[Candidate, AllReduceCall], budget_seconds: float
+) -> dict[Candidate, tuple[float, float]]:
+    """Times the candidates in turns.
+
+    Args:
+      communicator: communicator of all ranks; every rank calls this.
+      calls: the function of each candidate.
+      budget_seconds: time for all calls. Each function is called at least 5 times.
+
+    Returns:
+      Median and minimum seconds of each candidate, on the slowest rank.
     """
-    samples: dict[Key, list[float]] = {key: [] for key in runs}
-    repeats, done = 5, -2
-    while done < repeats:
+    samples: dict[Candidate, list[float]] = {candidate: [] for candidate in calls}
+    repeats = _MIN_REPEATS
+    repeat = -_WARMUP_REPEATS
+    while repeat < repeats:
         round_start = time.perf_counter()
-        for key, run in runs.items():
+        for candidate, call in calls.items():
             communicator.barrier()
             start = time.perf_counter()
-            run()
-            samples[key].append(time.perf_counter() - start)
-        if done == -1:
-            affordable = budget / (time.perf_counter() - round_start)
-            repeats = communicator.broadcast_object(int(min(max(affordable, 5), 200)))
-        done += 1
-    mine = [[statistics.median(samples[key][2:]), min(samples[key][2:])] for key in runs]
-    everyone = communicator.allgather_object(mine)
-    return {
-        key: tuple(max(rank[i][j] for rank in everyone) for j in range(2))
-        for i, key in enumerate(runs)
-    }
+            call()
+            samples[candidate].append(time.perf_counter() - start)
+        is_last_warmup = repeat == -1
+        if is_last_warmup:
+            affordable = budget_seconds / (time.perf_counter() - round_start)
+            repeats = int(min(max(affordable, _MIN_REPEATS), _MAX_REPEATS))
+            # All ranks must make the same number of calls.
+            repeats = communicator.broadcast_object(repeats)
+        repeat += 1
+    counted_samples = [samples[candidate][_WARMUP_REPEATS:] for candidate in calls]
+    local = [[statistics.median(seconds), min(seconds)] for seconds in counted_samples]
+    by_rank = communicator.allgather_object(local)
+    results = {}
+    for index, candidate in enumerate(calls):
+        median = max(rank[index][0] for rank in by_rank)
+        best = max(rank[index][1] for rank in by_rank)
+        results[candidate] = (median, best)
+    return results
 
 
-def table(rows: Sequence[dict[str, typing.Any]], communicator: Communicator) -> str:
-    """The rows as text."""
-    head = ("bytes", "engine", "algorithm", "wire", "ms", "best ms", "algbw GB/s", "busbw GB/s")
+def format_table(rows: Sequence[dict[str, typing.Any]], communicator: Communicator) -> str:
+    """Formats the rows as a table."""
+    columns = ("bytes", "engine", "algorithm", "wire", "ms", "best ms", "algbw GB/s", "busbw GB/s")
     widths = (12, 10, 13, 5, 10, 10, 11, 11)
     cells = [
         (
@@ -206,17 +259,18 @@ def table(rows: Sequence[dict[str, typing.Any]], communicator: Communicator) -> 
             row["engine"],
             row["algorithm"],
             row["compression"],
-            *(f"{x:.3f}" for x in (1000 * row["seconds"], 1000 * row["best_seconds"])),
-            *(f"{row[key]:.3f}" for key in ("algbw_gb_s", "busbw_gb_s")),
+            f"{1000 * row['seconds']:.3f}",
+            f"{1000 * row['best_seconds']:.3f}",
+            f"{row['algbw_gb_s']:.3f}",
+            f"{row['busbw_gb_s']:.3f}",
         )
         for row in rows
     ]
     hosts = len(set(communicator.hosts))
     lines = [f"{pluralize(communicator.size, 'rank')} on {pluralize(hosts, 'host')}"]
-    lines += [
-        " ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True))
-        for line in (head, *cells)
-    ]
+    for line in (columns, *cells):
+        padded = [f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)]
+        lines.append(" ".join(padded))
     return "\n".join(lines)
 
 
@@ -225,42 +279,53 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--sizes", default="4K,64K,1M,16M,64M", help="bytes of FP32 gradients, with K, M or G"
     )
-    parser.add_argument("--algorithms", default="mpi,ring", help=f"of mpi, {', '.join(ALGORITHMS)}")
-    parser.add_argument("--compression", default="none,fp16", help=f"of {', '.join(COMPRESSIONS)}")
     parser.add_argument(
-        "--engines", default="horovod", help=f"of {', '.join(ENGINES)}, which take turns"
+        "--algorithms", default="mpi,ring", help=f"algorithms, from mpi, {', '.join(ALGORITHMS)}"
     )
-    parser.add_argument("--torus_grid", help="rows x columns, VxH")
+    parser.add_argument(
+        "--compression", default="none,fp16", help=f"compressions, from {', '.join(COMPRESSIONS)}"
+    )
+    parser.add_argument(
+        "--engines", default="horovod", help=f"engines, which take turns, from {', '.join(ENGINES)}"
+    )
+    parser.add_argument("--torus_grid", help="rows x columns of the torus, VxH")
     parser.add_argument("--seconds", type=float, default=5.0, help="time to spend on each size")
     parser.add_argument("--json", help="file for the rows")
     options = parser.parse_args(argv)
     options.sizes = [parse_size(text) for text in options.sizes.split(",") if text]
-    lists = (
-        ("algorithms", ("mpi", *ALGORITHMS)),
-        ("compression", COMPRESSIONS),
-        ("engines", ENGINES),
-    )
-    for name, known in lists:
-        given = [text.strip() for text in getattr(options, name).split(",") if text.strip()]
-        for text in given:
-            if text not in known:
-                raise UserError(f"--{name}={text}: choose from {', '.join(known)}")
-        setattr(options, name, given)
+    options.algorithms = _parse_list("algorithms", options.algorithms, ("mpi", *ALGORITHMS))
+    options.compression = _parse_list("compression", options.compression, COMPRESSIONS)
+    options.engines = _parse_list("engines", options.engines, ENGINES)
     if not (options.sizes and options.algorithms and options.compression and options.engines):
         raise UserError(
-            "--sizes, --algorithms, --compression and --engines each need at least one value"
+            "--sizes, --algorithms, --compression and --engines each need at least one value."
         )
     return options
 
 
-def parse_size(text: str) -> int:
-    """Bytes of a size such as 64K, 1M, 64MB or 4096; K, M and G are powers of 1024.
+def _parse_list(name: str, text: str, choices: Collection[str]) -> list[str]:
+    """Splits a comma-separated option.
 
     Raises:
-      UserError: for anything else, or less than 4 bytes.
+      UserError: if a value is not one of the choices.
+    """
+    values = [word.strip() for word in text.split(",") if word.strip()]
+    for value in values:
+        if value not in choices:
+            raise UserError(f"--{name}={value}: choose from {', '.join(choices)}")
+    return values
+
+
+def parse_size(text: str) -> int:
+    """Parses a size in bytes such as 64K, 1M, 64MB or 4096; K, M and G are powers of 1024.
+
+    Raises:
+      UserError: if it is not a size, or less than 4 bytes.
     """
     match = re.fullmatch(r"(\d+)\s*([kmg]?)i?b?", text.strip().lower())
     size = int(match[1]) * _UNITS[match[2]] if match else 0
-    if size < 4:
-        raise UserError(f"--sizes={text}: give bytes as in 64K, 1M or 4096, at least 4")
+    if size < _MIN_BYTES:
+        raise UserError(
+            f"--sizes={text} is invalid. Pass at least {_MIN_BYTES} bytes, as in 64K, 1M or 4096."
+        )
     return size

@@ -1,15 +1,22 @@
-"""`bench gpu`: measures one GPU, a host and a cluster beside published figures, and writes a
-report.
+r"""Compares one GPU, a host and a cluster with published speeds; writes a report.
 
-    hybrid-imagenet bench gpu                               # this host
-    hybrid-imagenet bench gpu -H node1:8,node2:8 -- --precision=mixed_float16 --dataset=tfrecord
-    --data_dir=/data hybrid-imagenet bench gpu --arms                        # from a checkout:
-    which settings are best on one GPU
+On this host:
 
-Looks at the hosts as the doctor does, then times training steps on one GPU, on all GPUs of the
-first host and of all hosts (`bench scaling` measures them; `bench input` tells how fast a host
-reads images). Words after `--` are flags of the training program. docs/first-gpu-run.md tells what
-each rung should print.
+    hybrid-imagenet bench gpu
+
+On a cluster:
+
+    hybrid-imagenet bench gpu -H node1:8,node2:8 -- --precision=mixed_float16 \
+        --dataset=tfrecord --data_dir=/data
+
+From a checkout, to find out which settings are best on one GPU:
+
+    hybrid-imagenet bench gpu --arms
+
+It checks the hosts as the doctor does. Then it times training steps on one GPU, on all GPUs of the
+first host, and on all hosts, with `bench scaling`. Words after `--` are flags of the training
+program. `bench input` measures how fast a host reads images. docs/first-gpu-run.md shows what each
+step should print.
 """
 
 from __future__ import annotations
@@ -34,11 +41,17 @@ from hybrid_imagenet.tools.doctor import doctor_command as doctor
 from hybrid_imagenet.tools.doctor.diagnosis import PASS
 from hybrid_imagenet.tools.doctor.host_facts import parse_hosts
 
-_BATCHES = {"p40": 128}  # images per GPU, as in the publications; 256 on the others
-_ENOUGH = 0.9  # of the published speed; published figures differ by as much
-_NOTICED = 0.05  # of a step
+# Images per GPU as in the publications: 128 on a P40, and 256 on the other GPUs.
+_P40_BATCH = 128
+_DEFAULT_BATCH = 256
+# Accept 90 % of the published speed, because published speeds vary by about 10 %.
+_MIN_SPEED_FRACTION = 0.9
+# Report losses of more than this fraction of a step.
+_MAX_LOSS_FRACTION = 0.05
+_DEFAULT_SLOTS_WITHOUT_GPU = 2
 _NO_GPU = (
-    "no host has a GPU: only the doctor's part was done; --allow_cpu continues with CPU figures"
+    "no host has a GPU, so only the checks of the doctor were done. Add --allow_cpu to measure on"
+    " the CPU."
 )
 _INTERRUPTED = "interrupted"
 Row = dict[str, Any]
@@ -47,13 +60,14 @@ Row = dict[str, Any]
 def main(argv: Sequence[str]) -> int:
     """Measures, prints the report and writes it to --out."""
     if "--arms" in argv:
-        return _arms([word for word in argv if word != "--arms"])
+        return _run_arms([word for word in argv if word != "--arms"])
     words, flags = scaling.split_arguments(argv)
     options = _parse(words)
     path = files.output_path("--out", options.out) / "report.json"
     report = climb(options, flags)
-    print("\n".join(_lines(report)))
-    if report["rungs"] or not path.exists():  # else an earlier report is worth more
+    print("\n".join(report_lines(report)))
+    # Do not replace an earlier report by one without measurements.
+    if report["rungs"] or not path.exists():
         command_line.write_json(str(path), report, "--out")
         print(f"report: {path}")
     if report["error"]:
@@ -62,15 +76,13 @@ def main(argv: Sequence[str]) -> int:
     return EXIT_OK
 
 
-def _arms(words: Sequence[str]) -> int:
-    """Runs `benchmarks arms` of the checkout: its arms are benchmarks and tests that stand
-    there.
-    """
+def _run_arms(words: Sequence[str]) -> int:
+    """Replaces this process by `benchmarks arms`, which needs the files of a checkout."""
     root = Path(__file__).parents[2]
     if not (root / "benchmarks" / "arms.py").is_file():
         raise UserError(
-            "--arms: needs a checkout of this program, with benchmarks/ and tests/, and this is"
-            " none"
+            "--arms needs benchmarks/ and tests/, which an installed package does not have. Run it"
+            " in a checkout of this program."
         )
     path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     os.execve(
@@ -87,7 +99,11 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
         epilog="Words after -- are flags of the training program.",
     )
     parser.add_argument(
-        "-H", "--hosts", default="localhost", metavar="HOST:SLOTS,...", help="(this host, all GPUs)"
+        "-H",
+        "--hosts",
+        default="localhost",
+        metavar="HOST:SLOTS,...",
+        help="hosts and ranks on each (this host, all GPUs)",
     )
     scaling.add_network_options(parser)
     parser.add_argument(
@@ -106,7 +122,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
         "--classes",
         type=command_line.positive_int,
         default=1000,
-        help="of the network (%(default)s)",
+        help="classes of the network (%(default)s)",
     )
     parser.add_argument(
         "--timeout", type=float, default=900, help="seconds that a job may take (%(default)s)"
@@ -114,7 +130,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--arms",
         action="store_true",
-        help="settle what a GPU must tell; --arms --help has its options",
+        help="compare settings on one GPU; --arms --help describes its options",
     )
     parser.add_argument(
         "--allow_cpu", action="store_true", help="continue without GPUs, with two ranks on the CPU"
@@ -124,43 +140,64 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def climb(options: argparse.Namespace, flags: Sequence[str]) -> Row:
-    """Measures rung after rung until one fails; the result is a JSON object whose `error` says what
-    ended it.
+    """Measures one GPU, one host and the cluster, until one of them fails.
+
+    Args:
+      options: the parsed options of the benchmark.
+      flags: flags of the training program.
+
+    Returns:
+      The report, a JSON object. Its `error` is why the measurements ended early, or "".
     """
     report: Row = {
-        "benchmark": "gpu", "date": datetime.date.today().isoformat(), "hosts": options.hosts,
-        "flags": list(map(without_secrets, flags)), "facts": {}, "findings": [], "rungs": {},
-        "expected": None, "expected_from": "", "reached": [], "notes": [], "error": "",
-    }  # fmt: skip
+        "benchmark": "gpu",
+        "date": datetime.date.today().isoformat(),
+        "hosts": options.hosts,
+        "flags": list(map(without_secrets, flags)),
+        "facts": {},
+        "findings": [],
+        "rungs": {},
+        "expected": None,
+        "expected_from": "",
+        "reached": [],
+        "notes": [],
+        "error": "",
+    }
     try:
+        # Report invalid flags before anything is measured.
         configuration.resolve(_with_defaults(flags, None))
-        _climb(report, options, flags)
+        _measure_rungs(report, options, flags)
     except UserError as error:
         report["error"] = str(error)
-    except (KeyboardInterrupt, SystemExit):  # by Ctrl-C or SIGTERM
+    except (KeyboardInterrupt, SystemExit):
+        # Ctrl-C raises the first, SIGTERM the second.
         report["error"] = _INTERRUPTED
     return report
 
 
-def _climb(report: Row, options: argparse.Namespace, flags: Sequence[str]) -> None:
+def _measure_rungs(report: Row, options: argparse.Namespace, flags: Sequence[str]) -> None:
+    """Runs the measurements and stores their results in the report.
+
+    Raises:
+      UserError: if one of them fails.
+    """
     print("1. the doctor", flush=True)
     facts, findings = doctor.check_hosts(
         doctor.parse_arguments(["-H", options.hosts, *scaling.network_arguments(options)])
     )
-    report["facts"], report["findings"] = (
-        dict(facts),
-        [dataclasses.asdict(finding) for finding in findings],
-    )
-    first, slots = _slots(options.hosts, facts)
+    report["facts"] = dict(facts)
+    report["findings"] = [dataclasses.asdict(finding) for finding in findings]
+    slots = _slots_by_host(options.hosts, facts)
+    first = next(iter(slots))
     gpu = next(iter(facts[first]["gpus"]), None)
     if gpu is None and not options.allow_cpu:
         raise UserError(_NO_GPU)
-    key = published.recognize_gpu(gpu["name"], gpu["memory.total"] or "") if gpu else None
-    flags = _with_defaults(flags, key)
+    gpu_key = published.recognize_gpu(gpu["name"], gpu["memory.total"] or "") if gpu else None
+    flags = _with_defaults(flags, gpu_key)
     report["flags"] = list(map(without_secrets, flags))
     print(f"2. one GPU{'' if gpu else ' (no GPU: CPU figures)'}", flush=True)
     report["rungs"]["one GPU"] = measure(1, f"{first}:1", flags, options)
-    _expect(report, key)
+    _add_published_speeds(report, gpu_key)
     if slots[first] > 1:
         print(f"3. one host: {slots[first]} ranks", flush=True)
         report["rungs"]["one host"] = measure(
@@ -168,105 +205,142 @@ def _climb(report: Row, options: argparse.Namespace, flags: Sequence[str]) -> No
         )
     if len(slots) > 1:
         print(f"4. the cluster: {sum(slots.values())} ranks on {len(slots)} hosts", flush=True)
-        everywhere = ",".join(f"{name}:{count}" for name, count in slots.items())
-        report["rungs"]["cluster"] = measure(sum(slots.values()), everywhere, flags, options)
+        hosts = ",".join(f"{name}:{count}" for name, count in slots.items())
+        report["rungs"]["cluster"] = measure(sum(slots.values()), hosts, flags, options)
     report["notes"] = list(_notes(report))
 
 
-def _slots(text: str, facts: Mapping[str, Any]) -> tuple[str, dict[str, int]]:
-    """The first host, and ranks by host: its slots where given, else its GPUs, or two on a CPU."""
-    known = {name: count for name, count in parse_hosts(text, 0).items() if name in facts}
-    found = {name: count or len(facts[name]["gpus"]) or 2 for name, count in known.items()}
-    if not found:
-        raise UserError(f"-H {text}: no host answered; hybrid-imagenet doctor -H {text} says why")
-    return next(iter(found)), found
+def _slots_by_host(text: str, facts: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the number of ranks on each host that answered.
+
+    It is the number in -H, else the number of GPUs, or two on a host without a GPU.
+
+    Args:
+      text: -H.
+      facts: facts by host.
+
+    Raises:
+      UserError: if no host answered.
+    """
+    slots = {}
+    for name, count in parse_hosts(text, 0).items():
+        if name in facts:
+            slots[name] = count or len(facts[name]["gpus"]) or _DEFAULT_SLOTS_WITHOUT_GPU
+    if not slots:
+        raise UserError(
+            f"-H {text}: no host answered. Find out why with hybrid-imagenet doctor -H {text}."
+        )
+    return slots
 
 
-def _with_defaults(flags: Sequence[str], gpu: str | None) -> list[str]:
-    """The flags, with ResNet-50 on made images and the publications' batch in front."""
-    precision = ["--precision=float32"] if gpu == "p40" else []
-    return [
-        "--dataset=synthetic_tensors",
-        f"--per_gpu_batch={_BATCHES.get(gpu or '', 256)}",
-        *precision,
-        *flags,
-    ]
+def _with_defaults(flags: Sequence[str], gpu_key: str | None) -> list[str]:
+    """Returns the flags after defaults: synthetic images, and the batch of the publications."""
+    batch = _P40_BATCH if gpu_key == "p40" else _DEFAULT_BATCH
+    defaults = ["--dataset=synthetic_tensors", f"--per_gpu_batch={batch}"]
+    if gpu_key == "p40":
+        defaults.append("--precision=float32")
+    return [*defaults, *flags]
 
 
 def measure(ranks: int, hosts: str, flags: Sequence[str], options: argparse.Namespace) -> Row:
-    """What `bench scaling` measures on some ranks, with NCCL's `transport` between several.
+    """Runs `bench scaling` on a number of ranks.
+
+    Args:
+      ranks: number of ranks.
+      hosts: -H of the job.
+      flags: flags of the training program.
+      options: the parsed options of the benchmark.
+
+    Returns:
+      The row of the job. If there are several ranks, it has NCCL's `transport` too.
 
     Raises:
       UserError: if the job fails or takes longer than --timeout.
     """
     words = scaling.job_command(scaling.worker_arguments(options, flags), ranks, hosts, options)
-    row, said = scaling.run_job(words, ranks, options.timeout, os.environ | {"NCCL_DEBUG": "INFO"})
-    return row | ({"transport": str(nccl_log.parse_transport(said))} if ranks > 1 else {})
+    # NCCL then prints which transport it uses.
+    environment = os.environ | {"NCCL_DEBUG": "INFO"}
+    row, output = scaling.run_job(words, ranks, options.timeout, environment)
+    if ranks > 1:
+        row["transport"] = str(nccl_log.parse_transport(output))
+    return row
 
 
-def _expect(report: Row, key: str | None) -> None:
-    """What is published for this GPU and precision, for ResNet-50 at 224 pixels.
+def _add_published_speeds(report: Row, gpu_key: str | None) -> None:
+    """Adds to the report which speed was published for ResNet-50 on this GPU.
 
-    To expect is the fastest of one GPU alone, or where none is published, of one of several.
+    The expected speed is the fastest one of a single GPU. If only runs on several GPUs were
+    published, it is the fastest one of these.
+
+    Raises:
+      UserError: if the GPU does not support the precision.
     """
     row = report["rungs"]["one GPU"]
-    if key is None:
+    if gpu_key is None:
         return
     try:
-        kind = published.GPUS[key].arithmetic(row["precision"])
+        arithmetic = published.GPUS[gpu_key].arithmetic(row["precision"])
     except ValueError as error:
         raise UserError(f"--precision={row['precision']}: {error}") from None
     if row["image_size"] != 224 or row["model"] != "resnet50":
         return
     report["reached"] = [
-        dataclasses.asdict(speed) for speed in published.speeds(key, kind, own=True)
+        dataclasses.asdict(speed)
+        for speed in published.speeds(gpu_key, arithmetic, by_this_program=True)
     ]
-    speeds = published.speeds(key, kind)
+    speeds = published.speeds(gpu_key, arithmetic)
     if speeds:
-        fastest = max(
-            [s for s in speeds if s.gpus == 1] or speeds, key=lambda speed: speed.images_per_second
-        )
-        report["expected"], report["expected_from"] = fastest.images_per_second, fastest.source
+        single_gpu_speeds = [speed for speed in speeds if speed.gpus == 1]
+        fastest = max(single_gpu_speeds or speeds, key=lambda speed: speed.images_per_second)
+        report["expected"] = fastest.images_per_second
+        report["expected_from"] = fastest.source
 
 
 def _notes(report: Row) -> Iterator[str]:
-    """What falls short: one GPU of the published speed, several of as many alone."""
+    """Yields what is slow: one GPU against its published speed, several against one alone."""
     rungs = report["rungs"]
     alone = rungs["one GPU"]
-    rate, expected = alone["images_per_second"], report["expected"]
-    if expected and rate < _ENOUGH * expected:
+    rate = alone["images_per_second"]
+    expected = report["expected"]
+    if expected and rate < _MIN_SPEED_FRACTION * expected:
         yield (
-            f"one GPU has {100 * rate / expected:.0f} % of the published speed: clocks (nvidia-smi"
-            " -q -d PERFORMANCE), --persistent_batch_norm, cores of the host; --profile_steps of"
-            " training shows a step in TensorBoard"
+            f"one GPU has {100 * rate / expected:.0f} % of the published speed. Check clocks"
+            " (nvidia-smi -q -d PERFORMANCE), --persistent_batch_norm and the cores of the host."
+            " --profile_steps of training shows a step in TensorBoard."
         )
+    max_loss_seconds = _MAX_LOSS_FRACTION * alone["step_seconds"]
     for name, row in list(rungs.items())[1:]:
-        shared = row["compute_seconds"] - alone["step_seconds"]
-        if shared > _NOTICED * alone["step_seconds"]:
+        shared_seconds = row["compute_seconds"] - alone["step_seconds"]
+        if shared_seconds > max_loss_seconds:
             yield (
-                f"{name}: {1e3 * shared:.1f} ms lost before any communication: power, cooling,"
-                " cores of the host"
+                f"{name}: {1e3 * shared_seconds:.1f} ms lost before any communication. Check power,"
+                " cooling and the cores of the host."
             )
-        if row["exposed_seconds"] > _NOTICED * alone["step_seconds"]:
-            ways = [
-                f["remedy"]
-                for f in report["findings"]
-                if f["check"].startswith("NCCL") and f["level"] != PASS
-            ]
-            remedy = next(iter(ways), "hybrid-imagenet plan tells what this network allows")
-            exposed = (
-                f"{name}: {1e3 * row['exposed_seconds']:.1f} ms of communication that nothing hides"
+        if row["exposed_seconds"] > max_loss_seconds:
+            yield (
+                f"{name}: {1e3 * row['exposed_seconds']:.1f} ms of communication that computation"
+                f" does not hide; {row['transport']} -> {_communication_remedy(report)}"
             )
-            yield f"{exposed}; {row['transport']} -> {remedy}"
 
 
-def _lines(report: Row) -> Iterator[str]:
-    """The report as text: the doctor's complaints, a row for each rung, the published speed, and
-    what falls short.
+def _communication_remedy(report: Row) -> str:
+    for finding in report["findings"]:
+        if finding["check"].startswith("NCCL") and finding["level"] != PASS:
+            return str(finding["remedy"])
+    return "hybrid-imagenet plan predicts what this network allows"
+
+
+def report_lines(report: Row) -> Iterator[str]:
+    """Yields the report as lines of text.
+
+    They are the problems that the doctor found, a table, the published speed, and what is slow.
     """
-    for found in report["findings"]:
-        if found["level"] != PASS:
-            yield f"{found['level']}  {found['check']}: {found['message']} -> {found['remedy']}"
+    for finding in report["findings"]:
+        if finding["level"] != PASS:
+            yield (
+                f"{finding['level']}  {finding['check']}: {finding['message']} ->"
+                f" {finding['remedy']}"
+            )
     rungs = report["rungs"]
     if not rungs:
         return
@@ -280,16 +354,16 @@ def _lines(report: Row) -> Iterator[str]:
         f"{'of N x one alone':>18}"
     )
     for name, row in rungs.items():
-        share = row["images_per_second"] / (alone["images_per_second"] * row["ranks"])
+        efficiency = row["images_per_second"] / (alone["images_per_second"] * row["ranks"])
         yield (
             f"{name:9}{row['ranks']:6}{1e3 * row['step_seconds']:9.1f}"
             f"{1e3 * row['exposed_seconds']:12.1f}"
-            f"{row['images_per_second']:11,.1f}{100 * share:16.1f} %"
+            f"{row['images_per_second']:11,.1f}{100 * efficiency:16.1f} %"
         )
     if report["expected"]:
         yield f"published: {report['expected']:,.0f} images/s ({report['expected_from']})"
-    for before in report["reached"]:
-        yield f"this program before: {before['images_per_second']:,.0f} at batch {before['batch']}"
+    for speed in report["reached"]:
+        yield f"this program before: {speed['images_per_second']:,.0f} at batch {speed['batch']}"
     yield from report["notes"]
     if report["expected"] and not report["notes"] and not report["error"]:
         yield "the speed is as expected"

@@ -1,10 +1,10 @@
-"""Measures input: images per second and core, CPU per image, bytes and operations read, and the
-wait of a trainer.
+"""Measures how fast images are read and decoded, and how long training waits for them.
 
     hybrid-imagenet bench input --json=input.json
     hybrid-imagenet bench input --source=tfrecord --data_dir=/data/shards
 
-Without --source it makes 500x375 JPEGs of about 110 kB from scikit-learn's sample photographs, and
+It prints images per second and core, CPU time per image, and bytes and operations read. Without
+--source it generates 500x375 JPEGs of about 110 kB from scikit-learn's sample photographs, and
 reads the files and prepared shards of two sizes.
 """
 
@@ -25,18 +25,26 @@ from hybrid_imagenet.errors import EXIT_OK, UserError, without_secrets
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.command_line import positive_int
 
-_WARM_UP = 3  # batches
+_WARMUP_BATCHES = 3
+# A simulated trainer consumes images at this fraction of the speed at which they can be read.
+_TRAINER_SPEED = 0.8
+# Values that not every benchmark measures: key, factor and digits in the table.
+_OPTIONAL_COLUMNS = (
+    ("bytes_per_second", 1e-6, 1),
+    ("operations_per_second", 1, 0),
+    ("wait_share", 100, 1),
+)
 
 
 def main(argv: list[str]) -> int:
     """Runs the benchmark; prints a table and writes --json."""
-    arguments = parser().parse_args(argv)
-    write(arguments, list(measure_all(arguments)))
+    arguments = make_parser().parse_args(argv)
+    write_results(arguments, list(measure_all(arguments)))
     return EXIT_OK
 
 
-def write(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
-    """Writes rows, the machine and the options to --json, if that is given."""
+def write_results(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    """Writes the rows, facts about the machine and the options to --json, if it is set."""
     machine = {
         "cores": os.cpu_count(),
         "platform": platform.platform(),
@@ -46,31 +54,41 @@ def write(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     command_line.write_json(arguments.json, {**options, "machine": machine, "rows": rows})
 
 
-def parser() -> argparse.ArgumentParser:
-    """The options of the benchmark."""
-    found = command_line.Parser("bench input", (__doc__ or "").split("\n")[0])
-    found.add_argument("--source", help="dataset, as in training (default: generated photographs)")
-    found.add_argument("--data_dir", help="where the source lies")
-    found.add_argument("--data_cache_dir", help="for copies of the files of a URL")
-    found.add_argument(
-        "--augmentation", default="inception", choices=AUGMENTATIONS, help="(%(default)s)"
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser for the options of the benchmark."""
+    parser = command_line.Parser("bench input", (__doc__ or "").split("\n")[0])
+    parser.add_argument("--source", help="dataset, as in training (default: generated photographs)")
+    parser.add_argument("--data_dir", help="directory or URL of the source")
+    parser.add_argument("--data_cache_dir", help="directory for copies of the files of a URL")
+    parser.add_argument(
+        "--augmentation",
+        default="inception",
+        choices=AUGMENTATIONS,
+        help="augmentation of the images (%(default)s)",
     )
-    found.add_argument("--image_size", type=positive_int, default=224, help="pixels (%(default)s)")
-    found.add_argument("--batch", type=positive_int, default=64, help="images (%(default)s)")
-    found.add_argument(
+    parser.add_argument(
+        "--image_size",
+        type=positive_int,
+        default=224,
+        help="side of an image in pixels (%(default)s)",
+    )
+    parser.add_argument(
+        "--batch", type=positive_int, default=64, help="images per batch (%(default)s)"
+    )
+    parser.add_argument(
         "--threads",
         type=positive_int,
         default=os.cpu_count() or 1,
         help="decoding threads (%(default)s)",
     )
-    found.add_argument(
+    parser.add_argument(
         "--seconds",
         type=command_line.positive_float,
         default=10,
-        help="length of each measurement (%(default)s)",
+        help="seconds of each measurement (%(default)s)",
     )
-    found.add_argument("--json", help="file for the results")
-    return found
+    parser.add_argument("--json", help="file for the results")
+    return parser
 
 
 def measure_all(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -79,52 +97,58 @@ def measure_all(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         f"{'':34}{'images/s':>10}{'per core':>10}{'CPU ms':>8}{'MB/s':>8}{'reads/s':>9}{'wait':>7}"
     )
     if arguments.source:
-        yield shown(_ours(arguments.source, arguments.source, arguments.data_dir, arguments))
+        row = measure_pipeline(arguments.source, arguments.source, arguments.data_dir, arguments)
+        print_row(row)
+        yield row
         return
-    photographs = _photographs.photograph_folder()
-    reduced = _photographs.photograph_shards(256)
-    yield shown(_ours("files", "folder", str(photographs), arguments))
-    yield shown(_ours("shards", "tfrecord", str(_photographs.photograph_shards(None)), arguments))
-    yield shown(_ours("shards, shorter side 256", "tfrecord", str(reduced), arguments))
-    yield shown(
-        _ours(
-            "shards, --decoder=dali",
-            "tfrecord",
-            str(_photographs.photograph_shards(None)),
-            arguments,
-            "dali",
-        )
-    )
+    folder = str(_photographs.photograph_folder())
+    small_shards = str(_photographs.photograph_shards(256))
+    shards = str(_photographs.photograph_shards(None))
+    for title, dataset, directory, decoder in (
+        ("files", "folder", folder, "tensorflow"),
+        ("shards", "tfrecord", shards, "tensorflow"),
+        ("shards, shorter side 256", "tfrecord", small_shards, "tensorflow"),
+        ("shards, --decoder=dali", "tfrecord", shards, "dali"),
+    ):
+        row = measure_pipeline(title, dataset, directory, arguments, decoder)
+        print_row(row)
+        yield row
 
 
-def shown(row: dict[str, Any]) -> dict[str, Any]:
-    """Prints a row of the table, and returns it."""
+def print_row(row: dict[str, Any]) -> None:
+    """Prints a row of the table."""
     if "error" in row:
         print(f"{row['name']:34}{row['error']}", flush=True)
-        return row
+        return
     optional = [
-        f"{row.get(key, float('nan')) * scale:.{digits}f}" for key, scale, digits in _OPTIONAL
+        f"{row.get(key, float('nan')) * factor:.{digits}f}"
+        for key, factor, digits in _OPTIONAL_COLUMNS
     ]
     print(
         f"{row['name']:34}{row['images_per_second']:10.0f}{row['images_per_second_per_core']:10.0f}"
         f"{row['cpu_ms_per_image']:8.2f}{optional[0]:>8}{optional[1]:>9}{optional[2]:>6}%",
         flush=True,
     )
-    return row
 
 
-_OPTIONAL = (("bytes_per_second", 1e-6, 1), ("operations_per_second", 1, 0), ("wait_share", 100, 1))
-
-
-def _ours(
+def measure_pipeline(
     title: str,
-    name: str,
+    dataset: str,
     data_dir: str | None,
     arguments: argparse.Namespace,
     decoder: str = "tensorflow",
 ) -> dict[str, Any]:
-    """Measures this package's pipeline at full speed, then under a trainer that takes 80 % of
-    that.
+    """Measures this package's pipeline at full speed, and then with a simulated trainer.
+
+    Args:
+      title: name of the row.
+      dataset: --dataset.
+      data_dir: --data_dir.
+      arguments: the parsed options of the benchmark.
+      decoder: --decoder.
+
+    Returns:
+      A row of the table.
     """
     if decoder == "dali":
         from hybrid_imagenet.data import dali
@@ -133,34 +157,38 @@ def _ours(
             dali.check_installation(None)
         except UserError as error:
             return {"name": title, "error": f"did not run: {error}"}
-    source = data.open_source(name, data_dir, cache_dir=arguments.data_cache_dir)
-    _, elements = _endless(source, arguments, decoder)
-    before = source.reads.bytes_read, source.reads.operations
-    cpu, start = time.process_time(), time.perf_counter()
+    source = data.open_source(dataset, data_dir, cache_dir=arguments.data_cache_dir)
+    _, elements = _start_pipeline(source, arguments, decoder)
+    bytes_before = source.reads.bytes_read
+    operations_before = source.reads.operations
+    cpu_start = time.process_time()
+    start = time.perf_counter()
     images = 0
     while (seconds := time.perf_counter() - start) < arguments.seconds:
         next(elements)
         images += arguments.batch
-    row = row_of(title, images, seconds, time.process_time() - cpu, arguments.threads)
+    cpu_seconds = time.process_time() - cpu_start
+    row = make_row(title, images, seconds, cpu_seconds, arguments.threads)
+    trainer_rate = _TRAINER_SPEED * images / seconds
     return row | {
-        "bytes_per_second": (source.reads.bytes_read - before[0]) / seconds,
-        "operations_per_second": (source.reads.operations - before[1]) / seconds,
-        "wait_share": _wait_share(source, arguments, decoder, 0.8 * images / seconds),
+        "bytes_per_second": (source.reads.bytes_read - bytes_before) / seconds,
+        "operations_per_second": (source.reads.operations - operations_before) / seconds,
+        "wait_share": _wait_fraction(source, arguments, decoder, trainer_rate),
     }
 
 
-def _endless(source: data.Source, arguments: argparse.Namespace, decoder: str) -> Any:
+def _start_pipeline(source: data.Source, arguments: argparse.Namespace, decoder: str) -> Any:
+    """Returns the batches of this package's pipeline, and an iterator after some of them."""
     import_tensorflow()
     from hybrid_imagenet.data import datasets, pipeline
     from hybrid_imagenet.order.sampling import Cursor
 
+    shuffle_window = 0
+    if arguments.data_cache_dir:
+        shuffle_window = datasets.source_type(arguments.source).url_shuffle_window or 0
     batches = pipeline.training_batches(
         source,
-        pipeline.example_order(
-            source,
-            (arguments.data_cache_dir and datasets.source_type(arguments.source).url_shuffle_window)
-            or 0,
-        ),
+        pipeline.example_order(source, shuffle_window),
         Cursor(),
         (arguments.batch, 1),
         epochs=1000,
@@ -169,31 +197,43 @@ def _endless(source: data.Source, arguments: argparse.Namespace, decoder: str) -
         options=pipeline.HostOptions(threads=arguments.threads, decoder=decoder),
     )
     elements = iter(batches)
-    for _ in range(_WARM_UP):
+    for _ in range(_WARMUP_BATCHES):
         next(elements)
     return batches, elements
 
 
-def _wait_share(
+def _wait_fraction(
     source: data.Source, arguments: argparse.Namespace, decoder: str, rate: float
 ) -> float:
-    """The share of time that a trainer waits which computes `rate` images per second, on a device
-    of its own.
+    """Returns the fraction of the time that a simulated trainer waits for input.
+
+    The trainer computes `rate` images per second on another device, so it does not use the CPU.
     """
-    batches, elements = _endless(source, arguments, decoder)
-    waited, start = batches.wait_seconds, time.perf_counter()
+    batches, elements = _start_pipeline(source, arguments, decoder)
+    wait_seconds_before = batches.wait_seconds
+    start = time.perf_counter()
     while time.perf_counter() - start < arguments.seconds / 2:
         next(elements)
         time.sleep(arguments.batch / rate)
-    return (batches.wait_seconds - waited) / (time.perf_counter() - start)
+    return (batches.wait_seconds - wait_seconds_before) / (time.perf_counter() - start)
 
 
-def row_of(name: str, images: int, seconds: float, cpu: float, threads: int) -> dict[str, Any]:
-    """The figures of one pipeline."""
+def make_row(
+    name: str, images: int, seconds: float, cpu_seconds: float, threads: int
+) -> dict[str, Any]:
+    """Returns the row of one pipeline.
+
+    Args:
+      name: name of the row.
+      images: number of images.
+      seconds: duration of the measurement.
+      cpu_seconds: CPU time of the process.
+      threads: number of decoding threads.
+    """
     cores = min(threads, os.cpu_count() or 1)
     return {
         "name": name,
         "images_per_second": images / seconds,
         "images_per_second_per_core": images / seconds / cores,
-        "cpu_ms_per_image": 1000 * cpu / images,
+        "cpu_ms_per_image": 1000 * cpu_seconds / images,
     }

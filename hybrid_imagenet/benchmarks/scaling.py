@@ -1,14 +1,13 @@
-"""`bench scaling`: training throughput on 1, 2, ... N ranks, computation and exposed communication
-separately.
+"""Measures training throughput and exposed communication on 1, 2, ... N ranks.
 
     hybrid-imagenet bench scaling --ranks=1,2 -- --flagfile=flags/digits.flags
 
-starts a job for each number of ranks, on the hosts of -H in their order; flags of the training
-program follow `--`. Each rank holds one batch of random images in memory, so reading and decoding
-do not count. Every round times some full steps, then the same number of steps without a reduction
-of gradients. All ranks run both, so cores, memory and power are shared alike. The difference is the
-exposed communication. Times are medians over rounds, on the slowest rank. Efficiency is throughput
-per rank divided by the smallest job's (Lu et al., Tables 3.2 and 3.3).
+This starts a job for each number of ranks, on the hosts of -H in their order. Flags of the training
+program are after `--`. Each rank has one batch of random images in memory, so reading and decoding
+do not count. Each round times some full steps, then the same number of steps that do not reduce
+gradients. All ranks run both, so cores, memory and power are shared in the same way. The difference
+is the exposed communication. Times are medians over rounds, on the slowest rank. Efficiency is the
+throughput per rank divided by the one of the smallest job (Lu et al., Tables 3.2 and 3.3).
 """
 
 from __future__ import annotations
@@ -35,14 +34,21 @@ if typing.TYPE_CHECKING:
     from hybrid_imagenet.comm.communicator import Communicator
     from hybrid_imagenet.config import RunConfig
 
-TURN_VARIABLE, READY_FILE, GO_FILE = "HYBRID_IMAGENET_BENCH_TURN", "ready", "go"
-_MARK = "scaling-result "
-_FIRST_STEPS = 3  # whose loss two ways to compute a step must share
+# Environment variable with the directory of the files of `wait_for_turn`.
+TURN_VARIABLE = "HYBRID_IMAGENET_BENCH_TURN"
+READY_FILE = "ready"
+GO_FILE = "go"
+_RESULT_PREFIX = "scaling-result "
+# The mean loss of these steps is reported, because two variants of a step must have the same loss.
+_FIRST_STEPS = 3
+# A failed job prints at most so much of its output.
+_MAX_REASON_LINES = 3
+_MAX_REASON_CHARACTERS = 600
 Row = dict[str, typing.Any]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Starts the jobs and prints the table; with --worker, is one rank of a job."""
+    """Starts the jobs and prints the table; with --worker, runs as one rank of a job."""
     words, flags = split_arguments(argv)
     options = make_parser().parse_args(words)
     if options.worker:
@@ -52,11 +58,17 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run_jobs(options: argparse.Namespace, flags: Sequence[str]) -> list[Row]:
-    """Starts a job for each number of ranks, prints the table and writes --json; returns a row for
-    each.
+    """Starts a job for each number of ranks, prints the table and writes --json.
+
+    Args:
+      options: the parsed options of the benchmark.
+      flags: flags of the training program.
+
+    Returns:
+      A row for each number of ranks.
 
     Raises:
-      UserError: if a job fails, after the rows before it.
+      UserError: if a job fails; earlier rows are printed and written first.
     """
     rows: list[Row] = []
     try:
@@ -72,56 +84,56 @@ def run_jobs(options: argparse.Namespace, flags: Sequence[str]) -> list[Row]:
 
 
 def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words before `--`, and the flags of the training program after it."""
+    """Returns the words before `--`, and the flags of the training program after it."""
     words = list(argv)
-    place = words.index("--") if "--" in words else len(words)
-    return words[:place], words[place + 1 :]
+    separator = words.index("--") if "--" in words else len(words)
+    return words[:separator], words[separator + 1 :]
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The options of the benchmark."""
-    options = command_line.Parser(
+    """Returns the parser for the options of the benchmark."""
+    parser = command_line.Parser(
         "bench scaling",
         (__doc__ or "").split("\n")[0],
         epilog="Words after -- are flags of the training program.",
     )
-    options.add_argument(
+    parser.add_argument(
         "--ranks", default="1,2", help="numbers of ranks, smallest first (%(default)s)"
     )
-    options.add_argument(
+    parser.add_argument(
         "-H", "--hosts", default="", metavar="HOST:SLOTS,...", help="hosts of the ranks (this host)"
     )
-    add_network_options(options)
-    options.add_argument(
+    add_network_options(parser)
+    parser.add_argument(
         "--threads",
         type=command_line.positive_int,
         help="threads per rank (the cores of a host divided by its ranks)",
     )
-    options.add_argument(
+    parser.add_argument(
         "--steps", type=command_line.positive_int, default=5, help="steps per round (%(default)s)"
     )
-    options.add_argument(
+    parser.add_argument(
         "--rounds",
         type=command_line.positive_int,
         default=5,
         help="rounds that count (%(default)s)",
     )
-    options.add_argument(
+    parser.add_argument(
         "--classes",
         type=command_line.positive_int,
         default=1000,
-        help="of the network (%(default)s)",
+        help="classes of the network (%(default)s)",
     )
-    options.add_argument(
+    parser.add_argument(
         "--timeout", type=float, default=1800, help="seconds that a job may take (%(default)s)"
     )
-    options.add_argument("--json", help="file for the rows")
-    options.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    return options
+    parser.add_argument("--json", help="file for the rows")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    return parser
 
 
 def add_network_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `hybrid-imagenet run` that say how hosts are reached."""
+    """Adds the options of `hybrid-imagenet run` about the network."""
     parser.add_argument("--ssh_port", type=int, help="port of sshd on the hosts")
     parser.add_argument(
         "--network_interfaces",
@@ -132,59 +144,88 @@ def add_network_options(parser: argparse.ArgumentParser) -> None:
 
 
 def network_arguments(options: argparse.Namespace) -> list[str]:
-    """The options of `add_network` that are given."""
-    port = [f"--ssh_port={options.ssh_port}"] if options.ssh_port else []
-    return port + ([f"--network_interfaces={options.interface}"] if options.interface else [])
+    """Returns the options of `add_network_options` that are set, as words of a command line."""
+    words = []
+    if options.ssh_port:
+        words.append(f"--ssh_port={options.ssh_port}")
+    if options.interface:
+        words.append(f"--network_interfaces={options.interface}")
+    return words
 
 
 def parse_rank_counts(text: str) -> list[int]:
-    """Reads --ranks; raises UserError."""
+    """Parses --ranks.
+
+    Raises:
+      UserError: if it is not a list of increasing whole numbers.
+    """
     try:
-        found = [int(word) for word in text.split(",")]
+        counts = [int(word) for word in text.split(",")]
     except ValueError:
-        found = []
-    if not found or min(found) < 1 or found != sorted(set(found)):
-        raise UserError(f"--ranks={text}: give increasing whole numbers, as in 1,2,4")
-    return found
+        counts = []
+    if not counts or min(counts) < 1 or counts != sorted(set(counts)):
+        raise UserError(f"--ranks={text} is invalid. Pass increasing whole numbers, as in 1,2,4.")
+    return counts
 
 
 def worker_arguments(options: argparse.Namespace, flags: Sequence[str]) -> list[str]:
-    """The words after `python -m hybrid_imagenet.benchmarks` that make a process one rank of a
-    job.
-    """
-    words = [f"--{name}={getattr(options, name)}" for name in ("steps", "rounds", "classes")]
-    words += [f"--threads={options.threads}"] if options.threads else []
-    return ["scaling", "--worker", *words, "--", *flags]
+    """Returns the words after `python -m hybrid_imagenet.benchmarks` for a rank of a job."""
+    words = [
+        "scaling",
+        "--worker",
+        f"--steps={options.steps}",
+        f"--rounds={options.rounds}",
+        f"--classes={options.classes}",
+    ]
+    if options.threads:
+        words.append(f"--threads={options.threads}")
+    return [*words, "--", *flags]
 
 
 def job_command(
     words: Sequence[str], ranks: int, hosts: str, options: argparse.Namespace, script: str = ""
 ) -> list[str]:
-    """The command of a job: a benchmark of this package with its words, or a script, on ranks of -H
-    HOSTS.
+    """Returns the command of a job.
+
+    Args:
+      words: arguments of the benchmark or of the script.
+      ranks: number of ranks.
+      hosts: -H; "" is this host.
+      options: the options with the network.
+      script: path of a script to run; "" runs a benchmark of this package.
     """
-    if ranks == 1 and hosts.partition(":")[0] in ("", "localhost"):
-        return [
-            sys.executable,
-            *([script] if script else ["-m", "hybrid_imagenet.benchmarks"]),
-            *words,
-        ]
-    where = ["-np", str(ranks), *(["-H", hosts] if hosts else []), *network_arguments(options)]
+    is_one_local_rank = ranks == 1 and hosts.partition(":")[0] in ("", "localhost")
+    if is_one_local_rank:
+        program = [script] if script else ["-m", "hybrid_imagenet.benchmarks"]
+        return [sys.executable, *program, *words]
+    launcher = [sys.executable, "-m", "hybrid_imagenet", "run", "-np", str(ranks)]
+    if hosts:
+        launcher += ["-H", hosts]
+    launcher += network_arguments(options)
     program = [script] if script else ["--module=hybrid_imagenet.benchmarks", "--"]
-    return [sys.executable, "-m", "hybrid_imagenet", "run", *where, *program, *words]
+    return [*launcher, *program, *words]
 
 
 def run_job(
     command: Sequence[str], ranks: int, timeout: float, environment: Mapping[str, str] | None = None
 ) -> tuple[Row, str]:
-    """Runs a job, which ends with this process; returns the result that rank 0 prints, and the
-    output of all ranks.
+    """Runs a job, which is terminated if this process ends.
+
+    Args:
+      command: see `job_command`.
+      ranks: number of ranks, for messages.
+      timeout: seconds that the job may take.
+      environment: environment variables of the job; None for the ones of this process.
+
+    Returns:
+      The result that rank 0 prints, and the output of all ranks.
 
     Raises:
-      UserError: if it fails or takes too long.
+      UserError: if the job fails or takes too long.
     """
     job = f"the job of {pluralize(ranks, 'rank')}"
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    # SIGTERM raises SystemExit, so that the job is terminated below.
+    previous_handler = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     process = subprocess.Popen(
         command,
         env=environment,
@@ -194,34 +235,46 @@ def run_job(
         errors="replace",
     )
     try:
-        said, _ = process.communicate(timeout=timeout)
+        output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        raise UserError(f"{job} took more than --timeout={timeout:g} s") from None
+        raise UserError(
+            f"{job} took more than --timeout={timeout:g} s. Set a longer --timeout, or find out why"
+            " it is slow."
+        ) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)
         if process.poll() is None:
-            process.terminate()  # a launcher ends its ranks
+            # A launcher ends its ranks when it is terminated.
+            process.terminate()
             process.communicate()
-    if process.returncode or not (row := parse_result(said)):
-        raise UserError(f"{job} failed (exit code {process.returncode}): {failure_reason(said)}")
-    return row, said
+    row = {} if process.returncode else parse_result(output)
+    if not row:
+        raise UserError(f"{job} failed (exit code {process.returncode}): {failure_reason(output)}")
+    return row, output
 
 
-def parse_result(said: str) -> Row:
-    """Returns what rank 0 of a job prints as its result; an empty row if there is none."""
-    marked = said.partition(_MARK)[2]
-    return (
-        json.JSONDecoder().raw_decode(marked)[0] if marked else {}
-    )  # a launcher may put more on the line after it
+def parse_result(output: str) -> Row:
+    """Returns the result in the output of a job, or an empty row if there is none."""
+    result = output.partition(_RESULT_PREFIX)[2]
+    if not result:
+        return {}
+    # A launcher may print more after it on the same line.
+    row, _ = json.JSONDecoder().raw_decode(result)
+    return dict(row)
 
 
-def failure_reason(said: str) -> str:
-    """Returns the errors of a failed job, or else its last lines, in one line."""
-    lines = [line.strip() for line in said.splitlines() if line.strip() and "NCCL INFO" not in line]
-    errors = [
-        line for line in lines if "error:" in line.lower() or "Error" in line or "NCCL WARN" in line
+def failure_reason(output: str) -> str:
+    """Returns the errors in the output of a failed job, or its last lines, as one line."""
+    lines = [
+        line.strip() for line in output.splitlines() if line.strip() and "NCCL INFO" not in line
     ]
-    return " | ".join((errors or lines)[-3:])[:600] or "it printed nothing"
+    errors = [line for line in lines if _is_error(line)]
+    reason = " | ".join((errors or lines)[-_MAX_REASON_LINES:])
+    return reason[:_MAX_REASON_CHARACTERS] or "it printed nothing"
+
+
+def _is_error(line: str) -> bool:
+    return "error:" in line.lower() or "Error" in line or "NCCL WARN" in line
 
 
 def _run_worker(options: argparse.Namespace, flags: Sequence[str]) -> int:
@@ -230,41 +283,53 @@ def _run_worker(options: argparse.Namespace, flags: Sequence[str]) -> int:
     from hybrid_imagenet.config import derived
 
     config = configuration.resolve(flags, comm.placement().size)
-    for name, plain in (
-        ("virtual_gpus", 1),
-        ("gradient_accumulation_steps", 1),
-        ("random_batch", 0),
-    ):
-        if getattr(config, name) != plain:
+    required_values = {"virtual_gpus": 1, "gradient_accumulation_steps": 1, "random_batch": 0}
+    for name, required in required_values.items():
+        value = getattr(config, name)
+        if value != required:
             raise SharedError(
-                f"{name} is not {plain}, and a step here is one batch of each GPU: omit what"
-                " sets it"
+                f"{name} is {value}, but a step of this benchmark is one batch of each GPU. Omit"
+                " the flags that set it."
             )
     settings, persistent = derived.communication(config), config.persistent_batch_norm
     communicator = comm.start(settings, threads=options.threads, persistent_batch_norm=persistent)
     row = measure(config, communicator, options.steps, options.rounds, options.classes)
     if communicator.rank == 0:
-        print(_MARK + json.dumps(row), flush=True)
+        print(_RESULT_PREFIX + json.dumps(row), flush=True)
     communicator.shutdown()
     return 0
 
 
 def wait_for_turn() -> None:
-    """Writes the file `ready` into the directory that the variable TURN names, if any, and returns
-    once `go` is there.
+    """Waits until `benchmarks arms` lets this benchmark begin its measurement.
 
-    So benchmarks prepare side by side and are timed one after the other (`benchmarks arms`).
+    Benchmarks prepare at the same time, but are timed one after the other. This one creates the
+    file `ready` in the directory that TURN_VARIABLE names, and waits for the file `go`. Without the
+    variable it returns at once.
     """
-    if folder := os.environ.get(TURN_VARIABLE):
-        (pathlib.Path(folder) / READY_FILE).touch()
-        while not (pathlib.Path(folder) / GO_FILE).exists():
-            time.sleep(0.05)
+    directory = os.environ.get(TURN_VARIABLE)
+    if not directory:
+        return
+    (pathlib.Path(directory) / READY_FILE).touch()
+    while not (pathlib.Path(directory) / GO_FILE).exists():
+        time.sleep(0.05)
 
 
 def measure(
     config: RunConfig, communicator: Communicator, steps: int, rounds: int, classes: int
 ) -> Row:
-    """Times training steps with and without the reduction of gradients; every rank calls it."""
+    """Times training steps with and without the reduction of gradients; every rank calls it.
+
+    Args:
+      config: configuration of the run.
+      communicator: communicator of all ranks.
+      steps: steps per round.
+      rounds: number of rounds that count.
+      classes: number of classes of the model.
+
+    Returns:
+      The row of this number of ranks; all ranks return the same times.
+    """
     import tensorflow as tf
 
     from hybrid_imagenet.training import hardware
@@ -283,31 +348,33 @@ def measure(
             )
         )
     samples: list[list[float]] = [[] for _ in steps_to_time]
-    ahead: list[float] = []
-    began = time.perf_counter()
+    steps_ahead: list[float] = []
+    start = time.perf_counter()
     for _ in range(_FIRST_STEPS):
         steps_to_time[0].call()
     first_loss = steps_to_time[0].loss()
-    first_seconds = time.perf_counter() - began
-    for number in range(rounds + 1):  # the first traces and does not count
+    first_seconds = time.perf_counter() - start
+    # Round 0 traces the functions and does not count.
+    for round_number in range(rounds + 1):
         for step, seconds in zip(steps_to_time, samples, strict=True):
             step.call()
             step.wait()
-            if number == 1 and communicator.rank == 0:
+            if round_number == 1 and communicator.rank == 0:
                 wait_for_turn()
             communicator.barrier()
             start = time.perf_counter()
             for _ in range(steps):
                 step.call()
-            called = time.perf_counter() - start
+            call_seconds = time.perf_counter() - start
             step.wait()
-            if number:
+            if round_number > 0:
                 elapsed = time.perf_counter() - start
                 seconds.append(elapsed / steps)
-                ahead.append(steps * (1 - called / elapsed))
-    everyone = communicator.allgather_object([statistics.median(seconds) for seconds in samples])
-    step_seconds = max(rank[0] for rank in everyone)
-    compute_seconds = max(rank[-1] for rank in everyone)
+                steps_ahead.append(steps * (1 - call_seconds / elapsed))
+    medians = [statistics.median(seconds) for seconds in samples]
+    medians_by_rank = communicator.allgather_object(medians)
+    step_seconds = max(medians[0] for medians in medians_by_rank)
+    compute_seconds = max(medians[-1] for medians in medians_by_rank)
     return {
         "ranks": communicator.size,
         "hosts": len(set(communicator.hosts)),
@@ -324,36 +391,37 @@ def measure(
         "compute_seconds": compute_seconds,
         "exposed_seconds": max(0.0, step_seconds - compute_seconds),
         "images_per_second": communicator.size * config.per_gpu_batch / step_seconds,
-        "steps_ahead": statistics.median(
-            ahead
-        ),  # of the device, when the last call of a round returns
+        # How many steps the host is ahead of the device when the last call of a round returns.
+        "steps_ahead": statistics.median(steps_ahead),
         "first_loss": first_loss,
         "first_seconds": first_seconds,
         "gpu_bytes": tf.config.experimental.get_memory_info("GPU:0")["peak"] if gpus else None,
     }
 
 
-def _communicator_without_reduction(ranks: Communicator) -> Communicator:
-    """Returns a communicator that does not reduce gradients; the control word of a step is still
-    summed.
+def _communicator_without_reduction(communicator: Communicator) -> Communicator:
+    """Returns a communicator that does not reduce gradients.
+
+    It still sums the stop flags of a step, so that their cost does not count as communication of
+    gradients.
     """
     from hybrid_imagenet.comm import SingleProcess
 
-    class Staying(SingleProcess):
+    class WithoutReduction(SingleProcess):
         def allreduce_on_host(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-            return ranks.allreduce_on_host(tensor, name)
+            return communicator.allreduce_on_host(tensor, name)
 
-    return Staying()
+    return WithoutReduction()
 
 
 @dataclasses.dataclass(frozen=True)
 class TimedStep:
-    """A training step.
+    """A training step for a benchmark.
 
     Attributes:
-      call: makes the step; on a GPU it may return before.
+      call: starts the step; with a GPU it may return before the step is done.
       wait: returns when all steps are done.
-      loss: waits; the mean loss of all images of all steps so far.
+      loss: waits, and returns the mean loss of all images of all steps so far.
     """
 
     call: Callable[[], object]
@@ -362,11 +430,22 @@ class TimedStep:
 
 
 def training_step(
-    config: RunConfig, everyone: Communicator, reducer: Communicator, precision: str, classes: int
+    config: RunConfig,
+    communicator: Communicator,
+    reducer: Communicator,
+    precision: str,
+    classes: int,
 ) -> TimedStep:
-    """Returns a training step on a batch in memory whose gradients go through `reducer`.
+    """Returns a training step on a batch in memory.
 
-    As in training, the host may be ahead of a GPU; nothing is fetched from it between steps.
+    As in training, the host may be ahead of a GPU, because nothing is read from it between steps.
+
+    Args:
+      config: configuration of the run.
+      communicator: communicator of the model.
+      reducer: communicator that reduces gradients.
+      precision: precision of the model, such as `mixed_float16`.
+      classes: number of classes of the model.
     """
     import numpy as np
     import tensorflow as tf
@@ -374,10 +453,10 @@ def training_step(
     from hybrid_imagenet.data import augmentations
     from hybrid_imagenet.training import build
 
-    model = build.model(config, precision, classes, everyone)
+    model = build.model(config, precision, classes, communicator)
     optimizer = build.optimizer(config, precision, model, reducer)
     train = build.train_step(config, precision, model, optimizer, reducer)
-    random = np.random.default_rng(everyone.rank)
+    random = np.random.default_rng(communicator.rank)
     side = augmentations.host_augmentation(config.augmentation, config.image_size).side
     shape = [config.per_gpu_batch, side, side, 3]
     batch = {
@@ -385,32 +464,29 @@ def training_step(
         "label": tf.constant(random.integers(0, classes, shape[:1])),
         "seed": tf.constant(random.integers(0, 2**31, [shape[0], 2])),
     }
-    control = tf.zeros([1], tf.int32)
-    last = model.trainable_variables[0].value
+    stop_flags = tf.zeros([1], tf.int32)
+    first_weights = model.trainable_variables[0].value
 
     def wait() -> object:
-        return tf.reshape(last, [-1])[
-            0
-        ].numpy()  # of the update of the first layer, which comes last
+        # The update of the first layer is the last operation of a step.
+        return tf.reshape(first_weights, [-1])[0].numpy()
 
     return TimedStep(
-        lambda: train.single(batch, control),
+        lambda: train.single(batch, stop_flags),
         wait,
         lambda: train.sums.read().means("train")["train_loss"],
     )
 
 
 def add_efficiency(rows: Sequence[Row]) -> None:
-    """Adds `efficiency` to each row: throughput per rank over the first row's."""
-    base = rows[0]["images_per_second"] / rows[0]["ranks"]
+    """Adds `efficiency` to each row: throughput per rank, divided by the one of the first row."""
+    first_rate = rows[0]["images_per_second"] / rows[0]["ranks"]
     for row in rows:
-        row["efficiency"] = row["images_per_second"] / row["ranks"] / base
+        row["efficiency"] = row["images_per_second"] / row["ranks"] / first_rate
 
 
 def format_table(rows: Sequence[Row]) -> str:
-    """The rows as text, in the form of Lu et al., Tables 3.2 and 3.3, and Mikami et al., Table
-    6.
-    """
+    """Formats the rows as Lu et al., Tables 3.2 and 3.3, and Mikami et al., Table 6."""
     first = rows[0]
     lines = [
         (

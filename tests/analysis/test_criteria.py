@@ -1,6 +1,4 @@
-"""The criteria, and Tables 3.7 to 3.11 of Lu et al. recomputed, with the places where they
-contradict themselves.
-"""
+"""Tests of the criteria, and of Tables 3.7 to 3.11 of Lu et al. and their contradictions."""
 
 import math
 
@@ -12,7 +10,7 @@ from studies.decay import JIA_ABLATION
 from tests.references import criteria_reference as h
 from tests.tools.plan.efficiencies import EFFICIENCIES
 
-# The peak that NVIDIA states for a V100 SXM2 in FP32.
+# Peak of a V100 SXM2 in FP32, as published by NVIDIA.
 V100_FP32_TERAFLOPS = 15.7
 
 
@@ -25,7 +23,7 @@ def seconds(epochs, images_per_second, single):
 @pytest.mark.parametrize(
     ("single", "efficiency", "total"), [h.CLUSTER_1, h.CLUSTER_2, h.CLUSTER_1_FP32]
 )
-def test_definitions_agree_with_the_paper_written_out(epochs, single, efficiency, total):
+def test_criteria_agree_with_the_formulas_of_the_paper(epochs, single, efficiency, total):
     gpu_minutes = (
         criteria.actual_average_single_gpu_seconds(epochs, single, efficiency, h.IMAGES) / 60
     )
@@ -54,9 +52,8 @@ def test_cluster_2_with_fp16_is_not_at_94_percent():
 
 @pytest.mark.parametrize(("model", "expected"), [("resnet50", 18.6), ("resnet50_v1", 17.5)])
 def test_fp32_speed_of_table_3_2_takes_more_than_the_peak_of_a_v100(model, expected):
-    """Each multiply-add is two operations, and the backward pass takes twice as many as the forward
-    pass.
-    """
+    # Each multiply-add is two operations, and the backward pass has twice as many as the forward
+    # pass.
     operations = 2 * 3 * sum(layer.operations for layer in layers_of(model))
     teraflops = published.LU_SINGLE_V100["fp32", 128] * operations / 1e12
     assert teraflops == pytest.approx(expected, abs=0.05)
@@ -101,7 +98,7 @@ def test_table_3_10_takes_two_minutes_for_122_seconds():
     assert pytest.approx(5339, abs=1) == 122 * 3456 * 0.7408 / 0.975 / 60
 
 
-def test_order_of_magnitude_over_the_p40_rests_on_the_wrong_time():
+def test_order_of_magnitude_over_the_p40_follows_from_the_wrong_time():
     """8908 / 936 is 9.5; with the time that cluster 2's throughput gives it is 3.6."""
     exact = criteria.actual_average_single_gpu_seconds(33, 295, 6903 / 7080, h.IMAGES) / 60
     assert exact == pytest.approx(2448, abs=1)
@@ -126,10 +123,9 @@ def test_published_results_hold_the_printed_numbers():
     assert round(100 * (JIA_ABLATION["LARS"] - JIA_ABLATION["none"]), 1) == 11.3
 
 
-def test_a_throughput_stands_with_a_run_only_if_its_time_follows_from_it():
-    """But for cluster 2 of Lu et al., whose times contradict its throughput; minutes are cut off,
-    by up to one.
-    """
+def test_results_have_a_throughput_only_if_their_time_follows_from_it():
+    # Cluster 2 of Lu et al. is an exception: its times contradict its throughput. Printed times are
+    # cut to whole minutes.
     for row in published.RESULTS:
         if row.images_per_second is None or "cluster 2" in row.system:
             continue
@@ -169,13 +165,13 @@ def test_sony_efficiencies_are_relative_to_one_node():
         (67841, None),
     ],
 )
-def test_reference_convergence(batch, epochs):
+def test_reference_epochs_between_and_outside_of_the_published_points(batch, epochs):
     assert published.reference_epochs(batch) == (
         None if epochs is None else pytest.approx(epochs, rel=1e-4)
     )
 
 
-def test_first_record_that_reaches_a_target():
+def test_first_reaching_skips_records_without_validation():
     records = [
         {"epoch": 1, "val_top1": 0.5, "seconds": 10},
         {"epoch": 2},
@@ -188,7 +184,7 @@ def test_first_record_that_reaches_a_target():
     assert criteria.first_reaching([], "val_top1", 0) is None
 
 
-def test_waterfall_adds_up():
+def test_waterfall_sums_to_the_wall_time():
     parts = criteria.waterfall(100, 60, {"input": 10, "evaluation": 5})
     assert parts == {"computation": 60, "input": 10, "evaluation": 5, "other": 25}
     assert sum(criteria.waterfall(100, None, {"input": 10}).values()) == 100

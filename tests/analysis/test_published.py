@@ -1,6 +1,4 @@
-"""GPUs by the names that nvidia-smi gives them, their arithmetic, and the published speeds on the
-page.
-"""
+"""Tests of `hybrid_imagenet.analysis.published`."""
 
 import pathlib
 
@@ -23,7 +21,7 @@ from hybrid_imagenet.analysis import published
         ("Tesla P4", 7680, None),
     ],
 )
-def test_gpus_are_recognized(name, memory, key):
+def test_recognize_gpu_by_its_name_and_memory(name, memory, key):
     assert published.recognize_gpu(name, str(memory)) == key
 
 
@@ -37,11 +35,11 @@ def test_gpus_are_recognized(name, memory, key):
         ("p40", "mixed_float16", "fp32"),
     ],
 )
-def test_a_precision_has_its_arithmetic(key, precision, kind):
+def test_arithmetic_of_a_precision(key, precision, kind):
     assert published.GPUS[key].arithmetic(precision) == kind
 
 
-def test_the_page_of_figures_prints_the_published_speeds():
+def test_gpu_figures_page_lists_the_published_speeds():
     page = (pathlib.Path(__file__).parents[2] / "docs" / "dev" / "gpu-figures.md").read_text()
     for speed in published.GPU_SPEEDS:
         title, rate = published.GPUS[speed.gpu].title, f"{speed.images_per_second:,.0f}"

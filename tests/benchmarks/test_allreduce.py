@@ -1,4 +1,4 @@
-"""Sizes, choices and the definition of bus bandwidth."""
+"""Tests of `bench allreduce` without ranks."""
 
 import pytest
 
@@ -10,17 +10,17 @@ from hybrid_imagenet.errors import UserError
     ("text", "expected"),
     [("4096", 4096), ("64K", 2**16), ("1m", 2**20), ("64MB", 2**26), ("2GiB", 2**31)],
 )
-def test_sizes(text, expected):
+def test_parse_size(text, expected):
     assert allreduce.parse_size(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "3", "1.5M", "4T"])
-def test_what_is_not_a_size(text):
-    with pytest.raises(UserError, match="give bytes as in 64K"):
+def test_parse_size_of_invalid_text_raises(text):
+    with pytest.raises(UserError, match="Pass at least 4 bytes, as in 64K"):
         allreduce.parse_size(text)
 
 
-def test_bandwidth_as_nccl_tests_define_it():
+def test_bandwidth_is_defined_as_in_nccl_tests():
     row = allreduce._row(4, "ring", "fp16", 8_000_000, 4_000_000, 0.002)
     assert (row["bytes"], row["wire_bytes"], row["ranks"]) == (8_000_000, 4_000_000, 4)
     assert row["algbw_gb_s"] == pytest.approx(2.0)
@@ -36,11 +36,11 @@ def test_bandwidth_as_nccl_tests_define_it():
         (["--sizes="], "need at least one value"),
     ],
 )
-def test_wrong_options(words, message):
+def test_main_with_invalid_options_raises(words, message):
     with pytest.raises(UserError, match=message):
         allreduce.main(words)
 
 
-def test_one_rank_has_nothing_to_reduce():
-    with pytest.raises(UserError, match="start it as hybrid-imagenet run"):
+def test_main_on_one_rank_raises():
+    with pytest.raises(UserError, match="Start it as hybrid-imagenet run"):
         allreduce.main(["--sizes=4K"])

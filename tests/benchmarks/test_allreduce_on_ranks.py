@@ -1,4 +1,4 @@
-"""The all-reduce benchmark on two real ranks."""
+"""Tests of `bench allreduce` on two ranks."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 from tests.support import program
 
 
-def test_rows_for_every_choice(pools, tmp_path):
+def test_rows_for_every_algorithm_compression_and_size(pools, tmp_path):
     target = tmp_path / "rows.json"
     words = ["allreduce", "--sizes=4K,1M", "--algorithms=mpi,ring,torus", "--compression=none,fp16"]
     done = program.run_on(
@@ -17,9 +17,9 @@ def test_rows_for_every_choice(pools, tmp_path):
     rows = json.loads(target.read_text())
     expected = {("mpi", "none")} | {(a, c) for a in ("ring", "torus") for c in ("none", "fp16")}
     for size in (4096, 2**20):
-        here = [row for row in rows if row["bytes"] == size]
-        assert {(row["algorithm"], row["compression"]) for row in here} == expected
-        for row in here:
+        rows_of_size = [row for row in rows if row["bytes"] == size]
+        assert {(row["algorithm"], row["compression"]) for row in rows_of_size} == expected
+        for row in rows_of_size:
             assert row["seconds"] > 0 and row["ranks"] == 2
             assert row["wire_bytes"] == size // (2 if row["compression"] == "fp16" else 1)
             assert row["busbw_gb_s"] == pytest.approx(row["wire_bytes"] / row["seconds"] / 1e9)

@@ -263,5 +263,5 @@ def test_bench_gpu_starts_them_from_a_checkout(monkeypatch):
     gpu.main(["--arms", "--minutes=3"])
     assert started[0][1] == [sys.executable, "-m", "benchmarks", "arms", "--minutes=3"]
     monkeypatch.setattr(gpu, "__file__", "/nowhere/hybrid_imagenet/benchmarks/gpu.py")
-    with pytest.raises(UserError, match="needs a checkout"):
+    with pytest.raises(UserError, match="in a checkout of this program"):
         gpu.main(["--arms"])

@@ -1,4 +1,4 @@
-"""The ladder of the first run on GPUs, climbed on made measurements."""
+"""Tests of `bench gpu` with simulated measurements."""
 
 import json
 
@@ -21,7 +21,7 @@ GOOD = [Finding(PASS, "GPUs", "one for each rank"), Finding(PASS, "NCCL inside a
 
 
 def row(ranks, hosts, step, compute, **more):
-    """What a job prints, from milliseconds."""
+    """Returns the row that a job prints; times are in milliseconds."""
     return {
         "ranks": ranks,
         "hosts": hosts,
@@ -42,13 +42,14 @@ def row(ranks, hosts, step, compute, **more):
 @pytest.fixture
 def climb(monkeypatch):
     def climb(rows, findings=GOOD, gpus=8, hosts="a", words=(), name=A100["name"]):
-        """Climbs with results by number of ranks; returns the report, its lines and the jobs that
-        were started.
+        """Runs the benchmark with these rows by number of ranks.
+
+        Returns the report, its lines and the jobs that were started.
         """
-        asked = []
+        jobs = []
 
         def measure(ranks, where, flags, options):
-            asked.append((ranks, where))
+            jobs.append((ranks, where))
             if isinstance(rows[ranks], BaseException):
                 raise rows[ranks]
             return rows[ranks]
@@ -60,15 +61,15 @@ def climb(monkeypatch):
         monkeypatch.setattr(gpu.doctor, "check_hosts", lambda options: (facts, findings))
         monkeypatch.setattr(gpu, "measure", measure)
         report = gpu.climb(gpu._parse(["-H", hosts, *words]), [])
-        return report, "\n".join(gpu._lines(report)), asked
+        return report, "\n".join(gpu.report_lines(report)), jobs
 
     return climb
 
 
-def test_a_good_machine_is_climbed_to_the_top(climb):
+def test_climb_of_a_good_machine_measures_all_rungs(climb):
     rows = {1: row(1, 1, 108, 108), 8: row(8, 1, 111, 109), 16: row(16, 2, 112, 109)}
-    report, text, asked = climb(rows, hosts="a:8,b:8")
-    assert asked == [(1, "a:1"), (8, "a:8"), (16, "a:8,b:8")]
+    report, text, jobs = climb(rows, hosts="a:8,b:8")
+    assert jobs == [(1, "a:1"), (8, "a:8"), (16, "a:8,b:8")]
     assert (report["error"], report["notes"]) == ("", [])
     (alone,) = [speed for speed in published.speeds("a100", "fp16") if speed.gpus == 1]
     assert f"published: 2,375 images/s ({alone.source})" in text
@@ -77,11 +78,11 @@ def test_a_good_machine_is_climbed_to_the_top(climb):
     json.dumps(report)
 
 
-def test_what_falls_short_is_named(climb):
+def test_climb_of_a_slow_machine_names_what_is_slow(climb):
     findings = [*GOOD[:1], Finding(WARN, "NCCL inside a", "SHM", "look at ACS and IOMMU")]
     report, text, _ = climb({1: row(1, 1, 152, 152), 8: row(8, 1, 200, 170)}, findings)
     one, shared, exposed = report["notes"]
-    assert one.startswith("one GPU has 71 % of the published speed: ") and "--profile_steps" in one
+    assert one.startswith("one GPU has 71 % of the published speed. ") and "--profile_steps" in one
     assert shared.startswith("one host: 18.0 ms lost before any communication")
     assert exposed.startswith("one host: 30.0 ms of communication") and exposed.endswith(
         "-> look at ACS and IOMMU"
@@ -89,44 +90,44 @@ def test_what_falls_short_is_named(climb):
     assert "as expected" not in text
 
 
-def test_a_rung_that_fails_ends_the_ladder_and_keeps_what_was_found(climb):
-    report, _, asked = climb({1: row(1, 1, 108, 108), 8: UserError("the job of 8 ranks failed")})
-    assert (report["error"], len(asked), list(report["rungs"])) == (
+def test_climb_after_a_failure_keeps_earlier_rungs(climb):
+    report, _, jobs = climb({1: row(1, 1, 108, 108), 8: UserError("the job of 8 ranks failed")})
+    assert (report["error"], len(jobs), list(report["rungs"])) == (
         "the job of 8 ranks failed",
         2,
         ["one GPU"],
     )
 
 
-def test_an_interrupted_ladder_keeps_what_was_found(climb):
+def test_climb_after_an_interrupt_keeps_earlier_rungs(climb):
     report, _, _ = climb({1: row(1, 1, 108, 108), 8: KeyboardInterrupt()})
     assert (report["error"], list(report["rungs"])) == ("interrupted", ["one GPU"])
 
 
-def test_without_a_gpu_one_line_says_so_or_the_cpu_takes_its_place(climb):
-    report, _, asked = climb({}, gpus=0)
+def test_climb_without_a_gpu_is_an_error_or_uses_the_cpu(climb):
+    report, _, jobs = climb({}, gpus=0)
     assert report["error"].startswith("no host has a GPU")
-    assert asked == []
+    assert jobs == []
     cpu = {1: row(1, 1, 900, 900, gpu=None), 2: row(2, 1, 1500, 1400, gpu=None)}
-    report, text, asked = climb(cpu, gpus=0, words=["--allow_cpu"])
-    assert asked == [(1, "a:1"), (2, "a:2")]
+    report, text, jobs = climb(cpu, gpus=0, words=["--allow_cpu"])
+    assert jobs == [(1, "a:1"), (2, "a:2")]
     assert (report["error"], report["expected"]) == ("", None)
     assert "batch 256 per rank, CPU" in text
 
 
-def test_a_precision_that_the_gpu_lacks_is_one_line(climb):
+def test_climb_with_an_unsupported_precision_is_an_error(climb):
     report, _, _ = climb({1: row(1, 1, 108, 108, precision="mixed_bfloat16")}, name="Tesla V100")
-    assert "V100 SXM2 has no BF16" in report["error"]
+    assert "V100 SXM2 does not support BF16" in report["error"]
 
 
-def test_an_h100_is_judged_by_its_published_peer_and_not_by_what_this_program_reached_before(climb):
+def test_climb_expects_the_published_speed_not_the_one_of_this_program(climb):
     report, text, _ = climb({1: row(1, 1, 58.4, 58.4)}, gpus=1, name="NVIDIA H100 80GB HBM3")
     assert report["expected"] == pytest.approx(7162, abs=1)
     assert report["notes"]
     assert "this program before: 5,707 at batch 256" in text
 
 
-def test_a_p40_computes_in_fp32_with_the_papers_batch(climb):
+def test_climb_on_a_p40_uses_fp32_and_the_batch_of_the_paper(climb):
     p40 = row(1, 1, 128e3 / 295, 128e3 / 295, precision="float32", batch_per_rank=128)
     report, _, _ = climb({1: p40 | {"images_per_second": 295.0}}, gpus=1, name="Tesla P40")
     assert report["flags"][:3] == [
@@ -141,25 +142,23 @@ def test_a_p40_computes_in_fp32_with_the_papers_batch(climb):
     )
 
 
-def test_the_command_writes_its_report_and_ends_with_the_code_of_wrong_use(
-    tmp_path, monkeypatch, capsys
-):
+def test_main_writes_a_report_and_returns_the_exit_code_of_its_error(tmp_path, monkeypatch, capsys):
     facts = {"localhost": {"gpus": []}}
     monkeypatch.setattr(
         gpu.doctor,
         "check_hosts",
         lambda options: (facts, [Finding(FAIL, "NCCL", "absent", "build it")]),
     )
-    assert gpu.main([f"--out={tmp_path}/made/report"]) == 2
+    assert gpu.main([f"--out={tmp_path}/new/report"]) == 2
     out, err = capsys.readouterr()
     assert "fail  NCCL: absent -> build it" in out
     assert err.startswith("error: no host has a GPU") and err.count("\n") == 1
-    report = json.loads((tmp_path / "made/report/report.json").read_text())
+    report = json.loads((tmp_path / "new/report/report.json").read_text())
     assert report["findings"][0]["check"] == "NCCL"
     good = {"rungs": {"one GPU": 1}}
-    (tmp_path / "made/report/report.json").write_text(json.dumps(good))
-    assert gpu.main([f"--out={tmp_path}/made/report", "--", "--no_such=1"]) == 2
-    assert json.loads((tmp_path / "made/report/report.json").read_text()) == good
+    (tmp_path / "new/report/report.json").write_text(json.dumps(good))
+    assert gpu.main([f"--out={tmp_path}/new/report", "--", "--no_such=1"]) == 2
+    assert json.loads((tmp_path / "new/report/report.json").read_text()) == good
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"--out=.*cannot be written"):
         gpu.main([f"--out={tmp_path}/file/x", "--", "--no_such=1"])

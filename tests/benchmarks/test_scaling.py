@@ -1,4 +1,4 @@
-"""Numbers of ranks, efficiency and failures of the scaling benchmark."""
+"""Tests of `bench scaling`."""
 
 import contextlib
 import io
@@ -37,7 +37,7 @@ def row(ranks, rate, step=0.1, compute=0.08):
 
 
 def test_efficiency_of_published_throughputs():
-    """H, Table 3.3: 36,082 images/s on 24 GPUs of 1,542 each are 97.5 %."""
+    """Lu et al., Table 3.3: 36,082 images/s on 24 GPUs of 1,542 each are 97.5 %."""
     rows = [row(1, 1542.0), row(24, 36082.0)]
     scaling.add_efficiency(rows)
     assert rows[0]["efficiency"] == 1.0
@@ -47,15 +47,15 @@ def test_efficiency_of_published_throughputs():
 
 
 @pytest.mark.parametrize("text", ["", "0", "2,1", "1,1", "a"])
-def test_numbers_of_ranks(text):
+def test_parse_rank_counts_of_invalid_text_raises(text):
     with pytest.raises(UserError, match="increasing whole numbers"):
         scaling.parse_rank_counts(text)
 
 
-def test_flags_of_steps_that_are_not_timed_are_refused():
+def test_worker_with_flags_of_another_step_raises():
     with pytest.raises(
         UserError,
-        match="virtual_gpus is not 1, and a step here is one batch of each GPU: omit what",
+        match="virtual_gpus is 2, but a step of this benchmark is one batch of each GPU",
     ):
         scaling.main(["--worker", "--", "--dataset=synthetic", "--virtual_gpus=2"])
 
@@ -71,28 +71,29 @@ def test_flags_of_steps_that_are_not_timed_are_refused():
         (["sleep", "60"], 0.1, r"more than --timeout=0\.1 s"),
     ],
 )
-def test_a_job_that_fails_says_why(command, seconds, message):
+def test_run_job_that_fails_raises_the_reason(command, seconds, message):
     with pytest.raises(UserError, match=message):
         scaling.run_job(command, 2, seconds)
 
 
-def test_a_job_that_fails_leaves_the_rows_before_it(tmp_path, capsys):
-    def launched(command, ranks, timeout):
+def test_run_jobs_after_a_failure_keeps_earlier_rows(tmp_path, capsys):
+    def run_job(command, ranks, timeout):
         if ranks == 4:
             raise UserError("the job of 4 ranks failed")
         return row(ranks, 100.0 * ranks), ""
 
     options = scaling.make_parser().parse_args(["--ranks=1,2,4", f"--json={tmp_path}/rows.json"])
     with (
-        mock.patch.object(scaling, "run_job", launched),
+        mock.patch.object(scaling, "run_job", run_job),
         pytest.raises(UserError, match="4 ranks failed"),
     ):
         scaling.run_jobs(options, [])
-    assert [found["ranks"] for found in json.loads((tmp_path / "rows.json").read_text())] == [1, 2]
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["ranks"] for row in rows] == [1, 2]
     assert "100.0%" in capsys.readouterr().out
 
 
-def test_ranks_of_other_hosts_start_by_run():
+def test_job_command_on_other_hosts_uses_run():
     options = scaling.make_parser().parse_args(["-H", "a:4,b:4", "--ssh_port=99"])
     words = scaling.job_command(["scaling", "--worker"], 2, options.hosts, options)
     assert words[2:] == [
@@ -112,7 +113,7 @@ def test_ranks_of_other_hosts_start_by_run():
     assert alone == [sys.executable, "peer.py", "{}"]
 
 
-def test_what_a_launcher_puts_around_a_result_is_left_out():
+def test_run_job_ignores_what_a_launcher_prints_around_the_result():
     lines = [
         "[1,1]<stdout>:first",
         '[1,0]<stdout>:scaling-result {"ranks": 2}[1,0]<stdout>:',
@@ -144,20 +145,20 @@ def test_ranks_measure_themselves(pools):
     first, second = pools[2].call(
         run_rank, ["--worker", "--steps=1", "--rounds=1", "--classes=10", "--", *flags]
     )
-    found = json.loads(first.partition(scaling._MARK)[2])
-    assert (found["ranks"], found["model"], found["gpu"], second) == (2, "resnet8", None, "")
-    assert found["compute_seconds"] > 0 and found["step_seconds"] > 0
+    result = json.loads(first.partition(scaling._RESULT_PREFIX)[2])
+    assert (result["ranks"], result["model"], result["gpu"], second) == (2, "resnet8", None, "")
+    assert result["compute_seconds"] > 0 and result["step_seconds"] > 0
 
 
 def run_rank(words):
-    """The rank of a job, in a rank of the pool: its output."""
+    """Runs a rank of a job in a rank of the pool; returns its output."""
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         scaling.main(words)
     return output.getvalue()
 
 
-def test_the_step_that_is_timed_is_the_one_that_the_flags_ask_for():
+def test_training_step_follows_the_flags():
     flags = [
         "--model=resnet8",
         "--model_width=4",
@@ -170,23 +171,24 @@ def test_the_step_that_is_timed_is_the_one_that_the_flags_ask_for():
         "--augmentation=sony",
     ]
     alone = SingleProcess()
-    with mock.patch.object(build, "TrainStep") as made:
+    with mock.patch.object(build, "TrainStep") as train_step:
         scaling.training_step(config.resolve(flags), alone, alone, "float32", 10).call()
-    images = made.return_value.single.call_args.args[0]["image"]
-    assert images.shape == (2, 11, 11, 3), "which the augmentation cuts to 8 pixels"
-    given = made.call_args.kwargs
-    assert (given["jit_compile"], given["label_smoothing"]) == (True, 0.1)
-    assert given["loss"] is binary_cross_entropy
+    images = train_step.return_value.single.call_args.args[0]["image"]
+    # The augmentation crops them to 8 pixels.
+    assert images.shape == (2, 11, 11, 3)
+    arguments = train_step.call_args.kwargs
+    assert (arguments["jit_compile"], arguments["label_smoothing"]) == (True, 0.1)
+    assert arguments["loss"] is binary_cross_entropy
 
 
-def test_the_step_without_exchange_sums_its_control_word_like_the_other():
-    """Otherwise its cost would count as communication of gradients."""
-    words = []
+def test_communicator_without_reduction_still_sums_stop_flags():
+    # Otherwise their cost would count as communication of gradients.
+    names = []
     ranks = types.SimpleNamespace(
-        allreduce_on_host=lambda tensor, name: words.append(name) or tensor
+        allreduce_on_host=lambda tensor, name: names.append(name) or tensor
     )
-    staying = scaling._communicator_without_reduction(ranks)
-    staying.allreduce_on_host(tf.constant([1]), "control")
-    (gradient,) = means(staying.reduce_gradients, [tf.constant([2.0])], ["w"])
-    assert words == ["control"]
+    without_reduction = scaling._communicator_without_reduction(ranks)
+    without_reduction.allreduce_on_host(tf.constant([1]), "control")
+    (gradient,) = means(without_reduction.reduce_gradients, [tf.constant([2.0])], ["w"])
+    assert names == ["control"]
     assert gradient.numpy().tolist() == [2.0]

@@ -167,7 +167,7 @@ def _single_gpu_speed(flags: PlannerFlags, cluster: ClusterModel) -> SingleGpuSp
     precision = flags.precision or next(iter(cluster.compute_times))
     own_speeds: list[GpuSpeed] = []
     if flags.speed != "published":
-        own_speeds = speeds(cluster.gpu, precision, own=True)
+        own_speeds = speeds(cluster.gpu, precision, by_this_program=True)
     if flags.per_gpu_batch:
         batch = flags.per_gpu_batch
     elif own_speeds:
