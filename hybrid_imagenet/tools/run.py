@@ -121,7 +121,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         other_launchers.reject_other_launchers(os.environ)
         options, flags = parse_arguments(arguments)
-        if not flags and not options.program and options.module == _TRAINING_MODULE:
+        if not flags and not options.script and options.module == _TRAINING_MODULE:
             print(first_commands(_command_up_to_flags(arguments)), file=sys.stderr)
             return EXIT_USAGE
         plan = _plan_launch(options, flags)
@@ -180,7 +180,7 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[
     """Parses and checks the options of `run`.
 
     Returns:
-      The options, with the script in `program` (or ""); and the flags of the training program or
+      The options, with the script in `script` (or ""); and the flags of the training program or
       the arguments of the script.
 
     Raises:
@@ -190,7 +190,7 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[
     if not script:
         _reject_training_flags(option_words, program_arguments)
     options = _parser().parse_args(option_words)
-    options.program = script
+    options.script = script
     _check_options(options)
     return options, program_arguments
 
@@ -313,7 +313,6 @@ def _parser() -> Parser:
     )
     restarts.add_argument(
         "--host_discovery_script",
-        dest="script",
         default="",
         metavar="SCRIPT",
         help="program that prints one HOST:SLOTS per line, instead of -H",
@@ -361,18 +360,18 @@ def _check_options(options: argparse.Namespace) -> None:
                 f"{name}={text} is not a valid name. Use letters, digits, dots, dashes and"
                 " underscores."
             )
-    if options.program and not Path(options.program).is_file():
+    if options.script and not Path(options.script).is_file():
         raise UserError(
-            f"The script {options.program} does not exist. To train without a script of yours,"
+            f"The script {options.script} does not exist. To train without a script of yours,"
             " write the flags of training after --."
         )
-    if options.script:
+    if options.host_discovery_script:
         _check_host_discovery(options)
     _check_range("--max_restarts=", options.max_restarts, 0, _MAX_RESTARTS)
     options.np, slots, options.reason = rank_count.choose(
         options.np, options.nproc_per_node, options.hosts, options.ssh_port
     )
-    if not options.script and options.np > sum(slots.values()):
+    if not options.host_discovery_script and options.np > sum(slots.values()):
         raise UserError(_too_few_slots_message(options.np, slots))
     if options.min_np is None:
         options.min_np = 1
@@ -397,7 +396,7 @@ def _check_host_discovery(options: argparse.Namespace) -> None:
             "-H and --host_discovery_script both set the hosts of the ranks. Use one of them."
         )
     # Only to check that the words can be split as in a shell, before anything starts.
-    discovery.list_by_script(options.script)
+    discovery.list_by_script(options.host_discovery_script)
     if options.np is None:
         raise UserError(
             "--host_discovery_script needs -np. Set -np to the largest number of ranks."
@@ -433,7 +432,7 @@ def _plan_launch(options: argparse.Namespace, flags: Sequence[str]) -> _LaunchPl
     Raises:
       UserError: for a run that would end before it trains.
     """
-    if options.module != _TRAINING_MODULE or options.program:
+    if options.module != _TRAINING_MODULE or options.script:
         return _LaunchPlan(supervisor.stall_timeout_of(flags), None)
     if topic(flags) is not None or "--recipe=list" in flags:
         return _LaunchPlan(supervisor.stall_timeout_of(flags), None, _Action.RUN_HERE)
@@ -457,7 +456,7 @@ def _has_ranks_here(options: argparse.Namespace) -> bool:
     Open MPI numbers the ranks of this host first. The hosts of a discovery script are not known
     yet.
     """
-    if options.script:
+    if options.host_discovery_script:
         return False
     return any(host_facts.is_local(name) for name in host_facts.parse_hosts(options.hosts))
 
@@ -493,8 +492,8 @@ def _set_environment(options: argparse.Namespace) -> None:
 
 def _rank_command(options: argparse.Namespace, arguments: Sequence[str]) -> list[str]:
     """Returns the command that each rank runs."""
-    if options.program:
-        return [sys.executable, options.program, *arguments]
+    if options.script:
+        return [sys.executable, options.script, *arguments]
     return [sys.executable, "-m", options.module, *arguments]
 
 
@@ -543,14 +542,14 @@ def _print_start(options: argparse.Namespace, config: RunConfig | None) -> None:
     if config is None and not options.reason:
         return
     reason = f", {options.reason}" if options.reason else ""
-    hosts = options.script or options.hosts
+    hosts = options.host_discovery_script or options.hosts
     print_escaped(f"starting {pluralize(options.np, 'rank')}{reason} ({hosts}) ...", sys.stderr)
     sys.stderr.flush()
 
 
 def _run_job(options: argparse.Namespace, arguments: Sequence[str], plan: _LaunchPlan) -> int:
     """Runs the job, with restarts if they are requested; returns its exit code."""
-    may_restart = bool(options.max_restarts or options.script)
+    may_restart = bool(options.max_restarts or options.host_discovery_script)
     # Chosen here and not by the program, so that a restarted job continues in the same directory.
     run_dir = _run_dir(plan.config) if plan.config is not None and may_restart else None
 
@@ -568,8 +567,8 @@ def _run_job(options: argparse.Namespace, arguments: Sequence[str], plan: _Launc
     if not may_restart:
         slots = host_facts.parse_hosts(options.hosts)
         return create_supervisor(slots, options.np, False).run()
-    if options.script:
-        list_hosts = discovery.list_by_script(options.script)
+    if options.host_discovery_script:
+        list_hosts = discovery.list_by_script(options.host_discovery_script)
     else:
         list_hosts = functools.partial(host_facts.parse_hosts, options.hosts)
     host_discovery = discovery.Discovery(
@@ -577,7 +576,7 @@ def _run_job(options: argparse.Namespace, arguments: Sequence[str], plan: _Launc
         answers=lambda host: (
             host_facts.is_local(host) or discovery.answers_ssh(host, options.ssh_port)
         ),
-        check_first=bool(options.script),
+        check_first=bool(options.host_discovery_script),
     )
     policy = RestartPolicy(
         max_restarts=options.max_restarts,
@@ -611,7 +610,7 @@ def _create_supervisor(
         stall_timeout=plan.stall_timeout,
         ssh_port=options.ssh_port,
         accept_new_host_keys=options.accept_new_host_keys,
-        ranks_save=not options.program,
+        ranks_save=not options.script,
         rank_hosts=host_of_rank,
         is_local=all(host_facts.is_local(host) for host in slots),
     )

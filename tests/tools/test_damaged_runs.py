@@ -236,8 +236,8 @@ def test_status_and_report_of_a_run_with_no_regular_file_end_promptly(name, make
     make(run / name)
     code = 0 if name in ("lock", "image_results.npz") else 2
     for arguments in (["status", str(run)], ["report", "--text", str(run)], ["stop", str(run)]):
-        found = promptly(functools.partial(__main__.main, arguments))
-        assert found == (2 if arguments[0] == "stop" else code)
+        exit_code = promptly(functools.partial(__main__.main, arguments))
+        assert exit_code == (2 if arguments[0] == "stop" else code)
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == (1 if code == 0 else 3)
     resumed = promptly(lambda: __main__.main(["resume", str(run), "--dry_run"]))

@@ -43,8 +43,8 @@ def test_predict_probabilities_equal_the_reference(folder, capsys):
         order = np.argsort(-values)[:5]
         assert [entry["class"] for entry in result["predictions"]] == [CLASSES[i] for i in order]
         assert [entry["index"] for entry in result["predictions"]] == order.tolist()
-        found = [entry["probability"] for entry in result["predictions"]]
-        np.testing.assert_allclose(found, values[order], rtol=0, atol=1e-5)
+        printed = [entry["probability"] for entry in result["predictions"]]
+        np.testing.assert_allclose(printed, values[order], rtol=0, atol=1e-5)
 
 
 def test_predict_prints_the_most_probable_classes(folder, capsys):

@@ -40,7 +40,7 @@ class Trial:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """The result of a trial.
 
     Attributes:
@@ -52,7 +52,9 @@ class Outcome:
     output: str
 
 
-def run_trials(hosts: Hosts, expect_nccl: bool, run: Callable[[Trial], Outcome]) -> list[Finding]:
+def run_trials(
+    hosts: Hosts, expect_nccl: bool, run: Callable[[Trial], TrialOutcome]
+) -> list[Finding]:
     """Runs two ranks inside hosts, and then between the first two hosts.
 
     Args:
@@ -108,7 +110,9 @@ def _one_host_of_each_kind(hosts: Hosts, names: list[str]) -> list[str]:
     return chosen
 
 
-def run_trial(trial: Trial, interface: str | None = None, ssh_port: int | None = None) -> Outcome:
+def run_trial(
+    trial: Trial, interface: str | None = None, ssh_port: int | None = None
+) -> TrialOutcome:
     """Starts the two ranks, and waits for them for at most TIME_LIMIT_SECONDS."""
     command = [sys.executable, "-m", "hybrid_imagenet", "run", "-np", "2", "-H", trial.hosts]
     if interface:
@@ -127,14 +131,16 @@ def run_trial(trial: Trial, interface: str | None = None, ssh_port: int | None =
     )
     try:
         output = process.communicate(timeout=TIME_LIMIT_SECONDS)[0]
-        return Outcome(process.returncode, output)
+        return TrialOutcome(process.returncode, output)
     except subprocess.TimeoutExpired:
         # The launcher ends its ranks when it gets this signal.
         process.terminate()
-        return Outcome(None, process.communicate()[0])
+        return TrialOutcome(None, process.communicate()[0])
 
 
-def judge_outcome(trial: Trial, outcome: Outcome, hosts: Hosts | None, seconds: float) -> Finding:
+def judge_outcome(
+    trial: Trial, outcome: TrialOutcome, hosts: Hosts | None, seconds: float
+) -> Finding:
     """Returns the finding of a trial, with the remedy.
 
     Args:
@@ -162,7 +168,7 @@ def judge_outcome(trial: Trial, outcome: Outcome, hosts: Hosts | None, seconds: 
     return Finding(level, check, str(transport), remedy)
 
 
-def _failure(check: str, trial: Trial, outcome: Outcome) -> Finding:
+def _failure(check: str, trial: Trial, outcome: TrialOutcome) -> Finding:
     if outcome.exit_code is None:
         reason = f"no sum within {TIME_LIMIT_SECONDS} s"
     else:
@@ -198,7 +204,7 @@ def _judge_between_hosts(transport: Transport, facts_of_hosts: list[Facts]) -> t
     return PASS, ""
 
 
-def _last_message(outcome: Outcome) -> str:
+def _last_message(outcome: TrialOutcome) -> str:
     """Returns the last error in the output, or else its last line."""
     lines = [line.strip() for line in outcome.output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error:") or "NCCL WARN" in line]

@@ -6,7 +6,7 @@ import pytest
 
 from hybrid_imagenet.tools.doctor import trials
 from hybrid_imagenet.tools.doctor.diagnosis import FAIL, PASS, WARN
-from hybrid_imagenet.tools.doctor.trials import Outcome, Trial
+from hybrid_imagenet.tools.doctor.trials import Trial, TrialOutcome
 from tests.comm.test_nccl_log import BETWEEN, INSIDE
 from tests.tools.doctor.healthy import GPU, HEALTHY
 
@@ -45,7 +45,7 @@ def test_choose_trials_inside_each_kind_of_host_and_between_two():
     ],
 )
 def test_judge_outcome_judges_the_transport(trial, nccl_output, level, text):
-    finding = trials.judge_outcome(trial, Outcome(0, nccl_output + SUMS), HOSTS, 5)
+    finding = trials.judge_outcome(trial, TrialOutcome(0, nccl_output + SUMS), HOSTS, 5)
     assert finding.level == level
     assert text in f"{finding.message} {finding.remedy}"
     assert bool(finding.remedy) == (level != PASS)
@@ -53,20 +53,20 @@ def test_judge_outcome_judges_the_transport(trial, nccl_output, level, text):
 
 def test_judge_outcome_sockets_pass_between_hosts_without_adapters():
     hosts = {name: copy.deepcopy(HEALTHY) | {"rdma": []} for name in ("a", "b")}
-    assert trials.judge_outcome(TWO, Outcome(0, SOCKET + SUMS), hosts, 5).level == PASS
+    assert trials.judge_outcome(TWO, TrialOutcome(0, SOCKET + SUMS), hosts, 5).level == PASS
 
 
 @pytest.mark.parametrize("hosts", [None, HOSTS])
 @pytest.mark.parametrize(
     ("outcome", "words"),
     [
-        (Outcome(0, SUMS.splitlines()[0]), "exit code 0: rank 0 of 2"),
-        (Outcome(4, "error: host b: lost\nbye\n"), "exit code 4: error: host b: lost"),
+        (TrialOutcome(0, SUMS.splitlines()[0]), "exit code 0: rank 0 of 2"),
+        (TrialOutcome(4, "error: host b: lost\nbye\n"), "exit code 4: error: host b: lost"),
         (
-            Outcome(1, "h:1:1 [0] x.cc:1 NCCL WARN Cuda failure\nbye\n"),
+            TrialOutcome(1, "h:1:1 [0] x.cc:1 NCCL WARN Cuda failure\nbye\n"),
             "exit code 1: h:1:1 [0] x.cc:1 NCCL",
         ),
-        (Outcome(None, "a line\n"), "no sum within 120 s: a line"),
+        (TrialOutcome(None, "a line\n"), "no sum within 120 s: a line"),
     ],
 )
 def test_judge_outcome_failed_trial_names_a_command_to_repeat(outcome, words, hosts):

@@ -1,4 +1,4 @@
-"""A small network with random weights, and how its outputs are compared."""
+"""Provides a small network with random weights, its reference outputs, and a comparison."""
 
 import dataclasses
 
@@ -9,7 +9,9 @@ from hybrid_imagenet.checkpoints import archive, pretrained
 from tests.references import torchvision_reference
 
 CLASSES = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")
-MEAN, DEVIATION = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+# Of ImageNet's RGB channels, as in torchvision.
+MEAN = np.array([0.485, 0.456, 0.406])
+DEVIATION = np.array([0.229, 0.224, 0.225])
 
 
 def tensors(name="resnet18"):
@@ -17,7 +19,7 @@ def tensors(name="resnet18"):
 
 
 def network(folder, name="resnet18", size=32, **changes):
-    """Random weights of torchvision's form, as a network of the package."""
+    """Returns random weights in torchvision's format, loaded as a network of the package."""
     path = folder / f"{name}.safetensors"
     save_file(tensors(name), path)
     loaded = pretrained.load(path, print)
@@ -26,7 +28,7 @@ def network(folder, name="resnet18", size=32, **changes):
 
 
 def save(trained, path):
-    """The network as a checkpoint without the state of a run."""
+    """Saves a network as a checkpoint without the state of a run."""
     arrays = {
         f"model/{i:04d}/{name}": value for i, (name, value) in enumerate(trained.weights.items())
     }
@@ -40,14 +42,15 @@ def pixels(count, size=32, seed=0):
 
 
 def reference(images, name="resnet18", weights=None):
-    """Logits of `tensors(name)` for pixels of 0 to 255, by the oracle."""
+    """Returns the oracle's logits of `tensors(name)` for pixels of 0 to 255."""
     return torchvision_reference.logits(
         name, weights or tensors(name), (images / 255 - MEAN) / DEVIATION
     )
 
 
-def assert_close(found, expected):
-    """Equal to 1e-4 of the largest score."""
-    assert found.shape == expected.shape
+def assert_close(actual, expected):
+    """Asserts that logits agree to 1e-4 of the largest one."""
+    assert actual.shape == expected.shape
+    # Logits near zero would agree with anything.
     assert np.abs(expected).max() > 0.3
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * max(1, np.abs(expected).max()))
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4 * max(1, np.abs(expected).max()))

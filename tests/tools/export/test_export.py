@@ -164,17 +164,17 @@ def test_load_best_takes_the_checkpoint_with_the_best_top1(tmp_path):
         }
         archive.write(folder / f"step-{step:09d}.npz", {}, described)
     (folder / "step-000000004.npz").write_bytes(b"cut short")
-    told = []
-    assert pretrained.load(tmp_path, told.append, best=True).image_size == 20
-    assert pretrained.load(tmp_path, told.append).image_size == 30
-    assert len(told) == 2
-    assert all("step-000000004.npz" in line for line in told)
+    warnings = []
+    assert pretrained.load(tmp_path, warnings.append, best=True).image_size == 20
+    assert pretrained.load(tmp_path, warnings.append).image_size == 30
+    assert len(warnings) == 2
+    assert all("step-000000004.npz" in line for line in warnings)
     for step in (1, 2):
         (folder / f"step-{step:09d}.npz").unlink()
     with pytest.raises(UserError, match=r"--best: .* no usable checkpoint"):
-        pretrained.load(tmp_path, told.append, best=True)
+        pretrained.load(tmp_path, warnings.append, best=True)
     with pytest.raises(UserError, match=r"--best: .* is a file"):
-        pretrained.load(folder / "step-000000003.npz", told.append, best=True)
+        pretrained.load(folder / "step-000000003.npz", warnings.append, best=True)
 
 
 @pytest.mark.parametrize(
@@ -259,9 +259,9 @@ def test_export_unavailable_format_is_rejected_before_tensorflow_starts(
 ):
     save(network(tmp_path, stem="3x3"), tmp_path / "weights.npz")
     monkeypatch.chdir(tmp_path)
-    found = importlib.util.find_spec
+    find_spec = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == missing else found(name)
+        importlib.util, "find_spec", lambda name: None if name == missing else find_spec(name)
     )
     monkeypatch.setattr(
         command_line, "start_single_process", lambda name: pytest.fail("TensorFlow was started")
