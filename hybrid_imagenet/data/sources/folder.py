@@ -79,19 +79,19 @@ class FolderSource(Source):
         self._labels = np.repeat(np.arange(self.num_classes, dtype=np.int32), class_sizes)
         self.file_names = self._names
         self.num_examples = len(self._names)
-        if self.num_examples:
-            return
-        if val_fraction and any(class_listing.images for class_listing in listings):
+        if self.num_examples == 0:
+            has_images = any(class_listing.images for class_listing in listings)
+            if val_fraction and has_images:
+                raise UserError(
+                    f"--val_fraction={val_fraction:g} leaves no image for the {split} split. A"
+                    " class needs at least two images to be divided, so add images."
+                )
+            suffixes = ", ".join(sorted(SUFFIXES))
+            first_note = f" {self.notes[0]}" if self.notes else ""
             raise UserError(
-                f"--val_fraction={val_fraction:g} leaves no image for the {split} split. A class"
-                " needs at least two images to be divided, so add images."
+                f"The class directories in {tree.root} contain no images ({suffixes}). Add images,"
+                f" or correct --data_dir.{first_note}"
             )
-        suffixes = ", ".join(sorted(SUFFIXES))
-        first_note = f" {self.notes[0]}" if self.notes else ""
-        raise UserError(
-            f"The class directories in {tree.root} contain no images ({suffixes}). Add images, or"
-            f" correct --data_dir.{first_note}"
-        )
 
     def _list_classes(self, tree: _Tree, *, count_empty_classes: bool) -> list[_ClassListing]:
         """Lists the class directories, and adds skipped files to `tree.skipped`."""

@@ -100,16 +100,7 @@ class IdxSource(Source):
         self.file_names = [self._images_file.name.removesuffix(".gz")]
         self.pixels = self._read(self._images_file)
         self.labels = self._read(labels_file)
-        if self.pixels.ndim != 3 or 0 in self.pixels.shape:
-            raise UserError(
-                f"{self._images_file} holds an array of shape {_shape(self.pixels)}, which is not"
-                " images of shape n x height x width. Restore the file."
-            )
-        if self.labels.shape != self.pixels.shape[:1]:
-            raise UserError(
-                f"{labels_file} holds {_shape(self.labels)} labels for {len(self.pixels)} images."
-                " Restore both files."
-            )
+        self._check_shapes(labels_file)
         self.num_examples = len(self.pixels)
         if class_names:
             self.class_names = class_names
@@ -125,6 +116,19 @@ class IdxSource(Source):
         _, height, width = self.pixels.shape
         if height == width:
             self.side = height
+
+    def _check_shapes(self, labels_file: Path) -> None:
+        """Raises UserError unless there are images, and one label for each."""
+        if self.pixels.ndim != 3 or 0 in self.pixels.shape:
+            raise UserError(
+                f"{self._images_file} holds an array of shape {_shape(self.pixels)}, which is not"
+                " images of shape n x height x width. Restore the file."
+            )
+        if self.labels.shape != self.pixels.shape[:1]:
+            raise UserError(
+                f"{labels_file} holds {_shape(self.labels)} labels for {len(self.pixels)} images."
+                " Restore both files."
+            )
 
     def _read(self, path: Path) -> npt.NDArray[np.uint8]:
         self.reads.add(path.stat().st_size)

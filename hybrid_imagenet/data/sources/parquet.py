@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hybrid_imagenet.data import listing
 from hybrid_imagenet.data.datasets import DatasetRequest, SplitSummary
@@ -81,29 +82,18 @@ class ParquetSource(Source):
         self._image_column, self._label_column = _find_columns(
             directory, self._files, self._footers
         )
-        group_rows: list[int] = []
-        group_bytes: list[int] = []
-        groups_before = [0]
-        for footer in self._footers:
-            groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
-            group_rows += [group.num_rows for group in groups]
-            group_bytes += [group.total_byte_size for group in groups]
-            groups_before.append(len(group_rows))
-        # The number of the first row of each row group, over all files, and the end: [groups + 1].
-        self._group_starts = np.concatenate([[0], np.cumsum(group_rows, dtype=np.int64)])
-        # The number of the first row group of each file, and the end: [files + 1].
-        self._first_group = np.array(groups_before)
-        self.num_examples = int(self._group_starts[-1])
+        self._groups = _RowGroups(self._footers)
+        self.num_examples = int(self._groups.first_row[-1])
         if not self.num_examples:
             raise UserError(
                 f"The {split} Parquet files in {directory.location} hold no rows. Restore them, or"
                 " correct --data_dir."
             )
-        self.shard_sizes = np.diff(self._group_starts[self._first_group])
-        cached_groups = max(1, cache_bytes // max(1, *group_bytes))
-        self._read_group_cached = functools.lru_cache(cached_groups)(self._read_group)
+        self.shard_sizes = self._groups.rows_per_file()
+        num_cached_groups = max(1, cache_bytes // max(1, self._groups.max_bytes))
+        self._read_group_cached = functools.lru_cache(num_cached_groups)(self._read_group)
         # lru_cache would let several threads read the same row group at the same time.
-        self._group_locks = [threading.Lock() for _ in group_rows]
+        self._group_locks = [threading.Lock() for _ in range(self._groups.count)]
         self.class_names = self._stored_class_names() or listing.numbered_class_names(
             directory.location, num_classes
         )
@@ -111,8 +101,8 @@ class ParquetSource(Source):
 
     def locate(self, index: int) -> tuple[str, int]:
         """Returns the file of a row and the number of the row in it."""
-        file = self._file_of(self._group_of(index))
-        first_row = self._group_starts[self._first_group[file]]
+        file = self._groups.file_of(self._groups.group_of(index))
+        first_row = self._groups.first_row[self._groups.first_group[file]]
         return self._directory.display_name(self._files[file]), int(index - first_row)
 
     def prefetch(self, shards: Sequence[int]) -> None:
@@ -120,7 +110,7 @@ class ParquetSource(Source):
 
     def read_one(self, index: int) -> tuple[bytes, int]:
         """Reads one row, with its row group."""
-        group = self._group_of(index)
+        group = self._groups.group_of(index)
         try:
             with self._group_locks[group]:
                 table = self._read_group_cached(group)
@@ -131,7 +121,7 @@ class ParquetSource(Source):
                 raise_if_directory_vanished(file)
             reason = " ".join(str(error).split())[:_MAX_REASON_CHARACTERS]
             raise BadRecord(file, row, reason) from None
-        row_in_group = index - int(self._group_starts[group])
+        row_in_group = index - int(self._groups.first_row[group])
         image = table.column(0)[row_in_group].as_py()
         label = table.column(1)[row_in_group].as_py()
         content = image.get("bytes") if isinstance(image, dict) else image
@@ -139,17 +129,10 @@ class ParquetSource(Source):
             raise BadRecord(*self.locate(index), "the row has no image bytes or no label")
         return content, self._validate_label(index, label)
 
-    def _group_of(self, index: int) -> int:
-        """Returns the number of the row group of a row, over all files."""
-        return int(np.searchsorted(self._group_starts, index, "right")) - 1
-
-    def _file_of(self, group: int) -> int:
-        return int(np.searchsorted(self._first_group, group, "right")) - 1
-
     def _read_group(self, group: int) -> Any:
         """Returns the image and label columns of a row group, in this order."""
-        file = self._file_of(group)
-        group_in_file = group - int(self._first_group[file])
+        file = self._groups.file_of(group)
+        group_in_file = group - int(self._groups.first_group[file])
         footer = self._footers[file]
         path = self._directory.local_path(self._files[file])
         columns = [self._image_column, self._label_column]
@@ -195,6 +178,46 @@ class ParquetSource(Source):
             )
             self.notes += (DatasetNote(f"{self._directory.location}: {text}"),)
         return expected
+
+
+class _RowGroups:
+    """Finds the row group of a row and the file of a row group.
+
+    Rows and row groups are numbered over all files.
+
+    Args:
+      footers: the metadata of each file.
+
+    Attributes:
+      count: number of row groups.
+      first_row: number of the first row of each row group, and the number of rows, int64
+        [count + 1].
+      first_group: number of the first row group of each file, and `count`, int64 [num_files + 1].
+      max_bytes: size of the largest row group in memory.
+    """
+
+    def __init__(self, footers: Sequence[Any]) -> None:
+        rows: list[int] = []
+        first_group = [0]
+        self.max_bytes = 0
+        for footer in footers:
+            for number in range(footer.num_row_groups):
+                group = footer.row_group(number)
+                rows.append(group.num_rows)
+                self.max_bytes = max(self.max_bytes, group.total_byte_size)
+            first_group.append(len(rows))
+        self.count = len(rows)
+        self.first_row = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
+        self.first_group = np.array(first_group)
+
+    def group_of(self, row: int) -> int:
+        return int(np.searchsorted(self.first_row, row, "right")) - 1
+
+    def file_of(self, group: int) -> int:
+        return int(np.searchsorted(self.first_group, group, "right")) - 1
+
+    def rows_per_file(self) -> npt.NDArray[np.int64]:
+        return np.diff(self.first_row[self.first_group])
 
 
 def _find_files(directory: Directory, split: str) -> tuple[list[str], tuple[DatasetNote, ...]]:

@@ -98,7 +98,7 @@ class ShardSource(Source):
     Checksums are verified at every read.
 
     Args:
-      files: the shards, in order.
+      shards: the files, in order.
       class_names: one name per class.
       formats: the formats of Examples to look for. By default, `image/encoded` with
         `image/class/label` counted from 1, and `image` with `label` counted from 0.
@@ -112,7 +112,7 @@ class ShardSource(Source):
 
     def __init__(
         self,
-        files: Sequence[Path],
+        shards: Sequence[Path],
         class_names: tuple[str, ...],
         *,
         formats: tuple[ExampleFormat, ...] = (IMAGENET_FORMAT, PLAIN_FORMAT),
@@ -120,16 +120,16 @@ class ShardSource(Source):
         index: ShardIndex | None = None,
     ) -> None:
         super().__init__()
-        directory = files[0].parent
-        self.files = files
-        self.index = index or load_or_scan_index(files)
+        directory = shards[0].parent
+        self.shards = shards
+        self.index = index or load_or_scan_index(shards)
         self.num_examples = len(self.index.offset)
         self.shard_sizes: npt.NDArray[np.int64] = np.bincount(
-            self.index.shard, minlength=len(files)
+            self.index.shard, minlength=len(shards)
         )
         if not self.num_examples:
             raise UserError(
-                f"The {len(files)} shards in {directory} hold no records. Restore them, or correct"
+                f"The {len(shards)} shards in {directory} hold no records. Restore them, or correct"
                 " --data_dir."
             )
         if expected_examples is not None and expected_examples != self.num_examples:
@@ -139,8 +139,8 @@ class ShardSource(Source):
             )
         self.class_names = class_names
         self.num_classes = len(class_names)
-        self.file_names = [path.name for path in files]
-        self._paths = [str(path) for path in files]
+        self.file_names = [path.name for path in shards]
+        self._paths = [str(path) for path in shards]
         self._formats = formats
         self._feature_names: list[str] = []
         for example_format in formats:

@@ -422,18 +422,9 @@ def scan_tar(path: Path) -> TarIndex:
                     # follow.
                     end = member.offset_data + (member.size if member.isfile() else 0)
                     members.append(member)
-                    extension = _split_name(member.name)[1]
-                    if (
-                        extension in _LABEL_EXTENSIONS
-                        and member.isfile()
-                        and member.size <= _MAX_LABEL_FILE_BYTES
-                    ):
+                    if _is_label_file(member):
                         # Read labels now, because the disk has read them along with their headers.
-                        position = file.tell()
-                        file.seek(member.offset_data)
-                        content = file.read(member.size)
-                        labels[member.offset_data] = _parse_labels(content, extension)
-                        file.seek(position)
+                        labels[member.offset_data] = _read_labels(file, member)
         except tarfile.TarError as error:
             _raise_if_compressed(file)
             raise ValueError(f"offset {end}: {error}; restore the file") from None
@@ -442,6 +433,21 @@ def scan_tar(path: Path) -> TarIndex:
     rows = _index_samples(members, labels)
     columns = np.array(rows, np.int64).reshape(-1, len(_Sample._fields)).T.copy()
     return TarIndex(*columns)
+
+
+def _is_label_file(member: tarfile.TarInfo) -> bool:
+    extension = _split_name(member.name)[1]
+    is_short = member.size <= _MAX_LABEL_FILE_BYTES
+    return extension in _LABEL_EXTENSIONS and member.isfile() and is_short
+
+
+def _read_labels(file: BinaryIO, member: tarfile.TarInfo) -> set[int]:
+    """Returns the class numbers in a label file; restores the position in `file`."""
+    position = file.tell()
+    file.seek(member.offset_data)
+    content = file.read(member.size)
+    file.seek(position)
+    return _parse_labels(content, _split_name(member.name)[1])
 
 
 class _Sample(NamedTuple):

@@ -59,12 +59,12 @@ def check_split(request: DatasetRequest, workers: int) -> Iterator[DatasetNote]:
 
 def _check_manifest(source: tfrecord.ShardSource, split: str) -> Iterator[DatasetNote]:
     """Compares prepared shards with their manifest, and yields its notes."""
-    directory = source.files[0].parent
+    directory = source.shards[0].parent
     manifest = tfrecord.read_manifest(directory)
     if manifest is None:
         return
     entry = manifest["splits"][split]
-    yield from map(DatasetNote, _compare_shards(source.files, entry["shards"]))
+    yield from map(DatasetNote, _compare_shards(source.shards, entry["shards"]))
     location = f"{directory / tfrecord.MANIFEST}: {split}"
     for note in entry.get("notes", []):
         yield DatasetNote(f"{location}: when the dataset was prepared: {_escape(note)}")

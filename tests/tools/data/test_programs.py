@@ -50,7 +50,8 @@ def test_prepared_shards_hold_what_the_source_held(form, tmp_path, capsys):
         expected_images, expected_labels = before.read(range(before.num_examples))
         assert images == expected_images
         assert labels.tolist() == expected_labels.tolist()
-        scanned = tfrecord.load_or_scan_index(after.files)
+        assert isinstance(after, tfrecord.ShardSource)
+        scanned = tfrecord.load_or_scan_index(after.shards)
         for column in ("shard", "offset", "length"):
             np.testing.assert_array_equal(getattr(after.index, column), getattr(scanned, column))
     names = sorted(path.name for path in (tmp_path / "to").iterdir() if path.name[0] == "t")
