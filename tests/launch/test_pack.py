@@ -95,7 +95,7 @@ def container(*entries):
 
 
 def test_prune_fatbins_keeps_only_the_code_for_one_gpu(tmp_path):
-    """gcc builds a library whose section of GPU code consists of the containers."""
+    """Builds a library whose section of GPU code consists of containers."""
     a, b, c = entry(2, 80, b"a" * 8), entry(2, 90, b"b" * 8), entry(1, 90, b"c" * 8)
     # The driver compiles PTX of 8.0 (e).
     d, e, f = entry(2, 80, b"d" * 8), entry(1, 80, b"e" * 8), entry(1, 120, b"f" * 8)

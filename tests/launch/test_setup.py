@@ -54,7 +54,7 @@ FUNCTIONS = """. <(sed -e 's|^[.] .*/lib.sh"|. launch/lib.sh|' -e '$d' launch/se
     [("v100", "9.10.2.21"), ("p40", "9.10.2.21"), ("a100", "9.28.0.42"), ("h100", "9.28.0.42")],
 )
 def test_cudnn_suits_the_gpus_that_are_named(model, pin):
-    """cuDNN 9.11 has no kernels for GPUs before Turing, the papers' V100 and P40 among them."""
+    """Since 9.11 cuDNN has no kernels for GPUs before Turing, such as the papers' V100 and P40."""
     result = run("bash", "-c", f"{FUNCTIONS}; stamp_file=/none choose_cudnn gpu {model}")
     assert (result.stdout.strip(), result.stderr) == (pin, "")
 

@@ -26,6 +26,8 @@ def work(folder, shell, *, ignore_write_errors=False, **options):
     Args:
       folder: where the process leaves a proof that it has reached its end.
       shell: a command line with {} for the process.
+      ignore_write_errors: argument of `lossy_stream.install` in the process.
+      **options: arguments of `subprocess.run`.
 
     Returns:
       the completed shell, and whether the process has reached its end.

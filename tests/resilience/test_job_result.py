@@ -1,0 +1,126 @@
+"""The exit code of a job and the printed cause, as a table of what was observed."""
+
+import signal
+
+import pytest
+
+from hybrid_imagenet.comm.job_lines import ProgramEnd
+from hybrid_imagenet.resilience.exit_code import RankExit
+from hybrid_imagenet.resilience.job_result import JobResult
+from hybrid_imagenet.resilience.launcher_output import KilledRank, LauncherOutput
+from hybrid_imagenet.resilience.stop_signals import UNSAVED, StopRequests
+
+KILLED = KilledRank(3, "far", signal.SIGKILL)
+TERMINATED = KilledRank(3, "far", signal.SIGTERM)
+SAVED = RankExit(75, saved=True)
+UNSAVED_EXIT = RankExit(75, saved=False)
+STALLED = RankExit(4, saved=True)
+LOST = "error: the connection to host far is lost; start again with --resume"
+ANY_HOST = "error: the connection to a host is lost; start again with --resume"
+NOT_STARTED = (
+    "error: mpirun ended with exit code 255 before any rank had started. Check it with"
+    " hybrid-imagenet doctor."
+)
+LAUNCHER_KILLED = "error: the launcher of the ranks was ended by SIGKILL; start again with --resume"
+
+
+def result(launcher_code, *exits, output=(), stop=0, forced_by=0, **facts):
+    """Returns the result of a job.
+
+    Args:
+      launcher_code: exit code of the launcher.
+      *exits: what ranks have reported.
+      output: attributes of the launcher's output.
+      stop: the signal that has requested a stop; 0 if there was none.
+      forced_by: the signal that has ended the job at once; 0 if there was none.
+      **facts: other attributes of the result.
+    """
+    launcher_output = LauncherOutput()
+    for name, value in dict(output).items():
+        setattr(launcher_output, name, value)
+    requests = StopRequests()
+    requests.stop = bool(stop)
+    requests.first_signal = stop
+    requests.forced_by = forced_by
+    defaults = {
+        "launcher": "mpirun",
+        "early_ranks": (),
+        "was_killed": False,
+        "ranks_save": True,
+        "all_ranks_are_local": False,
+        "no_rank_started": False,
+    }
+    return JobResult(
+        launcher_code=launcher_code,
+        output=launcher_output,
+        rank_exits=exits,
+        requests=requests,
+        **(defaults | facts),
+    )
+
+
+@pytest.mark.parametrize(
+    ("job", "code", "printed"),
+    [
+        # Ended at once by the third signal, unless the job was complete or saved.
+        (result(1, stop=2, forced_by=2), 130, ""),
+        (result(0, stop=2, forced_by=2), 0, ""),
+        (result(1, SAVED, stop=2, forced_by=2), 75, ""),
+        # Stopped by request before the first save.
+        (result(1, UNSAVED_EXIT, STALLED, stop=15), 75, UNSAVED),
+        (result(1, UNSAVED_EXIT, stop=2), 130, UNSAVED),
+        (
+            result(1, UNSAVED_EXIT, stop=15, ranks_save=False),
+            75,
+            "stopped: what the program saved before is kept",
+        ),
+        # A killed rank, whatever the others report, unless a request or this process is the cause.
+        (result(137, STALLED, output={"killed_rank": KILLED}), 137, str(KILLED)),
+        (result(137, SAVED, output={"killed_rank": KILLED}), 75, ""),
+        (result(137, STALLED, output={"killed_rank": KILLED, "cause_printed": True}), 4, ""),
+        (result(137, STALLED, output={"killed_rank": KILLED}, was_killed=True), 4, ""),
+        (result(143, SAVED, output={"killed_rank": TERMINATED}, stop=15), 75, ""),
+        (result(143, output={"killed_rank": TERMINATED}, stop=15), 75, UNSAVED),
+        # A scheduler has stopped ranks that had nothing to save.
+        (result(75, UNSAVED_EXIT), 75, UNSAVED),
+        (result(143, UNSAVED_EXIT), 75, UNSAVED),
+        # The code of the ranks: the launcher's, or the most telling one that was reported.
+        (result(3), 3, ""),
+        (result(1, SAVED, STALLED), 4, ""),
+        (result(1, SAVED), 75, ""),
+        # A lost host has one code, unless a stop was requested.
+        (result(75, SAVED, output={"lost_host": "far"}), 4, LOST),
+        (result(205, SAVED, output={"lost_host": "far"}, stop=15), 75, ""),
+        (result(205, output={"lost_host": "far"}), 4, LOST),
+        (
+            result(255, output={"lost_host": "far"}, no_rank_started=True),
+            4,
+            "error: Host far cannot be reached. Check its name, the port, and sshd there.",
+        ),
+        # mpirun itself was stopped, or fails because its ranks were stopped.
+        (result(-10, stop=15), 75, UNSAVED),
+        (result(1, stop=15), 75, UNSAVED),
+        # Connections.
+        (result(255), 4, ANY_HOST),
+        (result(255, all_ranks_are_local=True), 1, NOT_STARTED),
+        (result(255, no_rank_started=True), 1, NOT_STARTED),
+        (result(255, output={"ranks_exited": True}), 255, ""),
+        # The launcher's own end.
+        (result(-9), 137, LAUNCHER_KILLED),
+        (result(-9, stop=15), 137, ""),
+        (result(1), 1, ""),
+    ],
+)
+def test_job_result_returns_the_code_and_prints_the_cause(job, code, printed, capfd):
+    assert job.exit_code() == code
+    assert capfd.readouterr().err.splitlines() == ([printed] if printed else [])
+
+
+def test_job_result_names_a_rank_that_ended_before_another_one_lost_it(capfd):
+    job = result(1, output={"lost_rank_line": b"lost\n"}, early_ranks=[ProgramEnd(1, 4, "far")])
+    assert job.exit_code() == 1
+    assert capfd.readouterr().err.splitlines() == [
+        "lost",
+        "error: rank 1 on far ended before the others, without an error. End each loop after a"
+        " number of steps that all ranks share.",
+    ]
