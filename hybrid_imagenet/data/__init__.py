@@ -102,7 +102,7 @@ def _shard_arrays(data: Any, rank: int, size: int, remainder: str) -> Any:
     _check_count(count, size)
     if size > 1:
         facts = fingerprint.fingerprint_arrays([np.asarray(array) for array in arrays])
-        notes.add(notes.Note(rank, size, facts))
+        notes.add(notes.ShardNote(rank, size, facts))
     end = count // size * size if remainder == "drop" else count
     return tf.nest.map_structure(lambda array: np.asarray(array)[rank:end:size], data)
 
@@ -113,7 +113,7 @@ def _shard_dataset(data: tf.data.Dataset, rank: int, size: int, remainder: str) 
     from hybrid_imagenet.data import fingerprint
 
     if size > 1:
-        notes.add(notes.Note(rank, size, fingerprint.fingerprint_dataset(data)))
+        notes.add(notes.ShardNote(rank, size, fingerprint.fingerprint_dataset(data)))
     count = int(data.cardinality())
     if count >= 0:
         _check_count(count, size)

@@ -21,7 +21,7 @@ _MIN_CAPTURED_LENGTH = 100
 
 
 def fingerprint_arrays(arrays: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Returns facts about arrays that have the same length (see `order.notes.Note`)."""
+    """Returns facts about arrays that have the same length (see `order.notes.ShardNote`)."""
     return {
         "the number of examples": len(arrays[0]),
         "the examples": [_project_sample(array) for array in arrays],
@@ -29,7 +29,7 @@ def fingerprint_arrays(arrays: Sequence[np.ndarray]) -> dict[str, Any]:
 
 
 def fingerprint_dataset(dataset: tf.data.Dataset) -> dict[str, Any]:
-    """Returns facts about a dataset (see `order.notes.Note`) without reading it.
+    """Returns facts about a dataset (see `order.notes.ShardNote`) without reading it.
 
     The facts include a sample of the examples, or of their paths or numbers, if these are in
     memory. What Python generators yield is not included.

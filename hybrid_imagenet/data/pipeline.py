@@ -149,7 +149,7 @@ def training_batches(
             step, micro_step = divmod(number, accumulation)
             cursor = order.advance(first.begin, examples_per_step, step)
             source.prefetch(order.shards_ahead(cursor))
-            examples, example_epochs = order.share(cursor, examples_per_step, rank, size)
+            examples, example_epochs = order.rank_slice(cursor, examples_per_step, rank, size)
 
             def of_micro_step(values: np.ndarray) -> np.ndarray:
                 # Each virtual GPU reads a contiguous part of the rank's examples, as a real GPU
@@ -220,7 +220,7 @@ def evaluation_batches(
     shard_ends = np.cumsum(source.shard_sizes) if source.shard_sizes is not None else np.empty(0)
 
     def micro_batch(step: int) -> MicroBatch:
-        examples, weights = sampling.padded_share(source.num_examples, step, batch, rank, size)
+        examples, weights = sampling.padded_rank_slice(source.num_examples, step, batch, rank, size)
         if weights.any():
             shard = int(np.searchsorted(shard_ends, examples[0], "right"))
             end = min(shard + _EVALUATION_SHARDS_AHEAD, len(shard_ends))

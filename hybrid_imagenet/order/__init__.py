@@ -1,13 +1,13 @@
-"""The exact order of examples for any training loop: each example once per epoch, resumed at the
-very next one.
+"""The exact order of examples for any training loop.
 
-The order is a function of (seed, epoch), so its whole state is two integers: the epoch, and how
-many of its examples are trained. All ranks have the same state. A run continues from it on any
-number of ranks and with any batch size.
+Each example is used once per epoch, and an interrupted run continues at the very next one. The
+order is a function of (seed, epoch), so its state is only two integers: the epoch, and how many of
+its examples are trained. All ranks have the same state. A run continues from it on any number of
+ranks and with any batch size.
 
-`ExactBatchSampler` serves `torch.utils.data.DataLoader(batch_sampler=...)` and loops without a
-framework, `keras_dataset` serves Keras's `fit`, and `evaluation_batches` counts each example once.
-This module needs NumPy only.
+`ExactBatchSampler` is for `torch.utils.data.DataLoader(batch_sampler=...)` and for loops without a
+framework, `keras_dataset` is for Keras's `fit`, and `evaluation_batches` counts each example once.
+This module needs only NumPy.
 """
 
 from __future__ import annotations
@@ -29,17 +29,26 @@ __all__ = ["ExactBatchSampler", "evaluation_batches", "keras_dataset"]
 class ExactBatchSampler:
     """Yields this rank's batches of example numbers.
 
-    One iteration yields the batches that start in the rest of the current epoch, each a list of
-    `batch_size` integers. Rank r has the r-th contiguous share of each global batch. Only `advance`
-    moves the state, so batches that a loader has read ahead are not counted:
+    One iteration is a pass: it yields the batches that start in the rest of the current epoch, each
+    a list of `batch_size` integers. Rank r has the r-th contiguous slice of each global batch. Only
+    `advance` changes the state, so batches that a loader has read ahead are not counted:
 
         for images, labels in loader:
             train(images, labels)
             sampler.advance()
 
-    An iterator that was made before a state was loaded raises; it never yields batches of another
-    epoch. There is no `set_epoch`.
+    If a state is loaded, iterators that were created before raise an error instead of yielding
+    batches of another epoch. There is no `set_epoch`.
     """
+
+    # Cursor at the start of the current pass. Only iterators with its `_pass_id` may continue.
+    _start: Cursor
+    _pass_id: object
+    # Batches of the current pass that were read, and how many of them were trained.
+    _read: int
+    _trained: int
+    # Whether an iterator has reached the end of the current pass.
+    _pass_was_read: bool
 
     def __init__(
         self,
@@ -57,10 +66,10 @@ class ExactBatchSampler:
         Args:
           num_examples: size of the dataset, at least 1.
           batch_size: examples per rank and batch, at least 1.
-          rank: of this process, from 0.
+          rank: number of this process, from 0.
           size: number of ranks.
           seed: non-negative; the same on all ranks.
-          shuffle: False gives the examples in their stored order.
+          shuffle: False keeps the examples in their stored order.
           remainder: `wrap` fills the last batch of an epoch from the next epoch, so each example
             occurs exactly once per epoch. `drop` omits the examples that do not fill a global
             batch.
@@ -69,12 +78,15 @@ class ExactBatchSampler:
           UserError: for values outside these ranges, or a global batch that `drop` can never fill.
         """
         _check_rank(batch_size, rank, size)
-        self._batch_size, self._rank, self._size = batch_size, rank, size
+        self._batch_size = batch_size
+        self._rank = rank
+        self._size = size
         try:
             self._order = SampleOrder(num_examples, seed, remainder, shuffle=shuffle)
-            self._start = self._after(Cursor(), 0)
-        except ValueError as problem:
-            raise UserError(str(problem)) from None
+            start = self._cursor_after(Cursor(), 0)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        # These values are shown in an error if they differ between ranks.
         facts = {
             "the number of examples": num_examples,
             "the batch size": batch_size,
@@ -82,10 +94,8 @@ class ExactBatchSampler:
             "shuffle": shuffle,
             "remainder": remainder,
         }
-        notes.add(notes.Note(rank, size, facts))
-        self._read = self._trained = 0  # batches of the pass that starts at _start
-        self._repeats = False
-        self._pass = object()
+        notes.add(notes.ShardNote(rank, size, facts))
+        self._begin_pass(start)
 
     @property
     def epoch(self) -> int:
@@ -94,14 +104,15 @@ class ExactBatchSampler:
 
     @property
     def position(self) -> float:
-        """Epochs trained, with the fraction: what a schedule of the learning rate takes, also after
-        a resume.
-        """
+        """The fractional number of epochs trained, from which a schedule continues."""
         return self._order.position(self._cursor)
 
     def position_after(self, batches: int) -> float:
-        """The `position` after `batches` batches of the current pass; nothing is changed."""
-        return self._order.position(self._after(self._start, batches))
+        """Returns the `position` after `batches` batches of the current pass.
+
+        The state does not change.
+        """
+        return self._order.position(self._cursor_after(self._start, batches))
 
     @property
     def longest(self) -> int:
@@ -109,8 +120,9 @@ class ExactBatchSampler:
         return self._order.batches_in_epoch(self._batch_size * self._size)
 
     def __len__(self) -> int:
-        """Counts the batches of the current pass; after its last batch is trained, those of the
-        next one.
+        """Returns the number of batches of the current pass.
+
+        After the last batch of a pass was trained, it is that of the next pass.
         """
         start = self._start if self.epoch == self._start.epoch else self._cursor
         return self._order.batches_in_epoch(self._batch_size * self._size, start.offset)
@@ -119,77 +131,86 @@ class ExactBatchSampler:
         """Starts a pass at the current state.
 
         Raises:
-          UserError: if the last pass was read to its end and none of it was counted by `advance`;
-            and while reading, if another pass or `load_state_dict` came in between.
+          UserError: if the last pass was read to its end, but `advance` was never called. Also
+            while reading, if another pass or `load_state_dict` has come in between.
         """
-        if self._repeats and not self._trained:
+        if self._pass_was_read and not self._trained:
             raise UserError(
-                "a second pass without advance() would repeat the first: call it after each batch"
+                "A second pass without advance() would repeat the first. Call advance() after each"
+                " batch."
             )
         self.start_pass()
-        return self._batches(self._pass)
+        return self._iterate(self._pass_id)
 
-    def _batches(self, current: object) -> Iterator[list[int]]:
+    def _iterate(self, pass_id: object) -> Iterator[list[int]]:
         for index in range(len(self)):
-            if current is not self._pass:
+            if pass_id is not self._pass_id:
                 raise UserError(
-                    "this iterator is of an earlier pass or state: make a new one, after"
-                    " load_state_dict()"
+                    "This iterator belongs to an earlier pass or state. Create a new one, after"
+                    " load_state_dict()."
                 )
             yield self.batch(index).tolist()
-        if current is self._pass:
-            self._repeats = True
+        if pass_id is self._pass_id:
+            self._pass_was_read = True
 
     def start_pass(self) -> None:
-        """Starts a pass at the current state, for a loop that takes its batches by `batch`."""
-        self._set(self._cursor)
+        """Starts a pass at the current state, for a loop that gets its batches from `batch`."""
+        self._begin_pass(self._cursor)
 
     def batch(self, index: int) -> Indices:
-        """The example numbers (int64 [batch_size]) of this rank in batch `index` of the current
-        pass, from 0.
+        """Returns this rank's example numbers of a batch of the current pass.
+
+        Args:
+          index: number of the batch in the pass, from 0.
+
+        Returns:
+          int64 [batch_size].
         """
-        count = self._batch_size * self._size
-        examples, _ = self._order.share(
-            self._after(self._start, index), count, self._rank, self._size
-        )
+        global_batch = self._batch_size * self._size
+        cursor = self._cursor_after(self._start, index)
+        examples, _ = self._order.rank_slice(cursor, global_batch, self._rank, self._size)
         self._read = max(self._read, index + 1)
         return examples
 
     def advance(self, batches: int = 1) -> None:
-        """Counts batches as trained; call it after each step, with the number of batches that the
-        step took.
+        """Counts batches as trained. Call it after each step.
+
+        Args:
+          batches: number of batches that the step used.
 
         Raises:
-          UserError: if that is more than the current pass has given.
+          UserError: if more batches would be counted than were read in the current pass.
         """
         if not 0 <= batches <= self._read - self._trained:
             raise UserError(
-                f"advance({batches}): {self._read} batches of this pass were read, {self._trained}"
-                " of them already counted; call it once for each batch"
+                f"advance({batches}): {self._read} batches of this pass were read, and"
+                f" {self._trained} of them are already counted. Call it once for each batch."
             )
         self._trained += batches
 
     def state_after(self, batches: int) -> dict[str, int]:
-        """The state after `batches` batches of the current pass, as `state_dict` gives it; nothing
-        is changed.
+        """Returns the state, as `state_dict`, after `batches` batches of the current pass.
+
+        The state itself does not change.
         """
-        cursor = self._after(self._start, batches)
+        cursor = self._cursor_after(self._start, batches)
         return {"epoch": cursor.epoch, "offset": cursor.offset}
 
     def state_dict(self) -> dict[str, int]:
-        """The state: `epoch`, and `offset`, the number of its examples that are trained on all
-        ranks together.
+        """Returns the state, which is the same on all ranks.
 
-        It counts what `advance` counted, not what was read ahead. It is the same on all ranks.
+        Returns:
+          `epoch`, and `offset`, the number of its examples that all ranks together have trained.
+          Both count calls of `advance`, not batches that were read ahead.
         """
         return self.state_after(self._trained)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues at a state, of a run with any number of ranks and any batch size.
+        """Continues at a state of a run with any number of ranks and any batch size.
 
-        Call it before the loader's iterator is made; an earlier iterator raises at its next batch.
-        Seed, dataset and `shuffle` must be those of the run: two integers cannot show that they are
-        not.
+        Call it before the loader's iterator is created: an earlier iterator raises an error at its
+        next batch. Seed, dataset and `shuffle` must be those of the run, which two integers cannot
+        show.
 
         Raises:
           UserError: for a state of another form, or an offset that the dataset does not have.
@@ -198,80 +219,83 @@ class ExactBatchSampler:
             cursor = Cursor(operator.index(state["epoch"]), operator.index(state["offset"]))
         except (KeyError, TypeError):
             raise UserError(
-                f"{state!r} is no state: give the epoch and offset of state_dict()"
+                f"{state!r} is not a state. Pass the epoch and offset of state_dict()."
             ) from None
         if cursor.epoch < 0 or not 0 <= cursor.offset < self._order.num_examples:
             raise UserError(
-                f"{dict(state)} is not a place in {self._order.num_examples} examples: check the"
-                " dataset"
+                f"{dict(state)} is not a position in {self._order.num_examples} examples. Check the"
+                " dataset."
             )
-        self._set(self._after(cursor, 0))
+        self._begin_pass(self._cursor_after(cursor, 0))
 
     @property
     def _cursor(self) -> Cursor:
-        return self._after(self._start, self._trained)
+        """The next example to train."""
+        return self._cursor_after(self._start, self._trained)
 
-    def _after(self, start: Cursor, batches: int) -> Cursor:
+    def _cursor_after(self, start: Cursor, batches: int) -> Cursor:
         return self._order.advance(start, self._batch_size * self._size, batches)
 
-    def _set(self, start: Cursor) -> None:
-        self._start, self._read, self._trained, self._repeats, self._pass = (
-            start,
-            0,
-            0,
-            False,
-            object(),
-        )
+    def _begin_pass(self, start: Cursor) -> None:
+        """Begins a pass at a cursor; iterators of earlier passes become invalid."""
+        self._start = start
+        self._read = 0
+        self._trained = 0
+        self._pass_was_read = False
+        self._pass_id = object()
 
 
 def evaluation_batches(
     num_examples: int, batch_size: int, *, rank: int = 0, size: int = 1
 ) -> list[tuple[Indices, Weights]]:
-    """Returns this rank's batches of one pass in which each example counts once, on any number of
-    ranks.
+    """Returns this rank's batches of one pass in which each example counts once.
 
-    The sum over all ranks of weight times result, divided by `num_examples`, is the exact mean. All
-    ranks have the same number of batches, so none waits for another in a collective.
+    The sum over all ranks of weight times result, divided by `num_examples`, is the exact mean, for
+    any number of ranks. All ranks have the same number of batches, so none waits for another in a
+    collective.
 
     Args:
       num_examples: size of the dataset, at least 1.
       batch_size: examples per rank and batch, at least 1.
-      rank: of this process, from 0.
+      rank: number of this process, from 0.
       size: number of ranks.
 
     Returns:
-      Pairs of example numbers (int64 [batch_size]) and weights (float32 [batch_size]): 1, or 0 for
-      padding, which holds example 0.
+      Pairs of example numbers (int64 [batch_size]) and weights (float32 [batch_size]). Weights are
+      1, or 0 for padding, which has example number 0.
 
     Raises:
       UserError: for values outside these ranges.
     """
     _check_rank(batch_size, rank, size)
     if num_examples < 1:
-        raise UserError(f"num_examples={num_examples}: a dataset needs at least one example")
+        raise UserError(f"num_examples={num_examples}: a dataset needs at least one example.")
     steps = -(-num_examples // (batch_size * size))
     return [
-        sampling.padded_share(num_examples, step, batch_size, rank, size) for step in range(steps)
+        sampling.padded_rank_slice(num_examples, step, batch_size, rank, size)
+        for step in range(steps)
     ]
 
 
 def keras_dataset(sampler: ExactBatchSampler, load: Callable[[Indices], Any]) -> ExactDataset:
-    """A `keras.utils.PyDataset` with which `fit` resumes inside an epoch; Keras is imported here.
+    """Creates a `keras.utils.PyDataset` with which `fit` can resume inside an epoch.
+
+    Keras is imported only here.
 
         batches = keras_dataset(sampler, lambda examples: (images[examples], labels[examples]))
         model.fit(batches, initial_epoch=sampler.epoch, epochs=90, shuffle=False,
         callbacks=[batches.counter])
 
-    Save `sampler.state_dict()` together with the model, in a callback behind `counter`.
+    Save `sampler.state_dict()` together with the model, in a callback after `counter`.
 
     Args:
-      sampler: at the state from which `fit` shall continue.
-      load: gives the batch of example numbers int64 [batch_size], in a form that `fit` takes;
+      sampler: at the state from which `fit` continues.
+      load: returns the batch for example numbers int64 [batch_size], in a form that `fit` accepts;
         called by one thread.
 
     Returns:
-      The dataset. `fit` refuses, with `UserError`, `shuffle=True`, a missing `counter`, and
-      `steps_per_epoch`.
+      The dataset. With `shuffle=True`, without `counter`, or with `steps_per_epoch`, `fit` raises a
+      `UserError`.
     """
     from hybrid_imagenet.order.for_keras import ExactDataset
 
@@ -281,6 +305,6 @@ def keras_dataset(sampler: ExactBatchSampler, load: Callable[[Indices], Any]) ->
 def _check_rank(batch_size: int, rank: int, size: int) -> None:
     if batch_size < 1 or not 0 <= rank < size:
         raise UserError(
-            f"batch_size={batch_size}, rank={rank}, size={size}: give at least 1, and 0 <= rank <"
-            " size"
+            f"batch_size={batch_size}, rank={rank}, size={size}: use a batch_size of at least 1,"
+            " and 0 <= rank < size."
         )

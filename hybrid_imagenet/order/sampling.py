@@ -1,7 +1,7 @@
-"""Computes the order of the examples: any position directly, without replay of the earlier ones.
+"""Computes the order of the examples without replaying earlier positions.
 
-Any position of any epoch's order is found in constant time and memory, so a run starts at any
-`Cursor` without reading or computing what came before, and each rank works out only its own share.
+Any position of any epoch's order is computed in constant time and memory. So a run starts at any
+`Cursor` without reading or computing earlier examples, and each rank computes only its own slice.
 """
 
 from __future__ import annotations
@@ -17,63 +17,23 @@ Indices = npt.NDArray[np.int64]
 Weights = npt.NDArray[np.float32]
 
 REMAINDERS = ("wrap", "drop")
+# Half rounds of the Feistel network; one key each.
 _HALF_ROUNDS = 8
-_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, the increment of SplitMix64
-_MASK = (1 << 64) - 1
-
-
-def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The output function of SplitMix64 (Steele et al., OOPSLA 2014): a bijection that scatters
-    64-bit words.
-    """
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
-
-
-def keys(seed: int, stream: int, count: int = _HALF_ROUNDS) -> npt.NDArray[np.uint64]:
-    """`count` 64-bit keys, by default those of `permute`, uint64 [count], for one stream (an epoch,
-    say) of a seed.
-    """
-    start = mix(np.array([(seed + _GOLDEN) & _MASK], np.uint64))[0]
-    start = mix(np.array([(int(start) + (stream + 1) * _GOLDEN) & _MASK], np.uint64))[0]
-    steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
-    return mix(start + steps)
-
-
-def permute(positions: Indices, count: int, round_keys: npt.NDArray[np.uint64]) -> Indices:
-    """The places (int64 [k]) of some positions in a pseudo-random permutation of [0, count), from
-    `keys`.
-
-    A generalized Feistel network with cycle walking (Black and Rogaway, CT-RSA 2002): exact for
-    every count.
-    """
-    result = _feistel(positions, count, round_keys)
-    while (
-        outside := result >= count
-    ).any():  # cycle walking: follow the orbit back into the domain
-        result[outside] = _feistel(result[outside], count, round_keys)
-    return result
-
-
-def _feistel(positions: Indices, count: int, round_keys: npt.NDArray[np.uint64]) -> Indices:
-    """A permutation of [0, width * height), a rectangle that just holds `count`."""
-    width = math.isqrt(count - 1) + 1
-    height = -(-count // width)
-    values = positions.astype(np.uint64)
-    high, low = values // np.uint64(width), values % np.uint64(width)
-    for number, key in enumerate(round_keys):
-        if number % 2 == 0:
-            low = (low + mix(high ^ key) % np.uint64(width)) % np.uint64(width)
-        else:
-            high = (high + mix(low ^ key) % np.uint64(height)) % np.uint64(height)
-    return (high * np.uint64(width) + low).astype(np.int64)
+# 2^64 divided by the golden ratio, the increment of SplitMix64.
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK_64_BITS = (1 << 64) - 1
+# The stream of `keys` from which `seeds` draws. Epochs use the streams from 0 on, and the order of
+# shards those below -2.
+_SEEDS_STREAM = -2
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Cursor:
-    """A place in the stream of examples: `offset` examples of `epoch` (both from 0) have been
-    consumed.
+    """Names a position in the stream of examples.
+
+    Attributes:
+      epoch: the current epoch, from 0.
+      offset: examples of that epoch that are consumed.
     """
 
     epoch: int = 0
@@ -81,22 +41,21 @@ class Cursor:
 
 
 class SampleOrder:
-    """The shuffled order of `num_examples` examples, epoch after epoch, as a function of (seed,
-    epoch) only.
+    """Shuffles the examples of each epoch, as a function of only (seed, epoch).
 
-    Each epoch is a pseudo-random permutation (`permute`): exact for every number of examples, and
-    independent of NumPy's generators, whose streams may change between versions.
+    Each epoch is a pseudo-random permutation (`permute`). It is exact for every number of examples
+    and independent of NumPy's generators, whose streams may change between versions.
 
     Args:
       num_examples: size of the dataset, at least 1.
       seed: non-negative seed of the order.
-      remainder: `wrap` fills the last batch of an epoch from the next one, so that every example
-        occurs exactly once per epoch; `drop` leaves out the examples of an epoch that do not fill a
-        batch (see `left_out`).
-      shuffle: False gives the examples in their stored order.
+      remainder: `wrap` fills the last batch of an epoch from the next epoch, so that every example
+        occurs exactly once per epoch. `drop` omits the examples of an epoch that do not fill a
+        batch (see `num_dropped`).
+      shuffle: False keeps the examples in their stored order.
 
     Attributes:
-      window: shards that are mixed at a time; 0 where all examples are mixed.
+      window: number of shards that are mixed at a time; 0 if all examples are mixed.
 
     Raises:
       ValueError: for an empty dataset or an unknown remainder policy.
@@ -117,76 +76,101 @@ class SampleOrder:
         self.shuffle = shuffle
         self._epoch_keys = functools.lru_cache(maxsize=8)(lambda epoch: keys(seed, epoch))
 
-    def share(
+    def rank_slice(
         self, cursor: Cursor, count: int, rank: int = 0, size: int = 1
     ) -> tuple[Indices, Indices]:
-        """Rank `rank`'s contiguous part of the next `count` examples.
+        """Returns a rank's contiguous slice of the next `count` examples.
+
+        Args:
+          cursor: the next example.
+          count: examples of all ranks, a multiple of `size`.
+          rank: whose slice.
+          size: number of ranks.
 
         Returns:
-          (examples, epochs): int64 [count / size] each; the epochs differ where a wrapped batch
-          spans two.
+          (examples, epochs): int64 [count / size] each. The epochs differ if a wrapped batch spans
+          several.
 
         Raises:
           ValueError: if a batch exceeds the dataset under `drop`.
         """
-        start = self._settled(cursor, count)
-        own = count // size
-        linear = start.offset + rank * own + np.arange(own, dtype=np.int64)
-        epochs = start.epoch + linear // self.num_examples
-        positions = linear % self.num_examples
+        start = self._batch_start(cursor, count)
+        slice_length = count // size
+        first = start.offset + rank * slice_length
+        # Positions count on over the ends of epochs.
+        positions = first + np.arange(slice_length, dtype=np.int64)
+        epochs = start.epoch + positions // self.num_examples
+        positions_in_epoch = positions % self.num_examples
         examples = np.empty_like(positions)
         for epoch in np.unique(epochs):
-            here = epochs == epoch
-            examples[here] = self.at(int(epoch), positions[here])
+            in_epoch = epochs == epoch
+            examples[in_epoch] = self.at(int(epoch), positions_in_epoch[in_epoch])
         return examples, epochs
 
     def advance(self, cursor: Cursor, count: int, batches: int = 1) -> Cursor:
-        """The cursor after `batches` batches of `count` examples, in constant time."""
-        start = self._settled(cursor, count)
+        """Returns the cursor after `batches` batches of `count` examples, in constant time."""
+        start = self._batch_start(cursor, count)
         if self.remainder == "wrap":
             epochs, offset = divmod(start.offset + batches * count, self.num_examples)
             return Cursor(start.epoch + epochs, offset)
-        left = (self.num_examples - start.offset) // count
-        if batches < left:
+        remaining_batches = (self.num_examples - start.offset) // count
+        if batches < remaining_batches:
             return Cursor(start.epoch, start.offset + batches * count)
-        epochs, rest = divmod(batches - left, self.num_examples // count)
-        return Cursor(start.epoch + 1 + epochs, rest * count)
+        batches_per_epoch = self.num_examples // count
+        epochs, batches_in_last = divmod(batches - remaining_batches, batches_per_epoch)
+        return Cursor(start.epoch + 1 + epochs, batches_in_last * count)
 
     def batches_in_epoch(self, count: int, offset: int = 0) -> int:
-        """Counts the batches of `count` that begin in an epoch of which `offset` examples are
-        already consumed.
-        """
-        rest = self.num_examples - offset
-        return rest // count if self.remainder == "drop" else -(-rest // count)
+        """Returns the number of batches that begin in an epoch.
 
-    def left_out(self, count: int, offset: int = 0) -> int:
-        """Examples of an epoch, entered at `offset`, that no batch of `count` holds: 0 under
-        `wrap`.
+        Args:
+          count: examples per batch.
+          offset: examples of the epoch that are already consumed.
+        """
+        remaining = self.num_examples - offset
+        if self.remainder == "drop":
+            return remaining // count
+        return -(-remaining // count)
+
+    def num_dropped(self, count: int, offset: int = 0) -> int:
+        """Returns the number of examples of an epoch that are in no batch; 0 under `wrap`.
+
+        Args:
+          count: examples per batch.
+          offset: examples of the epoch that are already consumed.
         """
         return (self.num_examples - offset) % count if self.remainder == "drop" else 0
 
     def position(self, cursor: Cursor) -> float:
-        """The cursor as a fractional number of epochs from the start of training."""
+        """Returns the cursor as a fractional number of epochs since the start of training."""
         return cursor.epoch + cursor.offset / self.num_examples
 
     def at(self, epoch: int, positions: Indices) -> Indices:
-        """The example numbers at some positions (int64 [k], each in [0, num_examples)) of an
-        epoch's order.
+        """Returns the example numbers at positions of an epoch's order.
+
+        Args:
+          epoch: from 0.
+          positions: int64 [k], each in [0, num_examples).
+
+        Returns:
+          int64 [k].
         """
         if not self.shuffle:
             return positions.astype(np.int64)
         return permute(positions, self.num_examples, self._epoch_keys(epoch))
 
     def shards_ahead(self, cursor: Cursor) -> tuple[int, ...]:
-        """The shards that are read at a cursor and soon after it, where the order keeps to some;
-        here none.
+        """Returns the shards that are read at a cursor and soon after it.
+
+        This order reads from all shards at any time, so there are none to name.
         """
         del cursor
         return ()
 
-    def _settled(self, cursor: Cursor, count: int) -> Cursor:
-        """The cursor at which the next batch really starts: the next epoch where `drop` leaves out
-        the rest.
+    def _batch_start(self, cursor: Cursor, count: int) -> Cursor:
+        """Returns the cursor at which the next batch starts.
+
+        Under `drop` that is the next epoch if the rest of this one does not fill a batch.
         """
         if self.remainder == "wrap":
             return cursor
@@ -195,35 +179,125 @@ class SampleOrder:
         return cursor if self.num_examples - cursor.offset >= count else Cursor(cursor.epoch + 1, 0)
 
 
-def padded_share(
+def padded_rank_slice(
     num_examples: int, step: int, batch: int, rank: int = 0, size: int = 1
 ) -> tuple[Indices, Weights]:
-    """Rank `rank`'s batch of a step of one pass in stored order, in which each example has weight 1
-    exactly once.
+    """Returns a rank's batch of one pass in stored order, in which each example counts once.
+
+    Args:
+      num_examples: size of the dataset.
+      step: step of the pass, from 0.
+      batch: examples per rank and step.
+      rank: whose batch.
+      size: number of ranks.
 
     Returns:
-      (examples, weights): int64 and float32 [batch]; padding is example 0 with weight 0.
+      (examples, weights): int64 and float32 [batch]. Weights are 1; padding is example 0 with
+      weight 0.
     """
     positions = (step * size + rank) * batch + np.arange(batch, dtype=np.int64)
-    real = positions < num_examples
-    return np.where(real, positions, 0), real.astype(np.float32)
+    is_example = positions < num_examples
+    return np.where(is_example, positions, 0), is_example.astype(np.float32)
+
+
+def permute(positions: Indices, count: int, round_keys: npt.NDArray[np.uint64]) -> Indices:
+    """Returns where a pseudo-random permutation of [0, count) maps positions.
+
+    It is a generalized Feistel network with cycle walking: exact for every count.
+
+    Args:
+      positions: int64 [k].
+      count: size of the permutation.
+      round_keys: from `keys`.
+
+    Returns:
+      int64 [k].
+
+    Reference:
+      Black and Rogaway, CT-RSA 2002.
+    """
+    result = _feistel(positions, count, round_keys)
+    # Cycle walking: values outside of the domain are mapped again, until they are inside.
+    outside = result >= count
+    while outside.any():
+        result[outside] = _feistel(result[outside], count, round_keys)
+        outside = result >= count
+    return result
+
+
+def _feistel(positions: Indices, count: int, round_keys: npt.NDArray[np.uint64]) -> Indices:
+    """Permutes [0, width * height), the smallest near-square rectangle with `count` cells."""
+    width = math.isqrt(count - 1) + 1
+    height = -(-count // width)
+    values = positions.astype(np.uint64)
+    high = values // np.uint64(width)
+    low = values % np.uint64(width)
+    for number, key in enumerate(round_keys):
+        if number % 2 == 0:
+            low = (low + mix(high ^ key) % np.uint64(width)) % np.uint64(width)
+        else:
+            high = (high + mix(low ^ key) % np.uint64(height)) % np.uint64(height)
+    return (high * np.uint64(width) + low).astype(np.int64)
+
+
+def keys(seed: int, stream: int, count: int = _HALF_ROUNDS) -> npt.NDArray[np.uint64]:
+    """Returns 64-bit keys, uint64 [count].
+
+    Args:
+      seed: non-negative.
+      stream: number of an independent stream of the seed, such as an epoch.
+      count: number of keys; by default those of `permute`.
+    """
+    start = mix(np.array([(seed + _GOLDEN) & _MASK_64_BITS], np.uint64))[0]
+    start = mix(np.array([(int(start) + (stream + 1) * _GOLDEN) & _MASK_64_BITS], np.uint64))[0]
+    steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+    return mix(start + steps)
+
+
+def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Scatters 64-bit words by a bijection, the output function of SplitMix64.
+
+    Reference:
+      Steele et al., OOPSLA 2014.
+    """
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
 
 
 def seeds(seed: int, epochs: Indices, examples: Indices) -> Indices:
-    """Two 64-bit seeds per example, int64 [k, 2], as a function of (seed, epoch, example) only."""
-    base = np.uint64(keys(seed, -2, 1)[0])
+    """Returns two 64-bit seeds per example, as a function of only (seed, epoch, example).
+
+    Args:
+      seed: non-negative seed of the run.
+      epochs: int64 [k].
+      examples: example numbers, int64 [k].
+
+    Returns:
+      int64 [k, 2].
+    """
+    base = np.uint64(keys(seed, _SEEDS_STREAM, 1)[0])
     first = mix(base + epochs.astype(np.uint64) * np.uint64(_GOLDEN))
     first = mix(first ^ (examples.astype(np.uint64) * np.uint64(0xD1342543DE82EF95)))
-    return np.stack([first, mix(first ^ np.uint64(0x5851F42D4C957F2D))], axis=1).astype(np.int64)
+    second = mix(first ^ np.uint64(0x5851F42D4C957F2D))
+    return np.stack([first, second], axis=1).astype(np.int64)
 
 
 def uniforms(seed_pairs: Indices, count: int, start: int = 0) -> npt.NDArray[np.float32]:
-    """Independent uniform numbers in [0, 1), float32 [k, count], from seeds of shape int64 [k, 2].
+    """Returns independent uniform random numbers in [0, 1) for each example.
 
-    `start` chooses a stream: draws [start, start + count) of each example. The device computes the
-    same numbers (`data.device.uniforms`).
+    The device computes the same numbers (`data.device.uniforms`).
+
+    Args:
+      seed_pairs: from `seeds`, int64 [k, 2].
+      count: random numbers per example.
+      start: returns numbers start to start + count of each example's stream.
+
+    Returns:
+      float32 [k, count].
     """
     steps = np.arange(start + 1, start + count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
     pairs = seed_pairs.astype(np.uint64)
     words = mix(mix(pairs[:, :1] + steps) ^ pairs[:, 1:])
+    # The upper 24 bits fill the mantissa of a float32.
     return ((words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)).astype(np.float32)

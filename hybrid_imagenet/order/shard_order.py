@@ -1,5 +1,6 @@
-"""Computes an order of examples that keeps to a few shards at a time, so that shards can be fetched
-one by one.
+"""Computes an order of examples that reads from only a few shards at a time.
+
+So the next shards can be fetched one by one, before they are read.
 """
 
 from __future__ import annotations
@@ -13,32 +14,35 @@ import numpy as np
 from hybrid_imagenet.order import sampling
 from hybrid_imagenet.order.sampling import Cursor, Indices, SampleOrder
 
+# Streams of the seed for the order of shards: this one for epoch 0, then downwards. Epochs of
+# `SampleOrder` use the streams from 0 on, and `sampling.seeds` uses -2.
+_FIRST_SHARD_STREAM = -3
+
 
 @dataclasses.dataclass(frozen=True)
-class _Plan:
-    """The order of shards in one epoch.
+class _EpochPlan:
+    """Holds the order of shards in one epoch and its division into w windows.
 
     Attributes:
-      shards: int64 [s]; all shards, in the order in which their windows come.
-      first: int64 [w + 1]; the place in `shards` where each window begins, and their number.
-      begin: int64 [w + 1]; the position in the epoch at which each window begins, and the number of
-        examples.
+      shards: int64 [s]; all shards, in the order of their windows.
+      window_shards: int64 [w + 1]; index in `shards` at which each window begins, then s.
+      window_positions: int64 [w + 1]; position in the epoch at which each window begins, then the
+        number of examples.
     """
 
     shards: Indices
-    first: Indices
-    begin: Indices
+    window_shards: Indices
+    window_positions: Indices
 
 
 class ShardOrder(SampleOrder):
-    """Each epoch takes the shards in a new order, `window` of them at a time, and mixes all
-    examples of a window.
+    """Takes `window` shards at a time and mixes all of their examples.
 
-    Every epoch is a permutation of all examples that is computed from (seed, epoch) alone, as that
-    of `SampleOrder`: the shards are permuted and divided into windows, as equal in their number of
-    shards as possible, and the examples of each window are permuted. With a window of all shards
-    every order of examples is possible; with a smaller one the images of a batch come from `window`
-    shards only, which should hold images of all classes.
+    Every epoch is a permutation of all examples that depends only on (seed, epoch), as in
+    `SampleOrder`. The shards are permuted and divided into windows with nearly equal numbers of
+    shards, and the examples of each window are permuted. If the window holds all shards, every
+    order of examples is possible. With a smaller window the images of a batch come from `window`
+    shards, which should hold images of all classes.
 
     Args:
       shard_sizes: examples in each shard (int [s]); example numbers count through the shards.
@@ -47,7 +51,7 @@ class ShardOrder(SampleOrder):
       remainder: as in `SampleOrder`.
 
     Raises:
-      ValueError: for an empty data set, a window below 1 or an unknown remainder policy.
+      ValueError: for an empty dataset or an unknown remainder policy.
     """
 
     def __init__(
@@ -61,50 +65,52 @@ class ShardOrder(SampleOrder):
         super().__init__(int(sizes.sum()), seed, remainder)
         self.window = window
         self._sizes = sizes
-        self._starts = np.cumsum(sizes) - sizes
-        self._plan = functools.lru_cache(maxsize=4)(self._new_plan)
+        self._first_examples = np.cumsum(sizes) - sizes
+        self._plan = functools.lru_cache(maxsize=4)(self._create_plan)
 
     def at(self, epoch: int, positions: Indices) -> Indices:
-        """The example numbers at some positions (int64 [k], each in [0, num_examples)) of an
-        epoch's order.
-        """
-        plan, seed = self._plan(epoch), int(sampling.keys(self.seed, epoch)[0])
-        windows = np.searchsorted(plan.begin, positions, "right") - 1
+        """Returns the example numbers at positions of an epoch's order, see `SampleOrder.at`."""
+        plan = self._plan(epoch)
+        epoch_seed = int(sampling.keys(self.seed, epoch)[0])
+        windows = np.searchsorted(plan.window_positions, positions, "right") - 1
         examples = np.empty(len(positions), np.int64)
         for window in np.unique(windows):
-            here = windows == window
-            shards = plan.shards[plan.first[window] : plan.first[window + 1]]
+            in_window = windows == window
+            shards = plan.shards[plan.window_shards[window] : plan.window_shards[window + 1]]
+            # Number the examples of the window through its shards, permute these numbers, and find
+            # the shard of each.
             ends = np.cumsum(self._sizes[shards])
-            keys = sampling.keys(seed, int(window))
-            mixed = sampling.permute(positions[here] - plan.begin[window], int(ends[-1]), keys)
-            place = np.searchsorted(ends, mixed, "right")
-            examples[here] = (
-                self._starts[shards[place]] + mixed - (ends - self._sizes[shards])[place]
+            starts = ends - self._sizes[shards]
+            keys = sampling.keys(epoch_seed, int(window))
+            window_positions = positions[in_window] - plan.window_positions[window]
+            permuted = sampling.permute(window_positions, int(ends[-1]), keys)
+            shard_indices = np.searchsorted(ends, permuted, "right")
+            examples[in_window] = (
+                self._first_examples[shards[shard_indices]] + permuted - starts[shard_indices]
             )
         return examples
 
     def shards_ahead(self, cursor: Cursor) -> tuple[int, ...]:
-        """The shards of the window at a cursor, then those of the next one, in the order in which
-        windows come.
-        """
+        """Returns the shards of the window at a cursor, then those of the next window."""
         plan = self._plan(cursor.epoch)
-        window = int(np.searchsorted(plan.begin, cursor.offset, "right")) - 1
-        last = len(plan.first) - 1
-        if window >= last:  # at the very end of the epoch
+        window = int(np.searchsorted(plan.window_positions, cursor.offset, "right")) - 1
+        num_windows = len(plan.window_shards) - 1
+        # At the very end of an epoch the next example is in the first window of the next epoch.
+        if window >= num_windows:
             return self.shards_ahead(Cursor(cursor.epoch + 1))
-        now = plan.shards[plan.first[window] : plan.first[min(window + 2, last)]]
-        if window + 1 < last:
-            return tuple(now.tolist())
-        following = self._plan(cursor.epoch + 1)
-        return (*now.tolist(), *following.shards[: following.first[1]].tolist())
+        begin = plan.window_shards[window]
+        end = plan.window_shards[min(window + 2, num_windows)]
+        shards = plan.shards[begin:end].tolist()
+        if window + 1 == num_windows:
+            next_plan = self._plan(cursor.epoch + 1)
+            shards += next_plan.shards[: next_plan.window_shards[1]].tolist()
+        return tuple(shards)
 
-    def _new_plan(self, epoch: int) -> _Plan:
-        count = len(self._sizes)
-        # Streams of this seed that neither an epoch of `SampleOrder` nor a window uses: negative
-        # ones below -2.
-        shards = sampling.permute(
-            np.arange(count, dtype=np.int64), count, sampling.keys(self.seed, -3 - epoch)
-        )
-        parts = -(-count // self.window)
-        first = np.arange(parts + 1, dtype=np.int64) * count // parts
-        return _Plan(shards, first, np.concatenate([[0], np.cumsum(self._sizes[shards])])[first])
+    def _create_plan(self, epoch: int) -> _EpochPlan:
+        num_shards = len(self._sizes)
+        keys = sampling.keys(self.seed, _FIRST_SHARD_STREAM - epoch)
+        shards = sampling.permute(np.arange(num_shards, dtype=np.int64), num_shards, keys)
+        num_windows = -(-num_shards // self.window)
+        window_shards = np.arange(num_windows + 1, dtype=np.int64) * num_shards // num_windows
+        shard_positions = np.concatenate([[0], np.cumsum(self._sizes[shards])])
+        return _EpochPlan(shards, window_shards, shard_positions[window_shards])

@@ -96,7 +96,7 @@ class TrainingData:
         if cursor.epoch == epoch:
             return cursor.offset
         offset = self._start.offset if epoch == self._start.epoch else 0
-        return self.source.num_examples - self.order.left_out(self.global_batch(epoch), offset)
+        return self.source.num_examples - self.order.num_dropped(self.global_batch(epoch), offset)
 
     def check_class_list(self, epoch: int, cursor: Cursor, largest: int) -> None:
         """Warns once, on rank 0, if a list of classes names more than a whole epoch has shown."""

@@ -133,7 +133,7 @@ def batch_of(source, augmentation):
     stream = pipeline.training_batches(
         source, order, Cursor(0, 0), (5, 1), epochs=1, image_size=8, augmentation=augmentation
     )
-    return next(iter(stream)), order.share(Cursor(0, 0), 5)[0]
+    return next(iter(stream)), order.rank_slice(Cursor(0, 0), 5)[0]
 
 
 def test_whole_images_reach_the_trainer_without_decoding(tmp_path, monkeypatch):

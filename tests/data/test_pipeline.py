@@ -193,7 +193,7 @@ def test_skipped_records_are_counted_logged_and_replaced_with_the_same_steps(kin
         seen = [labels(run) for run in runs]
     assert len(seen[0]) == len(seen[1]) == 8
     flat = [label for steps in zip(*seen, strict=True) for batch in steps for label in batch]
-    taken = order.share(Cursor(), 128)[0].tolist()
+    taken = order.rank_slice(Cursor(), 128)[0].tolist()
     assert flat == [{17: 19, 18: 19, 44: 45}.get(label, label) for label in taken]
     assert {bad for run in runs for bad in run.bad_records.reasons} == {17, 18, 44}
     assert "memory, offset 44000" in caplog.text
@@ -202,7 +202,7 @@ def test_skipped_records_are_counted_logged_and_replaced_with_the_same_steps(kin
 def test_an_image_that_another_rank_finds_bad_after_it_was_read_is_skipped():
     """The other rank reports it after this rank has already read the next batches."""
     source, order = MemorySource(60, undecodable={17}), SampleOrder(60, seed=1)
-    position = order.share(Cursor(), 60)[0].tolist().index(17)
+    position = order.rank_slice(Cursor(), 60)[0].tolist().index(17)
     batches = train(
         source, order, Cursor(), (4, 1), 0, 1, bad_records="skip", readers=1, prefetch=1
     )

@@ -115,7 +115,7 @@ def test_the_exact_order_and_its_schedule_continue_after_and_inside_an_epoch(tmp
     assert max(map(len, rates.values())) == 3
     assert all(len(set(found)) == 1 for found in rates.values())
     with pytest.raises(
-        UserError, match="fit begins epoch 0 where the order is in epoch 1: load the run's state"
+        UserError, match=r"fit begins epoch 0, but the order is in epoch 1\. Load the run's state"
     ):
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
         model.compile("sgd", "mse")

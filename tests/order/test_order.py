@@ -1,4 +1,4 @@
-"""The public order of examples: exactly once, and resumed anywhere."""
+"""Tests the public order: each example exactly once, resumed anywhere."""
 
 import itertools
 
@@ -15,8 +15,9 @@ COUNT, BATCH, SEED = 64, 4, 3
 
 
 def read_ahead(batches, ahead):
-    """What a loader with workers does: it reads `ahead` batches when it starts, and hands out one
-    for each it reads.
+    """Reads batches as a loader with workers does.
+
+    It reads `ahead` batches when it starts, and then returns one for each that it reads.
     """
     source = iter(batches)
     ready = list(itertools.islice(source, ahead))
@@ -31,7 +32,7 @@ def read_ahead(batches, ahead):
 
 
 def trained(sampler, passes, ahead=3):
-    """The batches of some passes of a trainer that counts each of them."""
+    """Yields the batches of some passes of a trainer that counts each of them."""
     for _ in range(passes):
         for batch in read_ahead(sampler, ahead):
             sampler.advance()
@@ -47,23 +48,18 @@ def trained(sampler, passes, ahead=3):
     ahead=st.integers(0, 6),
 )
 @settings(max_examples=40, deadline=None)
-def test_each_example_once_per_epoch_over_interruptions_with_other_ranks_and_batches(
-    n, seed, runs, ahead
-):
+def test_sampler_over_interruptions_yields_each_example_once_per_epoch(n, seed, runs, ahead):
     state, seen = {"epoch": 0, "offset": 0}, []
-    for (
-        size,
-        batch,
-        steps,
-    ) in runs:  # each run is killed after some steps, and loses what was read ahead
+    # Each run is killed after some steps, and loses the batches that were read ahead.
+    for size, batch, steps in runs:
         ranks = [
             ExactBatchSampler(n, batch, rank=rank, size=size, seed=seed) for rank in range(size)
         ]
         for sampler in ranks:
             sampler.load_state_dict(state)
         streams = [itertools.islice(trained(sampler, 10**6, ahead), steps) for sampler in ranks]
-        for shares in zip(*streams, strict=True):
-            seen += itertools.chain(*shares)
+        for slices in zip(*streams, strict=True):
+            seen += itertools.chain(*slices)
         states = [sampler.state_dict() for sampler in ranks]
         assert states == [states[0]] * size
         state = states[0]
@@ -76,7 +72,7 @@ def test_each_example_once_per_epoch_over_interruptions_with_other_ranks_and_bat
         assert sorted(seen[start : start + n]) == list(range(n))
 
 
-def test_a_batch_that_was_read_ahead_is_not_counted():
+def test_state_dict_does_not_count_batches_that_were_read_ahead():
     sampler = ExactBatchSampler(COUNT, BATCH, seed=SEED)
     loader = read_ahead(sampler, 5)
     first = [next(loader) for _ in range(2)]
@@ -110,10 +106,10 @@ def test_drop_omits_the_rest_of_an_epoch_also_one_that_another_batch_left():
     assert (len(sampler), sampler.state_dict()) == (2, {"epoch": 2, "offset": 0})
 
 
-def test_a_pass_may_be_looked_at_and_left():
+def test_pass_may_be_abandoned_and_started_again():
     sampler = ExactBatchSampler(COUNT, BATCH, seed=SEED)
-    shown = next(iter(sampler))
-    assert next(iter(sampler)) == shown
+    first = next(iter(sampler))
+    assert next(iter(sampler)) == first
     for number, _ in enumerate(sampler):  # a limit on the batches of an epoch
         sampler.advance()
         if number == 4:
@@ -121,7 +117,7 @@ def test_a_pass_may_be_looked_at_and_left():
     assert next(iter(sampler)) == ExactBatchSampler(COUNT, BATCH, seed=SEED).batch(5).tolist()
 
 
-def test_batches_that_nothing_counts_are_refused_at_the_second_pass():
+def test_second_pass_without_advance_raises():
     sampler = ExactBatchSampler(COUNT, BATCH)
     list(sampler)
     with pytest.raises(UserError, match=r"advance\(\)"):
@@ -144,7 +140,7 @@ def test_batches_that_nothing_counts_are_refused_at_the_second_pass():
         lambda: evaluation_batches(0, 1),
     ],
 )
-def test_what_has_no_order_is_refused(wrong):
+def test_invalid_arguments_and_states_raise(wrong):
     with pytest.raises(UserError):
         wrong()
 
@@ -152,21 +148,21 @@ def test_what_has_no_order_is_refused(wrong):
 @given(st.integers(1, 200), st.integers(1, 17), st.integers(1, 6))
 @settings(max_examples=25, deadline=None)
 def test_an_evaluation_counts_each_example_once_on_any_number_of_ranks(n, batch, size):
-    shares = [evaluation_batches(n, batch, rank=rank, size=size) for rank in range(size)]
-    assert len({len(share) for share in shares}) == 1
+    rank_batches = [evaluation_batches(n, batch, rank=rank, size=size) for rank in range(size)]
+    assert len({len(batches) for batches in rank_batches}) == 1
     counted = np.zeros(n)
-    for examples, weights in itertools.chain(*shares):
+    for examples, weights in itertools.chain(*rank_batches):
         assert (examples.shape, weights.shape, weights.dtype) == ((batch,), (batch,), np.float32)
         np.add.at(counted, examples, weights)
     assert (counted == 1).all()
 
 
-def test_ours_raises_where_the_iterator_was_made_too_early():
+def test_iterator_created_before_load_state_dict_raises():
     whole = list(trained(ExactBatchSampler(COUNT, BATCH, seed=SEED), 3))
     sampler = ExactBatchSampler(COUNT, BATCH, seed=SEED)
     loader = read_ahead(sampler, 3)
     sampler.load_state_dict({"epoch": 2, "offset": 0})
-    with pytest.raises(UserError, match="make a new one"):
+    with pytest.raises(UserError, match="Create a new one"):
         next(loader)
     assert list(read_ahead(sampler, 3)) == whole[32:]
 
@@ -210,16 +206,16 @@ class Stop(keras.callbacks.Callback):
 
 
 class TestKeras:
-    """`fit` with a model that notes which examples it trains on."""
+    """Runs `fit` with a model that records which examples it trains on."""
 
     @staticmethod
     def model(notes):
-        class Noting(keras.Sequential):
+        class RecordingModel(keras.Sequential):
             def train_step(self, data):
                 notes.append(np.asarray(data[0])[:, 0].astype(int).tolist())
                 return super().train_step(data)
 
-        model = Noting([keras.Input((1,)), keras.layers.Dense(1)])
+        model = RecordingModel([keras.Input((1,)), keras.layers.Dense(1)])
         model.compile(keras.optimizers.SGD(1e-6), "mse", run_eagerly=True)
         return model
 
@@ -264,11 +260,11 @@ class TestKeras:
         ("options", "remedy"),
         [({"shuffle": True}, "shuffle=False"), ({"steps_per_epoch": 5}, "steps_per_epoch")],
     )
-    def test_what_would_change_the_order_is_refused(self, options, remedy):
+    def test_fit_with_options_that_change_the_order_raises(self, options, remedy):
         with pytest.raises(Exception, match=remedy):
             self.fit(ExactBatchSampler(COUNT, BATCH, seed=SEED), [], 2, **options)
 
-    def test_fit_without_the_counter_is_refused(self):
+    def test_fit_without_the_counter_raises(self):
         data = keras_dataset(ExactBatchSampler(COUNT, BATCH), self.load)
         with pytest.raises(UserError, match="counter"):
             self.model([]).fit(data, shuffle=False, verbose=0)

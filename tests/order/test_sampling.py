@@ -11,7 +11,7 @@ from tests.references import sampling_reference
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 16, 17, 1003])
-def test_the_order_is_the_reference_permutation(n):
+def test_at_is_the_reference_permutation(n):
     for epoch in (0, 5):
         got = SampleOrder(n, seed=11).at(epoch, np.arange(n))
         assert got.tolist() == [sampling_reference.example_at(p, n, 11, epoch) for p in range(n)]
@@ -25,7 +25,8 @@ def test_every_permutation_of_four_is_about_as_frequent():
     expected = 6000 / 24
     chi_square = sum((count - expected) ** 2 / expected for count in counts.values())
     assert len(counts) == 24
-    assert chi_square < 49.7  # 0.1 % of a chi-square variable with 23 degrees of freedom lies above
+    # A chi-square variable with 23 degrees of freedom exceeds this with probability 0.1 %.
+    assert chi_square < 49.7
 
 
 def test_orders_of_seeds_and_epochs_differ():
@@ -47,13 +48,12 @@ def test_orders_of_seeds_and_epochs_differ():
 def test_wrap_gives_each_example_once_per_epoch_whatever_ranks_and_batches(n, steps):
     order = SampleOrder(n, seed=3)
     cursor, seen = Cursor(), []
-    for size, batch, accumulation in (
-        steps * 3
-    ):  # the number of ranks and the batch change at every step
+    # The number of ranks and the batch change at every step.
+    for size, batch, accumulation in steps * 3:
         count = size * batch * accumulation
-        shares = [order.share(cursor, count, rank, size)[0] for rank in range(size)]
-        assert np.concatenate(shares).tolist() == order.share(cursor, count)[0].tolist()
-        seen += np.concatenate(shares).tolist()
+        slices = [order.rank_slice(cursor, count, rank, size)[0] for rank in range(size)]
+        assert np.concatenate(slices).tolist() == order.rank_slice(cursor, count)[0].tolist()
+        seen += np.concatenate(slices).tolist()
         cursor = order.advance(cursor, count)
     assert cursor == Cursor(*divmod(len(seen), n))
     for start in range(0, len(seen) - n + 1, n):
@@ -78,33 +78,33 @@ def test_advancing_by_many_is_advancing_by_one_many_times(n, remainder, count, b
         assert order.advance(start, count, batches) == cursor
 
 
-def test_drop_leaves_out_and_counts_the_rest():
+def test_drop_omits_and_counts_the_rest():
     order = SampleOrder(10, seed=1, remainder="drop")
     second = order.advance(Cursor(), 4)
     assert order.advance(second, 4) == Cursor(1, 0)
-    assert len({*order.share(Cursor(), 4)[0], *order.share(second, 4)[0]}) == 8
+    assert len({*order.rank_slice(Cursor(), 4)[0], *order.rank_slice(second, 4)[0]}) == 8
     assert order.batches_in_epoch(4) == 2
-    assert order.left_out(4) == 2
-    after, _ = order.share(Cursor(0, 8), 4)  # a cursor from a smaller batch
+    assert order.num_dropped(4) == 2
+    after, _ = order.rank_slice(Cursor(0, 8), 4)  # a cursor from a smaller batch
     assert after.tolist() == order.at(1, np.arange(4)).tolist()
 
 
 def test_wrap_counts_batches_that_begin_in_the_epoch():
     order = SampleOrder(10)
     assert [order.batches_in_epoch(4, offset) for offset in (0, 2, 9)] == [3, 2, 1]
-    assert order.left_out(4) == 0
+    assert order.num_dropped(4) == 0
     assert order.advance(Cursor(), 4, 3) == Cursor(1, 2)
     assert order.position(Cursor(1, 2)) == 1.2
 
 
 def test_a_batch_may_span_several_epochs_of_a_small_set():
-    examples, epochs = SampleOrder(3, seed=5).share(Cursor(0, 2), 8)
+    examples, epochs = SampleOrder(3, seed=5).rank_slice(Cursor(0, 2), 8)
     assert epochs.tolist() == [0, 1, 1, 1, 2, 2, 2, 3]
     assert sorted(examples[1:4]) == sorted(examples[4:7]) == [0, 1, 2]
 
 
 def test_without_shuffling_examples_come_as_stored():
-    assert SampleOrder(5, shuffle=False).share(Cursor(0, 3), 4)[0].tolist() == [3, 4, 0, 1]
+    assert SampleOrder(5, shuffle=False).rank_slice(Cursor(0, 3), 4)[0].tolist() == [3, 4, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -112,22 +112,22 @@ def test_without_shuffling_examples_come_as_stored():
     [
         lambda: SampleOrder(0),
         lambda: SampleOrder(5, remainder="pad"),
-        lambda: SampleOrder(5, remainder="drop").share(Cursor(), 6),
+        lambda: SampleOrder(5, remainder="drop").rank_slice(Cursor(), 6),
     ],
 )
-def test_what_cannot_be_ordered_is_refused(wrong):
+def test_sample_order_with_invalid_arguments_raises(wrong):
     with pytest.raises(ValueError, match=r"batch|remainder|num_examples"):
         wrong()
 
 
 def test_seeds_depend_on_each_of_seed_epoch_and_example():
-    made = {
+    pairs = {
         tuple(sampling.seeds(seed, np.array([epoch]), np.array([example]))[0])
         for seed in range(4)
         for epoch in range(4)
         for example in range(4)
     }
-    assert len(made) == 64
+    assert len(pairs) == 64
 
 
 def test_uniform_numbers_are_uniform_and_uncorrelated():

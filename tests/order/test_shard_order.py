@@ -6,19 +6,8 @@ import pytest
 from hybrid_imagenet.order.sampling import Cursor, SampleOrder
 from hybrid_imagenet.order.shard_order import ShardOrder
 
-SIZES = [
-    7,
-    0,
-    30,
-    1,
-    12,
-    12,
-    25,
-    3,
-    9,
-    18,
-    4,
-]  # 121 examples; the shard of each is found from these alone
+# 121 examples.
+SIZES = [7, 0, 30, 1, 12, 12, 25, 3, 9, 18, 4]
 SHARD = np.repeat(np.arange(len(SIZES)), SIZES)
 
 
@@ -29,13 +18,13 @@ def test_an_epoch_holds_each_example_once_and_a_window_of_shards_at_a_time(windo
     assert sorted(got.tolist()) == list(range(121))
     order = list(dict.fromkeys(SHARD[got].tolist()))  # in order of first appearance
     windows = -(-len(SIZES) // window)
-    # A shard's examples lie in one window: it is over before the window after the next begins.
+    # A shard's examples are in one window, so it ends before the window after the next begins.
     spans = {shard: np.flatnonzero(SHARD[got] == shard) for shard in order}
     open_at = [sum(spans[s][0] <= place <= spans[s][-1] for s in order) for place in range(121)]
     assert max(open_at) <= -(-len(SIZES) // windows)
 
 
-def test_any_part_of_an_epoch_is_found_without_the_rest():
+def test_at_computes_any_part_of_an_epoch_without_the_rest():
     order = ShardOrder(SIZES, 3, seed=5)
     whole = order.at(2, np.arange(121))
     for part in (np.arange(50, 90), np.array([120, 0, 77])):
@@ -60,7 +49,7 @@ def test_shards_and_examples_of_a_window_are_shuffled_evenly():
     assert all(abs(count - 200) < 65 for count in firsts.values())  # five standard deviations
 
 
-def test_the_shards_ahead_are_those_that_are_read_next():
+def test_shards_ahead_contains_the_shards_that_are_read_next():
     order = ShardOrder(SIZES, 3, seed=2)
     for epoch in (0, 1):
         following = np.concatenate(
