@@ -80,8 +80,8 @@ class Option:
       minimum: inclusive lower bound.
       maximum: inclusive upper bound.
       above: exclusive lower bound.
-      accepts_function: whether a function of the user, MODULE:FUNCTION, is allowed besides
-        `choices`.
+      accepts_function: whether a function of the user, MODULE:FUNCTION, is allowed in
+        addition to `choices`.
       keep_integer: whether a number without a fraction stays an int, so that 90 is shown as 90
         although 0.5 is allowed too.
       basic: whether --help shows the flag; --help=all shows all flags.

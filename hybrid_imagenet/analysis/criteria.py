@@ -96,7 +96,7 @@ def actual_training_seconds(
 ) -> float:
     """Returns the reciprocal of the actual training speed, in seconds.
 
-    The arguments are those of `actual_training_speed`.
+    See `actual_training_speed` for the arguments.
 
     Reference:
       Lu et al., section 1.
@@ -115,7 +115,7 @@ def actual_average_single_gpu_seconds(
 ) -> float:
     """Returns 1 / (convergence rate * single-GPU speed * scaling efficiency), in GPU seconds.
 
-    The arguments are those of `actual_training_speed`.
+    See `actual_training_speed` for the arguments.
 
     Reference:
       Lu et al., section 1.

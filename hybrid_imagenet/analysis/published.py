@@ -152,8 +152,8 @@ It is the baseline of the efficiencies in that table.
 def reference_epochs(global_batch: int) -> float | None:
     """Returns MLPerf's mean number of epochs until 75.9 % at a batch size.
 
-    Between the published points it is linear in the logarithm of the batch. It is None outside of
-    them.
+    Between the published points it is linear in the logarithm of the batch. For other batches it is
+    None.
     """
     return mlperf.point_at(global_batch).epochs if mlperf.covers(global_batch) else None
 

@@ -1,1 +1,1 @@
-"""Benchmarks for a user's machine, run by `hybrid-imagenet bench NAME`."""
+"""Measures a user's machine: the benchmarks of `hybrid-imagenet bench NAME`."""

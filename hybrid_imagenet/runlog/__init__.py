@@ -1,1 +1,1 @@
-"""Keeps a run's directory, records, view, summary and standard logs."""
+"""Stores and shows a run: its directory, records, summary, view and TensorBoard events."""

@@ -98,7 +98,7 @@ KEYS: Mapping[str, str] = {
         " epoch"
     ),
 }
-"""What each key means.
+"""The meaning of each key.
 
 A record may have other keys too; readers ignore unknown keys.
 """

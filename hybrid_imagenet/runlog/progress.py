@@ -12,13 +12,10 @@ from hybrid_imagenet.runlog.summary import (
     format_accuracy,
     format_epochs,
     format_percent,
+    is_top5_meaningful,
     throughput_without_compilation,
 )
 
-# With at most five classes, top-5 accuracy is always 100 %.
-_MAX_CLASSES_WITHOUT_TOP5 = 5
-# Assumed if the number of classes is unknown, so that top-5 is shown.
-_DEFAULT_CLASSES = 1000
 # A run that waits for input longer than this fraction of the time shows it.
 _INPUT_BOUND_FRACTION = 0.1
 
@@ -104,7 +101,7 @@ class RunStatus:
     @property
     def top5(self) -> bool:
         """Whether the run has enough classes for top-5 accuracy to be meaningful."""
-        return int(self.info.get("num_classes") or _DEFAULT_CLASSES) > _MAX_CLASSES_WITHOUT_TOP5
+        return is_top5_meaningful(self.info.get("num_classes"))
 
     @property
     def epoch_fraction(self) -> float:

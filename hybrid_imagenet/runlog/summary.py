@@ -24,7 +24,8 @@ Record = Mapping[str, Any]
 TOP5_TARGET = 0.93
 """Lu et al.'s second target."""
 _IMAGENET_CLASSES = 1000
-# The keys of an entry of `targets`, besides `metric` and `target`.
+_MAX_CLASSES_WITHOUT_TOP5 = 5
+# The keys of an entry of `targets`, except `metric` and `target`.
 _CRITERIA = (
     "epochs",
     "seconds",
@@ -445,13 +446,21 @@ def _results_line(summary: Mapping[str, Any]) -> str:
         f"best {format_percent(summary['best_val_top1'])} in epoch"
         f" {format_epochs(summary['best_epoch'])}"
     )
-    # With at most five classes, top-5 is always 100 %.
-    has_top5 = (summary.get("num_classes") or _IMAGENET_CLASSES) > 5
-    top5 = f", top-5 {format_percent(summary['val_top5'])}" if has_top5 else ""
+    top5 = ""
+    if is_top5_meaningful(summary.get("num_classes")):
+        top5 = f", top-5 {format_percent(summary['val_top5'])}"
     return (
         f"{split}top-1 {format_percent(summary['val_top1'])} ({best}){top5} after"
         f" {_epochs_text(summary)}"
     )
+
+
+def is_top5_meaningful(num_classes: int | None) -> bool:
+    """Returns whether a run has enough classes for top-5 accuracy; with five it is always 100 %.
+
+    If the number of classes is unknown, it is assumed to be the one of ImageNet.
+    """
+    return int(num_classes or _IMAGENET_CLASSES) > _MAX_CLASSES_WITHOUT_TOP5
 
 
 def _speed_line(summary: Mapping[str, Any]) -> str:
