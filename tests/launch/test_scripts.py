@@ -71,7 +71,8 @@ config = types.SimpleNamespace(list_physical_devices=lambda kind: [])
 @pytest.mark.parametrize("stage", ["cpu-build", "gpu-build"])
 def test_check_of_two_ranks_needs_only_files_that_the_image_build_has_copied(stage, tmp_path):
     """The image is built by launch/setup.sh before the sources of the package are copied."""
-    stub, build = tmp_path / "stub", tmp_path / "build"
+    stub = tmp_path / "stub"
+    build = tmp_path / "build"
     (stub / "horovod").mkdir(parents=True)
     (stub / "horovod" / "__init__.py").touch()
     (stub / "horovod" / "tensorflow.py").write_text(STUB_HOROVOD)
@@ -223,7 +224,8 @@ def test_docker_commands_show_mounts_and_quoted_arguments(tmp_path):
 def test_docker_hands_rdma_adapters_to_gpu_containers_where_there_are_any(tmp_path):
     """--gpus does not pass adapters, and without them NCCL uses TCP and prints nothing."""
     (tmp_path / "infiniband").mkdir()
-    there, missing = str(tmp_path / "infiniband"), str(tmp_path / "none")
+    there = str(tmp_path / "infiniband")
+    missing = str(tmp_path / "none")
     started = {
         (kind, place): (
             run(LAUNCH / "docker.sh", *kind, "--dry-run", INFINIBAND=place).stdout.splitlines()[1]

@@ -86,7 +86,8 @@ def test_the_tensorflow_of_a_cluster_is_pinned_with_what_it_needs():
         assert len({name for name, _ in plain}) == len(plain), "one version of each"
         return dict(plain)
 
-    newest, older = versions(""), versions("2.18")
+    newest = versions("")
+    older = versions("2.18")
     assert newest["tensorflow-cpu"].startswith("2.21.")
     assert older["tensorflow-cpu"].startswith("2.18.") and older["numpy"].startswith("2.0.")
     assert older["keras"] == newest["keras"]

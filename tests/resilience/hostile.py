@@ -42,10 +42,8 @@ def datagrams(seed: int, token: str) -> Iterator[bytes]:
     """Yields datagrams of every kind and size, without end."""
     chance = random.Random(seed)
     while True:
-        size, name = (
-            chance.choice((0, 1, 33, 500, 8191, 8193, MAX_DATAGRAM_BYTES)),
-            chance.choice(list(INVALID_VALUES)),
-        )
+        size = chance.choice((0, 1, 33, 500, 8191, 8193, MAX_DATAGRAM_BYTES))
+        name = chance.choice(list(INVALID_VALUES))
         nested = chance.choice((b"[", b'{"a":', b'["', b"\x00", b"9")) * (size // 2)
         yield chance.choice(
             (

@@ -66,7 +66,7 @@ def test_a_signal_before_training_ends_even_a_rank_that_waits_for_others(name, c
     assert errors == "stopped before the first step: nothing new to save\n"
 
 
-def processed(preparation):
+def run_train_process(preparation):
     """Runs a process whose command returns 75 at once, unless the preparation changes that."""
     code = f"""
 import os, signal, time
@@ -79,7 +79,7 @@ class Late:
 
 program.main = lambda words: 75
 {preparation}
-raise SystemExit(program.process(["train"]))
+raise SystemExit(program.run_process(["train"]))
 """
     return subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
@@ -88,7 +88,7 @@ raise SystemExit(program.process(["train"]))
 
 def test_a_signal_while_the_program_starts_again_in_place_is_not_lost():
     waits = "program.main = lambda words: time.sleep(30)"
-    done = processed(f"environment.restart_with_huge_pages = Late().__del__; {waits}")
+    done = run_train_process(f"environment.restart_with_huge_pages = Late().__del__; {waits}")
     assert (done.returncode, done.stderr) == (
         75,
         "stopped before the first step: nothing new to save\n",
@@ -96,7 +96,7 @@ def test_a_signal_while_the_program_starts_again_in_place_is_not_lost():
 
 
 def test_a_signal_during_shutdown_does_not_change_the_exit_code():
-    done = processed("environment.restart_with_huge_pages = lambda: None; late = Late()")
+    done = run_train_process("environment.restart_with_huge_pages = lambda: None; late = Late()")
     assert (done.returncode, done.stderr) == (75, "")
 
 
