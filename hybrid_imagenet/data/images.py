@@ -92,13 +92,12 @@ RATIOS = (1, 2, 4, 8)
 # Each kind has a branch for each ratio. This is the first branch that does not decode JPEGs.
 OTHER_BRANCH = OTHER * len(RATIOS)
 
-# JPEG markers (ITU-T T.81, table B.1): start of frame, with the size of the image;
+# The following are JPEG markers, see ITU-T T.81, table B.1. A frame header has the image's size.
 _START_OF_FRAME = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
-# baseline, extended and progressive frames, which are Huffman-coded;
+# Baseline, extended sequential and progressive frames are Huffman-coded.
 _HUFFMAN_FRAMES = frozenset({0xC0, 0xC1, 0xC2})
-# markers without a length;
+# All other markers are followed by a length.
 _STANDALONE_MARKERS = frozenset({0x01, *range(0xD0, 0xD8)})
-# and single markers.
 _ADOBE_SEGMENT = 0xEE
 _START_OF_SCAN = 0xDA
 _END_OF_IMAGE_BYTES = b"\xff\xd9"

@@ -364,7 +364,7 @@ class DatasetBuilder:
         have weights. None for training; elements have seeds.
       augmentation: the training augmentation.
       seed: seed of the augmentation's random numbers.
-      class_mixing_monitor: sees the labels of the first images and warns if they are few; or None.
+      class_mixing_monitor: warns if the first images hold few classes; None for no warning.
     """
 
     source: Source
