@@ -216,7 +216,7 @@ class DatasetRequest:
         return CachedSource(source, self.memory_bytes)
 
     def _call_source_module(self, function: str) -> Any:
-        """Calls `probe_split` or `open_split` of the source's module and returns its result."""
+        """Returns the result of `probe_split` or `open_split` of the source's module."""
         try:
             self._check()
             module = importlib.import_module(

@@ -1,4 +1,4 @@
-"""Reads files at a URL: copies them to a local directory and repeats failed requests."""
+"""Copies files from a URL to a local directory, and repeats failed requests."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class RemoteDirectory(Directory):
         return sorted({name for name in names if not name.endswith("/")})
 
     def _list_directory(self, subdirectory: str) -> list[str]:
-        """Returns the names in the root or in a subdirectory; HTTP directories end with "/"."""
+        """Lists the root or a subdirectory; over HTTP, directories end with "/"."""
         url = f"{self._root}/{subdirectory}".rstrip("/") + "/"
         try:
             paths = self._request(
@@ -152,7 +152,7 @@ class RemoteDirectory(Directory):
         return names
 
     def read_small_file(self, name: str) -> bytes | None:
-        """Returns the content of a small file without a copy, or None if it does not exist."""
+        """Returns the content of a small file without a copy, or None if it is missing."""
         try:
             content: bytes = self._request(
                 lambda: self._file_system.cat_file(self._url_of(name)), self.display_name(name)
@@ -366,7 +366,7 @@ class RemoteDirectory(Directory):
         part.replace(copy)
 
     def _read_block(self, name: str, start: int, end: int) -> bytes:
-        """Returns the next bytes of a file, which are at least one and at most up to `end`.
+        """Returns the next bytes of a file, at least one and none beyond `end`.
 
         They are at most `_BLOCK_BYTES`, unless the server ignores ranges and sends the whole file:
         then they are all bytes from `start` on.
@@ -420,7 +420,7 @@ def _index_path_of(copy: Path) -> Path:
 
 
 def _lock(descriptor: int, wait: bool) -> bool:
-    """Locks a file; returns False if another process has locked it and `wait` is not set."""
+    """Locks a file; without `wait` returns False if another process has locked it."""
     try:
         files.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
