@@ -64,7 +64,7 @@ def write(path: pathlib.Path, arrays: Arrays, meta: Mapping[str, Any]) -> None:
 
     If the write fails, `path` keeps its earlier content. The file is an uncompressed NumPy archive.
     Its members carry CRC-32 checksums, and the description lists the names of all arrays, because
-    names have no checksum of their own.
+    checksums do not cover names.
 
     Raises:
       OSError: if the disk is full or not writable; the temporary file is removed.

@@ -122,7 +122,7 @@ class ExactBatchSampler:
     def __len__(self) -> int:
         """Returns the number of batches of the current pass.
 
-        After the last batch of a pass was trained, it is that of the next pass.
+        After the last batch of a pass was trained, it counts the batches of the next pass.
         """
         start = self._start if self.epoch == self._start.epoch else self._cursor
         return self._order.batches_in_epoch(self._batch_size * self._size, start.offset)

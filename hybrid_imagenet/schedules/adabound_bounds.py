@@ -1,6 +1,6 @@
 """Computes the bounds on Adam's step that turn it into SGD.
 
-One version is that of Lu et al., the other that of AdaBound's authors. The functions use arithmetic
+`hybrid_bounds` is from Lu et al., `adabound_bounds` from AdaBound's authors. Both use arithmetic
 only, so that they accept floats, NumPy arrays and TensorFlow tensors.
 """
 

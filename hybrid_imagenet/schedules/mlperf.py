@@ -159,8 +159,8 @@ def point_at(batch: int) -> Point:
 def tuned_step(batch: float) -> float:
     """Returns the peak relative step of tuned LARS for any batch.
 
-    Between two points it is that of `point_at`. Outside it follows the square root of the batch
-    from the nearest point.
+    Between two points it is the relative step of `point_at`. Outside it follows the square root
+    of the batch from the nearest point.
 
     Raises:
       ValueError: for a batch that is not positive.
