@@ -16,7 +16,7 @@ if typing.TYPE_CHECKING:
 
 
 class Collectives(abc.ABC):
-    """Runs collective operations among ranks, inside and outside of graphs.
+    """Runs collective operations among ranks, inside and outside graphs.
 
     All operations follow the same contract:
 

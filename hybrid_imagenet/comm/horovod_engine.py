@@ -92,7 +92,7 @@ def _configure_horovod(settings: CommunicationSettings) -> bool:
     # Each bucket is one group. If Horovod fused groups that happen to be ready together, sums would
     # be rounded differently from run to run.
     os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
-    # This is the limit for operations outside of groups. 0 turns their fusion off, too.
+    # This is the limit for operations outside groups. 0 turns their fusion off, too.
     fusion_threshold = 0 if settings.deterministic else 2 * settings.fusion_bytes
     os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(fusion_threshold))
     if nccl:

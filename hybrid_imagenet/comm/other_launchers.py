@@ -90,7 +90,7 @@ def _read_number(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def _sagemaker_hosts(environ: Mapping[str, str]) -> list[str]:
-    """Returns the hosts of a SageMaker job; an empty list outside of SageMaker.
+    """Returns the hosts of a SageMaker job; an empty list outside SageMaker.
 
     SageMaker starts the program once on each host, unless its MPI is enabled.
     """

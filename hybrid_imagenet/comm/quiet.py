@@ -44,7 +44,7 @@ def import_tensorflow() -> None:
 
 @contextlib.contextmanager
 def filter_stderr(patterns: tuple[str, ...]) -> Iterator[None]:
-    """Drops lines that this process writes to file descriptor 2 inside of the context.
+    """Drops lines that this process writes to file descriptor 2 inside the context.
 
     A separate process, grep, copies all other lines at once, so they appear even if this process
     crashes.

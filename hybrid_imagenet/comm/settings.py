@@ -53,7 +53,7 @@ class AllReduceSpec:
       cost: The planner's formula of its seconds; None uses the formula of the ring.
       one_operation: Whether Horovod over NCCL runs the algorithm as one operation per bucket. Other
         algorithms are composed of operations among process sets, which Horovod negotiates again at
-        each step.
+        each step. That includes the torus, because with one row per host it is `hierarchical`.
     """
 
     constructor: str

@@ -149,7 +149,7 @@ def start_error(settings: dict, hosts_of_ranks: list | None = None) -> str | Non
 
 
 def _as_if_on(hosts_of_ranks: list | None) -> contextlib.AbstractContextManager:
-    """Makes each rank report another name of its host inside of the context."""
+    """Makes each rank report another name of its host inside the context."""
     if not hosts_of_ranks:
         return contextlib.nullcontext()
     return mock.patch.object(hosts, "host_key", lambda: [hosts_of_ranks[placement().rank], ""])

@@ -73,7 +73,7 @@ FOUR_BY_TWO = ("a", "a", "b", "b", "c", "c", "d", "d")
         ("hierarchical", ("a", "a", "b"), None, False),  # raises an error where it is composed
         ("torus", FOUR_BY_TWO, None, True),
         ("torus", FOUR_BY_TWO, "2x4", False),
-        ("torus", ("a",) * 8, None, False),  # 2x4 inside of one host
+        ("torus", ("a",) * 8, None, False),  # 2x4 inside one host
         (
             "torus",
             tuple(str(i // 8) for i in range(1024)),
