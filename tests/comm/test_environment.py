@@ -101,10 +101,14 @@ def test_placement_rejects_ranks_that_mpirun_does_not_connect():
         (2, 2, 1, 2),  # a container with two cores
     ],
 )
-def test_threads_per_rank(monkeypatch, own, shared, local_size, expected):
+def test_threads_per_rank(monkeypatch, tmp_path, own, shared, local_size, expected):
     monkeypatch.setattr(
         os, "sched_getaffinity", lambda process: set(range(shared if process else own))
     )
+    # The tests may run in a container, as ranks, or without a parent process but init.
+    monkeypatch.setattr(environment, "CPU_LIMIT", tmp_path / "none")
+    monkeypatch.setattr(os, "getppid", lambda: 1234)
+    monkeypatch.setattr(environment.Path, "read_bytes", lambda path: b"HOME=/root\0")
     assert environment.threads_per_rank(Placement(local_size=local_size)) == expected
     # The environment of Slurm's daemon cannot be read.
     monkeypatch.setattr(environment.Path, "read_bytes", mock.Mock(side_effect=PermissionError))

@@ -104,16 +104,19 @@ def test_evaluation_takes_the_averaged_weights_that_validation_saw(tiny_data, un
     assert losses["trained"] != pytest.approx(last["val_loss"], rel=1e-4)
 
 
-def test_resumed_between_the_last_step_of_an_epoch_and_its_end(pools, tiny_data, tmp_path):
-    flags = ("--checkpoint_every_steps=8", "--checkpoint_every_epochs=3", "--nokeep_best")
+def test_resumed_between_the_last_step_of_an_epoch_and_its_end(tiny_data, tmp_path):
+    flags = (
+        *("--per_gpu_batch=16", "--image_size=8"),
+        *("--checkpoint_every_steps=8", "--checkpoint_every_epochs=3", "--nokeep_best"),
+    )
     expected_run = tmp_path / "run"
-    done = program.train_on(pools[2], tiny_data, expected_run, *flags)
+    done = program.train_here(tiny_data, expected_run, *flags)
     assert done.returncode == 0, done.stdout + done.stderr
     resumed_run = tmp_path / "resumed"
     shutil.copytree(expected_run, resumed_run)
     after_training, _ = sorted((resumed_run / "checkpoints").glob("step-*.npz"), reverse=True)
     after_training.unlink()  # what stays was saved before the second epoch's validation
-    done = program.train_on(pools[2], tiny_data, resumed_run, *flags, "--resume")
+    done = program.train_here(tiny_data, resumed_run, *flags, "--resume")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "resumed at epoch 2.000, step 8" in done.stdout
     expected, ours = program.without_times(expected_run), program.without_times(resumed_run)
@@ -134,7 +137,8 @@ def test_a_bad_validation_image_ends_the_run_when_its_epoch_is_saved(pools, tiny
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert done.returncode == 2
     assert any(place in error for place in places)
-    pools[2].close()  # the lock of the run goes with its process
+    # The ranks of the pool, which live on, hold the lock of their run but not that of a copy.
+    run_dir = shutil.copytree(run_dir, tmp_path / "resumed")
     done = program.train_here(data, run_dir, "--resume", "--bad_records=skip")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "resumed at epoch 1.000" in done.stdout

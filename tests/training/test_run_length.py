@@ -11,6 +11,7 @@ from tests.support import program
 SMALL = ("--optimizer=sgd", "--model_width=4", "--image_size=8")
 HALVES = (
     *SMALL,
+    "--per_gpu_batch=16",
     "--epochs=1.5",
     "--eval_every_epochs=0.5",
     "--checkpoint_every_epochs=0.75",
@@ -24,10 +25,10 @@ def epoch_records(run_dir):
 
 
 @pytest.fixture(scope="module")
-def one_and_a_half(pools, tiny_data, tmp_path_factory):
-    """Six updates of two ranks: four make an epoch."""
+def one_and_a_half(tiny_data, tmp_path_factory):
+    """Six updates: four make an epoch."""
     run_dir = tmp_path_factory.mktemp("halves") / "run"
-    done = program.train_on(pools[2], tiny_data, run_dir, *HALVES)
+    done = program.train_here(tiny_data, run_dir, *HALVES)
     assert done.returncode == 0, done.stdout + done.stderr
     return run_dir, done.stdout
 
@@ -50,15 +51,15 @@ def test_validations_checkpoints_and_schedule_know_fractions_of_epochs(one_and_a
 
 
 def test_a_run_that_stops_after_some_steps_goes_on_as_if_it_had_not(
-    pools, tiny_data, tmp_path, one_and_a_half
+    tiny_data, tmp_path, one_and_a_half
 ):
     run_dir = tmp_path / "run"
-    first = program.train_on(pools[2], tiny_data, run_dir, *HALVES, "--max_steps=3")
+    first = program.train_here(tiny_data, run_dir, *HALVES, "--max_steps=3")
     assert first.returncode == 0, first.stdout + first.stderr
     assert "after 0.75 of 1.5 epochs" in first.stdout
     assert "next: hybrid-imagenet resume " in first.stdout
     assert [(r["epoch"], r["step"]) for r in epoch_records(run_dir)] == [(0.5, 2), (0.75, 3)]
-    other = program.train_on(pools[2], tiny_data, run_dir, *HALVES, "--resume", "--seed=5")
+    other = program.train_here(tiny_data, run_dir, *HALVES, "--resume", "--seed=5")
     assert other.returncode == 2
     assert (
         "--seed=5: the run was interrupted within epoch 1, which it began with --seed=0."
@@ -66,13 +67,13 @@ def test_a_run_that_stops_after_some_steps_goes_on_as_if_it_had_not(
     )
     named = shutil.copytree(tiny_data, tmp_path / "named")
     (named / "labels.txt").write_text("\n".join("abcd"))
-    other = program.train_on(pools[2], named, run_dir, *HALVES, "--resume")
+    other = program.train_here(named, run_dir, *HALVES, "--resume")
     assert other.returncode == 2
     assert (
         "the training data are not those of the run: other class names; resume with the data"
         in other.stderr
     )
-    second = program.train_on(pools[2], tiny_data, run_dir, *HALVES, "--resume")
+    second = program.train_here(tiny_data, run_dir, *HALVES, "--resume")
     assert second.returncode == 0, second.stdout + second.stderr
     ours, expected = program.arrays(run_dir), program.arrays(one_and_a_half[0])
     assert [name for name, value in expected.items() if not np.array_equal(value, ours[name])] == []

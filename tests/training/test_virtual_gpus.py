@@ -1,5 +1,5 @@
-"""V virtual GPUs on a rank train as V ranks do: 4 ranks, 2 of 2 virtual GPUs and 1 of 4 end in the
-same weights.
+"""V virtual GPUs on a rank train as V ranks do: four GPUs end in the same weights as four ranks, as
+two ranks of two virtual GPUs and as one of four.
 """
 
 import numpy as np
@@ -34,34 +34,62 @@ def largest_difference(a, b):
     )
 
 
-def compare(pools, data, tmp_path, methods):
-    """Trains with each method in all three ways, on ranks of two pools and in this process."""
-    for size in (4, 2):
-        pools[size].call(virtual.job, data, str(tmp_path), list(methods.values()), timeout=900)
+def compare(pools, data, tmp_path, methods, layouts=("4x1", "2x2", "1x4")):
+    """Trains four GPUs with each method in all layouts (ranks x virtual GPUs per rank), on ranks of
+    the pools and in this process; the first layout is the reference.
+    """
+    for layout in layouts:
+        ranks = int(layout[0])
+        if ranks > 1:
+            pools[ranks].call(virtual.job, data, str(tmp_path), list(methods.values()), timeout=900)
     for number, (name, flags) in enumerate(methods.items()):
-        own = {way: dict(np.load(tmp_path / f"{number}-{way}.npz")) for way in ("4x1", "2x2")}
-        own["1x4"] = virtual.final(data, tmp_path / f"{number}-1x4", SingleProcess(), flags, 4)
-        assert own["4x1"]["steps"] >= 20
-        for way in ("2x2", "1x4"):
-            assert largest_difference(own[way], own["4x1"]) < 1e-4, (name, way)
-        epochs, theirs = (
+        weights = {
+            layout: dict(np.load(tmp_path / f"{number}-{layout}.npz"))
+            for layout in layouts
+            if layout != "1x4"
+        }
+        weights["1x4"] = virtual.final(data, tmp_path / f"{number}-1x4", SingleProcess(), flags, 4)
+        reference = layouts[0]
+        assert weights[reference]["steps"] >= 20
+        for layout in layouts[1:]:
+            difference = largest_difference(weights[layout], weights[reference])
+            assert difference < 1e-4, (name, layout)
+        epochs, reference_epochs = (
             [
                 record
-                for record in program.records(tmp_path / f"{number}-{way}/run")
+                for record in program.records(tmp_path / run / "run")
                 if record["kind"] == "epoch"
             ]
-            for way in ("1x4", "4x1-0")
+            for run in (f"{number}-1x4", f"{number}-{reference}-0")
         )
         assert {record["val_split"] for record in epochs if "val_top1" in record} == {"tuning"}
-        for ours, real in zip(epochs, theirs, strict=True):
+        for ours, real in zip(epochs, reference_epochs, strict=True):
             for key in ("learning_rate", "momentum", "global_batch", "per_gpu_batch", "val_count"):
                 assert ours.get(key) == real.get(key), key
             assert ours["train_loss"] == pytest.approx(real["train_loss"], rel=1e-3)
 
 
-def test_all_ways_end_in_the_same_weights(pools, data, tmp_path):
-    compare(pools, data, tmp_path, virtual.METHODS)
-    groups = dict(np.load(tmp_path / "0-4x1.npz"))
+def test_one_rank_of_four_virtual_gpus_ends_in_the_weights_of_two_ranks_of_two(
+    pools, data, tmp_path
+):
+    """Statistics of batches are those of all four GPUs, so they are summed both over the virtual
+    GPUs of a rank and over ranks.
+    """
+    compare(pools, data, tmp_path, virtual.SHORT, layouts=("2x2", "1x4"))
+
+
+@pytest.mark.slow
+def test_all_layouts_end_in_the_same_weights_with_every_method_and_both_engines(
+    pools, data, tmp_path
+):
+    compare(pools, data, tmp_path, virtual.LONG | virtual.METHODS)
+    (tmp_path / "engine").mkdir()
+    methods = list(virtual.METHODS.values())
+    pools["tensorflow"].call(
+        virtual.job, data, str(tmp_path / "engine"), methods, "tensorflow", timeout=900
+    )
+    groups = dict(np.load(tmp_path / f"{len(virtual.LONG)}-4x1.npz"))
+    assert largest_difference(dict(np.load(tmp_path / "engine" / "0-4x1.npz")), groups) < 1e-4
     flags = (*virtual.HYBRID, "--eval_batch=16")
     # Two GPUs with the batches of two each; the learning rate is that of a GPU.
     merged = virtual.final(
@@ -70,18 +98,6 @@ def test_all_ways_end_in_the_same_weights(pools, data, tmp_path):
     assert largest_difference(merged, groups) < 1e-4
     alone = virtual.final(data, tmp_path / "alone", SingleProcess(), flags, 4)
     assert largest_difference(alone, groups) > 1e-2
-
-
-@pytest.mark.slow
-def test_so_they_do_with_every_method_and_both_engines(pools, data, tmp_path):
-    compare(pools, data, tmp_path, virtual.LONG | virtual.METHODS)
-    (tmp_path / "engine").mkdir()
-    methods = list(virtual.METHODS.values())
-    pools["tensorflow"].call(
-        virtual.job, data, str(tmp_path / "engine"), methods, "tensorflow", timeout=900
-    )
-    ours = dict(np.load(tmp_path / f"{len(virtual.LONG)}-4x1.npz"))
-    assert largest_difference(dict(np.load(tmp_path / "engine" / "0-4x1.npz")), ours) < 1e-4
 
 
 def test_the_parts_of_a_rank_read_what_its_gpus_would(data):

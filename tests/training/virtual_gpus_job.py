@@ -34,8 +34,10 @@ BASE = (
 )
 """80 training images, 16 per update on four GPUs: 20 updates in four epochs."""
 NEIGHBORS = 2
+"""Ranks or virtual GPUs whose batches are normalized together, in the long form."""
 HYBRID = ("--optimizer=hybrid", "--warmup_epochs=2", "--lars_eta=0.01")
 METHODS = {"hybrid, last, groups of two": (*HYBRID, f"--bn_group={NEIGHBORS}")}
+SHORT = {"hybrid, last, one group of four": (*HYBRID, "--bn_group=4")}
 LONG = {
     "sgd, last, groups of two": (
         "--optimizer=sgd",
