@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hybrid_imagenet.comm.process import communicator, init, local_rank, rank, shutdown, size
     from hybrid_imagenet.library import load_model
     from hybrid_imagenet.library.broadcast import broadcast_model
-    from hybrid_imagenet.library.optimizer import DistributedOptimizer
+    from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 
 # `init` sets what TensorFlow reads when it starts, so that the names of `comm.process` must not
 # import it.
@@ -25,7 +25,7 @@ _HOMES = {
     **dict.fromkeys(
         ("communicator", "init", "local_rank", "rank", "shutdown", "size"), "comm.process"
     ),
-    "DistributedOptimizer": "library.optimizer",
+    "DistributedOptimizer": "optimizers.distributed",
     "broadcast_model": "library.broadcast",
     "load_model": "library",
 }

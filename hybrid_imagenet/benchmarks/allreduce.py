@@ -176,8 +176,8 @@ def _algorithm_call(
     """Returns a function that reduces `size` bytes of FP32, and the bytes that it sends."""
     import tensorflow as tf
 
-    from hybrid_imagenet.comm.communicator import pack_for_allreduce
     from hybrid_imagenet.comm.fusion import WIRE_BYTES, Bucket
+    from hybrid_imagenet.optimizers.reducer import pack_for_allreduce
 
     settings = _settings(options, algorithm, compression)
     wire_dtype = settings.wire_dtype

@@ -15,9 +15,8 @@ import tensorflow as tf
 from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.comm.algorithms import AlgorithmSelector, RankContext
 from hybrid_imagenet.comm.collectives import Collectives
-from hybrid_imagenet.comm.communicator import Communicator
+from hybrid_imagenet.comm.communicator import Communicator, GradientExchange
 from hybrid_imagenet.comm.environment import Placement
-from hybrid_imagenet.comm.gradients import GradientReducer
 from hybrid_imagenet.comm.hosts import unique_host_names
 from hybrid_imagenet.comm.settings import CommunicationSettings
 from hybrid_imagenet.errors import UserError
@@ -42,7 +41,6 @@ class ConnectedRanks(Communicator):
     collectives: Collectives
     # The engine's collectives on tensors in host memory.
     _host_collectives: Collectives
-    _reducer: GradientReducer
     # The engine's group for `allreduce_neighbors`; None if each rank is alone in its group.
     _neighbor_group: Any = None
     # Number of collectives that `_collective_name` has named.
@@ -99,17 +97,17 @@ class ConnectedRanks(Communicator):
             groups.append(self.collectives.create_group(range(first, first + group_size)))
         return groups[rank // group_size]
 
-    def _set_reducer(
+    def _set_gradient_exchange(
         self, settings: CommunicationSettings, selector: AlgorithmSelector, nccl: bool
     ) -> None:
-        """Sets how gradients are reduced, and warns about configurations that would be slow.
+        """Sets how gradients are exchanged, and warns about configurations that would be slow.
 
         Args:
           settings: Settings of the reduction.
           selector: Selects the all-reduce algorithm of each bucket.
           nccl: Whether gradients are sent by NCCL.
         """
-        self._reducer = GradientReducer(self, settings, selector, nccl)
+        self.gradient_exchange = GradientExchange(settings, selector, nccl)
         if not nccl:
             return
         if self.rank == 0 and settings.compression == "bf16":
@@ -138,19 +136,6 @@ class ConnectedRanks(Communicator):
         if self._neighbor_group is None:
             return tensor
         return self.collectives.allreduce(tensor, name, self._neighbor_group, use_name_scope=True)
-
-    def reduce_gradients(
-        self, grads: Sequence[tf.Tensor], names: Sequence[str]
-    ) -> tuple[list[tf.Tensor], list[tuple[int, ...]]]:
-        """Averages gradients over all ranks; see `Communicator.reduce_gradients`.
-
-        Each bucket is one all-reduce of one vector, which starts as soon as the gradients of the
-        bucket exist.
-        """
-        return self._reducer.reduce(grads, names)
-
-    def statistics(self) -> dict[str, Any]:
-        return self._reducer.statistics()
 
     def broadcast_variables(self, variables: Sequence[tf.Variable]) -> None:
         """Overwrites the variables of all ranks with the values of rank 0.

@@ -66,7 +66,7 @@ class HorovodCommunicator(ConnectedRanks):
         if not hvd.is_initialized():
             hvd.init(process_sets=self.collectives.process_sets())
         hosts.check_connected_size(hvd.size(), place.size)
-        self._set_reducer(settings, selector, nccl)
+        self._set_gradient_exchange(settings, selector, nccl)
         if nccl and self.rank == 0 and settings.allreduce != "ring":
             message = _NATIVE_MESSAGE if native_algorithm else _COMPOSED_MESSAGE
             _log.info("--allreduce=%s is %s", settings.allreduce, message)

@@ -72,7 +72,7 @@ class TensorFlowCommunicator(ConnectedRanks):
         # with it the batch size.
         group_size = self.broadcast_object(settings.neighbors)
         self._neighbor_group = self._create_neighbor_group(group_size, place.rank, place.size)
-        self._set_reducer(settings, self.make_selector(settings), nccl)
+        self._set_gradient_exchange(settings, self.make_selector(settings), nccl)
 
     def shutdown(self) -> None:
         """Does nothing, because the servers end with their processes."""

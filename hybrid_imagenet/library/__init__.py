@@ -10,7 +10,6 @@ from typing import Any
 
 import keras
 
-from hybrid_imagenet.library import optimizer as _optimizer  # noqa: F401 - registers the wrapper with Keras
 from hybrid_imagenet.models import normalization as _normalization  # noqa: F401 - and this package's layer
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 

@@ -14,10 +14,10 @@ from hybrid_imagenet import private_api
 from hybrid_imagenet.comm import Communicator, process
 from hybrid_imagenet.errors import SharedError, UserError
 from hybrid_imagenet.library import compiled_model
-from hybrid_imagenet.library.optimizer import DistributedOptimizer
-from hybrid_imagenet.library.same_order import check_same_order
-from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
+from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
+from hybrid_imagenet.optimizers.grouped import GroupedOptimizer, hyperparameters_of
 from hybrid_imagenet.optimizers.kinds import classify
+from hybrid_imagenet.order.same_order import check_same_order
 
 _log = logging.getLogger(__name__)
 
@@ -136,10 +136,12 @@ def build(model: keras.Model, optimizer: Any, ranks: Communicator) -> None:
         optimizer.build([model.trainable_variables[place] for place in places])
     if not isinstance(optimizer, DistributedOptimizer):
         return
+    _ = optimizer.reducer  # made here, because it creates a variable, which no trace should do
     optimizer.average_sums(ranks)
-    hyper = getattr(optimizer.inner, "hyper", None)
-    if hyper is not None:
-        set_scalars(optimizer, ranks.broadcast_object({name: hyper[name] for name in hyper.names}))
+    hyperparameters = hyperparameters_of(optimizer)
+    if hyperparameters is not None:
+        values = {name: hyperparameters[name] for name in hyperparameters.names}
+        set_scalars(optimizer, ranks.broadcast_object(values))
 
 
 def built_on(model: keras.Model, optimizer: Any) -> list[int] | None:
@@ -156,8 +158,8 @@ def set_scalars(optimizer: Any, values: Mapping[str, float]) -> None:
     """Sets the scalars of a step: all that the inner optimizer takes, of Keras's the learning rate
     alone.
     """
-    inner = getattr(optimizer, "inner", optimizer)
-    if not hasattr(inner, "hyper"):
-        inner.learning_rate = values["learning_rate"]
-        return
-    inner.hyperparameters.assign(values)
+    hyperparameters = hyperparameters_of(optimizer)
+    if hyperparameters is None:
+        getattr(optimizer, "inner", optimizer).learning_rate = values["learning_rate"]
+    else:
+        hyperparameters.assign(values)

@@ -23,6 +23,7 @@ from hybrid_imagenet.library.broadcast import (
     require_weights,
     set_scalars,
 )
+from hybrid_imagenet.optimizers.grouped import hyperparameters_of
 from hybrid_imagenet.order import ExactBatchSampler
 from hybrid_imagenet.order.sampling import Cursor
 from hybrid_imagenet.training.checkpoint_saver import CheckpointSaver
@@ -222,8 +223,10 @@ class Checkpoint(keras.callbacks.Callback):
         """Returns what every checkpoint describes; the sums within an epoch are the program's."""
         optimizers = {}
         for name, optimizer in compiled_model.optimizers(self.model).items():
-            hyper = getattr(getattr(optimizer, "inner", None), "hyper", None)
-            values = {key: hyper[key] for key in hyper.names} if hyper is not None else {}
+            hyperparameters = hyperparameters_of(optimizer)
+            values = {}
+            if hyperparameters is not None:
+                values = {key: hyperparameters[key] for key in hyperparameters.names}
             optimizers[name] = {"built_on": built_on(self.model, optimizer) or [], "hyper": values}
         order = {} if self._order is None else {"order": self._order.state_dict()}
         return {

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from hybrid_imagenet import private_api
-from hybrid_imagenet.library.optimizer import DistributedOptimizer
+from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 
 
 def optimizers(model: keras.Model) -> dict[str, Any]:

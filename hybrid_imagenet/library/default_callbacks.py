@@ -16,15 +16,16 @@ import numpy as np
 
 from hybrid_imagenet import comm, private_api
 from hybrid_imagenet.comm import process
+from hybrid_imagenet.comm.agreement import check_agreement, digest
 from hybrid_imagenet.errors import SharedError
 from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.library.broadcast import BroadcastInitialState
 from hybrid_imagenet.library.checkpoint import Checkpoint
 from hybrid_imagenet.library.metric_average import SAME_DATA, MetricAverage
-from hybrid_imagenet.library.optimizer import DistributedOptimizer, check_agreement, digest
 from hybrid_imagenet.library.schedule import HyperparameterSchedule
 from hybrid_imagenet.library.split_step import SplitCompiledStep
 from hybrid_imagenet.models import normalization
+from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 from hybrid_imagenet.resilience.exit_code import exit_stalled
 from hybrid_imagenet.resilience.stacks import FrameWatch

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from hybrid_imagenet import private_api
 from hybrid_imagenet.comm import process
-from hybrid_imagenet.library.same_order import check_same_order
+from hybrid_imagenet.order.same_order import check_same_order
 
 _log = logging.getLogger(__name__)
 Value = float | np.ndarray

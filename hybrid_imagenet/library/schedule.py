@@ -12,6 +12,7 @@ import numpy as np
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.library.broadcast import set_scalars
+from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class HyperparameterSchedule(keras.callbacks.Callback):
             schedule = getattr(optimizer, "schedule", None)
             if schedule is not None:
                 self._used[name] = optimizer, schedule
-                optimizer.scheduled = True
+                optimizer.schedule_is_applied = True
         if self._used and not (self.params or {}).get("steps"):
             raise UserError(
                 "a schedule needs to know how long an epoch is: give fit steps_per_epoch"
@@ -103,9 +104,12 @@ class HyperparameterSchedule(keras.callbacks.Callback):
 
 def _shown(optimizer: Any, values: Mapping[str, float]) -> list[str]:
     inner = getattr(optimizer, "inner", optimizer)
-    if getattr(inner, "phases", 1) > 1:
+    if not isinstance(inner, GroupedOptimizer):
+        used = ["learning_rate"]
+    elif inner.num_phases > 1:
         return list(values)
-    used = ("learning_rate", "momentum") if hasattr(inner, "hyper") else ("learning_rate",)
+    else:
+        used = ["learning_rate", "momentum"]
     return [name for name in used if name in values]
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from hybrid_imagenet.comm import process
 from hybrid_imagenet.library import compiled_model
-from hybrid_imagenet.library.optimizer import DistributedOptimizer
+from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 
 _log = logging.getLogger(__name__)
 
@@ -59,13 +59,13 @@ def _split(model: keras.Model, optimizer: DistributedOptimizer) -> Any:
 
     @tf.function(jit_compile=True, autograph=False, reduce_retracing=True)
     def compiled(data: Any) -> tuple[Any, list[tf.Tensor]]:
-        with optimizer.deferred() as held:
+        with optimizer.defer_update() as deferred:
             logs = step(data)
-        return logs, held.gradients
+        return logs, deferred.gradients
 
     def train_step(data: Any) -> Any:
         logs, gradients = compiled(data)
-        optimizer.take(gradients)
+        optimizer.accumulate_or_update(gradients)
         return logs
 
     return train_step

@@ -1,122 +1,263 @@
-"""Reduces scaled gradients over ranks, checks once that they are finite, and updates the
-variables.
-"""
+"""The optimizer that averages gradients over ranks, for the program, `fit` and custom loops."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+import contextlib
+import logging
+import types
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet import private_api, xla
+from hybrid_imagenet import private_api
+from hybrid_imagenet.comm import Communicator, process
+from hybrid_imagenet.comm.agreement import check_agreement, digest
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.optimizers import arguments
+from hybrid_imagenet.optimizers.accumulation import GradientAccumulator
 from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.executor import UpdateExecutor
-from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
-from hybrid_imagenet.optimizers.kinds import check_updatable
-from hybrid_imagenet.optimizers.layout import Layout, Packed
+from hybrid_imagenet.optimizers.grouped import GroupedOptimizer, check_known
+from hybrid_imagenet.optimizers.keras_executor import KerasExecutor
+from hybrid_imagenet.optimizers.kinds import (
+    ParameterKind,
+    check_updatable,
+    classify,
+    classify_by_rank,
+)
+from hybrid_imagenet.optimizers.layout import Packed
 from hybrid_imagenet.optimizers.loss_scale import LossScale
+from hybrid_imagenet.optimizers.reducer import GradientReducer
+from hybrid_imagenet.order.same_order import check_same_order
+from hybrid_imagenet.schedules import training_schedule
 
-UPDATE_SCOPE = "optimizer_update"  # a profile shows the update's operations under it
+UPDATE_SCOPE = "optimizer_update"
+"""The name under which a profile shows the operations of an update."""
 
+_BROADCAST_REMEDY = (
+    "give fit callbacks=hybrid_imagenet.callbacks.default_callbacks(), or call"
+    " hybrid_imagenet.broadcast_model(model), once the model has all its weights; give callbacks"
+    " that change the learning rate to every rank"
+)
 
-class GradientReducer(Protocol):
-    """Reduces gradients: the part of a communicator that the optimizer uses.
-
-    A communicator of several ranks hands the call on to `comm.gradients.GradientReducer`.
-    """
-
-    def reduce_gradients(
-        self, grads: Sequence[tf.Tensor], names: Sequence[str]
-    ) -> tuple[list[tf.Tensor], list[tuple[int, ...]]]:
-        """Means over ranks, as vectors in the type that travelled, and the positions of the
-        gradients in each.
-        """
+_log = logging.getLogger(__name__)
 
 
+def _inner_argument(name: str) -> property:
+    """Returns a property that reads and sets an argument of the inner optimizer, which uses it."""
+
+    def read(self: DistributedOptimizer) -> Any:
+        return getattr(self.inner, name, None)
+
+    def write(self: DistributedOptimizer, value: Any) -> None:
+        # Keras's constructor sets a value before there is an inner optimizer.
+        inner = vars(self).get("inner")
+        if inner is not None:
+            setattr(inner, name, value)
+
+    return property(read, write)
+
+
+@keras.saving.register_keras_serializable(package="hybrid_imagenet")
 class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
-    """Averages gradients over ranks, then lets an inner optimizer update the variables once.
+    """Averages gradients over ranks and lets `inner` update the weights.
 
-    It is a `LossScaleOptimizer`, and Keras must take it for one: `compile` wraps every other
-    optimizer of a mixed_float16 model into its own, which would scale the loss a second time and
-    call `apply` in a branch that each rank takes or not by its own gradients. Of that class it has
-    the name only; what it does is written here.
+    It works in `model.compile`, in custom training loops and in the program. The loss is scaled
+    under any dtype policy: gradients are sent in FP16 by default, in which small ones underflow. A
+    step whose mean gradient is not finite is skipped on all ranks. In the graph, for gradients g_i
+    of a loss that was multiplied by the loss scale S, on N ranks:
 
-    In the graph, for gradients g_i of a loss that was multiplied by the loss scale S:
+        r_i    = sum over ranks of wire(g_i / N)      one all-reduce per bucket, as gradients appear
+        finite = isfinite(sum_i ||r_i||^2)            after the sum: the same verdict on every rank
+        if finite: inner's rule on r / S              float32; on a GPU a mask instead of a branch
+        S      = next(S, finite)
 
-        r_i    = sum over ranks of wire(g_i / N)            one reduction per bucket, as gradients
-        appear finite = isfinite(sum_i ||r_i||^2)                  after the reduction: the same
-        verdict on every rank
-        if finite: the inner optimizer's rule on r / S      float32; on a GPU a mask, not a branch
-        (`update`) S      = next(S, finite)
+    The division by N comes before the sum, so that a sum over ranks in FP16 overflows only if the
+    mean does (Lu et al. §2.2.2-3; Micikevicius et al., Mixed Precision Training). A skipped step
+    changes no variable but the loss scale and its counters.
 
-    The division by N comes before the sum, so that a sum over ranks in FP16 overflows only where
-    the mean does (Lu et al. §2.2.2-3). A skipped step changes no variable but the loss scale and
-    its counters.
+    It subclasses LossScaleOptimizer only so that Keras does not wrap it again: `compile` wraps
+    every other optimizer of a mixed_float16 model, which would scale the loss a second time and
+    call `apply` in a branch that each rank takes by its own gradients. All behavior is overridden.
 
-    A training step calls `reduce`, then `update_if_finite`. It also works as the optimizer of
-    `keras.Model.compile`: `scale_loss` and `apply` follow Keras's protocol, and `apply` does both.
-
-    The inner optimizer is one of this package, or any of Keras's, whose `apply` then gets r / S.
+    docs/library.md lists what works with it.
     """
+
+    # `use_ema` is not here: the base class would keep a second average if the wrapper had it too.
+    clipnorm = _inner_argument("clipnorm")
+    global_clipnorm = _inner_argument("global_clipnorm")
+    clipvalue = _inner_argument("clipvalue")
+    weight_decay = _inner_argument("weight_decay")
+    ema_momentum = _inner_argument("ema_momentum")
+    ema_overwrite_frequency = _inner_argument("ema_overwrite_frequency")
 
     def __init__(
         self,
-        inner: GroupedOptimizer | keras.optimizers.Optimizer,
-        communicator: GradientReducer,
-        loss_scale: LossScale | None = None,
+        inner: Any = None,
         *,
+        compression: str = "fp16",
+        allreduce: str = "ring",
+        loss_scale: str | float | LossScale = "dynamic",
+        schedule: training_schedule.Schedule | None = None,
+        gradient_accumulation_steps: int | None = None,
+        name: str | None = None,
+        communicator: Communicator | None = None,
         average: WeightAverage | None = None,
         packed: bool | None = None,
-        name: str | None = None,
+        **communication: Any,
     ):
-        """Wraps `inner`.
+        """Wraps an optimizer; pass the same arguments on every rank.
 
         Args:
-          inner: updates the variables.
-          communicator: reduces gradients.
-          loss_scale: without it the loss is not scaled.
-          average: takes in the weights after every update of this package's optimizers.
-          packed: update all variables as one vector (`update`); by default where there is a GPU.
+          inner: required; one of `hybrid_imagenet.optimizers`, or any of Keras's, as an object or
+            by name.
+          compression: type in which gradients are sent: none, fp16 or bf16.
+          allreduce: ring, torus, hierarchical, masters or size_switched (docs/communication.md).
+          loss_scale: `dynamic`, which starts at 2^15, or a number; 1 for none.
+          schedule: sets the inner optimizer's scalars before each step, through a callback of
+            `default_callbacks()`: `(start, end, global_batch) -> {"learning_rate": ...}` in
+            fractional epochs, see `schedules`.
+          gradient_accumulation_steps: micro-batches per update, 2 or more; their gradients are
+            averaged on each rank and reduced once. By default the inner optimizer's own argument of
+            this name, which it then no longer uses.
           name: of the optimizer; by default a new one for each.
+          communicator: ranks that are connected already, with their own `compression` and
+            `allreduce`; by default those of `hybrid_imagenet.init`, connected at the first step.
+          average: moving average of the weights, for optimizers of this package.
+          packed: update all variables as one vector, for optimizers of this package; by default if
+            there is a GPU.
+          communication: `fusion_threshold_mb`, and options of the all-reduce (`torus_grid`,
+            `size_switch_kb`).
+
+        Raises:
+          UserError: for a value that does not exist, settings other than an earlier optimizer's, or
+            an inner optimizer that scales the loss itself or has been used already.
+          ValueError: for a name that is not an optimizer of Keras.
         """
+        settings = arguments.communication_settings(compression, allreduce, communication)
+        if isinstance(inner, str):
+            inner = keras.optimizers.get(inner)
+        arguments.check_inner(inner)
+        arguments.check_schedule(schedule)
+        accumulation_steps = gradient_accumulation_steps or inner.gradient_accumulation_steps
+        arguments.check_accumulation(accumulation_steps)
+        inner.gradient_accumulation_steps = None
         super().__init__(inner, name=name)
         self.inner: Any = inner
-        self._grouped = isinstance(inner, GroupedOptimizer)
-        self.loss_scale = loss_scale or LossScale()
-        self._communicator = communicator
+        self.loss_scale = arguments.make_loss_scale(loss_scale)
         self.grad_norm = keras.Variable(0.0, dtype="float32", trainable=False, name="grad_norm")
         self.average = average
+        self.schedule = schedule
+        # Whether a callback sets the values of the schedule.
+        self.schedule_is_applied = False
+        self.settings = settings
+        self.accumulator = GradientAccumulator()
+        self.accumulation_steps = accumulation_steps
+        if accumulation_steps is not None:
+            self._micro_batches = keras.Variable(
+                0, dtype="int64", trainable=False, name="micro_batches"
+            )
+        self._arguments = {
+            "compression": compression,
+            "allreduce": allreduce,
+            "loss_scale": loss_scale,
+            **communication,
+        }
+        self._communicator = communicator
+        self._reducer = None if communicator is None else GradientReducer(communicator)
         self._executor: UpdateExecutor | None = None
-        if self._grouped:
-            self._executor = self.inner.make_executor(self.loss_scale, average, packed=packed)
+        if isinstance(inner, GroupedOptimizer):
+            self._executor = inner.make_executor(self.loss_scale, average, packed=packed)
+        self._keras_executor = KerasExecutor(inner, self.loss_scale)
+        # What `scale_loss` and `apply` know of each other, see `apply`.
+        self._loss_was_scaled = False
+        self._scales_gradients: bool | None = None
+        self._deferred: types.SimpleNamespace | None = None
+        # Ranks that the program has connected are compared by the program.
+        self._ranks_were_compared = communicator is not None
+        self._warned_of_sparse_gradients = False
+        # Keras variables by id of the tf.Variable with which they share their value.
+        self._keras_variables: dict[int, keras.Variable] = {}
+        self._model: weakref.ref[keras.Model] | None = None
+        self._kinds: dict[int, ParameterKind] = {}  # by id of the variable
+        if communicator is None and process.is_initialized():
+            process.set_default_settings(settings)
+
+    # Building and state
+
+    def attach(self, model: keras.Model) -> None:
+        """Finds the kinds of a model's trainable variables by their layers, for `build`."""
+        if isinstance(self.inner, GroupedOptimizer) and not self.inner.kinds:
+            self._model = weakref.ref(model)  # its first step may make more variables
+            kinds = zip(model.trainable_variables, classify(model), strict=True)
+            self._kinds |= {id(variable): kind for variable, kind in kinds}
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        if not self.built:
-            check_updatable(variables)
+        """Creates the state: the inner optimizer's and, for accumulation, sums of gradients."""
+        if self.built:
+            return
+        variables = self._as_keras_variables(variables)
+        check_updatable(variables)
+        with tf.init_scope():  # the first `apply` may be in a graph
+            self._set_kinds(variables)
             self.inner.build(list(variables))
             if self.average is not None:
                 self.average.build(variables)
-            # Of the last step's gradients, not part of the state: tells which layers were not
-            # finite.
+            # Of the last step's gradients, to name layers that are not finite; not saved.
             self.square_sums = tf.Variable(
                 tf.zeros([len(variables)]), trainable=False, name="square_sums"
             )
             keras.optimizers.Optimizer.build(self, list(variables))
+            if self.accumulation_steps is not None:
+                self.accumulator.build(variables)
+
+    def _set_kinds(self, variables: Sequence[keras.Variable]) -> None:
+        """Sets the kinds of the variables of the model that was attached, if there is one."""
+        model = self._model() if self._model is not None else None
+        if model is None:
+            return
+        self.attach(model)
+        unknown = [v for v in variables if id(v) not in self._kinds]
+        for variable, kind in zip(unknown, classify_by_rank(unknown), strict=True):
+            self._kinds[id(variable)] = kind
+        self.inner.set_kinds([self._kinds[id(v)] for v in variables])
+
+    def _as_keras_variables(self, variables: Sequence[Any]) -> list[keras.Variable]:
+        """Returns the variables, with a Keras variable for each tf.Variable of a custom loop."""
+        for variable in variables:
+            if isinstance(variable, tf.Variable) and id(variable) not in self._keras_variables:
+                with tf.init_scope():
+                    shared = private_api.wrap_tf_variable(variable)
+                    self._keras_variables[id(variable)] = shared
+        return [self._keras_variables.get(id(variable), variable) for variable in variables]
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """State to save: the inner optimizer's, the loss scale's, and what the records say of the
-        last step.
-        """
-        ratios = [self.inner.trust_ratios] if self._grouped else []
-        return [*self.inner.variables, *self.loss_scale.variables, self.grad_norm, *ratios]
+        """All state to save, that of the inner optimizer first."""
+        ratios = [self.inner.trust_ratios] if isinstance(self.inner, GroupedOptimizer) else []
+        return [
+            *self.inner.variables,
+            *self.loss_scale.variables,
+            self.grad_norm,
+            *ratios,
+            *self._accumulation_variables(),
+        ]
+
+    def _accumulation_variables(self) -> list[keras.Variable]:
+        if self.accumulation_steps is None:
+            return []
+        return [self._micro_batches, *self.accumulator.sums]
+
+    def _own_variables(self) -> list[keras.Variable]:
+        """Returns the state without the inner optimizer's, which Keras saves by itself."""
+        return [*self.loss_scale.variables, self.grad_norm, *self._accumulation_variables()]
 
     def set_weights(self, weights: Sequence[Any]) -> None:
-        """Sets the state, inner optimizer's included, from the `variables` of another one, or from
-        their values.
+        """Sets all state from the `variables` of another optimizer, or from their values.
 
         Raises:
           ValueError: before `build`, or if the state belongs to another kind of optimizer or model.
@@ -127,12 +268,12 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
                 " before it"
             )
         shapes = [tuple(v.shape) for v in self.variables]
-        given = [tuple(weight.shape) for weight in weights]
-        if given != shapes:
+        new_shapes = [tuple(weight.shape) for weight in weights]
+        if new_shapes != shapes:
             raise ValueError(
-                f"set_weights got {len(given)} values that do not fit the {len(shapes)} variables"
-                " of this optimizer: pass the variables of an optimizer of the same kind, built on"
-                " the same model"
+                f"set_weights got {len(new_shapes)} values that do not fit the {len(shapes)}"
+                " variables of this optimizer: pass the variables of an optimizer of the same kind,"
+                " built on the same model"
             )
         for variable, weight in zip(self.variables, weights, strict=True):
             variable.assign(weight)
@@ -150,123 +291,346 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
     def learning_rate(self, value: Any) -> None:
         self.inner.learning_rate = value
 
-    def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
-        """The loss to differentiate, float32."""
-        return self.loss_scale.multiply(loss)
+    @property
+    def reducer(self) -> GradientReducer:
+        """Averages the gradients over ranks, which are connected when it is first used.
 
+        An optimizer that was loaded from a file may never need them. `broadcast_model` uses it
+        before the first step is traced.
+        """
+        if self._reducer is None:
+            with tf.init_scope():  # the first step may be traced now
+                self._reducer = GradientReducer(self._communicator or process.communicator())
+        return self._reducer
+
+    # A step
+
+    # AutoGraph converts what a tf.function of the user calls. It does not know super(), and there
+    # is nothing to convert here.
+    @tf.autograph.experimental.do_not_convert
+    def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
+        """Returns the loss to differentiate, float32; `apply` takes the gradients of this one.
+
+        Raises:
+          UserError: on several ranks, for a loss of several values. A tape would add them, so the
+            update would depend on how many of them each rank has. Also after an `apply` with
+            gradients of an unscaled loss.
+        """
+        loss = tf.convert_to_tensor(loss)
+        has_several_values = loss.shape.rank and loss.shape.num_elements() != 1
+        if has_several_values and process.is_initialized() and process.size() > 1:
+            raise UserError(
+                f"The loss has the shape {loss.shape}, not one value. Its gradient would be the sum"
+                " over the rank's examples, and the update would change with the number of ranks."
+                ' Use the mean: tf.reduce_mean(loss), or reduction="sum_over_batch_size" of a loss'
+                " of Keras."
+            )
+        if self._scales_gradients:
+            raise UserError(
+                "optimizer.scale_loss was called, but an earlier optimizer.apply got gradients of a"
+                " loss that was not scaled. Call scale_loss for all losses or for none."
+            )
+        self._scales_gradients = False
+        self._loss_was_scaled = True
+        return self.loss_scale.multiply(tf.cast(loss, tf.float32))
+
+    @tf.autograph.experimental.do_not_convert
     def apply(
-        self,
-        grads: Sequence[tf.Tensor],
-        trainable_variables: Sequence[keras.Variable] | None = None,
+        self, grads: Sequence[Any], trainable_variables: Sequence[keras.Variable] | None = None
     ) -> None:
-        """Reduces gradients of the scaled loss over ranks and updates the variables, or skips the
-        step.
+        """Averages gradients over ranks and updates the variables, or skips the step on all ranks.
+
+        The gradients may be those of `scale_loss(loss)`, as in `fit`, or of the loss itself. Those
+        of the loss itself are multiplied by the loss scale here, which is exact. That comes too
+        late if the model computes in FP16, so such a model needs `scale_loss`.
 
         Args:
-          grads: this rank's gradients, one per trainable variable, in any floating type.
+          grads: this rank's gradients, one per trainable variable, in any floating type; sparse
+            ones are made dense.
           trainable_variables: the variables, needed at the first call only.
 
         Raises:
-          ValueError: if a gradient is missing.
+          ValueError: if a variable has no gradient, or the variables are not those of the first
+            call.
+          UserError: if it has no variables, the loss was not scaled for a model that computes in
+            FP16, ranks differ at the start, or XLA compiles this.
         """
         if trainable_variables is not None:
-            self.build(trainable_variables)
-        self.update_if_finite(self.reduce(grads))
+            variables = self._as_keras_variables(trainable_variables)
+            self.build(variables)
+            check_known(private_api.trainable_variables(self), variables)
+        elif not self.built:
+            raise UserError(
+                "apply needs the variables at its first call, or hybrid_imagenet.broadcast_model"
+                " before it"
+            )
+        scaled = self._with_loss_scale(self._dense(grads))
+        if self._deferred is not None:
+            self._deferred.gradients = scaled
+            return
+        if private_api.is_compiled_by_xla():
+            raise UserError(
+                "XLA compiles this training step, and the reduction over ranks cannot be part of"
+                " that: give fit callbacks=hybrid_imagenet.callbacks.default_callbacks(), which"
+                " keeps it outside; for train_on_batch, and loops without fit,"
+                " compile(jit_compile=False)"
+            )
+        self.accumulate_or_update(scaled)
+
+    @contextlib.contextmanager
+    def defer_update(self) -> Iterator[types.SimpleNamespace]:
+        """Makes `apply` keep its gradients as `gradients` of what this yields, and do no more.
+
+        XLA can compile that much; pass the gradients to `accumulate_or_update` outside of it.
+        """
+        self._deferred = types.SimpleNamespace()  # Keras would track a list
+        try:
+            yield self._deferred
+        finally:
+            self._deferred = None
+
+    @tf.autograph.experimental.do_not_convert
+    def accumulate_or_update(self, grads: Sequence[tf.Tensor]) -> None:
+        """Adds to the sums of accumulation, or averages over ranks and updates.
+
+        Args:
+          grads: gradients of the scaled loss, one per trainable variable.
+        """
+        self._compare_ranks()
+        if self.schedule is not None and not self.schedule_is_applied:
+            self.schedule_is_applied = True  # warn once
+            _log.warning(
+                "%s: its schedule does nothing without default_callbacks() in fit", self.name
+            )
+        if self.accumulation_steps is None:
+            self.update_if_finite(self.reduce(grads))
+            return
+        steps = self.accumulation_steps
+        count = self._micro_batches.value.assign_add(1)
+
+        def update() -> tf.Tensor:
+            self.update_if_finite(self.reduce(self.accumulator.mean(grads, steps)))
+            self.accumulator.reset()
+            return tf.constant(True)
+
+        def add() -> tf.Tensor:
+            self.accumulator.add(grads)
+            return tf.constant(False)
+
+        # The counter is the same on all ranks, so all take the same branch. A GPU makes the host
+        # wait for the counter; the program's own loop chooses on the host instead.
+        tf.cond(tf.equal(count % steps, 0), update, add)
 
     def reduce(self, grads: Sequence[tf.Tensor]) -> Packed:
-        """Averages gradients of the scaled loss over ranks, which are as in `apply`, after `build`.
+        """Averages gradients of the scaled loss over ranks, after `build`.
 
         Returns:
-          The means over ranks, still scaled, the same on every rank: the vectors that travelled.
+          The means over ranks, still scaled, the same on every rank, in the buckets that were sent.
         """
         variables = private_api.trainable_variables(self)
         missing = [v.path for g, v in zip(grads, variables, strict=True) if g is None]
         if missing:
             raise ValueError(f"no gradient for {', '.join(missing)}")
-        names = _unique([v.path for v in variables])
-        return Packed(*self._communicator.reduce_gradients(list(grads), names))
+        return self.reducer.reduce(list(grads), _unique_names([v.path for v in variables]))
 
     def update_if_finite(self, reduced: Packed) -> None:
-        """Updates the variables from what `reduce` has returned, or skips the step on all ranks
-        alike.
-        """
+        """Updates the variables from what `reduce` returned, or skips the step on all ranks."""
         with tf.name_scope(UPDATE_SCOPE):
-            square_sums, norm = (
-                self._update_by_keras(reduced)
-                if self._executor is None
-                else self._executor.apply(reduced)
-            )
+            if self._executor is not None:
+                square_sums, norm = self._executor.apply(reduced)
+            else:
+                variables = private_api.trainable_variables(self)
+                square_sums, norm = self._keras_executor.apply(reduced, variables)
             self.grad_norm.assign(norm)
             self.square_sums.assign(square_sums)
 
-    def _update_by_keras(self, reduced: Packed) -> tuple[tf.Tensor, tf.Tensor]:
-        """Lets an optimizer of Keras update, which has a rule for each variable only; returns what
-        `UpdateExecutor.apply` does.
-
-        On a GPU all values are put back if the gradients are not finite: a branch would have the
-        host wait for that.
-        """
-        variables = private_api.trainable_variables(self)
-        found = Layout([v.shape for v in variables], [i for m in reduced.members for i in m]).split(
-            reduced
+    def _with_loss_scale(self, grads: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns gradients of the scaled loss, from those of the scaled or the unscaled loss."""
+        was_scaled = self._loss_was_scaled
+        self._loss_was_scaled = False
+        if was_scaled or not (self.loss_scale.dynamic or self.loss_scale.initial != 1.0):
+            return list(grads)
+        if self._scales_gradients is None and not self._computes_in_float16():
+            self._scales_gradients = True
+        if self._scales_gradients:
+            scale = self.loss_scale.scale.value
+            return [tf.cast(grad, tf.float32) * scale for grad in grads]
+        raise UserError(
+            "the loss was not scaled: differentiate optimizer.scale_loss(loss), or give "
+            "DistributedOptimizer(loss_scale=1)"
         )
-        grads = [found.get(i, tf.zeros(v.shape)) for i, v in enumerate(variables)]
-        square_sums = tf.stack([2.0 * tf.nn.l2_loss(g) for g in grads])
-        total, unscale = tf.reduce_sum(square_sums), 1.0 / self.loss_scale.scale.value
-        finite = tf.math.is_finite(total)
-        held = [v.value for v in (*variables, *self.inner.variables)]
 
-        def update(*values: tf.Tensor) -> None:
-            *gradients, factor = values
-            self.inner.apply([g * factor for g in gradients], variables)
+    def _computes_in_float16(self) -> bool:
+        """Returns whether gradients of an unscaled loss could have underflowed in the model."""
+        model = self._model() if self._model is not None else None
+        if model is None:
+            return bool(keras.config.dtype_policy().compute_dtype == "float16")
+        layers = private_api.flatten_layers(model)
+        return any(layer.compute_dtype == "float16" for layer in layers)
 
-        def masked(*values: tf.Tensor) -> None:
-            *given, taken = values
-            before = [v.read_value() for v in held]
-            update(*given)
-            for variable, old in zip(held, before, strict=True):
-                variable.assign(tf.where(taken, variable, old))
+    def _dense(self, grads: Sequence[Any]) -> list[tf.Tensor]:
+        """Checks that every variable has a gradient, and makes sparse gradients dense."""
+        variables = private_api.trainable_variables(self)
+        missing = [v.path for g, v in zip(grads, variables, strict=True) if g is None]
+        if len(missing) == len(grads):
+            raise ValueError(
+                "no variable has a gradient: compute the loss inside of the GradientTape, and"
+                " optimizer.scale_loss(loss) too if you call it"
+            )
+        if missing:
+            raise ValueError(
+                f"no gradient for {', '.join(missing)}: the loss does not use it; set"
+                " trainable=False on its layer"
+            )
+        sparse = [v.path for g, v in zip(grads, variables, strict=True) if _is_sparse(g)]
+        if sparse and not self._warned_of_sparse_gradients:
+            self._warned_of_sparse_gradients = True
+            if process.rank() == 0:
+                _log.warning("sparse gradients travel as dense ones: %s", ", ".join(sparse))
+        # The shape of a gradient may be unknown although the variable's is known, as after
+        # `keras.ops.shape`.
+        dense = []
+        for grad, variable in zip(grads, variables, strict=True):
+            dense.append(tf.ensure_shape(tf.convert_to_tensor(grad), variable.shape))
+        return dense
 
-        def branch() -> tf.Tensor:
-            update(*grads, unscale)
-            return tf.constant(True)
+    # Agreement between ranks
 
-        if xla.has_gpu():
-            xla.compile_on_gpu(masked)(*grads, unscale, finite)
-        else:
-            tf.cond(finite, branch, lambda: tf.constant(False))
-        self.loss_scale.update(finite)
-        return square_sums, tf.sqrt(total) * unscale
+    def average_sums(self, communicator: Communicator) -> None:
+        """Replaces the sums of an unfinished accumulation by their mean over ranks.
 
-    def told(self) -> dict[str, tf.Variable]:
-        """Returns the scalars by which records tell of the last step."""
-        scale = self.loss_scale
+        The sums of one rank then stand for all, and the update stays the same, because it takes the
+        mean of the sums. Every rank calls it. If the ranks have counted different micro-batches,
+        one has restored its state, and nothing is changed.
+        """
+        if self.accumulation_steps is None:
+            return
+        counts = communicator.allgather_object(int(self._micro_batches.numpy()))
+        if len(set(counts)) == 1 and counts[0] % self.accumulation_steps:
+            for i, total in enumerate(self.accumulator.sums):
+                summed = communicator.allreduce_sum(total.value, f"accumulated_{i}")
+                total.assign(summed / communicator.size)
+
+    def _compare_ranks(self) -> None:
+        """Compares weights and state over ranks at the first step: a broadcast may be missing."""
+        if self._ranks_were_compared:
+            return
+        self._ranks_were_compared = True
+        with tf.init_scope():
+            communicator = process.communicator()
+            if communicator.size == 1:
+                return
+            check_same_order(communicator)
+            learning_rate = private_api.learning_rate_variable(self.inner)
+            values = {
+                "weights": digest(private_api.trainable_variables(self)),
+                "optimizer state": digest([v for v in self.variables if v is not learning_rate]),
+                # keras.optimizers.MultiOptimizer has none.
+                "learning rate": np.float32(getattr(self, "learning_rate", 0)),
+            }
+            check_agreement(communicator, values, "before the first step", _BROADCAST_REMEDY)
+
+    # Reports
+
+    def telemetry_variables(self) -> dict[str, tf.Variable]:
+        """Returns the variables on the device that the log reads after a step, by name."""
         return {
-            "loss_scale": scale.scale.value,
-            "skipped_steps": scale.skipped_steps.value,
-            "skipped_in_a_row": scale.skipped_in_a_row.value,
+            "loss_scale": self.loss_scale.scale.value,
+            "skipped_steps": self.loss_scale.skipped_steps.value,
+            "skipped_in_a_row": self.loss_scale.skipped_in_a_row.value,
             "grad_norm": self.grad_norm.value,
         }
 
-    def non_finite(self) -> list[str]:
-        """The variables whose gradients were not finite in the last step, by path; waits for the
-        device.
+    def non_finite_variables(self) -> list[str]:
+        """Returns the paths of variables whose last gradients were not finite; waits for a GPU."""
+        is_finite = np.isfinite(self.square_sums.numpy())
+        variables = private_api.trainable_variables(self)
+        return [v.path for v, finite in zip(variables, is_finite, strict=True) if not finite]
+
+    # Keras's protocol
+
+    def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
+        """Excludes variables from the inner optimizer's weight decay; see Keras's method."""
+        self.inner.exclude_from_weight_decay(*args, **kwargs)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves the state without the inner optimizer's, which Keras saves by itself."""
+        for i, variable in enumerate(self._own_variables()):
+            store[str(i)] = variable.numpy()
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads what `save_own_variables` has saved.
+
+        Raises:
+          ValueError: if it was saved with another number of micro-batches, or by another optimizer.
         """
-        finite = np.isfinite(self.square_sums.numpy())
-        return [
-            v.path
-            for v, good in zip(private_api.trainable_variables(self), finite, strict=True)
-            if not good
-        ]
+        # Keras does the same for an optimizer that is not built: the sums are not known yet.
+        if self.accumulation_steps is not None and not self.built:
+            _log.warning(
+                "%s: its state is not loaded, since it is not built; the weights are", self.name
+            )
+            return
+        variables = self._own_variables()
+        if len(store.keys()) != len(variables):
+            raise ValueError(
+                f"the saved optimizer has {len(store.keys())} variables, this one"
+                f" {len(variables)}: give it the same gradient_accumulation_steps"
+            )
+        for i, variable in enumerate(variables):
+            variable.assign(store[str(i)])
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments, and the inner optimizer's scalars of the last step.
+
+        A schedule is kept if `hybrid_imagenet.schedules` made it; a function of yours is not.
+        """
+        config: dict[str, Any] = {
+            "inner": keras.saving.serialize_keras_object(self.inner),
+            "name": self.name,
+            "gradient_accumulation_steps": self.accumulation_steps,
+            "schedule": dict(getattr(self.schedule, "arguments", None) or {}) or None,
+            **self._arguments,
+        }
+        if isinstance(self.inner, GroupedOptimizer):
+            hyperparameters = self.inner.hyperparameters
+            config["kinds"] = [kind.value for kind in self.inner.kinds]
+            config["hyper"] = {name: hyperparameters[name] for name in hyperparameters.names}
+        return config
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
+    ) -> DistributedOptimizer:
+        """Makes the optimizer again; it connects to no rank before its first step."""
+        config = dict(config)
+        kinds = config.pop("kinds", None)
+        hyperparameters = config.pop("hyper", None)
+        inner = keras.saving.deserialize_keras_object(
+            config.pop("inner"), custom_objects=custom_objects
+        )
+        schedule = config.pop("schedule", None)
+        if schedule:
+            schedule = training_schedule.create(**schedule)
+        optimizer = cls(inner, schedule=schedule, **config)
+        if kinds:
+            inner.set_kinds([ParameterKind(kind) for kind in kinds])
+        if hyperparameters:
+            inner.hyperparameters.assign(hyperparameters)
+        return optimizer
 
 
-def _unique(paths: Sequence[str]) -> list[str]:
-    """The paths, with a number behind one that an earlier variable has too, as layers of a
-    subclassed model may.
+def _is_sparse(grad: Any) -> bool:
+    return isinstance(grad, tf.IndexedSlices)
+
+
+def _unique_names(paths: Sequence[str]) -> list[str]:
+    """Returns the paths, with a number after a path that an earlier variable has too.
+
+    Layers of a subclassed model may share a path.
     """
-    seen: dict[str, int] = {}
-    found = []
+    count: dict[str, int] = {}
+    names = []
     for path in paths:
-        seen[path] = seen.get(path, 0) + 1
-        found.append(path if seen[path] == 1 else f"{path}#{seen[path]}")
-    return found
+        count[path] = count.get(path, 0) + 1
+        names.append(path if count[path] == 1 else f"{path}#{count[path]}")
+    return names

@@ -54,6 +54,8 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
     """Names of the state per weight. `build` creates an attribute for each, a list of variables."""
     scales_layers: bool = False
     """Whether LARS gives each layer its own learning rate."""
+    num_phases: int = 1
+    """Number of update rules; the hyperparameter `phase` selects between two."""
 
     def __init__(self, *values: Any, **options: Any):
         """Takes the fields of `Options`.
@@ -302,6 +304,15 @@ class Hyperparameters:
 
     def __getitem__(self, name: str) -> float:
         return float(self._values[self._index[name]])
+
+
+def hyperparameters_of(optimizer: Any) -> Hyperparameters | None:
+    """Returns the hyperparameters of an optimizer of this package, wrapped or not.
+
+    None for an optimizer of Keras.
+    """
+    inner = getattr(optimizer, "inner", optimizer)
+    return inner.hyperparameters if isinstance(inner, GroupedOptimizer) else None
 
 
 def check_known(built_on: Sequence[keras.Variable], variables: Sequence[keras.Variable]) -> None:

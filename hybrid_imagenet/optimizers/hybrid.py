@@ -118,6 +118,7 @@ class Hybrid(GroupedOptimizer):
 
     Options = HybridOptions
     slots = ("first_moment", "second_moment")
+    num_phases = 2
 
     def __init__(self, *values: Any, **options: Any):
         super().__init__(*values, **options)

@@ -124,8 +124,8 @@ def optimizer(
     inner.set_kinds(classify(network))
     return DistributedOptimizer(
         inner,
-        communicator,
-        loss_scale(config, precision),
+        loss_scale=loss_scale(config, precision),
+        communicator=communicator,
         average=WeightAverage(config.ema_decay, config.ema_every) if config.ema_decay else None,
     )
 

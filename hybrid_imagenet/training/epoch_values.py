@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from hybrid_imagenet.comm import Communicator
+from hybrid_imagenet.comm.agreement import checksum
 from hybrid_imagenet.data.sources.source import ReadCounter
 from hybrid_imagenet.errors import NumericsError
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
@@ -48,7 +49,7 @@ class NumericsGuard:
         """
         values, in_a_row = self.values(), int(self._value("skipped_in_a_row"))
         if in_a_row >= self.max_skipped_steps:
-            layers = self.optimizer.non_finite()
+            layers = self.optimizer.non_finite_variables()
             more = f" and {len(layers) - _NAMED} more" if len(layers) > _NAMED else ""
             raise NumericsError(
                 f"step {step}: the last {in_a_row} steps had non-finite gradients (loss"
@@ -98,25 +99,6 @@ class WeightCheck:
         return {}
 
 
-def checksum(variables: Sequence[keras.Variable]) -> tf.Tensor:
-    """Returns the sum of variables' bit patterns modulo 2^64, int64, which does not depend on the
-    order of addition.
-
-    Args:
-      variables: of any numeric type; each variable counts with a factor of its own.
-    """
-    bits = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int64}
-    total = tf.constant(0, tf.int64)
-    for i, value in enumerate(v.value for v in variables):
-        pattern = (
-            tf.cast(value, tf.int8)
-            if value.dtype.is_bool
-            else tf.bitcast(value, bits[value.dtype.size])
-        )
-        total += (2 * i + 1) * tf.reduce_sum(tf.cast(pattern, tf.int64))
-    return total
-
-
 class TrustRatios:
     """Gives `trust_ratios`, the LARS ratio of each layer in the last step, in epochs in which LARS
     runs.
@@ -151,8 +133,17 @@ class Costs:
         communicator: Communicator,
         reads: ReadCounter,
         checkpoint_seconds: Callable[[], float],
+        reduction_statistics: Callable[[], dict[str, Any]],
     ):
-        """Takes this rank's counters of training data read, and the time of checkpoints."""
+        """Takes what counts this rank's costs.
+
+        Args:
+          communicator: gathers the costs of all ranks.
+          reads: counts training data read.
+          checkpoint_seconds: returns the time of checkpoints.
+          reduction_statistics: `GradientReducer.statistics`.
+        """
+        self._reduction_statistics = reduction_statistics
         self._checkpoint_seconds = checkpoint_seconds
         self._communicator = communicator
         self._reads = reads
@@ -161,7 +152,7 @@ class Costs:
     def __call__(self, epoch: int) -> dict[str, Any]:
         """Gathers the ranks' counters; every rank calls it."""
         read = (self._reads.bytes_read, self._reads.operations)
-        exposed = self._communicator.statistics().get("exposed_ms")
+        exposed = self._reduction_statistics().get("exposed_ms")
         own = [exposed, *(now - then for now, then in zip(read, self._before, strict=True))]
         self._before = read
         waits, read_bytes, reads = zip(*self._communicator.allgather_object(own), strict=True)

@@ -115,7 +115,6 @@ class TrainStep:
         self._choose = choose
         one_by_one = jit_compile or not has_gpu()  # XLA fuses casts by itself
         self._kernels = [] if one_by_one else layers.kernels_to_cast(model)
-        self._accumulators: list[tf.Variable] = []
         with tf.device("CPU:0"):
             self._requests = tf.Variable(
                 tf.zeros([0], tf.int32), shape=[None], trainable=False, name="requests"
@@ -129,8 +128,12 @@ class TrainStep:
                 self._loss_and_gradients, autograph=False, jit_compile=True
             )
         optimizer.build(model.trainable_variables)
-        told = {"sums": self.sums.variable, "alarm": self.alarm.variable, **optimizer.told()}
-        self.copies = LateCopies(told, _LAG if has_gpu() else 0)
+        telemetry = {
+            "sums": self.sums.variable,
+            "alarm": self.alarm.variable,
+            **optimizer.telemetry_variables(),
+        }
+        self.copies = LateCopies(telemetry, _LAG if has_gpu() else 0)
 
     def requests(self) -> npt.NDArray[np.int32]:
         """Returns the sum over ranks of the last step's control words; no device is waited for."""
@@ -141,16 +144,12 @@ class TrainStep:
         self._update(self._gradients(batch), control)
 
     def _accumulate(self, batch: Batch) -> None:
-        for total, gradient in zip(self._accumulators, self._gradients(batch), strict=True):
-            total.assign_add(tf.cast(gradient, tf.float32))
+        self.optimizer.accumulator.add(self._gradients(batch))
 
     def _last(self, batch: Batch, control: tf.Tensor, micro_batches: tf.Tensor) -> None:
-        gradients = []
-        for total, gradient in zip(self._accumulators, self._gradients(batch), strict=True):
-            gradients.append((total + tf.cast(gradient, tf.float32)) / micro_batches)
+        gradients = self.optimizer.accumulator.mean(self._gradients(batch), micro_batches)
         self._update(gradients, control)
-        for total in self._accumulators:
-            total.assign(tf.zeros_like(total))
+        self.optimizer.accumulator.reset()
 
     def _update(self, gradients: list[tf.Tensor], control: tf.Tensor) -> None:
         """Takes the gradients of this rank, for the scaled loss."""
@@ -168,14 +167,8 @@ class TrainStep:
             return self.model(self._preprocess(batch), training=True)
 
     def prepare_accumulation(self) -> None:
-        """Creates the accumulators (float32, as large as the weights); needed before
-        `accumulate`.
-        """
-        if not self._accumulators:
-            self._accumulators = [
-                tf.Variable(tf.zeros(v.shape), trainable=False)
-                for v in self.model.trainable_variables
-            ]
+        """Creates the sums of gradients; needed before `accumulate`."""
+        self.optimizer.accumulator.build(self.model.trainable_variables)
 
     def _gradients(self, batch: Batch) -> list[tf.Tensor]:
         weight = None

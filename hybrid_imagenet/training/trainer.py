@@ -260,7 +260,12 @@ class Trainer:
             lambda epoch: self._numerics.values(),
             TrustRatios(optimizer.inner, weights),
             WeightCheck(gather, weights),
-            Costs(parts.communicator, parts.data.source.reads, self.saver.take_seconds),
+            Costs(
+                parts.communicator,
+                parts.data.source.reads,
+                self.saver.take_seconds,
+                lambda: optimizer.reducer.statistics(),
+            ),
         )
 
     def _checkpoint_meta(self) -> dict[str, Any]:

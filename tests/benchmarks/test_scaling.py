@@ -15,6 +15,7 @@ from hybrid_imagenet import config
 from hybrid_imagenet.benchmarks import scaling
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.optimizers.reducer import GradientReducer
 from hybrid_imagenet.training import build
 from hybrid_imagenet.training.losses import binary_cross_entropy
 from tests.support.gradients import means
@@ -189,6 +190,6 @@ def test_communicator_without_reduction_still_sums_stop_flags():
     )
     without_reduction = scaling._communicator_without_reduction(ranks)
     without_reduction.allreduce_on_host(tf.constant([1]), "control")
-    (gradient,) = means(without_reduction.reduce_gradients, [tf.constant([2.0])], ["w"])
+    (gradient,) = means(GradientReducer(without_reduction).reduce, [tf.constant([2.0])], ["w"])
     assert names == ["control"]
     assert gradient.numpy().tolist() == [2.0]

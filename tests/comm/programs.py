@@ -14,7 +14,7 @@ import numpy as np
 
 from hybrid_imagenet import comm
 from hybrid_imagenet.comm import CommunicationSettings, hosts, process, torus
-from hybrid_imagenet.comm.communicator import Communicator
+from hybrid_imagenet.comm.communicator import Communicator, GradientExchange
 from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.errors import UserError
 from tests.support.gradients import means
@@ -22,7 +22,7 @@ from tests.support.gradients import means
 if typing.TYPE_CHECKING:
     from hybrid_imagenet.comm.algorithms import AllReduceAlgorithm
     from hybrid_imagenet.comm.connected import ConnectedRanks
-    from hybrid_imagenet.comm.gradients import GradientReducer
+    from hybrid_imagenet.optimizers.reducer import GradientReducer
 
 # Bits of the significand of each dtype, the implicit first bit included.
 SIGNIFICAND_BITS = {"float16": 11, "float32": 24, "bfloat16": 8}
@@ -73,21 +73,25 @@ def collectives(engine: str = "horovod") -> dict:
     out["gathered"] = communicator.allgather_object("x" * rank)
     communicator.barrier()
 
+    from hybrid_imagenet.optimizers.reducer import GradientReducer
+
+    reducer = GradientReducer(communicator)
+
     @function
     def reduce(x):
         grads = [x * 2.0, tf.cast(x[0], tf.bfloat16), tf.cast(x, tf.float16)]
-        return means(communicator.reduce_gradients, grads, ["a", "b", "c"])
+        return means(reducer.reduce, grads, ["a", "b", "c"])
 
     grads = reduce(tf.constant([1.0, 2.0, 3.0]) * (rank + 1))
     out["grads"] = [[g.dtype.name, g.numpy().tolist()] for g in grads]
-    eager_means = means(communicator.reduce_gradients, [tf.constant([1.0]) * rank], ["d"])
+    eager_means = means(reducer.reduce, [tf.constant([1.0]) * rank], ["d"])
     out["eager"] = [g.numpy().tolist() for g in eager_means]
-    out["packed"] = _packed(communicator, function)
+    out["packed"] = _packed(communicator, reducer, function)
     communicator.shutdown()
     return out
 
 
-def _packed(communicator: Communicator, function: Callable) -> dict:
+def _packed(communicator: Communicator, reducer: GradientReducer, function: Callable) -> dict:
     """Returns how each gradient is packed, by its position in the list.
 
     For each gradient these are its first three elements, its padded length, and the sum of all
@@ -100,9 +104,9 @@ def _packed(communicator: Communicator, function: Callable) -> dict:
     @function
     def reduce(x):
         grads = [x * 2.0, tf.cast(x[0], tf.bfloat16), tf.zeros([0]), x]
-        buckets, members = communicator.reduce_gradients(grads, ["a", "b", "e", "c"])
-        traced_members.extend(list(m) for m in members)
-        return buckets
+        packed = reducer.reduce(grads, ["a", "b", "e", "c"])
+        traced_members.extend(list(members) for members in packed.members)
+        return packed.buckets
 
     vectors = reduce(tf.constant([1.0, 2.0, 3.0]) * (communicator.rank + 1))
     out = {}
@@ -128,7 +132,7 @@ def shared_errors(engine: str = "horovod") -> list:
         message(communicator.raise_first_error, error_of_rank.get(rank)),
         message(communicator.raise_first_error, "--x=1: too small" if rank == 0 else None),
         message(communicator.broadcast_variables, [tf.Variable(tf.zeros([2 + rank]))]),
-        message(communicator.reduce_gradients, [tf.zeros([2])], [f"layer_{rank}"]),
+        message(GradientReducer(communicator).reduce, [tf.zeros([2])], [f"layer_{rank}"]),
         message(check_versions, communicator, None if rank == 1 else versions),
         message(check_versions, communicator, other_versions),
     ]
@@ -166,12 +170,13 @@ def process_sets(settings: dict, others: list, hosts_of_ranks: list | None) -> d
 
         all_sets = communicator.collectives._process_sets
         grads = [tf.range(1.0, 4.0) * (communicator.rank + 1)]
-        mean = means(communicator.reduce_gradients, grads, ["a"])
+        reducer = GradientReducer(communicator)
+        mean = means(reducer.reduce, grads, ["a"])
         return {
             "hosts": list(communicator.hosts),
             "sets": sorted(list(ranks) for ranks in all_sets if len(ranks) < communicator.size),
             "sum": [g.numpy().tolist() for g in mean],
-            "algorithm": communicator.statistics()["buckets"][0]["algorithm"],
+            "algorithm": reducer.statistics()["buckets"][0]["algorithm"],
         }
 
 
@@ -280,11 +285,12 @@ class ReducerFactory:
         )
 
     def __call__(self, **settings) -> GradientReducer:
-        from hybrid_imagenet.comm.gradients import GradientReducer
+        from hybrid_imagenet.optimizers.reducer import GradientReducer
 
         reducer_settings = CommunicationSettings(**settings)
         selector = self.communicator.make_selector(reducer_settings)
-        return GradientReducer(self.communicator, reducer_settings, selector)
+        self.communicator.gradient_exchange = GradientExchange(reducer_settings, selector)
+        return GradientReducer(self.communicator)
 
 
 def reductions(engine: str = "horovod") -> dict:

@@ -5,8 +5,9 @@ import tensorflow as tf
 
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.comm.algorithms import AlgorithmSelector, RankContext
-from hybrid_imagenet.comm.gradients import GradientReducer, backward_order
+from hybrid_imagenet.comm.communicator import GradientExchange
 from hybrid_imagenet.comm.settings import CommunicationSettings
+from hybrid_imagenet.optimizers.reducer import GradientReducer, backward_order
 from tests.support.gradients import means
 
 HorovodCollectives = pytest.importorskip("hybrid_imagenet.comm.horovod_engine").HorovodCollectives
@@ -16,10 +17,11 @@ LAYERS = 6
 class TwoAlike(SingleProcess):
     """Rank 0 of two ranks; the other one always sends the same."""
 
-    def __init__(self):
+    def __init__(self, settings, nccl=False):
         super().__init__()
         self.size = 2
         self.hosts *= 2
+        self.gradient_exchange = GradientExchange(settings, selector(settings), nccl)
 
 
 def selector(settings):
@@ -28,8 +30,7 @@ def selector(settings):
 
 def trace(settings, rescale=False):
     """Traces a chain of layers; returns the order and the operations of gradients and sums."""
-    communicator = TwoAlike()
-    reducer = GradientReducer(communicator, settings, selector(settings))
+    reducer = GradientReducer(TwoAlike(settings))
     weights = [tf.Variable(tf.ones([4, 4])) for _ in range(LAYERS)]
     seen = {}
 
@@ -101,11 +102,9 @@ def test_one_operation_of_horovod_per_bucket():
 
 @pytest.mark.parametrize(("nccl", "steps"), [(False, 1), (True, 0)])
 def test_steps_are_not_timed_with_nccl(nccl, steps):
-    reducer = GradientReducer(
-        TwoAlike(), CommunicationSettings(), selector(CommunicationSettings()), nccl
-    )
+    reducer = GradientReducer(TwoAlike(CommunicationSettings(), nccl))
     traced = tf.function(
-        lambda g: reducer.reduce([g], ["w"])[0], autograph=False
+        lambda g: reducer.reduce([g], ["w"]).buckets, autograph=False
     ).get_concrete_function(tf.ones([4]))
     assert sum(op.type == "Timestamp" for op in traced.graph.get_operations()) == 2 * steps
     assert reducer.statistics()["exposed_ms"] is None
@@ -114,7 +113,7 @@ def test_steps_are_not_timed_with_nccl(nccl, steps):
 def unknown_shape(reduce):
     @tf.function(input_signature=[tf.TensorSpec([None])], autograph=False)
     def step(grad):
-        return reduce([grad], ["w"])
+        return reduce([grad], ["w"]).buckets
 
     return step(tf.zeros([3]))
 
@@ -135,25 +134,18 @@ def unknown_shape(reduce):
     ids=["sparse", "missing", "integers", "names", "shape"],
 )
 def test_gradients_that_cannot_be_summed_raise(ranks, call, message):
-    alone = SingleProcess().reduce_gradients
-    reduce = (
-        alone
-        if ranks == "alone"
-        else GradientReducer(
-            TwoAlike(), CommunicationSettings(), selector(CommunicationSettings())
-        ).reduce
-    )
+    communicator = SingleProcess() if ranks == "alone" else TwoAlike(CommunicationSettings())
     with pytest.raises((TypeError, ValueError), match=message):
-        call(reduce)
+        call(GradientReducer(communicator).reduce)
 
 
 def test_single_process_only_casts_gradients():
-    communicator = SingleProcess()
+    reducer = GradientReducer(SingleProcess())
     got = means(
-        communicator.reduce_gradients,
+        reducer.reduce,
         [tf.constant([1.5], tf.float16), tf.constant(1e-9)],
         ["a", "b"],
     )
     assert [g.dtype for g in got] == [tf.float32] * 2
     assert float(got[0][0]) == 1.5 and float(got[1]) == pytest.approx(1e-9)
-    assert communicator.statistics() == {}
+    assert reducer.statistics() == {}

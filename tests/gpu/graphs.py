@@ -15,16 +15,16 @@ from horovod.common.process_sets import ProcessSet
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet import recipes
 from hybrid_imagenet.comm import SingleProcess, process
+from hybrid_imagenet.comm.communicator import GradientExchange
 from hybrid_imagenet.comm.connected import ConnectedRanks
-from hybrid_imagenet.comm.gradients import GradientReducer
 from hybrid_imagenet.comm.horovod_engine import HorovodCollectives
 from hybrid_imagenet.comm.tensorflow_engine import TensorFlowCollectives
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.data.sources.synthetic import SyntheticSource
-from hybrid_imagenet.library.optimizer import DistributedOptimizer
 from hybrid_imagenet.library.split_step import _split
 from hybrid_imagenet.models.normalization import BatchNormalization
+from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.order.sampling import Cursor
 from hybrid_imagenet.training import build
 from hybrid_imagenet.training.losses import LOSSES
@@ -54,7 +54,7 @@ class Two(ConnectedRanks):
         else:
             self.collectives = TensorFlowCollectives(0, 2, gpu=True)
             self._host_collectives = TensorFlowCollectives(0, 2)
-        self._reducer = GradientReducer(self, settings, self.make_selector(settings), nccl=True)
+        self.gradient_exchange = GradientExchange(settings, self.make_selector(settings), nccl=True)
 
     broadcast_object = SingleProcess.broadcast_object
     allgather_object = SingleProcess.allgather_object

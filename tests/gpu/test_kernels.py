@@ -51,7 +51,10 @@ def module(arguments):
     inner = optimizers.create(**arguments)
     inner.set_kinds(classify_by_rank(variables))
     optimizer = DistributedOptimizer(
-        inner, SingleProcess(), LossScale(8.0, dynamic=True), packed=True
+        inner,
+        loss_scale=LossScale(8.0, dynamic=True),
+        communicator=SingleProcess(),
+        packed=True,
     )
     optimizer.build(variables)
     buckets = make_buckets(range(len(shapes))[::-1], elements, "float16", 16 << 20, 4 << 20)

@@ -56,7 +56,7 @@ def check(program, rows, alone):
 def compare(call, name, size, record_property):
     found = call(programs.compared, name)
     assert name not in cases.PROGRAMS or found[0]["reductions"] == (
-        found[0]["updates"] if size > 1 else None
+        found[0]["updates"] if size > 1 else 0
     )
     largest = check(PROGRAMS[name], found, places.alone(PROGRAMS[name], size))
     record_property(

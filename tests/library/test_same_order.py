@@ -9,8 +9,8 @@ import tensorflow as tf
 
 import hybrid_imagenet as hi
 from hybrid_imagenet.errors import SharedError, UserError
-from hybrid_imagenet.library.same_order import check_same_order
 from hybrid_imagenet.order import notes
+from hybrid_imagenet.order.same_order import check_same_order
 from tests.library import programs
 
 COUNT = 200

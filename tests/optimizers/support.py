@@ -54,11 +54,16 @@ class Runner:
         self.variables = problem.variables()
         optimizer.set_kinds(kinds)
         self.whole = DistributedOptimizer(
-            optimizer, SingleProcess(), LossScale(loss_scale), packed=PACKED
+            optimizer,
+            loss_scale=LossScale(loss_scale),
+            communicator=SingleProcess(),
+            packed=PACKED,
         )
         self.whole.build(self.variables)
         self.count = 0
-        self.function = tf.function(lambda grads: self.whole.apply(grads), autograph=False)
+        self.function = tf.function(
+            lambda grads: self.whole.accumulate_or_update(grads), autograph=False
+        )
 
     def weights(self):
         return [v.numpy() for v in self.variables]
@@ -85,7 +90,10 @@ def scaled_sgd(start, scale, momentum=0.0, **options):
     """
     variables = [keras.Variable(value, name=f"w{i}") for i, value in enumerate(start)]
     optimizer = DistributedOptimizer(
-        SGD(0.5, momentum, weight_decay=0.0), SingleProcess(), scale, **options
+        SGD(0.5, momentum, weight_decay=0.0),
+        loss_scale=scale or 1,
+        communicator=SingleProcess(),
+        **options,
     )
     optimizer.build(variables)
 

@@ -40,11 +40,17 @@ class Run:
         average = WeightAverage(0.9) if average else None
         scale = LossScale(256.0, dynamic=True, growth_steps=3)
         self.optimizer = DistributedOptimizer(
-            inner, SingleProcess(), scale, average=average, packed=packed
+            inner,
+            loss_scale=scale,
+            communicator=SingleProcess(),
+            average=average,
+            packed=packed,
         )
         self.optimizer._executor._jit_compile = jit_compile
         self.optimizer.build(self.variables)
-        self.step = tf.function(lambda grads: self.optimizer.apply(grads), autograph=False)
+        self.step = tf.function(
+            lambda grads: self.optimizer.accumulate_or_update(grads), autograph=False
+        )
         for number in range(STEPS):
             hyper = {"learning_rate": 0.1 + 0.01 * number, "lower_bound": 0.05, "upper_bound": 0.4}
             hyper["lars_share"] = number / (STEPS - 1)

@@ -1,6 +1,6 @@
 """Gradients out of the vectors in which a communicator returns them."""
 
-from hybrid_imagenet.optimizers.layout import Layout, Packed
+from hybrid_imagenet.optimizers.layout import Layout
 
 
 def means(reduce, grads, names):
@@ -9,7 +9,7 @@ def means(reduce, grads, names):
     """
     import tensorflow as tf
 
-    packed = Packed(*reduce(grads, names))
+    packed = reduce(grads, names)
     members = [i for bucket in packed.members for i in bucket]
     found = Layout([grad.shape for grad in grads], members).split(packed)
     return [found.get(i, tf.zeros(grad.shape)) for i, grad in enumerate(grads)]

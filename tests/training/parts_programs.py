@@ -23,7 +23,9 @@ def _steps(c) -> list:
 
     w = keras.Variable(np.zeros(3, np.float32), name="w")
     inner = optimizers.create("sgd", weight_decay=0.0, learning_rate=1.0, momentum=0.0)
-    optimizer = DistributedOptimizer(inner, c, LossScale(1024.0, dynamic=True))
+    optimizer = DistributedOptimizer(
+        inner, loss_scale=LossScale(1024.0, dynamic=True), communicator=c
+    )
     optimizer.build([w])
     step = tf.function(lambda grad: optimizer.apply([optimizer.scale_loss(grad)]), autograph=False)
     trail = []

@@ -19,7 +19,6 @@ def four_steps(micro: int) -> list:
     from hybrid_imagenet.models import factory, normalization
     from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
     from hybrid_imagenet.optimizers.kinds import classify
-    from hybrid_imagenet.optimizers.loss_scale import LossScale
     from hybrid_imagenet.training.step import TrainStep
 
     model = factory.create("resnet10", 5, 32, zero_last_gamma=False, seed=3)
@@ -28,7 +27,10 @@ def four_steps(micro: int) -> list:
     inner = optimizers.create("hybrid", learning_rate=0.05, momentum=0.9)
     inner.set_kinds(classify(model))
     step = TrainStep(
-        model, DistributedOptimizer(inner, c, LossScale(64.0)), lambda batch: batch["image"], c
+        model,
+        DistributedOptimizer(inner, loss_scale=64.0, communicator=c),
+        lambda batch: batch["image"],
+        c,
     )
     if micro > 1:
         step.prepare_accumulation()

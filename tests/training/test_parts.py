@@ -54,11 +54,13 @@ def test_metric_average_divides_sums_of_all_ranks_once():
 
 def test_the_guard_stops_a_run_that_only_skips():
     optimizer = DistributedOptimizer(
-        optimizers.create("sgd", weight_decay=0.0, learning_rate=0.1), SingleProcess()
+        optimizers.create("sgd", weight_decay=0.0, learning_rate=0.1),
+        loss_scale=1,
+        communicator=SingleProcess(),
     )
     weights = [keras.Variable(np.ones(1, np.float32), name=name) for name in ("stem", "head")]
     optimizer.build(weights)
-    guard = NumericsGuard(optimizer, 3, LateCopies(optimizer.told(), 0))
+    guard = NumericsGuard(optimizer, 3, LateCopies(optimizer.telemetry_variables(), 0))
     for step in (1, 2):
         optimizer.apply([tf.constant([1.0]), tf.constant([np.nan])])
         assert guard.check(step, float("nan"))["skipped_steps"] == step

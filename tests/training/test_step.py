@@ -8,33 +8,36 @@ from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.models import factory
 from hybrid_imagenet.optimizers.distributed import UPDATE_SCOPE, DistributedOptimizer
 from hybrid_imagenet.optimizers.kinds import classify
+from hybrid_imagenet.optimizers.reducer import GradientReducer
 from hybrid_imagenet.training import step as step_module
 from hybrid_imagenet.training.step import TrainStep
 
 
-class Marked(SingleProcess):
-    """Leaves an operation in the graph where a reduction over ranks would stand."""
+class MarkingReducer(GradientReducer):
+    """Leaves an operation in the graph where a reduction over ranks would be."""
 
-    def reduce_gradients(self, grads, names):
+    def reduce(self, grads, names):
         marked = [
             tf.raw_ops.EnsureShape(input=tf.cast(g, tf.float32), shape=g.shape) for g in grads
         ]
-        return super().reduce_gradients(marked, names)
+        return super().reduce(marked, names)
 
 
 def traced():
     """Traces a step with --jit_compile: network, graph, and the functions that XLA compiles before
     the update.
     """
-    ranks = Marked()
+    communicator = SingleProcess()
     model = factory.create("resnet10", 5, 16, precision="float32")
     inner = optimizers.create("sgd", weight_decay=0.0, learning_rate=0.1)
     inner.set_kinds(classify(model))
+    optimizer = DistributedOptimizer(inner, loss_scale=1, communicator=communicator)
+    optimizer._reducer = MarkingReducer(communicator)
     step = TrainStep(
         model,
-        DistributedOptimizer(inner, ranks),
+        optimizer,
         lambda batch: batch["image"],
-        ranks,
+        communicator,
         jit_compile=True,
     )
     batch = {"image": tf.TensorSpec([2, 16, 16, 3]), "label": tf.TensorSpec([2], tf.int32)}
@@ -89,9 +92,8 @@ def test_what_a_gpu_computes_together_makes_the_same_step(monkeypatch):
         )
         inner = optimizers.create("sgd", weight_decay=1e-4, learning_rate=0.1, momentum=0.0)
         inner.set_kinds(classify(model))
-        step = TrainStep(
-            model, DistributedOptimizer(inner, ranks), lambda batch: batch["image"], ranks
-        )
+        optimizer = DistributedOptimizer(inner, loss_scale=1, communicator=ranks)
+        step = TrainStep(model, optimizer, lambda batch: batch["image"], ranks)
         random = np.random.default_rng(0)
         for _ in range(3):
             images = tf.constant(random.normal(size=(4, 16, 16, 3)), tf.float16)

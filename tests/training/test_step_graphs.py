@@ -20,7 +20,9 @@ def step():
     )
     ranks = SingleProcess()
     optimizer = DistributedOptimizer(
-        optimizers.create("sgd", weight_decay=0.0, learning_rate=0.1), ranks
+        optimizers.create("sgd", weight_decay=0.0, learning_rate=0.1),
+        loss_scale=1,
+        communicator=ranks,
     )
     return TrainStep(keras.Model(image, logits), optimizer, lambda batch: batch["image"], ranks)
 

@@ -1,0 +1,183 @@
+"""Checks the arguments of `DistributedOptimizer`.
+
+Arguments of other libraries' distributed optimizers get an error that names what to use instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import keras
+
+from hybrid_imagenet import private_api
+from hybrid_imagenet.comm.settings import ALGORITHMS, COMPRESSIONS, CommunicationSettings
+from hybrid_imagenet.errors import UserError, did_you_mean
+from hybrid_imagenet.optimizers.loss_scale import LossScale
+
+_ARGUMENTS = (
+    "compression",
+    "allreduce",
+    "loss_scale",
+    "schedule",
+    "gradient_accumulation_steps",
+    "name",
+    "fusion_threshold_mb",
+)
+
+_OF_INNER = (
+    "learning_rate",
+    "momentum",
+    "nesterov",
+    "weight_decay",
+    "clipnorm",
+    "clipvalue",
+    "global_clipnorm",
+    "use_ema",
+    "ema_momentum",
+    "ema_overwrite_frequency",
+    "beta_1",
+    "beta_2",
+    "epsilon",
+    "rho",
+    "amsgrad",
+)
+_REMEDIES = {
+    "backward_passes_per_step": (
+        "Use gradient_accumulation_steps, which averages the gradients instead of adding them"
+    ),
+    "average_aggregated_gradients": "Omit it: gradient_accumulation_steps always averages",
+    "op": "Omit it: gradients are always averaged over ranks",
+    "gradient_predivide_factor": (
+        "Omit it: gradients are divided by the number of ranks before the sum"
+    ),
+    "groups": "Omit it: gradients are packed into buckets of fusion_threshold_mb",
+    "num_groups": "Omit it: gradients are packed into buckets of fusion_threshold_mb",
+    "sparse_as_dense": "Omit it: sparse gradients are always sent as dense ones",
+    "device_dense": "Omit it: gradients are reduced on the device that computes them",
+    "device_sparse": "Omit it: gradients are reduced on the device that computes them",
+    "process_set": "Omit it: gradients are averaged over all ranks",
+    "scale_local_gradients": "Omit it: gradients of all variables are averaged over all ranks",
+    "use_locking": "Omit it: updates of variables are not locked",
+    "initial_scale": "Use loss_scale, which is dynamic or a number",
+    "dynamic_growth_steps": "Use loss_scale, which is dynamic or a number",
+    "loss_scale_factor": "Use loss_scale, which is dynamic or a number",
+    "dynamic": "Use loss_scale, which is dynamic or a number",
+    "inner_optimizer": "Pass the optimizer as the first argument",
+    "optimizer": "Pass the optimizer as the first argument",
+    "engine": (
+        "Set HYBRID_IMAGENET_ENGINE, or use hybrid-imagenet run --engine, because hi.init()"
+        " needs it"
+    ),
+}
+
+
+def check_names(names: Iterable[str], known: Sequence[str]) -> None:
+    """Raises UserError, with what to use instead, for an argument that is not known."""
+    for name in names:
+        if name in known:
+            continue
+        if name in _OF_INNER:
+            remedy = (
+                "Pass it to the optimizer inside, such as"
+                f" DistributedOptimizer(keras.optimizers.SGD({name}=...))"
+            )
+        else:
+            remedy = _REMEDIES.get(name, f"Omit it. Its arguments are {', '.join(known)}")
+        near = "" if name in _OF_INNER or name in _REMEDIES else did_you_mean(name, known)
+        raise UserError(f"DistributedOptimizer has no argument {name}{near}. {remedy}.")
+
+
+def check_compression(value: Any) -> None:
+    """Raises UserError for a compression that is not a word, such as Horovod's classes."""
+    if not isinstance(value, str):
+        raise UserError(
+            f"compression={value!r} is not supported. Use one of"
+            f" {', '.join(map(repr, COMPRESSIONS))}."
+        )
+
+
+def communication_settings(
+    compression: str, allreduce: str, options: Mapping[str, Any]
+) -> CommunicationSettings:
+    """Returns how gradients are exchanged.
+
+    Args:
+      compression: name of the type in which gradients are sent.
+      allreduce: name of the algorithm.
+      options: `fusion_threshold_mb`, and options of the algorithm.
+
+    Raises:
+      UserError: for an argument or a value that does not exist.
+    """
+    check_compression(compression)
+    algorithm_options = set()
+    for algorithm in ALGORITHMS.values():
+        algorithm_options |= {field.name for field in dataclasses.fields(algorithm.options)}
+    check_names(options, [*_ARGUMENTS, *sorted(algorithm_options)])
+    options = dict(options)
+    fields = {}
+    if "fusion_threshold_mb" in options:
+        fields["fusion_threshold_mb"] = options.pop("fusion_threshold_mb")
+    try:
+        return CommunicationSettings(
+            allreduce=allreduce,
+            compression=compression,
+            options=options,
+            deterministic=private_api.is_op_determinism_enabled(),
+            **fields,
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def check_inner(inner: Any) -> None:
+    """Raises UserError for an inner optimizer that cannot be wrapped."""
+    if not isinstance(inner, keras.optimizers.Optimizer):
+        raise UserError(
+            f"inner={inner!r}: give an optimizer of Keras or of hybrid_imagenet.optimizers"
+        )
+    if isinstance(inner, keras.optimizers.LossScaleOptimizer):
+        raise UserError(
+            f"inner={inner.name}: DistributedOptimizer scales the loss itself; give it the"
+            " optimizer inside"
+        )
+    if inner.loss_scale_factor is not None:
+        raise UserError(
+            f"loss_scale_factor={inner.loss_scale_factor:g}: give"
+            " DistributedOptimizer(loss_scale=...) instead: the loss must be scaled once"
+        )
+    if inner.built:
+        raise UserError(f"inner={inner.name}: it has been used already; give a new one")
+
+
+def check_schedule(schedule: Any) -> None:
+    """Raises UserError for a schedule of Keras."""
+    if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        raise UserError(
+            "schedule: give one of hybrid_imagenet.schedules in place of one of Keras, which"
+            " counts steps"
+        )
+
+
+def check_accumulation(steps: Any) -> None:
+    """Raises UserError for a number of micro-batches that is not at least 2."""
+    if steps is not None and (not isinstance(steps, int) or steps < 2):
+        raise UserError(
+            f"gradient_accumulation_steps={steps}: give a whole number of at least 2, or omit it"
+        )
+
+
+def make_loss_scale(value: str | float | LossScale) -> LossScale:
+    """Returns the loss scale of `dynamic`, a number, or the loss scale itself.
+
+    Raises:
+      UserError: for another word, or a number that is not positive.
+    """
+    if isinstance(value, LossScale):
+        return value
+    try:
+        return LossScale.of(value)
+    except ValueError:
+        raise UserError(f"loss_scale={value}: give dynamic, or a positive number") from None
