@@ -136,28 +136,29 @@ def check_inner(inner: Any) -> None:
     """Raises UserError for an inner optimizer that cannot be wrapped."""
     if not isinstance(inner, keras.optimizers.Optimizer):
         raise UserError(
-            f"inner={inner!r}: give an optimizer of Keras or of hybrid_imagenet.optimizers"
+            f"inner={inner!r} is not an optimizer. Pass an optimizer of Keras or of"
+            " hybrid_imagenet.optimizers."
         )
     if isinstance(inner, keras.optimizers.LossScaleOptimizer):
         raise UserError(
-            f"inner={inner.name}: DistributedOptimizer scales the loss itself; give it the"
-            " optimizer inside"
+            f"inner={inner.name} scales the loss, which DistributedOptimizer does itself. Pass the"
+            " optimizer inside of it."
         )
     if inner.loss_scale_factor is not None:
         raise UserError(
-            f"loss_scale_factor={inner.loss_scale_factor:g}: give"
-            " DistributedOptimizer(loss_scale=...) instead: the loss must be scaled once"
+            f"The inner optimizer has loss_scale_factor={inner.loss_scale_factor:g}, but the loss"
+            " must be scaled once. Use DistributedOptimizer(loss_scale=...) instead."
         )
     if inner.built:
-        raise UserError(f"inner={inner.name}: it has been used already; give a new one")
+        raise UserError(f"inner={inner.name} has been used already. Pass a new optimizer.")
 
 
 def check_schedule(schedule: Any) -> None:
     """Raises UserError for a schedule of Keras."""
     if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         raise UserError(
-            "schedule: give one of hybrid_imagenet.schedules in place of one of Keras, which"
-            " counts steps"
+            "schedule is a schedule of Keras, which counts steps. Use one of"
+            " hybrid_imagenet.schedules, which count epochs."
         )
 
 
@@ -165,7 +166,8 @@ def check_accumulation(steps: Any) -> None:
     """Raises UserError for a number of micro-batches that is not at least 2."""
     if steps is not None and (not isinstance(steps, int) or steps < 2):
         raise UserError(
-            f"gradient_accumulation_steps={steps}: give a whole number of at least 2, or omit it"
+            f"gradient_accumulation_steps={steps} is not supported. Use a whole number of at least"
+            " 2, or omit it."
         )
 
 
@@ -180,4 +182,6 @@ def make_loss_scale(value: str | float | LossScale) -> LossScale:
     try:
         return LossScale.of(value)
     except ValueError:
-        raise UserError(f"loss_scale={value}: give dynamic, or a positive number") from None
+        raise UserError(
+            f"loss_scale={value} is not supported. Use 'dynamic' or a positive number."
+        ) from None

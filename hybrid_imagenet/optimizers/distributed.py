@@ -190,9 +190,12 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
     # Building and state
 
     def attach(self, model: keras.Model) -> None:
-        """Finds the kinds of a model's trainable variables by their layers, for `build`."""
+        """Remembers the model, and finds the kinds of its trainable variables by their layers.
+
+        `build` looks again, because the first step of a model may make more variables.
+        """
+        self._model = weakref.ref(model)
         if isinstance(self.inner, GroupedOptimizer) and not self.inner.kinds:
-            self._model = weakref.ref(model)  # its first step may make more variables
             kinds = zip(model.trainable_variables, classify(model), strict=True)
             self._kinds |= {id(variable): kind for variable, kind in kinds}
 
@@ -218,7 +221,8 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
     def _set_kinds(self, variables: Sequence[keras.Variable]) -> None:
         """Sets the kinds of the variables of the model that was attached, if there is one."""
         model = self._model() if self._model is not None else None
-        if model is None:
+        has_kinds = not isinstance(self.inner, GroupedOptimizer) or self.inner.kinds
+        if model is None or has_kinds:
             return
         self.attach(model)
         unknown = [v for v in variables if id(v) not in self._kinds]
@@ -361,8 +365,8 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
             check_known(private_api.trainable_variables(self), variables)
         elif not self.built:
             raise UserError(
-                "apply needs the variables at its first call, or hybrid_imagenet.broadcast_model"
-                " before it"
+                "optimizer.apply got no variables at its first call. Pass them, or call"
+                " hybrid_imagenet.broadcast_model(model) before."
             )
         scaled = self._with_loss_scale(self._dense(grads))
         if self._deferred is not None:
@@ -371,9 +375,9 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         if private_api.is_compiled_by_xla():
             raise UserError(
                 "XLA compiles this training step, and the reduction over ranks cannot be part of"
-                " that: give fit callbacks=hybrid_imagenet.callbacks.default_callbacks(), which"
-                " keeps it outside; for train_on_batch, and loops without fit,"
-                " compile(jit_compile=False)"
+                " that. Pass callbacks=hybrid_imagenet.callbacks.default_callbacks() to fit, which"
+                " keeps it outside. For train_on_batch and loops without fit, use"
+                " compile(jit_compile=False)."
             )
         self.accumulate_or_update(scaled)
 
@@ -430,7 +434,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         variables = private_api.trainable_variables(self)
         missing = [v.path for g, v in zip(grads, variables, strict=True) if g is None]
         if missing:
-            raise ValueError(f"no gradient for {', '.join(missing)}")
+            raise ValueError(f"There is no gradient for {', '.join(missing)}.")
         return self.reducer.reduce(list(grads), _unique_names([v.path for v in variables]))
 
     def update_if_finite(self, reduced: Packed) -> None:
@@ -456,8 +460,8 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
             scale = self.loss_scale.scale.value
             return [tf.cast(grad, tf.float32) * scale for grad in grads]
         raise UserError(
-            "the loss was not scaled: differentiate optimizer.scale_loss(loss), or give "
-            "DistributedOptimizer(loss_scale=1)"
+            "The loss was not scaled. Differentiate optimizer.scale_loss(loss), or use"
+            " DistributedOptimizer(loss_scale=1)."
         )
 
     def _computes_in_float16(self) -> bool:
@@ -474,13 +478,13 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         missing = [v.path for g, v in zip(grads, variables, strict=True) if g is None]
         if len(missing) == len(grads):
             raise ValueError(
-                "no variable has a gradient: compute the loss inside of the GradientTape, and"
-                " optimizer.scale_loss(loss) too if you call it"
+                "No variable has a gradient. Compute the loss inside of the GradientTape, and"
+                " optimizer.scale_loss(loss) too if you call it."
             )
         if missing:
             raise ValueError(
-                f"no gradient for {', '.join(missing)}: the loss does not use it; set"
-                " trainable=False on its layer"
+                f"There is no gradient for {', '.join(missing)}, because the loss does not use it."
+                " Set trainable=False on its layer."
             )
         sparse = [v.path for g, v in zip(grads, variables, strict=True) if _is_sparse(g)]
         if sparse and not self._warned_of_sparse_gradients:

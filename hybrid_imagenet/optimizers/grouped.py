@@ -224,11 +224,11 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
             self.build(trainable_variables)
             check_known(private_api.trainable_variables(self), trainable_variables)
         elif not self.built:
-            raise ValueError("give the variables in the first call, or call build")
+            raise ValueError("apply got no variables. Pass them at the first call, or call build.")
         variables = private_api.trainable_variables(self)
         missing = [v.path for g, v in zip(grads, variables, strict=True) if g is None]
         if missing:
-            raise ValueError(f"no gradient for {', '.join(missing)}")
+            raise ValueError(f"There is no gradient for {', '.join(missing)}.")
         if self._standalone_executor is None:
             with tf.init_scope():
                 self._standalone_executor = self.make_executor(LossScale())
@@ -319,8 +319,8 @@ def check_known(built_on: Sequence[keras.Variable], variables: Sequence[keras.Va
     """Raises ValueError unless variables are those that an optimizer was built on, in order."""
     if list(map(id, variables)) != list(map(id, built_on)):
         raise ValueError(
-            "these are not the variables that the optimizer was built on, in their order: after a"
-            " change of `trainable`, compile the model with a new optimizer"
+            "These are not the variables that the optimizer was built on, in their order. After a"
+            " change of `trainable`, compile the model with a new optimizer."
         )
 
 

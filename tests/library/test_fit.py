@@ -84,14 +84,14 @@ def test_an_optimizer_says_what_it_cannot_take():
             hi.DistributedOptimizer(inner, **arguments)
         return str(caught.value)
 
-    assert "scales the loss itself" in refused(
+    assert "scales the loss, which DistributedOptimizer does itself" in refused(
         keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
     )
     assert "loss_scale_factor=8" in refused(keras.optimizers.SGD(loss_scale_factor=8.0))
-    assert refused("sgd", loss_scale="much").startswith("loss_scale=much: give dynamic")
+    assert refused("sgd", loss_scale="much").startswith("loss_scale=much is not supported")
     assert refused("sgd", allreduce="star").startswith("allreduce=star: choose one of ring")
     assert refused("sgd", gradient_accumulation_steps=1).startswith(
-        "gradient_accumulation_steps=1: give a whole number"
+        "gradient_accumulation_steps=1 is not supported. Use a whole number"
     )
     assert refused("sgd", torus_grid="1x1").startswith(
         "torus_grid: there is no such option with allreduce=ring"
@@ -102,7 +102,7 @@ def test_an_optimizer_says_what_it_cannot_take():
     used.build([keras.Variable(1.0)])
     assert "used already" in refused(used)
     with pytest.raises(
-        ValueError, match=r"give a number, and a schedule of hybrid_imagenet.schedules to Distr"
+        ValueError, match=r"Pass a number, and a schedule of hybrid_imagenet.schedules to Distr"
     ):
         hi.optimizers.LARS(keras_own)
 
@@ -134,25 +134,89 @@ def test_a_compression_that_is_a_class_is_answered_with_the_words_to_use():
         hi.DistributedOptimizer("sgd", compression=FP16Compressor)
 
 
-def test_a_loss_that_was_not_scaled_and_a_weight_without_gradient_are_named():
+def test_optimizer_variable_without_gradient_is_named():
     variable, unused = (
         keras.Variable(np.ones(3, np.float32), name=name) for name in ("w", "unused")
     )
     optimizer = hi.DistributedOptimizer("sgd")
-    with pytest.raises(UserError, match="the loss was not scaled"):
-        optimizer.apply([tf.ones([3])] * 2, [variable, unused])
-    optimizer.scale_loss(tf.constant(1.0))
     with pytest.raises(
-        ValueError, match="no gradient for unused: the loss does not use it; set trainable=False"
+        ValueError,
+        match=r"no gradient for unused, because .* Set trainable=False",
     ):
         optimizer.apply([tf.ones([3]), None], [variable, unused])
-    optimizer.scale_loss(tf.constant(1.0))
-    with pytest.raises(ValueError, match=r"scale_loss\(loss\) inside of the GradientTape"):
+    with pytest.raises(ValueError, match="Compute the loss inside of the GradientTape"):
         optimizer.apply([None, None])
-    other = hi.DistributedOptimizer("sgd", loss_scale=1)
-    other.apply([tf.ones([3])], [variable])
+
+
+def test_optimizer_other_variables_than_it_was_built_on_are_rejected():
+    optimizer = hi.DistributedOptimizer("sgd")
+    optimizer.apply([tf.ones([3])], [keras.Variable(np.ones(3, np.float32))])
     with pytest.raises(ValueError, match="compile the model with a new optimizer"):
-        other.apply([tf.ones([3])], [keras.Variable(np.ones(3, np.float32))])
+        optimizer.apply([tf.ones([3])], [keras.Variable(np.ones(3, np.float32))])
+
+
+@pytest.mark.parametrize("inner", ["adam", "lars"])
+def test_optimizer_gradients_of_unscaled_loss_give_the_weights_of_the_scaled_loss(inner):
+    """The loss scale is a power of two, so both ways round alike."""
+
+    def train(scales):
+        made = hi.optimizers.LARS(0.1) if inner == "lars" else keras.optimizers.Adam(0.1)
+        variable = keras.Variable(np.arange(6, dtype=np.float32).reshape(2, 3), name="w")
+        optimizer = hi.DistributedOptimizer(made)
+
+        @tf.function
+        def step():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.square(variable.value - 0.3))
+                if scales:
+                    loss = optimizer.scale_loss(loss)
+            optimizer.apply(tape.gradient(loss, [variable.value]), [variable])
+
+        for _ in range(3):
+            step()
+        assert optimizer.loss_scale.scale.numpy() == 2.0**15
+        return variable.numpy()
+
+    np.testing.assert_array_equal(train(scales=False), train(scales=True))
+
+
+def test_optimizer_unscaled_loss_of_a_model_in_fp16_is_rejected():
+    variable = keras.Variable(np.ones(3, np.float32))
+    optimizer = hi.DistributedOptimizer("sgd")
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        with pytest.raises(UserError, match="The loss was not scaled"):
+            optimizer.apply([tf.ones([3])], [variable])
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def test_optimizer_unscaled_loss_of_an_attached_fp16_model_is_rejected():
+    """The model decides, whatever the global policy is when `apply` is called."""
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, dtype="mixed_float16")])
+    optimizer = hi.DistributedOptimizer(hi.optimizers.SGD(0.1))
+    optimizer.attach(model)
+    gradients = [tf.ones(v.shape) for v in model.trainable_variables]
+    with pytest.raises(UserError, match="The loss was not scaled"):
+        optimizer.apply(gradients, model.trainable_variables)
+
+
+def test_optimizer_scaled_loss_after_an_unscaled_one_is_rejected():
+    """A retrace of one of two functions would otherwise scale twice, or not at all."""
+    variable = keras.Variable(np.ones(3, np.float32))
+    optimizer = hi.DistributedOptimizer("sgd")
+    optimizer.apply([tf.ones([3])], [variable])
+    with pytest.raises(UserError, match="Call scale_loss for all losses or for none"):
+        optimizer.scale_loss(tf.constant(1.0))
+
+
+def test_optimizer_unscaled_loss_after_a_scaled_one_is_rejected():
+    variable = keras.Variable(np.ones(3, np.float32))
+    optimizer = hi.DistributedOptimizer("sgd")
+    optimizer.scale_loss(tf.constant(1.0))
+    optimizer.apply([tf.ones([3])], [variable])
+    with pytest.raises(UserError, match="The loss was not scaled"):
+        optimizer.apply([tf.ones([3])])
 
 
 def of_two_steps(inner, **settings):

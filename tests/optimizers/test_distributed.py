@@ -70,7 +70,7 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match="positive"):
         LossScale(0.0)
     _, optimizer, _ = scaled_sgd(START, None)
-    with pytest.raises(ValueError, match="no variable has a gradient"):
+    with pytest.raises(ValueError, match="No variable has a gradient"):
         optimizer.apply([None])
 
 
