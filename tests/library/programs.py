@@ -123,7 +123,9 @@ def split() -> dict:
             model = models.made(hi.DistributedOptimizer("sgd"))
         x, y = models.data(1)
         traced = []
-        with mock.patch.object(hi.DistributedOptimizer, "take", autospec=True) as take:
+        with mock.patch.object(
+            hi.DistributedOptimizer, "accumulate_or_update", autospec=True
+        ) as take:
             take.side_effect = lambda self, grads: traced.append(
                 "xla"
                 if in_xla(tf.compat.v1.get_default_graph())
