@@ -122,6 +122,8 @@ def shared_errors(engine: str = "horovod") -> list:
     communicator = comm.start(CommunicationSettings(engine=engine))
     import tensorflow as tf
 
+    from hybrid_imagenet.optimizers.reducer import GradientReducer
+
     rank = communicator.rank
     communicator.raise_first_error(None)
     error_of_rank = {1: "cannot read", 2: "no space"}
@@ -167,6 +169,8 @@ def process_sets(settings: dict, others: list, hosts_of_ranks: list | None) -> d
             others=[CommunicationSettings(allreduce=name) for name in others],
         )
         import tensorflow as tf
+
+        from hybrid_imagenet.optimizers.reducer import GradientReducer
 
         all_sets = communicator.collectives._process_sets
         grads = [tf.range(1.0, 4.0) * (communicator.rank + 1)]
