@@ -13,7 +13,7 @@ FLAGS = (
 
 def test_a_diverged_run_ends_in_one_line_and_its_checkpoint_stays_good(pools, tiny_data, tmp_path):
     run_dir = tmp_path / "run"
-    done = program.train_on(pools[2], tiny_data, run_dir, *FLAGS, "--lr=0.01", "--epochs=1")
+    done = program.train_here(tiny_data, run_dir, *FLAGS, "--lr=0.01", "--epochs=1")
     assert done.returncode == 0, done.stdout + done.stderr
     (saved,) = run_dir.glob("checkpoints/step-*")
     before = saved.read_bytes()

@@ -183,6 +183,7 @@ def test_a_rank_whose_main_thread_hangs_is_reported(tmp_path):
     assert "step_that_hangs" in errors
 
 
+@pytest.mark.slow
 def test_slow_ranks_on_a_loaded_machine_are_not_reported(tmp_path):
     processes = start(tmp_path, 3, 8, "busy")
     for process in processes:

@@ -85,7 +85,7 @@ def test_evaluate_bad_records_skip_counts_and_logs_them(run, tmp_path, capsys, c
     assert f": {program.VALIDATION - 2} images (2 dropped), top-1" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_evaluate_on_several_ranks_gives_the_recorded_results(pools, run, flags, size):
     done = program.run_on(pools[size], evaluate.__name__, str(run), *flags, "--per_gpu_batch=2")
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,7 @@
 """Provides a small network with random weights, its reference outputs, and a comparison."""
 
 import dataclasses
+import functools
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -14,7 +15,9 @@ MEAN = np.array([0.485, 0.456, 0.406])
 DEVIATION = np.array([0.229, 0.224, 0.225])
 
 
+@functools.cache
 def tensors(name="resnet18"):
+    """Returns random weights in torchvision's names and layouts; tests must not change them."""
     return torchvision_reference.state_dict(name, len(CLASSES))
 
 
