@@ -25,9 +25,7 @@ def assert_equal(values, reference):
         np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "micro"), [(2, 2), pytest.param(4, 1, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("ranks", "micro"), [(2, 2), pytest.param(4, 1, marks=pytest.mark.slow)])
 def test_ranks_equal_one_large_batch(pools, one_process, ranks, micro):
     for values in pools[ranks].call(programs.four_steps, micro):
         assert_equal(values, one_process)

@@ -219,7 +219,7 @@ def test_export_invalid_arguments_give_one_line(
 def test_build_weights_of_another_network_are_rejected(tmp_path):
     wrong = dataclasses.replace(network(tmp_path), model="resnet34")
     with pytest.raises(
-        UserError, match=r"stage1_block3_1_conv/kernel is missing, resnet34 at 32 pixels"
+        UserError, match=r"stage1_block3_1_conv/kernel is missing, but resnet34 at 32 pixels"
     ):
         wrong.build()
     fewer = dataclasses.replace(network(tmp_path), class_names=("a", "b"))
