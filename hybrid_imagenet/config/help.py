@@ -177,7 +177,10 @@ def _groups() -> dict[str, Block]:
     found: dict[str, Block] = {}
     for group in config.GROUPS:
         title = (group.__doc__ or "").strip().splitlines()[0]
-        found[group.__name__.lower()] = title, [_Entry(*item) for item in options_of(group).items()]
+        found[group.__name__.removesuffix("Flags").lower()] = (
+            title,
+            [_Entry(*item) for item in options_of(group).items()],
+        )
     for flag, by_value in CHOICES.items():
         listed = []
         for name in dict.fromkeys(name for options in by_value.values() for name in options):
