@@ -1,5 +1,4 @@
-"""Large-batch training with hybrid gradient computing: ResNet-50 on ImageNet, or a Keras model of
-one's own.
+"""Distributed training for Keras 3, and large-batch recipes for ResNet-50 on ImageNet.
 
 `import hybrid_imagenet as hi` imports neither TensorFlow nor Horovod; a name of `__all__` is
 imported when it is used.

@@ -324,6 +324,14 @@ def test_formulas_flags_and_views_of_a_run_import_neither_tensorflow_nor_keras()
     assert fresh.loaded_by(*names) == set()
 
 
+def test_class_names_are_unique_in_the_package():
+    count = collections.Counter()
+    for path in modules():
+        tree = ast.parse(path.read_text())
+        count.update(node.name for node in tree.body if isinstance(node, ast.ClassDef))
+    assert not [name for name, times in count.items() if times > 1]
+
+
 def test_file_names_are_unique_in_the_package():
     """Recipes are an exception: a recipe's file has the name that --recipe takes."""
     count = collections.Counter(path.name for path in modules() if room_of(path) != "recipes")

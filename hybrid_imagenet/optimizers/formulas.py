@@ -24,8 +24,10 @@ def momentum_step(
         w += v, or with Nesterov  w += momentum v - rate (grad + weight_decay w)
 
     Args:
-      grad, weight, ctx: as in `GroupedOptimizer.update`.
+      grad: as in `GroupedOptimizer.update`.
+      weight: as there.
       velocity: v.
+      ctx: as there.
       rate: learning rate, a scalar or one per element.
       nesterov: use Nesterov's momentum.
 

@@ -40,17 +40,21 @@ def hybrid_step(
     `continuous`: m goes on as the velocity of SGD, as in its first step u = P m.
 
     Args:
-      w, grad, m, v: weights, gradient, first moment (in SGD the velocity over P) and second moment.
+      w: weights.
+      grad: gradient, in the shape of `w`.
+      m: first moment; after the first step of SGD the velocity.
+      v: second moment.
       t: applied updates so far, this one included.
       warms_up: whether this is a step of the first T epochs.
-      lower, upper: AdaBound's bounds in this step; both are P = lr N at T.
+      lower: AdaBound's lower bound in this step.
+      upper: AdaBound's upper bound in this step; both bounds are P = lr N at T. In SGD it must be P
+        in the first step, which turns m into the velocity, and 1 in the later ones.
       learning_rate: of SGD in this step, lr N kappa^epoch.
       momentum: of SGD.
       options: the constants.
 
     Returns:
-      The new w, m and v. In SGD, m is the velocity u itself, and `upper` must be P in its first
-      step and 1 in the later ones.
+      The new w, m and v; in SGD the velocity u instead of m.
     """
     if warms_up:  # AdaBound
         m = options.adabound_beta1 * m + (1 - options.adabound_beta1) * grad

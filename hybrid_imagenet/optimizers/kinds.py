@@ -1,7 +1,7 @@
-"""Classifies trainable variables as kernel, bias or normalization parameter, from the layer that
-owns them.
+"""Classifies trainable variables as kernel, bias or normalization parameter.
 
-Weight decay and LARS depend on it (Jia et al. §3.2; Lu et al. §2.2.1).
+The layer that owns a variable decides. Weight decay and LARS depend on it (Jia et al. §3.2; Lu et
+al. §2.2.1).
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ class ParameterKind(enum.Enum):
 
 
 def classify(model: keras.Model) -> list[ParameterKind]:
-    """The kind of each of `model.trainable_variables`, in their order.
+    """Returns the kind of each of `model.trainable_variables`, in their order.
 
     Names play no part: the scale and offset of a normalization layer are the variables that the
-    layer itself uses as such, a bias is the variable that its layer adds, and all else is a kernel.
+    layer itself uses as such, a bias is the variable that its layer adds, and everything else is a
+    kernel.
     """
-    found: dict[int, ParameterKind] = {}
+    kinds: dict[int, ParameterKind] = {}
     for layer in private_api.flatten_layers(model):
         if isinstance(layer, _NORMALIZATIONS):
             roles = {
@@ -49,13 +50,14 @@ def classify(model: keras.Model) -> list[ParameterKind]:
             }
         else:
             roles = {ParameterKind.BIAS: getattr(layer, "bias", None)}
-        found |= {id(v): kind for kind, v in roles.items() if isinstance(v, keras.Variable)}
-    return [found.get(id(v), ParameterKind.KERNEL) for v in model.trainable_variables]
+        kinds |= {id(v): kind for kind, v in roles.items() if isinstance(v, keras.Variable)}
+    return [kinds.get(id(v), ParameterKind.KERNEL) for v in model.trainable_variables]
 
 
 def classify_by_rank(variables: Sequence[keras.Variable]) -> list[ParameterKind]:
-    """Classifies variables without their model: matrices and convolutions are kernels, vectors and
-    scalars biases.
+    """Classifies variables without their model, by the number of their axes.
+
+    Matrices and convolutions are kernels, vectors and scalars biases.
 
     Raises:
       UserError: for a matrix that seems to be a bias or a normalization parameter, by its name.

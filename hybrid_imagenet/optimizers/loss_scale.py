@@ -1,5 +1,6 @@
-"""Loss scaling for FP16 gradients (Lu et al. §2.2.2; Micikevicius et al., Mixed Precision
-Training).
+"""Loss scaling for FP16 gradients.
+
+Reference: Lu et al. §2.2.2; Micikevicius et al., Mixed Precision Training.
 """
 
 from __future__ import annotations
@@ -7,17 +8,21 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-_FIRST_SCALE, _LARGEST_SCALE = 2.0**15, 2.0**24  # the first is Keras's own
+# The scale that Keras begins with.
+_INITIAL_SCALE = 2.0**15
+# The default maximum of NVIDIA's Apex.
+_MAX_SCALE = 2.0**24
 
 
 class LossScale:
     """The factor by which the loss is multiplied before backpropagation, kept on the device.
 
-    dynamic: halved after a step whose gradients are not finite, doubled after `growth_steps` finite
-    steps in a row. fixed: never changed; steps with non-finite gradients are skipped all the same.
+    A dynamic scale is halved after a step whose gradients are not finite, and doubled after
+    `growth_steps` finite steps in a row. A fixed scale never changes; steps with non-finite
+    gradients are skipped all the same.
 
     Attributes (scalars, `keras.Variable`):
-      scale: the factor, float32, within [1, 2^24] where dynamic.
+      scale: the factor, float32; a dynamic one is within [1, 2^24].
       good_steps: finite steps since the factor last changed.
       skipped_steps: all steps skipped so far.
       skipped_in_a_row: steps skipped since the last one that was taken.
@@ -33,7 +38,8 @@ class LossScale:
             raise ValueError(
                 f"loss scale {initial} and growth steps {growth_steps} must be positive"
             )
-        self.initial, self.dynamic = initial, dynamic
+        self.initial = initial
+        self.dynamic = dynamic
         self.growth_steps = growth_steps
         self.scale = keras.Variable(initial, dtype="float32", trainable=False, name="scale")
         # int64: TensorFlow keeps int32 variables on the host, for which the device would be waited
@@ -46,10 +52,12 @@ class LossScale:
 
     @classmethod
     def of(cls, value: str | float) -> LossScale:
-        """Makes the loss scale of `dynamic`, or of a number; raises ValueError for other words, as
-        `__init__` does.
+        """Returns the loss scale for `dynamic` or a number.
+
+        Raises:
+          ValueError: for another word, or as `__init__`.
         """
-        return cls(_FIRST_SCALE, dynamic=True) if value == "dynamic" else cls(float(value))
+        return cls(_INITIAL_SCALE, dynamic=True) if value == "dynamic" else cls(float(value))
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -87,5 +95,5 @@ class LossScale:
         good = (good + 1) * (1 - skip)
         grow = tf.greater_equal(good, self.growth_steps)
         factor = tf.where(finite, tf.where(grow, 2.0, 1.0), 0.5)
-        scale = tf.clip_by_value(scale * factor, 1.0, _LARGEST_SCALE)
+        scale = tf.clip_by_value(scale * factor, 1.0, _MAX_SCALE)
         return scale, tf.where(grow, tf.zeros_like(good), good), skipped, in_a_row

@@ -306,8 +306,6 @@ OPTIMIZERS = {
 
 
 def rule(optimizer: str, phase: float) -> str:
-    """The name of the update rule that an optimizer follows in a phase, as AdaBound, SGD or
-    LARS.
-    """
+    """Returns the name of an optimizer's update rule in a phase, such as AdaBound or SGD."""
     phases = OPTIMIZERS[optimizer].phases
     return phases[-1] if phase else phases[0]

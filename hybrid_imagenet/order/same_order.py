@@ -1,5 +1,6 @@
-"""Finds ranks that share out differently ordered examples, before they train on each other's
-part.
+"""Finds ranks that share out differently ordered examples.
+
+Such ranks would train on some examples of each other.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from hybrid_imagenet.order import notes
 Facts = Mapping[str, Any]
 
 
-def check_same_order(ranks: Communicator) -> None:
-    """Compares how the ranks' data were ordered when they were shared out since the last call;
-    every rank calls it.
+def check_same_order(communicator: Communicator) -> None:
+    """Compares how the ranks' data were ordered when they were divided over ranks.
 
-    A rank may have shared out more data than another, such as a validation set that rank 0 alone
-    uses.
+    Every rank calls it. It covers the data since the last call. A rank may have shared out more
+    data than another, such as a validation set that rank 0 alone uses.
 
     Raises:
       SharedError: on all ranks, with a rank whose order differs from that of rank 0, and in what.
     """
-    if ranks.size == 1:
+    if communicator.size == 1:
         return
-    first, *others = ranks.allgather_object(notes.take(ranks.rank, ranks.size))
+    own_facts = notes.take(communicator.rank, communicator.size)
+    first, *others = communicator.allgather_object(own_facts)
     for rank, facts in enumerate(others, 1):
         names = _different(first, facts)
         if names:
@@ -42,18 +43,17 @@ def check_same_order(ranks: Communicator) -> None:
 
 
 def _different(one: Sequence[Facts], other: Sequence[Facts]) -> list[str]:
-    """Returns the names of facts that differ, unless the longer list has everything that the
-    shorter one has.
+    """Returns the names of facts that differ.
+
+    Nothing differs if the longer list has everything that the shorter one has.
     """
     shorter, longer = sorted([one, other], key=len)
-    left = list(longer)
+    candidates = list(longer)
     for facts in shorter:
-        match = next(
-            (candidate for candidate in left if not _differing_names(facts, candidate)), None
-        )
-        if match is None:
-            return min((_differing_names(facts, candidate) for candidate in left), key=len)
-        left.remove(match)
+        differences = [_differing_names(facts, candidate) for candidate in candidates]
+        if [] not in differences:
+            return min(differences, key=len)
+        del candidates[differences.index([])]
     return []
 
 
