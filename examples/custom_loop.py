@@ -11,7 +11,6 @@ hi.init()  # before Keras, whose TensorFlow reads this rank's GPU and threads wh
 
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
-from sklearn.datasets import load_digits  # noqa: E402
 
 
 def main() -> None:
@@ -20,8 +19,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     options = parser.parse_args()
 
-    pixels, digits = load_digits(return_X_y=True)
-    part = hi.data.shard((pixels.astype("float32") / 16, digits), hi.rank(), hi.size())
+    (pixels, digits), _ = hi.data.digits()
+    pixels = pixels.reshape(-1, 64).astype("float32") / 16
+    part = hi.data.shard((pixels, digits), hi.rank(), hi.size())
     batches = (
         tf.data.Dataset.from_tensor_slices(part).shuffle(2000, seed=hi.rank()).repeat().batch(64)
     )

@@ -13,7 +13,6 @@ import hybrid_imagenet as hi
 hi.init()  # before Keras, whose TensorFlow reads this rank's GPU and threads when it starts
 
 import keras  # noqa: E402
-from sklearn.datasets import load_digits  # noqa: E402
 
 
 def main() -> None:
@@ -25,8 +24,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3, help="of each of the two parts")
     options = parser.parse_args()
 
-    pixels, digits = load_digits(return_X_y=True)
-    pixels = pixels.reshape(-1, 8, 8, 1).astype("float32") / 16
+    (pixels, digits), _ = hi.data.digits()
+    pixels = pixels[..., None].astype("float32") / 16
     x, y = hi.data.shard((pixels, digits % 2), hi.rank(), hi.size())
 
     body = hi.load_model(options.model, compile=False)

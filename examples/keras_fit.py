@@ -1,5 +1,4 @@
-"""Trains a small convolutional network on scikit-learn's handwritten digits, with any number of
-ranks.
+"""Trains a small convolutional network on handwritten digits, with any number of ranks.
 
     hybrid-imagenet run -np 2 examples/keras_fit.py --epochs=8 --save=digits.keras
 
@@ -13,7 +12,6 @@ import hybrid_imagenet as hi
 hi.init()  # 1: before Keras, whose TensorFlow reads this rank's GPU and threads when it starts
 
 import keras  # noqa: E402
-from sklearn.datasets import load_digits  # noqa: E402
 
 
 def network() -> keras.Model:
@@ -36,11 +34,12 @@ def main() -> None:
     parser.add_argument("--save", help="file for the trained model")
     options = parser.parse_args()
 
-    pixels, digits = load_digits(return_X_y=True)
-    pixels = pixels.reshape(-1, 8, 8, 1).astype("float32") / 16
-    train, held_out = (pixels[:1500], digits[:1500]), (pixels[1500:], digits[1500:])
-    x, y = hi.data.shard(train, hi.rank(), hi.size())  # 2: each rank its part, equally long
-    validation = hi.data.shard(held_out, hi.rank(), hi.size(), remainder="keep")
+    (x_train, y_train), (x_test, y_test) = hi.data.digits()
+    x_train = x_train[..., None].astype("float32") / 16
+    x_test = x_test[..., None].astype("float32") / 16
+    # 2: each rank its part, equally long
+    x, y = hi.data.shard((x_train, y_train), hi.rank(), hi.size())
+    validation = hi.data.shard((x_test, y_test), hi.rank(), hi.size(), remainder="keep")
 
     model = network()
     # 3: the learning rate is for the batch of all ranks; the schedule warms up to it

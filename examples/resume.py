@@ -16,7 +16,6 @@ hi.init()  # before Keras, whose TensorFlow reads this rank's GPU and threads wh
 
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
-from sklearn.datasets import load_digits  # noqa: E402
 
 
 def batches(pixels, digits, batch: int) -> tf.data.Dataset:
@@ -41,8 +40,8 @@ def main() -> None:
     parser.add_argument("--stall_timeout", type=float, default=300, help="seconds")
     options = parser.parse_args()
 
-    pixels, digits = load_digits(return_X_y=True)
-    data = batches(pixels.astype("float32") / 16, digits, batch=32)
+    (pixels, digits), _ = hi.data.digits()
+    data = batches(pixels.reshape(-1, 64).astype("float32") / 16, digits, batch=32)
     model = keras.Sequential(
         [keras.Input((64,)), keras.layers.Dense(128, "relu"), keras.layers.Dense(10)]
     )

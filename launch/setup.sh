@@ -21,7 +21,7 @@ set -euo pipefail
 # shellcheck source=launch/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-EXTRAS=horovod,datasets,huggingface,remote,export,studies,test
+EXTRAS=horovod,datasets,huggingface,remote,bench,export,studies,test
 ENVIRONMENT_GB_CPU=4
 ENVIRONMENT_GB_GPU=14
 CUDNN_BEFORE_TURING=9.10.2.21

@@ -307,6 +307,7 @@ PURE_FILES = (
     "comm.torus",
     "data.augmentations",
     "data.datasets",
+    "data.sources.digits",
     "data.splits",
     "models.depths",
     "models.moments",

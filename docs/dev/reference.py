@@ -111,7 +111,7 @@ def api():
         ],
         "hi.schedules": list(exported("schedules/__init__.py")),
         "hi.callbacks": list(exported("callbacks.py")),
-        "hi.data": ["hybrid_imagenet.data:shard"],
+        "hi.data": ["hybrid_imagenet.data:shard", "hybrid_imagenet.data:digits"],
         "hi.order": [f"hybrid_imagenet.order:{name}" for name in hybrid_imagenet.order.__all__],
     }
     parts = [

@@ -15,6 +15,7 @@ import numpy as np
 from hybrid_imagenet import data, files
 from hybrid_imagenet.data import images
 from hybrid_imagenet.data.sources import tfrecord
+from hybrid_imagenet.errors import import_optional
 from hybrid_imagenet.tools.data import prepare
 
 _CACHE_NAME = "benchmark-photographs-1"
@@ -72,9 +73,13 @@ def photograph_folder() -> Path:
 def _generate_photographs(count: int) -> Iterator[bytes]:
     """Yields the contents of JPEG files."""
     from PIL import Image
-    from sklearn.datasets import load_sample_images
 
-    originals = [Image.fromarray(image) for image in load_sample_images().images]
+    sklearn_datasets = import_optional(
+        "sklearn.datasets",
+        "The benchmark makes its photographs from those of scikit-learn, which is missing. Install"
+        " it with: pip install scikit-learn",
+    )
+    originals = [Image.fromarray(image) for image in sklearn_datasets.load_sample_images().images]
     generator = np.random.default_rng(0)
     for number in range(count):
         scale = generator.uniform(0.6, 1.1)

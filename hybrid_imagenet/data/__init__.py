@@ -14,7 +14,30 @@ from hybrid_imagenet.order import notes
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["SPLITS", "DatasetRequest", "Source", "open_source", "shard"]
+__all__ = ["SPLITS", "DatasetRequest", "Source", "digits", "open_source", "shard"]
+
+
+def digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Loads 1,797 handwritten digits, which come with the package.
+
+    They need no download and fit examples and tests. The test images are those that
+    `--dataset=digits` validates with. TensorFlow is not imported.
+
+    Example:
+      (x_train, y_train), (x_test, y_test) = hi.data.digits()
+
+    Returns:
+      `(x_train, y_train), (x_test, y_test)`. Images are uint8 [1500, 8, 8] for training and
+      uint8 [297, 8, 8] for tests, with values from 0 to 16, so divide them by 16. Classes are
+      uint8 [1500] and [297], from 0 to 9. Each class has the same share of both parts.
+
+    Reference:
+      E. Alpaydin, C. Kaynak: Optical Recognition of Handwritten Digits. UCI Machine Learning
+      Repository, 1998. https://doi.org/10.24432/C50P49
+    """
+    from hybrid_imagenet.data.sources import digits as source
+
+    return source.load_splits()
 
 
 def open_source(

@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import Image
 
 from hybrid_imagenet import data
 from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.data.bad_records import BadRecords, ExampleReader
-from hybrid_imagenet.data.sources import tfrecord
+from hybrid_imagenet.data.sources import digits, tfrecord
 from hybrid_imagenet.data.sources.source import BadRecord, load_index, load_or_build_index
 from hybrid_imagenet.errors import StorageError, UserError
 from hybrid_imagenet.tools.data import prepare
@@ -114,6 +115,25 @@ def test_digits_are_distinct_and_divided_by_class(tmp_path):
     more, held_labels = held_out.read(range(297))
     assert set(np.bincount(held_labels)) == {29, 30}
     assert len({*images, *more}) == 1797
+
+
+def test_digits_equal_those_of_scikit_learn():
+    originals = pytest.importorskip("sklearn.datasets").load_digits()
+    images, labels = digits._load_digits()
+    np.testing.assert_array_equal(images, originals.images)
+    np.testing.assert_array_equal(labels, originals.target)
+
+
+def test_digits_arrays_are_those_that_the_program_trains_and_validates_with(tmp_path):
+    (x_train, y_train), (x_test, y_test) = data.digits()
+    assert (x_train.shape, x_train.dtype, y_train.shape) == ((1500, 8, 8), np.uint8, (1500,))
+    assert (x_test.shape, x_test.dtype, y_test.shape) == ((297, 8, 8), np.uint8, (297,))
+    assert (x_train.min(), x_train.max()) == (0, 16)
+    held_out = data.open_source("digits", str(tmp_path), "validation")
+    encoded, labels = held_out.read(range(297))
+    np.testing.assert_array_equal(y_test, labels)
+    shrunk = Image.open(io.BytesIO(encoded[0])).convert("L").resize((8, 8), Image.Resampling.BOX)
+    assert np.corrcoef(np.asarray(shrunk).ravel(), x_test[0].ravel())[0, 1] > 0.95
 
 
 def test_digits_are_written_once_by_several_processes_at_the_same_time(tmp_path):

@@ -1,11 +1,11 @@
-"""Writes the digits of scikit-learn as JPEG shards once, and opens them.
+"""Writes the handwritten digits as JPEG shards once, and opens them.
 
-The dataset has 1,797 handwritten digits (UCI, Alpaydin and Kaynak).
+The package contains the images: 1,797 of the digits of E. Alpaydin and C. Kaynak (UCI Machine
+Learning Repository), as scikit-learn distributes them. NOTICE has their license.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import tempfile
@@ -17,7 +17,7 @@ from hybrid_imagenet import files
 from hybrid_imagenet.data.datasets import DatasetRequest, SplitSummary
 from hybrid_imagenet.data.images import encode
 from hybrid_imagenet.data.sources import tfrecord
-from hybrid_imagenet.errors import UserError, import_optional
+from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.order.sampling import SampleOrder
 
 # Height and width in pixels of the JPEGs. The originals have 8 x 8 pixels.
@@ -28,14 +28,12 @@ _NUM_SHARDS = {"train": 4, "validation": 1}
 # The directory of the shards. Change it when their content changes.
 _DIRECTORY_NAME = "digits-1"
 _MAX_ORIGINAL_VALUE = 16
-_SKLEARN_MISSING = "--dataset=digits needs scikit-learn (pip install scikit-learn)."
+_ORIGINALS = Path(__file__).with_name("digits.npz")
 
 
 def probe_split(request: DatasetRequest) -> SplitSummary:
-    """Looks for the digits, or for scikit-learn, which has them."""
+    """Returns where the digits are or will be written."""
     directory = _directory(request)
-    if importlib.util.find_spec("sklearn") is None and not directory.is_dir():
-        raise UserError(_SKLEARN_MISSING)
     return SplitSummary(f"kept in {directory.parent}", len(CLASS_NAMES))
 
 
@@ -45,7 +43,7 @@ def open_split(request: DatasetRequest) -> tfrecord.ShardSource:
     They are in `data_dir`, by default in the user's cache.
 
     Raises:
-      UserError: if scikit-learn is missing or the directory cannot be written.
+      UserError: if the directory cannot be written.
     """
     directory = _directory(request)
     if not directory.is_dir():
@@ -57,6 +55,15 @@ def open_split(request: DatasetRequest) -> tfrecord.ShardSource:
                 " permissions, or set --data_dir to another directory."
             ) from None
     return tfrecord.ShardSource(tfrecord.find_shards(directory, request.split), CLASS_NAMES)
+
+
+def load_splits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Returns the original images and their classes; see `hybrid_imagenet.data.digits`."""
+    images, labels = _load_digits()
+    is_validation = _choose_validation(labels)
+    training = (images[~is_validation], labels[~is_validation])
+    validation = (images[is_validation], labels[is_validation])
+    return training, validation
 
 
 def _directory(request: DatasetRequest) -> Path:
@@ -97,8 +104,13 @@ def _write_shards(directory: Path) -> None:
 
 
 def _load_digits() -> tuple[np.ndarray, np.ndarray]:
-    digits = import_optional("sklearn.datasets", _SKLEARN_MISSING).load_digits()
-    return np.asarray(digits.images), np.asarray(digits.target)
+    """Reads the originals.
+
+    Returns:
+      All images, uint8 [1797, 8, 8] with values from 0 to 16, and their classes, uint8 [1797].
+    """
+    with np.load(_ORIGINALS, allow_pickle=False) as originals:
+        return originals["images"], originals["labels"]
 
 
 def _choose_validation(labels: np.ndarray) -> np.ndarray:
