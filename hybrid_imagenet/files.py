@@ -71,6 +71,20 @@ def expand_home(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.expanduser(path))  # noqa: PTH111
 
 
+def shipped_directory(name: str) -> Path:
+    """Returns a directory of files that come with the program.
+
+    It is next to the package in a checkout, and in the package where pip has installed it (see
+    setup.py).
+
+    Args:
+      name: `flags` (flag files of training) or `examples` (programs that use the library).
+    """
+    package = Path(__file__).parent
+    installed = package / name
+    return installed if installed.is_dir() else package.parent / name
+
+
 def is_url(location: str) -> bool:
     """Returns whether a location is a URL, such as https://host/path, not a path of this host."""
     return "://" in location

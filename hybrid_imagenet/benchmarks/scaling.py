@@ -1,6 +1,6 @@
 """Measures training throughput and exposed communication on 1, 2, ... N ranks.
 
-    hybrid-imagenet bench scaling --ranks=1,2 -- --flagfile=flags/digits.flags
+    hybrid-imagenet bench scaling --ranks=1,2 -- --flagfile=digits
 
 This starts a job for each number of ranks, on the hosts of -H in their order. Flags of the training
 program are after `--`. Each rank has one batch of random images in memory, so reading and decoding

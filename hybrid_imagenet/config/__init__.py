@@ -10,7 +10,6 @@ so that `--help` and a wrong flag answer at once.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import typing
 from collections.abc import Mapping, Sequence
@@ -35,7 +34,7 @@ from hybrid_imagenet.config.flags import (
     owners,
 )
 from hybrid_imagenet.data import datasets
-from hybrid_imagenet.errors import UserError, without_secrets
+from hybrid_imagenet.errors import UserError, did_you_mean, without_secrets
 from hybrid_imagenet.options import (
     Option,
     Origin,
@@ -243,26 +242,43 @@ def split_flagfiles(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return from_files, from_command
 
 
-def _flagfile_remedy(path: str) -> str:
-    """Returns where a flag file that is not at `path` probably is."""
-    ours = Path(__file__).parents[2] / "flags"
-    known = {file.name: file for file in sorted(ours.glob("*.flags"))}
-    if not known:
-        return (
-            "pip installs no flag files: they are in the directory flags of the program's checkout"
-        )
-    near = difflib.get_close_matches(Path(path).name, known, n=1)
-    if near:
-        return f"Did you mean --flagfile={known[near[0]]}?"
-    return f"Those of the program are in {ours}: {', '.join(known)}"
+def _find_flagfile(value: str) -> Path:
+    """Returns the path of a flag file.
 
+    Args:
+      value: the path, or else the name of a flag file of the program: `NAME`, `NAME.flags` or
+        `flags/NAME.flags`, which is its path in a checkout.
 
-def _read_flagfile(path: str) -> list[str]:
-    reader = absl_flags.FlagValues()
-    if path and not files.expand_home(path).exists():
-        raise UserError(f"--flagfile={path}: no such file. {_flagfile_remedy(path)}")
+    Raises:
+      UserError: if there is no such file.
+    """
+    if not value:
+        raise UserError("--flagfile needs the name of a file")
+    path = files.expand_home(value)
     try:
-        _check_is_utf8(files.expand_home(path))
+        if path.exists() and not path.is_dir():
+            return path
+    except OSError as error:
+        raise UserError(f"--flagfile={value}: cannot be read ({error.strerror})") from None
+    directory = files.shipped_directory("flags")
+    shipped = {file.stem: file for file in sorted(directory.glob("*.flags"))}
+    name = value.removeprefix("flags/").removesuffix(".flags")
+    if name in shipped:
+        return shipped[name]
+    if path.is_dir():
+        raise UserError(f"--flagfile={value} is a directory. Pass a file of flags.")
+    near = did_you_mean(Path(value).stem, shipped, prefix="--flagfile=")
+    raise UserError(
+        f"--flagfile={value}: no such file{near}. Pass the path of a file, or the name of a flag"
+        f" file of the program: {', '.join(shipped)}"
+    )
+
+
+def _read_flagfile(value: str) -> list[str]:
+    reader = absl_flags.FlagValues()
+    path = _find_flagfile(value)
+    try:
+        _check_is_utf8(path)
         return reader.read_flags_from_files([f"--flagfile={path}"], force_gnu=False)
     except (absl_flags.Error, OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())

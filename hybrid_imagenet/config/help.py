@@ -11,7 +11,6 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from hybrid_imagenet import config
 from hybrid_imagenet.config.flags import CHOICES, owners
@@ -19,7 +18,7 @@ from hybrid_imagenet.errors import UserError, did_you_mean
 from hybrid_imagenet.options import SPELLING, Option, format_value, options_of
 
 EXAMPLES = {
-    "Handwritten digits, without a download": "hybrid-imagenet train --flagfile=flags/digits.flags",
+    "Handwritten digits, without a download": "hybrid-imagenet train --flagfile=digits",
     "Your own images, a directory for each class": (
         "hybrid-imagenet train --dataset=folder --data_dir=photos --val_fraction=0.2"
     ),
@@ -27,7 +26,7 @@ EXAMPLES = {
         "hybrid-imagenet run -np 8 -H a:4,b:4 -- --dataset=tfrecord --data_dir=/data"
     ),
     "Continue a run that was stopped": (
-        "hybrid-imagenet train --flagfile=flags/digits.flags --run_dir=runs/a --resume"
+        "hybrid-imagenet train --flagfile=digits --run_dir=runs/a --resume"
     ),
     "What a recipe would do on 8 GPUs (2,048 images per step)": (
         "hybrid-imagenet train --recipe=mlperf_lars --print_config --print_config_gpus=8"
@@ -40,15 +39,10 @@ usage: hybrid-imagenet train [--flag=value ...]
 """
 _INTRODUCTION = """\
 Trains an image classifier. Values come from the defaults, then the recipe, then --flagfile=FILE,
-then the command line; the last one wins. A boolean flag is written --name or --noname. Several
-values are separated by commas.
+then the command line; the last one wins. FILE is a path, or the name of a flag file of the program
+such as digits. A boolean flag is written --name or --noname. Several values are separated by
+commas.
 """
-_DIGITS_FLAGS = "flags/digits.flags"
-# The flags of that file, for installations without a checkout.
-_DIGITS = (
-    "--dataset=digits --image_size=32 --per_gpu_batch=32 --epochs=10 --warmup_epochs=5"
-    " --lr_decay=0.7 --lars_eta=0.02 --target_top1=0.97"
-)
 _WIDEST = 100
 _INDENT = " " * 6
 _NO_BREAK = "\0"  # stands for a space at which no line may break
@@ -151,11 +145,10 @@ def first_commands(start: str) -> str:
     Args:
       start: the command up to its flags of training, such as "hybrid-imagenet train".
     """
-    digits = f"--flagfile={_DIGITS_FLAGS}" if Path(_DIGITS_FLAGS).is_file() else _DIGITS
     return "\n".join(
         [
             "error: no flags were given. Try one of these commands:",
-            f"  {start} {digits}",
+            f"  {start} --flagfile=digits",
             (
                 "      trains ResNet-50 on handwritten digits, in a few minutes on a CPU, without a"
                 " download"

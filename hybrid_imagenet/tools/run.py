@@ -24,12 +24,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hybrid_imagenet import config as configuration
+from hybrid_imagenet import files
 from hybrid_imagenet.comm import other_launchers
 from hybrid_imagenet.comm.environment import RANKS_VARIABLE, openmpi_prefix
 from hybrid_imagenet.comm.process import ENGINE_VARIABLE, resolve_engine
 from hybrid_imagenet.config import RunConfig
 from hybrid_imagenet.config.help import first_commands, topic
-from hybrid_imagenet.errors import EXIT_OK, EXIT_PREEMPTED, EXIT_USAGE, UserError, pluralize
+from hybrid_imagenet.errors import (
+    EXIT_OK,
+    EXIT_PREEMPTED,
+    EXIT_USAGE,
+    UserError,
+    did_you_mean,
+    pluralize,
+)
 from hybrid_imagenet.options import normalize_flag
 from hybrid_imagenet.resilience import discovery, supervisor
 from hybrid_imagenet.resilience.exit_code import JOB_VARIABLE
@@ -81,11 +89,13 @@ Examples:
 Train on all GPUs of this host:
   hybrid-imagenet run -- --recipe=mlperf_lars --dataset=tfrecord --data_dir=/data
 Train the handwritten digits on two CPU ranks:
-  hybrid-imagenet run -np 2 -- --flagfile=flags/digits.flags
+  hybrid-imagenet run -np 2 -- --flagfile=digits
 Train on two hosts with 8 GPUs each:
   hybrid-imagenet run -H node1:8,node2:8 -- --recipe=mlperf_lars --dataset=tfrecord --data_dir=/data
 Run your own script on four ranks:
   hybrid-imagenet run -np 4 train.py --epochs=8
+Run an example of the program, also without a checkout:
+  hybrid-imagenet run -np 2 examples/keras_fit.py
 Print the mpirun command and stop:
   hybrid-imagenet run -np 4 --dry_run train.py"""
 
@@ -361,10 +371,7 @@ def _check_options(options: argparse.Namespace) -> None:
                 " underscores."
             )
     if options.script and not Path(options.script).is_file():
-        raise UserError(
-            f"The script {options.script} does not exist. To train without a script of yours,"
-            " write the flags of training after --."
-        )
+        options.script = _shipped_example(options.script)
     if options.host_discovery_script:
         _check_host_discovery(options)
     _check_range("--max_restarts=", options.max_restarts, 0, _MAX_RESTARTS)
@@ -381,6 +388,31 @@ def _check_options(options: argparse.Namespace) -> None:
             f" to {options.np}."
         )
     options.hosts = format_slots(slots)
+
+
+def _shipped_example(script: str) -> str:
+    """Returns the path of an example of the program, if `script` is `examples/NAME.py`.
+
+    So the commands of the documentation also run where pip has installed the program.
+
+    Raises:
+      UserError: if there is no such example.
+    """
+    name = script.removeprefix("examples/")
+    examples = sorted(file.name for file in files.shipped_directory("examples").glob("*.py"))
+    if script == name:
+        raise UserError(
+            f"The script {script} does not exist. To train without a script of yours,"
+            " write the flags of training after --."
+        )
+    if name not in examples:
+        raise UserError(
+            f"The script {script} does not exist{did_you_mean(name, examples)}. The examples of the"
+            f" program are {', '.join(f'examples/{example}' for example in examples)}."
+        )
+    path = str(files.shipped_directory("examples") / name)
+    print_escaped(f"{script} is not in this directory, so {path} is used", sys.stderr)
+    return path
 
 
 def _check_range(flag: str, value: int | None, minimum: int, maximum: int) -> None:

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from hybrid_imagenet import config, optimizers
+from hybrid_imagenet import config, files, optimizers
 from hybrid_imagenet.comm.settings import CommunicationSettings
 from hybrid_imagenet.config import derived, flag_checks, flags, report
 from hybrid_imagenet.data import datasets
@@ -275,28 +275,45 @@ def test_flagfile_from_a_pipe_is_read(tmp_path):
     writer.join()
 
 
-def test_flagfile_that_is_missing_is_an_error_with_the_file_that_is_probably_meant(
-    monkeypatch, tmp_path
-):
-    flags_here = pathlib.Path(config.__file__).parents[2] / "flags"
-    for name, told in (
-        ("digits.flags", f"Did you mean --flagfile={flags_here}/digits.flags?"),
-        ("flags/digit.flags", f"Did you mean --flagfile={flags_here}/digits.flags?"),
-        (
-            "mine",
-            (
-                f"Those of the program are in {flags_here}: cluster1.flags, cluster2.flags,"
-                " digits.flags, "
-            ),
-        ),
-    ):
-        with pytest.raises(UserError, match=f"^--flagfile={name}: no such file. {re.escape(told)}"):
-            config.resolve([f"--flagfile={name}"])
-    monkeypatch.setattr(
-        config, "__file__", str(tmp_path / "site-packages" / "hybrid_imagenet" / "config" / "x.py")
+@pytest.mark.parametrize("name", ["digits", "digits.flags", "flags/digits.flags"])
+def test_flagfile_by_name_is_the_programs_own_in_any_directory(name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits").mkdir()
+    assert config.resolve([f"--flagfile={name}"]).dataset == "digits"
+
+
+def test_flagfile_by_name_is_found_where_pip_installs_it(monkeypatch, tmp_path):
+    installed = tmp_path / "site-packages" / "hybrid_imagenet"
+    (installed / "flags").mkdir(parents=True)
+    (installed / "flags" / "digits.flags").write_text("--epochs=3\n")
+    monkeypatch.setattr(files, "__file__", str(installed / "files.py"))
+    assert config.resolve(["--flagfile=digits"]).epochs == 3
+
+
+def test_flagfile_in_the_current_directory_is_preferred(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits").write_text("--epochs=3\n")
+    assert config.resolve(["--flagfile=digits"]).epochs == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "suggestion"),
+    [
+        ("digit", " (did you mean --flagfile=digits?)"),
+        ("flags/digit.flags", " (did you mean --flagfile=digits?)"),
+        ("elsewhere/digits.flags", " (did you mean --flagfile=digits?)"),
+        ("mine", ""),
+    ],
+)
+def test_flagfile_that_is_missing_is_an_error_with_all_names(name, suggestion):
+    expected = (
+        f"--flagfile={name}: no such file{suggestion}. Pass the path of a file, or the name of a"
+        " flag file of the program: cluster1, cluster2, digits, fashion_mnist"
     )
-    with pytest.raises(
-        UserError,
-        match="pip installs no flag files: they are in the directory flags of the program's",
-    ):
-        config.resolve(["--flagfile=flags/none.flags"])
+    with pytest.raises(UserError, match=f"^{re.escape(expected)}$"):
+        config.resolve([f"--flagfile={name}"])
+
+
+def test_flagfile_that_is_a_directory_is_rejected(tmp_path):
+    with pytest.raises(UserError, match=r"^--flagfile=.* is a directory\. Pass a file of flags\."):
+        config.resolve([f"--flagfile={tmp_path}"])

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import tarfile
+import zipfile
 
 import pytest
 
@@ -38,3 +39,34 @@ def test_sdist_contains_exactly_the_files_of_the_repository(tmp_path):
         check=True,
     )
     assert names - tracked - generated <= set(new.stdout.splitlines())
+
+
+def test_wheel_contains_the_files_that_the_program_reads(tmp_path):
+    # setuptools writes only to tmp_path, so the checkout does not change.
+    command = [
+        "egg_info",
+        f"--egg-base={tmp_path}",
+        "build",
+        f"--build-base={tmp_path / 'build'}",
+        "bdist_wheel",
+        f"--dist-dir={tmp_path}",
+        f"--bdist-dir={tmp_path / 'wheel'}",
+    ]
+    subprocess.run(
+        [sys.executable, "setup.py", "-q", *command], cwd=ROOT, check=True, capture_output=True
+    )
+    (path,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        names = set(archive.namelist())
+    package = {
+        str(file.relative_to(ROOT))
+        for file in (ROOT / "hybrid_imagenet").rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+    shipped = {
+        f"hybrid_imagenet/{folder}/{file.name}"
+        for folder in ("flags", "examples")
+        for file in (ROOT / folder).iterdir()
+        if file.is_file()
+    }
+    assert {name for name in names if ".dist-info/" not in name} == package | shipped

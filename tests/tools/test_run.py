@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from hybrid_imagenet import files
 from hybrid_imagenet.tools import run
 from tests.ranks import ROOT
 from tests.support import processes, program
@@ -36,6 +37,11 @@ DIGITS = ("--dataset=digits", "--augmentation=digits")
         ),
         (["-np", "1", "--host-discovery-script", "h 'a", "--", *DIGITS], "No closing quotation"),
         (["-np", "2", "nowhere.py"], "The script nowhere.py does not exist."),
+        (
+            ["-np", "2", "examples/keras_fits.py"],
+            "The script examples/keras_fits.py does not exist (did you mean keras_fit.py?). The"
+            " examples of the program are examples/custom_loop.py, examples/fine_tune.py,",
+        ),
         (["--ssh-prot", "22"], "did you mean --ssh_port"),
         (["--", "--epoch=3"], "did you mean --epochs"),
         (
@@ -68,6 +74,15 @@ def test_run_wrong_command_line_prints_one_line_and_starts_nothing(words, text, 
 )
 def test_split_command_finds_the_script_and_the_arguments(words, options, script, arguments):
     assert run.split_command(words) == (options, script, arguments)
+
+
+def test_run_example_is_found_from_any_directory(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    assert run.main(["-np", "1", "--dry_run", "examples/keras_fit.py", "--epochs=2"]) == 0
+    path = files.shipped_directory("examples") / "keras_fit.py"
+    output, error = capfd.readouterr()
+    assert output.endswith(f" {path} --epochs=2\n")
+    assert error == f"examples/keras_fit.py is not in this directory, so {path} is used\n"
 
 
 def test_run_script_as_the_value_of_an_option_is_not_the_program(tmp_path, capfd):
