@@ -103,12 +103,18 @@ def pytest_collection_modifyitems(config, items):
     """Leaves the long forms out unless they are asked for; keeps tests that share something with
     one worker.
 
-    With several workers (`-n 2 --dist loadgroup`), a file's tests go to one, as do all that need
-    the same ranks.
+    With several workers (`-n 2 --dist loadgroup`), a file's tests go to one, and all files with
+    tests that share ranks or the undisturbed run go to the same one: two workers would start these
+    twice, and fixtures of such a file too.
     """
+    files_with_ranks = {
+        item.location[0]
+        for item in items
+        if not {"pools", "undisturbed"}.isdisjoint(item.fixturenames)
+    }
     for item in items:
-        shared = [name for name in ("pools", "undisturbed") if name in item.fixturenames]
-        item.add_marker(pytest.mark.xdist_group(shared[0] if shared else item.location[0]))
+        file = item.location[0]
+        item.add_marker(pytest.mark.xdist_group("ranks" if file in files_with_ranks else file))
     if not config.getoption("--long"):
         for item in items:
             if "slow" in item.keywords:

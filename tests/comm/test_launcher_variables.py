@@ -160,6 +160,7 @@ def test_the_tasks_of_srun_train_together(tmp_path):
     assert epoch["train_count"] == program.TRAIN
 
 
+@pytest.mark.slow
 def test_the_tasks_of_srun_save_at_sigterm(tmp_path):
     data = program.make_data(tmp_path)
     flags = (*program.FLAGS, f"--data_dir={data}", f"--run_dir={tmp_path}/run", "--epochs=9999")

@@ -29,8 +29,6 @@ def written():
     [
         Case(("plan",), ends.START, "INT"),
         Case(ends.TRAIN, ends.LOADING, "INT"),
-        Case(ends.TRAIN, ends.COMPILING, "INT INT INT"),
-        Case(ends.TRAIN, ends.TRAINING, ends.HEAD),
         Case(ends.TRAIN, ends.TRAINING, ends.TERMINAL),
         Case(ends.RUN, ends.COMPILING, "TERM"),
     ],

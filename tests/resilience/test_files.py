@@ -46,7 +46,7 @@ def test_a_full_disk_ends_the_run_and_after_making_room_it_goes_on(tiny_data, tm
         assert code == 2
         # The first write that fails may be the one of a record.
         is_record = f"{run_dir}/metrics.jsonl cannot be written" in error
-        assert is_record or f"cannot write a checkpoint to {run_dir}/" in error
+        assert is_record or f"A checkpoint could not be written to {run_dir}/" in error
         assert ("No space left on device" if remount else "File too large") in error
         assert "--resume" in error
         step = step_of_latest_checkpoint(run_dir)
