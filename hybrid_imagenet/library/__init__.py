@@ -1,5 +1,6 @@
-"""The parts for Keras models of other programs (docs/library.md); its import registers this
-package's classes.
+"""The parts for Keras models of other programs (docs/library.md).
+
+The import registers this package's classes with Keras, so that saved models can be loaded.
 """
 
 from __future__ import annotations
@@ -10,25 +11,26 @@ from typing import Any
 
 import keras
 
-from hybrid_imagenet.models import normalization as _normalization  # noqa: F401 - and this package's layer
+# Each of these modules registers its classes with Keras when it is imported.
+from hybrid_imagenet.models import normalization as _normalization  # noqa: F401
+from hybrid_imagenet.optimizers import distributed as _distributed  # noqa: F401
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 
-for _method in OPTIMIZERS.values():  # and the optimizers, whose modules register them
-    pkgutil.resolve_name(_method.constructor)
+for _spec in OPTIMIZERS.values():
+    pkgutil.resolve_name(_spec.constructor)
 
 
 def load_model(path: str | os.PathLike[str], **arguments: Any) -> keras.Model:
-    """Loads a `.keras` file as `keras.models.load_model` does, which does not know this package's
-    classes by itself.
+    """Loads a `.keras` file that has classes of this package.
 
-    It needs neither Horovod nor other ranks. After `import hybrid_imagenet.library` Keras's own
-    function does the same.
+    `keras.models.load_model` does not know them, unless `hybrid_imagenet.library` was imported. It
+    needs neither Horovod nor other ranks.
 
     Args:
       path: of the file.
       arguments: of `keras.models.load_model`.
 
     Returns:
-      The model, compiled with its optimizer and that one's state.
+      The model, compiled with its optimizer and the optimizer's state.
     """
     return keras.models.load_model(path, **arguments)

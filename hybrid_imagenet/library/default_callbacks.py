@@ -23,7 +23,7 @@ from hybrid_imagenet.library.broadcast import BroadcastInitialState
 from hybrid_imagenet.library.checkpoint import Checkpoint
 from hybrid_imagenet.library.metric_average import SAME_DATA, MetricAverage
 from hybrid_imagenet.library.schedule import HyperparameterSchedule
-from hybrid_imagenet.library.split_step import SplitCompiledStep
+from hybrid_imagenet.library.train_function import TrainFunction
 from hybrid_imagenet.models import normalization
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
@@ -375,7 +375,7 @@ def default_callbacks(
     return [
         *([StallWatchdog(stall_timeout)] if process.size() > 1 and stall_timeout else []),
         ProgressOnRankZero(),
-        SplitCompiledStep(),
+        TrainFunction(),
         MergeBatchNormStatistics(),
         MetricAverage(),
         *on_rank_zero(*first_rank),

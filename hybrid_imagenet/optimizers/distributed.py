@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import logging
 import types
 import weakref
@@ -45,6 +46,13 @@ _BROADCAST_REMEDY = (
 )
 
 _log = logging.getLogger(__name__)
+
+
+class MicroBatch(enum.Enum):
+    """What the gradients of a micro-batch are used for, if they are accumulated."""
+
+    ADD = "add to the sums"
+    UPDATE = "update"
 
 
 def _inner_argument(name: str) -> property:
@@ -177,6 +185,8 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         self._loss_was_scaled = False
         self._scales_gradients: bool | None = None
         self._deferred: types.SimpleNamespace | None = None
+        # What a step is traced for, if the host chooses between two traced functions.
+        self._traced_for: MicroBatch | None = None
         # Ranks that the program has connected are compared by the program.
         self._ranks_were_compared = communicator is not None
         self._warned_of_sparse_gradients = False
@@ -393,6 +403,20 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         finally:
             self._deferred = None
 
+    @contextlib.contextmanager
+    def traced_for(self, micro_batch: MicroBatch) -> Iterator[None]:
+        """Makes a step that is traced inside serve one kind of micro-batch only."""
+        before = self._traced_for
+        self._traced_for = micro_batch
+        try:
+            yield
+        finally:
+            self._traced_for = before
+
+    def micro_batches(self) -> int:
+        """Returns the number of micro-batches that were accumulated; waits for a GPU."""
+        return int(self._micro_batches.numpy())
+
     @tf.autograph.experimental.do_not_convert
     def accumulate_or_update(self, grads: Sequence[tf.Tensor]) -> None:
         """Adds to the sums of accumulation, or averages over ranks and updates.
@@ -410,7 +434,8 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
             self.update_if_finite(self.reduce(grads))
             return
         steps = self.accumulation_steps
-        count = self._micro_batches.value.assign_add(1)
+        count = self._micro_batches.value + 1
+        self._micro_batches.value.assign(count)
 
         def update() -> tf.Tensor:
             self.update_if_finite(self.reduce(self.accumulator.mean(grads, steps)))
@@ -421,9 +446,15 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
             self.accumulator.add(grads)
             return tf.constant(False)
 
-        # The counter is the same on all ranks, so all take the same branch. A GPU makes the host
-        # wait for the counter; the program's own loop chooses on the host instead.
-        tf.cond(tf.equal(count % steps, 0), update, add)
+        if self._traced_for is MicroBatch.ADD:
+            add()
+        elif self._traced_for is MicroBatch.UPDATE:
+            update()
+        else:
+            # The counter is the same on all ranks, so all take the same branch. On a GPU the host
+            # waits for it at every micro-batch. `fit` and the program choose on the host instead; a
+            # custom loop cannot, because one function of the user's serves all micro-batches.
+            tf.cond(tf.equal(count % steps, 0), update, add)
 
     def reduce(self, grads: Sequence[tf.Tensor]) -> Packed:
         """Averages gradients of the scaled loss over ranks, after `build`.

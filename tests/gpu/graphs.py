@@ -22,9 +22,9 @@ from hybrid_imagenet.comm.tensorflow_engine import TensorFlowCollectives
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.data.sources.synthetic import SyntheticSource
-from hybrid_imagenet.library.split_step import _split
+from hybrid_imagenet.library.train_function import split_step, step_for
 from hybrid_imagenet.models.normalization import BatchNormalization
-from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
+from hybrid_imagenet.optimizers.distributed import DistributedOptimizer, MicroBatch
 from hybrid_imagenet.order.sampling import Cursor
 from hybrid_imagenet.training import build
 from hybrid_imagenet.training.losses import LOSSES
@@ -155,8 +155,17 @@ def augmentation(name: str, precision: str = "float16") -> Any:
     return tf.function(prepare, autograph=False).get_concrete_function(specs(name, 32, 4))
 
 
-def fit(inner: Any, *, compiled: bool, precision: str = "mixed_float16") -> Any:
-    """The traced training step of `model.fit` on two ranks, with Keras's own `train_step`."""
+def fit(
+    inner: Any,
+    *,
+    compiled: bool,
+    precision: str = "mixed_float16",
+    micro_batch: MicroBatch | None = None,
+) -> Any:
+    """The traced training step of `model.fit` on two ranks, with Keras's own `train_step`.
+
+    With a `micro_batch` gradients are accumulated, and it says what the step is for.
+    """
     policy = keras.dtype_policies.DTypePolicy(precision)
     x = images = keras.Input((16, 16, 3))
     x = keras.layers.ReLU(dtype=policy)(
@@ -165,12 +174,15 @@ def fit(inner: Any, *, compiled: bool, precision: str = "mixed_float16") -> Any:
     model = keras.Model(
         images, keras.layers.Dense(CLASSES)(keras.layers.GlobalAveragePooling2D()(x))
     )
-    optimizer = DistributedOptimizer(inner)
+    steps = None if micro_batch is None else 2
+    optimizer = DistributedOptimizer(inner, gradient_accumulation_steps=steps)
     two = Two(optimizer.settings)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, jit_compile=compiled)
     optimizer.attach(model)
-    step = _split(model, optimizer) if compiled else model.train_step
+    step = split_step(model.train_step, optimizer) if compiled else model.train_step
+    if micro_batch is not None:
+        step = step_for(micro_batch, step, optimizer)
     data = (
         tf.TensorSpec([4, 16, 16, 3], tf.float32, "images"),
         tf.TensorSpec([4], tf.int64, "labels"),

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from hybrid_imagenet.data import device
 from hybrid_imagenet.optimizers.context import HYPERPARAMETERS
+from hybrid_imagenet.optimizers.distributed import MicroBatch
 from tests.gpu import copies, graphs
 
 HERE = pathlib.Path(__file__).parent
@@ -84,9 +85,10 @@ def augmentation(name, compiled, table):
         return graphs.audited(graphs.augmentation(name), on_cpu, table)
 
 
-def fit(inner, compiled, table):
+def fit(inner, compiled, table, micro_batch=None):
     with graphs.on_gpu() as on_cpu:
-        return graphs.audited(graphs.fit(inner, compiled=compiled), on_cpu, table)
+        traced = graphs.fit(inner, compiled=compiled, micro_batch=micro_batch)
+        return graphs.audited(traced, on_cpu, table)
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +118,14 @@ def test_a_step_of_fit_copies_nothing(inner, compiled, table):
     check(fit(inner, compiled, table), returns=True)
 
 
+@pytest.mark.parametrize("micro_batch", MicroBatch)
+def test_step_of_fit_that_accumulates_copies_nothing_and_has_no_branch(micro_batch, table):
+    check(fit("sgd", False, table, micro_batch), returns=True)
+    with graphs.on_gpu():
+        graph = graphs.fit("sgd", compiled=False, micro_batch=micro_batch).graph
+    assert not {"If", "StatelessIf"} & {op.type for op in graph.get_operations()}
+
+
 def everything(precision, table=None):
     """The audits of all graphs; without a table they only list operations."""
     audits = [audit for case in STEPS | LONG for audit in steps(case, table, precision)]
@@ -129,6 +139,7 @@ def everything(precision, table=None):
         audits += [
             fit(inner, compiled, table) for inner in ("sgd", "adam") for compiled in (True, False)
         ]
+        audits += [fit("sgd", False, table, micro_batch) for micro_batch in MicroBatch]
     return audits
 
 

@@ -505,3 +505,28 @@ def test_a_schedule_and_another_callback_that_sets_the_learning_rate_are_refused
     )
     with pytest.raises(UserError, match=r"is 0\.2 where the schedule has left"):
         fit(later)
+
+
+def test_fit_accumulation_continues_where_the_counter_of_the_optimizer_is():
+    """The host chooses between adding and updating, by a count of its own."""
+
+    def train(callbacks):
+        keras.utils.set_random_seed(0)
+        optimizer = hi.DistributedOptimizer(
+            keras.optimizers.SGD(0.1, momentum=0.9), gradient_accumulation_steps=3
+        )
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        model.compile(optimizer, "mse")
+        x = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
+        updates = []
+        # Four, two and five micro-batches: the second and third fit begin within an update.
+        for first, last in ((0, 8), (8, 12), (12, 22)):
+            model.fit(x[first:last], x[first:last, :2], 2, verbose=0, callbacks=callbacks())
+            updates.append(int(optimizer.iterations))
+        return updates, model.get_weights()
+
+    chosen_by_host, weights = train(hi.callbacks.default_callbacks)
+    branch, expected = train(list)
+    assert chosen_by_host == branch == [1, 2, 3]
+    for value, other in zip(weights, expected, strict=True):
+        np.testing.assert_array_equal(value, other)
