@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from hybrid_imagenet.comm import process
 from hybrid_imagenet.library import compiled_model
-from hybrid_imagenet.optimizers.distributed import DistributedOptimizer, MicroBatch
+from hybrid_imagenet.optimizers.distributed import DistributedOptimizer, MicroBatchUse
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ def split_step(step: Step, optimizer: DistributedOptimizer) -> Step:
     return train_step
 
 
-def step_for(micro_batch: MicroBatch, step: Step, optimizer: DistributedOptimizer) -> Step:
+def step_for(micro_batch: MicroBatchUse, step: Step, optimizer: DistributedOptimizer) -> Step:
     """Returns a training step that is traced for one kind of micro-batch."""
 
     def train_step(data: Any) -> Any:
@@ -105,8 +105,8 @@ def _make(model: keras.Model, step: Step) -> None:
 
 def _make_choosing(model: keras.Model, step: Step, optimizer: DistributedOptimizer) -> None:
     """Makes a training function for which the host chooses between two traced functions."""
-    add = _keras_function(model, step_for(MicroBatch.ADD, step, optimizer))
-    update = _keras_function(model, step_for(MicroBatch.UPDATE, step, optimizer))
+    add = _keras_function(model, step_for(MicroBatchUse.ADD, step, optimizer))
+    update = _keras_function(model, step_for(MicroBatchUse.UPDATE, step, optimizer))
     # Micro-batches so far, as in the optimizer's counter; None until it is read.
     count: int | None = None
 

@@ -48,7 +48,7 @@ _BROADCAST_REMEDY = (
 _log = logging.getLogger(__name__)
 
 
-class MicroBatch(enum.Enum):
+class MicroBatchUse(enum.Enum):
     """What the gradients of a micro-batch are used for, if they are accumulated."""
 
     ADD = "add to the sums"
@@ -186,7 +186,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         self._scales_gradients: bool | None = None
         self._deferred: types.SimpleNamespace | None = None
         # What a step is traced for, if the host chooses between two traced functions.
-        self._traced_for: MicroBatch | None = None
+        self._traced_for: MicroBatchUse | None = None
         # Ranks that the program has connected are compared by the program.
         self._ranks_were_compared = communicator is not None
         self._warned_of_sparse_gradients = False
@@ -404,7 +404,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
             self._deferred = None
 
     @contextlib.contextmanager
-    def traced_for(self, micro_batch: MicroBatch) -> Iterator[None]:
+    def traced_for(self, micro_batch: MicroBatchUse) -> Iterator[None]:
         """Makes a step that is traced inside serve one kind of micro-batch only."""
         before = self._traced_for
         self._traced_for = micro_batch
@@ -446,9 +446,9 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
             self.accumulator.add(grads)
             return tf.constant(False)
 
-        if self._traced_for is MicroBatch.ADD:
+        if self._traced_for is MicroBatchUse.ADD:
             add()
-        elif self._traced_for is MicroBatch.UPDATE:
+        elif self._traced_for is MicroBatchUse.UPDATE:
             update()
         else:
             # The counter is the same on all ranks, so all take the same branch. On a GPU the host

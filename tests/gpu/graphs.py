@@ -24,7 +24,7 @@ from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.data.sources.synthetic import SyntheticSource
 from hybrid_imagenet.library.train_function import split_step, step_for
 from hybrid_imagenet.models.normalization import BatchNormalization
-from hybrid_imagenet.optimizers.distributed import DistributedOptimizer, MicroBatch
+from hybrid_imagenet.optimizers.distributed import DistributedOptimizer, MicroBatchUse
 from hybrid_imagenet.order.sampling import Cursor
 from hybrid_imagenet.training import build
 from hybrid_imagenet.training.losses import LOSSES
@@ -160,7 +160,7 @@ def fit(
     *,
     compiled: bool,
     precision: str = "mixed_float16",
-    micro_batch: MicroBatch | None = None,
+    micro_batch: MicroBatchUse | None = None,
 ) -> Any:
     """The traced training step of `model.fit` on two ranks, with Keras's own `train_step`.
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from hybrid_imagenet.data import device
 from hybrid_imagenet.optimizers.context import HYPERPARAMETERS
-from hybrid_imagenet.optimizers.distributed import MicroBatch
+from hybrid_imagenet.optimizers.distributed import MicroBatchUse
 from tests.gpu import copies, graphs
 
 HERE = pathlib.Path(__file__).parent
@@ -118,7 +118,7 @@ def test_a_step_of_fit_copies_nothing(inner, compiled, table):
     check(fit(inner, compiled, table), returns=True)
 
 
-@pytest.mark.parametrize("micro_batch", MicroBatch)
+@pytest.mark.parametrize("micro_batch", MicroBatchUse)
 def test_step_of_fit_that_accumulates_copies_nothing_and_has_no_branch(micro_batch, table):
     check(fit("sgd", False, table, micro_batch), returns=True)
     with graphs.on_gpu():
@@ -139,7 +139,7 @@ def everything(precision, table=None):
         audits += [
             fit(inner, compiled, table) for inner in ("sgd", "adam") for compiled in (True, False)
         ]
-        audits += [fit("sgd", False, table, micro_batch) for micro_batch in MicroBatch]
+        audits += [fit("sgd", False, table, micro_batch) for micro_batch in MicroBatchUse]
     return audits
 
 
