@@ -12,10 +12,18 @@ from hybrid_imagenet.tools import predict
 from tests.tools.export.support import CLASSES, network, pixels, reference, save
 
 
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """A checkpoint with random weights; tests must not change it."""
+    folder = tmp_path_factory.mktemp("stored")
+    save(network(folder), folder / "weights.npz")
+    return folder / "weights.npz"
+
+
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(stored, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    save(network(tmp_path), tmp_path / "weights.npz")
+    (tmp_path / "weights.npz").symlink_to(stored)
     for number, image in enumerate(pixels(2, seed=3).astype(np.uint8)):
         Image.fromarray(image).save(tmp_path / f"{number}.png")
     (tmp_path / "text.png").write_text("no image")
