@@ -177,9 +177,12 @@ def missing_module_message(error: ModuleNotFoundError) -> str:
     if error.name == "tensorflow":
         return f"error: {missing_tensorflow_message()}"
     root = pathlib.Path(__file__).parent.parent
-    commands = []
-    if (root / "launch" / "env.sh").exists():
-        commands.append(f"cd {root}")
+    if not _is_checkout(root):
+        return (
+            f"error: {sys.executable} has no module {error.name}. Use the Python in whose"
+            " environment the program is installed, or install the package of the module with pip"
+        )
+    commands = [f"cd {root}"]
     if not (root / ".venv" / "bin" / "activate").exists():
         commands.append("launch/setup.sh")
     commands.append(". launch/env.sh")
@@ -194,7 +197,17 @@ def missing_tensorflow_message() -> str:
 
     `pip install .` does not install it, because CPUs and GPUs need different packages.
     """
+    if not _is_checkout(pathlib.Path(__file__).parent.parent):
+        return (
+            f"TensorFlow is not installed in {sys.executable}. Run pip install tensorflow-cpu, or"
+            " pip install 'tensorflow[and-cuda]' for NVIDIA GPUs"
+        )
     return (
         f"TensorFlow is not installed in {sys.executable}. In the checkout of this program, run pip"
         " install '.[cpu]', or pip install '.[gpu]' for NVIDIA GPUs"
     )
+
+
+def _is_checkout(root: pathlib.Path) -> bool:
+    """Returns whether the package is in a checkout, and not where pip has installed it."""
+    return (root / "launch" / "env.sh").exists()

@@ -4,11 +4,13 @@ import json
 
 import pytest
 
-from hybrid_imagenet import config
+from hybrid_imagenet import config, errors
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.errors import (
     SharedError,
     UserError,
+    missing_module_message,
+    missing_tensorflow_message,
     printable,
     printable_lines,
     without_secrets,
@@ -99,3 +101,11 @@ def test_recording_writes_no_secrets_into_files_or_output(tmp_path, capsys, monk
     ].startswith("https://***@")
     for word in ("hunter2", "abcdef", "from-the-environment"):
         assert word not in written
+
+
+def test_missing_module_message_of_an_installation_names_no_checkout(monkeypatch, tmp_path):
+    monkeypatch.setattr(errors, "__file__", str(tmp_path / "hybrid_imagenet" / "errors.py"))
+    assert "Run pip install tensorflow-cpu, or pip" in missing_tensorflow_message()
+    message = missing_module_message(ModuleNotFoundError(name="absl"))
+    assert message.endswith(", or install the package of the module with pip")
+    assert "launch/" not in message
