@@ -26,9 +26,16 @@ _PRINTING_FLAGS = (
     "--check-only",
 )
 
+# Commands that train. Signals ask them to save and stop.
+_TRAINING_COMMANDS = ("train", "run", "demo")
+
 # By command: MODULE or MODULE:FUNCTION, and one line for the list of commands. The function, by
 # default `main`, takes the arguments and returns the exit code.
 COMMANDS = {
+    "demo": (
+        "hybrid_imagenet.demo",
+        "train handwritten digits on this machine, in less than a minute",
+    ),
     "train": ("hybrid_imagenet.main", "train in this process, or as one rank of a job"),
     "run": ("hybrid_imagenet.tools.run", "start training, or a script, on several ranks and hosts"),
     "resume": ("hybrid_imagenet.tools.resume", "continue a run with its own flags, or with others"),
@@ -127,7 +134,7 @@ def run_process(words: Sequence[str]) -> int:
     """
     # The module of --model=MODULE:FUNCTION may be in the current directory.
     sys.path.append("")
-    if not words or words[0] not in ("train", "run"):
+    if not words or words[0] not in _TRAINING_COMMANDS:
         lossy_stream.install()
         return interrupts.run_interruptible(lambda: _main_with_complete_output(words))
     # Block signals until REQUESTS handles them, also while the program restarts itself.

@@ -90,6 +90,7 @@ ALLOWED = {
         "training",
     },
     "callbacks": {"library"},
+    "demo": {"main", "runlog", "tools"},
     "__main__": {"comm", "resilience", "tools"},
     # for type checkers
     "__init__": {"callbacks", "comm", "data", "library", "optimizers", "order", "schedules"},
