@@ -56,6 +56,7 @@ COMMANDS = {
     "export": ("hybrid_imagenet.tools.export", "convert a network: ONNX, Keras, SavedModel"),
     "data": ("hybrid_imagenet.tools.data.data_command", "prepare or check a dataset"),
     "doctor": ("hybrid_imagenet.tools.doctor.doctor_command", "check hosts before a run"),
+    "env": ("hybrid_imagenet.tools.env", "print versions and settings for a bug report"),
     "plan": (
         "hybrid_imagenet.tools.plan.plan_command",
         "predict step time and training time on a cluster",
