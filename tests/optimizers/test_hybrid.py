@@ -49,9 +49,7 @@ def run_both(steps, optimizer_arguments, reference_arguments, ramp_epochs=0.0, m
     return runner
 
 
-@pytest.mark.parametrize("handover", ["continuous", "reset", "rescale"])
-@pytest.mark.parametrize("lars", ["you", "larc", "none"])
-def test_200_steps_follow_the_oracle_through_the_switch(handover, lars):
+def follow_through_the_switch(handover, lars):
     runner = run_both(
         200, {"handover": handover, "lars_variant": lars}, {"handover": handover, "lars": lars}
     )
@@ -59,9 +57,23 @@ def test_200_steps_follow_the_oracle_through_the_switch(handover, lars):
     assert int(runner.optimizer.iterations) == 200
 
 
+@pytest.mark.parametrize(
+    ("handover", "lars"), [("continuous", "you"), ("reset", "larc"), ("rescale", "none")]
+)
+def test_hybrid_200_steps_follow_the_oracle_through_the_switch(handover, lars):
+    follow_through_the_switch(handover, lars)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("handover", ["continuous", "reset", "rescale"])
+@pytest.mark.parametrize("lars", ["you", "larc", "none"])
+def test_hybrid_every_handover_with_every_lars_follows_the_oracle(handover, lars):
+    follow_through_the_switch(handover, lars)
+
+
 @pytest.mark.parametrize(("handover", "lars"), [("continuous", "you"), ("reset", "larc")])
-def test_so_do_they_where_lars_comes_in_over_some_epochs(handover, lars):
-    """With eta .001 the rates of LARS are far from P, so that a share that is wrong shows."""
+def test_hybrid_lars_that_ramps_up_follows_the_oracle(handover, lars):
+    """With eta .001 the rates of LARS are far from P, so that a wrong blend shows."""
     arguments = (
         {"handover": handover, "lars_variant": lars},
         {"handover": handover, "lars": lars, "ramp_steps": 50},
