@@ -6,6 +6,7 @@ It shows that an installation works and what a run looks like. It is `hybrid-ima
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -67,6 +68,9 @@ def _choose_num_ranks() -> int:
         mpirun.find()
     except UserError as error:
         print(f"training on one rank instead of two: {error}", file=sys.stderr)
+        return 1
+    if importlib.util.find_spec("mpi4py") is None:
+        print("training on one rank instead of two: mpi4py is not installed", file=sys.stderr)
         return 1
     return 2
 

@@ -62,6 +62,13 @@ def test_demo_without_mpirun_trains_on_one_rank_and_says_why(training, monkeypat
     assert "keras_fit.py . && python keras_fit.py" in output
 
 
+def test_demo_without_mpi4py_trains_on_one_rank(training, monkeypatch, capsys):
+    monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: None)
+    assert program.main(["demo"]) == 0
+    assert [command[0] for command in training] == ["train"]
+    assert "mpi4py is not installed" in capsys.readouterr().err
+
+
 def test_demo_that_fails_returns_the_exit_code_of_the_training(training, monkeypatch, capsys):
     monkeypatch.setattr(demo.run, "main", lambda arguments: EXIT_NUMERICS)
     assert program.main(["demo"]) == EXIT_NUMERICS

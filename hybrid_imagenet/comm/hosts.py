@@ -160,8 +160,8 @@ def gather_by_mpi(strings: Sequence[str], size: int) -> list[list[str]]:
     """
     mpi4py = import_optional(
         "mpi4py",
-        "The ranks find each other through mpi4py, which is missing. Install it with: pip install"
-        " mpi4py",
+        "Ranks that mpirun starts find each other through mpi4py, which is missing. Install it"
+        " with: pip install 'mpi4py>=4'",
     )
     # Keep the error handler that MPI has without mpi4py. With the handler that mpi4py sets
     # otherwise, errors inside Horovod's communicators would be returned instead of ending the job.

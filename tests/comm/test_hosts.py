@@ -21,6 +21,12 @@ def test_names_are_unique():
     )
 
 
+def test_gather_by_mpi_without_mpi4py_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(UserError, match=r"mpi4py, which is missing\. .* pip install 'mpi4py>=4'"):
+        hosts.gather_by_mpi(["a"], 1)
+
+
 @pytest.mark.parametrize(
     ("asked", "names"),
     [

@@ -53,6 +53,8 @@ def _requirements(metadata: dict) -> dict[str, Requirement]:
         *metadata["dependencies"],
         *(r for name, extra in extras.items() if name != "docs" for r in extra),
     ]
+    # An extra may include another extra of the package.
+    texts = [text for text in texts if Requirement(text).name != metadata["name"]]
     return {canonicalize_name(r.name): r for r in map(Requirement, texts)}
 
 
@@ -105,6 +107,12 @@ def test_every_requirement_is_pinned_within_its_range(metadata, tensorflow):
         (exact,) = pins[name].specifier
         assert exact.operator == "=="
         assert requirement.specifier.contains(exact.version), name
+
+
+@pytest.mark.parametrize("extra", ["cpu", "gpu"])
+def test_extras_with_tensorflow_include_mpi(metadata, extra):
+    """`hybrid-imagenet run` works after the installation that the documentation describes."""
+    assert "hybrid_imagenet[mpi]" in metadata["optional-dependencies"][extra]
 
 
 def test_version_is_the_packages_own(metadata):
