@@ -54,9 +54,8 @@ def load(path: str, network: keras.Model) -> list[str]:
     lines: list[str] = []
     trained = pretrained.load(pathlib.Path(path), lines.append)
     found = dict(trained.weights or {})
-    head = {v.path for v in network.layers[-1].weights} or {
-        v.path for v in network.layers[-2].weights
-    }
+    # Layers without weights may follow the classifier, such as a cast or a reshape.
+    head = {v.path for v in [layer for layer in network.layers if layer.weights][-1].weights}
     fresh = []
     for variable in network.weights:
         value = found.get(variable.path)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import keras
 import numpy as np
 import pytest
 
@@ -62,6 +63,29 @@ def test_a_head_for_other_classes_begins_anew_and_another_network_is_refused(tra
         warm_start.load(str(path), network(4, 2, width=8))
     with pytest.raises(UserError, match="no such file or directory"):
         warm_start.load(str(path.parent / "none.npz"), target)
+
+
+def test_load_finds_the_head_before_layers_without_weights(tmp_path):
+    def create(classes):
+        layers = keras.layers
+        return keras.Sequential(
+            [
+                keras.Input((8, 8, 3)),
+                layers.Conv2D(4, 8, name="first"),
+                layers.Conv2D(classes, 1, name="scores"),
+                layers.Reshape((classes,)),
+                layers.Activation("linear"),
+            ],
+            name="net",
+        )
+
+    source, target = create(5), create(4)
+    weights = {v.path: v.numpy() for v in source.weights}
+    path = tmp_path / "source.npz"
+    save(TrainedNetwork("here", "a:b", tuple("abcde"), 8, 1.0, 1e-5, weights=weights), path)
+    _, line = warm_start.load(str(path), target)
+    assert "net/scores/kernel, net/scores/bias" in line
+    np.testing.assert_array_equal(target.weights[0].numpy(), weights["net/first/kernel"])
 
 
 def test_frozen_layers_stay_as_the_file_has_them_while_the_program_trains(
