@@ -54,7 +54,7 @@ def _rebuild_with_keras_layers(network: TrainedNetwork) -> keras.Model:
     model = network.build()
     is_first_call = True
 
-    def call_layer(layer: keras.layers.Layer, x: Any, **kwargs: Any) -> Any:
+    def call_layer(layer: keras.layers.Layer, x: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal is_first_call
         if is_first_call:
             normalize = keras.layers.Rescaling(
@@ -62,6 +62,9 @@ def _rebuild_with_keras_layers(network: TrainedNetwork) -> keras.Model:
             )
             x = normalize(x)
             is_first_call = False
+        if not isinstance(layer, keras.layers.Layer):
+            # It is a function of keras.ops, which networks of keras.applications use.
+            return layer(x, *args, **kwargs)
         original_layer = model.get_layer(layer.name)
         if isinstance(original_layer, BlurPool):
             # The blur kernel [1, 2, 1] is two means of neighbors. This is the first of them; the
@@ -71,7 +74,7 @@ def _rebuild_with_keras_layers(network: TrainedNetwork) -> keras.Model:
         pad = getattr(original_layer, "pad", 0)
         if pad:
             x = keras.layers.ZeroPadding2D(pad, name=f"{layer.name}_pad")(x)
-        return layer(x, **kwargs)
+        return layer(x, *args, **kwargs)
 
     pixels = keras.Input((network.image_size, network.image_size, 3), dtype="float32", name="image")
     rebuilt = keras.models.clone_model(
@@ -105,6 +108,11 @@ def _clone_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
         return keras.layers.AveragePooling2D(2, layer.strides, name=layer.name)
     if isinstance(layer, MaxPool2D):
         return keras.layers.MaxPooling2D(layer.pool_size, layer.strides, name=layer.name)
+    if isinstance(layer, keras.layers.Normalization) and _is_per_channel(layer):
+        # It keeps mean and deviation in tensors, which the converter to ONNX takes for inputs.
+        deviation = np.maximum(np.sqrt(np.ravel(layer.variance)), keras.config.epsilon())
+        offset = -np.ravel(layer.mean) / deviation
+        return keras.layers.Rescaling((1 / deviation).tolist(), offset.tolist(), name=layer.name)
     if isinstance(layer, Conv2D):
         return keras.layers.Conv2D.from_config(super(Conv2D, layer).get_config())
     if isinstance(layer, BatchNormalization):
@@ -112,6 +120,11 @@ def _clone_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
             super(BatchNormalization, layer).get_config()
         )
     return type(layer).from_config(layer.get_config())
+
+
+def _is_per_channel(layer: keras.layers.Normalization) -> bool:
+    """Returns whether a layer subtracts one mean per channel, or one in all."""
+    return not layer.invert and np.size(layer.mean) == np.shape(layer.mean)[-1]
 
 
 def _write_keras(network: TrainedNetwork, path: pathlib.Path) -> None:

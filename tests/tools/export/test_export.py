@@ -268,3 +268,23 @@ def test_export_unavailable_format_is_rejected_before_tensorflow_starts(
     )
     assert program.main(["weights.npz", f"--to={target}"]) == EXIT_USAGE
     assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+def test_export_writes_a_network_with_normalization_ops_and_one_input_in_a_list(tmp_path):
+    """Networks of keras.applications have all three."""
+    target = f"{__name__}:with_what_keras_networks_have"
+    weights = {v.path: v.numpy() for v in factory.create(target, 2, 8).weights}
+    trained = pretrained.TrainedNetwork("", target, ("a", "b"), 8, 1.0, 1e-5, weights=weights)
+    save(trained, tmp_path / "weights.npz")
+    export(tmp_path / "weights.npz", tmp_path / "network.onnx")
+    images = pixels(2, 8)
+    onnx_logits = export_formats.FORMATS[".onnx"].open(trained, tmp_path / "network.onnx")
+    assert_close(onnx_logits(images), export_formats.logits_function(trained)(images))
+
+
+def with_what_keras_networks_have(num_classes, image_size):
+    """Returns a model that starts with Keras's own normalization and a function of keras.ops."""
+    image = keras.Input((image_size, image_size, 3))
+    x = keras.layers.Normalization(mean=[1.0, 2.0, 3.0], variance=[4.0, 5.0, 6.0])(image)
+    x = keras.layers.Flatten()(keras.ops.flip(x, axis=-1))
+    return keras.Model([image], keras.layers.Dense(num_classes, name="scores")(x))
