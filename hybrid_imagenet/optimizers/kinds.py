@@ -37,9 +37,10 @@ class ParameterKind(enum.Enum):
 def classify(model: keras.Model) -> list[ParameterKind]:
     """Returns the kind of each of `model.trainable_variables`, in their order.
 
-    Names play no part: the scale and offset of a normalization layer are the variables that the
-    layer itself uses as such, a bias is the variable that its layer adds, and everything else is a
-    kernel.
+    Names of variables play no part: the scale and offset of a normalization layer are the variables
+    that the layer itself uses as such, a bias is the variable that its layer adds, and everything
+    else is a kernel. The vector `gamma` of any other layer is a scale too, such as that of ConvNeXt's
+    LayerScale, which starts at 1e-6: weight decay and LARS would keep it there.
     """
     kinds: dict[int, ParameterKind] = {}
     for layer in private_api.flatten_layers(model):
@@ -50,6 +51,9 @@ def classify(model: keras.Model) -> list[ParameterKind]:
             }
         else:
             roles = {ParameterKind.BIAS: getattr(layer, "bias", None)}
+            gamma = getattr(layer, "gamma", None)
+            if isinstance(gamma, keras.Variable) and len(gamma.shape) == 1:
+                roles[ParameterKind.NORM_SCALE] = gamma
         kinds |= {id(v): kind for kind, v in roles.items() if isinstance(v, keras.Variable)}
     return [kinds.get(id(v), ParameterKind.KERNEL) for v in model.trainable_variables]
 

@@ -26,6 +26,25 @@ def test_kinds_come_from_the_layers_and_not_from_names():
     assert classify(model) == [k, b, scale, offset, k, b, scale, offset, k, b]
 
 
+class LayerScale(keras.layers.Layer):
+    """Multiplies by a vector, as in ConvNeXt."""
+
+    def build(self, shape):
+        self.gamma = self.add_weight(shape=shape[-1:])
+
+    def call(self, x):
+        return self.gamma * x
+
+
+def test_classify_gamma_of_a_layer_that_does_not_normalize_is_a_scale():
+    model = keras.Sequential([keras.Input((2,)), LayerScale(), keras.layers.Dense(2)])
+    assert classify(model) == [
+        ParameterKind.NORM_SCALE,
+        ParameterKind.KERNEL,
+        ParameterKind.BIAS,
+    ]
+
+
 def test_without_a_model_the_rank_decides():
     variables = [keras.Variable([[1.0]]), keras.Variable([1.0])]
     assert classify_by_rank(variables) == [ParameterKind.KERNEL, ParameterKind.BIAS]
