@@ -7,6 +7,8 @@ functions, so that importing this module is fast where they are not needed.
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import inspect
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,6 +28,22 @@ def flatten_layers(model: keras.Model, *, include_self: bool = True) -> list[ker
       include_self: whether the model itself is the first of them.
     """
     return list(model._flatten_layers(include_self=include_self))
+
+
+@contextlib.contextmanager
+def fresh_layer_names() -> Iterator[None]:
+    """Numbers unnamed layers and variables inside the block as in a process that built none yet.
+
+    After the block, numbering continues where it was before.
+    """
+    from keras.src.backend.common import global_state
+
+    counters = global_state.get_global_attribute("object_name_uids")
+    global_state.set_global_attribute("object_name_uids", collections.defaultdict(int))
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute("object_name_uids", counters)
 
 
 def initial_epoch(model: keras.Model) -> int | None:

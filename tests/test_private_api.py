@@ -76,6 +76,14 @@ def test_private_modules_of_others_are_imported_in_one_module_only():
         assert path.name == "private_api.py" or not found, path
 
 
+def test_fresh_layer_names_number_as_a_new_process_and_then_continue():
+    before = keras.layers.ReLU().name
+    with private_api.fresh_layer_names():
+        assert [keras.layers.ReLU().name for _ in range(2)] == ["re_lu", "re_lu_1"]
+    number = int(before.removeprefix("re_lu").removeprefix("_") or 0)
+    assert keras.layers.ReLU().name == f"re_lu_{number + 1}"
+
+
 def test_flatten_layers_lists_the_model_and_its_layers():
     inner = small_model()
     outer = keras.Sequential([keras.Input((2,)), inner], name="outer")

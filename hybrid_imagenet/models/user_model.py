@@ -37,6 +37,28 @@ def create(target: str, num_classes: int, image_size: int | None, builder: Build
         a model that cannot be trained.
     """
     function = _import_function(target)
+    return build_checked(target, function, num_classes, image_size, builder)
+
+
+def build_checked(
+    target: str,
+    function: Callable[..., Any],
+    num_classes: int,
+    image_size: int | None,
+    builder: Builder,
+) -> keras.Model:
+    """Calls a function that builds a network, and checks its result as `create` does.
+
+    Args:
+      target: the value of --model, for messages.
+      function: takes `num_classes` and `image_size`, and returns a Keras model.
+      num_classes: see `create`.
+      image_size: see `create`.
+      builder: see `create`.
+
+    Raises:
+      UserError: see `create`.
+    """
     model = _call(target, function, num_classes, image_size, builder)
     outputs = getattr(model, "outputs", None) if isinstance(model, keras.Model) else None
     if not outputs:
@@ -49,8 +71,12 @@ def create(target: str, num_classes: int, image_size: int | None, builder: Build
     _check_layers(target, model)
     logits = outputs[0]
     if logits.dtype != "float32":
-        cast = keras.layers.Activation("linear", dtype="float32")
-        model = keras.Model(model.inputs, cast(logits))
+        # An automatic name could equal that of a layer of the model, which counts from zero.
+        cast = keras.layers.Activation("linear", dtype="float32", name="float32_logits")
+        logits = cast(logits)
+    # Some models, such as those of keras.applications, take a list of one tensor.
+    if logits is not outputs[0] or isinstance(model.input, list):
+        model = keras.Model(model.inputs[0], logits, name=model.name)
     return model
 
 
@@ -76,7 +102,10 @@ def _call(
     keras.config.set_dtype_policy(builder.precision)
     keras.utils.set_random_seed(builder.seed % 2**32)
     try:
-        return function(num_classes=num_classes, image_size=image_size)
+        # Checkpoints find weights by their path. Layers without a name of their own are numbered,
+        # so the numbers must not depend on layers that this process has built before.
+        with private_api.fresh_layer_names():
+            return function(num_classes=num_classes, image_size=image_size)
     except TypeError as error:
         raise UserError(
             f"--model={target}: {error}. It is called with num_classes and image_size."
