@@ -80,8 +80,8 @@ class Option:
       minimum: inclusive lower bound.
       maximum: inclusive upper bound.
       above: exclusive lower bound.
-      accepts_function: whether a function of the user, MODULE:FUNCTION, is allowed in
-        addition to `choices`.
+      accepts_function: whether a function of the user, MODULE:FUNCTION, and keras:NAME are
+        allowed in addition to `choices`.
       keep_integer: whether a number without a fraction stays an int, so that 90 is shown as 90
         although 0.5 is allowed too.
       basic: whether --help shows the flag; --help=all shows all flags.
@@ -292,7 +292,12 @@ def invalid_reason(value: Any, opt: Option) -> str | None:
     if value is None:
         return None
     if opt.choices and value not in opt.choices and not _is_function_name(value, opt):
-        function = ", or your own function as MODULE:FUNCTION" if opt.accepts_function else ""
+        function = ""
+        if opt.accepts_function:
+            function = (
+                ", keras:NAME for a network of keras.applications, or your own function as"
+                " MODULE:FUNCTION"
+            )
         suggestion = did_you_mean(str(value), opt.choices)
         return f"choose one of {', '.join(opt.choices)}{function}{suggestion}"
     is_nan = value != value

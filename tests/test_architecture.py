@@ -311,6 +311,7 @@ PURE_FILES = (
     "data.sources.digits",
     "data.splits",
     "models.depths",
+    "models.keras_families",
     "models.moments",
     "optimizers.registry",
     "optimizers.trust_ratio",

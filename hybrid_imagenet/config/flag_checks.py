@@ -17,6 +17,7 @@ from pathlib import Path
 from hybrid_imagenet.comm import torus
 from hybrid_imagenet.config.derived import batches, check_groups, sizes
 from hybrid_imagenet.errors import UserError, did_you_mean, pluralize
+from hybrid_imagenet.models import keras_families
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.options import Origin
 from hybrid_imagenet.schedules.training_schedule import FIXED_SCHEDULES, FLAGS_IGNORED_BY_FIXED
@@ -214,6 +215,11 @@ _BUILT_IN_MEANS = (
 )
 
 
+def _keras_network_exists(config: RunConfig) -> None:
+    if keras_families.is_keras_network(config.model):
+        keras_families.family_of(config.model)
+
+
 def _own_network_has_no_flags(config: RunConfig) -> None:
     if ":" not in config.model:
         return
@@ -353,6 +359,7 @@ RULES = (
     _normalization_groups_are_possible,
     _image_sizes_are_possible,
     _alexnet_has_no_flags_of_resnets,
+    _keras_network_exists,
     _own_network_has_no_flags,
     _loss_scale_is_a_number,
     _average_has_a_decay,

@@ -316,8 +316,9 @@ class Model:
 
     model: str = option(
         "resnet50",
-        "Network; or MODULE:FUNCTION, called with num_classes and image_size, which returns a Keras"
-        " model that gives logits.",
+        "Network; or keras:NAME, a network of keras.applications with random weights, such as"
+        " keras:EfficientNetV2B0; or MODULE:FUNCTION, called with num_classes and image_size, which"
+        " returns a Keras model that gives logits.",
         choices=(*DEPTHS, "alexnet_bn"),
         accepts_function=True,
         basic=True,

@@ -206,7 +206,9 @@ def _lines(blocks: Iterable[Block]) -> list[str]:
 def _described(entry: _Entry) -> str:
     opt, kind = entry.option, entry.option.kind
     form = (
-        "|".join((*opt.choices, *(["MODULE:FUNCTION"] if opt.accepts_function else [])))
+        "|".join(
+            (*opt.choices, *(["keras:NAME", "MODULE:FUNCTION"] if opt.accepts_function else []))
+        )
         if opt.choices
         else kind.base.__name__ + (",..." if kind.repeated else "")
     )

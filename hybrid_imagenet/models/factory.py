@@ -1,4 +1,8 @@
-"""Builds a network by name: a ResNet, AlexNet with batch normalization, or a user's function."""
+"""Builds a network by name.
+
+It is a ResNet, AlexNet with batch normalization, a network of keras.applications, or the result of
+a user's function.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from typing import Any
 import keras
 
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.models import alexnet, resnet, user_model
+from hybrid_imagenet.models import alexnet, keras_families, keras_network, resnet, user_model
 from hybrid_imagenet.models.blocks import Builder
 from hybrid_imagenet.models.depths import DEPTHS, STEMS, WIDTH
 
@@ -26,9 +30,10 @@ def create(
     """Builds a network that maps images to class scores.
 
     Args:
-      name: one of `NAMES`, or a user's function as MODULE:FUNCTION, which is called with
-        `num_classes` and `image_size`. Of all other arguments, only `precision` and `seed` affect a
-        user's function.
+      name: one of `NAMES`; or keras:NAME for a network of keras.applications, one of
+        `keras_families.NAMES`; or a user's function as MODULE:FUNCTION, which is called with
+        `num_classes` and `image_size`. Of all other arguments, only `precision` and `seed` affect
+        the last two.
       num_classes: number of class scores.
       image_size: side of the square input in pixels; None builds a ResNet that accepts any size.
       width: channels of a ResNet's first stage; each later one has twice as many as the one before.
@@ -44,7 +49,9 @@ def create(
         network.
     """
     builder = Builder(**settings)
-    if ":" in name:
+    if keras_families.is_keras_network(name):
+        return keras_network.create(name, num_classes, image_size, builder)
+    if keras_families.is_user_function(name):
         return user_model.create(name, num_classes, image_size, builder)
     if name not in NAMES:
         raise UserError(f"--model={name}: choose one of {', '.join(NAMES)}")

@@ -39,8 +39,8 @@ def classify(model: keras.Model) -> list[ParameterKind]:
 
     Names of variables play no part: the scale and offset of a normalization layer are the variables
     that the layer itself uses as such, a bias is the variable that its layer adds, and everything
-    else is a kernel. The vector `gamma` of any other layer is a scale too, such as that of ConvNeXt's
-    LayerScale, which starts at 1e-6: weight decay and LARS would keep it there.
+    else is a kernel. The vector `gamma` of any other layer is a scale too, such as that of
+    ConvNeXt's LayerScale, which starts at 1e-6: weight decay and LARS would keep it there.
     """
     kinds: dict[int, ParameterKind] = {}
     for layer in private_api.flatten_layers(model):

@@ -22,6 +22,7 @@ from hybrid_imagenet.config.flag_checks import check_classes, check_data, own_ne
 from hybrid_imagenet.data import datasets
 from hybrid_imagenet.errors import UserError, missing_tensorflow_message
 from hybrid_imagenet.files import is_url
+from hybrid_imagenet.models import keras_families
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.options import Origin, format_value
 from hybrid_imagenet.runlog import run_dir
@@ -133,9 +134,11 @@ def training_images(config: RunConfig) -> int:
 
 
 def _check_flags(config: RunConfig) -> None:
-    """Checks the batch against a dataset of known size, and looks for packages that flags ask
-    for.
+    """Checks the batch against a dataset of known size and the image size against the network, and
+    looks for packages that flags ask for.
     """
+    if keras_families.is_keras_network(config.model):
+        keras_families.check_image_size(config.model, config.image_size)
     images = datasets.source_type(config.dataset).train_images
     if images is not None:
         check_data(config, images - derived.held_out(config, images))
@@ -165,7 +168,7 @@ def _check_disk(config: RunConfig, found: Findings) -> None:
         check_data(config, training_images(config))  # a run does so once its ranks have started
     classes = "" if data.num_classes is None else f", {data.num_classes} classes"
     found.checked.append(f"dataset: {config.dataset}, {data.description}{classes}")
-    file = own_network(config.model) if ":" in config.model else None
+    file = own_network(config.model) if keras_families.is_user_function(config.model) else None
     found.checked.append(
         f"model: {config.model}" + (f", in {file}, not called yet" if file else "")
     )
@@ -278,7 +281,18 @@ def _check_weights(config: RunConfig, found: Findings) -> None:
     except UserError as error:
         raise UserError(f"--init_from={error}") from None
     before = {flag: weights.meta[key] for flag, key in _SHAPE.items() if key in weights.meta}
-    own = ":" in config.model or ":" in str(before.get("model"))
+    models = (config.model, str(before.get("model")))
+    own = any(keras_families.is_user_function(model) for model in models)
+    if any(keras_families.is_keras_network(model) for model in models):
+        # Width and stem have no meaning for such a network.
+        before = {"model": before["model"]} if "model" in before else {}
+        is_torchvision = weights.path.suffix in store.FOREIGN_SUFFIXES
+        if is_torchvision:
+            raise UserError(
+                f"--init_from={config.init_from}: files of torchvision hold ResNets of this"
+                f" program, not --model={config.model}. Pass a checkpoint or a run of"
+                f" {config.model}."
+            )
     for flag, value in before.items():
         if not own and value != getattr(config, flag):
             raise UserError(

@@ -231,6 +231,25 @@ def test_own_network_function_that_the_module_lacks_is_an_error(
         flag_checks.own_network(f"own_nets:{function}")
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model=keras:vgg16"], r"no network 'vgg16' \(did you mean keras:VGG16\?\)"),
+        *(
+            (["--model=keras:VGG16", flag], f"{flag.partition('=')[0]}=.*--model=keras:VGG16$")
+            for flag in (
+                *("--stem=3x3", "--model_width=8", "--blurpool", "--virtual_gpus=2"),
+                *("--batch_norm=last", "--zero_last_gamma", "--sync_batch_norm", "--bn_group=2"),
+                *("--ema_decay=0.9", "--eval_image_size=64", "--initializer=xavier"),
+            )
+        ),
+    ],
+)
+def test_keras_network_with_a_wrong_name_or_flags_of_built_in_networks_is_an_error(flags, message):
+    with pytest.raises(UserError, match=message):
+        config.resolve(["--dataset=synthetic", *flags], 2)
+
+
 def test_own_network_module_of_python_without_the_function_is_an_error():
     with pytest.raises(UserError, match="--model=os:nofn: os has no function 'nofn'"):
         flag_checks.own_network("os:nofn")

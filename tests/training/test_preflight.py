@@ -46,6 +46,21 @@ def make_run(path, **meta):
     archive.write(path / "checkpoints" / "step-000000020.npz", {"x": np.zeros(1)}, stored)
 
 
+def test_check_rejects_what_a_keras_network_cannot_use(here):
+    (here / "resnet.safetensors").touch()
+    make_run(here / "other", model="keras:VGG16", width=8)
+    flags = ["--dataset=digits", "--augmentation=digits", "--model=keras:MobileNet"]
+    for flag, message in {
+        "--image_size=28": "--image_size=28: keras:MobileNet needs at least 32 pixels",
+        "--init_from=resnet.safetensors": "hold ResNets of this program, not --model=keras:Mob",
+        "--init_from=other": "was written with --model=keras:VGG16, not keras:MobileNet",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            preflight.check(config.resolve([*flags, flag], 1))
+    same = [*flags, "--model=keras:VGG16", "--init_from=other"]
+    assert "model: keras:VGG16" in preflight.check(config.resolve(same, 1)).checked
+
+
 @pytest.mark.parametrize(
     ("flags", "ranks", "text"),
     [
