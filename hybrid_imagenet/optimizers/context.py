@@ -36,7 +36,11 @@ class LayerOperations(Protocol):
         """
 
     def norms(self, values: tf.Tensor) -> tf.Tensor:
-        """Returns the L2 norm of each variable's values, broadcast as in `broadcast`."""
+        """Returns the L2 norm of each variable's values, broadcast as in `broadcast`.
+
+        In the packed form a row of a variable is filled up with zeros. The values must be 0 there
+        too, so they must be 0 if gradient, weight and state are 0.
+        """
 
     def map(self, values: tf.Tensor, function: Callable[[int, tf.Tensor], tf.Tensor]) -> tf.Tensor:
         """Applies a function of (position of the variable, values in its shape) to each variable.

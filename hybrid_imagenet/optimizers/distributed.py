@@ -86,7 +86,8 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
 
     The division by N comes before the sum, so that a sum over ranks in FP16 overflows only if the
     mean does (Lu et al. §2.2.2-3; Micikevicius et al., Mixed Precision Training). A skipped step
-    changes no variable but the loss scale and its counters.
+    changes neither weights nor slots; the loss scale and its counters follow, the sums of
+    accumulation are reset, and `grad_norm` is not finite.
 
     It subclasses LossScaleOptimizer only so that Keras does not wrap it again: `compile` wraps
     every other optimizer of a mixed_float16 model, which would scale the loss a second time and

@@ -59,7 +59,7 @@ class Options:
     """The options of every optimizer.
 
     Attributes:
-      learning_rate: the first value; for what it is worked out from, see `Method.rate`.
+      learning_rate: the first value; for what it is worked out from, see `OptimizerSpec.rate`.
       weight_decay: coefficient of coupled L2 decay.
       decay_all: decay biases and normalization parameters too.
       name: of the optimizer; by default that of its class.
@@ -230,15 +230,15 @@ class MuonOptions(MomentumOptions):
 
 
 @dataclasses.dataclass(frozen=True)
-class Method:
+class OptimizerSpec:
     """An optimizer.
 
     Attributes:
       constructor: its class, as module:Class.
       options: the dataclass of its options.
-      phases: the update rule in each phase of the schedule; with two, the first is a warmup with
-      closing bounds.
-      also: dataclasses of the options that a run with this optimizer has too.
+      phases: the name of the update rule in each phase of the schedule, as reports show it; with
+        two phases, the first is a warmup with closing bounds.
+      extra_option_classes: dataclasses of the options that a run with this optimizer has too.
       rate: the flag that is scheduled, and is `learning_rate` at its peak.
       relative_rate: whether the rate is how far a layer moves in an update, as a part of its norm.
       weight_decay: of a run without --weight_decay; the class itself decays nothing unless told, as
@@ -248,7 +248,7 @@ class Method:
     constructor: str
     options: type[Options]
     phases: tuple[str, ...]
-    also: tuple[type, ...] = (LinearWarmup, MomentumRule)
+    extra_option_classes: tuple[type, ...] = (LinearWarmup, MomentumRule)
     rate: str = "lr"
     relative_rate: bool = False
     weight_decay: float = 1e-4
@@ -260,34 +260,33 @@ class Method:
 
     @property
     def flags(self) -> Mapping[str, Option]:
-        """The options by flag: its own, and of what else a run with it evaluates."""
-        found = {
-            flag: known
-            for cls in (self.options, *self.also)
-            for flag, known in options_of(cls).items()
-        }
-        return found | {
-            "weight_decay": dataclasses.replace(found["weight_decay"], default=self.weight_decay)
-        }
+        """Options by flag: those of this optimizer, and of its warmup and momentum rules."""
+        options: dict[str, Option] = {}
+        for option_class in (self.options, *self.extra_option_classes):
+            options |= options_of(option_class)
+        options["weight_decay"] = dataclasses.replace(
+            options["weight_decay"], default=self.weight_decay
+        )
+        return options
 
 
 OPTIMIZERS = {
-    "hybrid": Method(
+    "hybrid": OptimizerSpec(
         "hybrid_imagenet.optimizers.hybrid:Hybrid",
         HybridOptions,
         ("AdaBound", "SGD"),
         (BoundedWarmup, MomentumRule, AdamScaling),
     ),
-    "adabound": Method(
+    "adabound": OptimizerSpec(
         "hybrid_imagenet.optimizers.adabound:AdaBound",
         AdaBoundOptions,
         ("AdaBound",),
         (LinearWarmup, AdamScaling),
         rate="adabound_lr",
     ),
-    "sgd": Method("hybrid_imagenet.optimizers.sgd:SGD", SgdOptions, ("SGD",)),
-    "lars": Method("hybrid_imagenet.optimizers.lars:LARS", LarsOptions, ("LARS",)),
-    "lamb": Method(
+    "sgd": OptimizerSpec("hybrid_imagenet.optimizers.sgd:SGD", SgdOptions, ("SGD",)),
+    "lars": OptimizerSpec("hybrid_imagenet.optimizers.lars:LARS", LarsOptions, ("LARS",)),
+    "lamb": OptimizerSpec(
         "hybrid_imagenet.optimizers.lamb:LAMB",
         LambOptions,
         ("LAMB",),
@@ -295,7 +294,7 @@ OPTIMIZERS = {
         relative_rate=True,
         weight_decay=0.01,
     ),
-    "muon": Method(
+    "muon": OptimizerSpec(
         "hybrid_imagenet.optimizers.muon:Muon",
         MuonOptions,
         ("Muon",),

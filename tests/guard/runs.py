@@ -20,7 +20,6 @@ import numpy as np
 
 from hybrid_imagenet import recipes, xla
 from hybrid_imagenet.optimizers import grouped
-from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from tests.support import in_process
 
 NETWORK = (
@@ -76,6 +75,10 @@ class GuardedRun:
     ranks: int
     flags: tuple[str, ...]
     packed: bool = False
+
+
+# Those that were there when the digests were recorded; a new optimizer needs none.
+OPTIMIZERS = ("hybrid", "adabound", "sgd", "lars", "lamb", "muon")
 
 
 def _runs() -> Mapping[str, GuardedRun]:
