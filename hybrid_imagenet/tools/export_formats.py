@@ -80,9 +80,10 @@ def _rebuild_with_keras_layers(network: TrainedNetwork) -> keras.Model:
     rebuilt = keras.models.clone_model(
         model, input_tensors=pixels, clone_function=_clone_layer, call_function=call_layer
     )
-    weights = {variable.path: variable for variable in model.weights}
-    for variable in rebuilt.weights:
-        variable.assign(weights[variable.path])
+    # By layer, because paths of variables in a model within the model differ in its copy.
+    for layer in rebuilt.layers:
+        if layer.weights:
+            layer.set_weights(model.get_layer(layer.name).get_weights())
     return rebuilt
 
 

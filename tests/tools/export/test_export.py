@@ -270,8 +270,8 @@ def test_export_unavailable_format_is_rejected_before_tensorflow_starts(
     assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
-def test_export_writes_a_network_with_normalization_ops_and_one_input_in_a_list(tmp_path):
-    """Networks of keras.applications have all three."""
+def test_export_writes_a_network_with_normalization_ops_and_an_inner_model(tmp_path):
+    """Networks of keras.applications have all three, and take their input in a list."""
     target = f"{__name__}:with_what_keras_networks_have"
     weights = {v.path: v.numpy() for v in factory.create(target, 2, 8).weights}
     trained = pretrained.TrainedNetwork("", target, ("a", "b"), 8, 1.0, 1e-5, weights=weights)
@@ -287,4 +287,5 @@ def with_what_keras_networks_have(num_classes, image_size):
     image = keras.Input((image_size, image_size, 3))
     x = keras.layers.Normalization(mean=[1.0, 2.0, 3.0], variance=[4.0, 5.0, 6.0])(image)
     x = keras.layers.Flatten()(keras.ops.flip(x, axis=-1))
-    return keras.Model([image], keras.layers.Dense(num_classes, name="scores")(x))
+    inner = keras.Sequential([keras.layers.Dense(num_classes, name="scores")], name="inner")
+    return keras.Model([image], inner(x))
