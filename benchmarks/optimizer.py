@@ -96,9 +96,9 @@ def implementations(grads: Sequence[tf.Variable], weights: Sequence[Any]) -> lis
         peer(BASELINE, keras.optimizers.SGD(1e-3, momentum=0.9)),
         peer("keras Adam", keras.optimizers.Adam(1e-3)),
         ours("sgd", 1.0, optimizer="sgd", weight_decay=1e-4),
-        ours("lars", 1.0, optimizer="lars"),
-        ours("hybrid, SGD with LARS", 1.0, optimizer="hybrid"),
-        ours("hybrid, AdaBound warmup", 0.0, optimizer="hybrid"),
+        ours("lars", 1.0, optimizer="lars", eta=0.001),
+        ours("hybrid, SGD with LARS", 1.0, optimizer="hybrid", lars_eta=0.001),
+        ours("hybrid, AdaBound warmup", 0.0, optimizer="hybrid", lars_eta=0.001),
         ours("adabound", 1.0, optimizer="adabound"),
         Implementation(
             "square sums of gradients", lambda: tf.stack([tf.nn.l2_loss(g) for g in grads])

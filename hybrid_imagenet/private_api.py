@@ -126,6 +126,23 @@ def running_callbacks() -> Sequence[keras.callbacks.Callback]:
     return tuple(caller.callbacks) if isinstance(caller, keras.callbacks.CallbackList) else ()
 
 
+def running_fit_data() -> Any:
+    """Returns Keras's adapter of the data of the running `fit`.
+
+    A method of a callback must call it. `batch_size` and `get_tf_dataset()` of the adapter describe
+    the data. It is read from the frame of `fit`, because Keras does not give it to callbacks.
+
+    Returns:
+      The adapter, or None outside `fit`.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "fit" and "epoch_iterator" in frame.f_locals:
+            return frame.f_locals["epoch_iterator"].data_adapter
+        frame = frame.f_back
+    return None
+
+
 def blocking_modules() -> tuple[ModuleType, ...]:
     """Returns the modules of TensorFlow in which the main thread blocks.
 
@@ -207,6 +224,29 @@ def dataset_seeds(dataset: tf.data.Dataset) -> tuple[int, int] | None:
     if first is None or second is None:
         return None
     return (int(first), int(second))
+
+
+def dataset_batch_size(dataset: tf.data.Dataset) -> int | None:
+    """Returns the examples in an element of a dataset, or None if they are not known.
+
+    A batch that may be partial has no static size, so that of `Dataset.batch` is looked for before
+    steps that do not change it. A `map` is taken for one of them.
+    """
+    import tensorflow as tf
+    from tensorflow.python.data.ops import dataset_ops
+
+    first = tf.nest.flatten(dataset.element_spec)[0]
+    shape = getattr(first, "shape", None)
+    if shape is not None and shape.rank and shape[0] is not None:
+        return int(shape[0])
+    while True:
+        size = getattr(dataset, "_batch_size", None)
+        if size is not None:
+            return int(size)
+        keeps_batch = isinstance(dataset, dataset_ops.UnaryUnchangedStructureDataset)
+        if not keeps_batch and type(dataset).__name__ not in ("_MapDataset", "_ParallelMapDataset"):
+            return None
+        (dataset,) = dataset_inputs(dataset)
 
 
 def dataset_chooses_inputs(dataset: tf.data.Dataset) -> bool:

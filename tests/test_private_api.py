@@ -234,6 +234,35 @@ def test_dataset_tensors_are_those_of_the_arrays():
     assert private_api.dataset_tensors(tf.data.Dataset.range(3)) == []
 
 
+def test_running_fit_data_is_the_adapter_of_the_running_fit():
+    assert private_api.running_fit_data() is None
+    model, sizes = small_model(), []
+    model.compile("sgd", "mse")
+
+    class Look(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            sizes.append(private_api.running_fit_data().batch_size)
+
+    model.fit(np.ones((6, 2)), np.ones((6, 1)), batch_size=3, verbose=0, callbacks=[Look()])
+    assert sizes == [3]
+
+
+def test_dataset_batch_size_is_found_through_steps_that_keep_it():
+    numbers = tf.data.Dataset.range(10)
+    partial = numbers.batch(4)
+    assert private_api.dataset_batch_size(numbers.batch(4, drop_remainder=True)) == 4
+    kept = partial.map(lambda x: (x, x)).shuffle(2).repeat(2).take(3).prefetch(1)
+    assert private_api.dataset_batch_size(kept) == 4
+    parallel = numbers.batch(4, num_parallel_calls=2).map(lambda x: x, num_parallel_calls=2)
+    assert private_api.dataset_batch_size(parallel) == 4
+    assert private_api.dataset_batch_size(partial.unbatch()) is None
+    assert private_api.dataset_batch_size(partial.unbatch().batch(3)) == 3
+    ragged = tf.data.Dataset.from_generator(
+        lambda: iter([[1.0]]), output_signature=tf.TensorSpec([None])
+    )
+    assert private_api.dataset_batch_size(ragged) is None
+
+
 def test_dataset_chooses_inputs_is_true_for_samples_of_several_datasets():
     numbers = tf.data.Dataset.range(4)
     assert private_api.dataset_chooses_inputs(

@@ -24,6 +24,7 @@ from hybrid_imagenet.library.broadcast import (
     set_scalars,
 )
 from hybrid_imagenet.optimizers.grouped import hyperparameters_of
+from hybrid_imagenet.optimizers.lars import LayerScaledOptimizer
 from hybrid_imagenet.order import ExactBatchSampler
 from hybrid_imagenet.order.sampling import Cursor
 from hybrid_imagenet.training.checkpoint_saver import CheckpointSaver
@@ -207,6 +208,12 @@ class Checkpoint(keras.callbacks.Callback):
             optimizer.build([known[place] for place in saved["built_on"]])
         if saved["hyper"]:
             set_scalars(optimizer, saved["hyper"])
+        inner = getattr(optimizer, "inner", optimizer)
+        # A coefficient that was passed stays.
+        if isinstance(inner, LayerScaledOptimizer) and inner.needs_trust_coefficient:
+            coefficient = saved.get("trust_coefficient")
+            if coefficient is not None:
+                inner.set_trust_coefficient(coefficient)
 
     def _variables(self) -> Mapping[str, keras.Variable]:
         # By number: Keras counts up the names of layers when a process builds a model twice.
@@ -227,7 +234,13 @@ class Checkpoint(keras.callbacks.Callback):
             values = {}
             if hyperparameters is not None:
                 values = {key: hyperparameters[key] for key in hyperparameters.names}
-            optimizers[name] = {"built_on": built_on(self.model, optimizer) or [], "hyper": values}
+            inner = getattr(optimizer, "inner", optimizer)
+            optimizers[name] = {
+                "built_on": built_on(self.model, optimizer) or [],
+                "hyper": values,
+                # A new start may have another batch, so it would derive another one.
+                "trust_coefficient": getattr(inner, "trust_coefficient", None),
+            }
         order = {} if self._order is None else {"order": self._order.state_dict()}
         return {
             "world_size": ranks.size,

@@ -9,9 +9,11 @@ from typing import Any
 import keras
 import numpy as np
 
+from hybrid_imagenet.comm import process
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.library.broadcast import set_scalars
+from hybrid_imagenet.library.trust_coefficient import set_trust_coefficient
 from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 
 _log = logging.getLogger(__name__)
@@ -27,6 +29,9 @@ class HyperparameterSchedule(keras.callbacks.Callback):
     order (`hybrid_imagenet.order.keras_dataset`), whose first pass after a resume is shorter. With
     `steps_per_execution=k` the values change every k steps. An optimizer of Keras takes the
     learning rate only.
+
+    Before the first step it also sets the trust coefficient of LARS and Hybrid, with or without a
+    schedule, unless one was passed.
     """
 
     def __init__(self) -> None:
@@ -35,6 +40,7 @@ class HyperparameterSchedule(keras.callbacks.Callback):
         self._used: dict[str, tuple[Any, Schedule]] = {}
         self._rates: dict[str, float] = {}  # that this callback has left, or has found at the start
         self._values: dict[str, dict[str, float]] = {}
+        self._is_first_epoch = True
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Finds optimizers and schedules.
@@ -43,6 +49,7 @@ class HyperparameterSchedule(keras.callbacks.Callback):
           UserError: if the number of steps per epoch is not known.
         """
         self._used, self._rates, self._values = {}, {}, {}
+        self._is_first_epoch = True
         for name, optimizer in compiled_model.optimizers(self.model).items():
             schedule = getattr(optimizer, "schedule", None)
             if schedule is not None:
@@ -67,7 +74,20 @@ class HyperparameterSchedule(keras.callbacks.Callback):
                 )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Sets missing trust coefficients in the first epoch; every rank calls it.
+
+        Later callbacks, such as `Checkpoint`, restore a coefficient when training begins, so this
+        cannot be earlier. It cannot be later, because the first step is compiled with it.
+
+        Raises:
+          SharedError: as `set_trust_coefficient`.
+        """
         self._epoch = epoch
+        if self._is_first_epoch:
+            self._is_first_epoch = False
+            epochs = (self.params or {}).get("epochs", 0)
+            for optimizer in compiled_model.optimizers(self.model).values():
+                set_trust_coefficient(optimizer, epochs, process.communicator())
         if not self._rates:
             self._rates = {
                 name: float(optimizer.learning_rate) for name, (optimizer, _) in self._used.items()

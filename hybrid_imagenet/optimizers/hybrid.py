@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from hybrid_imagenet.optimizers.context import TRUST_RATIOS, UpdateContext
 from hybrid_imagenet.optimizers.formulas import adam_step_size
-from hybrid_imagenet.optimizers.grouped import GroupedOptimizer, State
-from hybrid_imagenet.optimizers.lars import TrustRatio
+from hybrid_imagenet.optimizers.grouped import State
+from hybrid_imagenet.optimizers.lars import LayerScaledOptimizer, TrustRatio
 from hybrid_imagenet.optimizers.registry import HybridOptions
 from hybrid_imagenet.optimizers.trust_ratio import trust_ratio
 
@@ -65,6 +65,7 @@ def hybrid_step(
         rate = np.clip(step_size / (np.sqrt(v) + options.adabound_eps), lower, upper)
         return w - rate * m, m, v
     # SGD with LARS
+    assert options.lars_eta is not None
     ratio = trust_ratio(
         np.linalg.norm(w),
         np.linalg.norm(grad),
@@ -79,7 +80,7 @@ def hybrid_step(
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
-class Hybrid(GroupedOptimizer):
+class Hybrid(LayerScaledOptimizer):
     """AdaBound-bounded warmup, then linear-scaling SGD with LARS (Lu, Lu, Liang, §2.2.1).
 
     Phase 0, epochs 1 to T, with the bounds of `schedules.adabound_bounds.hybrid_bounds` among the
@@ -112,6 +113,9 @@ class Hybrid(GroupedOptimizer):
     rescale: u = P m / (1 - b1) and c = 1, which is the velocity that SGD with momentum would have
       built up by then.
 
+    Without `lars_eta`, `fit` derives it from the batch and the learning rate at the beginning of
+    phase 1, see the base class.
+
     Weight decay acts in phase 1 only, unless `decay_in_warmup` is set.
 
     Both phases are one formula whose factors depend on the phase, a scalar on the device, because a
@@ -123,6 +127,7 @@ class Hybrid(GroupedOptimizer):
     Options = HybridOptions
     slots = ("first_moment", "second_moment")
     num_phases = 2
+    trust_coefficient_option = "lars_eta"
 
     def __init__(self, *values: Any, **options: Any):
         super().__init__(*values, **options)
@@ -143,6 +148,10 @@ class Hybrid(GroupedOptimizer):
 
     def counters(self) -> list[keras.Variable]:
         return [self._sgd_steps]
+
+    def gradient_factor(self, momentum: float) -> float:
+        """Returns 1 - momentum where the velocity goes on as an average, else 1."""
+        return 1.0 - momentum if self.options.handover == "continuous" else 1.0
 
     def decay_is_on(self, hyperparameters: Mapping[str, tf.Tensor]) -> Any:
         return tf.where(hyperparameters["phase"] > 0.5, 1.0, float(self.options.decay_in_warmup))

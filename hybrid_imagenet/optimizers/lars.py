@@ -3,23 +3,92 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.optimizers.context import TRUST_RATIOS, UpdateContext
 from hybrid_imagenet.optimizers.formulas import momentum_step
 from hybrid_imagenet.optimizers.grouped import GroupedOptimizer, State
 from hybrid_imagenet.optimizers.registry import LarsOptions
 from hybrid_imagenet.optimizers.trust_ratio import blend_ratio, clip_ratio, trust_ratio
+from hybrid_imagenet.schedules import relative_step
 
 _WEIGHT_SQUARE_SUMS = "weight_square_sums"
 
 
+class LayerScaledOptimizer(GroupedOptimizer):
+    """Base of the optimizers in which LARS scales the learning rate of each layer.
+
+    No trust coefficient trains at every batch and learning rate: 0.001, that of MLPerf's runs,
+    goes with their learning rates of 7 and more. An optimizer without one gets that for which LARS
+    moves a layer as far in a step as MLPerf's tuned runs do, 0.105 sqrt(B / 3264) of its norm at a
+    global batch B, where the learning rate has its peak. `library.schedule` sets it when `fit`
+    begins. From then on it is part of the configuration, as if it had been passed.
+    """
+
+    trust_coefficient_option: ClassVar[str] = "eta"
+    """Name of the option that is the trust coefficient."""
+    trust_ratio: TrustRatio
+
+    @property
+    def trust_coefficient(self) -> float | None:
+        """The trust coefficient; None if it was not passed and `fit` has not set it yet."""
+        return self.trust_ratio.eta
+
+    @property
+    def needs_trust_coefficient(self) -> bool:
+        """Whether steps use a trust coefficient and there is none yet."""
+        return self.scales_layers and self.trust_coefficient is None
+
+    def set_trust_coefficient(self, value: float) -> None:
+        """Sets the trust coefficient; call it before the first step is traced."""
+        self.options = dataclasses.replace(self.options, **{self.trust_coefficient_option: value})
+        self.trust_ratio = dataclasses.replace(self.trust_ratio, eta=value)
+
+    def gradient_factor(self, momentum: float) -> float:
+        """Returns the factor of the gradient in the velocity."""
+        return 1.0
+
+    def tuned_trust_coefficient(self, batch: float, learning_rate: float, momentum: float) -> float:
+        """Returns the trust coefficient that gives LARS its tuned relative step.
+
+        Args:
+          batch: examples of all ranks in an update.
+          learning_rate: at its peak, above 0.
+          momentum: at the same time.
+        """
+        # LARC's clip bounds the learning rate of a layer by the ratio alone.
+        rate = 1.0 if self.trust_ratio.variant == "larc" else learning_rate
+        return relative_step.trust_coefficient(
+            relative_step.tuned_step_law(batch), rate, momentum, self.gradient_factor(momentum)
+        )
+
+    def missing_trust_coefficient(self, reason: str, learning_rate: float, momentum: float) -> str:
+        """Returns the error message for a step without a trust coefficient, with the value to pass.
+
+        Args:
+          reason: why `fit` cannot set it, as a sentence.
+          learning_rate: at its peak.
+          momentum: at the same time.
+        """
+        problem = f"The optimizer {self.name} has no trust coefficient. {reason}"
+        option = self.trust_coefficient_option
+        if learning_rate <= 0:
+            return f"{problem} Raise the learning rate, or pass {option}."
+        # The tuned relative step grows with the square root of the batch.
+        of_one = self.tuned_trust_coefficient(1, learning_rate, momentum)
+        return (
+            f"{problem} Pass {option}={of_one:.3g} * batch**0.5, which suits a learning rate of"
+            f" {learning_rate:g}; batch is the number of examples of all ranks in an update."
+        )
+
+
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
-class LARS(GroupedOptimizer):
+class LARS(LayerScaledOptimizer):
     """Layer-wise adaptive rate scaling (You, Gitman, Ginsburg, arXiv 1708.03888, algorithm 1).
 
         ratio = eta |w| / (|grad| + weight_decay |w|)
@@ -30,6 +99,8 @@ class LARS(GroupedOptimizer):
     et al. §3.2); a layer with a norm of 0 has ratio 1. Variants: Nesterov and an added eps as in
     MLPerf's reference, the clip of LARC, and the eps of Mikami et al., which replaces smaller
     denominators. All of it is float32.
+
+    Without `eta`, `fit` derives it from the batch and the learning rate, see the base class.
     """
 
     Options = LarsOptions
@@ -67,17 +138,17 @@ class TrustRatio:
     Attributes:
       variant: `you` scales by the ratio, `larc` by min(ratio / learning rate, 1), `none` not at
         all.
-      eta: trust coefficient.
+      eta: trust coefficient; None if it is not known yet.
       eps: guard of the denominator.
       eps_rule: `add` or `floor`, see `optimizers.trust_ratio`.
     """
 
     variant: str = "you"
-    eta: float = 0.001
+    eta: float | None = None
     eps: float = 0.0
     eps_rule: str = "add"
 
-    def prepare(self, optimizer: GroupedOptimizer, ctx: UpdateContext) -> dict[str, tf.Tensor]:
+    def prepare(self, optimizer: LayerScaledOptimizer, ctx: UpdateContext) -> dict[str, tf.Tensor]:
         """Computes the square sums of the weights, which the gradients do not change."""
         if self.variant == "none" or not optimizer.kernel_indices():
             return {}
@@ -85,7 +156,7 @@ class TrustRatio:
 
     def scale_layers(
         self,
-        optimizer: GroupedOptimizer,
+        optimizer: LayerScaledOptimizer,
         ctx: UpdateContext,
         factor: float | tf.Tensor = 1.0,
         blend: tf.Tensor | None = None,
@@ -101,10 +172,22 @@ class TrustRatio:
           factor: multiplies all rates.
           blend: how much of the ratio acts, from 0 to 1, see `trust_ratio.blend_ratio`; by default
             all of it.
+
+        Raises:
+          UserError: without a trust coefficient.
         """
         learning_rate = ctx.learning_rate
         if _WEIGHT_SQUARE_SUMS not in ctx.prepared:
             return {"rates": factor * learning_rate}
+        if self.eta is None:
+            raise UserError(
+                optimizer.missing_trust_coefficient(
+                    "fit sets it with callbacks=hybrid_imagenet.callbacks.default_callbacks(),"
+                    " but other loops do not.",
+                    optimizer.learning_rate,
+                    optimizer.hyperparameters["momentum"],
+                )
+            )
         kernels = np.array(optimizer.kernel_indices(), np.int64)
         gradient_norms = tf.sqrt(tf.gather(ctx.gradient_square_sums, kernels)) * ctx.unscale
         ratios = trust_ratio(

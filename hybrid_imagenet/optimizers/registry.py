@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hybrid_imagenet.optimizers.trust_ratio import EPS_RULES, VARIANTS
-from hybrid_imagenet.options import Option, option, options_of
+from hybrid_imagenet.options import Option, ValueType, option, options_of
 from hybrid_imagenet.schedules.training_schedule import (
     AdamScaling,
     BoundedWarmup,
@@ -21,6 +21,8 @@ from hybrid_imagenet.schedules.training_schedule import (
     WarmupFromZero,
 )
 
+PROGRAM_TRUST_COEFFICIENT = 0.001
+"""Default of the flag --lars_eta. The classes have none: `fit` derives theirs from the batch."""
 HANDOVERS = ("continuous", "reset", "rescale")
 _EPS = "Guard of the ratio's denominator."
 _EPS_RULE = "Add eps (MLPerf), or replace smaller denominators by it (Mikami et al.)."
@@ -94,13 +96,18 @@ class SgdOptions(MomentumOptions):
 
 @dataclasses.dataclass(frozen=True)
 class LarsOptions(MomentumOptions):
-    """Options of `lars`."""
+    """Options of `lars`.
+
+    Attributes:
+      eta: trust coefficient. By default `fit` sets it from the global batch and the peak learning
+        rate, see `optimizers.lars.LayerScaledOptimizer`.
+    """
 
     learning_rate: float = 1.0
     momentum: float = _momentum(0.9, "Momentum of LARS.")
     _: dataclasses.KW_ONLY
-    eta: float = option(
-        0.001,
+    eta: float | None = option(
+        None,
         "Trust coefficient (Mikami et al. state 0.01, LARC 0.02).",
         minimum=0,
         flag="lars_eta",
@@ -118,6 +125,8 @@ class HybridOptions(MomentumOptions):
 
     Attributes:
       adabound_eps: added to sqrt(v).
+      lars_eta: trust coefficient. By default `fit` sets it from the global batch and the learning
+        rate after the warmup, see `optimizers.lars.LayerScaledOptimizer`.
     """
 
     momentum: float = _momentum(
@@ -140,8 +149,8 @@ class HybridOptions(MomentumOptions):
         choices=HANDOVERS,
         flag="hybrid_handover",
     )
-    lars_eta: float = option(
-        0.001,
+    lars_eta: float | None = option(
+        None,
         "Trust coefficient; Lu et al. print none, so the recipe has it by the batch"
         " (docs/methods.md).",
         minimum=0,
@@ -267,6 +276,11 @@ class OptimizerSpec:
         options["weight_decay"] = dataclasses.replace(
             options["weight_decay"], default=self.weight_decay
         )
+        if "lars_eta" in options:
+            # A run always has a number: its recipe, its batch, or this default sets it.
+            options["lars_eta"] = dataclasses.replace(
+                options["lars_eta"], default=PROGRAM_TRUST_COEFFICIENT, kind=ValueType(float)
+            )
         return options
 
 

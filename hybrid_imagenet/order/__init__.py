@@ -98,6 +98,11 @@ class ExactBatchSampler:
         self._begin_pass(start)
 
     @property
+    def batch_size(self) -> int:
+        """Examples per rank and batch."""
+        return self._batch_size
+
+    @property
     def epoch(self) -> int:
         """The current epoch, from 0."""
         return self._cursor.epoch

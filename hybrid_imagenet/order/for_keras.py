@@ -41,6 +41,11 @@ class ExactDataset(keras.utils.PyDataset):
         self._suppressed_warnings = contextlib.ExitStack()
 
     @property
+    def batch_size(self) -> int:
+        """Examples in a batch of this rank."""
+        return self.sampler.batch_size
+
+    @property
     def num_batches(self) -> int:
         """Batches of the current pass; outside of a pass, those of the longest one."""
         return len(self.sampler) if self._in_pass else self.sampler.longest

@@ -56,6 +56,13 @@ def relative_step(learning_rate: float, eta: float, momentum: float, factor: flo
     return learning_rate * eta * factor / (1 - momentum)
 
 
+def trust_coefficient(
+    step: float, learning_rate: float, momentum: float, factor: float = 1.0
+) -> float:
+    """Returns the trust coefficient that gives a relative step; the other arguments are its own."""
+    return step / relative_step(learning_rate, 1.0, momentum, factor)
+
+
 def tuned_step_law(batch: float) -> float:
     """Returns the peak relative step of tuned LARS at a batch: 0.105 sqrt(B / 3264).
 

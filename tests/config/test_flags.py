@@ -43,7 +43,7 @@ def flags_for(options):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_flag_of_an_optimizer_reaches_its_constructor_and_survives_a_round_trip(name):
     own = options_of(OPTIMIZERS[name].options)
-    arguments, values = flags_for(own)
+    arguments, values = flags_for({flag: OPTIMIZERS[name].flags[flag] for flag in own})
     batch = "--per_gpu_batch=128"  # decoupled decay is that of 256 images
     given = derived.optimizer_arguments(
         config.resolve([f"--optimizer={name}", batch, *arguments], 2)
@@ -54,6 +54,13 @@ def test_every_flag_of_an_optimizer_reaches_its_constructor_and_survives_a_round
     assert {flag: made[own[flag].name] for flag in values} == values
     assert {key: made[key] for key in given} == given
     assert type(optimizer).from_config(made).get_config() == made
+
+
+@pytest.mark.parametrize("name", ["lars", "hybrid"])
+def test_lars_eta_has_a_number_in_a_run_where_the_class_has_none(name):
+    option = OPTIMIZERS[name].flags["lars_eta"]
+    assert (option.default, option.kind.optional) == (0.001, False)
+    assert optimizers.create(name).trust_coefficient is None
 
 
 def test_a_class_decays_nothing_unless_told_and_a_run_does():

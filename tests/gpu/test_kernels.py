@@ -34,9 +34,9 @@ from tests.gpu import graphs
 HERE = pathlib.Path(__file__).parent
 CASES = {
     "sgd": {"optimizer": "sgd", "weight_decay": 1e-4},
-    "lars": {"optimizer": "lars"},
+    "lars": {"optimizer": "lars", "eta": 0.001},
     "adabound": {"optimizer": "adabound"},
-    "hybrid": {"optimizer": "hybrid", "weight_decay": 1e-4},
+    "hybrid": {"optimizer": "hybrid", "lars_eta": 0.001, "weight_decay": 1e-4},
     "lamb": {"optimizer": "lamb"},
 }
 

@@ -160,7 +160,7 @@ def test_optimizer_gradients_of_unscaled_loss_give_the_weights_of_the_scaled_los
     """The loss scale is a power of two, so both ways round alike."""
 
     def train(scales):
-        made = hi.optimizers.LARS(0.1) if inner == "lars" else keras.optimizers.Adam(0.1)
+        made = hi.optimizers.LARS(0.1, eta=0.01) if inner == "lars" else keras.optimizers.Adam(0.1)
         variable = keras.Variable(np.arange(6, dtype=np.float32).reshape(2, 3), name="w")
         optimizer = hi.DistributedOptimizer(made)
 
@@ -447,7 +447,7 @@ def test_kinds_of_variables_follow_from_layers_where_a_step_trains_some_of_them(
         [keras.Input((4,)), keras.layers.LayerNormalization(), keras.layers.Dense(2)]
     )
     model = Distiller(models.plain(3), norm)
-    optimizer = hi.DistributedOptimizer(hi.optimizers.LARS(), loss_scale=1)
+    optimizer = hi.DistributedOptimizer(hi.optimizers.LARS(eta=0.01), loss_scale=1)
     optimizer.attach(model)
     assert not optimizer.built
     optimizer.apply([tf.zeros(v.shape) for v in norm.trainable_variables], norm.trainable_variables)

@@ -26,7 +26,9 @@ def schedule(ramp_epochs=0.0):
 def run_both(steps, optimizer_arguments, reference_arguments, ramp_epochs=0.0, momentum=0.9):
     problem = Problem()
     runner = Runner(
-        Hybrid(PEAK, **{"weight_decay": 1e-4} | optimizer_arguments), problem, loss_scale=1024.0
+        Hybrid(PEAK, **{"weight_decay": 1e-4, "lars_eta": 0.001} | optimizer_arguments),
+        problem,
+        loss_scale=1024.0,
     )
     oracle = HybridReference(
         problem.layers(),
@@ -126,7 +128,7 @@ def test_first_step_by_hand():
     # 0.24 * 0.2.
     lower, upper = lu_bounds(0.1, 1.0, 2.4)
     for highest in (upper, 0.1):  # a bound below the lower one is raised to it
-        runner = of_one(Hybrid(2.4), [[1.0]])
+        runner = of_one(Hybrid(2.4, lars_eta=0.001), [[1.0]])
         runner.step({"lower_bound": lower, "upper_bound": highest}, [np.array([[2.0]])])
         np.testing.assert_allclose(runner.weights()[0], [[1.0 - 0.24 * 0.2]], rtol=1e-6)
     runner.step({"phase": 1.0}, [np.array([[2.0]])])
@@ -136,7 +138,7 @@ def test_first_step_by_hand():
 def test_sgd_step_by_hand():
     # From m = 0: u = 0.1 * lr * ratio * g, ratio = 0.001 |w| / (|g| + 0.5 |w|), decay 0.5: g' = 2 +
     # 0.5 * 4 = 4.
-    runner = of_one(Hybrid(2.4, weight_decay=0.5), [[4.0]])
+    runner = of_one(Hybrid(2.4, weight_decay=0.5, lars_eta=0.001), [[4.0]])
     runner.step({"phase": 1.0, "learning_rate": 100.0}, [np.array([[2.0]])])
     np.testing.assert_allclose(
         runner.weights()[0], [[4.0 - 0.1 * 100 * 0.001 * 4 / (2 + 2) * 4]], rtol=1e-6
@@ -158,8 +160,8 @@ def test_the_continuous_handover_has_no_jump_where_the_others_do():
 
 def test_a_skipped_step_at_the_switch_does_not_lose_the_handover():
     problem = Problem()
-    plain = Runner(Hybrid(PEAK), problem)
-    skipping = Runner(Hybrid(PEAK), problem)
+    plain = Runner(Hybrid(PEAK, lars_eta=0.001), problem)
+    skipping = Runner(Hybrid(PEAK, lars_eta=0.001), problem)
     values = schedule()
     for step in range(SWITCH + 5):
         hyper = values(step / EPOCH_STEPS, (step + 1) / EPOCH_STEPS, 64)
@@ -177,7 +179,7 @@ def test_a_skipped_step_at_the_switch_does_not_lose_the_handover():
 
 def test_zero_gradients_and_zero_weights_stay_finite():
     problem = Problem()
-    runner = Runner(Hybrid(PEAK), problem)
+    runner = Runner(Hybrid(PEAK, lars_eta=0.001), problem)
     runner.variables[0].assign(np.zeros(problem.start[0].shape))
     zeros = [np.zeros_like(w, np.float64) for w in problem.start]
     before = runner.weights()
@@ -206,7 +208,7 @@ def test_state_is_float32():
 def test_hybrid_step_in_the_order_of_the_paper_gives_the_weights_of_the_optimizer():
     """`hybrid_step` is how a reader learns the method, so it must be what the optimizer does."""
     start = np.random.default_rng(0).normal(0, 0.5, (5, 4))
-    runner = of_one(Hybrid(PEAK, weight_decay=1e-4), start)
+    runner = of_one(Hybrid(PEAK, weight_decay=1e-4, lars_eta=0.001), start)
     options = runner.optimizer.options
     values = schedule()
     w = np.asarray(runner.weights()[0], np.float64)

@@ -73,6 +73,8 @@ class Run:
         return kept | {"square_sums": self.optimizer.square_sums.numpy()}
 
 
+LARS = {"optimizer": "lars", "eta": 0.001}
+HYBRID = {"optimizer": "hybrid", "lars_eta": 0.001}
 CASES = {
     "sgd": ({"optimizer": "sgd", "weight_decay": 1e-4}, 0),
     "nesterov": (
@@ -80,12 +82,12 @@ CASES = {
         0,
     ),
     "adabound": ({"optimizer": "adabound", "weight_decay": 1e-4}, 0),
-    "warmup": ({"optimizer": "hybrid", "decay_in_warmup": True, "weight_decay": 1e-4}, 0),
+    "warmup": (HYBRID | {"decay_in_warmup": True, "weight_decay": 1e-4}, 0),
     "without ratios": ({"optimizer": "hybrid", "lars_variant": "none", "weight_decay": 1e-4}, 1),
-    "lars": ({"optimizer": "lars", "weight_decay": 1e-4}, 0),
-    "larc": ({"optimizer": "lars", "variant": "larc", "nesterov": True, "weight_decay": 1e-4}, 0),
-    "hybrid": ({"optimizer": "hybrid", "weight_decay": 1e-4}, 0.5),
-    "decoupled": ({"optimizer": "hybrid", "decoupled_decay": True, "weight_decay": 0.01}, 0.5),
+    "lars": (LARS | {"weight_decay": 1e-4}, 0),
+    "larc": (LARS | {"variant": "larc", "nesterov": True, "weight_decay": 1e-4}, 0),
+    "hybrid": (HYBRID | {"weight_decay": 1e-4}, 0.5),
+    "decoupled": (HYBRID | {"decoupled_decay": True, "weight_decay": 0.01}, 0.5),
     "lamb": ({"optimizer": "lamb", "weight_decay": 0.01}, 0),
     "muon": ({"optimizer": "muon", "weight_decay": 0.01}, 0),
 }

@@ -5,6 +5,7 @@ from hybrid_imagenet.schedules.relative_step import (
     forecast_top1,
     is_far_from,
     relative_step,
+    trust_coefficient,
     tuned_step_law,
 )
 
@@ -31,6 +32,13 @@ def test_published_settings_have_the_relative_steps_of_the_record():
     assert relative_step(24.699, 0.001, 0.951807) == pytest.approx(0.5125, abs=1e-4)
     # Lu et al. with lr N = 2.4, eta = 0.001 and an averaged velocity.
     assert relative_step(2.4, 0.001, 0.9, 0.1) == pytest.approx(0.0024)
+
+
+def test_trust_coefficient_gives_the_relative_step():
+    coefficient = trust_coefficient(0.105, 10.5, 0.9)
+    assert coefficient == pytest.approx(0.001)
+    averaged = trust_coefficient(0.144, 2.4, 0.9, 0.1)
+    assert relative_step(2.4, averaged, 0.9, 0.1) == pytest.approx(0.144)
 
 
 def test_tuned_steps_grow_with_the_square_root_of_the_batch():

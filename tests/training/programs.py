@@ -24,7 +24,7 @@ def four_steps(micro: int) -> list:
     model = factory.create("resnet10", 5, 32, zero_last_gamma=False, seed=3)
     for layer in normalization.batch_norm_layers(model):
         layer.trainable = False
-    inner = optimizers.create("hybrid", learning_rate=0.05, momentum=0.9)
+    inner = optimizers.create("hybrid", learning_rate=0.05, momentum=0.9, lars_eta=0.001)
     inner.set_kinds(classify(model))
     step = TrainStep(
         model,

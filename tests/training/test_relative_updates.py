@@ -29,15 +29,22 @@ def train(log, inner, variables, epochs, steps):
 
 
 @pytest.mark.parametrize(
-    ("name", "phase"), [("sgd", 1), ("lars", 1), ("hybrid", 0), ("hybrid", 1), ("muon", 1)]
+    ("name", "options", "phase"),
+    [
+        ("sgd", {}, 1),
+        ("lars", {"eta": 0.001}, 1),
+        ("hybrid", {"lars_eta": 0.001}, 0),
+        ("hybrid", {"lars_eta": 0.001}, 1),
+        ("muon", {}, 1),
+    ],
 )
-def test_the_ratio_is_that_of_the_last_step(name, phase):
+def test_the_ratio_is_that_of_the_last_step(name, options, phase):
     variables = [
         keras.Variable(np.linspace(1, 2, 12, dtype=np.float32).reshape(3, 4), name="first"),
         keras.Variable(np.linspace(-1, 1, 8, dtype=np.float32).reshape(4, 2), name="second"),
         keras.Variable(np.ones(3, np.float32), name="bias"),
     ]
-    inner = optimizers.create(name, learning_rate=0.05)
+    inner = optimizers.create(name, learning_rate=0.05, **options)
     inner.build(variables)
     inner.hyperparameters.assign({"phase": float(phase), "lower_bound": 0.0, "upper_bound": 1.0})
     log = RelativeUpdates([variables[i] for i in inner.kernel_indices()])

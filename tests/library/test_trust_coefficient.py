@@ -1,0 +1,183 @@
+"""The trust coefficient that `fit` sets for LARS and Hybrid."""
+
+import math
+from unittest import mock
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hybrid_imagenet as hi
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.library import trust_coefficient
+from tests.library import models
+
+EXAMPLES = 16
+PEAK = 0.4
+
+
+def tuned(batch, peak, momentum=0.9, factor=1.0):
+    """0.105 sqrt(B / 3264), MLPerf's tuned relative step, divided by lr c / (1 - m)."""
+    return 0.105 * math.sqrt(batch / 3264) * (1 - momentum) / (peak * factor)
+
+
+def fit(inner, data=None, *, epochs=1, callbacks=(), batch_size=8, shuffle=True, **wrapped):
+    """Trains the small model; returns it."""
+    model = models.made(hi.DistributedOptimizer(inner, **wrapped))
+    x, y = data if data is not None else (*models.vectors(EXAMPLES),)
+    arguments = {"epochs": epochs, "shuffle": shuffle, "verbose": 0}
+    if y is not None:
+        arguments["batch_size"] = batch_size
+    model.fit(x, y, callbacks=[*hi.callbacks.default_callbacks(), *callbacks], **arguments)
+    return model
+
+
+def test_lars_gets_the_tuned_step_of_the_batch_at_the_peak_and_prints_it_once(capfd):
+    schedule = hi.schedules.polynomial(PEAK, 9, warmup_epochs=2.25)
+    model = fit(hi.optimizers.LARS(), schedule=schedule)
+    inner = model.optimizer.inner
+    assert inner.trust_coefficient == pytest.approx(tuned(8, PEAK))
+    x, y = models.vectors(EXAMPLES)
+    model.fit(x, y, 4, 1, 0, hi.callbacks.default_callbacks())
+    assert inner.trust_coefficient == pytest.approx(tuned(8, PEAK))
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("lars: ")]
+    assert line.startswith(
+        f"lars: eta={tuned(8, PEAK):.4g} for a global batch of 8 and a learning rate of 0.4: "
+    )
+
+
+def test_a_coefficient_that_is_passed_is_used_as_it_is(capfd):
+    model = fit(hi.optimizers.LARS(PEAK, eta=0.02))
+    assert model.optimizer.inner.trust_coefficient == 0.02
+    assert "eta=" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("inner", "coefficient"),
+    [
+        # The velocity goes on as an average, in which the gradient has the factor 1 - momentum.
+        (lambda: hi.optimizers.Hybrid(), tuned(8, PEAK * 0.7, factor=0.1)),
+        (lambda: hi.optimizers.Hybrid(handover="reset"), tuned(8, PEAK * 0.7)),
+        (lambda: hi.optimizers.Hybrid(handover="reset", lars_variant="larc"), tuned(8, 1.0)),
+        (lambda: hi.optimizers.Hybrid(lars_variant="none"), None),
+    ],
+    ids=["continuous", "reset", "larc", "none"],
+)
+def test_hybrid_gets_the_tuned_step_after_warmup_and_ramp(inner, coefficient):
+    schedule = hi.schedules.hybrid(
+        PEAK, 4, warmup_epochs=0.5, lr_decay=0.7, hybrid_ramp_epochs=1.25
+    )
+    found = fit(inner(), schedule=schedule).optimizer.inner.trust_coefficient
+    assert found == (coefficient if coefficient is None else pytest.approx(coefficient))
+
+
+def test_without_a_schedule_the_learning_rate_counts_and_accumulation_multiplies_the_batch():
+    model = fit(hi.optimizers.LARS(0.2, momentum=0.5), gradient_accumulation_steps=2)
+    assert model.optimizer.inner.trust_coefficient == pytest.approx(tuned(16, 0.2, momentum=0.5))
+
+
+def test_a_function_of_the_user_is_searched_for_its_peak():
+    def schedule(start, end, batch):
+        return {"learning_rate": 0.3 if 1.2 < start < 1.4 else 0.1, "momentum": 0.0}
+
+    model = fit(hi.optimizers.LARS(), epochs=2, schedule=schedule)
+    assert model.optimizer.inner.trust_coefficient == pytest.approx(tuned(8, 0.3, momentum=0.0))
+
+
+def test_the_batch_of_a_dataset_and_of_an_exact_order_is_found():
+    x, y = models.vectors(EXAMPLES)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(5).prefetch(1)
+    found = fit(hi.optimizers.LARS(PEAK), (dataset, None)).optimizer.inner.trust_coefficient
+    assert found == pytest.approx(tuned(5, PEAK))
+    order = hi.order.ExactBatchSampler(EXAMPLES, 4)
+    ordered = hi.order.keras_dataset(order, lambda indices: (x[indices], y[indices]))
+    model = fit(
+        hi.optimizers.LARS(PEAK), (ordered, None), callbacks=[ordered.counter], shuffle=False
+    )
+    assert model.optimizer.inner.trust_coefficient == pytest.approx(tuned(4, PEAK))
+
+
+def test_data_of_unknown_batch_are_rejected_with_the_value_to_pass():
+    x, y = models.vectors(EXAMPLES)
+
+    def batches():
+        yield from [(x[:8], y[:8]), (x[8:], y[8:])]
+
+    model = models.made(hi.DistributedOptimizer(hi.optimizers.LARS(PEAK)))
+    with pytest.raises(UserError, match="do not have a known one") as caught:
+        model.fit(
+            batches(), steps_per_epoch=2, verbose=0, callbacks=hi.callbacks.default_callbacks()
+        )
+    assert f"Pass eta={tuned(1, PEAK):.3g} * batch**0.5, which suits" in str(caught.value)
+
+
+def test_a_learning_rate_of_zero_is_rejected():
+    with pytest.raises(UserError, match=r"learning rate is 0 in all steps.* Raise the learning"):
+        fit(hi.optimizers.LARS(0.0))
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_a_loop_without_the_callbacks_is_rejected_with_the_value_to_pass(wrapped):
+    optimizer = hi.optimizers.Hybrid(PEAK)
+    if wrapped:
+        optimizer = hi.DistributedOptimizer(optimizer)
+    x, y = models.vectors(EXAMPLES)
+    with pytest.raises(UserError, match="but other loops do not") as caught:
+        models.made(optimizer).fit(x, y, verbose=0)
+    assert f"Pass lars_eta={tuned(1, PEAK, factor=0.1):.3g} * batch**0.5" in str(caught.value)
+
+
+def test_a_saved_model_keeps_its_coefficient_at_another_batch(tmp_path):
+    fit(hi.optimizers.LARS(PEAK)).save(tmp_path / "model.keras")
+    model = hi.load_model(tmp_path / "model.keras")
+    x, y = models.vectors(EXAMPLES)
+    model.fit(x, y, 2, 1, 0, hi.callbacks.default_callbacks())
+    assert model.optimizer.inner.get_config()["eta"] == pytest.approx(tuned(8, PEAK))
+
+
+def test_a_checkpoint_restores_the_coefficient_unless_one_is_passed(tmp_path, capfd):
+    def trained(epochs, **options):
+        checkpoint = hi.callbacks.Checkpoint(tmp_path / "run")
+        inner = hi.optimizers.LARS(PEAK, **options)
+        fit(inner, epochs=epochs, batch_size=16 // epochs, callbacks=[checkpoint])
+        return inner.trust_coefficient
+
+    first = trained(1)
+    assert first == pytest.approx(tuned(16, PEAK))
+    capfd.readouterr()
+    assert trained(2) == first
+    assert "eta=" not in capfd.readouterr().err
+    assert trained(4, eta=0.02) == 0.02
+
+
+def test_all_ranks_take_the_sum_of_their_batches_or_what_rank_0_has_restored(capfd):
+    def of_ranks(*others):
+        inner = hi.optimizers.LARS(PEAK)
+        ranks = mock.Mock(rank=1, allgather_object=lambda own: [*others, own])
+        with mock.patch.object(trust_coefficient, "batch_size", return_value=8):
+            trust_coefficient.set_trust_coefficient(inner, 1, ranks)
+        return inner.trust_coefficient
+
+    assert of_ranks([None, 24, PEAK, 0.9]) == pytest.approx(tuned(32, PEAK))
+    assert of_ranks([0.5, 24, PEAK, 0.9]) == 0.5
+    with pytest.raises(UserError, match="known one"):
+        of_ranks([None, None, PEAK, 0.9])
+    assert "eta=" not in capfd.readouterr().err  # rank 0 alone prints
+
+
+def test_lars_with_its_defaults_trains_in_fit_where_a_fixed_coefficient_does_not():
+    random = np.random.default_rng(0)
+    x = random.normal(size=(512, 6)).astype(np.float32)
+    y = np.argmax(x[:, :3], axis=1)
+
+    def last_loss(**options):
+        keras.utils.set_random_seed(0)
+        schedule = hi.schedules.cosine(0.02, 10)
+        inner = hi.optimizers.LARS(**options)
+        model = fit(inner, (x, y), epochs=10, batch_size=32, schedule=schedule)
+        return model.history.history["loss"][-1]
+
+    # They were 0.38 and 0.99, from about 1 at the start.
+    assert last_loss() < 0.5
+    assert last_loss(eta=0.001) > 0.9
