@@ -74,8 +74,10 @@ def build_checked(
         # An automatic name could equal that of a layer of the model, which counts from zero.
         cast = keras.layers.Activation("linear", dtype="float32", name="float32_logits")
         logits = cast(logits)
-    # Some models, such as those of keras.applications, take a list of one tensor.
-    if logits is not outputs[0] or isinstance(model.input, list):
+    # Some functional models, such as those of keras.applications, take a list of one tensor. A
+    # sequential model takes one tensor, and has no `input` before it is called.
+    takes_list = not isinstance(model, keras.Sequential) and isinstance(model.input, list)
+    if logits is not outputs[0] or takes_list:
         model = keras.Model(model.inputs[0], logits, name=model.name)
     return model
 

@@ -168,5 +168,5 @@ def test_all_ranks_have_what_rank_0_has_taken_over(tmp_path, monkeypatch):
 @pytest.mark.parametrize("content", ["", "{}", '{"flags": {"seed": 7'])
 def test_an_empty_or_cut_description_is_refused(tmp_path, content):
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'config.json'}: ")):
+    with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'config.json'}")):
         config.resolve([f"--run_dir={tmp_path}", "--resume"])

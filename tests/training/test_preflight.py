@@ -80,7 +80,7 @@ def test_flags_that_cannot_train_are_refused(monkeypatch, flags, ranks, text):
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (["--dataset=imagenet2012"], "--dataset=imagenet2012: is not prepared"),
+        (["--dataset=imagenet2012"], "--dataset=imagenet2012 was not found in"),
         (["--dataset=tfrecord", "--data_dir=."], "holds no train shards"),
         (["--num_classes=7"], "--num_classes=7: digits has 10 classes: omit it"),
         (
