@@ -1,3 +1,1 @@
-"""Benchmarks that need a checkout: other implementations beside this package's, and costs of its
-parts.
-"""
+"""Benchmarks that need a checkout: comparisons with other implementations, and costs of parts."""

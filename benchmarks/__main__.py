@@ -1,5 +1,6 @@
-"""`python -m benchmarks NAME [options]`, from a checkout: the package's benchmarks beside others,
-and more.
+"""Runs a benchmark by name, from a checkout: `python -m benchmarks NAME [options]`.
+
+These are the benchmarks of the package compared with other implementations, and more.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from hybrid_imagenet.comm.environment import restart_with_huge_pages
 from hybrid_imagenet.resilience import interrupts, lossy_stream
 
 BENCHMARKS = {
-    "step": "images/s of a training step beside other frameworks",
-    "loop": "the whole training loop beside the bare step",
+    "step": "images/s of a training step, compared with other frameworks",
+    "loop": "the whole training loop, compared with the bare step",
     "gaps": "the longest gaps between a GPU's kernels",
-    "optimizer": "the update of each optimizer beside Keras's",
+    "optimizer": "the update of each optimizer, compared with Keras's",
     "start": "seconds to the first training step",
-    "input": "images/s of reading and decoding beside other libraries",
-    "scaling": "images/s on 1, 2, ... ranks beside Horovod's Keras",
-    "arms": "all that a GPU can tell within some minutes (bench gpu --arms)",
+    "input": "images/s of reading and decoding, compared with other libraries",
+    "scaling": "images/s on 1, 2, ... ranks, compared with Horovod's Keras",
+    "arms": "all measurements of one GPU within a few minutes (bench gpu --arms)",
     "compare": "two JSON files of one benchmark: each measure with its change",
 }
 

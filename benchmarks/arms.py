@@ -1,11 +1,11 @@
-"""`hybrid-imagenet bench gpu --arms`: all that one wants to know from a GPU, within some minutes.
+"""Runs all measurements of one GPU within a few minutes: `hybrid-imagenet bench gpu --arms`.
 
     hybrid-imagenet bench gpu --arms --minutes=9 --out=arms
 
-Each arm is a command line of another benchmark, of the tests or of training, in a process of its
-own. The processes of a wave trace and compile side by side; then they are timed one after the
+Each arm is a command line of another benchmark, of the tests or of training, in its own process.
+The processes of a wave trace and compile side by side; then they are timed one after the
 other. Arms that decide a default warm up alone, since cuDNN chooses its kernels by their time. The
-table (arms.md, arms.json) is written after each arm, with a verdict by the rule beside it. The same
+table (arms.md, arms.json) is written after each arm, with a verdict by the arm's rule. The same
 command continues with the arms that are missing there.
 """
 
@@ -38,8 +38,10 @@ MEASURED, FAILED, CUT, NOT_RUN = "measured", "failed", "cut", "not run"
 _ROOT = Path(__file__).parents[1]
 _LOOK_SECONDS = 0.1
 _GRACE_SECONDS = 3.0
-_RESERVED_SECONDS = 8.0  # of --minutes, to end processes and write the table
-_MEMORY_SHARE = 0.9  # of a GPU's memory that the arms of a wave may take together
+# Part of --minutes that is kept to end processes and write the table.
+_RESERVED_SECONDS = 8.0
+# Fraction of a GPU's memory that the arms of a wave may take together.
+_MEMORY_SHARE = 0.9
 
 
 def main(argv: Sequence[str]) -> int:
@@ -129,9 +131,8 @@ def _machine() -> Row:
             words, capture_output=True, text=True, check=True
         ).stdout.splitlines()[0]
         name, memory, free, driver = (word.strip() for word in first.split(","))
-        free_gb = (
-            int(free) * 2**20 / 1e9 if free.isdigit() else 0.0
-        )  # as of a part of a GPU: one arm at a time then
+        # A part of a GPU (MIG) reports no number. With 0, one arm runs at a time.
+        free_gb = int(free) * 2**20 / 1e9 if free.isdigit() else 0.0
         return {
             "gpu": name,
             "key": published.recognize_gpu(name, memory),
@@ -178,9 +179,7 @@ class Table:
         print(f"{arm.name}: {self.verdict(arm)}", flush=True)
 
     def verdict(self, arm: Arm) -> str:
-        """What the arm's rule says of the rows so far; of an arm without a row that it was not
-        run.
-        """
+        """Returns the verdict of an arm's rule on the rows so far, or why it has no row."""
         row = self.rows.get(arm.name, {"status": NOT_RUN})
         if row["status"] != MEASURED:
             return ": ".join(filter(None, [row["status"], row.get("reason", "")]))
@@ -229,8 +228,15 @@ class Table:
 
 @dataclasses.dataclass
 class Running:
-    """An arm whose process runs; `since` is when it started, or was told to go, `beside` how many
-    then warmed up.
+    """An arm whose process runs.
+
+    Attributes:
+      arm: the arm.
+      folder: where its process writes.
+      process: the process.
+      since: when it started, or when its turn began.
+      going: whether its turn has begun.
+      beside: how many arms were warming up when its turn began.
     """
 
     arm: Arm
@@ -247,7 +253,9 @@ class Running:
     def go(self, beside: int) -> None:
         """Lets it be timed while this many arms still warm up."""
         (self.folder / scaling.GO_FILE).touch()
-        self.going, self.beside, self.since = True, beside, time.monotonic()
+        self.going = True
+        self.beside = beside
+        self.since = time.monotonic()
 
 
 def run(arms: Sequence[Arm], table: Table, options: argparse.Namespace, deadline: float) -> None:
@@ -341,9 +349,7 @@ def _finish(
 
 
 def _outcome(one: Running) -> Row:
-    """What an arm leaves: the JSON of a benchmark, the summary of a training, or its exit code
-    alone.
-    """
+    """Returns the row of an arm that ended: a benchmark's JSON, a run's summary, or its code."""
     said = (one.folder / "log.txt").read_text(encoding="utf-8", errors="replace")
     if one.process.returncode:
         return {

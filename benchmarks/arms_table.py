@@ -34,9 +34,9 @@ class Arm:
       small: what a rehearsal adds to the words.
       gigabytes: of GPU memory that it takes at most: cuDNN tries kernels with some twice what a
       step uses.
-      alone: it warms up without others beside it.
-      timed: it waits for its turn (`scaling.wait_for_turn`); others run beside others of their
-      kind.
+      alone: whether it warms up while no other arm runs.
+      timed: whether it waits for its turn (`scaling.wait_for_turn`); arms that are not timed run
+        at the same time.
       seconds: it may take before it is ready, and again from its turn on.
       environment: variables that it gets.
     """
@@ -293,7 +293,7 @@ ARMS = (
     ),
     _step(
         "onednn",
-        "on beside GPUs if 2 % faster and losses agree",
+        "on with GPUs if 2 % faster and losses agree",
         _faster(1.02),
         alone=True,
         environment=(("TF_ENABLE_ONEDNN_OPTS", "1"),),

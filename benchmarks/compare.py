@@ -28,8 +28,9 @@ SETTINGS = ("benchmark", "batch", "image_size", "precision", "threads", "ranks",
 
 
 def measures(report: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """The measured numbers in a report, by path; members of a list go by their `name` where they
-    have one.
+    """Yields the measured numbers in a report with their paths.
+
+    A member of a list is identified by its `name` if it has one, else by its index.
     """
     if isinstance(report, list):
         for index, item in enumerate(report):

@@ -1,9 +1,9 @@
-"""The whole training loop beside the bare step, in one process.
+"""Compares the whole training loop with the bare step, in one process.
 
     python -m benchmarks loop --json=loop.json -- --per_gpu_batch=16 --precision=float32
 
 A run is put together as the training program does it: JPEG shards (made photographs, unless the
-flags after `--` name a data set), metrics, all callbacks, progress and records. Then its loop and
+flags after `--` name a dataset), metrics, all callbacks, progress and records. Then its loop and
 the bare step take turns: some steps of the loop, and as many of the same compiled step on a batch
 that stays in memory, with the input pipeline idle. Figures are medians over the rounds. Afterwards
 the loop saves a checkpoint while it continues, and validation is timed.

@@ -1,8 +1,8 @@
-"""Milliseconds per update of ResNet-50's 161 tensors, beside Keras's own optimizers.
+"""Measures milliseconds per update of ResNet-50's 161 tensors, compared with Keras's optimizers.
 
-All implementations are built in one process and take turns, so that whatever else the machine does
-meets all of them. Gradients lie on the device. Our optimizers add up their squares too, to see
-whether they are finite; what that costs is a line of its own.
+All implementations are built in one process and take turns, so other work of the machine disturbs
+all of them alike. Gradients are on the device. Our optimizers also add up their squares, to see
+whether they are finite; the table has a separate line for that cost.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def resnet50_shapes() -> list[tuple[int, ...]]:
 
 
 class Implementation:
-    """A compiled update with variables and state of its own."""
+    """A compiled update with its own variables and state."""
 
     def __init__(self, name: str, update: Callable[[], Any]) -> None:
         """Compiles `update` and runs it once, which is timed as `first_seconds`."""

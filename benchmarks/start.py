@@ -1,10 +1,9 @@
-"""How long --help takes, and a job of two ranks from its launch to the end of its first step.
+"""Measures the time of --help, and of a job of two ranks from launch to its first step.
 
     python -m benchmarks start --json=start.json
 
-The job is that of launch/local.sh, which trains on the digits (flags after `--` are appended), and
-is stopped after its first step. Seconds by stage are those of the line that rank 0 prints then
-(`stages`).
+The job is launch/local.sh, which trains on the digits (flags after `--` are appended). It is
+stopped after its first step. `stages` has the seconds by stage that rank 0 prints then.
 """
 
 from __future__ import annotations

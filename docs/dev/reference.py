@@ -1,5 +1,4 @@
-"""A hook of mkdocs: generates the command-line and API references, and pages from files beside
-docs/, for the site.
+"""Generates the command-line and API references and further pages of the site, as a hook of mkdocs.
 
 Nothing that it makes is committed. It reads sources and `--help`, so that TensorFlow is not needed.
 """
@@ -51,8 +50,9 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def linked(text, source, page):
-    """Returns Markdown whose links hold on the site; those to files that are no page become plain
-    text.
+    """Returns Markdown whose links work on the site.
+
+    Links to files that are not pages become plain text.
 
     Args:
       text: Markdown.
