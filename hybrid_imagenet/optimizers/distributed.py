@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 
 class MicroBatchUse(enum.Enum):
-    """What the gradients of a micro-batch are used for, if they are accumulated."""
+    """How the gradients of a micro-batch are used, if they are accumulated."""
 
     ADD = "add to the sums"
     UPDATE = "update"
@@ -178,10 +178,8 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         }
         self._communicator = communicator
         self._reducer = None if communicator is None else GradientReducer(communicator)
-        self._executor: UpdateExecutor | None = None
-        if isinstance(inner, GroupedOptimizer):
-            self._executor = inner.make_executor(self.loss_scale, average, packed=packed)
-        self._keras_executor = KerasExecutor(inner, self.loss_scale)
+        self._packed = packed
+        self._executor: UpdateExecutor | KerasExecutor | None = None  # made by `build`
         # What `scale_loss` and `apply` know of each other, see `apply`.
         self._loss_was_scaled = False
         self._scales_gradients: bool | None = None
@@ -219,6 +217,12 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         with tf.init_scope():  # the first `apply` may be in a graph
             self._set_kinds(variables)
             self.inner.build(list(variables))
+            if isinstance(self.inner, GroupedOptimizer):
+                self._executor = self.inner.make_executor(
+                    self.loss_scale, self.average, packed=self._packed
+                )
+            else:
+                self._executor = KerasExecutor(self.inner, self.loss_scale, variables)
             if self.average is not None:
                 self.average.build(variables)
             # Of the last step's gradients, to name layers that are not finite; not saved.
@@ -306,12 +310,19 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
     def learning_rate(self, value: Any) -> None:
         self.inner.learning_rate = value
 
+    def connect(self) -> None:
+        """Connects the ranks and makes the reducer, outside of the first step.
+
+        The reducer has a variable, and a variable that is made while a step is traced makes
+        TensorFlow trace the step again. Every rank calls it.
+        """
+        _ = self.reducer
+
     @property
     def reducer(self) -> GradientReducer:
         """Averages the gradients over ranks, which are connected when it is first used.
 
-        An optimizer that was loaded from a file may never need them. `broadcast_model` uses it
-        before the first step is traced.
+        An optimizer that was loaded from a file may never need them.
         """
         if self._reducer is None:
             with tf.init_scope():  # the first step may be traced now
@@ -396,7 +407,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
     def defer_update(self) -> Iterator[types.SimpleNamespace]:
         """Makes `apply` keep its gradients as `gradients` of what this yields, and do no more.
 
-        XLA can compile that much; pass the gradients to `accumulate_or_update` outside of it.
+        XLA can compile this part. Pass the gradients to `accumulate_or_update` outside the program.
         """
         self._deferred = types.SimpleNamespace()  # Keras would track a list
         try:
@@ -472,11 +483,8 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
     def update_if_finite(self, reduced: Packed) -> None:
         """Updates the variables from what `reduce` returned, or skips the step on all ranks."""
         with tf.name_scope(UPDATE_SCOPE):
-            if self._executor is not None:
-                square_sums, norm = self._executor.apply(reduced)
-            else:
-                variables = private_api.trainable_variables(self)
-                square_sums, norm = self._keras_executor.apply(reduced, variables)
+            assert self._executor is not None, "build comes first"
+            square_sums, norm = self._executor.apply(reduced)
             self.grad_norm.assign(norm)
             self.square_sums.assign(square_sums)
 
@@ -510,7 +518,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         missing = [v.path for g, v in zip(grads, variables, strict=True) if g is None]
         if len(missing) == len(grads):
             raise ValueError(
-                "No variable has a gradient. Compute the loss inside of the GradientTape, and"
+                "No variable has a gradient. Compute the loss inside the GradientTape, and"
                 " optimizer.scale_loss(loss) too if you call it."
             )
         if missing:

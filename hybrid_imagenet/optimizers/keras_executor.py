@@ -16,67 +16,65 @@ from hybrid_imagenet.optimizers.per_variable import square_sums
 class KerasExecutor:
     """Calls `apply` of a Keras optimizer, unless the gradients are not finite."""
 
-    def __init__(self, optimizer: keras.optimizers.Optimizer, loss_scale: LossScale) -> None:
-        """Takes the optimizer, which has a rule for each variable, and the loss scale."""
-        self._optimizer = optimizer
-        self._loss_scale = loss_scale
-
-    def apply(
-        self, reduced: Packed, variables: Sequence[keras.Variable]
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Takes one step inside a graph, from gradients that are still scaled.
+    def __init__(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        loss_scale: LossScale,
+        variables: Sequence[keras.Variable],
+    ) -> None:
+        """Takes the parts of an update.
 
         Args:
-          reduced: means over ranks.
+          optimizer: has a rule for each variable.
+          loss_scale: what the gradients are multiplied by.
           variables: the trainable variables, in the order of the gradients.
+        """
+        self._optimizer = optimizer
+        self._loss_scale = loss_scale
+        self._variables = variables
+
+    def apply(self, reduced: Packed) -> tuple[tf.Tensor, tf.Tensor]:
+        """Takes one step inside a graph, from the means over ranks of scaled gradients.
 
         Returns:
           The square sums of the scaled gradients, float32 [n], and the norm of all unscaled ones.
         """
         order = [position for bucket in reduced.members for position in bucket]
-        by_position = Layout([v.shape for v in variables], order).split(reduced)
-        grads = [by_position.get(i, tf.zeros(v.shape)) for i, v in enumerate(variables)]
+        by_position = Layout([v.shape for v in self._variables], order).split(reduced)
+        grads = [by_position.get(i, tf.zeros(v.shape)) for i, v in enumerate(self._variables)]
         gradient_square_sums = square_sums(grads)
         total = tf.reduce_sum(gradient_square_sums)
         is_finite = tf.math.is_finite(total)
         unscale = 1.0 / self._loss_scale.scale.value
         if xla.has_gpu():
-            self._apply_masked(grads, unscale, is_finite, variables)
+            self._apply_masked(grads, unscale, is_finite)
         else:
-            self._apply_in_branch(grads, unscale, is_finite, variables)
+            self._apply_in_branch(grads, unscale, is_finite)
         self._loss_scale.update(is_finite)
         return gradient_square_sums, tf.sqrt(total) * unscale
 
     def _apply_in_branch(
-        self,
-        grads: Sequence[tf.Tensor],
-        unscale: tf.Tensor,
-        is_finite: tf.Tensor,
-        variables: Sequence[keras.Variable],
+        self, grads: Sequence[tf.Tensor], unscale: tf.Tensor, is_finite: tf.Tensor
     ) -> None:
         def update() -> tf.Tensor:
-            self._optimizer.apply([grad * unscale for grad in grads], variables)
+            self._optimizer.apply([grad * unscale for grad in grads], self._variables)
             return tf.constant(True)
 
         tf.cond(is_finite, update, lambda: tf.constant(False))
 
     def _apply_masked(
-        self,
-        grads: Sequence[tf.Tensor],
-        unscale: tf.Tensor,
-        is_finite: tf.Tensor,
-        variables: Sequence[keras.Variable],
+        self, grads: Sequence[tf.Tensor], unscale: tf.Tensor, is_finite: tf.Tensor
     ) -> None:
         """Updates, then puts all values back if the gradients are not finite.
 
         A branch would make the host wait for the verdict of the GPU.
         """
-        state = [v.value for v in (*variables, *self._optimizer.variables)]
+        state = [v.value for v in (*self._variables, *self._optimizer.variables)]
 
         def update(*values: tf.Tensor) -> None:
             *gradients, factor, taken = values
             old_values = [variable.read_value() for variable in state]
-            self._optimizer.apply([grad * factor for grad in gradients], variables)
+            self._optimizer.apply([grad * factor for grad in gradients], self._variables)
             for variable, old in zip(state, old_values, strict=True):
                 variable.assign(tf.where(taken, variable, old))
 

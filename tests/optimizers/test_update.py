@@ -46,8 +46,8 @@ class Run:
             average=average,
             packed=packed,
         )
-        self.optimizer._executor._jit_compile = jit_compile
         self.optimizer.build(self.variables)
+        self.optimizer._executor._jit_compile = jit_compile
         self.step = tf.function(
             lambda grads: self.optimizer.accumulate_or_update(grads), autograph=False
         )
