@@ -14,6 +14,7 @@ from hybrid_imagenet.errors import EXIT_USAGE, SharedError, UserError
 if typing.TYPE_CHECKING:
     import tensorflow as tf
 
+    from hybrid_imagenet.comm.algorithms import AlgorithmSelector
     from hybrid_imagenet.comm.settings import CommunicationSettings
 
 
@@ -31,7 +32,7 @@ class Communicator(abc.ABC):
       hosts: Name of every rank's host, in the order of ranks.
       gradient_exchange: How gradients are exchanged; None for a single process.
       num_gradient_lists: Number of lists of gradients whose reduction was planned. All ranks plan
-        the same lists in the same order, so it gives each list names of its own.
+        the same lists in the same order, so it gives each list its own names.
     """
 
     rank: int
@@ -159,10 +160,10 @@ class GradientExchange:
 
     Attributes:
       settings: Wire dtype, bucket sizes and algorithm, the same on all ranks.
-      selector: An `algorithms.AlgorithmSelector`, which selects the all-reduce of each bucket.
+      selector: Selects the all-reduce of each bucket.
       nccl: Whether gradients are sent by NCCL, that is, from GPU to GPU.
     """
 
     settings: CommunicationSettings
-    selector: typing.Any
+    selector: AlgorithmSelector
     nccl: bool = False

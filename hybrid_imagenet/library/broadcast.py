@@ -136,7 +136,7 @@ def build(model: keras.Model, optimizer: Any, ranks: Communicator) -> None:
         optimizer.build([model.trainable_variables[place] for place in places])
     if not isinstance(optimizer, DistributedOptimizer):
         return
-    _ = optimizer.reducer  # made here, because it creates a variable, which no trace should do
+    optimizer.connect()
     optimizer.average_sums(ranks)
     hyperparameters = hyperparameters_of(optimizer)
     if hyperparameters is not None:

@@ -264,7 +264,7 @@ class Trainer:
                 parts.communicator,
                 parts.data.source.reads,
                 self.saver.take_seconds,
-                lambda: optimizer.reducer.statistics(),
+                optimizer.reducer.statistics,
             ),
         )
 
