@@ -32,12 +32,13 @@ def hybrid_step(
     upper: float,
     learning_rate: float,
     momentum: float,
+    handover: float = 1.0,
     options: HybridOptions,
 ) -> tuple[Array, Array, Array]:
     """Takes the whole step of Lu et al. §2.2.1 for one kernel, in the order of the paper.
 
     This is the definition that the class below is tested against. It has the default `handover`,
-    `continuous`: m goes on as the velocity of SGD, as in its first step u = P m.
+    `continuous`: SGD begins with the velocity u = P m, the last step of the warmup.
 
     Args:
       w: weights.
@@ -47,10 +48,10 @@ def hybrid_step(
       t: applied updates so far, this one included.
       warms_up: whether this is a step of the first T epochs.
       lower: AdaBound's lower bound in this step.
-      upper: AdaBound's upper bound in this step; both bounds are P = lr N at T. In SGD it must be P
-        in the first step, which turns m into the velocity, and 1 in the later ones.
+      upper: AdaBound's upper bound in this step; both bounds are P = lr N at T.
       learning_rate: of SGD in this step, lr N kappa^epoch.
       momentum: of SGD.
+      handover: in the first step of SGD P, which turns m into the velocity u; then 1.
       options: the constants.
 
     Returns:
@@ -75,7 +76,7 @@ def hybrid_step(
         eps_rule=options.lars_eps_rule,
     )
     gradient = grad + options.weight_decay * w
-    u = momentum * (upper * m) + (1 - momentum) * learning_rate * ratio * gradient
+    u = momentum * (handover * m) + (1 - momentum) * learning_rate * ratio * gradient
     return w - u, u, v
 
 
@@ -212,7 +213,7 @@ class Hybrid(LayerScaledOptimizer):
 
 
 def _handover_scale(options: HybridOptions) -> float:
-    """Returns what the first moment is multiplied by, besides P, to become the velocity at T."""
+    """Returns the factor that, with P, turns the first moment into the velocity at T."""
     if options.handover == "reset":
         return 0.0
     if options.handover == "rescale":
