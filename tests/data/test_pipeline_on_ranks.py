@@ -22,7 +22,7 @@ def read(pool, batch, start=(0, 0), steps=ALL):
     )
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_each_of_1003_examples_is_read_once(pools, ranks):
     labels = read(pools[ranks], 16)
     assert sorted(labels[:1003]) == list(range(1003))
