@@ -5,7 +5,7 @@ Two cases need another one than Keras makes:
 * The model is compiled with `jit_compile`, which "auto" means on GPUs. Keras would compile the
   whole step with XLA, but Horovod has no operations for XLA. Here Keras's `train_step` is compiled
   up to its gradients, and reduction and update follow outside.
-* Gradients are accumulated. A branch inside of the step would make the host wait for a GPU's
+* Gradients are accumulated. A branch inside the step would make the host wait for a GPU's
   counter at every micro-batch. Here the host counts micro-batches and calls one of two traced
   functions: one that adds gradients to the sums, and one that updates.
 """
@@ -59,7 +59,7 @@ class TrainFunction(keras.callbacks.Callback):
                 _make(model, step)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Makes the host count anew, because a callback may restore the optimizer's counter."""
+        """Makes the host read the counter again, because a callback may have restored it."""
         reset = getattr(self.model.train_function, "reset_count", None)
         if reset is not None:
             reset()

@@ -104,7 +104,7 @@ def _call(
     keras.config.set_dtype_policy(builder.precision)
     keras.utils.set_random_seed(builder.seed % 2**32)
     try:
-        # Checkpoints find weights by their path. Layers without a name of their own are numbered,
+        # Checkpoints find weights by their path. Layers that were given no name are numbered,
         # so the numbers must not depend on layers that this process has built before.
         with private_api.fresh_layer_names():
             return function(num_classes=num_classes, image_size=image_size)

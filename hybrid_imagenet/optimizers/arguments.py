@@ -142,7 +142,7 @@ def check_inner(inner: Any) -> None:
     if isinstance(inner, keras.optimizers.LossScaleOptimizer):
         raise UserError(
             f"inner={inner.name} scales the loss, which DistributedOptimizer does itself. Pass the"
-            " optimizer inside of it."
+            " optimizer inside it."
         )
     if inner.loss_scale_factor is not None:
         raise UserError(

@@ -1,4 +1,4 @@
-"""What an update rule may ask about a step: hyperparameters, decay, and operations per layer."""
+"""Gives update rules the values of a step: hyperparameters, decay, and operations per layer."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class StepScalars(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What the gradients of a step do not change.
+    """Values of a step that do not depend on its gradients.
 
     Attributes:
       unscale: 1 / loss scale.
@@ -77,7 +77,7 @@ class Prepared(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What follows from the square sums of the gradients.
+    """Values of a step that follow from the square sums of its gradients.
 
     Attributes:
       is_finite: whether the step is taken, the same on all ranks.
@@ -85,7 +85,7 @@ class Outcome(NamedTuple):
       gradient_norm: L2 norm of all gradients, unscaled.
       gradient_square_sums: of each gradient, still scaled, [n].
       trust_ratios: for the log; None if the optimizer has none.
-      values: what the optimizer's `scale_layers` returned besides.
+      values: the other values that the optimizer's `scale_layers` returned.
     """
 
     is_finite: tf.Tensor

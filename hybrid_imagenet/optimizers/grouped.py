@@ -31,7 +31,7 @@ State = Mapping[str, tf.Tensor]
 class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
     """Base of the optimizers of this package: a subclass writes `update` and lists `slots`.
 
-    A new optimizer is a subclass in a file of its own with its formulas in the docstring, a
+    A new optimizer is a subclass in its own file with its formulas in the docstring, a
     dataclass of its options, and a line in `OPTIMIZERS`, both in `optimizers.registry`. It writes
 
     * `update`, the rule itself, on values: new weight and slots from gradient, weight and slots;

@@ -2,7 +2,7 @@
 
 A CPU pays nothing for starting a kernel but is limited by memory bandwidth: copying all variables
 into one vector would cost a fifth of a step of ResNet-50 on small images. The many small variables
-are a vector here too, because each compiled program adds some hundredths of a second to the first
+are a vector here too, because each compiled program adds a few hundredths of a second to the first
 step.
 """
 

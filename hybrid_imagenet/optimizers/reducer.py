@@ -217,7 +217,7 @@ def backward_order(grads: Sequence[tf.Tensor]) -> list[int]:
 
     The time of a gradient is estimated by its depth: the number of operations on the longest path
     to it. The gradients of the last layers have shorter paths than those of the first layers.
-    Gradients of equal depth, and gradients outside of a graph, are in the reverse order of the
+    Gradients of equal depth, and gradients outside a graph, are in the reverse order of the
     variables.
     """
     reverse_order = range(len(grads) - 1, -1, -1)

@@ -1,8 +1,9 @@
 """Lists the optimizers by name, and declares their options; nothing here needs TensorFlow.
 
-A new optimizer is a class in a module of its own, and here its line in `OPTIMIZERS`. Options of its
-own are fields of a frozen dataclass, which are arguments of the class too; those declared by
-`option` are flags. Help, checks and the configuration of a run are made from them.
+A new optimizer is a class in its own module and a line in `OPTIMIZERS` here. If it has options that
+no other has, they are the fields of a frozen dataclass. These are also the arguments of the class,
+and fields that are declared by `option` are flags too. Help, checks and the configuration of a run
+are made from them.
 """
 
 from __future__ import annotations

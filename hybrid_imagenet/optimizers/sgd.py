@@ -18,7 +18,7 @@ class SGD(GroupedOptimizer):
     Without Nesterov (Goyal et al., equation 9):  u = m u + g;  w -= lr u.
     With Nesterov (MLPerf's reference):  v = m v - lr g;  w += m v - lr g.
 
-    In the first form the learning rate is outside of the velocity, so a change of it acts at once.
+    In the first form the learning rate is outside the velocity, so a change of it acts at once.
     """
 
     Options = SgdOptions

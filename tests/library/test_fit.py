@@ -144,7 +144,7 @@ def test_optimizer_variable_without_gradient_is_named():
         match=r"no gradient for unused, because .* Set trainable=False",
     ):
         optimizer.apply([tf.ones([3]), None], [variable, unused])
-    with pytest.raises(ValueError, match="Compute the loss inside of the GradientTape"):
+    with pytest.raises(ValueError, match="Compute the loss inside the GradientTape"):
         optimizer.apply([None, None])
 
 
