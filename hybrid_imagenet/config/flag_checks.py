@@ -80,7 +80,7 @@ def _allreduce_fits(config: RunConfig) -> None:
 def _schedule_is_possible(config: RunConfig) -> None:
     method = OPTIMIZERS[config.optimizer]
     if config.lr_schedule in (*FIXED_SCHEDULES, "mlperf") and (
-        method.bounded_warmup or method.rate != "lr"
+        method.bounded_warmup or method.rate != "lr" or method.example_rate is not None
     ):
         raise UserError(
             f"--lr_schedule={config.lr_schedule} brings its own warmup and cannot follow"
@@ -111,6 +111,17 @@ def _schedule_is_possible(config: RunConfig) -> None:
     if steps != sorted(set(steps)):
         raise UserError(
             f"--lr_steps={','.join(f'{e:g}' for e in steps)}: give the epochs in ascending order"
+        )
+
+
+def _learning_rate_is_of_the_optimizer(config: RunConfig) -> None:
+    # The default and the rates of recipes are those of SGD. AdamW would diverge with them.
+    rate = OPTIMIZERS[config.optimizer].example_rate
+    origin = config.origins["lr"]
+    if rate is not None and origin in (Origin.DEFAULT, Origin.RECIPE):
+        raise UserError(
+            f"--optimizer={config.optimizer} needs its own learning rate, because {config.lr:g} is"
+            f" that of SGD. Add --lr={rate:g} --lr_scaling=none."
         )
 
 
@@ -355,6 +366,7 @@ RULES = (
     _profile_has_a_first_and_a_last_step,
     _allreduce_fits,
     _schedule_is_possible,
+    _learning_rate_is_of_the_optimizer,
     _batches_are_possible,
     _normalization_groups_are_possible,
     _image_sizes_are_possible,

@@ -34,8 +34,8 @@ def _momentum(default: float, text: str) -> Any:
     return option(default, text, minimum=0, maximum=0.9999)
 
 
-def _weight_decay(text: str) -> Any:
-    return option(0.0, text, minimum=0, basic=True)
+def _weight_decay(text: str, default: float = 0.0) -> Any:
+    return option(default, text, minimum=0, basic=True)
 
 
 def _decoupled_decay() -> Any:
@@ -190,6 +190,34 @@ class AdaBoundOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True)
+class AdamWOptions(Options):
+    """Options of `adamw`, with the defaults of `keras.optimizers.AdamW`.
+
+    Attributes:
+      eps: added to sqrt(v).
+    """
+
+    learning_rate: float = 1e-3
+    _: dataclasses.KW_ONLY
+    weight_decay: float = _weight_decay(
+        "Weight decay, decoupled: each update takes the learning rate times this part off the"
+        " weights.",
+        default=0.004,
+    )
+    beta1: float = option(
+        0.9, "Decay of Adam's first moment.", minimum=0, maximum=0.999999, flag="adamw_beta1"
+    )
+    beta2: float = option(
+        0.999,
+        "Decay of Adam's second moment; 0.95 follows gradients that change faster.",
+        minimum=0,
+        maximum=0.999999,
+        flag="adamw_beta2",
+    )
+    eps: float = 1e-7
+
+
+@dataclasses.dataclass(frozen=True)
 class LambOptions(Options):
     """Options of `lamb`.
 
@@ -251,8 +279,10 @@ class OptimizerSpec:
       extra_option_classes: dataclasses of the options that a run with this optimizer has too.
       rate: the flag that is scheduled, and is `learning_rate` at its peak.
       relative_rate: whether the rate is how far a layer moves in an update, as a part of its norm.
-      weight_decay: of a run without --weight_decay; the class itself decays nothing unless told, as
-        Keras's do.
+      weight_decay: of a run without --weight_decay. The classes have Keras's defaults: they decay
+        nothing unless told, but for AdamW.
+      example_rate: the learning rate that an error suggests to a run without --lr, whose default
+        belongs to SGD; None if the optimizer can train with that default.
     """
 
     constructor: str
@@ -262,6 +292,7 @@ class OptimizerSpec:
     rate: str = "lr"
     relative_rate: bool = False
     weight_decay: float = 1e-4
+    example_rate: float | None = None
 
     @property
     def bounded_warmup(self) -> bool:
@@ -298,6 +329,14 @@ OPTIMIZERS = {
         ("AdaBound",),
         (LinearWarmup, AdamScaling),
         rate="adabound_lr",
+    ),
+    "adamw": OptimizerSpec(
+        "hybrid_imagenet.optimizers.adamw:AdamW",
+        AdamWOptions,
+        ("AdamW",),
+        (WarmupFromZero,),
+        weight_decay=0.05,
+        example_rate=0.001,
     ),
     "sgd": OptimizerSpec("hybrid_imagenet.optimizers.sgd:SGD", SgdOptions, ("SGD",)),
     "lars": OptimizerSpec("hybrid_imagenet.optimizers.lars:LARS", LarsOptions, ("LARS",)),

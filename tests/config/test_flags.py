@@ -33,6 +33,12 @@ def another(option):
     return (1.0, 2.0) if option.kind.repeated else OTHERS[option.kind.base](option.default)
 
 
+def select(name):
+    """Flags that choose an optimizer, with a learning rate where it has no default."""
+    rate = OPTIMIZERS[name].example_rate
+    return [f"--optimizer={name}", *([] if rate is None else [f"--lr={rate}"])]
+
+
 def flags_for(options):
     texts = {flag: another(option) for flag, option in options.items()}
     return [
@@ -45,9 +51,7 @@ def test_every_flag_of_an_optimizer_reaches_its_constructor_and_survives_a_round
     own = options_of(OPTIMIZERS[name].options)
     arguments, values = flags_for({flag: OPTIMIZERS[name].flags[flag] for flag in own})
     batch = "--per_gpu_batch=128"  # decoupled decay is that of 256 images
-    given = derived.optimizer_arguments(
-        config.resolve([f"--optimizer={name}", batch, *arguments], 2)
-    )
+    given = derived.optimizer_arguments(config.resolve([*select(name), batch, *arguments], 2))
     optimizer = optimizers.create(**given)
     assert given.pop("optimizer") == optimizer.name == name
     made = optimizer.get_config()
@@ -63,10 +67,29 @@ def test_lars_eta_has_a_number_in_a_run_where_the_class_has_none(name):
     assert optimizers.create(name).trust_coefficient is None
 
 
-def test_a_class_decays_nothing_unless_told_and_a_run_does():
+def test_a_class_but_adamw_decays_nothing_unless_told_and_a_run_does():
     for name, method in OPTIMIZERS.items():
-        assert optimizers.create(name).get_config()["weight_decay"] == 0.0
-        assert config.resolve([f"--optimizer={name}"]).weight_decay == method.weight_decay > 0
+        by_default = 0.004 if name == "adamw" else 0.0  # as in Keras
+        assert optimizers.create(name).get_config()["weight_decay"] == by_default
+        assert config.resolve(select(name)).weight_decay == method.weight_decay > 0
+
+
+@pytest.mark.parametrize("arguments", [[], ["--recipe=gradual_warmup"]])
+def test_adamw_without_a_learning_rate_is_rejected_with_one(arguments):
+    message = r"0\.1 is that of SGD\. Add --lr=0\.001 --lr_scaling=none\."
+    with pytest.raises(UserError, match=message):
+        config.resolve([*arguments, "--optimizer=adamw"])
+    resolved = config.resolve(
+        [*arguments, "--optimizer=adamw", "--lr=0.001", "--lr_scaling=none"], 8
+    )
+    made = derived.optimizer_arguments(resolved)
+    assert (made["learning_rate"], made["weight_decay"]) == (0.001, 0.05)
+
+
+@pytest.mark.parametrize("schedule", ["sony_a", "mlperf"])
+def test_adamw_with_a_schedule_that_has_rates_of_sgd_is_rejected(schedule):
+    with pytest.raises(UserError, match=f"--lr_schedule={schedule} .* --optimizer=adamw"):
+        config.resolve(["--optimizer=adamw", f"--lr_schedule={schedule}"])
 
 
 @pytest.mark.parametrize("name", training_schedule.SCHEDULES)

@@ -89,6 +89,7 @@ def help_of(flag, optimizer):
 # it.
 OTHERS = {
     "hybrid": ("LAMB", "Muon"),
+    "adamw": ("AdaBound", "SGD", "LARS", "LAMB", "Muon"),
     "adabound": ("SGD", "LARS", "LAMB", "Muon"),
     "sgd": ("AdaBound", "LARS", "LAMB", "Muon"),
     "lars": ("AdaBound", "SGD", "LAMB", "Muon"),

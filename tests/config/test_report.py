@@ -149,7 +149,9 @@ def test_a_batch_larger_than_the_data_is_named():
         flag_checks.check_data(config.resolve([*FLAGS, "--batch_schedule=3:512x2"], 64), 1437)
 
 
-@pytest.mark.parametrize("flags", [["--optimizer=lamb"], ["--optimizer=muon"]])
+@pytest.mark.parametrize(
+    "flags", [["--optimizer=adamw"], ["--optimizer=lamb"], ["--optimizer=muon"]]
+)
 def test_the_warmup_of_optimizers_with_small_rates_rises_to_them(flags):
     rows = report.plan(config.resolve([*FLAGS, *flags, "--lr=0.02", "--lr_scaling=none"], 2), 1437)
     rates = [row.learning_rate for row in rows]

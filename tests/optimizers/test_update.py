@@ -88,6 +88,7 @@ CASES = {
     "larc": (LARS | {"variant": "larc", "nesterov": True, "weight_decay": 1e-4}, 0),
     "hybrid": (HYBRID | {"weight_decay": 1e-4}, 0.5),
     "decoupled": (HYBRID | {"decoupled_decay": True, "weight_decay": 0.01}, 0.5),
+    "adamw": ({"optimizer": "adamw", "weight_decay": 0.05}, 0),
     "lamb": ({"optimizer": "lamb", "weight_decay": 0.01}, 0),
     "muon": ({"optimizer": "muon", "weight_decay": 0.01}, 0),
 }

@@ -103,6 +103,17 @@ def sgd_step(layer, grad, lr, momentum, *, decay=0.0, nesterov=False):
         layer["w"] = layer["w"] - lr * layer["m"]
 
 
+def adamw_step(layer, grad, t, lr, *, beta1=0.9, beta2=0.999, eps=1e-7, decay=0.004):
+    """Loshchilov and Hutter, algorithm 2, with Kingma and Ba's "epsilon hat"; no decay of biases
+    and normalization.
+    """
+    layer["m"] = beta1 * layer["m"] + (1 - beta1) * grad
+    layer["v"] = beta2 * layer["v"] + (1 - beta2) * grad * grad
+    rate = lr * np.sqrt(1 - beta2**t) / (1 - beta1**t)
+    decayed = (1 - lr * decay * layer["kernel"]) * layer["w"]
+    layer["w"] = decayed - rate * layer["m"] / (np.sqrt(layer["v"]) + eps)
+
+
 def lamb_step(layer, grad, t, lr, *, beta1=0.9, beta2=0.999, eps=1e-6, decay=0.01):
     """You et al. 2020, algorithm 2, phi(z) = z; no decay and no scaling of biases and normalization
     (authors' code).

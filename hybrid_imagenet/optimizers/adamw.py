@@ -1,0 +1,45 @@
+"""AdamW: Adam with weight decay that is not part of the gradient."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+from hybrid_imagenet.optimizers.context import UpdateContext
+from hybrid_imagenet.optimizers.formulas import adam_step_size
+from hybrid_imagenet.optimizers.grouped import GroupedOptimizer, State
+from hybrid_imagenet.optimizers.registry import AdamWOptions
+
+
+@keras.saving.register_keras_serializable(package="hybrid_imagenet")
+class AdamW(GroupedOptimizer):
+    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101, algorithm 2).
+
+        m = b1 m + (1 - b1) g
+        v = b2 v + (1 - b2) g^2
+        w -= lr (sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps) + weight_decay w)
+
+    t counts applied updates from 1. These are the formulas and the defaults of
+    `keras.optimizers.AdamW`, whose eps is added before the second moment is corrected for bias.
+    Biases and normalization parameters do not decay unless `decay_all` is set, unlike in Keras.
+    """
+
+    Options = AdamWOptions
+    slots = ("first_moment", "second_moment")
+
+    def prepare(self, ctx: UpdateContext) -> dict[str, tf.Tensor]:
+        """Computes the correction of both moments for bias."""
+        correction = adam_step_size(ctx.step, 1.0, self.options.beta1, self.options.beta2)
+        return {"bias_correction": correction}
+
+    def update(
+        self, grad: tf.Tensor, weight: tf.Tensor, state: State, ctx: UpdateContext
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        beta1 = self.options.beta1
+        beta2 = self.options.beta2
+        gradient = ctx.unscale * grad
+        m = beta1 * state["first_moment"] + (1.0 - beta1) * gradient
+        v = beta2 * state["second_moment"] + (1.0 - beta2) * tf.square(gradient)
+        direction = ctx.prepared["bias_correction"] * m / (tf.sqrt(v) + self.options.eps)
+        step = ctx.learning_rate * ctx.add_decay(direction, weight)
+        return weight - step, {"first_moment": m, "second_moment": v}

@@ -1,0 +1,49 @@
+import keras
+import numpy as np
+import pytest
+
+from hybrid_imagenet import optimizers
+from hybrid_imagenet.optimizers.adamw import AdamW
+from tests.optimizers.support import Problem, Runner, follow, of_one
+from tests.references.optimizers_reference import adamw_step
+
+
+@pytest.mark.parametrize("loss_scale", [1.0, 2.0**15])
+@pytest.mark.parametrize("arguments", [{}, {"beta1": 0.8, "beta2": 0.99, "eps": 1e-3}])
+def test_adamw_200_steps_follow_the_oracle(arguments, loss_scale):
+    def oracle(layer, grad, step, rate):
+        adamw_step(layer, grad, step + 1, rate, decay=0.1, **arguments)
+
+    runner = Runner(AdamW(0.02, weight_decay=0.1, **arguments), Problem(), loss_scale)
+    follow(runner, lambda step: 0.02 * (1 - step / 200), oracle)
+
+
+def test_adamw_200_steps_with_decay_of_all_equal_those_of_keras():
+    problem = Problem()
+    ours = Runner(AdamW(0.02, weight_decay=0.1, decay_all=True), problem)
+    variables = problem.variables()
+    keras_adamw = keras.optimizers.AdamW(0.02, weight_decay=0.1)
+    keras_adamw.build(variables)
+    for step in range(200):
+        ours.step()
+        grads = problem.grads([v.numpy() for v in variables], step)
+        keras_adamw.apply([np.asarray(g, np.float32) for g in grads])
+    for value, variable in zip(ours.weights(), variables, strict=True):
+        np.testing.assert_allclose(value, variable.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_adamw_without_arguments_has_the_constants_of_keras():
+    ours = AdamW().get_config()
+    theirs = keras.optimizers.AdamW().get_config()
+    assert ours["learning_rate"] == pytest.approx(theirs["learning_rate"])
+    assert ours["weight_decay"] == theirs["weight_decay"]
+    assert [ours[name] for name in ("beta1", "beta2", "eps")] == [
+        theirs[name] for name in ("beta_1", "beta_2", "epsilon")
+    ]
+
+
+def test_adamw_one_step_by_hand_is_the_sign_of_the_gradient_and_decay():
+    runner = of_one(optimizers.create("adamw", learning_rate=0.1, weight_decay=0.5), [[3.0, 4.0]])
+    runner.step(grads=[np.array([[0.25, -8.0]])])
+    expected = [[3 - 0.1 - 0.1 * 0.5 * 3, 4 + 0.1 - 0.1 * 0.5 * 4]]
+    np.testing.assert_allclose(runner.weights()[0], expected, rtol=1e-5)
