@@ -14,6 +14,7 @@ import tensorflow as tf
 from benchmarks._step_protocol import serve, settings
 from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.models import factory
+from hybrid_imagenet.models.depths import PROGRAMS
 
 gpus.load_cusolver()  # before the first use of a GPU
 
@@ -63,6 +64,7 @@ def main() -> None:
         width=options["width"],
         stem=options["stem"],
         precision=options["precision"],
+        programs=PROGRAMS,
     )
     images, labels = batch_of(options)
     step = training_step(model, images, labels, model.input.dtype)

@@ -12,7 +12,7 @@ from typing import Any
 from hybrid_imagenet.comm.settings import ALGORITHMS, CommunicationFlags
 from hybrid_imagenet.data import datasets
 from hybrid_imagenet.data.augmentations import AUGMENTATIONS
-from hybrid_imagenet.models.depths import DEPTHS, STEMS, WIDTH
+from hybrid_imagenet.models.depths import DEPTHS, PROGRAMS, STEMS, WIDTH
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.options import Option, option, options_of
 from hybrid_imagenet.schedules.training_schedule import SCALINGS, SCHEDULES
@@ -413,6 +413,12 @@ class Model:
         False,
         "Compile forward and backward with XLA; gradients are then reduced after them, not beside"
         " them.",
+    )
+    xla_programs: tuple[str, ...] = option(
+        ("stem",),
+        "Parts of a ResNet that XLA compiles as one program each on a GPU; an empty value compiles"
+        " none. stem: its normalization, ReLU and max pooling.",
+        choices=PROGRAMS,
     )
 
 

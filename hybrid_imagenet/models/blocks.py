@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
 
+from hybrid_imagenet.models.fused_layers import StemNormalization
 from hybrid_imagenet.models.layers import BlurPool, Conv2D
 from hybrid_imagenet.models.normalization import BatchNormalization
 
@@ -35,6 +36,8 @@ class Builder:
       virtual_gpus: equal parts of a training batch, each of which is normalized by itself.
       blurpool: whether to blur before strides (see `layers.BlurPool`); only for ResNets.
       initial_bias: initial score of every class, before the classifier's weights act.
+      programs: parts of a ResNet that are built as one layer each, to run as one XLA program on a
+        GPU; see `models.depths.PROGRAMS`.
     """
 
     precision: str = "float32"
@@ -48,6 +51,7 @@ class Builder:
     virtual_gpus: int = 1
     blurpool: bool = False
     initial_bias: float = 0.0
+    programs: Sequence[str] = ()
 
     def images(self, size: int | None) -> keras.KerasTensor:
         """Returns the input, [b, size, size, 3] in the compute type; None accepts any size."""
@@ -94,10 +98,31 @@ class Builder:
             name=name,
         )(x)
 
-    def norm(self, x: keras.KerasTensor, *, name: str, last: bool = False) -> keras.KerasTensor:
-        """Adds batch normalization; `last` marks the last one of a residual block."""
+    def has_program(self, name: str) -> bool:
+        """Returns whether a part is built as one layer.
+
+        The programs normalize the batch of one rank, not of several ranks or of virtual GPUs.
+        """
+        return name in self.programs and self.sync_allreduce is None and self.virtual_gpus == 1
+
+    def norm(
+        self,
+        x: keras.KerasTensor,
+        *,
+        name: str,
+        last: bool = False,
+        layer: type[BatchNormalization] = BatchNormalization,
+    ) -> keras.KerasTensor:
+        """Adds batch normalization.
+
+        Args:
+          x: [b, h, w, c].
+          name: name of the layer.
+          last: whether it is the last one of a residual block.
+          layer: class of the layer; one of `fused_layers` does more than to normalize.
+        """
         gamma = "zeros" if last and self.zero_last_gamma else "ones"
-        return BatchNormalization(
+        return layer(
             mode=self.batch_norm,
             momentum=self.batch_norm_momentum,
             epsilon=self.batch_norm_epsilon,
@@ -107,6 +132,10 @@ class Builder:
             dtype=self.precision,
             name=name,
         )(x)
+
+    def norm_relu_pool(self, x: keras.KerasTensor, *, name: str) -> keras.KerasTensor:
+        """Adds normalization, ReLU and max pooling of 3 x 3 pixels with stride 2 as one layer."""
+        return self.norm(x, name=name, layer=StemNormalization)
 
     def relu(self, x: keras.KerasTensor, *, name: str) -> keras.KerasTensor:
         """Adds max(x, 0)."""

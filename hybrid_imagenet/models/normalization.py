@@ -121,12 +121,17 @@ class BatchNormalization(keras.layers.BatchNormalization):
                 inputs, scale, offset, self.epsilon, self.allreduce, self.path
             )
             batch = _BatchStatistics(self, mean, variance)
-        pending = _pending_updates.get()
-        if pending is None:
-            _update_statistics([batch])
-        else:
-            pending.append(batch)
+        _record(batch)
         return outputs
+
+    def record_statistics(self, mean: tf.Tensor, variance: tf.Tensor) -> None:
+        """Updates the stored statistics by those of a batch that a program has normalized.
+
+        Args:
+          mean: FP32 [c].
+          variance: biased, FP32 [c].
+        """
+        _record(_BatchStatistics(self, mean, variance))
 
     def _update_from_virtual_gpus(self, means: tf.Tensor, variances: tf.Tensor) -> None:
         """Updates the stored statistics by those of a batch, each FP32 [virtual_gpus, c]."""
@@ -192,6 +197,15 @@ class _BatchStatistics:
     mean: tf.Tensor
     variance: tf.Tensor
     bessel_factor: Any = None
+
+
+def _record(batch: _BatchStatistics) -> None:
+    """Updates a layer's stored statistics now, or at the end of `deferred_statistics_update`."""
+    pending = _pending_updates.get()
+    if pending is None:
+        _update_statistics([batch])
+    else:
+        pending.append(batch)
 
 
 def _update_statistics(batches: Sequence[_BatchStatistics]) -> None:

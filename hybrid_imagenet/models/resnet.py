@@ -58,6 +58,9 @@ def _stem(builder: Builder, image: keras.KerasTensor, width: int, stem: str) -> 
     if stem != "imagenet":
         stride = 2 if stem == "3x3_stride2" else 1
         return builder.conv_norm_relu(image, width, 3, stride=stride, name="stem")
+    if builder.has_program("stem") and not builder.blurpool:
+        x = builder.conv(image, width, 7, stride=2, name="stem_conv")
+        return builder.norm_relu_pool(x, name="stem_bn")
     x = builder.conv_norm_relu(image, width, 7, stride=2, name="stem")
     # With `blurpool` the blur takes over the stride of the pooling.
     pool_stride = 1 if builder.blurpool else 2

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet import __version__, optimizers
+from hybrid_imagenet import __version__, optimizers, xla
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import RunConfig, derived
 from hybrid_imagenet.config.flag_checks import check_classes
@@ -111,6 +111,8 @@ def model(
         initial_bias=initial_bias(config.loss, num_classes),
         virtual_gpus=parts,
         sync_allreduce=sync,
+        # A CPU runs the layers faster one by one.
+        programs=config.xla_programs if xla.has_gpu() else (),
     )
     warm_start.freeze(network, config.freeze)
     return network

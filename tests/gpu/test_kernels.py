@@ -22,6 +22,7 @@ from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.comm.fusion import make_buckets
 from hybrid_imagenet.comm.packing import ROW_SIZE, round_up_to_rows
 from hybrid_imagenet.data import augmentations, device
+from hybrid_imagenet.models import stem_program
 from hybrid_imagenet.optimizers.context import HYPERPARAMETERS
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.executor import StepScalars
@@ -129,6 +130,25 @@ def whole_step(precision):
         )
 
 
+def stem_programs():
+    """Forward and backward pass of the stem's program at the size of ResNet-50."""
+    image = tf.TensorSpec([256, 112, 112, 64], tf.float16)
+    pooled = tf.TensorSpec([256, 56, 56, 64], tf.float16)
+    winners = tf.TensorSpec(pooled.shape, tf.uint8)
+    channel = tf.TensorSpec([64], tf.float32)
+
+    def backward(*arguments):
+        return stem_program._backward(*arguments, 1e-5)
+
+    with graphs.on_gpu():
+        return [
+            compiled(
+                lambda *arguments: stem_program._forward(*arguments, 1e-5), image, *[channel] * 2
+            ),
+            compiled(backward, pooled, winners, image, *[channel] * 4),
+        ]
+
+
 def augmentation_program(name, precision):
     side = augmentations.host_augmentation(name, 224).side
     pixels, seeds = tf.TensorSpec([8, side, side, 3], tf.uint8), tf.TensorSpec([8, 2], tf.int64)
@@ -152,6 +172,18 @@ def test_xla_compiles_for_each_gpu(target, compiler, tmp_path):
             <= 6
         )
     assert len(kernels_of(whole_step(precision), target, compiler, tmp_path)) > 50
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    sys.version_info[:2] != (3, 11), reason="the compiler is pinned for Python 3.11"
+)
+@pytest.mark.parametrize("target", ["v100", "a100", "h100"])
+def test_stem_is_few_kernels_without_scatter(target, compiler, tmp_path):
+    for program, most in zip(stem_programs(), (5, 8), strict=True):
+        started = kernels_of(program, target, compiler, tmp_path)
+        assert 1 < len(started) <= most
+        assert not any("scatter" in line for line in started)
 
 
 @pytest.mark.slow
