@@ -193,7 +193,7 @@ def _measure_rungs(report: Row, options: argparse.Namespace, flags: Sequence[str
     if gpu is None and not options.allow_cpu:
         raise UserError(_NO_GPU)
     gpu_key = published.recognize_gpu(gpu["name"], gpu["memory.total"] or "") if gpu else None
-    flags = _with_defaults(flags, gpu_key)
+    flags = [*scaling.same_step_flags(sum(slots.values())), *_with_defaults(flags, gpu_key)]
     report["flags"] = list(map(without_secrets, flags))
     print(f"2. one GPU{'' if gpu else ' (no GPU: CPU figures)'}", flush=True)
     report["rungs"]["one GPU"] = measure(1, f"{first}:1", flags, options)

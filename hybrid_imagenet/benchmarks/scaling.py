@@ -71,8 +71,10 @@ def run_jobs(options: argparse.Namespace, flags: Sequence[str]) -> list[Row]:
       UserError: if a job fails; earlier rows are printed and written first.
     """
     rows: list[Row] = []
+    counts = parse_rank_counts(options.ranks)
+    flags = [*same_step_flags(counts[-1]), *flags]
     try:
-        for ranks in parse_rank_counts(options.ranks):
+        for ranks in counts:
             job = job_command(worker_arguments(options, flags), ranks, options.hosts, options)
             rows.append(run_job(job, ranks, options.timeout)[0])
     finally:
@@ -81,6 +83,17 @@ def run_jobs(options: argparse.Namespace, flags: Sequence[str]) -> list[Row]:
             print(format_table(rows))
             command_line.write_json(options.json, rows)
     return rows
+
+
+def same_step_flags(ranks: int) -> list[str]:
+    """Returns the flags by which one rank runs the step of several.
+
+    Alone, a GPU compiles its step with XLA, and efficiency would compare two different steps.
+
+    Args:
+      ranks: of the largest job.
+    """
+    return ["--nojit_compile"] if ranks > 1 else []
 
 
 def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -412,7 +412,12 @@ class Model:
     jit_compile: bool = option(
         False,
         "Compile forward and backward with XLA; gradients are then reduced after them, not beside"
-        " them.",
+        " them. The default on one GPU for a ResNet, without --deterministic and schedules of batch"
+        " or image size.",
+    )
+    jit_update: bool = option(
+        False,
+        "With --jit_compile on one GPU, compile the update into the same program.",
     )
     xla_programs: tuple[str, ...] = option(
         ("stem",),

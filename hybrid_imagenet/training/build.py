@@ -24,6 +24,7 @@ from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.kinds import classify
 from hybrid_imagenet.optimizers.loss_scale import LossScale
+from hybrid_imagenet.options import Origin
 from hybrid_imagenet.order.sampling import SampleOrder
 from hybrid_imagenet.training import warm_start
 from hybrid_imagenet.training.losses import LOSSES, initial_bias
@@ -148,9 +149,19 @@ def train_step(
         communicator,
         loss=LOSSES[config.loss],
         label_smoothing=config.label_smoothing,
-        jit_compile=config.jit_compile,
+        jit_compile=_compiles_step(config),
+        jit_update=config.jit_update,
         choose=choose,
     )
+
+
+def _compiles_step(config: RunConfig) -> bool:
+    """Returns whether XLA compiles forward and backward pass.
+
+    If nobody has set --jit_compile, the step runs without XLA where XLA does not work.
+    """
+    is_default = config.origins.get("jit_compile") is Origin.HARDWARE
+    return config.jit_compile and (xla.supported() or not is_default)
 
 
 def loss_scale(config: RunConfig, precision: str) -> LossScale:

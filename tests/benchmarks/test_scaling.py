@@ -193,3 +193,20 @@ def test_communicator_without_reduction_still_sums_stop_flags():
     (gradient,) = means(GradientReducer(without_reduction).reduce, [tf.constant([2.0])], ["w"])
     assert names == ["control"]
     assert gradient.numpy().tolist() == [2.0]
+
+
+@pytest.mark.parametrize(("ranks", "first"), [("1", "--lr=1"), ("1,2", "--nojit_compile")])
+def test_scaling_times_the_same_step_on_every_number_of_ranks(ranks, first, monkeypatch):
+    commands = []
+
+    def run_job(words, *_):
+        commands.append(words)
+        return {"images_per_second": 1.0, "ranks": 1}, ""
+
+    monkeypatch.setattr(scaling, "run_job", run_job)
+    monkeypatch.setattr(scaling, "format_table", lambda rows: "")
+    assert scaling.main([f"--ranks={ranks}", "--", "--lr=1"]) == 0
+    for words in commands:
+        flags = words[len(words) - 1 - words[::-1].index("--") + 1 :]
+        assert flags[0] == first
+        assert flags[-1] == "--lr=1"

@@ -69,10 +69,41 @@ def test_batch_that_a_paper_fixes_does_not_follow_the_hardware(monkeypatch):
         assert found == {"hybrid": 256, "hal": 208, "flash_a": 32}
 
 
-def test_gpus_are_not_looked_for_where_the_batch_is_set(monkeypatch):
+def test_gpus_are_not_looked_for_where_their_defaults_are_set(monkeypatch):
     monkeypatch.setattr(gpus, "in_use", lambda: pytest.fail("the GPUs were counted"))
-    config.resolve(["--recipe=mlperf_lars", "--per_gpu_batch=64"])
-    config.resolve(["--recipe=hybrid"])
+    config.resolve(["--recipe=mlperf_lars", "--per_gpu_batch=64"], 2)
+    config.resolve(["--recipe=hybrid"], 2)
+    config.resolve(["--recipe=hybrid", "--nojit_compile"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks", "compiled"),
+    [
+        ([], 1, True),
+        (["--nojit_compile"], 1, False),
+        ([], 2, False),
+        (["--sync_batch_norm"], 2, False),
+        (["--bn_group=2"], 2, False),
+        (["--deterministic"], 1, False),
+        (["--batch_schedule=2:*2"], 1, False),
+        (["--image_size_schedule=0:128,18:224"], 1, False),
+        (["--random_batch=8", "--sync_batch_norm"], 1, False),
+        (["--model=keras:MobileNetV2"], 1, False),
+        (["--model=alexnet_bn"], 1, False),
+    ],
+)
+def test_xla_compiles_the_step_by_default_on_one_gpu_only(flags, ranks, compiled, on_gpus):
+    assert config.resolve(flags, ranks).jit_compile is compiled
+
+
+def test_xla_compiles_no_step_by_default_without_gpus():
+    assert not config.resolve([]).jit_compile
+
+
+def test_resumed_run_keeps_its_step_without_xla(tmp_path, on_gpus):
+    write_run(tmp_path, "hybrid", jit_compile=False)
+    again = config.resolve(["--recipe=hybrid", f"--run_dir={tmp_path}", "--resume"])
+    assert not again.jit_compile
 
 
 def test_resumed_run_keeps_its_batch_on_other_hardware(tmp_path, on_gpus, capsys):

@@ -30,6 +30,7 @@ STEPS = {  # flags, and the engine that connects two ranks
     "accumulation": (("--gradient_accumulation_steps=2", "--optimizer=lars"), "horovod"),
     "classes by themselves": (("--loss=sigmoid", "--optimizer=sgd", "--batch_norm=moving"), ""),
     "statistics over ranks": (("--sync_batch_norm", "--optimizer=lamb"), "horovod"),
+    "one program": (("--recipe=hybrid", "--jit_compile", "--jit_update", "--ema_decay=0.99"), ""),
     "virtual GPUs": (("--virtual_gpus=2", "--optimizer=muon"), ""),
 }
 LONG = {
@@ -187,6 +188,15 @@ def test_a_step_of_resnet50_starts_few_kernels(table):
     assert len(launched) - layers <= 32
     first = next(op for op in step.graph.get_operations() if op.type == "Conv2D")
     assert first.inputs[0].op.type == "Reshape"  # a shape that the graph optimizer can see
+
+
+def test_a_step_of_one_program_starts_little_else(table):
+    """Next to it there are the augmentation and the hyperparameters, which come from the host."""
+    with graphs.on_gpu() as on_cpu:
+        flags = ("--jit_compile", "--jit_update", "--augmentation=sony")
+        ((_, step),) = graphs.training(graphs.resolved(*flags))
+        launched = graphs.audited(step, on_cpu, table).launched
+    assert [name.split()[0] for name in launched] == ["compiled", "compiled"]
 
 
 @pytest.mark.slow

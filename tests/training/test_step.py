@@ -6,8 +6,10 @@ import tensorflow as tf
 from hybrid_imagenet import optimizers, xla
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.models import factory
+from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.distributed import UPDATE_SCOPE, DistributedOptimizer
 from hybrid_imagenet.optimizers.kinds import classify
+from hybrid_imagenet.optimizers.loss_scale import LossScale
 from hybrid_imagenet.optimizers.reducer import GradientReducer
 from hybrid_imagenet.training import step as step_module
 from hybrid_imagenet.training.step import TrainStep
@@ -108,3 +110,50 @@ def test_what_a_gpu_computes_together_makes_the_same_step(monkeypatch):
     for a, b in zip(expected, found, strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
     assert others == counts
+
+
+def test_step_as_one_program_equals_the_step_without_xla(monkeypatch):
+    """Forward and backward pass, packing and update in one program, in the forms for a GPU."""
+    monkeypatch.setattr(xla, "has_gpu", lambda: True)
+    monkeypatch.setattr(step_module, "has_gpu", lambda: True)
+
+    def run(compiled):
+        monkeypatch.setenv("HYBRID_IMAGENET_XLA", str(int(compiled)))
+        monkeypatch.setattr(xla, "supported", lambda: compiled)
+        ranks = SingleProcess()
+        model = factory.create(
+            "resnet8", 5, 16, batch_norm="moving", width=8, programs=["stem"], zero_last_gamma=False
+        )
+        inner = optimizers.create("lars", weight_decay=1e-4, learning_rate=0.1, eta=0.01)
+        inner.set_kinds(classify(model))
+        average = WeightAverage(0.9, 1)
+        optimizer = DistributedOptimizer(
+            inner, loss_scale=LossScale(8.0, dynamic=True), communicator=ranks, average=average
+        )
+        preprocess = lambda batch: batch["image"]  # noqa: E731
+        step = TrainStep(
+            model, optimizer, preprocess, ranks, jit_compile=compiled, jit_update=compiled
+        )
+        random = np.random.default_rng(0)
+        for number, rate in enumerate((0.1, 0.2, 0.3, 0.3)):
+            inner.hyperparameters.assign({"learning_rate": rate})
+            if number == 2:  # the squares of such gradients are infinite, so the step is skipped
+                optimizer.loss_scale.scale.assign(2.0**100)
+            images = tf.constant(random.normal(size=(4, 16, 16, 3)), tf.float32)
+            batch = {"image": images, "label": tf.constant(random.integers(0, 5, 4))}
+            step.single(batch, tf.constant([1, 0]))
+            assert step.requests().tolist() == [1, 0]
+            if number == 2:
+                optimizer.loss_scale.scale.assign(8.0)
+        graph = step.single.get_concrete_function(batch, tf.constant([1, 0])).graph
+        calls = [op for op in graph.get_operations() if "_XlaMustCompile" in op.node_def.attr]
+        state = [step.sums.variable, step.alarm.variable, *optimizer.telemetry_variables().values()]
+        variables = (*model.variables, *optimizer.variables, *state)
+        assert int(optimizer.loss_scale.skipped_steps.numpy()) == 1
+        return len(calls), [v.numpy() for v in variables]
+
+    _, expected = run(compiled=False)
+    programs, found = run(compiled=True)
+    assert programs == 1
+    for actual, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-5)
