@@ -15,6 +15,7 @@ from hybrid_imagenet.resilience import interrupts, lossy_stream
 
 BENCHMARKS = {
     "step": "images/s of a training step, compared with other frameworks",
+    "peer": "images/s of one other implementation of a training step",
     "loop": "the whole training loop, compared with the bare step",
     "gaps": "the longest gaps between a GPU's kernels",
     "optimizer": "the update of each optimizer, compared with Keras's",

@@ -157,6 +157,13 @@ def _peer(row: Row, other: Row, machine: Row) -> str:
     )
 
 
+def _peer_beside(row: Row, other: Row, machine: Row) -> str:
+    if row.get("skipped"):
+        return "not installed: give --peer_python"
+    ours = other["images_per_second"] / row["images_per_second"]
+    return f"{other['arm']} is {ours:.3f} times as fast"
+
+
 def _top1(row: Row, other: Row, machine: Row) -> str:
     return f"top-1 {row['val_top1']:.2%}"
 
@@ -175,6 +182,10 @@ def _passed(row: Row, other: Row, machine: Row) -> str:
 
 _SCALING = ("scaling", "--worker", "--steps={steps}", "--rounds={rounds}", "--")
 _STEP = ("--dataset=synthetic_tensors", "--precision=mixed_float16", "--per_gpu_batch=256")
+# The step of TensorFlow's operations, which all forms by XLA are compared with.
+_WITHOUT_XLA = ("--nojit_compile", "--xla_programs=")
+# What one GPU runs by default.
+_DEFAULT = ("--jit_compile", "--xla_programs=stem")
 _SHARED = (("NCCL_MULTI_RANK_GPU_ENABLE", "1"),)
 
 
@@ -188,7 +199,7 @@ def _step(name: str, rule: str, judge: Judge, *flags: str, ranks: int = 1, **mor
         words = ("-m", "hybrid_imagenet", "run", "-np", str(ranks), "-H", f"localhost:{ranks}")
         words += ("--module=hybrid_imagenet.benchmarks", "--")
         more["environment"] = (*_SHARED, *more.get("environment", ()))
-    return Arm(name, (*words, *_SCALING, *_STEP, *flags), rule, judge, **more)
+    return Arm(name, (*words, *_SCALING, *_STEP, *_WITHOUT_XLA, *flags), rule, judge, **more)
 
 
 def _against(peer: str) -> Arm:
@@ -206,6 +217,26 @@ def _against(peer: str) -> Arm:
     )
     small = ("--image_size=32", "--batch=2", "--precision=float32")
     return Arm(peer, words, "the peers' column", _peer, small=small, gigabytes=60)
+
+
+def _alone(peer: str) -> Arm:
+    """An arm that times an implementation of the whole recipe, next to this program's default."""
+    words = (
+        "-m",
+        "benchmarks",
+        "peer",
+        f"--peer={peer}",
+        "--python={peer}",
+        "--batch=256",
+        "--precision=mixed_float16",
+        "--steps={steps}",
+        "--rounds={rounds}",
+        "--json={folder}/row.json",
+    )
+    small = ("--image_size=32", "--batch=2", "--precision=float32")
+    return Arm(
+        peer, words, "the peers' column", _peer_beside, than="jit_stem", small=small, gigabytes=60
+    )
 
 
 def _trained(
@@ -298,6 +329,38 @@ ARMS = (
         alone=True,
         environment=(("TF_ENABLE_ONEDNN_OPTS", "1"),),
     ),
+    _step(
+        "stem",
+        "the default of --xla_programs if 1 % faster",
+        _faster(1.01),
+        "--xla_programs=stem",
+        alone=True,
+    ),
+    _step(
+        "jit_compile",
+        "default if 3 % faster; note its first steps",
+        _faster(1.03),
+        "--jit_compile",
+        alone=True,
+    ),
+    _step(
+        "jit_stem",
+        "what one GPU runs by default; the goal is 1.05",
+        _faster(1.05),
+        *_DEFAULT,
+        alone=True,
+    ),
+    _step(
+        "jit_update",
+        "the default of --jit_update if 1 % faster",
+        _faster(1.01),
+        *_DEFAULT,
+        "--jit_update",
+        than="jit_stem",
+        alone=True,
+    ),
+    _alone("jax_full"),
+    _alone("jax_full_bytes"),
     Arm(
         "gaps",
         ("-m", "benchmarks", "gaps", "--json={folder}/row.json", "--", *_STEP),
@@ -311,9 +374,6 @@ ARMS = (
     _step("muon", "the planner", _beside, "--optimizer=muon"),
     _step("bf16", "docs", _beside, "--precision=mixed_bfloat16"),
     _step("tf32", "docs", _beside, "--precision=float32", gigabytes=44),
-    _step(
-        "jit_compile", "default if 3 % faster; note its first steps", _faster(1.03), "--jit_compile"
-    ),
     _step("1024", "docs", _beside, "--per_gpu_batch=1024", gigabytes=94),
     _step("sony", "the planner", _beside, "--augmentation=sony"),
     _step(

@@ -34,6 +34,8 @@ PEERS = {
     "torch": "benchmarks.peers.step_torch",
     "torch_compiled": "benchmarks.peers.step_torch",
     "jax": "benchmarks.peers.step_jax",
+    "jax_full": "benchmarks.peers.step_jax_full",
+    "jax_full_bytes": "benchmarks.peers.step_jax_full",
 }
 SETTINGS = ("batch", "image_size", "precision", "threads", "model", "width", "stem", "num_classes")
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -181,7 +183,7 @@ def main(argv: Sequence[str]) -> int:
     implementations: list[Implementation] = []
     try:
         for name, module in _compared(options).items():
-            changed = settings | {"compiled": name == "torch_compiled"}
+            changed = settings | settings_of(name)
             python = options.torch_python if name.startswith(("torch", "jax")) else sys.executable
             implementation = Implementation(name, python, changed, module)
             implementations.append(implementation)
@@ -199,6 +201,11 @@ def main(argv: Sequence[str]) -> int:
     print_table(report)
     command_line.write_json(options.json, report)
     return 0
+
+
+def settings_of(name: str) -> dict[str, bool]:
+    """Returns the settings in which implementations of one module differ."""
+    return {"compiled": name == "torch_compiled", "byte_pooling": name == "jax_full_bytes"}
 
 
 def _compared(options: argparse.Namespace) -> dict[str, str]:

@@ -37,6 +37,7 @@ class Network:
         self.kind, self.classes = kind, classes
         self.made: Weights = []
         self.given = iter(self.made)
+        self.statistics: list[jax.Array] = []
 
     def weight(self, *shape: int, value: float | None = None) -> jax.Array:
         """The next weight: new ones are constant, or normal by the number of inputs."""
@@ -60,14 +61,20 @@ class Network:
         wide = y.astype(jnp.float32)
         mean = wide.mean((0, 1, 2))
         variance = (wide * wide).mean((0, 1, 2)) - mean * mean
+        self.statistics += [mean, variance]
         return ((wide - mean) * (scale * jax.lax.rsqrt(variance + 1e-5)) + offset).astype(self.kind)
+
+    def pool(self, x: jax.Array) -> jax.Array:
+        """The maximum of 3 x 3 pixels with stride 2."""
+        padding = ((0, 0), (1, 1), (1, 1), (0, 0))
+        return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), padding)
 
     def apply(self, weights: Weights, x: jax.Array) -> jax.Array:
         """Images [b, s, s, 3] to logits, float32 [b, classes]."""
         self.given = iter(weights)
+        self.statistics = []
         x = jax.nn.relu(self.conv_norm(x.astype(self.kind), 64, 7, 2))
-        padding = ((0, 0), (1, 1), (1, 1), (0, 0))
-        x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), padding)
+        x = self.pool(x)
         for count, width in _STAGES:
             for index in range(count):
                 stride = 2 if width > 64 and index == 0 else 1
@@ -121,4 +128,5 @@ def main() -> None:
     serve(run, name="jax", version=f"jax {jax.__version__}")
 
 
-main()
+if __name__ == "__main__":
+    main()

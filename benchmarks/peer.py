@@ -1,0 +1,77 @@
+"""Throughput of one other implementation of a training step, in images per second.
+
+`benchmarks step` times implementations in turns with this program's. This one times a single
+implementation, so that an arm of `bench gpu --arms` can be compared with other arms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.step import PEERS, SETTINGS, Implementation, settings_of
+from hybrid_imagenet.benchmarks.scaling import wait_for_turn
+from hybrid_imagenet.errors import EXIT_OK
+from hybrid_imagenet.models.depths import WIDTH
+from hybrid_imagenet.tools import command_line
+
+_NETWORK = {"model": "resnet50", "width": WIDTH, "stem": "imagenet", "num_classes": 1000}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Times the implementation and prints the result.
+
+    Raises:
+      UserError: if the implementation fails.
+    """
+    options = _parse(argv)
+    given = {name: getattr(options, name) for name in SETTINGS if name not in _NETWORK}
+    settings = _NETWORK | given | settings_of(options.peer)
+    implementation = Implementation(options.peer, options.python, settings, PEERS[options.peer])
+    row: dict[str, Any] = {"benchmark": "peer", "peer": options.peer, **settings}
+    try:
+        if "skipped" in implementation.description:
+            row["skipped"] = implementation.description["skipped"]
+            print(f"{options.peer}: skipped, {row['skipped']}")
+        else:
+            wait_for_turn()
+            for _ in range(options.rounds):
+                implementation.run(options.steps)
+            row |= implementation.result()
+            row["step_seconds"] = row["seconds_per_step"]
+            print(f"{options.peer}: {row['images_per_second']:,.1f} images/s")
+    finally:
+        implementation.end()
+    command_line.write_json(options.json, row)
+    return EXIT_OK
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = command_line.Parser("python -m benchmarks peer", (__doc__ or "").split("\n")[0])
+    parser.add_argument("--peer", required=True, choices=PEERS, help="implementation")
+    parser.add_argument(
+        "--python", default=sys.executable, help="interpreter that has its framework (this one)"
+    )
+    parser.add_argument(
+        "--batch", type=command_line.positive_int, default=256, help="images per step"
+    )
+    parser.add_argument("--image_size", type=command_line.positive_int, default=224, help="pixels")
+    parser.add_argument(
+        "--precision",
+        default="mixed_float16",
+        choices=("float32", "mixed_float16", "mixed_bfloat16"),
+        help="compute type (%(default)s)",
+    )
+    parser.add_argument(
+        "--steps", type=command_line.positive_int, default=20, help="steps per round (%(default)s)"
+    )
+    parser.add_argument(
+        "--rounds", type=command_line.positive_int, default=3, help="rounds (%(default)s)"
+    )
+    parser.add_argument(
+        "--threads", type=command_line.positive_int, default=2, help="threads of a CPU"
+    )
+    parser.add_argument("--json", help="file for the result")
+    return parser.parse_args(list(argv))
