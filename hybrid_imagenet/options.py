@@ -33,6 +33,9 @@ _TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number"}
 _FOREIGN_NAMES = {
     "amp": "precision",
     "batch_size": "per_gpu_batch",
+    "clip_grad": "clip_norm",
+    "clip_grad_norm": "clip_norm",
+    "global_clipnorm": "clip_norm",
     "initial_checkpoint": "init_from",
     "learning_rate": "lr",
     "lr_scheduler": "lr_schedule",

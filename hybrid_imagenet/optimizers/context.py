@@ -77,7 +77,7 @@ class UpdateContext:
       weight_square_sums: returns the sum of squares of each variable, float32 [n].
       prepared: what `prepare` returned; in `update` also what `scale_layers` returned.
       unscale: float32 scalar, 1 / loss scale; gradients and their square sums are still scaled.
-      gradient_square_sums: sum of squares of each gradient, float32 [n].
+      gradient_square_sums: sum of squares of each gradient, clipped if it is, float32 [n].
       layers: operations per variable.
       decay: coefficient of weight decay, broadcast; None if no variable decays.
       scaled_decay: the same times the loss scale.

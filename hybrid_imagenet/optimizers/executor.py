@@ -32,6 +32,8 @@ WEIGHTS = "weights"
 """The key of the weights among the values of a step; the others are slots and `AVERAGE`."""
 AVERAGE = "average"
 """The key of the averaged weights."""
+# The key in `UpdateContext.prepared` of the number that the clipped gradient is multiplied by.
+_CLIP_FACTOR = "clip_factor"
 
 Values = dict[str, Any]
 
@@ -82,7 +84,7 @@ class Outcome(NamedTuple):
     Attributes:
       is_finite: whether the step is taken, the same on all ranks.
       loss_scale, loss_scale_counters, step_counters: new values of those in `StepScalars`.
-      gradient_norm: L2 norm of all gradients, unscaled.
+      gradient_norm: L2 norm of all gradients, unscaled, before clipping.
       gradient_square_sums: of each gradient, still scaled, [n].
       trust_ratios: for the log; None if the optimizer has none.
       values: the other values that the optimizer's `scale_layers` returned.
@@ -238,20 +240,28 @@ class UpdateExecutor(abc.ABC):
         in_last_phase = tf.cast(hyperparameters["phase"] > 0.5, tf.int64)
         scaling = self._loss_scale.next(is_finite, scalars.loss_scale, *scalars.loss_scale_counters)
         updates, *phase_counters = scalars.step_counters
+        norm_lanes = tf.sqrt(total) * prepared.unscale
         lanes = [
             *scaling,
             updates + taken,
             *[counter + taken * in_last_phase for counter in phase_counters],
-            tf.sqrt(total) * prepared.unscale,
+            norm_lanes,
         ]
         loss_scale, *counters, norm = [_from_lane_zero(lane) for lane in lanes]
+        clipped_square_sums = square_sums
+        clipping = {}
+        largest_norm = self._optimizer.global_clipnorm
+        if largest_norm is not None:
+            factor = _from_lane_zero(largest_norm / tf.maximum(norm_lanes, largest_norm))
+            clipped_square_sums = square_sums * tf.square(factor)
+            clipping = {_CLIP_FACTOR: factor}
         ctx = UpdateContext(
             hyperparameters=hyperparameters,
             prepared=prepared.values,
             unscale=prepared.unscale,
-            gradient_square_sums=square_sums,
+            gradient_square_sums=clipped_square_sums,
         )
-        values = dict(self._optimizer.scale_layers(ctx))
+        values = {**self._optimizer.scale_layers(ctx), **clipping}
         trust_ratios = values.pop(TRUST_RATIOS, None)
         num_scaling_counters = len(scalars.loss_scale_counters)
         return Outcome(
@@ -269,6 +279,8 @@ class UpdateExecutor(abc.ABC):
         self, grad: tf.Tensor, old: Values, ctx: UpdateContext, prepared: Prepared
     ) -> Values:
         """Returns the new weights, slots and averages under the keys of the old ones."""
+        if _CLIP_FACTOR in ctx.prepared:
+            grad *= ctx.prepared[_CLIP_FACTOR]
         weight = old[WEIGHTS]
         if prepared.weight_factor is not None:
             weight *= ctx.layers.broadcast(prepared.weight_factor)

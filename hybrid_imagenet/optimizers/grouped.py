@@ -47,6 +47,9 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
     coupled L2 decay (g += weight_decay * w), unless `decoupled_decay` is set; it spares biases and
     normalization parameters unless `decay_all` is set (Jia et al.). Weight decay and the kinds of
     parameters are fixed at the first step.
+
+    With `global_clipnorm` a rule gets the gradient that `tf.clip_by_global_norm` returns, and the
+    norms of that gradient. Weight decay is not clipped.
     """
 
     Options: ClassVar[type[Options]] = Options
@@ -80,6 +83,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
         super().__init__(
             learning_rate=lambda: hyperparameters["learning_rate"],
             name=arguments.name or _registered_name(type(self)),
+            global_clipnorm=arguments.global_clipnorm,
         )
         self.options = arguments
         self.hyperparameters = hyperparameters
@@ -145,7 +149,10 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
         self.hyperparameters.assign({"learning_rate": float(value)})
 
     def get_config(self) -> dict[str, Any]:
-        return dataclasses.asdict(self.options) | {"name": self.name}
+        return dataclasses.asdict(self.options) | {
+            "name": self.name,
+            "global_clipnorm": self.global_clipnorm,
+        }
 
     def make_executor(
         self,

@@ -65,6 +65,8 @@ class Options:
       learning_rate: the first value; for what it is worked out from, see `OptimizerSpec.rate`.
       weight_decay: coefficient of coupled L2 decay.
       decay_all: decay biases and normalization parameters too.
+      global_clipnorm: largest norm of the gradient of all weights together, as in Keras; None for
+        no clipping.
       name: of the optimizer; by default that of its class.
     """
 
@@ -75,6 +77,13 @@ class Options:
     )
     decay_all: bool = option(
         False, "Decay biases and normalization parameters too (Jia et al. leave them out)."
+    )
+    global_clipnorm: float | None = option(
+        None,
+        "Clip gradients: if the norm of the gradient of all weights together, averaged over ranks,"
+        " is above this, scale the gradient down to it. Default: no clipping.",
+        above=0,
+        flag="clip_norm",
     )
     name: str = ""
 

@@ -20,7 +20,7 @@ from hybrid_imagenet.schedules import training_schedule
 
 OTHERS = {  # a value of each type that is not the default
     bool: lambda default: not default,
-    float: lambda default: default / 2 or 0.25,
+    float: lambda default: (default or 0.0) / 2 or 0.25,
     str: lambda default: "2x1",
     int: lambda default: default + 1,
 }

@@ -281,7 +281,10 @@ ROWS: dict[str, dict[str, Program]] = {
         | ({"MultiOptimizer": case(inner=several)} if hasattr(of, "MultiOptimizer") else {})
     ),
     "optimizers of `hi`": {
-        name: case(inner=lambda name=name: optimizers.create(name)) for name in optimizers.NAMES
+        **{
+            name: case(inner=lambda name=name: optimizers.create(name)) for name in optimizers.NAMES
+        },
+        "clipped": case(inner=lambda: optimizers.create("adamw", global_clipnorm=0.05)),
     },
     "`clipnorm`, `clipvalue`, `global_clipnorm`, weight decay, regularizers, constraints": (
         {

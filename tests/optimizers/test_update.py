@@ -89,12 +89,13 @@ CASES = {
     "hybrid": (HYBRID | {"weight_decay": 1e-4}, 0.5),
     "decoupled": (HYBRID | {"decoupled_decay": True, "weight_decay": 0.01}, 0.5),
     "adamw": ({"optimizer": "adamw", "weight_decay": 0.05}, 0),
+    "clipped": (HYBRID | {"weight_decay": 1e-4, "global_clipnorm": 3.0}, 0.5),
     "lamb": ({"optimizer": "lamb", "weight_decay": 0.01}, 0),
     "muon": ({"optimizer": "muon", "weight_decay": 0.01}, 0),
 }
 # Norms are sums in another order, some 1e-7 apart, and TensorFlow's graphs may group a sum of
 # several terms otherwise; all else is the same to the last bit.
-ROUNDED = ("sgd", "lars", "larc", "hybrid", "decoupled", "lamb", "muon")
+ROUNDED = ("sgd", "lars", "larc", "hybrid", "decoupled", "clipped", "lamb", "muon")
 
 
 @pytest.mark.parametrize("case", CASES)
