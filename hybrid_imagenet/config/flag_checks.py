@@ -185,6 +185,23 @@ def _random_batches_are_possible(config: RunConfig) -> None:
         raise UserError(f"{flag}: a GPU has a batch of {smallest} images; give at most that number")
 
 
+def _images_can_be_mixed(config: RunConfig) -> None:
+    for name in ("mixup_alpha", "cutmix_alpha"):
+        value = getattr(config, name)
+        if not value:
+            continue
+        if config.random_batch:
+            raise UserError(
+                f"--{name}={value:g} cannot be combined with --random_batch, which changes the"
+                " number of images that can be mixed: omit one"
+            )
+        if min(stage.per_gpu_batch for stage in batches(config).stages) < 2:
+            raise UserError(
+                f"--{name}={value:g} mixes the images of a GPU's batch, which needs at least two:"
+                " raise --per_gpu_batch"
+            )
+
+
 def _tuning_split_is_a_number_of_images(config: RunConfig) -> None:
     if config.tuning_split >= 1 and not config.tuning_split.is_integer():
         raise UserError(
@@ -376,5 +393,6 @@ RULES = (
     _loss_scale_is_a_number,
     _average_has_a_decay,
     _random_batches_are_possible,
+    _images_can_be_mixed,
     _tuning_split_is_a_number_of_images,
 )

@@ -239,6 +239,22 @@ class Data:
         choices=("auto", *AUGMENTATIONS),
         basic=True,
     )
+    mixup_alpha: float = option(
+        0.0,
+        "MixUp: blend each training image, and its label, with another one of its GPU's batch; the"
+        " share of each is drawn from Beta(alpha, alpha), such as 0.2. With --cutmix_alpha too,"
+        " each image is mixed by one of the two at random. 0 for none.",
+        minimum=0,
+        maximum=8,
+    )
+    cutmix_alpha: float = option(
+        0.0,
+        "CutMix: replace a square of each training image by that of another one of its GPU's batch,"
+        " and share the label by area; the share is drawn from Beta(alpha, alpha), such as 1. 0 for"
+        " none.",
+        minimum=0,
+        maximum=8,
+    )
     eval_crop: float | None = option(
         None,
         "Side of the central square that is evaluated, as a fraction of the shorter side; default"

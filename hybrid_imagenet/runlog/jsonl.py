@@ -41,7 +41,10 @@ KEYS: Mapping[str, str] = {
         "mean training loss in nats since the last epoch record, or on rank 0 since the last step"
         " record"
     ),
-    "train_top1": "fraction of training images whose first guess was right",
+    "train_top1": (
+        "fraction of training images whose first guess was right; of mixed images"
+        " (`--mixup_alpha`, `--cutmix_alpha`) the label with the larger share counts"
+    ),
     "train_top5": "fraction of training images whose class was among five guesses",
     "val_loss": "mean validation loss in nats",
     "val_top1": "validation top-1 accuracy, a fraction",
@@ -91,7 +94,7 @@ KEYS: Mapping[str, str] = {
     ),
     "loss_scale": "factor on the loss before backpropagation",
     "skipped_steps": "steps skipped for non-finite gradients since the start of the run",
-    "grad_norm": "Euclidean norm of the averaged, unscaled gradient",
+    "grad_norm": "Euclidean norm of the averaged, unscaled gradient, before clipping",
     "trust_ratios": "LARS trust ratio by layer",
     "relative_updates": (
         "norm of the update divided by the norm of the weights, by layer, in the last step of an"

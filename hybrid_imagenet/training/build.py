@@ -16,6 +16,7 @@ from hybrid_imagenet.config import RunConfig, derived
 from hybrid_imagenet.config.flag_checks import check_classes
 from hybrid_imagenet.data import augmentations, dali, device, listing, pipeline, splits
 from hybrid_imagenet.data.datasets import SPLITS, DatasetRequest
+from hybrid_imagenet.data.image_mixing import ImageMixer
 from hybrid_imagenet.data.sources.source import Source
 from hybrid_imagenet.data.sources.wrappers import Subset
 from hybrid_imagenet.errors import UserError
@@ -152,6 +153,7 @@ def train_step(
         jit_compile=_compiles_step(config),
         jit_update=config.jit_update,
         choose=choose,
+        mixer=image_mixer(config),
     )
 
 
@@ -173,10 +175,34 @@ def loss_scale(config: RunConfig, precision: str) -> LossScale:
 def train_preprocess(config: RunConfig, dtype: str) -> Callable[[Batch], tf.Tensor]:
     """Returns the device's part of the training augmentation."""
     kind = config.augmentation
-    prepare = device.compile_preprocessing(
-        lambda images, seeds: device.augment(images, seeds, kind, dtype), kind
-    )
+    mixer = image_mixer(config)
+
+    def augment(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
+        return device.augment(images, seeds, kind, dtype)
+
+    function = augment if mixer is None else _augment_and_mix(kind, mixer, dtype)
+    prepare = device.compile_preprocessing(function, kind)
     return lambda batch: prepare(batch["image"], batch["seed"])
+
+
+def _augment_and_mix(
+    kind: str, mixer: ImageMixer, dtype: str
+) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+    """Returns a function that augments and mixes in FP32, and casts the result."""
+
+    def mix_and_cast(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
+        return tf.cast(mixer.images(images, seeds), dtype)
+
+    # XLA compiles mixing also after an augmentation that it cannot compile.
+    mix = device.compile_preprocessing(mix_and_cast, "none")
+    return lambda images, seeds: mix(device.augment(images, seeds, kind, tf.float32), seeds)
+
+
+def image_mixer(config: RunConfig) -> ImageMixer | None:
+    """Returns what mixes the images of a batch (--mixup_alpha, --cutmix_alpha); None without it."""
+    if not (config.mixup_alpha or config.cutmix_alpha):
+        return None
+    return ImageMixer(config.mixup_alpha, config.cutmix_alpha, config.virtual_gpus)
 
 
 def random_batch(config: RunConfig, communicator: Communicator) -> RandomBatch | None:

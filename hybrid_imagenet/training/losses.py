@@ -8,6 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from hybrid_imagenet.data.image_mixing import MixedLabels
+
 Loss = Callable[[tf.Tensor, tf.Tensor, float], tf.Tensor]
 
 
@@ -55,6 +57,19 @@ def binary_cross_entropy(logits: tf.Tensor, labels: tf.Tensor, smoothing: float 
     )
     losses = tf.reduce_sum(tf.nn.softplus(logits), axis=-1) - (1.0 - smoothing) * true
     return losses - smoothing * tf.reduce_mean(logits, axis=-1) if smoothing else losses
+
+
+def mixed_loss(
+    loss: Loss, logits: tf.Tensor, labels: MixedLabels, smoothing: float = 0.0
+) -> tf.Tensor:
+    """Computes the loss of mixed images, float32 [b].
+
+    Both losses are linear in the targets. So the loss of targets that are shared between two labels
+    is the mean of the losses of the two, weighted by share, also with label smoothing.
+    """
+    own = loss(logits, labels.own, smoothing)
+    partner = loss(logits, labels.partner, smoothing)
+    return labels.share * own + (1.0 - labels.share) * partner
 
 
 LOSSES: dict[str, Loss] = {"softmax": cross_entropy, "sigmoid": binary_cross_entropy}

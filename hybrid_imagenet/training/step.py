@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -12,17 +12,19 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from hybrid_imagenet.comm import Communicator
+from hybrid_imagenet.data.image_mixing import ImageMixer, MixedLabels
 from hybrid_imagenet.models import kernels, layers, normalization
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.training.accumulators import SumAccumulator
 from hybrid_imagenet.training.divergence import LossAlarm, highest_loss
 from hybrid_imagenet.training.late_copies import LateCopies
-from hybrid_imagenet.training.losses import Loss, cross_entropy
+from hybrid_imagenet.training.losses import Loss, cross_entropy, mixed_loss
 from hybrid_imagenet.xla import compile_on_gpu, has_gpu
 
 _LAG = 2  # steps, after which a GPU has made a copy and still has work
 
 Batch = Mapping[str, tf.Tensor]
+Labels: TypeAlias = tf.Tensor | MixedLabels
 Preprocess = Callable[[Batch], tf.Tensor]
 Choose = Callable[[Batch], tuple[Batch, tf.Tensor]]
 
@@ -87,6 +89,7 @@ class TrainStep:
         jit_compile: bool = False,
         jit_update: bool = False,
         choose: Choose | None = None,
+        mixer: ImageMixer | None = None,
     ):
         """Builds the optimizer's state for the model.
 
@@ -104,6 +107,7 @@ class TrainStep:
             one program, see `_whole_step`.
           choose: leaves out images of a batch; returns the others, and the weight of this rank's
             mean loss.
+          mixer: what `preprocess` has mixed the images with; gives the labels of the mixed images.
         """
         self.model = model
         self.optimizer = optimizer
@@ -116,6 +120,7 @@ class TrainStep:
         self._loss = loss
         self._label_smoothing = label_smoothing
         self._choose = choose
+        self._mixer = mixer
         one_by_one = jit_compile or not has_gpu()  # XLA fuses casts by itself
         self._kernels = [] if one_by_one else layers.kernels_to_cast(model)
         with tf.device("CPU:0"):
@@ -175,12 +180,12 @@ class TrainStep:
         """
         hyperparameters = self.optimizer.inner.hyperparameters
 
-        def program(images: tf.Tensor, labels: tf.Tensor, scalars: tf.Tensor) -> None:
+        def program(images: tf.Tensor, labels: Labels, scalars: tf.Tensor) -> None:
             with hyperparameters.passed_as(scalars):
                 self._update(self._gradients_of(images, labels, None))
 
         compiled = tf.function(program, autograph=False, jit_compile=True)
-        compiled(self._preprocess(batch), batch["label"], hyperparameters.vector())
+        compiled(*self._images_and_labels(batch), hyperparameters.vector())
 
     def _update(self, gradients: list[tf.Tensor]) -> None:
         """Takes the gradients of this rank, for the scaled loss."""
@@ -208,18 +213,27 @@ class TrainStep:
         weight = None
         if self._choose is not None:
             batch, weight = self._choose(batch)
-        return self._gradients_of(self._preprocess(batch), batch["label"], weight)
+        return self._gradients_of(*self._images_and_labels(batch), weight)
+
+    def _images_and_labels(self, batch: Batch) -> tuple[tf.Tensor, Labels]:
+        images = self._preprocess(batch)
+        if self._mixer is None:
+            return images, batch["label"]
+        mixed_labels = compile_on_gpu(self._mixer.labels)
+        return images, mixed_labels(batch["label"], batch["seed"], images.shape[1])
 
     def _gradients_of(
-        self, images: tf.Tensor, labels: tf.Tensor, weight: tf.Tensor | None
+        self, images: tf.Tensor, labels: Labels, weight: tf.Tensor | None
     ) -> list[tf.Tensor]:
         losses, logits, gradients = self._forward_backward(images, labels, weight)
-        self.sums.add(losses, logits, labels)
+        # As in torchvision, accuracy refers to the label with the larger share.
+        guessed = labels.larger() if isinstance(labels, MixedLabels) else labels
+        self.sums.add(losses, logits, guessed)
         self.alarm.judge(losses)
         return gradients
 
     def _loss_and_gradients(
-        self, images: tf.Tensor, labels: tf.Tensor, weight: tf.Tensor | None
+        self, images: tf.Tensor, labels: Labels, weight: tf.Tensor | None
     ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
         with (
             kernels.fused_kernel_casts(self._kernels) as cast,
@@ -233,10 +247,13 @@ class TrainStep:
         return losses, logits, tape.gradient(scaled, sources)
 
     def _objective(
-        self, logits: tf.Tensor, labels: tf.Tensor, weight: tf.Tensor | None
+        self, logits: tf.Tensor, labels: Labels, weight: tf.Tensor | None
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the losses of the images and the scaled mean, from which the gradients start."""
-        losses = self._loss(logits, labels, self._label_smoothing)
+        if isinstance(labels, MixedLabels):
+            losses = mixed_loss(self._loss, logits, labels, self._label_smoothing)
+        else:
+            losses = self._loss(logits, labels, self._label_smoothing)
         loss = tf.reduce_mean(losses)
         return losses, self.optimizer.scale_loss(loss if weight is None else weight * loss)
 

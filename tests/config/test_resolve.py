@@ -100,6 +100,15 @@ RANDOM = ("--random_batch=8", "--sync_batch_norm")
             [*RANDOM, "--model_width=24"],
             ["--random_batch=8 needs a --model_width that is a multiple of 16"],
         ),
+        (
+            [*RANDOM, "--mixup_alpha=0.2"],
+            ["--mixup_alpha=0.2 cannot be combined with --random_batch"],
+        ),
+        (
+            ["--cutmix_alpha=1", "--per_gpu_batch=1"],
+            ["--cutmix_alpha=1 mixes", "raise --per_gpu_batch"],
+        ),
+        (["--mixup=0.2"], ["--mixup: no such flag (did you mean --mixup_alpha?)"]),
         (["--loss_scale=high"], ["--loss_scale=high: give auto, dynamic or a positive number"]),
         (["--loss_scale=inf"], ["--loss_scale=inf: give"]),
         (

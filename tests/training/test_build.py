@@ -2,10 +2,14 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from hybrid_imagenet import config
 from hybrid_imagenet.config import derived
+from hybrid_imagenet.data import device
+from hybrid_imagenet.data.image_mixing import ImageMixer
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.order import sampling
 from hybrid_imagenet.training import build
 from tests.data import support, test_idx
 
@@ -44,6 +48,24 @@ def test_the_report_validates_the_validation_images_with_the_same_training(tmp_p
     assert (train.num_examples, validation.num_examples) == (9, 4)
     assert images(train) == images(sources(tmp_path, "--tuning_split=3")[1][0])
     assert derived.validated_split(sources(tmp_path)[0]) == "validation"
+
+
+@pytest.mark.parametrize("augmentation", ["alexnet", "shift"])
+def test_preprocess_with_mixing_mixes_the_augmented_images(augmentation):
+    flags = ["--mixup_alpha=0.3", "--cutmix_alpha=1", f"--augmentation={augmentation}"]
+    resolved = config.resolve([*flags, "--virtual_gpus=2"])
+    random = np.random.default_rng(0)
+    pixels = tf.constant(random.integers(0, 256, (8, 16, 16, 3)), tf.uint8)
+    examples = np.arange(8)
+    seeds = tf.constant(sampling.seeds(0, 0 * examples, examples))
+    plain = device.augment(pixels, seeds, augmentation)
+    expected = ImageMixer(0.3, 1.0, parts=2).images(plain, seeds)
+    batch = {"image": pixels, "seed": seeds}
+    np.testing.assert_allclose(
+        build.train_preprocess(resolved, "float32")(batch), expected, rtol=1e-6
+    )
+    assert build.train_preprocess(resolved, "float16")(batch).dtype == tf.float16
+    assert build.image_mixer(config.resolve([])) is None
 
 
 def test_training_and_validation_must_have_the_same_classes(tmp_path):

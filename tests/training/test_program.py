@@ -108,6 +108,7 @@ def test_resumed_between_the_last_step_of_an_epoch_and_its_end(tiny_data, tmp_pa
     flags = (
         *("--per_gpu_batch=16", "--image_size=8"),
         *("--checkpoint_every_steps=8", "--checkpoint_every_epochs=3", "--nokeep_best"),
+        *("--mixup_alpha=0.4", "--cutmix_alpha=1"),
     )
     expected_run = tmp_path / "run"
     done = program.train_here(tiny_data, expected_run, *flags)

@@ -1,17 +1,22 @@
 """What the compiled training step must look like where a GPU would run it."""
 
+import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from hybrid_imagenet import optimizers, xla
 from hybrid_imagenet.comm import SingleProcess
+from hybrid_imagenet.data.image_mixing import ImageMixer
 from hybrid_imagenet.models import factory
 from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.distributed import UPDATE_SCOPE, DistributedOptimizer
 from hybrid_imagenet.optimizers.kinds import classify
 from hybrid_imagenet.optimizers.loss_scale import LossScale
 from hybrid_imagenet.optimizers.reducer import GradientReducer
+from hybrid_imagenet.order import sampling
 from hybrid_imagenet.training import step as step_module
+from hybrid_imagenet.training.losses import LOSSES, mixed_loss
 from hybrid_imagenet.training.step import TrainStep
 
 
@@ -51,6 +56,49 @@ def traced():
     }
     compiled = [library[op.get_attr("f").name] for op in calls if op.get_attr("_XlaMustCompile")]
     return model, graph, compiled
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_step_with_a_mixer_records_loss_and_accuracy_of_mixed_labels(loss):
+    communicator = SingleProcess()
+    mixer = ImageMixer(mixup_alpha=1.0, cutmix_alpha=1.0)
+    model = keras.Sequential(
+        [keras.Input((8, 8, 3)), keras.layers.Flatten(), keras.layers.Dense(6)]
+    )
+    inner = optimizers.create("sgd", learning_rate=0.1)
+    inner.set_kinds(classify(model))
+    step = TrainStep(
+        model,
+        DistributedOptimizer(inner, loss_scale=1, communicator=communicator),
+        lambda batch: mixer.images(batch["image"], batch["seed"]),
+        communicator,
+        loss=LOSSES[loss],
+        label_smoothing=0.1,
+        mixer=mixer,
+    )
+    random = np.random.default_rng(0)
+    examples = np.arange(32)
+    batch = {
+        "image": tf.constant(random.normal(size=(32, 8, 8, 3)), tf.float32),
+        "label": tf.constant(random.integers(0, 6, 32)),
+        "seed": tf.constant(sampling.seeds(0, 0 * examples, examples)),
+    }
+    logits = model(mixer.images(batch["image"], batch["seed"]))
+    labels = mixer.labels(batch["label"], batch["seed"], 8)
+    losses = mixed_loss(LOSSES[loss], logits, labels, 0.1)
+    before = model.trainable_variables[1].numpy()
+    step.single(batch, tf.constant([0, 0]))
+    recorded = step.sums.read()
+    assert recorded.loss == pytest.approx(float(tf.reduce_sum(losses)), rel=1e-5)
+    is_right = np.argmax(logits, axis=1) == labels.larger().numpy()
+    assert recorded.top1 == is_right.sum()
+    # The gradient of a bias is the mean of what the class was given less what it should have.
+    if loss == "softmax":
+        share = labels.share[:, None]
+        wanted = share * tf.one_hot(labels.own, 6) + (1 - share) * tf.one_hot(labels.partner, 6)
+        gradient = tf.reduce_mean(tf.nn.softmax(logits) - (0.9 * wanted + 0.1 / 6), axis=0)
+        moved = before - model.trainable_variables[1].numpy()
+        np.testing.assert_allclose(moved, 0.1 * gradient, rtol=1e-4, atol=1e-7)
 
 
 def kinds(nodes, name):

@@ -36,8 +36,9 @@ BASE = (
 NEIGHBORS = 2
 """Ranks or virtual GPUs whose batches are normalized together, in the long form."""
 HYBRID = ("--optimizer=hybrid", "--warmup_epochs=2", "--lars_eta=0.01")
+MIXING = ("--mixup_alpha=0.4", "--cutmix_alpha=1")
 METHODS = {"hybrid, last, groups of two": (*HYBRID, f"--bn_group={NEIGHBORS}")}
-SHORT = {"hybrid, last, one group of four": (*HYBRID, "--bn_group=4")}
+SHORT = {"hybrid, last, one group of four, mixed images": (*HYBRID, "--bn_group=4", *MIXING)}
 LONG = {
     "sgd, last, groups of two": (
         "--optimizer=sgd",
