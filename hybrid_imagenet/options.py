@@ -60,6 +60,7 @@ class Origin(enum.Enum):
     HARDWARE = "default on GPUs"
     BATCH = "MLPerf's table"
     RUN = "the run's config.json"
+    EARLIER_START = "an earlier start of the run"
     RECIPE = "recipe"
     FLAGFILE = "flagfile"
     COMMAND_LINE = "command line"

@@ -51,7 +51,8 @@ def parts_of(config: RunConfig, communicator: Communicator) -> Parts:
     if config.ranks != communicator.size:
         raise ValueError(f"a configuration for {config.ranks} ranks on {communicator.size}")
     STARTUP_PROGRESS.begin("reading the dataset")
-    config = defaults.shared(config, communicator.broadcast_object)
+    with communicator.raise_on_all_ranks():
+        config = defaults.shared(config, communicator.broadcast_object)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
     with communicator.raise_on_all_ranks():

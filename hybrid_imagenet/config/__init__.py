@@ -20,7 +20,7 @@ from absl import flags as absl_flags
 
 from hybrid_imagenet import files, recipes
 from hybrid_imagenet.comm.settings import CommunicationFlags
-from hybrid_imagenet.config import defaults, flag_checks
+from hybrid_imagenet.config import defaults, flag_checks, resumed_run
 from hybrid_imagenet.config.flags import (
     CHOICES,
     COMMON,
@@ -52,6 +52,9 @@ _FIRST = {name: COMMON.get(name, Option("", kind=known.kind)) for name, known in
 # flag.
 _PRINT_ALL = "--print_config=all"
 
+# A resumed run may have options that it does not use.
+_ORIGINS_OF_RESUMED_RUN = (Origin.RUN, Origin.EARLIER_START, Origin.BATCH, Origin.DEFAULT)
+
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig(CommunicationFlags, Optimization, Model, Data, Evaluation, Run):
@@ -64,6 +67,7 @@ class RunConfig(CommunicationFlags, Optimization, Model, Data, Evaluation, Run):
       (--virtual_gpus).
       origins: what set each value.
       dropped: notes on options that were given but that nothing chosen has.
+      kept_notes: a line for each value of a resumed run that a new run would not have.
     """
 
     chosen: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -72,6 +76,7 @@ class RunConfig(CommunicationFlags, Optimization, Model, Data, Evaluation, Run):
         default_factory=dict, compare=False, repr=False
     )
     dropped: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    kept_notes: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
     if not typing.TYPE_CHECKING:  # a type checker shall find misspelled fields
 
@@ -102,6 +107,21 @@ class RunConfig(CommunicationFlags, Optimization, Model, Data, Evaluation, Run):
         chosen = {name: changes.pop(name, value) for name, value in self.chosen.items()}
         return dataclasses.replace(self, **changes, chosen=chosen, origins=origins)
 
+    def with_values(self, values: Mapping[str, Any], origins: Mapping[str, Origin]) -> RunConfig:
+        """Returns a configuration for as many ranks with these values.
+
+        Args:
+          values: every setting by flag, as `values` returns them.
+          origins: what set them, where that is not as it was.
+        """
+        common = {name: value for name, value in values.items() if name in COMMON}
+        chosen = {name: value for name, value in values.items() if name not in COMMON}
+        gpus = self.ranks * common["virtual_gpus"]
+        known_origins = {name: self.origins.get(name, Origin.DEFAULT) for name in values}
+        return dataclasses.replace(
+            self, **common, chosen=chosen, gpus=gpus, origins={**known_origins, **origins}
+        )
+
     def changed(self, **changes: Any) -> RunConfig:
         """This configuration as if these values stood on the command line, with the defaults that
         follow from them.
@@ -122,12 +142,13 @@ class RunConfig(CommunicationFlags, Optimization, Model, Data, Evaluation, Run):
 def resolve(arguments: Sequence[str], ranks: int = 1, *, before: Sequence[str] = ()) -> RunConfig:
     """Builds the configuration of a run from command-line arguments (without the program's name).
 
-    Later sources win: default, recipe, the run that is resumed, flag file, command line. Then the
-    defaults that follow from batch, data and number of GPUs are worked out (`defaults`).
+    Later sources win: default, recipe, flag file, command line. A run that is resumed takes its own
+    settings instead of defaults and recipe (see `resumed_run`). Then the defaults that follow from
+    batch, data and number of GPUs are derived (see `defaults`).
 
     Args:
-      arguments: of the command line.
-      ranks: their number; --print_config_gpus goes before it.
+      arguments: words of the command line.
+      ranks: number of ranks; --print_config_gpus takes precedence.
       before: arguments that count as a flag file before them.
 
     Raises:
@@ -138,43 +159,60 @@ def resolve(arguments: Sequence[str], ranks: int = 1, *, before: Sequence[str] =
         "--print_config_all" if normalize_flag(word) == _PRINT_ALL else word
         for word in from_command
     ]
-    given = {
+    texts = {
         Origin.FLAGFILE: parse_arguments([*before, *from_files], _FIRST),
         Origin.COMMAND_LINE: parse_arguments(from_command, _FIRST),
     }
-    texts = given[Origin.FLAGFILE] | given[Origin.COMMAND_LINE]
-    chosen_by = None
-    if "recipe" not in texts:
-        texts["recipe"], chosen_by = _default_recipe(texts, flagfile=bool(from_files or before))
-    values: dict[str, Any] = dict(recipes.load(texts["recipe"]).overrides)
-    origins = dict.fromkeys(values, Origin.RECIPE)
-    if chosen_by is not None:
-        values["recipe"] = texts["recipe"]
-        origins["recipe"] = chosen_by
-    for name, value in values.items():
+    asked: dict[str, Any] = {}
+    asked_origins: dict[str, Origin] = {}
+    for origin, text_by_flag in texts.items():
+        for name, text in text_by_flag.items():
+            asked[name] = parse_value(name, text, _FIRST[name])
+            asked_origins[name] = origin
+    resumed, recipe, recipe_origin = _choose_recipe(
+        asked, asked_origins, flagfile=bool(from_files or before)
+    )
+    overrides = dict(recipes.load(recipe).overrides)
+    for name, value in overrides.items():
         check_value(name, value, _FIRST[name])
-    for origin, texts in given.items():
-        for name, text in texts.items():
-            values[name] = parse_value(name, text, _FIRST[name])
-            origins[name] = origin
-    config = defaults.on_hardware(_build(values, origins, ranks))
-    config = defaults.of_earlier_run(config, defaults.description(config))
+    values = dict(overrides)
+    origins = dict.fromkeys(overrides, Origin.RECIPE)
+    kept: dict[str, Any] = {}
+    if resumed is not None:
+        resumed.check_known()
+        is_other_recipe = resumed.recipe not in (None, recipe)
+        kept, kept_origins = resumed.kept(recipe, overrides | asked if is_other_recipe else asked)
+        values |= kept
+        origins |= kept_origins
+    values |= asked | {"recipe": recipe}
+    origins |= asked_origins | {"recipe": recipe_origin}
+    config = _build(values, origins, ranks)
+    config = defaults.on_hardware(config, kept)
+    if resumed is not None:
+        notes = resumed.changed_defaults(config, overrides, defaults.default_batch(config))
+        config = dataclasses.replace(config, kept_notes=notes)
     flag_checks.check(config)
     return defaults.complete(config)
 
 
-def _default_recipe(texts: Mapping[str, str], *, flagfile: bool) -> tuple[str, Origin]:
-    """Returns the recipe for command lines without --recipe; `texts` are the flags that were
-    given.
+def _choose_recipe(
+    asked: Mapping[str, Any], origins: Mapping[str, Origin], *, flagfile: bool
+) -> tuple[resumed_run.ResumedRun | None, str, Origin]:
+    """Returns the run that is resumed, if there is one, the recipe and what has set it.
+
+    A run that is resumed keeps its recipe. Otherwise a flag file implies hybrid, because flag files
+    have always been written for it, and without one the dataset decides.
     """
-
-    def value(name: str) -> Any:
-        known = _FIRST[name]
-        return parse_value(name, texts[name], known) if name in texts else known.default
-
-    return defaults.recipe(
-        value("dataset"), flagfile=flagfile, resume=value("resume"), run_dir_flag=value("run_dir")
-    )
+    dataset = asked.get("dataset", Data.dataset)
+    default = Run.recipe if flagfile else datasets.source_type(dataset).default_recipe
+    resumed = None
+    if asked.get("resume"):
+        resumed = resumed_run.find(dataset, asked.get("recipe"), asked.get("run_dir"), default)
+    if "recipe" in asked:
+        return resumed, asked["recipe"], origins["recipe"]
+    if resumed is not None and resumed.recipe is not None:
+        return resumed, resumed.recipe, Origin.RUN
+    return resumed, default, Origin.DEFAULT if default == Run.recipe else Origin.DATA
 
 
 def _build(values: dict[str, Any], origins: dict[str, Origin], ranks: int) -> RunConfig:
@@ -213,7 +251,10 @@ def _take_chosen(
             chosen[name] = values.pop(name, known.default)
             check_value(name, chosen[name], known)
         for name in [name for name in values if owners(flag, name)]:
-            value, origin = values.pop(name), origins.pop(name)
+            value = values.pop(name)
+            origin = origins.pop(name)
+            if origin in _ORIGINS_OF_RESUMED_RUN:
+                continue
             if origin is Origin.COMMAND_LINE:
                 others = " or ".join(owners(flag, name))
                 raise UserError(

@@ -8,82 +8,27 @@ A default that has changed since a run began must not act on it. `complete` is t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet import files
 from hybrid_imagenet.comm import gpus
-from hybrid_imagenet.comm.environment import placement
-from hybrid_imagenet.config import derived, stored
-from hybrid_imagenet.config.flags import CHOICES, GPU_BATCH, OPTIONS, Run
+from hybrid_imagenet.comm.settings import CommunicationFlags
+from hybrid_imagenet.config import derived
+from hybrid_imagenet.config.flags import GPU_BATCH, Optimization, Run
 from hybrid_imagenet.data import datasets
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models.depths import DEPTHS
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
-from hybrid_imagenet.options import Origin, check_value
-from hybrid_imagenet.runlog import run_dir
+from hybrid_imagenet.options import Origin, format_value, options_of
 from hybrid_imagenet.schedules import mlperf
 from hybrid_imagenet.schedules.relative_step import relative_step
 
 if TYPE_CHECKING:
     from hybrid_imagenet.config import RunConfig
 
-_FREE = (Origin.DEFAULT, Origin.BATCH)
-_LASTING = (
-    "lr_scaling",
-    "warmup_epochs",
-    "warmup_start_lr",
-    "momentum",
-    "weight_decay",
-    "epochs",
-    "eval_offset_epochs",
-)
-"""What MLPerf's table gives a run for all of it."""
-_REPLACEABLE = (
-    Origin.DEFAULT,
-    Origin.RECIPE,
-    Origin.HARDWARE,
-)  # by the value of the run that is resumed
-# What a run has under these origins was not set by anyone.
-_UNASKED = [origin.value for origin in (*_REPLACEABLE, Origin.RUN)]
-
-
-def recipe(
-    dataset: str, *, flagfile: bool, resume: bool, run_dir_flag: str | None
-) -> tuple[str, Origin]:
-    """Chooses the recipe of a run without --recipe.
-
-    A run that is resumed keeps its recipe. Otherwise a flag file implies hybrid, which is what flag
-    files have always been written for, and without one the dataset decides.
-
-    Args:
-      dataset: --dataset.
-      flagfile: whether a flag file was read.
-      resume: --resume.
-      run_dir_flag: --run_dir.
-
-    Returns:
-      The name of the recipe, and what has set it.
-
-    Raises:
-      UserError: if the config.json of the run that is resumed cannot be read.
-    """
-    by_dataset = Run.recipe if flagfile else datasets.source_type(dataset).default_recipe
-    origin = Origin.DEFAULT if by_dataset == Run.recipe else Origin.DATA
-    if resume:
-        # Without --run_dir the directory is named after the recipe. Runs that began when hybrid was
-        # the default of all datasets are in a directory of that name.
-        for name in dict.fromkeys((by_dataset, Run.recipe)):
-            directory = run_dir.choose_directory(run_dir_flag, name, dataset, resume=True)
-            if not (directory / "config.json").exists():
-                continue
-            earlier = stored.read(directory)["flags"].get("recipe")
-            if isinstance(earlier, str):
-                return (
-                    earlier,
-                    Origin.DEFAULT if earlier == by_dataset == Run.recipe else Origin.RUN,
-                )
-    return by_dataset, origin
+# Values with these origins are derived again.
+_DERIVED_AGAIN = (Origin.DEFAULT, Origin.BATCH)
 
 
 def recipe_note(config: RunConfig, classes: int | None) -> str | None:
@@ -108,32 +53,37 @@ def recipe_note(config: RunConfig, classes: int | None) -> str | None:
     return None
 
 
-def description(config: RunConfig) -> Mapping[str, Any]:
-    """Returns the config.json of the run that is to be resumed; empty where there is none, and on
-    ranks other than 0.
-
-    Raises:
-      UserError: if it is empty, cut or describes no run: today's defaults must not take the place
-        of the run's.
-    """
-    if not config.resume or placement().rank:
-        return {}
-    directory = run_dir.choose_directory(config.run_dir, config.recipe, config.dataset, resume=True)
-    return stored.read(directory) if (directory / "config.json").exists() else {}
-
-
-def on_hardware(config: RunConfig) -> RunConfig:
-    """Returns the configuration with the defaults for GPUs, if the run is for GPUs.
+def is_for_gpus(config: RunConfig) -> bool:
+    """Returns whether a run is for GPUs.
 
     It is if this process would train on one, or if --print_config_gpus asks what a run on GPUs
     would do. The query loads no TensorFlow.
     """
+    assumes_gpus = config.print_config_gpus and (config.print_config or config.check_only)
+    return bool(assumes_gpus) or gpus.in_use()
+
+
+def default_batch(config: RunConfig) -> int:
+    """Returns the default of --per_gpu_batch, which is larger on GPUs."""
+    return GPU_BATCH if is_for_gpus(config) else Optimization.per_gpu_batch
+
+
+def on_hardware(config: RunConfig, kept: Collection[str] = ()) -> RunConfig:
+    """Returns the configuration with the defaults for GPUs, if the run is for GPUs.
+
+    Args:
+      config: of the run.
+      kept: flags that keep their value, because a run that is resumed has it.
+    """
     defaults: dict[str, Any] = {"per_gpu_batch": GPU_BATCH}
     if xla_compiles_by_default(config):
         defaults["jit_compile"] = True
-    unset = {name: v for name, v in defaults.items() if config.origins[name] is Origin.DEFAULT}
-    assumed = config.print_config_gpus and (config.print_config or config.check_only)
-    if not unset or not (assumed or gpus.in_use()):
+    unset = {
+        name: value
+        for name, value in defaults.items()
+        if config.origins[name] is Origin.DEFAULT and name not in kept
+    }
+    if not unset or not is_for_gpus(config):
         return config
     return config.replace(Origin.HARDWARE, **unset)
 
@@ -157,94 +107,42 @@ def xla_compiles_by_default(config: RunConfig) -> bool:
     return config.model in DEPTHS
 
 
-def of_earlier_run(config: RunConfig, earlier: Mapping[str, Any]) -> RunConfig:
-    """Returns the configuration with the earlier run's settings, where nobody sets them for this
-    start.
+def shared(config: RunConfig, broadcast: Callable[[Any], Any]) -> RunConfig:
+    """Returns the configuration with the values that only rank 0 may know.
 
-    They are its order of images, the options of its optimizer, and what it had by default or from
-    the recipe of that name. What followed from the batch or the data does so again: on other ranks
-    the learning rate, but not the length of the run and the rest of MLPerf's table, which would be
-    another schedule.
+    Only the host of rank 0 needs the directory of a run that is resumed, and only rank 0 decides on
+    the batch that follows from the hardware. Flags of this start keep the value that they have on
+    this host, because a path below ~ may be another one.
 
     Args:
-      config: of this start.
-      earlier: `description` of the run.
+      config: of this rank.
+      broadcast: returns the object that rank 0 passed, as JSON has it, on every rank.
 
     Raises:
-      UserError: if the recipe or the default of an optimizer, a schedule or an all-reduce is
-        another one now, or a value exists no more.
+      UserError: if the ranks of this host already communicate in another way than rank 0, because
+        they do not see the directory of the run.
     """
-    if not earlier:
-        return config
-    flags, origins = ({**earlier.get(key, {})} for key in ("flags", "origins"))
-    if "shuffle_window" in flags:
-        flags["shuffle_window"] = (
-            flags["shuffle_window"] or 0
-        )  # the window of data at a URL must not take its place
-    always = {"seed", "shuffle_window"}  # the rest of an epoch is that of its order
-    if flags.get("optimizer") == config.optimizer:
-        always |= {
-            name
-            for name in CHOICES["optimizer"][config.optimizer]
-            if origins.get(name) != Origin.BATCH.value
-        }
-    by_table = flags.get("lr_schedule") == config.lr_schedule == "mlperf"
-    lasting = {
-        name
-        for name in _LASTING
-        if by_table
-        and config.origins.get(name) is Origin.DEFAULT
-        and origins.get(name) in (Origin.BATCH.value, Origin.RUN.value)
-    }
-    alike = flags.get("recipe") == config.recipe
-    kept, notes = {}, {}
-    for name, now in config.shown().items():
-        origin = config.origins[name]
-        if name not in flags or origin not in _REPLACEABLE:
-            continue
-        then = flags[name]
-        asked = (
-            origins.get(name) not in _UNASKED or name == "shuffle_window"
-        )  # whose 0 stands for None
-        changed = alike and not asked and then != now and name not in lasting
-        if changed and name in CHOICES:
-            raise UserError(
-                f"the run began with --{name}={then}, and the {origin.value} is {now} now: give"
-                " either"
-            )
-        if changed or name in lasting or (name in always and origin is Origin.DEFAULT):
-            kept[name] = tuple(then) if isinstance(then, list) else then
-            check_value(name, kept[name], OPTIONS[name])
-        if changed:
-            where = "on this machine" if origin is Origin.HARDWARE else "in this version"
-            notes[name] = f"the {origin.value} has {now} {where}, but the run began with {then}"
-    return dataclasses.replace(
-        config.replace(Origin.RUN, **kept), dropped={**config.dropped, **notes}
+    given: dict[str, Any] = {}
+    not_given: dict[str, Any] = {}
+    for name, value in config.values().items():
+        is_given = config.origins[name] in (Origin.COMMAND_LINE, Origin.FLAGFILE)
+        (given if is_given else not_given)[name] = value
+    origins = {name: config.origins[name].value for name in not_given}
+    of_rank_0 = broadcast({"values": not_given, "origins": origins})
+    values = given
+    for name, value in of_rank_0["values"].items():
+        values[name] = tuple(value) if isinstance(value, list) else value
+    same = config.with_values(
+        values, {name: Origin(origin) for name, origin in of_rank_0["origins"].items()}
     )
-
-
-def shared(config: RunConfig, broadcast: Callable[[Any], Any]) -> RunConfig:
-    """Returns the configuration with what only rank 0 may know.
-
-    It is what rank 0 has taken over from the run, whose directory need not be on the other hosts,
-    and the batch that follows from rank 0's hardware.
-
-    Raises:
-      UserError: if this rank has chosen another recipe than rank 0, because it does not see the
-        run's directory.
-    """
-    own = {
-        name: value for name, value in config.values().items() if config.origins[name] is Origin.RUN
-    }
-    first = broadcast({"recipe": config.recipe, "per_gpu_batch": config.per_gpu_batch, "run": own})
-    if config.recipe != first["recipe"]:
-        raise UserError(
-            f"--recipe={config.recipe} on this host, but {first['recipe']} on that of rank 0, which"
-            f" has the directory of the run. Add --recipe={first['recipe']} to the command."
-        )
-    if "per_gpu_batch" not in first["run"] and config.per_gpu_batch != first["per_gpu_batch"]:
-        config = config.replace(Origin.HARDWARE, per_gpu_batch=first["per_gpu_batch"])
-    return complete(config.replace(Origin.RUN, **first["run"]))
+    for name in (*options_of(CommunicationFlags), "virtual_gpus", "deterministic"):
+        if getattr(same, name) != getattr(config, name):
+            value = format_value(getattr(same, name))
+            raise UserError(
+                f"--{name} is {format_value(getattr(config, name))} on this host, which does not"
+                f" see the directory of the run. Add --{name}={value} to the command."
+            )
+    return same
 
 
 def complete(config: RunConfig) -> RunConfig:
@@ -280,7 +178,7 @@ def complete(config: RunConfig) -> RunConfig:
         config = config.replace(Origin.DATA, shuffle_window=window)
     if config.lr_schedule == "mlperf":
         config = _from_table(config)
-    if OPTIMIZERS[config.optimizer].bounded_warmup and config.origins["lars_eta"] in _FREE:
+    if OPTIMIZERS[config.optimizer].bounded_warmup and config.origins["lars_eta"] in _DERIVED_AGAIN:
         config = _tuned_lars(config)
     return config
 
@@ -323,7 +221,8 @@ def _from_table(config: RunConfig) -> RunConfig:
     if not config.sync_batch_norm and ":" not in config.model:
         table["bn_group"] = _table_group(config, point.normalized_images)
     return config.replace(
-        Origin.BATCH, **{name: v for name, v in table.items() if config.origins.get(name) in _FREE}
+        Origin.BATCH,
+        **{name: v for name, v in table.items() if config.origins.get(name) in _DERIVED_AGAIN},
     )
 
 

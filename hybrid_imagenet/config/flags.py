@@ -535,6 +535,19 @@ OPTIONS = COMMON | {
 """All flags; of one that several values of a flag bring, the declaration of the last."""
 
 
+def default_values(choices: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the declared default of each flag.
+
+    Args:
+      choices: the chosen optimizer, schedule and all-reduce, by flag. Their options are among the
+        flags.
+    """
+    declared = dict(COMMON)
+    for flag, choice in choices.items():
+        declared |= CHOICES[flag].get(choice, {})
+    return {name: known.default for name, known in declared.items()}
+
+
 def owners(flag: str, name: str) -> list[str]:
     """The values of a flag that bring an option."""
     return [value for value, options in CHOICES[flag].items() if name in options]

@@ -188,7 +188,9 @@ def _results(config: RunConfig, num_examples: int, rows: Sequence[EpochPlan]) ->
         [relative_step_advice.line(config), relative_step_advice.forecast(config, num_examples)],
     )
     lines += _worked_out(config)
-    lines += [f"warning: {text}" for text in [relative_step_advice.warning(config)] if text]
+    warning = relative_step_advice.warning(config)
+    warnings = [*config.kept_notes, *([] if warning is None else [warning])]
+    lines += [f"warning: {text}" for text in warnings]
     return lines
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.config import stored
+from hybrid_imagenet.config.resumed_run import FLAGS_OF_ONE_START, SECRET_MASK
 from hybrid_imagenet.data import datasets
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.options import Origin, normalize_flag
@@ -20,19 +21,11 @@ from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.run import format_slots
 
 # The origins of values that a person has set. All other values follow from these.
-_USER_ORIGINS = (Origin.COMMAND_LINE.value, Origin.FLAGFILE.value)
-# Flags that apply to one start of a run, and not to the next.
-_FLAGS_OF_ONE_START = (
-    "run_dir",
-    "resume",
-    "max_steps",
-    "print_config",
-    "print_config_all",
-    "print_config_gpus",
-    "check_only",
+_USER_ORIGINS = (
+    Origin.COMMAND_LINE.value,
+    Origin.FLAGFILE.value,
+    Origin.EARLIER_START.value,
 )
-# config.json has this instead of a password.
-_SECRET_MASK = "***"
 _OWN_OPTIONS = ("--hosts", "--dry_run", "--help")
 _EPILOG = """\
 Examples:
@@ -50,7 +43,7 @@ def main(arguments: Sequence[str]) -> None:
     config = stored.read(options.run)
     command = resume_command(options.run, config, training_flags, options.np, options.hosts)
     changes = describe_changes(config["flags"], training_flags)
-    for line in [*changes, *describe_unknown_flags(config)]:
+    for line in changes:
         command_line.print_escaped(f"changed: {line}", sys.stderr)
     command_text = shlex.join(["hybrid-imagenet", *command])
     if options.dry_run:
@@ -144,7 +137,7 @@ def resume_command(
         )
     kept_flags = _kept_flags(config, replaced_names)
     for flag in kept_flags:
-        if _SECRET_MASK in flag:
+        if SECRET_MASK in flag:
             raise UserError(
                 f"{flag} cannot be used again, because passwords are not stored. Pass the flag"
                 " again."
@@ -178,7 +171,7 @@ def _kept_flags(config: Mapping[str, Any], replaced_names: set[str]) -> list[str
     """Returns the flags of a run that still apply, without those that are replaced."""
     flags = config["flags"]
     origins = config.get("origins", {})
-    ignored_names = {*_FLAGS_OF_ONE_START, *replaced_names}
+    ignored_names = {*FLAGS_OF_ONE_START, *replaced_names}
     if flags.get("lr_schedule") in FIXED_SCHEDULES:
         # A flag file for several recipes may set values that a published schedule does not use.
         ignored_names.update(FLAGS_IGNORED_BY_FIXED)
@@ -224,16 +217,4 @@ def describe_changes(flags: Mapping[str, Any], training_flags: Sequence[str]) ->
         old_flag = _format_flag(name, flags[name])
         if old_flag != new_flag:
             lines.append(f"{new_flag} instead of {old_flag}")
-    return lines
-
-
-def describe_unknown_flags(config: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each flag that the user set and this version does not have."""
-    origins = config.get("origins", {})
-    lines = []
-    for name, value in config["flags"].items():
-        if origins.get(name) in _USER_ORIGINS and name not in configuration.OPTIONS:
-            lines.append(
-                f"{_format_flag(name, value)} does not exist in this version and is ignored"
-            )
     return lines

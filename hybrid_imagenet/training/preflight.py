@@ -17,7 +17,7 @@ from typing import Any
 from hybrid_imagenet.checkpoints import store
 from hybrid_imagenet.comm import keras_settings
 from hybrid_imagenet.comm.environment import placement
-from hybrid_imagenet.config import RunConfig, defaults, derived
+from hybrid_imagenet.config import RunConfig, defaults, derived, stored
 from hybrid_imagenet.config.flag_checks import check_classes, check_data, own_network
 from hybrid_imagenet.data import datasets
 from hybrid_imagenet.errors import UserError, missing_tensorflow_message
@@ -84,9 +84,9 @@ def check(config: RunConfig, *, disk: bool = True) -> Findings:
         note = defaults.recipe_note(config, found.classes)
         found.notes.extend([] if note is None else [note])
         found.warnings.extend(_flat_warmup(config) + _beyond_the_end(config))
-        for name, note in config.dropped.items():
-            if name == "per_gpu_batch" or config.origins.get(name) is Origin.RUN:
-                found.warnings.append(f"--{name}: {note}")
+        found.warnings.extend(config.kept_notes)
+        if "per_gpu_batch" in config.dropped:
+            found.warnings.append(f"--per_gpu_batch: {config.dropped['per_gpu_batch']}")
     return found
 
 
@@ -182,7 +182,7 @@ def _check_disk(config: RunConfig, found: Findings) -> None:
     found.checked.append(f"run directory: {path}, {state}")
     checkpoint = store.find_latest(path / "checkpoints", store.check_run) if config.resume else None
     if checkpoint is not None:
-        earlier = defaults.description(config)
+        earlier = stored.read(path) if (path / "config.json").exists() else {}
         found.warnings.extend(_moved_by_batch(config, earlier))
         _check_resumed(config, checkpoint, earlier, data.num_classes)
         found.checked.append(f"checkpoint: {checkpoint.path}, of this model and optimizer")
