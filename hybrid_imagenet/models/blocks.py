@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet.models.fused_layers import StemNormalization
+from hybrid_imagenet.models.fused_layers import ForkingConv2D, NormalizationReLU, StemNormalization
 from hybrid_imagenet.models.layers import BlurPool, Conv2D
 from hybrid_imagenet.models.normalization import BatchNormalization
 
@@ -92,11 +93,29 @@ class Builder:
             kernel,
             strides=stride,
             pad=kernel // 2 if pad is None else pad,
-            use_bias=False,
-            kernel_initializer=convolution_initializer(self.initializer, self.seed, name),
-            dtype=self.precision,
-            name=name,
+            **self._conv_settings(name),
         )(x)
+
+    def fork(
+        self, x: keras.KerasTensor, filters: int, *, name: str
+    ) -> tuple[keras.KerasTensor, keras.KerasTensor]:
+        """Adds the first 1x1 convolution of a block.
+
+        Returns:
+          The block's input, for the shortcut, and the convolution.
+        """
+        if not self.has_program("shortcut"):
+            return x, self.conv(x, filters, 1, name=name)
+        kept, outputs = ForkingConv2D(filters, 1, **self._conv_settings(name))(x)
+        return kept, outputs
+
+    def _conv_settings(self, name: str) -> dict[str, Any]:
+        return {
+            "use_bias": False,
+            "kernel_initializer": convolution_initializer(self.initializer, self.seed, name),
+            "dtype": self.precision,
+            "name": name,
+        }
 
     def has_program(self, name: str) -> bool:
         """Returns whether a part is built as one layer.
@@ -107,7 +126,7 @@ class Builder:
 
     def norm(
         self,
-        x: keras.KerasTensor,
+        x: keras.KerasTensor | list[keras.KerasTensor],
         *,
         name: str,
         last: bool = False,
@@ -116,7 +135,7 @@ class Builder:
         """Adds batch normalization.
 
         Args:
-          x: [b, h, w, c].
+          x: [b, h, w, c], or what else the layer takes.
           name: name of the layer.
           last: whether it is the last one of a residual block.
           layer: class of the layer; one of `fused_layers` does more than to normalize.
@@ -137,6 +156,22 @@ class Builder:
         """Adds normalization, ReLU and max pooling of 3 x 3 pixels with stride 2 as one layer."""
         return self.norm(x, name=name, layer=StemNormalization)
 
+    def norm_relu(self, x: keras.KerasTensor, *, name: str) -> keras.KerasTensor:
+        """Adds `norm` and `relu`; `name` is the beginning of their names."""
+        if self.has_program("norm"):
+            return self.norm(x, name=f"{name}_bn", layer=NormalizationReLU)
+        return self.relu(self.norm(x, name=f"{name}_bn"), name=f"{name}_relu")
+
+    def join(
+        self, x: keras.KerasTensor, shortcut: keras.KerasTensor, *, name: str, norm_name: str
+    ) -> keras.KerasTensor:
+        """Adds a block's last normalization, the residual sum and its ReLU."""
+        if self.has_program("norm"):
+            return self.norm([x, shortcut], name=norm_name, last=True, layer=NormalizationReLU)
+        x = self.norm(x, name=norm_name, last=True)
+        x = keras.layers.Add(dtype=self.precision, name=f"{name}_add")([x, shortcut])
+        return self.relu(x, name=f"{name}_relu")
+
     def relu(self, x: keras.KerasTensor, *, name: str) -> keras.KerasTensor:
         """Adds max(x, 0)."""
         return keras.layers.ReLU(dtype=self.precision, name=name)(x)
@@ -153,8 +188,7 @@ class Builder:
     ) -> keras.KerasTensor:
         """Adds `conv`, `norm` and `relu`."""
         x = self.conv(x, filters, kernel, stride=stride, pad=pad, name=f"{name}_conv")
-        x = self.norm(x, name=f"{name}_bn")
-        return self.relu(x, name=f"{name}_relu")
+        return self.norm_relu(x, name=name)
 
     def logits(self, x: keras.KerasTensor, num_classes: int) -> keras.KerasTensor:
         """Adds the classifier on [b, c].

@@ -7,8 +7,11 @@ Depths, widths and stems, also those for small images, are in `models.depths`.
 
 from __future__ import annotations
 
+import dataclasses
+
 import keras
 
+from hybrid_imagenet import private_api
 from hybrid_imagenet.models.blocks import Builder
 from hybrid_imagenet.models.depths import BASIC, DEPTHS, VERSION_1, WIDTH
 from hybrid_imagenet.models.layers import BlurPool, MaxPool2D
@@ -51,7 +54,21 @@ def build(
             x = block(builder, x, stage_width, stride, f"stage{stage}_block{index + 1}")
     # The mean over pixels is taken in FP32, like all sums over many values.
     x = keras.layers.GlobalAveragePooling2D(dtype="float32", name="pool")(x)
-    return keras.Model(image, builder.logits(x, num_classes), name=name)
+    model = keras.Model(image, builder.logits(x, num_classes), name=name)
+    if builder.has_program("norm") or builder.has_program("shortcut"):
+        # Fewer layers in one branch of a block change the order of the variables, and with it their
+        # names in checkpoints.
+        with keras.StatelessScope():
+            plain = build(
+                dataclasses.replace(builder, programs=()),
+                name,
+                num_classes,
+                image_size,
+                width=width,
+                stem=stem,
+            )
+        private_api.order_layers(model, [layer.name for layer in plain.layers])
+    return model
 
 
 def _stem(builder: Builder, image: keras.KerasTensor, width: int, stem: str) -> keras.KerasTensor:
@@ -78,18 +95,19 @@ def _bottleneck_v1(
     y = builder.conv_norm_relu(x, width, 1, stride=stride, name=f"{name}_1")
     y = builder.conv_norm_relu(y, width, 3, name=f"{name}_2")
     y = builder.conv(y, _EXPANSION * width, 1, name=f"{name}_3_conv")
-    return _join(builder, y, shortcut, name, "3")
+    return builder.join(y, shortcut, name=name, norm_name=f"{name}_3_bn")
 
 
 def _bottleneck(
     builder: Builder, x: keras.KerasTensor, width: int, stride: int, name: str
 ) -> keras.KerasTensor:
     """Adds 1x1 down, 3x3 with the stride, 1x1 up to four times the width, plus the shortcut."""
+    x, y = builder.fork(x, width, name=f"{name}_1_conv")
+    y = builder.norm_relu(y, name=f"{name}_1")
     shortcut = _shortcut(builder, x, _EXPANSION * width, stride, name)
-    y = builder.conv_norm_relu(x, width, 1, name=f"{name}_1")
     y = builder.conv_norm_relu(y, width, 3, stride=stride, name=f"{name}_2")
     y = builder.conv(y, _EXPANSION * width, 1, name=f"{name}_3_conv")
-    return _join(builder, y, shortcut, name, "3")
+    return builder.join(y, shortcut, name=name, norm_name=f"{name}_3_bn")
 
 
 def _basic(
@@ -99,7 +117,7 @@ def _basic(
     shortcut = _shortcut(builder, x, width, stride, name)
     y = builder.conv_norm_relu(x, width, 3, stride=stride, name=f"{name}_1")
     y = builder.conv(y, width, 3, name=f"{name}_2_conv")
-    return _join(builder, y, shortcut, name, "2")
+    return builder.join(y, shortcut, name=name, norm_name=f"{name}_2_bn")
 
 
 def _shortcut(
@@ -110,12 +128,3 @@ def _shortcut(
         return x
     x = builder.conv(x, filters, 1, stride=stride, name=f"{name}_shortcut_conv")
     return builder.norm(x, name=f"{name}_shortcut_bn")
-
-
-def _join(
-    builder: Builder, y: keras.KerasTensor, shortcut: keras.KerasTensor, name: str, last: str
-) -> keras.KerasTensor:
-    """Adds the block's last normalization, the residual sum and its ReLU."""
-    y = builder.norm(y, name=f"{name}_{last}_bn", last=True)
-    y = keras.layers.Add(dtype=builder.precision, name=f"{name}_add")([y, shortcut])
-    return builder.relu(y, name=f"{name}_relu")

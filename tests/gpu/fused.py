@@ -2,13 +2,15 @@
 beside normalization.
 
 The graph optimizer needs no GPU, but shapes: variables and arguments, of which a graph on its own
-has none, become tensors of theirs. Prints how many operations of ReLU it leaves, and how many it
-has put into a normalization.
+has none, become tensors of theirs. Prints how many operations of ReLU it leaves, how many it has
+put into a normalization, and the normalizations to which it adds a tensor of another shape. Takes
+flags of training.
 """
 
 import collections
 import json
 import os
+import sys
 
 os.environ["TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"] = "1"  # read once, when it is first needed
 
@@ -23,7 +25,7 @@ FACTS = {"architecture": "9.0", "cuda": "12050", "cudnn": "9280"}  # of a made-u
 
 with graphs.on_gpu():
     ((_, step),) = graphs.training(
-        graphs.resolved("--model=resnet50", "--model_width=64", "--image_size=64")
+        graphs.resolved("--model=resnet50", "--model_width=64", "--image_size=64", *sys.argv[1:])
     )
 meta = meta_graph_pb2.MetaGraphDef(graph_def=step.graph.as_graph_def(add_shapes=True))
 meta.collection_def["train_op"].node_list.value.extend(op.name for op in step.graph.control_outputs)
@@ -47,12 +49,22 @@ host = cluster.Cluster(
     devices=[device_properties_pb2.NamedDevice(properties=gpu, name=f"{HOST}/device:GPU:0")]
 )
 optimized = tf_optimizer.OptimizeGraph(settings, meta, cluster=host)
+
+
+def shape_of(tensor):
+    """The static shape of a tensor of the traced graph, by its name in the optimized one."""
+    name, _, index = tensor.partition(":")
+    return step.graph.get_operation_by_name(name).outputs[int(index or 0)].shape
+
+
 kinds = collections.Counter(node.op for node in optimized.node)
-print(
-    json.dumps(
-        {
-            name: kinds[name]
-            for name in ("Relu", "ReluGrad", "_FusedBatchNormEx", "_FusedBatchNormGradEx")
-        }
-    )
-)
+report = {
+    name: kinds[name] for name in ("Relu", "ReluGrad", "_FusedBatchNormEx", "_FusedBatchNormGradEx")
+}
+report["wrong shapes"] = [
+    node.name
+    for node in optimized.node
+    if node.op == "_FusedBatchNormEx" and node.attr["num_side_inputs"].i
+    if shape_of(node.name).as_list() != shape_of(node.input[5]).as_list()
+]
+print(json.dumps(report))

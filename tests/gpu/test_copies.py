@@ -31,6 +31,7 @@ STEPS = {  # flags, and the engine that connects two ranks
     "classes by themselves": (("--loss=sigmoid", "--optimizer=sgd", "--batch_norm=moving"), ""),
     "statistics over ranks": (("--sync_batch_norm", "--optimizer=lamb"), "horovod"),
     "one program": (("--recipe=hybrid", "--jit_compile", "--jit_update", "--ema_decay=0.99"), ""),
+    "all programs": (("--model=resnet50", "--xla_programs=stem,norm,shortcut"), ""),
     "virtual GPUs": (("--virtual_gpus=2", "--optimizer=muon"), ""),
 }
 LONG = {
@@ -200,20 +201,25 @@ def test_a_step_of_one_program_starts_little_else(table):
 
 
 @pytest.mark.slow
-def test_every_relu_and_its_gradient_are_computed_with_a_normalization(cuda_wheel):
-    """With oneDNN, which is off beside GPUs, TensorFlow leaves all 98 by themselves on hosts
-    without AVX512-FP16.
+@pytest.mark.parametrize("flag", ["--xla_programs=stem", "--xla_programs=stem,shortcut"])
+def test_every_relu_and_its_gradient_are_computed_with_a_normalization(flag, cuda_wheel):
+    """With oneDNN, which is off beside GPUs, TensorFlow leaves all 96 by themselves on hosts
+    without AVX512-FP16. A shortcut that is not the first result of its operation would be replaced
+    by the first one.
     """
     environment = os.environ | {
         "PYTHONPATH": f"{cuda_wheel}:{HERE.parents[1]}",
         "TF_ENABLE_ONEDNN_OPTS": "0",
     }
-    program = [sys.executable, "-m", "tests.gpu.fused"]
+    program = [sys.executable, "-m", "tests.gpu.fused", flag]
     done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=600)
-    assert (
-        done.stdout
-        == '{"Relu": 0, "ReluGrad": 0, "_FusedBatchNormEx": 48, "_FusedBatchNormGradEx": 48}\n'
-    ), done.stderr
+    assert json.loads(done.stdout) == {
+        "Relu": 0,
+        "ReluGrad": 0,
+        "_FusedBatchNormEx": 48,
+        "_FusedBatchNormGradEx": 48,
+        "wrong shapes": [],
+    }, done.stderr
 
 
 def spec(dtype, *shape, name="x"):
