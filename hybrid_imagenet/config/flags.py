@@ -324,6 +324,12 @@ class Data:
         maximum=1,
         basic=True,
     )
+    class_weights: str = option(
+        "none",
+        "balanced: multiply the loss of each training image by n / (K * n_c), for n training images"
+        " of K classes, n_c of them of its class, so that all classes count alike.",
+        choices=("none", "balanced"),
+    )
 
 
 @dataclasses.dataclass(frozen=True)

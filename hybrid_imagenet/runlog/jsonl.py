@@ -39,7 +39,7 @@ KEYS: Mapping[str, str] = {
     "seconds": "seconds of training and validation, over all sessions, without what a kill undid",
     "train_loss": (
         "mean training loss in nats since the last epoch record, or on rank 0 since the last step"
-        " record"
+        " record; weighted by class with `--class_weights`"
     ),
     "train_top1": (
         "fraction of training images whose first guess was right; of mixed images"

@@ -8,13 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from hybrid_imagenet import __version__, optimizers, xla
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import RunConfig, derived
 from hybrid_imagenet.config.flag_checks import check_classes
-from hybrid_imagenet.data import augmentations, dali, device, listing, pipeline, splits
+from hybrid_imagenet.data import augmentations, class_sizes, dali, device, listing, pipeline, splits
 from hybrid_imagenet.data.datasets import SPLITS, DatasetRequest
 from hybrid_imagenet.data.image_mixing import ImageMixer
 from hybrid_imagenet.data.sources.source import Source
@@ -141,8 +143,12 @@ def train_step(
     update: DistributedOptimizer,
     communicator: Communicator,
     choose: RandomBatch | None = None,
+    class_weights: npt.NDArray[np.float32] | None = None,
 ) -> TrainStep:
-    """Returns the training step of the network; `choose` is what `random_batch` returns."""
+    """Returns the training step of the network.
+
+    `choose` is what `random_batch` returns, and `class_weights` what `class_weights` returns.
+    """
     return TrainStep(
         network,
         update,
@@ -154,6 +160,7 @@ def train_step(
         jit_update=config.jit_update,
         choose=choose,
         mixer=image_mixer(config),
+        class_weights=class_weights,
     )
 
 
@@ -164,6 +171,26 @@ def _compiles_step(config: RunConfig) -> bool:
     """
     is_default = config.origins.get("jit_compile") is Origin.HARDWARE
     return config.jit_compile and (xla.supported() or not is_default)
+
+
+def class_weights(
+    config: RunConfig, source: Source, communicator: Communicator
+) -> npt.NDArray[np.float32] | None:
+    """Returns the weight of each class in the loss (--class_weights), float32 [classes], or None.
+
+    Every rank calls it. Rank 0 counts the training images of each class.
+
+    Raises:
+      UserError: on all ranks, if they cannot be counted.
+    """
+    if config.class_weights == "none":
+        return None
+    sizes: list[int] = []
+    with communicator.raise_on_all_ranks():
+        if communicator.rank == 0:
+            sizes = class_sizes.count_classes(source, config.dataset).tolist()
+    sizes = communicator.broadcast_object(sizes)
+    return class_sizes.balanced_weights(np.array(sizes, np.int64))
 
 
 def loss_scale(config: RunConfig, precision: str) -> LossScale:

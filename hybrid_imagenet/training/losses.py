@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from hybrid_imagenet.data.image_mixing import MixedLabels
@@ -70,6 +71,22 @@ def mixed_loss(
     own = loss(logits, labels.own, smoothing)
     partner = loss(logits, labels.partner, smoothing)
     return labels.share * own + (1.0 - labels.share) * partner
+
+
+def weighted_loss(loss: Loss, class_weights: npt.NDArray[np.float32]) -> Loss:
+    """Returns a loss that multiplies that of each image by the weight of its class.
+
+    The mean over a batch is still divided by its number of images, as in Keras.
+
+    Args:
+      loss: the unweighted loss.
+      class_weights: float32 [classes].
+    """
+
+    def weighted(logits: tf.Tensor, labels: tf.Tensor, smoothing: float = 0.0) -> tf.Tensor:
+        return tf.gather(class_weights, labels) * loss(logits, labels, smoothing)
+
+    return weighted
 
 
 LOSSES: dict[str, Loss] = {"softmax": cross_entropy, "sigmoid": binary_cross_entropy}

@@ -62,8 +62,15 @@ class Parts:
         self.optimizer = build.optimizer(config, precision, self.model, communicator)
         compute = precision.removeprefix("mixed_")
         choose = build.random_batch(config, communicator)
+        self.class_weights = build.class_weights(config, train_source, communicator)
         self.step = build.train_step(
-            config, precision, self.model, self.optimizer, communicator, choose
+            config,
+            precision,
+            self.model,
+            self.optimizer,
+            communicator,
+            choose,
+            self.class_weights,
         )
         self.statistics = self._statistics(precise=config.batch_norm == "precise")
         self.averaged: AveragedWeights | None = None  # of --ema_decay

@@ -19,7 +19,7 @@ from hybrid_imagenet.comm import keras_settings
 from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.config import RunConfig, defaults, derived, stored
 from hybrid_imagenet.config.flag_checks import check_classes, check_data, own_network
-from hybrid_imagenet.data import datasets
+from hybrid_imagenet.data import class_sizes, datasets
 from hybrid_imagenet.errors import UserError, missing_tensorflow_message
 from hybrid_imagenet.files import is_url
 from hybrid_imagenet.models import keras_families
@@ -142,6 +142,8 @@ def _check_flags(config: RunConfig) -> None:
     images = datasets.source_type(config.dataset).train_images
     if images is not None:
         check_data(config, images - derived.held_out(config, images))
+        if config.class_weights != "none" and config.dataset == "imagenet2012":
+            class_sizes.check_readable(config.dataset, images)
     if config.decoder == "dali" and not _installed("nvidia.dali"):
         raise UserError(
             "--decoder=dali: NVIDIA DALI is not installed: install nvidia-dali-cuda120 (the extra"

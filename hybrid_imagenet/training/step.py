@@ -18,7 +18,7 @@ from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.training.accumulators import SumAccumulator
 from hybrid_imagenet.training.divergence import LossAlarm, highest_loss
 from hybrid_imagenet.training.late_copies import LateCopies
-from hybrid_imagenet.training.losses import Loss, cross_entropy, mixed_loss
+from hybrid_imagenet.training.losses import Loss, cross_entropy, mixed_loss, weighted_loss
 from hybrid_imagenet.xla import compile_on_gpu, has_gpu
 
 _LAG = 2  # steps, after which a GPU has made a copy and still has work
@@ -90,6 +90,7 @@ class TrainStep:
         jit_update: bool = False,
         choose: Choose | None = None,
         mixer: ImageMixer | None = None,
+        class_weights: npt.NDArray[np.float32] | None = None,
     ):
         """Builds the optimizer's state for the model.
 
@@ -108,13 +109,17 @@ class TrainStep:
           choose: leaves out images of a batch; returns the others, and the weight of this rank's
             mean loss.
           mixer: what `preprocess` has mixed the images with; gives the labels of the mixed images.
+          class_weights: what the loss of an image of each class is multiplied by, float32
+            [classes]; None for no weights.
         """
         self.model = model
         self.optimizer = optimizer
         self.sums = SumAccumulator("train_sums")
-        self.alarm = LossAlarm(
-            highest_loss(int(model.output_shape[-1]), summed=loss is not cross_entropy)
-        )
+        highest = highest_loss(int(model.output_shape[-1]), summed=loss is not cross_entropy)
+        if class_weights is not None:
+            highest *= max(1.0, float(class_weights.max()))
+            loss = weighted_loss(loss, class_weights)
+        self.alarm = LossAlarm(highest)
         self._preprocess = preprocess
         self._communicator = communicator
         self._loss = loss

@@ -12,6 +12,7 @@ from hybrid_imagenet.checkpoints import run_state
 from hybrid_imagenet.checkpoints.archive import CheckpointArchive
 from hybrid_imagenet.checkpoints.run_state import check_epoch_order, restore_arrays
 from hybrid_imagenet.config import derived, relative_step_advice
+from hybrid_imagenet.data import class_sizes
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models import factory
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
@@ -317,6 +318,9 @@ class Trainer:
                 f"data: {note}" for source in parts.sources.values() for note in source.notes
             )
         )
+        if parts.class_weights is not None:
+            names = parts.data.source.class_names
+            found.append(class_sizes.describe_weights(parts.class_weights, names))
         if parts.data.length.is_over(parts.state.cursor, parts.state.step):
             found.append(
                 f"the run was over at step {parts.state.step}: raise --epochs or --max_steps to"

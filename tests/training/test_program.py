@@ -108,7 +108,7 @@ def test_resumed_between_the_last_step_of_an_epoch_and_its_end(tiny_data, tmp_pa
     flags = (
         *("--per_gpu_batch=16", "--image_size=8"),
         *("--checkpoint_every_steps=8", "--checkpoint_every_epochs=3", "--nokeep_best"),
-        *("--mixup_alpha=0.4", "--cutmix_alpha=1"),
+        *("--mixup_alpha=0.4", "--cutmix_alpha=1", "--class_weights=balanced"),
     )
     expected_run = tmp_path / "run"
     done = program.train_here(tiny_data, expected_run, *flags)
@@ -120,6 +120,7 @@ def test_resumed_between_the_last_step_of_an_epoch_and_its_end(tiny_data, tmp_pa
     done = program.train_here(tiny_data, resumed_run, *flags, "--resume")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "resumed at epoch 2.000, step 8" in done.stdout
+    assert "class weights: from 1 (class 0) to 1 (class 0)" in done.stdout
     expected, ours = program.without_times(expected_run), program.without_times(resumed_run)
     assert expected == ours
     assert {"learning_rate", "trust_ratios"} <= set(ours[-1])

@@ -16,6 +16,7 @@ from hybrid_imagenet.optimizers.loss_scale import LossScale
 from hybrid_imagenet.optimizers.reducer import GradientReducer
 from hybrid_imagenet.order import sampling
 from hybrid_imagenet.training import step as step_module
+from hybrid_imagenet.training.divergence import highest_loss
 from hybrid_imagenet.training.losses import LOSSES, mixed_loss
 from hybrid_imagenet.training.step import TrainStep
 
@@ -99,6 +100,38 @@ def test_step_with_a_mixer_records_loss_and_accuracy_of_mixed_labels(loss):
         gradient = tf.reduce_mean(tf.nn.softmax(logits) - (0.9 * wanted + 0.1 / 6), axis=0)
         moved = before - model.trainable_variables[1].numpy()
         np.testing.assert_allclose(moved, 0.1 * gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_step_with_class_weights_equals_training_in_keras_with_them():
+    weights = np.array([0.5, 4.0, 1.5], np.float32)
+    random = np.random.default_rng(0)
+    images = random.normal(size=(32, 4, 4, 3)).astype(np.float32)
+    labels = random.integers(0, 3, 32)
+    layers = [keras.Input((4, 4, 3)), keras.layers.Flatten(), keras.layers.Dense(3)]
+    ours = keras.Sequential(layers)
+    theirs = keras.models.clone_model(ours)
+    theirs.set_weights(ours.get_weights())
+
+    theirs.compile(
+        keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    loss = theirs.train_on_batch(images, labels, class_weight=dict(enumerate(map(float, weights))))
+
+    inner = optimizers.create("sgd", learning_rate=0.1, momentum=0.0)
+    inner.set_kinds(classify(ours))
+    step = TrainStep(
+        ours,
+        DistributedOptimizer(inner, loss_scale=1, communicator=SingleProcess()),
+        lambda batch: batch["image"],
+        SingleProcess(),
+        class_weights=weights,
+    )
+    # A network that guesses has a loss up to the largest weight times that of other networks.
+    assert step.alarm.highest == pytest.approx(4 * highest_loss(3))
+    step.single({"image": tf.constant(images), "label": tf.constant(labels)}, tf.constant([0, 0]))
+    assert step.sums.read().loss / 32 == pytest.approx(float(loss), rel=1e-5)
+    for found, expected in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def kinds(nodes, name):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from hybrid_imagenet.data import listing, splits
 from hybrid_imagenet.data.datasets import DatasetRequest, SplitSummary
@@ -108,6 +109,9 @@ class FolderSource(Source):
     def locate(self, index: int) -> tuple[str, int]:
         """Returns the file of an image, and offset 0."""
         return f"{self.root}/{self._names[index]}", 0
+
+    def stored_labels(self) -> npt.NDArray[np.int64]:
+        return self._labels.astype(np.int64)
 
     def read_one(self, index: int) -> tuple[bytes, int]:
         """Reads a whole file."""

@@ -134,6 +134,9 @@ class IdxSource(Source):
         self.reads.add(path.stat().st_size)
         return read(path)
 
+    def stored_labels(self) -> npt.NDArray[np.int64]:
+        return self.labels.astype(np.int64)
+
     def read_one(self, index: int) -> tuple[bytes, int]:
         """Returns an image as a PNG, which preserves its pixels, and its label."""
         from PIL import Image

@@ -108,6 +108,25 @@ class ParquetSource(Source):
     def prefetch(self, shards: Sequence[int]) -> None:
         self._directory.prefetch([self._files[number] for number in shards])
 
+    def stored_labels(self) -> npt.NDArray[np.int64] | None:
+        """Returns the label column, which is read without the images; None for files at a URL."""
+        if self._directory.remote:
+            return None
+        labels = []
+        for name, footer in zip(self._files, self._footers, strict=True):
+            path = self._directory.local_path(name)
+            try:
+                with _import_parquet().ParquetFile(path, metadata=footer) as parquet_file:
+                    column = parquet_file.read(columns=[self._label_column]).column(0)
+            # pyarrow raises subclasses of ValueError for damaged files.
+            except (OSError, ValueError) as error:
+                reason = " ".join(str(error).split())[:_MAX_REASON_CHARACTERS]
+                raise UserError(
+                    f"The labels in {path} cannot be read ({reason}). Restore the file."
+                ) from None
+            labels.append(column.fill_null(-1).to_numpy().astype(np.int64))
+        return np.concatenate(labels)
+
     def read_one(self, index: int) -> tuple[bytes, int]:
         """Reads one row, with its row group."""
         group = self._groups.group_of(index)

@@ -153,6 +153,14 @@ class Source(abc.ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has encoded images only")
 
+    def stored_labels(self) -> npt.NDArray[np.int64] | None:
+        """Returns the labels of all examples, int64 [num_examples], without reading an image.
+
+        Labels of records that cannot be used are negative. None if each label is stored together
+        with its image, so that all data would have to be read.
+        """
+        return None
+
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
         """Returns counts and digests that are equal for equal data in equal order.

@@ -6,6 +6,7 @@ The images are JPEGs to decode, or pixels that are decoded only once.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from hybrid_imagenet.data import images
 from hybrid_imagenet.data.datasets import DatasetRequest, SplitSummary
@@ -74,6 +75,9 @@ class SyntheticSource(Source):
     def read_one(self, index: int) -> tuple[bytes, int]:
         """Returns one of the JPEGs; labels repeat in order."""
         return self._images[index % len(self._images)], index % self.num_classes
+
+    def stored_labels(self) -> npt.NDArray[np.int64]:
+        return np.arange(self.num_examples, dtype=np.int64) % self.num_classes
 
     def locate(self, index: int) -> tuple[str, int]:
         """Returns "synthetic" and the index, because there is no file."""

@@ -169,6 +169,13 @@ class WebDatasetSource(Source):
             raise BadRecord(*self.locate(index), "the file ends early")
         return image, self._validate_label(index, label)
 
+    def stored_labels(self) -> npt.NDArray[np.int64] | None:
+        """Returns the labels in the indices of the tar files; None if files are copied later."""
+        if self._is_copied_later:
+            return None
+        indices = [self._index_of_file(number) for number in range(len(self._files))]
+        return np.concatenate([index.label for index in indices])
+
     def prefetch(self, shards: Sequence[int]) -> None:
         self._directory.prefetch([self._files[number] for number in shards])
 

@@ -56,6 +56,10 @@ class Subset(Source):
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
         return self._source.read_pixels(self._indices[indices])
 
+    def stored_labels(self) -> npt.NDArray[np.int64] | None:
+        labels = self._source.stored_labels()
+        return None if labels is None else labels[self._indices]
+
     def prefetch(self, shards: Sequence[int]) -> None:
         self._source.prefetch(shards)
 
@@ -90,6 +94,9 @@ class CachedSource(Source):
         self.file_names = source.file_names
         self.unverified_class_list = source.unverified_class_list
         self.labels_seen = source.labels_seen
+
+    def stored_labels(self) -> npt.NDArray[np.int64] | None:
+        return self._source.stored_labels()
 
     def locate(self, index: int) -> tuple[str, int]:
         return self._source.locate(index)
