@@ -302,7 +302,8 @@ def _start(arm: Arm, table: Table, options: argparse.Namespace) -> Running:
     folder = (table.folder / arm.name).resolve()
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier start
     folder.mkdir()
-    environment = os.environ | dict(arm.environment) | {scaling.TURN_VARIABLE: str(folder)}
+    added = {name: value.format(out=folder.parent) for name, value in arm.environment}
+    environment = os.environ | added | {scaling.TURN_VARIABLE: str(folder)}
     environment["PYTHONPATH"] = os.pathsep.join(
         filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")])
     )

@@ -38,7 +38,7 @@ class Arm:
       timed: whether it waits for its turn (`scaling.wait_for_turn`); arms that are not timed run
         at the same time.
       seconds: it may take before it is ready, and again from its turn on.
-      environment: variables that it gets.
+      environment: variables that it gets; {out} is the directory of the table.
     """
 
     name: str
@@ -92,6 +92,11 @@ def _base(row: Row, other: Row, machine: Row) -> str:
 
 def _beside(row: Row, other: Row, machine: Row) -> str:
     return f"{row['images_per_second'] / other['images_per_second']:.3f} times {other['arm']}"
+
+
+def _first_steps(row: Row, other: Row, machine: Row) -> str:
+    here, there = row["first_seconds"], other["first_seconds"]
+    return f"first steps {here:.1f} s, {there:.1f} s with {other['arm']}"
 
 
 def _faster(gain: float) -> Judge:
@@ -186,6 +191,7 @@ _STEP = ("--dataset=synthetic_tensors", "--precision=mixed_float16", "--per_gpu_
 _WITHOUT_XLA = ("--nojit_compile", "--xla_programs=")
 # What one GPU runs by default.
 _DEFAULT = ("--jit_compile", "--xla_programs=stem")
+_XLA_CACHE = (("HYBRID_IMAGENET_XLA_CACHE", "{out}/xla-cache"),)
 _SHARED = (("NCCL_MULTI_RANK_GPU_ENABLE", "1"),)
 
 
@@ -359,6 +365,69 @@ ARMS = (
         than="jit_stem",
         alone=True,
     ),
+    _step(
+        "shortcut",
+        "the default of --xla_programs if 1 % faster than stem",
+        _faster(1.01),
+        "--xla_programs=stem,shortcut",
+        than="stem",
+        alone=True,
+        environment=(("XLA_FLAGS", "--xla_gpu_enable_cublaslt=true"),),
+    ),
+    _step(
+        "norm",
+        "the default of --xla_programs if 1 % faster than stem",
+        _faster(1.01),
+        "--xla_programs=stem,norm",
+        than="stem",
+        alone=True,
+    ),
+    _step(
+        "programs",
+        "stem, norm and shortcut together",
+        _faster(1.01),
+        "--xla_programs=stem,norm,shortcut",
+        than="stem",
+        alone=True,
+        environment=(("XLA_FLAGS", "--xla_gpu_enable_cublaslt=true"),),
+    ),
+    _step("bf16", "docs", _beside, "--precision=mixed_bfloat16", alone=True),
+    _step(
+        "bf16_norm",
+        "the goal is 0.95 of stem; the default in BF16 if faster than bf16",
+        _beside,
+        "--precision=mixed_bfloat16",
+        "--xla_programs=stem,norm",
+        than="stem",
+        alone=True,
+    ),
+    _step(
+        "bf16_jit",
+        "the goal is 0.95 of jit_stem",
+        _beside,
+        *_DEFAULT,
+        "--precision=mixed_bfloat16",
+        than="jit_stem",
+        alone=True,
+    ),
+    _step(
+        "jit_cache",
+        "writes the cache of jit_cached",
+        _first_steps,
+        *_DEFAULT,
+        than="jit_stem",
+        alone=True,
+        environment=_XLA_CACHE,
+    ),
+    _step(
+        "jit_cached",
+        "HYBRID_IMAGENET_XLA_CACHE is set by default if the first steps take half the time",
+        _first_steps,
+        *_DEFAULT,
+        than="jit_cache",
+        alone=True,
+        environment=_XLA_CACHE,
+    ),
     _alone("jax_full"),
     _alone("jax_full_bytes"),
     Arm(
@@ -372,7 +441,6 @@ ARMS = (
     _step("512", "docs", _beside, "--per_gpu_batch=512", gigabytes=48),
     _step("lars", "the planner", _beside, "--optimizer=lars"),
     _step("muon", "the planner", _beside, "--optimizer=muon"),
-    _step("bf16", "docs", _beside, "--precision=mixed_bfloat16"),
     _step("tf32", "docs", _beside, "--precision=float32", gigabytes=44),
     _step("1024", "docs", _beside, "--per_gpu_batch=1024", gigabytes=94),
     _step("sony", "the planner", _beside, "--augmentation=sony"),

@@ -18,6 +18,7 @@ _TURING = (7, 5)
 # The first release of cuDNN without kernels for GPUs older than Turing.
 _CUDNN_WITHOUT_PRE_TURING = (9, 11)
 _DRIVER = "libcuda.so.1"
+_XLA_CACHE_FLAG = "--tf_xla_persistent_cache_directory"
 # For a GPU newer than all kernels, the driver compiles kernels from PTX code. From Blackwell
 # (compute capability 10) on, XLA fails on the result.
 _FIRST_MAJOR_WITHOUT_PTX = 10
@@ -50,6 +51,7 @@ def configure_gpu_environment(
     """
     load_cusolver()
     prefer_fast_kernels(environ, persistent)
+    keep_compiled_programs(environ)
     # CUDA then numbers GPUs like nvidia-smi and `pci_addresses`.
     environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if environ.get("HYBRID_IMAGENET_BIND", "1") == "0":
@@ -90,6 +92,24 @@ def prefer_fast_kernels(environ: MutableMapping[str, str], persistent: bool = Tr
     environ.setdefault("TF_GPU_THREAD_MODE", "gpu_private")
     environ.setdefault("TF_GPU_THREAD_COUNT", "2")
     environ.setdefault("TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT", "1" if persistent else "0")
+
+
+def keep_compiled_programs(environ: MutableMapping[str, str]) -> None:
+    """Makes XLA load programs that an earlier start has compiled, if a directory is set for them.
+
+    HYBRID_IMAGENET_XLA_CACHE names the directory. The names of the files in it depend on the
+    program, but not on the kind of GPU, so each kind needs its own directory. Programs for CPUs are
+    not kept, because TensorFlow then warns at each start that the CPU may differ.
+
+    Args:
+      environ: Environment variables, which are changed.
+    """
+    directory = environ.get("HYBRID_IMAGENET_XLA_CACHE")
+    flags = environ.get("TF_XLA_FLAGS", "")
+    if not directory or _XLA_CACHE_FLAG in flags:
+        return
+    added = f"{_XLA_CACHE_FLAG}={directory} --tf_xla_persistent_cache_device_types=GPU"
+    environ["TF_XLA_FLAGS"] = f"{flags} {added}".strip()
 
 
 def numa_cores(local_rank: int, environ: Mapping[str, str], root: Path = Path("/")) -> set[int]:

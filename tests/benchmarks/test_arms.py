@@ -2,12 +2,13 @@
 
 import json
 import os
+import pathlib
 import sys
 import time
 
 import pytest
 
-from benchmarks import arms
+from benchmarks import arms, peer
 from benchmarks.arms_table import ARMS, Arm
 from hybrid_imagenet import config
 from hybrid_imagenet.benchmarks import gpu, scaling
@@ -153,6 +154,7 @@ BASE = {
     "images_per_second": 5000.0,
     "steps_ahead": 0.95,
     "first_loss": 7.0,
+    "first_seconds": 38.0,
     "exposed_seconds": 0.002,
     "val_top1": 0.95,
 }
@@ -209,11 +211,20 @@ def verdict(tmp_path):
             "1.25 times",
         ),
         ("jax", {"peers": {}}, "not installed"),
+        ("stem", {"images_per_second": 5060.0}, "yes: 1.012 times base"),
+        ("jit_update", {"images_per_second": 5040.0}, "no: 1.008 times jit_stem"),
+        ("jax_full", {"images_per_second": 4900.0}, "jit_stem is 1.020 times as fast"),
+        ("jax_full", {"skipped": "JAX is absent"}, "not installed"),
+        ("jit_cached", {"first_seconds": 9.0}, "first steps 9.0 s, 38.0 s with jit_cache"),
     ],
 )
 def test_the_rule_beside_an_arm_gives_its_verdict(verdict, name, row, expected):
     said = verdict(
-        name, **(dict.fromkeys(("base", "ranks2", "digits_cpu"), BASE) | {name: BASE | row})
+        name,
+        **(
+            dict.fromkeys(("base", "ranks2", "digits_cpu", "jit_stem", "jit_cache"), BASE)
+            | {name: BASE | row}
+        ),
     )
     assert expected in said
     assert "as expected" not in said
@@ -265,3 +276,26 @@ def test_bench_gpu_starts_them_from_a_checkout(monkeypatch):
     monkeypatch.setattr(gpu, "__file__", "/nowhere/hybrid_imagenet/benchmarks/gpu.py")
     with pytest.raises(UserError, match="in a checkout of this program"):
         gpu.main(["--arms"])
+
+
+def test_variables_of_an_arm_may_name_the_directory_of_the_table(run, tmp_path):
+    program = f"import os; open('{tmp_path}/found', 'w').write(os.environ['CACHE'])"
+    run(fake("cached", program, environment=(("CACHE", "{out}/cache"),)))
+    assert (tmp_path / "found").read_text() == f"{tmp_path}/out/cache"
+
+
+def test_every_arm_of_the_step_resolves_its_flags():
+    options = arms._parser().parse_args([])
+    for arm in ARMS:
+        words = arm.command(pathlib.Path("out"), options)
+        if "scaling" in words:
+            flags = words[len(words) - 1 - words[::-1].index("--") + 1 :]
+            config.resolve(flags, 1)
+
+
+def test_peer_that_is_absent_is_skipped_with_a_message(tmp_path, monkeypatch):
+    (tmp_path / "jax.py").write_text("raise ImportError('hidden')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    words = ["--peer=jax_full", "--batch=1", "--image_size=32", f"--json={tmp_path}/row.json"]
+    assert peer.main(words) == 0
+    assert "JAX is not installed" in json.loads((tmp_path / "row.json").read_text())["skipped"]

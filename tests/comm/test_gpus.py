@@ -1,6 +1,7 @@
 """Configuring a rank's GPU on made-up trees of /proc and /sys, and GPUs that cannot train."""
 
 import os
+import subprocess
 import sys
 from unittest import mock
 
@@ -99,6 +100,34 @@ def test_variables_for_tensorflow_are_defaults(tmp_path):
     environ = dict.fromkeys(environ, "mine")
     gpus.configure_gpu_environment(0, 1, environ, True, tmp_path)
     assert set(environ.values()) == {"mine"}
+
+
+def test_keep_compiled_programs_adds_the_directory_once():
+    environ = {"TF_XLA_FLAGS": "--tf_xla_clustering_debug"}
+    gpus.keep_compiled_programs(environ)
+    assert environ == {"TF_XLA_FLAGS": "--tf_xla_clustering_debug"}
+    environ["HYBRID_IMAGENET_XLA_CACHE"] = "/cache/h100"
+    for _ in range(2):
+        gpus.keep_compiled_programs(environ)
+        assert environ["TF_XLA_FLAGS"] == (
+            "--tf_xla_clustering_debug --tf_xla_persistent_cache_directory=/cache/h100"
+            " --tf_xla_persistent_cache_device_types=GPU"
+        )
+
+
+def test_programs_are_kept_in_the_directory(tmp_path):
+    """XLA's flags as `keep_compiled_programs` sets them, for the CPU."""
+    environ = {"HYBRID_IMAGENET_XLA_CACHE": str(tmp_path)}
+    gpus.keep_compiled_programs(environ)
+    flags = environ["TF_XLA_FLAGS"].replace("types=GPU", "types=CPU")
+    program = (
+        "import tensorflow as tf; "
+        "tf.function(lambda x: x * x + 1.0, jit_compile=True)(tf.ones([8]))"
+    )
+    environment = os.environ | {"TF_XLA_FLAGS": flags}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=120)
+    (kept,) = tmp_path.glob("*.pb")
+    assert kept.stat().st_size
 
 
 @pytest.mark.parametrize(
