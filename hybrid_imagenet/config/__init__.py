@@ -26,6 +26,7 @@ from hybrid_imagenet.config.flags import (
     COMMON,
     GROUPS,
     OPTIONS,
+    REMOVED,
     Data,
     Evaluation,
     Model,
@@ -159,6 +160,7 @@ def resolve(arguments: Sequence[str], ranks: int = 1, *, before: Sequence[str] =
         "--print_config_all" if normalize_flag(word) == _PRINT_ALL else word
         for word in from_command
     ]
+    _check_not_removed([*before, *from_files, *from_command])
     texts = {
         Origin.FLAGFILE: parse_arguments([*before, *from_files], _FIRST),
         Origin.COMMAND_LINE: parse_arguments(from_command, _FIRST),
@@ -193,6 +195,14 @@ def resolve(arguments: Sequence[str], ranks: int = 1, *, before: Sequence[str] =
         config = dataclasses.replace(config, kept_notes=notes)
     flag_checks.check(config)
     return defaults.complete(config)
+
+
+def _check_not_removed(words: Sequence[str]) -> None:
+    """Raises UserError for a flag of earlier versions."""
+    for word in words:
+        name = normalize_flag(word).lstrip("-").partition("=")[0]
+        if word.startswith("-") and name in REMOVED:
+            raise UserError(f"--{name} was removed. {REMOVED[name].remedy}")
 
 
 def _choose_recipe(

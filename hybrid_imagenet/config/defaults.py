@@ -150,10 +150,9 @@ def complete(config: RunConfig) -> RunConfig:
     from a URL.
 
     With --lr_schedule=mlperf these are the learning rate (which is then not scaled), warmup,
-    momentum, weight decay and number of epochs of MLPerf's table (`schedules.mlperf`), the offset
-    by which a validation falls on the epoch in which the target is expected, and the group of GPUs
-    that normalizes about as many images as the table has; with --optimizer=hybrid the trust
-    coefficient, which gives LARS the relative step of that table as soon as it has come in. A
+    momentum, weight decay and number of epochs of MLPerf's table (`schedules.mlperf`), and the
+    group of GPUs that normalizes about as many images as the table has; with --optimizer=hybrid the
+    trust coefficient, which gives LARS the relative step of that table as soon as it has come in. A
     recipe, a flag file or the command line goes before them. A completed configuration stays as it
     is.
 
@@ -216,7 +215,6 @@ def _from_table(config: RunConfig) -> RunConfig:
         "momentum": point.momentum,
         "weight_decay": point.weight_decay,
         "epochs": round(point.schedule_epochs),
-        "eval_offset_epochs": point.evaluation_offset(config.eval_every_epochs),
     }
     if not config.sync_batch_norm and ":" not in config.model:
         table["bn_group"] = _table_group(config, point.normalized_images)

@@ -141,6 +141,17 @@ def schedule_end(config: RunConfig) -> float:
     return float(config.epochs)
 
 
+def evaluation_offset(config: RunConfig) -> float:
+    """Returns the epoch after which --eval_every_epochs counts.
+
+    With MLPerf's table, a validation falls on the epoch in which the target accuracy is expected,
+    as MLPerf's rules allow. Else it is 0.
+    """
+    if config.lr_schedule != "mlperf":
+        return 0.0
+    return mlperf.point_at(base_batch(config)).evaluation_offset(config.eval_every_epochs)
+
+
 def rates(config: RunConfig) -> dict[str, float]:
     """Returns the peak of each learning rate by its flag: lr after linear scaling, and Adam's rate
     in AdaBound.

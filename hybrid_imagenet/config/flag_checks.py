@@ -235,7 +235,6 @@ def _alexnet_has_no_flags_of_resnets(config: RunConfig) -> None:
 
 _BUILT_IN_ONLY = (
     *("model_width", "stem", "initializer", "zero_last_gamma", "batch_norm", "batch_norm_momentum"),
-    *("batch_norm_epsilon", "precise_batch_norm_batches"),
 )
 _BUILT_IN_MEANS = (
     *("sync_batch_norm", "bn_group", "virtual_gpus", "image_size_schedule", "ema_decay"),

@@ -126,18 +126,10 @@ class Evaluation:
 
     eval_every_epochs: float = option(
         1,
-        "Epochs between validations; 0.5 is twice in each.",
+        "Epochs between validations; 0.5 is twice in each. With --lr_schedule=mlperf one falls on"
+        " the epoch in which the accuracy of MLPerf is expected.",
         unit="epochs",
         above=0,
-        maximum=1e6,
-        keep_integer=True,
-    )
-    eval_offset_epochs: float = option(
-        0,
-        "Epochs after which --eval_every_epochs counts. With an interval of 4 and an offset of 3,"
-        " epochs 7, 11, ...",
-        unit="epochs",
-        minimum=0,
         maximum=1e6,
         keep_integer=True,
     )
@@ -404,14 +396,10 @@ class Model:
         minimum=1,
     )
     batch_norm_momentum: float = option(0.9, "Decay of the moving average.", minimum=0, maximum=1)
-    batch_norm_epsilon: float = option(1e-5, "Added to the variance.", minimum=0)
     persistent_batch_norm: bool = option(
         True,
         "On GPUs, normalize in the layout of the convolutions with cuDNN's kernels of one pass,"
         " whose sums vary in order; never with --deterministic.",
-    )
-    precise_batch_norm_batches: int = option(
-        16, "Batches per GPU behind precise statistics.", minimum=1
     )
     precision: str = option(
         "auto",
@@ -523,6 +511,48 @@ class Optimization:
     warmup_epochs: float = option(
         10.0, "T: epochs of the AdaBound or linear warmup.", unit="epochs", minimum=0, basic=True
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class RemovedFlag:
+    """A flag of earlier versions.
+
+    Attributes:
+      value: the value that this version always uses.
+      remedy: how to do without the flag, as sentences.
+    """
+
+    value: Any
+    remedy: str
+
+
+REMOVED = {
+    "adabound_beta1": RemovedFlag(
+        0.9, "It is 0.9. In model.fit, hi.optimizers.AdaBound(beta1=...) can change it."
+    ),
+    "adabound_beta2": RemovedFlag(
+        0.999, "It is 0.999. In model.fit, hi.optimizers.AdaBound(beta2=...) can change it."
+    ),
+    "batch_norm_epsilon": RemovedFlag(
+        1e-5, "It is 1e-5. Use your own network, --model=MODULE:FUNCTION, to change it."
+    ),
+    "eval_offset_epochs": RemovedFlag(
+        0,
+        "With --lr_schedule=mlperf it follows MLPerf's rules, else it is 0. Use a smaller"
+        " --eval_every_epochs to validate in other epochs.",
+    ),
+    "lr_final": RemovedFlag(
+        0.0,
+        "The polynomial and cosine schedules end at 0. In model.fit, hi.schedules.cosine(final=...)"
+        " can change it.",
+    ),
+    "lr_step_factor": RemovedFlag(
+        0.1,
+        "It is 0.1. Use --lr_schedule=exponential with --lr_decay for another factor.",
+    ),
+    "precise_batch_norm_batches": RemovedFlag(16, "It is 16. Omit the flag."),
+}
+"""Flags that were removed. A run that had another value than this version is not resumed."""
 
 
 GROUPS = (Run, Evaluation, Data, Model, Optimization, CommunicationFlags)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.config import stored
-from hybrid_imagenet.config.flags import CHOICES, COMMON, OPTIONS, Run, default_values
+from hybrid_imagenet.config.flags import CHOICES, COMMON, OPTIONS, REMOVED, Run, default_values
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.options import Origin, check_value, format_value
 from hybrid_imagenet.runlog import run_dir
@@ -53,7 +53,6 @@ The learning rate of the table is not among them, because it follows the batch.
 _KEPT_THOUGH_DERIVED = (
     *MLPERF_ROW,
     "epochs",
-    "eval_offset_epochs",
     "shuffle_window",
     "per_gpu_batch",
 )
@@ -97,15 +96,21 @@ class ResumedRun:
         return recipe if isinstance(recipe, str) else None
 
     def check_known(self) -> None:
-        """Raises UserError for a flag that this version does not have."""
+        """Raises UserError for a flag that this version does not have and that had an effect."""
         for name, value in self.flags.items():
-            if name not in OPTIONS:
-                version = f"version {self.version}" if self.version else "another version"
-                raise UserError(
-                    f"{self.path} has the flag {name}={format_value(value)}, which does not exist"
-                    f" in this version. Continue the run with {version}, or remove the flag from"
-                    " the file to continue without it."
-                )
+            if name in OPTIONS or (name in REMOVED and self._has_no_effect(name)):
+                continue
+            remedy = f" {REMOVED[name].remedy}" if name in REMOVED else ""
+            version = f"version {self.version}" if self.version else "another version"
+            raise UserError(
+                f"{self.path} has the flag {name}={format_value(value)}, which does not exist in"
+                f" this version.{remedy} Continue the run with {version}, or remove the flag from"
+                " the file to continue without it."
+            )
+
+    def _has_no_effect(self, name: str) -> bool:
+        is_derived = self.origins.get(name) in (Origin.BATCH.value, Origin.RUN.value)
+        return is_derived or bool(self.flags[name] == REMOVED[name].value)
 
     def kept(
         self, recipe: str, given: Mapping[str, Any]
@@ -157,7 +162,7 @@ class ResumedRun:
 
     def _kept_names(self, given: Mapping[str, Any]) -> list[str]:
         not_kept = {*FLAGS_OF_ONE_START, "recipe", *given}
-        return [name for name in self.flags if name not in not_kept]
+        return [name for name in self.flags if name in OPTIONS and name not in not_kept]
 
     def _value(self, name: str) -> Any:
         value = self.flags[name]

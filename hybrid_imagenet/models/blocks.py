@@ -14,6 +14,9 @@ from hybrid_imagenet.models.fused_layers import ForkingConv2D, NormalizationReLU
 from hybrid_imagenet.models.layers import BlurPool, Conv2D
 from hybrid_imagenet.models.normalization import BatchNormalization
 
+BATCH_NORM_EPSILON = 1e-5
+"""Added to the variance, as in the published trainings and in torchvision."""
+
 _IMAGE_CHANNELS = 3
 # Goyal et al. §5.1. The other papers say nothing about the classifier.
 _CLASSIFIER_STDDEV = 0.01
@@ -46,7 +49,7 @@ class Builder:
     zero_last_gamma: bool = True
     batch_norm: str = "last"
     batch_norm_momentum: float = 0.9
-    batch_norm_epsilon: float = 1e-5
+    batch_norm_epsilon: float = BATCH_NORM_EPSILON
     seed: int = 0
     sync_allreduce: Callable[[tf.Tensor, str], tf.Tensor] | None = None
     virtual_gpus: int = 1

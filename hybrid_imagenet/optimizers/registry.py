@@ -51,12 +51,6 @@ def _nesterov(flag: str) -> Any:
     return option(False, "Use Nesterov's momentum, as MLPerf's reference writes it.", flag=flag)
 
 
-def _beta(default: float, moment: str, flag: str = "") -> Any:
-    return option(
-        default, f"Decay of AdaBound's {moment} moment.", minimum=0, maximum=0.999999, flag=flag
-    )
-
-
 @dataclasses.dataclass(frozen=True)
 class Options:
     """The options of every optimizer.
@@ -134,6 +128,8 @@ class HybridOptions(MomentumOptions):
     """Options of `hybrid`; those of AdaBound and LARS have their names in front.
 
     Attributes:
+      adabound_beta1: decay of AdaBound's first moment.
+      adabound_beta2: decay of AdaBound's second moment.
       adabound_eps: added to sqrt(v).
       lars_eta: trust coefficient. By default `fit` sets it from the global batch and the learning
         rate after the warmup, see `optimizers.lars.LayerScaledOptimizer`.
@@ -146,8 +142,8 @@ class HybridOptions(MomentumOptions):
     )
     _: dataclasses.KW_ONLY
     adabound_lr: float = option(1e-3, "Learning rate alpha of Adam inside AdaBound.", minimum=0)
-    adabound_beta1: float = _beta(0.9, "first")
-    adabound_beta2: float = _beta(0.999, "second")
+    adabound_beta1: float = 0.9
+    adabound_beta2: float = 0.999
     adabound_eps: float = 1e-8
     bias_correction: bool = option(
         True, "Correct Adam's step for bias (Lu et al. print none).", flag="hybrid_bias_correction"
@@ -182,6 +178,8 @@ class AdaBoundOptions(Options):
 
     Attributes:
       final_lr: the rate of SGD, at which the bounds close.
+      beta1: decay of the first moment.
+      beta2: decay of the second moment.
       eps: added to sqrt(v).
     """
 
@@ -193,8 +191,8 @@ class AdaBoundOptions(Options):
     gamma: float = option(
         1e-3, "How fast the bounds close, per step.", above=0, flag="adabound_gamma"
     )
-    beta1: float = _beta(0.9, "first", "adabound_beta1")
-    beta2: float = _beta(0.999, "second", "adabound_beta2")
+    beta1: float = 0.9
+    beta2: float = 0.999
     eps: float = 1e-8
 
 

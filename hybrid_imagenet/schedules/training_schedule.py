@@ -38,12 +38,10 @@ CREATE_FLAGS = (
     "momentum",
     "momentum_rule",
     "adabound_bound_time",
-    "adabound_beta2",
     "hybrid_ramp_epochs",
 )
 """The arguments of `create` that are flags. The fields of a schedule are flags too."""
 _WARMUP_START_HELP = "Learning rate at which a linear warmup starts (not above its end)."
-_FINAL_HELP = "Learning rate at the end of the polynomial and cosine schedules."
 
 
 def require(value: str, allowed: Iterable[str]) -> None:
@@ -162,14 +160,18 @@ class ExponentialDecay(Decay):
 
 @dataclasses.dataclass(frozen=True)
 class StepDecay(Decay):
-    """Multiplies the peak by a factor at each epoch of a list (Goyal et al. §5.1)."""
+    """Multiplies the peak by a factor at each epoch of a list (Goyal et al. §5.1).
+
+    Attributes:
+      lr_step_factor: the factor; not a flag.
+    """
 
     lr_steps: tuple[float, ...] = option(
-        (30.0, 60.0, 80.0), "Epochs at which the step schedule lowers the learning rate.", minimum=0
+        (30.0, 60.0, 80.0),
+        "Epochs at which the step schedule divides the learning rate by 10.",
+        minimum=0,
     )
-    lr_step_factor: float = option(
-        0.1, "Factor by which the step schedule lowers the learning rate.", minimum=0, maximum=1
-    )
+    lr_step_factor: float = 0.1
 
     def __call__(self, epoch: float, peak: float, start: float, end: float) -> float:
         steps_done = sum(epoch >= step_epoch for step_epoch in self.lr_steps)
@@ -184,7 +186,7 @@ class PolynomialDecay(Decay):
     """
 
     lr_power: float = option(2.0, "Power of the polynomial schedule.", minimum=0)
-    lr_final: float = option(0.0, _FINAL_HELP, minimum=0)
+    lr_final: float = 0.0
 
     def __call__(self, epoch: float, peak: float, start: float, end: float) -> float:
         fraction_left = 1.0 - (min(epoch, end) - start) / (end - start)
@@ -199,7 +201,7 @@ class CosineDecay(Decay):
       Loshchilov, Hutter, arXiv 1608.03983.
     """
 
-    lr_final: float = option(0.0, _FINAL_HELP, minimum=0)
+    lr_final: float = 0.0
 
     def __call__(self, epoch: float, peak: float, start: float, end: float) -> float:
         progress = (min(epoch, end) - start) / (end - start)

@@ -23,6 +23,7 @@ from hybrid_imagenet.data.sources.source import Source
 from hybrid_imagenet.data.sources.wrappers import Subset
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models import factory
+from hybrid_imagenet.models.blocks import BATCH_NORM_EPSILON
 from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.kinds import classify
@@ -107,7 +108,6 @@ def model(
         zero_last_gamma=config.zero_last_gamma,
         batch_norm=config.batch_norm,
         batch_norm_momentum=config.batch_norm_momentum,
-        batch_norm_epsilon=config.batch_norm_epsilon,
         seed=config.seed,
         width=config.model_width,
         stem=config.stem,
@@ -284,7 +284,7 @@ def description(config: RunConfig, source: Source) -> dict[str, Any]:
         "width": config.model_width,
         "stem": config.stem,
         "blurpool": config.blurpool,
-        "batch_norm_epsilon": config.batch_norm_epsilon,
+        "batch_norm_epsilon": BATCH_NORM_EPSILON,
         "crop_fraction": evaluation_crop(config),
         "loss": config.loss,
         "eval_flip": config.eval_flip,

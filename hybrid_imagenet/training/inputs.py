@@ -21,6 +21,9 @@ from hybrid_imagenet.order.sampling import Cursor, SampleOrder
 from hybrid_imagenet.schedules.run_length import RunLength
 from hybrid_imagenet.training.step import Batch
 
+# Batches per GPU behind --batch_norm=precise.
+_PRECISE_BATCHES = 16
+
 _log = logging.getLogger(__name__)
 
 
@@ -80,12 +83,8 @@ class TrainingData:
         return iter(self._stream)
 
     def sample(self, epoch: int, note: Callable[[], None]) -> Iterator[Batch]:
-        """Yields the first --precise_batch_norm_batches of an epoch; `note` is called before
-        each.
-        """
-        for batch in itertools.islice(
-            self._batches(Cursor(epoch, 0), epoch + 2), self._config.precise_batch_norm_batches
-        ):
+        """Yields the batches of an epoch for precise statistics; calls `note` before each."""
+        for batch in itertools.islice(self._batches(Cursor(epoch, 0), epoch + 2), _PRECISE_BATCHES):
             note()
             yield batch
 

@@ -145,9 +145,8 @@ class Trainer:
         config, state = self.parts.config, self.parts.state
         if self.parts.data.length.is_over(state.cursor, state.step):
             return True
-        return run_length.is_due(
-            config.eval_every_epochs, config.eval_offset_epochs, state.recorded_at, position
-        )
+        offset = derived.evaluation_offset(config)
+        return run_length.is_due(config.eval_every_epochs, offset, state.recorded_at, position)
 
     def validate(self) -> dict[str, Any]:
         """Returns the results of one pass over the validation images, and a description of these.

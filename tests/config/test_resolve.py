@@ -119,6 +119,8 @@ RANDOM = ("--random_batch=8", "--sync_batch_norm")
             ["--recipe=flash_b", "--momentum=.9"],
             ["--momentum cannot be combined with --momentum_rule=noise_scale"],
         ),
+        (["--lr-final=0.1"], ["--lr_final was removed. ", "final=..."]),
+        (["--adabound_beta1", "0.8"], ["--adabound_beta1 was removed. It is 0.9."]),
         (["--print_config_gpus=8"], ["--print_config_gpus needs --print_config or --check_only"]),
         (
             [*RANDOM, "--per_gpu_batch=16", "--batch_schedule=0:16,3:4"],

@@ -209,6 +209,11 @@ def test_resume_of_a_run_without_origins_keeps_its_values(tmp_path):
             "config.json has the flag warp_factor=9, which does not exist in this version. Continue"
             " the run with version 0.9, or remove the flag from the file to continue without it.",
         ),
+        (
+            {"lr_step_factor": 0.2},
+            "config.json has the flag lr_step_factor=0.2, which does not exist in this version. It"
+            " is 0.1. Use --lr_schedule=exponential",
+        ),
         ({"decoder": "gone"}, "config.json: --decoder=gone: choose one of"),
         (
             {"dataset": "webdataset", "data_dir": "https://***@host/set"},
@@ -220,6 +225,22 @@ def test_resume_with_a_value_that_cannot_be_used_is_an_error(changes, message, t
     begin(tmp_path, **changes)
     with pytest.raises(UserError, match=re.escape(message)):
         resume(tmp_path)
+
+
+def test_resume_ignores_a_removed_flag_that_had_the_value_of_this_version(tmp_path):
+    begin(tmp_path, batch_norm_epsilon=1e-5, precise_batch_norm_batches=16)
+    resume(tmp_path)
+
+
+def test_resume_ignores_a_removed_flag_that_followed_from_the_batch(tmp_path):
+    begun = config.resolve(MLPERF, 2)
+    origins = {name: origin.value for name, origin in begun.origins.items()}
+    content = {
+        "flags": begun.shown() | {"eval_offset_epochs": 3},
+        "origins": origins | {"eval_offset_epochs": "MLPerf's table"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    resume(tmp_path)
 
 
 def test_resume_with_a_new_value_ignores_the_one_that_cannot_be_used(tmp_path):

@@ -163,7 +163,7 @@ def test_mlperf_lars_has_the_settings_of_mlperfs_table(row):
     assert rates == pytest.approx([0, lr / 2, lr, 0])
     assert derived.optimizer_arguments(resolved)["weight_decay"] == decay
     every = resolved.eval_every_epochs
-    offset = resolved.eval_offset_epochs
+    offset = derived.evaluation_offset(resolved)
     assert every == 4 and offset in range(4)
     seen = [e for e in range(1, resolved.epochs + 1) if run_length.is_due(every, offset, e - 1, e)]
     assert math.ceil(target) in seen
@@ -184,7 +184,6 @@ def test_flags_win_over_mlperfs_table():
     assert (at_1632.epochs, at_1632.weight_decay, at_1632.lr) == (10, 3e-4, 7.4)
     assert at_1632.origins["epochs"] is config.Origin.COMMAND_LINE
     assert config.resolve(given, 1024).momentum == 0.94
-    assert config.resolve([*given, "--eval_offset_epochs=1"], 51).eval_offset_epochs == 1
 
 
 def test_short_is_the_published_configuration_of_mosaicml():

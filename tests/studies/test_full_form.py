@@ -15,8 +15,6 @@ from tests.studies import support
 
 BOTH = pytest.mark.parametrize("study", [FULL_FORM, FULL_FORM_SMALL], ids=lambda study: study.name)
 HYBRID_OPTIONS = {
-    "adabound_beta1",
-    "adabound_beta2",
     "adabound_bound_time",
     "adabound_lr",
     "adabound_lr_scaling",
@@ -27,7 +25,7 @@ HYBRID_OPTIONS = {
 }
 LARS_OPTIONS = {"lars_eps", "lars_eps_rule", "lars_eta", "lars_variant"}
 KAPPA_OPTIONS = {"lr_decay", "lr_decay_exponent"}
-POLY_OPTIONS = {"lr_final", "lr_power"}
+POLY_OPTIONS = {"lr_power"}
 PRINTED = {
     "recipe",
     "adabound_bound_time",

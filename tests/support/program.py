@@ -36,7 +36,6 @@ METHODS = (
     *(
         "--model_width=8",
         "--ema_decay=0.9",
-        "--precise_batch_norm_batches=2",
         "--image_size_schedule=0:12,1:16",
     ),
     *("--loss=sigmoid", "--eval_flip"),

@@ -14,9 +14,7 @@ from tests.support import program
 def run(tiny_data, tmp_path_factory):
     """A run of one epoch on one rank."""
     run_dir = tmp_path_factory.mktemp("evaluate") / "run"
-    done = program.train_here(
-        tiny_data, run_dir, "--epochs=1", "--warmup_epochs=0", "--batch_norm_epsilon=0.001"
-    )
+    done = program.train_here(tiny_data, run_dir, "--epochs=1", "--warmup_epochs=0")
     assert done.returncode == 0, done.stderr
     return run_dir
 

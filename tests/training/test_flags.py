@@ -49,7 +49,7 @@ def test_fp16_on_a_cpu_is_for_small_networks():
 
 def test_epochs_that_are_validated():
     resolved = config.resolve(
-        ["--epochs=12", "--eval_every_epochs=4", "--eval_offset_epochs=1", "--warmup_epochs=2"]
+        ["--epochs=12", "--eval_every_epochs=4", "--recipe=mlperf_lars", "--per_gpu_batch=32"], 51
     )
     length = RunLength(SampleOrder(10), resolved.epochs)
     parts = types.SimpleNamespace(config=resolved, data=types.SimpleNamespace(length=length))
@@ -58,7 +58,7 @@ def test_epochs_that_are_validated():
         parts.state = RunState(Cursor(epoch, 0), recorded_at=epoch - 1.0)
         return Trainer(parts).validates(float(epoch))
 
-    assert [epoch for epoch in range(1, 13) if validated(epoch)] == [5, 9, 12]
+    assert [epoch for epoch in range(1, 13) if validated(epoch)] == [7, 11, 12]
 
 
 def test_a_checkpoint_after_so_many_seconds(monkeypatch):

@@ -237,7 +237,7 @@ def test_flags_of_built_in_networks_do_not_reach_ones_own():
         "--model_width=8",
         "--ema_decay=0.9",
         "--sync_batch_norm",
-        "--batch_norm_epsilon=0.1",
+        "--batch_norm_momentum=0.1",
     ):
         with pytest.raises(
             UserError, match=rf"{flag.partition('=')[0]}=.* is for the built-in networks: omit it"

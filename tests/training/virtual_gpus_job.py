@@ -55,7 +55,6 @@ LONG = {
             "--optimizer=sgd",
             "--sgd_nesterov",
             "--batch_norm=precise",
-            "--precise_batch_norm_batches=2",
         ),
         *(
             "--gradient_accumulation_steps=2",
