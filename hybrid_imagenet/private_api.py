@@ -11,7 +11,7 @@ import collections
 import contextlib
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -42,17 +42,24 @@ def order_layers(model: keras.Model, names: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def fresh_layer_names() -> Iterator[None]:
-    """Numbers unnamed layers and variables inside the block as in a process that built none yet.
+def layer_numbers_from(start: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
+    """Numbers unnamed layers and variables inside the block independently of the process.
 
     After the block, numbering continues where it was before.
+
+    Args:
+      start: how many layers have each automatic name already; {} as in a new process.
+
+    Yields:
+      The same numbers, which include the layers of the block as soon as they are built.
     """
     from keras.src.backend.common import global_state
 
     counters = global_state.get_global_attribute("object_name_uids")
-    global_state.set_global_attribute("object_name_uids", collections.defaultdict(int))
+    numbers = collections.defaultdict(int, start)
+    global_state.set_global_attribute("object_name_uids", numbers)
     try:
-        yield
+        yield numbers
     finally:
         global_state.set_global_attribute("object_name_uids", counters)
 

@@ -76,10 +76,14 @@ def test_private_modules_of_others_are_imported_in_one_module_only():
         assert path.name == "private_api.py" or not found, path
 
 
-def test_fresh_layer_names_number_as_a_new_process_and_then_continue():
+def test_layer_numbers_from_continues_from_start_and_then_as_before():
     before = keras.layers.ReLU().name
-    with private_api.fresh_layer_names():
+    with private_api.layer_numbers_from({}) as numbers:
         assert [keras.layers.ReLU().name for _ in range(2)] == ["re_lu", "re_lu_1"]
+    assert dict(numbers) == {"re_lu": 2}
+    with private_api.layer_numbers_from(numbers):
+        assert keras.layers.ReLU().name == "re_lu_2"
+    assert dict(numbers) == {"re_lu": 2}
     number = int(before.removeprefix("re_lu").removeprefix("_") or 0)
     assert keras.layers.ReLU().name == f"re_lu_{number + 1}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pkgutil
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -17,6 +17,11 @@ from hybrid_imagenet.models.blocks import Builder
 # Lower-case names of the functions, operations and layers of Keras and TensorFlow that compute
 # probabilities.
 _PROBABILITY_FUNCTIONS = {"softmax", "softmax_v2", "sigmoid"}
+
+# How many unnamed layers the import of each user's module has built, by automatic name. A function
+# may use these layers, so its own must not get the same names. A module is imported only once, but
+# every call of its functions must continue from the same numbers.
+_layers_of_import: dict[str, Mapping[str, int]] = {}
 
 
 def create(target: str, num_classes: int, image_size: int | None, builder: Builder) -> keras.Model:
@@ -37,7 +42,8 @@ def create(target: str, num_classes: int, image_size: int | None, builder: Build
         a model that cannot be trained.
     """
     function = _import_function(target)
-    return build_checked(target, function, num_classes, image_size, builder)
+    earlier_layers = _layers_of_import[_module_name(target)]
+    return build_checked(target, function, num_classes, image_size, builder, earlier_layers)
 
 
 def build_checked(
@@ -46,6 +52,7 @@ def build_checked(
     num_classes: int,
     image_size: int | None,
     builder: Builder,
+    earlier_layers: Mapping[str, int] | None = None,
 ) -> keras.Model:
     """Calls a function that builds a network, and checks its result as `create` does.
 
@@ -55,11 +62,13 @@ def build_checked(
       num_classes: see `create`.
       image_size: see `create`.
       builder: see `create`.
+      earlier_layers: number of unnamed layers that the function may use without building them, by
+        automatic name; None for none.
 
     Raises:
       UserError: see `create`.
     """
-    model = _call(target, function, num_classes, image_size, builder)
+    model = _call(target, function, num_classes, image_size, builder, earlier_layers or {})
     outputs = getattr(model, "outputs", None) if isinstance(model, keras.Model) else None
     if not outputs:
         raise UserError(
@@ -84,13 +93,20 @@ def build_checked(
 
 def _import_function(target: str) -> Callable[..., Any]:
     try:
-        return pkgutil.resolve_name(target)
+        with private_api.layer_numbers_from({}) as numbers:
+            function = pkgutil.resolve_name(target)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
             f"--model={target}: {error}. Pass MODULE:FUNCTION of a module that Python can import."
         ) from None
     except (Exception, SystemExit) as error:
         raise _error_in_module(target, error) from None
+    _layers_of_import.setdefault(_module_name(target), dict(numbers))
+    return function
+
+
+def _module_name(target: str) -> str:
+    return target.partition(":")[0]
 
 
 def _call(
@@ -99,14 +115,15 @@ def _call(
     num_classes: int,
     image_size: int | None,
     builder: Builder,
+    earlier_layers: Mapping[str, int],
 ) -> Any:
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy(builder.precision)
     keras.utils.set_random_seed(builder.seed % 2**32)
     try:
         # Checkpoints find weights by their path. Layers that were given no name are numbered,
-        # so the numbers must not depend on layers that this process has built before.
-        with private_api.fresh_layer_names():
+        # so the numbers must not depend on other networks that this process has built before.
+        with private_api.layer_numbers_from(earlier_layers):
             return function(num_classes=num_classes, image_size=image_size)
     except TypeError as error:
         raise UserError(
@@ -125,7 +142,7 @@ def _error_in_module(target: str, error: BaseException) -> UserError:
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__
     ]
-    module = sys.modules.get(target.partition(":")[0])
+    module = sys.modules.get(_module_name(target))
     file = getattr(module, "__file__", None)
     module_frames = [frame for frame in frames if frame.filename == file] or frames
     where = ""
