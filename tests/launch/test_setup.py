@@ -5,6 +5,7 @@ The tests themselves run in an environment of a complete setup.
 
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -135,6 +136,69 @@ def test_setup_does_not_take_a_damaged_wheel_from_its_cache(tmp_path):
         # The error about the compiler shows that they would build the wheel again.
         for option in ("--check", "--build"):
             assert "g++ cannot compile C++17" in error_line(wheel(option))
+
+
+# Stands in for Python in an environment: pip "installs" one file per call, and at its first call it
+# is killed together with setup.sh, which started it.
+FAKE_PYTHON = r"""#!/bin/bash
+case "$*" in
+  *sys.executable*) echo "$0 3.11" ;;
+  "-m venv "*)
+    mkdir -p "$3/bin"
+    touch "$3/pyvenv.cfg"
+    cp "$0" "$3/bin/python"
+    echo "export VIRTUAL_ENV=$3 PATH=$3/bin:\$PATH" >"$3/bin/activate"
+    printf '#!/bin/sh\necho "[X] TensorFlow [X] MPI"\n' >"$3/bin/horovodrun"
+    printf '#!/bin/sh\n' >"$3/bin/mpirun"
+    chmod +x "$3/bin/horovodrun" "$3/bin/mpirun"
+    ;;
+  *" pip "*)
+    environment=$(dirname "$(dirname "$0")")
+    if [[ ! -e $environment/../was_killed ]]; then
+      touch "$environment/half_a_package" "$environment/../was_killed"
+      kill -TERM "$(cut -d " " -f 4 "/proc/$PPID/stat")"
+      sleep 20
+    fi
+    ;;
+esac
+"""
+
+
+def test_setup_after_one_that_was_killed_while_pip_installed_starts_from_scratch(tmp_path):
+    launch = tmp_path / "checkout" / "launch"
+    shutil.copytree(LAUNCH, launch)
+    shutil.copy(ROOT / "pyproject.toml", launch.parent)
+    (launch / "horovod_wheel.sh").write_text("#!/bin/sh\n")
+    python = tmp_path / "python"
+    python.write_text(FAKE_PYTHON)
+    python.chmod(0o755)
+    venv = tmp_path / "venv"
+
+    def setup():
+        return run(
+            launch / "setup.sh", "--cpu", HYBRID_IMAGENET_VENV=str(venv),
+            HYBRID_IMAGENET_PYTHON=str(python), XDG_CACHE_HOME=str(tmp_path / "cache"),
+        )  # fmt: skip
+
+    killed = setup()
+    assert killed.returncode == 143, killed.stderr
+    assert (venv / "half_a_package").exists()
+    again = setup()
+    assert again.returncode == 0, again.stderr
+    assert (
+        f"creating {venv} again, because its last setup stopped while it installed packages"
+        in again.stderr
+    )
+    assert not (venv / "half_a_package").exists()
+    # The environment is complete now, and a third setup has nothing to do.
+    (venv / "complete").touch()
+    assert setup().stderr == ""
+    # What changed the pins updates a complete environment in place.
+    with (launch / "constraints.txt").open("a") as pins:
+        pins.write("# another pin\n")
+    updated = setup()
+    assert updated.returncode == 0 and f"ready: {venv}" in updated.stderr
+    assert (venv / "complete").exists()
 
 
 RULE = "-" * 74
