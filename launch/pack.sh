@@ -11,7 +11,7 @@
 #   --gpu=90       remove code for GPUs of other compute capabilities than 9.0 (tested on an H100)
 #   --whole        omit nothing. By default compilers, linters, headers and test suites are omitted, and CUDA libraries
 #                  that training never calls (cuFFT, cuRAND, cuSOLVER, cuSPARSE) are replaced by empty ones
-#   --unpack DIR   a new or empty directory, which becomes the checkout; OUT contains copies of the two scripts for it
+#   --unpack DIR   a new or empty directory, which becomes the checkout; OUT contains copies of the scripts for it
 #   XZ_OPT         options of xz (default: -T0 -3)
 set -euo pipefail
 # shellcheck source=launch/lib.sh
@@ -93,12 +93,21 @@ pack() {
   printf '%s\n%s\n' "$(cd "$venv_dir" && pwd -P)" "$version" >"$stage/.packed"
   (cd "$root_dir" && files_of_checkout | tar -cf - -T -) | tar -xf - -C "$stage"
   say "compressing $(du -sh "$stage" | cut -f1) ..."
-  tar -C "$stage" --owner=0 --group=0 -cf - . | XZ_OPT=${XZ_OPT:--T0 -3} xz -c |
+  git -C "$root_dir" rev-parse HEAD >"$stage/.commit" 2>/dev/null || rm -f "$stage/.commit"
+  tar -C "$stage" --owner=0 --group=0 -cf - . | compress "$out" |
     (cd "$out" && split -b "$2M" -d -a 3 - "$NAME.tar.xz.")
-  cp "${BASH_SOURCE[0]}" "$launch_dir/lib.sh" "$out/"
-  (cd "$out" && sha256sum "$NAME".tar.xz.* >"$NAME.sha256")
+  cp "${BASH_SOURCE[0]}" "$launch_dir/lib.sh" "$launch_dir/parallel_xz.py" "$out/"
+  (cd "$out" && sha256sum "$NAME".tar.xz.* "$NAME.sizes" >"$NAME.sha256")
   say "$(find "$out" -name "$NAME.tar.xz.*" | wc -l) parts, $(du -sh --exclude=.stage "$out" | cut -f1): $out"
   say "there: bash pack.sh --unpack DIR $NAME.tar.xz.*"
+}
+
+# compress OUT: compresses each 64 MiB of the input by itself, so that all cores can decompress, and writes the sizes to OUT.
+compress() {
+  export XZ_OPT=${XZ_OPT:--T0 -3} sizes=$1/$NAME.sizes
+  : >"$sizes"
+  # shellcheck disable=SC2016  # split runs this in a shell for each piece
+  (cd "$1" && split -b 64M --filter='xz -c >.piece && stat -c %s .piece >>"$sizes" && cat .piece && rm .piece' -)
 }
 
 # files_of_checkout: prints the files of the checkout that git tracks or does not ignore. Without git it prints all.
@@ -171,7 +180,7 @@ unpack() {
   mkdir -p "$target" || die "Cannot write to $target. Use another directory."
   target=$(cd "$target" && pwd -P)
   check_path "$target" "the directory"
-  cut -d' ' -f3- "$list" | (cd "$folder" && xargs cat) | decompress | tar -C "$target" -xf - ||
+  cut -d' ' -f3- "$list" | grep -F .tar.xz. | (cd "$folder" && xargs cat) | decompress "$folder" | tar -C "$target" -xf - ||
     die "Cannot unpack the parts to $target (see above)."
   mapfile -t old <"$target/.packed"
   version=${old[1]}
@@ -190,11 +199,12 @@ unpack() {
   say "ready: cd $target && . launch/env.sh"
 }
 
+# decompress FOLDER: decompresses the parts on all cores if this machine has a Python with lzma, else by xz.
 decompress() {
-  if command -v xz >/dev/null; then
-    xz -dc
+  if python3 -c 'import lzma' 2>/dev/null; then
+    python3 "$1/parallel_xz.py" "$1/$NAME.sizes"
   else
-    python3 -c 'import lzma, shutil, sys; shutil.copyfileobj(lzma.open(sys.stdin.buffer), sys.stdout.buffer)'
+    xz -dc
   fi
 }
 

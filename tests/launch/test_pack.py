@@ -1,5 +1,6 @@
 """launch/pack.sh, with an environment that has only a module instead of TensorFlow."""
 
+import lzma
 import struct
 import subprocess
 import sys
@@ -49,6 +50,8 @@ def unpack(packed, target):
 
 def test_a_packed_environment_runs_at_another_path(packed, environment_dir, tmp_path):
     assert len(list(packed.glob("*.tar.xz.*"))) > 1
+    sizes = (packed / "hybrid-imagenet.sizes").read_text().split()
+    assert len(sizes) > 1  # each of these is decompressed by itself
     environment_dir.rename(environment_dir.with_name("moved"))  # nothing may be read from there
     try:
         target = tmp_path / "there"
@@ -131,3 +134,24 @@ def test_pack_reports_wrong_use_in_one_line(tmp_path):
     assert "launch/setup.sh" in error_line(
         run(PACK, tmp_path / "out", HYBRID_IMAGENET_VENV=str(tmp_path / "none"))
     )
+
+
+def test_parallel_xz_writes_the_streams_in_their_order(tmp_path):
+    pieces = [bytes([number]) * (100_000 - 20_000 * number) for number in range(5)]
+    streams = [lzma.compress(piece) for piece in pieces]
+    (tmp_path / "sizes").write_text("".join(f"{len(stream)}\n" for stream in streams))
+    done = subprocess.run(
+        [sys.executable, LAUNCH / "parallel_xz.py", tmp_path / "sizes"],
+        input=b"".join(streams),
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout == b"".join(pieces)
+    streams[2] = streams[2][:-9] + bytes(9)
+    damaged = subprocess.run(
+        [sys.executable, LAUNCH / "parallel_xz.py", tmp_path / "sizes"],
+        input=b"".join(streams),
+        capture_output=True,
+        check=False,
+    )
+    assert damaged.returncode
