@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import start
-from benchmarks.arms_table import ARMS, Arm, Row
+from benchmarks.arms_table import ARMS, SPEED, Arm, Row
 from hybrid_imagenet import files
 from hybrid_imagenet.analysis import published
 from hybrid_imagenet.benchmarks import scaling
@@ -70,7 +70,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out", default="gpu-arms", help="directory of the table and the logs (%(default)s)"
     )
-    parser.add_argument("--only", default="", metavar="ARM,...", help="run these arms only")
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="ARM,...",
+        help="run these arms only; speed stands for all forms of the step, and JAX",
+    )
     parser.add_argument(
         "--again", action="store_true", help="run arms that the table in --out has already, too"
     )
@@ -110,6 +115,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _chosen(options: argparse.Namespace) -> list[Arm]:
     names = list(filter(None, options.only.split(",")))
+    if "speed" in names:
+        names = [*(name for name in names if name != "speed"), *SPEED]
     if unknown := set(names) - {arm.name for arm in ARMS}:
         raise UserError(f"--only={options.only}: {', '.join(sorted(unknown))} is none of the arms")
     if not gpus.count() and not options.rehearse:
@@ -141,6 +148,19 @@ def _machine() -> Row:
         }
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {"gpu": None, "key": None, "memory_gb": memory_bytes / 1e9, "driver": None}
+
+
+def commit() -> str:
+    """Returns the commit of this checkout, which launch/pack.sh writes to a file; "" if unknown."""
+    packed = _ROOT / ".commit"
+    if packed.exists():
+        return packed.read_text().strip()
+    words = ["git", "-C", str(_ROOT), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout.strip()
 
 
 class Table:
@@ -199,7 +219,7 @@ class Table:
             | self.rows.get(arm.name, {"status": NOT_RUN})
             for arm in self.arms
         ]
-        report = {"benchmark": "arms", "machine": self.machine, "arms": rows}
+        report = {"benchmark": "arms", "commit": commit(), "machine": self.machine, "arms": rows}
         for name, text in (
             ("arms.json", json.dumps(report, indent=1)),
             ("arms.md", "\n".join(self.lines())),

@@ -546,3 +546,23 @@ ARMS = (
         seconds=3600,
     ),
 )
+
+SPEED = (
+    "base",
+    "stem",
+    "jit_compile",
+    "jit_stem",
+    "jit_update",
+    "jax_full",
+    "jax_full_bytes",
+    "shortcut",
+    "norm",
+    "programs",
+    "bf16",
+    "bf16_norm",
+    "bf16_jit",
+    "jit_cache",
+    "jit_cached",
+    "again",
+)
+"""The arms that `--only=speed` stands for: each form of the step alone and together, and JAX."""

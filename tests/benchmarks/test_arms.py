@@ -9,7 +9,7 @@ import time
 import pytest
 
 from benchmarks import arms, peer
-from benchmarks.arms_table import ARMS, Arm
+from benchmarks.arms_table import ARMS, SPEED, Arm
 from hybrid_imagenet import config
 from hybrid_imagenet.benchmarks import gpu, scaling
 from hybrid_imagenet.errors import UserError
@@ -282,6 +282,13 @@ def test_variables_of_an_arm_may_name_the_directory_of_the_table(run, tmp_path):
     program = f"import os; open('{tmp_path}/found', 'w').write(os.environ['CACHE'])"
     run(fake("cached", program, environment=(("CACHE", "{out}/cache"),)))
     assert (tmp_path / "found").read_text() == f"{tmp_path}/out/cache"
+
+
+def test_only_speed_runs_every_form_of_the_step(monkeypatch):
+    options = arms._parser().parse_args(["--only=speed", "--rehearse"])
+    assert {arm.name for arm in arms._chosen(options)} == set(SPEED)
+    compared = {arm.than for arm in ARMS if arm.name in SPEED} - {""}
+    assert compared <= set(SPEED)
 
 
 def test_every_arm_of_the_step_resolves_its_flags():

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# launch/gpu_speed.sh [--minutes=N] [--peer_python=PATH] [--out=DIR] [--rehearse] [--dry-run]
+#
+# Times each form of the training step on one GPU, alone and together, and JAX with the whole recipe on the same card, all
+# at the commit of this checkout. It is meant for a machine that is lent for some minutes: the table in DIR is written after
+# each arm, and the same command continues with the arms that are missing.
+#
+#   --minutes=N         end after N minutes (default: 8)
+#   --peer_python=PATH  interpreter that has JAX (default: python3)
+#   --out=DIR           directory of the table and the logs (default: gpu-speed)
+#   --rehearse          try the arms on a small network where there is no GPU
+#   --dry-run           print the commands and run nothing
+set -euo pipefail
+# shellcheck source=launch/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+main() {
+  local minutes=8 peer_python=python3 out=gpu-speed rehearse='' dry_run='' argument
+  for argument in "$@"; do
+    case $argument in
+      -h | --help) help_of "${BASH_SOURCE[0]}" && exit 0 ;;
+      --minutes=*) minutes=${argument#*=} ;;
+      --peer[-_]python=*) peer_python=${argument#*=} ;;
+      --out=*) out=${argument#*=} ;;
+      --rehearse) rehearse=1 ;;
+      --dry[-_]run) dry_run=1 ;;
+      *) usage_error "Unknown option $argument. See launch/gpu_speed.sh --help." ;;
+    esac
+  done
+  check_number "$minutes" --minutes 600
+  local arms=(python -m benchmarks arms --only=speed "--minutes=$minutes" "--peer_python=$peer_python" "--out=$out")
+  if [[ -n $rehearse ]]; then
+    arms+=(--rehearse --steps=1 --rounds=1)
+  fi
+  if [[ -n $dry_run ]]; then
+    printf 'cd %s && . launch/env.sh\n%s\n' "$root_dir" "${arms[*]}"
+    exit
+  fi
+  [[ -x $venv_dir/bin/python ]] || die "There is no environment at $venv_dir. Run launch/setup.sh first."
+  mkdir -p "$out"
+  # Clocks and temperature explain differences between two runs.
+  nvidia-smi -q -d CLOCK,POWER,TEMPERATURE >"$out/nvidia-smi.txt" 2>&1 || true
+  PATH=$venv_dir/bin:$PATH PYTHONPATH=$root_dir${PYTHONPATH:+:$PYTHONPATH} exec "${arms[@]}"
+}
+
+# Keep this on one line, because bash continues to read the file, which may have changed meanwhile.
+main "$@"; exit
