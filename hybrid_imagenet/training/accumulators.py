@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from hybrid_imagenet import xla
+from hybrid_imagenet.data.image_mixing import MixedLabels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,7 @@ class SumAccumulator:
         self,
         losses: tf.Tensor,
         logits: tf.Tensor,
-        labels: tf.Tensor,
+        labels: tf.Tensor | MixedLabels,
         weights: tf.Tensor | None = None,
     ) -> None:
         """Adds a batch.
@@ -63,7 +64,8 @@ class SumAccumulator:
         Args:
           losses: float32 [b], per example.
           logits: float32 [b, classes].
-          labels: int64 [b].
+          labels: int64 [b]. Of mixed labels that with the larger share is the right one, as in
+            torchvision.
           weights: float32 [b] or None: 0 leaves an example (padding) out.
         """
         self.variable.assign_add(self._of_batch(losses, logits, labels, weights))
@@ -82,9 +84,14 @@ class SumAccumulator:
 
 
 def _batch_sums(
-    losses: tf.Tensor, logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor | None
+    losses: tf.Tensor,
+    logits: tf.Tensor,
+    labels: tf.Tensor | MixedLabels,
+    weights: tf.Tensor | None,
 ) -> tf.Tensor:
     """The sums over a batch, float64 [4]; arguments as for `SumAccumulator.add`."""
+    if isinstance(labels, MixedLabels):
+        labels = labels.larger()
     # Two classes have no fifth guess: in_top_k then counts every example.
     top1 = tf.cast(
         tf.equal(tf.argmax(logits, axis=-1, output_type=labels.dtype), labels), tf.float64

@@ -231,9 +231,7 @@ class TrainStep:
         self, images: tf.Tensor, labels: Labels, weight: tf.Tensor | None
     ) -> list[tf.Tensor]:
         losses, logits, gradients = self._forward_backward(images, labels, weight)
-        # As in torchvision, accuracy refers to the label with the larger share.
-        guessed = labels.larger() if isinstance(labels, MixedLabels) else labels
-        self.sums.add(losses, logits, guessed)
+        self.sums.add(losses, logits, labels)
         self.alarm.judge(losses)
         return gradients
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from horovod.common.process_sets import ProcessSet
@@ -112,7 +113,8 @@ def training(
     network = build.model(config, precision, CLASSES, communicator)
     optimizer = build.optimizer(config, precision, network, communicator)
     choose = build.random_batch(config, communicator)
-    step = build.train_step(config, precision, network, optimizer, communicator, choose)
+    weights = None if config.class_weights == "none" else np.ones(CLASSES, np.float32)
+    step = build.train_step(config, precision, network, optimizer, communicator, choose, weights)
     batch = specs(
         config.augmentation, config.image_size, config.per_gpu_batch * config.virtual_gpus
     )

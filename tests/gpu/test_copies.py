@@ -23,6 +23,7 @@ from tests.gpu import copies, graphs
 
 HERE = pathlib.Path(__file__).parent
 EVERYTHING = ("--recipe=hybrid", "--ema_decay=0.99", "--label_smoothing=0.1")
+MIXED = ("--mixup_alpha=0.2", "--cutmix_alpha=1", "--class_weights=balanced", "--clip_norm=1")
 STEPS = {  # flags, and the engine that connects two ranks
     "one rank": (EVERYTHING, ""),
     "two ranks": (("--recipe=hybrid",), "horovod"),
@@ -32,7 +33,7 @@ STEPS = {  # flags, and the engine that connects two ranks
     "statistics over ranks": (("--sync_batch_norm", "--optimizer=lamb"), "horovod"),
     "one program": (("--recipe=hybrid", "--jit_compile", "--jit_update", "--ema_decay=0.99"), ""),
     "all programs": (("--model=resnet50", "--xla_programs=stem,norm,shortcut"), ""),
-    "virtual GPUs": (("--virtual_gpus=2", "--optimizer=muon"), ""),
+    "virtual GPUs": (("--virtual_gpus=2", "--optimizer=muon", *MIXED), ""),
 }
 LONG = {
     "without XLA": ((), "horovod"),

@@ -181,6 +181,21 @@ def augmentation_program(name, precision):
     return compiled(lambda images, keys: device.augment(images, keys, name, dtype), pixels, seeds)
 
 
+def mixing_program(precision):
+    """MixUp and CutMix after the augmentation of AlexNet, with the labels that they add."""
+    config = graphs.resolved("--mixup_alpha=0.2", "--cutmix_alpha=1", "--augmentation=alexnet")
+    prepare = build.train_preprocess(config, precision.removeprefix("mixed_"))
+    mixer = build.image_mixer(config)
+    side = augmentations.host_augmentation("alexnet", 224).side
+    pixels, seeds = tf.TensorSpec([8, side, side, 3], tf.uint8), tf.TensorSpec([8, 2], tf.int64)
+
+    def mix(images, keys, labels):
+        batch = {"image": images, "seed": keys}
+        return prepare(batch), tuple(mixer.labels(labels, keys, side)[1:])
+
+    return compiled(mix, pixels, seeds, tf.TensorSpec([8], tf.int64))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     sys.version_info[:2] != (3, 11), reason="the compiler is pinned for Python 3.11"
@@ -196,6 +211,8 @@ def test_xla_compiles_for_each_gpu(target, compiler, tmp_path):
             <= len(kernels_of(augmentation_program(name, precision), target, compiler, tmp_path))
             <= 6
         )
+    mixing = kernels_of(mixing_program(precision), target, compiler, tmp_path)
+    assert 1 <= len(mixing) <= 10, "\n".join(mixing)
     assert len(kernels_of(whole_step(precision), target, compiler, tmp_path)) > 50
 
 
