@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from hybrid_imagenet.analysis import decoding_cost, published
 from hybrid_imagenet.comm import gpus
 
 Facts = Mapping[str, Any]
@@ -353,6 +354,38 @@ def _check_resources(hosts: Hosts, requirements: JobRequirements) -> list[Findin
     ]
 
 
+def _check_decoding(hosts: Hosts, requirements: JobRequirements) -> list[Finding]:
+    """Checks that the cores of each host decode images as fast as its GPUs train on them."""
+    too_slow = []
+    for host, facts in hosts.items():
+        speed = sum(_training_speed(gpu) for gpu in facts["gpus"])
+        full_size = decoding_cost.cores_needed(speed)
+        resized = decoding_cost.cores_needed(speed, resized=True)
+        if facts["cores"] < full_size:
+            needed = f"{facts['cores']} cores of {full_size}, {resized} with --resize=256"
+            too_slow.append((host, needed))
+    if not requirements.gpus:
+        return []
+    return [
+        check_each(
+            "cores that decode",
+            "enough for full-size photographs and the GPUs",
+            too_slow,
+            "make shards with hybrid-imagenet data prepare --resize=256, and measure the host with"
+            " hybrid-imagenet bench input",
+        )
+    ]
+
+
+def _training_speed(gpu: Mapping[str, Any]) -> float:
+    """Returns the fastest known speed of ResNet-50 in FP16 on a GPU in images/s; 0 if unknown."""
+    key = published.recognize_gpu(gpu["name"], gpu.get("memory.total") or "")
+    if key is None:
+        return 0.0
+    speeds = published.speeds(key, "fp16", by_this_program=True) or published.speeds(key, "fp16")
+    return max((speed.images_per_second for speed in speeds), default=0.0)
+
+
 CHECKS: tuple[Callable[[Hosts, JobRequirements], list[Finding]], ...] = (
     _check_versions,
     _check_host_names,
@@ -361,4 +394,5 @@ CHECKS: tuple[Callable[[Hosts, JobRequirements], list[Finding]], ...] = (
     _check_gpus,
     _check_data,
     _check_resources,
+    _check_decoding,
 )

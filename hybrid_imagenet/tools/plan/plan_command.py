@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
+from hybrid_imagenet.analysis import decoding_cost
 from hybrid_imagenet.comm.cost_model import Link, Topology
 from hybrid_imagenet.comm.settings import ALGORITHMS
 from hybrid_imagenet.config.help import entries
@@ -47,8 +47,6 @@ _COMPOSED_NOTE = (
 )
 # ILSVRC2012_img_train.tar has 147,897,477,120 bytes for 1,281,167 images.
 _JPEG_BYTES_PER_IMAGE = 115e3
-# Two cores of an AMD EPYC decode 1,870 images/s to 224 pixels (docs/input.md).
-_DECODED_IMAGES_PER_CORE_SECOND = 935.0
 # A request for another strategy than the recommended one is only mentioned if it costs this much.
 _MIN_MENTIONED_SLOWDOWN_PERCENT = 0.1
 
@@ -85,7 +83,8 @@ def plan_lines(flags: PlannerFlags) -> list[str]:
     if planned_gpus > 1:
         lines.append("")
         lines += _recommendation(job, cluster.topology(cluster.hosts), planned_row)
-    lines.append(_input_line(planned_row.images_per_second / cluster.hosts))
+    host_images_per_second = planned_row.images_per_second / cluster.hosts
+    lines.append(_input_line(host_images_per_second, planned_gpus // cluster.hosts))
     if not any(row.target_seconds for row in rows):
         lines.append("no reference convergence is known for these batches")
     return lines
@@ -215,14 +214,21 @@ def _faster_composed_strategy(
     ]
 
 
-def _input_line(images_per_second: float) -> str:
-    """Returns the input that a host needs, in bytes and in cores that decode."""
+def _input_line(images_per_second: float, gpus: int) -> str:
+    """Returns the input that a host needs, in bytes and in cores that decode.
+
+    Args:
+      images_per_second: speed of all GPUs of the host.
+      gpus: number of GPUs of the host.
+    """
     gigabytes_per_second = 1e-9 * _JPEG_BYTES_PER_IMAGE * images_per_second
-    cores = math.ceil(images_per_second / _DECODED_IMAGES_PER_CORE_SECOND)
+    cores = decoding_cost.cores_needed(images_per_second)
+    resized = decoding_cost.cores_needed(images_per_second, resized=True)
     return (
         f"input of a host: {images_per_second:,.0f} images/s, which need"
-        f" {gigabytes_per_second:.2g} GB/s of ImageNet's files and about {cores} CPU"
-        f" {'core' if cores == 1 else 'cores'}; measure yours with hybrid-imagenet bench input"
+        f" {gigabytes_per_second:.2g} GB/s of ImageNet's files and about"
+        f" {pluralize(cores, 'CPU core')}, {cores / gpus:.2g} per GPU; {resized} with shards of"
+        " --resize=256; measure yours with hybrid-imagenet bench input"
     )
 
 

@@ -51,6 +51,7 @@ def test_diagnose_healthy_hosts_pass_every_check():
         ("run_free_gb", 1.0, "space for results", WARN, "b: 1.0 GB"),
         ("shared_memory_gb", 0.06, "shared memory", WARN, "b: 0.06 GB"),
         ("cores", 1, "cores", WARN, "b: 2 ranks on 1 cores"),
+        ("cores", 3, "cores that decode", WARN, "b: 3 cores of "),
         ("locked_memory", 1024, "locked memory", WARN, "b: 1024"),
     ],
 )

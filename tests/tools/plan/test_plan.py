@@ -180,8 +180,8 @@ def test_planned_size_is_in_the_table_and_flags_override_the_cluster(capsys):
         == 0
     )
     assert (
-        "input of a host: 2,000 images/s, which need 0.23 GB/s of ImageNet's files and about 3 CPU"
-        in capsys.readouterr().out
+        "input of a host: 2,000 images/s, which need 0.23 GB/s of ImageNet's files and about 7 CPU"
+        " cores, 7 per GPU; 4 with shards of --resize=256; measure yours" in capsys.readouterr().out
     )
 
 
