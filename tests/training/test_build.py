@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from hybrid_imagenet import config
+from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.data import device
 from hybrid_imagenet.data.image_mixing import ImageMixer
@@ -66,6 +67,27 @@ def test_preprocess_with_mixing_mixes_the_augmented_images(augmentation):
     )
     assert build.train_preprocess(resolved, "float16")(batch).dtype == tf.float16
     assert build.image_mixer(config.resolve([])) is None
+
+
+class SecondRank(SingleProcess):
+    """A rank that is told what rank 0 has counted, images of two classes."""
+
+    def __init__(self):
+        super().__init__()
+        self.rank = 1
+
+    def broadcast_object(self, obj):
+        assert obj == []
+        return [1, 3]
+
+
+def test_class_weights_on_other_ranks_are_those_of_rank_0(tmp_path):
+    resolved, (train, _) = sources(tmp_path, "--class_weights=balanced")
+    weights = build.class_weights(resolved, train, SecondRank())
+    np.testing.assert_allclose(weights, [2.0, 2 / 3], rtol=1e-6)
+    own = build.class_weights(resolved, train, SingleProcess())
+    assert own.shape == (10,)
+    assert build.class_weights(config.resolve([]), train, SecondRank()) is None
 
 
 def test_training_and_validation_must_have_the_same_classes(tmp_path):

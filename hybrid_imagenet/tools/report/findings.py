@@ -561,7 +561,9 @@ def _suggest_for_missed_target(run: LoadedRun, epochs: float) -> Iterator[Sugges
     """
     yield from _suggest_more_epochs(run, epochs)
     training = run.summary.get("train_top1")
-    if training is None:
+    is_mixed = bool(run.flags.get("mixup_alpha") or run.flags.get("cutmix_alpha"))
+    # Accuracy on mixed images is low however well the network fits the images themselves.
+    if training is None or is_mixed:
         return
     validation = run.summary.get("val_top1")
     if validation is not None and training - validation > _OVERFITTING_ACCURACY_GAP:

@@ -47,8 +47,11 @@ def test_assess_target_missed_is_bad_and_shows_the_distance(tmp_path):
         ({}, {}, ["--epochs=18", "--lr=0.2"]),
         ({"max_steps": 40}, {"epochs": 5}, ["without --max_steps", "--lr=0.2"]),
         ({}, {"train_top1": 1.0}, ["--epochs=18", "--label_smoothing=0.1"]),
+        # Accuracy on mixed images is not a cause. The last one belongs to every such run.
+        ({"mixup_alpha": 0.2}, {"train_top1": 1.0}, ["--epochs=18", "--eval_every_epochs=2"]),
+        ({"cutmix_alpha": 1.0}, {"train_top1": 0.3}, ["--epochs=18", "--eval_every_epochs=2"]),
     ],
-    ids=["rising", "cut short", "overfitted"],
+    ids=["rising", "cut short", "overfitted", "blended", "cut and pasted"],
 )
 def test_suggestions_for_a_missed_target_follow_its_cause(tmp_path, flags, summary, expected):
     run = load.load_run(make_run(tmp_path / "run", target_top1=[0.9], **flags))
