@@ -676,10 +676,6 @@ def _suggest_for_input(run: LoadedRun, lost_time: str) -> Iterator[Suggestion]:
             "--data_cache=encoded",
             f"{lost_time} waiting for input; this reads each image once, if memory can hold all",
         )
-    if run.has_gpus and run.flags.get("decoder") == "tensorflow":
-        yield Suggestion(
-            "--decoder=dali", f"{lost_time} waiting for input; this decodes on the GPU"
-        )
 
 
 def _suggest_for_communication(run: LoadedRun, lost_time: str) -> Iterator[Suggestion]:

@@ -188,8 +188,8 @@ def test_causes_are_the_times_in_the_records(tmp_path):
 CAUSES = [
     (
         "input",
-        {"data_cache": "none", "decoder": "tensorflow"},
-        ["--data_cache=encoded", "--decoder=dali"],
+        {"data_cache": "none"},
+        ["--data_cache=encoded"],
     ),
     (
         "exposed communication",
