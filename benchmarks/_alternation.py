@@ -13,12 +13,12 @@ import tensorflow as tf
 from benchmarks.step import processor
 from hybrid_imagenet import train
 from hybrid_imagenet.benchmarks.scaling import wait_for_turn
+from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import RunConfig
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.training import build
 from hybrid_imagenet.training.evaluation import Validation
-from hybrid_imagenet.training.parts import Parts
 from hybrid_imagenet.training.step import EvaluationStep, PerShape
 from hybrid_imagenet.training.trainer import Trainer
 
@@ -43,9 +43,9 @@ def measure(
         raise UserError("benchmarks loop measures one process: start it without a launcher")
     found: list[Alternation] = []
 
-    def alternating(parts: Parts) -> Trainer:
-        found.append(Alternation(parts, steps, rounds))
-        return found[0]
+    def alternating(trainer: Trainer) -> list[Alternation]:
+        found.append(Alternation(trainer, steps, rounds))
+        return found
 
     try:
         outcome = train.run(config, communicator, alternating)
@@ -57,12 +57,14 @@ def measure(
     )
 
 
-class Alternation(Trainer):
-    """Counts the loop's steps and takes the turns, after all else that a step has to do."""
+class Alternation(TrainingCallback):
+    """Counts the loop's steps and takes the turns, after all other callbacks of a step."""
 
-    def __init__(self, parts: Parts, steps: int, rounds: int):
+    def __init__(self, trainer: Trainer, steps: int, rounds: int):
         """Wraps the compiled step to time it."""
-        super().__init__(parts)
+        super().__init__()
+        self._trainer = trainer
+        self.components = parts = trainer.components
         self.loop_seconds: list[float] = []
         self.bare_seconds: list[float] = []
         self.host_seconds: list[float] = []
@@ -76,9 +78,8 @@ class Alternation(Trainer):
         self._plan = self._turns()
         next(self._plan)
 
-    def step_ends(self, position: float, record: dict[str, Any] | None, save: bool) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Continues with the next step of the plan."""
-        super().step_ends(position, record, save)
         next(self._plan)
 
     def _timed(self, *arguments: Any) -> tf.Tensor:
@@ -96,13 +97,13 @@ class Alternation(Trainer):
         for _ in range(self._rounds):
             yield  # the pipeline works at the loop's pace from here on
             self._wait()
-            waited, self._inside = self.parts.data.wait_seconds, 0.0
+            waited, self._inside = self.components.data.wait_seconds, 0.0
             began = time.perf_counter()
             for _ in range(self._steps):
                 yield
             self._wait()
             elapsed = time.perf_counter() - began
-            waited = self.parts.data.wait_seconds - waited
+            waited = self.components.data.wait_seconds - waited
             self.loop_seconds.append(elapsed / self._steps)
             self.waited_seconds.append(waited / self._steps)
             self.host_seconds.append((elapsed - waited - self._inside) / self._steps)
@@ -114,7 +115,7 @@ class Alternation(Trainer):
 
     def _wait(self) -> None:
         """Waits until the device has finished; a processor has already."""
-        self.parts.step.sums.read()
+        self.components.step.sums.read()
 
     def _bare(self) -> None:
         time.sleep(_SETTLE)
@@ -148,9 +149,9 @@ class Alternation(Trainer):
 
     def _checkpoint(self) -> Iterator[None]:
         """Saves; the loop continues until the file is complete."""
-        store = self.parts.recording.store
+        store = self.components.recording.store
         began = time.perf_counter()
-        self.saver.save()
+        self._trainer.checkpoints.save()
         blocked, steps = time.perf_counter() - began, 0
         while store is not None and store.writing:
             yield
@@ -166,7 +167,7 @@ class Alternation(Trainer):
         """Validates the validation images first, which traces the step, then all training
         images.
         """
-        parts, config = self.parts, self.parts.config
+        parts, config = self.components, self.components.config
         compute = str(parts.facts["precision"]).removeprefix("mixed_")
         step = EvaluationStep(parts.model, build.evaluation_preprocess(compute))
         for source in (parts.validation_source, parts.data.source):
@@ -192,7 +193,7 @@ class Alternation(Trainer):
 
     def report(self) -> dict[str, Any]:
         """Returns the measured figures as a JSON object."""
-        config = self.parts.config
+        config = self.components.config
         loop, bare = statistics.median(self.loop_seconds), statistics.median(self.bare_seconds)
         pairs = [b / a for a, b in zip(self.loop_seconds, self.bare_seconds, strict=True)]
         return {
@@ -200,7 +201,7 @@ class Alternation(Trainer):
             "model": config.model,
             "batch": config.per_gpu_batch,
             "image_size": config.image_size,
-            "precision": self.parts.facts["precision"],
+            "precision": self.components.facts["precision"],
             "threads": tf.config.threading.get_intra_op_parallelism_threads(),
             "images_per_second": config.per_gpu_batch / loop,
             "bare_images_per_second": config.per_gpu_batch / bare,

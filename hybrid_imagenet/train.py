@@ -1,30 +1,32 @@
-"""Trains a network from a configuration, from the data to the summary; the second file to read."""
+"""Builds the components of a run from its configuration, and trains."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import keras
 import tensorflow as tf
 
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import RunConfig, defaults, flag_checks
 from hybrid_imagenet.startup import STARTUP_PROGRESS
 from hybrid_imagenet.training import build, hardware, same_data
-from hybrid_imagenet.training.loop import Loop
-from hybrid_imagenet.training.parts import Parts
+from hybrid_imagenet.training.components import RunComponents
 from hybrid_imagenet.training.recorder import Recording
 from hybrid_imagenet.training.trainer import Trainer
 
 
 def run(
-    config: RunConfig, communicator: Communicator, trains: Callable[[Parts], Trainer] = Trainer
+    config: RunConfig,
+    communicator: Communicator,
+    more_callbacks: Callable[[Trainer], Sequence[keras.callbacks.Callback]] = lambda _: (),
 ) -> str:
     """Trains as configured; every rank calls it.
 
     Args:
       config: what to do.
       communicator: the ranks.
-      trains: takes the place of `Trainer`, for measurements.
+      more_callbacks: returns callbacks that are called after the program's own.
 
     Returns:
       Why the run ended: "" (all epochs), "target" or "preempted".
@@ -33,17 +35,11 @@ def run(
       UserError: for data or directories that cannot be used, before training; or for what training
         cannot survive.
     """
-    trainer = trains(parts_of(config, communicator))
-    try:
-        trainer.restore()
-        Loop(trainer).run()
-        return trainer.finish()
-    finally:
-        trainer.close()
+    return Trainer(build_components(config, communicator), more_callbacks).run()
 
 
-def parts_of(config: RunConfig, communicator: Communicator) -> Parts:
-    """Builds the parts of a run; every rank calls it.
+def build_components(config: RunConfig, communicator: Communicator) -> RunComponents:
+    """Builds the components of a run; every rank calls it.
 
     Raises:
       UserError: on all ranks, for data or directories that cannot be used.
@@ -65,4 +61,4 @@ def parts_of(config: RunConfig, communicator: Communicator) -> Parts:
         flag_checks.check_data(config, train.num_examples)
         recording = Recording(config, communicator.rank, communicator.size)
     STARTUP_PROGRESS.begin("building the model")
-    return Parts(config, communicator, recording, precision, train, validation)
+    return RunComponents(config, communicator, recording, precision, train, validation)

@@ -110,7 +110,7 @@ def api():
             for name, home in sorted(hybrid_imagenet._HOMES.items())
         ],
         "hi.schedules": list(exported("schedules/__init__.py")),
-        "hi.callbacks": list(exported("callbacks.py")),
+        "hi.callbacks": list(exported("callbacks/__init__.py")),
         "hi.data": ["hybrid_imagenet.data:shard", "hybrid_imagenet.data:digits"],
         "hi.order": [f"hybrid_imagenet.order:{name}" for name in hybrid_imagenet.order.__all__],
     }

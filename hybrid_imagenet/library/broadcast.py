@@ -1,6 +1,4 @@
-"""Gives every rank the model and the optimizer state of rank 0, in `model.fit` and in loops without
-it.
-"""
+"""Gives every rank the model and the optimizer state of rank 0."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ import keras
 
 from hybrid_imagenet import private_api
 from hybrid_imagenet.comm import Communicator, process
-from hybrid_imagenet.errors import SharedError, UserError
+from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.grouped import GroupedOptimizer, hyperparameters_of
@@ -20,31 +18,6 @@ from hybrid_imagenet.optimizers.kinds import classify
 from hybrid_imagenet.order.same_order import check_same_order
 
 _log = logging.getLogger(__name__)
-
-
-class BroadcastInitialState(keras.callbacks.Callback):
-    """Sends rank 0's weights, optimizer state and first epoch to all ranks when `fit` starts (Lu et
-    al. §2.2.3).
-
-    A callback of rank 0 earlier in the list may have restored them.
-    """
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Broadcasts the state; every rank calls it.
-
-        Raises:
-          UserError: on all ranks, if they have different numbers of steps, or as `broadcast_model`.
-        """
-        ranks = process.communicator()
-        check_same_order(ranks)
-        steps = ranks.allgather_object((self.params or {}).get("steps"))
-        if len(set(steps)) > 1:
-            raise SharedError(
-                "the ranks have different numbers of steps per epoch"
-                f" ({', '.join(map(str, steps))}), and some would wait forever: share the data with"
-                " hybrid_imagenet.data.shard, or give steps_per_epoch"
-            )
-        broadcast_model(self.model, ranks)
 
 
 def broadcast_model(model: keras.Model, communicator: Communicator | None = None) -> None:

@@ -9,7 +9,7 @@ from hybrid_imagenet.optimizers.context import UpdateContext
 from hybrid_imagenet.optimizers.formulas import adam_step_size
 from hybrid_imagenet.optimizers.grouped import GroupedOptimizer, State
 from hybrid_imagenet.optimizers.registry import AdaBoundOptions
-from hybrid_imagenet.schedules.adabound_bounds import adabound_bounds
+from hybrid_imagenet.schedules.step_bounds import adabound_bounds
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")

@@ -161,8 +161,9 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         self.grad_norm = keras.Variable(0.0, dtype="float32", trainable=False, name="grad_norm")
         self.average = average
         self.schedule = schedule
-        # Whether a callback sets the values of the schedule.
+        # Whether a callback sets the values of the schedule, and those of the last step.
         self.schedule_is_applied = False
+        self.schedule_values: dict[str, float] = {}
         self.settings = settings
         self.accumulator = GradientAccumulator()
         self.accumulation_steps = accumulation_steps

@@ -84,7 +84,7 @@ def hybrid_step(
 class Hybrid(LayerScaledOptimizer):
     """AdaBound-bounded warmup, then linear-scaling SGD with LARS (Lu, Lu, Liang, §2.2.1).
 
-    Phase 0, epochs 1 to T, with the bounds of `schedules.adabound_bounds.hybrid_bounds` among the
+    Phase 0, epochs 1 to T, with the bounds of `schedules.step_bounds.hybrid_bounds` among the
     hyperparameters:
 
         m = b1 m + (1 - b1) g

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 from hybrid_imagenet.options import option
-from hybrid_imagenet.schedules.adabound_bounds import hybrid_bounds
+from hybrid_imagenet.schedules.step_bounds import hybrid_bounds
 
 Rate = Callable[[float], float]
 

@@ -125,12 +125,13 @@ def model(
 def optimizer(
     config: RunConfig, precision: str, network: keras.Model, communicator: Communicator
 ) -> DistributedOptimizer:
-    """Returns the update rule behind the reduction over ranks."""
+    """Returns the update rule behind the reduction over ranks, with its schedule."""
     inner = optimizers.create(**derived.optimizer_arguments(config))
     inner.set_kinds(classify(network))
     return DistributedOptimizer(
         inner,
         loss_scale=loss_scale(config, precision),
+        schedule=derived.schedule(config),
         communicator=communicator,
         average=WeightAverage(config.ema_decay, config.ema_every) if config.ema_decay else None,
     )

@@ -59,11 +59,11 @@ class Validation:
             options=options,
         )
 
-    def run(self, note: Callable[[], None] = lambda: None) -> dict[str, float]:
+    def run(self, on_batch_end: Callable[[int], None] = lambda number: None) -> dict[str, float]:
         """Returns the results over all ranks: `val_loss` (nats), `val_top1`, `val_top5`
         (fractions), `val_count` images, and `val_dropped`, those that are bad.
 
-        `note` is called after every batch.
+        `on_batch_end` is called after every batch, with its number from 0.
 
         Raises:
           UserError: on all ranks, for a bad record under "fail", or more than `max_bad_records` of
@@ -87,7 +87,7 @@ class Validation:
             results.append(self._step(batch))
             if not self._compiled:  # the call returns when the step is compiled
                 self.start_seconds, self._compiled = time.perf_counter() - began, True
-            note()
+            on_batch_end(number - 1)
         found = np.zeros((len(results), self._ranks.size, self._batch, 3), np.float32)
         for rows, result in zip(found[:, self._ranks.rank], results, strict=True):
             rows[:] = result.numpy()

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import RunConfig, derived
 from hybrid_imagenet.data import pipeline
@@ -158,34 +157,6 @@ class TrainingData:
             bad_records=self.bad,
             virtual_gpus=self._config.virtual_gpus,
         )
-
-
-class ExampleCount:
-    """Gives `train_count`, `train_dropped` and `bad_records` of an epoch."""
-
-    def __init__(self, data: TrainingData, state: RunState, gather: Callable[[Any], list[Any]]):
-        """Takes the data, the run's position, and what gathers an object of every rank."""
-        self._data = data
-        self._state = state
-        self._gather = gather
-
-    def __call__(self, epoch: int) -> dict[str, int]:
-        """Adds up over ranks; every rank calls it.
-
-        Raises:
-          UserError: on all ranks, if they have found more than --max_bad_records bad records
-            together.
-        """
-        data = self._data
-        ranks = self._gather([data.bad.reason_pairs(), max(data.source.labels_seen, default=-1)])
-        data.bad.merge_from_ranks(bad for bad, _ in ranks)
-        data.check_class_list(epoch, self._state.cursor, max(largest for _, largest in ranks))
-        replaced = sum(number == epoch for number, _ in all_replaced(data, epoch, self._gather))
-        return {
-            "train_count": data.images(epoch, self._state.cursor) - replaced,
-            "train_dropped": replaced,
-            "bad_records": len(data.bad.reasons),
-        }
 
 
 def all_replaced(

@@ -16,8 +16,8 @@ from hybrid_imagenet.data.image_mixing import ImageMixer, MixedLabels
 from hybrid_imagenet.models import kernels, layers, normalization
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.training.accumulators import SumAccumulator
-from hybrid_imagenet.training.divergence import LossAlarm, highest_loss
 from hybrid_imagenet.training.late_copies import LateCopies
+from hybrid_imagenet.training.loss_alarm import LossAlarm, highest_loss
 from hybrid_imagenet.training.losses import Loss, cross_entropy, mixed_loss, weighted_loss
 from hybrid_imagenet.xla import compile_on_gpu, has_gpu
 

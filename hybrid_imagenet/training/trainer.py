@@ -1,353 +1,318 @@
-"""Does what a run needs around its steps, from the restored state to the summary; `Loop` calls
-it.
-"""
+"""Trains a network: the loop of the program; the second file to read, after `main.py`."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
+import tensorflow as tf
+
+from hybrid_imagenet.callbacks.divergence_guard import DivergedError
+from hybrid_imagenet.callbacks.save_checkpoints import SaveCheckpoints
+from hybrid_imagenet.callbacks.training_callback import CallbackSequence, saved_variables
 from hybrid_imagenet.checkpoints import run_state
-from hybrid_imagenet.checkpoints.archive import CheckpointArchive
-from hybrid_imagenet.checkpoints.run_state import check_epoch_order, restore_arrays
-from hybrid_imagenet.config import derived, relative_step_advice
-from hybrid_imagenet.data import class_sizes
+from hybrid_imagenet.config import derived
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.models import factory
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.schedules import run_length
-from hybrid_imagenet.training import accumulators, build, same_data, warm_start
-from hybrid_imagenet.training.checkpoint_saver import CheckpointSaver
-from hybrid_imagenet.training.divergence import DivergedError, DivergenceGuard
-from hybrid_imagenet.training.epoch_values import Costs, NumericsGuard, TrustRatios, WeightCheck
-from hybrid_imagenet.training.inputs import ExampleCount, all_replaced
-from hybrid_imagenet.training.parts import Parts
-from hybrid_imagenet.training.profiler import Profiler
-
-Values = Callable[[int], Mapping[str, Any]]
-"""Gives values of an epoch, counted from 0, for its record; every rank calls it."""
+from hybrid_imagenet.startup import STARTUP_PROGRESS
+from hybrid_imagenet.training import accumulators, build, restoring
+from hybrid_imagenet.training.accumulators import ClassificationSums
+from hybrid_imagenet.training.components import RunComponents
+from hybrid_imagenet.training.inputs import all_replaced
+from hybrid_imagenet.training.program_callbacks import program_callbacks
+from hybrid_imagenet.training.rank_requests import RankRequests
+from hybrid_imagenet.training.step import Batch
+from hybrid_imagenet.training.throughput_meter import ThroughputMeter
 
 
 class Trainer:
-    """Restores a run, does what is due at each step and epoch of the loop, and sums up.
+    """Trains from the restored state to the end of the run, a target, or a request to stop.
+
+    `train` is the loop. What happens around the steps is in callbacks (`program_callbacks`).
 
     Attributes:
-      parts: what it trains with.
-      saver: of checkpoints, once the run is restored.
+      components: what a run consists of.
+      checkpoints: the callback that saves.
     """
 
-    def __init__(self, parts: Parts):
-        self.parts = parts
+    def __init__(
+        self,
+        components: RunComponents,
+        more_callbacks: Callable[[Trainer], Sequence[keras.callbacks.Callback]] = lambda _: (),
+    ):
+        """Takes the components of the run.
 
-    def restore(self) -> None:
-        """Gives all ranks the state of the newest good checkpoint, else of --init_from, else of
-        rank 0's start.
+        Args:
+          components: see there.
+          more_callbacks: returns callbacks that are called after the program's own.
+        """
+        config = components.config
+        self.components = components
+        self.state = components.state
+        self.data = components.data
+        self.step = components.step
+        self.checkpoints = SaveCheckpoints(
+            state=self.state,
+            variables=components.variables,
+            describe=self._describe_checkpoint,
+            is_last=lambda epochs_done: self._is_at_end(),
+            every_epochs=config.checkpoint_every_epochs,
+            position=self._position,
+            every_steps=config.checkpoint_every_steps,
+            save_best=config.keep_best,
+            save_requested=lambda: self._requests.save,
+        )
+        self._requests = RankRequests(
+            config.checkpoint_every_seconds if components.communicator.rank == 0 else None
+        )
+        # The fractional epochs at the start and the end of the next step, and its images.
+        self._step_span = (0.0, 0.0, 0)
+        self._is_compiled = False
+        self._params: dict[str, Any] = {
+            "epochs": config.epochs,
+            "steps": None,
+            "verbose": 0,
+            "step_span": lambda: self._step_span,
+            "position": self._position,
+        }
+        self._callbacks = CallbackSequence(
+            [*program_callbacks(components, self.checkpoints), *more_callbacks(self)],
+            components.model,
+            self._params,
+        )
+
+    @property
+    def callbacks(self) -> list[keras.callbacks.Callback]:
+        """All callbacks, in the order in which they are called."""
+        return self._callbacks.callbacks
+
+    def run(self) -> str:
+        """Restores, trains and writes the summary; every rank calls it.
+
+        Returns:
+          Why the run ended: "" (all epochs), "target" or "preempted".
 
         Raises:
-          UserError: on all ranks, if a checkpoint, file or directory cannot be used.
+          DivergedError: on all ranks; a record of the run says so.
+          UserError: on all ranks, for what training cannot survive.
         """
-        parts, lines = self.parts, list[str]()
-        parts.watchdog.start()
-        with parts.communicator.raise_on_all_ranks():
-            checkpoint = parts.recording.find_checkpoint()
-            if checkpoint is None and parts.config.init_from and parts.communicator.rank == 0:
-                lines = warm_start.load(parts.config.init_from, parts.model)
-                if parts.optimizer.average is not None:
-                    parts.optimizer.average.restart()
-        self._share_position(checkpoint)
-        with parts.communicator.raise_on_all_ranks():
-            if checkpoint is not None:
-                same_data.check_resumed(checkpoint, parts.sources)
-                restore_arrays(checkpoint, parts.variables())
-                check_epoch_order(checkpoint, parts.data.order)
-                self._check_phase()
-                scale = parts.optimizer.loss_scale
-                if (
-                    not scale.dynamic
-                    or checkpoint.meta.get("precision") != parts.facts["precision"]
-                ):
-                    scale.scale.assign(scale.initial)
-            over = parts.data.length.is_over(parts.state.cursor, parts.state.step)
-            parts.recording.start(parts.facts, self._info(), parts.state, over=over)
-        # before the ranks meet: once one says that it compiles, a signal saves on all of them
-        REQUESTS.begin()
-        parts.communicator.broadcast_variables(
-            [v.value for v in parts.variables().values()]
-        )  # Lu et al. §2.2.3
-        factory.set_rank_seeds(parts.model, parts.communicator.rank)
-        self._prepare()
-        for line in (*(f"--init_from: {line}" for line in lines), *self._notes()):
-            parts.recording.announce(line)
+        recording = self.components.recording
+        watchdog = self.components.watchdog
+        try:
+            restoring.restore(self.components, saved_variables(self.callbacks))
+            self.checkpoints.start(recording.store, self.callbacks)
+            try:
+                self.train()
+            except DivergedError as error:
+                recording.diverged(error.step, self.state.seconds, error.loss)
+                recording.interrupt()
+                raise
+            watchdog.stop()
+            recording.finish(self.state)
+            return self.state.stop
+        finally:
+            REQUESTS.end()
+            watchdog.stop()
+            recording.stop_logging()
 
-    def _check_phase(self) -> None:
-        """Raises UserError if a run that is past its AdaBound warmup would begin another, with
-        SGD's velocity in it.
+    def train(self) -> None:
+        """Trains until the run is over: the loop, with all events of the callbacks.
+
+        An epoch is cut where a validation is due within it. A checkpoint may be between the last
+        step of an epoch and its record, so a restored run may begin with the record.
         """
-        if self.parts.state.hyper.get("phase", 0.0) > self._scheduled().get("phase", 1.0):
-            raise UserError(
-                "--warmup_epochs: the run is past its warmup; resume with the number of epochs that"
-                " it had"
-            )
+        STARTUP_PROGRESS.begin("compiling the step")
+        state = self.state
+        self._params["initial_step"] = state.step
+        self._callbacks.on_train_begin()
+        batches = iter(self.data.stream(state.cursor, state.step))
+        self._meter = ThroughputMeter(state)
+        while not self._is_over():
+            epoch = state.finished_epochs
+            batch = 0
+            self._meter.start_epoch(self.step.sums.read())
+            self._callbacks.on_epoch_begin(epoch)
+            while self._is_inside(epoch):
+                end = self._plan_step(epoch)
+                self._callbacks.on_train_batch_begin(batch)
+                state.hyper = dict(self.components.optimizer.schedule_values)
+                self._run_step(batches, epoch)
+                state.cursor = end
+                state.step += 1
+                state.images += self._step_span[2]
+                logs = self._fetch_metrics(epoch)
+                self._callbacks.on_train_batch_end(batch, logs)
+                self.step.copies.close()
+                batch += 1
+            if not state.stop:
+                logs = self._epoch_metrics(epoch)
+                if self._validation_is_due():
+                    logs |= self._validate()
+                self._end_epoch(logs)
+                self._callbacks.on_epoch_end(epoch, logs)
+        self._callbacks.on_train_end()
 
-    def _scheduled(self) -> Mapping[str, float]:
-        """The scalars of a step at the present position."""
-        data, cursor = self.parts.data, self.parts.state.cursor
-        start = data.order.position(cursor)
-        return self.parts.schedule(start, start, data.global_batch(cursor.epoch))
+    # Where the run stands
 
-    def finish(self) -> str:
-        """Writes the summary; returns why the run ended: "" (all epochs), "target" or
-        "preempted".
+    def _position(self) -> float:
+        """Returns the fractional epochs that are done."""
+        return self.data.order.position(self.state.cursor)
+
+    def _is_at_end(self) -> bool:
+        return self.data.length.is_over(self.state.cursor, self.state.step)
+
+    def _is_over(self) -> bool:
+        """Returns whether nothing is left to train and to record."""
+        last_position = min(self._position(), self.data.length.epochs)
+        is_recorded = self.state.recorded_at >= last_position
+        return bool(self.state.stop) or (self._is_at_end() and is_recorded)
+
+    def _is_inside(self, epoch: int) -> bool:
+        """Returns whether the next step belongs to the same epoch and nothing is due before it."""
+        return (
+            self.state.cursor.epoch == epoch
+            and not self._is_at_end()
+            and not self.state.stop
+            and not self._validation_is_due()
+        )
+
+    def _validation_is_due(self) -> bool:
+        config = self.components.config
+        return self._is_at_end() or run_length.is_due(
+            config.eval_every_epochs,
+            derived.evaluation_offset(config),
+            self.state.recorded_at,
+            self._position(),
+        )
+
+    # A step
+
+    def _plan_step(self, epoch: int) -> run_state.Cursor:
+        """Sets the span of the next step; returns the position after it."""
+        global_batch = self.data.global_batch(epoch)
+        start = self.state.cursor
+        end = self.data.order.advance(start, global_batch)
+        position = self.data.order.position
+        self._step_span = (position(start), position(end), global_batch)
+        return end
+
+    def _run_step(self, batches: Iterator[Batch], epoch: int) -> None:
+        """Runs one update on the device, from one or more micro-batches."""
+        _, micro_batches = self.data.sizes(epoch)
+        requests = self._requests.vector()
+        with tf.profiler.experimental.Trace("train", step_num=self.state.step + 1, _r=1):
+            if micro_batches == 1:
+                self.step.single(self._next(batches), requests)
+                return
+            self.step.prepare_accumulation()
+            for _ in range(micro_batches - 1):
+                self.step.accumulate(self._next(batches))
+            self.step.last(self._next(batches), requests, tf.constant(float(micro_batches)))
+
+    def _next(self, batches: Iterator[Batch]) -> Batch:
+        began = time.perf_counter()
+        with tf.profiler.experimental.Trace("next_batch"):
+            batch = next(batches)
+        self._meter.wait_seconds += time.perf_counter() - began
+        return batch
+
+    def _fetch_metrics(self, epoch: int) -> dict[str, Any] | None:
+        """Returns the values of a step that is logged, else None; follows requests of any rank.
+
+        On a GPU the values are those of two steps before (`LateCopies`), so that it does not wait
+        for the device. Until `copies.close`, callbacks read from the same copy.
         """
-        parts = self.parts
-        parts.watchdog.stop()
-        parts.recording.finish(parts.state)
-        return parts.state.stop
+        step = self.state.step
+        log_every = self.components.config.log_every_steps
+        copies = self.step.copies
+        copies.make(step, log_every)
+        is_logged = step % log_every == 0
+        if is_logged:
+            copies.open(step)
+            sums = ClassificationSums(*copies.read("sums").tolist())
+        if not self._is_compiled:
+            self._meter.exclude_compilation()
+            STARTUP_PROGRESS.finish()
+            self._is_compiled = True
+        self._requests.update(self.step.requests())
+        if self._requests.stop:
+            self.state.stop = "preempted"
+        if not is_logged:
+            return None
+        return {
+            "epoch": epoch + 1,
+            "global_batch": self._step_span[2],
+            "position": self._position(),
+            **self._meter.step_values(sums),
+        }
 
-    def close(self) -> None:
-        """Ends the watchdog, the log and the wait for signals, also of a run that an error has
-        ended.
-        """
-        REQUESTS.end()
-        self.parts.watchdog.stop()
-        self.parts.recording.stop_logging()
+    # The end of an epoch, and validation
 
-    # What the loop calls.
+    def _epoch_metrics(self, epoch: int) -> dict[str, Any]:
+        """Returns the values of an epoch, or of the part of it that was trained since a record."""
+        position = self._position()
+        is_whole = self.state.cursor.epoch > epoch
+        rates = self._meter.epoch_values()
+        sums = self.step.sums.read()
+        self.step.copies.forget()
+        allreduce_sum = self.components.communicator.allreduce_sum
+        return {
+            "global_batch": self.data.global_batch(epoch),
+            "epoch": epoch + 1 if is_whole else position,
+            "step": self.state.step,
+            **rates,
+            **accumulators.over_ranks(sums, allreduce_sum).means("train"),
+        }
 
-    def step_begins(self, start: float, end: float, global_batch: int) -> None:
-        """Readies a step that covers the fractional epochs `start` to `end`."""
-        if self._profiler is not None:
-            self._profiler.after(self.parts.state.step)
-        self.parts.state.hyper = dict(self.parts.schedule(start, end, global_batch))
-        self.parts.optimizer.inner.hyperparameters.assign(self.parts.state.hyper)
-        self.parts.updates.step_begins(start, end)
+    def _end_epoch(self, logs: dict[str, Any]) -> None:
+        """Begins the next epoch, before it is saved: a checkpoint continues there."""
+        self.step.sums.reset()
+        self._meter.add_seconds()
+        self.state.finished_epochs = self.state.cursor.epoch
+        self.state.recorded_at = self._position()
+        logs["seconds"] = self.state.seconds
 
-    def step_ends(self, position: float, record: dict[str, Any] | None, save: bool) -> None:
-        """Completes a record, if metrics were fetched, and saves if it is due or `save` asks for
-        it.
-
-        Raises:
-          NumericsError: if training has diverged, or only skips steps.
-        """
-        parts, step = self.parts, self.parts.state.step
-        parts.updates.step_ends()
-        parts.watchdog.record_progress(step)
-        if record is not None:
-            record |= self._hyperparameters()
-            record |= self._numerics.check(step, record["train_loss"])
-            self._divergence.look()
-        parts.recording.step(step, position, record)
-        self.saver.after_step(position, asked=save)
-
-    def validates(self, position: float) -> bool:
-        """Whether to validate where this many fractional epochs are done."""
-        config, state = self.parts.config, self.parts.state
-        if self.parts.data.length.is_over(state.cursor, state.step):
-            return True
-        offset = derived.evaluation_offset(config)
-        return run_length.is_due(config.eval_every_epochs, offset, state.recorded_at, position)
-
-    def validate(self) -> dict[str, Any]:
+    def _validate(self) -> dict[str, Any]:
         """Returns the results of one pass over the validation images, and a description of these.
 
         Raises:
           UserError: on all ranks, for images that cannot be used; what was trained is saved.
         """
-        parts = self.parts
-        self._divergence.look()
-        parts.statistics.synchronize()
+        began = time.perf_counter()
+        validation = self.components.validation
+        self._callbacks.on_test_begin()
         try:
-            with (
-                parts.averaged.in_place()
-                if parts.averaged is not None
-                else contextlib.nullcontext()
-            ):
-                values = parts.validation.run(parts.watchdog.record_progress)
+            values: dict[str, Any] = validation.run(self._callbacks.on_test_batch_end)
         except UserError:
-            self.saver.finish()
+            # The trained weights are back before they are saved.
+            self._callbacks.on_test_end(None)
+            self.checkpoints.finish()
             raise
-        parts.recording.keep_image_results(parts.validation)
-        if parts.validation.start_seconds:
-            values["validation_start_seconds"] = parts.validation.start_seconds
-        return {"val_split": derived.validated_split(parts.config), **values}
-
-    def epoch_ends(self, epoch: int, record: dict[str, Any]) -> None:
-        """Completes the record of an epoch, counted from 0, or of a part of one; saves; stops at a
-        target.
-
-        Args:
-          epoch: the one that is trained.
-          record: what is known of it; `sums` are those of its examples on this rank, and leave the
-            record.
-        """
-        parts = self.parts
-        parts.watchdog.record_progress()
-        self._divergence.look()
-        record |= self._hyperparameters()
-        record |= accumulators.over_ranks(
-            record.pop("sums"), parts.communicator.allreduce_sum
-        ).means("train")
-        for values in self._epoch_values:
-            record |= values(epoch)
-        record |= parts.updates.of_epoch(record["epoch"])
-        top1 = record.get("val_top1")
-        if top1 is not None:
-            self._judge(top1, record["epoch"])
-        parts.recording.epoch(record)
-        self.saver.after_epoch(record["epoch"], top1)
-
-    def loop_ends(self) -> None:
-        """Saves what is not saved yet, after the last step.
-
-        Raises:
-          DivergedError: on all ranks, if it had diverged.
-        """
-        self._divergence.look()
-        if self._profiler is not None:
-            self._profiler.finish()
-        self.saver.finish()
-
-    def diverged(self, error: DivergedError) -> None:
-        """Records that training has diverged, and closes the run's files."""
-        self.parts.recording.diverged(error.step, self.parts.state.seconds, error.loss)
-        self.parts.recording.interrupt()
-
-    def _hyperparameters(self) -> dict[str, float]:
-        """The scalars of the last step, also of one before a restart, for a record."""
-        hyper = self.parts.state.hyper
-        relative = relative_step_advice.at_step(self.parts.config, hyper) if hyper else None
-        return hyper if relative is None else {**hyper, "relative_step": relative}
-
-    def _judge(self, top1: float, epochs: float) -> None:
-        """Keeps the best validation top-1, and stops after the validation that reaches
-        --stop_at_top1.
-        """
-        state, target = self.parts.state, self.parts.config.stop_at_top1
-        if top1 > state.best_top1 or not state.best_epoch:
-            state.best_top1, state.best_epoch = float(top1), epochs
-        if target is not None and top1 >= target:
-            state.stop = "target"
-
-    def _prepare(self) -> None:
-        """Makes what depends on the restored position, and lists the values of an epoch's
-        record.
-        """
-        parts, config, recording = self.parts, self.parts.config, self.parts.recording
-        optimizer, gather, step = parts.optimizer, parts.communicator.allgather_object, parts.step
-        weights = parts.model.trainable_variables
-        self._numerics = NumericsGuard(optimizer, config.max_skipped_steps, step.copies)
-        self._divergence = DivergenceGuard(parts.state, step.alarm, step.copies, gather)
-        self._profiler = None
-        if config.profile_steps and recording.path is not None:
-            self._profiler = Profiler(
-                config.profile_steps, recording.path / "profile", step.sums.read, recording.announce
-            )
-        self.saver = CheckpointSaver(
-            store=recording.store,
-            state=parts.state,
-            variables=parts.variables,
-            describe=self._checkpoint_meta,
-            is_last=lambda done: parts.data.length.is_over(parts.state.cursor, parts.state.step),
-            every_epochs=config.checkpoint_every_epochs,
-            every_steps=config.checkpoint_every_steps,
-            save_best=config.keep_best,
-            begins_at=parts.data.order.position(parts.state.cursor),
-        )
-        self._epoch_values: tuple[Values, ...] = (
-            parts.data.facts,
-            ExampleCount(parts.data, parts.state, gather),
-            lambda epoch: self._numerics.values(),
-            TrustRatios(optimizer.inner, weights),
-            WeightCheck(gather, weights),
-            Costs(
-                parts.communicator,
-                parts.data.source.reads,
-                self.saver.take_seconds,
-                optimizer.reducer.statistics,
-            ),
-        )
-
-    def _checkpoint_meta(self) -> dict[str, Any]:
-        """Readies the statistics for a checkpoint and describes it, or ends a run that has
-        diverged.
-
-        Every rank calls it.
-        """
-        parts = self.parts
-        self._divergence.look()
-        parts.statistics.synchronize()
-        if parts.averaged is not None:
-            parts.averaged.refresh()
-        sums, gather = parts.step.sums.read(), parts.communicator.allgather_object
+        self._callbacks.on_test_end(values)
+        self.components.recording.keep_image_results(validation)
+        if validation.start_seconds:
+            values["validation_start_seconds"] = validation.start_seconds
         return {
-            **build.description(parts.config, parts.data.source),
-            "precision": parts.facts["precision"],
-            "val_split": derived.validated_split(parts.config),
-            "world_size": parts.communicator.size,
-            "order": run_state.describe_order(parts.data.order),
-            "data": {name: source.identity for name, source in parts.sources.items()},
+            "val_split": derived.validated_split(self.components.config),
+            **values,
+            "validation_seconds": time.perf_counter() - began,
+        }
+
+    def _describe_checkpoint(self) -> dict[str, Any]:
+        """Describes a checkpoint, apart from the position; every rank calls it."""
+        run = self.components
+        gather = run.communicator.allgather_object
+        sums = self.step.sums.read()
+        return {
+            **build.description(run.config, run.data.source),
+            "precision": run.facts["precision"],
+            "val_split": derived.validated_split(run.config),
+            "world_size": run.communicator.size,
+            "order": run_state.describe_order(run.data.order),
+            "data": {name: source.identity for name, source in run.sources.items()},
             "epoch_sums": gather([sums.loss, sums.top1, sums.top5, sums.count]),
-            "replaced": all_replaced(parts.data, parts.state.finished_epochs, gather),
-        }
-
-    def _share_position(self, checkpoint: CheckpointArchive | None) -> None:
-        """Gives every rank the restored position and sums; the variables follow."""
-        parts = self.parts
-        meta = parts.communicator.broadcast_object(checkpoint.meta if checkpoint else None)
-        if meta is None:
-            return
-        parts.state.restore(meta["state"])
-        named = (
-            self._scheduled()
-        )  # without --hybrid_ramp_epochs it leaves out LARS's share, which then is 1
-        parts.state.hyper = {
-            name: value for name, value in parts.state.hyper.items() if name in named
-        }
-        parts.optimizer.inner.hyperparameters.assign(parts.state.hyper)
-        rank, size = parts.communicator.rank, parts.communicator.size
-        parts.data.restore_replaced(meta.get("replaced"))
-        parts.step.sums.restore(accumulators.restore_sums(meta["epoch_sums"], rank, size))
-
-    def _notes(self) -> list[str]:
-        """What the user should know of the data and of the position."""
-        parts = self.parts
-        found = list(
-            dict.fromkeys(
-                f"data: {note}" for source in parts.sources.values() for note in source.notes
-            )
-        )
-        if parts.class_weights is not None:
-            names = parts.data.source.class_names
-            found.append(class_sizes.describe_weights(parts.class_weights, names))
-        if parts.data.length.is_over(parts.state.cursor, parts.state.step):
-            found.append(
-                f"the run was over at step {parts.state.step}: raise --epochs or --max_steps to"
-                " train further"
-            )
-        elif parts.state.step:
-            start = parts.data.order.position(parts.state.cursor)
-            rate = self._scheduled()["learning_rate"]
-            found.append(
-                f"resumed at epoch {start:.3f}, step {parts.state.step}, learning rate {rate:.4g}"
-            )
-        return found
-
-    def _info(self) -> dict[str, Any]:
-        """What the view shows before training begins, see `runlog.progress.Status`."""
-        parts, config = self.parts, self.parts.config
-        imagenet = config.model == "resnet50" and parts.data.source.num_classes == 1000
-        return {
-            "world_size": parts.communicator.size,
-            "gpus": parts.facts.get("gpu", "none") != "none",
-            "optimizer": config.optimizer,
-            "images_per_epoch": parts.data.source.num_examples,
-            "num_classes": parts.data.source.num_classes,
-            "imagenet": imagenet,
-            "step": parts.state.step,
-            "finished_epochs": parts.state.finished_epochs,
-            "epochs": parts.data.order.position(parts.state.cursor),
-            "ends_at": parts.data.length.end_position(parts.data.global_batch),
-            "target": config.target_top1[0] if config.target_top1 else None,
-            "single_gpu_images_per_second": parts.config.single_gpu_throughput,
+            "replaced": all_replaced(run.data, self.state.finished_epochs, gather),
         }

@@ -45,26 +45,27 @@ def arm(moment: str, number: int) -> None:
     """Prepares rank 0 to kill."""
     import pathlib
 
+    from hybrid_imagenet.callbacks.batch_norm_statistics import BatchNormStatistics
+    from hybrid_imagenet.callbacks.step_schedule import LearningRateSchedule
+    from hybrid_imagenet.callbacks.training_callback import CallbackSequence
     from hybrid_imagenet.checkpoints.store import CheckpointStore
-    from hybrid_imagenet.training.batch_norm import BatchNormStatistics
     from hybrid_imagenet.training.evaluation import Validation
-    from hybrid_imagenet.training.loop import Loop
     from hybrid_imagenet.training.recorder import Recording
     from hybrid_imagenet.training.trainer import Trainer
 
-    loops = []
-    wrap(Loop, "run", before=loops.append)
+    trainers = []
+    wrap(Trainer, "train", before=trainers.append)
 
     def due(*_) -> None:
-        if loops and loops[0].state.step >= number:
+        if trainers and trainers[0].state.step >= number:
             kill()
 
     def due_when_writing(*_) -> None:
         if threading.current_thread().name == "checkpoint":
             due()
 
-    def due_soon(loop, *_) -> None:
-        if loop.state.step >= number:
+    def due_soon(trainer, *_) -> None:
+        if trainer.state.step >= number:
             threading.Timer(random.Random(number).random() * 0.2, kill).start()
 
     def due_when_finished(store, step, arrays, meta) -> None:
@@ -72,7 +73,7 @@ def arm(moment: str, number: int) -> None:
             kill()
 
     if moment == "in step":
-        wrap(Loop, "_one_step", before=due_soon)
+        wrap(Trainer, "_run_step", before=due_soon)
     elif moment == "in checkpoint":
         wrap(os, "fsync", before=due_when_writing)
     elif moment == "before rename":
@@ -83,12 +84,16 @@ def arm(moment: str, number: int) -> None:
         wrap(
             Validation,
             "run",
-            before=lambda *_: loops[0].state.step >= number and threading.Timer(0.05, kill).start(),
+            before=lambda *_: (
+                trainers[0].state.step >= number and threading.Timer(0.05, kill).start()
+            ),
         )
     elif moment == "after epoch checkpoint":
         wrap(CheckpointStore, "_write", after=due_when_finished)
     elif moment == "at phase switch":
-        wrap(Trainer, "step_begins", after=due)
+        wrap(LearningRateSchedule, "on_train_batch_begin", after=due)
+    elif moment.startswith("on_"):
+        wrap(CallbackSequence, moment, after=due)
     else:  # "before epoch record" or "after epoch record"
         wrap(Recording, "epoch", **{moment.split()[0]: due})
 

@@ -29,6 +29,18 @@ def all_moments():
     return tuple(sorted((*named, *last, *anywhere), key=lambda moment: moment[1]))
 
 
+# Every event of the callbacks, in the order of steps.
+EVENTS = (
+    ("on_train_batch_begin", 2),
+    ("on_train_batch_end", 3),
+    ("on_test_begin", 4),
+    ("on_test_batch_end", 4),
+    ("on_test_end", 8),
+    ("on_epoch_end", 8),
+    ("on_epoch_begin", 8),
+)
+
+
 def assert_same_run(ours, expected):
     arrays = program.arrays(ours)
     assert arrays.keys() == program.arrays(expected).keys()
@@ -71,5 +83,15 @@ def test_a_run_killed_at_every_kind_of_moment_ends_like_an_undisturbed_one(
 ):
     kill_and_resume(pools[2], tiny_data, tmp_path / "killed", all_moments(), "--keep_checkpoints=3")
     done = program.train(2, tiny_data, tmp_path / "undisturbed", "--keep_checkpoints=3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_same_run(tmp_path / "killed", tmp_path / "undisturbed")
+
+
+@pytest.mark.slow
+def test_a_run_killed_after_each_event_of_callbacks_ends_like_an_undisturbed_one(
+    pools, tiny_data, tmp_path
+):
+    kill_and_resume(pools[2], tiny_data, tmp_path / "killed", EVENTS, *program.METHODS)
+    done = program.train(2, tiny_data, tmp_path / "undisturbed", *program.METHODS)
     assert done.returncode == 0, done.stdout + done.stderr
     assert_same_run(tmp_path / "killed", tmp_path / "undisturbed")

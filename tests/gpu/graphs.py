@@ -15,6 +15,7 @@ from horovod.common.process_sets import ProcessSet
 
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet import recipes
+from hybrid_imagenet.callbacks.train_function import split_step, step_for
 from hybrid_imagenet.comm import SingleProcess, process
 from hybrid_imagenet.comm.communicator import GradientExchange
 from hybrid_imagenet.comm.connected import ConnectedRanks
@@ -23,7 +24,6 @@ from hybrid_imagenet.comm.tensorflow_engine import TensorFlowCollectives
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.data.sources.synthetic import SyntheticSource
-from hybrid_imagenet.library.train_function import split_step, step_for
 from hybrid_imagenet.models.normalization import BatchNormalization
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer, MicroBatchUse
 from hybrid_imagenet.order.sampling import Cursor

@@ -13,10 +13,10 @@ from unittest import mock
 import numpy as np
 
 import hybrid_imagenet as hi
+from hybrid_imagenet.callbacks import metric_average
 from hybrid_imagenet.comm import process
 from hybrid_imagenet.comm.process import ENGINE_VARIABLE
 from hybrid_imagenet.errors import SharedError
-from hybrid_imagenet.library import metric_average
 from tests.comm.programs import message
 from tests.library import models
 

@@ -13,7 +13,6 @@ import tensorflow as tf
 import hybrid_imagenet as hi
 from hybrid_imagenet.comm import process
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.library import default_callbacks
 from tests.library import programs
 
 
@@ -116,7 +115,7 @@ def test_ranks_that_would_train_for_themselves_are_refused(kind):
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd" if kind == "keras" else hi.optimizers.SGD(0.1), "mse")
     callback = next(
-        c for c in hi.callbacks.default_callbacks() if isinstance(c, default_callbacks.CompareRanks)
+        c for c in hi.callbacks.default_callbacks() if isinstance(c, hi.callbacks.CompareRanks)
     )
     callback.set_model(model)
     callback.on_train_begin()

@@ -503,7 +503,7 @@ def test_a_schedule_and_another_callback_that_sets_the_learning_rate_are_refused
     later.on_epoch_end = lambda epoch, logs=None: setattr(
         later.model.optimizer, "learning_rate", 0.2
     )
-    with pytest.raises(UserError, match=r"is 0\.2 where the schedule has left"):
+    with pytest.raises(UserError, match=r"is 0\.2, but the schedule has set"):
         fit(later)
 
 

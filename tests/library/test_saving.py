@@ -147,25 +147,72 @@ def test_a_folder_of_checkpoints_is_for_one_run_at_a_time(tmp_path):
         )
 
 
-def test_a_resumed_run_names_the_callbacks_whose_state_is_lost(tmp_path, capsys):
-    def fit(*, append=True, save_best_only=False):
+def plateau_run(folder, first_epochs, epochs=7):
+    """Trains with callbacks that count epochs, interrupted after some; returns the rest's logs."""
+    logs = []
+
+    class Log(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs_=None):
+            logs.append((epoch, logs_["loss"], float(self.model.optimizer.learning_rate)))
+
+    for last in [*first_epochs, epochs]:
+        logs.clear()
+        model = saving.made(hi.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+        # No improvement is large enough, so both callbacks act.
+        stopping = keras.callbacks.EarlyStopping(
+            "loss", min_delta=10.0, patience=5, start_from_epoch=1, restore_best_weights=True
+        )
+        callbacks = [
+            hi.callbacks.Checkpoint(folder),
+            keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=2, min_delta=10.0),
+            stopping,
+            Log(),
+        ]
+        saving.fit(model, last, more=callbacks)
+    return logs, stopping.stopped_epoch, [w.tolist() for w in model.get_weights()]
+
+
+@pytest.mark.parametrize("first_epochs", [(2,), (1, 3, 4)])
+def test_callbacks_that_count_epochs_continue_after_a_resume(tmp_path, first_epochs):
+    whole_logs, whole_stop, whole_weights = plateau_run(tmp_path / "whole", ())
+    logs, stop, weights = plateau_run(tmp_path / "interrupted", first_epochs)
+    assert len({rate for _, _, rate in whole_logs}) > 1, "ReduceLROnPlateau did not act"
+    assert logs == whole_logs[first_epochs[-1] :]
+    assert (stop, weights) == (whole_stop, whole_weights)
+
+
+def test_a_callback_of_the_user_with_state_dict_continues_after_a_resume(tmp_path):
+    class Counter(keras.callbacks.Callback):
+        epochs = 0
+
+        def state_dict(self):
+            return {"epochs": self.epochs}
+
+        def load_state_dict(self, state):
+            self.epochs = state["epochs"]
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.epochs += 1
+
+    for epochs in (1, 3):
+        counter = Counter()
+        callbacks = [hi.callbacks.Checkpoint(tmp_path / "checkpoints"), counter]
+        saving.fit(saving.made(hi.DistributedOptimizer("sgd")), epochs, more=callbacks)
+        assert counter.epochs == epochs
+
+
+def test_a_resumed_run_names_the_callbacks_that_do_not_continue(tmp_path, capsys):
+    def fit(*more, append=True):
         callbacks = [
             hi.callbacks.Checkpoint(tmp_path / "checkpoints"),
-            keras.callbacks.ReduceLROnPlateau("loss"),
-            keras.callbacks.ModelCheckpoint(
-                tmp_path / "best.keras", "loss", save_best_only=save_best_only
-            ),
+            *more,
             keras.callbacks.CSVLogger(tmp_path / "log.csv", append=append),
         ]
         saving.fit(saving.made(hi.DistributedOptimizer("sgd")), 1, more=callbacks)
         return [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
 
     assert fit() == []
-    (line,) = fit()
-    assert (
-        "ReduceLROnPlateau starts from zero in this resumed run, because Checkpoint does not save"
-        in line
-    )
-    plateau, log = fit(append=False, save_best_only=True)
-    assert "ReduceLROnPlateau and ModelCheckpoint start from zero" in plateau
-    assert "log.csv: pass append=True" in log
+    assert fit() == []
+    plateau, log = fit(keras.callbacks.ReduceLROnPlateau("loss"), append=False)
+    assert "ReduceLROnPlateau starts from zero in this resumed run, because" in plateau
+    assert "log.csv. Pass append=True." in log

@@ -7,7 +7,7 @@ import keras
 import pytest
 
 import hybrid_imagenet as hi
-from hybrid_imagenet.library import default_callbacks as watching
+from hybrid_imagenet.callbacks import stall_watchdog
 from tests.library import models
 
 
@@ -17,7 +17,7 @@ def test_every_step_and_validation_counts_as_progress_and_the_watch_ends_with_fi
     half = slice(0, len(x) // 2)
     watch = hi.callbacks.StallWatchdog(7)
     notes = []
-    with mock.patch.object(watching, "Watchdog") as made:
+    with mock.patch.object(stall_watchdog, "Watchdog") as made:
         dog = made.return_value
         dog.record_progress.side_effect = notes.append
         for name in "ab":

@@ -17,9 +17,9 @@ from tests.support.processes import python
 
 WAITS = (
     "hybrid_imagenet/training/step.py:65 single",
-    "hybrid_imagenet/training/loop.py:120 _one_step",
+    "hybrid_imagenet/training/trainer.py:190 _run_step",
 )
-READS = ("/usr/lib/python3/os.py:10 pread", "hybrid_imagenet/training/loop.py:127 _next")
+READS = ("/usr/lib/python3/os.py:10 pread", "hybrid_imagenet/training/trainer.py:205 _next")
 
 
 def beat(rank, step=7, idle=0.0, stack=WAITS, mean=0.1, **more):
@@ -92,7 +92,7 @@ def test_find_stall_without_progress_returns_the_culprits(beats, culprits):
 
 
 def test_stall_report_has_a_hint_if_ranks_wait_in_different_places():
-    merges = (WAITS[0], "hybrid_imagenet/library/metric_average.py:60 on_epoch_end")
+    merges = (WAITS[0], "hybrid_imagenet/callbacks/metric_average.py:60 on_epoch_end")
     for others, has_hint in ((WAITS, False), (merges, True), (READS, False)):
         text = log_of(beat(0, idle=11), beat(1, idle=11, stack=others)).find_stall(0.0).report
         assert ("need equal numbers of batches" in text) == has_hint

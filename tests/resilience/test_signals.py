@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
-from hybrid_imagenet.training.loop import Control
+from hybrid_imagenet.training.rank_requests import RankRequests
 from tests.ranks import ROOT
 from tests.support import processes, program
 
@@ -17,12 +17,12 @@ SMALL = ("--model=resnet8", "--model_width=4", "--image_size=8")
 
 
 def test_the_first_signal_is_sent_to_all_ranks():
-    control = Control()
+    requests = RankRequests()
     REQUESTS.begin()
     try:
         os.kill(os.getpid(), signal.SIGTERM)
         processes.wait_for(lambda: REQUESTS.stop)
-        assert control.word().numpy().tolist() == [1, 0]
+        assert requests.vector().numpy().tolist() == [1, 0]
     finally:
         REQUESTS.end()
     assert not REQUESTS.stop  # a notebook may train again

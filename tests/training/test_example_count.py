@@ -14,7 +14,8 @@ from hybrid_imagenet.data import DatasetRequest
 from hybrid_imagenet.data.pipeline import HostOptions
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.order.sampling import Cursor, SampleOrder
-from hybrid_imagenet.training.inputs import ExampleCount, TrainingData, all_replaced
+from hybrid_imagenet.training.example_count import ExampleCount
+from hybrid_imagenet.training.inputs import TrainingData, all_replaced
 from tests.data import support
 from tests.data.support import MemorySource
 
@@ -75,7 +76,10 @@ class Ranks:
         """The record of an epoch on each rank."""
 
         def act(data, gather):
-            return ExampleCount(data, RunState(self.cursor), gather)(epoch)
+            communicator = types.SimpleNamespace(allgather_object=gather)
+            logs = {}
+            ExampleCount(data, RunState(self.cursor), communicator).on_epoch_end(epoch, logs)
+            return {key: logs[key] for key in ("train_count", "train_dropped", "bad_records")}
 
         return self.on_each(act)
 
@@ -135,7 +139,8 @@ def test_the_limit_holds_over_all_ranks():
 
     def end(data, gather):
         with pytest.raises(UserError, match=r"--max_bad_records=2 .*offset 44000"):
-            ExampleCount(data, RunState(Cursor(1, 0)), gather)(0)
+            communicator = types.SimpleNamespace(allgather_object=gather)
+            ExampleCount(data, RunState(Cursor(1, 0)), communicator).on_epoch_end(0, {})
 
     ranks.on_each(end)
 

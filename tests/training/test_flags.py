@@ -1,18 +1,13 @@
 """Flags that no recipe sets: each reaches the part that it is about."""
 
-import types
-
 import pytest
 import tensorflow as tf
 
 from hybrid_imagenet import config
-from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.order.sampling import Cursor, SampleOrder
-from hybrid_imagenet.schedules.run_length import RunLength
-from hybrid_imagenet.training import build, hardware, loop
-from hybrid_imagenet.training.trainer import Trainer
+from hybrid_imagenet.schedules import run_length
+from hybrid_imagenet.training import build, hardware, rank_requests
 
 
 def test_factors_enlarge_the_batch_of_a_gpu_or_the_number_of_micro_batches():
@@ -48,28 +43,25 @@ def test_fp16_on_a_cpu_is_for_small_networks():
 
 
 def test_epochs_that_are_validated():
-    resolved = config.resolve(
+    config_ = config.resolve(
         ["--epochs=12", "--eval_every_epochs=4", "--recipe=mlperf_lars", "--per_gpu_batch=32"], 51
     )
-    length = RunLength(SampleOrder(10), resolved.epochs)
-    parts = types.SimpleNamespace(config=resolved, data=types.SimpleNamespace(length=length))
-
-    def validated(epoch):
-        parts.state = RunState(Cursor(epoch, 0), recorded_at=epoch - 1.0)
-        return Trainer(parts).validates(float(epoch))
-
-    assert [epoch for epoch in range(1, 13) if validated(epoch)] == [7, 11, 12]
+    every = config_.eval_every_epochs
+    offset = derived.evaluation_offset(config_)
+    due = [e for e in range(1, 13) if run_length.is_due(every, offset, e - 1.0, float(e))]
+    assert due == [7, 11]
 
 
 def test_a_checkpoint_after_so_many_seconds(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(loop.time, "monotonic", lambda: now[0])
-    control = loop.Control(
+    monkeypatch.setattr(rank_requests.time, "monotonic", lambda: now[0])
+    requests = rank_requests.RankRequests(
         config.resolve(["--checkpoint_every_seconds=30"]).checkpoint_every_seconds
     )
     asked = []
     for seconds in (0, 29, 1, 29, 1):
         now[0] += seconds
-        asked.append(bool(control.word()[1]))
+        asked.append(bool(requests.vector()[1]))
     assert asked == [False, False, True, False, True]
-    assert not loop.Control(config.resolve([]).checkpoint_every_seconds).word()[1]
+    default = config.resolve([]).checkpoint_every_seconds
+    assert not rank_requests.RankRequests(default).vector()[1]

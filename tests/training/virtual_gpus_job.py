@@ -7,12 +7,13 @@ from __future__ import annotations
 import pathlib
 from typing import ClassVar
 
+import keras
 import numpy as np
 
 from hybrid_imagenet import comm, train
 from hybrid_imagenet import config as configuration
+from hybrid_imagenet.callbacks.training_callback import saved_variables
 from hybrid_imagenet.comm import Communicator
-from hybrid_imagenet.training.trainer import Trainer
 
 BASE = (
     *(
@@ -110,21 +111,26 @@ LONG = {
 }
 
 
-class Kept(Trainer):
-    """Remembers what training has come to."""
+class KeepResult(keras.callbacks.Callback):
+    """Remembers the final state of training."""
 
     result: ClassVar[dict[str, np.ndarray]] = {}
 
-    def finish(self):
-        stop, parts = super().finish(), self.parts
+    def __init__(self, trainer):
+        super().__init__()
+        self.trainer = trainer
+
+    def on_train_end(self, logs=None):
         # Keras numbers its variables' paths anew for each network of a process; the order is what
         # counts.
-        Kept.result = {
-            name.split("/")[0] + name.split("/")[1]: v.numpy()
-            for name, v in parts.variables().items()
+        variables = {
+            **self.trainer.components.variables(),
+            **saved_variables(self.trainer.callbacks),
         }
-        Kept.result["steps"] = np.array(parts.state.step)
-        return stop
+        KeepResult.result = {
+            name.split("/")[0] + name.split("/")[1]: v.numpy() for name, v in variables.items()
+        }
+        KeepResult.result["steps"] = np.array(self.trainer.state.step)
 
 
 def final(
@@ -140,8 +146,12 @@ def final(
         *flags,
         *more,
     ]
-    train.run(configuration.resolve(arguments, communicator.size), communicator, Kept)
-    return Kept.result
+    train.run(
+        configuration.resolve(arguments, communicator.size),
+        communicator,
+        lambda trainer: [KeepResult(trainer)],
+    )
+    return KeepResult.result
 
 
 def job(data: str, folder: str, methods, engine: str = "horovod") -> None:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from hybrid_imagenet.callbacks.batch_norm_statistics import BatchNormStatistics, PreciseStatistics
+from hybrid_imagenet.callbacks.swap_averaged_weights import SwapAveragedWeights
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.models import normalization
 from hybrid_imagenet.optimizers.average import WeightAverage
-from hybrid_imagenet.training.averaged_weights import AveragedWeights
-from hybrid_imagenet.training.batch_norm import BatchNormStatistics, PreciseStatistics
 from hybrid_imagenet.training.step import TrainStep
 from tests.references.moments_reference import population_moments
 
@@ -48,37 +48,38 @@ def parts(request):
     forward = functools.partial(TrainStep.forward, trained)
     collect = PreciseStatistics(forward, pairs, batches, state).collect
     measure = BatchNormStatistics(SingleProcess(), pairs, collect).synchronize
-    return model, AveragedWeights(model, average, pairs, measure, state), calls, state
+    callback = SwapAveragedWeights(average, pairs, measure)
+    callback.set_model(model)
+    return model, callback, calls, state
 
 
 def test_validation_sees_the_averages_with_statistics_of_their_own_and_leaves_no_trace(parts):
     model, averaged, calls, state = parts
     before = [v.numpy() for v in model.variables]
-    averages = {path: v.numpy() for path, v in averaged.variables.items()}
-    with pytest.raises(ZeroDivisionError), averaged.in_place():
-        raise ZeroDivisionError
-    for variable, value in zip(model.variables, before, strict=True):
-        np.testing.assert_array_equal(variable.numpy(), value)
-    with averaged.in_place():
-        kernel = averages["conv/kernel"]
-        assert [v.path for v in model.trainable_variables] == list(averages)[:3]
-        for variable in model.trainable_variables:
-            np.testing.assert_array_equal(variable.numpy(), averages[variable.path])
-        mean, variance = normalization.trainable_statistics(model)[0]
-        outputs = np.concatenate([b @ kernel[0, 0] for b in BATCHES])
-        for channel in range(5):
-            parts_of = [part[..., channel].ravel().tolist() for part in np.split(outputs, 3)]
-            expected = population_moments(parts_of)
-            np.testing.assert_allclose(
-                [mean.numpy()[channel], variance.numpy()[channel]], expected, rtol=1e-5, atol=1e-6
-            )
-        np.testing.assert_array_equal(averaged.variables[mean.path].numpy(), mean.numpy())
+    variables = {name.split("/", 2)[2]: v for name, v in averaged.variables().items()}
+    averages = {path: v.numpy() for path, v in variables.items()}
+    averaged.on_test_begin()
+    kernel = averages["conv/kernel"]
+    assert [v.path for v in model.trainable_variables] == list(averages)[:3]
+    for variable in model.trainable_variables:
+        np.testing.assert_array_equal(variable.numpy(), averages[variable.path])
+    mean, variance = normalization.trainable_statistics(model)[0]
+    outputs = np.concatenate([b @ kernel[0, 0] for b in BATCHES])
+    for channel in range(5):
+        parts_of = [part[..., channel].ravel().tolist() for part in np.split(outputs, 3)]
+        expected = population_moments(parts_of)
+        np.testing.assert_allclose(
+            [mean.numpy()[channel], variance.numpy()[channel]], expected, rtol=1e-5, atol=1e-6
+        )
+    np.testing.assert_array_equal(variables[mean.path].numpy(), mean.numpy())
+    averaged.on_test_end()
     after = [v.numpy() for v in model.variables]
     assert len(after) == 6  # kernel, gamma, beta, both statistics, and the state of dropout
     for a, b in zip(before, after, strict=True):
         np.testing.assert_array_equal(a, b)
-    averaged.refresh()
+    averaged.before_save()
     assert calls == [0]
     state.step += 1
-    averaged.refresh()
+    averaged.on_train_batch_end(0)
+    averaged.before_save()
     assert calls == [0, 1]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybrid_imagenet.schedules.adabound_bounds import adabound_bounds, hybrid_bounds
+from hybrid_imagenet.schedules.step_bounds import adabound_bounds, hybrid_bounds
 from tests.references.optimizers_reference import lu_bounds, luo_bounds
 
 CLUSTER_1 = [(1, 0.24, 902.4), (5, 1.2, 102.4), (9, 2.16, 13.511111), (10, 2.4, 2.4)]

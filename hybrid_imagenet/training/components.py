@@ -1,4 +1,4 @@
-"""Builds the parts of a run on one rank, the same on every rank."""
+"""Builds the components of a run on one rank, the same on every rank."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import RunConfig, derived
 from hybrid_imagenet.data.sources.source import Source
-from hybrid_imagenet.models import normalization
 from hybrid_imagenet.resilience.watchdog import Watchdog
-from hybrid_imagenet.training import accumulators, build, divergence, hardware, late_copies, step
-from hybrid_imagenet.training.averaged_weights import AveragedWeights
-from hybrid_imagenet.training.batch_norm import BatchNormStatistics, PreciseStatistics
-from hybrid_imagenet.training.epoch_values import RelativeUpdates
+from hybrid_imagenet.training import (
+    accumulators,
+    build,
+    hardware,
+    late_copies,
+    loss_alarm,
+    step,
+)
 from hybrid_imagenet.training.evaluation import Validation
 from hybrid_imagenet.training.inputs import TrainingData
 from hybrid_imagenet.training.losses import LOSSES
@@ -23,10 +26,24 @@ from hybrid_imagenet.training.recorder import Recording
 from hybrid_imagenet.training.step import EvaluationStep
 
 
-class Parts:
-    """The parts of a run on one rank.
+class RunComponents:
+    """The components of a run on one rank.
 
-    Attributes: those that `__init__` sets, each under the name of its part.
+    Attributes:
+      config: settings of the run.
+      communicator: the ranks.
+      recording: run directory, records, view and summary.
+      sources: images to train on and to validate, by name.
+      validation_source: images to validate.
+      state: position of the run.
+      watchdog: reports ranks that hang.
+      data: batches of training examples.
+      model: the network, whose `optimizer` is `optimizer`.
+      optimizer: update rule, with the reduction over ranks and the schedule.
+      class_weights: weight of each class in the loss, float32 [classes], or None.
+      step: the compiled training step.
+      validation: the pass over the validation images.
+      facts: world size, precision, hardware and numbers of images, for config.json.
     """
 
     def __init__(
@@ -47,20 +64,19 @@ class Parts:
         self.watchdog = Watchdog(
             communicator,
             config.stall_timeout,
-            waiting_modules=(comm, accumulators, divergence, late_copies, step),
+            waiting_modules=(comm, accumulators, loss_alarm, late_copies, step),
         )
         options = build.host_options(
             config, tf.config.threading.get_intra_op_parallelism_threads() or 1
         )
         order = build.sample_order(config, train_source)
         self.data = TrainingData(config, train_source, order, communicator, options)
-        with (
-            communicator.raise_on_all_ranks()
-        ):  # the user's function may fail on one rank only, and the others must not wait
+        # A function of the user's may fail on one rank only, and the others must not wait for it.
+        with communicator.raise_on_all_ranks():
             self.model = build.model(config, precision, train_source.num_classes, communicator)
-        self.schedule = derived.schedule(config)
         self.optimizer = build.optimizer(config, precision, self.model, communicator)
-        compute = precision.removeprefix("mixed_")
+        # Callbacks find the optimizer here, as in `fit`.
+        self.model.optimizer = self.optimizer
         choose = build.random_batch(config, communicator)
         self.class_weights = build.class_weights(config, train_source, communicator)
         self.step = build.train_step(
@@ -72,22 +88,11 @@ class Parts:
             choose,
             self.class_weights,
         )
-        self.statistics = self._statistics(precise=config.batch_norm == "precise")
-        self.averaged: AveragedWeights | None = None  # of --ema_decay
-        if self.optimizer.average is not None:
-            pairs, measure = (
-                normalization.inference_statistics(self.model),
-                self._statistics(precise=True).synchronize,
-            )
-            self.averaged = AveragedWeights(
-                self.model, self.optimizer.average, pairs, measure, self.state
-            )
-        kernels = self.optimizer.inner.kernel_indices()
-        self.updates = RelativeUpdates([self.model.trainable_variables[i] for i in kernels])
+        compute_dtype = precision.removeprefix("mixed_")
         self.validation = Validation(
             EvaluationStep(
                 self.model,
-                build.evaluation_preprocess(compute),
+                build.evaluation_preprocess(compute_dtype),
                 loss=LOSSES[config.loss],
                 flip=config.eval_flip,
             ),
@@ -109,29 +114,10 @@ class Parts:
         }
 
     def variables(self) -> dict[str, keras.Variable]:
-        """Returns everything that training changes, by a stable name."""
+        """Returns the variables of the model and the optimizer, by a stable name."""
         parts = {"model": self.model.variables, "optimizer": self.optimizer.variables}
-        found = {
-            f"{part}/{i:04d}/{v.path}": v
-            for part, values in parts.items()
-            for i, v in enumerate(values)
+        return {
+            f"{part}/{i:04d}/{variable.path}": variable
+            for part, variables in parts.items()
+            for i, variable in enumerate(variables)
         }
-        averages = self.averaged.variables if self.averaged is not None else {}
-        found |= {f"average/{i:04d}/{path}": v for i, (path, v) in enumerate(averages.items())}
-        return found | {"record/relative_updates": self.updates.ratios}
-
-    def _statistics(self, *, precise: bool) -> BatchNormStatistics:
-        """Returns what merges statistics of normalization over ranks, if `precise` measured
-        them.
-        """
-        layers, collect = normalization.trainable_statistics(self.model), None
-        if precise:
-            collect = PreciseStatistics(
-                self.step.forward,
-                layers,
-                lambda: self.data.sample(self.state.finished_epochs, self.watchdog.record_progress),
-                self.state,
-            ).collect
-        return BatchNormStatistics(
-            self.communicator, layers, collect, lambda: normalization.merge_virtual_gpus(self.model)
-        )

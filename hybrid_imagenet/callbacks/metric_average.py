@@ -25,13 +25,12 @@ SAME_DATA = (
 
 
 class MetricAverage(keras.callbacks.Callback):
-    """Replaces a rank's own values in the logs of epochs by averages over the examples of all
-    ranks.
+    """Replaces the values in the logs of epochs by averages over the examples of all ranks.
 
-    States of Keras's metrics (sums and counts, confusion counts, ...) are added over ranks in
-    float64, and the result of the added states takes the place of each rank's own, for training and
-    validation. Values that come from elsewhere, a custom metric class or a `train_step`'s logs, are
-    averaged as they are, each rank counting alike. Vectors are treated as numbers are.
+    States of Keras's metrics (sums and counts, confusion counts, ...) are summed over ranks in
+    float64, and the result of the sums replaces each rank's own, for training and validation.
+    Values that come from elsewhere, such as a custom metric class or the logs of a `train_step`,
+    are averaged as they are, and each rank has the same weight. Vectors are treated like numbers.
 
     Attributes:
       results: of the last validation, also of one outside of `fit`: Keras's `evaluate` returns the
@@ -69,8 +68,9 @@ class MetricAverage(keras.callbacks.Callback):
             logs.update((name, value) for name, value in self.results.items() if name in logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Puts the averages of all ranks into the logs, and warns once if all losses are equal;
-        every rank calls it.
+        """Puts the averages of all ranks into the logs; every rank calls it.
+
+        Warns once if all losses are equal.
         """
         if logs is None:
             return
@@ -88,9 +88,7 @@ class MetricAverage(keras.callbacks.Callback):
         self._in_epoch = False
 
     def _merged(self) -> dict[str, Value]:
-        """Returns the results of all ranks' states together; this rank's states stay as they
-        are.
-        """
+        """Returns the results of the summed states; this rank's states stay as they are."""
         ranks = process.communicator()
         added = _metrics(self.model.metrics) if ranks.size > 1 else ()
         # States of Keras's own metrics can be added; of others one cannot know.
@@ -128,10 +126,9 @@ def _metrics(found: Any) -> Iterator[keras.metrics.Metric]:
 
 
 def _alike(own: Mapping[str, Any]) -> dict[str, Value]:
-    """Returns the mean over ranks of the numbers and arrays that all of them have; of equal ones
-    the value itself.
+    """Returns the means over ranks of the numbers and arrays that all of them have.
 
-    Arrays whose shapes differ between ranks are not among them.
+    Equal values stay exactly as they are. Arrays whose shapes differ between ranks are omitted.
     """
     arrays = {name: np.asarray(value) for name, value in own.items()}
     lists = {name: array.tolist() for name, array in arrays.items() if array.dtype.kind in "bfiu"}

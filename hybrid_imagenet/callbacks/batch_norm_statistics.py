@@ -1,4 +1,4 @@
-"""Merges batch-normalization statistics over all GPUs before validation, or measures them again."""
+"""Merges batch-normalization statistics over ranks, or measures them over several batches."""
 
 from __future__ import annotations
 
@@ -14,34 +14,39 @@ from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.models import moments
 
 Pairs = Sequence[tuple[keras.Variable, keras.Variable]]
+"""The (mean, variance) of each layer."""
 
 
 class BatchNormStatistics:
-    """Merges the per-GPU statistics over all ranks, in float32, before every validation and
-    checkpoint.
+    """Merges the statistics of each rank over all ranks, in float32.
 
     With mu_i and var_i the statistics of the last iteration (or the moving averages) on rank i:
 
         mu = mean_i(mu_i),   var = max(mean_i(var_i + mu_i^2) - mu^2, 0)
 
-    The means of squares are averaged, not the variances, which would leave out the variance between
-    ranks. All layers go into one all-reduce. (Lu et al. §2.2.3-1; Mikami et al. §3.2.)
+    The means of squares are averaged, because the mean of the variances would omit the variance
+    between ranks. All layers share one all-reduce.
+
+    Reference: Lu et al. §2.2.3-1; Mikami et al. §3.2.
     """
 
     def __init__(
         self,
-        ranks: Communicator,
+        communicator: Communicator,
         statistics: Pairs,
         collect: Callable[[], None] | None = None,
         merge_parts: Callable[[], None] = lambda: None,
     ):
-        """Takes the ranks and the (mean, variance) variables of every layer.
+        """Takes the statistics.
 
-        `collect` is called first, to gather this rank's statistics where training has not left them
-        (`PreciseStatistics`); `merge_parts` gives the virtual GPUs of this rank its merged
-        statistics to continue from.
+        Args:
+          communicator: the ranks.
+          statistics: (mean, variance) of every layer.
+          collect: called first, to measure this rank's statistics if training has not left them
+            (`PreciseStatistics`).
+          merge_parts: gives the virtual GPUs of this rank its merged statistics to continue from.
         """
-        self._ranks = ranks
+        self._communicator = communicator
         self._statistics = list(statistics)
         self._collect = collect
         self._merge_parts = merge_parts
@@ -52,7 +57,7 @@ class BatchNormStatistics:
         if self._collect is not None:
             self._collect()
         self._merge_parts()
-        if self._statistics and self._ranks.size > 1:
+        if self._statistics and self._communicator.size > 1:
             self._graph()
 
     def _merge(self) -> None:
@@ -60,27 +65,29 @@ class BatchNormStatistics:
         variances = tf.concat(
             [tf.cast(variance.value, tf.float32) for _, variance in self._statistics], axis=0
         )
-        both = tf.stack([means, moments.second_moment(means, variances, tf)]) / self._ranks.size
-        mean, square = tf.unstack(self._ranks.allreduce_sum(both, "batch_norm_statistics"))
+        both = tf.stack([means, moments.second_moment(means, variances, tf)])
+        both = both / self._communicator.size
+        summed = self._communicator.allreduce_sum(both, "batch_norm_statistics")
+        mean, square = tf.unstack(summed)
         variance = moments.biased_variance(mean, square, tf)
         sizes = [int(m.shape[0]) for m, _ in self._statistics]
         merged = zip(tf.split(mean, sizes), tf.split(variance, sizes), strict=True)
-        for (mean_variable, variance_variable), (new_mean, new_variance) in zip(
-            self._statistics, merged, strict=True
-        ):
-            mean_variable.assign(new_mean)
-            variance_variable.assign(new_variance)
+        for variables, values in zip(self._statistics, merged, strict=True):
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
 
 
 class PreciseStatistics:
     """Replaces the running statistics by statistics of several batches under frozen weights.
 
     Each batch is run forward in training mode, which leaves its mean mu_j and biased variance
-    var_j; kept are
+    var_j. The result is
 
         mu = mean_j(mu_j),   var = max(mean_j(var_j + mu_j^2) - mu^2, 0)
 
-    as if the batches were one (Wu and Johnson, Rethinking "Batch" in BatchNorm, 2021, section 3).
+    as if the batches were one.
+
+    Reference: Wu, Johnson, Rethinking "Batch" in BatchNorm, arXiv 2105.07576, section 3.
     """
 
     def __init__(
@@ -90,10 +97,13 @@ class PreciseStatistics:
         batches: Callable[[], Iterable[Mapping[str, tf.Tensor]]],
         state: RunState,
     ):
-        """Takes (mean, variance) of every layer; `forward` runs a batch in training mode and
-        updates nothing else.
+        """Takes the statistics.
 
-        Nothing is run twice after the same step of `state`.
+        Args:
+          forward: runs a batch in training mode and updates nothing but the statistics.
+          statistics: (mean, variance) of every layer.
+          batches: returns the batches.
+          state: position of the run; nothing is measured twice after the same step.
         """
         self._forward = tf.function(forward, autograph=False)
         self._statistics = list(statistics)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hybrid_imagenet import optimizers
-from hybrid_imagenet.training.epoch_values import RelativeUpdates
+from hybrid_imagenet.callbacks.relative_updates import RelativeUpdates
 
 
 def train(log, inner, variables, epochs, steps):
@@ -17,13 +17,16 @@ def train(log, inner, variables, epochs, steps):
     records, seen = [], []
     for epoch in range(epochs):
         for step in range(steps):
-            log.step_begins(epoch + step / steps, epoch + (step + 1) / steps)
+            span = (epoch + step / steps, epoch + (step + 1) / steps, 1)
+            log.set_params({"step_span": lambda span=span: span})
+            log.on_train_batch_begin(step)
             before = [v.numpy().copy() for v in variables]
             inner.apply(
                 [np.full(v.shape, 0.1 * (i + 1), np.float32) for i, v in enumerate(variables)]
             )
-            log.step_ends()
-        records.append(log.of_epoch(epoch + 1))
+            log.on_train_batch_end(step)
+        records.append({"epoch": epoch + 1})
+        log.on_epoch_end(epoch, records[-1])
         seen.append((before, [v.numpy().copy() for v in variables]))
     return records, seen
 
@@ -54,7 +57,7 @@ def test_the_ratio_is_that_of_the_last_step(name, options, phase):
             np.linalg.norm(b - a) / np.linalg.norm(b)
             for b, a in zip(before[:2], after[:2], strict=True)
         ]
-        assert list(record) == ["relative_updates"]
+        assert list(record) == ["epoch", "relative_updates"]
         assert list(record["relative_updates"]) == [v.path for v in variables[:2]]
         np.testing.assert_allclose(list(record["relative_updates"].values()), wanted, rtol=1e-3)
         assert min(wanted) > 1e-6
@@ -64,6 +67,10 @@ def test_the_ratio_is_that_of_the_last_step(name, options, phase):
 def test_what_was_not_measured_is_not_recorded():
     kernel = keras.Variable(np.ones((2, 2), np.float32), name="kernel")
     log = RelativeUpdates([kernel])
-    log.step_begins(0.0, 0.5)
-    log.step_ends()
-    assert log.of_epoch(0.5) == {}  # a validation inside of the epoch
+    log.set_params({"step_span": lambda: (0.0, 0.5, 1)})
+    log.on_train_batch_begin(0)
+    log.on_train_batch_end(0)
+    # A validation within the epoch.
+    logs = {"epoch": 0.5}
+    log.on_epoch_end(0, logs)
+    assert logs == {"epoch": 0.5}

@@ -1,4 +1,4 @@
-"""A program that the tests of a run's parts run on each rank."""
+"""Programs that the tests of callbacks run on each rank."""
 
 import numpy as np
 
@@ -46,8 +46,8 @@ def _steps(c) -> list:
 def _statistics(c) -> list:
     import tensorflow as tf
 
+    from hybrid_imagenet.callbacks.batch_norm_statistics import BatchNormStatistics
     from hybrid_imagenet.models.normalization import BatchNormalization
-    from hybrid_imagenet.training.batch_norm import BatchNormStatistics
 
     layer = BatchNormalization(mode="last")
     layer.build([None, None, None, 2])

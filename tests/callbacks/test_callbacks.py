@@ -1,3 +1,5 @@
+"""Callbacks of the program, event by event."""
+
 import types
 
 import keras
@@ -6,6 +8,11 @@ import pytest
 import tensorflow as tf
 
 from hybrid_imagenet import optimizers
+from hybrid_imagenet.callbacks.save_checkpoints import SaveCheckpoints
+from hybrid_imagenet.callbacks.skipped_steps_guard import SkippedStepsGuard
+from hybrid_imagenet.callbacks.stop_at_target import StopAtTarget
+from hybrid_imagenet.callbacks.trust_ratio_log import TrustRatioLog
+from hybrid_imagenet.callbacks.weight_check import WeightCheck
 from hybrid_imagenet.checkpoints import archive
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
@@ -14,10 +21,7 @@ from hybrid_imagenet.errors import NumericsError
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.order.sampling import Cursor
 from hybrid_imagenet.training.accumulators import ClassificationSums, over_ranks
-from hybrid_imagenet.training.checkpoint_saver import CheckpointSaver
-from hybrid_imagenet.training.epoch_values import NumericsGuard, TrustRatios, WeightCheck
 from hybrid_imagenet.training.late_copies import LateCopies
-from hybrid_imagenet.training.trainer import Trainer
 from tests.checkpoints import support
 
 
@@ -33,15 +37,18 @@ def variable(*values):
         ("sgd", {}, False),
     ],
 )
-def test_trust_ratios_are_recorded_where_lars_runs(name, arguments, recorded):
+def test_trust_ratio_log_adds_ratios_if_lars_runs(name, arguments, recorded):
     inner = optimizers.create(name, **arguments)
     variables = [keras.Variable(np.ones((2, 2), np.float32), name="kernel"), variable(1.0)]
     inner.build(variables)
-    ratios = TrustRatios(inner, variables)
+    log = TrustRatioLog(inner, variables)
     inner.hyperparameters.assign({"phase": 0.0})
-    assert ratios(0) == {}
+    logs = {}
+    log.on_epoch_end(0, logs)
+    assert logs == {}
     inner.hyperparameters.assign({"phase": 1.0})
-    assert ratios(1) == ({"trust_ratios": {"kernel": 1.0}} if recorded else {})
+    log.on_epoch_end(1, logs)
+    assert logs == ({"trust_ratios": {"kernel": 1.0}} if recorded else {})
 
 
 def test_metric_average_divides_sums_of_all_ranks_once():
@@ -52,7 +59,7 @@ def test_metric_average_divides_sums_of_all_ranks_once():
     assert means == {"train_loss": 12 / 36, "train_top1": 4 / 36, "train_top5": 6 / 36}
 
 
-def test_the_guard_stops_a_run_that_only_skips():
+def test_skipped_steps_guard_stops_a_run_that_only_skips():
     optimizer = DistributedOptimizer(
         optimizers.create("sgd", weight_decay=0.0, learning_rate=0.1),
         loss_scale=1,
@@ -60,69 +67,89 @@ def test_the_guard_stops_a_run_that_only_skips():
     )
     weights = [keras.Variable(np.ones(1, np.float32), name=name) for name in ("stem", "head")]
     optimizer.build(weights)
-    guard = NumericsGuard(optimizer, 3, LateCopies(optimizer.telemetry_variables(), 0))
+    copies = LateCopies(optimizer.telemetry_variables(), 0)
+    guard = SkippedStepsGuard(optimizer, 3, copies.read)
     for step in (1, 2):
         optimizer.apply([tf.constant([1.0]), tf.constant([np.nan])])
-        assert guard.check(step, float("nan"))["skipped_steps"] == step
+        logs = {"step": step, "train_loss": float("nan")}
+        guard.on_train_batch_end(step, logs)
+        assert logs["skipped_steps"] == step
     optimizer.apply([tf.constant([1.0]), tf.constant([np.nan])])
+    # Nothing was fetched, so nothing is known.
+    guard.on_train_batch_end(3, None)
     with pytest.raises(NumericsError, match=r"step 3: the last 3 steps .*; in head, last"):
-        guard.check(3, float("nan"))
+        guard.on_train_batch_end(3, {"step": 3, "train_loss": float("nan")})
 
 
-def test_a_rank_whose_weights_differ_is_named():
+def test_weight_check_names_the_rank_whose_weights_differ():
+    def check(gather, *values):
+        communicator = types.SimpleNamespace(allgather_object=gather)
+        WeightCheck([variable(*values)], communicator).on_epoch_end(0)
+
     def checksum(*values):
         seen = []
-        WeightCheck(lambda own: seen.append(own) or [own], [variable(*values)])(0)
+        check(lambda own: seen.append(own) or [own], *values)
         return seen[0]
 
     assert checksum(1.0, 2.0) == checksum(1.0, 2.0)
     assert checksum(1.0, 2.0) != checksum(1.0, np.nextafter(np.float32(2.0), np.float32(3.0)))
-    assert WeightCheck(lambda own: [own] * 4, [variable(1.0)])(0) == {}
+    check(lambda own: [own] * 4, 1.0)
     with pytest.raises(NumericsError, match="weights of rank 2 differ"):
-        WeightCheck(lambda own: [own, own, own + 1, own], [variable(1.0)])(0)
+        check(lambda own: [own, own, own + 1, own], 1.0)
 
 
-def test_best_and_target():
+def judge(state, top1, epochs, target=None):
+    """Ends an epoch with the result of a validation."""
+    callback = StopAtTarget(target, monitor="val_top1", state=state)
+    callback.set_model(keras.Sequential())
+    callback.on_epoch_end(0, {"val_top1": top1, "epoch": epochs})
+    return getattr(callback.model, "stop_training", False)
+
+
+def test_stop_at_target_keeps_the_first_best_and_stops_at_the_target():
     state = RunState()
     for epochs, top1, stop in [(1, 0.5, ""), (3, 0.4, ""), (4, 0.5, ""), (5, 0.9, "target")]:
-        judge(state, top1, epochs, 0.9)
+        assert judge(state, top1, epochs, 0.9) == bool(stop)
         assert state.stop == stop
         assert (state.best_top1, state.best_epoch) == ((0.9, 5) if stop else (0.5, 1))
     judge(first := RunState(), 0.0, 1)
     assert first.best_epoch == 1
 
 
-def judge(state, top1, epochs, target=None):
-    """What a trainer does with the result of a validation."""
-    config = types.SimpleNamespace(stop_at_top1=target)
-    Trainer(types.SimpleNamespace(state=state, config=config))._judge(top1, epochs)
-
-
-def saver(store, state, weights, merged, **options):
-    return CheckpointSaver(
-        store=store,
+def save_checkpoints(store, state, weights, merged, **options):
+    callback = SaveCheckpoints(
         state=state,
         variables=lambda: {"w": weights},
         describe=lambda: merged.append(state.step) or support.meta(0),
+        position=lambda: 0.0,
         **options,
     )
+    callback.start(store, [])
+    return callback
 
 
-def test_checkpoints_are_saved_when_due_and_once(tmp_path):
+def test_save_checkpoints_saves_when_due_and_once(tmp_path):
     state, merged = RunState(), []
     store = CheckpointStore(tmp_path, keep=10)
     weights = variable(0.0)
-    callback = saver(
-        store, state, weights, merged, every_epochs=2, every_steps=3, is_last=lambda done: done == 3
+    callback = save_checkpoints(
+        store,
+        state,
+        weights,
+        merged,
+        every_epochs=2,
+        every_steps=3,
+        is_last=lambda done: done == 3,
+        save_requested=lambda: state.step == 7,
     )
     for epoch in range(3):
-        for _ in range(4):
+        for batch in range(4):
             state.step += 1
             weights.assign([float(state.step)])
-            callback.after_step(0.0, asked=state.step == 7)
+            callback.on_train_batch_end(batch)
         state.finished_epochs = state.recorded_at = epoch + 1
-        callback.after_epoch(epoch + 1)
-    callback.finish()
+        callback.on_epoch_end(epoch, {"epoch": epoch + 1})
+    callback.on_train_end()
     # Every third step, by request at 7, after epoch 2 (step 8) and after the last epoch (step 12, a
     # second time).
     assert merged == [3, 6, 7, 8, 9, 12, 12]
@@ -132,22 +159,24 @@ def test_checkpoints_are_saved_when_due_and_once(tmp_path):
     assert archive.read(newest).arrays["w"] == [12.0]
 
 
-def test_each_best_epoch_is_saved_and_the_best_of_them_kept(tmp_path):
+def test_save_checkpoints_saves_each_best_epoch_and_the_store_keeps_the_best(tmp_path):
     state, merged = RunState(), []
     store = CheckpointStore(tmp_path, keep=1, keep_best=True)
     options = {"every_epochs": 5, "every_steps": None, "is_last": lambda done: done == 6}
-    callback = saver(store, state, variable(0.0), merged, **options, save_best=True)
+    callback = save_checkpoints(store, state, variable(0.0), merged, **options, save_best=True)
     for epoch, top1 in enumerate([0.3, 0.2, 0.6, 0.6, 0.5, None]):
         state.step += 4
         state.finished_epochs, state.cursor = epoch + 1, Cursor(epoch + 1, 0)
         if top1 is not None:
             judge(state, top1, epoch + 1)
-        callback.after_epoch(epoch + 1, top1)
-    callback.finish()
+        callback.on_epoch_end(epoch, {"epoch": epoch + 1, "val_top1": top1})
+    callback.on_train_end()
     assert merged == [4, 12, 20, 24]  # the best so far after epochs 1 and 3, the fifth, the last
     assert [p.name for p in store.paths()] == ["step-000000024.npz", "step-000000012.npz"]
     assert store.best_valid().meta["val_top1"] == 0.6
     merged.clear()
-    state.best_epoch, state.step = 7, 28
-    saver(store, state, variable(0.0), merged, **options).after_epoch(7, 0.9)
-    assert merged == []  # --nokeep_best
+    state.best_epoch, state.step, state.recorded_at = 7, 28, 6.0
+    without_best = save_checkpoints(store, state, variable(0.0), merged, **options)
+    state.step = 32
+    without_best.on_epoch_end(6, {"epoch": 7, "val_top1": 0.9})
+    assert merged == []

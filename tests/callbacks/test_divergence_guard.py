@@ -9,20 +9,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hybrid_imagenet.checkpoints.run_state import RunState
-from hybrid_imagenet.training.divergence import (
-    DivergedError,
-    DivergenceGuard,
-    LossAlarm,
-    highest_loss,
-)
+from hybrid_imagenet.callbacks.divergence_guard import DivergedError, DivergenceGuard
+from hybrid_imagenet.training.loss_alarm import LossAlarm, highest_loss
 
 
-def guard(state, alarms, allgather):
-    """Looks at the first of `alarms`, whatever it is at that moment."""
-    alarm = types.SimpleNamespace(read=lambda values: alarms[0], highest=230.0)
-    copies = types.SimpleNamespace(read=lambda name: None, behind=0)
-    return DivergenceGuard(state, alarm, copies, allgather)
+def guard(alarms, allgather, initial_step):
+    """Returns a guard that reads the first of `alarms`, whatever it is at that moment."""
+    communicator = types.SimpleNamespace(allgather_object=allgather)
+    callback = DivergenceGuard(lambda: alarms[0], highest_loss=230.0, communicator=communicator)
+    callback.set_params({"initial_step": initial_step})
+    callback.on_train_begin()
+    callback.on_epoch_begin(0)
+    return callback
 
 
 def losses(*values):
@@ -68,29 +66,40 @@ def test_good_steps_raise_no_alarm_and_micro_batches_count_as_one_step():
     ("loss", "why"), [(math.nan, "not finite"), (7e31, "above 100 times that of guesses, 230")]
 )
 def test_the_alarm_of_any_rank_ends_all_at_the_step_that_went_wrong(loss, why):
-    state, alarms = RunState(step=10), [None, (7, 400.0), (4, loss)]
-    watch = guard(state, alarms, lambda own: alarms)
-    watch.look()  # no step was done
-    state.step = 19
+    alarms = [None, (7, 400.0), (4, loss)]
+    watch = guard(alarms, lambda own: alarms, initial_step=10)
+    # No step was done, so nothing is read.
+    watch.check()
     with pytest.raises(
         DivergedError,
         match=f"step 14: the loss is .*, {why}: training has diverged; lower the learning",
     ):
-        watch.look()
+        watch.on_train_batch_end(8, {})
 
 
-def test_a_step_is_looked_at_once():
-    state, asked = RunState(step=5), []
+def test_divergence_guard_asks_once_per_step_and_not_for_steps_without_logs():
+    asked = []
     alarms = [None, (2, math.nan)]
-    watch = guard(state, alarms, lambda own: asked.append(own) or [own])
-    watch.look()
+    watch = guard(alarms, lambda own: asked.append(own) or [own], initial_step=5)
+    watch.on_train_batch_end(1, None)
     assert asked == []
-    state.step = 8
-    watch.look()
-    watch.look()
+    watch.on_train_batch_end(2, {})
+    watch.on_test_begin()
+    watch.before_save()
     assert len(asked) == 1
-    state.step = 9
     alarms.pop(0)
+    watch.on_train_batch_end(3, None)
     with pytest.raises(DivergedError, match="step 7: the loss is nan, not finite") as raised:
-        watch.look()
+        watch.on_epoch_end(0, {})
     assert raised.value.step == 7
+
+
+def test_divergence_guard_without_alarm_checks_the_mean_loss_of_the_epoch():
+    watch = DivergenceGuard()
+    watch.set_params({})
+    watch.on_train_begin()
+    watch.on_epoch_begin(0)
+    watch.on_train_batch_end(0, {"loss": math.nan})
+    watch.on_epoch_end(0, {"loss": 1.0})
+    with pytest.raises(DivergedError, match="step 1: the loss is nan, not finite"):
+        watch.on_epoch_end(1, {"loss": math.nan})

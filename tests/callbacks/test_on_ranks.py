@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
+from tests.callbacks import rank_programs
 from tests.references.moments_reference import population_moments
 from tests.support import program
-from tests.training import parts_programs
 
 
 @pytest.fixture(scope="module")
 def ranks(pools):
-    return pools[4].call(parts_programs.skip_and_merge)
+    return pools[4].call(rank_programs.skip_and_merge)
 
 
 def test_a_step_is_taken_or_skipped_by_all_ranks_together(ranks):
@@ -46,7 +46,7 @@ def test_ranks_draw_numbers_of_their_own_also_after_a_resume(pools, tiny_data, t
     seeds = set()
     for flag, steps in (("--max_steps=5", 5), ("--resume", 12)):
         first, second = pools[2].call(
-            parts_programs.train_with_dropout, [*common, f"--run_dir={tmp_path}", flag]
+            rank_programs.train_with_dropout, [*common, f"--run_dir={tmp_path}", flag]
         )
         assert first[0] != second[0] and first[1] == second[1] == steps
         seeds.add((first[0], second[0]))

@@ -1,0 +1,327 @@
+"""Saves and resumes what `model.fit` trains, in this package's checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from hybrid_imagenet import files, private_api
+from hybrid_imagenet.callbacks import keras_callback_state
+from hybrid_imagenet.callbacks.save_checkpoints import SaveCheckpoints
+from hybrid_imagenet.checkpoints.archive import CheckpointArchive
+from hybrid_imagenet.checkpoints.run_state import RunState, restore_arrays
+from hybrid_imagenet.checkpoints.store import CheckpointStore
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.library import compiled_model
+from hybrid_imagenet.library.broadcast import (
+    broadcast_model,
+    build,
+    built_on,
+    require_weights,
+    set_scalars,
+)
+from hybrid_imagenet.optimizers.grouped import hyperparameters_of
+from hybrid_imagenet.optimizers.lars import LayerScaledOptimizer
+from hybrid_imagenet.order import ExactBatchSampler
+from hybrid_imagenet.order.sampling import Cursor
+
+# Arrays of callbacks in a checkpoint have names that begin so.
+_CALLBACK_ARRAYS = "callbacks/"
+
+# Locks of the directories that this process writes to.
+_LOCKS: dict[pathlib.Path, IO[bytes]] = {}
+
+
+class Checkpoint(SaveCheckpoints):
+    """Saves weights, optimizer state and position after epochs, and continues from there.
+
+    A new `fit` begins after the epochs of the latest valid checkpoint. Files are checksummed and
+    replaced atomically, as in the program; a damaged one is renamed, and the one before is used.
+    Every rank has this callback, after `default_callbacks()`. The directory need not be shared by
+    all hosts.
+
+    The state of `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` is saved too, and of
+    all callbacks that have `state_dict()`, which returns values that JSON can represent, and
+    `load_state_dict(state)`. Other callbacks start from zero in a resumed run.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        every_epochs: int = 1,
+        keep: int = 2,
+        order: ExactBatchSampler | None = None,
+    ):
+        """Takes the directory.
+
+        Args:
+          directory: contains nothing else; its parent must exist. One run at a time may use it.
+          every_epochs: epochs between checkpoints; the last epoch is always saved.
+          keep: number of latest valid checkpoints to keep.
+          order: of `hybrid_imagenet.order.keras_dataset`; saved and restored too.
+        """
+        super().__init__(
+            state=RunState(),
+            variables=self._model_variables,
+            describe=self._description,
+            is_last=lambda epochs_done: epochs_done == self.params.get("epochs"),
+            every_epochs=every_epochs,
+            position=lambda: self._state.recorded_at,
+        )
+        self._directory = files.output_path("directory", directory).absolute()
+        self._keep = keep
+        self._order = order
+        # Logs of an epoch that is done but not saved.
+        self._pending_logs: dict[str, Any] | None = None
+        # States of callbacks that are set when the first epoch begins.
+        self._restored_states: dict[str, dict[str, Any]] = {}
+        self._restored_weights: dict[str, list[np.ndarray]] = {}
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Restores the latest valid checkpoint on all ranks, and the epoch that `fit` begins with.
+
+        Raises:
+          UserError: on all ranks, if the directory is in use, or belongs to another model or order.
+        """
+        communicator = self.communicator
+        require_weights(self.model)
+        for optimizer in compiled_model.optimizers(self.model).values():
+            build(self.model, optimizer, communicator)
+        self._pending_logs = None
+        store = None
+        meta: dict[str, Any] | None = None
+        self._restored_states = {}
+        self._restored_weights = {}
+        with communicator.raise_on_all_ranks():
+            if communicator.rank == 0:
+                store = CheckpointStore(self._directory, self._keep, log=_print)
+                self._lock()
+                meta = self._restore(store)
+        meta = communicator.broadcast_object(meta)
+        callbacks = private_api.running_callbacks()
+        if meta is None:
+            self._state.restore(RunState().to_dict())
+        else:
+            self._state.restore(meta["state"])
+            self._restored_states = meta["callbacks"]
+            self._broadcast_callback_weights(meta["callback_weights"])
+            if communicator.rank == 0:
+                for line in _warnings(callbacks, self._restored_states):
+                    _print(line)
+            private_api.set_initial_epoch(self.model, self._state.finished_epochs)
+            if self._order is not None:
+                self._order.load_state_dict(meta["order"])
+                # The order also knows the position after `stop_training` has cut an epoch.
+                private_api.set_initial_epoch(self.model, self._order.epoch)
+            broadcast_model(self.model, communicator)
+        self.start(store, callbacks)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Saves the epoch before, and sets restored states of callbacks in the first epoch.
+
+        Keras's callbacks reset their state in `on_train_begin`, so it cannot be set earlier.
+        """
+        self._save_pending_epoch()
+        self._steps = 0
+        named = keras_callback_state.stateful_callbacks(self._others)
+        for name, state in self._restored_states.items():
+            if name in named:
+                keras_callback_state.set_state(named[name], state)
+                if name in self._restored_weights:
+                    named[name].best_weights = self._restored_weights[name]
+        self._restored_states = {}
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._steps = batch + 1
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Advances the position.
+
+        The checkpoint is saved when the next epoch begins or training ends, because callbacks later
+        in the list may still change their state or the learning rate.
+        """
+        self._state.step += self._steps
+        self._state.finished_epochs = epoch + 1
+        self._state.recorded_at = float(epoch + 1)
+        self._state.cursor = Cursor(epoch + 1, 0)
+        self._pending_logs = {**(logs or {}), "epoch": epoch + 1}
+
+    def _save_pending_epoch(self) -> None:
+        if self._pending_logs is not None:
+            super().on_epoch_end(self._state.finished_epochs - 1, self._pending_logs)
+            self._pending_logs = None
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        self._save_pending_epoch()
+        super().on_train_end(logs)
+        private_api.set_initial_epoch(self.model, None)
+        self._unlock()
+
+    def _unlock(self) -> None:
+        lock = _LOCKS.pop(self._directory, None)
+        if lock is not None:
+            lock.close()
+
+    def _lock(self) -> None:
+        """Locks the directory; a lock of an earlier `fit` of this process is taken over."""
+        self._unlock()
+        try:
+            self._directory.mkdir(exist_ok=True)
+            _LOCKS[self._directory] = files.lock(self._directory)
+        except BlockingIOError:
+            raise UserError(
+                f"{self._directory} is in use by another run. Wait, or pass another directory."
+            ) from None
+        except OSError as error:
+            raise UserError(
+                f"{self._directory}: {error.strerror}. Pass a directory that can be written."
+            ) from None
+
+    def _restore(self, store: CheckpointStore) -> dict[str, Any] | None:
+        """Restores variables on rank 0; returns the states for all ranks, or None."""
+        checkpoint = store.latest_valid()
+        if checkpoint is None:
+            return None
+        if self._order is not None and "order" not in checkpoint.meta:
+            raise UserError(
+                f"{checkpoint.path} has no order of examples. Omit order=, or pass another"
+                " directory."
+            )
+        optimizers = compiled_model.optimizers(self.model)
+        for name, saved in checkpoint.meta.get("optimizers", {}).items():
+            if name in optimizers:
+                self._prepare_optimizer(optimizers[name], saved)
+        self._restored_weights, checkpoint = _split_arrays(checkpoint)
+        restore_arrays(checkpoint, self._model_variables())
+        state: dict[str, Any] = checkpoint.meta["state"]
+        _print(f"resumed from {checkpoint.path}: epoch {state['finished_epochs']} is done")
+        return {
+            "state": state,
+            "order": checkpoint.meta.get("order"),
+            "callbacks": checkpoint.meta.get("callbacks", {}),
+            "callback_weights": {
+                name: [[array.shape, array.dtype.name] for array in arrays]
+                for name, arrays in self._restored_weights.items()
+            },
+        }
+
+    def _prepare_optimizer(self, optimizer: Any, saved: Mapping[str, Any]) -> None:
+        """Builds an optimizer as the saved one was built, and sets its scalars."""
+        variables = self.model.trainable_variables
+        if not optimizer.built and max(saved["built_on"], default=0) < len(variables):
+            optimizer.build([variables[index] for index in saved["built_on"]])
+        if saved["hyper"]:
+            set_scalars(optimizer, saved["hyper"])
+        inner = getattr(optimizer, "inner", optimizer)
+        # A coefficient that was passed stays.
+        if isinstance(inner, LayerScaledOptimizer) and inner.needs_trust_coefficient:
+            coefficient = saved.get("trust_coefficient")
+            if coefficient is not None:
+                inner.set_trust_coefficient(coefficient)
+
+    def _broadcast_callback_weights(self, shapes: Mapping[str, Sequence[Any]]) -> None:
+        """Gives all ranks the weights that callbacks of rank 0 remembered."""
+        for name, arrays in shapes.items():
+            own = self._restored_weights.get(name)
+            if own is None:
+                own = [np.zeros(shape, dtype) for shape, dtype in arrays]
+            variables = [tf.Variable(array) for array in own]
+            self.communicator.broadcast_variables(variables)
+            self._restored_weights[name] = [variable.numpy() for variable in variables]
+
+    def _model_variables(self) -> Mapping[str, keras.Variable]:
+        # By number, because Keras counts up the names of layers when a process builds a model
+        # twice.
+        parts = {"model": self.model.weights}
+        for name, optimizer in compiled_model.optimizers(self.model).items():
+            if optimizer.built:
+                parts[name] = optimizer.variables
+        return {
+            f"{part}/{i:04d}": variable
+            for part, variables in parts.items()
+            for i, variable in enumerate(variables)
+        }
+
+    def extra_arrays(self) -> dict[str, np.ndarray]:
+        named = keras_callback_state.stateful_callbacks(self._others)
+        return {
+            f"{_CALLBACK_ARRAYS}{name}/{i:04d}": array
+            for name, callback in named.items()
+            for i, array in enumerate(keras_callback_state.best_weights(callback))
+        }
+
+    def _description(self) -> dict[str, Any]:
+        """Returns what every checkpoint describes; the sums within an epoch are the program's."""
+        optimizers = {}
+        for name, optimizer in compiled_model.optimizers(self.model).items():
+            hyperparameters = hyperparameters_of(optimizer)
+            values = {}
+            if hyperparameters is not None:
+                values = {key: hyperparameters[key] for key in hyperparameters.names}
+            inner = getattr(optimizer, "inner", optimizer)
+            optimizers[name] = {
+                "built_on": built_on(self.model, optimizer) or [],
+                "hyper": values,
+                # A new start may have another batch, so it would derive another one.
+                "trust_coefficient": getattr(inner, "trust_coefficient", None),
+            }
+        named = keras_callback_state.stateful_callbacks(self._others)
+        description = {
+            "world_size": self.communicator.size,
+            "epoch_sums": [[0.0] * 4] * self.communicator.size,
+            "optimizers": optimizers,
+            "callbacks": {
+                name: keras_callback_state.state_of(callback) for name, callback in named.items()
+            },
+        }
+        if self._order is not None:
+            description["order"] = self._order.state_dict()
+        return description
+
+
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _split_arrays(
+    checkpoint: CheckpointArchive,
+) -> tuple[dict[str, list[np.ndarray]], CheckpointArchive]:
+    """Returns the arrays of callbacks, by callback, and the checkpoint without them."""
+    weights: dict[str, list[np.ndarray]] = {}
+    other_arrays = {}
+    for name, array in sorted(checkpoint.arrays.items()):
+        if name.startswith(_CALLBACK_ARRAYS):
+            callback = name.removeprefix(_CALLBACK_ARRAYS).partition("/")[0]
+            weights.setdefault(callback, []).append(array)
+        else:
+            other_arrays[name] = array
+    return weights, dataclasses.replace(checkpoint, arrays=other_arrays)
+
+
+def _warnings(
+    callbacks: Sequence[keras.callbacks.Callback], states: Mapping[str, Any]
+) -> list[str]:
+    """Returns lines about callbacks that do not continue as if training had not stopped."""
+    lines = []
+    for name in keras_callback_state.stateful_callbacks(callbacks):
+        if name not in states:
+            lines.append(
+                f"warning: {name.partition('#')[0]} starts from zero in this resumed run, because"
+                " the checkpoint has no state of it"
+            )
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.CSVLogger) and not callback.append:
+            lines.append(
+                f"warning: {type(callback).__name__} has overwritten the epochs before this resumed"
+                f" run in {callback.filename}. Pass append=True."
+            )
+    return lines

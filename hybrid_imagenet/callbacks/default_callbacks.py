@@ -1,0 +1,111 @@
+"""Lists the callbacks that a run with `model.fit` needs."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import keras
+
+from hybrid_imagenet.callbacks.adabound_bounds import AdaBoundBounds
+from hybrid_imagenet.callbacks.broadcast_initial_state import BroadcastInitialState
+from hybrid_imagenet.callbacks.checkpoint import Checkpoint
+from hybrid_imagenet.callbacks.compare_ranks import CompareRanks
+from hybrid_imagenet.callbacks.lars_schedule import LARSSchedule
+from hybrid_imagenet.callbacks.merge_batch_norm_statistics import MergeBatchNormStatistics
+from hybrid_imagenet.callbacks.metric_average import MetricAverage
+from hybrid_imagenet.callbacks.progress_on_rank_zero import ProgressOnRankZero
+from hybrid_imagenet.callbacks.stall_watchdog import STALL_SECONDS, StallWatchdog
+from hybrid_imagenet.callbacks.step_schedule import LearningRateSchedule
+from hybrid_imagenet.callbacks.train_function import TrainFunction
+from hybrid_imagenet.comm import process
+from hybrid_imagenet.errors import SharedError
+
+_CHANGE_TRAINING = (
+    keras.callbacks.EarlyStopping,
+    keras.callbacks.LearningRateScheduler,
+    keras.callbacks.ReduceLROnPlateau,
+    keras.callbacks.SwapEMAWeights,
+)
+_COMMUNICATE = (
+    AdaBoundBounds,
+    MergeBatchNormStatistics,
+    BroadcastInitialState,
+    Checkpoint,
+    CompareRanks,
+    LARSSchedule,
+    LearningRateSchedule,
+    MetricAverage,
+    StallWatchdog,
+)
+
+
+def on_rank_zero(*callbacks: keras.callbacks.Callback) -> list[keras.callbacks.Callback]:
+    """Returns the callbacks on rank 0, and none on other ranks.
+
+    It is meant for callbacks that write files, such as `ModelCheckpoint`. They must not
+    communicate, nor change weights, learning rate or `stop_training`, because the other ranks would
+    not notice.
+
+    Raises:
+      UserError: for a callback of Keras or of this package that does, and for `TensorBoard` if its
+        package is not installed.
+    """
+    for callback in callbacks:
+        _check(callback)
+    return list(callbacks) if process.rank() == 0 else []
+
+
+def default_callbacks(
+    *first_rank: keras.callbacks.Callback, stall_timeout: float = STALL_SECONDS
+) -> list[keras.callbacks.Callback]:
+    """Returns the callbacks of a run, in the order in which they must be called.
+
+    All ranks pass the same list to `fit`. Statistics of batch normalization are merged and metrics
+    averaged before anything else uses them. Rank 0's own callbacks come next, so that what they
+    restore is broadcast; then the broadcast, the schedules and the comparison of ranks. Callbacks
+    that change training, such as `EarlyStopping`, are passed on every rank, after this list.
+
+    Args:
+      first_rank: callbacks for rank 0 only, such as `keras.callbacks.ModelCheckpoint` and
+        `BackupAndRestore`.
+      stall_timeout: seconds without progress of a rank after which the job ends with exit code 4;
+        0 never ends it.
+
+    Raises:
+      UserError: as `on_rank_zero`.
+    """
+    return [
+        *([StallWatchdog(stall_timeout)] if process.size() > 1 and stall_timeout else []),
+        ProgressOnRankZero(),
+        TrainFunction(),
+        MergeBatchNormStatistics(),
+        MetricAverage(),
+        *on_rank_zero(*first_rank),
+        BroadcastInitialState(),
+        AdaBoundBounds(),
+        LARSSchedule(),
+        LearningRateSchedule(),
+        CompareRanks(),
+    ]
+
+
+def _check(callback: keras.callbacks.Callback) -> None:
+    """Refuses a callback that rank 0 must not have alone, or that lacks what it needs."""
+    name = type(callback).__name__
+    if isinstance(callback, _CHANGE_TRAINING + _COMMUNICATE):
+        what = "changes training" if isinstance(callback, _CHANGE_TRAINING) else "communicates"
+        raise SharedError(
+            f"{name} {what}, and only rank 0 would have it: give it to every rank, "
+            f"callbacks=[*hybrid_imagenet.callbacks.default_callbacks(...), {name}(...)]"
+        )
+    if isinstance(callback, keras.callbacks.TerminateOnNaN):
+        raise SharedError(
+            "TerminateOnNaN stops one rank while others wait: omit it, all ranks skip such steps"
+        )
+    if (
+        isinstance(callback, keras.callbacks.TensorBoard)
+        and importlib.util.find_spec("tensorboard") is None
+    ):
+        raise SharedError(
+            "TensorBoard needs a package that is missing: pip install tensorboard, or use CSVLogger"
+        )

@@ -1,0 +1,119 @@
+"""Ends training that has diverged on all ranks at the same step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from hybrid_imagenet.callbacks.training_callback import TrainingCallback
+from hybrid_imagenet.comm import Communicator
+from hybrid_imagenet.errors import NumericsError
+
+_REMEDY = (
+    "training has diverged; lower the learning rate (--lr, or --lars_eta) or lengthen the warmup,"
+    " and start again"
+)
+
+Alarm = tuple[int, float]
+"""The first step with a bad loss, counted from 1, and its loss."""
+
+
+class DivergedError(NumericsError):
+    """Training has diverged; all ranks raise it at the same step.
+
+    Attributes:
+      step: the first one that had diverged.
+      loss: its loss, which is too high or not finite.
+    """
+
+    def __init__(self, message: str, step: int, loss: float):
+        super().__init__(message)
+        self.step = step
+        self.loss = loss
+
+
+class DivergenceGuard(TrainingCallback):
+    """Stops all ranks if the loss of one of them is not finite, or far above that of guesses.
+
+    In the program the device judges the loss of every step (`training.loss_alarm.LossAlarm`). The
+    guard reads its verdict where values are fetched anyway, and before anything is validated or
+    saved, so no step waits for it. Without an alarm, as in `fit`, it checks the mean loss of each
+    epoch.
+    """
+
+    def __init__(
+        self,
+        read_alarm: Callable[[], Alarm | None] | None = None,
+        *,
+        highest_loss: float = math.inf,
+        lag: Callable[[], int] = lambda: 0,
+        communicator: Communicator | None = None,
+    ):
+        """Takes the source of the verdict.
+
+        Args:
+          read_alarm: returns this rank's verdict; its steps are counted from the beginning of the
+            session.
+          highest_loss: in nats; higher losses have diverged.
+          lag: returns how many steps ago the verdict was reached that `read_alarm` returns.
+          communicator: the ranks; by default those of this process.
+        """
+        super().__init__(communicator)
+        self._read_alarm = read_alarm
+        self._highest_loss = highest_loss
+        self._lag = lag
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._first_step = self.params.get("initial_step", 0)
+        self._steps = 0
+        self._earlier_steps = 0
+        self._checked = 0
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._earlier_steps = self._steps
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._steps = self._earlier_steps + batch + 1
+        if logs is not None:
+            self.check()
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self.check()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self.check()
+        loss = (logs or {}).get("loss")
+        if self._read_alarm is None and loss is not None:
+            self._raise_first([None if self._is_good(loss) else (self._steps, float(loss))])
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        self.check()
+
+    def before_save(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Checks the losses up to now, unless they were checked; every rank calls it.
+
+        Raises:
+          DivergedError: on all ranks.
+        """
+        if self._read_alarm is None or self._checked == self._steps:
+            return
+        self._checked = self._steps - self._lag()
+        self._raise_first(self.communicator.allgather_object(self._read_alarm()))
+
+    def _is_good(self, loss: float) -> bool:
+        return math.isfinite(loss) and loss <= self._highest_loss
+
+    def _raise_first(self, alarms: list[Alarm | None]) -> None:
+        raised = [alarm for alarm in alarms if alarm is not None]
+        if not raised:
+            return
+        step, loss = min(raised, key=lambda alarm: alarm[0])
+        reason = "not finite"
+        if math.isfinite(loss):
+            reason = f"above 100 times that of guesses, {self._highest_loss:.4g}"
+        step += self._first_step
+        raise DivergedError(f"step {step}: the loss is {loss:.4g}, {reason}: {_REMEDY}", step, loss)

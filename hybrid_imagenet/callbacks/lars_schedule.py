@@ -1,0 +1,70 @@
+"""The learning rate of steps in which LARS scales the layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hybrid_imagenet.callbacks.step_schedule import (
+    LearningRateSchedule,
+    is_bounded_warmup,
+    scales_layers,
+)
+from hybrid_imagenet.comm import Communicator
+from hybrid_imagenet.library import compiled_model
+from hybrid_imagenet.library.trust_coefficient import set_trust_coefficient
+from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
+
+
+class LARSSchedule(LearningRateSchedule):
+    """Sets the learning rate and the momentum of LARS before each step.
+
+    With linear scaling the learning rate of N workers is lr N (Lu et al. §2.2.1). LARS multiplies
+    it in each layer by the trust ratio
+
+        η |w| / (|g| + λ |w|)
+
+    of the norms of the layer's weights w and of their gradient g, with the weight decay λ and the
+    trust coefficient η (You et al., arXiv 1708.03888). The optimizer computes the ratio. After
+    the warmup of hybrid gradient computing, the exponent of the ratio may grow from 0 to 1 over
+    some epochs (`lars_share`, --hybrid_ramp_epochs).
+
+    It acts on optimizers that scale layers, except in the steps of `AdaBoundBounds`. In `fit` it
+    also derives η from the global batch and the peak learning rate, unless it was passed.
+    """
+
+    def __init__(
+        self, *, derives_coefficient: bool = True, communicator: Communicator | None = None
+    ):
+        """Takes the options.
+
+        Args:
+          derives_coefficient: whether to set the trust coefficient of optimizers that lack one.
+          communicator: the ranks; by default those of this process.
+        """
+        super().__init__(communicator)
+        self._derives_coefficient = derives_coefficient
+        self._is_first_epoch = True
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        super().on_train_begin(logs)
+        self._is_first_epoch = True
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Sets missing trust coefficients in the first epoch; every rank calls it.
+
+        Later callbacks, such as `Checkpoint`, restore a coefficient when training begins, so this
+        cannot be earlier. It cannot be later, because the first step is compiled with it.
+
+        Raises:
+          SharedError: as `set_trust_coefficient`.
+        """
+        super().on_epoch_begin(epoch, logs)
+        if self._derives_coefficient and self._is_first_epoch:
+            epochs = self.params.get("epochs", 0)
+            for optimizer in compiled_model.optimizers(self.model).values():
+                set_trust_coefficient(optimizer, epochs, self.communicator)
+        self._is_first_epoch = False
+
+    def sets(self, optimizer: DistributedOptimizer, values: Mapping[str, float]) -> bool:
+        return scales_layers(optimizer) and not is_bounded_warmup(values)

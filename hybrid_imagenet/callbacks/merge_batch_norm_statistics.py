@@ -1,0 +1,109 @@
+"""Merges the statistics of batch normalization over ranks before validation and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hybrid_imagenet.callbacks.batch_norm_statistics import BatchNormStatistics
+from hybrid_imagenet.callbacks.training_callback import TrainingCallback
+from hybrid_imagenet.comm import Communicator
+from hybrid_imagenet.comm.agreement import check_agreement
+from hybrid_imagenet.library import compiled_model
+from hybrid_imagenet.models import normalization
+
+
+class MergeBatchNormStatistics(TrainingCallback):
+    """Merges the statistics of batch normalization over ranks (Lu et al. §2.2.3).
+
+    Each rank normalizes its own batches. Before the network is validated or saved, the statistics
+    μ_i and σ_i² that the ranks have are merged into those of all their images:
+
+        μ = mean_i(μ_i)
+        σ² = mean_i(σ_i² + μ_i²) - μ²
+
+    Which statistics these are depends on the layers: those of the last iteration, without a moving
+    average (Lu et al.; Mikami et al. §2.3), moving averages (Keras), or those that `collect` has
+    measured over several batches under the current weights ("precise").
+
+    `batch_norm_statistics.BatchNormStatistics` computes them, with one all-reduce for all layers.
+    In `fit` they are also merged at the end of each epoch, and the partial sums of gradient
+    accumulation become their mean over ranks there. What later callbacks save on one rank is then
+    right for all.
+    """
+
+    def __init__(
+        self,
+        *,
+        collect: Callable[[], None] | None = None,
+        merge_parts: Callable[[], None] = lambda: None,
+        communicator: Communicator | None = None,
+    ):
+        """Finds the layers later, because the first step of a model may make them.
+
+        Args:
+          collect: measures this rank's statistics before they are merged.
+          merge_parts: merges those of the virtual GPUs of this rank.
+          communicator: the ranks; by default those of this process.
+        """
+        super().__init__(communicator)
+        self._collect = collect
+        self._merge_parts = merge_parts
+        self._merged = False
+        self._variable_ids: list[int] = []
+
+    @property
+    def _in_program(self) -> bool:
+        return "step_span" in self.params
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._merged = False
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Merges the statistics before validation.
+
+        Raises:
+          UserError: on all ranks of `fit`, if some of them do not validate here.
+        """
+        if not self._in_program:
+            self._check_next("validation")
+        self.merge()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Merges the statistics in `fit` unless a validation has, and the sums.
+
+        The program merges them only when they are needed, see `before_save`.
+
+        Raises:
+          UserError: on all ranks, as `on_test_begin`.
+        """
+        if self._in_program:
+            return
+        self._check_next("the end of the epoch")
+        if not self._merged:
+            self.merge()
+        for optimizer in compiled_model.distributed(self.model).values():
+            optimizer.average_sums(self.communicator)
+
+    def before_save(self) -> None:
+        if self._in_program:
+            self.merge()
+
+    def merge(self) -> None:
+        """Merges the statistics; every rank calls it."""
+        pairs = normalization.trainable_statistics(self.model)
+        variable_ids = [id(variable) for pair in pairs for variable in pair]
+        if variable_ids != self._variable_ids:
+            self._variable_ids = variable_ids
+            self._statistics = BatchNormStatistics(
+                self.communicator, pairs, self._collect, self._merge_parts
+            )
+        if variable_ids:
+            self._statistics.synchronize()
+        self._merged = True
+
+    def _check_next(self, next_event: str) -> None:
+        remedy = "give validation_data and validation_freq to every rank"
+        check_agreement(
+            self.communicator, {"what comes next": next_event}, "after the steps", remedy
+        )

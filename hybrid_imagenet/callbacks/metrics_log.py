@@ -1,0 +1,99 @@
+"""Writes the records of training."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from hybrid_imagenet import private_api
+from hybrid_imagenet.callbacks.training_callback import TrainingCallback
+from hybrid_imagenet.comm import process
+from hybrid_imagenet.runlog.jsonl import MetricsWriter
+
+
+class RecordSink(Protocol):
+    """Receives the records of a run."""
+
+    def step(self, step: int, position: float, record: Mapping[str, Any] | None) -> None:
+        """Takes the record of a step, or None if no values were fetched for it.
+
+        Args:
+          step: number of steps done.
+          position: fractional epochs done.
+          record: values by name.
+        """
+
+    def epoch(self, record: Mapping[str, Any]) -> None:
+        """Takes the record of an epoch."""
+
+
+class MetricsLog(TrainingCallback):
+    """Writes the logs of steps and epochs to `metrics.jsonl`, one JSON object per line.
+
+    It follows the callbacks that add to the logs. In `fit` it writes a record per epoch, on rank 0;
+    a run that continues at a later epoch appends. The program passes a sink that also shows the
+    records and writes them for TensorBoard.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, sink: RecordSink | None = None
+    ):
+        """Takes the file of `fit`, or another receiver.
+
+        Args:
+          path: of the file.
+          sink: receives the records.
+        """
+        super().__init__()
+        if (path is None) == (sink is None):
+            raise ValueError("MetricsLog takes either a path or a sink")
+        self._path = path
+        self._sink = sink
+        self._file: _JsonLines | None = None
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        if self._path is not None and process.rank() == 0:
+            first_epoch = private_api.initial_epoch(self.model) or 0
+            self._file = _JsonLines(self._path, first_epoch)
+            self._sink = self._file
+        self._steps = self.params.get("initial_step", 0)
+        self._earlier_steps = self._steps
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._earlier_steps = self._steps
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._steps = self._earlier_steps + batch + 1
+        if self._sink is not None and "step_span" in self.params:
+            self._sink.step(self._steps, self.params["position"](), logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._sink is None:
+            return
+        self._sink.epoch({"epoch": epoch + 1, "step": self._steps, **(logs or {})})
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            self._sink = None
+
+
+class _JsonLines:
+    """Writes epoch records to a file."""
+
+    def __init__(self, path: str | os.PathLike[str], first_epoch: int):
+        # Steps are counted by `fit` anew, so only the number of epochs tells which records are
+        # written again.
+        self._writer = MetricsWriter(path, resume_from=(sys.maxsize, float(first_epoch)))
+
+    def step(self, step: int, position: float, record: Mapping[str, Any] | None) -> None:
+        pass
+
+    def epoch(self, record: Mapping[str, Any]) -> None:
+        self._writer.write({"kind": "epoch", **record})
+
+    def close(self) -> None:
+        self._writer.close()

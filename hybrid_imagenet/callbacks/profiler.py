@@ -1,0 +1,83 @@
+"""Profiles some training steps."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from hybrid_imagenet.callbacks.training_callback import TrainingCallback
+
+
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+class Profiler(TrainingCallback):
+    """Writes a trace of some steps, which TensorBoard shows.
+
+    Pass it on one rank only. A run that is resumed after the first of the steps writes no trace.
+    """
+
+    def __init__(
+        self,
+        first: int,
+        last: int,
+        directory: str | os.PathLike[str],
+        *,
+        wait: Callable[[], object] = lambda: None,
+        log: Callable[[str], None] = _print,
+    ):
+        """Takes the steps.
+
+        Args:
+          first: first step of the trace, counted from 1 over all sessions.
+          last: last step of the trace.
+          directory: where it is written.
+          wait: returns when the device has finished its work.
+          log: prints a line that says how to show the trace.
+        """
+        super().__init__()
+        self._first = first
+        self._last = last
+        self._directory = os.fspath(directory)
+        self._wait = wait
+        self._log = log
+        self._is_running = False
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._steps = self.params.get("initial_step", 0)
+        self._steps_before_epoch = self._steps
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._steps_before_epoch = self._steps
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._steps = self._steps_before_epoch + batch
+        if self._steps == self._first - 1:
+            self._wait()
+            tf.profiler.experimental.start(self._directory)
+            self._is_running = True
+        elif self._steps == self._last:
+            self._stop()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._steps = self._steps_before_epoch + batch + 1
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Writes the trace of a run that ends before the last step too."""
+        self._stop()
+
+    def _stop(self) -> None:
+        if not self._is_running:
+            return
+        self._is_running = False
+        self._wait()
+        tf.profiler.experimental.stop()
+        self._log(
+            f"profile of steps {self._first} to {self._last}: tensorboard"
+            f" --logdir={self._directory}"
+        )

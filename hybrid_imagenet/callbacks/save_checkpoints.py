@@ -1,0 +1,159 @@
+"""Saves the state of training on rank 0, in the background."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from hybrid_imagenet.callbacks.training_callback import (
+    TrainingCallback,
+    before_save,
+    saved_variables,
+)
+from hybrid_imagenet.checkpoints.run_state import RunState
+from hybrid_imagenet.checkpoints.store import CheckpointStore
+from hybrid_imagenet.schedules.run_length import is_due
+
+
+class SaveCheckpoints(TrainingCallback):
+    """Saves at the end of epochs, every N steps, on request, and when training ends.
+
+    Every rank has it, because other callbacks prepare what is saved, as the statistics of batch
+    normalization, and that needs all ranks. Rank 0 writes the file, in a thread. It is the last
+    callback, so that a checkpoint contains what the others do at the same event.
+
+    The position of a checkpoint is the number of steps and of recorded epochs. No position is saved
+    twice.
+    """
+
+    def __init__(
+        self,
+        *,
+        state: RunState,
+        variables: Callable[[], Mapping[str, keras.Variable]],
+        describe: Callable[[], Mapping[str, Any]],
+        is_last: Callable[[float], bool],
+        every_epochs: float,
+        position: Callable[[], float],
+        every_steps: int | None = None,
+        save_best: bool = False,
+        save_requested: Callable[[], bool] = lambda: False,
+    ):
+        """Takes what is saved and when.
+
+        Args:
+          state: position of training; other code advances it.
+          variables: returns all that training changes, by a stable name.
+          describe: returns more metadata, JSON-ready; called on every rank, so it may gather.
+          is_last: returns whether training ends when this many epochs are done.
+          every_epochs: epochs between checkpoints; the end of training is always saved.
+          position: returns the fractional epochs that are done.
+          every_steps: also save after this many steps.
+          save_best: also save each epoch whose validation is the best so far.
+          save_requested: returns whether all ranks have agreed to save after the last step.
+        """
+        super().__init__()
+        self._state = state
+        self._variables = variables
+        self._describe = describe
+        self._is_last = is_last
+        self._every_epochs = every_epochs
+        self._position = position
+        self._every_steps = every_steps
+        self._save_best = save_best
+        self._save_requested = save_requested
+        self._store: CheckpointStore | None = None
+        self._others: Sequence[keras.callbacks.Callback] = ()
+        self._seconds = 0.0
+
+    def start(
+        self, store: CheckpointStore | None, others: Sequence[keras.callbacks.Callback]
+    ) -> None:
+        """Begins from a state that needs no checkpoint: the first one, or that of a checkpoint.
+
+        Args:
+          store: writes the files; None on ranks other than 0.
+          others: all callbacks of the run, whose state is saved too.
+        """
+        self._store = store
+        self._others = others
+        self._saved = (self._state.step, self._state.recorded_at)
+        # Fractional epochs at the latest checkpoint that `every_epochs` has asked for.
+        self._last_due = max(self._state.recorded_at, self._position())
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Saves if that is due within the epoch, or was requested."""
+        steps_due = self._every_steps is not None and self._state.step % self._every_steps == 0
+        # A checkpoint at the end of an epoch waits for the validation.
+        is_inside_epoch = self._state.cursor.epoch == self._state.finished_epochs
+        if (
+            steps_due
+            or self._save_requested()
+            or (is_inside_epoch and self._is_due(self._position()))
+        ):
+            self.save()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Saves if that is due after the epochs that are done, `logs["epoch"]`."""
+        logs = logs or {}
+        epochs_done = logs["epoch"]
+        top1 = logs.get("val_top1")
+        is_best = self._save_best and top1 is not None and self._state.best_epoch == epochs_done
+        is_due_now = self._is_due(epochs_done)
+        if is_best or is_due_now or self._is_last(epochs_done) or self._state.stop:
+            self.save(top1)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        self.finish()
+
+    def finish(self) -> None:
+        """Saves what is not saved yet and waits for the disk."""
+        self.save()
+        if self._store is not None:
+            self._store.wait()
+
+    def save(self, top1: float | None = None) -> None:
+        """Saves the state after the current step, unless it is saved already.
+
+        Args:
+          top1: its validation accuracy.
+        """
+        position = (self._state.step, self._state.recorded_at)
+        if self._saved == position:
+            return
+        self._saved = position
+        began = time.perf_counter()
+        before_save(self._others)
+        description = self._describe()
+        if self._store is not None:
+            variables = {**self._variables(), **saved_variables(self._others)}
+            arrays = {name: np.array(variable.numpy()) for name, variable in variables.items()}
+            arrays |= self.extra_arrays()
+            meta = {
+                **description,
+                "state": self._state.to_dict(),
+                "val_top1": None if top1 is None else float(top1),
+            }
+            self._store.save(self._state.step, arrays, meta)
+        self._seconds += time.perf_counter() - began
+
+    def extra_arrays(self) -> dict[str, np.ndarray]:
+        """Returns arrays that are saved but do not belong to variables, by name."""
+        return {}
+
+    def take_seconds(self) -> float:
+        """Returns the seconds for which training has waited for checkpoints since the last call."""
+        seconds = self._seconds
+        self._seconds = 0.0
+        return seconds
+
+    def _is_due(self, position: float) -> bool:
+        """Returns whether `every_epochs` asks for a checkpoint that was not due before."""
+        if not is_due(self._every_epochs, 0.0, self._last_due, position):
+            return False
+        self._last_due = position
+        return True

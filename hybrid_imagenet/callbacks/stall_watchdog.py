@@ -1,0 +1,106 @@
+"""Reports ranks that hang, and ends the job."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from hybrid_imagenet import comm, private_api
+from hybrid_imagenet.callbacks.training_callback import TrainingCallback
+from hybrid_imagenet.comm import process
+from hybrid_imagenet.resilience.exit_code import exit_stalled
+from hybrid_imagenet.resilience.stacks import FrameWatch
+from hybrid_imagenet.resilience.watchdog import Watchdog
+
+STALL_SECONDS = 600.0
+# A launcher ends the other ranks within this time after the first one has ended.
+_LAUNCHER_SECONDS = 8.0
+
+
+@contextlib.contextmanager
+def _all_begin_within(seconds: float) -> Iterator[None]:
+    """Ends this process with EXIT_STALLED and one line if the block takes longer.
+
+    The block waits until all ranks have begun `fit`. Rank 0 prints its line first, and its launcher
+    ends the others before thousands of them print the same. With 0 it never ends the process.
+    """
+    line = (
+        f"error: not all ranks have begun fit within {seconds:g} s (stall_timeout={seconds:g}): the"
+        " job ends"
+    )
+    after = min(seconds + _LAUNCHER_SECONDS * min(process.rank(), 2), threading.TIMEOUT_MAX)
+    timer = threading.Timer(after, exit_stalled, (line,))
+    timer.daemon = True
+    if seconds:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+class StallWatchdog(TrainingCallback):
+    """Runs a watchdog during training: it names ranks that hang, and ends the job.
+
+    In `fit` it ends with `fit`, also if an exception ends `fit` on this rank.
+    `resilience.watchdog.Watchdog` does the work.
+    """
+
+    def __init__(self, stall_timeout: float = STALL_SECONDS, *, watchdog: Watchdog | None = None):
+        """Ends all ranks with exit code 4 if one makes no progress for `stall_timeout` seconds.
+
+        Before the first step, which compiles, a rank counts only if it has not begun `fit` or sends
+        no heartbeat.
+
+        Args:
+          stall_timeout: seconds.
+          watchdog: one that runs already and is stopped by its owner; by default `fit` starts one.
+        """
+        super().__init__()
+        self._stall_seconds = stall_timeout
+        self._watchdog = watchdog
+        self._starts_watchdog = watchdog is None
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        # Number of steps before this epoch, and in it.
+        self._earlier_steps = self.params.get("initial_step", 0)
+        self._steps = 0
+        if not self._starts_watchdog:
+            return
+        self.on_train_end()
+        with _all_begin_within(self._stall_seconds):
+            self._watchdog = Watchdog(
+                self.communicator,
+                self._stall_seconds,
+                waiting_modules=(comm, *private_api.blocking_modules()),
+                is_running=FrameWatch("fit").is_running,
+                option="stall_timeout",
+                remedy="",
+            )
+        self._watchdog.start()
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        # The steps of each epoch are numbered from 0.
+        self._earlier_steps += self._steps
+        self._steps = 0
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._steps = batch + 1
+        self._record_progress(self._earlier_steps + self._steps)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._record_progress(None)
+
+    def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._record_progress(None)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        if self._starts_watchdog and self._watchdog is not None:
+            self._watchdog.stop()
+            self._watchdog = None
+
+    def _record_progress(self, step: int | None) -> None:
+        if self._watchdog is not None:
+            self._watchdog.record_progress(step)

@@ -1,0 +1,146 @@
+"""Sets the values of a schedule before each step; `AdaBoundBounds` and `LARSSchedule` are parts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from hybrid_imagenet.callbacks.training_callback import TrainingCallback
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.library import compiled_model
+from hybrid_imagenet.library.broadcast import set_scalars
+from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
+from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
+
+_log = logging.getLogger(__name__)
+
+Schedule = Callable[[float, float, int], Mapping[str, float]]
+
+
+class LearningRateSchedule(TrainingCallback):
+    """Sets learning rate and momentum before each step, as `schedule=` of an optimizer says.
+
+    A schedule is a function of the fractional epochs at the start and the end of a step and of the
+    global batch. In the program the loop knows them. In `fit` they follow from the number of steps
+    per epoch, or from the exact order (`hybrid_imagenet.order.keras_dataset`), whose first pass
+    after a resume is shorter. With `steps_per_execution=k` the values change every k steps.
+
+    Two subclasses set the values of steps of their own kind instead: `AdaBoundBounds` those in the
+    bounded warmup of hybrid, and `LARSSchedule` those in which LARS scales the layers. So each step
+    belongs to one of three callbacks, and setting its values is one assignment.
+    """
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Checks the schedules.
+
+        Raises:
+          UserError: if the number of steps per epoch is not known.
+        """
+        # Found once, because the search walks through all layers.
+        self._optimizers = {
+            name: optimizer
+            for name, optimizer in compiled_model.optimizers(self.model).items()
+            if getattr(optimizer, "schedule", None) is not None
+        }
+        for name, optimizer in self._optimizers.items():
+            optimizer.schedule_is_applied = True
+            optimizer.schedule_values = {}
+            if type(self) is LearningRateSchedule and "step_span" not in self.params:
+                self._check_fit(name, optimizer.schedule)
+
+    def _check_fit(self, name: str, schedule: Schedule) -> None:
+        if not self.params.get("steps"):
+            raise UserError(
+                "A schedule needs the length of an epoch, which is not known for these data. Pass"
+                " steps_per_epoch to fit."
+            )
+        epochs = self.params.get("epochs", 0)
+        values = schedule(epochs - 0.5, epochs, getattr(schedule, "base_batch", 0))
+        if values.get("learning_rate") == 0:
+            _log.warning(
+                "%s: the schedule's learning rate is 0 before epoch %d, the last one, ends",
+                name,
+                epochs,
+            )
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._epoch = epoch
+        for optimizer in self._optimizers.values():
+            # Before the first step, another callback may set the rate only until here.
+            optimizer.schedule_values.setdefault("learning_rate", float(optimizer.learning_rate))
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Sets the values for the steps that come next.
+
+        Raises:
+          UserError: if another callback has set the learning rate since the last step.
+        """
+        for name, optimizer in self._optimizers.items():
+            values = dict(optimizer.schedule(*self._span(batch, optimizer.schedule)))
+            if not self.sets(optimizer, values):
+                continue
+            # Once per epoch, because reading the rate of one of Keras's optimizers may wait for a
+            # GPU.
+            if batch == 0 and "learning_rate" in values:
+                _check_rate(name, optimizer)
+            set_scalars(optimizer, values)
+            optimizer.schedule_values = values
+
+    def sets(self, optimizer: DistributedOptimizer, values: Mapping[str, float]) -> bool:
+        """Returns whether this callback sets the values of a step."""
+        return not is_bounded_warmup(values) and not scales_layers(optimizer)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds the values of the last step that the optimizer uses to the logs of `fit`."""
+        if logs is None or "step_span" in self.params or type(self) is not LearningRateSchedule:
+            return
+        for name, optimizer in self._optimizers.items():
+            prefix = "" if len(self._optimizers) == 1 else f"{name}."
+            values = optimizer.schedule_values
+            logs.update({prefix + key: values[key] for key in _used_values(optimizer, values)})
+
+    def _span(self, batch: int, schedule: Schedule) -> tuple[float, float, int]:
+        """Returns the fractional epochs at the start and end of the next step, and the batch."""
+        if "step_span" in self.params:
+            span: tuple[float, float, int] = self.params["step_span"]()
+            return span
+        steps = self.params["steps"]
+        position_after = self.params.get("position_after", lambda done: self._epoch + done / steps)
+        end = min(batch + self.model.steps_per_execution, steps)
+        return position_after(batch), position_after(end), getattr(schedule, "base_batch", 0)
+
+
+def is_bounded_warmup(values: Mapping[str, float]) -> bool:
+    """Returns whether a step is in the bounded warmup of hybrid gradient computing."""
+    return values.get("phase", 1.0) == 0.0
+
+
+def scales_layers(optimizer: Any) -> bool:
+    """Returns whether LARS gives each layer its own learning rate."""
+    inner = getattr(optimizer, "inner", optimizer)
+    return isinstance(inner, GroupedOptimizer) and inner.scales_layers
+
+
+def _used_values(optimizer: Any, values: Mapping[str, float]) -> list[str]:
+    inner = getattr(optimizer, "inner", optimizer)
+    if not isinstance(inner, GroupedOptimizer):
+        used = ["learning_rate"]
+    elif inner.num_phases > 1:
+        return list(values)
+    else:
+        used = ["learning_rate", "momentum"]
+    return [name for name in used if name in values]
+
+
+def _check_rate(name: str, optimizer: Any) -> None:
+    rate = float(optimizer.learning_rate)
+    scheduled = optimizer.schedule_values.get("learning_rate", rate)
+    if np.float32(rate) != np.float32(scheduled):
+        raise UserError(
+            f"The learning rate of {name} is {rate:g}, but the schedule has set {scheduled:g}."
+            " Another callback sets it too, such as LearningRateScheduler or ReduceLROnPlateau. Use"
+            " either that callback or schedule=..."
+        )

@@ -1,0 +1,102 @@
+"""Validates and saves averaged weights, with their statistics of batch normalization."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hybrid_imagenet.callbacks.batch_norm_statistics import Pairs
+from hybrid_imagenet.callbacks.training_callback import TrainingCallback
+from hybrid_imagenet.optimizers.average import WeightAverage
+
+
+class SwapAveragedWeights(TrainingCallback):
+    """Puts the averaged weights into the network for each validation.
+
+    After the validation, the trained weights are back, and training continues as if nothing had
+    happened: all that the passes change is restored, the state of dropout too.
+
+    The statistics of batch normalization are measured again under the averaged weights, from
+    training batches (`PreciseStatistics`), and not averaged along, because the average of
+    statistics seen on the way is not the statistics of the average. Activations of averaged weights
+    spread less, since noise that pulls single steps apart cancels (Izmailov et al., arXiv
+    1803.05407, 3.2). This costs as many forward passes per validation and checkpoint as there are
+    batches, and nothing per step.
+    """
+
+    def __init__(
+        self,
+        average: WeightAverage,
+        statistics: Pairs = (),
+        measure: Callable[[], None] | None = None,
+    ):
+        """Takes the average that the optimizer updates.
+
+        Args:
+          average: of the network's trainable variables.
+          statistics: (mean, variance) of every normalization layer; none are measured by default.
+          measure: measures `statistics` for the weights in place, merged over ranks.
+        """
+        super().__init__()
+        self._average = average
+        self._statistics = {v.path: v for pair in statistics for v in pair}
+        self._averaged_statistics = {
+            path: keras.Variable(v.numpy(), trainable=False, name=v.name)
+            for path, v in self._statistics.items()
+        }
+        self._measure = measure
+        self._trained: list[tf.Tensor] | None = None
+        self._is_current = False
+
+    def variables(self) -> Mapping[str, keras.Variable]:
+        """Returns the averages and their statistics.
+
+        Each name ends with the path of the variable of the model that it can replace.
+        """
+        averages = {**self._average.variables, **self._averaged_statistics}
+        return {
+            f"average/{i:04d}/{path}": variable
+            for i, (path, variable) in enumerate(averages.items())
+        }
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._is_current = False
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Puts the averages and their statistics in place; every rank calls it."""
+        self.before_save()
+        self._swap_in()
+        for path, variable in self._statistics.items():
+            variable.assign(self._averaged_statistics[path].value)
+
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Restores the trained weights, also after a validation that has failed."""
+        self._swap_out()
+
+    def before_save(self) -> None:
+        """Measures the statistics under the averages, unless no step was made since."""
+        if self._is_current or self._measure is None:
+            return
+        self._is_current = True
+        self._swap_in()
+        try:
+            self._measure()
+            for path, variable in self._statistics.items():
+                self._averaged_statistics[path].assign(variable.value)
+        finally:
+            self._swap_out()
+
+    def _swap_in(self) -> None:
+        self._trained = [tf.identity(v.value) for v in self.model.non_trainable_variables]
+        self._average.exchange()
+
+    def _swap_out(self) -> None:
+        if self._trained is None:
+            return
+        self._average.exchange()
+        for variable, value in zip(self.model.non_trainable_variables, self._trained, strict=True):
+            variable.assign(value)
+        self._trained = None

@@ -1,0 +1,126 @@
+"""The base class of this package's callbacks, and the list in which the program calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import keras
+
+from hybrid_imagenet.comm import Communicator, process
+
+
+class TrainingCallback(keras.callbacks.Callback):
+    """A Keras callback that can have state in checkpoints and work with every rank.
+
+    The training loop of the program and `model.fit` call the same classes at the same events. They
+    differ in two places:
+
+    * `batch` is the number of updates in the program, and of micro-batches in `fit`, which have
+      been made in the epoch (`fit`), or since the latest `on_epoch_begin` (the program). Keras
+      calls the events once for `steps_per_execution` batches.
+    * The logs of `on_train_batch_end` are None in the program, unless values were fetched from the
+      device for this step (--log_every_steps). On a GPU they are then those of two steps before.
+
+    A validation inside an epoch ends and begins the epoch for callbacks: `on_epoch_end` is called
+    with the number of the epoch, and `logs["epoch"]` is the number of fractional epochs that are
+    done.
+    """
+
+    def __init__(self, communicator: Communicator | None = None):
+        """Works with the ranks of `communicator`; by default those of this process."""
+        super().__init__()
+        self._given_communicator = communicator
+
+    @property
+    def communicator(self) -> Communicator:
+        """The ranks; they are connected when this is first used."""
+        return self._given_communicator or process.communicator()
+
+    def before_save(self) -> None:
+        """Prepares variables for a checkpoint; every rank calls it, in the order of callbacks."""
+
+    def variables(self) -> Mapping[str, keras.Variable]:
+        """Returns variables that checkpoints contain, by a unique and stable name."""
+        return {}
+
+
+class CallbackSequence:
+    """Calls callbacks in order, for the program's training loop.
+
+    `keras.callbacks.CallbackList` is not used, because it converts all values of the logs to
+    float, sorts them, and hands each callback a copy that the loop never sees.
+
+    Attributes:
+      callbacks: in the order in which they are called.
+    """
+
+    def __init__(
+        self,
+        callbacks: Iterable[keras.callbacks.Callback],
+        model: keras.Model,
+        params: dict[str, Any],
+    ):
+        """Gives the callbacks their model and parameters.
+
+        Args:
+          callbacks: in the order in which they are called.
+          model: the network, whose `optimizer` is the one that trains it.
+          params: all callbacks share this dictionary, so later changes reach them.
+        """
+        self.callbacks = list(callbacks)
+        for callback in self.callbacks:
+            callback.set_params(params)
+            callback.set_model(model)
+
+    def on_train_begin(self) -> None:
+        for callback in self.callbacks:
+            callback.on_train_begin()
+
+    def on_epoch_begin(self, epoch: int) -> None:
+        for callback in self.callbacks:
+            callback.on_epoch_begin(epoch)
+
+    def on_train_batch_begin(self, batch: int) -> None:
+        for callback in self.callbacks:
+            callback.on_train_batch_begin(batch)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None) -> None:
+        for callback in self.callbacks:
+            callback.on_train_batch_end(batch, logs)
+
+    def on_test_begin(self) -> None:
+        for callback in self.callbacks:
+            callback.on_test_begin()
+
+    def on_test_batch_end(self, batch: int) -> None:
+        for callback in self.callbacks:
+            callback.on_test_batch_end(batch)
+
+    def on_test_end(self, logs: dict[str, Any] | None) -> None:
+        for callback in self.callbacks:
+            callback.on_test_end(logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        for callback in self.callbacks:
+            callback.on_epoch_end(epoch, logs)
+
+    def on_train_end(self) -> None:
+        for callback in self.callbacks:
+            callback.on_train_end()
+
+
+def before_save(callbacks: Iterable[keras.callbacks.Callback]) -> None:
+    """Calls `TrainingCallback.before_save` of those that have it; every rank calls it."""
+    for callback in callbacks:
+        if isinstance(callback, TrainingCallback):
+            callback.before_save()
+
+
+def saved_variables(callbacks: Iterable[keras.callbacks.Callback]) -> dict[str, keras.Variable]:
+    """Returns the variables of all callbacks that checkpoints contain, by name."""
+    variables: dict[str, keras.Variable] = {}
+    for callback in callbacks:
+        if isinstance(callback, TrainingCallback):
+            variables |= callback.variables()
+    return variables

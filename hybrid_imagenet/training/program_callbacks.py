@@ -1,0 +1,151 @@
+"""Lists the callbacks of the program, in the order in which the training loop calls them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from hybrid_imagenet.callbacks.adabound_bounds import AdaBoundBounds
+from hybrid_imagenet.callbacks.batch_norm_statistics import BatchNormStatistics, PreciseStatistics
+from hybrid_imagenet.callbacks.divergence_guard import DivergenceGuard
+from hybrid_imagenet.callbacks.lars_schedule import LARSSchedule
+from hybrid_imagenet.callbacks.merge_batch_norm_statistics import MergeBatchNormStatistics
+from hybrid_imagenet.callbacks.metrics_log import MetricsLog
+from hybrid_imagenet.callbacks.profiler import Profiler
+from hybrid_imagenet.callbacks.relative_updates import RelativeUpdates
+from hybrid_imagenet.callbacks.save_checkpoints import SaveCheckpoints
+from hybrid_imagenet.callbacks.skipped_steps_guard import SkippedStepsGuard
+from hybrid_imagenet.callbacks.stall_watchdog import StallWatchdog
+from hybrid_imagenet.callbacks.step_schedule import LearningRateSchedule
+from hybrid_imagenet.callbacks.stop_at_target import StopAtTarget
+from hybrid_imagenet.callbacks.swap_averaged_weights import SwapAveragedWeights
+from hybrid_imagenet.callbacks.training_callback import TrainingCallback
+from hybrid_imagenet.callbacks.trust_ratio_log import TrustRatioLog
+from hybrid_imagenet.callbacks.weight_check import WeightCheck
+from hybrid_imagenet.config import relative_step_advice
+from hybrid_imagenet.models import normalization
+from hybrid_imagenet.training.components import RunComponents
+from hybrid_imagenet.training.cost_log import CostLog
+from hybrid_imagenet.training.example_count import ExampleCount
+
+
+def program_callbacks(
+    run: RunComponents, checkpoints: SaveCheckpoints
+) -> list[keras.callbacks.Callback]:
+    """Returns the callbacks of a run, in their order.
+
+    1. The watchdog counts progress before anything else can fail.
+    2. The profiler starts before all that belongs to a step.
+    3. The schedules set the values of the step. Each step belongs to one of the three.
+    4. Logs and guards that look at the step: the guards stop a bad run before it is recorded,
+       validated or saved.
+    5. The statistics of batch normalization are merged before validation, then the averaged weights
+       replace the trained ones. The order matters because the latter restore the former.
+    6. What completes the record of an epoch, and the target, which is compared with it.
+    7. The record, then the checkpoint: what a checkpoint contains is recorded.
+
+    Args:
+      run: the components.
+      checkpoints: the last callback.
+    """
+    config = run.config
+    step = run.step
+    communicator = run.communicator
+    callbacks: list[keras.callbacks.Callback] = [StallWatchdog(watchdog=run.watchdog)]
+    if config.profile_steps and run.recording.path is not None:
+        first, last = config.profile_steps
+        callbacks.append(
+            Profiler(
+                first,
+                last,
+                run.recording.path / "profile",
+                wait=step.sums.read,
+                log=run.recording.announce,
+            )
+        )
+    callbacks += [AdaBoundBounds(), LARSSchedule(derives_coefficient=False), LearningRateSchedule()]
+    weights = run.model.trainable_variables
+    rule = run.optimizer.inner
+    callbacks += [
+        RelativeUpdates([weights[i] for i in rule.kernel_indices()]),
+        HyperparameterLog(run),
+        SkippedStepsGuard(run.optimizer, config.max_skipped_steps, step.copies.read),
+        DivergenceGuard(
+            lambda: step.alarm.read(step.copies.read("alarm")),
+            highest_loss=step.alarm.highest,
+            lag=lambda: step.copies.behind,
+            communicator=communicator,
+        ),
+        MergeBatchNormStatistics(
+            collect=_precise_statistics(run) if config.batch_norm == "precise" else None,
+            merge_parts=lambda: normalization.merge_virtual_gpus(run.model),
+            communicator=communicator,
+        ),
+    ]
+    if run.optimizer.average is not None:
+        measurement = BatchNormStatistics(
+            communicator,
+            normalization.trainable_statistics(run.model),
+            _precise_statistics(run),
+            lambda: normalization.merge_virtual_gpus(run.model),
+        )
+        callbacks.append(
+            SwapAveragedWeights(
+                run.optimizer.average,
+                normalization.inference_statistics(run.model),
+                measurement.synchronize,
+            )
+        )
+    callbacks += [
+        ExampleCount(run.data, run.state, communicator),
+        TrustRatioLog(rule, weights),
+        WeightCheck(weights, communicator),
+        CostLog(
+            communicator,
+            run.data.source.reads,
+            checkpoints.take_seconds,
+            run.optimizer.reducer.statistics,
+        ),
+        StopAtTarget(config.stop_at_top1, monitor="val_top1", state=run.state),
+        MetricsLog(sink=run.recording),
+        checkpoints,
+    ]
+    return callbacks
+
+
+class HyperparameterLog(TrainingCallback):
+    """Logs the values of the schedule in the last step, also of one before a restart."""
+
+    def __init__(self, run: RunComponents):
+        super().__init__()
+        self._run = run
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds the values to the logs of a step, if there are any."""
+        if logs is not None:
+            self._add(logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds the values to the logs of an epoch."""
+        if logs is not None:
+            self._add(logs)
+
+    def _add(self, logs: dict[str, Any]) -> None:
+        values = self._run.state.hyper
+        logs |= values
+        if not values:
+            return
+        relative_step = relative_step_advice.at_step(self._run.config, values)
+        if relative_step is not None:
+            logs["relative_step"] = relative_step
+
+
+def _precise_statistics(run: RunComponents) -> Any:
+    """Returns what measures this rank's statistics of normalization over several batches."""
+    return PreciseStatistics(
+        run.step.forward,
+        normalization.trainable_statistics(run.model),
+        lambda: run.data.sample(run.state.finished_epochs, run.watchdog.record_progress),
+        run.state,
+    ).collect

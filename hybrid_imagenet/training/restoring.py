@@ -1,0 +1,142 @@
+"""Gives all ranks the state in which a run begins or continues."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from hybrid_imagenet.checkpoints.archive import CheckpointArchive
+from hybrid_imagenet.checkpoints.run_state import check_epoch_order, restore_arrays
+from hybrid_imagenet.data import class_sizes
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.models import factory
+from hybrid_imagenet.resilience.stop_signals import REQUESTS
+from hybrid_imagenet.training import accumulators, same_data, warm_start
+from hybrid_imagenet.training.components import RunComponents
+
+
+def restore(run: RunComponents, callback_variables: Mapping[str, keras.Variable]) -> None:
+    """Restores the latest valid checkpoint, else --init_from, else takes rank 0's initial state.
+
+    Rank 0 reads the checkpoint and sends it to the others (Lu et al. §2.2.3); every rank calls it.
+
+    Args:
+      run: the components of the run.
+      callback_variables: of callbacks, by name; checkpoints contain them too.
+
+    Raises:
+      UserError: on all ranks, if a checkpoint, file or directory cannot be used.
+    """
+    variables = {**run.variables(), **callback_variables}
+    messages: list[str] = []
+    run.watchdog.start()
+    with run.communicator.raise_on_all_ranks():
+        checkpoint = run.recording.find_checkpoint()
+        if checkpoint is None and run.config.init_from and run.communicator.rank == 0:
+            messages = warm_start.load(run.config.init_from, run.model)
+            if run.optimizer.average is not None:
+                run.optimizer.average.restart()
+    _share_position(run, checkpoint)
+    with run.communicator.raise_on_all_ranks():
+        if checkpoint is not None:
+            same_data.check_resumed(checkpoint, run.sources)
+            restore_arrays(checkpoint, variables)
+            check_epoch_order(checkpoint, run.data.order)
+            _check_phase(run)
+            scale = run.optimizer.loss_scale
+            same_precision = checkpoint.meta.get("precision") == run.facts["precision"]
+            if not scale.dynamic or not same_precision:
+                scale.scale.assign(scale.initial)
+        is_over = run.data.length.is_over(run.state.cursor, run.state.step)
+        run.recording.start(run.facts, _view_info(run), run.state, over=is_over)
+    # Before the ranks meet: once one of them says that it compiles, a signal saves on all of them.
+    REQUESTS.begin()
+    run.communicator.broadcast_variables([v.value for v in variables.values()])
+    factory.set_rank_seeds(run.model, run.communicator.rank)
+    for message in messages:
+        run.recording.announce(f"--init_from: {message}")
+    for note in _notes(run):
+        run.recording.announce(note)
+
+
+def _share_position(run: RunComponents, checkpoint: CheckpointArchive | None) -> None:
+    """Gives every rank the restored position and sums; the variables follow."""
+    meta = run.communicator.broadcast_object(checkpoint.meta if checkpoint else None)
+    if meta is None:
+        return
+    run.state.restore(meta["state"])
+    # Without --hybrid_ramp_epochs the schedule omits LARS's share, which then is 1.
+    scheduled = _scheduled_values(run)
+    run.state.hyper = {name: value for name, value in run.state.hyper.items() if name in scheduled}
+    run.optimizer.inner.hyperparameters.assign(run.state.hyper)
+    run.data.restore_replaced(meta.get("replaced"))
+    sums = accumulators.restore_sums(
+        meta["epoch_sums"], run.communicator.rank, run.communicator.size
+    )
+    run.step.sums.restore(sums)
+
+
+def _check_phase(run: RunComponents) -> None:
+    """Checks that a run past its AdaBound warmup does not begin another, with SGD's velocity.
+
+    Raises:
+      UserError: if it would.
+    """
+    if run.state.hyper.get("phase", 0.0) > _scheduled_values(run).get("phase", 1.0):
+        raise UserError(
+            "--warmup_epochs: the run is past its warmup. Resume with the number of warmup epochs"
+            " that it had."
+        )
+
+
+def _scheduled_values(run: RunComponents) -> Mapping[str, float]:
+    """Returns the values of the schedule at the present position."""
+    position = run.data.order.position(run.state.cursor)
+    global_batch = run.data.global_batch(run.state.cursor.epoch)
+    schedule = run.optimizer.schedule
+    assert schedule is not None
+    return schedule(position, position, global_batch)
+
+
+def _notes(run: RunComponents) -> list[str]:
+    """Returns lines about the data and the position that the user should know."""
+    notes = list(
+        dict.fromkeys(f"data: {note}" for source in run.sources.values() for note in source.notes)
+    )
+    if run.class_weights is not None:
+        names = run.data.source.class_names
+        notes.append(class_sizes.describe_weights(run.class_weights, names))
+    if run.data.length.is_over(run.state.cursor, run.state.step):
+        notes.append(
+            f"the run was over at step {run.state.step}: raise --epochs or --max_steps to train"
+            " further"
+        )
+    elif run.state.step:
+        position = run.data.order.position(run.state.cursor)
+        rate = _scheduled_values(run)["learning_rate"]
+        notes.append(
+            f"resumed at epoch {position:.3f}, step {run.state.step}, learning rate {rate:.4g}"
+        )
+    return notes
+
+
+def _view_info(run: RunComponents) -> dict[str, Any]:
+    """Returns what the view shows before training begins, see `runlog.progress.RunStatus`."""
+    config = run.config
+    num_classes = run.data.source.num_classes
+    return {
+        "world_size": run.communicator.size,
+        "gpus": run.facts.get("gpu", "none") != "none",
+        "optimizer": config.optimizer,
+        "images_per_epoch": run.data.source.num_examples,
+        "num_classes": num_classes,
+        "imagenet": config.model == "resnet50" and num_classes == 1000,
+        "step": run.state.step,
+        "finished_epochs": run.state.finished_epochs,
+        "epochs": run.data.order.position(run.state.cursor),
+        "ends_at": run.data.length.end_position(run.data.global_batch),
+        "target": config.target_top1[0] if config.target_top1 else None,
+        "single_gpu_images_per_second": config.single_gpu_throughput,
+    }

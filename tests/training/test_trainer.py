@@ -1,0 +1,146 @@
+"""The training loop: its events, and what each of them can rely on."""
+
+import keras
+import numpy as np
+import pytest
+
+from hybrid_imagenet import config, train
+from hybrid_imagenet.comm import SingleProcess
+from tests.support import in_process
+
+# 1,500 images, so an epoch has three updates, of which the last one is in the next epoch too.
+FLAGS = (
+    "--dataset=digits",
+    "--augmentation=none",
+    "--model=tests.training.own_networks:with_logits",
+    "--image_size=8",
+    "--optimizer=sgd",
+    "--precision=float32",
+    "--per_gpu_batch=500",
+    "--warmup_epochs=0",
+    "--progress=none",
+    "--stall_timeout=0",
+)
+
+
+class EventLog(keras.callbacks.Callback):
+    """Keeps all events with the position of the run, and the logs of steps and epochs."""
+
+    def __init__(self, trainer):
+        super().__init__()
+        self.trainer = trainer
+        self.events = []
+        self.step_logs = []
+        self.epoch_logs = []
+
+    def add(self, name, number=None):
+        self.events.append((name, number, self.trainer.state.step))
+
+    def on_train_begin(self, logs=None):
+        self.add("train begin")
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.add("epoch begin", epoch)
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.add("batch begin", batch)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.add("batch end", batch)
+        self.step_logs.append(logs)
+
+    def on_test_begin(self, logs=None):
+        self.add("test begin")
+
+    def on_test_end(self, logs=None):
+        self.add("test end")
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.add("epoch end", epoch)
+        self.epoch_logs.append(dict(logs))
+        self.sums = self.trainer.step.sums.read()
+
+    def on_train_end(self, logs=None):
+        self.add("train end")
+
+
+def run(tmp_path, *flags, change=lambda trainer: None):
+    """Trains in this process; returns the event log and why the run ended."""
+    logs = []
+
+    def callbacks(trainer):
+        change(trainer)
+        logs.append(EventLog(trainer))
+        return logs
+
+    arguments = [*FLAGS, f"--run_dir={tmp_path / 'run'}", *flags]
+    with in_process.alone():
+        stop = train.run(config.resolve(arguments), SingleProcess(), callbacks)
+    return logs[0], stop
+
+
+def test_train_calls_every_event_in_order_with_a_validation_inside_an_epoch(tmp_path):
+    log, stop = run(tmp_path, "--max_steps=3", "--eval_every_epochs=0.6", "--log_every_steps=2")
+    assert log.events == [
+        ("train begin", None, 0),
+        ("epoch begin", 0, 0),
+        ("batch begin", 0, 0),
+        ("batch end", 0, 1),
+        ("batch begin", 1, 1),
+        ("batch end", 1, 2),
+        ("test begin", None, 2),
+        ("test end", None, 2),
+        ("epoch end", 0, 2),
+        ("epoch begin", 0, 2),
+        ("batch begin", 0, 2),
+        ("batch end", 0, 3),
+        ("test begin", None, 3),
+        ("test end", None, 3),
+        ("epoch end", 0, 3),
+        ("train end", None, 3),
+    ]
+    assert stop == ""
+    assert [logs and logs["step"] for logs in log.step_logs] == [None, 2, None]
+    assert [logs["epoch"] for logs in log.epoch_logs] == [pytest.approx(2 / 3), 1]
+    # A checkpoint at the end of an epoch begins the next one, so the sums are zero before it.
+    assert log.sums.count == 0
+
+
+def test_events_of_a_batch_are_those_of_an_update_under_accumulation(tmp_path):
+    log, _ = run(
+        tmp_path,
+        "--max_steps=2",
+        "--per_gpu_batch=100",
+        "--gradient_accumulation_steps=5",
+        "--eval_every_epochs=9",
+        "--log_every_steps=1",
+    )
+    assert [event for event in log.events if event[0] == "batch end"] == [
+        ("batch end", 0, 1),
+        ("batch end", 1, 2),
+    ]
+    assert [logs["global_batch"] for logs in log.step_logs] == [500, 500]
+
+
+def test_logs_two_steps_late_belong_to_an_earlier_step_of_the_same_epoch(tmp_path):
+    """As on a GPU. The copy of two steps before the first one of an epoch is not used."""
+
+    def lag(trainer):
+        trainer.step.copies._lag = 2
+
+    now, _ = run(tmp_path / "now", "--max_steps=4", "--log_every_steps=1")
+    late, _ = run(tmp_path / "late", "--max_steps=4", "--log_every_steps=3", change=lag)
+    (record,) = [logs for logs in late.step_logs if logs]
+    assert record["step"] == 3
+    assert record["train_loss"] == pytest.approx(now.step_logs[0]["train_loss"], rel=1e-6)
+    assert record["grad_norm"] == pytest.approx(now.step_logs[0]["grad_norm"], rel=1e-5)
+
+
+def test_a_request_of_any_rank_ends_the_run_after_the_step_and_saves(tmp_path):
+    def ask_in_step_2(trainer):
+        trainer.step.requests = lambda: np.array([int(trainer.state.step == 2), 0])
+
+    log, stop = run(tmp_path, "--max_steps=9", change=ask_in_step_2)
+    assert stop == "preempted"
+    assert log.events[-2:] == [("batch end", 1, 2), ("train end", None, 2)]
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000000002.npz"]
