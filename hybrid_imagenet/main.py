@@ -31,16 +31,16 @@ if (
     sys.exit(run_process(["train", *sys.argv[1:]]))
 
 from hybrid_imagenet import config as configuration
-from hybrid_imagenet import recipes
+from hybrid_imagenet import print_config, recipes
 from hybrid_imagenet.comm.environment import placement
-from hybrid_imagenet.config import derived, report, smaller_batch
+from hybrid_imagenet.config import derived
 from hybrid_imagenet.config import help as flag_help
 from hybrid_imagenet.resilience.exit_code import notify_exit
 from hybrid_imagenet.resilience.launcher import follow_launcher, launcher_rank
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.resilience.watchdog import watch_startup
 from hybrid_imagenet.startup import STARTUP_PROGRESS, is_terminal_output
-from hybrid_imagenet.training import preflight
+from hybrid_imagenet.training import preflight, smaller_batch_advice
 
 _FIRST_SPEAKS = 5.0  # seconds for the first rank of a host to say what is wrong with it
 
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _print_config(config: configuration.RunConfig) -> int:
     try:
-        write = report.describe if config.print_config_all else report.summarize
+        write = print_config.describe if config.print_config_all else print_config.summarize
         print(write(config, preflight.training_images(config)))
     except UserError as error:
         _report(error)
@@ -116,7 +116,7 @@ def _train(config: configuration.RunConfig) -> int:
         from hybrid_imagenet.comm import lost_rank, out_of_memory
 
         if out_of_memory.is_out_of_memory(error):
-            shortage = out_of_memory.user_error(error, smaller_batch.advice(config))
+            shortage = out_of_memory.user_error(error, smaller_batch_advice.advice(config))
             _report(shortage)
             return _leave(shortage.exit_code)
         if lost_rank.is_lost_rank_error(error):

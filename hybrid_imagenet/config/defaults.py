@@ -1,8 +1,7 @@
-"""Settles what nobody has set: as the run that is resumed had it, or by the batch, the data and the
-number of GPUs.
+"""Derives defaults from the hardware, the batch, the dataset and the number of GPUs.
 
-A default that has changed since a run began must not act on it. `complete` is the last step of
-`config.resolve`: what comes out needs no further look at defaults.
+`complete` is the last step of `config.resolve`: it returns a configuration without open values. A
+run that is resumed keeps most of its values instead, see `resumed_run`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from hybrid_imagenet.schedules.relative_step import relative_step
 if TYPE_CHECKING:
     from hybrid_imagenet.config import RunConfig
 
-# Values with these origins are derived again.
+# Values with these origins follow from the batch.
 _DERIVED_AGAIN = (Origin.DEFAULT, Origin.BATCH)
 
 
@@ -146,69 +145,75 @@ def shared(config: RunConfig, broadcast: Callable[[Any], Any]) -> RunConfig:
 
 
 def complete(config: RunConfig) -> RunConfig:
-    """The configuration with the settings that follow from the batch at the start of the run, and
-    from a URL.
+    """Returns the configuration with the values that follow from batch, dataset and URL.
 
-    With --lr_schedule=mlperf these are the learning rate (which is then not scaled), warmup,
-    momentum, weight decay and number of epochs of MLPerf's table (`schedules.mlperf`), and the
-    group of GPUs that normalizes about as many images as the table has; with --optimizer=hybrid the
-    trust coefficient, which gives LARS the relative step of that table as soon as it has come in. A
-    recipe, a flag file or the command line goes before them. A completed configuration stays as it
-    is.
+    Values from a recipe, a flag file or the command line are kept. A complete configuration is
+    returned as it is. The derived values are:
 
-    --per_gpu_batch is the batch with which a --batch_schedule begins. Files at a URL are copied
-    while they are read: there --shuffle_window is that of `data.datasets`, unless it is set.
+    * with a --batch_schedule of numbers: --per_gpu_batch and --gradient_accumulation_steps, which
+      are those of its first batch.
+    * with data at a URL: --shuffle_window, because files are copied while they are read.
+    * with --lr_schedule=mlperf: learning rate (not scaled further), warmup, momentum, weight decay
+      and number of epochs of MLPerf's table, and the group of GPUs that normalizes about as many
+      images as the table has.
+    * with --optimizer=hybrid: the trust coefficient with which LARS has the relative step of that
+      table as soon as it acts fully.
     """
-    first = derived.first_batch(config)
-    found = {
-        "per_gpu_batch": first.per_gpu_batch,
-        "gradient_accumulation_steps": first.accumulation,
-    }
-    if found.items() - config.values().items():
-        if config.origins["per_gpu_batch"] is Origin.COMMAND_LINE:
-            note = (
-                f"command line has {config.per_gpu_batch}, but --batch_schedule begins with"
-                f" {first.per_gpu_batch}"
-            )
-            config = dataclasses.replace(config, dropped={**config.dropped, "per_gpu_batch": note})
-        config = config.replace(config.origins["batch_schedule"], **found)
+    config = _with_first_batch(config)
     window = datasets.source_type(config.dataset).url_shuffle_window
     if config.shuffle_window is None and files.is_url(config.data_dir or "") and window:
         config = config.replace(Origin.DATA, shuffle_window=window)
     if config.lr_schedule == "mlperf":
-        config = _from_table(config)
+        config = _with_mlperf_row(config)
     if OPTIMIZERS[config.optimizer].bounded_warmup and config.origins["lars_eta"] in _DERIVED_AGAIN:
-        config = _tuned_lars(config)
+        config = _with_tuned_trust_coefficient(config)
     return config
 
 
-def _tuned_lars(config: RunConfig) -> RunConfig:
-    """Sets --lars_eta so that LARS has the tuned relative step in its first step after the warmup
-    and the ramp.
-    """
+def _with_first_batch(config: RunConfig) -> RunConfig:
+    first = derived.first_batch(config)
+    before = (config.per_gpu_batch, config.gradient_accumulation_steps)
+    if before == (first.per_gpu_batch, first.accumulation):
+        return config
+    if config.origins["per_gpu_batch"] is Origin.COMMAND_LINE:
+        note = (
+            f"command line has {config.per_gpu_batch}, but --batch_schedule begins with"
+            f" {first.per_gpu_batch}"
+        )
+        config = dataclasses.replace(config, dropped={**config.dropped, "per_gpu_batch": note})
+    return config.replace(
+        config.origins["batch_schedule"],
+        per_gpu_batch=first.per_gpu_batch,
+        gradient_accumulation_steps=first.accumulation,
+    )
+
+
+def _with_tuned_trust_coefficient(config: RunConfig) -> RunConfig:
+    """Sets --lars_eta so that the first step of LARS after warmup and ramp is the tuned one."""
     variant = config.chosen["lars_variant"]
     if variant == "none":
         return config
     batch = derived.base_batch(config)
-    begins = config.warmup_epochs + config.chosen["hybrid_ramp_epochs"]
-    first = derived.schedule(config)(begins, begins, batch)
-    rate, momentum = first["learning_rate"], first["momentum"]
+    start = config.warmup_epochs + config.chosen["hybrid_ramp_epochs"]
+    first_values = derived.schedule(config)(start, start, batch)
+    # LARC's clip limits the step, whatever the learning rate is.
+    learning_rate = 1.0 if variant == "larc" else first_values["learning_rate"]
+    momentum = first_values["momentum"]
     factor = derived.gradient_factor(config, momentum)
-    of_one = relative_step(1.0 if variant == "larc" else rate, 1.0, momentum, factor)
-    if of_one <= 0:
+    step_of_eta_1 = relative_step(learning_rate, 1.0, momentum, factor)
+    if step_of_eta_1 <= 0:
         return config
-    return config.replace(Origin.BATCH, lars_eta=mlperf.tuned_step(batch) / of_one)
+    return config.replace(Origin.BATCH, lars_eta=mlperf.tuned_step(batch) / step_of_eta_1)
 
 
-def _from_table(config: RunConfig) -> RunConfig:
+def _with_mlperf_row(config: RunConfig) -> RunConfig:
     point = mlperf.point_at(derived.base_batch(config))
-    rate = point.lr
-    if (
-        config.origins.get("momentum") is Origin.RUN
-    ):  # it stays, so the rate has the table's relative step with it
-        rate *= (1 - config.chosen["momentum"]) / (1 - point.momentum)
-    table: dict[str, Any] = {
-        "lr": rate,
+    learning_rate = point.lr
+    if config.origins.get("momentum") is Origin.RUN:
+        # A resumed run keeps its momentum. This rate gives it the relative step of the table.
+        learning_rate *= (1 - config.chosen["momentum"]) / (1 - point.momentum)
+    row: dict[str, Any] = {
+        "lr": learning_rate,
         "lr_scaling": "none",
         "warmup_epochs": point.warmup_epochs,
         "warmup_start_lr": 0.0,
@@ -217,21 +222,23 @@ def _from_table(config: RunConfig) -> RunConfig:
         "epochs": round(point.schedule_epochs),
     }
     if not config.sync_batch_norm and ":" not in config.model:
-        table["bn_group"] = _table_group(config, point.normalized_images)
-    return config.replace(
-        Origin.BATCH,
-        **{name: v for name, v in table.items() if config.origins.get(name) in _DERIVED_AGAIN},
-    )
+        row["bn_group"] = _normalization_group(config, point.normalized_images)
+    unset = {
+        name: value for name, value in row.items() if config.origins.get(name) in _DERIVED_AGAIN
+    }
+    return config.replace(Origin.BATCH, **unset)
 
 
-def _table_group(config: RunConfig, images: int) -> int:
-    """--bn_group for this many images, among the groups that these GPUs, --virtual_gpus and
-    --jit_compile allow.
+def _normalization_group(config: RunConfig, images: int) -> int:
+    """Returns the --bn_group that normalizes about this number of images.
+
+    A group must divide the GPUs, and be a part or a multiple of the virtual GPUs of a rank. XLA
+    does not compile sums over ranks, so with --jit_compile it is inside of a rank.
     """
-    virtual, gpus = config.virtual_gpus, config.gpus
-    groups = [
-        g for g in range(1, gpus + 1) if gpus % g == 0 and (virtual % g == 0 or g % virtual == 0)
-    ]
-    return mlperf.normalization_group(
-        images, config.per_gpu_batch, [g for g in groups if g <= virtual or not config.jit_compile]
-    )
+    largest = config.virtual_gpus if config.jit_compile else config.gpus
+    groups = []
+    for group in range(1, min(largest, config.gpus) + 1):
+        fits_rank = config.virtual_gpus % group == 0 or group % config.virtual_gpus == 0
+        if config.gpus % group == 0 and fits_rank:
+            groups.append(group)
+    return mlperf.normalization_group(images, config.per_gpu_batch, groups)

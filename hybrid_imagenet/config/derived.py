@@ -1,6 +1,4 @@
-"""Derives settings by batch, and arguments of optimizer and schedule, from a configuration and a
-number of workers.
-"""
+"""Derives values from a configuration: batches, learning rates, and arguments of constructors."""
 
 from __future__ import annotations
 
@@ -22,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def batches(config: RunConfig) -> batch_schedule.BatchSchedule:
-    """The batch by epoch.
+    """Returns the batch of each epoch.
 
     Raises:
-      ValueError: for a --batch_schedule that cannot be read.
+      ValueError: for a --batch_schedule that cannot be parsed.
     """
     return batch_schedule.parse_batches(
         config.batch_schedule,
@@ -37,108 +35,37 @@ def batches(config: RunConfig) -> batch_schedule.BatchSchedule:
 
 
 def first_batch(config: RunConfig) -> batch_schedule.BatchStage:
-    """The batch with which a --batch_schedule of numbers begins, else that of --per_gpu_batch;
-    errors as `batches`.
+    """Returns the batch with which training starts.
+
+    It is the first one of a --batch_schedule with numbers of images, else --per_gpu_batch.
+
+    Raises:
+      ValueError: for a --batch_schedule that cannot be parsed.
     """
-    if (
-        config.batch_schedule
-        and ":" in config.batch_schedule[0]
-        and "*" not in config.batch_schedule[0]
-    ):
-        return batches(config).at(0)
+    if config.batch_schedule:
+        first_entry = config.batch_schedule[0]
+        if ":" in first_entry and "*" not in first_entry:
+            return batches(config).at(0)
     return batch_schedule.BatchStage(0, config.per_gpu_batch, config.gradient_accumulation_steps)
 
 
+def base_batch(config: RunConfig) -> int:
+    """Returns the images per update of all GPUs at the start of the run."""
+    return batches(config).at(0).global_batch(config.gpus)
+
+
 def sizes(config: RunConfig) -> batch_schedule.ImageSizes:
-    """The size of training images by epoch.
+    """Returns the size of training images in each epoch.
 
     Raises:
-      ValueError: for an --image_size_schedule that cannot be read.
+      ValueError: for an --image_size_schedule that cannot be parsed.
     """
     return batch_schedule.parse_sizes(config.image_size_schedule, config.image_size)
 
 
-def validated_split(config: RunConfig) -> str:
-    """The images that are validated: `validation`, or `tuning` for those that --tuning_split keeps
-    apart.
-    """
-    return config.eval_split if config.tuning_split else "validation"
-
-
 def evaluation_size(config: RunConfig) -> int:
-    """The side of validation images, in pixels."""
+    """Returns the side of validation images, in pixels."""
     return config.eval_image_size or config.image_size
-
-
-def normalized_together(config: RunConfig) -> tuple[int, int]:
-    """Whose images share the statistics of batch normalization (--sync_batch_norm, --bn_group).
-
-    Returns:
-      The equal parts of a rank's batch that are normalized each by itself, and the number of
-      neighbouring ranks whose batches are normalized together; one of the two is 1.
-    """
-    if config.sync_batch_norm:
-        return 1, config.ranks
-    if config.bn_group <= config.virtual_gpus:
-        return config.virtual_gpus // config.bn_group, 1
-    return 1, config.bn_group // config.virtual_gpus
-
-
-def check_groups(config: RunConfig) -> None:
-    """Checks the groups that normalize together (--bn_group, --sync_batch_norm) against the number
-    of GPUs.
-
-    Raises:
-      SharedError: as all ranks find the same, if groups do not hold all GPUs, or XLA would have to
-        compile sums over ranks: it knows neither Horovod's nor TensorFlow's on a CPU.
-    """
-    gpus = config.gpus
-    if gpus % config.bn_group:
-        raise SharedError(
-            f"--bn_group={config.bn_group}: {gpus} GPUs do not make whole groups; give a divisor of"
-            f" {gpus}"
-        )
-    if config.jit_compile and normalized_together(config)[1] > 1:
-        flag = "sync_batch_norm" if config.sync_batch_norm else f"bn_group={config.bn_group}"
-        raise SharedError(
-            f"--{flag} sums statistics over ranks in the pass that --jit_compile compiles, which"
-            " XLA cannot: omit one"
-        )
-
-
-def held_out(config: RunConfig, num_examples: int) -> int:
-    """Returns the number of training images that --tuning_split keeps apart.
-
-    Raises:
-      UserError: if nothing would be left to train on, or to tune on.
-    """
-    try:
-        return splits.num_held_out(config.tuning_split, num_examples)
-    except ValueError as error:
-        raise UserError(f"--tuning_split={config.tuning_split:g}: {error}") from None
-
-
-def base_batch(config: RunConfig) -> int:
-    """Images per update of all GPUs at the start of the run."""
-    return batches(config).at(0).global_batch(config.gpus)
-
-
-def gradient_factor(config: RunConfig, momentum: float) -> float:
-    """The factor in front of the gradient in LARS's velocity: 1 - momentum where hybrid continues
-    averaging, else 1.
-    """
-    return 1 - momentum if config.chosen.get("hybrid_handover") == "continuous" else 1.0
-
-
-def schedule_end(config: RunConfig) -> float:
-    """The epoch at which a schedule that decays to 0 does so: --epochs, or the end in MLPerf's
-    table that it rounds.
-    """
-    if config.lr_schedule == "mlperf":
-        end = mlperf.point_at(base_batch(config)).schedule_epochs
-        if config.epochs == round(end):
-            return end
-    return float(config.epochs)
 
 
 def evaluation_offset(config: RunConfig) -> float:
@@ -152,120 +79,196 @@ def evaluation_offset(config: RunConfig) -> float:
     return mlperf.point_at(base_batch(config)).evaluation_offset(config.eval_every_epochs)
 
 
-def rates(config: RunConfig) -> dict[str, float]:
-    """Returns the peak of each learning rate by its flag: lr after linear scaling, and Adam's rate
-    in AdaBound.
+def validated_split(config: RunConfig) -> str:
+    """Returns which images are validated.
+
+    Returns:
+      `tuning` for the images that --tuning_split holds out, else `validation`.
     """
-    found = {
+    return config.eval_split if config.tuning_split else "validation"
+
+
+def held_out(config: RunConfig, num_examples: int) -> int:
+    """Returns the number of training images that --tuning_split holds out.
+
+    Raises:
+      UserError: if no image is left to train on, or none to tune on.
+    """
+    try:
+        return splits.num_held_out(config.tuning_split, num_examples)
+    except ValueError as error:
+        raise UserError(f"--tuning_split={config.tuning_split:g}: {error}") from None
+
+
+def batch_norm_groups(config: RunConfig) -> tuple[int, int]:
+    """Returns over which images batch normalization computes its statistics.
+
+    Returns:
+      The number of equal parts of a rank's batch that are normalized separately, and the number of
+      neighboring ranks whose batches are normalized together. One of the two is 1.
+    """
+    if config.sync_batch_norm:
+        return 1, config.ranks
+    if config.bn_group <= config.virtual_gpus:
+        return config.virtual_gpus // config.bn_group, 1
+    return 1, config.bn_group // config.virtual_gpus
+
+
+def check_groups(config: RunConfig) -> None:
+    """Checks --bn_group and --sync_batch_norm against the number of GPUs.
+
+    Raises:
+      SharedError: if the groups do not contain all GPUs, or XLA would have to compile sums over
+        ranks, which it cannot. All ranks raise the same error.
+    """
+    gpus = config.gpus
+    if gpus % config.bn_group:
+        raise SharedError(
+            f"--bn_group={config.bn_group} does not divide {gpus} GPUs. Set it to a divisor of"
+            f" {gpus}."
+        )
+    _, num_ranks = batch_norm_groups(config)
+    if config.jit_compile and num_ranks > 1:
+        flag = "sync_batch_norm" if config.sync_batch_norm else f"bn_group={config.bn_group}"
+        raise SharedError(
+            f"--{flag} cannot be combined with --jit_compile, because XLA cannot compile sums over"
+            " ranks. Omit one of them."
+        )
+
+
+def rates(config: RunConfig) -> dict[str, float]:
+    """Returns the peak of each learning rate, by its flag.
+
+    Returns:
+      `lr` after --lr_scaling and, if the optimizer has AdaBound, `adabound_lr`.
+    """
+    peaks = {
         "lr": scale_learning_rate(config.lr, config.lr_scaling, config.gpus, base_batch(config))
     }
     if "adabound_lr" in config.chosen:
         workers = config.gpus if config.chosen["adabound_lr_scaling"] else 1
-        found["adabound_lr"] = config.chosen["adabound_lr"] * workers
-    return found
+        peaks["adabound_lr"] = config.chosen["adabound_lr"] * workers
+    return peaks
+
+
+def peak_learning_rate(config: RunConfig) -> float:
+    """Returns the largest learning rate of a run."""
+    values = schedule(config)
+    stages = batches(config)
+    peak = 0.0
+    for epoch in peak_epochs(config):
+        batch = stages.at(int(epoch)).global_batch(config.gpus)
+        peak = max(peak, values(epoch, epoch, batch)["learning_rate"])
+    return peak
 
 
 def peak_epochs(config: RunConfig) -> list[float]:
-    """Fractional epochs among which a schedule has its peak: starts of epochs, and both sides of
-    the warmup's end.
+    """Returns the fractional epochs at which a schedule can have its peak.
+
+    They are the starts of epochs, and the times just before and after the warmup.
     """
     ramp = config.chosen.get("hybrid_ramp_epochs", 0.0)
-    ends = (
+    ends_of_warmup = (
         math.nextafter(config.warmup_epochs, 0),
         config.warmup_epochs,
         config.warmup_epochs + ramp,
     )
-    return sorted(
-        {*map(float, range(math.ceil(config.epochs))), *(e for e in ends if e < config.epochs)}
-    )
-
-
-def peak_learning_rate(config: RunConfig) -> float:
-    """The largest learning rate of a run, scaled for the number of GPUs and the batch of each
-    epoch.
-    """
-    values = schedule(config)
-    stages = batches(config)
-    batch = {
-        epoch: stages.at(int(epoch)).global_batch(config.gpus) for epoch in peak_epochs(config)
-    }
-    return max(values(epoch, epoch, batch[epoch])["learning_rate"] for epoch in batch)
+    epochs = {float(epoch) for epoch in range(math.ceil(config.epochs))}
+    epochs |= {epoch for epoch in ends_of_warmup if epoch < config.epochs}
+    return sorted(epochs)
 
 
 def schedule(config: RunConfig) -> training_schedule.Schedule:
-    """Learning rate, momentum and bounds by fractional epoch, from flags of the same name and what
-    is worked out.
+    """Returns learning rate, momentum and bounds as a function of the fractional epoch.
 
-    For --optimizer=adabound the scheduled rate is Adam's own; the rate of SGD, to which the bounds
-    close, follows it.
+    For --optimizer=adabound the scheduled rate is that of Adam. The rate of SGD, at which the
+    bounds close, follows it.
     """
-    method, values = OPTIMIZERS[config.optimizer], config.values()
-    flags = {name: values[name] for name in training_schedule.CREATE_FLAGS if name in values}
-    worked_out: dict[str, Any] = {
+    method = OPTIMIZERS[config.optimizer]
+    values = config.values()
+    arguments = {name: values[name] for name in training_schedule.CREATE_FLAGS if name in values}
+    arguments |= options_for("lr_schedule", config.lr_schedule, config.chosen)
+    arguments |= {
         "epochs": schedule_end(config),
         "workers": config.gpus,
         "base_batch": base_batch(config),
         "bounded_warmup": method.bounded_warmup,
     }
     if method.rate != "lr":
-        worked_out |= {"lr": rates(config)[method.rate], "lr_scaling": "none"}
-    return training_schedule.create(
-        **flags | options_for("lr_schedule", config.lr_schedule, config.chosen) | worked_out
-    )
+        arguments |= {"lr": rates(config)[method.rate], "lr_scaling": "none"}
+    return training_schedule.create(**arguments)
+
+
+def schedule_end(config: RunConfig) -> float:
+    """Returns the epoch at which a schedule that decays to 0 reaches it.
+
+    It is --epochs. MLPerf's table has fractions of epochs, which --epochs rounds.
+    """
+    if config.lr_schedule == "mlperf":
+        end = mlperf.point_at(base_batch(config)).schedule_epochs
+        if config.epochs == round(end):
+            return end
+    return float(config.epochs)
 
 
 def optimizer_arguments(config: RunConfig) -> dict[str, Any]:
-    """Arguments of `optimizers.create`: the chosen options by the names that the constructor has
-    for them.
-    """
-    method, peaks = OPTIMIZERS[config.optimizer], rates(config)
-    arguments = {
+    """Returns the arguments of `optimizers.create`."""
+    method = OPTIMIZERS[config.optimizer]
+    arguments: dict[str, Any] = {
         known.name: config.chosen[flag] for flag, known in options_of(method.options).items()
     }
-    rate = (
-        peak_learning_rate(config)
-        if config.lr_schedule in training_schedule.FIXED_SCHEDULES
-        else peaks[method.rate]
-    )
-    worked_out = peaks | {"learning_rate": rate, "final_lr": peaks["lr"]}
+    peaks = rates(config)
+    learning_rate = peaks[method.rate]
+    if config.lr_schedule in training_schedule.FIXED_SCHEDULES:
+        learning_rate = peak_learning_rate(config)
+    derived_arguments = peaks | {"learning_rate": learning_rate, "final_lr": peaks["lr"]}
     if config.chosen.get("decoupled_decay"):
-        worked_out["weight_decay"] = decoupled_decay(config)
+        derived_arguments["weight_decay"] = decoupled_decay(config)
     names = {field.name for field in dataclasses.fields(method.options)}
-    arguments |= {name: value for name, value in worked_out.items() if name in names}
+    for name, value in derived_arguments.items():
+        if name in names:
+            arguments[name] = value
     return {"optimizer": config.optimizer, **arguments}
 
 
 def decoupled_decay(config: RunConfig) -> float:
-    """The part of the weights that --decoupled_decay takes off in a step at the peak of the
-    learning rate.
+    """Returns the part of the weights that a step takes off at the peak of the learning rate.
 
-    --weight_decay is that for 256 images. It grows with the batch, so that an epoch decays alike at
-    every batch.
+    --weight_decay is that part for a batch of 256 images. It grows with the batch, so that an epoch
+    takes the same part off at every batch.
     """
     return float(config.chosen["weight_decay"]) * base_batch(config) / REFERENCE_BATCH
 
 
+def gradient_factor(config: RunConfig, momentum: float) -> float:
+    """Returns the factor of the gradient in the velocity of LARS.
+
+    It is 1 - momentum if hybrid continues to average gradients as AdaBound does, else 1.
+    """
+    return 1 - momentum if config.chosen.get("hybrid_handover") == "continuous" else 1.0
+
+
 def communication(config: RunConfig) -> CommunicationSettings:
-    """Returns the settings by which ranks communicate.
+    """Returns the settings with which ranks communicate.
 
     Raises:
-      UserError: if groups for normalization do not hold all GPUs.
+      SharedError: if groups for normalization do not contain all GPUs.
     """
-    values = {
+    check_groups(config)
+    flags = {
         field.name: getattr(config, field.name) for field in dataclasses.fields(CommunicationFlags)
     }
-    check_groups(config)
-    _, together = normalized_together(config)
+    _, num_ranks = batch_norm_groups(config)
     return CommunicationSettings(
-        **values,
+        **flags,
         options=options_for("allreduce", config.allreduce, config.chosen),
-        neighbors=together if together < config.ranks else 1,
+        neighbors=num_ranks if num_ranks < config.ranks else 1,
         deterministic=config.deterministic,
     )
 
 
 def title(config: RunConfig) -> str:
-    """Returns what is trained, on how many ranks and with which batch: the title of a run."""
+    """Returns the title of a run: network, dataset, number of ranks and batch."""
     virtual = f" x {config.virtual_gpus} virtual GPUs" if config.virtual_gpus > 1 else ""
     ranks = pluralize(config.ranks, "rank")
     return f"{config.model} on {config.dataset}, {ranks}{virtual} x {config.per_gpu_batch} images"

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 TUNED_STEP = 0.105
 TUNED_BATCH = 3264
 """A tuned point of MLPerf. The others are within a factor of 1.7 of the square-root law through it.
@@ -23,23 +21,6 @@ LAMB_BATCH = 32768
 
 From a batch of 512 on it follows the square root.
 """
-TOP1_BY_STEP_FRACTION = (
-    (0.0033, 0.761),
-    (0.0294, 0.751),
-    (0.0816, 0.731),
-    (0.160, 0.691),
-    (0.265, 0.640),
-    (0.395, 0.590),
-    (0.552, 0.523),
-    (0.735, 0.425),
-    (0.941, 0.324),
-)
-"""Top-1 accuracy on ImageNet by the relative step as a fraction of the tuned one.
-
-From NVIDIA's log of MLPerf v2.0 at batch 3,264.
-"""
-FORECAST_BATCHES = (408, 67456)
-"""The smallest and the largest batch of the logs on which the forecast was tested."""
 TOLERATED_FACTOR = 4.0
 """A relative step that differs from the tuned one by more than this factor deserves a warning."""
 
@@ -78,26 +59,6 @@ def published_lamb_step(batch: float) -> float:
     It is LAMB's relative step.
     """
     return LAMB_STEP * math.sqrt(batch / LAMB_BATCH)
-
-
-def forecast_top1(step: float, batch: float) -> float | None:
-    """Forecasts the validation top-1 of ResNet-50 on ImageNet while LARS trains.
-
-    The accuracy follows the relative step divided by the square root of the batch, not the epoch.
-    docs/dev/forecast.md has the test on 23 logs of 14 other batches.
-
-    Args:
-      step: relative step at that time.
-      batch: images per update.
-
-    Returns:
-      A fraction up to 0.761; None for a batch outside of `FORECAST_BATCHES`.
-    """
-    if not FORECAST_BATCHES[0] <= batch <= FORECAST_BATCHES[1]:
-        return None
-    fractions, top1 = zip(*TOP1_BY_STEP_FRACTION, strict=True)
-    fraction = max(step / tuned_step_law(batch), fractions[0])
-    return float(np.interp(math.log(fraction), np.log(fractions), top1))
 
 
 def is_far_from(step: float, reference_step: float) -> bool:

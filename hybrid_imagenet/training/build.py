@@ -89,7 +89,7 @@ def model(
     Raises:
       UserError: if it cannot be built so.
     """
-    parts, together = derived.normalized_together(config)
+    parts, together = derived.batch_norm_groups(config)
     sync = (
         None  # sums statistics over `together` neighbouring ranks; none where a rank is by itself
     )

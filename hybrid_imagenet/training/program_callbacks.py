@@ -23,8 +23,8 @@ from hybrid_imagenet.callbacks.swap_averaged_weights import SwapAveragedWeights
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 from hybrid_imagenet.callbacks.trust_ratio_log import TrustRatioLog
 from hybrid_imagenet.callbacks.weight_check import WeightCheck
-from hybrid_imagenet.config import relative_step_advice
 from hybrid_imagenet.models import normalization
+from hybrid_imagenet.training import relative_step_advice
 from hybrid_imagenet.training.components import RunComponents
 from hybrid_imagenet.training.cost_log import CostLog
 from hybrid_imagenet.training.example_count import ExampleCount

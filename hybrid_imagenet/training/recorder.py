@@ -20,11 +20,12 @@ from hybrid_imagenet import __version__, files
 from hybrid_imagenet.checkpoints.archive import CheckpointArchive
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
-from hybrid_imagenet.config import Origin, RunConfig, derived, relative_step_advice
+from hybrid_imagenet.config import Origin, RunConfig, derived
 from hybrid_imagenet.errors import UserError, without_secrets
 from hybrid_imagenet.runlog import jsonl, live, run_dir, summary
 from hybrid_imagenet.runlog.tensorboard import TensorBoard
 from hybrid_imagenet.startup import is_terminal_output
+from hybrid_imagenet.training import relative_step_advice
 
 if TYPE_CHECKING:
     from hybrid_imagenet.training.evaluation import Validation

@@ -84,7 +84,7 @@ def test_training_that_runs_out_of_memory_prints_the_batch_to_try(monkeypatch):
     code, _, errors = in_process.call("hybrid_imagenet.main", flags)
     assert code == EXIT_USAGE
     assert errors.startswith("error: The memory of the ")
-    assert "64 images per GPU: try --per_gpu_batch=32 --gradient_accumulation_steps=2" in errors
+    assert "64 images per GPU. Try --per_gpu_batch=32 --gradient_accumulation_steps=2" in errors
     assert errors.count("\n") == 1
 
 

@@ -9,9 +9,9 @@ import threading
 
 import pytest
 
-from hybrid_imagenet import config, files, optimizers
+from hybrid_imagenet import config, files, optimizers, print_config
 from hybrid_imagenet.comm.settings import CommunicationSettings
-from hybrid_imagenet.config import derived, flag_checks, flags, report
+from hybrid_imagenet.config import derived, flag_checks, flags
 from hybrid_imagenet.data import datasets
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
@@ -194,7 +194,7 @@ def test_an_option_of_something_else_is_left_out_of_a_flag_file(tmp_path):
     resolved = config.resolve([f"--flagfile={flagfile}", "--allreduce=ring"], 2)
     assert "torus_grid" not in resolved.values()
     assert not hasattr(resolved, "torus_grid")
-    text = report.describe(resolved, 20000)
+    text = print_config.describe(resolved, 20000)
     assert "torus_grid" in text
     assert "not used: flagfile has 2x1, but --allreduce=ring has no --torus_grid" in text
     assert config.resolve([f"--flagfile={flagfile}"]).torus_grid == "2x1"
@@ -205,7 +205,7 @@ def test_a_recipe_over_the_flag_file_of_another_method(monkeypatch):
     monkeypatch.chdir(pathlib.Path(__file__).parents[2])
     resolved = config.resolve(["--flagfile=flags/digits.flags", "--recipe=hal"], 2)
     assert set(resolved.dropped) == {"lr_decay", "lars_eta"}
-    text = report.describe(resolved, 1500)
+    text = print_config.describe(resolved, 1500)
     assert "not used: flagfile has 0.02, but --optimizer=sgd has no --lars_eta" in text
     assert derived.optimizer_arguments(resolved)["optimizer"] == "sgd"
 

@@ -5,10 +5,10 @@ import re
 import pytest
 
 from benchmarks.optimizer import resnet50_shapes
-from hybrid_imagenet import config, optimizers, recipes
+from hybrid_imagenet import config, optimizers, print_config, recipes
 from hybrid_imagenet.comm import fusion
 from hybrid_imagenet.comm import gpus as visible_gpus
-from hybrid_imagenet.config import derived, report
+from hybrid_imagenet.config import derived
 from hybrid_imagenet.schedules import run_length
 from studies.trial_runs import chosen_defaults
 from tests.references import alexnet_reference, mlperf_reference, short_reference
@@ -22,7 +22,7 @@ SET_BY_HARDWARE = "per_gpu_batch"
 
 
 def plan(recipe, world_size, *flags):
-    return report.plan(config.resolve([f"--recipe={recipe}", *flags], world_size), IMAGENET)
+    return print_config.plan(config.resolve([f"--recipe={recipe}", *flags], world_size), IMAGENET)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -56,7 +56,7 @@ def test_recipe_can_be_planned_for_two_epochs_on_two_ranks(name):
     flags = ["--dataset=digits", "--epochs=2", "--image_size=32"]
     if "warmup" not in name and recipes.load(name).overrides.get("optimizer", "hybrid") == "hybrid":
         flags.append("--warmup_epochs=1")
-    rows = report.plan(config.resolve([f"--recipe={name}", *flags], 2), 1437)
+    rows = print_config.plan(config.resolve([f"--recipe={name}", *flags], 2), 1437)
     assert len(rows) == 2
     assert all(row.steps > 0 and row.learning_rate >= 0 for row in rows)
 
@@ -170,7 +170,7 @@ def test_mlperf_lars_has_the_settings_of_mlperfs_table(row):
     assert gpus % resolved.bn_group == 0
     assert 0.5 < 16 * resolved.bn_group / span < 2
     assert derived.communication(resolved).neighbors == resolved.bn_group
-    text = report.describe(resolved, IMAGENET)
+    text = print_config.describe(resolved, IMAGENET)
     assert f"MLPerf's table at batch {batch:.0f}" in next(
         x for x in text.splitlines() if x.startswith("momentum ")
     )
@@ -219,7 +219,7 @@ def test_short_scales_decoupled_decay_with_the_batch(gpus, decay):
     resolved = config.resolve(["--recipe=short"], gpus)
     optimizer = optimizers.create(**derived.optimizer_arguments(resolved))
     assert (optimizer.decoupled_decay, optimizer.decay) == (pytest.approx(decay), 0.0)
-    lines = report.describe(resolved, IMAGENET).splitlines()
+    lines = print_config.describe(resolved, IMAGENET).splitlines()
     assert f"decoupled decay {decay:.3g} of the weights a step at batch {256 * gpus}" in lines
 
 
@@ -319,7 +319,9 @@ def test_tables_by_number_of_gpus_have_the_batches_of_the_recipes(page, count, m
         ]
         for choice in flags.split(" or "):
             words = choice.strip("`").split()
-            plans = [report.plan(config.resolve(words, count), IMAGENET) for count in numbers[0]]
+            plans = [
+                print_config.plan(config.resolve(words, count), IMAGENET) for count in numbers[0]
+            ]
             found = [row.global_batch for rows in plans for row in rows]
             assert [min(found), max(found)] == [numbers[1][0], numbers[1][-1]], (number, choice)
 

@@ -5,8 +5,9 @@ import pathlib
 import numpy as np
 import pytest
 
-from hybrid_imagenet import config
-from hybrid_imagenet.config import derived, relative_step_advice, report
+from hybrid_imagenet import config, print_config
+from hybrid_imagenet.config import derived
+from hybrid_imagenet.training import relative_step_advice
 from studies import batch_norm, optimizers, questions, tuning
 from studies.command import STUDIES
 from studies.handover import ADAM_RATES
@@ -60,7 +61,7 @@ def test_the_arms_of_normalization_are_the_rows_of_table_3_4_and_as_long():
         "sync": (True, "moving", 0),
         "random": (True, "moving", 16),
     }
-    plans = {name: report.plan(row, 60_000 - questions.TUNING) for name, row in rows.items()}
+    plans = {name: print_config.plan(row, 60_000 - questions.TUNING) for name, row in rows.items()}
     assert [sum(row.steps for row in plan) for plan in plans.values()] == pytest.approx(
         [521] * 4, abs=1
     )

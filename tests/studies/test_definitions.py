@@ -1,8 +1,8 @@
 import pytest
 
-from hybrid_imagenet import config
+from hybrid_imagenet import config, print_config
 from hybrid_imagenet.analysis import published
-from hybrid_imagenet.config import derived, report
+from hybrid_imagenet.config import derived
 from studies import trial_runs
 from studies.definitions import SONY_EPOCHS, SONY_GPUS, SONY_SCALE, STUDIES
 from studies.figure_3_1 import FIGURE_3_1
@@ -21,7 +21,7 @@ def test_every_arm_can_be_run_with_every_seed(study, arm):
     resolved = config.resolve(study.arguments(arm, 4))
     assert resolved.seed == 4
     assert resolved.target_top1 == (0.8,)
-    plan = report.plan(resolved, IMAGES)  # raises where a batch does not fit the data
+    plan = print_config.plan(resolved, IMAGES)  # raises where a batch does not fit the data
     assert len(plan) == (SONY_EPOCHS if study.name == "batch_size_control" else EPOCHS)
 
 
@@ -112,6 +112,6 @@ def test_batches_of_s_are_scaled_down_by_one_factor(arm):
         assert at == int(at)
         assert schedule.at(int(at)).global_batch(SONY_GPUS) * SONY_SCALE == batch
     assert bool(resolved.label_smoothing) == (arm in ("exp2", "exp3", "exp4"))  # Table 3, LS
-    plan = report.plan(resolved, IMAGES)
+    plan = print_config.plan(resolved, IMAGES)
     assert {round(row.momentum, 6) for row in plan} == {0.9}
     assert max(row.learning_rate for row in plan) <= 34.0

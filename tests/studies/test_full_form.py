@@ -4,10 +4,11 @@ they say.
 
 import pytest
 
-from hybrid_imagenet import config
-from hybrid_imagenet.config import derived, relative_step_advice, report
+from hybrid_imagenet import config, print_config
+from hybrid_imagenet.config import derived
 from hybrid_imagenet.errors import EXIT_PREEMPTED
 from hybrid_imagenet.schedules import mlperf
+from hybrid_imagenet.training import relative_step_advice
 from studies import command, full_form, plot, trial_runs
 from studies.full_form import FULL_FORM, FULL_FORM_SMALL
 from studies.garment_pairs import TRAINING_IMAGES
@@ -85,7 +86,7 @@ def test_every_arm_has_the_batch_warmup_and_updates_of_the_form(study):
             1,
         )
         assert resolved.seed == 2
-        plan = report.plan(resolved, TRAINING_IMAGES)
+        plan = print_config.plan(resolved, TRAINING_IMAGES)
         assert sum(epoch.steps for epoch in plan) == 879
         assert sum(epoch.steps for epoch in plan[:10]) == 98
 

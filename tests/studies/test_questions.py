@@ -5,7 +5,8 @@ else.
 import pytest
 
 from hybrid_imagenet import config
-from hybrid_imagenet.config import derived, relative_step_advice
+from hybrid_imagenet.config import derived
+from hybrid_imagenet.training import relative_step_advice
 from studies import questions
 
 TUNED = [questions.ACCURACY_BY_BATCH, questions.WARMUP_METHOD]

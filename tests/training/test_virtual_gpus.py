@@ -5,9 +5,9 @@ two ranks of two virtual GPUs and as one of four.
 import numpy as np
 import pytest
 
-from hybrid_imagenet import config
+from hybrid_imagenet import config, print_config
 from hybrid_imagenet.comm import SingleProcess
-from hybrid_imagenet.config import derived, report
+from hybrid_imagenet.config import derived
 from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.order.sampling import Cursor, SampleOrder
@@ -132,7 +132,7 @@ def test_the_parts_of_a_rank_read_what_its_gpus_would(data):
 )
 def test_groups_of_gpus_are_parts_of_a_rank_or_several_ranks(flags, ranks, expected):
     resolved = config.resolve(flags, ranks)
-    assert derived.normalized_together(resolved) == expected
+    assert derived.batch_norm_groups(resolved) == expected
     together = expected[1]
     assert derived.communication(resolved).neighbors == (together if together < ranks else 1)
 
@@ -140,11 +140,11 @@ def test_groups_of_gpus_are_parts_of_a_rank_or_several_ranks(flags, ranks, expec
 def test_groups_must_hold_all_gpus():
     flags = ["--bn_group=4", "--virtual_gpus=2"]
     resolved = config.resolve(flags, 3)
-    message = "--bn_group=4: 6 GPUs do not make whole groups; give a divisor of 6"
+    message = r"--bn_group=4 does not divide 6 GPUs\. Set it to a divisor of 6\."
     with pytest.raises(UserError, match=message):
         derived.communication(resolved)
     with pytest.raises(UserError, match=message):
-        report.plan(resolved, 60000)
+        print_config.plan(resolved, 60000)
     assert derived.communication(config.resolve(flags, 4)).neighbors == 2
 
 
@@ -153,13 +153,10 @@ def test_groups_must_hold_all_gpus():
     [(["--sync_batch_norm"], 2), (["--bn_group=2"], 4), (["--bn_group=4", "--virtual_gpus=2"], 2)],
 )
 def test_xla_cannot_compile_sums_over_ranks(flags, ranks):
-    message = (
-        rf"^{flags[0]} sums statistics over ranks in the pass that --jit_compile compiles.*omit"
-        r" one$"
-    )
+    message = rf"^{flags[0]} cannot be combined with --jit_compile, .*Omit one of them\.$"
     resolved = config.resolve(["--jit_compile", *flags], ranks)
     with pytest.raises(UserError, match=message):
         derived.communication(resolved)
     with pytest.raises(UserError, match=message):
-        report.plan(resolved, 60000)
+        print_config.plan(resolved, 60000)
     derived.communication(config.resolve(flags, ranks))

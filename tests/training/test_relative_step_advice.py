@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hybrid_imagenet import config, optimizers
-from hybrid_imagenet.config import Origin, derived, relative_step_advice, report
+from hybrid_imagenet import config, optimizers, print_config
+from hybrid_imagenet.config import Origin, derived
+from hybrid_imagenet.training import relative_step_advice
 
 IMAGENET = 1_281_167
 
 
 def lines(*flags, gpus=24):
-    return report.describe(config.resolve(flags, gpus), IMAGENET).splitlines()
+    return print_config.describe(config.resolve(flags, gpus), IMAGENET).splitlines()
 
 
 def found(*flags, gpus=24):
@@ -171,10 +172,10 @@ def test_hybrid_has_the_tuned_step_at_its_batch_when_lars_has_come_in(gpus, step
 
 def test_what_is_given_goes_before_the_tuned_step():
     for flags in (["--lars_eta=0.001"], ["--recipe=hybrid", "--lars_eta=0.001"]):
-        assert config.resolve(flags, 24).lars_eta == 0.001
+        assert config.resolve(flags, 24).chosen["lars_eta"] == 0.001
     for flag in ("--optimizer=lars", "--optimizer=sgd", "--lr=0", "--lars_variant=none"):
         assert Origin.BATCH not in config.resolve([flag], 24).origins.values()
-    assert config.resolve([], 24).lars_eta != config.resolve([], 32).lars_eta
+    assert config.resolve([], 24).chosen["lars_eta"] != config.resolve([], 32).chosen["lars_eta"]
 
 
 def test_the_clusters_of_the_paper_have_the_steps_of_their_batches():
@@ -195,22 +196,3 @@ def test_while_lars_comes_in_there_is_no_relative_step():
     assert [e for e, value in at.items() if value is None] == [9.9, 10.0, 11.99]
     assert at[13.0] == pytest.approx(0.9 * at[12.0])
     assert relative_step_advice.peak(resolved).epoch == 13
-
-
-def test_the_forecast_says_when_hybrid_would_reach_75_percent():
-    """A share of .141 / .144 at T = 10, times .9 an epoch, is below .031, where the log has 75 %,
-    in the 34th epoch.
-    """
-    (line,) = [line for line in lines("--recipe=hybrid") if line.startswith("forecast")]
-    assert "75% after epoch 44" in line
-    for flags in (
-        ["--model=resnet18"],
-        ["--optimizer=lamb"],
-        ["--optimizer=sgd"],
-        ["--image_size=160"],
-        ["--max_steps=9"],
-    ):
-        assert not [line for line in lines(*flags) if line.startswith("forecast")]
-    assert not [
-        line for line in lines("--recipe=hybrid", gpus=1) if line.startswith("forecast")
-    ]  # batch 256

@@ -1,4 +1,4 @@
-"""Advises on flags that need less memory."""
+"""Suggests flags for a run that ran out of memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def advice(config: RunConfig) -> str:
-    """Returns a sentence with the flags to try after memory ran out: half the batch on each GPU."""
+    """Returns a sentence with the flags to try, which halve the batch of each GPU."""
     if config.batch_schedule:
         return "Try smaller batches in --batch_schedule."
     half = config.per_gpu_batch // 2
@@ -17,11 +17,11 @@ def advice(config: RunConfig) -> str:
         return "Try a smaller --image_size or --model."
     flags = f"--per_gpu_batch={half}"
     is_even = config.per_gpu_batch % 2 == 0
-    # An update then keeps its images. Statistics over all of them would need all micro-batches at
-    # once.
+    # With twice the micro-batches, an update has as many images as before. Synchronized statistics
+    # need all images of an update at once, so they cannot be combined with micro-batches.
     if is_even and not config.sync_batch_norm:
         flags += f" --gradient_accumulation_steps={2 * config.gradient_accumulation_steps}"
     if config.eval_batch is not None and config.eval_batch > half:
         flags += f" --eval_batch={half}"
-    used = f"{config.per_gpu_batch} images per GPU"
-    return f"It has {used}: try {flags}, and --resume if the run has saved a checkpoint."
+    images = f"{config.per_gpu_batch} images per GPU"
+    return f"The batch has {images}. Try {flags}, and --resume if the run has saved a checkpoint."

@@ -1,7 +1,7 @@
 import pytest
 
-from hybrid_imagenet import config, main
-from hybrid_imagenet.config import flag_checks, report
+from hybrid_imagenet import config, main, print_config
+from hybrid_imagenet.config import flag_checks
 from hybrid_imagenet.errors import UserError
 
 FLAGS = ["--epochs=6", "--warmup_epochs=3", "--per_gpu_batch=32"]
@@ -11,7 +11,9 @@ def test_every_setting_appears_with_what_set_it(tmp_path):
     flagfile = tmp_path / "some.flags"
     flagfile.write_text("--seed=7\n")
     resolved = config.resolve(["--recipe=hybrid_p40", f"--flagfile={flagfile}", *FLAGS], 2)
-    lines = {line.split()[0]: line for line in report.describe(resolved, 1437).splitlines() if line}
+    lines = {
+        line.split()[0]: line for line in print_config.describe(resolved, 1437).splitlines() if line
+    }
     assert lines["precision"].split() == ["precision", "float32", "recipe", "hybrid_p40"]
     assert lines["seed"].split() == ["seed", "7", "flagfile"]
     assert lines["epochs"].split() == ["epochs", "6", "command", "line"]
@@ -21,7 +23,7 @@ def test_every_setting_appears_with_what_set_it(tmp_path):
 
 
 def test_the_table_gives_rate_momentum_batch_and_steps_of_each_epoch():
-    text = report.describe(config.resolve([*FLAGS, "--batch_schedule=2:*2,4:64x4"], 2), 1437)
+    text = print_config.describe(config.resolve([*FLAGS, "--batch_schedule=2:*2,4:64x4"], 2), 1437)
     rows = text.split("\n\n")[-1].splitlines()[1:]
     assert rows[0].split() == [
         "1",
@@ -42,7 +44,7 @@ def test_the_table_gives_rate_momentum_batch_and_steps_of_each_epoch():
 
 def test_summary_has_the_settings_that_something_has_set_and_no_others():
     resolved = config.resolve(["--recipe=hybrid_p40", "--seed=0", "--print_config", *FLAGS], 2)
-    settings, results, table, more = report.summarize(resolved, 1437).split("\n\n")
+    settings, results, table, more = print_config.summarize(resolved, 1437).split("\n\n")
     names = [line.split()[0] for line in settings.splitlines()]
     given = ["recipe", "epochs", "seed", "precision", "per_gpu_batch", "warmup_epochs"]
     followed = ["augmentation", "lars_eta"]  # the dataset and the batch set these
@@ -59,7 +61,7 @@ def test_summary_has_the_settings_that_something_has_set_and_no_others():
 
 
 def test_summary_of_defaults_still_names_the_recipe():
-    first = report.summarize(config.resolve(["--epochs=12"], 2), 1437).splitlines()[0]
+    first = print_config.summarize(config.resolve(["--epochs=12"], 2), 1437).splitlines()[0]
     assert first.split() == ["recipe", "hybrid", "default"]
 
 
@@ -84,13 +86,13 @@ def test_summary_of_defaults_still_names_the_recipe():
     ],
 )
 def test_summary_shows_the_epochs_in_which_the_schedule_changes(flags, epochs):
-    rows = report.plan(config.resolve(flags, 64), 100_000)
-    assert [rows[index].epoch for index in report.boundaries(rows)] == epochs
+    rows = print_config.plan(config.resolve(flags, 64), 100_000)
+    assert [rows[index].epoch for index in print_config.boundaries(rows)] == epochs
 
 
 def test_summary_marks_epochs_that_it_leaves_out():
     table = (
-        report.summarize(config.resolve(["--recipe=hybrid"], 2), 10_000)
+        print_config.summarize(config.resolve(["--recipe=hybrid"], 2), 10_000)
         .split("\n\n")[2]
         .splitlines()[1:]
     )
@@ -119,7 +121,7 @@ def test_steps_are_those_of_a_walk_over_the_examples(remainder):
     resolved = config.resolve(
         [*FLAGS, f"--remainder={remainder}", "--batch_schedule=2:*2,4:64x4"], 2
     )
-    rows = report.plan(resolved, 1437)
+    rows = print_config.plan(resolved, 1437)
     offset, expected = 0, []
     for epoch in range(6):
         batch = 2 * (32 if epoch < 2 else 64 if epoch < 4 else 256)
@@ -141,7 +143,7 @@ def test_a_batch_larger_than_the_data_is_named():
         UserError,
         match=r"--batch_schedule=3:512x2: 512 images x 2 .*batch of 2048 from epoch 3 .*1437",
     ):
-        report.plan(resolved, 1437)
+        print_config.plan(resolved, 1437)
     with pytest.raises(
         UserError,
         match=r"--per_gpu_batch=32: 32 images on 64 GPUs make a batch of 2048 from epoch 0",
@@ -153,7 +155,9 @@ def test_a_batch_larger_than_the_data_is_named():
     "flags", [["--optimizer=adamw"], ["--optimizer=lamb"], ["--optimizer=muon"]]
 )
 def test_the_warmup_of_optimizers_with_small_rates_rises_to_them(flags):
-    rows = report.plan(config.resolve([*FLAGS, *flags, "--lr=0.02", "--lr_scaling=none"], 2), 1437)
+    rows = print_config.plan(
+        config.resolve([*FLAGS, *flags, "--lr=0.02", "--lr_scaling=none"], 2), 1437
+    )
     rates = [row.learning_rate for row in rows]
     assert rates[0] == 0
     assert rates[:4] == sorted(set(rates[:4]))
@@ -164,4 +168,4 @@ def test_the_warmup_of_optimizers_with_small_rates_rises_to_them(flags):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "lars", "adabound"])
 def test_that_of_others_begins_where_it_did(optimizer):
-    assert config.resolve([f"--optimizer={optimizer}"]).warmup_start_lr == 0.1
+    assert config.resolve([f"--optimizer={optimizer}"]).chosen["warmup_start_lr"] == 0.1

@@ -1,0 +1,248 @@
+"""Writes the text of --print_config: settings with their origins, and the schedule by epoch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from hybrid_imagenet.config import derived
+from hybrid_imagenet.config.flag_checks import check_data
+from hybrid_imagenet.errors import pluralize
+from hybrid_imagenet.optimizers.registry import rule
+from hybrid_imagenet.options import Origin, format_value
+from hybrid_imagenet.order.sampling import SampleOrder
+from hybrid_imagenet.schedules import mlperf
+from hybrid_imagenet.schedules.run_length import RunLength
+from hybrid_imagenet.training import relative_step_advice
+
+if TYPE_CHECKING:
+    from hybrid_imagenet.config import RunConfig
+
+# The summary does not list the flags that ask for it.
+_FLAGS_OF_PRINTING = ("print_config", "print_config_all", "print_config_gpus", "check_only")
+_HEADER = (
+    f"{'epoch':>5}  {'phase':<8}  {'learning rate':>23}  {'AdaBound bounds':>21}  {'momentum':>8}  "
+    f"{'per GPU':>9}  {'batch':>7}  {'steps':>6}  {'pixels':>6}"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class EpochPlan:
+    """One epoch of a run.
+
+    Attributes:
+      epoch: number, from 1.
+      phase: update rule at its first step: AdaBound, SGD or LARS.
+      learning_rate: at its first step.
+      last_learning_rate: at its last step.
+      bounds: lower and upper bound of AdaBound at its last step; None in other phases.
+      momentum: at its first step.
+      per_gpu_batch: images per GPU and micro-batch.
+      accumulation: micro-batches per update.
+      global_batch: images of all GPUs per update.
+      steps: number of updates.
+      image_size: side of training images, in pixels.
+    """
+
+    epoch: int
+    phase: str
+    learning_rate: float
+    last_learning_rate: float
+    bounds: tuple[float, float] | None
+    momentum: float
+    per_gpu_batch: int
+    accumulation: int
+    global_batch: int
+    steps: int
+    image_size: int
+
+
+def describe(config: RunConfig, num_examples: int) -> str:
+    """Describes every setting, and every epoch of a run on `num_examples` images."""
+    epochs = plan(config, num_examples)
+    return _join(
+        [
+            *_setting_lines(config, list(config.values())),
+            "",
+            *_result_lines(config, num_examples, epochs),
+            "",
+            _HEADER,
+            *map(_row, epochs),
+        ]
+    )
+
+
+def summarize(config: RunConfig, num_examples: int) -> str:
+    """Describes the settings that are not defaults, and the epochs in which the schedule changes.
+
+    Args:
+      config: of the run.
+      num_examples: number of training images.
+    """
+    names = [name for name in config.values() if _is_in_summary(config, name)]
+    epochs = plan(config, num_examples)
+    table = [_HEADER]
+    index_before = -1
+    for index in boundaries(epochs):
+        if index > index_before + 1:
+            table.append(f"{'...':>5}")
+        table.append(_row(epochs[index]))
+        index_before = index
+    num_others = len(config.values()) - len(names)
+    note = (
+        f"{num_others} other settings have their defaults. --print_config=all prints them, and"
+        " every epoch."
+    )
+    return _join(
+        [
+            *_setting_lines(config, names),
+            "",
+            *_result_lines(config, num_examples, epochs),
+            "",
+            *table,
+            "",
+            note,
+        ]
+    )
+
+
+def _is_in_summary(config: RunConfig, name: str) -> bool:
+    if name == "recipe":
+        return True
+    return config.origins[name] is not Origin.DEFAULT and name not in _FLAGS_OF_PRINTING
+
+
+def plan(config: RunConfig, num_examples: int) -> list[EpochPlan]:
+    """Returns every epoch of a run on `num_examples` images.
+
+    Raises:
+      UserError: if a batch is larger than the dataset.
+    """
+    check_data(config, num_examples)
+    schedule = derived.schedule(config)
+    stages = derived.batches(config)
+    order = SampleOrder(num_examples, config.seed, config.remainder)
+    image_sizes = derived.sizes(config)
+    length = RunLength(order, config.epochs, config.max_steps)
+    epochs = []
+    for span in length.spans(lambda epoch: stages.at(epoch).global_batch(config.gpus)):
+        stage = stages.at(span.epoch)
+        batch = stage.global_batch(config.gpus)
+        second = order.advance(span.begin, batch)
+        last = span.begin
+        if span.steps > 1:
+            last = order.advance(span.begin, batch, span.steps - 1)
+        first_values = schedule(order.position(span.begin), order.position(second), batch)
+        last_values = schedule(order.position(last), order.position(span.end), batch)
+        bounds = None
+        if not last_values["phase"]:
+            bounds = (last_values["lower_bound"], last_values["upper_bound"])
+        epochs.append(
+            EpochPlan(
+                epoch=span.epoch + 1,
+                phase=rule(config.optimizer, first_values["phase"]),
+                learning_rate=first_values["learning_rate"],
+                last_learning_rate=last_values["learning_rate"],
+                bounds=bounds,
+                momentum=first_values["momentum"],
+                per_gpu_batch=stage.per_gpu_batch,
+                accumulation=stage.accumulation,
+                global_batch=batch,
+                steps=span.steps,
+                image_size=image_sizes.at(span.epoch),
+            )
+        )
+    return epochs
+
+
+def boundaries(epochs: Sequence[EpochPlan]) -> list[int]:
+    """Returns the indices of the first and last epoch, and of those in which something changes.
+
+    That is the phase, the momentum, the batch or the image size, or whether the learning rate
+    rises, falls or stays.
+    """
+
+    def state(index: int) -> tuple[object, ...]:
+        row = epochs[index]
+        following = epochs[min(index + 1, len(epochs) - 1)]
+        rises = following.learning_rate > row.learning_rate
+        falls = following.learning_rate < row.learning_rate
+        batch = (row.per_gpu_batch, row.accumulation, row.global_batch)
+        return row.phase, row.momentum, *batch, row.image_size, rises, falls
+
+    last = len(epochs) - 1
+    return [
+        index
+        for index in range(len(epochs))
+        if index in (0, last) or state(index) != state(index - 1)
+    ]
+
+
+def _join(lines: Iterable[str]) -> str:
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _setting_lines(config: RunConfig, names: Sequence[str]) -> list[str]:
+    """Returns a line for each of these settings, and one for each that was set but is not used."""
+    values = config.values()
+    texts = {name: format_value(values[name]) for name in names}
+    width = max(map(len, [*texts, *config.dropped]))
+    value_width = max(map(len, texts.values()))
+    lines = [
+        f"{name:<{width}}  {text:<{value_width}}  {_format_origin(config, name)}"
+        for name, text in texts.items()
+    ]
+    return lines + [f"{name:<{width}}  not used: {note}" for name, note in config.dropped.items()]
+
+
+def _format_origin(config: RunConfig, name: str) -> str:
+    origin = config.origins[name]
+    if origin is Origin.RECIPE:
+        return f"{origin.value} {config.recipe}"
+    if origin is Origin.BATCH:
+        return f"{origin.value} at batch {derived.base_batch(config)}"
+    return origin.value
+
+
+def _result_lines(config: RunConfig, num_examples: int, epochs: Sequence[EpochPlan]) -> list[str]:
+    """Returns lines on values that follow from all settings together, then warnings."""
+    steps = sum(row.steps for row in epochs)
+    gpus = pluralize(config.gpus, "GPU")
+    lines = [f"{num_examples} training images, {gpus}, {steps} steps"]
+    relative_step = relative_step_advice.line(config)
+    if relative_step is not None:
+        lines.append(relative_step)
+    batch = derived.base_batch(config)
+    if config.lr_schedule == "mlperf" and not config.sync_batch_norm:
+        images = config.per_gpu_batch * config.bn_group
+        in_table = mlperf.point_at(batch).normalized_images
+        lines.append(
+            f"batch normalization over {images} images ({pluralize(config.bn_group, 'GPU')});"
+            f" MLPerf's table has {in_table}"
+        )
+    if config.chosen.get("decoupled_decay"):
+        decay = derived.decoupled_decay(config)
+        lines.append(f"decoupled decay {decay:.3g} of the weights a step at batch {batch}")
+    warnings = list(config.kept_notes)
+    warning = relative_step_advice.warning(config)
+    if warning is not None:
+        warnings.append(warning)
+    return lines + [f"warning: {text}" for text in warnings]
+
+
+def _row(row: EpochPlan) -> str:
+    rates = f"{row.learning_rate:.5g}"
+    if row.last_learning_rate != row.learning_rate:
+        rates += f" to {row.last_learning_rate:.5g}"
+    bounds = ""
+    if row.bounds is not None:
+        lower, upper = row.bounds
+        bounds = f"{lower:.4g} to {upper:.5g}"
+    images = f"{row.per_gpu_batch}"
+    if row.accumulation > 1:
+        images += f" x {row.accumulation}"
+    return (
+        f"{row.epoch:>5}  {row.phase:<8}  {rates:>23}  {bounds:>21}  {row.momentum:>8.4f}  "
+        f"{images:>9}  {row.global_batch:>7}  {row.steps:>6}  {row.image_size:>6}"
+    )
