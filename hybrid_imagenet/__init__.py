@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hybrid_imagenet.comm.process import communicator, init, local_rank, rank, shutdown, size
     from hybrid_imagenet.library import load_model
     from hybrid_imagenet.library.broadcast import broadcast_model
+    from hybrid_imagenet.library.synchronized_batch_norm import synchronize_batch_norm
     from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 
 # `init` sets what TensorFlow reads when it starts, so that the names of `comm.process` must not
@@ -27,6 +28,7 @@ _HOMES = {
     "DistributedOptimizer": "optimizers.distributed",
     "broadcast_model": "library.broadcast",
     "load_model": "library",
+    "synchronize_batch_norm": "library.synchronized_batch_norm",
 }
 __all__ = [
     "DistributedOptimizer",
@@ -43,6 +45,7 @@ __all__ = [
     "schedules",
     "shutdown",
     "size",
+    "synchronize_batch_norm",
 ]
 
 

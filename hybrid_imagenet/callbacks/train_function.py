@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from hybrid_imagenet.comm import process
-from hybrid_imagenet.library import compiled_model
+from hybrid_imagenet.library import compiled_model, synchronized_batch_norm
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer, MicroBatchUse
 
 _log = logging.getLogger(__name__)
@@ -37,6 +37,8 @@ class TrainFunction(keras.callbacks.Callback):
 
     def set_model(self, model: keras.Model) -> None:
         super().set_model(model)
+        synchronized_batch_norm.reject_xla(model)
+        synchronized_batch_norm.connect(model)
         is_ours = getattr(model.train_function, "made_by_hybrid_imagenet", False)
         if is_ours or model.run_eagerly:
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,18 +10,17 @@ import keras
 from hybrid_imagenet import private_api
 from hybrid_imagenet.comm import Communicator, process
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.library import compiled_model
+from hybrid_imagenet.library import compiled_model, synchronized_batch_norm
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.grouped import GroupedOptimizer, hyperparameters_of
 from hybrid_imagenet.optimizers.kinds import classify
 from hybrid_imagenet.order.same_order import check_same_order
 
-_log = logging.getLogger(__name__)
-
 
 def broadcast_model(model: keras.Model, communicator: Communicator | None = None) -> None:
     """Sends rank 0's weights, optimizer states and first epoch of `fit` to all ranks.
 
+    Layers with `synchronized=True` normalize over all ranks from then on.
     Random state, such as dropout's, stays each rank's own. Partial sums of gradient accumulation
     become their mean over ranks, unless rank 0 has restored its own. Every rank must call it.
 
@@ -32,7 +30,7 @@ def broadcast_model(model: keras.Model, communicator: Communicator | None = None
 
     Raises:
       UserError: if the model of several ranks does not have all its weights yet; on all ranks, if
-        data were shared out in different orders.
+        data were shared out in different orders, or a layer cannot be synchronized.
     """
     ranks = communicator or process.communicator()
     check_same_order(ranks)
@@ -41,16 +39,7 @@ def broadcast_model(model: keras.Model, communicator: Communicator | None = None
             optimizer.attach(model)
         return
     require_weights(model)
-    alone = [
-        layer.name
-        for layer in private_api.flatten_layers(model)
-        if getattr(layer, "synchronized", False)
-    ]
-    if alone and ranks.size > 1 and ranks.rank == 0:
-        _log.warning(
-            "%s: synchronized=True does nothing here: each rank normalizes its own batch",
-            ", ".join(alone),
-        )
+    synchronized_batch_norm.connect(model)
     variables = list(model.weights)
     for optimizer in compiled_model.optimizers(model).values():
         build(model, optimizer, ranks)

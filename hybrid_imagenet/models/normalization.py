@@ -287,7 +287,9 @@ def batch_norm_layers(model: keras.Model) -> list[BatchNormalization]:
 
     They are in the order of construction.
     """
-    return [layer for layer in _keras_layers(model) if isinstance(layer, BatchNormalization)]
+    return [
+        layer for layer in all_batch_norm_layers(model) if isinstance(layer, BatchNormalization)
+    ]
 
 
 def inference_statistics(model: keras.Model) -> list[tuple[keras.Variable, keras.Variable]]:
@@ -300,15 +302,17 @@ def inference_statistics(model: keras.Model) -> list[tuple[keras.Variable, keras
 
 
 def trainable_statistics(model: keras.Model) -> list[tuple[keras.Variable, keras.Variable]]:
-    """Returns the variables that training updates, in layers of Keras's class too.
+    """Returns the variables that training updates on each rank by itself, in layers of Keras too.
+
+    Layers with `synchronized=True` are not among them, because all ranks have the same statistics.
 
     Returns:
       One pair (mean, variance) per layer that is not frozen, each FP32 [c].
     """
     return [
         (layer.moving_mean, layer.moving_variance)
-        for layer in _keras_layers(model)
-        if layer.trainable
+        for layer in all_batch_norm_layers(model)
+        if layer.trainable and not layer.synchronized
     ]
 
 
@@ -319,7 +323,7 @@ def without_moving_average(model: keras.Model) -> Iterator[None]:
     A training pass that is traced inside stores the statistics of its batch instead of a moving
     average.
     """
-    momenta = {layer: layer.momentum for layer in _keras_layers(model)}
+    momenta = {layer: layer.momentum for layer in all_batch_norm_layers(model)}
     try:
         for layer in momenta:
             layer.momentum = 0.0
@@ -329,7 +333,8 @@ def without_moving_average(model: keras.Model) -> Iterator[None]:
             layer.momentum = momentum
 
 
-def _keras_layers(model: keras.Model) -> list[keras.layers.BatchNormalization]:
+def all_batch_norm_layers(model: keras.Model) -> list[keras.layers.BatchNormalization]:
+    """Returns all batch-normalization layers of a model, of Keras's class too, nested included."""
     return [
         layer
         for layer in private_api.flatten_layers(model, include_self=False)
@@ -347,6 +352,7 @@ def normalize_over_ranks(
     epsilon: float,
     allreduce: Callable[[tf.Tensor, str], tf.Tensor],
     name: str,
+    mask: tf.Tensor | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Normalizes by mean and variance over the ranks of a group, whose batch sizes may differ.
 
@@ -366,30 +372,36 @@ def normalize_over_ranks(
       epsilon: added to the variance.
       allreduce: `(tensor, name) -> sum over the ranks of the group`.
       name: unique per layer, the same on all ranks.
+      mask: FP32 [b, h, w, 1], 1 for positions that count and 0 for others, which are normalized but
+        do not change mean and variance; None if all count. A rank may have none that count.
 
     Returns:
       Outputs in the type of the inputs, mean and biased variance (FP32 [c], clamped at 0).
     """
 
-    def mean_over_ranks(means: list[tf.Tensor], count: tf.Tensor, label: str) -> list[tf.Tensor]:
-        weighted = [mean * count for mean in means]
-        total = allreduce(tf.concat([*weighted, [count]], axis=0), f"{name}/{label}")
-        return tf.split(total[:-1] / total[-1], len(means))
+    def mean_over_ranks(sums: list[tf.Tensor], count: tf.Tensor, label: str) -> list[tf.Tensor]:
+        total = allreduce(tf.concat([*sums, [count]], axis=0), f"{name}/{label}")
+        # Without a position that counts, on any rank, the sums are 0 as well.
+        return tf.split(total[:-1] / tf.maximum(total[-1], 1.0), len(sums))
 
     @tf.custom_gradient
     def normalize(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple:
-        count = tf.cast(tf.size(x) / tf.shape(x)[-1], tf.float32)
-        mean, mean_square = mean_over_ranks(list(_local_moments(x)), count, "moments")
+        if mask is None:
+            count = tf.cast(tf.size(x) / tf.shape(x)[-1], tf.float32)
+        else:
+            count = tf.reduce_sum(mask)
+        sums = [moment * count for moment in _local_moments(x, mask)]
+        mean, mean_square = mean_over_ranks(sums, count, "moments")
         variance = moments.biased_variance(mean, mean_square, tf)
         inverse_stddev = tf.math.rsqrt(variance + epsilon)
         outputs = _scale_and_shift(x, mean, inverse_stddev, gamma, beta)
 
         def gradient(d_outputs: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             d_beta, d_gamma = _parameter_gradients(d_outputs, x, mean, inverse_stddev)
-            dy_mean, product_mean = mean_over_ranks(
-                [d_beta / count, d_gamma / count], count, "gradient_moments"
+            dy_mean, product_mean = mean_over_ranks([d_beta, d_gamma], count, "gradient_moments")
+            dx = _input_gradient(
+                d_outputs, x, mean, inverse_stddev, gamma, dy_mean, product_mean, mask
             )
-            dx = _input_gradient(d_outputs, x, mean, inverse_stddev, gamma, dy_mean, product_mean)
             return dx, d_gamma, d_beta
 
         return (outputs, mean, variance), gradient
@@ -398,11 +410,16 @@ def normalize_over_ranks(
 
 
 @xla.compile_on_gpu
-def _local_moments(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns mean and second moment of this rank's values, FP32 [c]."""
+def _local_moments(x: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns mean and second moment of this rank's values that count, FP32 [c]."""
     x_fp32 = tf.cast(x, tf.float32)
-    mean = tf.reduce_mean(x_fp32, _BATCH_AND_PIXELS)
-    variance = tf.reduce_mean(tf.square(x_fp32 - mean), _BATCH_AND_PIXELS)
+    if mask is None:
+        mean = tf.reduce_mean(x_fp32, _BATCH_AND_PIXELS)
+        variance = tf.reduce_mean(tf.square(x_fp32 - mean), _BATCH_AND_PIXELS)
+    else:
+        count = tf.maximum(tf.reduce_sum(mask), 1.0)
+        mean = tf.reduce_sum(x_fp32 * mask, _BATCH_AND_PIXELS) / count
+        variance = tf.reduce_sum(tf.square(x_fp32 - mean) * mask, _BATCH_AND_PIXELS) / count
     return mean, moments.second_moment(mean, variance, tf)
 
 
@@ -432,10 +449,14 @@ def _input_gradient(
     gamma: tf.Tensor,
     dy_mean: tf.Tensor,
     product_mean: tf.Tensor,
+    mask: tf.Tensor | None,
 ) -> tf.Tensor:
     """Returns the gradient of x in its type, from the means of dy and dy * xhat over ranks."""
     dy, xhat = _dy_and_xhat(d_outputs, x, mean, inverse_stddev)
-    return tf.cast((inverse_stddev * gamma) * (dy - dy_mean - xhat * product_mean), x.dtype)
+    from_statistics = dy_mean + xhat * product_mean
+    if mask is not None:
+        from_statistics *= mask
+    return tf.cast((inverse_stddev * gamma) * (dy - from_statistics), x.dtype)
 
 
 def _dy_and_xhat(

@@ -77,6 +77,19 @@ def convolved() -> keras.Sequential:
     return keras.Sequential([keras.Input((6, 6, 2)), *hidden, layers.Dense(3)])
 
 
+def normalized_over_ranks() -> keras.Sequential:
+    """Normalizes images and vectors over all ranks."""
+    hidden = [
+        layers.Conv2D(4, 3),
+        layers.BatchNormalization(synchronized=True, momentum=0.8),
+        layers.ReLU(),
+        layers.Flatten(),
+        layers.Dense(6),
+        layers.BatchNormalization(synchronized=True, scale=False),
+    ]
+    return keras.Sequential([keras.Input((6, 6, 2)), *hidden, layers.Dense(3, dtype="float32")])
+
+
 def two_outputs() -> keras.Model:
     """A frozen layer, normalization without statistics, two heads."""
     inputs = keras.Input((6,))
@@ -395,11 +408,14 @@ ROWS: dict[str, dict[str, Program]] = {
     },
     "BatchNormalization": {
         "trained": case(lambda: dense(layers.BatchNormalization), differs=OWN_STATISTICS),
-        "synchronized": case(
-            lambda: dense(lambda: layers.BatchNormalization(synchronized=True)),
-            differs=OWN_STATISTICS,
-        ),
         "frozen": case(lambda: dense(lambda: layers.BatchNormalization(trainable=False))),
+    },
+    "`BatchNormalization(synchronized=True)`": {
+        "images and vectors": case(normalized_over_ranks, data=images),
+        "accumulated": case(normalized_over_ranks, sgd(gradient_accumulation_steps=2), images),
+        "float16": case(
+            normalized_over_ranks, data=images, policy="mixed_float16", close=5e-3, differs=ROUNDED
+        ),
     },
     "Dropout and random augmentation": {
         "dropout": case(lambda: dense(lambda: layers.Dropout(0.3)), differs=OWN_NUMBERS)

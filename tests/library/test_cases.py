@@ -20,6 +20,7 @@ ALWAYS = [  # a case of each mechanism; GANs and distillation are in test_fit.py
     "`run_eagerly=True`, `steps_per_execution`: eager own step",
     "sample weights, class weights, several outputs: sample weights",
     "embeddings: SGD",
+    "`BatchNormalization(synchronized=True)`: images and vectors",
     "mixed precision: own step, float16",
     "validation, partial batches: other parts",
     "training loop",

@@ -426,22 +426,6 @@ def test_a_bias_of_a_model_that_its_first_step_builds_is_known_by_its_layer():
     assert [kind.value for kind in model.optimizer.inner.kinds] == ["kernel", "kernel", "bias"]
 
 
-def test_normalization_that_is_to_be_synchronized_and_is_not_gives_a_warning(caplog):
-    ranks = mock.Mock(
-        size=2,
-        rank=0,
-        broadcast_object=lambda value: value,
-        allgather_object=lambda value: [value] * 2,
-    )
-    for synchronized in (False, True):
-        assert not caplog.text
-        norm = keras.layers.BatchNormalization(synchronized=synchronized, name="bn")
-        model = keras.Sequential([keras.Input((6,)), norm])
-        model.compile(hi.DistributedOptimizer("sgd"), "mse")
-        hi.broadcast_model(model, ranks)
-    assert "bn: synchronized=True does nothing here" in caplog.text
-
-
 def test_kinds_of_variables_follow_from_layers_where_a_step_trains_some_of_them():
     norm = keras.Sequential(
         [keras.Input((4,)), keras.layers.LayerNormalization(), keras.layers.Dense(2)]
