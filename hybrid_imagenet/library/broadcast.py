@@ -11,6 +11,7 @@ from hybrid_imagenet import private_api
 from hybrid_imagenet.comm import Communicator, process
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.library import compiled_model, synchronized_batch_norm
+from hybrid_imagenet.models import random_state
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.grouped import GroupedOptimizer, hyperparameters_of
 from hybrid_imagenet.optimizers.kinds import classify
@@ -20,9 +21,10 @@ from hybrid_imagenet.order.same_order import check_same_order
 def broadcast_model(model: keras.Model, communicator: Communicator | None = None) -> None:
     """Sends rank 0's weights, optimizer states and first epoch of `fit` to all ranks.
 
-    Layers with `synchronized=True` normalize over all ranks from then on.
-    Random state, such as dropout's, stays each rank's own. Partial sums of gradient accumulation
-    become their mean over ranks, unless rank 0 has restored its own. Every rank must call it.
+    Layers with `synchronized=True` normalize over all ranks from then on. Random layers, such as
+    dropout, get a different seed on each rank, which follows from that of rank 0. Partial sums of
+    gradient accumulation become their mean over ranks, unless rank 0 has restored its own. Every
+    rank must call it.
 
     Args:
       model: with weights; compiled or not.
@@ -45,7 +47,9 @@ def broadcast_model(model: keras.Model, communicator: Communicator | None = None
         build(model, optimizer, ranks)
         if optimizer.built:
             variables += optimizer.variables
+    variables += random_state.random_states(model)
     ranks.broadcast_variables([v.value for v in variables])
+    random_state.set_rank_seeds(model, ranks.rank)
     for layer in private_api.flatten_layers(model):
         if isinstance(layer, keras.layers.Normalization) and layer.built:
             layer.finalize_state()  # what it uses are copies of its weights

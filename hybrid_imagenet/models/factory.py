@@ -60,19 +60,3 @@ def create(
     if name == "alexnet_bn":
         return alexnet.build(builder, num_classes, image_size)
     return resnet.build(builder, name, num_classes, image_size, width=width, stem=stem)
-
-
-# Keras takes seeds modulo 2^31 - 2; multiples of this number keep those of different ranks apart.
-_RANK_SEED_STRIDE = 0x9E3779B9
-
-
-def set_rank_seeds(network: keras.Model, rank: int) -> None:
-    """Gives the random layers of a network, such as dropout, a different seed on each rank.
-
-    Call it once, after the broadcast of rank 0's state. Rank 0 keeps its seeds, which checkpoints
-    store.
-    """
-    for state in network.variables:
-        # The state of a `keras.random.SeedGenerator` is a seed and a counter, int64 [2].
-        if state.name == "seed_generator_state":
-            state.assign_add([rank * _RANK_SEED_STRIDE, 0])

@@ -11,7 +11,7 @@ from hybrid_imagenet.checkpoints.archive import CheckpointArchive
 from hybrid_imagenet.checkpoints.run_state import check_epoch_order, restore_arrays
 from hybrid_imagenet.data import class_sizes
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.models import factory
+from hybrid_imagenet.models import random_state
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.training import accumulators, same_data, warm_start
 from hybrid_imagenet.training.components import RunComponents
@@ -54,7 +54,7 @@ def restore(run: RunComponents, callback_variables: Mapping[str, keras.Variable]
     # Before the ranks meet: once one of them says that it compiles, a signal saves on all of them.
     REQUESTS.begin()
     run.communicator.broadcast_variables([v.value for v in variables.values()])
-    factory.set_rank_seeds(run.model, run.communicator.rank)
+    random_state.set_rank_seeds(run.model, run.communicator.rank)
     for message in messages:
         run.recording.announce(f"--init_from: {message}")
     for note in _notes(run):

@@ -259,10 +259,7 @@ def several() -> Any:
 
 ONCE_AN_UPDATE = "once per update; Keras does it after each micro-batch"
 OWN_STATISTICS = "each rank normalizes its own batch"
-OWN_NUMBERS = (
-    "ranks with one seed draw the same numbers: call `set_random_seed(seed + hi.rank())` after"
-    " `hi.data.shard`"
-)
+OWN_NUMBERS = "each rank draws different numbers"
 OWN_COUNT = "each rank divides by its own count"
 ROUNDED = "each rank rounds to 16 bits"
 of = keras.optimizers

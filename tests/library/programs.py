@@ -276,6 +276,39 @@ def rivals(folder: str) -> dict:
         return {"whole": fit(4, 3), "again": fit(4, 3 + hi.rank(), own)}
 
 
+def random_layers() -> dict:
+    """What random layers draw on this rank, when all ranks have the same seed."""
+    import keras
+
+    def trained(by_fit: bool) -> tuple[list, list]:
+        keras.utils.set_random_seed(0)
+        inner = keras.Sequential([keras.Input((6,)), keras.layers.GaussianNoise(1.0)])
+        random = [inner, keras.layers.Dropout(0.5)]
+        model = keras.Sequential([keras.Input((6,)), *random, keras.layers.Dense(2)])
+        model.compile(hi.DistributedOptimizer("sgd", compression="none"), "mse")
+        x = np.ones((4, 6), np.float32)
+        if by_fit:
+            fit = {"batch_size": 2, "epochs": 1, "verbose": 0}
+            # The second one begins with another broadcast.
+            for _ in range(2):
+                model.fit(x, x[:, :2], **fit, callbacks=hi.callbacks.default_callbacks())
+        else:
+            hi.broadcast_model(model)
+        noise = inner(x, training=True).numpy().tolist()
+        mask = random[1](x, training=True).numpy().tolist()
+        return [noise, mask], weights(model)
+
+    with ranks():
+        draws, _ = trained(by_fit=False)
+        in_fit, after_fit = trained(by_fit=True)
+        again, after_again = trained(by_fit=True)
+        return {
+            "draws": [draws, in_fit],
+            "is_reproducible": (in_fit, after_fit) == (again, after_again),
+            "weights": after_fit,
+        }
+
+
 def vectors() -> dict:
     """The history of `fit` with metrics whose results are vectors."""
     import keras

@@ -426,6 +426,16 @@ def test_a_bias_of_a_model_that_its_first_step_builds_is_known_by_its_layer():
     assert [kind.value for kind in model.optimizer.inner.kinds] == ["kernel", "kernel", "bias"]
 
 
+def test_random_layers_draw_different_numbers_on_each_rank_and_the_same_in_each_run(pools):
+    first, second = pools[2].call(programs.random_layers)
+    for draws, other_draws in zip(first["draws"], second["draws"], strict=True):
+        for values, other_values in zip(draws, other_draws, strict=True):
+            assert values != other_values
+    assert first["is_reproducible"]
+    assert second["is_reproducible"]
+    assert first["weights"] == second["weights"]
+
+
 def test_kinds_of_variables_follow_from_layers_where_a_step_trains_some_of_them():
     norm = keras.Sequential(
         [keras.Input((4,)), keras.layers.LayerNormalization(), keras.layers.Dense(2)]
