@@ -1,10 +1,15 @@
-"""The configuration of a run: one frozen `RunConfig`, made once by `resolve` from all that has a
-say in it.
+"""Resolves the configuration of a run: one frozen `RunConfig` with every setting.
 
-Each attribute of a `RunConfig` is a flag of the same name. `flags` declares them: those that every
-run has, in groups, and those of the chosen optimizer, schedule and all-reduce, which are in
-`chosen`. `flag_checks` holds the rules that involve several flags. Nothing here imports TensorFlow,
-so that `--help` and a wrong flag answer at once.
+Each attribute of a `RunConfig` is a flag of the same name. The modules:
+
+* `flags` declares them: the flags of every run, in groups, and those of the chosen optimizer,
+  schedule and all-reduce, which are in `chosen`.
+* `flag_checks` has the rules for flags that depend on each other.
+* `resumed_run` has the rule for a run that is resumed.
+* `defaults` derives defaults, and `derived` other values, from the flags.
+* `help` writes the text of --help.
+
+Nothing here imports TensorFlow, so that `--help` and a wrong flag answer at once.
 """
 
 from __future__ import annotations
@@ -45,8 +50,8 @@ from hybrid_imagenet.options import (
     parse_value,
 )
 
-# What is known of a flag before optimizer, schedule and all-reduce are: those of an option say its
-# bounds.
+# Option declarations that can be used before optimizer, schedule and all-reduce are chosen. The
+# bounds of their options are checked later.
 _FIRST = {name: COMMON.get(name, Option("", kind=known.kind)) for name, known in OPTIONS.items()}
 
 # --print_config is a boolean, which scripts set without a value. Its third value is a separate
@@ -59,13 +64,13 @@ _ORIGINS_OF_RESUMED_RUN = (Origin.RUN, Origin.EARLIER_START, Origin.BATCH, Origi
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig(CommunicationFlags, Optimization, Model, Data, Evaluation, Run):
-    """Every setting of a run on a number of GPUs; `resolve` makes one.
+    """Every setting of a run on a number of GPUs, as `resolve` returns it.
 
     Attributes:
-      chosen: the options of the chosen optimizer, schedule and algorithm; also attributes of the
-      configuration.
-      gpus: N, by which learning rates and batches go: those that all ranks stand for
-      (--virtual_gpus).
+      chosen: options of the chosen optimizer, schedule and all-reduce, by flag. They are also
+        attributes of the configuration.
+      gpus: N, the number of GPUs that learning rates and batches follow. With --virtual_gpus each
+        rank counts as several.
       origins: what set each value.
       dropped: notes on options that were given but that nothing chosen has.
       kept_notes: a line for each value of a resumed run that a new run would not have.
@@ -79,10 +84,11 @@ class RunConfig(CommunicationFlags, Optimization, Model, Data, Evaluation, Run):
     dropped: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
     kept_notes: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
-    if not typing.TYPE_CHECKING:  # a type checker shall find misspelled fields
+    # Hidden from type checkers, so that they find misspelled attributes.
+    if not typing.TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """The value of a chosen option."""
+            """Returns the value of a chosen option."""
             try:
                 return self.__dict__["chosen"][name]
             except KeyError:
@@ -90,20 +96,21 @@ class RunConfig(CommunicationFlags, Optimization, Model, Data, Evaluation, Run):
 
     @property
     def ranks(self) -> int:
-        """The number of ranks."""
+        """Number of ranks."""
         return self.gpus // self.virtual_gpus
 
     def values(self) -> dict[str, Any]:
-        """Every setting by flag, in the order of --help."""
-        found: dict[str, Any] = {}
+        """Returns every setting by flag, in the order of --help."""
+        values: dict[str, Any] = {}
         for name in COMMON:
-            found[name] = getattr(self, name)
-            if name in CHOICES:
-                found |= {option: self.chosen[option] for option in CHOICES[name][found[name]]}
-        return found
+            value = getattr(self, name)
+            values[name] = value
+            for option in CHOICES[name][value] if name in CHOICES else ():
+                values[option] = self.chosen[option]
+        return values
 
     def replace(self, origin: Origin, **changes: Any) -> RunConfig:
-        """This configuration with other values, chosen options among them, and what set them."""
+        """Returns this configuration with other values, which `origin` has set."""
         origins = {**self.origins, **dict.fromkeys(changes, origin)}
         chosen = {name: changes.pop(name, value) for name, value in self.chosen.items()}
         return dataclasses.replace(self, **changes, chosen=chosen, origins=origins)
@@ -124,15 +131,11 @@ class RunConfig(CommunicationFlags, Optimization, Model, Data, Evaluation, Run):
         )
 
     def changed(self, **changes: Any) -> RunConfig:
-        """This configuration as if these values stood on the command line, with the defaults that
-        follow from them.
-        """
+        """Returns this configuration as if these values were on the command line."""
         return defaults.complete(self.replace(Origin.COMMAND_LINE, **changes))
 
     def shown(self) -> dict[str, Any]:
-        """Returns the settings as they may be stored and sent: JSON-ready, without passwords and
-        tokens.
-        """
+        """Returns the settings in JSON types, without passwords and tokens."""
         flags = json.loads(json.dumps(self.values()))
         return {
             name: without_secrets(value) if isinstance(value, str) else value
@@ -243,12 +246,11 @@ def _build(values: dict[str, Any], origins: dict[str, Origin], ranks: int) -> Ru
 def _take_chosen(
     values: dict[str, Any], origins: dict[str, Origin]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Takes the options of optimizer, schedule and all-reduce out of `values`, with defaults for
-    those not given.
+    """Moves the options of the chosen optimizer, schedule and all-reduce out of `values`.
 
     Returns:
-      The options of what is chosen, and a note on each option that was left out because what is
-      chosen does not have it.
+      The options, with defaults for those that are not in `values`, and a note on each option of
+      another optimizer, schedule or all-reduce, which is dropped.
 
     Raises:
       UserError: for such an option on the command line, or a value that is out of its bounds.
@@ -256,8 +258,8 @@ def _take_chosen(
     chosen: dict[str, Any] = {}
     dropped: dict[str, str] = {}
     for flag, by_value in CHOICES.items():
-        here = values.get(flag, COMMON[flag].default)
-        for name, known in by_value[here].items():
+        choice = values.get(flag, COMMON[flag].default)
+        for name, known in by_value[choice].items():
             chosen[name] = values.pop(name, known.default)
             check_value(name, chosen[name], known)
         for name in [name for name in values if owners(flag, name)]:
@@ -268,14 +270,15 @@ def _take_chosen(
             if origin is Origin.COMMAND_LINE:
                 others = " or ".join(owners(flag, name))
                 raise UserError(
-                    f"--{name} cannot be combined with --{flag}={here}: omit it, or choose {others}"
+                    f"--{name} cannot be combined with --{flag}={choice}. Omit it, or use"
+                    f" --{flag}={others}."
                 )
-            dropped[name] = f"{origin.value} has {value}, but --{flag}={here} has no --{name}"
+            dropped[name] = f"{origin.value} has {value}, but --{flag}={choice} has no --{name}"
     return chosen, dropped
 
 
 def split_flagfiles(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Separates the arguments that flag files hold from those written on the command line."""
+    """Returns the arguments in flag files, and those that are on the command line itself."""
     from_files: list[str] = []
     from_command: list[str] = []
     queue = list(arguments)
@@ -337,10 +340,9 @@ def _read_flagfile(value: str) -> list[str]:
 
 
 def _check_is_utf8(path: Path) -> None:
-    """Raises ValueError for a file that absl reads wrongly: it takes a byte-order mark for a part
-    of a flag.
-    """
-    if not path.is_file():  # a pipe, such as <(...) of a shell, can be read only once
+    """Raises ValueError for a file with a byte-order mark, which absl reads as part of a flag."""
+    # A pipe, such as <(...) of a shell, can be read only once.
+    if not path.is_file():
         return
     content = path.read_bytes()
     if files.decode_text(content).encode() != content:

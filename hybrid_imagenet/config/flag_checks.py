@@ -1,6 +1,4 @@
-"""Checks rules that involve several flags. Each check raises UserError with one line that names
-them.
-"""
+"""Checks flags that depend on each other. Each rule raises UserError, which names the flags."""
 
 from __future__ import annotations
 
@@ -33,8 +31,8 @@ def check(config: RunConfig) -> None:
 
 
 def _warmup_fits(config: RunConfig) -> None:
-    # A short trial of a recipe or flag file ends inside of its warmup, which is fine; asking for
-    # both is a mistake.
+    # A short trial of a recipe or flag file may end during the warmup. Two contradicting flags on
+    # the command line are a mistake.
     asked = config.origins.get("warmup_epochs") is Origin.COMMAND_LINE
     if (
         asked
@@ -42,15 +40,15 @@ def _warmup_fits(config: RunConfig) -> None:
         and config.warmup_epochs > config.epochs
     ):
         raise UserError(
-            f"--warmup_epochs={config.warmup_epochs:g} is longer than --epochs={config.epochs:g}: "
-            "lower the first or raise the second"
+            f"--warmup_epochs={config.warmup_epochs:g} is longer than --epochs={config.epochs:g}."
+            " Lower the first or raise the second."
         )
 
 
 def _number_of_gpus_is_used(config: RunConfig) -> None:
     if config.print_config_gpus and not (config.print_config or config.check_only):
         raise UserError(
-            "--print_config_gpus needs --print_config or --check_only: add one of them, or omit it"
+            "--print_config_gpus needs --print_config or --check_only. Add one of them, or omit it."
         )
 
 
@@ -58,16 +56,16 @@ def _profile_has_a_first_and_a_last_step(config: RunConfig) -> None:
     steps = config.profile_steps
     if steps and (len(steps) != 2 or steps[0] > steps[1]):
         raise UserError(
-            f"--profile_steps={','.join(map(str, steps))}: give the first and the last step, as in"
-            " 10,20"
+            f"--profile_steps={','.join(map(str, steps))} is invalid. Set the first and the last"
+            " step, as in 10,20."
         )
 
 
 def _allreduce_fits(config: RunConfig) -> None:
-    if config.compression == "bf16" and config.allreduce not in ("ring", "auto"):
+    if config.compression == "bf16" and config.allreduce != "ring":
         raise UserError(
-            f"--compression=bf16 has its own exchange: omit --allreduce={config.allreduce} or use"
-            " fp16"
+            f"--compression=bf16 has its own exchange. Omit --allreduce={config.allreduce}, or use"
+            " --compression=fp16."
         )
     grid = config.chosen.get("torus_grid")
     if grid is not None:
@@ -83,8 +81,8 @@ def _schedule_is_possible(config: RunConfig) -> None:
         method.bounded_warmup or method.rate != "lr" or method.example_rate is not None
     ):
         raise UserError(
-            f"--lr_schedule={config.lr_schedule} brings its own warmup and cannot follow"
-            f" --optimizer={config.optimizer}: choose sgd or lars, or another schedule"
+            f"--lr_schedule={config.lr_schedule} has its own warmup, so it cannot be combined with"
+            f" --optimizer={config.optimizer}. Use --optimizer=sgd or lars, or another schedule."
         )
     if (
         config.lr_schedule == "mlperf"
@@ -92,25 +90,26 @@ def _schedule_is_possible(config: RunConfig) -> None:
         and config.origins["lr"] is Origin.DEFAULT
     ):
         raise UserError(
-            f"--optimizer={config.optimizer}: the learning rates of --lr_schedule=mlperf are those"
-            " of LARS: give --lr"
+            f"--optimizer={config.optimizer} cannot use the learning rates of --lr_schedule=mlperf,"
+            " which are for LARS. Set --lr."
         )
     for name in FLAGS_IGNORED_BY_FIXED if config.lr_schedule in FIXED_SCHEDULES else ():
         if config.origins.get(name) is Origin.COMMAND_LINE:
             raise UserError(
                 f"--{name} cannot be combined with --lr_schedule={config.lr_schedule}, whose rates"
-                " are the paper's: omit it, and change the step by --lars_eta"
+                " are those of the paper. Omit it, and change the step with --lars_eta."
             )
     rule = config.chosen.get("momentum_rule", "constant")
     if rule != "constant" and config.origins.get("momentum") is Origin.COMMAND_LINE:
         raise UserError(
-            f"--momentum cannot be combined with --momentum_rule={rule}, which sets it by the"
-            " batch: omit one"
+            f"--momentum cannot be combined with --momentum_rule={rule}, which derives it"
+            " from the batch. Omit one of them."
         )
     steps = list(config.chosen.get("lr_steps", ()))
     if steps != sorted(set(steps)):
         raise UserError(
-            f"--lr_steps={','.join(f'{e:g}' for e in steps)}: give the epochs in ascending order"
+            f"--lr_steps={','.join(f'{e:g}' for e in steps)} is not in ascending order. Sort the"
+            " epochs, and set each once."
         )
 
 
@@ -142,8 +141,8 @@ def _normalization_groups_are_possible(config: RunConfig) -> None:
     group, virtual = config.bn_group, config.virtual_gpus
     if config.sync_batch_norm and group > 1:
         raise UserError(
-            f"--bn_group={group} cannot be combined with --sync_batch_norm, which is one group:"
-            " omit one"
+            f"--bn_group={group} cannot be combined with --sync_batch_norm, which is one group."
+            " Omit one of them."
         )
     if virtual % group and group % virtual:
         raise UserError(
@@ -157,12 +156,14 @@ def _loss_scale_is_a_number(config: RunConfig) -> None:
     with contextlib.suppress(ValueError):
         if config.loss_scale in ("auto", "dynamic") or 0 < float(config.loss_scale) < math.inf:
             return
-    raise UserError(f"--loss_scale={config.loss_scale}: give auto, dynamic or a positive number")
+    raise UserError(
+        f"--loss_scale={config.loss_scale} is invalid. Set auto, dynamic or a positive number."
+    )
 
 
 def _average_has_a_decay(config: RunConfig) -> None:
     if config.ema_every > 1 and not config.ema_decay:
-        raise UserError(f"--ema_every={config.ema_every} needs --ema_decay: add that, or omit it")
+        raise UserError(f"--ema_every={config.ema_every} needs --ema_decay. Add it, or omit this.")
 
 
 def _random_batches_are_possible(config: RunConfig) -> None:
@@ -171,10 +172,10 @@ def _random_batches_are_possible(config: RunConfig) -> None:
     flag = f"--random_batch={config.random_batch}"
     if not config.sync_batch_norm:
         raise UserError(
-            f"{flag} needs --sync_batch_norm, which weights the moments of unequal batches: add it"
+            f"{flag} needs --sync_batch_norm, which weights the moments of unequal batches. Add it."
         )
     if config.jit_compile:
-        raise UserError(f"{flag} cannot be combined with --jit_compile: omit one")
+        raise UserError(f"{flag} cannot be combined with --jit_compile. Omit one of them.")
     if config.model_width % 16:
         raise UserError(
             f"{flag} needs a --model_width that is a multiple of 16: on CPUs TensorFlow's"
@@ -182,7 +183,10 @@ def _random_batches_are_possible(config: RunConfig) -> None:
         )
     smallest = min(stage.per_gpu_batch for stage in batches(config).stages)
     if config.random_batch > smallest:
-        raise UserError(f"{flag}: a GPU has a batch of {smallest} images; give at most that number")
+        raise UserError(
+            f"{flag} is too large, because a GPU has a batch of {smallest} images. Set at most that"
+            " number."
+        )
 
 
 def _images_can_be_mixed(config: RunConfig) -> None:
@@ -205,16 +209,16 @@ def _images_can_be_mixed(config: RunConfig) -> None:
 def _tuning_split_is_a_number_of_images(config: RunConfig) -> None:
     if config.tuning_split >= 1 and not config.tuning_split.is_integer():
         raise UserError(
-            f"--tuning_split={config.tuning_split:g}: give a whole number of images, or a fraction"
-            " of them below 1"
+            f"--tuning_split={config.tuning_split:g} is invalid. Set a whole number of images, or a"
+            " fraction of them below 1."
         )
     if not config.tuning_split and config.origins.get("eval_split") is Origin.COMMAND_LINE:
         raise UserError(
-            f"--eval_split={config.eval_split} needs --tuning_split: add that, or omit it"
+            f"--eval_split={config.eval_split} needs --tuning_split. Add it, or omit this."
         )
 
 
-_OF_RESNETS = (
+_RESNET_FLAGS = (
     "blurpool",
     "eval_image_size",
     "image_size_schedule",
@@ -226,19 +230,31 @@ _OF_RESNETS = (
 
 def _alexnet_has_no_flags_of_resnets(config: RunConfig) -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    for name in _OF_RESNETS:
+    for name in _RESNET_FLAGS:
         if config.model == "alexnet_bn" and getattr(config, name) != defaults[name]:
             raise UserError(
-                f"--{name} cannot be combined with --model=alexnet_bn: omit it, or choose a ResNet"
+                f"--{name} cannot be combined with --model=alexnet_bn. Omit it, or use a ResNet."
             )
 
 
-_BUILT_IN_ONLY = (
-    *("model_width", "stem", "initializer", "zero_last_gamma", "batch_norm", "batch_norm_momentum"),
+# Other networks ignore these flags, so a recipe or a flag file may have them.
+_IGNORED_BY_OTHER_NETWORKS = (
+    "model_width",
+    "stem",
+    "initializer",
+    "zero_last_gamma",
+    "batch_norm",
+    "batch_norm_momentum",
 )
-_BUILT_IN_MEANS = (
-    *("sync_batch_norm", "bn_group", "virtual_gpus", "image_size_schedule", "ema_decay"),
-    *("blurpool", "eval_image_size"),
+# Other networks do not support these flags.
+_NOT_FOR_OTHER_NETWORKS = (
+    "sync_batch_norm",
+    "bn_group",
+    "virtual_gpus",
+    "image_size_schedule",
+    "ema_decay",
+    "blurpool",
+    "eval_image_size",
 )
 
 
@@ -251,14 +267,17 @@ def _own_network_has_no_flags(config: RunConfig) -> None:
     if ":" not in config.model:
         return
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    asked = [name for name in _BUILT_IN_ONLY if config.origins.get(name) is Origin.COMMAND_LINE]
-    for name in (
-        *asked,
-        *(name for name in _BUILT_IN_MEANS if getattr(config, name) != defaults[name]),
-    ):
+    wrong = [
+        name
+        for name in _IGNORED_BY_OTHER_NETWORKS
+        if config.origins.get(name) is Origin.COMMAND_LINE
+    ]
+    wrong += [name for name in _NOT_FOR_OTHER_NETWORKS if getattr(config, name) != defaults[name]]
+    if wrong:
+        name = wrong[0]
         raise UserError(
-            f"--{name}={getattr(config, name)} is for the built-in networks: omit it with"
-            f" --model={config.model}"
+            f"--{name}={getattr(config, name)} is for the built-in networks. Omit it with"
+            f" --model={config.model}."
         )
 
 
@@ -270,16 +289,20 @@ def _image_sizes_are_possible(config: RunConfig) -> None:
 
 
 def check_classes(config: RunConfig, classes: int) -> None:
-    """Raises UserError for training images of one class, or of another number of classes than
-    --num_classes.
+    """Checks the number of classes of the training images.
+
+    Raises:
+      UserError: if it is 1, or another number than --num_classes.
     """
     if config.num_classes not in (None, classes):
         raise UserError(
-            f"--num_classes={config.num_classes}: {config.dataset} has {classes} classes: omit it"
+            f"--num_classes={config.num_classes} is wrong, because {config.dataset} has {classes}"
+            " classes. Omit it."
         )
     if classes == 1:
         raise UserError(
-            f"--dataset={config.dataset}: has one class, and training needs two or more"
+            f"--dataset={config.dataset} has one class, but training needs at least two. Check"
+            " --data_dir."
         )
 
 
@@ -288,7 +311,7 @@ def check_data(config: RunConfig, num_examples: int) -> None:
 
     Raises:
       UserError: if an update needs more images than an epoch has, or groups for normalization do
-        not hold all GPUs.
+        not contain all GPUs.
     """
     check_groups(config)
     for stage in batches(config).stages:
@@ -306,29 +329,31 @@ def check_data(config: RunConfig, num_examples: int) -> None:
 
 
 def own_network(target: str) -> str | None:
-    """Returns the file of the module in --model=MODULE:FUNCTION, which is not imported: it may need
-    TensorFlow.
+    """Returns the file of the module in --model=MODULE:FUNCTION.
+
+    The module is not imported, because it may import TensorFlow.
 
     Raises:
-      UserError: if there is no such module, or its text shows that it has no such function.
+      UserError: if there is no such module, or its source has no such function.
     """
     module, _, function = target.partition(":")
     first, *rest = module.split(".")
     try:
         spec = importlib.util.find_spec(first)
-        for name in rest:  # find_spec of a whole name would import the packages above it
-            first, inside = f"{first}.{name}", spec and spec.submodule_search_locations
-            spec = importlib.machinery.PathFinder.find_spec(first, list(inside)) if inside else None
-    except (
-        ImportError,
-        KeyError,
-        ValueError,
-    ):  # KeyError: a directory without __init__.py above it
+        # find_spec of the whole name would import the packages above the module.
+        for name in rest:
+            first = f"{first}.{name}"
+            locations = spec and spec.submodule_search_locations
+            spec = None
+            if locations:
+                spec = importlib.machinery.PathFinder.find_spec(first, list(locations))
+    except (ImportError, KeyError, ValueError):
+        # KeyError is raised for a directory without __init__.py above the module.
         spec = None
     if spec is None:
         raise UserError(
-            f"--model={target}: there is no such module; give MODULE:FUNCTION of a module in this"
-            " directory or in PYTHONPATH"
+            f"--model={target}: there is no such module. Use a module in this directory or in"
+            " PYTHONPATH."
         )
     file = getattr(spec.loader_state, "filename", None) if spec.origin == "frozen" else spec.origin
     names = _names_defined_in(file)
@@ -344,8 +369,10 @@ def own_network(target: str) -> str | None:
 
 
 def _names_defined_in(file: str | None) -> set[str] | None:
-    """Returns the names that a Python file defines, without running it; None if its text does not
-    tell.
+    """Returns the names that a Python file defines, without running it.
+
+    Returns:
+      The names; None if they cannot be read from the source.
 
     Raises:
       UserError: if the file is not valid Python.

@@ -1,6 +1,6 @@
-"""Declares the flags: those that every run has, in groups, and those that come with what is chosen.
+"""Declares the flags of every run, in groups, and collects the options of each choice.
 
-An optimizer, a schedule and an all-reduce bring the options that their registries declare for them.
+The registries of optimizers, schedules and all-reduces declare the options of these.
 """
 
 from __future__ import annotations
@@ -42,23 +42,24 @@ class Run:
         " epoch.",
         basic=True,
     )
-    print_config_all: bool = option(False, "What --print_config=all sets.")
+    print_config_all: bool = option(False, "Same as --print_config=all.")
     print_config_gpus: int | None = option(
         None,
-        "Number of GPUs for --print_config and --check_only; default those started.",
+        "Number of GPUs to assume for --print_config and --check_only; default those of this"
+        " start.",
         unit="GPUs",
         minimum=1,
     )
     check_only: bool = option(
         False,
-        "Check flags, data, run directory and checkpoint, print what was checked, and exit: 0 if"
-        " the run can start, else 2 with one line.",
+        "Check flags, data, run directory and checkpoint, print each check, and exit: 0 if the"
+        " run can start, else 2 with an error.",
         basic=True,
     )
     resume: bool = option(
         False,
-        "Continue the run in --run_dir from its newest good checkpoint; without a run there, start"
-        " one.",
+        "Continue the run in --run_dir with its settings from its latest valid checkpoint. Flags"
+        " of this command replace its settings. If there is no run, start one.",
         basic=True,
     )
     epochs: float = option(
@@ -79,7 +80,7 @@ class Run:
     )
     stop_at_top1: float | None = option(
         None,
-        "Stop after the validation that reaches this top-1 accuracy (a fraction).",
+        "Stop after a validation with at least this top-1 accuracy (a fraction).",
         minimum=0,
         maximum=1,
     )
@@ -87,7 +88,7 @@ class Run:
         0, "Seed of initialization, data order and augmentation.", minimum=0, basic=True
     )
     deterministic: bool = option(
-        False, "Bitwise repeatable runs, with as many ranks on each host; slower."
+        False, "Make runs bitwise repeatable on the same number of ranks on each host; slower."
     )
     log_every_steps: int = option(
         20,
@@ -141,7 +142,7 @@ class Evaluation:
     )
     eval_flip: bool = option(
         False,
-        "Validate by the mean of the scores of an image and of its mirror image; twice the work.",
+        "Validate with the mean scores of an image and its mirror image; takes twice as long.",
     )
     target_top1: tuple[float, ...] = option(
         (0.75, 0.759),
@@ -151,7 +152,9 @@ class Evaluation:
         basic=True,
     )
     single_gpu_throughput: float | None = option(
-        None, "Images per second of one GPU alone: the measure of scaling efficiency.", above=0
+        None,
+        "Images per second of one GPU alone, from which scaling efficiency is computed.",
+        above=0,
     )
     checkpoint_every_epochs: float = option(
         1,
@@ -167,9 +170,9 @@ class Evaluation:
     checkpoint_every_seconds: float | None = option(
         None, "Also save after this time.", unit="s", minimum=1
     )
-    keep_checkpoints: int = option(2, "Newest good checkpoints that stay on disk.", minimum=1)
+    keep_checkpoints: int = option(2, "Number of latest valid checkpoints to keep.", minimum=1)
     keep_best: bool = option(
-        True, "Save each best epoch, and keep the one with the best validation top-1 too."
+        True, "Also save each epoch with the best validation top-1 so far, and keep the best one."
     )
 
 
@@ -191,7 +194,7 @@ class Data:
     )
     storage_timeout: float = option(
         120.0,
-        "End the run after a URL has failed for this time; until then retry.",
+        "Time for which failed requests to a URL are retried before the run ends.",
         unit="s",
         minimum=0,
     )
@@ -204,23 +207,23 @@ class Data:
     )
     val_fraction: float = option(
         0.0,
-        "With --dataset=folder and no directory of validation images: validate this part of each"
-        " class, always the same images, and train on the others.",
+        "Fraction of each class to hold out for validation, if --dataset=folder has no directory"
+        " of validation images. The same images are held out in every run.",
         minimum=0,
         maximum=0.9,
         basic=True,
     )
     tuning_split: float = option(
         0.0,
-        "Keep this many training images (below 1: this part) for tuning: drawn by --seed, never"
-        " trained on, and validated instead of the validation images.",
+        "Number of training images (below 1: fraction) to hold out for tuning. They are drawn by"
+        " --seed, and validated instead of the validation images.",
         unit="images",
         minimum=0,
     )
     eval_split: str = option(
         "tuning",
-        "With --tuning_split: validate the images kept for tuning, or, for the final report, the"
-        " validation images.",
+        "Images to validate with --tuning_split: those held out for tuning or, for the final"
+        " report, the validation images.",
         choices=("tuning", "validation"),
     )
     augmentation: str = option(
@@ -255,11 +258,11 @@ class Data:
         maximum=1,
     )
     num_examples: int | None = option(
-        None, "Training images of a synthetic dataset; default ImageNet's.", minimum=1
+        None, "Training images of a synthetic dataset; default that of ImageNet.", minimum=1
     )
     num_classes: int | None = option(
         None,
-        "Classes of files that do not name them, in a manifest, labels.txt or metadata.",
+        "Number of classes, if the files have no class names (manifest, labels.txt or metadata).",
         minimum=1,
     )
     decoder: str = option(
@@ -275,38 +278,40 @@ class Data:
     )
     data_memory_gb: float = option(
         4.0,
-        "Bound on the memory for reading and decoding ahead (half) and for row groups or the cache"
-        " (half), per rank.",
+        "Memory of a rank for reading and decoding ahead (half) and for row groups or the cache"
+        " (half).",
         unit="GB",
         minimum=0.01,
     )
     data_cache: str = option(
         "none",
-        "Keep images as they are in memory after they were first read (half of --data_memory_gb).",
+        "Keep encoded images in memory after they were first read (half of --data_memory_gb).",
         choices=("none", "encoded"),
     )
     data_cache_dir: str | None = option(
         None,
-        "Local directory for copies of the files of a URL, shared by the ranks of a machine and by"
-        " later runs.",
+        "Local directory for copies of the files of a URL. The ranks of a machine and later runs"
+        " share it.",
     )
     bad_records: str = option(
         "fail",
-        "A record that cannot be read or decoded: end the run, or count, log and replace it.",
+        "Reaction to a record that cannot be read or decoded: fail, or count, log and replace it.",
         choices=("fail", "skip"),
     )
     max_bad_records: int = option(
-        100, "Bad records of all ranks above which the run ends.", minimum=0
+        100,
+        "With --bad_records=skip, fail if there are more bad records on all ranks than this.",
+        minimum=0,
     )
     remainder: str = option(
         "wrap",
-        "The last, partial batch of an epoch: filled up from the next epoch (every example exactly"
-        " once per epoch), or dropped.",
+        "Last, partial batch of an epoch: wrap fills it up from the next epoch (every example"
+        " exactly once per epoch), drop omits it.",
         choices=("wrap", "drop"),
     )
     loss: str = option(
         "softmax",
-        "Cross-entropy over all classes together, or for each class by itself (binary), summed.",
+        "Cross-entropy over all classes (softmax), or the sum of a binary one per class (sigmoid).",
         choices=("softmax", "sigmoid"),
     )
     label_smoothing: float = option(
@@ -344,7 +349,7 @@ class Model:
         basic=True,
     )
     freeze: tuple[str, ...] = option(
-        (), "Do not train layers whose names start with one of these; their statistics stay too."
+        (), "Do not train layers whose names start with one of these, and keep their statistics."
     )
     model_width: int = option(
         WIDTH,
@@ -386,11 +391,11 @@ class Model:
         choices=("last", "moving", "precise"),
     )
     sync_batch_norm: bool = option(
-        False, "Training statistics over all GPUs in every step (Lu et al., Table 3.4)."
+        False, "Compute training statistics over all GPUs in every step (Lu et al., Table 3.4)."
     )
     bn_group: int = option(
         1,
-        "Training statistics over this many neighbouring GPUs: 1 is each by itself, all of them is"
+        "Number of neighboring GPUs over which training statistics are computed; all GPUs are"
         " --sync_batch_norm.",
         unit="GPUs",
         minimum=1,
@@ -453,8 +458,8 @@ class Optimization:
     )
     virtual_gpus: int = option(
         1,
-        "GPUs that each rank stands for: it reads as many batches and normalizes each by itself;"
-        " learning rates follow their number.",
+        "Number of GPUs that each rank emulates: it reads as many batches and normalizes each"
+        " separately. Learning rates follow the number.",
         unit="GPUs",
         minimum=1,
     )
@@ -557,20 +562,20 @@ REMOVED = {
 
 GROUPS = (Run, Evaluation, Data, Model, Optimization, CommunicationFlags)
 COMMON = {name: known for group in GROUPS for name, known in options_of(group).items()}
-"""The flags that every run has."""
+"""The flags of every run."""
 CHOICES: Mapping[str, Mapping[str, Mapping[str, Option]]] = {
     "optimizer": {name: method.flags for name, method in OPTIMIZERS.items()},
     "lr_schedule": {name: options_of(decay) for name, decay in SCHEDULES.items()},
     "allreduce": {name: options_of(known.options) for name, known in ALGORITHMS.items()},
 }
-"""The flags that come with each value of a flag that selects code."""
+"""The options of each value of a flag that selects an implementation."""
 OPTIONS = COMMON | {
     name: known
     for values in CHOICES.values()
     for options in values.values()
     for name, known in options.items()
 }
-"""All flags; of one that several values of a flag bring, the declaration of the last."""
+"""All flags. If several choices declare the same flag, the last declaration wins."""
 
 
 def default_values(choices: Mapping[str, str]) -> dict[str, Any]:
@@ -587,10 +592,16 @@ def default_values(choices: Mapping[str, str]) -> dict[str, Any]:
 
 
 def owners(flag: str, name: str) -> list[str]:
-    """The values of a flag that bring an option."""
+    """Returns the values of a flag that have an option."""
     return [value for value, options in CHOICES[flag].items() if name in options]
 
 
 def options_for(flag: str, value: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that belong to one value of a flag, out of all that are chosen."""
+    """Returns the options of one value of a flag.
+
+    Args:
+      flag: --optimizer, --lr_schedule or --allreduce.
+      value: its value.
+      chosen: options of all three.
+    """
     return {name: chosen[name] for name in CHOICES[flag][value]}

@@ -1,7 +1,6 @@
-"""Writes the text of --help, in two levels: the flags that most people set, and with --help=all
-every flag.
+"""Writes the text of --help.
 
-A flag is on the first level if its declaration says `basic`.
+It shows the flags that are declared `basic`. --help=all shows every flag.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ EXAMPLES = {
         "hybrid-imagenet train --recipe=mlperf_lars --print_config --print_config_gpus=8"
     ),
 }
-"""Commands by what they do."""
+"""Commands, by their purpose."""
 _USAGE = """\
 usage: hybrid-imagenet train [--flag=value ...]
        hybrid-imagenet run [-np N] [-H HOST:SLOTS,...] -- [--flag=value ...]
@@ -43,32 +42,42 @@ then the command line; the last one wins. FILE is a path, or the name of a flag 
 such as digits. A boolean flag is written --name or --noname. Several values are separated by
 commas.
 """
-_WIDEST = 100
+_MAX_WIDTH = 100
 _INDENT = " " * 6
-_NO_BREAK = "\0"  # stands for a space at which no line may break
+# Replaces a space at which no line may break.
+_NO_BREAK = "\0"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-    """A flag; `owners` are the values of another flag that bring it."""
+    """A flag in the help.
+
+    Attributes:
+      name: name of the flag.
+      option: its declaration.
+      owners: values of another flag that have this option; empty for flags of every run.
+    """
 
     name: str
     option: Option
     owners: tuple[str, ...] = ()
 
-    def has(self, word: str) -> bool:
-        opt = self.option
-        return word in self.name or word in opt.help.lower() or word in (*self.owners, *opt.choices)
+    def matches(self, word: str) -> bool:
+        """Returns whether a word is in the flag's name or help, or is one of its values."""
+        option = self.option
+        if word in self.name or word in option.help.lower():
+            return True
+        return word in self.owners or word in option.choices
 
 
-Block = tuple[str, Sequence[_Entry]]  # a title and its flags
+# A title and its flags.
+_Block = tuple[str, Sequence[_Entry]]
 
 
 def filled(text: str, columns: int, indent: str = "") -> str:
-    """Returns a paragraph in lines of at most so many columns.
+    """Returns a paragraph in lines of at most `columns` characters.
 
-    A command in backticks stays on one line, so that it can be copied, and so does a word with
-    hyphens.
+    A command in backticks stays on one line, so that it can be copied. So does a word with hyphens.
     """
     whole = re.sub(r"`[^`]+`", lambda command: command[0].replace(" ", _NO_BREAK), text)
     lines = textwrap.fill(
@@ -83,24 +92,26 @@ def filled(text: str, columns: int, indent: str = "") -> str:
 
 
 def width() -> int:
-    """The columns of the terminal, at most 100; 100 where the output is no terminal."""
-    return min(_WIDEST, shutil.get_terminal_size((_WIDEST, 24)).columns)
+    """Returns the columns of the terminal, at most 100; 100 if the output is not a terminal."""
+    return min(_MAX_WIDTH, shutil.get_terminal_size((_MAX_WIDTH, 24)).columns)
 
 
 def topic(arguments: Iterable[str]) -> str | None:
-    """What arguments ask help about: "" for --help, TOPIC for --help=TOPIC; None if they do not
-    ask.
+    """Returns the topic that a command line asks help about.
+
+    Returns:
+      TOPIC for --help=TOPIC, "" for --help and -h; None without them.
     """
-    asked = [word for word in arguments if re.fullmatch(r"-h|--help(=.*)?", word)]
-    return asked[-1].partition("=")[2] if asked else None
+    requests = [word for word in arguments if re.fullmatch(r"-h|--help(=.*)?", word)]
+    return requests[-1].partition("=")[2] if requests else None
 
 
 def text(about: str = "") -> str:
-    """The help on a topic.
+    """Returns the help on a topic.
 
     Args:
       about: "" for the basic flags with examples, "all" for every flag, the name of a group of
-        flags, or a word of a flag's name or text.
+        flags, or a word in the name or help of a flag.
 
     Raises:
       UserError: for a word that is not found.
@@ -123,24 +134,25 @@ def text(about: str = "") -> str:
     word = about.lower().lstrip("-").replace("-", "_")
     if word in groups:
         title, flags = groups[word]
-        # The group of a choice, such as --optimizer, does not hold the flag itself; a group of that
-        # name may.
-        listed = any(entry.name == word for entry in flags)
-        selector = (
-            [_Entry(word, config.COMMON[word])] if word in config.COMMON and not listed else []
-        )
-        return "\n".join(_lines([(title, [*selector, *flags])]))
-    found = [
-        (title, [entry for entry in flags if entry.has(word)]) for title, flags in groups.values()
+        # The group of a choice, such as --optimizer, does not contain the flag itself.
+        is_listed = any(entry.name == word for entry in flags)
+        if word in config.COMMON and not is_listed:
+            flags = [_Entry(word, config.COMMON[word]), *flags]
+        return "\n".join(_lines([(title, flags)]))
+    matches = [
+        (title, [entry for entry in flags if entry.matches(word)])
+        for title, flags in groups.values()
     ]
-    if not any(flags for _, flags in found):
+    if not any(flags for _, flags in matches):
         near = did_you_mean(word, [*groups, *config.OPTIONS])
-        raise UserError(f"--help={about}: no flag has this word{near}; --help=all lists every flag")
-    return "\n".join(_lines(found))
+        raise UserError(
+            f"--help={about}: no flag has this word{near}. --help=all lists every flag."
+        )
+    return "\n".join(_lines(matches))
 
 
 def first_commands(start: str) -> str:
-    """Returns what a command that starts training answers without flags: two commands to try.
+    """Returns the error of a command that starts training but has no flags: two commands to try.
 
     Args:
       start: the command up to its flags of training, such as "hybrid-imagenet train".
@@ -161,16 +173,16 @@ def first_commands(start: str) -> str:
 
 
 def entries(group: type) -> list[str]:
-    """The flags that a dataclass declares, one text each."""
+    """Returns the help on each flag that a dataclass declares."""
     return [_described(_Entry(name, argument)) for name, argument in options_of(group).items()]
 
 
-def _groups() -> dict[str, Block]:
-    """The flags by group: those of every run, then those that come with a value of another flag."""
-    found: dict[str, Block] = {}
+def _groups() -> dict[str, _Block]:
+    """Returns the flags by group: those of every run, then the options of each choice."""
+    groups: dict[str, _Block] = {}
     for group in config.GROUPS:
         title = (group.__doc__ or "").strip().splitlines()[0]
-        found[group.__name__.removesuffix("Flags").lower()] = (
+        groups[group.__name__.removesuffix("Flags").lower()] = (
             title,
             [_Entry(*item) for item in options_of(group).items()],
         )
@@ -183,8 +195,8 @@ def _groups() -> dict[str, Block]:
                     value
                 )
             listed += [_Entry(name, by_value[v[0]][name], tuple(v)) for v in declared.values()]
-        found[flag] = f"Options of --{flag}, each with the values that have it.", listed
-    return found
+        groups[flag] = f"Options of --{flag}, each with the values that have it.", listed
+    return groups
 
 
 def _more(groups: Iterable[str]) -> str:
@@ -195,23 +207,23 @@ def _more(groups: Iterable[str]) -> str:
     )
 
 
-def _lines(blocks: Iterable[Block]) -> list[str]:
-    found = []
+def _lines(blocks: Iterable[_Block]) -> list[str]:
+    lines: list[str] = []
     for title, flags in blocks:
         if flags:
-            found += [filled(title, width()), *map(_described, flags), ""]
-    return found
+            lines += [filled(title, width()), *map(_described, flags), ""]
+    return lines
 
 
 def _described(entry: _Entry) -> str:
-    opt, kind = entry.option, entry.option.kind
-    form = (
-        "|".join(
-            (*opt.choices, *(["keras:NAME", "MODULE:FUNCTION"] if opt.accepts_function else []))
-        )
-        if opt.choices
-        else kind.base.__name__ + (",..." if kind.repeated else "")
-    )
+    opt = entry.option
+    kind = opt.kind
+    choices = [*opt.choices]
+    if opt.accepts_function:
+        choices += ["keras:NAME", "MODULE:FUNCTION"]
+    form = "|".join(choices)
+    if not opt.choices:
+        form = kind.base.__name__ + (",..." if kind.repeated else "")
     head = f"  --[no]{entry.name}" if kind.base is bool else f"  --{entry.name}={form}"
     unit = f", in {opt.unit}" if opt.unit else ""
     owners = f"{', '.join(entry.owners)}; " if entry.owners else ""
@@ -220,7 +232,7 @@ def _described(entry: _Entry) -> str:
 
 
 def _broken(head: str) -> str:
-    """The name and form of a flag, on several lines where its choices are many."""
+    """Returns the name and form of a flag, on several lines if it has many choices."""
     lines = [""]
     for part in re.split(r"(?<=\|)", head):
         if lines[-1].strip() and len(lines[-1] + part) > width():

@@ -21,7 +21,8 @@ from hybrid_imagenet.runlog.json_fields import (
     object_of,
 )
 
-_LAST_DATE = 253402300799  # 31 December 9999 in seconds since 1970; later dates cannot be written
+# 31 December 9999 in seconds since 1970. Later dates cannot be formatted.
+_LAST_DATE = 253402300799
 
 _KINDS = {
     "flags": FieldType(
@@ -48,19 +49,19 @@ _KINDS = {
     "precision": TEXT,
     "version": TEXT,
 }
-"""Values that programs calculate with or act on. All others are only shown."""
+"""Values with which programs calculate. All others are only shown."""
 
 
 def read(directory: pathlib.Path) -> dict[str, Any]:
     """Reads the config.json of a run.
 
-    A flag that this version does not have may hold anything. So may a choice that it does not have.
+    Flags and choices that this version does not have are not checked.
 
     Args:
-      directory: of the run.
+      directory: directory of the run.
 
     Raises:
-      UserError: if the file cannot be read, or a value is of a wrong kind or out of bounds.
+      UserError: if the file cannot be read, or a value has a wrong type or is out of bounds.
     """
     path = directory / "config.json"
     values = files.read_json(path)
@@ -68,16 +69,14 @@ def read(directory: pathlib.Path) -> dict[str, Any]:
     for name, value in values["flags"].items():
         if name in OPTIONS and not _is_possible(value, OPTIONS[name]):
             raise UserError(
-                f"{path}: the flag {name} is {json_fields.shorten_json(value)}, which it cannot be."
-                " Restore the file from a copy."
+                f"{path}: the flag {name} is {json_fields.shorten_json(value)}, which is not a"
+                " possible value. Restore the file from a copy."
             )
     return values
 
 
 def _is_possible(value: Any, option: Option) -> bool:
-    """Returns whether a flag can have a value: its type is right, and it is within the flag's
-    bounds.
-    """
+    """Returns whether a value has the type of a flag and is within its bounds."""
     kind = option.kind
     if value is None:
         return kind.optional
@@ -85,7 +84,7 @@ def _is_possible(value: Any, option: Option) -> bool:
         one = dataclasses.replace(option, kind=dataclasses.replace(kind, repeated=False))
         return isinstance(value, list) and all(_is_possible(item, one) for item in value)
     if kind.base is float or kind.base is int:
-        of_kind = is_number(value) and (kind.base is float or float(value).is_integer())
+        has_type = is_number(value) and (kind.base is float or float(value).is_integer())
     else:
-        of_kind = isinstance(value, kind.base)
-    return of_kind and invalid_reason(value, dataclasses.replace(option, choices=())) is None
+        has_type = isinstance(value, kind.base)
+    return has_type and invalid_reason(value, dataclasses.replace(option, choices=())) is None

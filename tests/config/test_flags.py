@@ -149,11 +149,11 @@ def test_each_option_has_one_selecting_flag_one_type_and_a_help_text():
 REFUSED = [
     (
         ["--sgd_nesterov"],
-        "--sgd_nesterov cannot be combined with --optimizer=hybrid: omit it, or choose sgd",
+        "--sgd_nesterov cannot be combined with --optimizer=hybrid. Omit it, or use --optimizer=",
     ),
     (
         ["--optimizer=sgd", "--lars_eta=0.1"],
-        "--lars_eta cannot be combined with --optimizer=sgd: .* hybrid or lars",
+        "--lars_eta cannot be combined with --optimizer=sgd.* --optimizer=hybrid or lars",
     ),
     (
         ["--optimizer=adabound", "--momentum=0.8"],
@@ -163,13 +163,14 @@ REFUSED = [
     (["--optimizer=adabound", "--adabound_gamma=0"], "--adabound_gamma=0: must be above 0"),
     (
         ["--lr_steps=3"],
-        "--lr_steps cannot be combined with --lr_schedule=exponential: omit it, or choose step",
+        "--lr_steps cannot be combined with --lr_schedule=exponential. Omit it, or use"
+        " --lr_schedule=step",
     ),
     (["--recipe=hal", "--lr_decay=0.8"], "--lr_decay cannot be combined with --lr_schedule=step"),
     (["--lars_eps_rule=ceiling"], "--lars_eps_rule=ceiling: choose one of add, floor"),
     (
         ["--torus_grid=2x2"],
-        "--torus_grid cannot be combined with --allreduce=ring: omit it, or choose torus",
+        "--torus_grid cannot be combined with --allreduce=ring. Omit it, or use --allreduce=torus",
     ),
     (
         ["--allreduce=torus", "--size_switch_kb=1"],
@@ -237,9 +238,7 @@ def test_a_module_of_ones_own_is_found_without_importing_it(target, tmp_path, mo
     (folder / "nets.py").write_text("import no_such_module\ndef small(): pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert flag_checks.own_network("own_package.nets:small") == str(folder / "nets.py")
-    with pytest.raises(
-        UserError, match=f"--model={target}: there is no such module; give MODULE:FUNCTION"
-    ):
+    with pytest.raises(UserError, match=rf"--model={target}: there is no such module\."):
         flag_checks.own_network(target)
 
 
@@ -266,7 +265,7 @@ def test_own_network_function_that_the_module_lacks_is_an_error(
     [
         (["--model=keras:vgg16"], r"no network 'vgg16' \(did you mean keras:VGG16\?\)"),
         *(
-            (["--model=keras:VGG16", flag], f"{flag.partition('=')[0]}=.*--model=keras:VGG16$")
+            (["--model=keras:VGG16", flag], f"{flag.partition('=')[0]}=.*--model=keras:VGG16\\.$")
             for flag in (
                 *("--stem=3x3", "--model_width=8", "--blurpool", "--virtual_gpus=2"),
                 *("--batch_norm=last", "--zero_last_gamma", "--sync_batch_norm", "--bn_group=2"),

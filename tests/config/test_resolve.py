@@ -77,7 +77,7 @@ RANDOM = ("--random_batch=8", "--sync_batch_norm")
         (["--target_top1=1.5"], ["--target_top1=1.5", "at most 1"]),
         (["--lr_schedule=sony_b"], ["--lr_schedule=sony_b"]),
         (["--lr_schedule=mlperf", "--optimizer=adabound"], ["--lr_schedule=mlperf"]),
-        (["--recipe=mlperf_lars", "--optimizer=sgd"], ["--optimizer=sgd", "give --lr"]),
+        (["--recipe=mlperf_lars", "--optimizer=sgd"], ["--optimizer=sgd", "Set --lr"]),
         (["--lr_schedule=step", "--lr_steps=30,20"], ["--lr_steps=30,20"]),
         (["--batch_schedule=flash_exp9"], ["--batch_schedule: 'flash_exp9'"]),
         (
@@ -109,8 +109,11 @@ RANDOM = ("--random_batch=8", "--sync_batch_norm")
             ["--cutmix_alpha=1 mixes", "raise --per_gpu_batch"],
         ),
         (["--mixup=0.2"], ["--mixup: no such flag (did you mean --mixup_alpha?)"]),
-        (["--loss_scale=high"], ["--loss_scale=high: give auto, dynamic or a positive number"]),
-        (["--loss_scale=inf"], ["--loss_scale=inf: give"]),
+        (
+            ["--loss_scale=high"],
+            ["--loss_scale=high is invalid. Set auto, dynamic or a positive number"],
+        ),
+        (["--loss_scale=inf"], ["--loss_scale=inf is invalid"]),
         (
             ["--recipe=flash_a", "--lr=1"],
             ["--lr cannot be combined with --lr_schedule=sony_a", "--lars_eta"],

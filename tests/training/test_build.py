@@ -99,7 +99,7 @@ def test_training_and_validation_must_have_the_same_classes(tmp_path):
     ):
         build.sources(config.resolve(["--dataset=parquet", f"--data_dir={tmp_path}"]))
     support.write_parquet(tmp_path, "validation", support.tiny("validation"))
-    with pytest.raises(UserError, match="--num_classes=5: parquet has 3 classes: omit it"):
+    with pytest.raises(UserError, match="--num_classes=5 is wrong, because parquet has 3 classes"):
         build.sources(
             config.resolve(["--dataset=parquet", f"--data_dir={tmp_path}", "--num_classes=5"])
         )
@@ -109,7 +109,7 @@ def test_training_and_validation_must_have_the_same_classes(tmp_path):
     ("flags", "words"),
     [
         (["--tuning_split=12"], "--tuning_split=12: 12 of 12 training images"),
-        (["--tuning_split=1.5"], "--tuning_split=1.5: give a whole number"),
+        (["--tuning_split=1.5"], "--tuning_split=1.5 is invalid. Set a whole number"),
         (["--eval_split=validation"], "--eval_split=validation needs --tuning_split"),
     ],
 )

@@ -82,10 +82,10 @@ def test_flags_that_cannot_train_are_refused(monkeypatch, flags, ranks, text):
     [
         (["--dataset=imagenet2012"], "--dataset=imagenet2012 was not found in"),
         (["--dataset=tfrecord", "--data_dir=."], "holds no train shards"),
-        (["--num_classes=7"], "--num_classes=7: digits has 10 classes: omit it"),
+        (["--num_classes=7"], "--num_classes=7 is wrong, because digits has 10 classes"),
         (
             ["--dataset=synthetic", "--num_classes=1"],
-            "--dataset=synthetic: has one class, and training needs two",
+            "--dataset=synthetic has one class, but training needs at least two",
         ),
         (["--dataset=webdataset", "--data_dir=https://host/x"], "--data_cache_dir"),
         (

@@ -240,7 +240,7 @@ def test_flags_of_built_in_networks_do_not_reach_ones_own():
         "--batch_norm_momentum=0.1",
     ):
         with pytest.raises(
-            UserError, match=rf"{flag.partition('=')[0]}=.* is for the built-in networks: omit it"
+            UserError, match=rf"{flag.partition('=')[0]}=.* is for the built-in networks. Omit it"
         ):
             config.resolve([*flags, flag])
     with pytest.raises(
