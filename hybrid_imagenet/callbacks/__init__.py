@@ -16,6 +16,7 @@ from hybrid_imagenet.callbacks.stall_watchdog import StallWatchdog
 from hybrid_imagenet.callbacks.step_schedule import LearningRateSchedule
 from hybrid_imagenet.callbacks.stop_at_target import StopAtTarget
 from hybrid_imagenet.callbacks.swap_averaged_weights import SwapAveragedWeights
+from hybrid_imagenet.callbacks.tracker import Tracker
 
 __all__ = [
     "AdaBoundBounds",
@@ -33,6 +34,7 @@ __all__ = [
     "StallWatchdog",
     "StopAtTarget",
     "SwapAveragedWeights",
+    "Tracker",
     "default_callbacks",
     "on_rank_zero",
 ]

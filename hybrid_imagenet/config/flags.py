@@ -15,6 +15,7 @@ from hybrid_imagenet.data.augmentations import AUGMENTATIONS
 from hybrid_imagenet.models.depths import DEPTHS, PROGRAMS, STEMS, WIDTH
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.options import Option, option, options_of
+from hybrid_imagenet.runlog.trackers import DEFAULT_PROJECT, NAMES
 from hybrid_imagenet.schedules.training_schedule import SCALINGS, SCHEDULES
 
 GPU_BATCH = 256
@@ -113,6 +114,18 @@ class Run:
     )
     tensorboard: bool = option(
         False, "Write TensorBoard events to RUN_DIR/tensorboard.", basic=True
+    )
+    tracker: str | None = option(
+        None,
+        "Also send the records to an experiment tracker, whose package must be installed. Works"
+        " offline; a resumed run continues its run there.",
+        choices=NAMES,
+        basic=True,
+    )
+    tracker_project: str | None = option(
+        None,
+        "Project of --tracker (MLflow: experiment); default WANDB_PROJECT, MLFLOW_EXPERIMENT_NAME"
+        f" or TRACKIO_PROJECT, or else {DEFAULT_PROJECT}.",
     )
     profile_steps: tuple[int, ...] = option(
         (),

@@ -1,1 +1,1 @@
-"""Stores and shows a run: its directory, records, summary, view and TensorBoard events."""
+"""Stores and shows a run: directory, records, summary, view, TensorBoard, trackers."""

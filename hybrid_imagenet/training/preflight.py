@@ -25,7 +25,7 @@ from hybrid_imagenet.files import is_url
 from hybrid_imagenet.models import keras_families
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.options import Origin, format_value
-from hybrid_imagenet.runlog import run_dir
+from hybrid_imagenet.runlog import run_dir, trackers
 from hybrid_imagenet.schedules import training_schedule
 
 ELSEWHERE_VARIABLE = "HYBRID_IMAGENET_RANKS_ELSEWHERE"
@@ -78,6 +78,8 @@ def check(config: RunConfig, *, disk: bool = True) -> Findings:
     elif placement().rank == 0 and not os.environ.get(CHECKED_VARIABLE):
         if importlib.util.find_spec("tensorflow") is None:
             raise UserError(missing_tensorflow_message())
+        if config.tracker and not _installed(config.tracker):
+            raise UserError(trackers.missing_package(config.tracker))
         keras_settings.check_keras_settings(os.environ)
         _check_disk(config, found)
     if placement().rank == 0 and not os.environ.get(CHECKED_VARIABLE):

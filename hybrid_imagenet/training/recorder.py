@@ -22,7 +22,7 @@ from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.config import Origin, RunConfig, derived
 from hybrid_imagenet.errors import UserError, without_secrets
-from hybrid_imagenet.runlog import jsonl, live, run_dir, summary
+from hybrid_imagenet.runlog import jsonl, live, run_dir, summary, trackers
 from hybrid_imagenet.runlog.tensorboard import TensorBoard
 from hybrid_imagenet.startup import is_terminal_output
 from hybrid_imagenet.training import relative_step_advice
@@ -66,6 +66,7 @@ class Recording:
         self._level = logging.NOTSET
         self.view = live.make_view(_view_mode(config, rank, size), sys.stdout, config.epochs)
         self._tensorboard: TensorBoard | None = None
+        self._tracker: trackers.TrackerLog | None = None
         self.writer: jsonl.MetricsWriter | None = None
         self.store: CheckpointStore | None = None
         if self._directory is not None:
@@ -108,9 +109,10 @@ class Recording:
     def diverged(self, step: int, seconds: float, loss: float) -> None:
         """Records that training has diverged."""
         if self.writer is not None:
-            self.writer.write(
-                {"kind": "diverged", "step": step, "seconds": seconds, "train_loss": loss}
-            )
+            record = {"kind": "diverged", "step": step, "seconds": seconds, "train_loss": loss}
+            self.writer.write(record)
+            if self._tracker is not None:
+                self._tracker.log(record)
 
     def start(
         self,
@@ -147,7 +149,16 @@ class Recording:
             "gpus": facts.get("gpu", "none") != "none",
         }
         if not over:
-            self._write_config(facts, state.seconds)
+            config = self._write_config(facts, state.seconds)
+            if self._config.tracker:
+                self._tracker = trackers.TrackerLog(
+                    self._config.tracker,
+                    name=self._directory.path.name,
+                    config=config,
+                    print_message=self.view.message,
+                    project=self._config.tracker_project,
+                    directory=self._directory.path,
+                )
         resume_from = (state.step, state.recorded_at) if self._directory.resumed else None
         self.writer = jsonl.MetricsWriter(
             self._directory.path / "metrics.jsonl", resume_from=resume_from
@@ -181,23 +192,23 @@ class Recording:
         if warning:
             self.view.message(f"warning: {warning}")
 
-    def _write_config(self, facts: Mapping[str, Any], seconds: float) -> None:
+    def _write_config(self, facts: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """Writes config.json, and returns its content."""
         assert self._directory is not None
         flags = dict(self._config.shown())
         for name in ("data_dir", "data_cache_dir"):  # a resume may come from another directory
             if flags[name] and not files.is_url(flags[name]):
                 flags[name] = str(files.expand_home(flags[name]).absolute())
-        self._directory.write_json(
-            "config.json",
-            {
-                "flags": flags,
-                "origins": {name: origin.value for name, origin in self._config.origins.items()},
-                "version": __version__,
-                "started": time.time() - seconds,
-                "peak_learning_rate": derived.peak_learning_rate(self._config),
-                **facts,
-            },
-        )
+        config = {
+            "flags": flags,
+            "origins": {name: origin.value for name, origin in self._config.origins.items()},
+            "version": __version__,
+            "started": time.time() - seconds,
+            "peak_learning_rate": derived.peak_learning_rate(self._config),
+            **facts,
+        }
+        self._directory.write_json("config.json", config)
+        return config
 
     def step(self, step: int, position: float, record: Mapping[str, Any] | None) -> None:
         """Advances the view; writes and shows the record of a step whose metrics were fetched."""
@@ -286,6 +297,9 @@ class Recording:
         self.view.run_finished(values)
         if self._tensorboard is not None:
             self._tensorboard.close()
+        if self._tracker is not None:
+            stop = None if values is None else values["stop"]
+            self._tracker.close(trackers.STATUSES.get(stop, trackers.FINISHED))
 
     def _show(self, record: Mapping[str, Any], view: Callable[[Mapping[str, Any]], None]) -> None:
         if self.writer is not None:
@@ -293,6 +307,8 @@ class Recording:
             view(record)
             if self._tensorboard is not None:
                 self._tensorboard.log(record)
+            if self._tracker is not None:
+                self._tracker.log(record)
 
 
 class _ToView(logging.Handler):
