@@ -24,9 +24,11 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3, help="of each of the two parts")
     options = parser.parse_args()
 
-    (pixels, digits), _ = hi.data.digits()
+    (pixels, digits), (test_pixels, test_digits) = hi.data.digits()
     pixels = pixels[..., None].astype("float32") / 16
+    test_pixels = test_pixels[..., None].astype("float32") / 16
     x, y = hi.data.shard((pixels, digits % 2), hi.rank(), hi.size())
+    test = hi.data.shard((test_pixels, test_digits % 2), hi.rank(), hi.size(), remainder="keep")
 
     body = hi.load_model(options.model, compile=False)
     features = keras.Model(body.inputs, body.layers[-2].output)
@@ -45,6 +47,9 @@ def main() -> None:
         )
         if hi.rank() == 0:
             print(f"{part}: {len(model.trainable_variables)} variables trained")
+    results = hi.evaluate(model, *test, verbose=0)  # over the test images of all ranks
+    if hi.rank() == 0:
+        print(f"accuracy on test images: {results['accuracy']:.3f}")
 
 
 if __name__ == "__main__":

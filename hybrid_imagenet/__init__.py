@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hybrid_imagenet.comm.process import communicator, init, local_rank, rank, shutdown, size
     from hybrid_imagenet.library import load_model
     from hybrid_imagenet.library.broadcast import broadcast_model
+    from hybrid_imagenet.library.distributed_evaluation import evaluate
     from hybrid_imagenet.library.synchronized_batch_norm import synchronize_batch_norm
     from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 
@@ -27,6 +28,7 @@ _HOMES = {
     ),
     "DistributedOptimizer": "optimizers.distributed",
     "broadcast_model": "library.broadcast",
+    "evaluate": "library.distributed_evaluation",
     "load_model": "library",
     "synchronize_batch_norm": "library.synchronized_batch_norm",
 }
@@ -36,6 +38,7 @@ __all__ = [
     "callbacks",
     "communicator",
     "data",
+    "evaluate",
     "init",
     "load_model",
     "local_rank",

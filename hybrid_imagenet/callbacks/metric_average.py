@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
-from hybrid_imagenet import private_api
 from hybrid_imagenet.comm import process
+from hybrid_imagenet.library import metric_sums
 from hybrid_imagenet.order.same_order import check_same_order
 
 _log = logging.getLogger(__name__)
@@ -27,10 +26,11 @@ SAME_DATA = (
 class MetricAverage(keras.callbacks.Callback):
     """Replaces the values in the logs of epochs by averages over the examples of all ranks.
 
-    States of Keras's metrics (sums and counts, confusion counts, ...) are summed over ranks in
-    float64, and the result of the sums replaces each rank's own, for training and validation.
-    Values that come from elsewhere, such as a custom metric class or the logs of a `train_step`,
-    are averaged as they are, and each rank has the same weight. Vectors are treated like numbers.
+    States of Keras's metrics (sums and counts, confusion counts, ...), of classes derived from them
+    and of classes with `sums_over_ranks = True` are summed over ranks in float64. The result of the
+    sums replaces each rank's own, for training and validation. Values that come from elsewhere,
+    such as other classes of metrics or the logs of a `train_step`, are averaged as they are, and
+    each rank has the same weight. Vectors are treated like numbers.
 
     Attributes:
       results: of the last validation, also of one outside of `fit`: Keras's `evaluate` returns the
@@ -89,40 +89,16 @@ class MetricAverage(keras.callbacks.Callback):
 
     def _merged(self) -> dict[str, Value]:
         """Returns the results of the summed states; this rank's states stay as they are."""
-        ranks = process.communicator()
-        added = _metrics(self.model.metrics) if ranks.size > 1 else ()
-        # States of Keras's own metrics can be added; of others one cannot know.
-        held = [
-            v for m in added if type(m).__module__.partition(".")[0] == "keras" for v in m.variables
-        ]
-        own = [v.numpy() for v in held]
-        if own:
-            vector = np.concatenate([np.ravel(value).astype(np.float64) for value in own])
-            total = ranks.allreduce_sum(tf.constant(vector), "metrics").numpy()
-            ends = np.cumsum([value.size for value in own])
-            for variable, value, end in zip(held, own, ends, strict=True):
-                variable.assign(
-                    total[end - value.size : end].reshape(value.shape).astype(value.dtype)
-                )
-        results = self.model.get_metrics_result()
-        if (tracker := private_api.loss_tracker(self.model)) is not None and not float(
-            tracker.count
-        ):
-            results.pop("loss", None)  # a `train_step` of the user's own has not used it
-        results = _alike(results)
-        for variable, value in zip(held, own, strict=True):
-            variable.assign(value)
-        return results
-
-
-def _metrics(found: Any) -> Iterator[keras.metrics.Metric]:
-    """Yields the metrics inside of those that only hold others."""
-    for metric in found:
-        inside = getattr(metric, "metrics", None)
-        if inside:
-            yield from _metrics(inside)
-        else:
-            yield metric
+        communicator = process.communicator()
+        metrics = []
+        if communicator.size > 1:
+            metrics = [
+                metric
+                for metric in metric_sums.single_metrics(self.model.metrics)
+                if metric_sums.has_summable_state(metric)
+            ]
+        with metric_sums.summed_over_ranks(metrics, communicator):
+            return _alike(metric_sums.metric_results(self.model))
 
 
 def _alike(own: Mapping[str, Any]) -> dict[str, Value]:

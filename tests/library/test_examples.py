@@ -55,6 +55,7 @@ def test_the_examples_train_on_two_ranks(pools, tmp_path):
     tuned = example("fine_tune.py", "digits.keras", "--epochs=2")
     assert "head: 2 variables trained" in tuned and "all: 8 variables trained" in tuned
     assert accuracy(tuned) > 0.75
+    assert accuracy(tuned, "accuracy on test images") > 0.75
     hybrid = example("fit_hybrid.py", "--epochs=8")
     assert accuracy(hybrid, "accuracy on held-out images") > 0.85
     looped = example("custom_loop.py", "--steps=61")

@@ -1,0 +1,140 @@
+"""Evaluates a Keras model on the examples of all ranks."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import keras
+import numpy as np
+
+from hybrid_imagenet.comm import process
+from hybrid_imagenet.comm.agreement import check_agreement, digest
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.library import metric_sums
+from hybrid_imagenet.order.same_order import check_same_order
+
+_log = logging.getLogger(__name__)
+
+
+class _BatchCounter(keras.callbacks.Callback):
+    """Counts the calls of the test function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self.calls += 1
+
+
+def evaluate(
+    model: keras.Model, x: Any, y: Any = None, **arguments: Any
+) -> dict[str, float | np.ndarray]:
+    """Evaluates a model and returns the results over the examples of all ranks.
+
+    Each rank passes its own part of the data, as to `model.evaluate`, which sees that part alone.
+    Here the sums and counts of all ranks are added before the results are computed, so each example
+    counts alike, however many examples and batches a rank has. All ranks return the same results:
+
+        test = hi.data.shard((x_test, y_test), hi.rank(), hi.size(), remainder="keep")
+        print(hi.evaluate(model, *test, batch_size=64))
+
+    Args:
+      model: compiled, with the same weights on all ranks, as after `fit`.
+      x: inputs, or a `tf.data.Dataset` or `PyDataset` of batches; at least one batch.
+      y: targets; None if `x` has them.
+      arguments: others of `model.evaluate`, such as `batch_size`, `sample_weight` or `steps`.
+        `verbose` counts on rank 0, whose progress bar shows the results of its own part.
+
+    Returns:
+      Loss and metrics by name, as `model.evaluate(..., return_dict=True)`.
+
+    Raises:
+      UserError: on all ranks, if a rank fails or has no batch, weights differ, or a value cannot be
+        computed over ranks: the state of a metric of your own class is not known to be a sum (set
+        its attribute `sums_over_ranks = True` if it is), or a `test_step` returns a value that is
+        not a metric's.
+    """
+    communicator = process.communicator()
+    if communicator.size == 1:
+        alone: dict[str, float | np.ndarray] = model.evaluate(x, y, return_dict=True, **arguments)
+        return alone
+    check_same_order(communicator)
+    check_agreement(
+        communicator,
+        {"weights": digest(model.trainable_variables)},
+        "before evaluate",
+        "call hybrid_imagenet.broadcast_model(model) on every rank first",
+    )
+    # No rank waits for another one until all of them have left this block.
+    with communicator.raise_on_all_ranks():
+        own_results = _evaluate_own_part(model, x, y, arguments)
+        metrics = _summable_metrics(model, own_results)
+    shapes = [list(variable.shape) for metric in metrics for variable in metric.variables]
+    check_agreement(
+        communicator,
+        {"the shapes of metrics": shapes},
+        "after evaluate",
+        "compile the same model with the same metrics on every rank",
+    )
+    with metric_sums.summed_over_ranks(metrics, communicator):
+        results = metric_sums.metric_results(model)
+        # Inside the block, because a result may be the state itself.
+        return {name: _as_number_or_array(results[name]) for name in own_results}
+
+
+def _evaluate_own_part(
+    model: keras.Model, x: Any, y: Any, arguments: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns the results of this rank's part by Keras's `evaluate`."""
+    rank = process.rank()
+    counter = _BatchCounter()
+    passed = dict(arguments)
+    passed["callbacks"] = [*(passed.get("callbacks") or []), counter]
+    if rank != 0:
+        passed["verbose"] = 0
+    try:
+        results: dict[str, Any] = model.evaluate(x, y, return_dict=True, **passed)
+    except UserError:
+        raise
+    except Exception as error:
+        # The other ranks get one line; the traceback is of use on this rank only.
+        _log.exception("evaluate failed on rank %d", rank)
+        raise UserError(f"evaluate failed: {type(error).__name__}: {error}") from error
+    if not counter.calls:
+        raise UserError("evaluate: this rank has no batch. Give each rank at least one example.")
+    return results
+
+
+def _summable_metrics(
+    model: keras.Model, own_results: dict[str, Any]
+) -> list[keras.metrics.Metric]:
+    """Returns the metrics of a model, all of which can be summed over ranks.
+
+    Raises:
+      UserError: if a metric, or a value of a `test_step`, cannot be.
+    """
+    metrics = list(metric_sums.single_metrics(model.metrics))
+    for metric in metrics:
+        if not metric_sums.has_summable_state(metric):
+            raise UserError(
+                f"evaluate: the states of metric {metric.name!r} of class {type(metric).__name__}"
+                " may not be sums, so they cannot be added over ranks. Derive the class from a"
+                " metric of Keras, such as keras.metrics.Mean, or set its attribute"
+                " sums_over_ranks = True if its states are sums."
+            )
+    known = metric_sums.metric_results(model)
+    unknown = [name for name in own_results if name not in known]
+    if unknown:
+        raise UserError(
+            f"evaluate: {', '.join(unknown)} of the model's test_step is not the result of a"
+            " metric, so it cannot be computed over ranks. Return the results of metrics, such as"
+            " keras.metrics.Mean."
+        )
+    return metrics
+
+
+def _as_number_or_array(value: Any) -> float | np.ndarray:
+    array = np.asarray(value)
+    return float(array) if array.ndim == 0 else array
