@@ -70,6 +70,19 @@ class Collectives(abc.ABC):
         return self.allreduce(tensor, name)
 
     @abc.abstractmethod
+    def allreduce_max(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Takes the elementwise maximum of a tensor over all ranks.
+
+        Args:
+          tensor: Any shape, the same on all ranks; float32, float64, int32 or int64, without NaN.
+          name: See the class. Several operations of a graph may have this name; TensorFlow's name
+            scopes and suffixes then tell them apart.
+
+        Returns:
+          The maximum, with the shape and dtype of `tensor`.
+        """
+
+    @abc.abstractmethod
     def reducescatter(self, vector: tf.Tensor, name: str, group: Any) -> tf.Tensor:
         """Sums a vector over the ranks of a group and gives each rank one chunk of the sum.
 

@@ -57,6 +57,19 @@ class Communicator(abc.ABC):
         """
 
     @abc.abstractmethod
+    def allreduce_max(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Takes the elementwise maximum of a tensor over all ranks, inside or outside of a graph.
+
+        Args:
+          tensor: Any shape, the same on all ranks; float32, float64, int32 or int64. It must not
+            contain NaN, because engines and ranks differ in their maximum with NaN.
+          name: As for `allreduce_sum`.
+
+        Returns:
+          The maximum, with the shape and dtype of `tensor`.
+        """
+
+    @abc.abstractmethod
     def allreduce_on_host(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Sums a tensor over all ranks in host memory.
 

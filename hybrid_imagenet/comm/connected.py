@@ -125,6 +125,9 @@ class ConnectedRanks(Communicator):
     def allreduce_sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         return self.collectives.allreduce(tf.convert_to_tensor(tensor), name, use_name_scope=True)
 
+    def allreduce_max(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        return self.collectives.allreduce_max(tf.convert_to_tensor(tensor), name)
+
     def allreduce_on_host(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         with tf.device("CPU:0"):
             return self._host_collectives.allreduce(

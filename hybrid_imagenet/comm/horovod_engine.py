@@ -171,6 +171,9 @@ class HorovodCollectives(Collectives):
         """Sums a group of one tensor, because HOROVOD_DISABLE_GROUP_FUSION keeps groups apart."""
         return hvd.grouped_allreduce([tensor], op=hvd.Sum, name=name, ignore_name_scope=True)[0]
 
+    def allreduce_max(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        return hvd.allreduce(tensor, op=hvd.Max, name=name)
+
     def reducescatter(self, vector: tf.Tensor, name: str, group: hvd.ProcessSet) -> tf.Tensor:
         return hvd.reducescatter(
             vector, op=hvd.Sum, name=name, process_set=group, ignore_name_scope=True

@@ -31,6 +31,9 @@ class SingleProcess(Communicator):
         del name
         return tf.convert_to_tensor(tensor)
 
+    def allreduce_max(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        return self.allreduce_sum(tensor, name)
+
     def allreduce_on_host(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         return self.allreduce_sum(tensor, name)
 

@@ -227,13 +227,21 @@ class TensorFlowCollectives(Collectives):
         *,
         use_name_scope: bool = False,
     ) -> tf.Tensor:
-        if use_name_scope and not tf.executing_eagerly():
-            name = tf.compat.v1.get_default_graph().unique_name(name)
+        if use_name_scope:
+            name = _unique_in_graph(name)
         return tf.raw_ops.CollectiveReduceV2(
             input=tensor,
             merge_op="Add",
             final_op="Id",
             **self._pairing("sum", tensor, name, group),
+        )
+
+    def allreduce_max(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        return tf.raw_ops.CollectiveReduceV2(
+            input=tensor,
+            merge_op="Max",
+            final_op="Id",
+            **self._pairing("maximum", tensor, _unique_in_graph(name), None),
         )
 
     def reducescatter(self, vector: tf.Tensor, name: str, group: RankGroup) -> tf.Tensor:
@@ -332,6 +340,14 @@ class TensorFlowCollectives(Collectives):
             "ordering_token": self._ordering_token,
             "communication_hint": "nccl" if self._gpu else "ring",
         }
+
+
+def _unique_in_graph(name: str) -> str:
+    """Returns a name that no other operation of the graph that is traced now has."""
+    if tf.executing_eagerly():
+        return name
+    unique_name: str = tf.compat.v1.get_default_graph().unique_name(name)
+    return unique_name
 
 
 def _as_supported_dtype(vector: tf.Tensor) -> tf.Tensor:

@@ -58,6 +58,12 @@ def collectives(engine: str = "horovod") -> dict:
     }
     total = communicator.allreduce_sum(tf.constant([1.0, 2.0]) * (rank + 1), "s")
     out["sum"] = total.numpy().tolist()
+    largest = communicator.allreduce_max(tf.constant([rank, -rank]), "m")
+    out["max"] = largest.numpy().tolist()
+    graph_max = function(
+        lambda x: [communicator.allreduce_max(x, "n"), communicator.allreduce_max(-x, "n")]
+    )
+    out["graph_max"] = [float(each) for each in graph_max(tf.constant(rank - 1.5))]
     host_total = communicator.allreduce_on_host(tf.constant([1, rank]), "h")
     out["host_sum"] = host_total.numpy().tolist()
     graph_sum = function(lambda x: communicator.allreduce_sum(x, "t"))

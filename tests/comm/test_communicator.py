@@ -23,6 +23,8 @@ def check(outcomes, size):
         assert out["horovod"] == (size > 1 and ranks.has_horovod())
         total = size * (size + 1) / 2
         assert out["sum"] == [total, 2 * total]
+        assert out["max"] == [size - 1, 0]
+        assert out["graph_max"] == [size - 2.5, 1.5]
         assert out["host_sum"] == [size, size * (size - 1) / 2]
         assert out["graph_sum"] == size * (size - 1) / 2
         assert out["variables"] == [[5.0] * 6] * 5 + [[1.0] * 6, [0.0], []]
