@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import enum
 import logging
 import types
@@ -24,14 +25,10 @@ from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.executor import UpdateExecutor
 from hybrid_imagenet.optimizers.grouped import GroupedOptimizer, check_known
 from hybrid_imagenet.optimizers.keras_executor import KerasExecutor
-from hybrid_imagenet.optimizers.kinds import (
-    ParameterKind,
-    check_updatable,
-    classify,
-    classify_by_rank,
-)
+from hybrid_imagenet.optimizers.kinds import ParameterKind, classify, classify_by_rank
 from hybrid_imagenet.optimizers.layout import Packed
 from hybrid_imagenet.optimizers.loss_scale import LossScale
+from hybrid_imagenet.optimizers.overwritten import Partition, is_overwritten
 from hybrid_imagenet.optimizers.reducer import GradientReducer
 from hybrid_imagenet.order.same_order import check_same_order
 from hybrid_imagenet.schedules import training_schedule
@@ -206,7 +203,8 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         """
         self._model = weakref.ref(model)
         if isinstance(self.inner, GroupedOptimizer) and not self.inner.kinds:
-            kinds = zip(model.trainable_variables, classify(model), strict=True)
+            variables = Partition(model.trainable_variables).updated
+            kinds = zip(variables, classify(model), strict=True)
             self._kinds |= {id(variable): kind for variable, kind in kinds}
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
@@ -214,19 +212,21 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         if self.built:
             return
         variables = self._as_keras_variables(variables)
-        check_updatable(variables)
+        self._partition = Partition(variables)
+        updated = self._partition.updated
         with tf.init_scope():  # the first `apply` may be in a graph
-            self._set_kinds(variables)
-            self.inner.build(list(variables))
+            self._set_kinds(updated)
+            self.inner.build(list(updated))
             if isinstance(self.inner, GroupedOptimizer):
                 self._executor = self.inner.make_executor(
                     self.loss_scale, self.average, packed=self._packed
                 )
             else:
-                self._executor = KerasExecutor(self.inner, self.loss_scale, variables)
+                self._executor = KerasExecutor(self.inner, self.loss_scale, updated)
             if self.average is not None:
-                self.average.build(variables)
-            # Of the last step's gradients, to name layers that are not finite; not saved.
+                self.average.build(updated)
+            # Of the last step's gradients, to name layers that are not finite; not saved. Those of
+            # variables that are overwritten come last: 0, or infinity.
             self.square_sums = tf.Variable(
                 tf.zeros([len(variables)]), trainable=False, name="square_sums"
             )
@@ -270,7 +270,11 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
     def _accumulation_variables(self) -> list[keras.Variable]:
         if self.accumulation_steps is None:
             return []
-        return [self._micro_batches, *self.accumulator.sums]
+        if not self.built:
+            return [self._micro_batches]
+        # Keras makes the variables of float8 in another order when it loads a model.
+        sums, maxima = self._partition.split(self.accumulator.sums)
+        return [self._micro_batches, *sums, *maxima]
 
     def _own_variables(self) -> list[keras.Variable]:
         """Returns the state without the inner optimizer's, which Keras saves by itself."""
@@ -474,18 +478,30 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
 
         Returns:
           The means over ranks, still scaled, the same on every rank, in the buckets that were sent.
+          Of variables that are overwritten, the largest new values.
         """
         variables = private_api.trainable_variables(self)
         missing = [v.path for g, v in zip(grads, variables, strict=True) if g is None]
         if missing:
             raise ValueError(f"There is no gradient for {', '.join(missing)}.")
-        return self.reducer.reduce(list(grads), _unique_names([v.path for v in variables]))
+        names, _ = self._partition.split(_unique_names([v.path for v in variables]))
+        gradients, new_values = self._partition.split(grads)
+        reduced = self.reducer.reduce(gradients, names)
+        if not new_values:
+            return reduced
+        return dataclasses.replace(reduced, new_values=self.reducer.maximum(new_values))
 
     def update_if_finite(self, reduced: Packed) -> None:
         """Updates the variables from what `reduce` returned, or skips the step on all ranks."""
         with tf.name_scope(UPDATE_SCOPE):
             assert self._executor is not None, "build comes first"
-            square_sums, norm = self._executor.apply(reduced)
+            if reduced.new_values:
+                overflows = self._partition.overflows(reduced.new_values)
+                square_sums, norm = self._executor.apply(reduced, tf.reduce_sum(overflows))
+                self._partition.overwrite(reduced.new_values, tf.math.is_finite(norm))
+                square_sums = tf.concat([square_sums, overflows], 0)
+            else:
+                square_sums, norm = self._executor.apply(reduced)
             self.grad_norm.assign(norm)
             self.square_sums.assign(square_sums)
 
@@ -499,7 +515,11 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
             self._scales_gradients = True
         if self._scales_gradients:
             scale = self.loss_scale.scale.value
-            return [tf.cast(grad, tf.float32) * scale for grad in grads]
+            scaled = []
+            for grad, variable in zip(grads, self._partition.variables, strict=True):
+                value = tf.cast(grad, tf.float32)
+                scaled.append(value if is_overwritten(variable) else value * scale)
+            return scaled
         raise UserError(
             "The loss was not scaled. Differentiate optimizer.scale_loss(loss), or use"
             " DistributedOptimizer(loss_scale=1)."
@@ -552,9 +572,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
             return
         counts = communicator.allgather_object(int(self._micro_batches.numpy()))
         if len(set(counts)) == 1 and counts[0] % self.accumulation_steps:
-            for i, total in enumerate(self.accumulator.sums):
-                summed = communicator.allreduce_sum(total.value, f"accumulated_{i}")
-                total.assign(summed / communicator.size)
+            self.accumulator.average_over_ranks(communicator)
 
     def _compare_ranks(self) -> None:
         """Compares weights and state over ranks at the first step: a broadcast may be missing."""
@@ -589,10 +607,14 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
     def non_finite_variables(self) -> list[str]:
         """Returns the paths of variables whose last gradients were not finite; waits for a GPU."""
         is_finite = np.isfinite(self.square_sums.numpy())
-        variables = private_api.trainable_variables(self)
+        variables = [*self._partition.updated, *self._partition.overwritten]
         return [v.path for v, finite in zip(variables, is_finite, strict=True) if not finite]
 
     # Keras's protocol
+
+    def finalize_variable_values(self, var_list: Sequence[keras.Variable]) -> None:
+        """Lets the inner optimizer set the final values of the variables that it updates."""
+        self.inner.finalize_variable_values(Partition(var_list).updated)
 
     def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
         """Excludes variables from the inner optimizer's weight decay; see Keras's method."""

@@ -17,9 +17,10 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.context import HYPERPARAMETERS, UpdateContext
 from hybrid_imagenet.optimizers.executor import UpdateExecutor
-from hybrid_imagenet.optimizers.kinds import ParameterKind, check_updatable, classify_by_rank
+from hybrid_imagenet.optimizers.kinds import ParameterKind, classify_by_rank
 from hybrid_imagenet.optimizers.layout import pack_each
 from hybrid_imagenet.optimizers.loss_scale import LossScale
+from hybrid_imagenet.optimizers.overwritten import Partition
 from hybrid_imagenet.optimizers.packed import PackedExecutor
 from hybrid_imagenet.optimizers.per_variable import PerVariableExecutor
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS, Options
@@ -189,13 +190,12 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """Creates the state: for each of `slots` one float32 variable per trainable variable.
 
         Raises:
-          UserError: for weights that are not float32, that quantization to float8 has added, or
-            whose kind is not known.
+          UserError: for weights that are not float32, or whose kind is not known.
         """
         if self.built:
             return
-        variables = list(variables)
-        check_updatable(variables)
+        self._partition = Partition(variables)
+        variables = self._partition.updated
         for variable in variables:
             if variable.dtype != "float32":
                 raise UserError(
@@ -222,7 +222,8 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
     ) -> None:
         """Updates the variables from unscaled gradients, one per variable, without other ranks.
 
-        A step whose gradients are not finite changes nothing.
+        A step whose gradients are not finite changes nothing. Variables of float8 get their new
+        values, which Keras passes instead of gradients.
 
         Raises:
           ValueError: if a gradient is missing, or the variables are not those that the optimizer
@@ -230,10 +231,10 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """
         if trainable_variables is not None:
             self.build(trainable_variables)
-            check_known(private_api.trainable_variables(self), trainable_variables)
+            check_known(self._partition.variables, trainable_variables)
         elif not self.built:
             raise ValueError("apply got no variables. Pass them at the first call, or call build.")
-        variables = private_api.trainable_variables(self)
+        variables = self._partition.variables
         missing = [v.path for g, v in zip(grads, variables, strict=True) if g is None]
         if missing:
             raise ValueError(f"There is no gradient for {', '.join(missing)}.")
@@ -241,7 +242,13 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
             with tf.init_scope():
                 self._standalone_executor = self.make_executor(LossScale())
         float32 = [tf.cast(tf.convert_to_tensor(grad), tf.float32) for grad in grads]
-        self._standalone_executor.apply(pack_each(float32))
+        gradients, new_values = self._partition.split(float32)
+        overflow = None
+        if new_values:
+            overflow = tf.reduce_sum(self._partition.overflows(new_values))
+        _, norm = self._standalone_executor.apply(pack_each(gradients), overflow)
+        if new_values:
+            self._partition.overwrite(new_values, tf.math.is_finite(norm))
 
     def decayed_indices(self) -> list[int]:
         """Returns the positions of the variables that weight decay acts on."""

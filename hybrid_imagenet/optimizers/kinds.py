@@ -13,6 +13,7 @@ import keras
 
 from hybrid_imagenet import private_api
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.optimizers.overwritten import Partition
 
 _NORMALIZATIONS = (
     keras.layers.BatchNormalization,
@@ -35,7 +36,9 @@ class ParameterKind(enum.Enum):
 
 
 def classify(model: keras.Model) -> list[ParameterKind]:
-    """Returns the kind of each of `model.trainable_variables`, in their order.
+    """Returns the kind of each of `model.trainable_variables` that a rule updates, in their order.
+
+    Variables that are overwritten, such as those of float8, have no kind.
 
     Names of variables play no part: the scale and offset of a normalization layer are the variables
     that the layer itself uses as such, a bias is the variable that its layer adds, and everything
@@ -55,7 +58,8 @@ def classify(model: keras.Model) -> list[ParameterKind]:
             if isinstance(gamma, keras.Variable) and len(gamma.shape) == 1:
                 roles[ParameterKind.NORM_SCALE] = gamma
         kinds |= {id(v): kind for kind, v in roles.items() if isinstance(v, keras.Variable)}
-    return [kinds.get(id(v), ParameterKind.KERNEL) for v in model.trainable_variables]
+    variables = Partition(model.trainable_variables).updated
+    return [kinds.get(id(v), ParameterKind.KERNEL) for v in variables]
 
 
 def classify_by_rank(variables: Sequence[keras.Variable]) -> list[ParameterKind]:
@@ -75,18 +79,3 @@ def classify_by_rank(variables: Sequence[keras.Variable]) -> list[ParameterKind]
                 " call hybrid_imagenet.broadcast_model(model) before the first step."
             )
     return [ParameterKind.KERNEL if len(v.shape) > 1 else ParameterKind.BIAS for v in variables]
-
-
-def check_updatable(variables: Sequence[keras.Variable]) -> None:
-    """Raises UserError for variables whose gradients are not gradients.
-
-    `quantize("float8")` adds scales and histories of maxima. Keras passes their new values instead
-    of gradients, and the mean of a loss-scaled value over ranks is not the new value.
-    """
-    replaced = [v.path for v in variables if getattr(v, "overwrite_with_gradient", False)]
-    if replaced:
-        raise UserError(
-            f"Training in float8 is not supported: {replaced[0]} and {len(replaced) - 1} other"
-            " variables get new values instead of gradients. Train with the dtype policy"
-            ' mixed_bfloat16 or mixed_float16 instead of quantize("float8").'
-        )

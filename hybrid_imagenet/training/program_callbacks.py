@@ -24,6 +24,7 @@ from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 from hybrid_imagenet.callbacks.trust_ratio_log import TrustRatioLog
 from hybrid_imagenet.callbacks.weight_check import WeightCheck
 from hybrid_imagenet.models import normalization
+from hybrid_imagenet.optimizers.overwritten import Partition
 from hybrid_imagenet.training import relative_step_advice
 from hybrid_imagenet.training.components import RunComponents
 from hybrid_imagenet.training.cost_log import CostLog
@@ -67,8 +68,9 @@ def program_callbacks(
     callbacks += [AdaBoundBounds(), LARSSchedule(derives_coefficient=False), LearningRateSchedule()]
     weights = run.model.trainable_variables
     rule = run.optimizer.inner
+    updated = Partition(weights).updated
     callbacks += [
-        RelativeUpdates([weights[i] for i in rule.kernel_indices()]),
+        RelativeUpdates([updated[i] for i in rule.kernel_indices()]),
         HyperparameterLog(run),
         SkippedStepsGuard(run.optimizer, config.max_skipped_steps, step.copies.read),
         DivergenceGuard(
@@ -99,7 +101,7 @@ def program_callbacks(
         )
     callbacks += [
         ExampleCount(run.data, run.state, communicator),
-        TrustRatioLog(rule, weights),
+        TrustRatioLog(rule, updated),
         WeightCheck(weights, communicator),
         CostLog(
             communicator,

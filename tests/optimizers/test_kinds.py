@@ -110,19 +110,3 @@ def test_weights_that_are_not_float32_are_rejected_with_the_policy_to_use():
         match=r"lars updates float32 weights only, but .* is float16.*policy mixed_float16",
     ):
         trained_by(hi.optimizers.LARS(0.1), keras.layers.Dense(2, dtype="float16"), (4,))
-
-
-def test_float8_is_rejected_before_training():
-    for optimizer in (
-        hi.optimizers.SGD(0.1),
-        hi.DistributedOptimizer(hi.optimizers.SGD(0.1)),
-        hi.DistributedOptimizer("sgd"),
-    ):
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
-        model.quantize("float8")
-        model.compile(optimizer, "mse")
-        with pytest.raises(
-            UserError,
-            match=r"Training in float8 is not supported: .* and 5 other variables get new",
-        ):
-            model.fit(np.ones((4, 4)), np.ones((4, 2)), verbose=0)
