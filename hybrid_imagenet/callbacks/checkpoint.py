@@ -16,6 +16,7 @@ import tensorflow as tf
 from hybrid_imagenet import files, private_api
 from hybrid_imagenet.callbacks import keras_callback_state
 from hybrid_imagenet.callbacks.save_checkpoints import SaveCheckpoints
+from hybrid_imagenet.callbacks.training_callback import saved_variables
 from hybrid_imagenet.checkpoints.archive import CheckpointArchive
 from hybrid_imagenet.checkpoints.run_state import RunState, restore_arrays
 from hybrid_imagenet.checkpoints.store import CheckpointStore
@@ -97,6 +98,7 @@ class Checkpoint(SaveCheckpoints):
         for optimizer in compiled_model.optimizers(self.model).values():
             build(self.model, optimizer, communicator)
         self._pending_logs = None
+        self._others = private_api.running_callbacks()
         store = None
         meta: dict[str, Any] | None = None
         self._restored_states = {}
@@ -107,7 +109,6 @@ class Checkpoint(SaveCheckpoints):
                 self._lock()
                 meta = self._restore(store)
         meta = communicator.broadcast_object(meta)
-        callbacks = private_api.running_callbacks()
         if meta is None:
             self._state.restore(RunState().to_dict())
         else:
@@ -115,7 +116,7 @@ class Checkpoint(SaveCheckpoints):
             self._restored_states = meta["callbacks"]
             self._broadcast_callback_weights(meta["callback_weights"])
             if communicator.rank == 0:
-                for line in _warnings(callbacks, self._restored_states):
+                for line in _warnings(self._others, self._restored_states):
                     _print(line)
             private_api.set_initial_epoch(self.model, self._state.finished_epochs)
             if self._order is not None:
@@ -123,7 +124,10 @@ class Checkpoint(SaveCheckpoints):
                 # The order also knows the position after `stop_training` has cut an epoch.
                 private_api.set_initial_epoch(self.model, self._order.epoch)
             broadcast_model(self.model, communicator)
-        self.start(store, callbacks)
+            communicator.broadcast_variables(
+                [v.value for v in saved_variables(self._others).values()]
+            )
+        self.start(store, self._others)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves the epoch before, and sets restored states of callbacks in the first epoch.
@@ -201,7 +205,7 @@ class Checkpoint(SaveCheckpoints):
             if name in optimizers:
                 self._prepare_optimizer(optimizers[name], saved)
         self._restored_weights, checkpoint = _split_arrays(checkpoint)
-        restore_arrays(checkpoint, self._model_variables())
+        restore_arrays(checkpoint, self.all_variables())
         state: dict[str, Any] = checkpoint.meta["state"]
         _print(f"resumed from {checkpoint.path}: epoch {state['finished_epochs']} is done")
         return {
@@ -250,6 +254,13 @@ class Checkpoint(SaveCheckpoints):
             for part, variables in parts.items()
             for i, variable in enumerate(variables)
         }
+
+    def all_variables(self) -> dict[str, keras.Variable]:
+        variables = dict(self._model_variables())
+        for name, variable in saved_variables(self._others).items():
+            # Without the path of a variable, which Keras counts up like the names of layers.
+            variables["/".join(name.split("/")[:2])] = variable
+        return variables
 
     def extra_arrays(self) -> dict[str, np.ndarray]:
         named = keras_callback_state.stateful_callbacks(self._others)

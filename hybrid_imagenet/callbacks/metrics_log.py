@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from hybrid_imagenet import private_api
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 from hybrid_imagenet.comm import process
 from hybrid_imagenet.runlog.jsonl import MetricsWriter
@@ -54,14 +53,14 @@ class MetricsLog(TrainingCallback):
         self._file: _JsonLines | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        if self._path is not None and process.rank() == 0:
-            first_epoch = private_api.initial_epoch(self.model) or 0
-            self._file = _JsonLines(self._path, first_epoch)
-            self._sink = self._file
         self._steps = self.params.get("initial_step", 0)
         self._earlier_steps = self._steps
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        # The first epoch is not known earlier: another callback may have restored it.
+        if self._path is not None and self._file is None and process.rank() == 0:
+            self._file = _JsonLines(self._path, epoch)
+            self._sink = self._file
         self._earlier_steps = self._steps
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:

@@ -130,8 +130,9 @@ class SaveCheckpoints(TrainingCallback):
         before_save(self._others)
         description = self._describe()
         if self._store is not None:
-            variables = {**self._variables(), **saved_variables(self._others)}
-            arrays = {name: np.array(variable.numpy()) for name, variable in variables.items()}
+            arrays = {
+                name: np.array(variable.numpy()) for name, variable in self.all_variables().items()
+            }
             arrays |= self.extra_arrays()
             meta = {
                 **description,
@@ -140,6 +141,10 @@ class SaveCheckpoints(TrainingCallback):
             }
             self._store.save(self._state.step, arrays, meta)
         self._seconds += time.perf_counter() - began
+
+    def all_variables(self) -> dict[str, keras.Variable]:
+        """Returns the variables that are saved, of training and of callbacks, by name."""
+        return {**self._variables(), **saved_variables(self._others)}
 
     def extra_arrays(self) -> dict[str, np.ndarray]:
         """Returns arrays that are saved but do not belong to variables, by name."""

@@ -14,6 +14,7 @@ NAMES = tuple(OPTIMIZERS)
 _CLASSES = {
     method.constructor.rpartition(":")[2]: method.constructor for method in OPTIMIZERS.values()
 }
+_CLASSES["WeightAverage"] = "hybrid_imagenet.optimizers.average:WeightAverage"
 __all__ = ["NAMES", "create", *_CLASSES]
 
 

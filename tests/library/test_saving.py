@@ -157,7 +157,7 @@ def plateau_run(folder, first_epochs, epochs=7):
 
     for last in [*first_epochs, epochs]:
         logs.clear()
-        model = saving.made(hi.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+        model = saving.made(hi.DistributedOptimizer(keras.optimizers.SGD(0.1)), run_eagerly=True)
         # No improvement is large enough, so both callbacks act.
         stopping = keras.callbacks.EarlyStopping(
             "loss", min_delta=10.0, patience=5, start_from_epoch=1, restore_best_weights=True
@@ -172,8 +172,8 @@ def plateau_run(folder, first_epochs, epochs=7):
     return logs, stopping.stopped_epoch, [w.tolist() for w in model.get_weights()]
 
 
-@pytest.mark.parametrize("first_epochs", [(2,), (1, 3, 4)])
-def test_callbacks_that_count_epochs_continue_after_a_resume(tmp_path, first_epochs):
+def test_callbacks_that_count_epochs_continue_after_a_resume(tmp_path):
+    first_epochs = (1, 3, 4)
     whole_logs, whole_stop, whole_weights = plateau_run(tmp_path / "whole", ())
     logs, stop, weights = plateau_run(tmp_path / "interrupted", first_epochs)
     assert len({rate for _, _, rate in whole_logs}) > 1, "ReduceLROnPlateau did not act"
@@ -197,7 +197,9 @@ def test_a_callback_of_the_user_with_state_dict_continues_after_a_resume(tmp_pat
     for epochs in (1, 3):
         counter = Counter()
         callbacks = [hi.callbacks.Checkpoint(tmp_path / "checkpoints"), counter]
-        saving.fit(saving.made(hi.DistributedOptimizer("sgd")), epochs, more=callbacks)
+        saving.fit(
+            saving.made(hi.DistributedOptimizer("sgd"), run_eagerly=True), epochs, more=callbacks
+        )
         assert counter.epochs == epochs
 
 
@@ -208,7 +210,7 @@ def test_a_resumed_run_names_the_callbacks_that_do_not_continue(tmp_path, capsys
             *more,
             keras.callbacks.CSVLogger(tmp_path / "log.csv", append=append),
         ]
-        saving.fit(saving.made(hi.DistributedOptimizer("sgd")), 1, more=callbacks)
+        saving.fit(saving.made(hi.DistributedOptimizer("sgd"), run_eagerly=True), 1, more=callbacks)
         return [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
 
     assert fit() == []

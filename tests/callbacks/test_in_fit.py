@@ -1,0 +1,70 @@
+"""The callbacks of the program in `model.fit`."""
+
+import json
+
+import keras
+import numpy as np
+
+import hybrid_imagenet as hi
+from tests.library import models
+
+
+def made(directory):
+    directory.mkdir()
+    return directory
+
+
+def fit(tmp_path, epochs, *more):
+    """Trains with an average of the weights; resumes what is in the directory."""
+    average = hi.optimizers.WeightAverage(0.5)
+    optimizer = hi.DistributedOptimizer(hi.optimizers.SGD(0.1), average=average)
+    model = models.made(optimizer, metrics=["accuracy"], run_eagerly=True)
+    x, y = models.data(1)
+    callbacks = [
+        *hi.callbacks.default_callbacks(),
+        hi.callbacks.SwapAveragedWeights(average),
+        hi.callbacks.DivergenceGuard(),
+        *more,
+        hi.callbacks.MetricsLog(tmp_path / "metrics.jsonl"),
+        hi.callbacks.Checkpoint(tmp_path / "checkpoints"),
+    ]
+    history = model.fit(
+        x, y, models.BATCH, epochs, 0, callbacks, shuffle=False, validation_data=(x, y)
+    )
+    return model, average, history.history
+
+
+def test_averaged_weights_are_validated_in_fit_and_saved_by_checkpoint(tmp_path):
+    model, average, history = fit(made(tmp_path / "whole"), 2)
+    x, y = models.data(1)
+    trained = model.get_weights()
+    assert history["val_loss"][-1] != model.evaluate(x, y, verbose=0)[0]
+    model.set_weights([value.numpy() for value in average.variables.values()])
+    np.testing.assert_allclose(
+        history["val_loss"][-1], model.evaluate(x, y, models.BATCH, verbose=0)[0], rtol=1e-5
+    )
+    fit(made(tmp_path / "parts"), 1)
+    resumed, resumed_average, resumed_history = fit(tmp_path / "parts", 2)
+    assert resumed_history["val_loss"] == history["val_loss"][1:]
+    for ours, expected in zip(resumed.get_weights(), trained, strict=True):
+        np.testing.assert_array_equal(ours, expected)
+    pairs = zip(resumed_average.variables.values(), average.variables.values(), strict=True)
+    for ours, expected in pairs:
+        np.testing.assert_array_equal(ours.numpy(), expected.numpy())
+    records = [
+        json.loads(line) for line in (tmp_path / "parts" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert [record["epoch"] for record in records] == [1, 2]
+    assert [record["val_loss"] for record in records] == history["val_loss"]
+
+
+def test_stop_at_target_and_profiler_work_in_fit(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    profiler = hi.callbacks.Profiler(2, 3, tmp_path / "profile")
+    _, _, history = fit(
+        tmp_path / "run", 5, hi.callbacks.StopAtTarget(0.0, monitor="val_accuracy"), profiler
+    )
+    assert len(history["loss"]) == 1
+    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+    assert "profile of steps 2 to 3: tensorboard" in capsys.readouterr().err
+    assert isinstance(profiler, keras.callbacks.Callback)
