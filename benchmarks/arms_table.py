@@ -468,12 +468,6 @@ ARMS = (
         "--per_gpu_batch=128",
     ),
     Arm("loop", _LOOP, "the loop with JPEGs has 97 % of the step", _loop),
-    Arm(
-        "loop_dali",
-        (*_LOOP, "--decoder=dali"),
-        "the same with DALI, which must be installed",
-        _loop,
-    ),
     _step("ranks2", "docs", _exposed, "--per_gpu_batch=128", ranks=2, gigabytes=60),
     _step(
         "ranks2_sync",

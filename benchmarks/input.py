@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--dali_python",
         default=sys.executable,
-        help="a Python that has nvidia-dali (default: this one)",
+        help="a Python that has nvidia-dali-cuda120 (default: this one)",
     )
     arguments = parser.parse_args(argv)
     chosen = [] if arguments.source else list(filter(None, arguments.peers.split(",")))

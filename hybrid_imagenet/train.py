@@ -53,7 +53,6 @@ def build_components(config: RunConfig, communicator: Communicator) -> RunCompon
         tf.config.experimental.enable_op_determinism()
     with communicator.raise_on_all_ranks():
         precision = hardware.choose_precision(config.precision, config.model)
-        build.check_decoder(config)
         train, validation = build.sources(config)
     same_data.check_ranks(communicator, build.by_name(config, train, validation))
     with communicator.raise_on_all_ranks():

@@ -310,10 +310,9 @@ constraints_of() {
 }
 
 # shellcheck disable=SC2329  # called by step
-# install_hashed KIND: installs the packages of hashes.txt that this kind of environment needs. Horovod is built later,
-# and DALI is left to the user, because it is large and few need it.
+# install_hashed KIND: installs the packages of hashes.txt that this kind of environment needs. Horovod is built later.
 install_hashed() {
-  local others='tensorflow-cpu==|nvidia-dali-'
+  local others='tensorflow-cpu=='
   [[ $1 == gpu ]] || others='tensorflow==|nvidia-'
   local list
   list=$(mktemp) || return 1

@@ -21,7 +21,7 @@ from hybrid_imagenet import data
 from hybrid_imagenet.benchmarks import _photographs
 from hybrid_imagenet.comm.quiet import import_tensorflow
 from hybrid_imagenet.data.augmentations import AUGMENTATIONS
-from hybrid_imagenet.errors import EXIT_OK, UserError, without_secrets
+from hybrid_imagenet.errors import EXIT_OK, without_secrets
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.command_line import positive_int
 
@@ -104,13 +104,12 @@ def measure_all(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     folder = str(_photographs.photograph_folder())
     small_shards = str(_photographs.photograph_shards(256))
     shards = str(_photographs.photograph_shards(None))
-    for title, dataset, directory, decoder in (
-        ("files", "folder", folder, "tensorflow"),
-        ("shards", "tfrecord", shards, "tensorflow"),
-        ("shards, shorter side 256", "tfrecord", small_shards, "tensorflow"),
-        ("shards, --decoder=dali", "tfrecord", shards, "dali"),
+    for title, dataset, directory in (
+        ("files", "folder", folder),
+        ("shards", "tfrecord", shards),
+        ("shards, shorter side 256", "tfrecord", small_shards),
     ):
-        row = measure_pipeline(title, dataset, directory, arguments, decoder)
+        row = measure_pipeline(title, dataset, directory, arguments)
         print_row(row)
         yield row
 
@@ -136,7 +135,6 @@ def measure_pipeline(
     dataset: str,
     data_dir: str | None,
     arguments: argparse.Namespace,
-    decoder: str = "tensorflow",
 ) -> dict[str, Any]:
     """Measures this package's pipeline at full speed, and then with a simulated trainer.
 
@@ -145,20 +143,12 @@ def measure_pipeline(
       dataset: --dataset.
       data_dir: --data_dir.
       arguments: the parsed options of the benchmark.
-      decoder: --decoder.
 
     Returns:
       A row of the table.
     """
-    if decoder == "dali":
-        from hybrid_imagenet.data import dali
-
-        try:
-            dali.check_installation(None)
-        except UserError as error:
-            return {"name": title, "error": f"did not run: {error}"}
     source = data.open_source(dataset, data_dir, cache_dir=arguments.data_cache_dir)
-    _, elements = _start_pipeline(source, arguments, decoder)
+    _, elements = _start_pipeline(source, arguments)
     bytes_before = source.reads.bytes_read
     operations_before = source.reads.operations
     cpu_start = time.process_time()
@@ -173,11 +163,11 @@ def measure_pipeline(
     return row | {
         "bytes_per_second": (source.reads.bytes_read - bytes_before) / seconds,
         "operations_per_second": (source.reads.operations - operations_before) / seconds,
-        "wait_share": _wait_fraction(source, arguments, decoder, trainer_rate),
+        "wait_share": _wait_fraction(source, arguments, trainer_rate),
     }
 
 
-def _start_pipeline(source: data.Source, arguments: argparse.Namespace, decoder: str) -> Any:
+def _start_pipeline(source: data.Source, arguments: argparse.Namespace) -> Any:
     """Returns the batches of this package's pipeline, and an iterator after some of them."""
     import_tensorflow()
     from hybrid_imagenet.data import datasets, pipeline
@@ -194,7 +184,7 @@ def _start_pipeline(source: data.Source, arguments: argparse.Namespace, decoder:
         epochs=1000,
         image_size=arguments.image_size,
         augmentation=arguments.augmentation,
-        options=pipeline.HostOptions(threads=arguments.threads, decoder=decoder),
+        options=pipeline.HostOptions(threads=arguments.threads),
     )
     elements = iter(batches)
     for _ in range(_WARMUP_BATCHES):
@@ -202,14 +192,12 @@ def _start_pipeline(source: data.Source, arguments: argparse.Namespace, decoder:
     return batches, elements
 
 
-def _wait_fraction(
-    source: data.Source, arguments: argparse.Namespace, decoder: str, rate: float
-) -> float:
+def _wait_fraction(source: data.Source, arguments: argparse.Namespace, rate: float) -> float:
     """Returns the fraction of the time that a simulated trainer waits for input.
 
     The trainer computes `rate` images per second on another device, so it does not use the CPU.
     """
-    batches, elements = _start_pipeline(source, arguments, decoder)
+    batches, elements = _start_pipeline(source, arguments)
     wait_seconds_before = batches.wait_seconds
     start = time.perf_counter()
     while time.perf_counter() - start < arguments.seconds / 2:

@@ -278,12 +278,6 @@ class Data:
         "Number of classes, if the files have no class names (manifest, labels.txt or metadata).",
         minimum=1,
     )
-    decoder: str = option(
-        "tensorflow",
-        "Decoder of JPEGs: TensorFlow, or NVIDIA DALI (on the GPU where there is one; needs the"
-        " extra dali).",
-        choices=("tensorflow", "dali"),
-    )
     data_threads: int | None = option(
         None,
         "Decoding threads per rank; default the machine's cores divided by its ranks.",
@@ -554,6 +548,7 @@ REMOVED = {
     "batch_norm_epsilon": RemovedFlag(
         1e-5, "It is 1e-5. Use your own network, --model=MODULE:FUNCTION, to change it."
     ),
+    "decoder": RemovedFlag("tensorflow", "TensorFlow decodes all images. Omit the flag."),
     "eval_offset_epochs": RemovedFlag(
         0,
         "With --lr_schedule=mlperf it follows MLPerf's rules, else it is 0. Use a smaller"

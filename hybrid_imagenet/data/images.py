@@ -89,16 +89,11 @@ OTHER = 1
 ANY_CHANNELS = 2
 # The reductions at which libjpeg decodes.
 RATIOS = (1, 2, 4, 8)
-# Each kind has a branch for each ratio. This is the first branch that does not decode JPEGs.
-OTHER_BRANCH = OTHER * len(RATIOS)
 
 # The following are JPEG markers, see ITU-T T.81, table B.1. A frame header has the image's size.
 _START_OF_FRAME = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
-# Baseline, extended sequential and progressive frames are Huffman-coded.
-_HUFFMAN_FRAMES = frozenset({0xC0, 0xC1, 0xC2})
 # All other markers are followed by a length.
 _STANDALONE_MARKERS = frozenset({0x01, *range(0xD0, 0xD8)})
-_ADOBE_SEGMENT = 0xEE
 _START_OF_SCAN = 0xDA
 _END_OF_IMAGE_BYTES = b"\xff\xd9"
 _START_OF_SCAN_BYTES = b"\xff\xda"
@@ -244,30 +239,6 @@ def encode(picture: Image.Image, form: str, **options: Any) -> bytes:
     buffer = io.BytesIO()
     picture.save(buffer, form, **options)
     return buffer.getvalue()
-
-
-def is_plain_jpeg(data: bytes) -> bool:
-    """Returns whether a JPEG is one that all decoders decode to the same colors.
-
-    That is, it has 8 bits per channel, Huffman codes, and gray or YCbCr. CMYK is different, and so
-    is RGB without a color transform, which an Adobe segment or the names of the components show.
-    """
-    for marker, start in _jpeg_segments(data):
-        is_adobe = marker == _ADOBE_SEGMENT and data[start : start + 5] == b"Adobe"
-        # The Adobe segment's byte 11 is the color transform; 0 means none.
-        if is_adobe and data[start + 11 : start + 12] == b"\x00":
-            return False
-        if marker in _START_OF_FRAME:
-            precision = data[start]
-            num_components = data[start + 5]
-            names = data[start + 6 : start + 6 + 3 * num_components : 3]
-            return (
-                marker in _HUFFMAN_FRAMES
-                and precision == 8
-                and num_components in (1, 3)
-                and names != b"RGB"
-            )
-    return False
 
 
 def plan_decoding(

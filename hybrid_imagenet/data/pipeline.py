@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from hybrid_imagenet.data import augmentations, dali, images, mixing
+from hybrid_imagenet.data import augmentations, images, mixing
 from hybrid_imagenet.data.bad_records import BadRecords, ExampleReader
 from hybrid_imagenet.data.sources.source import Source
 from hybrid_imagenet.errors import UserError
@@ -50,7 +50,6 @@ class HostOptions:
         `readers` and `prefetch`, but not below 1.
       bad_records: "fail" or "skip", see `training_batches`.
       max_bad_records: with "skip", more bad records than this on all ranks are an error.
-      decoder: "tensorflow" or "dali".
     """
 
     threads: int = 2
@@ -61,7 +60,6 @@ class HostOptions:
     memory_bytes: int = 4 << 30
     bad_records: str = "fail"
     max_bad_records: int = 100
-    decoder: str = "tensorflow"
 
 
 def example_order(
@@ -376,12 +374,11 @@ class DatasetBuilder:
     class_mixing_monitor: mixing.ClassMixingMonitor | None = None
 
     def __post_init__(self) -> None:
-        """Creates the reader; DALI's decoder is created when the batch size is known."""
+        """Creates the reader."""
         self._reader = ExampleReader(
             self.source, self.bad_records, self.options.reads, self.options.readers
         )
         self._read_error: UserError | None = None
-        self._dali_decoder: tuple[tuple[int, int], dali.DaliDecoder] | None = None
 
     @property
     def is_evaluation(self) -> bool:
@@ -396,16 +393,11 @@ class DatasetBuilder:
         numbers = tf.data.Dataset.range(start, segment.count)
         if self._source_has_final_pixels(host):
             data = self._read_pixels(numbers, segment, host, readers)
-        elif options.decoder == "dali":
-            data = self._decode_with_dali(numbers, segment, host, readers)
         else:
-            data = self._decode_with_tensorflow(numbers, segment, host, readers)
+            data = self._decode(numbers, segment, host, readers)
         data = data.prefetch(prefetch)
         settings = tf.data.Options()
-        # DALI decodes in its own threads, and the threads of tf.data only wait for them.
-        settings.threading.private_threadpool_size = (
-            readers if options.decoder == "dali" else options.threads
-        )
+        settings.threading.private_threadpool_size = options.threads
         settings.threading.max_intra_op_parallelism = 1
         settings.autotune.enabled = False
         data = data.with_options(settings)
@@ -447,9 +439,6 @@ class DatasetBuilder:
         """
         decoded_bytes = batch * side**2 * 3
         encoded_bytes = batch * _ENCODED_IMAGE_BYTES
-        if self.options.decoder == "dali":
-            # A thread that has read a micro-batch also holds its pixels while DALI decodes.
-            encoded_bytes += decoded_bytes
         prefetch = min(self.options.prefetch, self.options.memory_bytes // (2 * decoded_bytes))
         readers = min(self.options.readers, self.options.memory_bytes // (2 * encoded_bytes))
         return max(1, readers), max(1, prefetch)
@@ -467,7 +456,7 @@ class DatasetBuilder:
             fraction = 0.0
         return self.source.side == host.side and fraction == 1.0
 
-    def _decode_with_tensorflow(
+    def _decode(
         self,
         numbers: tf.data.Dataset,
         segment: PipelineSegment,
@@ -492,38 +481,6 @@ class DatasetBuilder:
         encoded_images = _map(numbers, read, readers).unbatch()
         decoded_images = _map(encoded_images, decode, self.options.threads)
         return decoded_images.batch(segment.batch, drop_remainder=True)
-
-    def _decode_with_dali(
-        self,
-        numbers: tf.data.Dataset,
-        segment: PipelineSegment,
-        host: augmentations.HostAugmentation,
-        readers: int,
-    ) -> tf.data.Dataset:
-        decoder = self._dali_decoder_for(segment.batch, host.side)
-        types = (tf.uint8, tf.int64, tf.int64, tf.float32)
-        shapes = ((host.side, host.side, 3), (), (2,), ())
-
-        def read_and_decode(number: int) -> tuple[np.ndarray, ...]:
-            content, branch, window, *rest = self._read(segment, number, host)
-            return decoder.decode(content, branch, window), *rest
-
-        def element(number: tf.Tensor) -> Element:
-            return self._element(
-                *_call_python(read_and_decode, number, types, segment.batch, shapes)
-            )
-
-        return _map(numbers, element, readers)
-
-    def _dali_decoder_for(self, batch: int, side: int) -> dali.DaliDecoder:
-        """Returns a decoder, which is the previous one if the sizes are the same."""
-        if self._dali_decoder is None or self._dali_decoder[0] != (batch, side):
-            gpu = dali.physical_gpu(self.options.device)
-            decoder = dali.DaliDecoder(
-                batch, side, self.options.threads, gpu, accurate=self.is_evaluation
-            )
-            self._dali_decoder = ((batch, side), decoder)
-        return self._dali_decoder[1]
 
     def _read_pixels(
         self,

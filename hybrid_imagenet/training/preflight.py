@@ -136,9 +136,7 @@ def training_images(config: RunConfig) -> int:
 
 
 def _check_flags(config: RunConfig) -> None:
-    """Checks the batch against a dataset of known size and the image size against the network, and
-    looks for packages that flags ask for.
-    """
+    """Checks the image size against the network and the batch against a dataset of known size."""
     if keras_families.is_keras_network(config.model):
         keras_families.check_image_size(config.model, config.image_size)
     images = datasets.source_type(config.dataset).train_images
@@ -146,20 +144,14 @@ def _check_flags(config: RunConfig) -> None:
         check_data(config, images - derived.held_out(config, images))
         if config.class_weights != "none" and config.dataset == "imagenet2012":
             class_sizes.check_readable(config.dataset, images)
-    if config.decoder == "dali" and not _installed("nvidia.dali"):
-        raise UserError(
-            "--decoder=dali: NVIDIA DALI is not installed: install nvidia-dali-cuda120 (the extra"
-            " dali)"
-        )
 
 
 def _installed(module: str) -> bool:
+    """Returns whether a module can be imported, as far as its location shows it."""
     try:
         return importlib.util.find_spec(module) is not None
-    except (
-        ImportError,
-        ValueError,
-    ):  # its parent is missing, or what stands in its place is no package
+    # The module's parent is missing, or a file of its name is not a package.
+    except (ImportError, ValueError):
         return False
 
 

@@ -1,17 +1,7 @@
 import json
-import sys
 
 from hybrid_imagenet.benchmarks import input as benchmark
 from tests.support import fresh
-
-
-def test_measure_pipeline_without_dali_returns_an_error(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
-    arguments = benchmark.make_parser().parse_args([])
-    row = benchmark.measure_pipeline("shards", "tfrecord", None, arguments, "dali")
-    benchmark.print_row(row)
-    assert row["error"].startswith("did not run: --decoder=dali: NVIDIA DALI cannot be loaded")
-    assert row["error"] in capsys.readouterr().out
 
 
 def test_measure_pipeline_of_a_dataset():

@@ -73,7 +73,7 @@ RANDOM = ("--random_batch=8", "--sync_batch_norm")
         (["--warmup_epochs=5", "--epochs=3"], ["--warmup_epochs=5", "--epochs=3"]),
         (["--profile_steps=20,10"], ["--profile_steps=20,10", "as in 10,20"]),
         (["--profile_steps=10"], ["--profile_steps=10", "first and the last"]),
-        (["--decoder=nvjpeg"], ["--decoder=nvjpeg", "tensorflow, dali"]),
+        (["--bad_records=stop"], ["--bad_records=stop", "fail, skip"]),
         (["--target_top1=1.5"], ["--target_top1=1.5", "at most 1"]),
         (["--lr_schedule=sony_b"], ["--lr_schedule=sony_b"]),
         (["--lr_schedule=mlperf", "--optimizer=adabound"], ["--lr_schedule=mlperf"]),
@@ -123,6 +123,7 @@ RANDOM = ("--random_batch=8", "--sync_batch_norm")
             ["--momentum cannot be combined with --momentum_rule=noise_scale"],
         ),
         (["--lr-final=0.1"], ["--lr_final was removed. ", "final=..."]),
+        (["--decoder=dali"], ["--decoder was removed. TensorFlow decodes all images. Omit"]),
         (["--adabound_beta1", "0.8"], ["--adabound_beta1 was removed. It is 0.9."]),
         (["--print_config_gpus=8"], ["--print_config_gpus needs --print_config or --check_only"]),
         (

@@ -214,7 +214,12 @@ def test_resume_of_a_run_without_origins_keeps_its_values(tmp_path):
             "config.json has the flag lr_step_factor=0.2, which does not exist in this version. It"
             " is 0.1. Use --lr_schedule=exponential",
         ),
-        ({"decoder": "gone"}, "config.json: --decoder=gone: choose one of"),
+        (
+            {"decoder": "dali"},
+            "config.json has the flag decoder=dali, which does not exist in this version."
+            " TensorFlow decodes all images.",
+        ),
+        ({"bad_records": "gone"}, "config.json: --bad_records=gone: choose one of"),
         (
             {"dataset": "webdataset", "data_dir": "https://***@host/set"},
             "--data_dir=https://***@host/set cannot be used again, because passwords are not",
@@ -228,7 +233,7 @@ def test_resume_with_a_value_that_cannot_be_used_is_an_error(changes, message, t
 
 
 def test_resume_ignores_a_removed_flag_that_had_the_value_of_this_version(tmp_path):
-    begin(tmp_path, batch_norm_epsilon=1e-5, precise_batch_norm_batches=16)
+    begin(tmp_path, batch_norm_epsilon=1e-5, decoder="tensorflow", precise_batch_norm_batches=16)
     resume(tmp_path)
 
 
@@ -244,8 +249,8 @@ def test_resume_ignores_a_removed_flag_that_followed_from_the_batch(tmp_path):
 
 
 def test_resume_with_a_new_value_ignores_the_one_that_cannot_be_used(tmp_path):
-    begin(tmp_path, decoder="gone")
-    assert resume(tmp_path, "--decoder=dali").decoder == "dali"
+    begin(tmp_path, bad_records="gone")
+    assert resume(tmp_path, "--bad_records=skip").bad_records == "skip"
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"flags": {"seed": 7'])
