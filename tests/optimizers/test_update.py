@@ -2,6 +2,8 @@
 files hold.
 """
 
+from unittest import mock
+
 import keras
 import numpy as np
 import pytest
@@ -27,6 +29,21 @@ KINDS = (
     Kind.KERNEL,
 )
 STEPS, BAD = 6, 4  # of which one is skipped
+
+
+NORMS = Layout.norms
+
+
+def norms_of_checked_rows(layout, rows):
+    """Returns `layout.norms(rows)`, and raises InvalidArgumentError unless its padding is 0.
+
+    XLA omits the check.
+    """
+    is_value = layout.pack([tf.ones(shape) for shape in layout.shapes])
+    padding = tf.where(is_value == 1, 0.0, rows)
+    message = "The rule passes values to ctx.layers.norms that are not 0 in the padding of rows."
+    tf.debugging.assert_equal(padding, 0.0, message)
+    return NORMS(layout, rows)
 
 
 class Run:
@@ -60,7 +77,8 @@ class Run:
             grads = [256 * random.normal(0, 1, s).astype(np.float32) for s in SHAPES]
             if number == BAD:
                 grads[1][0] = np.inf
-            self.step([tf.constant(g) for g in grads])
+            with mock.patch.object(Layout, "norms", norms_of_checked_rows):
+                self.step([tf.constant(g) for g in grads])
 
     def values(self):
         kept = {f"w{i}": v.numpy() for i, v in enumerate(self.variables)}
@@ -112,6 +130,10 @@ def test_it_does_what_the_update_of_each_variable_does(case):
         )
 
 
+def test_cases_have_every_optimizer():
+    assert {arguments["optimizer"] for arguments, _ in CASES.values()} == set(optimizers.NAMES)
+
+
 @pytest.mark.parametrize("case", ["sgd", "hybrid", "lamb", "muon"])
 def test_compiled_it_differs_by_roundings_only(case):
     """XLA makes one operation of a multiplication and an addition, which rounds once instead of
@@ -136,6 +158,19 @@ class Signs(GroupedOptimizer):
         """One step."""
         direction = tf.sign(grad) + ctx.momentum * state["direction"]
         return weight - ctx.learning_rate * direction, {"direction": direction}
+
+
+class ShiftedDirection(GroupedOptimizer):
+    """A rule whose direction is 1 where gradient and weight are 0."""
+
+    def update(self, grad, weight, state, ctx):
+        direction = grad + 1.0
+        return weight - ctx.learning_rate * direction / ctx.layers.norms(direction), {}
+
+
+def test_a_rule_whose_norms_count_the_padding_is_an_error_here():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not 0 in the padding of rows"):
+        Run(ShiftedDirection(0.1, name="shifted"), packed=True, average=False)
 
 
 def test_a_new_optimizer_is_a_rule():
