@@ -453,10 +453,11 @@ def _input_gradient(
 ) -> tf.Tensor:
     """Returns the gradient of x in its type, from the means of dy and dy * xhat over ranks."""
     dy, xhat = _dy_and_xhat(d_outputs, x, mean, inverse_stddev)
-    from_statistics = dy_mean + xhat * product_mean
     if mask is not None:
-        from_statistics *= mask
-    return tf.cast((inverse_stddev * gamma) * (dy - from_statistics), x.dtype)
+        # Positions that do not count have not changed the statistics.
+        dy_mean = dy_mean * mask
+        product_mean = product_mean * mask
+    return tf.cast((inverse_stddev * gamma) * (dy - dy_mean - xhat * product_mean), x.dtype)
 
 
 def _dy_and_xhat(
