@@ -4,65 +4,61 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from hybrid_imagenet.comm.environment import restart_with_huge_pages
 from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, did_you_mean
 from hybrid_imagenet.tools import command_line
 
+# The module of each benchmark, and its description.
 BENCHMARKS = {
-    "input": "images/s of reading and decoding",
-    "allreduce": "seconds and bandwidth of each all-reduce, by size",
-    "scaling": "images/s and exposed communication on 1, 2, ... ranks",
-    "gpu": "from one GPU to the cluster: what is slow, and why",
+    "input": ("input", "images/s of reading and decoding"),
+    "input_peers": ("input_peers", "input, compared with other libraries"),
+    "allreduce": ("allreduce", "seconds and bandwidth of each all-reduce, by size"),
+    "scaling": ("scaling", "images/s and exposed communication on 1, 2, ... ranks"),
+    "scaling_peers": ("scaling_peers", "scaling, compared with Horovod's Keras"),
+    "gpu": ("gpu", "from one GPU to the cluster: what is slow, and why"),
+    "arms": ("arms", "all measurements of one GPU within a few minutes; from a checkout"),
+    "step": ("step_rate", "images/s of a training step, compared with other frameworks"),
+    "peer": ("peer", "images/s of one other implementation of a training step"),
+    "loop": ("loop", "the whole training loop, compared with the bare step"),
+    "gaps": ("gaps", "the longest gaps between a GPU's kernels"),
+    "optimizer": ("optimizer", "the update of each optimizer, compared with Keras's"),
+    "start": ("start", "seconds to the first training step; from a checkout"),
+    "compare": ("compare", "two JSON files of one benchmark: each measure with its change"),
 }
 
 
-def run(
-    argv: Sequence[str],
-    program: str,
-    benchmarks: Mapping[str, str],
-    entry: Callable[[str], Callable[[Sequence[str]], int | None]],
-) -> int:
-    """Runs the benchmark that the first argument names.
-
-    Args:
-      argv: name of the benchmark, and its arguments.
-      program: the command, for the usage message.
-      benchmarks: description of each benchmark.
-      entry: returns the main function of a benchmark.
+def main(argv: Sequence[str]) -> int:
+    """Runs `hybrid-imagenet bench`; the first argument names the benchmark.
 
     Returns:
-      The exit code.
+      The exit code (see `hybrid_imagenet.errors`).
     """
     name = argv[0] if argv else ""
     if name in ("-h", "--help"):
-        print(_usage(program, benchmarks))
+        print(_usage())
         return EXIT_OK
-    if name not in benchmarks:
+    if name not in BENCHMARKS:
         if name:
-            suggestion = did_you_mean(name, benchmarks)
+            suggestion = did_you_mean(name, BENCHMARKS)
             print(f"error: {name}: no such benchmark{suggestion}", file=sys.stderr)
-        print(_usage(program, benchmarks), file=sys.stderr)
+        print(_usage(), file=sys.stderr)
         return EXIT_USAGE
-    return command_line.run_command(lambda words: entry(name)(words), argv[1:])
+    module_name, _ = BENCHMARKS[name]
+    # Imported here, because some benchmarks import TensorFlow.
+    module = importlib.import_module(f"hybrid_imagenet.benchmarks.{module_name}")
+    return command_line.run_command(module.main, argv[1:])
 
 
-def _usage(program: str, benchmarks: Mapping[str, str]) -> str:
-    width = max(map(len, benchmarks))
-    lines = [f"usage: {program} NAME [--name=value ...]   (NAME --help describes its options)", ""]
-    lines += [f"  {name:<{width}}  {description}" for name, description in benchmarks.items()]
+def _usage() -> str:
+    width = max(map(len, BENCHMARKS))
+    lines = [
+        "usage: hybrid-imagenet bench NAME [--name=value ...]  (NAME --help describes its options)",
+        "",
+    ]
+    lines += [f"  {name:<{width}}  {description}" for name, (_, description) in BENCHMARKS.items()]
     return "\n".join(lines)
-
-
-def main(argv: Sequence[str]) -> int:
-    """Runs `hybrid-imagenet bench`; returns the exit code (see `hybrid_imagenet.errors`)."""
-    return run(
-        argv,
-        "hybrid-imagenet bench",
-        BENCHMARKS,
-        lambda name: importlib.import_module(f"hybrid_imagenet.benchmarks.{name}").main,
-    )
 
 
 if __name__ == "__main__":

@@ -77,19 +77,16 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run_arms(words: Sequence[str]) -> int:
-    """Replaces this process by `benchmarks arms`, which needs the files of a checkout."""
+    """Runs `bench arms`, which needs the tests of a checkout."""
     root = Path(__file__).parents[2]
-    if not (root / "benchmarks" / "arms.py").is_file():
+    if not (root / "tests" / "gpu").is_dir():
         raise UserError(
-            "--arms needs benchmarks/ and tests/, which an installed package does not have. Run it"
-            " in a checkout of this program."
+            "--arms needs tests/, which an installed package does not have. Run it in a checkout of"
+            " this program."
         )
-    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
-    os.execve(
-        sys.executable,
-        [sys.executable, "-m", "benchmarks", "arms", *words],
-        os.environ | {"PYTHONPATH": path},
-    )
+    from hybrid_imagenet.benchmarks import arms
+
+    return arms.main(words)
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from benchmarks import compare
+from hybrid_imagenet.benchmarks import compare
 
 OLD = {
     "benchmark": "step",

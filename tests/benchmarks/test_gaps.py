@@ -3,7 +3,7 @@
 import pytest
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from benchmarks import gaps
+from hybrid_imagenet.benchmarks import gaps
 
 
 def plane(space, name, lines):

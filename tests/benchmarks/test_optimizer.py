@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks import optimizer as benchmark
+from hybrid_imagenet.benchmarks import optimizer as benchmark
 
 
 def test_every_implementation_takes_its_turns_and_is_compared_with_keras():

@@ -10,9 +10,9 @@ from unittest import mock
 import pytest
 import tensorflow as tf
 
-from benchmarks import scaling as compared
 from hybrid_imagenet import config
 from hybrid_imagenet.benchmarks import scaling
+from hybrid_imagenet.benchmarks import scaling_peers as compared
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.optimizers.reducer import GradientReducer

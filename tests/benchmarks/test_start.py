@@ -3,7 +3,7 @@ import subprocess
 
 import pytest
 
-from benchmarks import start
+from hybrid_imagenet.benchmarks import start
 from hybrid_imagenet.errors import UserError
 
 FLAGS = [

@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 
-from benchmarks import step
+from hybrid_imagenet.benchmarks import step_rate as step
 
 
 class Measured:

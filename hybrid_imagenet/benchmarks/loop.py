@@ -1,6 +1,6 @@
 """Compares the whole training loop with the bare step, in one process.
 
-    python -m benchmarks loop --json=loop.json -- --per_gpu_batch=16 --precision=float32
+    hybrid-imagenet bench loop --json=loop.json -- --per_gpu_batch=16 --precision=float32
 
 A run is put together as the training program does it: JPEG shards (made photographs, unless the
 flags after `--` name a dataset), metrics, all callbacks, progress and records. Then its loop and
@@ -43,7 +43,9 @@ def main(argv: Sequence[str]) -> int:
             ]
         config = configuration.resolve(flags + given, comm.placement().size)
         communicator = comm.start(derived.communication(config))
-        from benchmarks._alternation import measure  # TensorFlow comes after `start`, as in main
+        from hybrid_imagenet.benchmarks._alternation import (
+            measure,  # TensorFlow comes after `start`, as in main
+        )
 
         report = measure(config, communicator, options.steps, options.rounds)
     print_report(report)
@@ -53,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = command_line.Parser(
-        prog="python -m benchmarks loop", description=(__doc__ or "").split("\n")[0]
+        prog="hybrid-imagenet bench loop", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument(
         "--steps",

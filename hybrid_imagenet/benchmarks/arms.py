@@ -25,17 +25,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import start
-from benchmarks.arms_table import ARMS, SPEED, Arm, Row
 from hybrid_imagenet import files
 from hybrid_imagenet.analysis import published
-from hybrid_imagenet.benchmarks import scaling
+from hybrid_imagenet.benchmarks import scaling, start
+from hybrid_imagenet.benchmarks.arms_table import ARMS, SPEED, Arm, Row
 from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.errors import EXIT_OK, UserError
 from hybrid_imagenet.tools import command_line
 
 MEASURED, FAILED, CUT, NOT_RUN = "measured", "failed", "cut", "not run"
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 _LOOK_SECONDS = 0.1
 _GRACE_SECONDS = 3.0
 # Part of --minutes that is kept to end processes and write the table.
@@ -45,8 +44,10 @@ _MEMORY_SHARE = 0.9
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the arms and writes the table; the exit code is 0 also where an arm fails, for the table
-    names it.
+    """Runs the arms and writes the table.
+
+    Returns:
+      0, also if an arm has failed, because the table names it.
     """
     options = _parser().parse_args(list(argv))
     deadline = time.monotonic() + 60 * options.minutes - _RESERVED_SECONDS
@@ -125,8 +126,9 @@ def _chosen(options: argparse.Namespace) -> list[Arm]:
 
 
 def _machine() -> Row:
-    """The GPU's name, key in `published.GPUS`, free memory in GB and driver; without a GPU the
-    processor's memory.
+    """Returns the GPU's name, key in `published.GPUS`, free memory in GB and driver.
+
+    Without a GPU the memory is that of the host.
     """
     words = [
         "nvidia-smi",
@@ -306,8 +308,9 @@ def run(arms: Sequence[Arm], table: Table, options: argparse.Namespace, deadline
 
 
 def _wave(waiting: Sequence[Arm], options: argparse.Namespace, gigabytes: float) -> list[Arm]:
-    """The arms that run side by side next: the first, and those after it of its kind that memory
-    has room for.
+    """Returns the arms that run at the same time next.
+
+    These are the first one, and later ones of its kind that fit into memory with it.
     """
     chosen = [waiting[0]]
     for arm in waiting[1:]:

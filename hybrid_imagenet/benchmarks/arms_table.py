@@ -1,6 +1,4 @@
-"""The arms of `bench gpu --arms`: for each its command line and the rule that turns its figures
-into a verdict.
-"""
+"""Lists the arms of `bench gpu --arms`: command lines, and rules for verdicts."""
 
 from __future__ import annotations
 
@@ -196,8 +194,9 @@ _SHARED = (("NCCL_MULTI_RANK_GPU_ENABLE", "1"),)
 
 
 def _step(name: str, rule: str, judge: Judge, *flags: str, ranks: int = 1, **more: Any) -> Arm:
-    """An arm that times the step of some flags, which win over the base's; several ranks share a
-    GPU.
+    """Returns an arm that times the step with some flags, which replace those of the base.
+
+    Several ranks share a GPU.
     """
     words: tuple[str, ...] = ("-m", "hybrid_imagenet.benchmarks")
     more.setdefault("than", "" if name == "base" else "base")

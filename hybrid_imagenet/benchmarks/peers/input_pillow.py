@@ -1,6 +1,7 @@
-"""A Pillow loader with the steps of torchvision's ImageFolder training input: open and convert to
-RGB, random resized crop (bilinear, antialiased), flip, to FP32 planes, normalize; one process per
-worker. NumPy stands in for the tensors.
+"""Reads with Pillow, by the steps of torchvision's ImageFolder training input.
+
+These are: open and convert to RGB, random resized crop (bilinear, antialiased), flip, conversion to
+FP32 planes, normalization. There is one process per worker, and NumPy arrays replace tensors.
 
 Arguments: image directory, shard directory, batch, threads, seconds, image size. Prints one line of
 JSON.

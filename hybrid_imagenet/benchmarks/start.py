@@ -1,6 +1,6 @@
 """Measures the time of --help, and of a job of two ranks from launch to its first step.
 
-    python -m benchmarks start --json=start.json
+    hybrid-imagenet bench start --json=start.json
 
 The job is launch/local.sh, which trains on the digits (flags after `--` are appended). It is
 stopped after its first step. `stages` has the seconds by stage that rank 0 prints then.
@@ -24,14 +24,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.step import processor
 from hybrid_imagenet.benchmarks import scaling
+from hybrid_imagenet.benchmarks.step_rate import processor
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.startup import COMMAND_START_VARIABLE
 from hybrid_imagenet.tools import command_line
 
 _MAIN = [sys.executable, "-m", "hybrid_imagenet.main"]
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 _DIGITS = _ROOT / "flags" / "digits.flags"
 _SCRIPT = "launch script and set-up"
 _GRACE = 30  # seconds for the job to end by itself
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = command_line.Parser(
-        prog="python -m benchmarks start", description=(__doc__ or "").split("\n")[0]
+        prog="hybrid-imagenet bench start", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument(
         "--launcher",
@@ -106,8 +106,9 @@ class FirstStep(NamedTuple):
 
 
 def job(launcher: str | None, flags: Sequence[str]) -> list[str]:
-    """The command of a job: launch/local.sh in an environment that is set up, else a launcher
-    before the program.
+    """Returns the command of a job.
+
+    It is launch/local.sh if the environment is set up, else a launcher before the program.
 
     Raises:
       UserError: if the environment cannot be set up.
@@ -159,9 +160,7 @@ def first_step(job: Sequence[str], timeout: float) -> FirstStep:
 
 
 def _stages(log: str, seconds: float) -> dict[str, float]:
-    """Seconds by stage as rank 0 printed them, and what passed before the program noted its
-    time.
-    """
+    """Returns the seconds by stage that rank 0 printed, and those before the program."""
     (parts,) = re.findall(r"^first step after [0-9.]+ s: (.*)$", log, re.MULTILINE)
     stages = {
         name: float(took) for name, took in re.findall(r"([^,]+?) ([0-9.]+) s(?:, |$)", parts)
@@ -170,8 +169,9 @@ def _stages(log: str, seconds: float) -> dict[str, float]:
 
 
 def end(job: subprocess.Popen, grace: float) -> None:
-    """Ends the processes of a job, gently at first: after some seconds, or once its first has
-    ended, by SIGKILL.
+    """Ends the processes of a job by SIGTERM, and by SIGKILL after some seconds.
+
+    SIGKILL follows at once if the first process has ended.
     """
     for sign in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):

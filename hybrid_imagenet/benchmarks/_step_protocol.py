@@ -16,24 +16,20 @@ MARK = "@step "
 
 
 def settings() -> dict[str, Any]:
-    """The settings that the benchmark passes as the first argument: batch, image_size, precision,
-    threads, ...
-    """
+    """Returns the settings that the benchmark passes as the first argument, such as `batch`."""
     return json.loads(sys.argv[1])
 
 
 def say(**values: Any) -> None:
-    """Prints one marked line for the benchmark; anything else a framework prints is ignored
-    there.
-    """
+    """Prints a marked line for the benchmark, which ignores all other lines."""
     print(MARK + json.dumps(values), flush=True)
 
 
 def serve(run: Callable[[int], float], **description: Any) -> None:
-    """Warms up, describes itself, then reads lines: a number runs that many steps, an empty line
-    ends.
+    """Warms up, prints a description, then runs as many steps as each line of input says.
 
-    `run(steps)` runs the steps and returns the last loss as a float, after all work is done.
+    An empty line ends it. `run(steps)` runs the steps and returns the last loss as a float, after
+    all work is done.
     """
     start = time.perf_counter()
     run(2)

@@ -10,8 +10,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks._step_protocol import say, serve, settings
-from benchmarks.peers.step_jax import _KINDS, _LOSS_SCALE, Network, Weights, jax, jnp
+from hybrid_imagenet.benchmarks._step_protocol import say, serve, settings
+from hybrid_imagenet.benchmarks.peers.step_jax import (
+    _KINDS,
+    _LOSS_SCALE,
+    Network,
+    Weights,
+    jax,
+    jnp,
+)
 
 _MEAN = (123.675, 116.28, 103.53)
 _DEVIATION = (58.395, 57.12, 57.375)

@@ -1,12 +1,10 @@
-"""Implementation: PyTorch, ResNet v1.5 laid out as in torchvision, channels_last, autocast; eager
-unless compiled.
-"""
+"""Trains ResNet v1.5 of torchvision's layout with PyTorch, channels_last and autocast."""
 
 from __future__ import annotations
 
 import sys
 
-from benchmarks._step_protocol import say, serve, settings
+from hybrid_imagenet.benchmarks._step_protocol import say, serve, settings
 from hybrid_imagenet.models.depths import BASIC, DEPTHS
 
 try:
@@ -31,8 +29,9 @@ def conv_norm(inputs: int, outputs: int, size: int, stride: int = 1) -> list[nn.
 
 
 class Block(nn.Module):
-    """3x3 and 3x3, or 1x1, 3x3, 1x1, each with batch normalization; projection where the shape
-    changes.
+    """A residual block: 3x3 and 3x3, or 1x1, 3x3 and 1x1, each with batch normalization.
+
+    There is a projection if the shape changes.
     """
 
     def __init__(self, inputs: int, width: int, stride: int, basic: bool) -> None:

@@ -1,5 +1,6 @@
-"""`python -m benchmarks input`: `bench input`, then other libraries' pipelines on the same files,
-each in a process.
+"""Runs `bench input`, then the pipelines of other libraries on the same files.
+
+hybrid-imagenet bench input_peers
 """
 
 from __future__ import annotations
@@ -47,9 +48,7 @@ def main(argv: list[str]) -> int:
 
 
 def _measured(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Runs one peer's script, which prints {"images", "seconds", "cpu_seconds"} as its last
-    line.
-    """
+    """Runs one peer's script, whose last line is {"images", "seconds", "cpu_seconds"}."""
     python = arguments.dali_python if name == "dali" else sys.executable
     shard_directory = str(_photographs.photograph_shards(None))
     values = [

@@ -1,5 +1,7 @@
-"""The usual TensorFlow ResNet input with plain tf.data calls: distorted box, fused decode and crop,
-flip, resize, mean subtraction, all on the host in FP32.
+"""Reads with the usual TensorFlow ResNet input, in plain tf.data calls.
+
+It has a distorted box, fused decode and crop, flip, resize and mean subtraction, all on the host in
+FP32.
 
 Arguments: image directory, shard directory, batch, threads, seconds, image size. Prints one line of
 JSON.

@@ -1,7 +1,6 @@
-"""The longest gaps between a GPU's kernels in some training steps, from a profile, and what the
-host did then.
+"""Lists the longest gaps between a GPU's kernels in some training steps, from a profile.
 
-    python -m benchmarks gaps --json=gaps.json -- --per_gpu_batch=256 --precision=mixed_float16
+    hybrid-imagenet bench gaps --json=gaps.json -- --per_gpu_batch=256 --precision=mixed_float16
 
 A gap that ends before the host's call of a step has returned may be a wait for a copy; one after
 all calls returned is the GPU's own.
@@ -26,7 +25,7 @@ _LISTED = 10
 def main(argv: Sequence[str]) -> int:
     """Profiles steps, prints the gaps and writes --json."""
     parser = command_line.Parser(
-        prog="python -m benchmarks gaps", description=(__doc__ or "").split("\n")[0]
+        prog="hybrid-imagenet bench gaps", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument(
         "--steps", type=command_line.positive_int, default=8, help="steps to profile (%(default)s)"
@@ -106,8 +105,9 @@ def gaps(space: Any) -> dict[str, Any]:
 
 
 def _events(plane: Any, lines: str) -> list[tuple[float, float, str]]:
-    """Begin, end in milliseconds, and name, of the events of those lines of a plane whose name
-    starts so.
+    """Returns begin and end in milliseconds and the name of the events of a plane.
+
+    Only lines of the plane count whose name starts as asked.
     """
     return [
         (begin, begin + event.duration_ps / 1e9, plane.event_metadata[event.metadata_id].name)

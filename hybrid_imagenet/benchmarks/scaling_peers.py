@@ -1,4 +1,6 @@
-"""`python -m benchmarks scaling`: `bench scaling`, with another implementation beside it.
+"""Runs `bench scaling`, and another implementation for comparison.
+
+    hybrid-imagenet bench scaling_peers
 
 The other is ResNet-50 of legacy Keras with Horovod's optimizer for it: same batch and threads.
 """

@@ -1,6 +1,4 @@
-"""Implementation: JAX, ResNet-50 v1.5 in NHWC, one program of XLA; weights in FP32, computation as
-asked.
-"""
+"""Trains ResNet-50 v1.5 with JAX in NHWC as one XLA program, with weights in FP32."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import math
 import sys
 from typing import Any
 
-from benchmarks._step_protocol import say, serve, settings
+from hybrid_imagenet.benchmarks._step_protocol import say, serve, settings
 
 try:
     import jax
@@ -28,8 +26,9 @@ Weights = list[jax.Array]
 
 
 class Network:
-    """ResNet-50; `apply` makes the weights when it is called without, and reads them in the same
-    order with them.
+    """ResNet-50, whose `apply` makes the weights if it is called without them.
+
+    Otherwise it reads them in the same order.
     """
 
     def __init__(self, kind: Any, classes: int) -> None:

@@ -1,5 +1,6 @@
-"""Implementation: ResNet-50 of legacy Keras with Horovod's own Keras optimizer, made-up images in
-memory, `model.fit`.
+"""Trains ResNet-50 of legacy Keras with Horovod's own Keras optimizer by `model.fit`.
+
+The images are synthetic and in memory.
 
 One rank of a job. The settings are the first argument, as JSON; rank 0 prints a marked line. As in
 Horovod's own synthetic benchmark, precision is float32 and gradients travel as they are, unless the

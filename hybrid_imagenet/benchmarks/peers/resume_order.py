@@ -1,6 +1,6 @@
 """Finds out which examples a resumed run of PyTorch's trainers sees.
 
-Start it from a checkout: `python benchmarks/peers/resume_order.py`.
+Start it from a checkout: `python hybrid_imagenet/benchmarks/peers/resume_order.py`.
 
 Needs an environment with torch, lightning and accelerate; PYTHONPATH names the checkout. Each
 trainer makes 4 epochs over 64 examples in batches of 4, once without and once with an interruption.
@@ -83,8 +83,9 @@ def with_lightning(
 def with_accelerate(
     stop: int | None, resume: bool, folder: str, *, seedable: bool, set_epoch: bool = False
 ) -> Batches:
-    """One run by the loop of accelerate's own example: `save_state`, `load_state`,
-    `skip_first_batches`.
+    """Runs the loop of accelerate's own example.
+
+    It uses `save_state`, `load_state` and `skip_first_batches`.
     """
     accelerate.utils.set_seed(SEED)
     settings = accelerate.utils.DataLoaderConfiguration(use_seedable_sampler=seedable)

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from benchmarks._step_protocol import serve, settings
+from hybrid_imagenet.benchmarks._step_protocol import serve, settings
 from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.models import factory
 from hybrid_imagenet.models.depths import PROGRAMS

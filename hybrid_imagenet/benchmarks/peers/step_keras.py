@@ -3,8 +3,8 @@
 import keras
 import tensorflow as tf
 
-from benchmarks._step_program import batch_of, training_step
-from benchmarks._step_protocol import say, serve, settings
+from hybrid_imagenet.benchmarks._step_program import batch_of, training_step
+from hybrid_imagenet.benchmarks._step_protocol import say, serve, settings
 
 
 def main() -> None:

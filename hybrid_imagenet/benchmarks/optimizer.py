@@ -34,7 +34,7 @@ def resnet50_shapes() -> list[tuple[int, ...]]:
     return [tuple(variable.shape) for variable in network.trainable_variables]
 
 
-class Implementation:
+class OptimizerImplementation:
     """A compiled update with its own variables and state."""
 
     def __init__(self, name: str, update: Callable[[], Any]) -> None:
@@ -59,7 +59,9 @@ class Implementation:
         return time.perf_counter() - start
 
 
-def implementations(grads: Sequence[tf.Variable], weights: Sequence[Any]) -> list[Implementation]:
+def implementations(
+    grads: Sequence[tf.Variable], weights: Sequence[Any]
+) -> list[OptimizerImplementation]:
     """Keras's SGD with momentum and Adam, and ours."""
     import keras
     import tensorflow as tf
@@ -69,7 +71,7 @@ def implementations(grads: Sequence[tf.Variable], weights: Sequence[Any]) -> lis
     def variables() -> list[keras.Variable]:
         return [keras.Variable(w) for w in weights]
 
-    def peer(name: str, optimizer: keras.optimizers.Optimizer) -> Implementation:
+    def peer(name: str, optimizer: keras.optimizers.Optimizer) -> OptimizerImplementation:
         own = variables()
         optimizer.build(own)
 
@@ -77,9 +79,9 @@ def implementations(grads: Sequence[tf.Variable], weights: Sequence[Any]) -> lis
             optimizer.apply([g.read_value() for g in grads], own)
             return optimizer.iterations.value.read_value()
 
-        return Implementation(name, update)
+        return OptimizerImplementation(name, update)
 
-    def ours(name: str, phase: float, **arguments: Any) -> Implementation:
+    def ours(name: str, phase: float, **arguments: Any) -> OptimizerImplementation:
         optimizer = optimizers.create(**arguments)
         own = variables()
         optimizer.set_kinds(classify_by_rank(own))
@@ -90,7 +92,7 @@ def implementations(grads: Sequence[tf.Variable], weights: Sequence[Any]) -> lis
             optimizer.apply([g.read_value() for g in grads], own)
             return optimizer.iterations.value.read_value()
 
-        return Implementation(name, update)
+        return OptimizerImplementation(name, update)
 
     return [
         peer(BASELINE, keras.optimizers.SGD(1e-3, momentum=0.9)),
@@ -100,7 +102,7 @@ def implementations(grads: Sequence[tf.Variable], weights: Sequence[Any]) -> lis
         ours("hybrid, SGD with LARS", 1.0, optimizer="hybrid", lars_eta=0.001),
         ours("hybrid, AdaBound warmup", 0.0, optimizer="hybrid", lars_eta=0.001),
         ours("adabound", 1.0, optimizer="adabound"),
-        Implementation(
+        OptimizerImplementation(
             "square sums of gradients", lambda: tf.stack([tf.nn.l2_loss(g) for g in grads])
         ),
     ]
@@ -109,7 +111,7 @@ def implementations(grads: Sequence[tf.Variable], weights: Sequence[Any]) -> lis
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Reads the command line."""
     parser = command_line.Parser(
-        prog="python -m benchmarks optimizer", description=(__doc__ or "").split("\n")[0]
+        prog="hybrid-imagenet bench optimizer", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument(
         "--rounds",
@@ -152,7 +154,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def summarize(running: Sequence[Implementation], threads: int) -> dict[str, Any]:
+def summarize(running: Sequence[OptimizerImplementation], threads: int) -> dict[str, Any]:
     """The result as a JSON object; `ratio` is a median over that of Keras's SGD with momentum."""
     medians = {c.name: statistics.median(c.seconds) for c in running}
     return {

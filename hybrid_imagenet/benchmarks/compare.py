@@ -45,8 +45,9 @@ def measures(report: Any, path: str = "") -> Iterator[tuple[str, float]]:
 
 
 def drift(old: dict[str, float], new: dict[str, float]) -> float:
-    """Estimates the machine's gain in speed in the new run: the median change of the peers' rates,
-    1 without peers.
+    """Estimates how much faster the machine was in the new run.
+
+    This is the median change of the peers' rates, or 1 without peers.
     """
     shared = [
         p for p in old if p.startswith("peers/") and p.endswith("images_per_second") and p in new
@@ -104,7 +105,7 @@ def load(path: str) -> Any:
 def main(argv: Sequence[str]) -> int:
     """Prints the table and tells by the exit code whether anything became worse."""
     parser = command_line.Parser(
-        prog="python -m benchmarks compare", description=(__doc__ or "").split("\n")[0]
+        prog="hybrid-imagenet bench compare", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("old", help="JSON file of the earlier run")
     parser.add_argument("new", help="JSON file of the later run")

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.step import PEERS, SETTINGS, Implementation, settings_of
 from hybrid_imagenet.benchmarks.scaling import wait_for_turn
+from hybrid_imagenet.benchmarks.step_rate import PEERS, SETTINGS, Implementation, settings_of
 from hybrid_imagenet.errors import EXIT_OK
 from hybrid_imagenet.models.depths import WIDTH
 from hybrid_imagenet.tools import command_line
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = command_line.Parser("python -m benchmarks peer", (__doc__ or "").split("\n")[0])
+    parser = command_line.Parser("hybrid-imagenet bench peer", (__doc__ or "").split("\n")[0])
     parser.add_argument("--peer", required=True, choices=PEERS, help="implementation")
     parser.add_argument(
         "--python", default=sys.executable, help="interpreter that has its framework (this one)"

@@ -1,4 +1,4 @@
-"""Times the loop of a run and its bare step in turns, for `python -m benchmarks loop`."""
+"""Times the loop of a run and its bare step in turns, for `hybrid-imagenet bench loop`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import tensorflow as tf
 
-from benchmarks.step import processor
 from hybrid_imagenet import train
 from hybrid_imagenet.benchmarks.scaling import wait_for_turn
+from hybrid_imagenet.benchmarks.step_rate import processor
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import RunConfig
@@ -33,8 +33,10 @@ class Finished(Exception):  # noqa: N818 - it ends the run, it is no error
 def measure(
     config: RunConfig, communicator: Communicator, steps: int, rounds: int
 ) -> dict[str, Any]:
-    """Runs the loop of a configuration in alternation with its bare step; the result is a JSON
-    object.
+    """Runs the loop of a configuration in alternation with its bare step.
+
+    Returns:
+      A JSON-ready object.
 
     Raises:
       UserError: for a configuration that cannot run, more than one rank, or a run that is stopped.
@@ -128,9 +130,7 @@ class Alternation(TrainingCallback):
         self.bare_seconds.append((time.perf_counter() - began) / self._steps)
 
     def _dispatch(self) -> float:
-        """Seconds of a call that is handed the arguments and all variables of the step and computes
-        nothing.
-        """
+        """Returns the seconds of a call that takes all that the step takes and computes nothing."""
         captured = self._compiled.get_concrete_function(*self._last).captured_inputs
 
         def nothing(batch: Any, control: tf.Tensor) -> tf.Tensor:
@@ -164,9 +164,7 @@ class Alternation(TrainingCallback):
         }
 
     def _validation(self) -> dict[str, float]:
-        """Validates the validation images first, which traces the step, then all training
-        images.
-        """
+        """Validates the validation images, which traces the step, then all training images."""
         parts, config = self.components, self.components.config
         compute = str(parts.facts["precision"]).removeprefix("mixed_")
         step = EvaluationStep(parts.model, build.evaluation_preprocess(compute))

@@ -1,5 +1,6 @@
-"""NVIDIA DALI's CPU pipeline: file reader, fused decode and random crop, resize, flip and
-normalization to FP32.
+"""Reads with NVIDIA DALI's CPU pipeline.
+
+It has a file reader, fused decode and random crop, resize, flip and normalization to FP32.
 
 Arguments: image directory, shard directory, batch, threads, seconds, image size. Prints one line of
 JSON.

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks._step_protocol import MARK
+from hybrid_imagenet.benchmarks._step_protocol import MARK
 from hybrid_imagenet.benchmarks.scaling import wait_for_turn
 from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.comm.environment import choose_onednn
@@ -28,17 +28,17 @@ from hybrid_imagenet.models.depths import DEPTHS, STEMS, VERSION_1, WIDTH
 from hybrid_imagenet.tools import command_line
 
 OURS = "hybrid"
-_PROGRAM = "benchmarks._step_program"
+_PROGRAM = "hybrid_imagenet.benchmarks._step_program"
 PEERS = {
-    "keras": "benchmarks.peers.step_keras",
-    "torch": "benchmarks.peers.step_torch",
-    "torch_compiled": "benchmarks.peers.step_torch",
-    "jax": "benchmarks.peers.step_jax",
-    "jax_full": "benchmarks.peers.step_jax_full",
-    "jax_full_bytes": "benchmarks.peers.step_jax_full",
+    "keras": "hybrid_imagenet.benchmarks.peers.step_keras",
+    "torch": "hybrid_imagenet.benchmarks.peers.step_torch",
+    "torch_compiled": "hybrid_imagenet.benchmarks.peers.step_torch",
+    "jax": "hybrid_imagenet.benchmarks.peers.step_jax",
+    "jax_full": "hybrid_imagenet.benchmarks.peers.step_jax_full",
+    "jax_full_bytes": "hybrid_imagenet.benchmarks.peers.step_jax_full",
 }
 SETTINGS = ("batch", "image_size", "precision", "threads", "model", "width", "stem", "num_classes")
-_ROOT = pathlib.Path(__file__).parents[1]
+_ROOT = pathlib.Path(__file__).parents[2]
 
 
 class Implementation:
@@ -47,8 +47,9 @@ class Implementation:
     def __init__(
         self, name: str, python: str, settings: dict[str, Any], module: str = _PROGRAM
     ) -> None:
-        """Starts the process; `python` is the interpreter that has the framework which `module`
-        needs.
+        """Starts the process.
+
+        `python` is the interpreter that has the framework which `module` needs.
         """
         self.batch = settings["batch"]
         environment = dict(
@@ -125,7 +126,7 @@ class Implementation:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Reads the command line."""
     parser = command_line.Parser(
-        prog="python -m benchmarks step", description=(__doc__ or "").split("\n")[0]
+        prog="hybrid-imagenet bench step", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument(
         "--batch", type=command_line.positive_int, default=16, help="images per step"
@@ -219,8 +220,9 @@ def _compared(options: argparse.Namespace) -> dict[str, str]:
 
 
 def summarize(running: Sequence[Implementation], settings: dict[str, Any]) -> dict[str, Any]:
-    """The result as a JSON object: our figures at the top, the others under `peers` with our
-    advantage as `ratio`.
+    """Returns the result as a JSON-ready object.
+
+    Our figures are at the top, the others under `peers` with our advantage as `ratio`.
     """
     results = {c.name: c.result() for c in running}
     ours = results.pop(OURS)

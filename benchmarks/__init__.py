@@ -1,1 +1,0 @@
-"""Benchmarks that need a checkout: comparisons with other implementations, and costs of parts."""
