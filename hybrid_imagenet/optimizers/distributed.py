@@ -542,6 +542,11 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
                 "No variable has a gradient. Compute the loss inside the GradientTape, and"
                 " optimizer.scale_loss(loss) too if you call it."
             )
+        if any(g is None and is_overwritten(v) for g, v in zip(grads, variables, strict=True)):
+            raise ValueError(
+                f"There are no new values for {', '.join(missing)}, because the model computed"
+                " without training. Call it with training=True."
+            )
         if missing:
             raise ValueError(
                 f"There is no gradient for {', '.join(missing)}, because the loss does not use it."

@@ -92,6 +92,14 @@ def test_overwritten_variable_takes_its_value_and_changes_nothing_else(name, los
     assert not any(v.shape == (3,) for v in inner.variables)
 
 
+def test_overwritten_variable_without_a_new_value_is_an_error_that_names_the_remedy():
+    replaced = keras.Variable(1.0, name="replaced")
+    replaced.overwrite_with_gradient = True
+    optimizer = OPTIMIZERS["keras"](communicator=SingleProcess(), loss_scale=1)
+    with pytest.raises(ValueError, match=r"new values for replaced, .*with training=True"):
+        optimizer.apply([None, tf.constant(1.0)], [replaced, keras.Variable(0.0)])
+
+
 def test_float8_with_weight_averages_of_keras_ends_with_the_averages(keras_model):
     inner = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
     model = float8.train(float8.compiled(hi.DistributedOptimizer(inner, loss_scale=1)))
