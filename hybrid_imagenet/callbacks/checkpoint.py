@@ -29,10 +29,14 @@ from hybrid_imagenet.library.broadcast import (
     require_weights,
     set_scalars,
 )
+from hybrid_imagenet.models import random_state
 from hybrid_imagenet.optimizers.grouped import hyperparameters_of
 from hybrid_imagenet.optimizers.lars import LayerScaledOptimizer
 from hybrid_imagenet.order import ExactBatchSampler
 from hybrid_imagenet.order.sampling import Cursor
+
+# The states of random layers have names that begin so.
+_RANDOM_STATES = "random/"
 
 # Arrays of callbacks in a checkpoint have names that begin so.
 _CALLBACK_ARRAYS = "callbacks/"
@@ -42,7 +46,7 @@ _LOCKS: dict[pathlib.Path, IO[bytes]] = {}
 
 
 class Checkpoint(SaveCheckpoints):
-    """Saves weights, optimizer state and position after epochs, and continues from there.
+    """Saves weights, optimizer and random state after epochs, and continues from there.
 
     A new `fit` begins after the epochs of the latest valid checkpoint. Files are checksummed and
     replaced atomically, as in the program; a damaged one is renamed, and the one before is used.
@@ -205,7 +209,15 @@ class Checkpoint(SaveCheckpoints):
             if name in optimizers:
                 self._prepare_optimizer(optimizers[name], saved)
         self._restored_weights, checkpoint = _split_arrays(checkpoint)
-        restore_arrays(checkpoint, self.all_variables())
+        variables = self.all_variables()
+        if not any(name.startswith(_RANDOM_STATES) for name in checkpoint.arrays):
+            # Checkpoints of version 0.1.0 do not have them.
+            variables = {
+                name: variable
+                for name, variable in variables.items()
+                if not name.startswith(_RANDOM_STATES)
+            }
+        restore_arrays(checkpoint, variables)
         state: dict[str, Any] = checkpoint.meta["state"]
         _print(f"resumed from {checkpoint.path}: epoch {state['finished_epochs']} is done")
         return {
@@ -245,7 +257,11 @@ class Checkpoint(SaveCheckpoints):
     def _model_variables(self) -> Mapping[str, keras.Variable]:
         # By number, because Keras counts up the names of layers when a process builds a model
         # twice.
-        parts = {"model": self.model.weights}
+        parts = {
+            "model": self.model.weights,
+            # Of rank 0; the other ranks derive theirs from it.
+            "random": random_state.random_states(self.model),
+        }
         for name, optimizer in compiled_model.optimizers(self.model).items():
             if optimizer.built:
                 parts[name] = optimizer.variables

@@ -14,7 +14,7 @@ import hybrid_imagenet as hi
 from hybrid_imagenet import files, optimizers
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.order import ExactBatchSampler, keras_dataset
-from tests.library import saving
+from tests.library import models, saving
 
 
 def close(found, wanted):
@@ -218,3 +218,21 @@ def test_a_resumed_run_names_the_callbacks_that_do_not_continue(tmp_path, capsys
     plateau, log = fit(keras.callbacks.ReduceLROnPlateau("loss"), append=False)
     assert "ReduceLROnPlateau starts from zero in this resumed run, because" in plateau
     assert "log.csv. Pass append=True." in log
+
+
+def test_dropout_continues_with_the_same_random_numbers_after_a_resume(tmp_path):
+    def fit(folder, epochs):
+        keras.utils.set_random_seed(1)
+        layers = [keras.Input((6,)), keras.layers.Dropout(0.5), keras.layers.Dense(3)]
+        model = keras.Sequential(layers)
+        optimizer = hi.DistributedOptimizer("sgd")
+        model.compile(optimizer, models.loss(), run_eagerly=True)
+        saving.fit(model, epochs, more=[hi.callbacks.Checkpoint(folder)])
+        return model.get_weights()
+
+    whole = fit(tmp_path / "whole", 2)
+    first = fit(tmp_path / "parts", 1)
+    resumed = fit(tmp_path / "parts", 2)
+    assert not np.array_equal(first[0], resumed[0])
+    for ours, expected in zip(resumed, whole, strict=True):
+        np.testing.assert_array_equal(ours, expected)
