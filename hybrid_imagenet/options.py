@@ -128,10 +128,7 @@ def options_of(cls: type) -> Mapping[str, Option]:
     """Returns the options that a dataclass declares, by flag, in order of declaration."""
     options = {}
     fields = [field for field in dataclasses.fields(cls) if "option" in field.metadata]
-    # Evaluate only the annotations of the fields. Those of the class itself cannot be evaluated on
-    # Python 3.10, which does not accept KW_ONLY as a type.
-    annotations = {field.name: field.type for field in fields}
-    types_by_name = typing.get_type_hints(types.SimpleNamespace(__annotations__=annotations), {})
+    types_by_name = typing.get_type_hints(cls)
     for field in fields:
         declared: Option = field.metadata["option"]
         options[declared.flag or field.name] = dataclasses.replace(

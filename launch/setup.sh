@@ -15,7 +15,7 @@
 #
 #   TENSORFLOW              version 2.18 to 2.21     (default: that of the environment; 2.21 for a new one)
 #   HYBRID_IMAGENET_VENV    path of the environment  (default: .venv in the checkout)
-#   HYBRID_IMAGENET_PYTHON  Python 3.10 to 3.13      (default: the first suitable one on the PATH)
+#   HYBRID_IMAGENET_PYTHON  Python 3.11 to 3.13      (default: the first suitable one on the PATH)
 #   XDG_CACHE_HOME          cache of wheels and logs (default: ~/.cache)
 set -euo pipefail
 # shellcheck source=launch/lib.sh
@@ -130,13 +130,13 @@ up_to_date() { [[ -x $venv_dir/bin/python && $(cat "$stamp_file" 2>/dev/null) ==
 find_python() {
   local candidate answer='' reason=''
   # 3.13 comes last because the fewest tests have run with it.
-  local candidates=(python3 python3.12 python3.11 python3.10 python3.13 python)
+  local candidates=(python3 python3.12 python3.11 python3.13 python)
   [[ -z ${HYBRID_IMAGENET_PYTHON:-} ]] || candidates=("$HYBRID_IMAGENET_PYTHON")
   for candidate in "${candidates[@]}"; do
     # Run it, because a shim on the PATH may belong to a version that is not installed.
     answer=$("$candidate" -ISc 'import sys; print(sys.executable, "%d.%d" % sys.version_info[:2])' 2>/dev/null) ||
       continue
-    case ${answer##* } in 3.10 | 3.11 | 3.12 | 3.13) ;; *)
+    case ${answer##* } in 3.11 | 3.12 | 3.13) ;; *)
       reason="${reason:+$reason, }$candidate is ${answer##* }"
       continue
       ;;
@@ -148,7 +148,7 @@ find_python() {
     python=${answer% *}
     return 0
   done
-  die "No usable Python 3.10 to 3.13 was found${reason:+ ($reason)}. Install one, or set HYBRID_IMAGENET_PYTHON."
+  die "No usable Python 3.11 to 3.13 was found${reason:+ ($reason)}. Install one, or set HYBRID_IMAGENET_PYTHON."
 }
 
 # check_disk GIGABYTES: checks that the file system of the environment has enough space.

@@ -50,6 +50,39 @@ def private_names(tree):
     return {name for name in used if re.match("_[a-z]", name)}, defined
 
 
+# Where TensorFlow and Keras define the names that this package uses.
+DEFINING_FILES = (
+    (tf, "python/data/ops/*.py"),
+    (tf, "python/eager/context.py"),
+    (keras, "src/layers/layer.py"),
+    (keras, "src/models/*.py"),
+    (keras, "src/ops/*.py"),
+    (keras, "src/trainers/*.py"),
+    (keras, "src/optimizers/*.py"),
+    (keras, "src/backend/**/*.py"),
+)
+
+
+def dataset_class_names(tree):
+    """Returns the private classes of datasets that a module compares names with."""
+    strings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    return {text for text in strings if re.fullmatch(r"_[A-Z]\w*Dataset", str(text))}
+
+
+def test_private_names_in_use_exist_in_the_installed_release():
+    # A name that is read by getattr with a default, or compared with a string, fails silently.
+    tree = ast.parse(pathlib.Path(private_api.__file__).read_text())
+    attributes, _ = private_names(tree)
+    names = attributes | dataset_class_names(tree)
+    assert {"_seed", "_initial_epoch", "_DirectedInterleaveDataset"} <= names
+    source = "".join(
+        path.read_text()
+        for module, pattern in DEFINING_FILES
+        for path in pathlib.Path(module.__file__).parent.glob(pattern)
+    )
+    assert {name for name in names if not re.search(rf"\b{name}\b", source)} == set()
+
+
 def test_private_names_of_others_are_used_in_one_module_only():
     modules = {
         str(path.relative_to(PACKAGE)): ast.parse(path.read_text())

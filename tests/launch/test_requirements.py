@@ -3,10 +3,10 @@
 import ast
 import importlib.metadata
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
-import tomllib
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 

@@ -8,10 +8,10 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 
 import pytest
-import tomllib
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
@@ -235,7 +235,7 @@ def test_last_error_of_a_log_of_open_mpi_is_its_reason_and_no_rule_of_dashes(tmp
 
 
 @pytest.mark.parametrize(
-    ("version", "usable"), [("3.9", False), ("3.10", True), ("3.13", True), ("3.14", False)]
+    ("version", "usable"), [("3.10", False), ("3.11", True), ("3.13", True), ("3.14", False)]
 )
 def test_find_python_takes_the_versions_that_pyproject_allows(tmp_path, version, usable):
     stand_in = tmp_path / "python"
@@ -254,7 +254,7 @@ def test_find_python_takes_the_versions_that_pyproject_allows(tmp_path, version,
     if usable:
         assert result.stdout.splitlines()[-1] == str(stand_in)
     else:
-        assert f"No usable Python 3.10 to 3.13 was found ({stand_in} is {version})" in error_line(
+        assert f"No usable Python 3.11 to 3.13 was found ({stand_in} is {version})" in error_line(
             result
         )
 

@@ -229,7 +229,7 @@ def _environment(config: dict[str, Any]) -> dict[str, Any]:
     """Returns versions and hardware from config.json, and when the run was started."""
     environment = {key: value for key, value in config.items() if key not in _NOT_ENVIRONMENT}
     if config.get("started"):
-        started = datetime.datetime.fromtimestamp(config["started"], datetime.timezone.utc)
+        started = datetime.datetime.fromtimestamp(config["started"], datetime.UTC)
         environment["started"] = f"{started:%Y-%m-%d %H:%M} UTC"
     return environment
 
