@@ -1,4 +1,4 @@
-"""Reads and writes state dictionaries of torchvision's ResNets.
+"""Reads and writes state dictionaries of torchvision's ResNets, which timm's plain ResNets share.
 
 It reads .safetensors and .pth files, and writes .safetensors files.
 
@@ -11,13 +11,15 @@ classifier is [classes, features]. Weights are dictionaries from the path of a K
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from hybrid_imagenet.errors import UserError, import_optional
-from hybrid_imagenet.models.depths import BASIC, DEPTHS, TORCHVISION_NETWORKS
+from hybrid_imagenet.models.depths import BASIC, DEPTHS, TORCHVISION_NETWORKS, WIDTH
 
 # Variables of a normalization: torchvision's name to Keras's.
 _NORM_VARIABLES = {
@@ -33,6 +35,20 @@ _BATCH_COUNTER = "num_batches_tracked"
 _WRAPPER_KEYS = ("state_dict", "model")
 _MAX_ERROR_LENGTH = 200
 
+_BLOCK = re.compile(r"layer(\d)\.(\d+)\.")
+# The networks by blocks in each stage, and whether these are bottlenecks.
+_NETWORKS = {(tuple(DEPTHS[model]), model not in BASIC): model for model in TORCHVISION_NETWORKS}
+# timm's names of networks that compute the same as torchvision's. Older releases of timm had more
+# prefixes for other sources of weights.
+_PLAIN_ARCHITECTURE = re.compile(r"(tv_|gluon_|ssl_|swsl_)?resnet(18|34|50|101|152)(_v1b)?(\..*)?")
+# Names of tensors that only another network has, and its difference.
+_DIFFERENCES = {
+    r"conv1\.\d+\.weight": "its stem has three convolutions, as resnet50d in timm",
+    r"layer1\.0\.downsample\.2\.weight": "its shortcuts pool before their convolution",
+    r".*\.se\..*": "its blocks have channel attention (squeeze and excitation)",
+    r".*\.conv2\.(fc|bn|conv_attn|attn).*": "its blocks have split attention",
+}
+
 
 def read(path: Path) -> tuple[str, dict[str, np.ndarray]]:
     """Reads a file.
@@ -41,22 +57,96 @@ def read(path: Path) -> tuple[str, dict[str, np.ndarray]]:
       Name of the network, and weights by path of the Keras variable.
 
     Raises:
-      UserError: if the file cannot be read, or does not hold one of torchvision's ResNets.
+      UserError: if the file cannot be read, or holds another network. The message names the first
+        difference.
     """
+    _check_architecture(path)
     content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
     tensors = {name: value for name, value in content.items() if not name.endswith(_BATCH_COUNTER)}
-    for model in TORCHVISION_NETWORKS:
-        keras_paths = _keras_paths(model)
-        if set(keras_paths) == set(tensors):
-            return model, {
-                keras_path: _to_keras_axes(tensors[torch_name])
-                for torch_name, keras_path in keras_paths.items()
-            }
-    example = f"its first tensor is {min(tensors)}" if tensors else "it is empty"
-    raise UserError(
-        f"{path} does not hold the weights of torchvision's"
-        f" {', '.join(TORCHVISION_NETWORKS)} ({example})."
-    )
+    difference = _difference(tensors)
+    if difference:
+        raise UserError(
+            f"{path} holds another network: {difference}. Pass weights of"
+            f" {', '.join(TORCHVISION_NETWORKS)} of torchvision or timm."
+        )
+    model = _NETWORKS[_block_counts(tensors), _is_bottleneck(tensors)]
+    return model, {
+        keras_path: _to_keras_axes(tensors[torch_name])
+        for torch_name, keras_path in _keras_paths(model).items()
+    }
+
+
+def _check_architecture(path: Path) -> None:
+    """Checks the config.json that timm's repositories have next to the weights, if there is one.
+
+    Some of timm's variants have the tensors of a plain ResNet, but compute something else with
+    them: resnetblur50 and resnetaa50 blur, others use another activation.
+
+    Raises:
+      UserError: if the file names another architecture.
+    """
+    try:
+        config = json.loads((path.parent / "config.json").read_text(encoding="utf-8"))
+        architecture = config["architecture"]
+    except (OSError, ValueError, KeyError, TypeError):
+        # A run directory has a config.json too. Without a name there is nothing to check.
+        return
+    if not _PLAIN_ARCHITECTURE.fullmatch(str(architecture)):
+        raise UserError(
+            f"{path} holds another network: config.json next to it names {architecture}. Pass"
+            f" weights of {', '.join(TORCHVISION_NETWORKS)} of torchvision or timm."
+        )
+
+
+def _difference(tensors: Mapping[str, np.ndarray]) -> str:
+    """Returns how a state dictionary differs from those of torchvision's ResNets, or ""."""
+    if not tensors:
+        return "it has no tensors"
+    for pattern, difference in _DIFFERENCES.items():
+        if any(re.fullmatch(pattern, name) for name in tensors):
+            return difference
+    for name in ("conv1.weight", "layer1.0.conv1.weight", "layer1.0.conv2.weight"):
+        if name not in tensors:
+            return f"it has no {name}, but {min(tensors)}"
+    if "bn1.running_mean" not in tensors:
+        return "its normalization has no running averages, as group normalization"
+    if "fc.weight" not in tensors:
+        return "it has no classifier (fc.weight)"
+    model = _NETWORKS.get((_block_counts(tensors), _is_bottleneck(tensors)))
+    if model is None:
+        kind = "bottleneck" if _is_bottleneck(tensors) else "basic"
+        return f"it has {'-'.join(map(str, _block_counts(tensors)))} {kind} blocks in its stages"
+    names = set(_keras_paths(model))
+    if names != set(tensors):
+        name = min(names ^ set(tensors))
+        verb = "lacks" if name in names else "also has"
+        return f"it {verb} {name}, compared with {model}"
+    return _shape_difference(tensors)
+
+
+def _shape_difference(tensors: Mapping[str, np.ndarray]) -> str:
+    """Returns how the shapes of the first kernels differ, or ""."""
+    channels = tensors["conv1.weight"].shape[1]
+    if channels != 3:
+        return f"its images have {channels} channels"
+    first = tensors["layer1.0.conv1.weight"].shape
+    second = tensors["layer1.0.conv2.weight"].shape
+    if second[1] != first[0]:
+        return f"its convolutions have {first[0] // second[1]} groups, as in ResNeXt"
+    if first[0] != WIDTH:
+        return f"its blocks are {first[0]} channels wide instead of {WIDTH}"
+    return ""
+
+
+def _block_counts(tensors: Mapping[str, np.ndarray]) -> tuple[int, ...]:
+    """Returns the number of blocks in each stage."""
+    blocks = {match.groups() for name in tensors if (match := _BLOCK.match(name))}
+    stages = sorted({stage for stage, _ in blocks})
+    return tuple(sum(block_stage == stage for block_stage, _ in blocks) for stage in stages)
+
+
+def _is_bottleneck(tensors: Mapping[str, np.ndarray]) -> bool:
+    return "layer1.0.conv3.weight" in tensors
 
 
 def write(path: Path, model: str, weights: Mapping[str, np.ndarray]) -> None:
