@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from hybrid_imagenet.training.divergence import highest_loss
 
 from hybrid_imagenet import optimizers, xla
 from hybrid_imagenet.comm import SingleProcess
@@ -17,6 +16,7 @@ from hybrid_imagenet.optimizers.loss_scale import LossScale
 from hybrid_imagenet.optimizers.reducer import GradientReducer
 from hybrid_imagenet.order import sampling
 from hybrid_imagenet.training import step as step_module
+from hybrid_imagenet.training.loss_alarm import highest_loss
 from hybrid_imagenet.training.losses import LOSSES, mixed_loss
 from hybrid_imagenet.training.step import TrainStep
 
