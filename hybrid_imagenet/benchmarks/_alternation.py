@@ -19,7 +19,7 @@ from hybrid_imagenet.config import RunConfig
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.training import build
 from hybrid_imagenet.training.evaluation import Validation
-from hybrid_imagenet.training.step import EvaluationStep, PerShape
+from hybrid_imagenet.training.step import EvaluationStep, FunctionPerShape
 from hybrid_imagenet.training.trainer import Trainer
 
 _WARM_UP = 3  # steps of the loop before the first round
@@ -73,10 +73,10 @@ class Alternation(TrainingCallback):
         self.waited_seconds: list[float] = []
         self.more: dict[str, Any] = {}
         self._steps, self._rounds = steps, rounds
-        self._compiled = parts.step.single
+        self._compiled = parts.step.update_from_one_batch
         self._inside = 0.0
         self._last: tuple[Any, ...] = ()
-        parts.step.single = cast(PerShape, self._timed)
+        parts.step.update_from_one_batch = cast(FunctionPerShape, self._timed)
         self._plan = self._turns()
         next(self._plan)
 
@@ -138,7 +138,7 @@ class Alternation(TrainingCallback):
                 tf.identity(tensor)
             return control
 
-        call = PerShape(nothing)
+        call = FunctionPerShape(nothing)
         call(*self._last)
         seconds = []
         for _ in range(50):

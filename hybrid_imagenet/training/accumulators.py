@@ -1,4 +1,4 @@
-"""Keeps sums of loss and correct predictions on the device and adds them over ranks exactly."""
+"""Sums loss and correct predictions on the device, and over ranks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ from hybrid_imagenet.data.image_mixing import MixedLabels
 
 @dataclasses.dataclass(frozen=True)
 class ClassificationSums:
-    """Holds sums over examples: loss (nats), correct first guesses, correct among five guesses, and
-    their number.
+    """Holds sums over examples.
+
+    Attributes:
+      loss: sum of the losses, in nats.
+      top1: examples whose most probable class is the right one.
+      top5: examples whose right class is among the five most probable ones.
+      count: number of examples.
     """
 
     loss: float
@@ -23,8 +28,9 @@ class ClassificationSums:
     count: float
 
     def means(self, prefix: str) -> dict[str, float]:
-        """Returns averages named `<prefix>_loss`, `<prefix>_top1`, `<prefix>_top5` (fractions); NaN
-        if empty.
+        """Returns the means `<prefix>_loss`, `<prefix>_top1` and `<prefix>_top5`.
+
+        Accuracies are fractions. Without examples the means are NaN.
         """
         count = self.count or float("nan")
         return {
@@ -34,7 +40,7 @@ class ClassificationSums:
         }
 
     def __sub__(self, other: ClassificationSums) -> ClassificationSums:
-        """Returns the sums of the examples that came after the ones in `other`."""
+        """Returns the sums of the examples that were added after `other` was read."""
         return ClassificationSums(
             self.loss - other.loss,
             self.top1 - other.top1,
@@ -42,15 +48,21 @@ class ClassificationSums:
             self.count - other.count,
         )
 
+    @classmethod
+    def from_vector(cls, vector: tf.Tensor) -> ClassificationSums:
+        """Returns the sums in a float64 [4] tensor, such as `SumAccumulator.variable`."""
+        return cls(*vector.numpy().tolist())
+
 
 class SumAccumulator:
-    """Keeps one float64 vector of four sums on the device; float64 counts every example of ImageNet
-    exactly.
+    """Keeps the four sums of `ClassificationSums` on the device, as a float64 vector.
+
+    float64 counts all examples of ImageNet exactly; float32 would not.
     """
 
     def __init__(self, name: str):
         self.variable = tf.Variable(tf.zeros([4], tf.float64), trainable=False, name=name)
-        self._of_batch = xla.compile_on_gpu(_batch_sums)
+        self._sum_batch = xla.compile_on_gpu(_batch_sums)
 
     def add(
         self,
@@ -62,25 +74,26 @@ class SumAccumulator:
         """Adds a batch.
 
         Args:
-          losses: float32 [b], per example.
+          losses: of the examples, float32 [b].
           logits: float32 [b, classes].
-          labels: int64 [b]. Of mixed labels that with the larger share is the right one, as in
+          labels: int64 [b]. Of mixed labels, the one with the larger share is the right one, as in
             torchvision.
-          weights: float32 [b] or None: 0 leaves an example (padding) out.
+          weights: float32 [b]; examples of weight 0, which are padding, are not added. None adds
+            all.
         """
-        self.variable.assign_add(self._of_batch(losses, logits, labels, weights))
+        self.variable.assign_add(self._sum_batch(losses, logits, labels, weights))
 
     def reset(self) -> None:
         """Sets the sums to zero."""
         self.variable.assign(tf.zeros([4], tf.float64))
 
     def restore(self, sums: ClassificationSums) -> None:
-        """Sets the sums, for example the sums of an epoch's part before a restart."""
+        """Sets the sums, for example to those of an epoch that a restart has interrupted."""
         self.variable.assign(dataclasses.astuple(sums))
 
     def read(self) -> ClassificationSums:
         """Fetches the sums to the host."""
-        return ClassificationSums(*self.variable.numpy().tolist())
+        return ClassificationSums.from_vector(self.variable)
 
 
 def _batch_sums(
@@ -89,45 +102,50 @@ def _batch_sums(
     labels: tf.Tensor | MixedLabels,
     weights: tf.Tensor | None,
 ) -> tf.Tensor:
-    """The sums over a batch, float64 [4]; arguments as for `SumAccumulator.add`."""
+    """Returns the sums over a batch, float64 [4]; arguments as for `SumAccumulator.add`."""
     if isinstance(labels, MixedLabels):
         labels = labels.larger()
-    # Two classes have no fifth guess: in_top_k then counts every example.
-    top1 = tf.cast(
-        tf.equal(tf.argmax(logits, axis=-1, output_type=labels.dtype), labels), tf.float64
-    )
-    top5 = tf.cast(tf.math.in_top_k(labels, logits, min(5, logits.shape[-1])), tf.float64)
+    predicted = tf.argmax(logits, axis=-1, output_type=labels.dtype)
+    top1 = tf.cast(tf.equal(predicted, labels), tf.float64)
+    # With five classes or fewer, every example counts.
+    num_guesses = min(5, logits.shape[-1])
+    top5 = tf.cast(tf.math.in_top_k(labels, logits, num_guesses), tf.float64)
     columns = [tf.cast(losses, tf.float64), top1, top5, tf.ones_like(top1)]
     if weights is not None:
-        keep = weights > 0
-        columns = [tf.where(keep, column, tf.zeros_like(column)) for column in columns]
+        is_example = weights > 0
+        columns = [tf.where(is_example, column, tf.zeros_like(column)) for column in columns]
     return tf.stack([tf.reduce_sum(column) for column in columns])
 
 
-def from_vector(vector: tf.Tensor) -> ClassificationSums:
-    """Returns the sums in a float64 [4] tensor, such as an all-reduced
-    `SumAccumulator.variable`.
-    """
-    return ClassificationSums(*vector.numpy().tolist())
-
-
-def over_ranks(
-    own: ClassificationSums, allreduce_sum: Callable[[tf.Tensor, str], tf.Tensor]
+def sum_over_ranks(
+    sums: ClassificationSums, allreduce_sum: Callable[[tf.Tensor, str], tf.Tensor]
 ) -> ClassificationSums:
-    """Returns the sums over the examples of all ranks, in float64; every rank calls it."""
-    return from_vector(
-        allreduce_sum(tf.constant(dataclasses.astuple(own), tf.float64), "train_sums")
-    )
+    """Returns the sums over the examples of all ranks, in float64; every rank calls it.
+
+    Args:
+      sums: of this rank.
+      allreduce_sum: `(tensor, name) -> sum over ranks`.
+    """
+    vector = tf.constant(dataclasses.astuple(sums), tf.float64)
+    return ClassificationSums.from_vector(allreduce_sum(vector, "train_sums"))
 
 
-def restore_sums(epoch_sums: Sequence[Sequence[float]], rank: int, size: int) -> ClassificationSums:
-    """Returns this rank's share of the sums of an epoch under way.
+def epoch_sums_of_rank(
+    epoch_sums: Sequence[Sequence[float]], rank: int, size: int
+) -> ClassificationSums:
+    """Returns the sums with which a rank continues an epoch that a restart has interrupted.
 
-    With as many ranks as before each gets its own back, so that additions continue in the same
-    order; otherwise rank 0 gets the total.
+    With as many ranks as before, each continues with its own sums, so that numbers are added in the
+    same order. Otherwise rank 0 continues with the total and the others with 0.
+
+    Args:
+      epoch_sums: of the ranks before the restart.
+      rank: of this process.
+      size: number of ranks.
     """
     if len(epoch_sums) == size:
         return ClassificationSums(*epoch_sums[rank])
     if rank:
         return ClassificationSums(0.0, 0.0, 0.0, 0.0)
-    return ClassificationSums(*(sum(column) for column in zip(*epoch_sums, strict=True)))
+    totals = [sum(column) for column in zip(*epoch_sums, strict=True)]
+    return ClassificationSums(*totals)

@@ -143,12 +143,12 @@ def train_step(
     network: keras.Model,
     update: DistributedOptimizer,
     communicator: Communicator,
-    choose: RandomBatch | None = None,
+    omit_images: RandomBatch | None = None,
     class_weights: npt.NDArray[np.float32] | None = None,
 ) -> TrainStep:
     """Returns the training step of the network.
 
-    `choose` is what `random_batch` returns, and `class_weights` what `class_weights` returns.
+    `omit_images` is what `random_batch` returns, and `class_weights` what `class_weights` returns.
     """
     return TrainStep(
         network,
@@ -159,7 +159,7 @@ def train_step(
         label_smoothing=config.label_smoothing,
         jit_compile=_compiles_step(config),
         jit_update=config.jit_update,
-        choose=choose,
+        omit_images=omit_images,
         mixer=image_mixer(config),
         class_weights=class_weights,
     )

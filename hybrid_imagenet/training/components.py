@@ -14,8 +14,8 @@ from hybrid_imagenet.resilience.watchdog import Watchdog
 from hybrid_imagenet.training import (
     accumulators,
     build,
+    delayed_readback,
     hardware,
-    late_copies,
     loss_alarm,
     step,
 )
@@ -64,7 +64,7 @@ class RunComponents:
         self.watchdog = Watchdog(
             communicator,
             config.stall_timeout,
-            waiting_modules=(comm, accumulators, loss_alarm, late_copies, step),
+            waiting_modules=(comm, accumulators, loss_alarm, delayed_readback, step),
         )
         options = build.host_options(
             config, tf.config.threading.get_intra_op_parallelism_threads() or 1
@@ -77,7 +77,7 @@ class RunComponents:
         self.optimizer = build.optimizer(config, precision, self.model, communicator)
         # Callbacks find the optimizer here, as in `fit`.
         self.model.optimizer = self.optimizer
-        choose = build.random_batch(config, communicator)
+        omit_images = build.random_batch(config, communicator)
         self.class_weights = build.class_weights(config, train_source, communicator)
         self.step = build.train_step(
             config,
@@ -85,7 +85,7 @@ class RunComponents:
             self.model,
             self.optimizer,
             communicator,
-            choose,
+            omit_images,
             self.class_weights,
         )
         compute_dtype = precision.removeprefix("mixed_")

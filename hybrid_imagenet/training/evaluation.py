@@ -14,7 +14,7 @@ from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.data.sources.source import Source
 from hybrid_imagenet.errors import UserError, without_secrets
-from hybrid_imagenet.training.accumulators import from_vector
+from hybrid_imagenet.training.accumulators import ClassificationSums
 from hybrid_imagenet.training.step import EvaluationStep
 
 _WORST = 20  # images that image_results names
@@ -94,7 +94,7 @@ class Validation:
         found = found.reshape(-1, 3)[: self._source.num_examples]
         self.found = self._ranks.allreduce_on_host(tf.constant(found), "image_results").numpy()
         vector = self._ranks.allreduce_sum(self._step.sums.variable.read_value(), "validation_sums")
-        total = from_vector(vector)
+        total = ClassificationSums.from_vector(vector)
         self._batches.bad_records.merge_from_ranks(
             self._ranks.allgather_object(self._batches.bad_records.reason_pairs())
         )

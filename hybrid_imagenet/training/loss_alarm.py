@@ -10,55 +10,64 @@ import tensorflow as tf
 
 from hybrid_imagenet import xla
 
-FACTOR = 100.0
-"""A loss above this many times that of guesses has diverged."""
+DIVERGENCE_FACTOR = 100.0
+"""A loss above this many times the loss of random guesses has diverged."""
 
 
 def highest_loss(classes: int, *, summed: bool = False) -> float:
-    """Returns the highest loss in nats that is not divergence.
+    """Returns the highest loss, in nats, that does not count as divergence.
 
-    Guesses have a loss of ln(classes).
+    Random guesses have a loss of ln(classes).
 
     Args:
-      classes: their number.
-      summed: whether the loss is a sum over classes, of which each has ln 2 for guesses.
+      classes: number of classes.
+      summed: whether the loss is a sum over classes, each of which has ln 2 for random guesses.
     """
-    return FACTOR * (classes * math.log(2) if summed else math.log(max(classes, 2)))
+    guesses = classes * math.log(2) if summed else math.log(max(classes, 2))
+    return DIVERGENCE_FACTOR * guesses
 
 
 class LossAlarm:
-    """Notes the first step of which a micro-batch has a mean loss that is not finite or too high.
+    """Records the first step in which the mean loss of a micro-batch is not finite or too high.
 
-    `variable` is one float64 vector on the device: optimizer steps done, the first such step (from
-    1; 0 for none), its loss.
+    Attributes:
+      threshold: the alarm is raised above this loss, in nats.
+      variable: float64 [3] on the device: steps done; the first bad step, counted from 1, or 0 if
+        there is none; the loss of that step.
     """
 
-    def __init__(self, highest: float):
-        """`highest` is the loss in nats above which it goes off."""
-        self.highest = highest
+    def __init__(self, threshold: float):
+        self.threshold = threshold
         self.variable = tf.Variable(tf.zeros([3], tf.float64), trainable=False, name="loss_alarm")
-        self._judged = xla.compile_on_gpu(self._after)
+        self._next_state = xla.compile_on_gpu(self._judge_state)
 
     def judge(self, losses: tf.Tensor) -> None:
-        """Takes the losses of this rank's micro-batch, float32 [b], before the step that they
-        belong to is done.
-        """
-        self.variable.assign(self._judged(losses, self.variable.read_value()))
+        """Judges a micro-batch of the current step, before `advance` counts that step.
 
-    def _after(self, losses: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
+        Args:
+          losses: of the images on this rank, float32 [b].
+        """
+        self.variable.assign(self._next_state(losses, self.variable.read_value()))
+
+    def _judge_state(self, losses: tf.Tensor, state: tf.Tensor) -> tf.Tensor:
+        """Returns the state after a micro-batch, in the form of `variable`."""
         loss = tf.cast(tf.reduce_mean(losses), tf.float64)
-        done, first, _ = tf.unstack(before)
-        bad = tf.logical_not(loss <= self.highest)  # a NaN is not
-        fresh = tf.logical_and(bad, tf.equal(first, 0.0))
-        return tf.where(fresh, tf.stack([done, done + 1.0, loss]), before)
+        steps_done, first_bad_step, _ = tf.unstack(state)
+        # This form is true for NaN, which is not less than or equal to anything.
+        is_bad = tf.logical_not(loss <= self.threshold)
+        is_first = tf.logical_and(is_bad, tf.equal(first_bad_step, 0.0))
+        return tf.where(is_first, tf.stack([steps_done, steps_done + 1.0, loss]), state)
 
     def advance(self) -> None:
         """Counts a step."""
         self.variable.assign_add([1.0, 0.0, 0.0])
 
-    def read(self, values: npt.ArrayLike | None = None) -> tuple[int, float] | None:
-        """Returns the first bad step, counted from 1, and its loss; waits for the device, unless
-        given the values.
+    def read(self, state: npt.ArrayLike | None = None) -> tuple[int, float] | None:
+        """Returns the number of the first bad step, from 1, and its loss; None if there is none.
+
+        Args:
+          state: values of `variable`; without them they are fetched, which waits for the device.
         """
-        _, first, loss = self.variable.numpy() if values is None else np.asarray(values)
-        return (int(first), float(loss)) if first else None
+        values = self.variable.numpy() if state is None else np.asarray(state)
+        _, first_bad_step, loss = values
+        return (int(first_bad_step), float(loss)) if first_bad_step else None

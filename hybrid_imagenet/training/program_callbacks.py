@@ -72,11 +72,11 @@ def program_callbacks(
     callbacks += [
         RelativeUpdates([updated[i] for i in rule.kernel_indices()]),
         HyperparameterLog(run),
-        SkippedStepsGuard(run.optimizer, config.max_skipped_steps, step.copies.read),
+        SkippedStepsGuard(run.optimizer, config.max_skipped_steps, step.telemetry.read),
         DivergenceGuard(
-            lambda: step.alarm.read(step.copies.read("alarm")),
-            highest_loss=step.alarm.highest,
-            lag=lambda: step.copies.behind,
+            lambda: step.alarm.read(step.telemetry.read("alarm")),
+            highest_loss=step.alarm.threshold,
+            lag=lambda: step.telemetry.age_steps,
             communicator=communicator,
         ),
         MergeBatchNormStatistics(

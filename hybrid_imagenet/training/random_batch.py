@@ -1,5 +1,7 @@
-"""Omits some images of each GPU's batch, a number drawn at every step (Lu et al., Table 3.4, first
-row).
+"""Omits images of each GPU's batch, whose number is drawn at every step.
+
+Reference:
+  Lu et al., Table 3.4, first row.
 """
 
 from __future__ import annotations
@@ -11,54 +13,64 @@ import tensorflow as tf
 from hybrid_imagenet.data import device
 from hybrid_imagenet.training.step import Batch
 
-_STREAM = 1 << 24
-"""Of an image's draws: beyond those of every augmentation."""
+# Number of the draw of an image that is used here: after those of every augmentation.
+_DRAW_NUMBER = 1 << 24
 
 
 class RandomBatch:
-    """Draws how many images each GPU uses, evenly from `least` to its batch.
+    """Draws how many images each GPU uses, uniformly from `min_images` to its whole batch.
 
-    The draw of a GPU follows from the seed of its first image, so that it depends neither on how
-    GPUs are spread over ranks nor on where a run was resumed.
+    The draw of a GPU follows from the seed of its first image. So it depends neither on how GPUs
+    are spread over ranks nor on the step at which a run was resumed.
     """
 
     def __init__(
-        self, least: int, parts: int, ranks: int, allreduce: Callable[[tf.Tensor, str], tf.Tensor]
+        self,
+        min_images: int,
+        virtual_gpus: int,
+        num_ranks: int,
+        allreduce: Callable[[tf.Tensor, str], tf.Tensor],
     ):
-        """Takes what is the same at every step.
+        """Sets what is the same at every step.
 
         Args:
-          least: images of a GPU that are always used, at least 1.
-          parts: GPUs that a rank's batch stands for, one after the other.
-          ranks: their number.
+          min_images: images of a GPU that are always used, at least 1.
+          virtual_gpus: GPUs whose batches follow one another in the batch of a rank.
+          num_ranks: number of ranks.
           allreduce: `(tensor, name) -> sum over ranks`.
         """
-        self._least, self._parts, self._ranks, self._allreduce = least, parts, ranks, allreduce
-
-    def counts(self, seeds: tf.Tensor) -> tf.Tensor:
-        """Returns the images that each GPU uses, int32 [parts], for the seeds of all, int64 [parts
-        * b, 2].
-        """
-        size = seeds.shape[0] // self._parts
-        draws = device.uniforms(seeds[::size], 1, start=_STREAM)[:, 0]
-        more = tf.cast(tf.floor(draws * float(size - self._least + 1)), tf.int32)
-        return self._least + more
+        self._min_images = min_images
+        self._virtual_gpus = virtual_gpus
+        self._num_ranks = num_ranks
+        self._allreduce = allreduce
 
     def __call__(self, batch: Batch) -> tuple[Batch, tf.Tensor]:
-        """Returns the images that are used, and the weight of this rank's mean among those of all
-        ranks.
+        """Returns the images that are used, and the weight of this rank's mean loss.
 
         Args:
-          batch: tensors of [parts * b, ...], with "seed".
+          batch: tensors of [virtual_gpus * b, ...], with "seed".
 
         Returns:
-          The batch with the first images of each GPU, and a float32 scalar: this rank's images over
-          the mean of all ranks'. The mean over ranks of weighted means is that over all images.
+          The batch with the first images of each GPU; and a float32 scalar, this rank's number of
+          images divided by the mean number over ranks. With it the mean over ranks of weighted
+          means is the mean over all images.
         """
-        counts = self.counts(batch["seed"])
-        size = batch["seed"].shape[0] // self._parts
-        used = tf.range(size)[None, :] < counts[:, None]
-        places = tf.where(tf.reshape(used, [-1]))[:, 0]
-        own = tf.cast(tf.reduce_sum(counts), tf.float32)
-        weight = own * float(self._ranks) / self._allreduce(own, "random_batch")
-        return {name: tf.gather(values, places) for name, values in batch.items()}, weight
+        counts = self.draw_counts(batch["seed"])
+        gpu_batch = batch["seed"].shape[0] // self._virtual_gpus
+        is_used = tf.range(gpu_batch)[None, :] < counts[:, None]
+        indices = tf.where(tf.reshape(is_used, [-1]))[:, 0]
+        num_images = tf.cast(tf.reduce_sum(counts), tf.float32)
+        scaled = num_images * float(self._num_ranks)
+        weight = scaled / self._allreduce(num_images, "random_batch")
+        return {name: tf.gather(values, indices) for name, values in batch.items()}, weight
+
+    def draw_counts(self, seeds: tf.Tensor) -> tf.Tensor:
+        """Returns how many images each GPU uses, int32 [virtual_gpus].
+
+        Args:
+          seeds: of all images, int64 [virtual_gpus * b, 2].
+        """
+        gpu_batch = seeds.shape[0] // self._virtual_gpus
+        draws = device.uniforms(seeds[::gpu_batch], 1, start=_DRAW_NUMBER)[:, 0]
+        num_choices = gpu_batch - self._min_images + 1
+        return self._min_images + tf.cast(tf.floor(draws * float(num_choices)), tf.int32)

@@ -72,7 +72,7 @@ def _share_position(run: RunComponents, checkpoint: CheckpointArchive | None) ->
     run.state.hyper = {name: value for name, value in run.state.hyper.items() if name in scheduled}
     run.optimizer.inner.hyperparameters.assign(run.state.hyper)
     run.data.restore_replaced(meta.get("replaced"))
-    sums = accumulators.restore_sums(
+    sums = accumulators.epoch_sums_of_rank(
         meta["epoch_sums"], run.communicator.rank, run.communicator.size
     )
     run.step.sums.restore(sums)

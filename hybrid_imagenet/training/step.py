@@ -1,4 +1,4 @@
-"""Compiles the training and evaluation steps."""
+"""Compiles the training step and the evaluation step."""
 
 from __future__ import annotations
 
@@ -16,65 +16,40 @@ from hybrid_imagenet.data.image_mixing import ImageMixer, MixedLabels
 from hybrid_imagenet.models import kernels, layers, normalization
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.training.accumulators import SumAccumulator
-from hybrid_imagenet.training.late_copies import LateCopies
+from hybrid_imagenet.training.delayed_readback import DelayedReadback
 from hybrid_imagenet.training.loss_alarm import LossAlarm, highest_loss
 from hybrid_imagenet.training.losses import Loss, cross_entropy, mixed_loss, weighted_loss
 from hybrid_imagenet.xla import compile_on_gpu, has_gpu
 
-_LAG = 2  # steps, after which a GPU has made a copy and still has work
+# After this many steps a GPU has made a copy, and still has steps to run while the host reads it.
+READBACK_DELAY_STEPS = 2
 
 Batch = Mapping[str, tf.Tensor]
 Labels: TypeAlias = tf.Tensor | MixedLabels
 Preprocess = Callable[[Batch], tf.Tensor]
-Choose = Callable[[Batch], tuple[Batch, tf.Tensor]]
-
-
-class PerShape:
-    """Compiles a function of a batch and more tensors, and remembers its trace for each shape of
-    the images.
-
-    A tf.function looks up its trace at each call, from the types of all arguments; for a step with
-    hundreds of variables that takes as long as the call itself (`benchmarks loop`).
-    """
-
-    def __init__(self, function: Callable[..., Any]):
-        """Traces `function(batch, ...)` when it is first called with images of a shape and type."""
-        self._function = tf.function(function, autograph=False)
-        self._traces: dict[tuple[Any, ...], Callable[..., Any]] = {}
-
-    def __call__(self, batch: Batch, *more: tf.Tensor) -> Any:
-        """Runs the function; `more` have the same shapes at every call."""
-        images = batch["image"]
-        key = (images.dtype, *images.shape)
-        trace = self._traces.get(key)
-        if trace is None:
-            trace = self._traces[key] = self.get_concrete_function(batch, *more)
-        return trace(batch, *more)
-
-    def get_concrete_function(self, *arguments: Any) -> Any:
-        """Returns the trace for such arguments; tensors or TensorSpecs."""
-        return self._function.get_concrete_function(*arguments)
-
-    def experimental_get_tracing_count(self) -> int:
-        """Returns how often the function was traced."""
-        return self._function.experimental_get_tracing_count()
+OmitImages = Callable[[Batch], tuple[Batch, tf.Tensor]]
 
 
 class TrainStep:
-    """Runs forward, loss, scaled backward, reduction and update as one graph; nothing is fetched to
-    the host.
+    """Computes gradients, reduces them over ranks and updates the model, as one compiled function.
 
-    With accumulation over k micro-batches the first k - 1 go through `accumulate`, which only adds
-    up gradients; the last goes through `last`, which reduces and applies their mean. `single` is
-    the step without accumulation. Each is traced once per batch shape:
+    With gradient accumulation over k micro-batches, the first k - 1 of them only add up gradients.
+    The last one reduces and applies the mean of all k.
 
-      single(batch, control): one update from one batch; adds up `control` (int32 [k]) over ranks,
-      see `requests`. accumulate(batch): adds the gradients of one micro-batch.
-      last(batch, control, micro_batches): one update from the mean over `micro_batches` (float32
-        scalar) micro-batches, this one included; adds up `control`.
+    Returning a tensor would make the host wait for the whole step, so steps return None. Values for
+    the log are in `telemetry`.
 
-    They return nothing: TensorFlow would tie a result to all that a step does, on the host and on a
-    GPU, and so the one would wait for the other.
+    Attributes:
+      update_from_one_batch: called with (batch, requests); one update from one batch.
+      accumulate: called with (batch); adds the gradients of a micro-batch that is not the last.
+      update_from_last_micro_batch: called with (batch, requests, num_micro_batches); one update
+        from the mean over all micro-batches, this one included. The number is a float32 scalar.
+      sums: loss and accuracy of the epoch so far, on this rank.
+      alarm: the first step whose loss has diverged.
+      telemetry: reads sums, alarm and the optimizer's values without waiting for the device.
+
+    The three functions are traced once for each shape of the batch. `requests`, int32 [k], is what
+    this rank asks for; `summed_requests` returns the sum over ranks.
     """
 
     def __init__(
@@ -88,93 +63,92 @@ class TrainStep:
         label_smoothing: float = 0.0,
         jit_compile: bool = False,
         jit_update: bool = False,
-        choose: Choose | None = None,
+        omit_images: OmitImages | None = None,
         mixer: ImageMixer | None = None,
         class_weights: npt.NDArray[np.float32] | None = None,
     ):
-        """Builds the optimizer's state for the model.
+        """Builds the state of the optimizer for the model.
 
         Args:
-          model: gives float32 logits [b, classes] for images in its compute type.
+          model: returns float32 logits [b, classes] for images in its compute type.
           optimizer: reduces and applies gradients.
-          preprocess: augments a batch {"image": uint8, ...} on the device; images in the compute
-          type.
-          communicator: adds up the control word over ranks.
+          preprocess: augments a batch {"image": uint8, ...} on the device, and returns images in
+            the compute type.
+          communicator: sums the requests over ranks.
           loss: one of `losses.LOSSES`.
-          label_smoothing: see there.
-          jit_compile: compile forward and backward with XLA; the reduction stays outside and does
-          not overlap.
+          label_smoothing: argument of the loss, in [0, 1].
+          jit_compile: compile forward and backward pass with XLA. The reduction stays outside, and
+            does not overlap with the backward pass.
           jit_update: with `jit_compile` and a single rank, compile a step without accumulation as
-            one program, see `_whole_step`.
-          choose: leaves out images of a batch; returns the others, and the weight of this rank's
-            mean loss.
-          mixer: what `preprocess` has mixed the images with; gives the labels of the mixed images.
-          class_weights: what the loss of an image of each class is multiplied by, float32
-            [classes]; None for no weights.
+            one program, see `_update_in_one_program`.
+          omit_images: returns the images of a batch that are used, and the weight of this rank's
+            mean loss among those of all ranks; None uses all images.
+          mixer: mixes labels as `preprocess` mixes images; None if it does not mix them.
+          class_weights: factor on the loss of each class, float32 [classes]; None for no factors.
         """
         self.model = model
         self.optimizer = optimizer
         self.sums = SumAccumulator("train_sums")
-        highest = highest_loss(int(model.output_shape[-1]), summed=loss is not cross_entropy)
+        threshold = highest_loss(int(model.output_shape[-1]), summed=loss is not cross_entropy)
         if class_weights is not None:
-            highest *= max(1.0, float(class_weights.max()))
+            threshold *= max(1.0, float(class_weights.max()))
             loss = weighted_loss(loss, class_weights)
-        self.alarm = LossAlarm(highest)
+        self.alarm = LossAlarm(threshold)
         self._preprocess = preprocess
         self._communicator = communicator
         self._loss = loss
         self._label_smoothing = label_smoothing
-        self._choose = choose
+        self._omit_images = omit_images
         self._mixer = mixer
-        one_by_one = jit_compile or not has_gpu()  # XLA fuses casts by itself
-        self._kernels = [] if one_by_one else layers.kernels_to_cast(model)
+        # XLA fuses casts by itself.
+        casts_one_by_one = jit_compile or not has_gpu()
+        self._kernels_to_cast = [] if casts_one_by_one else layers.kernels_to_cast(model)
         with tf.device("CPU:0"):
             self._requests = tf.Variable(
                 tf.zeros([0], tf.int32), shape=[None], trainable=False, name="requests"
             )
-        self.single, self.accumulate, self.last = (
-            PerShape(f) for f in (self._single, self._accumulate, self._last)
-        )
+        self.update_from_one_batch = FunctionPerShape(self._update_from_one_batch)
+        self.accumulate = FunctionPerShape(self._accumulate)
+        self.update_from_last_micro_batch = FunctionPerShape(self._update_from_last_micro_batch)
         self._forward_backward = self._loss_and_gradients
         if jit_compile:
             self._forward_backward = tf.function(
                 self._loss_and_gradients, autograph=False, jit_compile=True
             )
-        self._compute_and_update = self._passes_and_update
+        self._compute_and_update = self._update_from_gradients
         if jit_compile and jit_update and communicator.size == 1:
-            self._compute_and_update = self._whole_step
+            self._compute_and_update = self._update_in_one_program
         optimizer.build(model.trainable_variables)
-        telemetry = {
-            "sums": self.sums.variable,
-            "alarm": self.alarm.variable,
-            **optimizer.telemetry_variables(),
-        }
-        self.copies = LateCopies(telemetry, _LAG if has_gpu() else 0)
+        self.telemetry = DelayedReadback(
+            {
+                "sums": self.sums.variable,
+                "alarm": self.alarm.variable,
+                **optimizer.telemetry_variables(),
+            },
+            READBACK_DELAY_STEPS if has_gpu() else 0,
+        )
 
-    def requests(self) -> npt.NDArray[np.int32]:
-        """Returns the sum over ranks of the last step's control words; no device is waited for."""
-        found: npt.NDArray[np.int32] = self._requests.numpy()
-        return found
-
-    def _single(self, batch: Batch, control: tf.Tensor) -> None:
+    def _update_from_one_batch(self, batch: Batch, requests: tf.Tensor) -> None:
         self._compute_and_update(batch)
-        self._sum_requests(control)
+        self._sum_requests(requests)
 
     def _accumulate(self, batch: Batch) -> None:
         self.optimizer.accumulator.add(self._gradients(batch))
 
-    def _last(self, batch: Batch, control: tf.Tensor, micro_batches: tf.Tensor) -> None:
-        gradients = self.optimizer.accumulator.mean(self._gradients(batch), micro_batches)
-        self._update(gradients)
-        self._sum_requests(control)
-        self.optimizer.accumulator.reset()
+    def _update_from_last_micro_batch(
+        self, batch: Batch, requests: tf.Tensor, num_micro_batches: tf.Tensor
+    ) -> None:
+        accumulator = self.optimizer.accumulator
+        self._update(accumulator.mean(self._gradients(batch), num_micro_batches))
+        self._sum_requests(requests)
+        accumulator.reset()
 
-    def _passes_and_update(self, batch: Batch) -> None:
+    def _update_from_gradients(self, batch: Batch) -> None:
         """Computes gradients, reduces them over ranks and updates the variables."""
         self._update(self._gradients(batch))
 
-    def _whole_step(self, batch: Batch) -> None:
-        """Does the same for a single rank as one XLA program.
+    def _update_in_one_program(self, batch: Batch) -> None:
+        """Does the same as `_update_from_gradients`, for a single rank, as one XLA program.
 
         Without it the update starts after the program of forward and backward pass, and its
         programs read all gradients and weights again. On an H200 1.8 ms of a step of 35.0 ms were
@@ -187,38 +161,45 @@ class TrainStep:
 
         def program(images: tf.Tensor, labels: Labels, scalars: tf.Tensor) -> None:
             with hyperparameters.passed_as(scalars):
-                self._update(self._gradients_of(images, labels, None))
+                self._update(self._gradients_of_images(images, labels, None))
 
         compiled = tf.function(program, autograph=False, jit_compile=True)
         compiled(*self._images_and_labels(batch), hyperparameters.vector())
 
     def _update(self, gradients: list[tf.Tensor]) -> None:
-        """Takes the gradients of this rank, for the scaled loss."""
-        reduced = self.optimizer.reduce(gradients)  # means over ranks, float32, still scaled
+        """Updates the variables from this rank's gradients of the scaled loss."""
+        # The means over ranks are float32, and still scaled.
+        reduced = self.optimizer.reduce(gradients)
         self.optimizer.update_if_finite(reduced)
         self.alarm.advance()
 
-    def _sum_requests(self, control: tf.Tensor) -> None:
-        """Adds up the control word over ranks, on the hosts."""
+    def _sum_requests(self, requests: tf.Tensor) -> None:
+        """Sums the requests over ranks, on the CPUs, so that no GPU has to wait."""
         with tf.device("CPU:0"):
-            self._requests.assign(self._communicator.allreduce_on_host(control, "control"))
+            self._requests.assign(self._communicator.allreduce_on_host(requests, "control"))
+
+    def summed_requests(self) -> npt.NDArray[np.int32]:
+        """Returns the sum over ranks of the last step's requests, without waiting for a GPU."""
+        requests: npt.NDArray[np.int32] = self._requests.numpy()
+        return requests
 
     def forward(self, batch: Batch) -> tf.Tensor:
-        """Returns the logits in training mode, float32 [b, classes]; changes nothing but the
-        statistics, to its own.
+        """Returns the logits in training mode, float32 [b, classes].
+
+        It changes nothing but the statistics of normalization, which it sets to those of the batch.
         """
         with normalization.without_moving_average(self.model):
             return self.model(self._preprocess(batch), training=True)
 
     def prepare_accumulation(self) -> None:
-        """Creates the sums of gradients; needed before `accumulate`."""
+        """Creates the sums of gradients; call it before `accumulate`."""
         self.optimizer.accumulator.build(self.model.trainable_variables)
 
     def _gradients(self, batch: Batch) -> list[tf.Tensor]:
         weight = None
-        if self._choose is not None:
-            batch, weight = self._choose(batch)
-        return self._gradients_of(*self._images_and_labels(batch), weight)
+        if self._omit_images is not None:
+            batch, weight = self._omit_images(batch)
+        return self._gradients_of_images(*self._images_and_labels(batch), weight)
 
     def _images_and_labels(self, batch: Batch) -> tuple[tf.Tensor, Labels]:
         images = self._preprocess(batch)
@@ -227,7 +208,7 @@ class TrainStep:
         mixed_labels = compile_on_gpu(self._mixer.labels)
         return images, mixed_labels(batch["label"], batch["seed"], images.shape[1])
 
-    def _gradients_of(
+    def _gradients_of_images(
         self, images: tf.Tensor, labels: Labels, weight: tf.Tensor | None
     ) -> list[tf.Tensor]:
         losses, logits, gradients = self._forward_backward(images, labels, weight)
@@ -238,21 +219,22 @@ class TrainStep:
     def _loss_and_gradients(
         self, images: tf.Tensor, labels: Labels, weight: tf.Tensor | None
     ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+        """Returns the losses of the images, their logits, and the gradients of the scaled mean."""
         with (
-            kernels.fused_kernel_casts(self._kernels) as cast,
+            kernels.fused_kernel_casts(self._kernels_to_cast) as casts,
             normalization.deferred_statistics_update() if has_gpu() else contextlib.nullcontext(),
             tf.GradientTape(watch_accessed_variables=False) as tape,
         ):
-            sources = [cast.get(id(v), v.value) for v in self.model.trainable_variables]
-            tape.watch(sources)
+            weights = [casts.get(id(v), v.value) for v in self.model.trainable_variables]
+            tape.watch(weights)
             logits = self.model(images, training=True)
             losses, scaled = compile_on_gpu(self._objective)(logits, labels, weight)
-        return losses, logits, tape.gradient(scaled, sources)
+        return losses, logits, tape.gradient(scaled, weights)
 
     def _objective(
         self, logits: tf.Tensor, labels: Labels, weight: tf.Tensor | None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the losses of the images and the scaled mean, from which the gradients start."""
+        """Returns the losses of the images, and the scaled mean that is differentiated."""
         if isinstance(labels, MixedLabels):
             losses = mixed_loss(self._loss, logits, labels, self._label_smoothing)
         else:
@@ -262,7 +244,7 @@ class TrainStep:
 
 
 class EvaluationStep:
-    """Runs inference on one batch, adding to weighted sums on the device."""
+    """Runs inference on one batch, and adds the results to sums on the device."""
 
     def __init__(
         self,
@@ -272,24 +254,27 @@ class EvaluationStep:
         loss: Loss = cross_entropy,
         flip: bool = False,
     ):
-        """Evaluates `model` on images that `preprocess` makes of a batch, by one of
-        `losses.LOSSES`.
+        """Starts with sums of 0.
 
-        With `flip` the scores are the means of those of an image and of its mirror image, left for
-        right.
+        Args:
+          model: returns float32 logits [b, classes].
+          preprocess: returns the images of a batch, in the compute type of the model.
+          loss: one of `losses.LOSSES`.
+          flip: average the logits of an image with those of its horizontal mirror image.
         """
         self.model = model
         self.sums = SumAccumulator("validation_sums")
         self._preprocess = preprocess
         self._loss = loss
         self._flip = flip
-        self._compiled = PerShape(self._add)
+        self._compiled = FunctionPerShape(self._add)
 
     def __call__(self, batch: Batch) -> tf.Tensor:
-        """Adds the examples of {"image", "label", "weight"} whose weight is not 0.
+        """Adds the examples of a batch {"image", "label", "weight"} whose weight is not 0.
 
-        Returns float32 [b, 3]: label + 1, predicted class + 1, its probability; 0 where the weight
-        is 0.
+        Returns:
+          float32 [b, 3]: label + 1, predicted class + 1 and its probability; 0 where the weight is
+          0.
         """
         return self._compiled(batch)
 
@@ -298,11 +283,42 @@ class EvaluationStep:
         logits = self.model(images, training=False)
         if self._flip:
             logits = 0.5 * (logits + self.model(tf.reverse(images, [2]), training=False))
-        losses = self._loss(logits, batch["label"], 0.0)
-        self.sums.add(losses, logits, batch["label"], batch["weight"])
-        classes = tf.stack(
-            [batch["label"], tf.argmax(logits, axis=-1, output_type=batch["label"].dtype)], axis=1
-        )
+        labels = batch["label"]
+        losses = self._loss(logits, labels, 0.0)
+        self.sums.add(losses, logits, labels, batch["weight"])
+        predicted = tf.argmax(logits, axis=-1, output_type=labels.dtype)
+        classes = tf.stack([labels, predicted], axis=1)
         probability = tf.reduce_max(tf.nn.softmax(logits), axis=-1, keepdims=True)
-        found = tf.concat([tf.cast(classes + 1, tf.float32), probability], axis=1)
-        return tf.where(batch["weight"][:, tf.newaxis] > 0, found, tf.zeros_like(found))
+        rows = tf.concat([tf.cast(classes + 1, tf.float32), probability], axis=1)
+        return tf.where(batch["weight"][:, tf.newaxis] > 0, rows, tf.zeros_like(rows))
+
+
+class FunctionPerShape:
+    """Compiles a function of a batch and more tensors, and keeps a trace for each image shape.
+
+    A tf.function looks up its trace at each call, from the types of all arguments. For a step with
+    hundreds of variables that takes as long as the call itself (`benchmarks loop`).
+    """
+
+    def __init__(self, function: Callable[..., Any]):
+        """Wraps `function(batch, ...)`, which is traced at its first call with each image shape."""
+        self._function = tf.function(function, autograph=False)
+        self._traces: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    def __call__(self, batch: Batch, *more: tf.Tensor) -> Any:
+        """Calls the function; the tensors in `more` must have the same shapes at every call."""
+        images = batch["image"]
+        key = (images.dtype, *images.shape)
+        trace = self._traces.get(key)
+        if trace is None:
+            trace = self.get_concrete_function(batch, *more)
+            self._traces[key] = trace
+        return trace(batch, *more)
+
+    def get_concrete_function(self, *arguments: Any) -> Any:
+        """Returns the trace for arguments like these, which may be tensors or TensorSpecs."""
+        return self._function.get_concrete_function(*arguments)
+
+    def experimental_get_tracing_count(self) -> int:
+        """Returns how often the function was traced."""
+        return self._function.experimental_get_tracing_count()

@@ -145,7 +145,7 @@ class Trainer:
                 state.images += self._step_span[2]
                 logs = self._fetch_metrics(epoch)
                 self._callbacks.on_train_batch_end(batch, logs)
-                self.step.copies.close()
+                self.step.telemetry.close_copy()
                 batch += 1
             if not state.stop:
                 logs = self._epoch_metrics(epoch)
@@ -201,16 +201,19 @@ class Trainer:
 
     def _run_step(self, batches: Iterator[Batch], epoch: int) -> None:
         """Runs one update on the device, from one or more micro-batches."""
-        _, micro_batches = self.data.sizes(epoch)
+        _, num_micro_batches = self.data.sizes(epoch)
         requests = self._requests.vector()
+        step = self.step
         with tf.profiler.experimental.Trace("train", step_num=self.state.step + 1, _r=1):
-            if micro_batches == 1:
-                self.step.single(self._next(batches), requests)
+            if num_micro_batches == 1:
+                step.update_from_one_batch(self._next(batches), requests)
                 return
-            self.step.prepare_accumulation()
-            for _ in range(micro_batches - 1):
-                self.step.accumulate(self._next(batches))
-            self.step.last(self._next(batches), requests, tf.constant(float(micro_batches)))
+            step.prepare_accumulation()
+            for _ in range(num_micro_batches - 1):
+                step.accumulate(self._next(batches))
+            step.update_from_last_micro_batch(
+                self._next(batches), requests, tf.constant(float(num_micro_batches))
+            )
 
     def _next(self, batches: Iterator[Batch]) -> Batch:
         began = time.perf_counter()
@@ -222,22 +225,22 @@ class Trainer:
     def _fetch_metrics(self, epoch: int) -> dict[str, Any] | None:
         """Returns the values of a step that is logged, else None; follows requests of any rank.
 
-        On a GPU the values are those of two steps before (`LateCopies`), so that it does not wait
-        for the device. Until `copies.close`, callbacks read from the same copy.
+        On a GPU the values are those of two steps before (`DelayedReadback`), so that the host does
+        not wait for the device. Until `close_copy`, callbacks read from the same copy.
         """
         step = self.state.step
         log_every = self.components.config.log_every_steps
-        copies = self.step.copies
-        copies.make(step, log_every)
+        telemetry = self.step.telemetry
+        telemetry.copy_if_due(step, log_every)
         is_logged = step % log_every == 0
         if is_logged:
-            copies.open(step)
-            sums = ClassificationSums(*copies.read("sums").tolist())
+            telemetry.open_copy(step)
+            sums = ClassificationSums(*telemetry.read("sums").tolist())
         if not self._is_compiled:
             self._meter.exclude_compilation()
             STARTUP_PROGRESS.finish()
             self._is_compiled = True
-        self._requests.update(self.step.requests())
+        self._requests.update(self.step.summed_requests())
         if self._requests.stop:
             self.state.stop = "preempted"
         if not is_logged:
@@ -257,14 +260,14 @@ class Trainer:
         is_whole = self.state.cursor.epoch > epoch
         rates = self._meter.epoch_values()
         sums = self.step.sums.read()
-        self.step.copies.forget()
+        self.step.telemetry.discard_copy()
         allreduce_sum = self.components.communicator.allreduce_sum
         return {
             "global_batch": self.data.global_batch(epoch),
             "epoch": epoch + 1 if is_whole else position,
             "step": self.state.step,
             **rates,
-            **accumulators.over_ranks(sums, allreduce_sum).means("train"),
+            **accumulators.sum_over_ranks(sums, allreduce_sum).means("train"),
         }
 
     def _end_epoch(self, logs: dict[str, Any]) -> None:

@@ -20,8 +20,8 @@ from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.errors import NumericsError
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.order.sampling import Cursor
-from hybrid_imagenet.training.accumulators import ClassificationSums, over_ranks
-from hybrid_imagenet.training.late_copies import LateCopies
+from hybrid_imagenet.training.accumulators import ClassificationSums, sum_over_ranks
+from hybrid_imagenet.training.delayed_readback import DelayedReadback
 from tests.checkpoints import support
 
 
@@ -53,7 +53,7 @@ def test_trust_ratio_log_adds_ratios_if_lars_runs(name, arguments, recorded):
 
 def test_metric_average_divides_sums_of_all_ranks_once():
     others = np.array([10.0, 1.0, 2.0, 30.0])
-    means = over_ranks(
+    means = sum_over_ranks(
         ClassificationSums(2.0, 3.0, 4.0, 6.0), lambda vector, name: vector + others
     ).means("train")
     assert means == {"train_loss": 12 / 36, "train_top1": 4 / 36, "train_top5": 6 / 36}
@@ -67,8 +67,8 @@ def test_skipped_steps_guard_stops_a_run_that_only_skips():
     )
     weights = [keras.Variable(np.ones(1, np.float32), name=name) for name in ("stem", "head")]
     optimizer.build(weights)
-    copies = LateCopies(optimizer.telemetry_variables(), 0)
-    guard = SkippedStepsGuard(optimizer, 3, copies.read)
+    telemetry = DelayedReadback(optimizer.telemetry_variables(), 0)
+    guard = SkippedStepsGuard(optimizer, 3, telemetry.read)
     for step in (1, 2):
         optimizer.apply([tf.constant([1.0]), tf.constant([np.nan])])
         logs = {"step": step, "train_loss": float("nan")}

@@ -112,21 +112,23 @@ def training(
         communicator = Two(derived.communication(config), ranks)
     network = build.model(config, precision, CLASSES, communicator)
     optimizer = build.optimizer(config, precision, network, communicator)
-    choose = build.random_batch(config, communicator)
+    omit_images = build.random_batch(config, communicator)
     weights = None if config.class_weights == "none" else np.ones(CLASSES, np.float32)
-    step = build.train_step(config, precision, network, optimizer, communicator, choose, weights)
+    step = build.train_step(
+        config, precision, network, optimizer, communicator, omit_images, weights
+    )
     batch = specs(
         config.augmentation, config.image_size, config.per_gpu_batch * config.virtual_gpus
     )
     control = tf.TensorSpec([3], tf.int32, "control")
     if config.gradient_accumulation_steps == 1:
-        yield "single", step.single.get_concrete_function(batch, control)
+        yield "single", step.update_from_one_batch.get_concrete_function(batch, control)
         return
     step.prepare_accumulation()
     yield "accumulate", step.accumulate.get_concrete_function(batch)
     yield (
         "last",
-        step.last.get_concrete_function(
+        step.update_from_last_micro_batch.get_concrete_function(
             batch, control, tf.TensorSpec([], tf.float32, "micro_batches")
         ),
     )

@@ -55,7 +55,10 @@ def four_steps(micro: int) -> list:
         ]
         for part in parts:
             step.accumulate(part)
-        step.last(last, control, tf.constant(float(micro))) if parts else step.single(last, control)
+        if parts:
+            step.update_from_last_micro_batch(last, control, tf.constant(float(micro)))
+        else:
+            step.update_from_one_batch(last, control)
     return [v.numpy().astype(float).ravel()[:200].tolist() for v in model.trainable_variables]
 
 

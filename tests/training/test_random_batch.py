@@ -21,8 +21,10 @@ def alone(tensor, name):
 
 
 def test_each_gpu_uses_a_number_of_its_own_at_every_step():
-    choose = RandomBatch(2, 4, 1, alone)
-    counts = np.stack([choose.counts(batch(step, 4 * 6)["seed"]).numpy() for step in range(200)])
+    random_batch = RandomBatch(2, 4, 1, alone)
+    counts = np.stack(
+        [random_batch.draw_counts(batch(step, 4 * 6)["seed"]).numpy() for step in range(200)]
+    )
     assert set(counts.ravel()) == {2, 3, 4, 5, 6}
     share = np.bincount(counts.ravel(), minlength=7)[2:] / counts.size
     assert np.abs(share - 0.2).max() < 4 * np.sqrt(0.2 * 0.8 / counts.size)
@@ -31,9 +33,9 @@ def test_each_gpu_uses_a_number_of_its_own_at_every_step():
 
 
 def test_the_first_images_of_each_gpu_are_used():
-    choose, given = RandomBatch(1, 3, 1, alone), batch(7, 3 * 5)
-    used, weight = choose(given)
-    counts = choose.counts(given["seed"]).numpy()
+    random_batch, given = RandomBatch(1, 3, 1, alone), batch(7, 3 * 5)
+    used, weight = random_batch(given)
+    counts = random_batch.draw_counts(given["seed"]).numpy()
     expected = np.concatenate(
         [7 * 15 + 5 * part + np.arange(count) for part, count in enumerate(counts)]
     )
@@ -44,7 +46,7 @@ def test_the_first_images_of_each_gpu_are_used():
 
 def test_ranks_draw_as_virtual_gpus_do_and_their_means_are_weighted_by_count():
     whole = batch(3, 4 * 8)
-    counts = RandomBatch(1, 4, 1, alone).counts(whole["seed"]).numpy()
+    counts = RandomBatch(1, 4, 1, alone).draw_counts(whole["seed"]).numpy()
     means = []
     for rank in range(2):
         own = {name: values[16 * rank : 16 * rank + 16] for name, values in whole.items()}

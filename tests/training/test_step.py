@@ -49,7 +49,9 @@ def traced():
         jit_compile=True,
     )
     batch = {"image": tf.TensorSpec([2, 16, 16, 3]), "label": tf.TensorSpec([2], tf.int32)}
-    graph = step.single.get_concrete_function(batch, tf.TensorSpec([1], tf.int32)).graph
+    graph = step.update_from_one_batch.get_concrete_function(
+        batch, tf.TensorSpec([1], tf.int32)
+    ).graph
     before = [op for op in graph.get_operations() if not op.name.startswith(UPDATE_SCOPE)]
     calls = [op for op in before if "_XlaMustCompile" in op.node_def.attr]
     library = {
@@ -88,7 +90,7 @@ def test_step_with_a_mixer_records_loss_and_accuracy_of_mixed_labels(loss):
     labels = mixer.labels(batch["label"], batch["seed"], 8)
     losses = mixed_loss(LOSSES[loss], logits, labels, 0.1)
     before = model.trainable_variables[1].numpy()
-    step.single(batch, tf.constant([0, 0]))
+    step.update_from_one_batch(batch, tf.constant([0, 0]))
     recorded = step.sums.read()
     assert recorded.loss == pytest.approx(float(tf.reduce_sum(losses)), rel=1e-5)
     is_right = np.argmax(logits, axis=1) == labels.larger().numpy()
@@ -127,8 +129,10 @@ def test_step_with_class_weights_equals_training_in_keras_with_them():
         class_weights=weights,
     )
     # A network that guesses has a loss up to the largest weight times that of other networks.
-    assert step.alarm.highest == pytest.approx(4 * highest_loss(3))
-    step.single({"image": tf.constant(images), "label": tf.constant(labels)}, tf.constant([0, 0]))
+    assert step.alarm.threshold == pytest.approx(4 * highest_loss(3))
+    step.update_from_one_batch(
+        {"image": tf.constant(images), "label": tf.constant(labels)}, tf.constant([0, 0])
+    )
     assert step.sums.read().loss / 32 == pytest.approx(float(loss), rel=1e-5)
     for found, expected in zip(ours.get_weights(), theirs.get_weights(), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
@@ -181,9 +185,9 @@ def test_what_a_gpu_computes_together_makes_the_same_step(monkeypatch):
         for _ in range(3):
             images = tf.constant(random.normal(size=(4, 16, 16, 3)), tf.float16)
             labels = tf.constant(random.integers(0, 5, 4))
-            step.single({"image": images, "label": labels}, tf.constant([1, 0]))
-            assert step.requests().tolist() == [1, 0]
-        values = [v.numpy() for v in model.variables] + [step.copies.read("grad_norm")]
+            step.update_from_one_batch({"image": images, "label": labels}, tf.constant([1, 0]))
+            assert step.summed_requests().tolist() == [1, 0]
+        values = [v.numpy() for v in model.variables] + [step.telemetry.read("grad_norm")]
         return values, step.sums.read()
 
     expected, *counts = run(False)
@@ -222,11 +226,11 @@ def test_step_as_one_program_equals_the_step_without_xla(monkeypatch):
                 optimizer.loss_scale.scale.assign(2.0**100)
             images = tf.constant(random.normal(size=(4, 16, 16, 3)), tf.float32)
             batch = {"image": images, "label": tf.constant(random.integers(0, 5, 4))}
-            step.single(batch, tf.constant([1, 0]))
-            assert step.requests().tolist() == [1, 0]
+            step.update_from_one_batch(batch, tf.constant([1, 0]))
+            assert step.summed_requests().tolist() == [1, 0]
             if number == 2:
                 optimizer.loss_scale.scale.assign(8.0)
-        graph = step.single.get_concrete_function(batch, tf.constant([1, 0])).graph
+        graph = step.update_from_one_batch.get_concrete_function(batch, tf.constant([1, 0])).graph
         calls = [op for op in graph.get_operations() if "_XlaMustCompile" in op.node_def.attr]
         state = [step.sums.variable, step.alarm.variable, *optimizer.telemetry_variables().values()]
         variables = (*model.variables, *optimizer.variables, *state)

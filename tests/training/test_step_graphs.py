@@ -8,7 +8,7 @@ import tensorflow as tf
 from hybrid_imagenet import optimizers
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
-from hybrid_imagenet.training.late_copies import LateCopies
+from hybrid_imagenet.training.delayed_readback import DelayedReadback
 from hybrid_imagenet.training.step import TrainStep
 
 
@@ -35,8 +35,8 @@ def batch(side, images=2):
 def test_one_graph_per_size_of_images(step):
     control = tf.constant([0, 0])
     for side in (8, 8, 12, 12, 16, 8, 16, 12):
-        step.single(batch(side), control)
-    assert step.single.experimental_get_tracing_count() == 3
+        step.update_from_one_batch(batch(side), control)
+    assert step.update_from_one_batch.experimental_get_tracing_count() == 3
     assert int(step.optimizer.iterations) == 8
 
 
@@ -46,33 +46,39 @@ def test_one_graph_per_batch_and_none_per_number_of_micro_batches(step):
     for images, micro_batches in ((2, 2), (2, 3), (2, 4), (4, 2), (2, 2)):
         for _ in range(micro_batches - 1):
             step.accumulate(batch(8, images))
-        step.last(batch(8, images), control, tf.constant(float(micro_batches)))
+        step.update_from_last_micro_batch(
+            batch(8, images), control, tf.constant(float(micro_batches))
+        )
     assert step.accumulate.experimental_get_tracing_count() == 2
-    assert step.last.experimental_get_tracing_count() == 2
+    assert step.update_from_last_micro_batch.experimental_get_tracing_count() == 2
 
 
 def test_a_copy_is_that_of_two_steps_before_until_it_is_closed():
     count, pair = tf.Variable(0, dtype=tf.int64), tf.Variable([0.0, 0.0])
-    copies, seen = LateCopies({"count": count, "pair": pair}, lag=2), []
+    telemetry, seen = DelayedReadback({"count": count, "pair": pair}, delay_steps=2), []
     for step in range(1, 9):
         count.assign(step)
         pair.assign([step, -step])
-        copies.make(step, every=4)
+        telemetry.copy_if_due(step, every_steps=4)
         if step % 4 == 0:
-            copies.open(step)
+            telemetry.open_copy(step)
             seen.append(
-                (copies.behind, copies.read("count").tolist(), copies.read("pair").tolist())
+                (
+                    telemetry.age_steps,
+                    telemetry.read("count").tolist(),
+                    telemetry.read("pair").tolist(),
+                )
             )
-            copies.close()
-            assert (copies.behind, copies.read("count").tolist()) == (0, [step])
+            telemetry.close_copy()
+            assert (telemetry.age_steps, telemetry.read("count").tolist()) == (0, [step])
     assert seen == [(2, [2.0], [2.0, -2.0]), (2, [6.0], [6.0, -6.0])]
 
 
 def test_without_a_copy_the_present_is_read():
     count = tf.Variable(1, dtype=tf.int64)
-    copies = LateCopies({"count": count}, lag=2)
-    copies.make(2, every=4)
-    copies.forget()  # an epoch has ended: the variable begins anew
+    telemetry = DelayedReadback({"count": count}, delay_steps=2)
+    telemetry.copy_if_due(2, every_steps=4)
+    telemetry.discard_copy()  # an epoch has ended: the variable begins anew
     count.assign(7)
-    copies.open(4)
-    assert (copies.behind, copies.read("count").tolist()) == (0, [7.0])
+    telemetry.open_copy(4)
+    assert (telemetry.age_steps, telemetry.read("count").tolist()) == (0, [7.0])

@@ -126,7 +126,7 @@ def test_logs_two_steps_late_belong_to_an_earlier_step_of_the_same_epoch(tmp_pat
     """As on a GPU. The copy of two steps before the first one of an epoch is not used."""
 
     def lag(trainer):
-        trainer.step.copies._lag = 2
+        trainer.step.telemetry._delay_steps = 2
 
     now, _ = run(tmp_path / "now", "--max_steps=4", "--log_every_steps=1")
     late, _ = run(tmp_path / "late", "--max_steps=4", "--log_every_steps=3", change=lag)
