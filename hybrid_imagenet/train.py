@@ -54,9 +54,9 @@ def build_components(config: RunConfig, communicator: Communicator) -> RunCompon
     with communicator.raise_on_all_ranks():
         precision = hardware.choose_precision(config.precision, config.model)
         train, validation = build.sources(config)
-    same_data.check_ranks(communicator, build.by_name(config, train, validation))
+    same_data.check_ranks(communicator, build.sources_by_name(config, train, validation))
     with communicator.raise_on_all_ranks():
-        build.check_window(config, train)
+        build.check_shuffle_window(config, train)
         flag_checks.check_data(config, train.num_examples)
         recording = Recording(config, communicator.rank, communicator.size)
     STARTUP_PROGRESS.begin("building the model")

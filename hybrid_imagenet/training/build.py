@@ -1,5 +1,6 @@
-"""Builds the parts of a run from its configuration: the one place that knows both the flags and the
-constructors.
+"""Builds each component of a run from its configuration.
+
+It is the only module that knows both the flags and the constructors.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ from hybrid_imagenet.training.step import Batch, TrainStep
 
 
 def sources(config: RunConfig) -> tuple[Source, Source]:
-    """Returns the images to train on and those to validate.
+    """Returns the training images and the validation images.
 
-    With --tuning_split some training images are kept apart; they are validated unless --eval_split
-    says otherwise.
+    With --tuning_split some training images are held out. They are the validation images unless
+    --eval_split says otherwise.
 
     Raises:
-      UserError: if they cannot be used.
+      UserError: if the images cannot be used.
     """
     train, validation = (
         DatasetRequest.from_flags(config, split, memory_bytes=_half_memory(config)).open()
@@ -53,26 +54,24 @@ def sources(config: RunConfig) -> tuple[Source, Source]:
     check_classes(config, train.num_classes)
     if not config.tuning_split:
         return train, validation
-    stays, held_out = splits.split_for_tuning(
-        derived.held_out(config, train.num_examples), train.num_examples, config.seed
-    )
-    rest = Subset(train, stays, train.notes)
-    return rest, (
-        Subset(train, held_out) if derived.validated_split(config) == "tuning" else validation
-    )
+    num_held_out = derived.held_out(config, train.num_examples)
+    remaining, held_out = splits.split_for_tuning(num_held_out, train.num_examples, config.seed)
+    if derived.validated_split(config) == "tuning":
+        validation = Subset(train, held_out)
+    return Subset(train, remaining, train.notes), validation
 
 
-def by_name(config: RunConfig, train: Source, validation: Source) -> dict[str, Source]:
-    """Returns the sources of a run by the names of what they hold."""
+def sources_by_name(config: RunConfig, train: Source, validation: Source) -> dict[str, Source]:
+    """Returns the sources of a run by the name of their split, such as "training"."""
     return {"training": train, derived.validated_split(config): validation}
 
 
-def check_window(config: RunConfig, source: Source) -> None:
-    """Raises UserError for a window of shards of a source that has none."""
+def check_shuffle_window(config: RunConfig, source: Source) -> None:
+    """Raises UserError for --shuffle_window with a dataset that has no shards."""
     if config.shuffle_window and source.shard_sizes is None:
         raise UserError(
             f"--shuffle_window={config.shuffle_window} needs a dataset in shards (such as"
-            f" tfrecord), not {config.dataset}: omit it"
+            f" tfrecord), not {config.dataset}. Omit the flag."
         )
 
 
@@ -84,25 +83,23 @@ def sample_order(config: RunConfig, source: Source) -> SampleOrder:
 def model(
     config: RunConfig, precision: str, num_classes: int, communicator: Communicator
 ) -> keras.Model:
-    """Returns the network, with the layers of --freeze out of training.
+    """Returns the network; layers of --freeze are excluded from training.
 
     Raises:
-      UserError: if it cannot be built so.
+      UserError: if a flag does not fit the network.
     """
-    parts, together = derived.batch_norm_groups(config)
-    sync = (
-        None  # sums statistics over `together` neighbouring ranks; none where a rank is by itself
-    )
-    if together > 1:
-        sync = (
-            communicator.allreduce_sum
-            if together == communicator.size
-            else communicator.allreduce_neighbors
+    virtual_gpus, ranks_per_group = derived.batch_norm_groups(config)
+    sync_allreduce = None
+    if ranks_per_group > 1:
+        is_over_all_ranks = ranks_per_group == communicator.size
+        sync_allreduce = (
+            communicator.allreduce_sum if is_over_all_ranks else communicator.allreduce_neighbors
         )
+    has_one_image_size = not (config.image_size_schedule or config.eval_image_size)
     network = factory.create(
         config.model,
         num_classes,
-        None if config.image_size_schedule or config.eval_image_size else config.image_size,
+        config.image_size if has_one_image_size else None,
         precision=precision,
         initializer=config.initializer,
         zero_last_gamma=config.zero_last_gamma,
@@ -113,9 +110,9 @@ def model(
         stem=config.stem,
         blurpool=config.blurpool,
         initial_bias=initial_bias(config.loss, num_classes),
-        virtual_gpus=parts,
-        sync_allreduce=sync,
-        # A CPU runs the layers faster one by one.
+        virtual_gpus=virtual_gpus,
+        sync_allreduce=sync_allreduce,
+        # On a CPU separate layers are faster.
         programs=config.xla_programs if xla.has_gpu() else (),
     )
     warm_start.freeze(network, config.freeze)
@@ -125,7 +122,7 @@ def model(
 def optimizer(
     config: RunConfig, precision: str, network: keras.Model, communicator: Communicator
 ) -> DistributedOptimizer:
-    """Returns the update rule behind the reduction over ranks, with its schedule."""
+    """Returns the optimizer, with reduction over ranks, loss scale, schedule and weight average."""
     inner = optimizers.create(**derived.optimizer_arguments(config))
     inner.set_kinds(classify(network))
     return DistributedOptimizer(
@@ -141,18 +138,25 @@ def train_step(
     config: RunConfig,
     precision: str,
     network: keras.Model,
-    update: DistributedOptimizer,
+    distributed_optimizer: DistributedOptimizer,
     communicator: Communicator,
     omit_images: RandomBatch | None = None,
     class_weights: npt.NDArray[np.float32] | None = None,
 ) -> TrainStep:
     """Returns the training step of the network.
 
-    `omit_images` is what `random_batch` returns, and `class_weights` what `class_weights` returns.
+    Args:
+      config: sets loss, augmentation and compilation.
+      precision: name of a Keras dtype policy, such as mixed_float16.
+      network: returned by `model`.
+      distributed_optimizer: returned by `optimizer`.
+      communicator: of the ranks.
+      omit_images: returned by `random_batch`.
+      class_weights: returned by `class_weights`.
     """
     return TrainStep(
         network,
-        update,
+        distributed_optimizer,
         train_preprocess(config, precision.removeprefix("mixed_")),
         communicator,
         loss=LOSSES[config.loss],
@@ -201,7 +205,12 @@ def loss_scale(config: RunConfig, precision: str) -> LossScale:
 
 
 def train_preprocess(config: RunConfig, dtype: str) -> Callable[[Batch], tf.Tensor]:
-    """Returns the device's part of the training augmentation."""
+    """Returns the function that augments a training batch on the device.
+
+    Args:
+      config: names the augmentation.
+      dtype: of the images that the function returns.
+    """
     kind = config.augmentation
     mixer = image_mixer(config)
 
@@ -227,14 +236,14 @@ def _augment_and_mix(
 
 
 def image_mixer(config: RunConfig) -> ImageMixer | None:
-    """Returns what mixes the images of a batch (--mixup_alpha, --cutmix_alpha); None without it."""
+    """Returns the mixer of images for --mixup_alpha and --cutmix_alpha, or None if both are 0."""
     if not (config.mixup_alpha or config.cutmix_alpha):
         return None
     return ImageMixer(config.mixup_alpha, config.cutmix_alpha, config.virtual_gpus)
 
 
 def random_batch(config: RunConfig, communicator: Communicator) -> RandomBatch | None:
-    """What leaves images out of a rank's batches (--random_batch); None without it."""
+    """Returns the function that omits images of a batch for --random_batch, or None without it."""
     if not config.random_batch:
         return None
     return RandomBatch(
@@ -243,16 +252,21 @@ def random_batch(config: RunConfig, communicator: Communicator) -> RandomBatch |
 
 
 def evaluation_preprocess(dtype: str) -> Callable[[Batch], tf.Tensor]:
-    """Returns the device's part of the preparation of validation images."""
+    """Returns the function that normalizes a batch of validation images on the device."""
     prepare = device.compile_preprocessing(lambda images: device.normalize(images, dtype), "none")
     return lambda batch: prepare(batch["image"])
 
 
 def host_options(config: RunConfig, threads: int) -> pipeline.HostOptions:
-    """Returns how the host reads and decodes."""
+    """Returns the options by which the host reads and decodes.
+
+    Args:
+      config: of the run.
+      threads: number of threads unless --data_threads is set.
+    """
     return pipeline.HostOptions(
         threads=config.data_threads or threads,
-        device=_ahead_device(),
+        device=_prefetch_device(),
         memory_bytes=_half_memory(config),
         bad_records=config.bad_records,
         max_bad_records=config.max_bad_records,
@@ -267,8 +281,14 @@ def evaluation_crop(config: RunConfig) -> float:
 
 
 def description(config: RunConfig, source: Source) -> dict[str, Any]:
-    """Describes a run for its checkpoints, JSON-ready: all that is needed to use it without the
-    run's flags.
+    """Describes the network for checkpoints, so that it can be used without the run's flags.
+
+    Args:
+      config: of the run.
+      source: training images, which have the classes.
+
+    Returns:
+      Values that JSON can represent.
     """
     return {
         "model": config.model,
@@ -287,11 +307,14 @@ def description(config: RunConfig, source: Source) -> dict[str, Any]:
     }
 
 
-def _ahead_device() -> str | None:
-    """Returns where batches are copied ahead of the trainer: this rank's GPU, if it has one."""
+def _prefetch_device() -> str | None:
+    """Returns the GPU to which batches are copied ahead of the step, or None on a CPU."""
     return "/gpu:0" if tf.config.list_physical_devices("GPU") else None
 
 
 def _half_memory(config: RunConfig) -> int:
-    """Returns bytes for reading ahead, and as many for row groups or the cache."""
+    """Returns half of --data_memory_gb in bytes.
+
+    One half is for batches that are read ahead, the other for the dataset's row groups or cache.
+    """
     return int(config.data_memory_gb * 1e9 / 2)

@@ -31,7 +31,7 @@ class RunComponents:
 
     Attributes:
       config: settings of the run.
-      communicator: the ranks.
+      communicator: connects the ranks.
       recording: run directory, records, view and summary.
       sources: images to train on and to validate, by name.
       validation_source: images to validate.
@@ -55,11 +55,24 @@ class RunComponents:
         train_source: Source,
         validation_source: Source,
     ):
+        """Builds all components; every rank calls it.
+
+        Args:
+          config: see there.
+          communicator: see there.
+          recording: see there.
+          precision: name of a Keras dtype policy, such as mixed_float16.
+          train_source: images to train on.
+          validation_source: see there.
+
+        Raises:
+          UserError: on all ranks, if a component cannot be built.
+        """
         self.config = config
         self.communicator = communicator
         self.recording = recording
         self.validation_source = validation_source
-        self.sources = build.by_name(config, train_source, validation_source)
+        self.sources = build.sources_by_name(config, train_source, validation_source)
         self.state = RunState()
         self.watchdog = Watchdog(
             communicator,
@@ -71,7 +84,7 @@ class RunComponents:
         )
         order = build.sample_order(config, train_source)
         self.data = TrainingData(config, train_source, order, communicator, options)
-        # A function of the user's may fail on one rank only, and the others must not wait for it.
+        # A function that the user wrote may fail on one rank only, and the others must not wait.
         with communicator.raise_on_all_ranks():
             self.model = build.model(config, precision, train_source.num_classes, communicator)
         self.optimizer = build.optimizer(config, precision, self.model, communicator)
@@ -115,9 +128,9 @@ class RunComponents:
 
     def variables(self) -> dict[str, keras.Variable]:
         """Returns the variables of the model and the optimizer, by a stable name."""
-        parts = {"model": self.model.variables, "optimizer": self.optimizer.variables}
-        return {
-            f"{part}/{i:04d}/{variable.path}": variable
-            for part, variables in parts.items()
-            for i, variable in enumerate(variables)
-        }
+        owners = {"model": self.model, "optimizer": self.optimizer}
+        variables = {}
+        for name, owner in owners.items():
+            for index, variable in enumerate(owner.variables):
+                variables[f"{name}/{index:04d}/{variable.path}"] = variable
+        return variables

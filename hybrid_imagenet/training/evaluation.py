@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from hybrid_imagenet.comm import Communicator
@@ -17,113 +18,150 @@ from hybrid_imagenet.errors import UserError, without_secrets
 from hybrid_imagenet.training.accumulators import ClassificationSums
 from hybrid_imagenet.training.step import EvaluationStep
 
-_WORST = 20  # images that image_results names
-_AGREE_EVERY = 50  # batches after which all ranks hear of one that cannot read on
+# Number of misclassified images that `image_results` lists with their files.
+MAX_WORST_IMAGES = 20
+# A rank that cannot read on tells the others after this many batches at most. Until then they
+# evaluate in vain, but asking more often would make them wait for one another.
+BATCHES_PER_ERROR_CHECK = 50
 
 
 class Validation:
-    """Evaluates every validation image exactly once, whatever the number of ranks and the batch.
+    """Evaluates every validation image exactly once, on any number of ranks, in any batch size.
 
     Attributes:
-      found: float32 [images, 3] of the last pass, by image of the source: rows as `EvaluationStep`
-      returns them.
-      start_seconds: for which the step was compiled in the last pass; 0 in all but the first.
+      image_rows: float32 [images, 3], the results of the last pass by image of the source, as
+        `EvaluationStep` returns them.
+      compile_seconds: seconds of the last pass in which the step was compiled; 0 in all passes but
+        the first.
     """
 
     def __init__(
         self,
         step: EvaluationStep,
         source: Source,
-        ranks: Communicator,
+        communicator: Communicator,
         *,
         batch: int,
         image_size: int,
         crop_fraction: float,
         options: pipeline.HostOptions,
     ):
-        """Takes `batch`, images per rank and step; the rest as `pipeline.evaluation_batches`."""
-        self.found = np.zeros((0, 3), np.float32)
-        self.start_seconds = 0.0
-        self._compiled = False
+        """Prepares to evaluate.
+
+        Args:
+          step: evaluates a batch.
+          source: the validation images.
+          communicator: sums the results over ranks.
+          batch: images per rank and step.
+          image_size: side of the images in pixels.
+          crop_fraction: side of the square that is evaluated, as a fraction of the shorter side.
+          options: how the host reads and decodes.
+        """
+        self.image_rows = np.zeros((0, 3), np.float32)
+        self.compile_seconds = 0.0
+        self._is_compiled = False
         self._batch = batch
         self._step = step
         self._source = source
-        self._ranks = ranks
+        self._communicator = communicator
         self._batches = pipeline.evaluation_batches(
             source,
             batch,
-            ranks.rank,
-            ranks.size,
+            communicator.rank,
+            communicator.size,
             image_size=image_size,
             crop_fraction=crop_fraction,
             options=options,
         )
 
     def run(self, on_batch_end: Callable[[int], None] = lambda number: None) -> dict[str, float]:
-        """Returns the results over all ranks: `val_loss` (nats), `val_top1`, `val_top5`
-        (fractions), `val_count` images, and `val_dropped`, those that are bad.
+        """Evaluates all images; every rank calls it.
 
-        `on_batch_end` is called after every batch, with its number from 0.
+        Args:
+          on_batch_end: called after every batch with its number, from 0.
+
+        Returns:
+          The results over all ranks: `val_loss` (nats), `val_top1` and `val_top5` (fractions),
+          `val_count`, the number of images, and `val_dropped`, the number of bad ones.
 
         Raises:
-          UserError: on all ranks, for a bad record under "fail", or more than `max_bad_records` of
-            all ranks.
+          UserError: on all ranks, for a bad record with `bad_records="fail"`, or for more than
+            `max_bad_records` of them over all ranks.
         """
         self._step.sums.reset()
-        results = []  # fetched after the pass, so that no batch waits for the one before
-        self.start_seconds = 0.0
+        # They are fetched after the pass, so that no batch waits for the one before.
+        device_rows = []
+        self.compile_seconds = 0.0
         batches = iter(self._batches)
-        for number in itertools.count(1):
+        for number in itertools.count():
             batch = failure = None
             try:
                 batch = next(batches, None)
             except UserError as error:
                 failure = error
-            if batch is None or number % _AGREE_EVERY == 0:
-                self._ranks.raise_first_error(failure)
+            if batch is None or (number + 1) % BATCHES_PER_ERROR_CHECK == 0:
+                self._communicator.raise_first_error(failure)
             if batch is None:
                 break
             began = time.perf_counter()
-            results.append(self._step(batch))
-            if not self._compiled:  # the call returns when the step is compiled
-                self.start_seconds, self._compiled = time.perf_counter() - began, True
-            on_batch_end(number - 1)
-        found = np.zeros((len(results), self._ranks.size, self._batch, 3), np.float32)
-        for rows, result in zip(found[:, self._ranks.rank], results, strict=True):
-            rows[:] = result.numpy()
-        found = found.reshape(-1, 3)[: self._source.num_examples]
-        self.found = self._ranks.allreduce_on_host(tf.constant(found), "image_results").numpy()
-        vector = self._ranks.allreduce_sum(self._step.sums.variable.read_value(), "validation_sums")
-        total = ClassificationSums.from_vector(vector)
-        self._batches.bad_records.merge_from_ranks(
-            self._ranks.allgather_object(self._batches.bad_records.reason_pairs())
+            device_rows.append(self._step(batch))
+            if not self._is_compiled:
+                # The first call returns after the step has been compiled.
+                self.compile_seconds = time.perf_counter() - began
+                self._is_compiled = True
+            on_batch_end(number)
+        self.image_rows = self._merge_rows(device_rows)
+        vector = self._communicator.allreduce_sum(
+            self._step.sums.variable.read_value(), "validation_sums"
         )
-        count = int(total.count)
+        sums = ClassificationSums.from_vector(vector)
+        bad_records = self._batches.bad_records
+        bad_records.merge_from_ranks(
+            self._communicator.allgather_object(bad_records.reason_pairs())
+        )
+        count = int(sums.count)
         return {
-            **total.means("val"),
+            **sums.means("val"),
             "val_count": count,
             "val_dropped": self._source.num_examples - count,
         }
 
-    def image_results(self) -> dict[str, Any]:
-        """Returns what the last pass found for the n images that it used.
+    def _merge_rows(self, device_rows: Sequence[tf.Tensor]) -> npt.NDArray[np.float32]:
+        """Returns the rows of all ranks by image of the source, float32 [images, 3]."""
+        communicator = self._communicator
+        # A step takes one batch for each rank from the source, so this is the order of the source.
+        rows = np.zeros((len(device_rows), communicator.size, self._batch, 3), np.float32)
+        for step, batch_rows in enumerate(device_rows):
+            rows[step, communicator.rank] = batch_rows.numpy()
+        # The last step ends with padding.
+        rows = rows.reshape(-1, 3)[: self._source.num_examples]
+        merged: npt.NDArray[np.float32] = communicator.allreduce_on_host(
+            tf.constant(rows), "image_results"
+        ).numpy()
+        return merged
 
-        `label` and `predicted`, int32 [n]; `probability` of the predicted class, float32 [n];
-        `class_names`; `worst`, int64 [k], the wrong images of the highest probability, and their
-        files, `worst_files`.
+    def image_results(self) -> dict[str, Any]:
+        """Returns the results of the last pass for each of the n images that were used.
+
+        Returns:
+          `label` and `predicted`, int32 [n]; `probability` of the predicted class, float32 [n];
+          `class_names`; `worst`, int64 [k], the misclassified images with the highest
+          probabilities; and `worst_files`, the files of these.
         """
-        used = np.flatnonzero(self.found[:, 0])
-        label, predicted, probability = self.found[used].T
+        # Rows of padding and of bad images are 0, and labels are stored plus 1.
+        used = np.flatnonzero(self.image_rows[:, 0])
+        label, predicted, probability = self.image_rows[used].T
         wrong = np.flatnonzero(label != predicted)
-        worst = wrong[np.argsort(-probability[wrong], kind="stable")[:_WORST]]
-        files = [self._source.locate(int(index)) for index in used[worst]]
+        worst = wrong[np.argsort(-probability[wrong], kind="stable")[:MAX_WORST_IMAGES]]
+        worst_files = []
+        for index in used[worst]:
+            file, offset = self._source.locate(int(index))
+            worst_files.append(without_secrets(f"{file}, at {offset}" if offset else file))
         return {
             "label": label.astype(np.int32) - 1,
             "predicted": predicted.astype(np.int32) - 1,
             "probability": probability,
             "class_names": np.array(self._source.class_names, str),
             "worst": worst,
-            "worst_files": np.array(
-                [without_secrets(f"{file}, at {at}" if at else file) for file, at in files], str
-            ),
+            "worst_files": np.array(worst_files, str),
         }

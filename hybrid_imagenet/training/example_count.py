@@ -7,14 +7,20 @@ from typing import Any
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.comm import Communicator
-from hybrid_imagenet.training.inputs import TrainingData, all_replaced
+from hybrid_imagenet.training.inputs import TrainingData, replaced_on_all_ranks
 
 
 class ExampleCount(TrainingCallback):
     """Logs `train_count`, `train_dropped` and `bad_records` of an epoch, and its batch sizes."""
 
     def __init__(self, data: TrainingData, state: RunState, communicator: Communicator):
-        """Takes the data, the position of the run, and the ranks."""
+        """Sets what is counted.
+
+        Args:
+          data: training data of this rank.
+          state: position of the run.
+          communicator: gathers the counts of all ranks.
+        """
         super().__init__(communicator)
         self._data = data
         self._state = state
@@ -29,11 +35,13 @@ class ExampleCount(TrainingCallback):
         assert logs is not None
         data = self._data
         gather = self.communicator.allgather_object
-        ranks = gather([data.bad.reason_pairs(), max(data.source.labels_seen, default=-1)])
-        data.bad.merge_from_ranks(bad for bad, _ in ranks)
-        data.check_class_list(epoch, self._state.cursor, max(largest for _, largest in ranks))
-        replaced = sum(number == epoch for number, _ in all_replaced(data, epoch, gather))
-        logs |= data.facts(epoch)
-        logs["train_count"] = data.images(epoch, self._state.cursor) - replaced
-        logs["train_dropped"] = replaced
-        logs["bad_records"] = len(data.bad.reasons)
+        largest_label = max(data.source.labels_seen, default=-1)
+        rows = gather([data.bad_records.reason_pairs(), largest_label])
+        data.bad_records.merge_from_ranks(reasons for reasons, _ in rows)
+        data.check_class_list(epoch, self._state.cursor, max(label for _, label in rows))
+        replaced = replaced_on_all_ranks(data, epoch, gather)
+        num_replaced = sum(number == epoch for number, _ in replaced)
+        logs |= data.recorded_sizes(epoch)
+        logs["train_count"] = data.num_examples_read(epoch, self._state.cursor) - num_replaced
+        logs["train_dropped"] = num_replaced
+        logs["bad_records"] = len(data.bad_records.reasons)

@@ -1,6 +1,4 @@
-"""Gives a rank its training batches, with the batch and image sizes that each epoch asks for, from
-any cursor.
-"""
+"""Reads a rank's training batches, from any position, in the sizes that each epoch asks for."""
 
 from __future__ import annotations
 
@@ -20,14 +18,22 @@ from hybrid_imagenet.order.sampling import Cursor, SampleOrder
 from hybrid_imagenet.schedules.run_length import RunLength
 from hybrid_imagenet.training.step import Batch
 
-# Batches per GPU behind --batch_norm=precise.
-_PRECISE_BATCHES = 16
+# Batches of each GPU from which --batch_norm=precise computes the statistics.
+_PRECISE_STATISTICS_BATCHES = 16
 
 _log = logging.getLogger(__name__)
 
 
 class TrainingData:
-    """Reads this rank's share of the training examples."""
+    """Reads this rank's share of the training examples.
+
+    Attributes:
+      source: the training images.
+      order: the order in which they are read.
+      length: where training ends.
+      options: how the host reads and decodes.
+      bad_records: records that cannot be read or decoded, and examples that were replaced.
+    """
 
     def __init__(
         self,
@@ -37,106 +43,144 @@ class TrainingData:
         communicator: Communicator,
         options: pipeline.HostOptions,
     ):
-        """Takes the parts; nothing is read before a stream is asked for."""
+        """Prepares to read; nothing is read before `stream` or `statistics_batches` is called.
+
+        Args:
+          config: sets batch and image sizes, augmentation and the length of training.
+          source: see there.
+          order: see there.
+          communicator: has the rank of this process, and the number of ranks.
+          options: see there.
+        """
         self.source = source
         self.order = order
         self.length = RunLength(order, config.epochs, config.max_steps)
-        self._config = config
-        self._ranks = communicator
         self.options = options
-        self._stages, self._sizes = derived.batches(config), derived.sizes(config)
-        self.bad = BadRecords(source, options.bad_records, options.max_bad_records)
+        self.bad_records = BadRecords(source, options.bad_records, options.max_bad_records)
+        self._config = config
+        self._communicator = communicator
+        self._batch_stages = derived.batches(config)
+        self._image_sizes = derived.sizes(config)
         self._stream: pipeline.Batches | None = None
         self._start = Cursor()
-        self._list_checked = False
+        self._is_class_list_checked = False
 
-    def sizes(self, epoch: int) -> tuple[int, int]:
-        """Returns images per GPU and micro-batch, and micro-batches per update, in an epoch counted
-        from 0.
+    def micro_batches(self, epoch: int) -> tuple[int, int]:
+        """Returns the size of micro-batches and their number in an update.
+
+        Args:
+          epoch: counted from 0.
+
+        Returns:
+          Images per GPU and micro-batch, and micro-batches per update.
         """
-        stage = self._stages.at(epoch)
+        stage = self._batch_stages.at(epoch)
         return stage.per_gpu_batch, stage.accumulation
 
     def global_batch(self, epoch: int) -> int:
-        """Returns the images of all ranks per update."""
-        return self._stages.at(epoch).global_batch(self._config.gpus)
+        """Returns the images per update, over all ranks, in an epoch counted from 0."""
+        return self._batch_stages.at(epoch).global_batch(self._config.gpus)
 
-    def facts(self, epoch: int) -> dict[str, int]:
-        """Returns the sizes that records tell."""
-        images, micro_batches = self.sizes(epoch)
+    def recorded_sizes(self, epoch: int) -> dict[str, int]:
+        """Returns batch and image sizes for the record of an epoch, which is counted from 0."""
+        per_gpu_batch, accumulation = self.micro_batches(epoch)
         return {
-            "per_gpu_batch": images,
-            "accumulation": micro_batches,
-            "image_size": self._sizes.at(epoch),
+            "per_gpu_batch": per_gpu_batch,
+            "accumulation": accumulation,
+            "image_size": self._image_sizes.at(epoch),
         }
 
     def stream(self, cursor: Cursor, step: int = 0) -> Iterator[Batch]:
-        """Yields the micro-batches from a cursor, which `step` updates lie before, to the end of
-        training.
+        """Returns an iterator over the micro-batches from a cursor to the end of training.
+
+        Args:
+          cursor: position of the first example.
+          step: number of updates that were made before this position.
         """
         self._start = cursor
-        limit = self.length.max_steps
-        self._stream = self._batches(
-            cursor, self.length.epochs, None if limit is None else max(limit - step, 0)
-        )
+        max_steps = self.length.max_steps
+        if max_steps is not None:
+            max_steps = max(max_steps - step, 0)
+        self._stream = self._batches(cursor, self.length.epochs, max_steps)
         return iter(self._stream)
 
-    def sample(self, epoch: int, note: Callable[[], None]) -> Iterator[Batch]:
-        """Yields the batches of an epoch for precise statistics; calls `note` before each."""
-        for batch in itertools.islice(self._batches(Cursor(epoch, 0), epoch + 2), _PRECISE_BATCHES):
-            note()
+    def statistics_batches(
+        self, epoch: int, record_progress: Callable[[], None]
+    ) -> Iterator[Batch]:
+        """Yields the batches from which precise statistics are computed.
+
+        Args:
+          epoch: whose first batches are used.
+          record_progress: called before each batch.
+        """
+        batches = self._batches(Cursor(epoch, 0), epoch + 2)
+        for batch in itertools.islice(batches, _PRECISE_STATISTICS_BATCHES):
+            record_progress()
             yield batch
 
-    def images(self, epoch: int, cursor: Cursor) -> int:
-        """Returns how many examples of an epoch are read over all ranks until a cursor, which may
-        end inside of it.
+    def num_examples_read(self, epoch: int, cursor: Cursor) -> int:
+        """Returns how many examples of an epoch all ranks have read when they reach a cursor.
+
+        Args:
+          epoch: counted from 0.
+          cursor: in this epoch, or after it.
         """
         if cursor.epoch == epoch:
             return cursor.offset
         offset = self._start.offset if epoch == self._start.epoch else 0
         return self.source.num_examples - self.order.num_dropped(self.global_batch(epoch), offset)
 
-    def check_class_list(self, epoch: int, cursor: Cursor, largest: int) -> None:
-        """Warns once, on rank 0, if a list of classes names more than a whole epoch has shown."""
-        whole = self.images(epoch, cursor) > self.source.num_examples - self.global_batch(epoch)
-        if (
-            self._start > Cursor(epoch)
-            or self.source.unverified_class_list is None
-            or self._list_checked
-            or not whole
-        ):
-            return
-        self._list_checked = True
-        if self._ranks.rank == 0 and largest + 1 < self.source.num_classes:
-            _log.warning(
-                "data: %s",
-                surplus_classes_message(
-                    self.source.unverified_class_list, self.source.num_classes, largest
-                ),
-            )
+    def check_class_list(self, epoch: int, cursor: Cursor, largest_label: int) -> None:
+        """Warns once, on rank 0, if the list of classes has more of them than an epoch has shown.
 
-    def replaced(self, epoch: int) -> list[tuple[int, int]]:
-        """Returns (epoch, example) of those that others replaced on this rank, in this epoch and
-        later ones.
+        Only an epoch that was read from its beginning to its end can show that.
+
+        Args:
+          epoch: counted from 0.
+          cursor: position after what was read.
+          largest_label: on any rank.
         """
-        return sorted(pair for pair in set(self.bad.replaced_examples) if pair[0] >= epoch)
+        class_list = self.source.unverified_class_list
+        if class_list is None or self._is_class_list_checked:
+            return
+        num_read = self.num_examples_read(epoch, cursor)
+        is_whole = num_read > self.source.num_examples - self.global_batch(epoch)
+        if self._start > Cursor(epoch) or not is_whole:
+            return
+        self._is_class_list_checked = True
+        num_classes = self.source.num_classes
+        if self._communicator.rank == 0 and largest_label + 1 < num_classes:
+            message = surplus_classes_message(class_list, num_classes, largest_label)
+            _log.warning("data: %s", message)
 
-    def restore_replaced(self, stored: Any) -> None:
-        """Takes over the pairs of the epochs under way.
+    def replaced_examples(self, epoch: int) -> list[tuple[int, int]]:
+        """Returns (epoch, example) of examples that this rank has replaced, because they were bad.
+
+        Args:
+          epoch: the first epoch that is listed.
+        """
+        return sorted(pair for pair in set(self.bad_records.replaced_examples) if pair[0] >= epoch)
+
+    def restore_replaced_examples(self, stored: Any) -> None:
+        """Adds the replaced examples that a checkpoint contains.
+
+        Args:
+          stored: pairs (epoch, example), as JSON.
 
         Raises:
-          UserError: if they are of another form.
+          UserError: if they have another form.
         """
         try:
-            self.bad.replaced_examples |= {(int(epoch), int(example)) for epoch, example in stored}
+            pairs = {(int(epoch), int(example)) for epoch, example in stored}
         except (TypeError, ValueError):
             raise UserError(
-                f"the checkpoint's replaced examples are {stored!r}: it is damaged, remove it"
+                f"the checkpoint's replaced examples are {stored!r}, so it is damaged. Remove it."
             ) from None
+        self.bad_records.replaced_examples |= pairs
 
     @property
     def wait_seconds(self) -> float:
-        """Seconds for which training has waited for batches."""
+        """The seconds for which training has waited for batches."""
         return self._stream.wait_seconds if self._stream else 0.0
 
     def _batches(
@@ -146,27 +190,33 @@ class TrainingData:
             self.source,
             self.order,
             cursor,
-            self.sizes,
-            self._ranks.rank,
-            self._ranks.size,
+            self.micro_batches,
+            self._communicator.rank,
+            self._communicator.size,
             epochs=epochs,
             max_steps=max_steps,
-            image_size=self._sizes.at,
+            image_size=self._image_sizes.at,
             augmentation=self._config.augmentation,
             options=self.options,
-            bad_records=self.bad,
+            bad_records=self.bad_records,
             virtual_gpus=self._config.virtual_gpus,
         )
 
 
-def all_replaced(
+def replaced_on_all_ranks(
     data: TrainingData, epoch: int, gather: Callable[[Any], list[Any]]
 ) -> list[list[int]]:
-    """Returns [epoch, example] of those that others replaced, in this epoch and later ones, each
-    once over all ranks.
+    """Returns [epoch, example] of examples that any rank has replaced; every rank calls it.
 
-    They are examples, not counts: an example that is read again after a restart, on whatever rank,
-    counts once.
+    It lists examples instead of counting them, so that an example counts once even if it is read
+    again after a restart, on any rank.
+
+    Args:
+      data: of this rank.
+      epoch: the first epoch that is listed.
+      gather: returns the values of all ranks.
     """
-    pairs = {(number, example) for part in gather(data.replaced(epoch)) for number, example in part}
+    pairs: set[tuple[int, int]] = set()
+    for rank_pairs in gather(data.replaced_examples(epoch)):
+        pairs.update((number, example) for number, example in rank_pairs)
     return [list(pair) for pair in sorted(pairs)]

@@ -148,6 +148,8 @@ def _precise_statistics(run: RunComponents) -> Any:
     return PreciseStatistics(
         run.step.forward,
         normalization.trainable_statistics(run.model),
-        lambda: run.data.sample(run.state.finished_epochs, run.watchdog.record_progress),
+        lambda: run.data.statistics_batches(
+            run.state.finished_epochs, run.watchdog.record_progress
+        ),
         run.state,
     ).collect

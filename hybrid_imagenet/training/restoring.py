@@ -71,7 +71,7 @@ def _share_position(run: RunComponents, checkpoint: CheckpointArchive | None) ->
     scheduled = _scheduled_values(run)
     run.state.hyper = {name: value for name, value in run.state.hyper.items() if name in scheduled}
     run.optimizer.inner.hyperparameters.assign(run.state.hyper)
-    run.data.restore_replaced(meta.get("replaced"))
+    run.data.restore_replaced_examples(meta.get("replaced"))
     sums = accumulators.epoch_sums_of_rank(
         meta["epoch_sums"], run.communicator.rank, run.communicator.size
     )

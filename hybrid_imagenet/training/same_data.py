@@ -1,4 +1,4 @@
-"""Compares the data of the ranks, and of a run with those that it began with."""
+"""Compares the data of all ranks, and those of a resumed run with those that it began with."""
 
 from __future__ import annotations
 
@@ -12,37 +12,49 @@ from hybrid_imagenet.errors import SharedError, UserError
 
 
 def check_ranks(communicator: Communicator, sources: Mapping[str, Source]) -> None:
-    """Compares what all ranks read; every rank calls it, once, with the sources by name.
+    """Checks that all ranks read the same data; every rank calls it.
+
+    Args:
+      communicator: gathers the identities of the data of all ranks.
+      sources: by the name that an error uses, such as "training".
 
     Raises:
-      SharedError: on all ranks, naming the first rank that reads something else than rank 0, and in
-        what it differs.
+      SharedError: on all ranks; it names the first rank whose data differ from those of rank 0, and
+        what is different.
     """
-    ranks = communicator.allgather_object(
+    identities = communicator.allgather_object(
         {name: source.identity for name, source in sources.items()}
     )
-    for rank, found in enumerate(ranks):
+    for rank, rank_identities in enumerate(identities):
         for name in sources:
-            differs = identity_difference(found[name], ranks[0][name])
-            if differs:
+            difference = identity_difference(rank_identities[name], identities[0][name])
+            if difference:
                 raise SharedError(
-                    f"the {name} data of rank {rank} on {communicator.hosts[rank]} are not those of"
-                    f" rank 0 on {communicator.hosts[0]}: {differs}; give all hosts the same data"
+                    f"the {name} data of rank {rank} on {communicator.hosts[rank]} differ from"
+                    f" those of rank 0 on {communicator.hosts[0]}: {difference}. Use the same data"
+                    " on all hosts."
                 )
 
 
 def check_resumed(checkpoint: CheckpointArchive, sources: Mapping[str, Source]) -> None:
-    """Compares what is read now with what the run has read, as its checkpoint tells.
+    """Checks that a resumed run reads the data that its checkpoint describes.
+
+    The rest of the epoch follows from the order of the examples, so it would be wrong with other
+    data.
+
+    Args:
+      checkpoint: of the run.
+      sources: by their names in the checkpoint. A name that it does not contain is not checked.
 
     Raises:
-      UserError: if the data are others: the rest of the epoch would be that of another order.
+      UserError: if data are different.
     """
     stored: Mapping[str, Any] = checkpoint.meta["data"]
     for name, source in sources.items():
-        differs = identity_difference(source.identity, stored[name]) if name in stored else ""
-        if differs:
+        difference = identity_difference(source.identity, stored[name]) if name in stored else ""
+        if difference:
             raise UserError(
-                f"{checkpoint.path}: the {name} data are not those of the run: {differs}; resume"
-                " with the data it was started with (and, for --tuning_split, the --seed), or"
-                " start a new run with --init_from on these"
+                f"{checkpoint.path}: the {name} data are not those of the run: {difference}. Resume"
+                " with the data that the run was started with (and, for --tuning_split, the"
+                " --seed), or start a new run on these data with --init_from."
             )

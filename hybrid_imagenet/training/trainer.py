@@ -21,7 +21,7 @@ from hybrid_imagenet.startup import STARTUP_PROGRESS
 from hybrid_imagenet.training import accumulators, build, restoring
 from hybrid_imagenet.training.accumulators import ClassificationSums
 from hybrid_imagenet.training.components import RunComponents
-from hybrid_imagenet.training.inputs import all_replaced
+from hybrid_imagenet.training.inputs import replaced_on_all_ranks
 from hybrid_imagenet.training.program_callbacks import program_callbacks
 from hybrid_imagenet.training.rank_requests import RankRequests
 from hybrid_imagenet.training.step import Batch
@@ -201,7 +201,7 @@ class Trainer:
 
     def _run_step(self, batches: Iterator[Batch], epoch: int) -> None:
         """Runs one update on the device, from one or more micro-batches."""
-        _, num_micro_batches = self.data.sizes(epoch)
+        _, num_micro_batches = self.data.micro_batches(epoch)
         requests = self._requests.vector()
         step = self.step
         with tf.profiler.experimental.Trace("train", step_num=self.state.step + 1, _r=1):
@@ -296,8 +296,8 @@ class Trainer:
             raise
         self._callbacks.on_test_end(values)
         self.components.recording.keep_image_results(validation)
-        if validation.start_seconds:
-            values["validation_start_seconds"] = validation.start_seconds
+        if validation.compile_seconds:
+            values["validation_start_seconds"] = validation.compile_seconds
         return {
             "val_split": derived.validated_split(self.components.config),
             **values,
@@ -317,5 +317,5 @@ class Trainer:
             "order": run_state.describe_order(run.data.order),
             "data": {name: source.identity for name, source in run.sources.items()},
             "epoch_sums": gather([sums.loss, sums.top1, sums.top5, sums.count]),
-            "replaced": all_replaced(run.data, self.state.finished_epochs, gather),
+            "replaced": replaced_on_all_ranks(run.data, self.state.finished_epochs, gather),
         }

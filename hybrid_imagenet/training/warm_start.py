@@ -1,6 +1,4 @@
-"""Begins a run with the weights of another: of a checkpoint, a run, or a file of another
-library.
-"""
+"""Begins a run with trained weights, of a checkpoint, a run or a file of another library."""
 
 from __future__ import annotations
 
@@ -12,71 +10,85 @@ from hybrid_imagenet import private_api
 from hybrid_imagenet.checkpoints import pretrained
 from hybrid_imagenet.errors import UserError
 
+# An error for an unknown layer names this many of the layers that there are.
+MAX_NAMED_LAYERS = 8
+
 
 def freeze(network: keras.Model, prefixes: tuple[str, ...]) -> None:
-    """Leaves the layers out of training whose names begin with one of the prefixes.
+    """Excludes layers from training.
+
+    Args:
+      network: whose layers get `trainable=False`.
+      prefixes: of the names of these layers.
 
     Raises:
-      UserError: for a prefix that no layer with weights begins with, or if nothing is left to
-        train.
+      UserError: for a prefix with which no layer with weights begins, or if no weights would be
+        left to train.
     """
     layers = [
         layer for layer in private_api.flatten_layers(network, include_self=False) if layer.weights
     ]
     for prefix in prefixes:
-        chosen = [layer for layer in layers if layer.name.startswith(prefix)]
-        if not chosen:
-            names = ", ".join(layer.name for layer in layers[:8])
+        matching_layers = [layer for layer in layers if layer.name.startswith(prefix)]
+        if not matching_layers:
+            names = ", ".join(layer.name for layer in layers[:MAX_NAMED_LAYERS])
             raise UserError(
-                f"--freeze={prefix}: no layer's name begins so; the first ones are {names}"
+                f"--freeze={prefix}: no name of a layer begins with it. The first layers are"
+                f" {names}."
             )
-        for layer in chosen:
+        for layer in matching_layers:
             layer.trainable = False
     if not network.trainable_variables:
         raise UserError(
-            f"--freeze={','.join(prefixes)}: nothing is left to train; omit the last layer"
+            f"--freeze={','.join(prefixes)}: nothing is left to train. Omit the last layer."
         )
 
 
 def load(path: str, network: keras.Model) -> list[str]:
-    """Gives a network the weights of a file, but for a head of another number of classes.
+    """Loads the weights of a file into a network.
+
+    The last layer keeps its initial weights if the file has another number of classes.
 
     Args:
       path: as for `checkpoints.pretrained.load`.
       network: of the same architecture; changed in place.
 
     Returns:
-      Lines for the user: what was read, and what is initialized.
+      Lines for the user about the weights that were read, and those that were not.
 
     Raises:
-      UserError: if the file cannot be used or holds another network.
+      UserError: if the file cannot be used or is of another network.
     """
     lines: list[str] = []
     trained = pretrained.load(pathlib.Path(path), lines.append)
-    found = dict(trained.weights or {})
+    weights = dict(trained.weights or {})
     # Layers without weights may follow the classifier, such as a cast or a reshape.
-    head = {v.path for v in [layer for layer in network.layers if layer.weights][-1].weights}
-    fresh = []
+    head_layer = [layer for layer in network.layers if layer.weights][-1]
+    head = {variable.path for variable in head_layer.weights}
+    initialized = []
     for variable in network.weights:
-        value = found.get(variable.path)
+        value = weights.get(variable.path)
         if value is not None and value.shape == tuple(variable.shape):
             continue
         if variable.path not in head:
             problem = "is missing" if value is None else f"has shape {value.shape}"
             raise UserError(
-                f"--init_from={path}: {variable.path} {problem} there, this network needs"
-                f" {tuple(variable.shape)}; give a file of the same network (that is"
-                f" {trained.model}, width {trained.width}, stem {trained.stem})"
+                f"--init_from={path}: {variable.path} {problem} there, but this network needs"
+                f" {tuple(variable.shape)}. Use a file of the same network (that file is of"
+                f" {trained.model}, width {trained.width}, stem {trained.stem})."
             )
-        fresh.append(variable.path)
+        initialized.append(variable.path)
     for variable in network.weights:
-        if not (variable.path in head and fresh):  # all of the head or none of it
-            variable.assign(found[variable.path])
+        # Kernel and bias of the last layer belong together, so it is loaded as a whole or not.
+        keeps_initial_value = variable.path in head and initialized
+        if not keeps_initial_value:
+            variable.assign(weights[variable.path])
     lines.append(
         f"weights of {trained.origin} ({trained.model}, {len(trained.class_names)} classes)"
     )
-    if fresh:
+    if initialized:
         lines.append(
-            f"the last layer is initialized, for another number of classes: {', '.join(fresh)}"
+            "the last layer is initialized, for another number of classes:"
+            f" {', '.join(initialized)}"
         )
     return lines

@@ -136,4 +136,4 @@ def test_a_window_goes_with_shards_only():
     with pytest.raises(
         UserError, match=r"--shuffle_window=2 needs a dataset in shards .*, not synthetic"
     ):
-        build.check_window(asked, build.sources(asked)[0])
+        build.check_shuffle_window(asked, build.sources(asked)[0])

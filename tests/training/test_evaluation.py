@@ -55,8 +55,8 @@ def test_each_image_has_its_own_place_on_any_number_of_ranks(tmp_path, size, bat
             options=HostOptions(readers=1, prefetch=1),
         )
         validation.run()
-        found += validation.found
-    validation.found = found
+        found += validation.image_rows
+    validation.image_rows = found
     pixels, results = test_idx.TRAIN[:, 0, 0], validation.image_results()
     np.testing.assert_array_equal(results["predicted"], pixels % 2)
     np.testing.assert_allclose(results["probability"], pixels / 255, rtol=1e-6)

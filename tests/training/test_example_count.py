@@ -15,7 +15,7 @@ from hybrid_imagenet.data.pipeline import HostOptions
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.order.sampling import Cursor, SampleOrder
 from hybrid_imagenet.training.example_count import ExampleCount
-from hybrid_imagenet.training.inputs import TrainingData, all_replaced
+from hybrid_imagenet.training.inputs import TrainingData, replaced_on_all_ranks
 from tests.data import support
 from tests.data.support import MemorySource
 
@@ -41,7 +41,7 @@ class Ranks:
         self.data = [TrainingData(chosen, source, self.order, rank, options) for rank in ranks]
         self.cursor, self.batch = start, 4 * size
         for data in self.data:
-            data.restore_replaced(stored or [])
+            data.restore_replaced_examples(stored or [])
         self.streams = [data.stream(start) for data in self.data]
 
     def train(self, steps):
@@ -86,7 +86,9 @@ class Ranks:
     def saved(self, epoch):
         """What a checkpoint holds, as it is read again."""
         return json.loads(
-            json.dumps(self.on_each(lambda data, gather: all_replaced(data, epoch, gather))[0])
+            json.dumps(
+                self.on_each(lambda data, gather: replaced_on_all_ranks(data, epoch, gather))[0]
+            )
         )
 
 
@@ -112,7 +114,9 @@ def test_bad_records_count_once_over_ranks_and_epochs_add_up(remainder):
         assert records[0]["train_dropped"] == 3 or remainder == "drop"
         taken = set(ranks.order.at(epoch, np.arange(whole)).tolist())
         assert records[0]["train_dropped"] == len(taken & {17, 18, 44})
-    assert {*ranks.data[0].bad.reasons} == {*ranks.data[1].bad.reasons} == {17, 18, 44}
+    assert (
+        {*ranks.data[0].bad_records.reasons} == {*ranks.data[1].bad_records.reasons} == {17, 18, 44}
+    )
 
 
 def test_the_counts_of_an_epoch_outlive_a_restart_on_other_ranks():
@@ -134,8 +138,8 @@ def test_the_counts_of_an_epoch_outlive_a_restart_on_other_ranks():
 def test_the_limit_holds_over_all_ranks():
     ranks = Ranks(bad_source(), 2, limit=2)
     for data in ranks.data:
-        data.bad.reasons.update({17 if data is ranks.data[0] else 44: "bad"})
-    ranks.data[0].bad.reasons[18] = "bad"
+        data.bad_records.reasons.update({17 if data is ranks.data[0] else 44: "bad"})
+    ranks.data[0].bad_records.reasons[18] = "bad"
 
     def end(data, gather):
         with pytest.raises(UserError, match=r"--max_bad_records=2 .*offset 44000"):

@@ -70,7 +70,7 @@ def test_a_run_that_stops_after_some_steps_goes_on_as_if_it_had_not(
     other = program.train_here(named, run_dir, *HALVES, "--resume")
     assert other.returncode == 2
     assert (
-        "the training data are not those of the run: other class names; resume with the data"
+        "the training data are not those of the run: other class names. Resume with the data"
         in other.stderr
     )
     second = program.train_here(tiny_data, run_dir, *HALVES, "--resume")

@@ -58,7 +58,8 @@ def test_a_head_for_other_classes_begins_anew_and_another_network_is_refused(tra
     assert {"logits/kernel", "logits/bias"} <= same
     assert not [path for path in same if path.endswith("_conv/kernel")]
     with pytest.raises(
-        UserError, match=r"--init_from=.*has shape .* there, .* needs .*that is resnet8, width 4"
+        UserError,
+        match=r"--init_from=.*has shape .* there, .* needs .*that file is of resnet8, width 4",
     ):
         warm_start.load(str(path), network(4, 2, width=8))
     with pytest.raises(UserError, match="no such file or directory"):
