@@ -1,7 +1,7 @@
-"""Finds out before TensorFlow is loaded what would end a run some seconds later.
+"""Checks a run before TensorFlow is loaded, so that errors appear at once.
 
-Flags are checked on every rank. What a listing, a `stat` or a small file can show is checked once:
-by rank 0, or by `hybrid-imagenet run`, which tells the ranks so by `CHECKED_VARIABLE`.
+Flags are checked on every rank. The files on disk are checked once, as far as listings and small
+files show: by rank 0, or by `hybrid-imagenet run`, which sets `CHECKED_VARIABLE` for the ranks.
 """
 
 from __future__ import annotations
@@ -28,211 +28,298 @@ from hybrid_imagenet.options import Origin, format_value
 from hybrid_imagenet.runlog import run_dir, trackers
 from hybrid_imagenet.schedules import training_schedule
 
-ELSEWHERE_VARIABLE = "HYBRID_IMAGENET_RANKS_ELSEWHERE"
-"""Set by the scripts for clusters, whose check runs on a host that may not train: it looks at no
-disk there.
+RANKS_ELSEWHERE_VARIABLE = "HYBRID_IMAGENET_RANKS_ELSEWHERE"
+"""Set by the scripts for clusters, which check flags on a host that may not train.
+
+The disk is not checked there.
 """
 CHECKED_VARIABLE = "HYBRID_IMAGENET_CHECKED"
-"""Set in the environment of ranks whose launcher has checked what lies on the disk."""
-_SHAPE = {"model": "model", "model_width": "width", "stem": "stem"}
-"""Flags that decide which weights a network has, and their keys in a checkpoint."""
-_MOVED = 1e-3  # relative change of a learning rate that is worth a warning
+"""Set in the environment of ranks whose launcher has checked the disk."""
+
+# Flags on which the weights of a network depend, and their keys in a checkpoint.
+_NETWORK_KEYS = {"model": "model", "model_width": "width", "stem": "stem"}
+# A resume warns if it changes the learning rate by more than this fraction.
+MIN_RATE_CHANGE = 1e-3
 
 
 @dataclasses.dataclass
 class Findings:
-    """Results of the checks: a line for each check, warnings, and notes on what was chosen.
+    """Results of the checks.
 
-    `classes` is the number of classes of the dataset, None if it is not known yet.
+    Attributes:
+      check_lines: a line for each check.
+      warnings: a line for each warning.
+      notes: a line for each value that a recipe has chosen.
+      num_classes: number of classes of the dataset; None if it is not known yet.
     """
 
-    checked: list[str]
+    check_lines: list[str]
     warnings: list[str]
     notes: list[str] = dataclasses.field(default_factory=list)
-    classes: int | None = None
+    num_classes: int | None = None
 
 
 def run(config: RunConfig, *, disk: bool = True) -> None:
-    """Checks a run; prints warnings and, with --check_only, what was checked.
+    """Checks a run, and prints warnings; with --check_only also what was checked.
+
+    Args:
+      config: of the run.
+      disk: whether the ranks run on this host, so that files can be checked.
 
     Raises:
-      UserError: for the first thing that would end the run before it trains.
+      UserError: for the first problem that would end the run before it trains.
     """
-    found = check(config, disk=disk)
-    for text in found.notes:
+    findings = check(config, disk=disk)
+    for text in findings.notes:
         print(text, file=sys.stderr)
     if config.check_only and placement().rank == 0:
-        print("\n".join(found.checked))
-    for text in found.warnings:
+        print("\n".join(findings.check_lines))
+    for text in findings.warnings:
         print(f"warning: {text}", file=sys.stderr)
 
 
 def check(config: RunConfig, *, disk: bool = True) -> Findings:
-    """Checks the flags of a run, and on rank 0 what lies on the disk; arguments and errors as for
-    `run`.
+    """Checks the flags of a run, and on rank 0 the files on disk.
+
+    Args:
+      config: of the run.
+      disk: whether the ranks run on this host, so that files can be checked.
+
+    Raises:
+      UserError: for the first problem that would end the run before it trains.
     """
     _check_flags(config)
-    found = Findings(["flags: valid together"], [])
-    if not disk or os.environ.get(ELSEWHERE_VARIABLE):
-        found.checked.append("not checked: files, as the ranks run on other hosts")
-    elif placement().rank == 0 and not os.environ.get(CHECKED_VARIABLE):
+    findings = Findings(["flags: valid together"], [])
+    checks_here = placement().rank == 0 and not os.environ.get(CHECKED_VARIABLE)
+    if not disk or os.environ.get(RANKS_ELSEWHERE_VARIABLE):
+        findings.check_lines.append("not checked: files, because the ranks run on other hosts")
+    elif checks_here:
         if importlib.util.find_spec("tensorflow") is None:
             raise UserError(missing_tensorflow_message())
-        if config.tracker and not _installed(config.tracker):
+        if config.tracker and not _is_installed(config.tracker):
             raise UserError(trackers.missing_package(config.tracker))
         keras_settings.check_keras_settings(os.environ)
-        _check_disk(config, found)
-    if placement().rank == 0 and not os.environ.get(CHECKED_VARIABLE):
-        note = defaults.recipe_note(config, found.classes)
-        found.notes.extend([] if note is None else [note])
-        found.warnings.extend(_flat_warmup(config) + _beyond_the_end(config))
-        found.warnings.extend(config.kept_notes)
+        _check_disk(config, findings)
+    if checks_here:
+        note = defaults.recipe_note(config, findings.num_classes)
+        if note is not None:
+            findings.notes.append(note)
+        findings.warnings.extend(_warn_of_flat_warmup(config))
+        findings.warnings.extend(_warn_of_unreached_epochs(config))
+        findings.warnings.extend(config.kept_notes)
         if "per_gpu_batch" in config.dropped:
-            found.warnings.append(f"--per_gpu_batch: {config.dropped['per_gpu_batch']}")
-    return found
-
-
-def _flat_warmup(config: RunConfig) -> list[str]:
-    """A line if the warmup that was asked for does not raise the learning rate."""
-    peak, first = (
-        derived.rates(config)[OPTIMIZERS[config.optimizer].rate],
-        config.chosen.get("warmup_start_lr", 0.0),
-    )
-    asked = config.warmup_epochs and config.origins["warmup_epochs"] is Origin.COMMAND_LINE
-    if not asked or first < peak or config.lr_schedule in training_schedule.FIXED_SCHEDULES:
-        return []
-    return [
-        f"--warmup_epochs={config.warmup_epochs:g}: the learning rate is {peak:g} from the start,"
-        f" as that is not above --warmup_start_lr={first:g}; --warmup_start_lr=0 lets it rise"
-    ]
-
-
-def _beyond_the_end(config: RunConfig) -> list[str]:
-    """A line for each schedule on the command line with an epoch that training does not reach."""
-    last = {
-        "warmup_epochs": config.warmup_epochs,
-        "lr_steps": max(config.chosen.get("lr_steps") or [0]),
-        "batch_schedule": derived.batches(config).stages[-1].epoch,
-        "image_size_schedule": derived.sizes(config).stages[-1][0],
-    }
-    return [
-        f"--{name}: its epoch {epoch:g} is not reached, as training ends at epoch {config.epochs:g}"
-        for name, epoch in last.items()
-        if config.origins.get(name) is Origin.COMMAND_LINE and epoch >= config.epochs
-    ]
+            findings.warnings.append(f"--per_gpu_batch: {config.dropped['per_gpu_batch']}")
+    return findings
 
 
 def training_images(config: RunConfig) -> int:
-    """The number of images that are trained on; opens the dataset where it is not known.
+    """Returns the number of training images; opens the dataset if its size is not known.
 
     Raises:
-      UserError: for a dataset that cannot be opened.
+      UserError: if the dataset cannot be opened.
     """
-    images = (
-        datasets.source_type(config.dataset).train_images
-        or datasets.DatasetRequest.from_flags(config).open().num_examples
-    )
-    return images - derived.held_out(config, images)
+    num_images = datasets.source_type(config.dataset).train_images
+    if not num_images:
+        num_images = datasets.DatasetRequest.from_flags(config).open().num_examples
+    return num_images - derived.held_out(config, num_images)
 
 
 def _check_flags(config: RunConfig) -> None:
     """Checks the image size against the network and the batch against a dataset of known size."""
     if keras_families.is_keras_network(config.model):
         keras_families.check_image_size(config.model, config.image_size)
-    images = datasets.source_type(config.dataset).train_images
-    if images is not None:
-        check_data(config, images - derived.held_out(config, images))
+    num_images = datasets.source_type(config.dataset).train_images
+    if num_images is not None:
+        check_data(config, num_images - derived.held_out(config, num_images))
         if config.class_weights != "none" and config.dataset == "imagenet2012":
-            class_sizes.check_readable(config.dataset, images)
+            class_sizes.check_readable(config.dataset, num_images)
 
 
-def _installed(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     """Returns whether a module can be imported, as far as its location shows it."""
     try:
         return importlib.util.find_spec(module) is not None
-    # The module's parent is missing, or a file of its name is not a package.
     except (ImportError, ValueError):
+        # The parent package is missing, or something that is not a package has its name.
         return False
 
 
-def _check_disk(config: RunConfig, found: Findings) -> None:
+def _check_disk(config: RunConfig, findings: Findings) -> None:
+    """Checks dataset, network, run directory, and the files with which training begins."""
+    lines = findings.check_lines
     data = datasets.probe_splits(datasets.DatasetRequest.from_flags(config))
-    if data.num_classes is not None:
-        check_classes(config, data.num_classes)
-        found.classes = data.num_classes
+    num_classes = data.num_classes
+    if num_classes is not None:
+        check_classes(config, num_classes)
+        findings.num_classes = num_classes
     if config.check_only and not is_url(config.data_dir or ""):
-        check_data(config, training_images(config))  # a run does so once its ranks have started
-    classes = "" if data.num_classes is None else f", {data.num_classes} classes"
-    found.checked.append(f"dataset: {config.dataset}, {data.description}{classes}")
-    file = own_network(config.model) if keras_families.is_user_function(config.model) else None
-    found.checked.append(
-        f"model: {config.model}" + (f", in {file}, not called yet" if file else "")
-    )
-    found.checked.extend(
-        ["not checked: whether layers have the names of --freeze"] if config.freeze else []
-    )
-    path = run_dir.choose_directory(
+        # A run does so after its ranks have started.
+        check_data(config, training_images(config))
+    classes = "" if num_classes is None else f", {num_classes} classes"
+    lines.append(f"dataset: {config.dataset}, {data.description}{classes}")
+    model = f"model: {config.model}"
+    if keras_families.is_user_function(config.model):
+        model += f", in {own_network(config.model)}, not called yet"
+    lines.append(model)
+    if config.freeze:
+        lines.append("not checked: whether layers have the names of --freeze")
+    directory = run_dir.choose_directory(
         config.run_dir, config.recipe, config.dataset, resume=config.resume
     )
-    state = run_dir.check_directory(path, resume=config.resume)
-    found.checked.append(f"run directory: {path}, {state}")
-    checkpoint = store.find_latest(path / "checkpoints", store.check_run) if config.resume else None
-    if checkpoint is not None:
-        earlier = stored.read(path) if (path / "config.json").exists() else {}
-        found.warnings.extend(_moved_by_batch(config, earlier))
-        _check_resumed(config, checkpoint, earlier, data.num_classes)
-        found.checked.append(f"checkpoint: {checkpoint.path}, of this model and optimizer")
-        found.warnings.extend(_moved_learning_rate(config, checkpoint.meta, earlier))
-    elif config.resume and not any(
-        path.glob("checkpoints/step-*")
-    ):  # damaged ones are refused when they are read
-        found.warnings.append(
-            f"--resume: {path} holds no checkpoint yet, so training starts from the beginning"
-        )
+    state = run_dir.check_directory(directory, resume=config.resume)
+    lines.append(f"run directory: {directory}, {state}")
+    checkpoint = None
+    if config.resume:
+        checkpoint = _check_checkpoint(config, directory, num_classes, findings)
     if checkpoint is None and config.init_from:
-        _check_weights(config, found)
+        _check_weights(config, findings)
 
 
-def _check_resumed(
+def _check_checkpoint(
+    config: RunConfig, directory: pathlib.Path, num_classes: int | None, findings: Findings
+) -> store.CheckpointDescription | None:
+    """Checks the checkpoint with which a resumed run continues, and returns it.
+
+    Returns:
+      None if there is no valid checkpoint. Damaged ones are an error when the ranks read them.
+    """
+    checkpoint = store.find_latest(directory / "checkpoints", store.check_run)
+    if checkpoint is None:
+        if not any(directory.glob("checkpoints/step-*")):
+            findings.warnings.append(
+                f"--resume: {directory} has no checkpoint yet, so training starts from the"
+                " beginning"
+            )
+        return None
+    run_config = stored.read(directory) if (directory / "config.json").exists() else {}
+    findings.warnings.extend(_warn_of_values_of_batch(config, run_config))
+    _require_same_run(config, checkpoint, run_config, num_classes)
+    findings.check_lines.append(f"checkpoint: {checkpoint.path}, of this model and optimizer")
+    findings.warnings.extend(_warn_of_changed_rate(config, checkpoint.meta, run_config))
+    return checkpoint
+
+
+def _require_same_run(
     config: RunConfig,
     checkpoint: store.CheckpointDescription,
-    earlier: Mapping[str, Any],
-    classes: int | None,
+    run_config: Mapping[str, Any],
+    num_classes: int | None,
 ) -> None:
-    """Refuses a checkpoint of another network, optimizer or number of classes."""
-    for flag, key in (_SHAPE | {"blurpool": "blurpool", "optimizer": "optimizer"}).items():
-        before, now = checkpoint.meta.get(key), getattr(config, flag)
-        if before is not None and before != now:
-            raise UserError(
-                f"--{flag}={format_value(now)}: {checkpoint.path} was written with"
-                f" --{flag}={format_value(before)}; resume with that, or start a new run in another"
-                " --run_dir"
-            )
-    before, now = checkpoint.meta.get("val_split"), derived.validated_split(config)
-    if before is not None and before != now:
-        raise UserError(
-            f"--eval_split: {checkpoint.path} was judged on the {before} images, not the {now}"
-            " images; resume with its flags, and use hybrid-imagenet evaluate for others"
-        )
-    before = earlier.get("flags", {}).get("ema_decay")
-    if before is not None and bool(before) != bool(config.ema_decay):
-        raise UserError(
-            f"--ema_decay={config.ema_decay:g}: the weights of the run"
-            f" {'have an' if before else 'have no'} average; resume with --ema_decay={before:g}"
-        )
-    before = checkpoint.meta.get("num_classes")
-    if before is not None and classes is not None and before != classes:
-        raise UserError(
-            f"--dataset={config.dataset}: has {classes} classes, but {checkpoint.path} has"
-            f" {before}; resume with the data that the run was started with"
-        )
+    """Rejects a checkpoint of another network, optimizer, validation split or number of classes.
 
-
-def _moved_by_batch(config: RunConfig, earlier: Mapping[str, Any]) -> list[str]:
-    """A line for each value of MLPerf's table that is another one at this start's batch than it was
-    in the run.
+    Args:
+      config: of this start.
+      checkpoint: with which training would continue.
+      run_config: content of config.json of the run.
+      num_classes: of the dataset; None if it is not known yet.
     """
-    flags, origins = (earlier.get(key, {}) for key in ("flags", "origins"))
+    meta = checkpoint.meta
+    keys = _NETWORK_KEYS | {"blurpool": "blurpool", "optimizer": "optimizer"}
+    for flag, key in keys.items():
+        stored_value = meta.get(key)
+        value = getattr(config, flag)
+        if stored_value is not None and stored_value != value:
+            raise UserError(
+                f"--{flag}={format_value(value)}: {checkpoint.path} was written with"
+                f" --{flag}={format_value(stored_value)}. Resume with that, or start a new run in"
+                " another --run_dir."
+            )
+    stored_split = meta.get("val_split")
+    split = derived.validated_split(config)
+    if stored_split is not None and stored_split != split:
+        raise UserError(
+            f"--eval_split: {checkpoint.path} was validated on the {stored_split} images, not on"
+            f" the {split} images. Resume with the flags of the run, and use hybrid-imagenet"
+            " evaluate for other images."
+        )
+    ema_decay = run_config.get("flags", {}).get("ema_decay")
+    if ema_decay is not None and bool(ema_decay) != bool(config.ema_decay):
+        has_average = "has averaged weights" if ema_decay else "has no averaged weights"
+        raise UserError(
+            f"--ema_decay={config.ema_decay:g}: the run {has_average}. Resume with"
+            f" --ema_decay={ema_decay:g}."
+        )
+    stored_classes = meta.get("num_classes")
+    if stored_classes is not None and num_classes is not None and stored_classes != num_classes:
+        raise UserError(
+            f"--dataset={config.dataset} has {num_classes} classes, but {checkpoint.path} has"
+            f" {stored_classes}. Resume with the data that the run was started with."
+        )
+
+
+def _check_weights(config: RunConfig, findings: Findings) -> None:
+    """Rejects weights of another network for --init_from.
+
+    A network that the user's function returns is compared with them when it is built.
+    """
+    try:
+        weights = store.find_checkpoint(pathlib.Path(str(config.init_from)))
+    except UserError as error:
+        raise UserError(f"--init_from={error}") from None
+    flags = {flag: weights.meta[key] for flag, key in _NETWORK_KEYS.items() if key in weights.meta}
+    models = (config.model, str(flags.get("model")))
+    if any(keras_families.is_keras_network(model) for model in models):
+        # Width and stem have no meaning for such a network.
+        flags = {"model": flags["model"]} if "model" in flags else {}
+        is_torchvision = weights.path.suffix in store.FOREIGN_SUFFIXES
+        if is_torchvision:
+            raise UserError(
+                f"--init_from={config.init_from}: files of torchvision hold ResNets of this"
+                f" program, not --model={config.model}. Pass a checkpoint or a run of"
+                f" {config.model}."
+            )
+    if any(keras_families.is_user_function(model) for model in models):
+        flags = {}
+    for flag, value in flags.items():
+        if value != getattr(config, flag):
+            raise UserError(
+                f"--init_from={config.init_from}: {weights.path} was written with --{flag}={value},"
+                f" not {getattr(config, flag)}. Use weights of the same network."
+            )
+    unread = "" if weights.meta else ", not compared with the network yet"
+    findings.check_lines.append(f"weights: {weights.path}{unread}")
+
+
+def _warn_of_flat_warmup(config: RunConfig) -> list[str]:
+    """Returns a line if the warmup on the command line does not raise the learning rate."""
+    is_requested = config.warmup_epochs and config.origins["warmup_epochs"] is Origin.COMMAND_LINE
+    peak = derived.rates(config)[OPTIMIZERS[config.optimizer].rate]
+    first = config.chosen.get("warmup_start_lr", 0.0)
+    is_fixed = config.lr_schedule in training_schedule.FIXED_SCHEDULES
+    if not is_requested or first < peak or is_fixed:
+        return []
+    return [
+        f"--warmup_epochs={config.warmup_epochs:g}: the learning rate is {peak:g} from the start,"
+        f" because that is not above --warmup_start_lr={first:g}. Set --warmup_start_lr=0 to let"
+        " it rise."
+    ]
+
+
+def _warn_of_unreached_epochs(config: RunConfig) -> list[str]:
+    """Returns a line for each schedule on the command line that goes beyond the last epoch."""
+    last_epochs = {
+        "warmup_epochs": config.warmup_epochs,
+        "lr_steps": max(config.chosen.get("lr_steps") or [0]),
+        "batch_schedule": derived.batches(config).stages[-1].epoch,
+        "image_size_schedule": derived.sizes(config).stages[-1][0],
+    }
+    return [
+        f"--{name}: its epoch {epoch:g} is not reached, because training ends at epoch"
+        f" {config.epochs:g}"
+        for name, epoch in last_epochs.items()
+        if config.origins.get(name) is Origin.COMMAND_LINE and epoch >= config.epochs
+    ]
+
+
+def _warn_of_values_of_batch(config: RunConfig, run_config: Mapping[str, Any]) -> list[str]:
+    """Returns a line for each value of MLPerf's table that another batch size has changed.
+
+    Args:
+      config: of this start.
+      run_config: content of config.json of the run.
+    """
+    flags = run_config.get("flags", {})
+    origins = run_config.get("origins", {})
     return [
         f"--{name}: {value:.4g} at this batch, {flags[name]:.4g} in the run so far"
         for name, value in config.values().items()
@@ -241,59 +328,33 @@ def _moved_by_batch(config: RunConfig, earlier: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _moved_learning_rate(
-    config: RunConfig, meta: Mapping[str, Any], earlier: Mapping[str, Any]
+def _warn_of_changed_rate(
+    config: RunConfig, meta: Mapping[str, Any], run_config: Mapping[str, Any]
 ) -> list[str]:
-    """A line if another --epochs than that of the run so far moves the learning rate where training
-    continues.
+    """Returns a line if another --epochs changes the learning rate where training continues.
+
+    Args:
+      config: of this start.
+      meta: description of the checkpoint with which training continues.
+      run_config: content of config.json of the run.
     """
-    before = earlier.get("flags", {}).get("epochs")
-    if not isinstance(before, int | float):
+    run_epochs = run_config.get("flags", {}).get("epochs")
+    if not isinstance(run_epochs, int | float):
         return []
-    cursor, images = meta["state"]["cursor"], meta.get("data", {}).get("training", {}).get("images")
-    position = cursor["epoch"] + (cursor["offset"] / images if images else 0.0)
-    batch = derived.batches(config).at(cursor["epoch"]).global_batch(config.gpus)
+    cursor = meta["state"]["cursor"]
+    num_images = meta.get("data", {}).get("training", {}).get("images")
+    position = cursor["epoch"] + (cursor["offset"] / num_images if num_images else 0.0)
+    global_batch = derived.batches(config).at(cursor["epoch"]).global_batch(config.gpus)
 
-    def rate(epochs: float) -> float:
-        return derived.schedule(config.changed(epochs=epochs))(position, position, batch)[
-            "learning_rate"
-        ]
+    def learning_rate(epochs: float) -> float:
+        schedule = derived.schedule(config.changed(epochs=epochs))
+        return schedule(position, position, global_batch)["learning_rate"]
 
-    old, new = rate(before), rate(config.epochs)
-    if before == config.epochs or abs(new - old) <= _MOVED * max(old, new):
+    old = learning_rate(run_epochs)
+    new = learning_rate(config.epochs)
+    if run_epochs == config.epochs or abs(new - old) <= MIN_RATE_CHANGE * max(old, new):
         return []
     return [
-        f"--epochs={config.epochs:g}, the run had {before:g}: the learning rate at epoch"
+        f"--epochs={config.epochs:g}, but the run had {run_epochs:g}: the learning rate at epoch"
         f" {position:.4g} becomes {new:.4g} instead of {old:.4g}"
     ]
-
-
-def _check_weights(config: RunConfig, found: Findings) -> None:
-    """Refuses weights (--init_from) of another network; functions of the user's are compared when
-    they are built.
-    """
-    try:
-        weights = store.find_checkpoint(pathlib.Path(str(config.init_from)))
-    except UserError as error:
-        raise UserError(f"--init_from={error}") from None
-    before = {flag: weights.meta[key] for flag, key in _SHAPE.items() if key in weights.meta}
-    models = (config.model, str(before.get("model")))
-    own = any(keras_families.is_user_function(model) for model in models)
-    if any(keras_families.is_keras_network(model) for model in models):
-        # Width and stem have no meaning for such a network.
-        before = {"model": before["model"]} if "model" in before else {}
-        is_torchvision = weights.path.suffix in store.FOREIGN_SUFFIXES
-        if is_torchvision:
-            raise UserError(
-                f"--init_from={config.init_from}: files of torchvision hold ResNets of this"
-                f" program, not --model={config.model}. Pass a checkpoint or a run of"
-                f" {config.model}."
-            )
-    for flag, value in before.items():
-        if not own and value != getattr(config, flag):
-            raise UserError(
-                f"--init_from={config.init_from}: {weights.path} was written with --{flag}={value},"
-                f" not {getattr(config, flag)}; give weights of the same network"
-            )
-    unread = "" if weights.meta else ", not compared with the network yet"
-    found.checked.append(f"weights: {weights.path}{unread}")

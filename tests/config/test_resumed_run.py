@@ -157,7 +157,9 @@ def test_resume_of_mlperf_lars_on_fewer_ranks_derives_only_the_learning_rate_aga
         derived = {"lr": again.lr, "bn_group": new.bn_group}
         assert settings(again) == settings(begun) | derived
         assert again.kept_notes == ()
-        lines = preflight._moved_by_batch(again, json.loads((tmp_path / "config.json").read_text()))
+        lines = preflight._warn_of_values_of_batch(
+            again, json.loads((tmp_path / "config.json").read_text())
+        )
         assert f"--lr: {rate:.4g} at this batch, {begun.lr:.4g} in the run so far" in lines
         write(tmp_path, again, lr=begun.lr, bn_group=begun.bn_group)
 

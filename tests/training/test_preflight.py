@@ -58,7 +58,7 @@ def test_check_rejects_what_a_keras_network_cannot_use(here):
         with pytest.raises(UserError, match=message):
             preflight.check(config.resolve([*flags, flag], 1))
     same = [*flags, "--model=keras:VGG16", "--init_from=other"]
-    assert "model: keras:VGG16" in preflight.check(config.resolve(same, 1)).checked
+    assert "model: keras:VGG16" in preflight.check(config.resolve(same, 1)).check_lines
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_flags_that_cannot_train_are_refused(flags, ranks, text):
         ),
         (
             ["--run_dir=taken", "--resume", "--optimizer=sgd", "--ema_decay=.9"],
-            "have no average; resume with --ema_decay=0",
+            "the run has no averaged weights. Resume with --ema_decay=0",
         ),
         (["--init_from=/nope"], "--init_from=/nope: no such file or directory"),
         (
@@ -131,7 +131,7 @@ def test_other_images_to_judge_by_than_those_of_the_run_are_refused(here):
     make_run(here / "run", val_split="tuning")
     words = [*DIGITS, "--optimizer=sgd", "--run_dir=run", "--resume"]
     with pytest.raises(
-        UserError, match="was judged on the tuning images, not the validation images"
+        UserError, match="was validated on the tuning images, not on the validation images"
     ):
         preflight.check(config.resolve(words))
     preflight.check(config.resolve([*words, "--tuning_split=500"]))
@@ -160,18 +160,18 @@ def test_what_begins_after_the_last_epoch_is_a_warning_each(here):
 
 def test_a_checkpoint_that_fits_is_named(here):
     make_run(here / "run")
-    found = preflight.check(
+    findings = preflight.check(
         config.resolve([*DIGITS, "--optimizer=sgd", "--epochs=10", "--run_dir=run", "--resume"])
     )
-    assert "step-000000020.npz" in found.checked[-1]
-    assert not found.warnings
+    assert "step-000000020.npz" in findings.check_lines[-1]
+    assert not findings.warnings
 
 
 def test_a_resume_of_nothing_is_one_warning(here):
-    found = preflight.check(config.resolve([*DIGITS, "--run_dir=new", "--resume"]))
+    findings = preflight.check(config.resolve([*DIGITS, "--run_dir=new", "--resume"]))
     assert (
-        [line for line in found.warnings if "starts from the beginning" in line]
-        == found.warnings
+        [line for line in findings.warnings if "starts from the beginning" in line]
+        == findings.warnings
         != []
     )
 
@@ -189,7 +189,7 @@ def test_other_epochs_that_move_the_learning_rate_are_one_warning(here):
     (line,) = preflight.check(config.resolve([*words, "--lr_schedule=cosine"], 2)).warnings
     now = derived.schedule(config.resolve([*words, "--lr_schedule=cosine"], 2))
     new = now(5.5, 5.5, 1000)["learning_rate"]
-    assert "--epochs=20, the run had 10: the learning rate at epoch 5.5 becomes " in line
+    assert "--epochs=20, but the run had 10: the learning rate at epoch 5.5 becomes " in line
     assert f"becomes {new:.4g} instead of " in line
     constant = config.resolve([*words, "--lr_schedule=constant"], 2)
     assert not preflight.check(constant).warnings
@@ -215,7 +215,7 @@ def test_the_disk_is_looked_at_once(here, monkeypatch):
     preflight.check(wrong)  # by the launcher
     monkeypatch.undo()
     monkeypatch.setenv("HYBRID_IMAGENET_RANKS_ELSEWHERE", "1")
-    assert "not checked" in preflight.check(wrong).checked[-1]
+    assert "not checked" in preflight.check(wrong).check_lines[-1]
 
 
 def test_check_only_prints_what_it_has_checked(here, capsys):
@@ -228,7 +228,7 @@ def test_check_only_prints_what_it_has_checked(here, capsys):
         "run directory",
     ]
     own = [*DIGITS, "--model=tests.training.own_networks:small", "--freeze=first"]
-    checked = preflight.check(config.resolve(own, 2)).checked
+    checked = preflight.check(config.resolve(own, 2)).check_lines
     assert "not called yet" in checked[2] and checked[3].startswith("not checked: ")
     assert "10 classes" in lines[1]
 
