@@ -1,6 +1,4 @@
-"""Records a run on rank 0: its directory, records, view and summary. Other ranks have a recording
-that is silent.
-"""
+"""Records a run on rank 0, in its directory and on the screen. Other ranks write nothing."""
 
 from __future__ import annotations
 
@@ -32,25 +30,25 @@ if TYPE_CHECKING:
 
 
 class Recording:
-    """Keeps the run directory and everything that is written to it or shown.
+    """Writes and prints everything that a run reports.
 
     Attributes:
       path: the run directory; None on ranks other than 0.
-      store: the checkpoints; None on ranks other than 0.
+      store: writes and reads checkpoints; None on ranks other than 0.
       writer: metrics.jsonl, open between `start` and `finish`; None on ranks other than 0.
-      view: shows the run; silent on ranks other than 0.
+      view: prints the progress of the run; silent on ranks other than 0.
     """
 
     def __init__(self, config: RunConfig, rank: int, size: int):
-        """Creates or re-opens the run directory on rank 0.
+        """Creates or reopens the run directory on rank 0.
 
         Args:
-          config: names the directory, and what else is recorded and shown.
+          config: of the run.
           rank: of this process.
           size: number of ranks.
 
         Raises:
-          UserError: if it cannot be used.
+          UserError: if the directory cannot be used.
         """
         self._config = config
         path = run_dir.choose_directory(
@@ -60,10 +58,9 @@ class Recording:
         self.path = self._directory.path if self._directory is not None else None
         self._rank = rank
         self._handler: logging.Handler | None = None
-        self._meaning: dict[
-            str, Any
-        ] = {}  # what results are of and are compared with, for the summary
         self._level = logging.NOTSET
+        # Arguments of `summary.summarize` that describe the run.
+        self._summary_arguments: dict[str, Any] = {}
         self.view = live.make_view(_view_mode(config, rank, size), sys.stdout, config.epochs)
         self._tensorboard: TensorBoard | None = None
         self._tracker: trackers.TrackerLog | None = None
@@ -82,23 +79,23 @@ class Recording:
                 )
 
     def announce(self, text: str) -> None:
-        """Shows what all ranks know alike, once: on rank 0."""
+        """Prints a message that all ranks have, on rank 0 only."""
         if self._directory is not None:
             self.view.message(text)
 
     def find_checkpoint(self) -> CheckpointArchive | None:
-        """Returns the newest good checkpoint on rank 0, if the run is to be resumed.
+        """Returns the latest valid checkpoint with --resume, on rank 0; otherwise None.
 
         Raises:
-          UserError: if there are checkpoints, but none can be read.
+          UserError: if there are checkpoints, but none is valid.
         """
         if self.store is None or self._directory is None or not self._config.resume:
             return None
         checkpoint = self.store.latest_valid()
         if checkpoint is None and (self.store.paths() or self.store.damaged_paths()):
             raise UserError(
-                f"--run_dir={self._directory.path}: none of its checkpoints can be used; put a"
-                " sound one there under its name step-*.npz, or start a new run"
+                f"--run_dir={self._directory.path}: none of its checkpoints can be used. Copy a"
+                " valid one there as step-*.npz, or start a new run."
             )
         if checkpoint is None:
             self.view.message(
@@ -106,8 +103,14 @@ class Recording:
             )
         return checkpoint
 
-    def diverged(self, step: int, seconds: float, loss: float) -> None:
-        """Records that training has diverged."""
+    def divergence(self, step: int, seconds: float, loss: float) -> None:
+        """Records that training has diverged.
+
+        Args:
+          step: whose loss was too high, from 1.
+          seconds: wall time of the run until then.
+          loss: of that step, in nats.
+        """
         if self.writer is not None:
             record = {"kind": "diverged", "step": step, "seconds": seconds, "train_loss": loss}
             self.writer.write(record)
@@ -120,27 +123,23 @@ class Recording:
         info: Mapping[str, Any],
         state: RunState,
         *,
-        over: bool = False,
+        is_over: bool = False,
     ) -> None:
-        """Writes config.json, unless there is nothing left to train with it, and opens
-        metrics.jsonl.
+        """Starts the log, writes config.json and opens metrics.jsonl.
+
+        config.json stays as it is if the run is over, because no step uses the present flags.
 
         Args:
           facts: world size, precision, hosts, hardware, versions and numbers of images, for
-          config.json.
-          info: what the view needs beforehand, see `runlog.progress.RunStatus`.
-          state: where the run stands; `seconds` is the wall time of earlier sessions.
-          over: no step is left.
+            config.json.
+          info: of `runlog.progress.RunStatus`.
+          state: position of the run; `seconds` is the wall time of earlier sessions.
+          is_over: whether no step is left.
         """
-        log = logging.getLogger("hybrid_imagenet")
-        self._level = log.level
-        shown = logging.DEBUG if self._config.verbose else logging.INFO
-        log.setLevel(shown if self._rank == 0 else logging.WARNING)
-        self._handler = _ToView(self.view, self._rank)
-        log.addHandler(self._handler)
+        self._start_logging()
         if self._directory is None:
             return
-        self._meaning = {
+        self._summary_arguments = {
             "world_size": facts["world_size"],
             "images_per_epoch": facts["train_images"],
             "epochs_planned": self._config.epochs,
@@ -148,7 +147,7 @@ class Recording:
             "num_classes": facts.get("num_classes"),
             "gpus": facts.get("gpu", "none") != "none",
         }
-        if not over:
+        if not is_over:
             config = self._write_config(facts, state.seconds)
             if self._config.tracker:
                 self._tracker = trackers.TrackerLog(
@@ -163,27 +162,50 @@ class Recording:
         self.writer = jsonl.MetricsWriter(
             self._directory.path / "metrics.jsonl", resume_from=resume_from
         )
-        earlier = jsonl.read_records(self.writer.path) if resume_from else []
+        earlier_records = jsonl.read_records(self.writer.path) if resume_from else []
         if self._tensorboard is not None and resume_from:
             self._tensorboard.hide_events_from(state.step)
-            for record in earlier:
-                if record.get("step") == state.step:  # the epoch's record may be lost, or not
+            for record in earlier_records:
+                # Its events may have been written or not, depending on when the run ended.
+                if record.get("step") == state.step:
                     self._tensorboard.log(record)
+        self._start_view(facts, info, state, earlier_records)
+
+    def _start_logging(self) -> None:
+        """Shows log messages of the package in the view: all on rank 0, warnings on others."""
+        log = logging.getLogger("hybrid_imagenet")
+        self._level = log.level
+        level = logging.WARNING
+        if self._rank == 0:
+            level = logging.DEBUG if self._config.verbose else logging.INFO
+        log.setLevel(level)
+        self._handler = _ViewHandler(self.view, self._rank)
+        log.addHandler(self._handler)
+
+    def _start_view(
+        self,
+        facts: Mapping[str, Any],
+        info: Mapping[str, Any],
+        state: RunState,
+        earlier_records: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Prints what is known before the first step."""
+        assert self._directory is not None and self.writer is not None
         validated = [
             (record["epoch"], record["val_top1"])
-            for record in earlier
+            for record in earlier_records
             if record.get("kind") == "epoch" and record.get("val_top1") is not None
         ]
         self.view.run_started({**info, "validated": validated})
-        if lost := summary.lost_epochs(earlier, state.finished_epochs):
+        lost = summary.lost_epochs(earlier_records, state.finished_epochs)
+        if lost:
             self.view.message(
                 f"{self.writer.path} has no records of {len(lost)} of the {state.finished_epochs}"
-                f" finished epochs (the first is {lost[0]}): summary and report are of the others;"
-                " put the file back to have all"
+                f" finished epochs (the first is {lost[0]}), so summary and report do not include"
+                " them. Put the complete file back to include them."
             )
-        title = (
-            f"{derived.title(self._config)}, " if self._config.progress == "none" else ""
-        )  # else it is printed
+        # In other modes the title has been printed at the start.
+        title = f"{derived.title(self._config)}, " if self._config.progress == "none" else ""
         self.view.message(
             f"{title}{facts['train_images']:,} training and {facts['validation_images']:,}"
             f" validation images, {facts['precision']}, results in {self._directory.path}"
@@ -193,10 +215,16 @@ class Recording:
             self.view.message(f"warning: {warning}")
 
     def _write_config(self, facts: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Writes config.json, and returns its content."""
+        """Writes config.json and returns its content.
+
+        Args:
+          facts: see `start`.
+          seconds: wall time of earlier sessions.
+        """
         assert self._directory is not None
         flags = dict(self._config.shown())
-        for name in ("data_dir", "data_cache_dir"):  # a resume may come from another directory
+        # The run may be resumed from another working directory.
+        for name in ("data_dir", "data_cache_dir"):
             if flags[name] and not files.is_url(flags[name]):
                 flags[name] = str(files.expand_home(flags[name]).absolute())
         config = {
@@ -211,20 +239,28 @@ class Recording:
         return config
 
     def step(self, step: int, position: float, record: Mapping[str, Any] | None) -> None:
-        """Advances the view; writes and shows the record of a step whose metrics were fetched."""
+        """Advances the view, and writes the record of a step whose metrics were fetched.
+
+        Args:
+          step: number of steps done.
+          position: fractional epochs done.
+          record: values of the step; None if they were not fetched.
+        """
         if self.writer is None:
             return
         self.view.advance(step, position)
         if record is not None:
-            self._show({"kind": "step", **record}, self.view.step)
+            self._write_record({"kind": "step", **record}, self.view.step)
 
     def epoch(self, record: Mapping[str, Any]) -> None:
-        """Writes and shows the record of an epoch."""
-        self._show({"kind": "epoch", **record}, self.view.epoch)
+        """Writes and prints the record of an epoch."""
+        self._write_record({"kind": "epoch", **record}, self.view.epoch)
 
     def finish(self, state: RunState) -> None:
-        """Closes metrics.jsonl, writes summary.json, and shows the summary; `state` is where the
-        run ends.
+        """Closes metrics.jsonl, then writes and prints the summary.
+
+        Args:
+          state: position at which the run ends.
         """
         if self._directory is None or self.writer is None:
             return
@@ -238,24 +274,28 @@ class Recording:
             single_gpu_images_per_second=self._config.single_gpu_throughput,
             stop=state.stop or "finished",
             run_dir=str(self._directory.path),
-            **self._meaning,
+            **self._summary_arguments,
         )
         self._directory.write_json("summary.json", values)
         self._close_view(values)
         if self.store is not None:
             self.store.wait()
-            done = values["epochs"] >= self._config.epochs
-            for line in closing_lines(
-                self._config, self._directory.path, self.store.paths(), state.stop, done
-            ):
+            lines = closing_lines(
+                self._config,
+                self._directory.path,
+                self.store.paths(),
+                state.stop,
+                is_complete=values["epochs"] >= self._config.epochs,
+            )
+            for line in lines:
                 self.view.message(line)
         self._directory.release()
 
     def keep_image_results(self, validation: Validation) -> None:
-        """Writes what the last validation found for each image to image_results.npz, on rank 0.
+        """Writes the results of the last validation for each image to image_results.npz.
 
         Raises:
-          UserError: if that fails.
+          UserError: if the file cannot be written.
         """
         if self._directory is None:
             return
@@ -265,15 +305,16 @@ class Recording:
                 np.savez(file, **validation.image_results())
         except FileNotFoundError:
             raise UserError(
-                f"{path.parent} was deleted during the run: nothing more can be recorded"
+                f"{path.parent} was deleted during the run, so nothing more can be recorded. Start"
+                " a new run."
             ) from None
         except OSError as error:
             raise UserError(
-                f"{path}: {error.strerror}; make room, and start again with --resume"
+                f"{path}: {error.strerror}. Free some disk space, and start again with --resume."
             ) from None
 
     def stop_logging(self) -> None:
-        """Shows no more of what the parts log: the view ends with the session."""
+        """Stops showing log messages, because the view ends with the session."""
         if self._handler is not None:
             log = logging.getLogger("hybrid_imagenet")
             log.removeHandler(self._handler)
@@ -281,7 +322,7 @@ class Recording:
             self._handler = None
 
     def interrupt(self) -> None:
-        """Closes the run's files without a summary: training has diverged."""
+        """Closes the files of the run without a summary, because training has diverged."""
         self.stop_logging()
         if self._directory is None:
             return
@@ -289,7 +330,9 @@ class Recording:
         if self.writer is not None:
             self.writer.close()
         if self.store is not None:
-            with contextlib.suppress(UserError):  # the next rank 0 meets the same disk
+            # The divergence is the error to report. A start that resumes the run reports a disk
+            # that cannot be written.
+            with contextlib.suppress(UserError):
                 self.store.wait()
         self._directory.release()
 
@@ -301,20 +344,22 @@ class Recording:
             stop = None if values is None else values["stop"]
             self._tracker.close(trackers.STATUSES.get(stop, trackers.FINISHED))
 
-    def _show(self, record: Mapping[str, Any], view: Callable[[Mapping[str, Any]], None]) -> None:
-        if self.writer is not None:
-            self.writer.write(record)
-            view(record)
-            if self._tensorboard is not None:
-                self._tensorboard.log(record)
-            if self._tracker is not None:
-                self._tracker.log(record)
+    def _write_record(
+        self, record: Mapping[str, Any], show: Callable[[Mapping[str, Any]], None]
+    ) -> None:
+        """Writes a record to all logs, and calls `show` to print it."""
+        if self.writer is None:
+            return
+        self.writer.write(record)
+        show(record)
+        if self._tensorboard is not None:
+            self._tensorboard.log(record)
+        if self._tracker is not None:
+            self._tracker.log(record)
 
 
-class _ToView(logging.Handler):
-    """Shows the log messages of the parts, once: those of rank 0, and warnings of the others with
-    their rank.
-    """
+class _ViewHandler(logging.Handler):
+    """Prints log messages in the view; those of other ranks than 0 with their rank."""
 
     def __init__(self, view: live.PlainView, rank: int):
         super().__init__()
@@ -327,7 +372,10 @@ class _ToView(logging.Handler):
 
 
 def _view_mode(config: RunConfig, rank: int, size: int) -> str:
-    """Resolves `auto` where a launcher stands between us and the user's terminal."""
+    """Returns the kind of view for --progress on a rank.
+
+    `auto` depends on the user's terminal, with which a rank may be connected by a launcher.
+    """
     if rank:
         return "none"
     if config.progress == "auto":
@@ -340,41 +388,58 @@ def closing_lines(
     run_dir: pathlib.Path,
     checkpoints: Sequence[pathlib.Path],
     stop: str,
-    done: bool = False,
+    *,
+    is_complete: bool = False,
 ) -> list[str]:
-    """Returns where `checkpoints` lie, newest first, and the next commands; for `stop` see
-    `RunState`.
+    """Returns lines with the results of a run and the commands to run next.
+
+    Args:
+      config: of the run.
+      run_dir: directory of the run.
+      checkpoints: their files, the newest first.
+      stop: why the run ended, see `RunState`.
+      is_complete: whether all epochs are done.
     """
-    found = [f"{'stopped on request; ' if stop == 'preempted' else ''}results: {run_dir}"]
+    reason = "stopped on request; " if stop == "preempted" else ""
+    results = f"{reason}results: {run_dir}"
     if not checkpoints:
-        return found
-    found[0] += f", newest checkpoint: {checkpoints[0].relative_to(run_dir)}"
-    report = ["hybrid-imagenet", "report", str(run_dir)]
+        return [results]
+    results += f", newest checkpoint: {checkpoints[0].relative_to(run_dir)}"
     resume = ["hybrid-imagenet", "resume", str(run_dir)]
+    report = ["hybrid-imagenet", "report", str(run_dir)]
+    commands = [report, _evaluate_command(config, run_dir), _export_command(config, run_dir)]
     if stop == "preempted":
-        return [*found, f"next: {shlex.join(resume)}", f"next: {shlex.join(report)}"]
-    best = ["--best"] if config.keep_best else []
-    evaluate = ["hybrid-imagenet", "evaluate", str(run_dir), *best, f"--dataset={config.dataset}"]
-    evaluate += [f"--data_dir={without_secrets(config.data_dir)}"] if config.data_dir else []
-    evaluate += (
-        [f"--data_cache_dir={config.data_cache_dir}"] if files.is_url(config.data_dir or "") else []
-    )
-    evaluate += [f"--val_fraction={config.val_fraction:g}"] if config.val_fraction else []
+        commands = [resume, report]
+    elif config.max_steps is not None and not stop and not is_complete:
+        commands = [resume, *commands]
+    return [results, *(f"next: {shlex.join(command)}" for command in commands)]
+
+
+def _evaluate_command(config: RunConfig, run_dir: pathlib.Path) -> list[str]:
+    """Returns the command that evaluates the result of a run on its validation images."""
+    command = ["hybrid-imagenet", "evaluate", str(run_dir)]
+    if config.keep_best:
+        command.append("--best")
+    command.append(f"--dataset={config.dataset}")
+    if config.data_dir:
+        command.append(f"--data_dir={without_secrets(config.data_dir)}")
+    if files.is_url(config.data_dir or ""):
+        command.append(f"--data_cache_dir={config.data_cache_dir}")
+    if config.val_fraction:
+        command.append(f"--val_fraction={config.val_fraction:g}")
     if config.bad_records == "skip":
-        evaluate += ["--bad_records=skip", f"--max_bad_records={config.max_bad_records}"]
+        command += ["--bad_records=skip", f"--max_bad_records={config.max_bad_records}"]
+    return command
+
+
+def _export_command(config: RunConfig, run_dir: pathlib.Path) -> list[str]:
+    """Returns the command that exports the result of a run, to a format that works here."""
     # A Keras file needs no package that this environment may lack.
-    suffix = (
-        ".onnx"
-        if all(map(importlib.util.find_spec, ("onnx", "tf2onnx", "onnxruntime")))
-        else ".keras"
-    )
-    export = [
-        "hybrid-imagenet",
-        "export",
-        str(run_dir),
-        *best,
-        f"--to={run_dir / 'network'}{suffix}",
-    ]
-    if config.max_steps is not None and not stop and not done:
-        found.append(f"next: {shlex.join(resume)}")
-    return [*found, *(f"next: {shlex.join(words)}" for words in (report, evaluate, export))]
+    suffix = ".keras"
+    if all(importlib.util.find_spec(name) for name in ("onnx", "tf2onnx", "onnxruntime")):
+        suffix = ".onnx"
+    command = ["hybrid-imagenet", "export", str(run_dir)]
+    if config.keep_best:
+        command.append("--best")
+    command.append(f"--to={run_dir / 'network'}{suffix}")
+    return command

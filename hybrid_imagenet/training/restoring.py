@@ -50,7 +50,7 @@ def restore(run: RunComponents, callback_variables: Mapping[str, keras.Variable]
             if not scale.dynamic or not same_precision:
                 scale.scale.assign(scale.initial)
         is_over = run.data.length.is_over(run.state.cursor, run.state.step)
-        run.recording.start(run.facts, _view_info(run), run.state, over=is_over)
+        run.recording.start(run.facts, _view_info(run), run.state, is_over=is_over)
     # Before the ranks meet: once one of them says that it compiles, a signal saves on all of them.
     REQUESTS.begin()
     run.communicator.broadcast_variables([v.value for v in variables.values()])

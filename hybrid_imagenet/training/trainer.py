@@ -107,7 +107,7 @@ class Trainer:
             try:
                 self.train()
             except DivergedError as error:
-                recording.diverged(error.step, self.state.seconds, error.loss)
+                recording.divergence(error.step, self.state.seconds, error.loss)
                 recording.interrupt()
                 raise
             watchdog.stop()

@@ -307,7 +307,7 @@ def test_a_run_that_diverged_is_recorded_as_failed(server, tmp_path):
     flags = [f"--run_dir={tmp_path / 'run'}", "--tracker=mlflow"]
     recording = Recording(run_config.resolve(flags), 0, 1)
     recording.start(FACTS, {"world_size": 1, "images_per_epoch": 100}, RunState())
-    recording.diverged(7, 1.0, 300.0)
+    recording.divergence(7, 1.0, 300.0)
     recording.interrupt()
     ((_, run),) = server.runs.items()
     assert run["values"] == [(7, {"seconds": 1.0, "train_loss": 300.0})]

@@ -167,7 +167,7 @@ def test_a_run_of_max_steps_is_resumed_if_epochs_are_left(tmp_path):
     assert last_lines(tmp_path, "--max_steps=3")[1:2] == resume
     files = CheckpointStore(tmp_path / "a run" / "checkpoints", 2).paths()
     lines = closing_lines(
-        config.resolve(["--max_steps=3"]), tmp_path / "a run", files, "", done=True
+        config.resolve(["--max_steps=3"]), tmp_path / "a run", files, "", is_complete=True
     )
     assert not set(resume) & set(lines)
 
@@ -180,7 +180,10 @@ def test_a_resume_without_a_step_leaves_the_description_of_the_run(tmp_path, mon
             config.resolve(["--run_dir=run", "--optimizer=sgd", "--dataset=folder", *more]), 0, 1
         )
         recording.start(
-            FACTS, {"world_size": 1, "images_per_epoch": 100}, RunState(), over="--resume" in more
+            FACTS,
+            {"world_size": 1, "images_per_epoch": 100},
+            RunState(),
+            is_over="--resume" in more,
         )
         recording.interrupt()
         assert json.loads(written.read_text())["flags"]["lr"] == 1
@@ -192,7 +195,7 @@ def test_a_run_whose_directory_is_deleted_says_so_after_a_validation_too(tmp_pat
     recording.start(FACTS, {"world_size": 1, "images_per_epoch": 100}, RunState())
     shutil.rmtree(tmp_path / "run")
     with pytest.raises(
-        UserError, match="run was deleted during the run: nothing more can be recorded"
+        UserError, match="run was deleted during the run, so nothing more can be recorded"
     ):
         recording.keep_image_results(types.SimpleNamespace(image_results=dict))
     recording.interrupt()
