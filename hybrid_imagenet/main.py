@@ -1,4 +1,7 @@
-"""Trains, started once, or once per rank by horovodrun (`python -m hybrid_imagenet.main`)."""
+"""Trains from a command line: checks it, connects the ranks, trains, and sets the exit code.
+
+`python -m hybrid_imagenet.main` is one process, or one rank of a job if a launcher starts it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
 from hybrid_imagenet.errors import (
     EXIT_FAILURE,
@@ -23,9 +27,8 @@ from hybrid_imagenet.errors import (
     without_secrets,
 )
 
-if (
-    __name__ == "__main__"
-):  # the command `train`, also of a rank; before the imports below, which take time
+# It comes before the other imports, which take time: signals must be handled from the start.
+if __name__ == "__main__":
     from hybrid_imagenet.__main__ import run_process
 
     sys.exit(run_process(["train", *sys.argv[1:]]))
@@ -42,11 +45,20 @@ from hybrid_imagenet.resilience.watchdog import watch_startup
 from hybrid_imagenet.startup import STARTUP_PROGRESS, is_terminal_output
 from hybrid_imagenet.training import preflight, smaller_batch_advice
 
-_FIRST_SPEAKS = 5.0  # seconds for the first rank of a host to say what is wrong with it
+# All ranks of a host have the same error if it concerns the host. The others leave the first one
+# so many seconds to print it. When that one ends, the launcher ends them.
+_HOST_ERROR_SECONDS = 5.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the command line and returns the exit code (see `hybrid_imagenet.errors`)."""
+    """Runs a command line.
+
+    Args:
+      arguments: the words after the name of the command.
+
+    Returns:
+      The exit code, see `hybrid_imagenet.errors`.
+    """
     if not arguments:
         if launcher_rank() == 0:
             print(flag_help.first_commands("hybrid-imagenet train"), file=sys.stderr)
@@ -56,8 +68,9 @@ def main(arguments: Sequence[str]) -> int:
         print(recipes.table())
         return EXIT_OK
     try:
-        if (about := flag_help.topic(arguments)) is not None:
-            print(flag_help.text(about))
+        topic = flag_help.topic(arguments)
+        if topic is not None:
+            print(flag_help.text(topic))
             return EXIT_OK
         config = configuration.resolve(arguments, placement().size)
         if not config.print_config:
@@ -75,18 +88,20 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _print_config(config: configuration.RunConfig) -> int:
+    """Prints the configuration and returns the exit code."""
+    describe = print_config.describe if config.print_config_all else print_config.summarize
     try:
-        write = print_config.describe if config.print_config_all else print_config.summarize
-        print(write(config, preflight.training_images(config)))
+        print(describe(config, preflight.training_images(config)))
     except UserError as error:
-        _report(error)
+        _print_error(error)
         return error.exit_code
     return EXIT_OK
 
 
 def _train(config: configuration.RunConfig) -> int:
-    # Imported late: a wrong flag answers without TensorFlow, and TensorFlow starts with the threads
-    # that comm sets.
+    """Connects the ranks, trains and returns the exit code; ends the process after an error."""
+    # Imported late, so that a wrong flag is an error without TensorFlow, and TensorFlow starts with
+    # the number of threads that comm sets.
     from hybrid_imagenet import comm
 
     follow_launcher()
@@ -105,50 +120,72 @@ def _train(config: configuration.RunConfig) -> int:
         STARTUP_PROGRESS.begin("loading Keras")
         from hybrid_imagenet import train
 
-        outcome = train.run(config, communicator)
-    except UserError as error:
-        _report(error)
-        return _leave(error.exit_code)
-    except ModuleNotFoundError as missing:
-        print(missing_module_message(missing), file=sys.stderr)
-        return _leave(EXIT_USAGE)
+        stop = train.run(config, communicator)
     except Exception as error:
-        from hybrid_imagenet.comm import lost_rank, out_of_memory
-
-        if out_of_memory.is_out_of_memory(error):
-            shortage = out_of_memory.user_error(error, smaller_batch_advice.advice(config))
-            _report(shortage)
-            return _leave(shortage.exit_code)
-        if lost_rank.is_lost_rank_error(error):
-            print(UserError(lost_rank.lost_rank_message(error)), file=sys.stderr)
-            return _leave(EXIT_STALLED)
-        print(
-            f"rank {launcher_rank()}: unexpected error\n{without_secrets(traceback.format_exc())}",
-            file=sys.stderr,
-        )
-        return _leave(EXIT_FAILURE)
-    _end_within(config.stall_timeout)
-    with contextlib.suppress(Exception):  # a rank was lost here: all that must be saved is saved
-        # the launcher ends all ranks as soon as one leaves with another code than 0
+        _end_process(_report_failure(error, config))
+    _limit_wait_for_other_ranks(config.stall_timeout)
+    # The launcher ends all ranks as soon as one has ended with another code than 0, so they wait
+    # for one another. A rank that is lost here does not matter, because everything is saved.
+    with contextlib.suppress(Exception):
         communicator.barrier()
     communicator.shutdown()
-    if REQUESTS.stop and outcome != "preempted" and launcher_rank() == 0:
+    if REQUESTS.stop and stop != "preempted" and launcher_rank() == 0:
         print("stopped after the last step: the run is complete", file=sys.stderr)
-    if REQUESTS.stop or outcome == "preempted":
+    if REQUESTS.stop or stop == "preempted":
         notify_exit(EXIT_PREEMPTED)
         return EXIT_PREEMPTED
     return EXIT_OK
 
 
-def _end_within(seconds: float) -> None:
-    """Ends this rank if the others do not come to the end with it: the watchdogs have stopped."""
+def _report_failure(error: Exception, config: configuration.RunConfig) -> int:
+    """Prints why training has failed, and returns the exit code."""
+    if isinstance(error, UserError):
+        _print_error(error)
+        return error.exit_code
+    if isinstance(error, ModuleNotFoundError):
+        print(missing_module_message(error), file=sys.stderr)
+        return EXIT_USAGE
+    from hybrid_imagenet.comm import lost_rank, out_of_memory
+
+    if out_of_memory.is_out_of_memory(error):
+        memory_error = out_of_memory.user_error(error, smaller_batch_advice.advice(config))
+        _print_error(memory_error)
+        return memory_error.exit_code
+    if lost_rank.is_lost_rank_error(error):
+        print(UserError(lost_rank.lost_rank_message(error)), file=sys.stderr)
+        return EXIT_STALLED
+    stack = "".join(traceback.format_exception(error))
+    print(f"rank {launcher_rank()}: unexpected error\n{without_secrets(stack)}", file=sys.stderr)
+    return EXIT_FAILURE
+
+
+def _print_error(error: UserError) -> None:
+    """Prints an error once: on rank 0, or on the rank that has it alone."""
+    rank = launcher_rank()
+    STARTUP_PROGRESS.close()
+    if isinstance(error, HostError) and placement().local_rank:
+        time.sleep(_HOST_ERROR_SECONDS)
+    if rank == 0:
+        print(f"error: {error}", file=sys.stderr)
+    elif not isinstance(error, SharedError):
+        print(f"error: rank {rank}: {error}", file=sys.stderr)
+
+
+def _limit_wait_for_other_ranks(seconds: float) -> None:
+    """Ends this rank if it waits for the others longer than this at the end of a run.
+
+    The watchdogs have stopped by then.
+
+    Args:
+      seconds: 0 for no limit.
+    """
 
     def end() -> None:
         print(
             f"error: rank {launcher_rank()} waited for the others at the end for {seconds:g} s",
             file=sys.stderr,
         )
-        _leave(EXIT_STALLED)
+        _end_process(EXIT_STALLED)
 
     if seconds:
         timer = threading.Timer(seconds, end)
@@ -156,20 +193,9 @@ def _end_within(seconds: float) -> None:
         timer.start()
 
 
-def _report(error: UserError) -> None:
-    rank = launcher_rank()
-    STARTUP_PROGRESS.close()
-    if isinstance(error, HostError) and placement().local_rank:
-        time.sleep(_FIRST_SPEAKS)  # with the first rank's end the launcher ends this one
-    if rank == 0:
-        print(f"error: {error}", file=sys.stderr)
-    elif not isinstance(error, SharedError):
-        print(f"error: rank {rank}: {error}", file=sys.stderr)
-
-
-def _leave(code: int) -> int:
-    """Ends the process at once: a rank that failed must not wait in a collective of the others."""
+def _end_process(exit_code: int) -> NoReturn:
+    """Ends the process at once, so that a rank that failed does not wait in a collective."""
     sys.stdout.flush()
     sys.stderr.flush()
-    notify_exit(code)
-    os._exit(code)
+    notify_exit(exit_code)
+    os._exit(exit_code)

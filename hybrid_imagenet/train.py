@@ -24,16 +24,16 @@ def run(
     """Trains as configured; every rank calls it.
 
     Args:
-      config: what to do.
-      communicator: the ranks.
-      more_callbacks: returns callbacks that are called after the program's own.
+      config: of the run.
+      communicator: connects the ranks.
+      more_callbacks: returns callbacks that are called after those of the program.
 
     Returns:
       Why the run ended: "" (all epochs), "target" or "preempted".
 
     Raises:
-      UserError: for data or directories that cannot be used, before training; or for what training
-        cannot survive.
+      UserError: before training, for data or directories that cannot be used; later, if training
+        cannot continue.
     """
     return Trainer(build_components(config, communicator), more_callbacks).run()
 
@@ -41,11 +41,17 @@ def run(
 def build_components(config: RunConfig, communicator: Communicator) -> RunComponents:
     """Builds the components of a run; every rank calls it.
 
+    Args:
+      config: of the run.
+      communicator: connects the ranks.
+
     Raises:
       UserError: on all ranks, for data or directories that cannot be used.
     """
     if config.ranks != communicator.size:
-        raise ValueError(f"a configuration for {config.ranks} ranks on {communicator.size}")
+        raise ValueError(
+            f"The configuration is for {config.ranks} ranks, but there are {communicator.size}."
+        )
     STARTUP_PROGRESS.begin("reading the dataset")
     with communicator.raise_on_all_ranks():
         config = defaults.shared(config, communicator.broadcast_object)

@@ -25,9 +25,9 @@ from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.library.broadcast import (
     broadcast_model,
     build,
-    built_on,
     require_weights,
-    set_scalars,
+    set_hyperparameters,
+    variable_indices,
 )
 from hybrid_imagenet.models import random_state
 from hybrid_imagenet.optimizers.grouped import hyperparameters_of
@@ -236,7 +236,7 @@ class Checkpoint(SaveCheckpoints):
         if not optimizer.built and max(saved["built_on"], default=0) < len(variables):
             optimizer.build([variables[index] for index in saved["built_on"]])
         if saved["hyper"]:
-            set_scalars(optimizer, saved["hyper"])
+            set_hyperparameters(optimizer, saved["hyper"])
         inner = getattr(optimizer, "inner", optimizer)
         # A coefficient that was passed stays.
         if isinstance(inner, LayerScaledOptimizer) and inner.needs_trust_coefficient:
@@ -296,7 +296,7 @@ class Checkpoint(SaveCheckpoints):
                 values = {key: hyperparameters[key] for key in hyperparameters.names}
             inner = getattr(optimizer, "inner", optimizer)
             optimizers[name] = {
-                "built_on": built_on(self.model, optimizer) or [],
+                "built_on": variable_indices(self.model, optimizer) or [],
                 "hyper": values,
                 # A new start may have another batch, so it would derive another one.
                 "trust_coefficient": getattr(inner, "trust_coefficient", None),

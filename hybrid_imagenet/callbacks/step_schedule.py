@@ -11,7 +11,7 @@ import numpy as np
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.library import compiled_model
-from hybrid_imagenet.library.broadcast import set_scalars
+from hybrid_imagenet.library.broadcast import set_hyperparameters
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 
@@ -86,7 +86,7 @@ class LearningRateSchedule(TrainingCallback):
             # GPU.
             if batch == 0 and "learning_rate" in values:
                 _check_rate(name, optimizer)
-            set_scalars(optimizer, values)
+            set_hyperparameters(optimizer, values)
             optimizer.schedule_values = values
 
     def sets(self, optimizer: DistributedOptimizer, values: Mapping[str, float]) -> bool:

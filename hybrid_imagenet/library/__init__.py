@@ -1,6 +1,6 @@
-"""The parts for Keras models of other programs (docs/library.md).
+"""Provides what Keras models of other programs need (docs/library.md).
 
-The import registers this package's classes with Keras, so that saved models can be loaded.
+Importing it registers this package's classes with Keras, so that saved models can be loaded.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ for _spec in OPTIMIZERS.values():
 
 
 def load_model(path: str | os.PathLike[str], **arguments: Any) -> keras.Model:
-    """Loads a `.keras` file that has classes of this package.
+    """Loads a `.keras` file that contains classes of this package.
 
-    `keras.models.load_model` does not know them, unless `hybrid_imagenet.library` was imported. It
-    needs neither Horovod nor other ranks.
+    `keras.models.load_model` does not know them unless `hybrid_imagenet.library` was imported.
+    Loading needs neither Horovod nor other ranks.
 
     Args:
       path: of the file.
-      arguments: of `keras.models.load_model`.
+      **arguments: passed to `keras.models.load_model`.
 
     Returns:
       The model, compiled with its optimizer and the optimizer's state.

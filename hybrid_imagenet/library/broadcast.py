@@ -1,4 +1,4 @@
-"""Gives every rank the model and the optimizer state of rank 0."""
+"""Sends the model and the optimizer state of rank 0 to every rank."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def broadcast_model(model: keras.Model, communicator: Communicator | None = None
 
     Args:
       model: with weights; compiled or not.
-      communicator: the ranks; by default those of this process.
+      communicator: connects the ranks (default: that of this process).
 
     Raises:
-      UserError: if the model of several ranks does not have all its weights yet; on all ranks, if
-        data were shared out in different orders, or a layer cannot be synchronized.
+      UserError: if there are several ranks, and the model does not have all its weights yet; on
+        all ranks, if they read their data in different orders, or a layer cannot be synchronized.
     """
-    ranks = communicator or process.communicator()
-    check_same_order(ranks)
-    if lacks_weights(model) and ranks.size == 1:
+    communicator = communicator or process.communicator()
+    check_same_order(communicator)
+    if lacks_weights(model) and communicator.size == 1:
         for optimizer in compiled_model.distributed(model).values():
             optimizer.attach(model)
         return
@@ -44,85 +44,90 @@ def broadcast_model(model: keras.Model, communicator: Communicator | None = None
     synchronized_batch_norm.connect(model)
     variables = list(model.weights)
     for optimizer in compiled_model.optimizers(model).values():
-        build(model, optimizer, ranks)
+        build(model, optimizer, communicator)
         if optimizer.built:
             variables += optimizer.variables
     variables += random_state.random_states(model)
-    ranks.broadcast_variables([v.value for v in variables])
-    random_state.set_rank_seeds(model, ranks.rank)
+    communicator.broadcast_variables([v.value for v in variables])
+    random_state.set_rank_seeds(model, communicator.rank)
     for layer in private_api.flatten_layers(model):
         if isinstance(layer, keras.layers.Normalization) and layer.built:
-            layer.finalize_state()  # what it uses are copies of its weights
-    private_api.set_initial_epoch(model, ranks.broadcast_object(private_api.initial_epoch(model)))
+            # The layer computes with copies of its weights, which this call renews.
+            layer.finalize_state()
+    initial_epoch = communicator.broadcast_object(private_api.initial_epoch(model))
+    private_api.set_initial_epoch(model, initial_epoch)
 
 
 def lacks_weights(model: keras.Model) -> bool:
-    """Returns whether the first step of a model would make weights."""
-    parts_built = all(
-        layer.built for layer in private_api.flatten_layers(model, include_self=False)
-    )
-    return not model.weights or (
-        not (model.built or parts_built) and compiled_model.trains_as_keras(model)
-    )
+    """Returns whether the first step of a model would create weights."""
+    if not model.weights:
+        return True
+    layers = private_api.flatten_layers(model, include_self=False)
+    is_built = model.built or all(layer.built for layer in layers)
+    return not is_built and compiled_model.trains_as_keras(model)
 
 
 def require_weights(model: keras.Model) -> None:
-    """Raises UserError for a model whose first step would make weights."""
+    """Raises UserError for a model whose first step would create weights."""
     if lacks_weights(model):
         raise UserError(
-            f"The model {model.name!r} lacks weights that its first step would make, so there is"
+            f"The model {model.name!r} lacks weights that its first step would create, so there is"
             " nothing to broadcast or to restore before it. Give it an Input, or call it on one"
             " batch before fit."
         )
 
 
-def build(model: keras.Model, optimizer: Any, ranks: Communicator) -> None:
-    """Builds an optimizer on the variables on which rank 0's is built, and readies it for a
-    broadcast of its state.
+def build(model: keras.Model, optimizer: Any, communicator: Communicator) -> None:
+    """Prepares an optimizer for the broadcast of its state; every rank calls it.
 
-    One of a `train_step` of the user's own stays as it is until its first `apply`, which knows the
-    variables.
+    It is built on the same variables as on rank 0. The optimizer of a `train_step` that the user
+    wrote may not be built there yet: its first `apply` builds it, with the right variables.
+
+    Args:
+      model: that the optimizer updates.
+      optimizer: of this package or of Keras.
+      communicator: connects the ranks.
     """
+    trains_as_keras = compiled_model.trains_as_keras(model)
     if isinstance(optimizer, DistributedOptimizer):
         optimizer.attach(model)
-    elif (
-        isinstance(optimizer, GroupedOptimizer)
-        and compiled_model.trains_as_keras(model)
-        and not optimizer.built
-    ):
+    elif isinstance(optimizer, GroupedOptimizer) and trains_as_keras and not optimizer.built:
         optimizer.set_kinds(classify(model))
-    if (
-        compiled_model.trains_as_keras(model)
-        and optimizer is model.optimizer
-        and not optimizer.built
-    ):
+    if trains_as_keras and optimizer is model.optimizer and not optimizer.built:
         optimizer.build(model.trainable_variables)
-    places = ranks.broadcast_object(built_on(model, optimizer))
-    if places is not None and not optimizer.built:
-        optimizer.build([model.trainable_variables[place] for place in places])
+    indices = communicator.broadcast_object(variable_indices(model, optimizer))
+    if indices is not None and not optimizer.built:
+        optimizer.build([model.trainable_variables[index] for index in indices])
     if not isinstance(optimizer, DistributedOptimizer):
         return
     optimizer.connect()
-    optimizer.average_sums(ranks)
+    optimizer.average_sums(communicator)
     hyperparameters = hyperparameters_of(optimizer)
     if hyperparameters is not None:
         values = {name: hyperparameters[name] for name in hyperparameters.names}
-        set_scalars(optimizer, ranks.broadcast_object(values))
+        set_hyperparameters(optimizer, communicator.broadcast_object(values))
 
 
-def built_on(model: keras.Model, optimizer: Any) -> list[int] | None:
-    """Returns the places of an optimizer's variables among the model's trainable ones; None before
-    it is built.
+def variable_indices(model: keras.Model, optimizer: Any) -> list[int] | None:
+    """Returns the indices of an optimizer's variables among the model's trainable variables.
+
+    Returns:
+      None before the optimizer is built.
     """
     if not optimizer.built:
         return None
-    places = {id(v): place for place, v in enumerate(model.trainable_variables)}
-    return [places[id(v)] for v in private_api.trainable_variables(optimizer) if id(v) in places]
+    index_of = {id(variable): index for index, variable in enumerate(model.trainable_variables)}
+    variables = private_api.trainable_variables(optimizer)
+    return [index_of[id(variable)] for variable in variables if id(variable) in index_of]
 
 
-def set_scalars(optimizer: Any, values: Mapping[str, float]) -> None:
-    """Sets the scalars of a step: all that the inner optimizer takes, of Keras's the learning rate
-    alone.
+def set_hyperparameters(optimizer: Any, values: Mapping[str, float]) -> None:
+    """Sets the hyperparameters of a step.
+
+    Args:
+      optimizer: of this package, which uses all values that it knows; or of Keras, which uses the
+        learning rate only.
+      values: by name.
     """
     hyperparameters = hyperparameters_of(optimizer)
     if hyperparameters is None:

@@ -12,48 +12,56 @@ from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 
 
 def optimizers(model: keras.Model) -> dict[str, Any]:
-    """Returns the distributed optimizers that a model and the models inside of it hold, each once,
-    by attribute.
+    """Returns the distributed optimizers of a model and of the models inside it.
 
-    `optimizer` is that of `compile`. Programs with two, such as GANs, keep them in other
-    attributes, in lists or in dictionaries. Without a distributed one it returns what `compile`
-    has.
+    `optimizer` is that of `compile`. Programs with several optimizers, such as GANs, keep the
+    others in attributes, lists or dictionaries. Without a distributed optimizer it returns that of
+    `compile`, if there is one.
+
+    Returns:
+      Each optimizer once, by the name of its attribute.
     """
-    found: dict[str, Any] = {}
-    for part in (
-        layer for layer in private_api.flatten_layers(model) if isinstance(layer, keras.Model)
-    ):
-        for name, value in _values(part):
-            if isinstance(value, DistributedOptimizer) and all(
-                value is not other for other in found.values()
-            ):
-                found[name if name not in found else f"{part.name}_{name}"] = value
-    compiled = getattr(model, "optimizer", None)
-    return found if found or compiled is None else {"optimizer": compiled}
+    by_name: dict[str, Any] = {}
+    for layer in private_api.flatten_layers(model):
+        if not isinstance(layer, keras.Model):
+            continue
+        for name, value in _attributes(layer):
+            is_listed = any(value is optimizer for optimizer in by_name.values())
+            if isinstance(value, DistributedOptimizer) and not is_listed:
+                by_name[name if name not in by_name else f"{layer.name}_{name}"] = value
+    compiled_optimizer = getattr(model, "optimizer", None)
+    if not by_name and compiled_optimizer is not None:
+        return {"optimizer": compiled_optimizer}
+    return by_name
 
 
 def distributed(model: keras.Model) -> dict[str, DistributedOptimizer]:
-    """Returns those of its `optimizers` that sum gradients over ranks."""
-    found = optimizers(model).items()
+    """Returns only the `optimizers` that sum gradients over ranks."""
     return {
-        name: optimizer for name, optimizer in found if isinstance(optimizer, DistributedOptimizer)
+        name: optimizer
+        for name, optimizer in optimizers(model).items()
+        if isinstance(optimizer, DistributedOptimizer)
     }
 
 
 def trains_as_keras(model: keras.Model) -> bool:
-    """Whether a model has Keras's own `train_step`, which updates all trainable variables with one
-    optimizer.
+    """Returns whether a model has the `train_step` of Keras.
+
+    It updates all trainable variables with the optimizer of `compile`.
     """
     return type(model).train_step is keras.Model.train_step
 
 
-def _values(model: keras.Model) -> Iterator[tuple[str, Any]]:
-    """Yields a model's attributes and what lists and dictionaries among them hold, by name."""
+def _attributes(model: keras.Model) -> Iterator[tuple[str, Any]]:
+    """Yields attributes of a model by name, and the items of lists and dictionaries in them."""
     for name, value in vars(model).items():
-        if name.startswith("_self_"):  # TensorFlow's notes of the same objects
+        # TensorFlow tracks the same objects in attributes with this prefix.
+        if name.startswith("_self_"):
             continue
         yield name, value
         if isinstance(value, (list, tuple)):
-            yield from ((f"{name}_{number}", item) for number, item in enumerate(value))
+            for index, item in enumerate(value):
+                yield f"{name}_{index}", item
         elif isinstance(value, dict):
-            yield from ((f"{name}_{key}", item) for key, item in value.items())
+            for key, item in value.items():
+                yield f"{name}_{key}", item

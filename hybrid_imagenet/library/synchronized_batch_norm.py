@@ -14,7 +14,7 @@ from hybrid_imagenet.errors import SharedError, UserError
 from hybrid_imagenet.models import normalization
 
 # Ranks connect the same layers in the same order, so a layer has the same number on all of them.
-# Names of layers would not do: Keras counts them up, and a rank may have built more models.
+# Names of layers may differ: Keras counts them up, and a rank may have built more models.
 _numbers = itertools.count()
 
 
@@ -53,11 +53,11 @@ def synchronize_batch_norm(model: keras.Model) -> keras.Model:
 def connect(model: keras.Model) -> None:
     """Connects the layers with `synchronized=True` to the ranks; every rank calls it.
 
-    The layers stay layers of Keras: only these objects get another `call`, so files that the model
-    saves need nothing of this package.
+    The layers stay layers of Keras. Only these objects get another `call`, so saved files of the
+    model do not need this package.
 
     Args:
-      model: of any kind. Layers that its first step would make are not found.
+      model: of any kind. Layers that its first step would create are not connected.
 
     Raises:
       UserError: on all ranks, for a layer that cannot be synchronized.
@@ -164,19 +164,19 @@ class _CallOverRanks:
 def _channels_last(inputs: tf.Tensor, axis: int) -> tf.Tensor:
     """Moves an axis to the end."""
     rank = inputs.shape.rank
-    place = axis % rank
-    if place == rank - 1:
+    position = axis % rank
+    if position == rank - 1:
         return inputs
-    others = [number for number in range(rank) if number != place]
-    return tf.transpose(inputs, [*others, place])
+    others = [number for number in range(rank) if number != position]
+    return tf.transpose(inputs, [*others, position])
 
 
 def _channels_back(outputs: tf.Tensor, axis: int) -> tf.Tensor:
     """Moves the last axis to where it was before `_channels_last`."""
     last = outputs.shape.rank - 1
-    place = axis % outputs.shape.rank
-    if place == last:
+    position = axis % outputs.shape.rank
+    if position == last:
         return outputs
     order = list(range(last))
-    order.insert(place, last)
+    order.insert(position, last)
     return tf.transpose(outputs, order)

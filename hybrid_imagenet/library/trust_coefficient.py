@@ -15,24 +15,24 @@ from hybrid_imagenet.schedules import relative_step
 
 Schedule = Callable[[float, float, int], Mapping[str, float]]
 
-# The peak of a function of the user's own is looked for this often in each epoch.
+# A schedule is evaluated this often per epoch to find its peak.
 _POINTS_PER_EPOCH = 8
 
 
 def set_trust_coefficient(optimizer: Any, epochs: int, communicator: Communicator) -> None:
     """Sets the trust coefficient that an optimizer lacks; every rank calls it, in a callback.
 
-    It gives LARS the tuned relative step of the global batch where the learning rate has its peak.
-    All ranks take rank 0's coefficient if rank 0 has restored one, and print it if it is new.
+    At the peak of the learning rate, LARS then makes the tuned relative step for the global batch.
+    If rank 0 has restored a coefficient, all ranks use that one. Otherwise rank 0 prints it.
 
     Args:
-      optimizer: of a model, wrapped or not; one without trust coefficient stays as it is.
+      optimizer: of a model, wrapped or not. One without a trust coefficient stays as it is.
       epochs: the last epoch of `fit`.
-      communicator: the ranks.
+      communicator: connects the ranks.
 
     Raises:
-      SharedError: if the data of a rank do not have a known batch size, or the learning rate is 0
-        whenever LARS acts.
+      SharedError: if the batch size of a rank is not known, or the learning rate is 0 in all steps
+        in which LARS acts.
     """
     inner = getattr(optimizer, "inner", optimizer)
     if not isinstance(inner, LayerScaledOptimizer) or not inner.scales_layers:
@@ -71,7 +71,7 @@ def _print_coefficient(
 
 
 def batch_size() -> int | None:
-    """Returns the examples in a batch of the running `fit` on this rank, or None if not known."""
+    """Returns the batch size of the running `fit` on this rank, or None if it is not known."""
     data = private_api.running_fit_data()
     size = getattr(data, "batch_size", None)
     if size is None:
@@ -85,9 +85,9 @@ def batch_size() -> int | None:
 def _peak(
     optimizer: LayerScaledOptimizer, schedule: Schedule | None, epochs: int
 ) -> tuple[float, float]:
-    """Returns the largest learning rate with which LARS acts, and the momentum in the same step.
+    """Returns the largest learning rate with which LARS acts, and the momentum of the same step.
 
-    The rate is 0 if there is none. Without a schedule they are those that are set now.
+    The learning rate is 0 if LARS acts in no step. Without a schedule both are the present values.
     """
     momentum = optimizer.hyperparameters["momentum"]
     if schedule is None:
@@ -104,10 +104,10 @@ def _peak(
 
 
 def _epochs_to_try(schedule: Schedule, epochs: int) -> list[float]:
-    """Returns fractional epochs among which a schedule has its peak.
+    """Returns fractional epochs at which to look for the peak of a schedule.
 
-    A `fit` may be the first part of a run, so they reach to the end of the schedule if it is known.
-    The end of the warmup and of the ramp are among them even if this `fit` ends earlier.
+    A `fit` may be the first part of a run. So they reach to the end of the schedule if it is known,
+    and include the ends of warmup and ramp even if this `fit` ends earlier.
     """
     arguments: Mapping[str, Any] = getattr(schedule, "arguments", None) or {}
     last = math.ceil(max(epochs, arguments.get("epochs", 0.0)))

@@ -1,1 +1,1 @@
-"""Builds the parts of a run and trains: trainer, loop, step, and what the records hold."""
+"""Trains from a configuration: components of a run, loop, step, validation and records."""

@@ -172,7 +172,7 @@ def train_step(
 def _compiles_step(config: RunConfig) -> bool:
     """Returns whether XLA compiles forward and backward pass.
 
-    If nobody has set --jit_compile, the step runs without XLA where XLA does not work.
+    The default of --jit_compile means no XLA on a machine where XLA does not work.
     """
     is_default = config.origins.get("jit_compile") is Origin.HARDWARE
     return config.jit_compile and (xla.supported() or not is_default)

@@ -24,7 +24,7 @@ class CostLog(TrainingCallback):
         checkpoint_seconds: Callable[[], float],
         reduction_statistics: Callable[[], dict[str, Any]],
     ):
-        """Takes what counts this rank's costs.
+        """Sets the counters of this rank.
 
         Args:
           communicator: gathers the costs of all ranks.

@@ -37,14 +37,14 @@ def program_callbacks(
     """Returns the callbacks of a run, in their order.
 
     1. The watchdog counts progress before anything else can fail.
-    2. The profiler starts before all that belongs to a step.
+    2. The profiler starts before everything that belongs to a step.
     3. The schedules set the values of the step. Each step belongs to one of the three.
-    4. Logs and guards that look at the step: the guards stop a bad run before it is recorded,
-       validated or saved.
+    4. Logs and guards check the step: the guards stop a bad run before it is recorded, validated or
+       saved.
     5. The statistics of batch normalization are merged before validation, then the averaged weights
        replace the trained ones. The order matters because the latter restore the former.
-    6. What completes the record of an epoch, and the target, which is compared with it.
-    7. The record, then the checkpoint: what a checkpoint contains is recorded.
+    6. Counts and costs complete the record of an epoch. The target is compared with it.
+    7. The record is written, then the checkpoint, so that everything in a checkpoint is recorded.
 
     Args:
       run: the components.
@@ -117,7 +117,7 @@ def program_callbacks(
 
 
 class HyperparameterLog(TrainingCallback):
-    """Logs the values of the schedule in the last step, also of one before a restart."""
+    """Logs the values of the schedule in the last step, even if it was before a restart."""
 
     def __init__(self, run: RunComponents):
         super().__init__()
@@ -144,7 +144,7 @@ class HyperparameterLog(TrainingCallback):
 
 
 def _precise_statistics(run: RunComponents) -> Any:
-    """Returns what measures this rank's statistics of normalization over several batches."""
+    """Returns the function that measures this rank's statistics over several batches."""
     return PreciseStatistics(
         run.step.forward,
         normalization.trainable_statistics(run.model),

@@ -30,7 +30,7 @@ class RankRequests:
         self.save = False
         self._save_every_seconds = save_every_seconds
         self._last_save = time.monotonic()
-        # One constant for each vector, so that a step issues no host-to-device copy of its own.
+        # Constants are copied to the device once, so that no step has to copy a vector.
         self._vectors = {
             bits: tf.constant(bits, tf.int32) for bits in itertools.product((0, 1), repeat=2)
         }
@@ -45,7 +45,7 @@ class RankRequests:
         return self._vectors[int(REQUESTS.stop), int(save)]
 
     def update(self, summed: npt.NDArray[np.int32]) -> None:
-        """Takes the sum of the vectors of all ranks, int32 [2]."""
+        """Updates `stop` and `save` from the sum of the vectors of all ranks, int32 [2]."""
         stop, save = summed > 0
         self.stop = bool(stop)
         self.save = bool(save)

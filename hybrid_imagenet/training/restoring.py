@@ -1,4 +1,4 @@
-"""Gives all ranks the state in which a run begins or continues."""
+"""Restores the state in which a run begins or continues, on all ranks."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from hybrid_imagenet.training.components import RunComponents
 
 
 def restore(run: RunComponents, callback_variables: Mapping[str, keras.Variable]) -> None:
-    """Restores the latest valid checkpoint, else --init_from, else takes rank 0's initial state.
+    """Restores the latest valid checkpoint, else --init_from, else rank 0's initial state.
 
     Rank 0 reads the checkpoint and sends it to the others (Lu et al. §2.2.3); every rank calls it.
 
     Args:
       run: the components of the run.
-      callback_variables: of callbacks, by name; checkpoints contain them too.
+      callback_variables: variables of callbacks by name, which checkpoints contain too.
 
     Raises:
       UserError: on all ranks, if a checkpoint, file or directory cannot be used.
@@ -38,7 +38,7 @@ def restore(run: RunComponents, callback_variables: Mapping[str, keras.Variable]
             messages = warm_start.load(run.config.init_from, run.model)
             if run.optimizer.average is not None:
                 run.optimizer.average.restart()
-    _share_position(run, checkpoint)
+    _broadcast_position(run, checkpoint)
     with run.communicator.raise_on_all_ranks():
         if checkpoint is not None:
             same_data.check_resumed(checkpoint, run.sources)
@@ -51,7 +51,8 @@ def restore(run: RunComponents, callback_variables: Mapping[str, keras.Variable]
                 scale.scale.assign(scale.initial)
         is_over = run.data.length.is_over(run.state.cursor, run.state.step)
         run.recording.start(run.facts, _view_info(run), run.state, is_over=is_over)
-    # Before the ranks meet: once one of them says that it compiles, a signal saves on all of them.
+    # It comes before the broadcast, because the ranks wait for one another there. As soon as one of
+    # them prints that it compiles, a signal must make all of them save.
     REQUESTS.begin()
     run.communicator.broadcast_variables([v.value for v in variables.values()])
     random_state.set_rank_seeds(run.model, run.communicator.rank)
@@ -61,8 +62,8 @@ def restore(run: RunComponents, callback_variables: Mapping[str, keras.Variable]
         run.recording.announce(note)
 
 
-def _share_position(run: RunComponents, checkpoint: CheckpointArchive | None) -> None:
-    """Gives every rank the restored position and sums; the variables follow."""
+def _broadcast_position(run: RunComponents, checkpoint: CheckpointArchive | None) -> None:
+    """Restores position and sums on every rank; variables are broadcast later."""
     meta = run.communicator.broadcast_object(checkpoint.meta if checkpoint else None)
     if meta is None:
         return
@@ -79,10 +80,9 @@ def _share_position(run: RunComponents, checkpoint: CheckpointArchive | None) ->
 
 
 def _check_phase(run: RunComponents) -> None:
-    """Checks that a run past its AdaBound warmup does not begin another, with SGD's velocity.
+    """Raises UserError if a run past its AdaBound warmup would begin another one.
 
-    Raises:
-      UserError: if it would.
+    AdaBound would begin with the velocity of SGD.
     """
     if run.state.hyper.get("phase", 0.0) > _scheduled_values(run).get("phase", 1.0):
         raise UserError(

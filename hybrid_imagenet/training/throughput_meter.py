@@ -13,7 +13,7 @@ class ThroughputMeter:
     """Computes rates and averages between fetches; keeps `state.seconds` current.
 
     Attributes:
-      wait_seconds: time for which training has waited for batches since the last record.
+      wait_seconds: seconds for which training has waited for batches since the last record.
     """
 
     def __init__(self, state: RunState):
@@ -23,7 +23,11 @@ class ThroughputMeter:
         self._compile_seconds = 0.0
 
     def start_epoch(self, sums: ClassificationSums) -> None:
-        """Begins an epoch, or the rest of one; `sums` were added up in its earlier part."""
+        """Begins an epoch, or the rest of one.
+
+        Args:
+          sums: of the part of the epoch that was trained earlier.
+        """
         self.add_seconds()
         self._epoch_start = self._time
         self._sums = sums

@@ -1,4 +1,4 @@
-"""Trains a network: the loop of the program; the second file to read, after `main.py`."""
+"""Trains a network with the loop of the program. Read it after `main.py`."""
 
 from __future__ import annotations
 
@@ -31,10 +31,13 @@ from hybrid_imagenet.training.throughput_meter import ThroughputMeter
 class Trainer:
     """Trains from the restored state to the end of the run, a target, or a request to stop.
 
-    `train` is the loop. What happens around the steps is in callbacks (`program_callbacks`).
+    `train` is the loop. Everything around the steps happens in callbacks (`program_callbacks`).
 
     Attributes:
-      components: what a run consists of.
+      components: of the run.
+      state: position of the run.
+      data: training batches of this rank.
+      step: the compiled training step.
       checkpoints: the callback that saves.
     """
 
@@ -43,11 +46,11 @@ class Trainer:
         components: RunComponents,
         more_callbacks: Callable[[Trainer], Sequence[keras.callbacks.Callback]] = lambda _: (),
     ):
-        """Takes the components of the run.
+        """Creates the callbacks of the run.
 
         Args:
-          components: see there.
-          more_callbacks: returns callbacks that are called after the program's own.
+          components: of the run.
+          more_callbacks: returns callbacks that are called after those of the program.
         """
         config = components.config
         self.components = components
@@ -96,8 +99,8 @@ class Trainer:
           Why the run ended: "" (all epochs), "target" or "preempted".
 
         Raises:
-          DivergedError: on all ranks; a record of the run says so.
-          UserError: on all ranks, for what training cannot survive.
+          DivergedError: on all ranks, after it was recorded.
+          UserError: on all ranks, if training cannot begin or continue.
         """
         recording = self.components.recording
         watchdog = self.components.watchdog
@@ -119,10 +122,10 @@ class Trainer:
             recording.stop_logging()
 
     def train(self) -> None:
-        """Trains until the run is over: the loop, with all events of the callbacks.
+        """Trains until the run is over, and calls the callbacks at all events.
 
-        An epoch is cut where a validation is due within it. A checkpoint may be between the last
-        step of an epoch and its record, so a restored run may begin with the record.
+        An epoch is split where a validation is due within it. A checkpoint may be made after the
+        last step of an epoch and before its record, so a restored run may begin with the record.
         """
         STARTUP_PROGRESS.begin("compiling the step")
         state = self.state
@@ -155,7 +158,7 @@ class Trainer:
                 self._callbacks.on_epoch_end(epoch, logs)
         self._callbacks.on_train_end()
 
-    # Where the run stands
+    # Position of the run
 
     def _position(self) -> float:
         """Returns the fractional epochs that are done."""
@@ -225,8 +228,8 @@ class Trainer:
     def _fetch_metrics(self, epoch: int) -> dict[str, Any] | None:
         """Returns the values of a step that is logged, else None; follows requests of any rank.
 
-        On a GPU the values are those of two steps before (`DelayedReadback`), so that the host does
-        not wait for the device. Until `close_copy`, callbacks read from the same copy.
+        On a GPU the values are two steps old (`DelayedReadback`), so that the host does not wait
+        for the device. Until `close_copy`, callbacks read from the same copy.
         """
         step = self.state.step
         log_every = self.components.config.log_every_steps
@@ -255,7 +258,7 @@ class Trainer:
     # The end of an epoch, and validation
 
     def _epoch_metrics(self, epoch: int) -> dict[str, Any]:
-        """Returns the values of an epoch, or of the part of it that was trained since a record."""
+        """Returns the values of an epoch, or of its part since the previous record."""
         position = self._position()
         is_whole = self.state.cursor.epoch > epoch
         rates = self._meter.epoch_values()
@@ -271,7 +274,7 @@ class Trainer:
         }
 
     def _end_epoch(self, logs: dict[str, Any]) -> None:
-        """Begins the next epoch, before it is saved: a checkpoint continues there."""
+        """Begins the next epoch before the state is saved, so that a checkpoint continues there."""
         self.step.sums.reset()
         self._meter.add_seconds()
         self.state.finished_epochs = self.state.cursor.epoch
@@ -279,10 +282,10 @@ class Trainer:
         logs["seconds"] = self.state.seconds
 
     def _validate(self) -> dict[str, Any]:
-        """Returns the results of one pass over the validation images, and a description of these.
+        """Returns the results of one pass over the validation images, with the name of the split.
 
         Raises:
-          UserError: on all ranks, for images that cannot be used; what was trained is saved.
+          UserError: on all ranks, for images that cannot be used, after the state was saved.
         """
         began = time.perf_counter()
         validation = self.components.validation
@@ -290,7 +293,7 @@ class Trainer:
         try:
             values: dict[str, Any] = validation.run(self._callbacks.on_test_batch_end)
         except UserError:
-            # The trained weights are back before they are saved.
+            # It restores the trained weights, so that these are saved.
             self._callbacks.on_test_end(None)
             self.checkpoints.finish()
             raise

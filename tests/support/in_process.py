@@ -33,7 +33,7 @@ def call(module: str, arguments: Sequence[str]) -> list:
         alone(),
         mock.patch.object(os, "_exit", sys.exit),
         # It lasts until the end of the process, which continues here.
-        mock.patch.object(main, "_end_within", lambda seconds: None),
+        mock.patch.object(main, "_limit_wait_for_other_ranks", lambda seconds: None),
         contextlib.redirect_stdout(output),
         contextlib.redirect_stderr(errors),
     ):

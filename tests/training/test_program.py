@@ -157,7 +157,7 @@ def test_what_is_given_with_a_resume_holds_and_the_warmup_does_not_begin_again(t
     done = program.train_here(tiny_data, tmp_path, "--resume", "--warmup_epochs=2.5")
     assert (
         done.returncode,
-        done.stderr.count("is past its warmup; resume with the number of epochs"),
+        done.stderr.count("is past its warmup. Resume with the number of warmup epochs"),
     ) == (2, 1)
     done = program.train_here(
         tiny_data, tmp_path, "--resume", "--hybrid_ramp_epochs=0", "--loss_scale=4"

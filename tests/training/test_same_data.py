@@ -122,4 +122,4 @@ def test_ranks_with_another_order_of_classes_do_not_train(pools, tiny_data, tmp_
     ]
     assert len(lines) == 1
     assert "training data of rank 1" in lines[0]
-    assert ": other class names; " in lines[0]
+    assert ": other class names. " in lines[0]

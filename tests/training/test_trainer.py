@@ -138,7 +138,7 @@ def test_logs_two_steps_late_belong_to_an_earlier_step_of_the_same_epoch(tmp_pat
 
 def test_a_request_of_any_rank_ends_the_run_after_the_step_and_saves(tmp_path):
     def ask_in_step_2(trainer):
-        trainer.step.requests = lambda: np.array([int(trainer.state.step == 2), 0])
+        trainer.step.summed_requests = lambda: np.array([int(trainer.state.step == 2), 0])
 
     log, stop = run(tmp_path, "--max_steps=9", change=ask_in_step_2)
     assert stop == "preempted"
