@@ -9,6 +9,7 @@ import posixpath
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,6 +25,15 @@ PAGES = {  # pages of the site that lie elsewhere in the checkout
 _HERE = {source: page for page, source in PAGES.items()}
 _WRAPPED = "<style>.md-typeset pre > code { white-space: pre-wrap; }</style>\n"
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+
+
+def on_config(config):
+    """Takes the addresses of the repository and of the site from pyproject.toml, if it has them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    addresses = project.get("urls", {})
+    config.repo_url = addresses.get("Repository", config.repo_url)
+    config.site_url = addresses.get("Documentation", config.site_url)
+    return config
 
 
 def on_files(files, config):
