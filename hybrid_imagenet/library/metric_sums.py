@@ -15,7 +15,7 @@ from hybrid_imagenet.comm import Communicator
 
 
 def single_metrics(metrics: Any) -> Iterator[keras.metrics.Metric]:
-    """Yields metrics, and the metrics inside of those that only hold others."""
+    """Yields metrics; a metric that only holds others is replaced by these."""
     for metric in metrics:
         inside = getattr(metric, "metrics", None)
         if inside:
@@ -54,7 +54,7 @@ def summed_over_ranks(
 
     Args:
       metrics: with summable states, the same on all ranks.
-      communicator: the ranks.
+      communicator: connects the ranks.
     """
     variables = [variable for metric in metrics for variable in metric.variables]
     own_values = [variable.numpy() for variable in variables]
