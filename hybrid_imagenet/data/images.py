@@ -291,28 +291,33 @@ def decode(
             content, window, channels=3, ratio=ratio, dct_method=dct_method
         )
 
-    def decode_other(ratio: int) -> tf.Tensor:
+    def decode_other() -> tf.Tensor:
         pixels = tf.io.decode_image(content, channels=3, expand_animations=False)
-        return reduce(crop(pixels, ratio), ratio)
+        return reduce(crop(pixels))
 
-    def decode_any_channels(ratio: int) -> tf.Tensor:
-        pixels = _decode_any_channels(content)
-        return reduce(_to_rgb(crop(pixels, ratio)), ratio)
+    def decode_any_channels() -> tf.Tensor:
+        return reduce(_to_rgb(crop(_decode_any_channels(content))))
 
-    def crop(pixels: tf.Tensor, ratio: int) -> tf.Tensor:
+    def crop(pixels: tf.Tensor) -> tf.Tensor:
         begin = [ratio * window[0], ratio * window[1], 0]
         return tf.slice(pixels, begin, [ratio * window[2], ratio * window[3], -1])
 
-    def reduce(pixels: tf.Tensor, ratio: int) -> tf.Tensor:
-        if ratio == 1:
-            return pixels
+    def reduce(pixels: tf.Tensor) -> tf.Tensor:
+        return tf.cond(ratio == 1, lambda: pixels, lambda: means_of_blocks(pixels))
+
+    def means_of_blocks(pixels: tf.Tensor) -> tf.Tensor:
         means = tf.raw_ops.ResizeArea(images=pixels[None], size=window[2:])[0]
         return tf.cast(means + 0.5, tf.uint8)
 
+    # The decoder of JPEGs takes the reduction as an attribute, so it needs a branch for each. The
+    # others share one, because tracing `decode_image` is slow and would delay the first step.
+    ratio = tf.gather(RATIOS, branch % len(RATIOS))
+    jpeg_branches = [functools.partial(decode_jpeg, jpeg_ratio) for jpeg_ratio in RATIOS]
     # The order is that of the kinds' numbers.
-    decoders = (decode_jpeg, decode_other, decode_any_channels)
-    branches = [functools.partial(decoder, ratio) for decoder in decoders for ratio in RATIOS]
-    return resize(tf.switch_case(branch, branches), side)
+    branches = [*jpeg_branches, decode_other, decode_any_channels]
+    is_jpeg = branch < len(RATIOS)
+    index = tf.where(is_jpeg, branch, branch // len(RATIOS) + len(RATIOS) - 1)
+    return resize(tf.switch_case(index, branches), side)
 
 
 def _decode_any_channels(content: tf.Tensor) -> tf.Tensor:
