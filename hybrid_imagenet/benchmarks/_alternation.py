@@ -151,7 +151,7 @@ class Alternation(TrainingCallback):
         """Saves; the loop continues until the file is complete."""
         store = self.components.recording.store
         began = time.perf_counter()
-        self._trainer.checkpoints.save()
+        self._trainer.save_callback.save()
         blocked, steps = time.perf_counter() - began, 0
         while store is not None and store.writing:
             yield

@@ -102,7 +102,7 @@ class Checkpoint(SaveCheckpoints):
         for optimizer in compiled_model.optimizers(self.model).values():
             build(self.model, optimizer, communicator)
         self._pending_logs = None
-        self._others = private_api.running_callbacks()
+        self._all_callbacks = private_api.running_callbacks()
         store = None
         meta: dict[str, Any] | None = None
         self._restored_states = {}
@@ -120,7 +120,7 @@ class Checkpoint(SaveCheckpoints):
             self._restored_states = meta["callbacks"]
             self._broadcast_callback_weights(meta["callback_weights"])
             if communicator.rank == 0:
-                for line in _warnings(self._others, self._restored_states):
+                for line in _warnings(self._all_callbacks, self._restored_states):
                     _print(line)
             private_api.set_initial_epoch(self.model, self._state.finished_epochs)
             if self._order is not None:
@@ -129,9 +129,9 @@ class Checkpoint(SaveCheckpoints):
                 private_api.set_initial_epoch(self.model, self._order.epoch)
             broadcast_model(self.model, communicator)
             communicator.broadcast_variables(
-                [v.value for v in saved_variables(self._others).values()]
+                [v.value for v in saved_variables(self._all_callbacks).values()]
             )
-        self.start(store, self._others)
+        self.start(store, self._all_callbacks)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves the epoch before, and sets restored states of callbacks in the first epoch.
@@ -140,7 +140,7 @@ class Checkpoint(SaveCheckpoints):
         """
         self._save_pending_epoch()
         self._steps = 0
-        named = keras_callback_state.stateful_callbacks(self._others)
+        named = keras_callback_state.stateful_callbacks(self._all_callbacks)
         for name, state in self._restored_states.items():
             if name in named:
                 keras_callback_state.set_state(named[name], state)
@@ -273,13 +273,13 @@ class Checkpoint(SaveCheckpoints):
 
     def all_variables(self) -> dict[str, keras.Variable]:
         variables = dict(self._model_variables())
-        for name, variable in saved_variables(self._others).items():
+        for name, variable in saved_variables(self._all_callbacks).items():
             # Without the path of a variable, which Keras counts up like the names of layers.
             variables["/".join(name.split("/")[:2])] = variable
         return variables
 
     def extra_arrays(self) -> dict[str, np.ndarray]:
-        named = keras_callback_state.stateful_callbacks(self._others)
+        named = keras_callback_state.stateful_callbacks(self._all_callbacks)
         return {
             f"{_CALLBACK_ARRAYS}{name}/{i:04d}": array
             for name, callback in named.items()
@@ -301,7 +301,7 @@ class Checkpoint(SaveCheckpoints):
                 # A new start may have another batch, so it would derive another one.
                 "trust_coefficient": getattr(inner, "trust_coefficient", None),
             }
-        named = keras_callback_state.stateful_callbacks(self._others)
+        named = keras_callback_state.stateful_callbacks(self._all_callbacks)
         description = {
             "world_size": self.communicator.size,
             "epoch_sums": [[0.0] * 4] * self.communicator.size,

@@ -32,9 +32,8 @@ MAX_SKIPPED_STEPS = 50
 class CompareRanks(keras.callbacks.Callback):
     """Ends training on all ranks when a callback or a step has changed some of them only.
 
-    It compares at the start of each epoch and at the end of training, after all other callbacks. A
-    rank that stops alone is found here, and not in a step, in which the other ranks would wait for
-    it.
+    It compares at the start of each epoch and at the end of training. A rank that stops alone is
+    found here, and not in a step, in which the other ranks would wait for it.
     """
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:

@@ -46,6 +46,7 @@ class DivergenceGuard(TrainingCallback):
         self,
         read_alarm: Callable[[], Alarm | None] | None = None,
         *,
+        read_alarm_now: Callable[[], Alarm | None] | None = None,
         highest_loss: float = math.inf,
         lag: Callable[[], int] = lambda: 0,
         communicator: Communicator | None = None,
@@ -55,12 +56,15 @@ class DivergenceGuard(TrainingCallback):
         Args:
           read_alarm: returns this rank's verdict; its steps are counted from the beginning of the
             session.
+          read_alarm_now: returns the verdict on all steps up to now, for which it may wait; by
+            default `read_alarm`.
           highest_loss: in nats; higher losses have diverged.
           lag: returns how many steps ago the verdict was reached that `read_alarm` returns.
           communicator: the ranks; by default those of this process.
         """
         super().__init__(communicator)
         self._read_alarm = read_alarm
+        self._read_alarm_now = read_alarm_now or read_alarm
         self._highest_loss = highest_loss
         self._lag = lag
 
@@ -91,7 +95,11 @@ class DivergenceGuard(TrainingCallback):
         self.check()
 
     def before_save(self) -> None:
-        self.check()
+        """Checks all steps up to now, because the values for the logs may be two steps late."""
+        if self._read_alarm_now is None or self._checked == self._steps:
+            return
+        self._checked = self._steps
+        self._raise_first(self.communicator.allgather_object(self._read_alarm_now()))
 
     def check(self) -> None:
         """Checks the losses up to now, unless they were checked; every rank calls it.

@@ -52,10 +52,6 @@ class MergeBatchNormStatistics(TrainingCallback):
         self._merged = False
         self._variable_ids: list[int] = []
 
-    @property
-    def _in_program(self) -> bool:
-        return "step_span" in self.params
-
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._merged = False
 
@@ -65,7 +61,7 @@ class MergeBatchNormStatistics(TrainingCallback):
         Raises:
           UserError: on all ranks of `fit`, if some of them do not validate here.
         """
-        if not self._in_program:
+        if not self.in_program:
             self._check_next("validation")
         self.merge()
 
@@ -77,7 +73,7 @@ class MergeBatchNormStatistics(TrainingCallback):
         Raises:
           UserError: on all ranks, as `on_test_begin`.
         """
-        if self._in_program:
+        if self.in_program:
             return
         self._check_next("the end of the epoch")
         if not self._merged:
@@ -86,7 +82,7 @@ class MergeBatchNormStatistics(TrainingCallback):
             optimizer.average_sums(self.communicator)
 
     def before_save(self) -> None:
-        if self._in_program:
+        if self.in_program:
             self.merge()
 
     def merge(self) -> None:

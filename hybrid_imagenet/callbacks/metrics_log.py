@@ -65,7 +65,7 @@ class MetricsLog(TrainingCallback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._steps = self._earlier_steps + batch + 1
-        if self._sink is not None and "step_span" in self.params:
+        if self._sink is not None and self.in_program:
             self._sink.step(self._steps, self.params["position"](), logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

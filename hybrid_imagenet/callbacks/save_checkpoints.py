@@ -23,8 +23,8 @@ class SaveCheckpoints(TrainingCallback):
     """Saves at the end of epochs, every N steps, on request, and when training ends.
 
     Every rank has it, because other callbacks prepare what is saved, as the statistics of batch
-    normalization, and that needs all ranks. Rank 0 writes the file, in a thread. It is the last
-    callback, so that a checkpoint contains what the others do at the same event.
+    normalization, and that needs all ranks. Rank 0 writes the file, in a thread. It comes after
+    the callbacks whose work at the same event a checkpoint contains.
 
     The position of a checkpoint is the number of steps and of recorded epochs. No position is saved
     twice.
@@ -67,20 +67,20 @@ class SaveCheckpoints(TrainingCallback):
         self._save_best = save_best
         self._save_requested = save_requested
         self._store: CheckpointStore | None = None
-        self._others: Sequence[keras.callbacks.Callback] = ()
+        self._all_callbacks: Sequence[keras.callbacks.Callback] = ()
         self._seconds = 0.0
 
     def start(
-        self, store: CheckpointStore | None, others: Sequence[keras.callbacks.Callback]
+        self, store: CheckpointStore | None, all_callbacks: Sequence[keras.callbacks.Callback]
     ) -> None:
         """Begins from a state that needs no checkpoint: the first one, or that of a checkpoint.
 
         Args:
           store: writes the files; None on ranks other than 0.
-          others: all callbacks of the run, whose state is saved too.
+          all_callbacks: those of the run, whose state is saved too.
         """
         self._store = store
-        self._others = others
+        self._all_callbacks = all_callbacks
         self._saved = (self._state.step, self._state.recorded_at)
         # Fractional epochs at the latest checkpoint that `every_epochs` has asked for.
         self._last_due = max(self._state.recorded_at, self._position())
@@ -127,7 +127,7 @@ class SaveCheckpoints(TrainingCallback):
             return
         self._saved = position
         began = time.perf_counter()
-        before_save(self._others)
+        before_save(self._all_callbacks)
         description = self._describe()
         if self._store is not None:
             arrays = {
@@ -144,7 +144,7 @@ class SaveCheckpoints(TrainingCallback):
 
     def all_variables(self) -> dict[str, keras.Variable]:
         """Returns the variables that are saved, of training and of callbacks, by name."""
-        return {**self._variables(), **saved_variables(self._others)}
+        return {**self._variables(), **saved_variables(self._all_callbacks)}
 
     def extra_arrays(self) -> dict[str, np.ndarray]:
         """Returns arrays that are saved but do not belong to variables, by name."""

@@ -48,7 +48,7 @@ class LearningRateSchedule(TrainingCallback):
         for name, optimizer in self._optimizers.items():
             optimizer.schedule_is_applied = True
             optimizer.schedule_values = {}
-            if type(self) is LearningRateSchedule and "step_span" not in self.params:
+            if type(self) is LearningRateSchedule and not self.in_program:
                 self._check_fit(name, optimizer.schedule)
 
     def _check_fit(self, name: str, schedule: Schedule) -> None:
@@ -95,7 +95,7 @@ class LearningRateSchedule(TrainingCallback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the values of the last step that the optimizer uses to the logs of `fit`."""
-        if logs is None or "step_span" in self.params or type(self) is not LearningRateSchedule:
+        if logs is None or self.in_program or type(self) is not LearningRateSchedule:
             return
         for name, optimizer in self._optimizers.items():
             prefix = "" if len(self._optimizers) == 1 else f"{name}."
@@ -104,7 +104,7 @@ class LearningRateSchedule(TrainingCallback):
 
     def _span(self, batch: int, schedule: Schedule) -> tuple[float, float, int]:
         """Returns the fractional epochs at the start and end of the next step, and the batch."""
-        if "step_span" in self.params:
+        if self.in_program:
             span: tuple[float, float, int] = self.params["step_span"]()
             return span
         steps = self.params["steps"]

@@ -13,24 +13,30 @@ from hybrid_imagenet.comm import Communicator, process
 class TrainingCallback(keras.callbacks.Callback):
     """A Keras callback that can have state in checkpoints and work with every rank.
 
-    The training loop of the program and `model.fit` call the same classes at the same events. They
-    differ in two places:
+    The training loop of the program and `model.fit` call callbacks at the same events, with these
+    differences:
 
-    * `batch` is the number of updates in the program, and of micro-batches in `fit`, which have
-      been made in the epoch (`fit`), or since the latest `on_epoch_begin` (the program). Keras
-      calls the events once for `steps_per_execution` batches.
+    * `batch` counts the updates since the latest `on_epoch_begin` in the program, and the
+      micro-batches of the epoch in `fit`. With `steps_per_execution=k` Keras calls the events once
+      for k batches.
     * The logs of `on_train_batch_end` are None in the program, unless values were fetched from the
       device for this step (--log_every_steps). On a GPU they are then those of two steps before.
-
-    A validation inside an epoch ends and begins the epoch for callbacks: `on_epoch_end` is called
-    with the number of the epoch, and `logs["epoch"]` is the number of fractional epochs that are
-    done.
+    * A validation inside an epoch ends and begins the epoch for callbacks of the program:
+      `on_epoch_end` is called with the number of the epoch, and `logs["epoch"]` is the number of
+      fractional epochs that are done.
+    * `params["step_span"]()` returns start and end of the next step in fractional epochs and its
+      images, in the program only.
     """
 
     def __init__(self, communicator: Communicator | None = None):
         """Works with the ranks of `communicator`; by default those of this process."""
         super().__init__()
         self._given_communicator = communicator
+
+    @property
+    def in_program(self) -> bool:
+        """Whether the program's loop calls this callback, and not `fit`."""
+        return "step_span" in (self.params or {})
 
     @property
     def communicator(self) -> Communicator:
@@ -49,7 +55,7 @@ class CallbackSequence:
     """Calls callbacks in order, for the program's training loop.
 
     `keras.callbacks.CallbackList` is not used, because it converts all values of the logs to
-    float, sorts them, and hands each callback a copy that the loop never sees.
+    float, sorts them, and passes the callbacks a copy.
 
     Attributes:
       callbacks: in the order in which they are called.

@@ -20,35 +20,38 @@ from hybrid_imagenet.callbacks.stall_watchdog import StallWatchdog
 from hybrid_imagenet.callbacks.step_schedule import LearningRateSchedule
 from hybrid_imagenet.callbacks.stop_at_target import StopAtTarget
 from hybrid_imagenet.callbacks.swap_averaged_weights import SwapAveragedWeights
-from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 from hybrid_imagenet.callbacks.trust_ratio_log import TrustRatioLog
 from hybrid_imagenet.callbacks.weight_check import WeightCheck
 from hybrid_imagenet.models import normalization
 from hybrid_imagenet.optimizers.overwritten import Partition
-from hybrid_imagenet.training import relative_step_advice
 from hybrid_imagenet.training.components import RunComponents
 from hybrid_imagenet.training.cost_log import CostLog
 from hybrid_imagenet.training.example_count import ExampleCount
+from hybrid_imagenet.training.hyperparameter_log import HyperparameterLog
 
 
 def program_callbacks(
-    run: RunComponents, checkpoints: SaveCheckpoints
+    run: RunComponents, save_callback: SaveCheckpoints
 ) -> list[keras.callbacks.Callback]:
     """Returns the callbacks of a run, in their order.
 
-    1. The watchdog counts progress before anything else can fail.
-    2. The profiler starts before everything that belongs to a step.
+    1. The watchdog counts a step before another callback can wait or fail.
+    2. The profiler starts before all that belongs to a step.
     3. The schedules set the values of the step. Each step belongs to one of the three.
-    4. Logs and guards check the step: the guards stop a bad run before it is recorded, validated or
-       saved.
+    4. Logs and guards that look at the step: the guards stop a bad run before it is validated,
+       recorded or saved.
     5. The statistics of batch normalization are merged before validation, then the averaged weights
-       replace the trained ones. The order matters because the latter restore the former.
-    6. Counts and costs complete the record of an epoch. The target is compared with it.
-    7. The record is written, then the checkpoint, so that everything in a checkpoint is recorded.
+       replace the trained ones. In the other order, the statistics of the averaged weights would be
+       merged into those of the trained ones.
+    6. What completes the record of an epoch. These gather from all ranks in the same order.
+    7. The target, before the checkpoint, which contains the best accuracy.
+    8. The record, after all that add to the logs.
+    9. The checkpoint. What it contains is recorded: if a crash came between a checkpoint and its
+       record, the record would be lost forever.
 
     Args:
       run: the components.
-      checkpoints: the last callback.
+      save_callback: the callback that saves.
     """
     config = run.config
     step = run.step
@@ -75,6 +78,7 @@ def program_callbacks(
         SkippedStepsGuard(run.optimizer, config.max_skipped_steps, step.telemetry.read),
         DivergenceGuard(
             lambda: step.alarm.read(step.telemetry.read("alarm")),
+            read_alarm_now=step.alarm.read,
             highest_loss=step.alarm.threshold,
             lag=lambda: step.telemetry.age_steps,
             communicator=communicator,
@@ -106,41 +110,14 @@ def program_callbacks(
         CostLog(
             communicator,
             run.data.source.reads,
-            checkpoints.take_seconds,
+            save_callback.take_seconds,
             run.optimizer.reducer.statistics,
         ),
         StopAtTarget(config.stop_at_top1, monitor="val_top1", state=run.state),
         MetricsLog(sink=run.recording),
-        checkpoints,
+        save_callback,
     ]
     return callbacks
-
-
-class HyperparameterLog(TrainingCallback):
-    """Logs the values of the schedule in the last step, even if it was before a restart."""
-
-    def __init__(self, run: RunComponents):
-        super().__init__()
-        self._run = run
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds the values to the logs of a step, if there are any."""
-        if logs is not None:
-            self._add(logs)
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds the values to the logs of an epoch."""
-        if logs is not None:
-            self._add(logs)
-
-    def _add(self, logs: dict[str, Any]) -> None:
-        values = self._run.state.hyper
-        logs |= values
-        if not values:
-            return
-        relative_step = relative_step_advice.at_step(self._run.config, values)
-        if relative_step is not None:
-            logs["relative_step"] = relative_step
 
 
 def _precise_statistics(run: RunComponents) -> Any:

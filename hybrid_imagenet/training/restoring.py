@@ -17,8 +17,10 @@ from hybrid_imagenet.training import accumulators, same_data, warm_start
 from hybrid_imagenet.training.components import RunComponents
 
 
-def restore(run: RunComponents, callback_variables: Mapping[str, keras.Variable]) -> None:
+def begin_or_resume(run: RunComponents, callback_variables: Mapping[str, keras.Variable]) -> None:
     """Restores the latest valid checkpoint, else --init_from, else rank 0's initial state.
+
+    Starts the watchdog, opens the records, and lets signals ask for a stop from now on.
 
     Rank 0 reads the checkpoint and sends it to the others (Lu et al. §2.2.3); every rank calls it.
 
@@ -33,21 +35,22 @@ def restore(run: RunComponents, callback_variables: Mapping[str, keras.Variable]
     messages: list[str] = []
     run.watchdog.start()
     with run.communicator.raise_on_all_ranks():
-        checkpoint = run.recording.find_checkpoint()
-        if checkpoint is None and run.config.init_from and run.communicator.rank == 0:
+        # None on the other ranks, which get position and variables by broadcasts.
+        checkpoint_on_rank_0 = run.recording.find_checkpoint()
+        if checkpoint_on_rank_0 is None and run.config.init_from and run.communicator.rank == 0:
             messages = warm_start.load(run.config.init_from, run.model)
             if run.optimizer.average is not None:
                 run.optimizer.average.restart()
-    _broadcast_position(run, checkpoint)
+    _broadcast_position(run, checkpoint_on_rank_0)
     with run.communicator.raise_on_all_ranks():
-        if checkpoint is not None:
-            same_data.check_resumed(checkpoint, run.sources)
-            restore_arrays(checkpoint, variables)
-            check_epoch_order(checkpoint, run.data.order)
+        if checkpoint_on_rank_0 is not None:
+            same_data.check_resumed(checkpoint_on_rank_0, run.sources)
+            restore_arrays(checkpoint_on_rank_0, variables)
+            check_epoch_order(checkpoint_on_rank_0, run.data.order)
             _check_phase(run)
             scale = run.optimizer.loss_scale
-            same_precision = checkpoint.meta.get("precision") == run.facts["precision"]
-            if not scale.dynamic or not same_precision:
+            saved_precision = checkpoint_on_rank_0.meta.get("precision")
+            if not scale.dynamic or saved_precision != run.facts["precision"]:
                 scale.scale.assign(scale.initial)
         is_over = run.data.length.is_over(run.state.cursor, run.state.step)
         run.recording.start(run.facts, _view_info(run), run.state, is_over=is_over)

@@ -14,7 +14,7 @@ from hybrid_imagenet.callbacks.save_checkpoints import SaveCheckpoints
 from hybrid_imagenet.callbacks.training_callback import CallbackSequence, saved_variables
 from hybrid_imagenet.checkpoints import run_state
 from hybrid_imagenet.config import derived
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import NumericsError, UserError
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.schedules import run_length
 from hybrid_imagenet.startup import STARTUP_PROGRESS
@@ -38,7 +38,7 @@ class Trainer:
       state: position of the run.
       data: training batches of this rank.
       step: the compiled training step.
-      checkpoints: the callback that saves.
+      save_callback: the callback that saves.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Trainer:
         self.state = components.state
         self.data = components.data
         self.step = components.step
-        self.checkpoints = SaveCheckpoints(
+        self.save_callback = SaveCheckpoints(
             state=self.state,
             variables=components.variables,
             describe=self._describe_checkpoint,
@@ -82,7 +82,7 @@ class Trainer:
             "position": self._position,
         }
         self._callbacks = CallbackSequence(
-            [*program_callbacks(components, self.checkpoints), *more_callbacks(self)],
+            [*program_callbacks(components, self.save_callback), *more_callbacks(self)],
             components.model,
             self._params,
         )
@@ -99,18 +99,19 @@ class Trainer:
           Why the run ended: "" (all epochs), "target" or "preempted".
 
         Raises:
-          DivergedError: on all ranks, after it was recorded.
+          NumericsError: on all ranks, if training has diverged or only skips steps.
           UserError: on all ranks, if training cannot begin or continue.
         """
         recording = self.components.recording
         watchdog = self.components.watchdog
         try:
-            restoring.restore(self.components, saved_variables(self.callbacks))
-            self.checkpoints.start(recording.store, self.callbacks)
+            restoring.begin_or_resume(self.components, saved_variables(self.callbacks))
+            self.save_callback.start(recording.store, self.callbacks)
             try:
                 self.train()
-            except DivergedError as error:
-                recording.divergence(error.step, self.state.seconds, error.loss)
+            except NumericsError as error:
+                if isinstance(error, DivergedError):
+                    recording.divergence(error.step, self.state.seconds, error.loss)
                 recording.interrupt()
                 raise
             watchdog.stop()
@@ -295,7 +296,7 @@ class Trainer:
         except UserError:
             # It restores the trained weights, so that these are saved.
             self._callbacks.on_test_end(None)
-            self.checkpoints.finish()
+            self.save_callback.finish()
             raise
         self._callbacks.on_test_end(values)
         self.components.recording.keep_image_results(validation)

@@ -94,6 +94,23 @@ def test_divergence_guard_asks_once_per_step_and_not_for_steps_without_logs():
     assert raised.value.step == 7
 
 
+def test_divergence_guard_reads_steps_that_logs_do_not_show_before_a_checkpoint():
+    """On a GPU the values for the logs of step 4 are those of step 2."""
+    communicator = types.SimpleNamespace(allgather_object=lambda own: [own])
+    watch = DivergenceGuard(
+        lambda: None,
+        read_alarm_now=lambda: (4, math.nan),
+        lag=lambda: 2,
+        communicator=communicator,
+    )
+    watch.set_params({})
+    watch.on_train_begin()
+    watch.on_epoch_begin(0)
+    watch.on_train_batch_end(3, {})
+    with pytest.raises(DivergedError, match="step 4: the loss is nan, not finite"):
+        watch.before_save()
+
+
 def test_divergence_guard_without_alarm_checks_the_mean_loss_of_the_epoch():
     watch = DivergenceGuard()
     watch.set_params({})

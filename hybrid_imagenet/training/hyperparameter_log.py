@@ -1,0 +1,36 @@
+"""Logs the values of the schedule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hybrid_imagenet.callbacks.training_callback import TrainingCallback
+from hybrid_imagenet.training import relative_step_advice
+from hybrid_imagenet.training.components import RunComponents
+
+
+class HyperparameterLog(TrainingCallback):
+    """Logs the values of the schedule in the last step, even if it was before a restart."""
+
+    def __init__(self, run: RunComponents):
+        super().__init__()
+        self._run = run
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds the values to the logs of a step, if there are any."""
+        if logs is not None:
+            self._add(logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds the values to the logs of an epoch."""
+        if logs is not None:
+            self._add(logs)
+
+    def _add(self, logs: dict[str, Any]) -> None:
+        values = self._run.state.hyper
+        logs |= values
+        if not values:
+            return
+        relative_step = relative_step_advice.at_step(self._run.config, values)
+        if relative_step is not None:
+            logs["relative_step"] = relative_step
