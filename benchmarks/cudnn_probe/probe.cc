@@ -137,6 +137,12 @@ class Pattern {
 
     void output_vector(const Tensor& tensor, int64_t c) { output(tensor, 1, c, 1, 1, fe::DataType_t::FLOAT); }
 
+    // Stores a vector in the type that cuDNN chooses, which is at most FP32.
+    void untyped_output_vector(const Tensor& tensor, int64_t c) {
+        tensor->set_output(true);
+        remember(tensor, c, fe::DataType_t::FLOAT);
+    }
+
     Tensor pointwise(fe::PointwiseMode_t mode, const Tensor& a, const Tensor& b) {
         return graph_.pointwise(a, b, fe::graph::Pointwise_attributes().set_mode(mode));
     }
@@ -207,15 +213,15 @@ void input_gradient_with_sums(Pattern& p, const Convolution& c) {
     auto inverse_deviation = p.vector(c.channels);
     auto scale = p.vector(c.channels);
     auto bias = p.vector(c.channels);
-    // cuDNN's engine matches this chain. It gets the negative mean.
-    auto centered = p.pointwise(fe::PointwiseMode_t::ADD, x, mean);
+    // cuDNN 9.28 has an engine for this chain, but none if the mean is added with its sign changed.
+    auto centered = p.pointwise(fe::PointwiseMode_t::SUB, x, mean);
     auto normalized = p.pointwise(fe::PointwiseMode_t::MUL, centered, inverse_deviation);
     auto scaled = p.pointwise(fe::PointwiseMode_t::MUL, normalized, scale);
     auto before_relu = p.pointwise(fe::PointwiseMode_t::ADD, scaled, bias);
     auto dz = p.pointwise(fe::PointwiseMode_t::RELU_BWD, dx, before_relu);
     p.output(dz, c.batch, c.channels, c.side, c.side);
     auto sums = p.graph().dbn_weight(dz, x, mean, inverse_deviation, scale, fe::graph::DBN_weight_attributes());
-    for (const auto& sum : sums) p.output_vector(sum, c.channels);
+    for (const auto& sum : sums) p.untyped_output_vector(sum, c.channels);
 }
 
 // Gradient of a normalization from its sums: a * dz + b * x + c, with a vector for each of a, b and c.
