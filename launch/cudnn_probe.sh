@@ -38,7 +38,7 @@ main() {
     esac
   done
   [[ -n $packages ]] || packages=$(site_packages)
-  local source=$root_dir/benchmarks/cudnn_probe
+  local source=$root_dir/launch/cudnn_probe
   local name include=(-isystem "$packages/include") library=() path=''
   for name in cudnn cuda_runtime cuda_nvcc cuda_cccl cuda_nvrtc; do
     include+=(-isystem "$packages/nvidia/$name/include")

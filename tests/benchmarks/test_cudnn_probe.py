@@ -5,7 +5,7 @@ import keras
 from hybrid_imagenet.models import factory
 from tests.launch.shell import ROOT, error_line, run
 
-LAYERS = ROOT / "benchmarks" / "cudnn_probe" / "resnet50.txt"
+LAYERS = ROOT / "launch" / "cudnn_probe" / "resnet50.txt"
 PROBE = ROOT / "launch" / "cudnn_probe.sh"
 
 
