@@ -46,6 +46,14 @@ class Problem:
         return [keras.Variable(w) for w in self.start]
 
 
+def omit_xla(optimizer):
+    """Runs the programs of an update without XLA, which takes a second to compile them.
+
+    `test_update.py` compares both forms for every optimizer.
+    """
+    optimizer._executor._jit_compile = False
+
+
 class Runner:
     """Runs an optimizer as a training step does, with gradients multiplied by a loss scale."""
 
@@ -60,6 +68,7 @@ class Runner:
             packed=PACKED,
         )
         self.whole.build(self.variables)
+        omit_xla(self.whole)
         self.count = 0
         self.function = tf.function(
             lambda grads: self.whole.accumulate_or_update(grads), autograph=False
@@ -96,6 +105,7 @@ def scaled_sgd(start, scale, momentum=0.0, **options):
         **options,
     )
     optimizer.build(variables)
+    omit_xla(optimizer)
 
     @tf.function(autograph=False)
     def step(*grads):

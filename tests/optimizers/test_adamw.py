@@ -8,8 +8,9 @@ from tests.optimizers.support import Problem, Runner, follow, of_one
 from tests.references.optimizers_reference import adamw_step
 
 
-@pytest.mark.parametrize("loss_scale", [1.0, 2.0**15])
-@pytest.mark.parametrize("arguments", [{}, {"beta1": 0.8, "beta2": 0.99, "eps": 1e-3}])
+@pytest.mark.parametrize(
+    ("arguments", "loss_scale"), [({}, 1.0), ({"beta1": 0.8, "beta2": 0.99, "eps": 1e-3}, 2.0**15)]
+)
 def test_adamw_200_steps_follow_the_oracle(arguments, loss_scale):
     def oracle(layer, grad, step, rate):
         adamw_step(layer, grad, step + 1, rate, decay=0.1, **arguments)

@@ -77,7 +77,7 @@ def test_create_refuses_a_name_that_it_does_not_know():
 def trained_by(optimizer, layer, shape, callbacks=()):
     inputs = keras.Input(shape)
     model = keras.Model(inputs, layer(inputs))
-    model.compile(optimizer, "mse")
+    model.compile(optimizer, "mse", run_eagerly=True)
     x = np.ones((4, *shape), np.float32)
     model.fit(x, np.zeros((4, *model.output_shape[1:])), verbose=0, callbacks=list(callbacks))
 

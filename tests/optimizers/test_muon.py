@@ -7,8 +7,10 @@ from tests.optimizers.support import Problem, Runner, follow, of_one
 from tests.references.optimizers_reference import muon_step, newton_schulz
 
 
-@pytest.mark.parametrize("loss_scale", [1.0, 2.0**15])
-@pytest.mark.parametrize("arguments", [{}, {"nesterov": False, "steps": 3, "other_rate": 0.3}])
+@pytest.mark.parametrize(
+    ("arguments", "loss_scale"),
+    [({}, 1.0), ({"nesterov": False, "steps": 3, "other_rate": 0.3}, 2.0**15)],
+)
 def test_200_steps_follow_the_oracle(arguments, loss_scale):
     def oracle(layer, grad, step, rate):
         muon_step(layer, grad, rate, 0.9, decay=0.1, **arguments)

@@ -2,6 +2,7 @@
 files hold.
 """
 
+import functools
 from unittest import mock
 
 import keras
@@ -111,6 +112,16 @@ CASES = {
     "lamb": ({"optimizer": "lamb", "weight_decay": 0.01}, 0),
     "muon": ({"optimizer": "muon", "weight_decay": 0.01}, 0),
 }
+
+
+@functools.cache
+def values_of(case, packed, jit_compile=False):
+    """Returns the values after the steps of a case, which several tests compare."""
+    arguments, phase = CASES[case]
+    optimizer = optimizers.create(**arguments)
+    return Run(optimizer, packed=packed, jit_compile=jit_compile, phase=phase).values()
+
+
 # Norms are sums in another order, some 1e-7 apart, and TensorFlow's graphs may group a sum of
 # several terms otherwise; all else is the same to the last bit.
 ROUNDED = ("sgd", "lars", "larc", "hybrid", "decoupled", "clipped", "lamb", "muon")
@@ -118,9 +129,8 @@ ROUNDED = ("sgd", "lars", "larc", "hybrid", "decoupled", "clipped", "lamb", "muo
 
 @pytest.mark.parametrize("case", CASES)
 def test_it_does_what_the_update_of_each_variable_does(case):
-    arguments, phase = CASES[case]
-    each = Run(optimizers.create(**arguments), packed=False, phase=phase).values()
-    flat = Run(optimizers.create(**arguments), packed=True, phase=phase).values()
+    each = values_of(case, packed=False)
+    flat = values_of(case, packed=True)
     tolerance = 2e-6 if case in ROUNDED else 0.0
     for name, one in each.items():
         slack = 2e-6 if name in ("grad_norm", "square_sums") else tolerance
@@ -134,16 +144,13 @@ def test_cases_have_every_optimizer():
     assert {arguments["optimizer"] for arguments, _ in CASES.values()} == set(optimizers.NAMES)
 
 
-@pytest.mark.parametrize("case", ["sgd", "hybrid", "lamb", "muon"])
+@pytest.mark.parametrize("case", optimizers.NAMES)
 def test_compiled_it_differs_by_roundings_only(case):
     """XLA makes one operation of a multiplication and an addition, which rounds once instead of
     twice.
     """
-    arguments, phase = CASES[case]
-    plain = Run(optimizers.create(**arguments), packed=True, phase=phase).values()
-    compiled = Run(
-        optimizers.create(**arguments), packed=True, jit_compile=True, phase=phase
-    ).values()
+    plain = values_of(case, packed=True)
+    compiled = values_of(case, packed=True, jit_compile=True)
     for name, one in plain.items():
         slack = 2e-6 * np.abs(one).max(initial=0)
         np.testing.assert_allclose(compiled[name], one, rtol=1e-5, atol=slack, err_msg=name)
