@@ -69,7 +69,8 @@ def trained_on_nan(count, **settings):
     model = keras.Sequential(
         [keras.Input((1,)), keras.layers.Dense(4, "relu"), keras.layers.Dense(1)]
     )
-    model.compile(hi.DistributedOptimizer(keras.optimizers.SGD(), **settings), "mse")
+    optimizer = hi.DistributedOptimizer(keras.optimizers.SGD(), **settings)
+    model.compile(optimizer, "mse", run_eagerly=True)
     x = np.full((count, 1), np.nan, np.float32)  # behind the ReLU the loss does not show it
     with pytest.raises(UserError) as caught:
         model.fit(x, x[:, 0] * 0, 1, verbose=0, callbacks=hi.callbacks.default_callbacks())
@@ -105,7 +106,9 @@ def test_a_schedule_without_the_callbacks_is_told(caplog):
     for callbacks, told in ((hi.callbacks.default_callbacks(), 0), ([], 1)):
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         schedule = hi.schedules.cosine(peak=0.01, epochs=1, warmup_epochs=0)
-        model.compile(hi.DistributedOptimizer(hi.optimizers.SGD(), schedule=schedule), "mse")
+        model.compile(
+            hi.DistributedOptimizer(hi.optimizers.SGD(), schedule=schedule), "mse", run_eagerly=True
+        )
         model.fit(np.ones((4, 1)), np.ones(4), verbose=0, callbacks=callbacks)
         assert caplog.text.count("does nothing without default_callbacks()") == told
 
@@ -134,7 +137,7 @@ def test_the_loss_that_a_train_step_of_ones_own_returns_stays():
 
     image = keras.Input((1,))
     model = Own(image, keras.layers.Dense(1)(image))
-    model.compile(hi.DistributedOptimizer(keras.optimizers.SGD()))
+    model.compile(hi.DistributedOptimizer(keras.optimizers.SGD()), run_eagerly=True)
     logs = model.fit(
         np.ones((4, 1)), np.ones(4), verbose=0, callbacks=hi.callbacks.default_callbacks()
     ).history

@@ -37,7 +37,8 @@ def test_a_saved_model_continues_where_it_stopped(pools, tmp_path, name):
 def test_models_with_each_optimizer_load_in_a_process_that_has_imported_nothing_else(tmp_path):
     wanted = {}
     for name in optimizers.NAMES:
-        model = saving.fit(saving.made(hi.DistributedOptimizer(optimizers.create(name))), 1)
+        optimizer = hi.DistributedOptimizer(optimizers.create(name))
+        model = saving.fit(saving.made(optimizer, run_eagerly=True), 1)
         model.save(tmp_path / f"{name}.keras")
         wanted[name] = [saving.weights(model), saving.state(model)]
     code = (
