@@ -50,13 +50,13 @@ def test_the_examples_train_on_two_ranks(pools, tmp_path):
         return pools[2].call(run, str(ROOT / "examples" / name), list(arguments), str(tmp_path))[0]
 
     assert (
-        accuracy(example("keras_fit.py", "--epochs=6", "--save=digits.keras"), "val_accuracy") > 0.8
+        accuracy(example("keras_fit.py", "--epochs=4", "--save=digits.keras"), "val_accuracy") > 0.8
     )
-    tuned = example("fine_tune.py", "digits.keras", "--epochs=2")
+    tuned = example("fine_tune.py", "digits.keras", "--epochs=1")
     assert "head: 2 variables trained" in tuned and "all: 8 variables trained" in tuned
     assert accuracy(tuned) > 0.75
     assert accuracy(tuned, "accuracy on test images") > 0.75
-    hybrid = example("fit_hybrid.py", "--epochs=8")
+    hybrid = example("fit_hybrid.py", "--epochs=5")
     assert accuracy(hybrid, "accuracy on held-out images") > 0.85
     looped = example("custom_loop.py", "--steps=61")
     losses = [float(value) for value in re.findall(r"loss ([\d.]+), loss scale", looped)]
