@@ -1,0 +1,72 @@
+"""Numbers about hybrid in README and on the first page of the studies follow from CSV files."""
+
+import csv
+import math
+import pathlib
+
+import pytest
+
+from studies import statistics
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAGES = {"README.md": ROOT / "README.md", "studies": ROOT / "docs" / "studies" / "README.md"}
+SMALL = ("figure-3-1", "hybrid_256")
+CHOSEN_BY_FIGURE = ("figure-3-1", "hybrid_1024")
+CHOSEN_BY_HANDOVER = ("handover", "default")
+KAPPA = ("figure-3-1", "sgd_kappa_1024")
+ADABOUND = ("figure-3-1", "adabound_1024")
+NESTEROV = ("handover", "nesterov")
+
+
+def accuracies(study, arm):
+    """Returns the final top-1 accuracy of each seed, in percent."""
+    with (ROOT / "docs" / "studies" / f"{study}.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["arm"] == arm]
+    assert all(row["status"] == "finished" for row in rows)
+    return {row["seed"]: 100.0 * float(row["val_top1"]) for row in rows}
+
+
+def difference(first, second):
+    """Returns the mean paired difference over seeds, and half of its 95 % interval."""
+    ours, others = accuracies(*first), accuracies(*second)
+    assert ours.keys() == others.keys()
+    assert len(ours) == 15
+    estimate = statistics.estimate([ours[seed] - others[seed] for seed in ours])
+    return estimate.mean, estimate.half_width
+
+
+def shown(value, half_width, *, signed):
+    number = f"{value:+.2f}" if signed else f"{abs(value):.2f}"
+    return f"{number} ± {half_width:.2f}"
+
+
+@pytest.mark.parametrize(
+    ("page", "first", "second"),
+    [
+        ("README.md", SMALL, ("figure-3-1", "sgd_kappa_256")),
+        ("README.md", CHOSEN_BY_FIGURE, KAPPA),
+        ("README.md", CHOSEN_BY_HANDOVER, KAPPA),
+        ("studies", CHOSEN_BY_FIGURE, KAPPA),
+        ("studies", CHOSEN_BY_FIGURE, NESTEROV),
+        ("studies", CHOSEN_BY_FIGURE, ADABOUND),
+        ("studies", CHOSEN_BY_HANDOVER, KAPPA),
+        ("studies", CHOSEN_BY_HANDOVER, NESTEROV),
+        ("studies", CHOSEN_BY_HANDOVER, ADABOUND),
+    ],
+)
+def test_differences_on_a_page_follow_from_the_csv_files(page, first, second):
+    mean, half_width = difference(first, second)
+    text = PAGES[page].read_text()
+    assert shown(mean, half_width, signed=page == "studies") in text
+
+
+@pytest.mark.parametrize("arm", [CHOSEN_BY_FIGURE, CHOSEN_BY_HANDOVER])
+def test_accuracies_on_the_studies_page_follow_from_the_csv_files(arm):
+    estimate = statistics.estimate(list(accuracies(*arm).values()))
+    assert f"{estimate.mean:.2f} ± {estimate.half_width:.2f} %" in PAGES["studies"].read_text()
+
+
+def test_readme_claims_no_difference_from_nesterov_where_the_interval_contains_zero():
+    mean, half_width = difference(CHOSEN_BY_HANDOVER, NESTEROV)
+    assert math.fabs(mean) < half_width
+    assert difference(CHOSEN_BY_FIGURE, NESTEROV)[0] < 0
