@@ -24,7 +24,16 @@ DISTRIBUTIONS = {
     "yaml": "pyyaml",
 }
 # Only needed for comparisons with other programs, which report themselves what is missing.
-OPTIONAL = {"jax", "jaxlib", "nvidia", "torch", "torchvision"}
+OPTIONAL = {
+    "accelerate",
+    "jax",
+    "jaxlib",
+    "lightning",
+    "nvidia",
+    "tf_keras",
+    "torch",
+    "torchvision",
+}
 # Dependencies of TensorFlow, Horovod or pip.
 WITH_OTHERS = {
     "cloudpickle",
@@ -84,9 +93,7 @@ def _imported(folder: Path) -> set[str]:
                 names |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 names.add(node.module.partition(".")[0])
-    return (
-        names - set(sys.stdlib_module_names) - {"hybrid_imagenet", "studies", "benchmarks", "tests"}
-    )
+    return names - set(sys.stdlib_module_names) - {"hybrid_imagenet", "studies", "tests"}
 
 
 @pytest.mark.parametrize("folder", ["hybrid_imagenet", "tests"])
