@@ -22,7 +22,8 @@ def close(found, wanted):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["hybrid", pytest.param("adamw", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hybrid", "adamw"])
 def test_a_saved_model_continues_where_it_stopped(pools, tmp_path, name):
     results = pools[2].call(saving.loaded, str(tmp_path), name)
     for result in results:

@@ -15,7 +15,7 @@ from hybrid_imagenet.library import synchronized_batch_norm
 from tests.library import synchronized
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_synchronized_layers_equal_one_process_with_the_batches_of_all_ranks(pools, size):
     rows = pools[size].call(synchronized.on_rank)
     for name in synchronized.LAYERS:

@@ -37,6 +37,7 @@ def test_images_are_kept_in_memory(plain, tiny_data, tmp_path):
     assert epoch["reads"] == plain[0]["reads"] == program.TRAIN
 
 
+@pytest.mark.slow
 def test_a_step_that_xla_compiles_differs_by_roundings(plain, tiny_data, tmp_path):
     with mock.patch.object(build, "TrainStep", wraps=build.TrainStep) as made:
         epoch, arrays = run(tiny_data, tmp_path / "run", "--jit_compile")

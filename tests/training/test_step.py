@@ -197,6 +197,7 @@ def test_what_a_gpu_computes_together_makes_the_same_step(monkeypatch):
     assert others == counts
 
 
+@pytest.mark.slow
 def test_step_as_one_program_equals_the_step_without_xla(monkeypatch):
     """Forward and backward pass, packing and update in one program, in the forms for a GPU."""
     monkeypatch.setattr(xla, "has_gpu", lambda: True)
