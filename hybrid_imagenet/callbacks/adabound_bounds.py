@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from hybrid_imagenet.callbacks.step_schedule import LearningRateSchedule, is_bounded_warmup
+from hybrid_imagenet.callbacks.step_schedule import StepSchedule, is_bounded_warmup
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 
 
-class AdaBoundBounds(LearningRateSchedule):
+class AdaBoundBounds(StepSchedule):
     """Closes the bounds on AdaBound's step sizes during the warmup (Lu et al. §2.2.1).
 
     In epoch t of a warmup of T epochs, with the learning rate lr, N workers and the decay β2 of
@@ -26,5 +24,5 @@ class AdaBoundBounds(LearningRateSchedule):
     `schedules.step_bounds.hybrid_bounds` computes the bounds.
     """
 
-    def sets(self, optimizer: DistributedOptimizer, values: Mapping[str, float]) -> bool:
-        return is_bounded_warmup(values)
+    def sets(self, optimizer: DistributedOptimizer, start: float) -> bool:
+        return is_bounded_warmup(optimizer, start)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from hybrid_imagenet.callbacks.step_schedule import (
-    LearningRateSchedule,
+    StepSchedule,
     is_bounded_warmup,
     scales_layers,
 )
@@ -16,7 +15,7 @@ from hybrid_imagenet.library.trust_coefficient import set_trust_coefficient
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 
 
-class LARSSchedule(LearningRateSchedule):
+class LARSSchedule(StepSchedule):
     """Sets the learning rate and the momentum of LARS before each step.
 
     With linear scaling the learning rate of N workers is lr N (Lu et al. §2.2.1). LARS multiplies
@@ -66,5 +65,5 @@ class LARSSchedule(LearningRateSchedule):
                 set_trust_coefficient(optimizer, epochs, self.communicator)
         self._is_first_epoch = False
 
-    def sets(self, optimizer: DistributedOptimizer, values: Mapping[str, float]) -> bool:
-        return scales_layers(optimizer) and not is_bounded_warmup(values)
+    def sets(self, optimizer: DistributedOptimizer, start: float) -> bool:
+        return scales_layers(optimizer) and not is_bounded_warmup(optimizer, start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,51 +21,38 @@ _log = logging.getLogger(__name__)
 Schedule = Callable[[float, float, int], Mapping[str, float]]
 
 
-class LearningRateSchedule(TrainingCallback):
-    """Sets learning rate and momentum before each step, as `schedule=` of an optimizer says.
+class StepSchedule(TrainingCallback, abc.ABC):
+    """Sets the values of a schedule before the steps of one kind.
 
     A schedule is a function of the fractional epochs at the start and the end of a step and of the
     global batch. In the program the loop knows them. In `fit` they follow from the number of steps
     per epoch, or from the exact order (`hybrid_imagenet.order.keras_dataset`), whose first pass
     after a resume is shorter. With `steps_per_execution=k` the values change every k steps.
 
-    Two subclasses set the values of steps of their own kind instead: `AdaBoundBounds` those in the
-    bounded warmup of hybrid, and `LARSSchedule` those in which LARS scales the layers. So each step
-    belongs to one of three callbacks, and setting its values is one assignment.
+    Each step belongs to one of the three subclasses, so its schedule is evaluated once and setting
+    the values is one assignment: `AdaBoundBounds` has the steps of a bounded warmup, `LARSSchedule`
+    those in which LARS scales the layers, and `LearningRateSchedule` all others.
     """
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Checks the schedules.
+    @abc.abstractmethod
+    def sets(self, optimizer: DistributedOptimizer, start: float) -> bool:
+        """Returns whether this callback sets the values of a step.
 
-        Raises:
-          UserError: if the number of steps per epoch is not known.
+        Args:
+          optimizer: has the schedule.
+          start: fractional epochs that are done before the step.
         """
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         # Found once, because the search walks through all layers.
         self._optimizers = {
             name: optimizer
             for name, optimizer in compiled_model.optimizers(self.model).items()
             if getattr(optimizer, "schedule", None) is not None
         }
-        for name, optimizer in self._optimizers.items():
+        for optimizer in self._optimizers.values():
             optimizer.schedule_is_applied = True
             optimizer.schedule_values = {}
-            if type(self) is LearningRateSchedule and not self.in_program:
-                self._check_fit(name, optimizer.schedule)
-
-    def _check_fit(self, name: str, schedule: Schedule) -> None:
-        if not self.params.get("steps"):
-            raise UserError(
-                "A schedule needs the length of an epoch, which is not known for these data. Pass"
-                " steps_per_epoch to fit."
-            )
-        epochs = self.params.get("epochs", 0)
-        values = schedule(epochs - 0.5, epochs, getattr(schedule, "base_batch", 0))
-        if values.get("learning_rate") == 0:
-            _log.warning(
-                "%s: the schedule's learning rate is 0 before epoch %d, the last one, ends",
-                name,
-                epochs,
-            )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._epoch = epoch
@@ -79,28 +67,16 @@ class LearningRateSchedule(TrainingCallback):
           UserError: if another callback has set the learning rate since the last step.
         """
         for name, optimizer in self._optimizers.items():
-            values = dict(optimizer.schedule(*self._span(batch, optimizer.schedule)))
-            if not self.sets(optimizer, values):
+            start, end, global_batch = self._span(batch, optimizer.schedule)
+            if not self.sets(optimizer, start):
                 continue
+            values = dict(optimizer.schedule(start, end, global_batch))
             # Once per epoch, because reading the rate of one of Keras's optimizers may wait for a
             # GPU.
             if batch == 0 and "learning_rate" in values:
                 _check_rate(name, optimizer)
             set_hyperparameters(optimizer, values)
             optimizer.schedule_values = values
-
-    def sets(self, optimizer: DistributedOptimizer, values: Mapping[str, float]) -> bool:
-        """Returns whether this callback sets the values of a step."""
-        return not is_bounded_warmup(values) and not scales_layers(optimizer)
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds the values of the last step that the optimizer uses to the logs of `fit`."""
-        if logs is None or self.in_program or type(self) is not LearningRateSchedule:
-            return
-        for name, optimizer in self._optimizers.items():
-            prefix = "" if len(self._optimizers) == 1 else f"{name}."
-            values = optimizer.schedule_values
-            logs.update({prefix + key: values[key] for key in _used_values(optimizer, values)})
 
     def _span(self, batch: int, schedule: Schedule) -> tuple[float, float, int]:
         """Returns the fractional epochs at the start and end of the next step, and the batch."""
@@ -113,9 +89,56 @@ class LearningRateSchedule(TrainingCallback):
         return position_after(batch), position_after(end), getattr(schedule, "base_batch", 0)
 
 
-def is_bounded_warmup(values: Mapping[str, float]) -> bool:
+class LearningRateSchedule(StepSchedule):
+    """Sets learning rate and momentum before each step, as `schedule=` of an optimizer says.
+
+    `AdaBoundBounds` and `LARSSchedule` set the values of their steps instead. In `fit` this one also
+    checks the schedules of all steps, and adds the values of the last step to the logs.
+    """
+
+    def sets(self, optimizer: DistributedOptimizer, start: float) -> bool:
+        return not is_bounded_warmup(optimizer, start) and not scales_layers(optimizer)
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Checks the schedules of `fit`.
+
+        Raises:
+          UserError: if the number of steps per epoch is not known.
+        """
+        super().on_train_begin(logs)
+        if self.in_program:
+            return
+        for name, optimizer in self._optimizers.items():
+            self._check(name, optimizer.schedule)
+
+    def _check(self, name: str, schedule: Schedule) -> None:
+        if not self.params.get("steps"):
+            raise UserError(
+                "A schedule needs the length of an epoch, which is not known for these data. Pass"
+                " steps_per_epoch to fit."
+            )
+        epochs = self.params.get("epochs", 0)
+        values = schedule(epochs - 0.5, epochs, getattr(schedule, "base_batch", 0))
+        if values.get("learning_rate") == 0:
+            _log.warning(
+                "%s: the schedule's learning rate is 0 before epoch %d, the last one, ends",
+                name,
+                epochs,
+            )
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds the values of the last step that the optimizer uses to the logs of `fit`."""
+        if logs is None or self.in_program:
+            return
+        for name, optimizer in self._optimizers.items():
+            prefix = "" if len(self._optimizers) == 1 else f"{name}."
+            values = optimizer.schedule_values
+            logs.update({prefix + key: values[key] for key in _used_values(optimizer, values)})
+
+
+def is_bounded_warmup(optimizer: DistributedOptimizer, start: float) -> bool:
     """Returns whether a step is in the bounded warmup of hybrid gradient computing."""
-    return values.get("phase", 1.0) == 0.0
+    return start < getattr(optimizer.schedule, "bounded_epochs", 0.0)
 
 
 def scales_layers(optimizer: Any) -> bool:

@@ -46,7 +46,7 @@ def arm(moment: str, number: int) -> None:
     import pathlib
 
     from hybrid_imagenet.callbacks.batch_norm_statistics import BatchNormStatistics
-    from hybrid_imagenet.callbacks.step_schedule import LearningRateSchedule
+    from hybrid_imagenet.callbacks.step_schedule import StepSchedule
     from hybrid_imagenet.callbacks.training_callback import CallbackSequence
     from hybrid_imagenet.checkpoints.store import CheckpointStore
     from hybrid_imagenet.training.evaluation import Validation
@@ -91,7 +91,7 @@ def arm(moment: str, number: int) -> None:
     elif moment == "after epoch checkpoint":
         wrap(CheckpointStore, "_write", after=due_when_finished)
     elif moment == "at phase switch":
-        wrap(LearningRateSchedule, "on_train_batch_begin", after=due)
+        wrap(StepSchedule, "on_train_batch_begin", after=due)
     elif moment.startswith("on_"):
         wrap(CallbackSequence, moment, after=due)
     else:  # "before epoch record" or "after epoch record"

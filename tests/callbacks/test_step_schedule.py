@@ -1,0 +1,46 @@
+"""Which callback sets the values of a step, and how often a schedule is evaluated."""
+
+import keras
+import numpy as np
+import pytest
+
+import hybrid_imagenet as hi
+from hybrid_imagenet.callbacks.step_schedule import StepSchedule
+
+HYBRID = hi.schedules.hybrid(0.4, 4, warmup_epochs=2)
+
+
+def step_callbacks():
+    return [c for c in hi.callbacks.default_callbacks() if isinstance(c, StepSchedule)]
+
+
+@pytest.mark.parametrize(
+    ("inner", "schedule", "start", "expected"),
+    [
+        (hi.optimizers.Hybrid, HYBRID, 0.0, "AdaBoundBounds"),
+        (hi.optimizers.Hybrid, HYBRID, 1.99, "AdaBoundBounds"),
+        (hi.optimizers.Hybrid, HYBRID, 2.0, "LARSSchedule"),
+        (hi.optimizers.LARS, hi.schedules.cosine(0.1, 4), 0.0, "LARSSchedule"),
+        (hi.optimizers.SGD, hi.schedules.cosine(0.1, 4), 0.0, "LearningRateSchedule"),
+        (keras.optimizers.Adam, lambda *span: {"learning_rate": 0.1}, 0.0, "LearningRateSchedule"),
+    ],
+)
+def test_each_step_belongs_to_one_callback(inner, schedule, start, expected):
+    optimizer = hi.DistributedOptimizer(inner(), schedule=schedule)
+    owners = [type(c).__name__ for c in step_callbacks() if c.sets(optimizer, start)]
+    assert owners == [expected]
+
+
+def test_a_schedule_is_evaluated_once_per_step():
+    spans = []
+
+    def schedule(start, end, global_batch):
+        spans.append((start, end))
+        return {"learning_rate": 0.1}
+
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    optimizer = hi.DistributedOptimizer(hi.optimizers.SGD(), schedule=schedule)
+    model.compile(optimizer, "mse", run_eagerly=True)
+    model.fit(np.ones((4, 1)), np.ones(4), 1, verbose=0, callbacks=hi.callbacks.default_callbacks())
+    # One more evaluation when training begins, of the last step.
+    assert spans[1:] == [(0.0, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 1.0)]
