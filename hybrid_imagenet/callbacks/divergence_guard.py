@@ -89,7 +89,9 @@ class DivergenceGuard(TrainingCallback):
         self.check()
         loss = (logs or {}).get("loss")
         if self._read_alarm is None and loss is not None:
-            self._raise_first([None if self._is_good(loss) else (self._steps, float(loss))])
+            alarm = None if self._is_good(loss) else (self._steps, float(loss))
+            # The loss of one rank may be its own, and the others must not wait for it.
+            self._raise_first(self.communicator.allgather_object(alarm))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self.check()

@@ -111,6 +111,15 @@ def test_divergence_guard_reads_steps_that_logs_do_not_show_before_a_checkpoint(
         watch.before_save()
 
 
+def test_divergence_guard_without_alarm_stops_all_ranks_if_one_has_diverged():
+    communicator = types.SimpleNamespace(allgather_object=lambda own: [own, [3, math.inf]])
+    watch = DivergenceGuard(communicator=communicator)
+    watch.set_params({})
+    watch.on_train_begin()
+    with pytest.raises(DivergedError, match="step 3: the loss is inf, not finite"):
+        watch.on_epoch_end(0, {"loss": 1.0})
+
+
 def test_divergence_guard_without_alarm_checks_the_mean_loss_of_the_epoch():
     watch = DivergenceGuard()
     watch.set_params({})
