@@ -10,12 +10,15 @@ from hybrid_imagenet.callbacks.adabound_bounds import AdaBoundBounds
 from hybrid_imagenet.callbacks.broadcast_initial_state import BroadcastInitialState
 from hybrid_imagenet.callbacks.checkpoint import Checkpoint
 from hybrid_imagenet.callbacks.compare_ranks import CompareRanks
+from hybrid_imagenet.callbacks.divergence_guard import DivergenceGuard
 from hybrid_imagenet.callbacks.lars_schedule import LARSSchedule
 from hybrid_imagenet.callbacks.merge_batch_norm_statistics import MergeBatchNormStatistics
 from hybrid_imagenet.callbacks.metric_average import MetricAverage
 from hybrid_imagenet.callbacks.progress_on_rank_zero import ProgressOnRankZero
 from hybrid_imagenet.callbacks.stall_watchdog import STALL_SECONDS, StallWatchdog
 from hybrid_imagenet.callbacks.step_schedule import LearningRateSchedule
+from hybrid_imagenet.callbacks.stop_at_target import StopAtTarget
+from hybrid_imagenet.callbacks.swap_averaged_weights import SwapAveragedWeights
 from hybrid_imagenet.callbacks.train_function import TrainFunction
 from hybrid_imagenet.comm import process
 from hybrid_imagenet.errors import SharedError
@@ -25,6 +28,8 @@ _CHANGE_TRAINING = (
     keras.callbacks.LearningRateScheduler,
     keras.callbacks.ReduceLROnPlateau,
     keras.callbacks.SwapEMAWeights,
+    StopAtTarget,
+    SwapAveragedWeights,
 )
 _COMMUNICATE = (
     AdaBoundBounds,
@@ -32,6 +37,7 @@ _COMMUNICATE = (
     BroadcastInitialState,
     Checkpoint,
     CompareRanks,
+    DivergenceGuard,
     LARSSchedule,
     LearningRateSchedule,
     MetricAverage,
@@ -90,12 +96,12 @@ def default_callbacks(
 
 
 def _check(callback: keras.callbacks.Callback) -> None:
-    """Refuses a callback that rank 0 must not have alone, or that lacks what it needs."""
+    """Rejects a callback that rank 0 must not have alone, or that lacks what it needs."""
     name = type(callback).__name__
     if isinstance(callback, _CHANGE_TRAINING + _COMMUNICATE):
-        what = "changes training" if isinstance(callback, _CHANGE_TRAINING) else "communicates"
+        effect = "changes training" if isinstance(callback, _CHANGE_TRAINING) else "communicates"
         raise SharedError(
-            f"{name} {what}, and only rank 0 would have it: give it to every rank, "
+            f"{name} {effect}, and only rank 0 would have it: give it to every rank, "
             f"callbacks=[*hybrid_imagenet.callbacks.default_callbacks(...), {name}(...)]"
         )
     if isinstance(callback, keras.callbacks.TerminateOnNaN):

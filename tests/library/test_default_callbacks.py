@@ -25,6 +25,9 @@ def test_callbacks_that_change_training_or_communicate_are_refused_on_rank_0_alo
         keras.callbacks.EarlyStopping(),
         keras.callbacks.LearningRateScheduler(lambda epoch: 0.1),
         hi.callbacks.Checkpoint(tmp_path),
+        hi.callbacks.StopAtTarget(0.9),
+        hi.callbacks.DivergenceGuard(),
+        hi.callbacks.SwapAveragedWeights(hi.optimizers.WeightAverage(0.9)),
     ):
         with pytest.raises(
             UserError,
