@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-import sys
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
@@ -16,7 +15,7 @@ import tensorflow as tf
 from hybrid_imagenet import files, private_api
 from hybrid_imagenet.callbacks import keras_callback_state
 from hybrid_imagenet.callbacks.save_checkpoints import SaveCheckpoints
-from hybrid_imagenet.callbacks.training_callback import saved_variables
+from hybrid_imagenet.callbacks.training_callback import print_to_stderr, saved_variables
 from hybrid_imagenet.checkpoints.archive import CheckpointArchive
 from hybrid_imagenet.checkpoints.run_state import RunState, restore_arrays
 from hybrid_imagenet.checkpoints.store import CheckpointStore
@@ -109,7 +108,7 @@ class Checkpoint(SaveCheckpoints):
         self._restored_weights = {}
         with communicator.raise_on_all_ranks():
             if communicator.rank == 0:
-                store = CheckpointStore(self._directory, self._keep, log=_print)
+                store = CheckpointStore(self._directory, self._keep, log=print_to_stderr)
                 self._lock()
                 meta = self._restore(store)
         meta = communicator.broadcast_object(meta)
@@ -121,7 +120,7 @@ class Checkpoint(SaveCheckpoints):
             self._broadcast_callback_weights(meta["callback_weights"])
             if communicator.rank == 0:
                 for line in _warnings(self._all_callbacks, self._restored_states):
-                    _print(line)
+                    print_to_stderr(line)
             private_api.set_initial_epoch(self.model, self._state.finished_epochs)
             if self._order is not None:
                 self._order.load_state_dict(meta["order"])
@@ -219,7 +218,7 @@ class Checkpoint(SaveCheckpoints):
             }
         restore_arrays(checkpoint, variables)
         state: dict[str, Any] = checkpoint.meta["state"]
-        _print(f"resumed from {checkpoint.path}: epoch {state['finished_epochs']} is done")
+        print_to_stderr(f"resumed from {checkpoint.path}: epoch {state['finished_epochs']} is done")
         return {
             "state": state,
             "order": checkpoint.meta.get("order"),
@@ -313,10 +312,6 @@ class Checkpoint(SaveCheckpoints):
         if self._order is not None:
             description["order"] = self._order.state_dict()
         return description
-
-
-def _print(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _split_arrays(

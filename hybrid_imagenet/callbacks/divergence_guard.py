@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from hybrid_imagenet.callbacks.training_callback import TrainingCallback
+from hybrid_imagenet.callbacks.training_callback import StepCounter, TrainingCallback
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.errors import NumericsError
 
@@ -67,18 +67,19 @@ class DivergenceGuard(TrainingCallback):
         self._read_alarm_now = read_alarm_now or read_alarm
         self._highest_loss = highest_loss
         self._lag = lag
+        self._counter = StepCounter()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._first_step = self.params.get("initial_step", 0)
-        self._steps = 0
-        self._earlier_steps = 0
+        # The alarm counts from the beginning of the session.
+        self._counter.start(0)
         self._checked = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._earlier_steps = self._steps
+        self._counter.begin_epoch()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._steps = self._earlier_steps + batch + 1
+        self._counter.end_batch(batch)
         if logs is not None:
             self.check()
 
@@ -89,7 +90,7 @@ class DivergenceGuard(TrainingCallback):
         self.check()
         loss = (logs or {}).get("loss")
         if self._read_alarm is None and loss is not None:
-            alarm = None if self._is_good(loss) else (self._steps, float(loss))
+            alarm = None if self._is_good(loss) else (self._counter.steps, float(loss))
             # The loss of one rank may be its own, and the others must not wait for it.
             self._raise_first(self.communicator.allgather_object(alarm))
 
@@ -98,9 +99,9 @@ class DivergenceGuard(TrainingCallback):
 
     def before_save(self) -> None:
         """Checks all steps up to now, because the values for the logs may be two steps late."""
-        if self._read_alarm_now is None or self._checked == self._steps:
+        if self._read_alarm_now is None or self._checked == self._counter.steps:
             return
-        self._checked = self._steps
+        self._checked = self._counter.steps
         self._raise_first(self.communicator.allgather_object(self._read_alarm_now()))
 
     def check(self) -> None:
@@ -109,9 +110,9 @@ class DivergenceGuard(TrainingCallback):
         Raises:
           DivergedError: on all ranks.
         """
-        if self._read_alarm is None or self._checked == self._steps:
+        if self._read_alarm is None or self._checked == self._counter.steps:
             return
-        self._checked = self._steps - self._lag()
+        self._checked = self._counter.steps - self._lag()
         self._raise_first(self.communicator.allgather_object(self._read_alarm()))
 
     def _is_good(self, loss: float) -> bool:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from hybrid_imagenet.callbacks.training_callback import TrainingCallback
-
-
-def _print(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+from hybrid_imagenet.callbacks.training_callback import (
+    StepCounter,
+    TrainingCallback,
+    print_to_stderr,
+)
 
 
 class Profiler(TrainingCallback):
@@ -29,7 +28,7 @@ class Profiler(TrainingCallback):
         directory: str | os.PathLike[str],
         *,
         wait: Callable[[], object] = lambda: None,
-        log: Callable[[str], None] = _print,
+        log: Callable[[str], None] = print_to_stderr,
     ):
         """Takes the steps.
 
@@ -47,25 +46,24 @@ class Profiler(TrainingCallback):
         self._wait = wait
         self._log = log
         self._is_running = False
+        self._counter = StepCounter()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._steps = self.params.get("initial_step", 0)
-        self._steps_before_epoch = self._steps
+        self._counter.start(self.params.get("initial_step", 0))
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._steps_before_epoch = self._steps
+        self._counter.begin_epoch()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._steps = self._steps_before_epoch + batch
-        if self._steps == self._first - 1:
+        if self._counter.steps == self._first - 1:
             self._wait()
             tf.profiler.experimental.start(self._directory)
             self._is_running = True
-        elif self._steps == self._last:
+        elif self._counter.steps == self._last:
             self._stop()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._steps = self._steps_before_epoch + batch + 1
+        self._counter.end_batch(batch)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Writes the trace of a run that ends before the last step too."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hybrid_imagenet import comm, private_api
-from hybrid_imagenet.callbacks.training_callback import TrainingCallback
+from hybrid_imagenet.callbacks.training_callback import StepCounter, TrainingCallback
 from hybrid_imagenet.comm import process
 from hybrid_imagenet.resilience.exit_code import exit_stalled
 from hybrid_imagenet.resilience.stacks import FrameWatch
@@ -62,11 +62,10 @@ class StallWatchdog(TrainingCallback):
         self._stall_seconds = stall_timeout
         self._watchdog = watchdog
         self._starts_watchdog = watchdog is None
+        self._counter = StepCounter()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        # Number of steps before this epoch, and in it.
-        self._earlier_steps = self.params.get("initial_step", 0)
-        self._steps = 0
+        self._counter.start(self.params.get("initial_step", 0))
         if not self._starts_watchdog:
             return
         self.on_train_end()
@@ -82,13 +81,11 @@ class StallWatchdog(TrainingCallback):
         self._watchdog.start()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        # The steps of each epoch are numbered from 0.
-        self._earlier_steps += self._steps
-        self._steps = 0
+        self._counter.begin_epoch()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._steps = batch + 1
-        self._record_progress(self._earlier_steps + self._steps)
+        self._counter.end_batch(batch)
+        self._record_progress(self._counter.steps)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._record_progress(None)

@@ -92,8 +92,8 @@ class StepSchedule(TrainingCallback, abc.ABC):
 class LearningRateSchedule(StepSchedule):
     """Sets learning rate and momentum before each step, as `schedule=` of an optimizer says.
 
-    `AdaBoundBounds` and `LARSSchedule` set the values of their steps instead. In `fit` this one also
-    checks the schedules of all steps, and adds the values of the last step to the logs.
+    `AdaBoundBounds` and `LARSSchedule` set the values of their steps instead. In `fit` this one
+    also checks the schedules of all steps, and adds the values of the last step to the logs.
     """
 
     def sets(self, optimizer: DistributedOptimizer, start: float) -> bool:

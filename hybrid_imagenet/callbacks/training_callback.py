@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -49,6 +50,31 @@ class TrainingCallback(keras.callbacks.Callback):
     def variables(self) -> Mapping[str, keras.Variable]:
         """Returns variables that checkpoints contain, by a unique and stable name."""
         return {}
+
+
+class StepCounter:
+    """Counts steps over all epochs, although the batches of each epoch are numbered from 0.
+
+    Attributes:
+      steps: number of steps done.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._steps_before_epoch = 0
+
+    def start(self, steps: int) -> None:
+        """Begins after a number of steps."""
+        self.steps = steps
+        self._steps_before_epoch = steps
+
+    def begin_epoch(self) -> None:
+        """Begins to number batches from 0 again."""
+        self._steps_before_epoch = self.steps
+
+    def end_batch(self, batch: int) -> None:
+        """Counts the batch with this number."""
+        self.steps = self._steps_before_epoch + batch + 1
 
 
 class CallbackSequence:
@@ -114,6 +140,11 @@ class CallbackSequence:
     def on_train_end(self) -> None:
         for callback in self.callbacks:
             callback.on_train_end()
+
+
+def print_to_stderr(line: str) -> None:
+    """Prints a line for the user of `fit`."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def before_save(callbacks: Iterable[keras.callbacks.Callback]) -> None:
