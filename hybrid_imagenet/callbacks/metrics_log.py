@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from hybrid_imagenet.callbacks.training_callback import StepCounter, TrainingCallback
 from hybrid_imagenet.comm import process
+from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.runlog.jsonl import MetricsWriter
 
 
@@ -71,7 +72,10 @@ class MetricsLog(TrainingCallback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if self._sink is None:
             return
-        self._sink.epoch({"epoch": epoch + 1, "step": self._counter.steps, **(logs or {})})
+        record = {"epoch": epoch + 1, **(logs or {})}
+        if not self.in_program:
+            record["step"] = compiled_model.updates_applied(self.model)
+        self._sink.epoch(record)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         if self._file is not None:
@@ -84,8 +88,8 @@ class _JsonLines:
     """Writes epoch records to a file."""
 
     def __init__(self, path: str | os.PathLike[str], first_epoch: int):
-        # Steps are counted by `fit` anew, so only the number of epochs tells which records are
-        # written again.
+        # The number of epochs alone decides which records are removed, because they are written
+        # again.
         self._writer = MetricsWriter(path, resume_from=(sys.maxsize, float(first_epoch)))
 
     def step(self, step: int, position: float, record: Mapping[str, Any] | None) -> None:

@@ -10,6 +10,7 @@ from hybrid_imagenet import files
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 from hybrid_imagenet.comm import process
 from hybrid_imagenet.errors import UserError, did_you_mean
+from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.runlog import trackers
 
 
@@ -74,12 +75,14 @@ class Tracker(TrainingCallback):
         if process.rank() != 0:
             return
         self.on_train_end()
-        optimizer = self.model.optimizer
-        settings = {"class": type(optimizer).__name__, **optimizer.get_config()}
+        settings = {
+            name: {"class": type(optimizer).__name__, **optimizer.get_config()}
+            for name, optimizer in compiled_model.optimizers(self.model).items()
+        }
         self._log = trackers.TrackerLog(
             self._tracker,
             name=self._name or self.model.name,
-            config={"optimizer": settings, "ranks": process.size(), **self._config},
+            config={**settings, "ranks": process.size(), **self._config},
             print_message=_print,
             project=self._project,
             directory=self._directory,
@@ -89,7 +92,7 @@ class Tracker(TrainingCallback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if self._log is not None:
             values = {"epoch": epoch + 1, **(logs or {})}
-            step = int(self.model.optimizer.iterations)
+            step = compiled_model.updates_applied(self.model)
             self._log.log_values(trackers.finite_numbers(values), step)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:

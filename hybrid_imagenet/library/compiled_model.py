@@ -44,6 +44,15 @@ def distributed(model: keras.Model) -> dict[str, DistributedOptimizer]:
     }
 
 
+def updates_applied(model: keras.Model) -> int:
+    """Returns the updates of the optimizer that has made most of them; waits for a GPU.
+
+    Checkpoints contain the number, so it counts those of all sessions.
+    """
+    counts = [int(optimizer.iterations) for optimizer in optimizers(model).values()]
+    return max(counts, default=0)
+
+
 def trains_as_keras(model: keras.Model) -> bool:
     """Returns whether a model has the `train_step` of Keras.
 

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 
 import hybrid_imagenet as hi
+from hybrid_imagenet.library import compiled_model
 from tests.library import models
 
 
@@ -55,6 +56,8 @@ def test_averaged_weights_are_validated_in_fit_and_saved_by_checkpoint(tmp_path)
         json.loads(line) for line in (tmp_path / "parts" / "metrics.jsonl").read_text().splitlines()
     ]
     assert [record["epoch"] for record in records] == [1, 2]
+    # The second session continues to count.
+    assert [record["step"] for record in records] == [models.STEPS, 2 * models.STEPS]
     assert [record["val_loss"] for record in records] == history["val_loss"]
 
 
@@ -68,3 +71,16 @@ def test_stop_at_target_and_profiler_work_in_fit(tmp_path, capsys):
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
     assert "profile of steps 2 to 3: tensorboard" in capsys.readouterr().err
     assert isinstance(profiler, keras.callbacks.Callback)
+
+
+def test_updates_applied_are_those_of_the_optimizer_that_has_made_most():
+    model = models.plain(1)
+    assert compiled_model.updates_applied(model) == 0
+    # As in a GAN, without an optimizer of `compile`.
+    model.first = hi.DistributedOptimizer(hi.optimizers.SGD(0.1), loss_scale=1)
+    model.second = hi.DistributedOptimizer(hi.optimizers.SGD(0.1), loss_scale=1)
+    weights = model.trainable_variables
+    for optimizer, count in ((model.first, 1), (model.second, 3)):
+        for _ in range(count):
+            optimizer.apply([np.ones(w.shape, np.float32) for w in weights], weights)
+    assert compiled_model.updates_applied(model) == 3
