@@ -7,6 +7,7 @@ delays a training step. Each tracker has a class with the methods of `TrackerRun
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import math
@@ -55,8 +56,8 @@ _MAX_REASON_CHARACTERS = 300
 _MLFLOW_MAX_METRICS = 1000
 _MLFLOW_MAX_PARAMETERS = 100
 _MLFLOW_MAX_PARAMETER_CHARACTERS = 6000
-# These numbers of a record are its place on the axis.
-_AXIS_KEYS = ("step",)
+# Records are shown by this number, so it is not a value.
+_AXIS_KEY = "step"
 # Training values of an epoch record have the same names as those of step records. The prefix keeps
 # the two curves apart, as in TensorBoard.
 _EPOCH_PREFIX = "epoch/"
@@ -80,6 +81,25 @@ class TrackerRun(Protocol):
         """Ends the session; `status` is FINISHED, STOPPED (to be resumed) or FAILED."""
 
 
+@dataclasses.dataclass(frozen=True)
+class TrackerRequest:
+    """What a tracker needs to start a run, or to continue one.
+
+    Attributes:
+      project: project or experiment; None for the tracker's environment variable or default.
+      name: name of a new run.
+      directory: the directory of the run, for trackers that store files there.
+      config: JSON-ready configuration of the run.
+      run_id: identifies the run of an earlier session; None for a new one.
+    """
+
+    project: str | None
+    name: str
+    directory: pathlib.Path | None
+    config: Mapping[str, Any]
+    run_id: str | None
+
+
 class WandbRun:
     """A run of Weights & Biases.
 
@@ -90,26 +110,19 @@ class WandbRun:
       https://docs.wandb.ai/ref/python/
     """
 
-    def __init__(
-        self,
-        project: str | None,
-        name: str,
-        directory: pathlib.Path | None,
-        config: Mapping[str, Any],
-        run_id: str | None,
-    ):
+    def __init__(self, request: TrackerRequest):
         wandb = import_package("wandb")
-        self.run_id = run_id or _new_id()
+        self.run_id = request.run_id or _new_id()
         mode = None
         if not os.environ.get("WANDB_MODE") and not wandb.setup().settings.api_key:
             mode = "offline"
         self._run = wandb.init(
-            project=project or os.environ.get("WANDB_PROJECT") or DEFAULT_PROJECT,
-            name=name,
+            project=request.project or os.environ.get("WANDB_PROJECT") or DEFAULT_PROJECT,
+            name=request.name,
             id=self.run_id,
             resume="allow",
-            dir=None if directory is None else str(directory),
-            config=dict(config),
+            dir=None if request.directory is None else str(request.directory),
+            config=dict(request.config),
             mode=mode,
         )
         # A resumed run repeats the steps after its checkpoint. Weights & Biases ignores values
@@ -140,26 +153,18 @@ class MlflowRun:
       https://mlflow.org/docs/latest/api_reference/python_api/mlflow.client.html
     """
 
-    def __init__(
-        self,
-        project: str | None,
-        name: str,
-        directory: pathlib.Path | None,
-        config: Mapping[str, Any],
-        run_id: str | None,
-    ):
-        # The directory is for other trackers, because MLflow has its own place.
-        del directory
+    def __init__(self, request: TrackerRequest):
         mlflow = import_package("mlflow")
         self._entities = mlflow.entities
         self._client = mlflow.MlflowClient()
-        if run_id is None:
-            run = self._client.create_run(self._experiment(project), run_name=name)
+        if request.run_id is None:
+            experiment = self._experiment(request.project)
+            run = self._client.create_run(experiment, run_name=request.name)
         else:
-            run = self._client.get_run(run_id)
-            self._client.update_run(run_id, status="RUNNING")
+            run = self._client.get_run(request.run_id)
+            self._client.update_run(request.run_id, status="RUNNING")
         self.run_id = run.info.run_id
-        self._log_parameters(config, recorded=run.data.params)
+        self._log_parameters(request.config, recorded=run.data.params)
         self.location = f"run {self.run_id} at {mlflow.get_tracking_uri()}"
 
     def _experiment(self, project: str | None) -> str:
@@ -206,22 +211,13 @@ class TrackioRun:
       https://huggingface.co/docs/trackio/api
     """
 
-    def __init__(
-        self,
-        project: str | None,
-        name: str,
-        directory: pathlib.Path | None,
-        config: Mapping[str, Any],
-        run_id: str | None,
-    ):
-        # The directory is for other trackers, because Trackio has its own place.
-        del directory
+    def __init__(self, request: TrackerRequest):
         trackio = import_package("trackio")
-        self.run_id = run_id or f"{name}-{_new_id()}"
+        self.run_id = request.run_id or f"{request.name}-{_new_id()}"
         self._run = trackio.init(
-            project=project or os.environ.get("TRACKIO_PROJECT") or DEFAULT_PROJECT,
+            project=request.project or os.environ.get("TRACKIO_PROJECT") or DEFAULT_PROJECT,
             name=self.run_id,
-            config=dict(config),
+            config=dict(request.config),
             resume="allow",
             embed=False,
         )
@@ -235,7 +231,7 @@ class TrackioRun:
         self._run.finish()
 
 
-TRACKERS: Mapping[str, Callable[..., TrackerRun]] = {
+TRACKERS: Mapping[str, Callable[[TrackerRequest], TrackerRun]] = {
     "wandb": WandbRun,
     "mlflow": MlflowRun,
     "trackio": TrackioRun,
@@ -282,7 +278,8 @@ class TrackerLog:
         self._unsent_records = 0
         run_ids = _read_ids(directory)
         try:
-            self._run = TRACKERS[tracker](project, name, directory, config, run_ids.get(tracker))
+            request = TrackerRequest(project, name, directory, config, run_ids.get(tracker))
+            self._run = TRACKERS[tracker](request)
         except UserError:
             raise
         except Exception as error:
@@ -337,8 +334,8 @@ class TrackerLog:
                 self._attempt(functools.partial(self._run.finish, item))
                 return
             values, step = item
-            sent = self._attempt(functools.partial(self._run.log, values, step))
-            self._unsent_records += not sent
+            if not self._attempt(functools.partial(self._run.log, values, step)):
+                self._unsent_records += 1
 
     def _attempt(self, call: Callable[[], None]) -> bool:
         """Returns whether a call of the tracker succeeded."""
@@ -381,7 +378,7 @@ def record_values(record: Mapping[str, Any]) -> dict[str, float]:
     is_epoch = record.get("kind") == "epoch"
     values = {}
     for name, value in finite_numbers(record).items():
-        if name in _AXIS_KEYS:
+        if name == _AXIS_KEY:
             continue
         is_prefixed = is_epoch and name != "epoch" and not name.startswith("val_")
         values[f"{_EPOCH_PREFIX}{name}" if is_prefixed else name] = value
