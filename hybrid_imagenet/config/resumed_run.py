@@ -18,7 +18,6 @@ Nothing here imports TensorFlow.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Mapping
@@ -233,10 +232,13 @@ def find(
             break
     else:
         return None
-    # Only rank 0 needs the directory. What is in its place on another host may be out of date.
-    with contextlib.suppress(UserError) if placement().rank else contextlib.nullcontext():
+    try:
         return _load(directory)
-    return None
+    except UserError:
+        # Only rank 0 needs the directory. On another host, an old one may have its path.
+        if placement().rank == 0:
+            raise
+        return None
 
 
 def _load(directory: pathlib.Path) -> ResumedRun:
