@@ -80,15 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--again", action="store_true", help="run arms that the table in --out has already, too"
     )
-    parser.add_argument(
-        "--steps", type=command_line.positive_int, default=20, help="steps per round (%(default)s)"
-    )
-    parser.add_argument(
-        "--rounds",
-        type=command_line.positive_int,
-        default=3,
-        help="rounds that count (%(default)s)",
-    )
+    scaling.add_round_options(parser, steps=20, rounds=3)
     parser.add_argument(
         "--parallel", type=command_line.positive_int,
         default=max(1, len(os.sched_getaffinity(0)) // 2),

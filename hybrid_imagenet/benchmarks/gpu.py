@@ -106,15 +106,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--out", default="gpu-report", help="directory for the report (%(default)s)"
     )
-    parser.add_argument(
-        "--steps", type=command_line.positive_int, default=20, help="steps per round (%(default)s)"
-    )
-    parser.add_argument(
-        "--rounds",
-        type=command_line.positive_int,
-        default=3,
-        help="rounds that count (%(default)s)",
-    )
+    scaling.add_round_options(parser, steps=20, rounds=3)
     parser.add_argument(
         "--classes",
         type=command_line.positive_int,

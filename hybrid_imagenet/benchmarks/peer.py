@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from hybrid_imagenet.benchmarks import scaling
 from hybrid_imagenet.benchmarks.scaling import wait_for_turn
 from hybrid_imagenet.benchmarks.step_rate import PEERS, SETTINGS, Implementation, settings_of
 from hybrid_imagenet.errors import EXIT_OK
@@ -64,12 +65,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         choices=("float32", "mixed_float16", "mixed_bfloat16"),
         help="compute type (%(default)s)",
     )
-    parser.add_argument(
-        "--steps", type=command_line.positive_int, default=20, help="steps per round (%(default)s)"
-    )
-    parser.add_argument(
-        "--rounds", type=command_line.positive_int, default=3, help="rounds (%(default)s)"
-    )
+    scaling.add_round_options(parser, steps=20, rounds=3)
     parser.add_argument(
         "--threads", type=command_line.positive_int, default=2, help="threads of a CPU"
     )

@@ -122,15 +122,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=command_line.positive_int,
         help="threads per rank (the cores of a host divided by its ranks)",
     )
-    parser.add_argument(
-        "--steps", type=command_line.positive_int, default=5, help="steps per round (%(default)s)"
-    )
-    parser.add_argument(
-        "--rounds",
-        type=command_line.positive_int,
-        default=5,
-        help="rounds that count (%(default)s)",
-    )
+    add_round_options(parser, steps=5, rounds=5)
     parser.add_argument(
         "--classes",
         type=command_line.positive_int,
@@ -143,6 +135,22 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", help="file for the rows")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser
+
+
+def add_round_options(parser: argparse.ArgumentParser, *, steps: int, rounds: int) -> None:
+    """Adds --steps and --rounds, with these defaults."""
+    parser.add_argument(
+        "--steps",
+        type=command_line.positive_int,
+        default=steps,
+        help="steps per round (%(default)s)",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=command_line.positive_int,
+        default=rounds,
+        help="rounds that count (%(default)s)",
+    )
 
 
 def add_network_options(parser: argparse.ArgumentParser) -> None:
