@@ -146,5 +146,20 @@ def _gradients(
     count = float(x.shape.num_elements() // x.shape[-1])
     d_beta = tf.reduce_sum(dy, _BATCH_AND_PIXELS)
     d_gamma = tf.reduce_sum(dy * xhat, _BATCH_AND_PIXELS)
-    centered = dy - d_beta / count - xhat * (d_gamma / count)
-    return tf.cast((inverse_stddev * gamma) * centered, x.dtype), d_gamma, d_beta
+    dx = input_gradient(dy, xhat, inverse_stddev * gamma, d_beta / count, d_gamma / count)
+    return tf.cast(dx, x.dtype), d_gamma, d_beta
+
+
+def input_gradient(
+    dy: tf.Tensor, xhat: tf.Tensor, factor: tf.Tensor, dy_mean: tf.Tensor, product_mean: tf.Tensor
+) -> tf.Tensor:
+    """Returns the gradient of the inputs of a normalization, in FP32.
+
+    Args:
+      dy: gradient of the scaled and shifted values, FP32.
+      xhat: normalized values, in the shape of `dy`.
+      factor: scale over standard deviation, FP32 [c].
+      dy_mean: mean of dy, FP32 [c].
+      product_mean: mean of dy * xhat, FP32 [c].
+    """
+    return factor * (dy - dy_mean - xhat * product_mean)

@@ -17,7 +17,11 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from hybrid_imagenet import xla
-from hybrid_imagenet.models.normalization_program import batch_statistics, scale_and_shift
+from hybrid_imagenet.models.normalization_program import (
+    batch_statistics,
+    input_gradient,
+    scale_and_shift,
+)
 
 _BATCH_AND_PIXELS = [0, 1, 2]
 _WINDOW = 3
@@ -116,8 +120,8 @@ def _backward(
     d_gamma = tf.reduce_sum(tf.add_n(products), _BATCH_AND_PIXELS)
     dx = []
     for dy, xhat in zip(gradients, normalized, strict=True):
-        centered = dy - d_beta / count - xhat * (d_gamma / count)
-        dx.append(tf.cast((inverse_stddev * gamma) * centered, x.dtype))
+        gradient = input_gradient(dy, xhat, inverse_stddev * gamma, d_beta / count, d_gamma / count)
+        dx.append(tf.cast(gradient, x.dtype))
     return _interleave(dx), d_gamma, d_beta
 
 
