@@ -124,8 +124,10 @@ def shared(config: RunConfig, broadcast: Callable[[Any], Any]) -> RunConfig:
     given: dict[str, Any] = {}
     not_given: dict[str, Any] = {}
     for name, value in config.values().items():
-        is_given = config.origins[name] in (Origin.COMMAND_LINE, Origin.FLAGFILE)
-        (given if is_given else not_given)[name] = value
+        if config.origins[name] in (Origin.COMMAND_LINE, Origin.FLAGFILE):
+            given[name] = value
+        else:
+            not_given[name] = value
     origins = {name: config.origins[name].value for name in not_given}
     of_rank_0 = broadcast({"values": not_given, "origins": origins})
     values = given

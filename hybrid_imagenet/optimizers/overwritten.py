@@ -46,7 +46,10 @@ class Partition:
         updated: list[_T] = []
         overwritten: list[_T] = []
         for variable, value in zip(self.variables, values, strict=True):
-            (overwritten if is_overwritten(variable) else updated).append(value)
+            if is_overwritten(variable):
+                overwritten.append(value)
+            else:
+                updated.append(value)
         return updated, overwritten
 
     def overflows(self, new_values: Sequence[tf.Tensor]) -> tf.Tensor:
