@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from hybrid_imagenet import private_api, xla
 from hybrid_imagenet.models import moments
+from hybrid_imagenet.models.normalization_program import input_gradient
 
 _pending_updates: contextvars.ContextVar[list[_BatchStatistics] | None] = contextvars.ContextVar(
     "pending_statistics_updates", default=None
@@ -457,7 +458,8 @@ def _input_gradient(
         # Positions that do not count have not changed the statistics.
         dy_mean = dy_mean * mask
         product_mean = product_mean * mask
-    return tf.cast((inverse_stddev * gamma) * (dy - dy_mean - xhat * product_mean), x.dtype)
+    dx = input_gradient(dy, xhat, inverse_stddev * gamma, dy_mean, product_mean)
+    return tf.cast(dx, x.dtype)
 
 
 def _dy_and_xhat(
