@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
-
-from hybrid_imagenet.comm import process
+from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 from hybrid_imagenet.errors import SharedError
 from hybrid_imagenet.library.broadcast import broadcast_model
 from hybrid_imagenet.order.same_order import check_same_order
 
 
-class BroadcastInitialState(keras.callbacks.Callback):
+class BroadcastInitialState(TrainingCallback):
     """Sends rank 0's weights, optimizer state and first epoch to all ranks when `fit` starts.
 
     A callback of rank 0 earlier in the list may have restored them.
@@ -26,13 +24,12 @@ class BroadcastInitialState(keras.callbacks.Callback):
         Raises:
           UserError: on all ranks, if they have different numbers of steps, or as `broadcast_model`.
         """
-        ranks = process.communicator()
-        check_same_order(ranks)
-        steps = ranks.allgather_object((self.params or {}).get("steps"))
+        check_same_order(self.communicator)
+        steps = self.communicator.allgather_object(self.params.get("steps"))
         if len(set(steps)) > 1:
             raise SharedError(
                 "the ranks have different numbers of steps per epoch"
                 f" ({', '.join(map(str, steps))}), and some would wait forever: share the data with"
                 " hybrid_imagenet.data.shard, or give steps_per_epoch"
             )
-        broadcast_model(self.model, ranks)
+        broadcast_model(self.model, self.communicator)
