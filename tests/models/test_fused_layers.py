@@ -8,11 +8,11 @@ from hybrid_imagenet import xla
 from hybrid_imagenet.models import (
     factory,
     fused_layers,
-    normalization,
     normalization_program,
     shortcut_program,
 )
 from hybrid_imagenet.models.depths import PROGRAMS
+from tests.models.training_pass import training_pass
 
 EPSILON = 1e-3
 
@@ -102,23 +102,6 @@ def created(name, programs=()):
     )
 
 
-def trained(model, images, labels):
-    """Returns logits, gradients and statistics of a training pass."""
-
-    @tf.function(autograph=False)
-    def run():
-        with normalization.deferred_statistics_update(), tf.GradientTape() as tape:
-            logits = model(images, training=True)
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-            loss = tf.reduce_mean(losses)
-        return logits, tape.gradient(loss, model.trainable_variables)
-
-    logits, gradients = run()
-    paths = [v.path for v in model.trainable_variables]
-    statistics = {v.path: v.value for v in model.non_trainable_variables}
-    return {"logits": logits, **dict(zip(paths, gradients, strict=True)), **statistics}
-
-
 @pytest.mark.parametrize(("name", "forks"), [("resnet8", 0), ("resnet50_v1", 0), ("resnet50", 16)])
 def test_network_with_all_programs_has_the_variables_of_its_layers(name, forks):
     plain, fused = created(name), created(name, PROGRAMS)
@@ -136,11 +119,11 @@ def test_network_with_all_programs_has_the_results_of_its_layers(monkeypatch):
     plain, fused = created("resnet50"), created("resnet50", PROGRAMS)
     images = draw([4, 32, 32, 3], 0)
     labels = tf.constant([0, 1, 2, 3], tf.int64)
-    expected = trained(plain, images, labels)
+    expected = training_pass(plain, images, labels)
     inference = plain(images, training=False)
     monkeypatch.setattr(xla, "has_gpu", lambda: True)
     monkeypatch.setattr(xla, "supported", lambda: True)
-    found = trained(fused, images, labels)
+    found = training_pass(fused, images, labels)
     for name, wanted in expected.items():
         tolerance = 1e-3 * np.abs(wanted).max() + 1e-6
         np.testing.assert_allclose(found[name], wanted, rtol=0, atol=tolerance, err_msg=name)
