@@ -66,7 +66,7 @@ main() {
   "$out/cudnn_probe" "$source/resnet50.txt" "${arguments[@]}" | tee "$out/cudnn_probe.txt"
 }
 
-# site_packages: prints the directory of the environment's packages.
+# site_packages: prints the directory of the packages of the environment.
 site_packages() {
   local directories=("$venv_dir"/lib/python3*/site-packages)
   printf '%s' "${directories[0]}"

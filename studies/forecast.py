@@ -56,7 +56,7 @@ def forecast_top1(step: float, batch: float) -> float | None:
       batch: images per update.
 
     Returns:
-      A fraction up to 0.761; None for a batch outside of `BATCHES`.
+      A fraction up to 0.761; None for a batch outside `BATCHES`.
     """
     if not BATCHES[0] <= batch <= BATCHES[1]:
         return None
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str]) -> None:
     batch = derived.base_batch(config)
     print(f"{mlperf.TRAIN_IMAGES:,} images, batch {batch:,}, {config.epochs:g} epochs")
     if not reached:
-        print("forecast: below 70 % to the end, or a batch outside of the tested logs")
+        print("forecast: below 70 % to the end, or a batch outside the tested logs")
     for accuracy, epoch in sorted(reached.items()):
         print(f"forecast: {accuracy:.0%} after epoch {epoch}")
 

@@ -120,7 +120,7 @@ def _chosen(options: argparse.Namespace) -> list[Arm]:
 def _machine() -> Row:
     """Returns the GPU's name, key in `published.GPUS`, free memory in GB and driver.
 
-    Without a GPU the memory is that of the host.
+    Without a GPU the memory of the host is returned.
     """
     words = [
         "nvidia-smi",
@@ -250,7 +250,7 @@ class Running:
       process: the process.
       since: when it started, or when its turn began.
       going: whether its turn has begun.
-      beside: how many arms were warming up when its turn began.
+      others_warming_up: how many arms were warming up when its turn began.
     """
 
     arm: Arm
@@ -258,17 +258,17 @@ class Running:
     process: subprocess.Popen[bytes]
     since: float
     going: bool = False
-    beside: int = 0
+    others_warming_up: int = 0
 
     def ready(self) -> bool:
         """Whether it waits for its turn."""
         return not self.going and (self.folder / scaling.READY_FILE).exists()
 
-    def go(self, beside: int) -> None:
+    def go(self, others_warming_up: int) -> None:
         """Lets it be timed while this many arms still warm up."""
         (self.folder / scaling.GO_FILE).touch()
         self.going = True
-        self.beside = beside
+        self.others_warming_up = others_warming_up
         self.since = time.monotonic()
 
 
@@ -376,4 +376,9 @@ def _outcome(one: Running) -> Row:
     for name in ("row.json", "run/summary.json"):
         if (one.folder / name).exists():
             row = files.read_json(one.folder / name)
-    return {**scaling.parse_result(said), **row, "beside": one.beside, "status": MEASURED}
+    return {
+        **scaling.parse_result(said),
+        **row,
+        "beside": one.others_warming_up,
+        "status": MEASURED,
+    }

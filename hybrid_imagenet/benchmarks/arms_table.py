@@ -88,7 +88,7 @@ def _base(row: Row, other: Row, machine: Row) -> str:
     return "; ".join(said)
 
 
-def _beside(row: Row, other: Row, machine: Row) -> str:
+def _ratio(row: Row, other: Row, machine: Row) -> str:
     return f"{row['images_per_second'] / other['images_per_second']:.3f} times {other['arm']}"
 
 
@@ -101,7 +101,7 @@ def _faster(gain: float) -> Judge:
     """Yes if it is faster by a factor, and by more than the noise, and its first losses agree."""
 
     def judge(row: Row, other: Row, machine: Row) -> str:
-        said = _beside(row, other, machine)
+        said = _ratio(row, other, machine)
         apart = abs(row["first_loss"] - other["first_loss"]) / abs(other["first_loss"])
         if apart > _LOSSES_AGREE:
             return f"no: losses are {apart:.1e} apart; {said}"
@@ -160,7 +160,7 @@ def _peer(row: Row, other: Row, machine: Row) -> str:
     )
 
 
-def _peer_beside(row: Row, other: Row, machine: Row) -> str:
+def _ratio_to_peer(row: Row, other: Row, machine: Row) -> str:
     if row.get("skipped"):
         return "not installed: give --peer_python"
     ours = other["images_per_second"] / row["images_per_second"]
@@ -240,7 +240,7 @@ def _alone(peer: str) -> Arm:
     )
     small = ("--image_size=32", "--batch=2", "--precision=float32")
     return Arm(
-        peer, words, "the peers' column", _peer_beside, than="jit_stem", small=small, gigabytes=60
+        peer, words, "the peers' column", _ratio_to_peer, than="jit_stem", small=small, gigabytes=60
     )
 
 
@@ -390,11 +390,11 @@ ARMS = (
         alone=True,
         environment=(("XLA_FLAGS", "--xla_gpu_enable_cublaslt=true"),),
     ),
-    _step("bf16", "docs", _beside, "--precision=mixed_bfloat16", alone=True),
+    _step("bf16", "docs", _ratio, "--precision=mixed_bfloat16", alone=True),
     _step(
         "bf16_norm",
         "the goal is 0.95 of stem; the default in BF16 if faster than bf16",
-        _beside,
+        _ratio,
         "--precision=mixed_bfloat16",
         "--xla_programs=stem,norm",
         than="stem",
@@ -403,7 +403,7 @@ ARMS = (
     _step(
         "bf16_jit",
         "the goal is 0.95 of jit_stem",
-        _beside,
+        _ratio,
         *_DEFAULT,
         "--precision=mixed_bfloat16",
         than="jit_stem",
@@ -436,17 +436,17 @@ ARMS = (
         _gaps,
         alone=True,
     ),
-    _step("again", "smaller differences than this are noise", _beside),
-    _step("512", "docs", _beside, "--per_gpu_batch=512", gigabytes=48),
-    _step("lars", "the planner", _beside, "--optimizer=lars"),
-    _step("muon", "the planner", _beside, "--optimizer=muon"),
-    _step("tf32", "docs", _beside, "--precision=float32", gigabytes=44),
-    _step("1024", "docs", _beside, "--per_gpu_batch=1024", gigabytes=94),
-    _step("sony", "the planner", _beside, "--augmentation=sony"),
+    _step("again", "smaller differences than this are noise", _ratio),
+    _step("512", "docs", _ratio, "--per_gpu_batch=512", gigabytes=48),
+    _step("lars", "the planner", _ratio, "--optimizer=lars"),
+    _step("muon", "the planner", _ratio, "--optimizer=muon"),
+    _step("tf32", "docs", _ratio, "--precision=float32", gigabytes=44),
+    _step("1024", "docs", _ratio, "--per_gpu_batch=1024", gigabytes=94),
+    _step("sony", "the planner", _ratio, "--augmentation=sony"),
     _step(
         "inception32",
         "the planner",
-        _beside,
+        _ratio,
         "--augmentation=inception",
         "--per_gpu_batch=32",
         gigabytes=6,
@@ -456,13 +456,13 @@ ARMS = (
     _step(
         "lu_fp16_128",
         _LU.format(published.LU_SINGLE_V100["fp16", 128]),
-        _beside,
+        _ratio,
         "--per_gpu_batch=128",
     ),
     _step(
         "lu_tf32_128",
         _LU.format(published.LU_SINGLE_V100["fp32", 128]),
-        _beside,
+        _ratio,
         "--precision=float32",
         "--per_gpu_batch=128",
     ),

@@ -45,7 +45,7 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def allreduce_sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """Sums a tensor over all ranks, inside or outside of a graph.
+        """Sums a tensor over all ranks, inside or outside a graph.
 
         Args:
           tensor: Any shape, the same on all ranks; float16, float32, float64, int32 or int64.
@@ -58,7 +58,7 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def allreduce_max(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """Takes the elementwise maximum of a tensor over all ranks, inside or outside of a graph.
+        """Takes the elementwise maximum of a tensor over all ranks, inside or outside a graph.
 
         Args:
           tensor: Any shape, the same on all ranks; float32, float64, int32 or int64. It must not

@@ -93,7 +93,7 @@ def xla_compiles_by_default(config: RunConfig) -> bool:
     On one H200 a step of ResNet-50 was 4 % faster so, but its first step took 38 instead of 12 s.
     So it is off
 
-    * with several ranks, because gradients are then not reduced beside the backward pass, and XLA
+    * with several ranks, because gradients are then not reduced during the backward pass, and XLA
       cannot sum statistics over ranks;
     * with --deterministic, because XLA chooses kernels by their time at each start;
     * with schedules of batch or image size, each of whose stages would be compiled;
@@ -153,7 +153,7 @@ def complete(config: RunConfig) -> RunConfig:
     returned as it is. The derived values are:
 
     * with a --batch_schedule of numbers: --per_gpu_batch and --gradient_accumulation_steps, which
-      are those of its first batch.
+      belong to its first batch.
     * with data at a URL: --shuffle_window, because files are copied while they are read.
     * with --lr_schedule=mlperf: learning rate (not scaled further), warmup, momentum, weight decay
       and number of epochs of MLPerf's table, and the group of GPUs that normalizes about as many
@@ -235,7 +235,7 @@ def _normalization_group(config: RunConfig, images: int) -> int:
     """Returns the --bn_group that normalizes about this number of images.
 
     A group must divide the GPUs, and be a part or a multiple of the virtual GPUs of a rank. XLA
-    does not compile sums over ranks, so with --jit_compile it is inside of a rank.
+    does not compile sums over ranks, so with --jit_compile it is within a rank.
     """
     largest = config.virtual_gpus if config.jit_compile else config.gpus
     groups = []

@@ -184,7 +184,7 @@ class ResumedRun:
     def changed_defaults(
         self, config: RunConfig, overrides: Mapping[str, Any], per_gpu_batch: int
     ) -> tuple[str, ...]:
-        """Describes each kept value that nobody set and that a new run would not have.
+        """Describes each kept value that was never set and that a new run would not have.
 
         Args:
           config: the resumed run.

@@ -63,7 +63,7 @@ def mixup(images: tf.Tensor, partners: tf.Tensor, share: tf.Tensor) -> tf.Tensor
 
 
 def cutmix(images: tf.Tensor, partners: tf.Tensor, boxes: tf.Tensor) -> tf.Tensor:
-    """Replaces a box of each image by that of its partner.
+    """Replaces a box of each image by the same box of its partner.
 
     Args:
       images: float32 [b, s, s, 3].
@@ -84,7 +84,7 @@ def cutmix(images: tf.Tensor, partners: tf.Tensor, boxes: tf.Tensor) -> tf.Tenso
 
 
 def cutmix_share(boxes: tf.Tensor, side: int) -> tf.Tensor:
-    """Returns the part of each image that is outside of its box, float32 [b]."""
+    """Returns the part of each image that is outside its box, float32 [b]."""
     area = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
     return 1.0 - area / float(side * side)
 
@@ -92,13 +92,13 @@ def cutmix_share(boxes: tf.Tensor, side: int) -> tf.Tensor:
 def random_boxes(
     share: tf.Tensor, top_draw: tf.Tensor, left_draw: tf.Tensor, side: int
 ) -> tf.Tensor:
-    """Returns squares of whole pixels at random places inside of the image, for `cutmix`.
+    """Returns squares of whole pixels at random places inside the image, for `cutmix`.
 
-    As in Keras all of a box is inside of the image, so that areas have the intended distribution.
+    As in Keras, all of a box is inside the image, so that areas have the intended distribution.
     Yun et al. cut off the part of a box that is outside.
 
     Args:
-      share: part of the image outside of the box, float32 [b].
+      share: part of the image outside the box, float32 [b].
       top_draw: uniform random numbers in [0, 1) for the rows, float32 [b].
       left_draw: the same for the columns.
       side: of the image, in pixels.
@@ -214,6 +214,6 @@ class ImageMixer:
         size = values.shape[0] // self.parts
         pieces = []
         for part in range(self.parts):
-            of_part = values[part * size : (part + 1) * size]
-            pieces += [of_part[-1:], of_part[:-1]]
+            part_values = values[part * size : (part + 1) * size]
+            pieces += [part_values[-1:], part_values[:-1]]
         return tf.concat(pieces, axis=0)

@@ -124,8 +124,8 @@ def _summable_metrics(
                 " metric of Keras, such as keras.metrics.Mean, or set its attribute"
                 " sums_over_ranks = True if its states are sums."
             )
-    known = metric_sums.metric_results(model)
-    unknown = [name for name in own_results if name not in known]
+    metric_names = metric_sums.metric_results(model).keys()
+    unknown = [name for name in own_results if name not in metric_names]
     if unknown:
         raise UserError(
             f"evaluate: {', '.join(unknown)} of the model's test_step is not the result of a"

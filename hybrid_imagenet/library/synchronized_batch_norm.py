@@ -152,7 +152,7 @@ class _CallOverRanks:
         return tf.cast(_channels_back(outputs, layer.axis), layer.compute_dtype)
 
     def _allreduce(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        # A step is being traced, and ranks that are not connected yet must connect outside of it.
+        # A step is being traced, and ranks that are not connected yet must connect outside it.
         with tf.init_scope():
             communicator = process.communicator()
         # The slash leaves the scopes of layers, whose names may differ between ranks. A layer that

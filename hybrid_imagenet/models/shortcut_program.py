@@ -52,7 +52,7 @@ def convolve_and_keep(inputs: tf.Tensor, kernel: tf.Tensor) -> tuple[tf.Tensor, 
 def _input_gradient_plus(
     d_shortcut: tf.Tensor, d_outputs: tf.Tensor, kernel: tf.Tensor
 ) -> tf.Tensor:
-    """Returns the gradient of a 1x1 convolution's inputs plus that of the shortcut."""
+    """Returns the gradient of the inputs of a 1x1 convolution plus that of the shortcut."""
     _, _, channels, filters = kernel.shape
     rows = tf.reshape(d_outputs, [-1, filters])
     product = tf.matmul(rows, tf.reshape(kernel, [channels, filters]), transpose_b=True)

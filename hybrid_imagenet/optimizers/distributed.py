@@ -316,7 +316,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         self.inner.learning_rate = value
 
     def connect(self) -> None:
-        """Connects the ranks and makes the reducer, outside of the first step.
+        """Connects the ranks and makes the reducer, outside the first step.
 
         The reducer has a variable, and a variable that is made while a step is traced makes
         TensorFlow trace the step again. Every rank calls it.

@@ -327,7 +327,7 @@ class Hyperparameters:
         XLA cannot read a variable of the CPU in a program for a GPU.
 
         Args:
-          vector: what `vector` returned outside of the program.
+          vector: what `vector` returned outside the program.
         """
         self._passed = vector
         try:

@@ -87,8 +87,8 @@ class GradientReducer:
     def maximum(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the elementwise maximum of each tensor over all ranks, in FP32.
 
-        All of them are one all-reduce, which is small beside those of the gradients. NaN becomes
-        infinity.
+        All of them are one all-reduce, which is small compared with those of the gradients. NaN
+        becomes infinity.
 
         Args:
           values: Tensors of static shape, in the same order on all ranks.

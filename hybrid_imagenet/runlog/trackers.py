@@ -83,7 +83,7 @@ class TrackerRun(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class TrackerRequest:
-    """What a tracker needs to start a run, or to continue one.
+    """Holds the arguments with which a tracker starts or continues a run.
 
     Attributes:
       project: project or experiment; None for the tracker's environment variable or default.

@@ -152,7 +152,7 @@ class TrainStep:
 
         Without it the update starts after the program of forward and backward pass, and its
         programs read all gradients and weights again. On an H200 1.8 ms of a step of 35.0 ms were
-        outside of the compiled program; the gain of this form has not been measured yet.
+        outside the compiled program; the gain of this form has not been measured yet.
 
         Augmentation stays outside, because XLA does not know all of its operations. So do the
         hyperparameters, because a program for a GPU cannot read variables of the CPU.
