@@ -1,5 +1,6 @@
 """Users' pages: commands parse, run and exit with 0; links and flags exist."""
 
+import ast
 import importlib.util
 import os
 import pathlib
@@ -253,13 +254,48 @@ def test_flags_in_the_text_exist(page):
     assert named <= known, named - known
 
 
-def test_the_api_reference_has_every_public_name():
-    spec = importlib.util.spec_from_file_location(
-        "reference", ROOT / "docs" / "dev" / "reference.py"
-    )
-    reference = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(reference)
-    text = reference.api()
-    headings = set(re.findall(r"^##+ (.*)$", text, re.M))
+@pytest.fixture(scope="module")
+def reference():
+    """The module that writes the pages of docs/reference."""
+    path = ROOT / "docs" / "dev" / "reference.py"
+    spec = importlib.util.spec_from_file_location("reference", path)
+    module = importlib.util.module_from_spec(spec)
+    # Its dataclasses look their module up.
+    sys.modules["reference"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_reference_pages_on_another_machine_are_current(reference, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(os, "cpu_count", lambda: 77)
+    assert reference.outdated_pages() == [], f"Run: {reference.REMEDY}"
+
+
+def test_reference_check_outdated_page_prints_the_command_to_run(reference, monkeypatch, capsys):
+    monkeypatch.setattr(reference, "pages", lambda: {"docs/reference/api.md": "another text"})
+    assert reference.main(["--check"]) == 1
+    message = f"docs/reference/api.md is not current. Run: {reference.REMEDY}\n"
+    assert capsys.readouterr().err == message
+
+
+def test_api_reference_has_every_public_name():
+    text = (ROOT / "docs" / "reference" / "api.md").read_text()
+    headings = set(re.findall(r"^##+ `?([\w.]+)`?$", text, re.M))
     assert {f"hi.{name}" for name in hi.__all__} <= headings
-    assert {f"hi.order.{name}" for name in hi.order.__all__} <= headings
+    for module in ("data", "optimizers", "order", "schedules"):
+        assert {f"hi.{module}.{name}" for name in getattr(hi, module).__all__} <= headings
+    # Importing this module would take seconds, because it imports TensorFlow.
+    source = (ROOT / "hybrid_imagenet" / "callbacks" / "__init__.py").read_text()
+    exported = ast.literal_eval(source.partition("__all__ = ")[2])
+    assert {f"hi.callbacks.{name}" for name in exported} <= headings
+
+
+def test_command_line_reference_has_usage_and_example_of_every_command():
+    text = (ROOT / "docs" / "reference" / "command-line.md").read_text()
+    sections = dict(re.findall(r"^###? ([a-z ]+)\n(.*?)(?=^##|\Z)", text, re.M | re.S))
+    names = set(__main__.COMMANDS) - {"data"} | {"data prepare", "data check"}
+    for name in names:
+        assert f"```text\nusage: hybrid-imagenet {name}" in sections[name]
+        # A description, which ends with a newline, may come first.
+        assert re.search(rf"```sh\n(# .*\n)?hybrid-imagenet {name}\b", sections[name]), name

@@ -1,183 +1,660 @@
-"""Generates the command-line and API references and further pages of the site, as a hook of mkdocs.
+"""Writes docs/reference/command-line.md and docs/reference/api.md from help texts and docstrings.
 
-Nothing that it makes is committed. It reads sources and `--help`, so that TensorFlow is not needed.
+    python docs/dev/reference.py          # writes the pages
+    python docs/dev/reference.py --check  # exits with 1 if a page is not current
+
+The pages are committed, so that they can be read where the code is hosted. They are the same on
+every machine: sources are read without importing them, and help texts without a terminal.
+TensorFlow is not needed.
 """
 
+import argparse
 import ast
+import contextlib
 import dataclasses
-import posixpath
+import functools
+import importlib
+import inspect
+import io
+import os
 import re
-import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = {  # pages of the site that lie elsewhere in the checkout
-    "index.md": "README.md",
-    "changelog.md": "CHANGELOG.md",
-    "contributing.md": "CONTRIBUTING.md",
-    "security.md": "SECURITY.md",
-    "examples.md": "examples/README.md",
-    "from_horovod_keras.md": "examples/from_horovod_keras.md",
-    "tests.md": "tests/README.md",
+sys.path.insert(0, str(ROOT))
+
+REMEDY = "python docs/dev/reference.py"
+COLUMNS = "100"
+# Longer signatures have one argument per line.
+SIGNATURE_COLUMNS = 88
+# Examples of commands whose help has none.
+EXAMPLES = {
+    "demo": "hybrid-imagenet demo",
+    "data prepare": "hybrid-imagenet data prepare --from=folder --data_dir=photos --to=shards",
+    "data check": "hybrid-imagenet data check --dataset=tfrecord --data_dir=shards",
+    "env": "hybrid-imagenet env",
+    "plan": "hybrid-imagenet plan --cluster=h100 --hosts=4",
+    "report": "hybrid-imagenet report runs/one runs/other --out=comparison",
+    "bench": "hybrid-imagenet bench input --source=digits --json=input.json",
 }
-_HERE = {source: page for page, source in PAGES.items()}
-_WRAPPED = "<style>.md-typeset pre > code { white-space: pre-wrap; }</style>\n"
-_LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+SUBCOMMANDS = {"data": ("prepare", "check")}
+# Public modules, as attributes of `hi`.
+MODULES = ("data", "schedules", "optimizers", "callbacks", "order")
+# Classes whose methods users call, with the name of an instance in examples. Methods of other
+# classes are called by Keras.
+CLASSES_WITH_METHODS = {"ExactBatchSampler": "sampler", "Schedule": "schedule"}
+SECTIONS = {
+    "Args": "Arguments",
+    "Attributes": "Attributes",
+    "Returns": "Returns",
+    "Yields": "Yields",
+    "Raises": "Raises",
+    "Example": "Example",
+    "Reference": "Reference",
+}
 
 
-def on_config(config):
-    """Takes the addresses of the repository and of the site from pyproject.toml, if it has them."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    addresses = project.get("urls", {})
-    config.repo_url = addresses.get("Repository", config.repo_url)
-    config.site_url = addresses.get("Documentation", config.site_url)
-    return config
-
-
-def on_files(files, config):
-    """Adds the generated pages."""
-    from mkdocs.structure.files import File
-
-    for page, source in PAGES.items():
-        files.append(
-            File.generated(config, page, content=linked((ROOT / source).read_text(), source, page))
-        )
-    files.append(File.generated(config, "generated/commands.md", content=commands()))
-    files.append(File.generated(config, "generated/api.md", content=api()))
-    return files
-
-
-def on_page_markdown(markdown, page, config, files):
-    """Adapts the links of a page of docs/ that lead out of it."""
-    source = page.file.src_uri
-    return (
-        markdown
-        if source in PAGES or source.startswith("generated/")
-        else linked(markdown, f"docs/{source}", source)
-    )
-
-
-def linked(text, source, page):
-    """Returns Markdown whose links work on the site.
-
-    Links to files that are not pages become plain text.
+def main(words=None):
+    """Writes or checks the pages, and returns the exit code.
 
     Args:
-      text: Markdown.
-      source: its path in the checkout, from which its links lead.
-      page: its path on the site.
+      words: the command line; None for that of this process.
+    """
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="only check that pages are current")
+    arguments = parser.parse_args(words)
+    if arguments.check:
+        outdated = outdated_pages()
+        for page in outdated:
+            print(f"{page} is not current. Run: {REMEDY}", file=sys.stderr)
+        return 1 if outdated else 0
+    for page, text in pages().items():
+        (ROOT / page).parent.mkdir(exist_ok=True)
+        (ROOT / page).write_text(text, encoding="utf-8")
+    return 0
+
+
+def pages():
+    """Returns the text of each page, by its path in the checkout."""
+    return {
+        "docs/reference/command-line.md": command_line_page(),
+        "docs/reference/api.md": api_page(),
+    }
+
+
+def outdated_pages():
+    """Returns the paths of committed pages that differ from the generated text."""
+    outdated = []
+    for page, text in pages().items():
+        path = ROOT / page
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            outdated.append(page)
+    return outdated
+
+
+# The command line
+
+
+@dataclasses.dataclass
+class Section:
+    """A list of options in a help text.
+
+    Attributes:
+      title: heading of the list.
+      options: names with the form of their values, and descriptions.
     """
 
-    def link(match):
-        image, words, target, anchor = match.groups()
-        if "://" in target:  # the site asks no other server for images
-            return f"`{words}`" if image else match[0]
-        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
-        if path in _HERE:
-            path = f"docs/{_HERE[path]}"
-        if not path.startswith("docs/"):
-            return f"`{words.strip('`')}`" if not words.startswith("![") else words
-        target = posixpath.relpath(path[5:], posixpath.dirname(page) or ".")
-        return f"{image}[{words}]({target}{anchor or ''})"
-
-    return _LINK.sub(link, text)
+    title: str
+    options: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
-def commands():
-    """Returns the reference of all commands, from their `--help`."""
-    sys.path.insert(0, str(ROOT))
+@dataclasses.dataclass
+class Help:
+    """The parts of a help text.
+
+    Attributes:
+      usage: its lines that show the form of the command.
+      description: paragraphs before the options.
+      sections: lists of options.
+      examples: lines of commands; descriptions are comments.
+      notes: paragraphs after the options.
+    """
+
+    usage: str
+    description: list[str] = dataclasses.field(default_factory=list)
+    sections: list[Section] = dataclasses.field(default_factory=list)
+    examples: list[str] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+
+def command_line_page():
+    """Returns the page that describes every command."""
+    from hybrid_imagenet.__main__ import COMMANDS
+    from hybrid_imagenet.options import SPELLING
+
+    parts = [
+        "# Command line",
+        f"<!-- Generated from help texts. To change this page, edit them and run: {REMEDY} -->",
+        "The package installs the program `hybrid-imagenet`. `python -m hybrid_imagenet` is the"
+        " same program. It has these commands:",
+        table("command", ((f"[`{name}`](#{name})", line) for name, (_, line) in COMMANDS.items())),
+        f"Every command prints this description of itself with `--help`. {markdown(SPELLING)}",
+    ]
+    for name in COMMANDS:
+        parts.append(f"## {name}")
+        parts += command(name)
+        for subcommand in SUBCOMMANDS.get(name, ()):
+            parts.append(f"### {name} {subcommand}")
+            parts += command(f"{name} {subcommand}")
+    return "\n\n".join(parts) + "\n"
+
+
+def command(name):
+    """Returns the description of a command, as Markdown blocks.
+
+    Args:
+      name: words of the command, such as "data check".
+    """
+    if name == "train":
+        # Examples are in the short help, and all flags in the long one.
+        parsed = parse_help(help_text("train", "--help=all"))
+        parsed.examples = parse_help(help_text("train", "--help")).examples
+    else:
+        parsed = parse_help(help_text(*name.split(), "--help"))
+    if not parsed.examples and name in EXAMPLES:
+        parsed.examples = [EXAMPLES[name]]
+    description = parsed.description or [f"{capitalize(short_description(name))}."]
+    parts = [*map(markdown, description), fence("text", parsed.usage)]
+    if parsed.examples:
+        parts.append(fence("sh", "\n".join(parsed.examples)))
+    for section in parsed.sections:
+        title = f"### {section.title}" if name == "train" else f"**{section.title}**"
+        options = (f"- `{form}`: {markdown(text)}" for form, text in section.options.items())
+        parts += [title, "\n".join(options)]
+    return parts + [markdown(note) for note in parsed.notes]
+
+
+def short_description(name):
+    """Returns the line about a command in the list of commands, or of its subcommands."""
     from hybrid_imagenet.__main__ import COMMANDS
 
-    parts = ["# Command line\n\nGenerated from `hybrid-imagenet COMMAND --help`.\n", _WRAPPED]
-    for name, (_, line) in COMMANDS.items():
-        words = [name, "--help=all" if name == "train" else "--help"]
-        shown = subprocess.run(
-            [sys.executable, "-m", "hybrid_imagenet", *words],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        parts.append(
-            f"## {name}\n\n{line[0].upper()}{line[1:]}.\n\n```text\n{shown.stdout.strip()}\n```\n"
-        )
-    return "\n".join(parts)
+    parent, _, subcommand = name.partition(" ")
+    if not subcommand:
+        return COMMANDS[name][1]
+    arguments, *_ = parse_help(help_text(parent, "--help")).sections
+    return arguments.options[subcommand]
 
 
-def api():
-    """Returns the reference of the public names of `hybrid_imagenet`, from signatures and
-    docstrings.
+def help_text(*words):
+    """Returns the help that a command line prints, on any machine the same.
+
+    Args:
+      words: the words after `hybrid-imagenet`.
     """
-    sys.path.insert(0, str(ROOT))
+    from hybrid_imagenet.__main__ import main as run_command
+
+    output = io.StringIO()
+    columns = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = COLUMNS
+    try:
+        # argparse exits after printing help.
+        with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
+            run_command(words)
+    finally:
+        del os.environ["COLUMNS"]
+        if columns is not None:
+            os.environ["COLUMNS"] = columns
+    # This default depends on the machine.
+    return re.sub(r"(number of processors),\s+\d+", r"\1", output.getvalue())
+
+
+def parse_help(text):
+    """Splits a help text into its parts."""
+    from hybrid_imagenet.options import SPELLING
+
+    usage, *blocks = re.split(r"\n\n+", text.strip())
+    parsed = Help(usage)
+    for block in blocks:
+        lines = block.splitlines()
+        if lines[0] in ("Example:", "Examples:"):
+            parsed.examples = [example_line(line) for line in lines[1:]]
+        elif any(line.startswith("  ") for line in lines):
+            parsed.sections.append(parse_section(lines))
+        else:
+            # The spelling of options is described once for all commands.
+            paragraph = " ".join(lines).replace(SPELLING, "").strip()
+            target = parsed.notes if parsed.sections else parsed.description
+            target += [paragraph] * bool(paragraph)
+    parsed.sections = [section for section in parsed.sections if section.options]
+    return parsed
+
+
+def example_line(line):
+    """Returns a line of the examples in a help text; descriptions become comments."""
+    description = re.fullmatch(r"(.*):", line.strip())
+    return f"# {description[1]}" if description else re.sub("^ +(?=hybrid-imagenet)", "", line)
+
+
+def parse_section(lines):
+    """Returns a list of options.
+
+    Args:
+      lines: a title without indentation, if there is one; names of options, with two or four
+        spaces before them; descriptions with six, or two spaces after the name.
+    """
+    title = " ".join(line for line in lines if not line.startswith(" ")).rstrip(":.")
+    section = Section(capitalize(title).replace("Positional arguments", "Arguments"))
+    form = ""
+    for line in lines:
+        if re.match(r" {6}", line):
+            if form.endswith("|"):
+                # The values of a flag continue.
+                value = section.options.pop(form)
+                form += line.strip()
+                section.options[form] = value
+            else:
+                section.options[form] = f"{section.options[form]} {line.strip()}".strip()
+        elif line.startswith(" "):
+            form, _, description = line.strip().partition("  ")
+            section.options[form] = description.strip()
+    # The names of subcommands, and the option that every command has, are described elsewhere.
+    section.options = {
+        form: description
+        for form, description in section.options.items()
+        if not form.startswith(("{", "-h, --help"))
+    }
+    if not section.title:
+        is_option = any(form.startswith("-") for form in section.options)
+        section.title = "Options" if is_option else "Names"
+    return section
+
+
+# The library
+
+
+@dataclasses.dataclass(frozen=True)
+class PublicName:
+    """A public name and its definition.
+
+    Attributes:
+      name: the name as users write it, such as hi.data.shard.
+      module: module that defines it.
+      node: the definition in the source.
+    """
+
+    name: str
+    module: str
+    node: ast.AST
+
+    @property
+    def docstring(self):
+        """The docstring of a function or class, or the text below a constant."""
+        if isinstance(self.node, ast.Assign):
+            body = parse_module(self.module).body
+            text = body[body.index(self.node) + 1]
+            return inspect.cleandoc(text.value.value)
+        return ast.get_docstring(self.node) or ""
+
+    @property
+    def constructor(self):
+        """The `__init__` of a class, the function itself, or None."""
+        if isinstance(self.node, ast.FunctionDef):
+            return self.node
+        for node in getattr(self.node, "body", []):
+            if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+                return node
+        return None
+
+
+@functools.cache
+def parse_module(module):
+    """Returns the syntax tree of a module."""
+    path = ROOT / module.replace(".", "/")
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def find_definition(module, name):
+    """Returns the module that defines a name, and the definition, following imports."""
+    imported = None
+    for node in ast.walk(parse_module(module)):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name:
+            return module, node
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            return module, node
+        if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
+            imported = node.module
+    if imported is None:
+        raise LookupError(f"{module} has no {name}")
+    return find_definition(imported, name)
+
+
+def public_names():
+    """Returns the public names of `hi` and of its public modules, by module."""
     import hybrid_imagenet
     from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 
-    groups = {
-        "hi": [
-            f"hybrid_imagenet.{home}:{name}"
-            for name, home in sorted(hybrid_imagenet._HOMES.items())
-        ],
-        "hi.schedules": list(exported("schedules/__init__.py")),
-        "hi.callbacks": list(exported("callbacks/__init__.py")),
-        "hi.data": ["hybrid_imagenet.data:shard", "hybrid_imagenet.data:digits"],
-        "hi.order": [f"hybrid_imagenet.order:{name}" for name in hybrid_imagenet.order.__all__],
-    }
+    groups = {"hi": []}
+    for name in sorted(hybrid_imagenet._HOMES):
+        home = f"hybrid_imagenet.{hybrid_imagenet._HOMES[name]}"
+        groups["hi"].append(PublicName(f"hi.{name}", *find_definition(home, name)))
+    for module in MODULES:
+        home = f"hybrid_imagenet.{module}"
+        if module == "optimizers":
+            locations = [spec.constructor.split(":") for spec in OPTIMIZERS.values()]
+            locations.append([f"{home}.average", "WeightAverage"])
+            locations += [[home, "create"], [home, "NAMES"]]
+        else:
+            _, exported = find_definition(home, "__all__")
+            locations = [[home, name] for name in ast.literal_eval(exported.value)]
+        groups[f"hi.{module}"] = [
+            PublicName(f"hi.{module}.{name}", *find_definition(home, name))
+            for home, name in locations
+        ]
+    return groups
+
+
+def api_page():
+    """Returns the page that describes every public name."""
+    groups = public_names()
+    links = {name.name for names in groups.values() for name in names}
     parts = [
-        "# API\n\nGenerated from docstrings. [The library](../library.md) is the guide.\n",
-        _WRAPPED,
+        "# API",
+        f"<!-- Generated from docstrings. To change this page, edit them and run: {REMEDY} -->",
+        "These are the public names of `import hybrid_imagenet as hi`. Importing it imports neither"
+        " TensorFlow nor Keras nor Horovod; a name is imported when it is used.",
     ]
     for group, names in groups.items():
-        parts.append(f"## {group}\n")
-        parts += [entry(group, *name.split(":")) for name in names]
-    parts.append("## hi.optimizers\n")
-    parts += [optimizer(method) for method in OPTIMIZERS.values()]
-    return "\n".join(parts)
+        module = "hybrid_imagenet" + group.removeprefix("hi")
+        parts.append(f"## {group}")
+        if group != "hi":
+            parts += docstring_blocks(ast.get_docstring(parse_module(module)), group, links)
+        rows = []
+        for public_name in names:
+            summary = public_name.docstring.partition("\n")[0]
+            rows.append((link_to(public_name.name), inline(summary, group, links)))
+        parts.append(table("name", rows))
+        for public_name in names:
+            parts += entry(public_name, group, links)
+    return "\n\n".join(parts) + "\n"
 
 
-def optimizer(method):
-    """Returns the heading, arguments and docstring of an optimizer, whose arguments are its
-    options.
+def entry(public_name, group, links):
+    """Returns the description of a public name, as Markdown blocks.
+
+    Args:
+      public_name: what to describe.
+      group: public module in which unqualified names are looked up for links.
+      links: names that have a heading.
     """
-    module, name = method.constructor.split(":")
-    tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text())
-    text = next(ast.get_docstring(node) for node in tree.body if getattr(node, "name", "") == name)
-    from hybrid_imagenet.options import options_of
-
-    helps = {known.name: known.help for known in options_of(method.options).values()}
-    rows = [
-        f"{f.name}={f.default!r}".ljust(32) + helps.get(f.name, "")
-        for f in dataclasses.fields(method.options)
-    ]
-    return "\n".join(
-        [f"### hi.optimizers.{name}\n\n```text", text, "", *(row.rstrip() for row in rows), "```\n"]
-    )
-
-
-def exported(file):
-    """Yields module:name of each import of a module that only exports."""
-    for node in ast.walk(ast.parse((ROOT / "hybrid_imagenet" / file).read_text())):
-        if isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}:{alias.name}" for alias in node.names)
+    # A name that is also an argument, such as rank, means the argument.
+    links = links - {public_name.name}
+    for name in argument_names(public_name):
+        links = links - {f"hi.{name}", f"{group}.{name}"}
+    parts = [f"### `{public_name.name}`", fence("python", signature(public_name))]
+    parts += docstring_blocks(public_name.docstring, group, links)
+    constructor = public_name.constructor
+    if constructor is not None and constructor is not public_name.node:
+        # The first paragraph of `__init__` repeats the class.
+        text = ast.get_docstring(constructor) or ""
+        parts += docstring_blocks(text.partition("\n\n")[2], group, links)
+    if getattr(public_name.node, "name", "") in CLASSES_WITH_METHODS:
+        parts += methods(public_name, group, links)
+    return parts
 
 
-def entry(group, module, name):
-    """Returns the heading, signature and docstrings of a function or class, read from its
-    source.
+def argument_names(public_name):
+    """Returns the names of the arguments of a function or class."""
+    constructor = public_name.constructor
+    if constructor is None:
+        return []
+    return [name for name, _, _ in describe_arguments(constructor, public_name.module) if name]
+
+
+def is_constant(public_name):
+    """Returns whether a public name is a constant."""
+    return isinstance(public_name.node, ast.Assign)
+
+
+def methods(public_name, group, links):
+    """Returns the descriptions of the public methods and properties of a class."""
+    class_name = public_name.node.name
+    instance = CLASSES_WITH_METHODS[class_name]
+    special = {"__call__": instance, "__len__": f"len({instance})", "__iter__": f"iter({instance})"}
+    parts = []
+    for node in public_name.node.body:
+        text = isinstance(node, ast.FunctionDef) and ast.get_docstring(node)
+        if not text or (node.name.startswith("_") and node.name not in special):
+            continue
+        form = special.get(node.name, f"{instance}.{node.name}")
+        is_property = any(ast.unparse(decorator) == "property" for decorator in node.decorator_list)
+        if not is_property and "(" not in form:
+            returns = ast.unparse(node.returns) if node.returns else ""
+            form = format_call(form, arguments_of(node, public_name.module), returns)
+        parts += [f"#### `{class_name}.{node.name}`", fence("python", form)]
+        parts += docstring_blocks(text, group, links)
+    return parts
+
+
+def signature(public_name):
+    """Returns how a function, class or constant is written."""
+    node = public_name.node
+    if is_constant(public_name):
+        value = getattr(importlib.import_module(public_name.module), ast.unparse(node.targets[0]))
+        return double_quoted(f"{public_name.name} = {value!r}")
+    arguments = option_arguments(node)
+    if arguments is None:
+        decorators_and_bases = map(ast.unparse, [*node.decorator_list, *getattr(node, "bases", [])])
+        if any(text.startswith(("dataclasses.", "abc.")) for text in decorators_and_bases):
+            return f"class {public_name.name}"
+        constructor = public_name.constructor
+        arguments = arguments_of(constructor, public_name.module) if constructor else []
+    returns = getattr(node, "returns", None)
+    return format_call(public_name.name, arguments, ast.unparse(returns) if returns else "")
+
+
+def format_call(name, arguments, returns=""):
+    """Returns a call on one line if it is short enough, or else with one argument per line."""
+    arrow = f" -> {returns}" if returns and returns != "None" else ""
+    line = f"{name}({', '.join(arguments)}){arrow}"
+    if len(line) <= SIGNATURE_COLUMNS:
+        return line
+    lines = "".join(f"    {argument},\n" for argument in arguments)
+    return f"{name}(\n{lines}){arrow}"
+
+
+def arguments_of(function, module):
+    """Returns the arguments of a function with annotations and defaults, without `self`."""
+    return [text for _, text, _ in describe_arguments(function, module)]
+
+
+def describe_arguments(function, module):
+    """Yields name, text and default of each argument; `*` has neither name nor default."""
+    declared = function.args
+    positional = [*declared.posonlyargs, *declared.args]
+    defaults = [None] * (len(positional) - len(declared.defaults)) + declared.defaults
+    for argument, default in zip(positional, defaults, strict=True):
+        if argument.arg != "self":
+            yield describe_argument(argument, default, module)
+    if declared.vararg:
+        yield describe_argument(declared.vararg, None, module, stars="*")
+    elif declared.kwonlyargs:
+        yield "", "*", None
+    for argument, default in zip(declared.kwonlyargs, declared.kw_defaults, strict=True):
+        yield describe_argument(argument, default, module)
+    if declared.kwarg:
+        yield describe_argument(declared.kwarg, None, module, stars="**")
+
+
+def describe_argument(argument, default, module, stars=""):
+    """Returns name, text and default of an argument; the default is text, or None."""
+    text = stars + argument.arg
+    if argument.annotation:
+        text += f": {double_quoted(ast.unparse(argument.annotation))}"
+    if default is None:
+        return argument.arg, text, None
+    if isinstance(default, ast.Name):
+        # Show the value of a constant instead of its name.
+        _, definition = find_definition(module, default.id)
+        default = getattr(definition, "value", default)
+    value = double_quoted(ast.unparse(default))
+    return argument.arg, f"{text} = {value}" if argument.annotation else f"{text}={value}", value
+
+
+def double_quoted(code):
+    """Returns code with the quotes that this project uses."""
+    return code.replace("'", '"')
+
+
+def option_arguments(node):
+    """Returns the arguments of an optimizer, which are the fields of its options, or None."""
+    options = options_of_optimizer(node)
+    if options is None:
+        return None
+    arguments = []
+    for field in dataclasses.fields(options):
+        if field.kw_only and "*" not in arguments:
+            arguments.append("*")
+        value = double_quoted(repr(field.default))
+        arguments.append(f"{field.name}: {field.type} = {value}")
+    return arguments
+
+
+def options_of_optimizer(node):
+    """Returns the dataclass of an optimizer's options; None for anything else."""
+    from hybrid_imagenet.optimizers.registry import OPTIMIZERS
+
+    for spec in OPTIMIZERS.values():
+        if isinstance(node, ast.ClassDef) and spec.constructor.endswith(f":{node.name}"):
+            return spec.options
+    return None
+
+
+# Docstrings
+
+
+def split_docstring(text):
+    """Returns the text before the sections of a docstring, and the sections by title."""
+    pattern = rf"^({'|'.join(SECTIONS)}):[ ]*"
+    prose, *rest = re.split(pattern, text, flags=re.MULTILINE)
+    sections = {}
+    for title, body in zip(rest[::2], rest[1::2], strict=True):
+        first, _, indented = body.partition("\n")
+        sections[title] = "\n".join(filter(None, [first, inspect.cleandoc(f"\n{indented}")]))
+    return prose.strip(), sections
+
+
+def documented_items(body):
+    """Returns the descriptions in a section such as Args, by name."""
+    items = {}
+    for part in re.split(r"\n(?=\S)", body.strip()):
+        name, _, description = part.partition(":")
+        items[name] = " ".join(description.split())
+    return items
+
+
+def docstring_blocks(text, group, links):
+    """Returns a docstring as Markdown blocks.
+
+    Args:
+      text: the docstring.
+      group: public module in which unqualified names are looked up for links.
+      links: names that have a heading.
     """
-    path = ROOT / module.replace(".", "/")
-    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    nodes = {node.name: node for node in ast.parse(path.read_text()).body if hasattr(node, "name")}
-    node = nodes[name]
-    init = next(
-        (n for n in getattr(node, "body", []) if getattr(n, "name", "") == "__init__"), None
-    )
-    function = node if isinstance(node, ast.FunctionDef) else init
-    arguments = (
-        ast.unparse(function.args).removeprefix("self").removeprefix(", ") if function else ""
-    )
-    texts = [ast.get_docstring(node), ast.get_docstring(init) if init else ""]
-    return f"### {group}.{name}\n\n```python\n{group}.{name}({arguments})\n```\n\n" + "".join(
-        f"```text\n{text}\n```\n\n" for text in texts if text
-    )
+    prose, sections = split_docstring(text)
+    parts = prose_blocks(prose, group, links)
+    for title, body in sections.items():
+        heading = SECTIONS[title]
+        if title in ("Args", "Attributes", "Raises"):
+            items = documented_items(body).items()
+            lines = [f"- `{name}`: {inline(capitalize(d), group, links)}" for name, d in items]
+            parts += [f"**{heading}**", "\n".join(lines)]
+        elif title == "Example":
+            parts += [f"**{heading}**", fence("python", body)]
+        else:
+            first, *others = prose_blocks(body, group, links)
+            parts += [f"**{heading}:** {first}", *others]
+    return parts
+
+
+def prose_blocks(text, group, links):
+    """Returns paragraphs, and indented lines as code."""
+    blocks = []
+    for block in re.split(r"\n\n+", text.strip("\n")):
+        if block.startswith("    "):
+            blocks.append(fence("text", inspect.cleandoc(f"\n{block}")))
+        elif block:
+            blocks.append(inline(block, group, links))
+    return blocks
+
+
+# Markdown
+
+
+def inline(text, group, links):
+    """Returns text of a docstring as Markdown, with links to public names and pages.
+
+    Args:
+      text: a paragraph.
+      group: public module in which unqualified names are looked up.
+      links: names that have a heading.
+    """
+
+    def link(match):
+        name = match[1].replace("hybrid_imagenet.", "hi.")
+        for candidate in (name, f"{group}.{name}", f"hi.{name}"):
+            if candidate in links:
+                return link_to(candidate, match[1].replace("hybrid_imagenet.", "hi."))
+        return match[0]
+
+    text = re.sub(r"`([\w.]+)(?:\(\))?`", link, markdown(text))
+    return re.sub(r"\bdocs/([\w/-]+\.md)", page_link, text)
+
+
+def page_link(match):
+    """Returns a link to a page, from a page in docs/reference.
+
+    Raises:
+      LookupError: if there is no such page.
+    """
+    if not (ROOT / match[0]).exists():
+        raise LookupError(f"A docstring mentions {match[0]}, which does not exist. Correct it.")
+    return f"[{match[1]}](../{match[1]})"
+
+
+def link_to(name, words=""):
+    """Returns a link to the heading of a public name."""
+    return f"[`{words or name}`](#{re.sub(r'[^a-z0-9_-]', '', name.lower())})"
+
+
+def markdown(text):
+    """Returns plain text with Markdown's special characters escaped, and flags as code.
+
+    Text in backticks stays as it is.
+    """
+    parts = re.split(r"(`[^`]*`)", text)
+    for index in range(0, len(parts), 2):
+        plain = parts[index].replace("*", r"\*").replace("<", "&lt;")
+        parts[index] = re.sub(r"(?<![\w-])(--[a-z][\w-]*\w(?:=\w+)?)", r"`\1`", plain)
+    return "".join(parts)
+
+
+def capitalize(text):
+    """Returns text with a capital first letter."""
+    return text[:1].upper() + text[1:]
+
+
+def fence(language, text):
+    """Returns a block of code."""
+    return f"```{language}\n{text}\n```"
+
+
+def table(title, rows):
+    """Returns a table of names and descriptions."""
+    lines = [f"| {name} | {text.replace('|', chr(92) + '|')} |" for name, text in rows]
+    return "\n".join([f"| {title} | description |", "|---|---|", *lines])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hybrid_imagenet.data.sources.source import Source
 
 SPLITS = ("train", "validation")
+"""Names of the splits of a dataset, as for `open_source`."""
 
 
 @dataclasses.dataclass(frozen=True)

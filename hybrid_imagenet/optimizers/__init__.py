@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 
 NAMES = tuple(OPTIMIZERS)
+"""Names of the optimizers, as for `create` and the flag --optimizer."""
 _CLASSES = {
     method.constructor.rpartition(":")[2]: method.constructor for method in OPTIMIZERS.values()
 }

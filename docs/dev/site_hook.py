@@ -1,0 +1,77 @@
+"""Prepares the pages of the site, as a hook of mkdocs.
+
+The site also shows pages that are outside docs/, such as README.md. Their links, and links from
+docs/ to files outside it, are changed so that they work on the site. Nothing here imports the
+package.
+"""
+
+import posixpath
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# By page of the site: its file in the checkout, outside docs/.
+PAGES = {
+    "index.md": "README.md",
+    "changelog.md": "CHANGELOG.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "security.md": "SECURITY.md",
+    "examples.md": "examples/README.md",
+    "from_horovod_keras.md": "examples/from_horovod_keras.md",
+    "tests.md": "tests/README.md",
+}
+_PAGE_BY_SOURCE = {source: page for page, source in PAGES.items()}
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+
+
+def on_config(config):
+    """Takes the addresses of the repository and of the site from pyproject.toml, if it has them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    addresses = project.get("urls", {})
+    config.repo_url = addresses.get("Repository", config.repo_url)
+    config.site_url = addresses.get("Documentation", config.site_url)
+    return config
+
+
+def on_files(files, config):
+    """Adds the pages that are outside docs/."""
+    from mkdocs.structure.files import File
+
+    for page, source in PAGES.items():
+        content = linked((ROOT / source).read_text(encoding="utf-8"), source, page)
+        files.append(File.generated(config, page, content=content))
+    return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Changes the links of a page in docs/ that lead out of it."""
+    source = page.file.src_uri
+    return markdown if source in PAGES else linked(markdown, f"docs/{source}", source)
+
+
+def linked(text, source, page):
+    """Returns Markdown whose links work on the site.
+
+    Links to files that are not pages become plain text.
+
+    Args:
+      text: Markdown.
+      source: its path in the checkout, from which its links lead.
+      page: its path on the site.
+    """
+
+    def link(match):
+        image, words, target, anchor = match.groups()
+        if "://" in target:
+            # The site requests no images from other servers.
+            return f"`{words}`" if image else match[0]
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
+        if path in _PAGE_BY_SOURCE:
+            path = f"docs/{_PAGE_BY_SOURCE[path]}"
+        if not path.startswith("docs/"):
+            return f"`{words.strip('`')}`" if not words.startswith("![") else words
+        target = posixpath.relpath(path[5:], posixpath.dirname(page) or ".")
+        return f"{image}[{words}]({target}{anchor or ''})"
+
+    return _LINK.sub(link, text)
