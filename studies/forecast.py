@@ -2,7 +2,7 @@
 
 Usage: python -m studies.forecast -np GPUS [FLAG ...]
 
-docs/dev/forecast.md describes the method and its errors.
+docs/planning.md describes the method and its errors.
 """
 
 from __future__ import annotations
