@@ -92,6 +92,8 @@ class Study:
       notes: how this differs from the paper.
       base: flags of all arms.
       tuning_seeds: runs of each tuning point; the best mean is chosen.
+      race: after the first tuning seed, points far below the best one get no more seeds, and the
+        choice is the top of a curve fitted to the others (see `tuning`).
     """
 
     name: str
@@ -103,6 +105,7 @@ class Study:
     notes: tuple[str, ...] = ()
     base: tuple[str, ...] = ()
     tuning_seeds: int = 1
+    race: bool = False
 
     def arguments(self, arm: Arm, seed: int, extra: Sequence[str] = ()) -> tuple[str, ...]:
         """Flags of the training program for one cell, without its run directory. Later flags win.

@@ -28,6 +28,7 @@ from studies.full_form import FULL_FORM, FULL_FORM_SMALL
 from studies.handover import HANDOVER, HANDOVER_256
 from studies.optimizers import OPTIMIZERS_BY_BATCH
 from studies.questions import ACCURACY_BY_BATCH, WARMUP_METHOD
+from studies.rate_curves import RATE_CURVES
 from studies.results import ArmResults
 from studies.short_parts import SHORT_PARTS
 from studies.trial_runs import Cell
@@ -43,6 +44,7 @@ STUDIES = OF_PAPERS | {
             DECAY,
             DECAY_2048,
             FIGURE_3_1,
+            RATE_CURVES,
         ),
         *(HANDOVER, HANDOVER_256, SHORT_PARTS),
         *(FULL_FORM, FULL_FORM_SMALL),
@@ -209,9 +211,10 @@ def _study(study: Study, options: argparse.Namespace, extra: tuple[str, ...]) ->
         return True
     if not options.render:
         _check_data(study, [cell for arm, cell in runs if _takes(options, arm)])
-    tried = _results(
-        study, [(t.arm, f"tuning {t.arm.name}, {t.point.label}", t.cell) for t in trials], options
-    )
+    tried: dict[Cell, trial_runs.Result] = {}
+    for stage in (tuning.first_stage, tuning.second_stage):
+        tried |= _results(study, _names(stage(study, trials, tried)), options)
+    trials = [trial for trial in trials if trial.cell in tried]
     choices = tuning.choose(study, trials, tried)
     study = tuning.reported(study, choices)
     planned = planned or list(_cells(study, options, extra))
@@ -224,13 +227,17 @@ def _study(study: Study, options: argparse.Namespace, extra: tuple[str, ...]) ->
     target = configuration.resolve([*results, *tried][0].flags).target_top1[0]
     arms = [ArmResults(arm, found[arm.name], target) for arm in study.arms]
     lines = tuning.lines(choices, study.tuning_seeds)
-    for path in write(
-        pathlib.Path(options.results or options.out), study, arms, options.seeds, extra, lines
-    ):
+    directory = pathlib.Path(options.results or options.out)
+    tuning_csv = tables.tuning_to_csv(study, trials, tried, choices) if trials else ""
+    for path in write(directory, study, arms, options.seeds, extra, lines, tuning_csv):
         _say(str(path))
     return all(
         len(each.finished) == len(each.by_seed) for each in arms if _takes(options, each.arm)
     )
+
+
+def _names(trials: Sequence[tuning.Trial]) -> list[tuple[Arm, str, Cell]]:
+    return [(t.arm, f"tuning {t.arm.name}, {t.point.label}, seed {t.seed}", t.cell) for t in trials]
 
 
 def _check_data(study: Study, cells: Sequence[Cell]) -> None:
@@ -334,9 +341,19 @@ def write(
     arms: Sequence[ArmResults],
     seeds: int,
     extra: Sequence[str],
-    tuning: Sequence[str] = (),
+    tuning_lines: Sequence[str] = (),
+    tuning_csv: str = "",
 ) -> list[pathlib.Path]:
     """Writes the study's CSV, Markdown and, with matplotlib, PNG; returns their paths.
+
+    Args:
+      directory: where they are written.
+      study: with the chosen point of each arm.
+      arms: with the results of the reported runs.
+      seeds: reported runs of each arm.
+      extra: flags that every run had.
+      tuning_lines: the part of the page about the tuning.
+      tuning_csv: one row per tuning run, for a CSV file of its own; empty without tuning.
 
     Raises:
       UserError: if they cannot be written.
@@ -347,8 +364,11 @@ def write(
         directory.mkdir(parents=True, exist_ok=True)
         paths[0].write_text(tables.to_csv(study, arms, extra), encoding="utf-8")
         paths[1].write_text(
-            tables.to_markdown(study, arms, seeds, extra, drawn, tuning), encoding="utf-8"
+            tables.to_markdown(study, arms, seeds, extra, drawn, tuning_lines), encoding="utf-8"
         )
+        if tuning_csv:
+            paths.append(directory / f"{study.name}-tuning.csv")
+            paths[-1].write_text(tuning_csv, encoding="utf-8")
     except OSError as error:
         raise UserError(
             f"--results={directory}: {error.strerror}; give a directory that can be written"

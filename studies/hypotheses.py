@@ -47,6 +47,14 @@ def p_outside(found: Estimate | None, margin: float) -> float:
     return min(1.0, 2.0 * min(p_above(found, margin), p_below(found, -margin)))
 
 
+def p_shares(hits: int, runs: int, other_hits: int, other_runs: int) -> float:
+    """Returns the two-sided p of "the shares of two sets of runs differ" (Fisher's exact test)."""
+    from scipy import stats
+
+    table = [[hits, runs - hits], [other_hits, other_runs - other_hits]]
+    return float(stats.fisher_exact(table).pvalue)
+
+
 def _tail(found: Estimate | None, bound: float, sign: float) -> float:
     if found is None or not found.deviation:
         return 1.0

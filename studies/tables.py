@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from studies import results, trial_runs, tuning
+from studies import hypotheses, results, trial_runs, tuning
 from studies.base import Claim, Study
 from studies.hypotheses import LEVEL, POWER
 from studies.results import ArmResults, Verdict
@@ -37,6 +37,18 @@ COLUMNS = (
         "train_top1_by_epoch",
     ),
     *("flags", "reason"),
+)
+TUNING_COLUMNS = (
+    "study",
+    "arm",
+    "point",
+    "chosen",
+    "seed",
+    "status",
+    "val_top1",
+    "train_top1",
+    "flags",
+    "reason",
 )
 _OF_SUMMARY = ("val_top1", "best_val_top1", "val_loss", "train_top1", "skipped_steps")
 
@@ -66,6 +78,49 @@ def to_csv(study: Study, arms: Sequence[ArmResults], extra: Sequence[str] = ()) 
                 }
             )
     return text.getvalue()
+
+
+def tuning_to_csv(
+    study: Study,
+    trials: Sequence[tuning.Trial],
+    found: Mapping[trial_runs.Cell, trial_runs.Result],
+    choices: Sequence[tuning.Choice],
+) -> str:
+    """Returns one row per tuning run: arm, point and seed, and whether its point was chosen.
+
+    Args:
+      study: that was tuned.
+      trials: its tuning runs.
+      found: the result of each.
+      choices: of its arms.
+    """
+    chosen = {(choice.arm.name, choice.point.label) for choice in choices if not choice.missing}
+    text = io.StringIO()
+    writer = csv.DictWriter(text, TUNING_COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for trial in sorted(trials, key=lambda trial: _place(study, trial)):
+        result = found[trial.cell]
+        writer.writerow(
+            {
+                "study": study.name,
+                "arm": trial.arm.name,
+                "point": trial.point.label,
+                "chosen": int((trial.arm.name, trial.point.label) in chosen),
+                "seed": trial.seed,
+                "status": result.status,
+                "val_top1": _exact(result.summary.get("val_top1")),
+                "train_top1": _exact(result.summary.get("train_top1")),
+                "flags": shlex.join(_without_place(trial.cell.flags)),
+                "reason": result.reason,
+            }
+        )
+    return text.getvalue()
+
+
+def _place(study: Study, trial: tuning.Trial) -> tuple[int, int, int]:
+    """Where a tuning run stands in the table: by arm, point and seed."""
+    arms = [arm.name for arm in study.arms]
+    return arms.index(trial.arm.name), trial.arm.points.index(trial.point), trial.seed
 
 
 def _exact(number: float | None) -> str:
@@ -103,6 +158,7 @@ def to_markdown(
             "",
             *([f"![{study.title}]({study.name}.png)", ""] if plot else []),
             *_statements(found, arms),
+            *_shares(arms),
             *tuning_lines,
             *_setting(study, arms, seeds, extra),
             *(f"- {note}" for note in study.notes),
@@ -253,6 +309,25 @@ def _statements(found: Sequence[Verdict], arms: Sequence[ArmResults]) -> Iterato
     yield f"{100 * POWER:.0f} % if further runs differ as these do."
     if resampled:
         yield "The interval over images too is a bootstrap over seeds and validation images."
+    yield ""
+
+
+def _shares(arms: Sequence[ArmResults]) -> Iterator[str]:
+    """Writes how many runs of each arm reached the target, where some did not."""
+    finished = [found for found in arms if found.finished]
+    reached = [len(found.values("epochs")) for found in finished]
+    runs = [len(found.finished) for found in finished]
+    if not finished or reached == runs:
+        return
+    first = finished[0].arm.label
+    yield f"| | runs that reached {percent(arms[0].target, 0)} | p against {first} |"
+    yield "|---|---|---|"
+    for number, found in enumerate(finished):
+        p = hypotheses.p_shares(reached[0], runs[0], reached[number], runs[number])
+        shown = f"{p:.2g}" if number else "-"
+        yield f"| {found.arm.label} | {reached[number]} of {runs[number]} | {shown} |"
+    yield ""
+    yield "p is from Fisher's exact test, two-sided, and is not corrected for the number of arms."
     yield ""
 
 

@@ -7,8 +7,9 @@ import pytest
 
 from hybrid_imagenet import config, print_config
 from hybrid_imagenet.config import derived
+from hybrid_imagenet.schedules.step_bounds import adabound_bounds
 from hybrid_imagenet.training import relative_step_advice
-from studies import batch_norm, optimizers, questions, tuning
+from studies import batch_norm, optimizers, questions, rate_curves, tuning
 from studies.command import STUDIES
 from studies.handover import ADAM_RATES
 
@@ -123,3 +124,15 @@ def test_a_point_of_the_hand_over_is_what_it_is_called(study, gpus):
         )
         assert resolved.lr_schedule == ("exponential" if "kappa" in each.label else "poly")
         assert resolved.chosen["hybrid_ramp_epochs"] == float(each.label.rsplit(" ", 1)[1])
+
+
+def test_adabound_with_a_scaled_gamma_ends_as_close_to_sgd_as_on_imagenet():
+    arm = arm_of("rate-curves", "adabound")
+    resolved = settled("rate-curves", "adabound", *arm.points[1].flags)
+    plan = print_config.plan(resolved, 60_000 - questions.TUNING)
+    assert sum(row.steps for row in plan) == rate_curves.UPDATES
+    here = adabound_bounds(rate_curves.UPDATES, 1.0, resolved.chosen["adabound_gamma"])
+    imagenet = adabound_bounds(rate_curves.IMAGENET_UPDATES, 1.0, 0.001)
+    assert here == pytest.approx(imagenet, rel=1e-3)
+    assert here == pytest.approx((0.95, 1.05), abs=0.005)
+    assert derived.rates(resolved)["lr"] == pytest.approx(float(arm.points[1].label))

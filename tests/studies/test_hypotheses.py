@@ -96,3 +96,10 @@ def test_seeds_needed_is_the_first_number_that_is_enough():
     assert hypotheses.seeds_needed(lambda n: 0.79) is None
     assert hypotheses.seeds_needed(lambda n: 1.0) == 2
     assert hypotheses.seeds_needed(lambda n: float(n >= 3)) == 3
+
+
+def test_shares_differ_by_fishers_exact_test():
+    """Fisher's lady tasting tea: of 8 cups 3 of 4 and 1 of 4, p = 34 / 70."""
+    assert hypotheses.p_shares(3, 4, 1, 4) == pytest.approx(34 / 70)
+    assert hypotheses.p_shares(1, 4, 3, 4) == pytest.approx(34 / 70)
+    assert hypotheses.p_shares(4, 4, 4, 4) == 1.0

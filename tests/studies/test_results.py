@@ -266,3 +266,14 @@ def test_a_target_is_crossed_between_two_evaluations():
     )  # nothing lies before the first evaluation
     assert results.crossing(records, "val_top1", 0.95) is None
     assert results.crossing([], "val_top1", 0.5) is None
+
+
+def test_page_counts_the_runs_that_reach_the_target_in_every_arm_where_some_do_not():
+    missed = arm("missed", ends(0.8, 0.85, 0.95))
+    study = Study("two", "Two", "", "a question", (CLEAR.arm, missed.arm), ())
+    page = tables.to_markdown(study, [CLEAR, missed], 3, [], False)
+    assert "| CLEAR | 3 of 3 | - |" in page
+    assert "| MISSED | 1 of 3 | 0.4 |" in page
+    assert "Fisher's exact test, two-sided" in page
+    page = tables.to_markdown(study, [CLEAR, CLEAR], 3, [], False)
+    assert "Fisher" not in page

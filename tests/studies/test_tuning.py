@@ -2,11 +2,15 @@
 images.
 """
 
+import csv
+import dataclasses
+import io
+
 import pytest
 
 from hybrid_imagenet import config
 from studies import command as program
-from studies import cost, questions, running, trial_runs, tuning
+from studies import cost, questions, running, tables, trial_runs, tuning
 from studies.base import Arm, Claim, Point, Study
 from studies.handover import HANDOVER
 from tests.studies import support
@@ -80,6 +84,8 @@ def test_the_best_point_of_each_arm_is_reported_on_other_images_with_other_seeds
     assert "| A | high | 80.05 " in page
     assert "The paper" not in page and "paper: top-1" not in page
     assert "No paper makes a statement about this. Of 1 statement" in page
+    tried_rows = (tmp_path / "small-tuning.csv").read_text().splitlines()
+    assert len(tried_rows) == 1 + 4
     out = capsys.readouterr().out
     assert out.splitlines()[0].startswith("small: 8 runs, 0 of them there; ")
     assert program.main(["small", f"--out={tmp_path}", "--ranks=1", "--seeds=2", "--render"]) == 0
@@ -140,3 +146,74 @@ def test_several_seeds_choose_by_their_mean(tmp_path):
     assert choice.point.label == "a N, step x 0.25, poly, ramp 0"
     assert choice.top1[:2] == (pytest.approx(0.8), pytest.approx(0.81))
     assert choice.missing == 0
+
+
+RACE = dataclasses.replace(
+    STUDY,
+    arms=(
+        dataclasses.replace(
+            STUDY.arms[0],
+            points=tuple(
+                Point(str(number), (f"--lr={0.1 * (number + 1):g}",)) for number in range(5)
+            ),
+        ),
+    ),
+    tuning_seeds=3,
+    race=True,
+)
+
+
+def race(tmp_path, first, later):
+    """Runs a race in which each point has the first seed's top-1, and then the later ones'."""
+    trials = tuning.plan(RACE, tmp_path, 1)
+    found = {}
+
+    def run(stage):
+        for trial in stage(RACE, trials, found):
+            number = int(trial.point.label)
+            value = first[number] if trial.seed == tuning.SEED else later[number]
+            found[trial.cell] = (
+                trial_runs.Result(trial_runs.DIVERGED)
+                if value is None
+                else trial_runs.Result(trial_runs.FINISHED, summary={"val_top1": value})
+            )
+
+    run(tuning.first_stage)
+    run(tuning.second_stage)
+    trials = [trial for trial in trials if trial.cell in found]
+    return trials, found, tuning.choose(RACE, trials, found)[0]
+
+
+def test_race_gives_further_seeds_only_to_points_near_the_best(tmp_path):
+    trials, _, choice = race(tmp_path, (0.7, 0.79, 0.8, 0.771, None), (0, 0.79, 0.8, 0.771, 0))
+    assert choice.runs == (1, 3, 3, 3, 1)
+    assert choice.missing == 0
+    assert choice.point.label == "2"
+    assert [trial.seed for trial in trials].count(tuning.SEED) == 5
+
+
+def test_race_chooses_the_top_of_the_fitted_curve_not_the_luckiest_point(tmp_path):
+    means = (0.790, 0.806, 0.797, 0.803, 0.792)
+    _, _, choice = race(tmp_path, means, means)
+    assert choice.runs == (3, 3, 3, 3, 3)
+    assert choice.point.label == "2"
+
+
+def test_race_never_chooses_a_point_that_had_one_seed(tmp_path):
+    _, _, choice = race(tmp_path, (0.7, 0.769, 0.8, 0.78, 0.7), (0, 0, 0.75, 0.74, 0))
+    assert choice.runs == (1, 1, 3, 3, 1)
+    assert choice.point.label == "2"
+
+
+def test_tuning_csv_has_a_row_per_run_and_marks_the_chosen_point(tmp_path):
+    trials, found, choice = race(tmp_path, (0.7, 0.79, 0.8, 0.771, None), (0, 0.79, 0.8, 0.771, 0))
+    rows = list(csv.DictReader(io.StringIO(tables.tuning_to_csv(RACE, trials, found, [choice]))))
+    assert [(row["point"], row["seed"]) for row in rows] == [
+        ("0", "1000"),
+        *((point, seed) for point in "123" for seed in ("1000", "1001", "1002")),
+        ("4", "1000"),
+    ]
+    assert {row["point"] for row in rows if row["chosen"] == "1"} == {"2"}
+    assert [row["val_top1"] for row in rows if row["point"] == "2"] == ["0.8"] * 3
+    assert rows[-1]["status"] == trial_runs.DIVERGED
+    assert "--lr=0.5" in rows[-1]["flags"]
