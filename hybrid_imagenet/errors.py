@@ -22,6 +22,14 @@ EXIT_PREEMPTED = 75
 # Ctrl-C stopped a command, or training before it saved for the first time.
 EXIT_INTERRUPTED = 130
 
+# How to continue after a lost rank or host. A script of the user has no flag --resume, so the
+# command itself has to continue the training.
+RESTART_TRAINING = "start again with --resume"
+RESTART_SCRIPT = (
+    "start the same command again: a script with hi.callbacks.Checkpoint continues after its last"
+    " checkpoint"
+)
+
 # A longer message keeps its beginning and its end, because the end often names the cause.
 _MAX_MESSAGE_CHARACTERS = 2000
 _KEPT_END_CHARACTERS = 500

@@ -10,6 +10,7 @@ from typing import Any
 from hybrid_imagenet import comm, private_api
 from hybrid_imagenet.callbacks.training_callback import StepCounter, TrainingCallback
 from hybrid_imagenet.comm import process
+from hybrid_imagenet.errors import RESTART_SCRIPT
 from hybrid_imagenet.resilience.exit_code import exit_stalled
 from hybrid_imagenet.resilience.stacks import FrameWatch
 from hybrid_imagenet.resilience.watchdog import Watchdog
@@ -76,7 +77,7 @@ class StallWatchdog(TrainingCallback):
                 waiting_modules=(comm, *private_api.blocking_modules()),
                 is_running=FrameWatch("fit").is_running,
                 option="stall_timeout",
-                remedy="",
+                remedy=f"; {RESTART_SCRIPT}",
             )
         self._watchdog.start()
 

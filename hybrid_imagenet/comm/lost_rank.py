@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import sys
 
+from hybrid_imagenet.errors import RESTART_TRAINING
+
 LOST_RANK_PREFIX = "error: the connection to another rank is lost"
 """Beginning of the line that a rank prints when it ends because it has lost another rank."""
 _REASON = re.compile(r"Horovod has been shut down|(?:Collective ops is aborted by: )+(.*)")
@@ -39,7 +41,7 @@ def is_lost_rank_error(error: BaseException) -> bool:
     return "Horovod has been shut down" in str(error)
 
 
-def lost_rank_message(error: BaseException, remedy: str = "; start again with --resume") -> str:
+def lost_rank_message(error: BaseException, remedy: str = f"; {RESTART_TRAINING}") -> str:
     """Returns the line that a rank prints when it ends because it has lost another rank.
 
     Args:

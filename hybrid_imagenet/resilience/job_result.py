@@ -21,6 +21,8 @@ from hybrid_imagenet.errors import (
     EXIT_PREEMPTED,
     EXIT_STALLED,
     EXIT_USAGE,
+    RESTART_SCRIPT,
+    RESTART_TRAINING,
     printable,
 )
 from hybrid_imagenet.resilience.exit_code import RankExit
@@ -56,8 +58,8 @@ class JobResult:
       requests: what the user has asked of the supervisor.
       early_ranks: ranks whose programs ended without an error while others were still running.
       was_killed: whether the supervisor has killed the launcher.
-      ranks_save: whether the ranks save when they are asked to stop, as a user's own program need
-        not do.
+      is_script: whether the ranks run a script of the user, which has no flag --resume and need
+        not save when it is asked to stop.
       all_ranks_are_local: no connection to a host can be lost, because all ranks run on this host.
       no_rank_started: the ranks report when they have started, and none has.
     """
@@ -69,7 +71,7 @@ class JobResult:
     requests: StopRequests
     early_ranks: Sequence[job_lines.ProgramEnd]
     was_killed: bool
-    ranks_save: bool
+    is_script: bool
     all_ranks_are_local: bool
     no_rank_started: bool
 
@@ -91,7 +93,7 @@ class JobResult:
             # Open MPI has started in spite of these errors, so they are the user's to judge.
             print_raw(output.mpi_errors.raw_lines())
         if output.killed_rank is not None and self._was_ended_by_killed_rank():
-            _print_error(str(output.killed_rank))
+            _print_error(output.killed_rank.message(is_script=self.is_script))
             return 128 + output.killed_rank.signal
         if not output.cause_printed:
             self._print_loss()
@@ -116,6 +118,10 @@ class JobResult:
         others, which does not explain the end of the job.
         """
         return [rank.code for rank in self.rank_exits if rank.saved]
+
+    @property
+    def _restart_advice(self) -> str:
+        return RESTART_SCRIPT if self.is_script else RESTART_TRAINING
 
     @property
     def _is_ssh_code(self) -> bool:
@@ -196,7 +202,7 @@ class JobResult:
                 )
             return EXIT_FAILURE
         if is_ssh_code:
-            _print_error("error: the connection to a host is lost; start again with --resume")
+            _print_error(f"error: the connection to a host is lost; {self._restart_advice}")
             return EXIT_STALLED
         return None
 
@@ -207,16 +213,16 @@ class JobResult:
         if not self.requests.stop:
             name = signal.Signals(number).name
             _print_error(
-                f"error: the launcher of the ranks was ended by {name}; start again with --resume"
+                f"error: the launcher of the ranks was ended by {name}; {self._restart_advice}"
             )
         return 128 + number
 
     def _stopped_unsaved(self) -> int:
         """Prints that a stop came before the first save; returns its exit code."""
-        if self.ranks_save:
-            _print_error(UNSAVED)
-        else:
+        if self.is_script:
             _print_error("stopped: what the program saved before is kept")
+        else:
+            _print_error(UNSAVED)
         return self.requests.unsaved_code()
 
     def _print_loss(self) -> None:
@@ -234,7 +240,7 @@ class JobResult:
                 f"error: Host {host} cannot be reached. Check its name, the port, and sshd there."
             )
         else:
-            _print_error(f"error: the connection to host {host} is lost; start again with --resume")
+            _print_error(f"error: the connection to host {host} is lost; {self._restart_advice}")
 
 
 def ranks_and_hosts(ranks: Sequence[job_lines.ProgramEnd]) -> str:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from hybrid_imagenet.comm import lost_rank, out_of_memory
 from hybrid_imagenet.comm.quiet import TENSORFLOW_GREETINGS
-from hybrid_imagenet.errors import printable
+from hybrid_imagenet.errors import RESTART_SCRIPT, RESTART_TRAINING, printable
 from hybrid_imagenet.resilience import mpi_startup_errors
 
 # mpirun and horovodrun begin each line of a rank with this tag.
@@ -89,8 +89,12 @@ class KilledRank(NamedTuple):
     signal: int
     is_gpu_memory_error: bool = False
 
-    def __str__(self) -> str:
-        """Returns one line for the user."""
+    def message(self, *, is_script: bool) -> str:
+        """Returns one line for the user.
+
+        Args:
+          is_script: whether the ranks ran a script of the user, which has none of our flags.
+        """
         try:
             name = f" ({signal.Signals(self.signal).name})"
         except ValueError:
@@ -98,16 +102,15 @@ class KilledRank(NamedTuple):
             name = ""
         cause = f"signal {self.signal}{name}"
         if self.is_gpu_memory_error:
+            batch = "batch" if is_script else "--per_gpu_batch"
             cause += (
-                " because its GPU ran out of memory; use a smaller --per_gpu_batch, or one rank on"
-                " each GPU"
+                f" because its GPU ran out of memory; use a smaller {batch}, or one rank on each"
+                " GPU"
             )
         elif self.signal == signal.SIGKILL:
             cause += ", as the kernel does when memory runs out (check dmesg on that host)"
-        return (
-            f"error: rank {self.rank} on {printable(self.host)} was ended by {cause}; start again"
-            " with --resume"
-        )
+        advice = RESTART_SCRIPT if is_script else RESTART_TRAINING
+        return f"error: rank {self.rank} on {printable(self.host)} was ended by {cause}; {advice}"
 
 
 class LauncherOutput:

@@ -87,7 +87,7 @@ class Supervisor:
         stall_timeout: float = _DEFAULT_STALL_TIMEOUT,
         ssh_port: int | None = None,
         accept_new_host_keys: bool = False,
-        ranks_save: bool = True,
+        is_script: bool = False,
         rank_hosts: Sequence[str] = (),
         is_local: bool = False,
     ):
@@ -99,13 +99,13 @@ class Supervisor:
           ssh_port: port of sshd on the hosts, for mpirun; None means ssh's configuration.
           accept_new_host_keys: let ssh trust hosts that it does not know yet; it still rejects a
             key that has changed.
-          ranks_save: whether the ranks save when they are asked to stop, as a user's own program
-            need not do.
+          is_script: whether the ranks run a script of the user, which has no flag --resume and need
+            not save when it is asked to stop.
           rank_hosts: the host of each rank, if the ranks report when they have started.
           is_local: whether all ranks run on this host, so that no connection to a host can be lost.
         """
         self._command = list(command)
-        self._ranks_save = ranks_save
+        self._is_script = is_script
         self._rank_hosts = list(rank_hosts)
         self._is_local = is_local
         self._start_limit = max(_MIN_START_SECONDS, 2 * stall_timeout)
@@ -136,7 +136,7 @@ class Supervisor:
     def run(self) -> int:
         """Runs the launcher and returns the exit code of the job."""
         adopt_orphans()
-        action = "save and end" if self._ranks_save else "end"
+        action = "end" if self._is_script else "save and end"
         REQUESTS.begin(self._request_stop, self._end_at_once, f"the ranks are asked to {action}")
         try:
             code = self._run_launcher()
@@ -359,7 +359,7 @@ class Supervisor:
             requests=REQUESTS,
             early_ranks=self._early_ranks(),
             was_killed=bool(self._ended_launcher_at),
-            ranks_save=self._ranks_save,
+            is_script=self._is_script,
             all_ranks_are_local=self._is_local,
             no_rank_started=self._no_rank_started(),
         )

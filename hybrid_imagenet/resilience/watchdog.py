@@ -30,6 +30,7 @@ from types import ModuleType
 
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.hosts import interfaces
+from hybrid_imagenet.errors import RESTART_TRAINING
 from hybrid_imagenet.resilience import startup_tracker
 from hybrid_imagenet.resilience.exit_code import exit_stalled
 from hybrid_imagenet.resilience.heartbeats import MAX_DATAGRAM_BYTES, Heartbeat, HeartbeatLog
@@ -89,7 +90,7 @@ class Watchdog:
         waiting_modules: Sequence[ModuleType] = (),
         is_running: Callable[[], bool] = lambda: True,
         option: str = "--stall_timeout",
-        remedy: str = "; start again with --resume",
+        remedy: str = f"; {RESTART_TRAINING}",
     ):
         """Exchanges addresses with the other ranks; every rank must call it.
 

@@ -642,7 +642,7 @@ def _create_supervisor(
         stall_timeout=plan.stall_timeout,
         ssh_port=options.ssh_port,
         accept_new_host_keys=options.accept_new_host_keys,
-        ranks_save=not options.script,
+        is_script=bool(options.script),
         rank_hosts=host_of_rank,
         is_local=all(host_facts.is_local(host) for host in slots),
     )

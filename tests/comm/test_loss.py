@@ -74,7 +74,7 @@ def test_command_that_loses_a_rank_prints_one_line_and_exits_as_stalled(capfd):
         raise HorovodInternalError(SHUT_DOWN)
 
     assert command_line.run_command(lost, []) == EXIT_STALLED
-    assert (
-        capfd.readouterr().err
-        == f"{lost_rank.lost_rank_message(HorovodInternalError(SHUT_DOWN))}\n"
+    message = lost_rank.lost_rank_message(
+        HorovodInternalError(SHUT_DOWN), remedy="; run the command again"
     )
+    assert capfd.readouterr().err == f"{message}\n"

@@ -67,7 +67,9 @@ def test_a_rank_that_hangs_is_named_and_ends_the_others(kind, state, tmp_path):
         rf"stall: rank 1 on \S+ \(process \d+\) is {state} for \d+ s, {where}", errors
     ), errors
     assert re.search(
-        r"error: rank 1 on \S+ hung for \d+ s \(stall_timeout=10\): the job ends\n", errors
+        r"error: rank 1 on \S+ hung for \d+ s \(stall_timeout=10\): the job ends; start the same"
+        r" command again: .*\n",
+        errors,
     ), errors
     assert "rank 0 on" not in errors
 

@@ -15,13 +15,23 @@ TERMINATED = KilledRank(3, "far", signal.SIGTERM)
 SAVED = RankExit(75, saved=True)
 UNSAVED_EXIT = RankExit(75, saved=False)
 STALLED = RankExit(4, saved=True)
-LOST = "error: the connection to host far is lost; start again with --resume"
-ANY_HOST = "error: the connection to a host is lost; start again with --resume"
+RESUME = "start again with --resume"
+START_SCRIPT_AGAIN = (
+    "start the same command again: a script with hi.callbacks.Checkpoint continues after its last"
+    " checkpoint"
+)
+KILLED_RANK = (
+    "error: rank 3 on far was ended by signal 9 (SIGKILL), as the kernel does when memory runs out"
+    " (check dmesg on that host)"
+)
+LOST = f"error: the connection to host far is lost; {RESUME}"
+LOST_BY_SCRIPT = f"error: the connection to host far is lost; {START_SCRIPT_AGAIN}"
+ANY_HOST = f"error: the connection to a host is lost; {RESUME}"
 NOT_STARTED = (
     "error: mpirun ended with exit code 255 before any rank had started. Check it with"
     " hybrid-imagenet doctor."
 )
-LAUNCHER_KILLED = "error: the launcher of the ranks was ended by SIGKILL; start again with --resume"
+LAUNCHER_KILLED = f"error: the launcher of the ranks was ended by SIGKILL; {RESUME}"
 
 
 def result(launcher_code, *exits, output=(), stop=0, forced_by=0, **facts):
@@ -46,7 +56,7 @@ def result(launcher_code, *exits, output=(), stop=0, forced_by=0, **facts):
         "launcher": "mpirun",
         "early_ranks": (),
         "was_killed": False,
-        "ranks_save": True,
+        "is_script": False,
         "all_ranks_are_local": False,
         "no_rank_started": False,
     }
@@ -70,12 +80,17 @@ def result(launcher_code, *exits, output=(), stop=0, forced_by=0, **facts):
         (result(1, UNSAVED_EXIT, STALLED, stop=15), 75, UNSAVED),
         (result(1, UNSAVED_EXIT, stop=2), 130, UNSAVED),
         (
-            result(1, UNSAVED_EXIT, stop=15, ranks_save=False),
+            result(1, UNSAVED_EXIT, stop=15, is_script=True),
             75,
             "stopped: what the program saved before is kept",
         ),
         # A killed rank, whatever the others report, unless a request or this process is the cause.
-        (result(137, STALLED, output={"killed_rank": KILLED}), 137, str(KILLED)),
+        (result(137, STALLED, output={"killed_rank": KILLED}), 137, f"{KILLED_RANK}; {RESUME}"),
+        (
+            result(137, output={"killed_rank": KILLED}, is_script=True),
+            137,
+            f"{KILLED_RANK}; {START_SCRIPT_AGAIN}",
+        ),
         (result(137, SAVED, output={"killed_rank": KILLED}), 75, ""),
         (result(137, STALLED, output={"killed_rank": KILLED, "cause_printed": True}), 4, ""),
         (result(137, STALLED, output={"killed_rank": KILLED}, was_killed=True), 4, ""),
@@ -92,6 +107,7 @@ def result(launcher_code, *exits, output=(), stop=0, forced_by=0, **facts):
         (result(75, SAVED, output={"lost_host": "far"}), 4, LOST),
         (result(205, SAVED, output={"lost_host": "far"}, stop=15), 75, ""),
         (result(205, output={"lost_host": "far"}), 4, LOST),
+        (result(205, output={"lost_host": "far"}, is_script=True), 4, LOST_BY_SCRIPT),
         (
             result(255, output={"lost_host": "far"}, no_rank_started=True),
             4,

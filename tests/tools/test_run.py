@@ -205,6 +205,25 @@ def test_run_checks_the_disk_only_if_rank_0_runs_here(hosts, checked, monkeypatc
     assert run.main(["-np", "2", *hosts, "--", "--dataset=digts"]) == (2 if checked else 0)
 
 
+@pytest.mark.parametrize("is_script", [True, False])
+def test_run_makes_the_supervisor_advise_resume_only_for_training(is_script, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").touch()
+    supervisors = []
+
+    class Supervisor:
+        def __init__(self, *_, is_script, **__):
+            supervisors.append(is_script)
+
+        def run(self):
+            return 0
+
+    monkeypatch.setattr(run.supervisor, "Supervisor", Supervisor)
+    program_words = ["mine.py"] if is_script else ["--", *DIGITS]
+    assert run.main(["-np", "2", *program_words]) == 0
+    assert supervisors == [is_script]
+
+
 @pytest.mark.parametrize("has_open_mpi", [True, False])
 def test_mpirun_command_has_the_prefix_of_open_mpi_in_the_environment(
     has_open_mpi, capfd, monkeypatch
