@@ -221,7 +221,7 @@ def _result_lines(config: RunConfig, num_examples: int, epochs: Sequence[EpochPl
             f"batch normalization over {images} images ({pluralize(config.bn_group, 'GPU')});"
             f" MLPerf's table has {in_table}"
         )
-    if config.chosen.get("decoupled_decay"):
+    if config.optimizer_options.get("decoupled_decay"):
         decay = derived.decoupled_decay(config)
         lines.append(f"decoupled decay {decay:.3g} of the weights a step at batch {batch}")
     warnings = list(config.kept_notes)

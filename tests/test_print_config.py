@@ -168,4 +168,4 @@ def test_the_warmup_of_optimizers_with_small_rates_rises_to_them(flags):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "lars", "adabound"])
 def test_that_of_others_begins_where_it_did(optimizer):
-    assert config.resolve([f"--optimizer={optimizer}"]).chosen["warmup_start_lr"] == 0.1
+    assert config.resolve([f"--optimizer={optimizer}"]).optimizer_options["warmup_start_lr"] == 0.1

@@ -306,7 +306,7 @@ def _run_worker(options: argparse.Namespace, flags: Sequence[str]) -> int:
     config = configuration.resolve(flags, comm.placement().size)
     required_values = {"virtual_gpus": 1, "gradient_accumulation_steps": 1, "random_batch": 0}
     for name, required in required_values.items():
-        value = getattr(config, name)
+        value = config.value(name)
         if value != required:
             raise SharedError(
                 f"{name} is {value}, but a step of this benchmark is one batch of each GPU. Omit"

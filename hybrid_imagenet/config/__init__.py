@@ -1,9 +1,9 @@
 """Resolves the configuration of a run: one frozen `RunConfig` with every setting.
 
-Each attribute of a `RunConfig` is a flag of the same name. The modules:
+The flags of every run are attributes of a `RunConfig`. The options of the chosen optimizer,
+schedule and all-reduce are in a mapping for each. The modules:
 
-* `flags` declares them: the flags of every run, in groups, and those of the chosen optimizer,
-  schedule and all-reduce, which are in `chosen`.
+* `flags` declares both.
 * `flag_checks` has the rules for flags that depend on each other.
 * `resumed_run` has the rule for a run that is resumed.
 * `defaults` derives defaults, and `derived` other values, from the flags.
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from hybrid_imagenet.comm.settings import CommunicationFlags
 from hybrid_imagenet.config import defaults, flag_checks, resumed_run
 from hybrid_imagenet.config.flags import (
     CHOICES,
+    CHOSEN_OPTIONS,
     COMMON,
     GROUPS,
     OPTIONS,
@@ -67,8 +67,9 @@ class RunConfig(CommunicationFlags, Optimization, Model, Data, Evaluation, Run):
     """Every setting of a run on a number of GPUs, as `resolve` returns it.
 
     Attributes:
-      chosen: options of the chosen optimizer, schedule and all-reduce, by flag. They are also
-        attributes of the configuration.
+      optimizer_options: options of the chosen optimizer, by flag.
+      schedule_options: options of the chosen schedule, by flag.
+      allreduce_options: options of the chosen all-reduce, by flag.
       gpus: N, the number of GPUs that learning rates and batches follow. With --virtual_gpus each
         rank counts as several.
       origins: what set each value.
@@ -76,7 +77,9 @@ class RunConfig(CommunicationFlags, Optimization, Model, Data, Evaluation, Run):
       kept_notes: a line for each value of a resumed run that a new run would not have.
     """
 
-    chosen: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    optimizer_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    schedule_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    allreduce_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     gpus: int = 1
     origins: Mapping[str, Origin] = dataclasses.field(
         default_factory=dict, compare=False, repr=False
@@ -84,36 +87,38 @@ class RunConfig(CommunicationFlags, Optimization, Model, Data, Evaluation, Run):
     dropped: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
     kept_notes: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
-    # Hidden from type checkers, so that they find misspelled attributes.
-    if not typing.TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Returns the value of a chosen option."""
-            try:
-                return self.__dict__["chosen"][name]
-            except KeyError:
-                raise AttributeError(f"this configuration has no --{name}") from None
-
     @property
     def ranks(self) -> int:
         """Number of ranks."""
         return self.gpus // self.virtual_gpus
 
+    @property
+    def chosen_options(self) -> dict[str, Any]:
+        """Options of the chosen optimizer, schedule and all-reduce, by flag."""
+        return {**self.optimizer_options, **self.schedule_options, **self.allreduce_options}
+
+    def value(self, name: str) -> Any:
+        """Returns the value of a flag by its name, which is a variable of the caller.
+
+        Raises:
+          KeyError: if there is no such flag, or nothing that was chosen has this option.
+        """
+        return getattr(self, name) if name in COMMON else self.chosen_options[name]
+
     def values(self) -> dict[str, Any]:
         """Returns every setting by flag, in the order of --help."""
         values: dict[str, Any] = {}
         for name in COMMON:
-            value = getattr(self, name)
-            values[name] = value
-            for option in CHOICES[name][value] if name in CHOICES else ():
-                values[option] = self.chosen[option]
+            values[name] = self.value(name)
+            if name in CHOICES:
+                for option in CHOICES[name][values[name]]:
+                    values[option] = self.value(option)
         return values
 
     def replace(self, origin: Origin, **changes: Any) -> RunConfig:
         """Returns this configuration with other values, which `origin` has set."""
         origins = {**self.origins, **dict.fromkeys(changes, origin)}
-        chosen = {name: changes.pop(name, value) for name, value in self.chosen.items()}
-        return dataclasses.replace(self, **changes, chosen=chosen, origins=origins)
+        return dataclasses.replace(self, **_fields({**self.values(), **changes}), origins=origins)
 
     def with_values(self, values: Mapping[str, Any], origins: Mapping[str, Origin]) -> RunConfig:
         """Returns a configuration for as many ranks with these values.
@@ -122,12 +127,10 @@ class RunConfig(CommunicationFlags, Optimization, Model, Data, Evaluation, Run):
           values: every setting by flag, as `values` returns them.
           origins: what set them, where that is not as it was.
         """
-        common = {name: value for name, value in values.items() if name in COMMON}
-        chosen = {name: value for name, value in values.items() if name not in COMMON}
-        gpus = self.ranks * common["virtual_gpus"]
+        gpus = self.ranks * values["virtual_gpus"]
         known_origins = {name: self.origins.get(name, Origin.DEFAULT) for name in values}
         return dataclasses.replace(
-            self, **common, chosen=chosen, gpus=gpus, origins={**known_origins, **origins}
+            self, **_fields(values), gpus=gpus, origins={**known_origins, **origins}
         )
 
     def changed(self, **changes: Any) -> RunConfig:
@@ -229,52 +232,72 @@ def _choose_recipe(
 
 
 def _build(values: dict[str, Any], origins: dict[str, Origin], ranks: int) -> RunConfig:
-    chosen, dropped = _take_chosen(values, origins)
+    dropped = _keep_chosen_options(values, origins)
     if values.get("augmentation", COMMON["augmentation"].default) == "auto":
         dataset = values.get("dataset", COMMON["dataset"].default)
         values["augmentation"] = datasets.source_type(dataset).default_augmentation
         if "augmentation" not in origins:
             origins["augmentation"] = Origin.DATA
-    origins = dict.fromkeys([*COMMON, *chosen], Origin.DEFAULT) | origins
     if values.get("print_config_all"):
         values["print_config"] = True
-    config = RunConfig(**values, chosen=chosen, origins=origins, dropped=dropped)
+    config = RunConfig(**_fields(values), dropped=dropped)
+    default_origins = dict.fromkeys([*COMMON, *config.chosen_options], Origin.DEFAULT)
+    config = dataclasses.replace(config, origins=default_origins | origins)
     asked = config.print_config_gpus if config.print_config or config.check_only else None
     return dataclasses.replace(config, gpus=asked or ranks * config.virtual_gpus)
 
 
-def _take_chosen(
-    values: dict[str, Any], origins: dict[str, Origin]
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Moves the options of the chosen optimizer, schedule and all-reduce out of `values`.
+def _keep_chosen_options(values: dict[str, Any], origins: dict[str, Origin]) -> dict[str, str]:
+    """Adds defaults of the options of the chosen optimizer, schedule and all-reduce to `values`.
+
+    The options of others are removed from `values` and `origins`.
 
     Returns:
-      The options, with defaults for those that are not in `values`, and a note on each option of
-      another optimizer, schedule or all-reduce, which is dropped.
+      A note on each removed option, by flag.
 
     Raises:
-      UserError: for such an option on the command line, or a value that is out of its bounds.
+      UserError: for an option of another optimizer, schedule or all-reduce on the command line, or
+        a value that is out of its bounds.
     """
-    chosen: dict[str, Any] = {}
     dropped: dict[str, str] = {}
     for flag, by_value in CHOICES.items():
         choice = values.get(flag, COMMON[flag].default)
         for name, known in by_value[choice].items():
-            chosen[name] = values.pop(name, known.default)
-            check_value(name, chosen[name], known)
-        for name in [name for name in values if owners(flag, name)]:
+            values.setdefault(name, known.default)
+            check_value(name, values[name], known)
+        others = [name for name in values if owners(flag, name) and name not in by_value[choice]]
+        for name in others:
             value = values.pop(name)
             origin = origins.pop(name)
             if origin in _ORIGINS_OF_RESUMED_RUN:
                 continue
             if origin is Origin.COMMAND_LINE:
-                others = " or ".join(owners(flag, name))
+                choices = " or ".join(owners(flag, name))
                 raise UserError(
                     f"--{name} cannot be combined with --{flag}={choice}. Omit it, or use"
-                    f" --{flag}={others}."
+                    f" --{flag}={choices}."
                 )
             dropped[name] = f"{origin.value} has {value}, but --{flag}={choice} has no --{name}"
-    return chosen, dropped
+    return dropped
+
+
+def _fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a `RunConfig` for values by flag.
+
+    Args:
+      values: all options of the chosen optimizer, schedule and all-reduce, and other flags.
+
+    Raises:
+      ValueError: for a flag that the configuration does not have.
+    """
+    remaining = dict(values)
+    fields = {name: remaining.pop(name) for name in COMMON if name in remaining}
+    for flag, attribute in CHOSEN_OPTIONS.items():
+        options = CHOICES[flag][values.get(flag, COMMON[flag].default)]
+        fields[attribute] = {name: remaining.pop(name) for name in options}
+    if remaining:
+        raise ValueError(f"a configuration with these choices has no {', '.join(remaining)}")
+    return fields
 
 
 def split_flagfiles(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -137,10 +137,10 @@ def shared(config: RunConfig, broadcast: Callable[[Any], Any]) -> RunConfig:
         values, {name: Origin(origin) for name, origin in of_rank_0["origins"].items()}
     )
     for name in (*options_of(CommunicationFlags), "virtual_gpus", "deterministic"):
-        if getattr(same, name) != getattr(config, name):
-            value = format_value(getattr(same, name))
+        if same.value(name) != config.value(name):
+            value = format_value(same.value(name))
             raise UserError(
-                f"--{name} is {format_value(getattr(config, name))} on this host, which does not"
+                f"--{name} is {format_value(config.value(name))} on this host, which does not"
                 f" see the directory of the run. Add --{name}={value} to the command."
             )
     return same
@@ -192,11 +192,11 @@ def _with_first_batch(config: RunConfig) -> RunConfig:
 
 def _with_tuned_trust_coefficient(config: RunConfig) -> RunConfig:
     """Sets --lars_eta so that the first step of LARS after warmup and ramp is the tuned one."""
-    variant = config.chosen["lars_variant"]
+    variant = config.optimizer_options["lars_variant"]
     if variant == "none":
         return config
     batch = derived.base_batch(config)
-    start = config.warmup_epochs + config.chosen["hybrid_ramp_epochs"]
+    start = config.warmup_epochs + config.optimizer_options["hybrid_ramp_epochs"]
     first_values = derived.schedule(config)(start, start, batch)
     # LARC's clip limits the step, whatever the learning rate is.
     learning_rate = 1.0 if variant == "larc" else first_values["learning_rate"]
@@ -213,7 +213,7 @@ def _with_mlperf_row(config: RunConfig) -> RunConfig:
     learning_rate = point.lr
     if config.origins.get("momentum") is Origin.RUN:
         # A resumed run keeps its momentum. This rate gives it the relative step of the table.
-        learning_rate *= (1 - config.chosen["momentum"]) / (1 - point.momentum)
+        learning_rate *= (1 - config.optimizer_options["momentum"]) / (1 - point.momentum)
     row: dict[str, Any] = {
         "lr": learning_rate,
         "lr_scaling": "none",

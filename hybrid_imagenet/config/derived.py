@@ -7,7 +7,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet.comm.settings import CommunicationFlags, CommunicationSettings
-from hybrid_imagenet.config.flags import options_for
 from hybrid_imagenet.data import splits
 from hybrid_imagenet.errors import SharedError, UserError, pluralize
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
@@ -145,9 +144,9 @@ def rates(config: RunConfig) -> dict[str, float]:
     peaks = {
         "lr": scale_learning_rate(config.lr, config.lr_scaling, config.gpus, base_batch(config))
     }
-    if "adabound_lr" in config.chosen:
-        workers = config.gpus if config.chosen["adabound_lr_scaling"] else 1
-        peaks["adabound_lr"] = config.chosen["adabound_lr"] * workers
+    if "adabound_lr" in config.optimizer_options:
+        workers = config.gpus if config.optimizer_options["adabound_lr_scaling"] else 1
+        peaks["adabound_lr"] = config.optimizer_options["adabound_lr"] * workers
     return peaks
 
 
@@ -167,7 +166,7 @@ def peak_epochs(config: RunConfig) -> list[float]:
 
     They are the starts of epochs, and the times just before and after the warmup.
     """
-    ramp = config.chosen.get("hybrid_ramp_epochs", 0.0)
+    ramp = config.optimizer_options.get("hybrid_ramp_epochs", 0.0)
     ends_of_warmup = (
         math.nextafter(config.warmup_epochs, 0),
         config.warmup_epochs,
@@ -187,7 +186,7 @@ def schedule(config: RunConfig) -> training_schedule.Schedule:
     method = OPTIMIZERS[config.optimizer]
     values = config.values()
     arguments = {name: values[name] for name in training_schedule.CREATE_FLAGS if name in values}
-    arguments |= options_for("lr_schedule", config.lr_schedule, config.chosen)
+    arguments |= config.schedule_options
     arguments |= {
         "epochs": schedule_end(config),
         "workers": config.gpus,
@@ -215,14 +214,15 @@ def optimizer_arguments(config: RunConfig) -> dict[str, Any]:
     """Returns the arguments of `optimizers.create`."""
     method = OPTIMIZERS[config.optimizer]
     arguments: dict[str, Any] = {
-        known.name: config.chosen[flag] for flag, known in options_of(method.options).items()
+        known.name: config.optimizer_options[flag]
+        for flag, known in options_of(method.options).items()
     }
     peaks = rates(config)
     learning_rate = peaks[method.rate]
     if config.lr_schedule in training_schedule.FIXED_SCHEDULES:
         learning_rate = peak_learning_rate(config)
     derived_arguments = peaks | {"learning_rate": learning_rate, "final_lr": peaks["lr"]}
-    if config.chosen.get("decoupled_decay"):
+    if config.optimizer_options.get("decoupled_decay"):
         derived_arguments["weight_decay"] = decoupled_decay(config)
     names = {field.name for field in dataclasses.fields(method.options)}
     for name, value in derived_arguments.items():
@@ -237,7 +237,7 @@ def decoupled_decay(config: RunConfig) -> float:
     --weight_decay is that part for a batch of 256 images. It grows with the batch, so that an epoch
     takes the same part off at every batch.
     """
-    return float(config.chosen["weight_decay"]) * base_batch(config) / REFERENCE_BATCH
+    return float(config.optimizer_options["weight_decay"]) * base_batch(config) / REFERENCE_BATCH
 
 
 def gradient_factor(config: RunConfig, momentum: float) -> float:
@@ -245,7 +245,7 @@ def gradient_factor(config: RunConfig, momentum: float) -> float:
 
     It is 1 - momentum if hybrid continues to average gradients as AdaBound does, else 1.
     """
-    return 1 - momentum if config.chosen.get("hybrid_handover") == "continuous" else 1.0
+    return 1 - momentum if config.optimizer_options.get("hybrid_handover") == "continuous" else 1.0
 
 
 def communication(config: RunConfig) -> CommunicationSettings:
@@ -261,7 +261,7 @@ def communication(config: RunConfig) -> CommunicationSettings:
     _, num_ranks = batch_norm_groups(config)
     return CommunicationSettings(
         **flags,
-        options=options_for("allreduce", config.allreduce, config.chosen),
+        options=config.allreduce_options,
         neighbors=num_ranks if num_ranks < config.ranks else 1,
         deterministic=config.deterministic,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import dataclasses
 import importlib.machinery
 import importlib.util
 import math
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from hybrid_imagenet.comm import torus
 from hybrid_imagenet.config.derived import batches, check_groups, sizes
+from hybrid_imagenet.config.flags import COMMON
 from hybrid_imagenet.errors import UserError, did_you_mean, pluralize
 from hybrid_imagenet.models import keras_families
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
@@ -67,7 +67,7 @@ def _allreduce_fits(config: RunConfig) -> None:
             f"--compression=bf16 has its own exchange. Omit --allreduce={config.allreduce}, or use"
             " --compression=fp16."
         )
-    grid = config.chosen.get("torus_grid")
+    grid = config.allreduce_options.get("torus_grid")
     if grid is not None:
         try:
             torus.parse_grid(grid)
@@ -99,13 +99,13 @@ def _schedule_is_possible(config: RunConfig) -> None:
                 f"--{name} cannot be combined with --lr_schedule={config.lr_schedule}, whose rates"
                 " are those of the paper. Omit it, and change the step with --lars_eta."
             )
-    rule = config.chosen.get("momentum_rule", "constant")
+    rule = config.optimizer_options.get("momentum_rule", "constant")
     if rule != "constant" and config.origins.get("momentum") is Origin.COMMAND_LINE:
         raise UserError(
             f"--momentum cannot be combined with --momentum_rule={rule}, which derives it"
             " from the batch. Omit one of them."
         )
-    steps = list(config.chosen.get("lr_steps", ()))
+    steps = list(config.schedule_options.get("lr_steps", ()))
     if steps != sorted(set(steps)):
         raise UserError(
             f"--lr_steps={','.join(f'{e:g}' for e in steps)} is not in ascending order. Sort the"
@@ -191,7 +191,7 @@ def _random_batches_are_possible(config: RunConfig) -> None:
 
 def _images_can_be_mixed(config: RunConfig) -> None:
     for name in ("mixup_alpha", "cutmix_alpha"):
-        value = getattr(config, name)
+        value = config.value(name)
         if not value:
             continue
         if config.random_batch:
@@ -229,9 +229,8 @@ _RESNET_FLAGS = (
 
 
 def _alexnet_has_no_flags_of_resnets(config: RunConfig) -> None:
-    defaults = {field.name: field.default for field in dataclasses.fields(config)}
     for name in _RESNET_FLAGS:
-        if config.model == "alexnet_bn" and getattr(config, name) != defaults[name]:
+        if config.model == "alexnet_bn" and config.value(name) != COMMON[name].default:
             raise UserError(
                 f"--{name} cannot be combined with --model=alexnet_bn. Omit it, or use a ResNet."
             )
@@ -266,17 +265,18 @@ def _keras_network_exists(config: RunConfig) -> None:
 def _own_network_has_no_flags(config: RunConfig) -> None:
     if ":" not in config.model:
         return
-    defaults = {field.name: field.default for field in dataclasses.fields(config)}
     wrong = [
         name
         for name in _IGNORED_BY_OTHER_NETWORKS
         if config.origins.get(name) is Origin.COMMAND_LINE
     ]
-    wrong += [name for name in _NOT_FOR_OTHER_NETWORKS if getattr(config, name) != defaults[name]]
+    wrong += [
+        name for name in _NOT_FOR_OTHER_NETWORKS if config.value(name) != COMMON[name].default
+    ]
     if wrong:
         name = wrong[0]
         raise UserError(
-            f"--{name}={getattr(config, name)} is for the built-in networks. Omit it with"
+            f"--{name}={config.value(name)} is for the built-in networks. Omit it with"
             f" --model={config.model}."
         )
 

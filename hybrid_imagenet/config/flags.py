@@ -577,6 +577,12 @@ CHOICES: Mapping[str, Mapping[str, Mapping[str, Option]]] = {
     "allreduce": {name: options_of(known.options) for name, known in ALGORITHMS.items()},
 }
 """The options of each value of a flag that selects an implementation."""
+CHOSEN_OPTIONS = {
+    "optimizer": "optimizer_options",
+    "lr_schedule": "schedule_options",
+    "allreduce": "allreduce_options",
+}
+"""The attribute of a `RunConfig` that has the options of the chosen value of such a flag."""
 OPTIONS = COMMON | {
     name: known
     for values in CHOICES.values()
@@ -602,14 +608,3 @@ def default_values(choices: Mapping[str, str]) -> dict[str, Any]:
 def owners(flag: str, name: str) -> list[str]:
     """Returns the values of a flag that have an option."""
     return [value for value, options in CHOICES[flag].items() if name in options]
-
-
-def options_for(flag: str, value: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of one value of a flag.
-
-    Args:
-      flag: --optimizer, --lr_schedule or --allreduce.
-      value: its value.
-      chosen: options of all three.
-    """
-    return {name: chosen[name] for name in CHOICES[flag][value]}

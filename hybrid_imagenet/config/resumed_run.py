@@ -191,7 +191,7 @@ class ResumedRun:
           overrides: values of its recipe in this version.
           per_gpu_batch: default of a new run on this machine.
         """
-        choices = {flag: getattr(config, flag) for flag in CHOICES}
+        choices = {flag: config.value(flag) for flag in CHOICES}
         new_run = {**default_values(choices), "per_gpu_batch": per_gpu_batch, **overrides}
         not_asked = (Origin.DEFAULT.value, Origin.HARDWARE.value, Origin.RECIPE.value)
         lines = []

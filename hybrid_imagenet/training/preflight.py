@@ -217,7 +217,7 @@ def _require_same_run(
     keys = _NETWORK_KEYS | {"blurpool": "blurpool", "optimizer": "optimizer"}
     for flag, key in keys.items():
         stored_value = meta.get(key)
-        value = getattr(config, flag)
+        value = config.value(flag)
         if stored_value is not None and stored_value != value:
             raise UserError(
                 f"--{flag}={format_value(value)}: {checkpoint.path} was written with"
@@ -271,10 +271,10 @@ def _check_weights(config: RunConfig, findings: Findings) -> None:
     if any(keras_families.is_user_function(model) for model in models):
         flags = {}
     for flag, value in flags.items():
-        if value != getattr(config, flag):
+        if value != config.value(flag):
             raise UserError(
                 f"--init_from={config.init_from}: {weights.path} was written with --{flag}={value},"
-                f" not {getattr(config, flag)}. Use weights of the same network."
+                f" not {config.value(flag)}. Use weights of the same network."
             )
     unread = "" if weights.meta else ", not compared with the network yet"
     findings.check_lines.append(f"weights: {weights.path}{unread}")
@@ -284,7 +284,7 @@ def _warn_of_flat_warmup(config: RunConfig) -> list[str]:
     """Returns a line if the warmup on the command line does not raise the learning rate."""
     is_requested = config.warmup_epochs and config.origins["warmup_epochs"] is Origin.COMMAND_LINE
     peak = derived.rates(config)[OPTIMIZERS[config.optimizer].rate]
-    first = config.chosen.get("warmup_start_lr", 0.0)
+    first = config.optimizer_options.get("warmup_start_lr", 0.0)
     is_fixed = config.lr_schedule in training_schedule.FIXED_SCHEDULES
     if not is_requested or first < peak or is_fixed:
         return []
@@ -299,7 +299,7 @@ def _warn_of_unreached_epochs(config: RunConfig) -> list[str]:
     """Returns a line for each schedule on the command line that goes beyond the last epoch."""
     last_epochs = {
         "warmup_epochs": config.warmup_epochs,
-        "lr_steps": max(config.chosen.get("lr_steps") or [0]),
+        "lr_steps": max(config.schedule_options.get("lr_steps") or [0]),
         "batch_schedule": derived.batches(config).stages[-1].epoch,
         "image_size_schedule": derived.sizes(config).stages[-1][0],
     }

@@ -52,14 +52,16 @@ def at_step(config: RunConfig, values: Mapping[str, float]) -> float | None:
     """
     if OPTIMIZERS[config.optimizer].relative_rate:
         return values["learning_rate"]
-    variant = config.chosen.get("lars_variant", "none")
+    variant = config.optimizer_options.get("lars_variant", "none")
     is_ramp = values.get("lars_share", 1.0) < 1.0
     if variant == "none" or values["phase"] < 0.5 or is_ramp:
         return None
     momentum = values["momentum"]
     learning_rate = 1.0 if variant == _CLIPPED else values["learning_rate"]
     factor = derived.gradient_factor(config, momentum)
-    return relative_step.relative_step(learning_rate, config.chosen["lars_eta"], momentum, factor)
+    return relative_step.relative_step(
+        learning_rate, config.optimizer_options["lars_eta"], momentum, factor
+    )
 
 
 def peak(config: RunConfig) -> Peak | None:
@@ -99,9 +101,9 @@ def line(config: RunConfig) -> str | None:
         )
     factor = derived.gradient_factor(config, top.momentum)
     rate = f"learning rate {top.learning_rate:.4g} x "
-    if config.chosen["lars_variant"] == _CLIPPED:
+    if config.optimizer_options["lars_variant"] == _CLIPPED:
         rate = ""
-    eta = config.chosen["lars_eta"]
+    eta = config.optimizer_options["lars_eta"]
     return (
         f"relative step {top.value:.2g} in epoch {top.epoch} ({rate}eta {eta:.4g} x gradient factor"
         f" {factor:.4g} / (1 - momentum {top.momentum:.4g})); tuned LARS has {tuned_step:.2g} at"
@@ -141,8 +143,8 @@ def remedy(config: RunConfig, top: Peak, wanted: float) -> tuple[str, float]:
     coefficient.
     """
     warms_up_with_rate = OPTIMIZERS[config.optimizer].bounded_warmup
-    is_clipped = config.chosen.get("lars_variant") == _CLIPPED
+    is_clipped = config.optimizer_options.get("lars_variant") == _CLIPPED
     is_fixed = config.lr_schedule in FIXED_SCHEDULES
     if warms_up_with_rate or is_clipped or is_fixed:
-        return "lars_eta", config.chosen["lars_eta"] * wanted / top.value
+        return "lars_eta", config.optimizer_options["lars_eta"] * wanted / top.value
     return "lr", config.lr * wanted / top.value

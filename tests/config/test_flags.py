@@ -71,7 +71,11 @@ def test_a_class_but_adamw_decays_nothing_unless_told_and_a_run_does():
     for name, method in OPTIMIZERS.items():
         by_default = 0.004 if name == "adamw" else 0.0  # as in Keras
         assert optimizers.create(name).get_config()["weight_decay"] == by_default
-        assert config.resolve(select(name)).weight_decay == method.weight_decay > 0
+        assert (
+            config.resolve(select(name)).optimizer_options["weight_decay"]
+            == method.weight_decay
+            > 0
+        )
 
 
 @pytest.mark.parametrize("arguments", [[], ["--recipe=gradual_warmup"]])
@@ -198,7 +202,7 @@ def test_an_option_of_something_else_is_left_out_of_a_flag_file(tmp_path):
     text = print_config.describe(resolved, 20000)
     assert "torus_grid" in text
     assert "not used: flagfile has 2x1, but --allreduce=ring has no --torus_grid" in text
-    assert config.resolve([f"--flagfile={flagfile}"]).torus_grid == "2x1"
+    assert config.resolve([f"--flagfile={flagfile}"]).allreduce_options["torus_grid"] == "2x1"
 
 
 def test_a_recipe_over_the_flag_file_of_another_method(monkeypatch):

@@ -16,7 +16,10 @@ def test_later_sources_win(tmp_path):
     resolved = config.resolve(["--flagfile", str(outer), "--epochs=30", "--nozero_last_gamma"])
     assert (resolved.epochs, resolved.origins["epochs"]) == (30, Origin.COMMAND_LINE)
     assert (resolved.seed, resolved.origins["seed"]) == (4, Origin.FLAGFILE)
-    assert (resolved.momentum, resolved.origins["momentum"]) == (0.8, Origin.FLAGFILE)
+    assert (resolved.optimizer_options["momentum"], resolved.origins["momentum"]) == (
+        0.8,
+        Origin.FLAGFILE,
+    )
     assert (resolved.per_gpu_batch, resolved.origins["per_gpu_batch"]) == (208, Origin.RECIPE)
     assert resolved.origins["image_size"] is Origin.DEFAULT
     assert resolved.zero_last_gamma is False
@@ -27,8 +30,12 @@ def test_dashes_stand_for_underscores(tmp_path):
     flagfile.write_text("--warmup-epochs=3\n")
     arguments = [f"--flagfile={flagfile}", "--lars-eta=0.5", "--run-dir=a-b", "--nozero-last-gamma"]
     resolved = config.resolve([*arguments, "--torus-grid=1x1", "--allreduce=torus"])
-    assert (resolved.warmup_epochs, resolved.lars_eta, resolved.run_dir) == (3.0, 0.5, "a-b")
-    assert (resolved.zero_last_gamma, resolved.torus_grid) == (False, "1x1")
+    assert (resolved.warmup_epochs, resolved.optimizer_options["lars_eta"], resolved.run_dir) == (
+        3.0,
+        0.5,
+        "a-b",
+    )
+    assert (resolved.zero_last_gamma, resolved.allreduce_options["torus_grid"]) == (False, "1x1")
 
 
 @pytest.mark.parametrize(
@@ -199,3 +206,19 @@ def test_the_augmentation_follows_the_data_set_unless_it_is_given(arguments, kin
 
 def test_the_origin_of_the_augmentation_names_the_data_set():
     assert config.resolve(["--dataset=digits"]).origins["augmentation"] is Origin.DATA
+
+
+def test_value_of_a_flag_and_of_a_chosen_option_is_found_by_name():
+    resolved = config.resolve(["--optimizer=sgd", "--momentum=0.8", "--epochs=30"])
+    assert resolved.value("epochs") == 30
+    assert resolved.value("momentum") == 0.8
+
+
+def test_value_of_an_option_that_was_not_chosen_raises_key_error():
+    with pytest.raises(KeyError, match="lars_eta"):
+        config.resolve(["--optimizer=sgd"]).value("lars_eta")
+
+
+def test_replace_with_an_option_that_was_not_chosen_raises_value_error():
+    with pytest.raises(ValueError, match="has no lars_eta"):
+        config.resolve(["--optimizer=sgd"]).replace(Origin.COMMAND_LINE, lars_eta=0.01)

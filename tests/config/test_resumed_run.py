@@ -132,24 +132,29 @@ def test_resume_of_hybrid_on_more_ranks_derives_the_trust_coefficient_again(tmp_
     begun = begin(tmp_path, "--recipe=hybrid", ranks=2)
     again = resume(tmp_path, ranks=3)
     assert (
-        again.chosen["lars_eta"]
-        == config.resolve(["--recipe=hybrid"], 3).chosen["lars_eta"]
-        != begun.chosen["lars_eta"]
+        again.optimizer_options["lars_eta"]
+        == config.resolve(["--recipe=hybrid"], 3).optimizer_options["lars_eta"]
+        != begun.optimizer_options["lars_eta"]
     )
-    assert settings(again) == settings(begun) | {"lars_eta": again.chosen["lars_eta"]}
+    assert settings(again) == settings(begun) | {"lars_eta": again.optimizer_options["lars_eta"]}
 
 
 def test_resume_of_hybrid_on_more_ranks_keeps_a_trust_coefficient_that_was_asked_for(tmp_path):
     begin(tmp_path, "--recipe=hybrid", "--lars_eta=0.02")
-    assert resume(tmp_path, ranks=3).chosen["lars_eta"] == 0.02
+    assert resume(tmp_path, ranks=3).optimizer_options["lars_eta"] == 0.02
 
 
 def test_resume_of_mlperf_lars_on_fewer_ranks_derives_only_the_learning_rate_again(tmp_path):
     begun = begin(tmp_path, *MLPERF, ranks=32)
     new = config.resolve(MLPERF, 24)
-    assert (new.epochs, new.chosen["weight_decay"]) != (begun.epochs, begun.chosen["weight_decay"])
+    assert (new.epochs, new.optimizer_options["weight_decay"]) != (
+        begun.epochs,
+        begun.optimizer_options["weight_decay"],
+    )
     # The relative step is that of the new batch, with the momentum of the run.
-    rate = new.lr * (1 - begun.chosen["momentum"]) / (1 - new.chosen["momentum"])
+    rate = (
+        new.lr * (1 - begun.optimizer_options["momentum"]) / (1 - new.optimizer_options["momentum"])
+    )
     # The second resume derives the same values as the first.
     for _ in range(2):
         again = resume(tmp_path, ranks=24)
@@ -167,7 +172,7 @@ def test_resume_of_mlperf_lars_on_fewer_ranks_derives_only_the_learning_rate_aga
 def test_resume_on_other_ranks_keeps_the_learning_rate_of_mlperf_that_was_asked_for(tmp_path):
     begin(tmp_path, *MLPERF, "--lr=3", "--momentum=.8", ranks=32)
     again = resume(tmp_path, ranks=24)
-    assert (again.lr, again.chosen["momentum"]) == (3.0, 0.8)
+    assert (again.lr, again.optimizer_options["momentum"]) == (3.0, 0.8)
 
 
 def test_resume_on_more_ranks_derives_compilation_by_xla_again(tmp_path, monkeypatch):
@@ -196,9 +201,9 @@ def test_resume_of_a_run_without_origins_keeps_its_values(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"flags": flags}))
     again = resume(tmp_path, "--momentum=.9")
     assert (
-        again.chosen["lars_eta"],
-        again.chosen["hybrid_handover"],
-        again.chosen["momentum"],
+        again.optimizer_options["lars_eta"],
+        again.optimizer_options["hybrid_handover"],
+        again.optimizer_options["momentum"],
     ) == (0.001, "rescale", 0.9)
     assert again.origins["lars_eta"] is Origin.RUN
 

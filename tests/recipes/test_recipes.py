@@ -32,7 +32,7 @@ def test_recipe_overrides_only_differ_from_defaults_and_have_a_source(name):
     defaults = {flag: argument.default for flag, argument in config.COMMON.items()}
     defaults |= chosen_defaults(resolved.values())
     for flag, value in recipe.overrides.items():
-        assert getattr(resolved, flag) == value, flag
+        assert resolved.value(flag) == value, flag
         by_table = flag in SET_BY_MLPERF_TABLE and resolved.lr_schedule == "mlperf"
         assert value != defaults[flag] or by_table or flag == SET_BY_HARDWARE, flag
         assert resolved.origins[flag] is config.Origin.RECIPE
@@ -89,7 +89,7 @@ def test_lu_as_printed_follows_the_formulas_of_the_paper_to_the_letter():
     assert (arguments["decay_all"], arguments["bias_correction"]) == (True, False)
     # The paper does not print the coefficient of LARS. With the chosen one, the relative step in
     # epoch 11 is MLPerf's at this batch.
-    assert resolved.chosen["lars_eta"] * 2.4 * 0.9**11 == pytest.approx(0.141, abs=5e-4)
+    assert resolved.optimizer_options["lars_eta"] * 2.4 * 0.9**11 == pytest.approx(0.141, abs=5e-4)
 
 
 def test_cluster_2_has_half_the_batch_and_the_same_rates():
@@ -154,8 +154,12 @@ def test_mlperf_lars_has_the_settings_of_mlperfs_table(row):
     batch, target, lr, warmup, momentum, decay, end, *_, span = row
     gpus = int(batch) // 16
     resolved = config.resolve(["--recipe=mlperf_lars", "--per_gpu_batch=16"], gpus)
-    assert (resolved.lr, resolved.warmup_epochs, resolved.momentum) == (lr, warmup, momentum)
-    assert (resolved.weight_decay, resolved.epochs) == (decay, round(end))
+    assert (resolved.lr, resolved.warmup_epochs, resolved.optimizer_options["momentum"]) == (
+        lr,
+        warmup,
+        momentum,
+    )
+    assert (resolved.optimizer_options["weight_decay"], resolved.epochs) == (decay, round(end))
     schedule = derived.schedule(resolved)
     last = schedule.arguments["epochs"]
     assert last == pytest.approx(end, abs=0.05)
@@ -181,9 +185,13 @@ def test_mlperf_lars_has_the_settings_of_mlperfs_table(row):
 def test_flags_win_over_mlperfs_table():
     given = ["--recipe=mlperf_lars", "--epochs=10", "--weight_decay=3e-4"]
     at_1632 = config.resolve(given, 51)
-    assert (at_1632.epochs, at_1632.weight_decay, at_1632.lr) == (10, 3e-4, 7.4)
+    assert (at_1632.epochs, at_1632.optimizer_options["weight_decay"], at_1632.lr) == (
+        10,
+        3e-4,
+        7.4,
+    )
     assert at_1632.origins["epochs"] is config.Origin.COMMAND_LINE
-    assert config.resolve(given, 1024).momentum == 0.94
+    assert config.resolve(given, 1024).optimizer_options["momentum"] == 0.94
 
 
 def test_short_is_the_published_configuration_of_mosaicml():
@@ -202,7 +210,7 @@ def test_short_is_the_published_configuration_of_mosaicml():
         theirs["validation"],
         validation,
     )
-    assert (resolved.momentum, resolved.label_smoothing) == (
+    assert (resolved.optimizer_options["momentum"], resolved.label_smoothing) == (
         theirs["momentum"],
         theirs["smoothing"],
     )
@@ -345,5 +353,12 @@ def test_tuning_page_has_the_settings_of_mlperf_lars(monkeypatch):
         c = config.resolve(["--recipe=mlperf_lars"], int(number))
         assert derived.base_batch(c) == int(images.replace(",", ""))
         assert [float(n) for n in numbers] == pytest.approx(
-            [c.lr, c.warmup_epochs, c.momentum, c.weight_decay, c.epochs], rel=3e-3
+            [
+                c.lr,
+                c.warmup_epochs,
+                c.optimizer_options["momentum"],
+                c.optimizer_options["weight_decay"],
+                c.epochs,
+            ],
+            rel=3e-3,
         )

@@ -45,8 +45,10 @@ def test_two_arms_differ_in_these_flags_only(study, first, second, flags):
 
 def test_both_kinds_of_decay_take_as_much_off_the_weights():
     decoupled, coupled = (settled("short-parts", name) for name in ("short", "coupled"))
-    assert decoupled.weight_decay == pytest.approx(
-        coupled.lr * coupled.weight_decay / (1 - coupled.momentum)
+    assert decoupled.optimizer_options["weight_decay"] == pytest.approx(
+        coupled.lr
+        * coupled.optimizer_options["weight_decay"]
+        / (1 - coupled.optimizer_options["momentum"])
     )
 
 
@@ -118,12 +120,14 @@ def test_a_point_of_the_hand_over_is_what_it_is_called(study, gpus):
         factor, step = each.at
         resolved = settled(study, "handover", *each.flags)
         assert factor == ADAM_RATES[each.label.partition(",")[0]](gpus)
-        assert resolved.chosen["adabound_lr"] == pytest.approx(0.001 * factor, rel=1e-3)
-        assert resolved.chosen["lars_eta"] == pytest.approx(
-            step * base.chosen["lars_eta"], rel=1e-3
+        assert resolved.optimizer_options["adabound_lr"] == pytest.approx(0.001 * factor, rel=1e-3)
+        assert resolved.optimizer_options["lars_eta"] == pytest.approx(
+            step * base.optimizer_options["lars_eta"], rel=1e-3
         )
         assert resolved.lr_schedule == ("exponential" if "kappa" in each.label else "poly")
-        assert resolved.chosen["hybrid_ramp_epochs"] == float(each.label.rsplit(" ", 1)[1])
+        assert resolved.optimizer_options["hybrid_ramp_epochs"] == float(
+            each.label.rsplit(" ", 1)[1]
+        )
 
 
 def test_adabound_with_a_scaled_gamma_ends_as_close_to_sgd_as_on_imagenet():
@@ -131,7 +135,7 @@ def test_adabound_with_a_scaled_gamma_ends_as_close_to_sgd_as_on_imagenet():
     resolved = settled("rate-curves", "adabound", *arm.points[1].flags)
     plan = print_config.plan(resolved, 60_000 - questions.TUNING)
     assert sum(row.steps for row in plan) == rate_curves.UPDATES
-    here = adabound_bounds(rate_curves.UPDATES, 1.0, resolved.chosen["adabound_gamma"])
+    here = adabound_bounds(rate_curves.UPDATES, 1.0, resolved.optimizer_options["adabound_gamma"])
     imagenet = adabound_bounds(rate_curves.IMAGENET_UPDATES, 1.0, 0.001)
     assert here == pytest.approx(imagenet, rel=1e-3)
     assert here == pytest.approx((0.95, 1.05), abs=0.005)

@@ -113,14 +113,16 @@ def test_hybrid_is_the_recipe_as_shipped(study):
         "epochs",
         "per_gpu_batch",
     }
-    assert not differing(shipped, resolve(study, "hybrid")) & (optimization | set(shipped.chosen))
+    assert not differing(shipped, resolve(study, "hybrid")) & (
+        optimization | set(shipped.chosen_options)
+    )
 
 
 def test_as_printed_is_the_recipe_as_shipped():
     shipped = config.resolve(["--recipe=lu_as_printed", "--virtual_gpus=24"])
     printed = resolve(FULL_FORM, "as_printed")
     assert printed.model == shipped.model == "resnet50_v1"
-    assert not differing(shipped, printed) & (PRINTED | set(shipped.chosen))
+    assert not differing(shipped, printed) & (PRINTED | set(shipped.chosen_options))
 
 
 def test_gradual_sgd_is_the_recipe_with_the_decay_and_warmup_of_hybrid():

@@ -37,12 +37,14 @@ def test_a_point_has_the_relative_step_that_it_is_called_after(study, arm, point
     top = relative_step_advice.peak(resolved)
     if resolved.optimizer == "sgd":
         rate = derived.rates(resolved)["lr"]
-        assert float(point.label) == pytest.approx(rate / (1 - resolved.momentum), rel=6e-3)
+        assert float(point.label) == pytest.approx(
+            rate / (1 - resolved.optimizer_options["momentum"]), rel=6e-3
+        )
         return
-    rest = questions.KAPPA ** resolved.chosen.get(
+    rest = questions.KAPPA ** resolved.optimizer_options.get(
         "hybrid_ramp_epochs", 0
     )  # what is left when LARS is all there
-    if resolved.chosen.get("lr_decay_exponent") == "epoch":
+    if resolved.schedule_options.get("lr_decay_exponent") == "epoch":
         rest = questions.KAPPA ** (questions.WARMUP + 1)
     assert float(point.label) * rest == pytest.approx(top.value, rel=0.06)
 
@@ -83,4 +85,4 @@ def test_the_two_warmups_end_in_the_same_training(batch, point):
         "lr_decay",
         "warmup_epochs",
     )
-    assert all(getattr(both[0], name) == getattr(both[1], name) for name in same)
+    assert all(both[0].value(name) == both[1].value(name) for name in same)

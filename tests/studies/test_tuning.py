@@ -47,7 +47,7 @@ def trained(monkeypatch):
         before = trial_runs.read(cell)
         if before.status in (trial_runs.FINISHED, trial_runs.DIVERGED):
             return before, False
-        good = values.momentum == 0.9
+        good = values.optimizer_options["momentum"] == 0.9
         if values.lr == 0.1 and not good:
             support.ended(cell, 3)
             return trial_runs.read(cell), True
@@ -66,9 +66,14 @@ def test_the_best_point_of_each_arm_is_reported_on_other_images_with_other_seeds
 ):
     assert program.main(["small", f"--out={tmp_path}", "--ranks=1", "--seeds=2"]) == 0
     tried, reported = trained[:4], trained[4:]
-    assert [(v.momentum, v.lr) for v in tried] == [(0.9, 0.1), (0.8, 0.1), (0.9, 0.4), (0.8, 0.4)]
+    assert [(v.value("momentum"), v.lr) for v in tried] == [
+        (0.9, 0.1),
+        (0.8, 0.1),
+        (0.9, 0.4),
+        (0.8, 0.4),
+    ]
     assert {(v.seed, v.eval_split) for v in tried} == {(tuning.SEED, "tuning")}
-    assert [(v.momentum, v.lr, v.seed) for v in reported] == [
+    assert [(v.value("momentum"), v.lr, v.seed) for v in reported] == [
         (0.9, 0.4, 0),
         (0.8, 0.4, 0),
         (0.9, 0.4, 1),

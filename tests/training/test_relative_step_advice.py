@@ -172,10 +172,13 @@ def test_hybrid_has_the_tuned_step_at_its_batch_when_lars_has_come_in(gpus, step
 
 def test_what_is_given_goes_before_the_tuned_step():
     for flags in (["--lars_eta=0.001"], ["--recipe=hybrid", "--lars_eta=0.001"]):
-        assert config.resolve(flags, 24).chosen["lars_eta"] == 0.001
+        assert config.resolve(flags, 24).optimizer_options["lars_eta"] == 0.001
     for flag in ("--optimizer=lars", "--optimizer=sgd", "--lr=0", "--lars_variant=none"):
         assert Origin.BATCH not in config.resolve([flag], 24).origins.values()
-    assert config.resolve([], 24).chosen["lars_eta"] != config.resolve([], 32).chosen["lars_eta"]
+    assert (
+        config.resolve([], 24).optimizer_options["lars_eta"]
+        != config.resolve([], 32).optimizer_options["lars_eta"]
+    )
 
 
 def test_the_clusters_of_the_paper_have_the_steps_of_their_batches():
