@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from hybrid_imagenet import callbacks, data, optimizers, order, schedules
     from hybrid_imagenet.comm.process import communicator, init, local_rank, rank, shutdown, size
+    from hybrid_imagenet.errors import UserError
     from hybrid_imagenet.library import load_model
     from hybrid_imagenet.library.broadcast import broadcast_model
     from hybrid_imagenet.library.distributed_evaluation import evaluate
@@ -27,6 +28,7 @@ _HOMES = {
         ("communicator", "init", "local_rank", "rank", "shutdown", "size"), "comm.process"
     ),
     "DistributedOptimizer": "optimizers.distributed",
+    "UserError": "errors",
     "broadcast_model": "library.broadcast",
     "evaluate": "library.distributed_evaluation",
     "load_model": "library",
@@ -34,6 +36,7 @@ _HOMES = {
 }
 __all__ = [
     "DistributedOptimizer",
+    "UserError",
     "broadcast_model",
     "callbacks",
     "communicator",

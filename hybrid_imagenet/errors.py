@@ -47,8 +47,28 @@ _TOKEN = re.compile(
 class UserError(Exception):
     """A mistake that the user can correct.
 
-    The message is one line that names the invalid value and the remedy. The program prints it
-    without a traceback and exits with `exit_code` on every rank.
+    The functions and callbacks of this package raise it for invalid arguments, data and
+    environments, such as a launcher's variables that are incomplete. The message is one line: what
+    happened, then what to do. Secrets in it, such as passwords in URLs, are masked.
+
+    The commands of `hybrid-imagenet` print the message as `error: ...` without a traceback, and
+    exit with `exit_code`. In your own program it is an exception like others: if nothing catches
+    it, Python prints a traceback and exits with code 1. Only if all ranks raise the same error
+    after `hi.init()`, rank 0 prints it as one line.
+
+    Example:
+      try:
+          hi.init()
+      except hi.UserError as error:
+          sys.exit(f"error: {error}")
+
+    Args:
+      message: what happened, and what to do.
+
+    Attributes:
+      exit_code: code with which the program exits: 2 for an argument, dataset or environment that
+        cannot be used; 3 if training diverged or skipped too many steps; 4 if training data became
+        unreachable, in which case `--resume` continues the run.
     """
 
     exit_code = EXIT_USAGE

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import unittest.mock
 
 import numpy as np
 import pytest
@@ -299,3 +300,13 @@ def test_command_line_reference_has_usage_and_example_of_every_command():
         assert f"```text\nusage: hybrid-imagenet {name}" in sections[name]
         # A description, which ends with a newline, may come first.
         assert re.search(rf"```sh\n(# .*\n)?hybrid-imagenet {name}\b", sections[name]), name
+
+
+def test_api_example_of_user_error_in_a_program_exits_with_the_message():
+    text = (ROOT / "docs" / "reference" / "api.md").read_text()
+    section = text.partition("### `hi.UserError`")[2]
+    example = section.partition("**Example**\n\n```python\n")[2].partition("```")[0]
+    failing = unittest.mock.Mock(init=unittest.mock.Mock(side_effect=hi.UserError("What to do.")))
+    failing.UserError = hi.UserError
+    with pytest.raises(SystemExit, match=r"^error: What to do\.$"):
+        exec(example, {"hi": failing, "sys": sys})
