@@ -1,4 +1,4 @@
-"""Provides datasets: sources of images, decoding, augmentation and batches."""
+"""Divides data over ranks, and opens the datasets of the training program."""
 
 from __future__ import annotations
 
@@ -43,13 +43,20 @@ def digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarra
 def open_source(
     name: str, data_dir: str | None = None, split: str = "train", **options: Any
 ) -> Source:
-    """Opens one split of a dataset.
+    """Opens one split of a dataset, as the training program does.
+
+    Example:
+      source = hi.data.open_source("folder", "photos", "validation", val_fraction=0.2)
+      print(source.num_examples, source.class_names)
 
     Args:
       name: name of the dataset, as for `--dataset`.
-      data_dir: directory or URL of the dataset.
-      split: "train" or "validation".
+      data_dir: directory or URL of the dataset (default: None, as for `--data_dir`).
+      split: "train" or "validation" (default: "train").
       **options: other attributes of `DatasetRequest`.
+
+    Returns:
+      The encoded images of the split, which are not read yet.
 
     Raises:
       UserError: if there is no such dataset or it cannot be used.
@@ -58,31 +65,39 @@ def open_source(
 
 
 def shard(data: Any, rank: int, size: int, *, remainder: Literal["drop", "keep"] = "drop") -> Any:
-    """Returns this rank's part of the data.
+    """Returns this rank's part of the data, which is every `size`-th element.
 
-    The part is every `size`-th element, from number `rank` on.
+    The part begins with element number `rank`. Shuffle and batch it afterwards. You can also
+    shuffle before, with the same seed on all ranks, because the parts are disjoint only if all
+    ranks pass the same elements in the same order.
 
-    Shuffle and batch after it, or shuffle before it with the same seed on all ranks. The ranks'
-    parts are disjoint only if all ranks pass the same elements in the same order. `shard` itself
-    does not communicate, so it may be called at any time and on any rank. The ranks compare what
-    they passed when `fit` starts, in `hybrid_imagenet.broadcast_model`, at an optimizer's first
-    step and in `evaluate` with `MetricAverage`, and stop with an error if it differs. They compare
-    seeds of shuffles and a sample of arrays, but not what Python generators yield.
+    `shard` itself does not communicate, so it may be called at any time and on any rank. The ranks
+    compare what they passed when `fit` starts, in `hybrid_imagenet.broadcast_model`, at an
+    optimizer's first step and in `hybrid_imagenet.evaluate`, and stop with an error if it differs.
+    They compare seeds of shuffles and a sample of arrays, but not what Python generators yield.
+
+    With 10 examples on 3 ranks, `shard(numpy.arange(10), rank, 3, remainder=...)` returns:
+
+        remainder   rank 0         rank 1      rank 2
+        "drop"      [0, 3, 6]      [1, 4, 7]   [2, 5, 8]
+        "keep"      [0, 3, 6, 9]   [1, 4, 7]   [2, 5, 8]
 
     Example:
       x, y = hi.data.shard((x, y), hi.rank(), hi.size())
+      validation = hi.data.shard((x_val, y_val), hi.rank(), hi.size(), remainder="keep")
 
     Args:
-      data: a `tf.data.Dataset`, or arrays of the same length in any nesting of tuples, lists and
-        dictionaries.
-      rank: number of this process, from 0.
-      size: number of processes.
-      remainder: `drop` omits the last elements if they are too few for all ranks, so that all ranks
-        make the same number of steps; `keep` gives them to the first ranks, so that validation sees
-        each element once.
+      data: arrays [n, ...] of any dtype with the same n, in any nesting of tuples, lists and
+        dictionaries; or a `tf.data.Dataset` of single examples with n elements of any structure.
+      rank: number of this process, from 0; usually `hi.rank()`.
+      size: number of processes; usually `hi.size()`.
+      remainder: what to do with the last n % size elements. "drop" omits them, so that all ranks
+        make the same number of steps; use it for training. "keep" gives one each to the first
+        ranks, so that each element is used once; use it for validation (default: "drop").
 
     Returns:
-      This rank's part, in the same form.
+      The part in the same form and dtypes: a `tf.data.Dataset`, or NumPy arrays [m, ...] in the
+      same nesting. m is n // size, or n // size + 1 on the first n % size ranks with "keep".
 
     Raises:
       UserError: if the rank does not exist; the data has another type; arrays have different
