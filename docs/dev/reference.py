@@ -1,6 +1,6 @@
 """Writes docs/reference/command-line.md and docs/reference/api.md from help texts and docstrings.
 
-    python docs/dev/reference.py          # writes the pages
+    python docs/dev/reference.py          # writes the pages and the figure of the schedules
     python docs/dev/reference.py --check  # exits with 1 if a page is not current
 
 The pages are committed, so that they can be read where the code is hosted. They are the same on
@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "dev")]
 
 REMEDY = "python docs/dev/reference.py"
 COLUMNS = "100"
@@ -39,6 +39,8 @@ EXAMPLES = {
     "bench": "hybrid-imagenet bench input --source=digits --json=input.json",
 }
 SUBCOMMANDS = {"data": ("prepare", "check")}
+# Figures below the descriptions of public modules.
+FIGURES = {"hi.schedules": "![Learning rate by epoch of each schedule](schedules.svg)"}
 # Public modules, as attributes of `hi`.
 MODULES = ("data", "schedules", "optimizers", "callbacks", "order")
 # Classes whose methods users call, with the name of an instance in examples. Methods of other
@@ -76,10 +78,13 @@ def main(words=None):
 
 
 def pages():
-    """Returns the text of each page, by its path in the checkout."""
+    """Returns the text of each page and figure, by its path in the checkout."""
+    import schedules_figure
+
     return {
         "docs/reference/command-line.md": command_line_page(),
         "docs/reference/api.md": api_page(),
+        "docs/reference/schedules.svg": schedules_figure.draw(),
     }
 
 
@@ -370,6 +375,8 @@ def api_page():
         parts.append(f"## {group}")
         if group != "hi":
             parts += docstring_blocks(ast.get_docstring(parse_module(module)), group, links)
+        if group in FIGURES:
+            parts.append(FIGURES[group])
         rows = []
         for public_name in names:
             summary = public_name.docstring.partition("\n")[0]
@@ -513,7 +520,7 @@ def option_arguments(node):
     if options is None:
         return None
     arguments = []
-    for field in dataclasses.fields(options):
+    for field in sorted(dataclasses.fields(options), key=lambda field: field.kw_only):
         if field.kw_only and "*" not in arguments:
             arguments.append("*")
         value = double_quoted(repr(field.default))

@@ -300,22 +300,31 @@ def momentum_for_batch(batch: int, momentum: float, momentum_rule: str) -> float
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Computes the scalars of each step.
+    """Computes learning rate, momentum and bounds of each step.
+
+    `hi.schedules.create` and the functions for `fit` make schedules, such as `hi.schedules.cosine`.
+    A schedule is called with the fractional epochs of a step. Any function that is called like this
+    and returns at least a learning rate can replace it in `hi.DistributedOptimizer(schedule=...)`.
+
+    Example:
+      schedule = hi.schedules.cosine(peak=0.4, epochs=10)
+      print(schedule.rate(5.0))  # 0.2
 
     Attributes:
-      rate: learning rate of SGD at a fractional epoch, for the batch `base_batch`.
+      rate: function that returns the learning rate of SGD at a fractional epoch, for the batch
+        `base_batch`.
       base_batch: images per update for which `rate` holds. The learning rate grows in proportion to
         the batch.
-      momentum: momentum of SGD for a batch.
-      peak: lr * N, at which the bounds of the warmup close.
+      momentum: function that returns the momentum of SGD for a batch.
+      peak: learning rate lr * N at which the bounds of the warmup close.
       bounded_epochs: T of a bounded AdaBound warmup; 0 without one.
-      bound_time: see `BoundedWarmup.adabound_bound_time`.
+      bound_time: "fractional" or "epoch", see `adabound_bound_time` of `hi.schedules.create`.
       beta2: decay of the second moment, in the bounds.
       ramp_epochs: epochs after the bounded warmup in which LARS is blended in
-        (`BoundedWarmup.hybrid_ramp_epochs`). The exponent s of its trust ratio grows from 0 to 1,
+        (`hybrid_ramp_epochs`). The exponent s of its trust ratio grows from 0 to 1,
         so a layer's learning rate is learning_rate * ratio^s. At T every layer has the learning
         rate of AdaBound's last step, so that no layer's update jumps.
-      scales_with_batch: whether rate and peak follow the batch.
+      scales_with_batch: whether rate and peak are proportional to the batch.
       arguments: arguments of `create`, if it made the schedule. A saved optimizer stores them to
         create the same schedule again.
     """
@@ -332,17 +341,17 @@ class Schedule:
     arguments: Mapping[str, Any] | None = None
 
     def __call__(self, start: float, end: float, global_batch: int) -> dict[str, float]:
-        """Returns the scalars of a step.
+        """Returns the values of a step.
 
         Args:
           start: fractional epoch at the start of the step.
           end: fractional epoch at its end.
-          global_batch: images of all ranks.
+          global_batch: images per update of all ranks.
 
         Returns:
-          learning_rate, momentum, phase (0: bounded warmup, 1: SGD), lower_bound and upper_bound,
-          and lars_share, the exponent s, if LARS is blended in. In phase 0 the learning rate is
-          the one that SGD would have, lr * N.
+          Numbers by name: `learning_rate`, `momentum`, `phase` (0 in a bounded warmup, else 1),
+          `lower_bound` and `upper_bound` of AdaBound's step, and `lars_share`, the exponent s, if
+          LARS is blended in. In phase 0 the learning rate is the one that SGD would have, lr * N.
         """
         scale = global_batch / self.base_batch if self.scales_with_batch else 1.0
         peak = self.peak * scale
@@ -405,28 +414,50 @@ def create(
     hybrid_ramp_epochs: float = 0.0,
     **options: Any,
 ) -> Schedule:
-    """Builds a schedule. Arguments that are also flags have the names of the flags.
+    """Creates a schedule from the values of the training program's flags.
+
+    For `model.fit`, functions such as `hi.schedules.cosine` need fewer arguments.
+
+    Example:
+      schedule = hi.schedules.create(
+          lr_schedule="poly", lr=0.1, epochs=90, workers=8, base_batch=2048, warmup_epochs=5
+      )
 
     Args:
-      lr_schedule: a name in `SCHEDULES`.
-      lr: learning rate before scaling; has no effect on `FIXED_SCHEDULES`.
+      lr_schedule: decay after the warmup: "exponential", "step", "poly", "cosine", "constant",
+        "sony_a", "sony_b" or "mlperf", as for `--lr_schedule`.
+      lr: learning rate before scaling; "sony_a" and "sony_b" have their own.
       epochs: length of the run, at which schedules end.
-      workers: N.
+      workers: N, number of GPUs.
       base_batch: images per update of all workers at the start of the run.
-      lr_scaling: one of `SCALINGS`, see `scale_learning_rate`.
-      warmup_epochs: T, the length of the warmup, which is bounded if `bounded_warmup`, else linear.
-      bounded_warmup: whether AdaBound with closing bounds does the warmup (Lu et al.).
-      warmup_start_lr: learning rate at which a linear warmup starts; not above its end (Goyal et
-        al. §2.2).
-      momentum: momentum of SGD.
-      momentum_rule: see `MomentumRule`.
-      adabound_bound_time: see `BoundedWarmup`.
-      adabound_beta2: decay of the second moment, in the bounds of a bounded warmup.
-      hybrid_ramp_epochs: see `BoundedWarmup`.
-      options: the fields of the schedule's class.
+      lr_scaling: "workers" for lr * N, "batch" for lr * base_batch / 256, or "none"
+        (default: "workers").
+      warmup_epochs: T, length of the warmup in epochs (default: 0.0, no warmup).
+      bounded_warmup: whether AdaBound with closing bounds does the warmup, as in Lu et al., instead
+        of a linear warmup (default: False).
+      warmup_start_lr: learning rate at which a linear warmup starts; the peak, if that is less
+        (default: 0.1).
+      momentum: momentum of SGD (default: 0.9).
+      momentum_rule: how momentum follows the batch B: "constant", "noise_scale"
+        (1 - 0.1 * 32768 / B) or "noise_scale_inverse" (1 - 0.1 * B / 32768)
+        (default: "constant").
+      adabound_bound_time: time in the bounds: "fractional" for the epochs done after the step, or
+        "epoch" for the number of the epoch (default: "fractional").
+      adabound_beta2: decay of the second moment, in the bounds (default: 0.999).
+      hybrid_ramp_epochs: epochs after a bounded warmup in which LARS is blended in (default: 0.0).
+      **options: options of the decay: `lr_decay` and `lr_decay_exponent` of "exponential",
+        `lr_steps` and `lr_step_factor` of "step", `lr_power` and `lr_final` of "poly", `lr_final`
+        of "cosine".
+
+    Returns:
+      The schedule.
 
     Raises:
       ValueError: for a name that does not exist, or a negative learning rate.
+      TypeError: for an option that the decay does not have.
+
+    Reference:
+      Goyal et al. §2.2, for the linear warmup; Lu et al. §2.2.1, for the bounded warmup.
     """
     arguments: dict[str, Any] = {
         "lr_schedule": lr_schedule,

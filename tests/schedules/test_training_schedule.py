@@ -164,6 +164,42 @@ def test_a_linear_warmup_never_starts_above_its_end():
     assert [schedule(e, e, 256)["learning_rate"] for e in (0, 1, 2)] == pytest.approx([0.01] * 3)
 
 
+FIT_FORMULAS = {
+    "constant": (for_fit.constant, {}, lambda e: 2.0),
+    "cosine": (
+        for_fit.cosine,
+        {"final": 0.5},
+        lambda e: 0.5 + 1.5 * (1 + math.cos(math.pi * (e - 2) / 8)) / 2,
+    ),
+    "polynomial": (
+        for_fit.polynomial,
+        {"power": 3, "final": 0.5},
+        lambda e: 0.5 + 1.5 * (1 - (e - 2) / 8) ** 3,
+    ),
+    "step": (
+        for_fit.step,
+        {"at": (4, 6), "factor": 0.5},
+        lambda e: 2.0 * 0.5 ** ((e >= 4) + (e >= 6)),
+    ),
+    "exponential": (
+        for_fit.exponential,
+        {"decay": 0.8},
+        lambda e: 2.0 * 0.8 ** math.floor(e - 2),
+    ),
+}
+
+
+@pytest.mark.parametrize(("create", "options", "formula"), FIT_FORMULAS.values(), ids=FIT_FORMULAS)
+def test_schedule_for_fit_follows_the_formula_of_its_docstring(create, options, formula):
+    warmup = {"warmup_epochs": 2, "warmup_start_lr": 0.4, "momentum": 0.8}
+    schedule = create(2.0, 10, **options, **warmup)
+    for epoch in (0, 1.5):
+        assert schedule.rate(epoch) == pytest.approx(0.4 + 1.6 * epoch / 2)
+    for epoch in (2, 3.99, 4, 5.5, 6, 9.5):
+        assert schedule.rate(epoch) == pytest.approx(formula(epoch))
+        assert schedule(epoch, epoch, 1)["momentum"] == 0.8
+
+
 @pytest.mark.parametrize("peak", [0.001, 5.0])
 def test_schedules_for_fit_rise_to_any_peak(peak):
     schedule = for_fit.cosine(peak, 8, warmup_epochs=2)
