@@ -29,6 +29,7 @@ from studies.handover import HANDOVER, HANDOVER_256
 from studies.optimizers import OPTIMIZERS_BY_BATCH
 from studies.questions import ACCURACY_BY_BATCH, WARMUP_METHOD
 from studies.rate_curves import RATE_CURVES
+from studies.records import Records
 from studies.results import ArmResults
 from studies.short_parts import SHORT_PARTS
 from studies.trial_runs import Cell
@@ -75,6 +76,11 @@ def _parser() -> command_line.Parser:
     parser.add_argument("--out", default="runs/studies", help="directory of the runs (%(default)s)")
     parser.add_argument(
         "--results", help="directory for NAME.csv, NAME.md and NAME.png (default: --out)"
+    )
+    parser.add_argument(
+        "--records",
+        help="directory with CSV files of studies, such as docs/studies: runs in them with equal"
+        " flags are not run again",
     )
     parser.add_argument(
         "--seeds",
@@ -211,15 +217,19 @@ def _study(study: Study, options: argparse.Namespace, extra: tuple[str, ...]) ->
         return True
     if not options.render:
         _check_data(study, [cell for arm, cell in runs if _takes(options, arm)])
+    records = Records(pathlib.Path(options.records)) if options.records else None
     tried: dict[Cell, trial_runs.Result] = {}
     for stage in (tuning.first_stage, tuning.second_stage):
-        tried |= _results(study, _names(stage(study, trials, tried)), options)
+        tried |= _results(study, _names(stage(study, trials, tried)), options, records)
     trials = [trial for trial in trials if trial.cell in tried]
     choices = tuning.choose(study, trials, tried)
     study = tuning.reported(study, choices)
     planned = planned or list(_cells(study, options, extra))
     results = _results(
-        study, [(arm, f"{arm.name}, seed {seed}", cell) for arm, seed, cell in planned], options
+        study,
+        [(arm, f"{arm.name}, seed {seed}", cell) for arm, seed, cell in planned],
+        options,
+        records,
     )
     found = {arm.name: tuning.untuned(arm, range(options.seeds)) for arm in study.arms}
     for arm, seed, cell in planned:
@@ -246,8 +256,7 @@ def _check_data(study: Study, cells: Sequence[Cell]) -> None:
     Raises:
       UserError: if --data_dir is missing, or the files in it are.
     """
-    ended = (trial_runs.FINISHED, trial_runs.DIVERGED)
-    cell = next((cell for cell in cells if trial_runs.read(cell).status not in ended), None)
+    cell = next((cell for cell in cells if not _has_ended(cell)), None)
     if cell is None:
         return
     # All runs of a study read the same dataset.
@@ -282,7 +291,10 @@ def _announce(study: Study, options: argparse.Namespace, runs: Sequence[tuple[Ar
 
 
 def _results(
-    study: Study, runs: Sequence[tuple[Arm, str, Cell]], options: argparse.Namespace
+    study: Study,
+    runs: Sequence[tuple[Arm, str, Cell]],
+    options: argparse.Namespace,
+    records: Records | None,
 ) -> dict[Cell, trial_runs.Result]:
     """The results of cells; those of arms that were asked for are run if need be, and told as they
     end.
@@ -291,10 +303,23 @@ def _results(
       study: whose cells they are.
       runs: the arm of each, and what to call it.
       options: of the program.
+      records: of runs that need no directory.
     """
-    names = {cell: name for arm, name, cell in runs if _takes(options, arm)}
+    recorded = {}
+    for _, name, cell in runs:
+        result = records.find(cell) if records and not _has_ended(cell) else None
+        if result is not None:
+            recorded[cell] = result
+            _say(f"{study.name} {name}: {_line(result, False)}")
+    names = {
+        cell: name for arm, name, cell in runs if _takes(options, arm) and cell not in recorded
+    }
     cells = list(names)
-    found = {cell: trial_runs.read(cell) for _, _, cell in runs if cell not in names}
+    found = recorded | {
+        cell: trial_runs.read(cell)
+        for _, _, cell in runs
+        if cell not in names and cell not in recorded
+    }
     if options.render:
         ended = (
             jobs.Ended(number, trial_runs.read(cell), False) for number, cell in enumerate(cells)
@@ -307,6 +332,11 @@ def _results(
             found[cell] = end.result
             _say(f"{study.name} {count}/{len(cells)} {names[cell]}: {_line(end.result, end.ran)}")
     return found
+
+
+def _has_ended(cell: Cell) -> bool:
+    """Whether a run is not run again: it has finished or diverged."""
+    return trial_runs.read(cell).status in (trial_runs.FINISHED, trial_runs.DIVERGED)
 
 
 def _cells(

@@ -96,6 +96,21 @@ def test_the_best_point_of_each_arm_is_reported_on_other_images_with_other_seeds
     assert program.main(["small", f"--out={tmp_path}", "--ranks=1", "--seeds=2", "--render"]) == 0
     assert (tmp_path / "small.md").read_text() == page
 
+    # The CSV files are enough to write the page again.
+    again = tmp_path / "again"
+    records = ["--records", str(tmp_path), f"--out={again}", "--render"]
+    assert program.main(["small", *records, "--ranks=1", "--seeds=2"]) == 0
+    rewritten = (again / "small.md").read_text()
+    assert _without_setting(rewritten) == _without_setting(page)
+    assert (again / "small.csv").read_text() == (tmp_path / "small.csv").read_text()
+    tuning_rows = (again / "small-tuning.csv").read_text()
+    assert tuning_rows == (tmp_path / "small-tuning.csv").read_text()
+
+
+def _without_setting(page):
+    """The page without its last part, which names versions that the CSV files do not have."""
+    return page.partition("## How it was run")[0]
+
 
 @pytest.mark.parametrize("status", [trial_runs.MISSING, trial_runs.FAILED])
 def test_an_arm_with_fewer_tuning_runs_than_the_others_is_not_reported(tmp_path, status):
