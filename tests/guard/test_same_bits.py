@@ -32,7 +32,7 @@ def names():
             yield pytest.param(name, marks=[] if name in runs.ALWAYS else pytest.mark.slow)
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", list(names()))
 def test_training_ends_with_the_recorded_bits(pools, digits, expected, tmp_path, name):
     digests = pools[runs.RUNS[name].ranks].call(
         runs.digest, name, str(digits), str(tmp_path / "run")

@@ -81,7 +81,11 @@ def test_find_prefers_the_mpirun_of_the_environment(stub):
 def test_run_starts_ranks_although_a_foreign_mpirun_is_first_on_path(stub, tmp_path):
     stub(HYDRA)
     script = tmp_path / "mine.py"
-    script.write_text("import os; print(os.environ['OMPI_COMM_WORLD_SIZE'])")
+    # One write for each line: mpirun may print what two ranks write at the same time interleaved,
+    # and print() without a buffer writes the end of a line separately.
+    script.write_text(
+        "import os, sys; sys.stdout.write(os.environ['OMPI_COMM_WORLD_SIZE'] + '\\n')"
+    )
     words = [sys.executable, "-m", "hybrid_imagenet", "run", "-np", "2", str(script)]
     # `module load openmpi/5` sets this variable.
     environ = program.environment() | {"OPAL_PREFIX": "/opt/another/openmpi"}
