@@ -254,8 +254,6 @@ class Checkpoint(SaveCheckpoints):
             self._restored_weights[name] = [variable.numpy() for variable in variables]
 
     def _model_variables(self) -> Mapping[str, keras.Variable]:
-        # By number, because Keras counts up the names of layers when a process builds a model
-        # twice.
         parts = {
             "model": self.model.weights,
             # Of rank 0; the other ranks derive theirs from it.
@@ -265,17 +263,10 @@ class Checkpoint(SaveCheckpoints):
             if optimizer.built:
                 parts[name] = optimizer.variables
         return {
-            f"{part}/{i:04d}": variable
+            f"{part}/{i:04d}/{variable.path}": variable
             for part, variables in parts.items()
             for i, variable in enumerate(variables)
         }
-
-    def all_variables(self) -> dict[str, keras.Variable]:
-        variables = dict(self._model_variables())
-        for name, variable in saved_variables(self._all_callbacks).items():
-            # Without the path of a variable, which Keras counts up like the names of layers.
-            variables["/".join(name.split("/")[:2])] = variable
-        return variables
 
     def extra_arrays(self) -> dict[str, np.ndarray]:
         named = keras_callback_state.stateful_callbacks(self._all_callbacks)

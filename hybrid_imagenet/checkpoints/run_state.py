@@ -82,10 +82,18 @@ class RunState:
 def restore_arrays(checkpoint: CheckpointArchive, variables: Mapping[str, keras.Variable]) -> None:
     """Assigns every array of a checkpoint to the variable with its name.
 
+    Names have the form `part/number/path`, as `model/0007/stem/kernel`. In a checkpoint of `fit`
+    the path is only for readers, and the number decides. Keras counts up the names of layers when
+    a process builds a model twice, so the same variable may have another path.
+
     Raises:
       UserError: if names or shapes differ, because the checkpoint belongs to another model or
         optimizer. No variable is changed then.
     """
+    if _written_by_fit(checkpoint):
+        arrays = {_without_path(name): array for name, array in checkpoint.arrays.items()}
+        checkpoint = dataclasses.replace(checkpoint, arrays=arrays)
+        variables = {_without_path(name): variable for name, variable in variables.items()}
     difference = _first_difference(checkpoint, variables)
     if difference:
         remedy = "Resume with the flags and data that the run was started with."
@@ -134,6 +142,11 @@ def _first_difference(
 def _written_by_fit(checkpoint: CheckpointArchive) -> bool:
     """Returns whether Keras's `fit` wrote a checkpoint, and not the program."""
     return "optimizer" not in checkpoint.meta
+
+
+def _without_path(name: str) -> str:
+    """Returns the first two parts of a name: `model/0007` for `model/0007/stem/kernel`."""
+    return "/".join(name.split("/")[:2])
 
 
 def _shape_text(shape: tuple[int, ...]) -> str:

@@ -71,6 +71,23 @@ def test_restore_arrays_assigns_each_array_to_the_variable_with_its_name():
     assert all(variable.value is stored[name] for name, variable in restored.items())
 
 
+@pytest.mark.parametrize("stored_name", ["model/0000/dense/kernel", "model/0000"])
+def test_restore_arrays_of_fit_ignores_the_path(stored_name):
+    # The second form is that of version 0.1.0.
+    stored = {stored_name: np.ones((3, 3))}
+    restored = variables({"model/0000/dense_1/kernel": (3, 3)})
+    written_by_fit = CheckpointArchive(pathlib.Path("x.npz"), stored, {"optimizers": {}})
+    restore_arrays(written_by_fit, restored)
+    assert restored["model/0000/dense_1/kernel"].value is stored[stored_name]
+
+
+def test_restore_arrays_of_the_program_compares_the_path():
+    stored = {"model/0000/dense/kernel": np.ones((3, 3))}
+    written_by_program = CheckpointArchive(pathlib.Path("x.npz"), stored, {"optimizer": "lars"})
+    with pytest.raises(UserError, match="the networks differ, first in layer dense"):
+        restore_arrays(written_by_program, variables({"model/0000/other/kernel": (3, 3)}))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
