@@ -13,7 +13,7 @@ PAGE = ROOT / "docs" / "dev" / "claims.md"
 SUMMARY = ROOT / "docs" / "papers.md"
 PAPERS = {"H": "Lu et al.", "S": "Mikami et al.", "J": "Jia et al.", "N": "HAL"}
 VERDICTS = ["supported", "not supported", "inconclusive", "not tested", "removed"]
-FORMULA = "(formula: exact against an independent reference)"
+FORMULA = "Our formula equals an independent reference"
 
 Row = collections.namedtuple("Row", "number place claim where test verdict evidence")
 
