@@ -175,6 +175,10 @@ def _kept_flags(config: Mapping[str, Any], replaced_names: set[str]) -> list[str
     if flags.get("lr_schedule") in FIXED_SCHEDULES:
         # A flag file for several recipes may set values that a published schedule does not use.
         ignored_names.update(FLAGS_IGNORED_BY_FIXED)
+    if float(flags.get("warmup_epochs") or 0) > float(flags.get("epochs") or 0):
+        # A short trial of a flag file may end during the warmup, but two such flags on the command
+        # line are rejected. --resume keeps the warmup of the run without the flag, too.
+        ignored_names.add("warmup_epochs")
     kept_flags = []
     for name, value in flags.items():
         is_set_by_user = origins.get(name) in _USER_ORIGINS

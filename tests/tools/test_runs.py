@@ -175,6 +175,14 @@ def test_resume_command_omits_flags_that_a_published_schedule_does_not_use(tmp_p
     ]
 
 
+def test_resume_command_of_a_trial_that_ended_during_the_warmup_is_accepted(tmp_path):
+    described = stored("--flagfile=digits", "--epochs=2")
+    assert described["flags"]["warmup_epochs"] > 2
+    words = resume.resume_command(tmp_path, described, [])
+    assert "--epochs=2" in words
+    assert not any(word.startswith("--warmup_epochs") for word in words)
+
+
 @pytest.mark.parametrize(
     ("ranks", "hosts", "given", "start"),
     [
