@@ -11,7 +11,13 @@ import sys
 from collections.abc import Sequence
 
 from hybrid_imagenet import __version__
-from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, did_you_mean, missing_module_message
+from hybrid_imagenet.errors import (
+    EXIT_OK,
+    EXIT_USAGE,
+    did_you_mean,
+    missing_module_message,
+    printable,
+)
 from hybrid_imagenet.options import SPELLING
 from hybrid_imagenet.resilience import interrupts, lossy_stream
 
@@ -111,7 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         suggestion = did_you_mean(name, COMMANDS)
         print(
-            f"error: {name}: no such command. Choose one of {', '.join(COMMANDS)}{suggestion}",
+            f"error: There is no command {printable(name)}{suggestion}. Choose one of"
+            f" {', '.join(COMMANDS)}.",
             file=sys.stderr,
         )
         return EXIT_USAGE

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 import threading
 import time
@@ -38,6 +39,7 @@ from hybrid_imagenet import print_config, recipes
 from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.config import help as flag_help
+from hybrid_imagenet.options import normalize_flag
 from hybrid_imagenet.resilience.exit_code import notify_exit
 from hybrid_imagenet.resilience.launcher import follow_launcher, launcher_rank
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
@@ -45,6 +47,17 @@ from hybrid_imagenet.resilience.watchdog import watch_startup
 from hybrid_imagenet.startup import STARTUP_PROGRESS, is_terminal_output
 from hybrid_imagenet.training import preflight, smaller_batch_advice
 
+# Options of `run`, by every name that it accepts, and how to write them.
+_LAUNCH_OPTIONS = {
+    "-np": "-np",
+    "-n": "-np",
+    "--np": "-np",
+    "--num_processes": "-np",
+    "--num_proc": "-np",
+    "--nproc_per_node": "--nproc_per_node",
+    "-H": "-H",
+    "--hosts": "-H",
+}
 # All ranks of a host have the same error if it concerns the host. The others leave the first one
 # so many seconds to print it. When that one ends, the launcher ends them.
 _HOST_ERROR_SECONDS = 5.0
@@ -72,6 +85,7 @@ def main(arguments: Sequence[str]) -> int:
         if topic is not None:
             print(flag_help.text(topic))
             return EXIT_OK
+        _reject_launch_options(arguments)
         config = configuration.resolve(arguments, placement().size)
         if not config.print_config:
             preflight.run(config)
@@ -85,6 +99,23 @@ def main(arguments: Sequence[str]) -> int:
     if config.print_config:
         return _print_config(config)
     return _train(config)
+
+
+def _reject_launch_options(arguments: Sequence[str]) -> None:
+    """Raises UserError with the corrected command for an option of `hybrid-imagenet run`."""
+    for index, word in enumerate(arguments):
+        name = normalize_flag(word).partition("=")[0]
+        if name not in _LAUNCH_OPTIONS:
+            continue
+        # The value is in the same word, or in the next one.
+        end = index + 1 if "=" in word else index + 2
+        others = [*arguments[:index], *arguments[end:]]
+        value = word.partition("=")[2] if "=" in word else "".join(arguments[index + 1 : end])
+        command = ["hybrid-imagenet", "run", _LAUNCH_OPTIONS[name], value or "N", "--"]
+        raise UserError(
+            f"{name} is an option of hybrid-imagenet run, which starts several ranks. Run"
+            f" {shlex.join([*command, *(others or ['TRAIN_FLAGS'])])}"
+        )
 
 
 def _print_config(config: configuration.RunConfig) -> int:

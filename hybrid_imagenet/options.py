@@ -9,6 +9,7 @@ import dataclasses
 import enum
 import functools
 import os
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -188,9 +189,9 @@ def parse_arguments(arguments: Iterable[str], options: Mapping[str, Option]) -> 
     except flags.UnrecognizedFlagError as error:
         raise _unknown_flag_error(error.flagname, options) from None
     except flags.Error as error:
-        raise UserError(" ".join(str(error).split())) from None
+        raise UserError(_absl_message(error)) from None
     if len(rest) > 1:
-        raise UserError(f"{rest[1]!r} is not a flag. Write flags as --name=value.")
+        raise UserError(f"Unexpected argument: {rest[1]}. Write flags as --name=value.")
     return {name: str(values[name].value) for name in options if values[name].value is not None}
 
 
@@ -217,7 +218,16 @@ def _unknown_flag_error(flag: str, options: Mapping[str, Option]) -> UserError:
         suggestion = did_you_mean(translated, [translated], "--")
     else:
         suggestion = did_you_mean(translated or flag, options, "--")
-    return UserError(f"--{flag}: no such flag{suggestion}. See --help.")
+    return UserError(f"There is no flag --{flag}{suggestion}. See --help.")
+
+
+def _absl_message(error: flags.Error) -> str:
+    """Returns what absl reports, which is almost always a flag without a value."""
+    message = " ".join(str(error).split())
+    missing = re.fullmatch(r"Missing value for flag (\S+)", message)
+    if missing is None:
+        return f"{message}. See --help."
+    return f"{missing[1]} has no value. Write {missing[1]}=VALUE."
 
 
 def normalize_flag(word: str) -> str:
@@ -272,7 +282,7 @@ def _parse_element(flag: str, text: str, opt: Option) -> Any:
     try:
         value: Any = _BOOLEANS[text.lower()] if base is bool else base(text_or_path)
     except (KeyError, ValueError):
-        raise UserError(f"--{flag}={text} is invalid. Pass {_TYPE_NAMES[base]}.") from None
+        raise UserError(f"--{flag}={text} is not valid. Use {_TYPE_NAMES[base]}.") from None
     check_value(flag, value, opt)
     return int(value) if opt.keep_integer and value.is_integer() else value
 
@@ -287,11 +297,14 @@ def check_value(flag: str, value: Any, opt: Option) -> None:
         reason = invalid_reason(element, opt)
         if reason:
             text = f"{element:g}" if isinstance(element, float) else str(element)
-            raise UserError(f"--{flag}={text[:_MAX_SHOWN_CHARACTERS]}: {reason}")
+            raise UserError(
+                f"--{flag}={text[:_MAX_SHOWN_CHARACTERS]} is not valid."
+                f" {reason[0].upper()}{reason[1:]}."
+            )
 
 
 def invalid_reason(value: Any, opt: Option) -> str | None:
-    """Returns why a value is not allowed for an option, or None if it is allowed."""
+    """Returns what to use instead of a value that is not allowed; None if it is allowed."""
     if value is None:
         return None
     if opt.choices and value not in opt.choices and not _is_function_name(value, opt):
@@ -305,15 +318,15 @@ def invalid_reason(value: Any, opt: Option) -> str | None:
         return f"choose one of {', '.join(opt.choices)}{function}{suggestion}"
     is_nan = value != value
     if is_nan:
-        return "must be a number"
+        return "use a number"
     if opt.above is not None and value <= opt.above:
-        return f"must be above {opt.above:g}"
+        return f"use a value above {opt.above:g}"
     if opt.minimum is not None and value < opt.minimum:
-        return f"must be at least {opt.minimum:g}"
+        return f"use a value of at least {opt.minimum:g}"
     if opt.maximum is not None and value > opt.maximum:
-        return f"must be at most {opt.maximum:g}"
+        return f"use a value of at most {opt.maximum:g}"
     if isinstance(value, (int, float)) and abs(value) > _MAX_NUMBER:
-        return f"must be at most {_MAX_NUMBER:g}"
+        return f"use a value of at most {_MAX_NUMBER:g}"
     return None
 
 

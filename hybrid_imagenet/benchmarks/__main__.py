@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from hybrid_imagenet.comm.environment import restart_with_huge_pages
-from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, did_you_mean
+from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, did_you_mean, printable
 from hybrid_imagenet.tools import command_line
 
 # The module of each benchmark, and its description.
@@ -42,8 +42,13 @@ def main(argv: Sequence[str]) -> int:
     if name not in BENCHMARKS:
         if name:
             suggestion = did_you_mean(name, BENCHMARKS)
-            print(f"error: {name}: no such benchmark{suggestion}", file=sys.stderr)
-        print(_usage(), file=sys.stderr)
+            print(
+                f"error: There is no benchmark {printable(name)}{suggestion}. Choose one of"
+                f" {', '.join(BENCHMARKS)}.",
+                file=sys.stderr,
+            )
+        else:
+            print(_usage(), file=sys.stderr)
         return EXIT_USAGE
     module_name, _ = BENCHMARKS[name]
     # Imported here, because some benchmarks import TensorFlow.

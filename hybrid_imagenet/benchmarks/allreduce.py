@@ -289,7 +289,12 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--engines", default="horovod", help=f"engines, which take turns, from {', '.join(ENGINES)}"
     )
     parser.add_argument("--torus_grid", help="rows x columns of the torus, VxH")
-    parser.add_argument("--seconds", type=float, default=5.0, help="time to spend on each size")
+    parser.add_argument(
+        "--seconds",
+        type=command_line.positive_float,
+        default=5.0,
+        help="time to spend on each size",
+    )
     parser.add_argument("--json", help="file for the rows")
     options = parser.parse_args(argv)
     options.sizes = [parse_size(text) for text in options.sizes.split(",") if text]

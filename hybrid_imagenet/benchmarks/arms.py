@@ -66,7 +66,10 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = command_line.Parser("bench gpu --arms", (__doc__ or "").split("\n")[0])
     parser.add_argument(
-        "--minutes", type=float, default=9.5, help="after which the command has ended (%(default)s)"
+        "--minutes",
+        type=command_line.positive_float,
+        default=9.5,
+        help="after which the command has ended (%(default)s)",
     )
     parser.add_argument(
         "--out", default="gpu-arms", help="directory of the table and the logs (%(default)s)"
@@ -87,7 +90,10 @@ def _parser() -> argparse.ArgumentParser:
         help="arms that prepare at once (half of the cores: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--patience", type=float, default=120, help="seconds for a wave to warm up (%(default)s)"
+        "--patience",
+        type=command_line.positive_float,
+        default=120,
+        help="seconds for a wave to warm up (%(default)s)",
     )
     parser.add_argument(
         "--peer_python", default="python3", help="interpreter with PyTorch or JAX (%(default)s)"

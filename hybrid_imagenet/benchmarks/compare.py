@@ -67,8 +67,8 @@ def compare(old: Any, new: Any) -> list[tuple[str, float, float, float]]:
     for key in SETTINGS:
         if isinstance(old, dict) and isinstance(new, dict) and old.get(key) != new.get(key):
             raise UserError(
-                f"benchmarks compare: {key} is {old.get(key)} in one file and {new.get(key)} in the"
-                " other"
+                f"{key} is {old.get(key)} in OLD and {new.get(key)} in NEW. Pass two files of the"
+                " same benchmark and settings."
             )
     before, after = dict(measures(old)), dict(measures(new))
     factor = drift(before, after)
@@ -84,7 +84,9 @@ def compare(old: Any, new: Any) -> list[tuple[str, float, float, float]]:
             gain /= factor
         rows.append((path, value, after[path], gain))
     if not rows:
-        raise UserError("benchmarks compare: the two files have no measure in common")
+        raise UserError(
+            "OLD and NEW have no measure in common. Pass two files of the same benchmark."
+        )
     return rows
 
 
@@ -94,12 +96,13 @@ def load(path: str) -> Any:
     Raises:
       UserError: if the file cannot be read or is not JSON.
     """
+    remedy = "Pass a file that --json of a benchmark has written."
     try:
         return json.loads(pathlib.Path(path).read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"benchmarks compare: {path}: {getattr(error, 'strerror', None) or 'not a JSON file'}"
-        ) from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}. {remedy}") from None
+    except ValueError:
+        raise UserError(f"{path} is not a JSON file. {remedy}") from None
 
 
 def main(argv: Sequence[str]) -> int:
@@ -110,7 +113,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("old", help="JSON file of the earlier run")
     parser.add_argument("new", help="JSON file of the later run")
     parser.add_argument(
-        "--tolerance", type=float, default=0.05, help="share by which a measure may be worse"
+        "--tolerance",
+        type=command_line.number,
+        default=0.05,
+        help="share by which a measure may be worse",
     )
     options = parser.parse_args(argv)
     rows = compare(load(options.old), load(options.new))

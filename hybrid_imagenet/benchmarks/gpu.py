@@ -114,7 +114,10 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
         help="classes of the network (%(default)s)",
     )
     parser.add_argument(
-        "--timeout", type=float, default=900, help="seconds that a job may take (%(default)s)"
+        "--timeout",
+        type=command_line.positive_float,
+        default=900,
+        help="seconds that a job may take (%(default)s)",
     )
     parser.add_argument(
         "--arms",

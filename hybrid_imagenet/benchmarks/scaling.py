@@ -130,7 +130,10 @@ def make_parser() -> argparse.ArgumentParser:
         help="classes of the network (%(default)s)",
     )
     parser.add_argument(
-        "--timeout", type=float, default=1800, help="seconds that a job may take (%(default)s)"
+        "--timeout",
+        type=command_line.positive_float,
+        default=1800,
+        help="seconds that a job may take (%(default)s)",
     )
     parser.add_argument("--json", help="file for the rows")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -155,7 +158,9 @@ def add_round_options(parser: argparse.ArgumentParser, *, steps: int, rounds: in
 
 def add_network_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `hybrid-imagenet run` about the network."""
-    parser.add_argument("--ssh_port", type=int, help="port of sshd on the hosts")
+    parser.add_argument(
+        "--ssh_port", type=command_line.positive_int, help="port of sshd on the hosts"
+    )
     parser.add_argument(
         "--network_interfaces",
         dest="interface",

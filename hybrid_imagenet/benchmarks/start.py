@@ -85,7 +85,10 @@ def _parser() -> argparse.ArgumentParser:
         help="launches of each kind (%(default)s)",
     )
     parser.add_argument(
-        "--timeout", type=float, default=300, help="seconds to wait for a first step (%(default)s)"
+        "--timeout",
+        type=command_line.positive_float,
+        default=300,
+        help="seconds to wait for a first step (%(default)s)",
     )
     parser.add_argument("--json", help="file for the result")
     return parser

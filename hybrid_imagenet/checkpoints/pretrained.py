@@ -203,12 +203,10 @@ def _from_run(path: pathlib.Path, log: store.Log, weights: str, best: bool) -> T
             return _from_checkpoint(checkpoint, weights)
     if best:
         raise UserError(
-            f"--best: {path} holds no usable checkpoint that was validated. Omit the flag for the"
+            f"--best: {path} has no usable checkpoint that was validated. Omit the flag for the"
             " latest checkpoint."
         )
-    raise UserError(
-        f"{path} holds no usable checkpoint (checkpoints/step-*.npz). Pass another run."
-    )
+    raise UserError(f"{path} has no usable checkpoint (checkpoints/step-*.npz). Pass another run.")
 
 
 def _from_checkpoint(checkpoint: CheckpointArchive, weights: str) -> TrainedNetwork:

@@ -55,11 +55,11 @@ def find_checkpoint(path: pathlib.Path) -> CheckpointDescription:
         description = find_latest(path / "checkpoints") or find_latest(path)
         if description is None:
             raise UserError(
-                f"{path} holds no usable checkpoint (checkpoints/step-*.npz). Pass another run."
+                f"{path} has no usable checkpoint (checkpoints/step-*.npz). Pass another run."
             )
         return description
     if not path.exists():
-        raise UserError(f"{path}: no such file or directory. Pass {_ACCEPTED_FORMS}.")
+        raise UserError(f"{path} does not exist. Pass {_ACCEPTED_FORMS}.")
     # Reading a pipe or a device might never end.
     if not path.is_file():
         raise UserError(f"{path} is not a regular file. Pass {_ACCEPTED_FORMS}.")

@@ -259,7 +259,10 @@ class DatasetRequest:
                 )
         elif not is_url(self.data_dir):
             if kind.requires_data_dir and not self.directory.is_dir():
-                raise UserError(f"--data_dir={self.data_dir}: no such directory")
+                raise UserError(
+                    f"--data_dir={self.data_dir} is not a directory. Set it to the directory of the"
+                    " dataset."
+                )
         elif kind.url_shuffle_window is None:
             raise UserError(
                 f"--data_dir={self.data_dir} is a URL, which --dataset={self.name} does not"

@@ -141,7 +141,8 @@ class RemoteDirectory(Directory):
             )
         except FileNotFoundError:
             raise UserError(
-                f"--data_dir={self.location}: no such directory, or no access to it"
+                f"--data_dir={self.location} does not exist, or cannot be read. Check the path and"
+                " your access to it."
             ) from None
         prefix = f"{subdirectory}/" if subdirectory else ""
         names = []

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 RUN_HELP = "the directory of a run"
 
+# How argparse's message about missing words begins.
+_MISSING = "the following arguments are required: "
+
 
 def command(function: Callable[[Sequence[str]], int | None]) -> Callable[[Sequence[str]], int]:
     """Turns a function of the arguments into a command that returns an exit code.
@@ -169,6 +172,19 @@ def write_json(path: str | None, values: object, flag: str = "--json") -> None:
         ) from None
 
 
+def check_run(directory: pathlib.Path) -> None:
+    """Raises UserError if a directory is not the directory of a run."""
+    if not directory.is_dir():
+        raise UserError(f"{directory} is not a directory. Pass the directory of a run.")
+    if os.path.lexists(directory / "config.json"):
+        return
+    if any(directory.glob("*/config.json")):
+        remedy = f"List the runs in it with hybrid-imagenet runs {directory}"
+    else:
+        remedy = "Pass the directory of a run"
+    raise UserError(f"{directory} is not a run, because it has no config.json. {remedy}.")
+
+
 def add_network_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds RUN, which names a trained network, and the options of `load_network`."""
     parser.add_argument(
@@ -234,7 +250,7 @@ def _number_type(
     Args:
       number_class: int or float.
       is_valid: whether a number is accepted; must be false for NaN.
-      requirement: what a valid value is, for the error.
+      requirement: what a valid value is, for the error, such as "a number above 0".
     """
 
     def parse(text: str) -> Any:
@@ -243,12 +259,14 @@ def _number_type(
         except ValueError:
             value = math.nan
         if not is_valid(value):
-            raise argparse.ArgumentTypeError(f"{text} is not {requirement}")
+            raise argparse.ArgumentTypeError(f"{text} is not valid. Use {requirement}.")
         return value
 
     return parse
 
 
+whole_number = _number_type(int, lambda value: value == value, "a whole number")
+number = _number_type(float, lambda value: value == value, "a number")
 non_negative_int = _number_type(int, lambda value: value >= 0, "a whole number of at least 0")
 positive_int = _number_type(int, lambda value: value >= 1, "a whole number of at least 1")
 positive_float = _number_type(float, lambda value: 0 < value < math.inf, "a number above 0")
@@ -268,16 +286,55 @@ class Parser(argparse.ArgumentParser):
             description=description,
             allow_abbrev=False,
             formatter_class=_HelpFormatter,
+            exit_on_error=False,
             **options,
         )
+        self._positionals.title = "arguments"
 
     def error(self, message: str) -> NoReturn:
-        """Raises a SharedError, because all ranks read the same command line: one prints it."""
-        raise SharedError(f"{message}. See --help.")
+        """Raises a SharedError, because all ranks read the same command line: one prints it.
+
+        Args:
+          message: of argparse, or of this class. What argparse says about missing words is
+            rewritten.
+        """
+        if message.startswith(_MISSING):
+            message = self._missing_message(message.removeprefix(_MISSING).split(", "))
+        if not message.endswith((".", "?)")):
+            message += "."
+        raise SharedError(f"{message.removesuffix('.')}. See {self.prog} --help.")
+
+    def _missing_message(self, names: Sequence[str]) -> str:
+        """Returns which required words are missing, and what they may be.
+
+        Args:
+          names: of arguments, as argparse writes them: metavars, and options as -H/--hosts.
+        """
+        words = []
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                if action.dest in names or action.metavar in names:
+                    commands = ", ".join(action.choices)
+                    return f"{action.metavar} is missing. Choose one of {commands}."
+            elif not action.option_strings:
+                if (action.metavar or action.dest) in names:
+                    words.append(str(action.metavar or action.dest.upper()))
+            elif "/".join(action.option_strings) in names:
+                words.append(_with_value(action, action.option_strings[-1]))
+        if len(words) == 1:
+            return f"{words[0]} is missing."
+        return f"{', '.join(words[:-1])} and {words[-1]} are missing."
 
     def format_help(self) -> str:
         """Returns argparse's help, and how option names may be spelled."""
         return f"{super().format_help()}\n{filled(SPELLING, width())}\n"
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parses all words (overrides argparse, whose error for superfluous words differs)."""
+        options, superfluous = self.parse_known_args(args, namespace)
+        if superfluous:
+            self.error(f"Unexpected argument: {' '.join(superfluous)}")
+        return options
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parses as argparse does, with dashes in option names replaced by underscores.
@@ -292,7 +349,10 @@ class Parser(argparse.ArgumentParser):
             name = option.partition("=")[0]
             if name.startswith("--") and name not in option_names:
                 self.error(f"There is no option {name}{did_you_mean(name, option_names)}")
-        return super().parse_known_args([*options, *words[end:]], namespace)
+        try:
+            return super().parse_known_args([*options, *words[end:]], namespace)
+        except argparse.ArgumentError as error:
+            self.error(error.message)
 
     def _option_names(self) -> set[str]:
         """Returns the option names of this parser and of its subcommands."""
@@ -309,9 +369,55 @@ class Parser(argparse.ArgumentParser):
             return
         choices = [str(choice) for choice in action.choices]
         suggestion = did_you_mean(str(value), choices)
-        raise argparse.ArgumentError(
-            action, f"{value} is not valid. Choose one of {', '.join(choices)}{suggestion}"
-        )
+        if isinstance(action, argparse._SubParsersAction):
+            problem = f"There is no command {self.prog} {value}{suggestion}"
+        else:
+            problem = f"{_with_text(action, value)} is not valid{suggestion}"
+        raise argparse.ArgumentError(None, f"{problem}. Choose one of {', '.join(choices)}.")
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Converts the text of a value (overrides argparse, whose error lacks the text)."""
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError as error:
+            # The message of a type of this module begins with the text of the value.
+            reason = error.message.removeprefix(arg_string)
+            separator = "" if reason != error.message else ": "
+            message = f"{_with_text(action, arg_string)}{separator}{reason}"
+            raise argparse.ArgumentError(None, message) from None
+
+    def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
+        """Returns how many words belong to an argument (overrides argparse for its error)."""
+        try:
+            return super()._match_argument(action, arg_strings_pattern)
+        except argparse.ArgumentError:
+            if not action.option_strings:
+                raise
+            name = action.option_strings[0]
+            if name.startswith("--"):
+                written = _with_value(action, name)
+            else:
+                written = f"{name} {_HelpFormatter.value_placeholder(action)}"
+            problem = "has no value"
+            if isinstance(action.nargs, int):
+                problem = f"needs {action.nargs} values"
+            raise argparse.ArgumentError(None, f"{name} {problem}. Write {written}.") from None
+
+
+def _with_text(action: argparse.Action, text: object) -> str:
+    """Returns an argument with its value, as a user writes it: -np 2, --top=3, IMAGE."""
+    if not action.option_strings:
+        return f"{action.metavar or action.dest} {text}"
+    name = action.option_strings[0]
+    return f"{name}={text}" if name.startswith("--") else f"{name} {text}"
+
+
+def _with_value(action: argparse.Action, name: str) -> str:
+    """Returns an option with placeholders of its values: --to=FILE, --diff RUN RUN."""
+    placeholder = _HelpFormatter.value_placeholder(action)
+    if isinstance(action.nargs, int) and action.nargs > 1:
+        return " ".join([name, *[placeholder] * action.nargs])
+    return f"{name}={placeholder}"
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -340,11 +446,7 @@ class _HelpFormatter(argparse.HelpFormatter):
         if not action.option_strings:
             return super()._format_action_invocation(action)
         names = ", ".join(action.option_strings)
-        if action.nargs == 0:
-            return names
-        if isinstance(action.nargs, int) and action.nargs > 1:
-            return " ".join([names, *[self._value_placeholder(action)] * action.nargs])
-        return f"{names}={self._value_placeholder(action)}"
+        return names if action.nargs == 0 else _with_value(action, names)
 
     def _format_usage(
         self, usage: str | None, actions: Iterable[argparse.Action], groups: Any, prefix: str | None
@@ -352,11 +454,11 @@ class _HelpFormatter(argparse.HelpFormatter):
         if usage is None:
             words = [self._prog]
             for action in actions:
-                if action.option_strings and action.required:
-                    words.append(f"{action.option_strings[-1]}={self._value_placeholder(action)}")
-            for action in actions:
                 if not action.option_strings:
-                    words.append(self._positional_usage(action))
+                    words.append(self.positional_usage(action))
+            for action in actions:
+                if action.option_strings and action.required:
+                    words.append(_with_value(action, action.option_strings[-1]))
             # argparse passes an empty prefix when it builds the program name of subcommands. That
             # name must not contain the options.
             if prefix is None:
@@ -365,13 +467,13 @@ class _HelpFormatter(argparse.HelpFormatter):
         return super()._format_usage(usage, actions, groups, prefix)
 
     @staticmethod
-    def _value_placeholder(action: argparse.Action) -> str:
+    def value_placeholder(action: argparse.Action) -> str:
         if action.choices:
             return "|".join(str(choice) for choice in action.choices)
         return str(action.metavar or action.dest.upper())
 
     @staticmethod
-    def _positional_usage(action: argparse.Action) -> str:
+    def positional_usage(action: argparse.Action) -> str:
         name = str(action.metavar or ("COMMAND" if action.choices else action.dest.upper()))
         if action.nargs == "+":
             return f"{name} [{name} ...]"

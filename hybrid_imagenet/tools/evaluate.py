@@ -131,7 +131,7 @@ def _parser() -> command_line.Parser:
     )
     parser.add_argument(
         "--max_bad_records",
-        type=int,
+        type=command_line.non_negative_int,
         default=100,
         metavar="RECORDS",
         help=(

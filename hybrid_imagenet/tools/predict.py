@@ -143,10 +143,12 @@ def _read_image(path: pathlib.Path) -> tuple[bytes, int, int, int]:
         content = files.read_regular(path.expanduser(), images.MAX_BYTES)
         return content, *images.decode_header(content)
     except OSError as error:
-        reason = error.strerror
+        reason = str(error.strerror)
     except ValueError as error:
         reason = str(error)
-    raise UserError(f"{path}: {reason}. Use an image file that can be read.")
+    # Some reasons are a predicate of the file, others are a sentence.
+    problem = reason if reason.startswith(("is ", "has ")) else f"cannot be used: {reason}"
+    raise UserError(f"{path} {problem}. Pass an image file that can be read.")
 
 
 def _format_result(result: dict[str, Any]) -> str:

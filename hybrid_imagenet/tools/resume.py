@@ -40,6 +40,7 @@ def main(arguments: Sequence[str]) -> None:
     """Runs the command line. Unless it only prints, training replaces this process."""
     own_words, training_flags = _split_arguments(arguments)
     options = _parser().parse_args(own_words)
+    command_line.check_run(options.run)
     config = stored.read(options.run)
     command = resume_command(options.run, config, training_flags, options.np, options.hosts)
     changes = describe_changes(config["flags"], training_flags)

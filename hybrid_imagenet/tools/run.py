@@ -44,7 +44,7 @@ from hybrid_imagenet.resilience.exit_code import JOB_VARIABLE
 from hybrid_imagenet.resilience.restarts import RestartLoop, RestartPolicy
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.runlog import run_dir as run_directories
-from hybrid_imagenet.tools import host_limits, mpirun, rank_count
+from hybrid_imagenet.tools import command_line, host_limits, mpirun, rank_count
 from hybrid_imagenet.tools.command_line import Parser, print_escaped
 from hybrid_imagenet.tools.doctor import host_facts
 from hybrid_imagenet.training import preflight
@@ -199,7 +199,12 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[
     option_words, script, program_arguments = split_command(arguments)
     if not script:
         _reject_training_flags(option_words, program_arguments)
-    options = _parser().parse_args(option_words)
+    options, superfluous = _parser().parse_known_args(option_words)
+    if superfluous:
+        raise UserError(
+            f"{superfluous[0]} is neither an option of run nor a script, whose name ends in .py."
+            " Write flags of training after --. See hybrid-imagenet run --help."
+        )
     options.script = script
     _check_options(options)
     return options, program_arguments
@@ -253,7 +258,7 @@ def _parser() -> Parser:
         "--num_processes",
         "--num_proc",
         dest="np",
-        type=int,
+        type=command_line.whole_number,
         metavar="N",
         help=(
             "number of ranks on all hosts together (default: the slots of -H, or one rank for each"
@@ -286,7 +291,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--ssh_port",
-        type=int,
+        type=command_line.whole_number,
         metavar="PORT",
         help="port of sshd on the other hosts (default: from the configuration of ssh)",
     )
@@ -310,14 +315,14 @@ def _parser() -> Parser:
     restarts = parser.add_argument_group("restart after a loss")
     restarts.add_argument(
         "--max_restarts",
-        type=int,
+        type=command_line.whole_number,
         default=0,
         metavar="N",
         help="how often to restart after a lost rank or host (default: %(default)s)",
     )
     restarts.add_argument(
         "--min_np",
-        type=int,
+        type=command_line.whole_number,
         metavar="N",
         help="wait for more hosts if there are fewer ranks than this (default: 1)",
     )
@@ -329,14 +334,14 @@ def _parser() -> Parser:
     )
     restarts.add_argument(
         "--host_timeout",
-        type=float,
+        type=command_line.number,
         default=600.0,
         metavar="SECONDS",
         help="how long to wait for hosts (default: %(default)g)",
     )
     restarts.add_argument(
         "--join_interval",
-        type=float,
+        type=command_line.number,
         default=600.0,
         metavar="SECONDS",
         help=(
@@ -355,7 +360,7 @@ def _parse_ranks_per_host(text: str) -> int | None:
     if text in ("gpu", "auto"):
         return None
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number or gpu")
+        raise argparse.ArgumentTypeError(f"{text} is not valid. Use a whole number, or gpu.")
     return int(text)
 
 

@@ -144,9 +144,9 @@ def test_find_checkpoint_of_a_run_returns_the_latest_readable_one(folder):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("none", "no such file"),
+        ("none", "does not exist"),
         ("text", "not a checkpoint"),
-        ("folder", "holds no usable checkpoint"),
+        ("folder", "has no usable checkpoint"),
         ("model.keras", "is a model that Keras has saved. Load it with keras.saving.load_model"),
     ],
 )

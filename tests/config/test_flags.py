@@ -163,15 +163,21 @@ REFUSED = [
         ["--optimizer=adabound", "--momentum=0.8"],
         "--momentum cannot be combined with --optimizer=adabound",
     ),
-    (["--optimizer=adabound", "--adabound_lr=0"], "--adabound_lr=0: must be above 0"),
-    (["--optimizer=adabound", "--adabound_gamma=0"], "--adabound_gamma=0: must be above 0"),
+    (
+        ["--optimizer=adabound", "--adabound_lr=0"],
+        "--adabound_lr=0 is not valid. Use a value above 0.",
+    ),
+    (
+        ["--optimizer=adabound", "--adabound_gamma=0"],
+        "--adabound_gamma=0 is not valid. Use a value above 0.",
+    ),
     (
         ["--lr_steps=3"],
         "--lr_steps cannot be combined with --lr_schedule=exponential. Omit it, or use"
         " --lr_schedule=step",
     ),
     (["--recipe=hal", "--lr_decay=0.8"], "--lr_decay cannot be combined with --lr_schedule=step"),
-    (["--lars_eps_rule=ceiling"], "--lars_eps_rule=ceiling: choose one of add, floor"),
+    (["--lars_eps_rule=ceiling"], "--lars_eps_rule=ceiling is not valid. Choose one of add, floor"),
     (
         ["--torus_grid=2x2"],
         "--torus_grid cannot be combined with --allreduce=ring. Omit it, or use --allreduce=torus",
@@ -182,7 +188,7 @@ REFUSED = [
     ),
     (
         ["--allreduce=size_switched", "--size_switch_kb=-1"],
-        "--size_switch_kb=-1: must be at least 0",
+        "--size_switch_kb=-1 is not valid. Use a value of at least 0.",
     ),
 ]
 

@@ -226,7 +226,7 @@ def test_resume_of_a_run_without_origins_keeps_its_values(tmp_path):
             "config.json has the flag decoder=dali, which does not exist in this version."
             " TensorFlow decodes all images.",
         ),
-        ({"bad_records": "gone"}, "config.json: --bad_records=gone: choose one of"),
+        ({"bad_records": "gone"}, "config.json: --bad_records=gone is not valid. Choose one of"),
         (
             {"dataset": "webdataset", "data_dir": "https://***@host/set"},
             "--data_dir=https://***@host/set cannot be used again, because passwords are not",

@@ -37,7 +37,7 @@ def test_the_input_page_names_existing_sources():
 def test_probe_of_an_empty_directory_raises_for_every_source(tmp_path, name, text):
     with pytest.raises(UserError, match=text):
         probe(name, tmp_path)
-    with pytest.raises(UserError, match="no such directory"):
+    with pytest.raises(UserError, match="is not a directory"):
         probe(name, tmp_path / "gone")
     with pytest.raises(UserError, match="--data_dir"):
         probe(name)

@@ -250,7 +250,7 @@ def test_files_that_the_server_does_not_have_are_named_at_once(tmp_path, serve):
     (directory / "tiny-train-0003.tar").unlink()
     server = serve(directory)
     for name in ("webdataset", "parquet"):
-        with pytest.raises(UserError, match=r"/nothing: no such directory, or no access to it"):
+        with pytest.raises(UserError, match=r"/nothing does not exist, or cannot be read"):
             data.open_source(name, f"{server.url}/nothing", cache_dir=str(tmp_path / "copies"))
     with pytest.raises(
         UserError, match=r"tiny-train-0003.tar does not exist, or cannot be accessed"

@@ -39,26 +39,81 @@ def test_parser_accepts_dashes_and_underscores():
 
 
 def test_parser_error_names_the_choices():
-    message = r"--bad_records: x is not valid\. Choose one of fail, skip"
+    message = r"--bad_records=x is not valid\. Choose one of fail, skip"
     with pytest.raises(UserError, match=message):
         parser().parse_args(["--to=x", "--bad-records=x"])
 
 
-@pytest.mark.parametrize(
-    ("words", "near"),
-    [
-        (["trian"], "train"),
-        (["train", "--epoch=3"], "--epochs"),
-        (["train", "--optimizer=labm"], "lamb"),
-        (["evaluate", "--datset=digits"], "--dataset"),
-        (["data", "prepar"], "prepare"),
-        (["plan", "--gpus_per_hosts=8"], "--gpus_per_host"),
-        (["bench", "inptu"], "input"),
-    ],
+# A wrong command line, in a directory with the run `runs/a`, and a part of its error. The tests of
+# a command have its other errors.
+WRONG_COMMAND_LINES = (
+    ("trian", "There is no command trian (did you mean train?). Choose one of demo, train, "),
+    ("train nonsense", "Unexpected argument: nonsense. Write flags as --name=value."),
+    ("train --epoch=3", "There is no flag --epoch (did you mean --epochs?). See --help."),
+    ("train --epochs", "--epochs has no value. Write --epochs=VALUE."),
+    ("train --epochs=x", "--epochs=x is not valid. Use a number."),
+    ("train --epochs=-1", "--epochs=-1 is not valid. Use a value above 0."),
+    ("train --optimizer=labm", "lamb, muon (did you mean lamb?)."),
+    ("train --dataset=folder --data_dir=none", "--data_dir=none is not a directory. Set it to"),
+    ("train --dataset=folder --data_dir=file", "--data_dir=file is not a directory. Set it to"),
+    ("train -n 2", "Run hybrid-imagenet run -np 2 -- TRAIN_FLAGS"),
+    ("train --lr=1 --nproc-per-node=2", "Run hybrid-imagenet run --nproc_per_node 2 -- --lr=1"),
+    ("run -np", "-np has no value. Write -np N. See hybrid-imagenet run --help."),
+    ("run -np x", "-np x is not valid. Use a whole number. See hybrid-imagenet run --help."),
+    ("run --nproc_per_node=x", "--nproc_per_node=x is not valid. Use a whole number, or gpu."),
+    ("run --ssh_port", "--ssh_port has no value. Write --ssh_port=PORT."),
+    ("run runs", "runs is neither an option of run nor a script, whose name ends in .py. Write"),
+    ("run -H a:b", "-H a:b is not valid: 'a:b' is not HOST or HOST:SLOTS. Write HOST:SLOTS,..."),
+    ("resume", "RUN is missing. See hybrid-imagenet resume --help."),
+    ("resume none", "none is not a directory. Pass the directory of a run."),
+    ("resume runs", "runs is not a run, because it has no config.json. List the runs in it with"),
+    ("runs a b", "Unexpected argument: b. See hybrid-imagenet runs --help."),
+    ("runs --diff a", "--diff needs 2 values. Write --diff RUN RUN."),
+    ("runs none", "none contains no runs. Pass the directory that contains them."),
+    ("status file", "file is not a directory. Pass the directory of a run."),
+    ("status empty", "empty is not a run, because it has no config.json. Pass the directory of a"),
+    ("stop", "RUN is missing. See hybrid-imagenet stop --help."),
+    ("evaluate --datset=digits", "There is no option --datset (did you mean --dataset?)."),
+    ("evaluate none --dataset=digits", "none does not exist. Pass a checkpoint"),
+    ("evaluate empty --dataset=digits", "empty has no usable checkpoint"),
+    ("predict runs/a", "IMAGE is missing. See hybrid-imagenet predict --help."),
+    ("predict runs/a x.png --top=0", "--top=0 is not valid. Use a whole number of at least 1."),
+    ("export", "RUN and --to=FILE are missing. See hybrid-imagenet export --help."),
+    ("data", "COMMAND is missing. Choose one of prepare, check. See hybrid-imagenet data --help."),
+    ("data prepar", "no command hybrid-imagenet data prepar (did you mean prepare?). Choose one"),
+    ("data prepare --from=none --to=out", "--from=none is unknown. Use folder, tfrecord,"),
+    ("data check --dataset=digits --split=x", "--split=x is not valid. Choose one of train, val"),
+    ("doctor x", "Unexpected argument: x. See hybrid-imagenet doctor --help."),
+    ("env x", "Unexpected argument: x. See hybrid-imagenet env --help."),
+    ("plan --gpus_per_hosts=8", "There is no flag --gpus_per_hosts (did you mean --gpus_per_host"),
+    ("plan --speed=none", "--speed=none could not be read: No such file or directory. Choose auto"),
+    ("report", "RUN is missing. See hybrid-imagenet report --help."),
+    ("report runs/a --out=file", "--out=file could not be written: File exists. Choose another"),
+    ("bench inptu", "There is no benchmark inptu (did you mean input?). Choose one of input, "),
+    ("bench compare none none", "none cannot be read: No such file or directory. Pass a file"),
+    ("bench compare file file", "file is not a JSON file. Pass a file that --json of a benchmark"),
+    ("demo x", "Unexpected argument: x. See hybrid-imagenet demo --help."),
 )
-def test_main_mistyped_word_suggests_the_nearest(words, near, capsys):
-    assert program.main(words) == 2
-    assert f"did you mean {near}" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def directory_with_a_run(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("wrong")
+    make_run(directory / "runs" / "a", epochs=1)
+    (directory / "empty").mkdir()
+    (directory / "file").write_text("text")
+    return directory
+
+
+@pytest.mark.parametrize(("line", "message"), WRONG_COMMAND_LINES)
+def test_main_wrong_command_line_prints_one_line_with_a_remedy(
+    line, message, directory_with_a_run, monkeypatch, capsys
+):
+    monkeypatch.chdir(directory_with_a_run)
+    assert program.main(line.split()) == 2
+    output, error = capsys.readouterr()
+    assert error.startswith("error: ") and message in error
+    assert (output, error.count("\n")) == ("", 1)
 
 
 @pytest.mark.parametrize(("rank", "lines"), [(0, 1), (1, 0)])

@@ -95,7 +95,7 @@ def test_evaluate_error_on_all_ranks_is_one_line(pools, run, flags):
     assert done.returncode == 2
     errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert len(errors) == 1
-    assert "none: no such file or directory" in errors[0]
+    assert "none does not exist" in errors[0]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_evaluate_error_on_all_ranks_is_one_line(pools, run, flags):
         (["--dataset=tfrecord"], "--dataset=tfrecord needs the dataset's directory"),
         (
             ["--dataset=digits", "--crop=2"],
-            "argument --crop: 2 is not a number above 0 and at most 1",
+            "--crop=2 is not valid. Use a number above 0 and at most 1",
         ),
     ],
 )

@@ -86,29 +86,32 @@ def test_predict_uses_the_central_square(folder, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["weights.npz", "0.png", "none.png"], "none.png: No such file or directory"),
+        (
+            ["weights.npz", "0.png", "none.png"],
+            "none.png cannot be used: No such file or directory",
+        ),
         (
             ["weights.npz", "text.png"],
-            "text.png: is not a JPEG, PNG, BMP, GIF, WebP or JPEG XL image",
+            "text.png is not a JPEG, PNG, BMP, GIF, WebP or JPEG XL image",
         ),
-        (["weights.npz", "cut.png"], "cut.png: the PNG is truncated"),
+        (["weights.npz", "cut.png"], "cut.png cannot be used: the PNG is truncated"),
         (
             ["weights.npz", "damaged.png"],
             "damaged.png cannot be decoded, because it is damaged. Use an intact image",
         ),
         (
             ["weights.npz", "/dev/zero"],
-            "/dev/zero: is not a regular file. Use an image file that can be read.",
+            "/dev/zero is not a regular file. Pass an image file that can be read.",
         ),
-        (["weights.npz", "pipe.png"], "pipe.png: is not a regular file"),
+        (["weights.npz", "pipe.png"], "pipe.png is not a regular file"),
         (
             ["weights.npz", "large.png"],
-            "large.png: has 2,147,483,648 bytes, and at most 1,073,741,824 are read",
+            "large.png has 2,147,483,648 bytes, and at most 1,073,741,824 are read",
         ),
         (["pipe.png", "0.png"], "pipe.png is not a regular file. Pass a checkpoint"),
         (
             ["weights.npz", "0.png", "--top=none"],
-            "argument --top: none is not a whole number of at least 1",
+            "--top=none is not valid. Use a whole number of at least 1",
         ),
     ],
 )

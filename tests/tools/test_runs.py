@@ -125,7 +125,7 @@ def test_stop_of_an_ended_run_is_an_error_that_says_how_it_ended(tmp_path, capsy
 
 def test_stop_of_a_directory_without_a_run_is_an_error(tmp_path, capsys):
     assert __main__.main(["stop", str(tmp_path)]) == 2
-    assert f"{tmp_path / 'config.json'} cannot be read" in capsys.readouterr().err
+    assert f"{tmp_path} is not a run" in capsys.readouterr().err
 
 
 def stored(*flags, ranks=1, hosts=("here",)):

@@ -104,7 +104,7 @@ def test_flags_that_cannot_train_are_refused(flags, ranks, text):
             ["--run_dir=taken", "--resume", "--optimizer=sgd", "--ema_decay=.9"],
             "the run has no averaged weights. Resume with --ema_decay=0",
         ),
-        (["--init_from=/nope"], "--init_from=/nope: no such file or directory"),
+        (["--init_from=/nope"], "--init_from=/nope does not exist"),
         (
             ["--init_from=taken", "--model_width=32"],
             "--init_from=taken: .*--model_width=64, not 32",

@@ -95,7 +95,7 @@ def _load_builder(name: str, data_dir: Path | None) -> Any:
         f"--dataset={name} needs tensorflow-datasets (pip install tensorflow-datasets).",
     )
     if data_dir is not None and not data_dir.is_dir():
-        raise UserError(f"--data_dir={data_dir}: no such directory. Correct the path.")
+        raise UserError(f"--data_dir={data_dir} is not a directory. Correct the path.")
     try:
         builder = tfds.builder(name, data_dir=data_dir)
     except (tfds.core.registered.DatasetNotFoundError, ValueError, AssertionError):

@@ -10,13 +10,13 @@ from typing import Any
 
 from hybrid_imagenet import data, files
 from hybrid_imagenet.data import datasets, listing
-from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, pluralize
+from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, UserError, pluralize
 from hybrid_imagenet.tools import command_line
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = command_line.Parser("data", "Converts and verifies datasets.")
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
     prepare = commands.add_parser(
         "prepare", help="write any dataset as TFRecord shards with an index and a manifest"
@@ -120,7 +120,11 @@ def _prepare(arguments: argparse.Namespace) -> int:
         max_bad_records=arguments.max_bad_records,
     )
     request = datasets.DatasetRequest.from_flags(arguments)
-    manifest = prepare.prepare_dataset(request, target, settings, arguments.workers)
+    try:
+        manifest = prepare.prepare_dataset(request, target, settings, arguments.workers)
+    except UserError as error:
+        # Only this command calls the dataset --from.
+        raise UserError(str(error).replace("--dataset=", "--from=", 1)) from None
     for split, entry in manifest["splits"].items():
         command_line.print_escaped(_describe_split(split, entry))
     command_line.print_escaped(f"train with --dataset=tfrecord --data_dir={arguments.to}")

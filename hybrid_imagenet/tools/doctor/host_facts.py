@@ -50,7 +50,7 @@ def parse_hosts(text: str, default_slots: int = 1) -> dict[str, int]:
         try:
             name, count = parse_host(word.strip(), default_slots)
         except ValueError as error:
-            raise UserError(f"-H {text}: {error}") from None
+            raise UserError(f"-H {text} is not valid: {error}. Write HOST:SLOTS,...") from None
         if name in slots:
             raise UserError(
                 f"-H {text} lists {name} twice. List it once, with all its slots: {name}:N"

@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from hybrid_imagenet import files
 from hybrid_imagenet.config import stored
-from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.runlog import jsonl, state, summary
 from hybrid_imagenet.schedules import mlperf
+from hybrid_imagenet.tools import command_line
 
 # A record of a step takes less than a kilobyte, so a larger file is not a metrics.jsonl. Reading it
 # could fill the memory.
@@ -180,8 +180,7 @@ def load_run(path: str | os.PathLike[str]) -> LoadedRun:
         not a regular file.
     """
     directory = pathlib.Path(path)
-    if not directory.is_dir():
-        raise UserError(f"{directory} is not a directory. Pass the directory of a run.")
+    command_line.check_run(directory)
     config = stored.read(directory)
     flags = dict(config["flags"])
     records = []

@@ -180,7 +180,7 @@ def test_load_best_takes_the_checkpoint_with_the_best_top1(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["none.npz", "--to=x.onnx"], "none.npz: no such file or directory"),
+        (["none.npz", "--to=x.onnx"], "none.npz does not exist"),
         (["damaged.npz", "--to=x.onnx"], "damaged.npz is not a checkpoint, or is truncated"),
         (["weights.npz", "--to=x.onnx", "--best"], "--best: weights.npz is a file"),
         (["meta.npz", "--to=x.onnx"], "does not describe a network"),

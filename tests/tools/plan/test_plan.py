@@ -407,8 +407,8 @@ def test_table_of_another_network_has_no_reference_epochs_and_no_batch_above_an_
     [
         (["--link=fast"], "--link=fast is not a known link. Choose one of"),
         (["--link=1.2.3gbit"], "--link=1.2.3gbit"),
-        (["--hosts=0"], "--hosts=0: must be at least 1"),
-        (["--model=vgg"], "--model=vgg: choose one of"),
+        (["--hosts=0"], "--hosts=0 is not valid. Use a value of at least 1."),
+        (["--model=vgg"], "--model=vgg is not valid. Choose one of"),
         (["--speed=own"], "--speed=own is not known for V100 SXM2 in fp16"),
         (["--speed=publishd"], "Choose auto, own, published, or the report.json"),
         (["--speed=setup.py"], "not a report of hybrid-imagenet bench gpu"),
