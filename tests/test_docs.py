@@ -310,3 +310,36 @@ def test_api_example_of_user_error_in_a_program_exits_with_the_message():
     failing.UserError = hi.UserError
     with pytest.raises(SystemExit, match=r"^error: What to do\.$"):
         exec(example, {"hi": failing, "sys": sys})
+
+
+@pytest.fixture(scope="module")
+def public_callables(reference):
+    """The public functions and classes whose arguments users pass."""
+    names = [name for names in reference.public_names().values() for name in names]
+    return [name for name in names if "(" in reference.signature(name)]
+
+
+def test_public_docstrings_describe_the_arguments_of_the_signature(reference, public_callables):
+    for public_name in public_callables:
+        names = [name for name, _, _ in reference.public_arguments(public_name) if name]
+        documented = list(reference.documented_arguments(public_name))
+        assert documented == names, public_name.name
+
+
+def test_public_docstrings_state_the_defaults_of_the_signature(reference, public_callables):
+    checked = 0
+    for public_name in public_callables:
+        descriptions = reference.documented_arguments(public_name)
+        for name, _, default in reference.public_arguments(public_name):
+            where = f"{public_name.name}: {name}"
+            stated = reference.documented_default(descriptions[name]) if name else None
+            if default is None:
+                assert stated is None, where
+                continue
+            assert stated is not None, where
+            # The default is a function, which the docstring describes in words.
+            if default.startswith("lambda") or default == "print_to_stderr":
+                continue
+            assert stated == default or stated.startswith(f"{default}, "), where
+            checked += 1
+    assert checked > 100

@@ -303,12 +303,17 @@ class PublicName:
 
     @property
     def constructor(self):
-        """The `__init__` of a class, the function itself, or None."""
+        """The `__init__` of a class or of its base class, the function itself, or None."""
         if isinstance(self.node, ast.FunctionDef):
             return self.node
         for node in getattr(self.node, "body", []):
             if isinstance(node, ast.FunctionDef) and node.name == "__init__":
                 return node
+        for base in getattr(self.node, "bases", []):
+            # Bases of other packages have a dotted name, such as keras.callbacks.Callback.
+            if isinstance(base, ast.Name) and base.id not in ("Exception", "Protocol"):
+                location = find_definition(self.module, base.id)
+                return PublicName(self.name, *location).constructor
         return None
 
 
@@ -401,11 +406,6 @@ def entry(public_name, group, links):
         links = links - {f"hi.{name}", f"{group}.{name}"}
     parts = [f"### `{public_name.name}`", fence("python", signature(public_name))]
     parts += docstring_blocks(public_name.docstring, group, links)
-    constructor = public_name.constructor
-    if constructor is not None and constructor is not public_name.node:
-        # The first paragraph of `__init__` repeats the class.
-        text = ast.get_docstring(constructor) or ""
-        parts += docstring_blocks(text.partition("\n\n")[2], group, links)
     if getattr(public_name.node, "name", "") in CLASSES_WITH_METHODS:
         parts += methods(public_name, group, links)
     return parts
@@ -413,10 +413,7 @@ def entry(public_name, group, links):
 
 def argument_names(public_name):
     """Returns the names of the arguments of a function or class."""
-    constructor = public_name.constructor
-    if constructor is None:
-        return []
-    return [name for name, _, _ in describe_arguments(constructor, public_name.module) if name]
+    return [name for name, _, _ in public_arguments(public_name) if name]
 
 
 def is_constant(public_name):
@@ -450,15 +447,25 @@ def signature(public_name):
     if is_constant(public_name):
         value = getattr(importlib.import_module(public_name.module), ast.unparse(node.targets[0]))
         return double_quoted(f"{public_name.name} = {value!r}")
-    arguments = option_arguments(node)
-    if arguments is None:
-        decorators_and_bases = map(ast.unparse, [*node.decorator_list, *getattr(node, "bases", [])])
-        if any(text.startswith(("dataclasses.", "abc.")) for text in decorators_and_bases):
-            return f"class {public_name.name}"
-        constructor = public_name.constructor
-        arguments = arguments_of(constructor, public_name.module) if constructor else []
+    decorators_and_bases = map(ast.unparse, [*node.decorator_list, *getattr(node, "bases", [])])
+    if any(text.startswith(("dataclasses.", "abc.")) for text in decorators_and_bases):
+        return f"class {public_name.name}"
     returns = getattr(node, "returns", None)
+    arguments = [text for _, text, _ in public_arguments(public_name)]
     return format_call(public_name.name, arguments, ast.unparse(returns) if returns else "")
+
+
+def public_arguments(public_name):
+    """Returns name, text and default of each argument of a function or class.
+
+    `*` has no name. The default is text, or None if there is none.
+    """
+    options = options_of_optimizer(public_name.node)
+    if options is not None:
+        return list(describe_options(options))
+    if public_name.constructor is None:
+        return []
+    return list(describe_arguments(public_name.constructor, public_name.module))
 
 
 def format_call(name, arguments, returns=""):
@@ -514,18 +521,15 @@ def double_quoted(code):
     return code.replace("'", '"')
 
 
-def option_arguments(node):
-    """Returns the arguments of an optimizer, which are the fields of its options, or None."""
-    options = options_of_optimizer(node)
-    if options is None:
-        return None
-    arguments = []
+def describe_options(options):
+    """Yields name, text and default of the arguments of an optimizer, the fields of its options."""
+    has_marker = False
     for field in sorted(dataclasses.fields(options), key=lambda field: field.kw_only):
-        if field.kw_only and "*" not in arguments:
-            arguments.append("*")
+        if field.kw_only and not has_marker:
+            has_marker = True
+            yield "", "*", None
         value = double_quoted(repr(field.default))
-        arguments.append(f"{field.name}: {field.type} = {value}")
-    return arguments
+        yield field.name, f"{field.name}: {field.type} = {value}", value
 
 
 def options_of_optimizer(node):
@@ -552,6 +556,29 @@ def split_docstring(text):
     return prose.strip(), sections
 
 
+def documented_arguments(public_name):
+    """Returns the descriptions of arguments in the docstring of a public name, by argument."""
+    _, sections = split_docstring(public_name.docstring)
+    items = documented_items(sections.get("Args", ""))
+    return {name.lstrip("*"): description for name, description in items.items() if name}
+
+
+def documented_default(description):
+    """Returns the default that the description of an argument states, or None.
+
+    It is in parentheses, as in "(default: 0.1)" or "(default: None, no clipping)".
+    """
+    _, found, rest = description.partition("(default: ")
+    if not found:
+        return None
+    depth = 1
+    for position, character in enumerate(rest):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return rest[:position]
+    return None
+
+
 def documented_items(body):
     """Returns the descriptions in a section such as Args, by name."""
     items = {}
@@ -575,7 +602,7 @@ def docstring_blocks(text, group, links):
         heading = SECTIONS[title]
         if title in ("Args", "Attributes", "Raises"):
             items = documented_items(body).items()
-            lines = [f"- `{name}`: {inline(capitalize(d), group, links)}" for name, d in items]
+            lines = [f"- `{name}`: {inline(d, group, links)}" for name, d in items]
             parts += [f"**{heading}**", "\n".join(lines)]
         elif title == "Example":
             parts += [f"**{heading}**", fence("python", body)]

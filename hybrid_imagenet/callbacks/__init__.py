@@ -1,4 +1,8 @@
-"""The Keras callbacks of this package, for `model.fit`; the program's loop calls them too."""
+"""The Keras callbacks of this package, for `model.fit`.
+
+`hi.callbacks.default_callbacks()` returns those that every distributed run needs, in their order.
+The training loop of the program calls the same classes, with further arguments.
+"""
 
 from hybrid_imagenet.callbacks.adabound_bounds import AdaBoundBounds
 from hybrid_imagenet.callbacks.broadcast_initial_state import BroadcastInitialState

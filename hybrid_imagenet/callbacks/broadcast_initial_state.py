@@ -13,9 +13,14 @@ from hybrid_imagenet.order.same_order import check_same_order
 class BroadcastInitialState(TrainingCallback):
     """Sends rank 0's weights, optimizer state and first epoch to all ranks when `fit` starts.
 
-    A callback of rank 0 earlier in the list may have restored them.
+    It is one of `default_callbacks()`. A callback of rank 0 earlier in the list may have restored
+    them.
 
-    Reference: Lu et al. §2.2.3.
+    Args:
+      communicator: the connected ranks (default: None, those of this process).
+
+    Reference:
+      Lu et al. §2.2.3.
     """
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:

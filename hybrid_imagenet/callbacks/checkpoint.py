@@ -55,6 +55,18 @@ class Checkpoint(SaveCheckpoints):
     The state of `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` is saved too, and of
     all callbacks that have `state_dict()`, which returns values that JSON can represent, and
     `load_state_dict(state)`. Other callbacks start from zero in a resumed run.
+
+    Example:
+      callbacks = [*hi.callbacks.default_callbacks(), hi.callbacks.Checkpoint("checkpoints")]
+      model.fit(data, epochs=90, callbacks=callbacks)
+
+    Args:
+      directory: directory that contains nothing else; its parent must exist. One run at a time may
+        use it.
+      every_epochs: epochs from one checkpoint to the next; the last epoch is always saved
+        (default: 1).
+      keep: number of latest valid checkpoints to keep (default: 2).
+      order: sampler of `hi.order.keras_dataset`, which is saved and restored too (default: None).
     """
 
     def __init__(
@@ -65,14 +77,6 @@ class Checkpoint(SaveCheckpoints):
         keep: int = 2,
         order: ExactBatchSampler | None = None,
     ):
-        """Takes the directory.
-
-        Args:
-          directory: contains nothing else; its parent must exist. One run at a time may use it.
-          every_epochs: epochs between checkpoints; the last epoch is always saved.
-          keep: number of latest valid checkpoints to keep.
-          order: of `hybrid_imagenet.order.keras_dataset`; saved and restored too.
-        """
         super().__init__(
             state=RunState(),
             variables=self._model_variables,

@@ -52,6 +52,18 @@ def on_rank_zero(*callbacks: keras.callbacks.Callback) -> list[keras.callbacks.C
     communicate, nor change weights, learning rate or `stop_training`, because the other ranks would
     not notice.
 
+    Example:
+      callbacks = [
+          *hi.callbacks.default_callbacks(),
+          *hi.callbacks.on_rank_zero(keras.callbacks.CSVLogger("log.csv")),
+      ]
+
+    Args:
+      *callbacks: callbacks of Keras or of your own.
+
+    Returns:
+      The callbacks on rank 0, and an empty list on other ranks.
+
     Raises:
       UserError: for a callback of Keras or of this package that does, and for `TensorBoard` if its
         package is not installed.
@@ -71,14 +83,23 @@ def default_callbacks(
     restore is broadcast; then the broadcast, the schedules and the comparison of ranks. Callbacks
     that change training, such as `EarlyStopping`, are passed on every rank, after this list.
 
+    Example:
+      model.fit(data, epochs=10, callbacks=hi.callbacks.default_callbacks())
+
     Args:
-      first_rank: callbacks for rank 0 only, such as `keras.callbacks.ModelCheckpoint` and
+      *first_rank: callbacks for rank 0 only, such as `keras.callbacks.ModelCheckpoint` and
         `BackupAndRestore`.
       stall_timeout: seconds without progress of a rank after which the job ends with exit code 4;
-        0 never ends it.
+        0 never ends it (default: 600.0).
+
+    Returns:
+      The callbacks, for `fit`. With several ranks, `StallWatchdog` is the first. The others are
+      `ProgressOnRankZero`, `MergeBatchNormStatistics`, `MetricAverage`, those for rank 0,
+      `BroadcastInitialState`, `AdaBoundBounds`, `LARSSchedule`, `LearningRateSchedule` and
+      `CompareRanks`, and one that prepares the training function.
 
     Raises:
-      UserError: as `on_rank_zero`.
+      UserError: for a callback that must be on every rank, as in `on_rank_zero`.
     """
     return [
         *([StallWatchdog(stall_timeout)] if process.size() > 1 and stall_timeout else []),

@@ -34,12 +34,26 @@ class DivergedError(NumericsError):
 
 
 class DivergenceGuard(TrainingCallback):
-    """Stops all ranks if the loss of one of them is not finite, or far above that of guesses.
+    """Stops all ranks if the loss of one of them is not finite or too high.
 
-    In the program the device judges the loss of every step (`training.loss_alarm.LossAlarm`). The
-    guard reads its verdict where values are fetched anyway, and before anything is validated or
-    saved, so no step waits for it. Without an alarm, as in `fit`, it checks the mean loss of each
-    epoch.
+    In `fit` it checks the mean loss of each epoch. In the program the device judges the loss of
+    every step (`training.loss_alarm.LossAlarm`). The guard reads its verdict where values are
+    fetched anyway, and before anything is validated or saved, so no step waits for it.
+
+    If the loss has diverged, all ranks raise a `hi.UserError` with exit code 3.
+
+    Example:
+      callbacks = [*hi.callbacks.default_callbacks(), hi.callbacks.DivergenceGuard()]
+
+    Args:
+      read_alarm: function that returns this rank's verdict, whose steps are counted from the
+        beginning of the session (default: None, check the mean loss of epochs).
+      read_alarm_now: function that returns the verdict on all steps up to now, for which it may
+        wait (default: None, as `read_alarm`).
+      highest_loss: highest loss, in nats, that has not diverged (default: math.inf).
+      lag: function that returns how many steps ago the verdict of `read_alarm` was reached
+        (default: no steps).
+      communicator: the connected ranks (default: None, those of this process).
     """
 
     def __init__(
@@ -51,17 +65,6 @@ class DivergenceGuard(TrainingCallback):
         lag: Callable[[], int] = lambda: 0,
         communicator: Communicator | None = None,
     ):
-        """Takes the source of the verdict.
-
-        Args:
-          read_alarm: returns this rank's verdict; its steps are counted from the beginning of the
-            session.
-          read_alarm_now: returns the verdict on all steps up to now, for which it may wait; by
-            default `read_alarm`.
-          highest_loss: in nats; higher losses have diverged.
-          lag: returns how many steps ago the verdict was reached that `read_alarm` returns.
-          communicator: the ranks; by default those of this process.
-        """
         super().__init__(communicator)
         self._read_alarm = read_alarm
         self._read_alarm_now = read_alarm_now or read_alarm

@@ -18,29 +18,32 @@ from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 class LARSSchedule(StepSchedule):
     """Sets the learning rate and the momentum of LARS before each step.
 
+    It is one of `default_callbacks()`. It acts on optimizers that scale layers, except in the steps
+    of `AdaBoundBounds`. In `fit` it also derives η from the global batch and the peak learning
+    rate, unless it was passed.
+
     With linear scaling the learning rate of N workers is lr N (Lu et al. §2.2.1). LARS multiplies
     it in each layer by the trust ratio
 
         η |w| / (|g| + λ |w|)
 
     of the norms of the layer's weights w and of their gradient g, with the weight decay λ and the
-    trust coefficient η (You et al., arXiv 1708.03888). The optimizer computes the ratio. After
-    the warmup of hybrid gradient computing, the exponent of the ratio may grow from 0 to 1 over
-    some epochs (`lars_share`, --hybrid_ramp_epochs).
+    trust coefficient η. The optimizer computes the ratio. After the warmup of hybrid gradient
+    computing, the exponent of the ratio may grow from 0 to 1 over some epochs (`lars_share`,
+    --hybrid_ramp_epochs).
 
-    It acts on optimizers that scale layers, except in the steps of `AdaBoundBounds`. In `fit` it
-    also derives η from the global batch and the peak learning rate, unless it was passed.
+    Args:
+      derives_coefficient: whether to set the trust coefficient of optimizers that lack one
+        (default: True).
+      communicator: the connected ranks (default: None, those of this process).
+
+    Reference:
+      Lu et al. §2.2.1; You et al., arXiv 1708.03888.
     """
 
     def __init__(
         self, *, derives_coefficient: bool = True, communicator: Communicator | None = None
     ):
-        """Takes the options.
-
-        Args:
-          derives_coefficient: whether to set the trust coefficient of optimizers that lack one.
-          communicator: the ranks; by default those of this process.
-        """
         super().__init__(communicator)
         self._derives_coefficient = derives_coefficient
         self._is_first_epoch = True

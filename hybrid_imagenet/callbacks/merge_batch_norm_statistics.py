@@ -14,10 +14,11 @@ from hybrid_imagenet.models import normalization
 
 
 class MergeBatchNormStatistics(TrainingCallback):
-    """Merges the statistics of batch normalization over ranks (Lu et al. §2.2.3).
+    """Merges the statistics of batch normalization over ranks before validation and saving.
 
-    Each rank normalizes its own batches. Before the network is validated or saved, the statistics
-    μ_i and σ_i² that the ranks have are merged into those of all their images:
+    It is one of `default_callbacks()`. Each rank normalizes its own batches. Before the network is
+    validated or saved, the statistics μ_i and σ_i² that the ranks have are merged into those of all
+    their images:
 
         μ = mean_i(μ_i)
         σ² = mean_i(σ_i² + μ_i²) - μ²
@@ -30,6 +31,16 @@ class MergeBatchNormStatistics(TrainingCallback):
     In `fit` they are also merged at the end of each epoch, and the partial sums of gradient
     accumulation become their mean over ranks there. What later callbacks save on one rank is then
     right for all.
+
+    Args:
+      collect: function that measures this rank's statistics before they are merged (default: None,
+        the statistics of the layers).
+      merge_parts: function that merges the statistics of the virtual GPUs of this rank
+        (default: does nothing).
+      communicator: the connected ranks (default: None, those of this process).
+
+    Reference:
+      Lu et al. §2.2.3.
     """
 
     def __init__(
@@ -39,13 +50,6 @@ class MergeBatchNormStatistics(TrainingCallback):
         merge_parts: Callable[[], None] = lambda: None,
         communicator: Communicator | None = None,
     ):
-        """Finds the layers later, because the first step of a model may make them.
-
-        Args:
-          collect: measures this rank's statistics before they are merged.
-          merge_parts: merges those of the virtual GPUs of this rank.
-          communicator: the ranks; by default those of this process.
-        """
         super().__init__(communicator)
         self._collect = collect
         self._merge_parts = merge_parts

@@ -26,15 +26,16 @@ SAME_DATA = (
 class MetricAverage(keras.callbacks.Callback):
     """Replaces the values in the logs of epochs by averages over the examples of all ranks.
 
-    States of Keras's metrics (sums and counts, confusion counts, ...), of classes derived from them
-    and of classes with `sums_over_ranks = True` are summed over ranks in float64. The result of the
-    sums replaces each rank's own, for training and validation. Values that come from elsewhere,
-    such as other classes of metrics or the logs of a `train_step`, are averaged as they are, and
-    each rank has the same weight. Vectors are treated like numbers.
+    It is one of `default_callbacks()`. States of Keras's metrics (sums and counts, confusion
+    counts, ...), of classes derived from them and of classes with `sums_over_ranks = True` are
+    summed over ranks in float64. The result of the sums replaces each rank's own, for training and
+    validation. Values that come from elsewhere, such as other classes of metrics or the logs of a
+    `train_step`, are averaged as they are, and each rank has the same weight. Vectors are treated
+    like numbers.
 
     Attributes:
-      results: of the last validation, also of one outside of `fit`: Keras's `evaluate` returns the
-        rank's own values.
+      results: values by name of the last validation, also of one outside of `fit`, because Keras's
+        `evaluate` returns the rank's own values.
     """
 
     def __init__(self) -> None:

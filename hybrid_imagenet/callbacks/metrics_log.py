@@ -30,22 +30,26 @@ class RecordSink(Protocol):
 
 
 class MetricsLog(TrainingCallback):
-    """Writes the logs of steps and epochs to `metrics.jsonl`, one JSON object per line.
+    """Writes the logs of epochs to a file, one JSON object per line.
 
-    It follows the callbacks that add to the logs. In `fit` it writes a record per epoch, on rank 0;
-    a run that continues at a later epoch appends. The program passes a sink that also shows the
+    In `fit` it writes a record per epoch, on rank 0; a run that continues at a later epoch appends.
+    Pass it after callbacks that add to the logs. The program passes a sink that also shows the
     records and writes them for TensorBoard.
+
+    Example:
+      callbacks = [*hi.callbacks.default_callbacks(), hi.callbacks.MetricsLog("metrics.jsonl")]
+
+    Args:
+      path: the file (default: None, if there is a sink).
+      sink: receives the records instead of a file (default: None).
+
+    Raises:
+      ValueError: unless there is either a path or a sink.
     """
 
     def __init__(
         self, path: str | os.PathLike[str] | None = None, *, sink: RecordSink | None = None
     ):
-        """Takes the file of `fit`, or another receiver.
-
-        Args:
-          path: of the file.
-          sink: receives the records.
-        """
         super().__init__()
         if (path is None) == (sink is None):
             raise ValueError("MetricsLog takes either a path or a sink")

@@ -19,6 +19,16 @@ class Profiler(TrainingCallback):
     """Writes a trace of some steps, which TensorBoard shows.
 
     Pass it on one rank only. A run that is resumed after the first of the steps writes no trace.
+
+    Example:
+      callbacks = hi.callbacks.default_callbacks(hi.callbacks.Profiler(10, 12, "profile"))
+
+    Args:
+      first: first step of the trace, counted from 1 over all sessions.
+      last: last step of the trace.
+      directory: directory of the trace.
+      wait: function that returns when the device has finished its work (default: returns at once).
+      log: function that prints a line about how to show the trace (default: prints it to stderr).
     """
 
     def __init__(
@@ -30,15 +40,6 @@ class Profiler(TrainingCallback):
         wait: Callable[[], object] = lambda: None,
         log: Callable[[str], None] = print_to_stderr,
     ):
-        """Takes the steps.
-
-        Args:
-          first: first step of the trace, counted from 1 over all sessions.
-          last: last step of the trace.
-          directory: where it is written.
-          wait: returns when the device has finished its work.
-          log: prints a line that says how to show the trace.
-        """
         super().__init__()
         self._first = first
         self._last = last

@@ -10,7 +10,10 @@ from hybrid_imagenet.comm import process
 
 
 class ProgressOnRankZero(keras.callbacks.Callback):
-    """Shows Keras's progress on rank 0 only, whatever `verbose` is on the others."""
+    """Shows Keras's progress on rank 0 only, whatever `verbose` is on the others.
+
+    It is one of `default_callbacks()`.
+    """
 
     def set_params(self, params: dict[str, Any] | None) -> None:
         """Silences the other ranks.

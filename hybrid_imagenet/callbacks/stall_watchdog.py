@@ -43,22 +43,20 @@ def _all_begin_within(seconds: float) -> Iterator[None]:
 
 
 class StallWatchdog(TrainingCallback):
-    """Runs a watchdog during training: it names ranks that hang, and ends the job.
+    """Ends all ranks with exit code 4 if one of them makes no progress, and names that rank.
 
-    In `fit` it ends with `fit`, also if an exception ends `fit` on this rank.
-    `resilience.watchdog.Watchdog` does the work.
+    It is one of `default_callbacks()` if there are several ranks. In `fit` it ends with `fit`, also
+    if an exception ends `fit` on this rank. Before the first step, which compiles, a rank counts
+    only if it has not begun `fit` or sends no heartbeat. `resilience.watchdog.Watchdog` does the
+    work.
+
+    Args:
+      stall_timeout: seconds without progress after which the job ends (default: 600.0).
+      watchdog: a watchdog that runs already and is stopped by its owner (default: None, `fit`
+        starts one).
     """
 
     def __init__(self, stall_timeout: float = STALL_SECONDS, *, watchdog: Watchdog | None = None):
-        """Ends all ranks with exit code 4 if one makes no progress for `stall_timeout` seconds.
-
-        Before the first step, which compiles, a rank counts only if it has not begun `fit` or sends
-        no heartbeat.
-
-        Args:
-          stall_timeout: seconds.
-          watchdog: one that runs already and is stopped by its owner; by default `fit` starts one.
-        """
         super().__init__()
         self._stall_seconds = stall_timeout
         self._watchdog = watchdog

@@ -90,10 +90,14 @@ class StepSchedule(TrainingCallback, abc.ABC):
 
 
 class LearningRateSchedule(StepSchedule):
-    """Sets learning rate and momentum before each step, as `schedule=` of an optimizer says.
+    """Sets learning rate and momentum before each step from the optimizer's schedule.
 
-    `AdaBoundBounds` and `LARSSchedule` set the values of their steps instead. In `fit` this one
-    also checks the schedules of all steps, and adds the values of the last step to the logs.
+    It is one of `default_callbacks()`. `AdaBoundBounds` and `LARSSchedule` set the values of their
+    steps instead. In `fit` this one also checks the schedules of all steps, and adds the values of
+    the last step to the logs.
+
+    Args:
+      communicator: the connected ranks (default: None, those of this process).
     """
 
     def sets(self, optimizer: DistributedOptimizer, start: float) -> bool:

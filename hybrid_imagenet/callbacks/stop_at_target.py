@@ -11,19 +11,21 @@ from hybrid_imagenet.checkpoints.run_state import RunState
 class StopAtTarget(TrainingCallback):
     """Stops training after the validation that reaches an accuracy.
 
-    Time to a target accuracy is the measure of MLPerf and of the HAL benchmark.
+    Pass it on every rank, after `default_callbacks()`. Time to a target accuracy is the measure of
+    MLPerf and of the HAL benchmark.
+
+    Example:
+      callbacks = [*hi.callbacks.default_callbacks(), hi.callbacks.StopAtTarget(0.97)]
+
+    Args:
+      target: accuracy as a fraction, compared with `logs[monitor]`; None only keeps the best.
+      monitor: name of the accuracy in the logs (default: "val_accuracy").
+      state: state of a run that also keeps the best accuracy, for checkpoints (default: None).
     """
 
     def __init__(
         self, target: float | None, *, monitor: str = "val_accuracy", state: RunState | None = None
     ):
-        """Takes the target.
-
-        Args:
-          target: a fraction, compared with `logs[monitor]`; None only keeps the best.
-          monitor: name of the accuracy in the logs.
-          state: also keeps the best accuracy, for checkpoints.
-        """
         super().__init__()
         self._target = target
         self._monitor = monitor

@@ -16,15 +16,29 @@ from hybrid_imagenet.optimizers.average import WeightAverage
 class SwapAveragedWeights(TrainingCallback):
     """Puts the averaged weights into the network for each validation.
 
-    After the validation, the trained weights are back, and training continues as if nothing had
-    happened: all that the passes change is restored, the state of dropout too.
+    Pass it on every rank, after `default_callbacks()`. After the validation, the trained weights
+    are back, and training continues as if nothing had happened: everything that the passes change
+    is restored, including the state of dropout.
 
     The statistics of batch normalization are measured again under the averaged weights, from
     training batches (`PreciseStatistics`), and not averaged along, because the average of
     statistics seen on the way is not the statistics of the average. Activations of averaged weights
-    spread less, since noise that pulls single steps apart cancels (Izmailov et al., arXiv
-    1803.05407, 3.2). This costs as many forward passes per validation and checkpoint as there are
-    batches, and nothing per step.
+    spread less, since noise that pulls single steps apart cancels. This costs as many forward
+    passes per validation and checkpoint as there are batches, and nothing per step.
+
+    Example:
+      average = hi.optimizers.WeightAverage(0.999)
+      optimizer = hi.DistributedOptimizer(hi.optimizers.SGD(0.1), average=average)
+      callbacks = [*hi.callbacks.default_callbacks(), hi.callbacks.SwapAveragedWeights(average)]
+
+    Args:
+      average: the average that the optimizer updates.
+      statistics: (mean, variance) of every normalization layer (default: (), none is measured).
+      measure: function that measures `statistics` for the current weights, merged over ranks
+        (default: None).
+
+    Reference:
+      Izmailov et al., arXiv 1803.05407, 3.2.
     """
 
     def __init__(
@@ -33,13 +47,6 @@ class SwapAveragedWeights(TrainingCallback):
         statistics: Pairs = (),
         measure: Callable[[], None] | None = None,
     ):
-        """Takes the average that the optimizer updates.
-
-        Args:
-          average: of the network's trainable variables.
-          statistics: (mean, variance) of every normalization layer; none are measured by default.
-          measure: measures `statistics` for the weights in place, merged over ranks.
-        """
         super().__init__()
         self._average = average
         self._statistics = {v.path: v for pair in statistics for v in pair}

@@ -17,15 +17,28 @@ from hybrid_imagenet.runlog import trackers
 class Tracker(TrainingCallback):
     """Sends the logs of each epoch to Weights & Biases, MLflow or Trackio, on rank 0.
 
-    Pass it to `default_callbacks`, which calls it after metrics were averaged over ranks:
-
-        callbacks = hi.callbacks.default_callbacks(
-            hi.callbacks.Tracker("wandb", config={"batch": 256}, directory="runs/first")
-        )
-        model.fit(data, epochs=10, callbacks=callbacks)
-
-    Values have the names of Keras, such as `val_accuracy`, by optimizer step. Records are sent in a
+    Pass it to `default_callbacks`, which calls it after metrics were averaged over ranks. Values
+    have the names of Keras, such as `val_accuracy`, by optimizer step. Records are sent in a
     thread, so a slow server does not delay training.
+
+    Example:
+      callbacks = hi.callbacks.default_callbacks(
+          hi.callbacks.Tracker("wandb", config={"batch": 256}, directory="runs/first")
+      )
+      model.fit(data, epochs=10, callbacks=callbacks)
+
+    Args:
+      tracker: "wandb", "mlflow" or "trackio"; its package must be installed on rank 0.
+      project: project, or experiment of MLflow (default: None, the environment variable
+        WANDB_PROJECT, MLFLOW_EXPERIMENT_NAME or TRACKIO_PROJECT, or else hybrid-imagenet).
+      name: name of the run (default: None, the name of the model).
+      config: hyperparameters to record; class and configuration of the optimizer are added
+        (default: None).
+      directory: directory that keeps the identifier of the run, so that a later `fit` with the same
+        directory continues the run (default: None, always a new run).
+
+    Raises:
+      UserError: if there is no such tracker, or if its package is not installed.
     """
 
     def __init__(
@@ -37,20 +50,6 @@ class Tracker(TrainingCallback):
         config: Mapping[str, Any] | None = None,
         directory: str | os.PathLike[str] | None = None,
     ):
-        """Checks the arguments; `fit` starts the run.
-
-        Args:
-          tracker: `wandb`, `mlflow` or `trackio`; its package must be installed on rank 0.
-          project: project, or experiment of MLflow; default the environment variable WANDB_PROJECT,
-            MLFLOW_EXPERIMENT_NAME or TRACKIO_PROJECT, or else hybrid-imagenet.
-          name: name of the run; default the name of the model.
-          config: hyperparameters to record; class and configuration of the optimizer are added.
-          directory: keeps the identifier of the run, so that a later `fit` with the same directory
-            continues the run. None always starts a new one.
-
-        Raises:
-          UserError: if there is no such tracker, or if its package is not installed.
-        """
         super().__init__()
         if tracker not in trackers.TRACKERS:
             raise UserError(

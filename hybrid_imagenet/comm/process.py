@@ -262,20 +262,27 @@ _state = _ProcessState()
 
 
 def init(threads: int | None = None) -> None:
-    """Prepares this process as a rank; call it before anything uses TensorFlow.
+    """Prepares this process as a rank; call it before TensorFlow or Keras is used.
 
-    It gives the rank its own GPU and its share of the host's cores, as `comm.start` does. Without
-    a launcher the process is rank 0 of 1. A second call does nothing.
+    It gives the rank its own GPU and its share of the host's cores. Without a launcher the process
+    is rank 0 of 1. A second call does nothing.
 
     With several ranks it also replaces `sys.excepthook`: an error that all ranks share, or the loss
     of another rank, is printed as one line.
 
+    Example:
+      import hybrid_imagenet as hi
+
+      hi.init()
+
+      import keras
+
     Args:
-      threads: Number of threads of TensorFlow's operations on this rank; by default the host's
-        cores divided by its ranks.
+      threads: number of threads of TensorFlow's operations on this rank (default: None, the cores
+        of the host divided by its ranks).
 
     Raises:
-      UserError: If the launcher's variables are incomplete, or a rank has no GPU.
+      UserError: if the launcher's variables are incomplete, or a rank has no GPU.
     """
     if _state.place is not None:
         return
@@ -302,19 +309,23 @@ def is_initialized() -> bool:
 
 
 def rank() -> int:
-    """Returns the rank of this process, from 0.
+    """Returns the rank of this process, from 0 to `hi.size() - 1`.
+
+    Example:
+      if hi.rank() == 0:
+          model.save("model.keras")
 
     Raises:
-      UserError: Before `init`, if a launcher has started several ranks.
+      UserError: before `hi.init()`, if a launcher has started several ranks.
     """
     return _place().rank
 
 
 def size() -> int:
-    """Returns the number of ranks.
+    """Returns the number of ranks; 1 without a launcher.
 
     Raises:
-      UserError: Before `init`, if a launcher has started several ranks.
+      UserError: before `hi.init()`, if a launcher has started several ranks.
     """
     return _place().size
 
@@ -323,7 +334,7 @@ def local_rank() -> int:
     """Returns the number of this process among the ranks of its host, from 0.
 
     Raises:
-      UserError: Before `init`, if a launcher has started several ranks.
+      UserError: before `hi.init()`, if a launcher has started several ranks.
     """
     return _place().local_rank
 
@@ -347,12 +358,20 @@ def set_default_settings(settings: CommunicationSettings) -> None:
 
 
 def communicator() -> Communicator:
-    """Returns the communicator of this process.
+    """Returns the communicator of this process, whose methods combine values of ranks.
 
-    The first call connects the ranks, so every rank must make it.
+    `allreduce_sum(tensor, name)` and `allreduce_max(tensor, name)` work inside and outside of a
+    graph, `broadcast_object(value)` and `allgather_object(value)` with any Python value, and
+    `barrier()` waits for all ranks. Every rank must make the same calls in the same order. The
+    first call of this function connects the ranks, so every rank must make it too.
+
+    Example:
+      mean = hi.communicator().allreduce_sum(loss, "loss") / hi.size()
 
     Raises:
-      UserError: Before `init`, if a launcher has started several ranks; otherwise as `comm.start`.
+      UserError: before `hi.init()`, if a launcher has started several ranks; if the ranks cannot be
+        connected, for example because Horovod is missing; on all ranks, if hosts have different
+        versions of software.
     """
     if _state.communicator is None:
         _state.settings = _state.settings or CommunicationSettings()
@@ -367,7 +386,7 @@ def communicator() -> Communicator:
 
 
 def shutdown() -> None:
-    """Disconnects this process, so that tests and notebooks may call `init` again."""
+    """Disconnects this process, so that tests and notebooks may call `hi.init()` again."""
     if _state.communicator is not None:
         _state.communicator.shutdown()
     if _state.previous_excepthook is not None:

@@ -23,14 +23,20 @@ for _spec in OPTIMIZERS.values():
 def load_model(path: str | os.PathLike[str], **arguments: Any) -> keras.Model:
     """Loads a `.keras` file that contains classes of this package.
 
-    `keras.models.load_model` does not know them unless `hybrid_imagenet.library` was imported.
+    `keras.models.load_model` does not know these classes unless they were imported.
     Loading needs neither Horovod nor other ranks.
 
+    Example:
+      model = hi.load_model("model.keras")
+
     Args:
-      path: of the file.
-      **arguments: passed to `keras.models.load_model`.
+      path: the file.
+      **arguments: passed to `keras.models.load_model`, such as `compile=False`.
 
     Returns:
       The model, compiled with its optimizer and the optimizer's state.
+
+    Raises:
+      ValueError: if there is no such file.
     """
     return keras.models.load_model(path, **arguments)

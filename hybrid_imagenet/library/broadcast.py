@@ -23,12 +23,19 @@ def broadcast_model(model: keras.Model, communicator: Communicator | None = None
 
     Layers with `synchronized=True` normalize over all ranks from then on. Random layers, such as
     dropout, get a different seed on each rank, which follows from that of rank 0. Partial sums of
-    gradient accumulation become their mean over ranks, unless rank 0 has restored its own. Every
-    rank must call it.
+    gradient accumulation become their mean over ranks, unless rank 0 has restored its own.
+
+    The callbacks of `hi.callbacks.default_callbacks()` call it when `fit` starts. In a custom
+    training loop, call it on every rank before the first step.
+
+    Example:
+      hi.broadcast_model(model)
+      for images, labels in dataset:
+          train_step(images, labels)
 
     Args:
-      model: with weights; compiled or not.
-      communicator: connects the ranks (default: that of this process).
+      model: a model that has its weights; compiled or not.
+      communicator: the connected ranks (default: None, those of this process).
 
     Raises:
       UserError: if there are several ranks, and the model does not have all its weights yet; on

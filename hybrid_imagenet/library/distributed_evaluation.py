@@ -35,16 +35,17 @@ def evaluate(
 
     Each rank passes its own part of the data, as to `model.evaluate`, which sees that part alone.
     Here the sums and counts of all ranks are added before the results are computed, so each example
-    counts alike, however many examples and batches a rank has. All ranks return the same results:
+    counts alike, however many examples and batches a rank has. All ranks return the same results.
 
-        test = hi.data.shard((x_test, y_test), hi.rank(), hi.size(), remainder="keep")
-        print(hi.evaluate(model, *test, batch_size=64))
+    Example:
+      test = hi.data.shard((x_test, y_test), hi.rank(), hi.size(), remainder="keep")
+      print(hi.evaluate(model, *test, batch_size=64))
 
     Args:
       model: compiled, with the same weights on all ranks, as after `fit`.
       x: inputs, or a `tf.data.Dataset` or `PyDataset` of batches; at least one batch.
-      y: targets; None if `x` has them.
-      arguments: others of `model.evaluate`, such as `batch_size`, `sample_weight` or `steps`.
+      y: targets (default: None, if `x` has them).
+      **arguments: others of `model.evaluate`, such as `batch_size`, `sample_weight` or `steps`.
         `verbose` counts on rank 0, whose progress bar shows the results of its own part.
 
     Returns:

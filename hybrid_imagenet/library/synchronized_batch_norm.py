@@ -23,9 +23,10 @@ def synchronize_batch_norm(model: keras.Model) -> keras.Model:
 
     It sets `synchronized` of each `keras.layers.BatchNormalization`, nested ones included, as if
     the layer had been built with `synchronized=True`. The weights stay. Call it before `compile`,
-    for models whose layers you do not build yourself:
+    for models whose layers you do not build yourself.
 
-        model = hi.synchronize_batch_norm(keras.applications.ResNet50(weights=None))
+    Example:
+      model = hi.synchronize_batch_norm(keras.applications.ResNet50(weights=None))
 
     Args:
       model: changed in place.
@@ -34,8 +35,8 @@ def synchronize_batch_norm(model: keras.Model) -> keras.Model:
       The same model.
 
     Raises:
-      UserError: before `init`, if a launcher has started several ranks; for layers that cannot be
-        synchronized, as `connect`.
+      UserError: before `hi.init()`, if a launcher has started several ranks; for layers that cannot
+        be synchronized.
     """
     has_several_ranks = process.size() > 1
     layers = normalization.all_batch_norm_layers(model)

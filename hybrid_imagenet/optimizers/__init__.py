@@ -1,4 +1,8 @@
-"""Keras optimizers that update all variables of a model together."""
+"""Keras optimizers that update all variables of a model together.
+
+Wrap one in `hi.DistributedOptimizer`, which averages gradients over ranks. Arguments after `*` are
+passed by name.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +24,21 @@ __all__ = ["NAMES", "create", *_CLASSES]
 
 
 def create(optimizer: str, **arguments: Any) -> GroupedOptimizer:
-    """Builds the optimizer of that name (`NAMES`) with the arguments of its class.
+    """Creates an optimizer by its name.
+
+    Example:
+      optimizer = hi.optimizers.create("lars", learning_rate=10.0, weight_decay=5e-5)
+
+    Args:
+      optimizer: one of `NAMES`.
+      **arguments: arguments of its class.
+
+    Returns:
+      The optimizer, for `hi.DistributedOptimizer`.
 
     Raises:
-      ValueError: for an unknown name or a value that the class refuses.
+      ValueError: for an unknown name, or a value that is outside its bounds.
+      TypeError: for an argument that the class does not have.
     """
     if optimizer not in OPTIMIZERS:
         raise ValueError(f"optimizer={optimizer}: choose one of {', '.join(NAMES)}")

@@ -14,9 +14,9 @@ from hybrid_imagenet.schedules.step_bounds import adabound_bounds
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
 class AdaBound(GroupedOptimizer):
-    """Adam whose step is clipped into bounds that close on SGD's rate (Luo et al., ICLR 2019).
+    """Implements AdaBound: Adam with bounds that close on a learning rate of SGD.
 
-    Algorithm 2 of the paper, with g = grad + weight_decay w:
+    With g = gradient + weight_decay w:
 
         m = b1 m + (1 - b1) g
         v = b2 v + (1 - b2) g^2
@@ -25,6 +25,28 @@ class AdaBound(GroupedOptimizer):
 
     t counts applied updates from 1. F = final_lr lr / learning_rate follows the schedule, as in the
     authors' code.
+
+    Example:
+      optimizer = hi.DistributedOptimizer(hi.optimizers.AdaBound(0.001, final_lr=0.1))
+
+    Args:
+      learning_rate: lr, learning rate of Adam, unless a schedule sets it (default: 0.001).
+      weight_decay: coefficient of L2 regularization (default: 0.0).
+      decay_all: whether biases and normalization parameters decay too (default: False).
+      global_clipnorm: largest norm of the gradient of all weights together, averaged over ranks.
+        Larger gradients are scaled down to it (default: None, no clipping).
+      name: name of the optimizer (default: "", its name in `NAMES`).
+      final_lr: learning rate of SGD at which the bounds close (default: 0.1).
+      gamma: how fast the bounds close, per update (default: 0.001).
+      beta1: b1, decay of the first moment (default: 0.9).
+      beta2: b2, decay of the second moment (default: 0.999).
+      eps: added to sqrt(v) (default: 1e-08).
+
+    Raises:
+      ValueError: if a value is outside its bounds, or the learning rate is not a number.
+
+    Reference:
+      Luo et al., ICLR 2019, algorithm 2.
     """
 
     Options = AdaBoundOptions

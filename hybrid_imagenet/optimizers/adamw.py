@@ -13,7 +13,7 @@ from hybrid_imagenet.optimizers.registry import AdamWOptions
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
 class AdamW(GroupedOptimizer):
-    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101, algorithm 2).
+    """Implements Adam with decoupled weight decay.
 
         m = b1 m + (1 - b1) g
         v = b2 v + (1 - b2) g^2
@@ -21,7 +21,29 @@ class AdamW(GroupedOptimizer):
 
     t counts applied updates from 1. These are the formulas and the defaults of
     `keras.optimizers.AdamW`, whose eps is added before the second moment is corrected for bias.
-    Biases and normalization parameters do not decay unless `decay_all` is set, unlike in Keras.
+    Unlike in Keras, biases and normalization parameters do not decay unless `decay_all` is set.
+
+    Example:
+      optimizer = hi.DistributedOptimizer(hi.optimizers.AdamW(0.001, weight_decay=0.05))
+
+    Args:
+      learning_rate: lr, unless a schedule sets it (default: 0.001).
+      weight_decay: part of the weights that each update subtracts, times the learning rate
+        (default: 0.004).
+      decay_all: whether biases and normalization parameters decay too (default: False).
+      global_clipnorm: largest norm of the gradient of all weights together, averaged over ranks.
+        Larger gradients are scaled down to it (default: None, no clipping).
+      name: name of the optimizer (default: "", its name in `NAMES`).
+      beta1: b1, decay of the first moment (default: 0.9).
+      beta2: b2, decay of the second moment; 0.95 follows gradients that change faster
+        (default: 0.999).
+      eps: added to sqrt(v) (default: 1e-07).
+
+    Raises:
+      ValueError: if a value is outside its bounds, or the learning rate is not a number.
+
+    Reference:
+      Loshchilov, Hutter, arXiv 1711.05101, algorithm 2.
     """
 
     Options = AdamWOptions

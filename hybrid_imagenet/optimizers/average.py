@@ -9,9 +9,9 @@ import tensorflow as tf
 
 
 class WeightAverage:
-    """An exponential moving average s of each weight w, float32.
+    """Keeps an exponential moving average of the weights, in float32.
 
-    After update t, counted from 1 (skipped steps do not count):
+    After update t, counted from 1 (skipped steps do not count), the average s of each weight w is:
 
         d = min(decay, (1 + t) / (10 + t))
         s = d s + (1 - d) w
@@ -22,16 +22,20 @@ class WeightAverage:
     work. The weights are the same on every rank after each update, so the averages are too, without
     communication.
 
-    Reference: Polyak, Juditsky, SIAM J. Control 30, 1992; Szegedy et al., arXiv 1512.00567, 8.
+    Example:
+      average = hi.optimizers.WeightAverage(0.999)
+      optimizer = hi.DistributedOptimizer(hi.optimizers.SGD(0.1), average=average)
+      callbacks = [*hi.callbacks.default_callbacks(), hi.callbacks.SwapAveragedWeights(average)]
+
+    Args:
+      decay: d after the ramp, below 1; the average reaches back over about 1 / (1 - decay) updates.
+      every: k, number of updates from one that is taken in to the next (default: 1).
+
+    Reference:
+      Polyak, Juditsky, SIAM J. Control 30, 1992; Szegedy et al., arXiv 1512.00567, 8.
     """
 
     def __init__(self, decay: float, every: int = 1):
-        """Keeps the constants; `build` creates the averages.
-
-        Args:
-          decay: d after the ramp; the average reaches back over about 1 / (1 - decay) updates.
-          every: k, the number of updates between two that are taken in.
-        """
         self._decay = decay
         self._every = every
         self._weights: list[keras.Variable] = []

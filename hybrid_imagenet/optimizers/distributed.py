@@ -69,12 +69,14 @@ def _inner_argument(name: str) -> property:
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
 class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
-    """Averages gradients over ranks and lets `inner` update the weights.
+    """Averages gradients over ranks and lets an optimizer update the weights.
 
-    It works in `model.compile`, in custom training loops and in the program. The loss is scaled
-    under any dtype policy: gradients are sent in FP16 by default, in which small ones underflow. A
-    step whose mean gradient is not finite is skipped on all ranks. In the graph, for gradients g_i
-    of a loss that was multiplied by the loss scale S, on N ranks:
+    It works in `model.compile` and in custom training loops. Pass the same arguments on every rank.
+    docs/library.md lists what works with it.
+
+    The loss is scaled under any dtype policy, because gradients are sent in FP16 by default, in
+    which small ones underflow. A step whose mean gradient is not finite is skipped on all ranks. In
+    the graph, for gradients g_i of a loss that was multiplied by the loss scale S, on N ranks:
 
         r_i    = sum over ranks of wire(g_i / N)      one all-reduce per bucket, as gradients appear
         finite = isfinite(sum_i ||r_i||^2)            after the sum: the same verdict on every rank
@@ -90,7 +92,45 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
     every other optimizer of a mixed_float16 model, which would scale the loss a second time and
     call `apply` in a branch that each rank takes by its own gradients. All behavior is overridden.
 
-    docs/library.md lists what works with it.
+    Example:
+      optimizer = hi.DistributedOptimizer(keras.optimizers.AdamW(1e-3))
+      model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+
+    Args:
+      inner: the optimizer, required: one of `hybrid_imagenet.optimizers` or of
+        `keras.optimizers`, new and without a loss scale; or the name of one of Keras's
+        (default: None, an error).
+      compression: type in which gradients are sent: "none" (their own), "fp16" or "bf16"
+        (default: "fp16").
+      allreduce: algorithm that sums gradients: "ring", "torus", "hierarchical", "masters" or
+        "size_switched" (docs/communication.md) (default: "ring").
+      loss_scale: "dynamic", which starts at 2^15, or a positive number; 1 does not scale
+        (default: "dynamic").
+      schedule: sets learning rate and other values before each step, through a callback of
+        `hi.callbacks.default_callbacks()`. One of `hi.schedules`, or a function
+        `(start, end, global_batch) -> {"learning_rate": ...}` of fractional epochs (default: None,
+        the values of the inner optimizer).
+      gradient_accumulation_steps: micro-batches per update, 2 or more. Their gradients are averaged
+        on each rank and reduced once (default: None, the argument of this name of the inner
+        optimizer, which it then no longer uses).
+      name: name of the optimizer (default: None, a new name).
+      communicator: ranks that are connected already, with their own `compression` and `allreduce`
+        (default: None, the ranks of `hi.init`, which are connected at the first step).
+      average: moving average of the weights, for optimizers of this package (default: None, no
+        average).
+      packed: whether to update all variables as one vector, for optimizers of this package
+        (default: None, if there is a GPU).
+      **communication: `fusion_threshold_mb`, size in MiB at which a bucket of gradients is sent,
+        16 by default; and options of the algorithm: `torus_grid`, such as "2x4", and
+        `size_switch_kb`, in KiB.
+
+    Raises:
+      UserError: for an argument or a value that does not exist, settings other than an earlier
+        optimizer's, or an inner optimizer that scales the loss itself or has been used already.
+      ValueError: for a name that is not an optimizer of Keras.
+
+    Reference:
+      Lu et al. §2.2; Micikevicius et al., arXiv 1710.03740, for the loss scale.
     """
 
     # `use_ema` is not here: the base class would keep a second average if the wrapper had it too.
@@ -116,34 +156,6 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         packed: bool | None = None,
         **communication: Any,
     ):
-        """Wraps an optimizer; pass the same arguments on every rank.
-
-        Args:
-          inner: required; one of `hybrid_imagenet.optimizers`, or any of Keras's, as an object or
-            by name.
-          compression: type in which gradients are sent: none, fp16 or bf16.
-          allreduce: ring, torus, hierarchical, masters or size_switched (docs/communication.md).
-          loss_scale: `dynamic`, which starts at 2^15, or a number; 1 for none.
-          schedule: sets the inner optimizer's scalars before each step, through a callback of
-            `default_callbacks()`: `(start, end, global_batch) -> {"learning_rate": ...}` in
-            fractional epochs, see `schedules`.
-          gradient_accumulation_steps: micro-batches per update, 2 or more; their gradients are
-            averaged on each rank and reduced once. By default the inner optimizer's own argument of
-            this name, which it then no longer uses.
-          name: of the optimizer; by default a new one for each.
-          communicator: ranks that are connected already, with their own `compression` and
-            `allreduce`; by default those of `hybrid_imagenet.init`, connected at the first step.
-          average: moving average of the weights, for optimizers of this package.
-          packed: update all variables as one vector, for optimizers of this package; by default if
-            there is a GPU.
-          communication: `fusion_threshold_mb`, and options of the all-reduce (`torus_grid`,
-            `size_switch_kb`).
-
-        Raises:
-          UserError: for a value that does not exist, settings other than an earlier optimizer's, or
-            an inner optimizer that scales the loss itself or has been used already.
-          ValueError: for a name that is not an optimizer of Keras.
-        """
         settings = arguments.communication_settings(compression, allreduce, communication)
         if isinstance(inner, str):
             inner = keras.optimizers.get(inner)

@@ -82,47 +82,77 @@ def hybrid_step(
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
 class Hybrid(LayerScaledOptimizer):
-    """AdaBound-bounded warmup, then linear-scaling SGD with LARS (Lu, Lu, Liang, §2.2.1).
+    """Implements the hybrid method: AdaBound as the warmup of SGD with LARS.
 
-    Phase 0, epochs 1 to T, with the bounds of `schedules.step_bounds.hybrid_bounds` among the
-    hyperparameters:
+    Use it with `hi.schedules.hybrid`, which sets the bounds and changes the phase.
+
+    In phase 0, epochs 1 to T, AdaBound's step is clipped to bounds that close at P = lr N:
 
         m = b1 m + (1 - b1) g
         v = b2 v + (1 - b2) g^2
         s = alpha sqrt(1 - b2^t) / (1 - b1^t)        t: applied updates
         w -= clip(s / (sqrt(v) + eps), lower, upper) m
 
-    Without bias correction s = alpha. At T both bounds are P = lr N, so the last step is w -= P m:
-    SGD on an averaged gradient.
+    Without bias correction s = alpha. At T both bounds are P, so the last step is w -= P m, which
+    is SGD on an averaged gradient.
 
-    Phase 1, with the learning rate a of the schedule and the ratio of LARS for each layer:
+    In phase 1, with the learning rate a of the schedule and the ratio of LARS for each layer:
 
         u = momentum u + c a ratio^s (g + weight_decay w)
         w -= u
 
-    where s is the hyperparameter `lars_share`. It may grow from 0, which gives each layer the
-    learning rate P of the end of phase 0, to 1, where LARS alone sets it
-    (`schedules.training_schedule.Schedule`).
+    The exponent s may grow from 0, which gives each layer the learning rate P of the end of phase
+    0, to 1, where LARS alone sets it (`hybrid_ramp_epochs` of the schedule). Without `lars_eta`,
+    `fit` with `default_callbacks()` derives it from the global batch and the learning rate at the
+    beginning of phase 1.
 
-    `handover` says how the velocity u begins, because Lu et al. do not:
+    Lu et al. do not say how the velocity u begins. `handover` chooses:
 
-    continuous: u = P m, which is the last step of the warmup itself, and c = 1 - momentum. The new
-      velocity averages as m did, so the size of the update does not jump at T (momentum alone would
-      raise it tenfold). If LARS gives a layer another learning rate, the update moves to it within
-      about 1 / (1 - momentum) steps.
-    reset: u = 0 and c = 1, which is SGD with momentum as in Goyal et al.
-    rescale: u = P m / (1 - b1) and c = 1, which is the velocity that SGD with momentum would have
-      built up by then.
-
-    Without `lars_eta`, `fit` derives it from the batch and the learning rate at the beginning of
-    phase 1, see the base class.
-
-    Weight decay acts in phase 1 only, unless `decay_in_warmup` is set.
+    - "continuous": u = P m, which is the last step of the warmup itself, and c = 1 - momentum. The
+      new velocity averages as m did, so the size of the update does not jump at T. Momentum alone
+      would raise it tenfold. If LARS gives a layer another learning rate, the update moves to it
+      within about 1 / (1 - momentum) steps.
+    - "reset": u = 0 and c = 1, which is SGD with momentum as in Goyal et al.
+    - "rescale": u = P m / (1 - b1) and c = 1, which is the velocity that SGD with momentum would
+      have built up by then.
 
     Both phases are one formula whose factors depend on the phase, a scalar on the device, because a
     branch in the step would make the host wait for the GPU. For the same reason m and u share one
     variable, which holds -u in phase 1. A counter of the steps of phase 1 tells the device when to
     hand over, so skipped steps and resumed runs need no special care.
+
+    Example:
+      schedule = hi.schedules.hybrid(0.1 * hi.size(), epochs=90)
+      optimizer = hi.DistributedOptimizer(hi.optimizers.Hybrid(), schedule=schedule)
+
+    Args:
+      learning_rate: a, unless a schedule sets it (default: 0.1).
+      momentum: momentum of SGD in phase 1, unless a schedule sets it (default: 0.9).
+      weight_decay: coefficient of L2 regularization (default: 0.0).
+      decay_all: whether biases and normalization parameters decay too (default: False).
+      global_clipnorm: largest norm of the gradient of all weights together, averaged over ranks.
+        Larger gradients are scaled down to it (default: None, no clipping).
+      name: name of the optimizer (default: "", its name in `NAMES`).
+      adabound_lr: alpha, learning rate of Adam inside AdaBound (default: 0.001).
+      adabound_beta1: b1, decay of the first moment (default: 0.9).
+      adabound_beta2: b2, decay of the second moment (default: 0.999).
+      adabound_eps: eps, added to sqrt(v) (default: 1e-08).
+      bias_correction: whether Adam's step is corrected for bias; Lu et al. print no correction
+        (default: True).
+      handover: how the velocity begins: "continuous", "reset" or "rescale" (default: "continuous").
+      lars_eta: trust coefficient of LARS (default: None, derived by `fit`).
+      lars_eps: guard of the denominator of LARS's ratio (default: 0.0).
+      lars_eps_rule: "add" or "floor", see `hi.optimizers.LARS` (default: "add").
+      lars_variant: "you", "larc" or "none", see `hi.optimizers.LARS` (default: "you").
+      decay_in_warmup: whether weights decay in phase 0 too (default: False).
+      decoupled_decay: whether each update subtracts weight_decay * learning rate / its peak times
+        the weights, instead of adding decay to the gradient (default: False).
+
+    Raises:
+      ValueError: if a value is outside its bounds, or the learning rate is not a number.
+
+    Reference:
+      Lu et al. §2.2.1.
     """
 
     Options = HybridOptions

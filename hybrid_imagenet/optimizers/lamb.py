@@ -15,7 +15,7 @@ from hybrid_imagenet.optimizers.trust_ratio import trust_ratio
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
 class LAMB(GroupedOptimizer):
-    """Layer-wise adaptive moments (You et al., arXiv 1904.00962, algorithm 2; phi = identity).
+    """Implements LAMB: Adam's direction, scaled to the norm of each layer.
 
         m = b1 m + (1 - b1) g
         v = b2 v + (1 - b2) g^2
@@ -23,9 +23,32 @@ class LAMB(GroupedOptimizer):
         w -= lr |w| / |r| r
 
     t counts applied updates from 1. A layer moves by lr times the norm of its weights in every
-    update: the learning rate is the relative step. Weight decay is not part of the gradient, unlike
-    in the other optimizers. Biases and normalization parameters take w -= lr r without decay, as in
-    the authors' code; so does a layer whose |w| or |r| is 0.
+    update, so the learning rate is the relative step. Weight decay is not part of the gradient.
+    Biases and normalization parameters take w -= lr r without decay, as in the authors' code; so
+    does a layer whose |w| or |r| is 0. The function phi of the paper is the identity.
+
+    Example:
+      schedule = hi.schedules.polynomial(0.01, epochs=90, power=1, warmup_epochs=5)
+      optimizer = hi.DistributedOptimizer(hi.optimizers.LAMB(), schedule=schedule)
+
+    Args:
+      learning_rate: lr, relative step of each layer, and learning rate of biases and normalization
+        parameters, unless a schedule sets it (default: 0.01).
+      weight_decay: factor of the weights that is added to Adam's step, before a layer's step is
+        scaled (default: 0.0).
+      decay_all: whether biases and normalization parameters decay too (default: False).
+      global_clipnorm: largest norm of the gradient of all weights together, averaged over ranks.
+        Larger gradients are scaled down to it (default: None, no clipping).
+      name: name of the optimizer (default: "", its name in `NAMES`).
+      beta1: b1, decay of the first moment (default: 0.9).
+      beta2: b2, decay of the second moment (default: 0.999).
+      eps: added to the root of the second moment (default: 1e-06).
+
+    Raises:
+      ValueError: if a value is outside its bounds, or the learning rate is not a number.
+
+    Reference:
+      You et al., arXiv 1904.00962, algorithm 2.
     """
 
     Options = LambOptions

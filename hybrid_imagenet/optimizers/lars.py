@@ -89,18 +89,50 @@ class LayerScaledOptimizer(GroupedOptimizer):
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
 class LARS(LayerScaledOptimizer):
-    """Layer-wise adaptive rate scaling (You, Gitman, Ginsburg, arXiv 1708.03888, algorithm 1).
+    """Implements LARS: SGD with a learning rate for each layer.
 
-        ratio = eta |w| / (|grad| + weight_decay |w|)
-        u = m u + lr ratio (grad + weight_decay w)
+    For a gradient and weights w of a layer, with momentum m:
+
+        ratio = eta |w| / (|gradient| + weight_decay |w|)
+        u = m u + lr ratio (gradient + weight_decay w)
         w -= u
 
-    The slot `velocity` holds -u. Biases and normalization parameters have ratio 1 and no decay (Jia
-    et al. §3.2); a layer with a norm of 0 has ratio 1. Variants: Nesterov and an added eps as in
-    MLPerf's reference, the clip of LARC, and the eps of Mikami et al., which replaces smaller
-    denominators. All of it is float32.
+    Biases and normalization parameters have ratio 1 and no decay (Jia et al. §3.2); a layer with a
+    norm of 0 has ratio 1. Norms and ratios are computed in float32. The slot `velocity` holds -u.
 
-    Without `eta`, `fit` derives it from the batch and the learning rate, see the base class.
+    Without `eta`, `fit` with `default_callbacks()` derives it from the global batch and the peak of
+    the learning rate, so that a layer moves as far in a step as in MLPerf's tuned runs. Other loops
+    need `eta`.
+
+    Example:
+      schedule = hi.schedules.polynomial(10.0, epochs=40, warmup_epochs=5)
+      optimizer = hi.DistributedOptimizer(hi.optimizers.LARS(), schedule=schedule)
+
+    Args:
+      learning_rate: learning rate, unless a schedule sets it (default: 1.0).
+      momentum: m, unless a schedule sets it (default: 0.9).
+      weight_decay: coefficient of L2 regularization (default: 0.0).
+      decay_all: whether biases and normalization parameters decay too (default: False).
+      global_clipnorm: largest norm of the gradient of all weights together, averaged over ranks.
+        Larger gradients are scaled down to it (default: None, no clipping).
+      name: name of the optimizer (default: "", its name in `NAMES`).
+      eta: trust coefficient; MLPerf uses 0.001 with learning rates of 7 and more (default: None,
+        derived by `fit`).
+      eps: guard of the ratio's denominator (default: 0.0).
+      eps_rule: "add" adds eps to the denominator, as MLPerf does; "floor" replaces smaller
+        denominators by it, as Mikami et al. do (default: "add").
+      variant: "you" scales by the ratio; "larc" scales by min(ratio / lr, 1), so that a layer is
+        never faster than lr; "none" is SGD (default: "you").
+      nesterov: whether to use Nesterov's momentum, as MLPerf's reference writes it
+        (default: False).
+      decoupled_decay: whether each update subtracts weight_decay * learning rate / its peak times
+        the weights, instead of adding decay to the gradient (default: False).
+
+    Raises:
+      ValueError: if a value is outside its bounds, or the learning rate is not a number.
+
+    Reference:
+      You, Gitman, Ginsburg, arXiv 1708.03888, algorithm 1.
     """
 
     Options = LarsOptions

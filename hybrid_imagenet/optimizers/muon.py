@@ -39,7 +39,7 @@ def orthogonalized(matrix: tf.Tensor, steps: int) -> tf.Tensor:
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
 class Muon(GroupedOptimizer):
-    """Momentum, orthogonalized by Newton-Schulz steps for kernels (Jordan et al., Muon, 2024).
+    """Implements Muon: momentum that is made orthogonal for each kernel.
 
         u = momentum u + g
         d = g + momentum u with Nesterov, else u
@@ -51,6 +51,29 @@ class Muon(GroupedOptimizer):
     that widen. Weight decay is decoupled. Biases and normalization parameters take
     w -= lr other_rate d. All of it is float32; the authors orthogonalize in bfloat16, and use
     another method for the last layer.
+
+    Example:
+      optimizer = hi.DistributedOptimizer(hi.optimizers.Muon(0.02, weight_decay=0.01))
+
+    Args:
+      learning_rate: lr, unless a schedule sets it (default: 0.02).
+      momentum: momentum, unless a schedule sets it (default: 0.95).
+      weight_decay: part of the weights that each update subtracts, times the learning rate
+        (default: 0.0).
+      decay_all: whether biases and normalization parameters decay too (default: False).
+      global_clipnorm: largest norm of the gradient of all weights together, averaged over ranks.
+        Larger gradients are scaled down to it (default: None, no clipping).
+      name: name of the optimizer (default: "", its name in `NAMES`).
+      nesterov: whether to use Nesterov's momentum (default: True).
+      steps: Newton-Schulz steps in each update (default: 5).
+      other_rate: learning rate of biases and normalization parameters, as a multiple of that of
+        kernels (default: 1.0).
+
+    Raises:
+      ValueError: if a value is outside its bounds, or the learning rate is not a number.
+
+    Reference:
+      Jordan et al., Muon, 2024.
     """
 
     Options = MuonOptions

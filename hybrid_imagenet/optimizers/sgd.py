@@ -13,12 +13,35 @@ from hybrid_imagenet.optimizers.registry import SgdOptions
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
 class SGD(GroupedOptimizer):
-    """SGD with momentum m and coupled L2 decay, g = grad + weight_decay w.
+    """Implements SGD with momentum and weight decay.
 
-    Without Nesterov (Goyal et al., equation 9):  u = m u + g;  w -= lr u.
-    With Nesterov (MLPerf's reference):  v = m v - lr g;  w += m v - lr g.
+    For a gradient and weights w, with g = gradient + weight_decay w and momentum m:
+
+        u = m u + g;         w -= lr u              without Nesterov (Goyal et al., equation 9)
+        v = m v - lr g;      w += m v - lr g        with Nesterov (MLPerf's reference)
 
     In the first form the learning rate is outside the velocity, so a change of it acts at once.
+
+    Example:
+      optimizer = hi.DistributedOptimizer(hi.optimizers.SGD(0.1, weight_decay=1e-4))
+
+    Args:
+      learning_rate: learning rate, unless a schedule sets it (default: 0.1).
+      momentum: m, unless a schedule sets it (default: 0.9).
+      weight_decay: coefficient of L2 regularization (default: 0.0).
+      decay_all: whether biases and normalization parameters decay too (default: False).
+      global_clipnorm: largest norm of the gradient of all weights together, averaged over ranks.
+        Larger gradients are scaled down to it (default: None, no clipping).
+      name: name of the optimizer (default: "", its name in `NAMES`).
+      nesterov: whether to use Nesterov's momentum (default: False).
+      decoupled_decay: whether each update subtracts weight_decay * learning rate / its peak times
+        the weights, instead of adding decay to the gradient (default: False).
+
+    Raises:
+      ValueError: if a value is outside its bounds, or the learning rate is not a number.
+
+    Reference:
+      Goyal et al., arXiv 1706.02677; Loshchilov, Hutter, arXiv 1711.05101, for decoupled_decay.
     """
 
     Options = SgdOptions

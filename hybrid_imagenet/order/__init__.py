@@ -27,18 +27,36 @@ __all__ = ["ExactBatchSampler", "evaluation_batches", "keras_dataset"]
 
 
 class ExactBatchSampler:
-    """Yields this rank's batches of example numbers.
+    """Yields this rank's batches of example numbers, in an order that can be resumed.
 
     One iteration is a pass: it yields the batches that start in the rest of the current epoch, each
     a list of `batch_size` integers. Rank r has the r-th contiguous slice of each global batch. Only
-    `advance` changes the state, so batches that a loader has read ahead are not counted:
-
-        for images, labels in loader:
-            train(images, labels)
-            sampler.advance()
+    `advance` changes the state, so batches that a loader has read ahead are not counted. There is
+    no `set_epoch`.
 
     If a state is loaded, iterators that were created before raise an error instead of yielding
-    batches of another epoch. There is no `set_epoch`.
+    batches of another epoch.
+
+    Example:
+      sampler = ExactBatchSampler(len(dataset), 64, rank=rank, size=size)
+      loader = torch.utils.data.DataLoader(dataset, batch_sampler=sampler)
+      for images, labels in loader:
+          train(images, labels)
+          sampler.advance()
+
+    Args:
+      num_examples: number of examples in the dataset, at least 1.
+      batch_size: examples per rank and batch, at least 1.
+      rank: number of this process, from 0 (default: 0).
+      size: number of ranks (default: 1).
+      seed: seed of the order, not negative; the same on all ranks (default: 0).
+      shuffle: whether each epoch has a new order; False keeps the stored one (default: True).
+      remainder: "wrap" fills the last batch of an epoch from the next epoch, so each example occurs
+        exactly once per epoch. "drop" omits the examples that do not fill a global batch
+        (default: "wrap").
+
+    Raises:
+      UserError: for values outside these ranges, or a global batch that "drop" can never fill.
     """
 
     # Cursor at the start of the current pass. Only iterators with its `_pass_id` may continue.
@@ -61,22 +79,6 @@ class ExactBatchSampler:
         shuffle: bool = True,
         remainder: str = "wrap",
     ) -> None:
-        """Starts at the first example of epoch 0.
-
-        Args:
-          num_examples: size of the dataset, at least 1.
-          batch_size: examples per rank and batch, at least 1.
-          rank: number of this process, from 0.
-          size: number of ranks.
-          seed: non-negative; the same on all ranks.
-          shuffle: False keeps the examples in their stored order.
-          remainder: `wrap` fills the last batch of an epoch from the next epoch, so each example
-            occurs exactly once per epoch. `drop` omits the examples that do not fill a global
-            batch.
-
-        Raises:
-          UserError: for values outside these ranges, or a global batch that `drop` can never fill.
-        """
         _check_rank(batch_size, rank, size)
         self._batch_size = batch_size
         self._rank = rank
@@ -181,7 +183,7 @@ class ExactBatchSampler:
         """Counts batches as trained. Call it after each step.
 
         Args:
-          batches: number of batches that the step used.
+          batches: number of batches that the step used (default: 1).
 
         Raises:
           UserError: if more batches would be counted than were read in the current pass.
@@ -259,11 +261,17 @@ def evaluation_batches(
     any number of ranks. All ranks have the same number of batches, so none waits for another in a
     collective.
 
+    Example:
+      correct = 0.0
+      for examples, weights in evaluation_batches(len(labels), 64, rank=rank, size=size):
+          predictions = predict(images[examples])
+          correct += (weights * (predictions == labels[examples])).sum()
+
     Args:
       num_examples: size of the dataset, at least 1.
       batch_size: examples per rank and batch, at least 1.
-      rank: number of this process, from 0.
-      size: number of ranks.
+      rank: number of this process, from 0 (default: 0).
+      size: number of ranks (default: 1).
 
     Returns:
       Pairs of example numbers (int64 [batch_size]) and weights (float32 [batch_size]). Weights are
@@ -285,18 +293,23 @@ def evaluation_batches(
 def keras_dataset(sampler: ExactBatchSampler, load: Callable[[Indices], Any]) -> ExactDataset:
     """Creates a `keras.utils.PyDataset` with which `fit` can resume inside an epoch.
 
-    Keras is imported only here.
+    Save `sampler.state_dict()` together with the model, in a callback after `counter`. To save both
+    after whole epochs, use `hi.callbacks.Checkpoint(directory, order=sampler)`.
 
-        batches = keras_dataset(sampler, lambda examples: (images[examples], labels[examples]))
-        model.fit(batches, initial_epoch=sampler.epoch, epochs=90, shuffle=False,
-        callbacks=[batches.counter])
-
-    Save `sampler.state_dict()` together with the model, in a callback after `counter`.
+    Example:
+      batches = keras_dataset(sampler, lambda examples: (images[examples], labels[examples]))
+      model.fit(
+          batches,
+          initial_epoch=sampler.epoch,
+          epochs=90,
+          shuffle=False,
+          callbacks=[batches.counter],
+      )
 
     Args:
-      sampler: at the state from which `fit` continues.
-      load: returns the batch for example numbers int64 [batch_size], in a form that `fit` accepts;
-        called by one thread.
+      sampler: sampler at the state from which `fit` continues.
+      load: function that returns the batch for example numbers int64 [batch_size], in a form that
+        `fit` accepts; called by one thread.
 
     Returns:
       The dataset. With `shuffle=True`, without `counter`, or with `steps_per_epoch`, `fit` raises a

@@ -266,8 +266,8 @@ def hybrid(
       warmup_epochs: T, length of the first phase in epochs (default: 10.0).
       momentum: momentum of SGD in the second phase, instead of the optimizer's argument
         (default: 0.9).
-      decay: how SGD's learning rate decays: `exponential`, `step`, `poly`, `cosine` or `constant`
-        (default: exponential).
+      decay: how SGD's learning rate decays: "exponential", "step", "poly", "cosine" or "constant"
+        (default: "exponential").
       **options: options of the decay (`lr_decay` and `lr_decay_exponent`, `lr_steps`, `lr_power`,
         `lr_final`), of the bounds (`adabound_beta2`, `adabound_bound_time`) and of the change to
         LARS (`hybrid_ramp_epochs`), as in `hi.schedules.create`.
