@@ -80,11 +80,13 @@ def main(words=None):
 def pages():
     """Returns the text of each page and figure, by its path in the checkout."""
     import schedules_figure
+    import speed_figure
 
     return {
         "docs/reference/command-line.md": command_line_page(),
         "docs/reference/api.md": api_page(),
         "docs/reference/schedules.svg": schedules_figure.draw(),
+        "docs/gpu-speed.svg": speed_figure.draw(),
     }
 
 

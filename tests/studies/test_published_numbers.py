@@ -3,6 +3,7 @@
 import csv
 import math
 import pathlib
+import re
 
 import pytest
 
@@ -70,3 +71,17 @@ def test_readme_claims_no_difference_from_nesterov_where_the_interval_contains_z
     mean, half_width = difference(CHOSEN_BY_HANDOVER, NESTEROV)
     assert math.fabs(mean) < half_width
     assert difference(CHOSEN_BY_FIGURE, NESTEROV)[0] < 0
+
+
+def test_gpu_speeds_in_readme_and_on_the_performance_page_are_those_of_the_csv_file():
+    with (ROOT / "docs" / "gpu-speed.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    known = {f"{int(row['images_per_second']):,}" for row in rows}
+    readme = PAGES["README.md"].read_text()
+    tested = readme.partition("## What has been tested")[2].partition("## Documentation")[0]
+    of_gpus = [line for line in tested.splitlines() if line.startswith("| One H")]
+    in_readme = set(re.findall(r"\d,\d{3}", "".join(of_gpus)))
+    assert len(in_readme) == 5
+    assert in_readme <= known
+    page = (ROOT / "docs" / "performance.md").read_text()
+    assert not {speed for speed in known if speed not in page}
