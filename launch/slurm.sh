@@ -19,8 +19,8 @@
 # Submit it from the checkout. All nodes must have the checkout and the environment (launch/setup.sh --gpu) at the same
 # path. Each task becomes one rank. Five minutes before the time limit all ranks save and stop; then the job is queued
 # again and continues from the checkpoint. The same happens on preemption if the cluster has
-# PreemptParameters=send_user_signal and a GraceTime. Arguments after the script are flags of the program. The run
-# directory is runs/slurm-JOBID unless you set --run_dir.
+# PreemptParameters=send_user_signal and a GraceTime. Arguments after the script are flags of the program. Without
+# --recipe and --flagfile, flags/cluster1.flags is used. The run directory is runs/slurm-JOBID unless you set --run_dir.
 set -euo pipefail
 # Slurm runs a copy of this file, so the checkout is the directory from which the job was submitted.
 if [[ -n ${SLURM_SUBMIT_DIR:-} && -e $SLURM_SUBMIT_DIR/launch/lib.sh ]]; then
@@ -46,7 +46,14 @@ mapfile -t nodes < <(scontrol show hostnames "${SLURM_JOB_NODELIST:?}")
 parse_hosts "$tasks" "${nodes[@]}"
 
 # A job that was queued again continues in its directory (--resume).
-run_command "--flagfile=$root_dir/flags/cluster1.flags" "--run_dir=runs/slurm-$SLURM_JOB_ID" "$@" --resume
+defaults=("--flagfile=$root_dir/flags/cluster1.flags")
+for argument in "$@"; do
+  # The learning rate of cluster 1 would replace that of another recipe.
+  case $argument in
+    --flagfile | --flagfile=* | --recipe | --recipe=*) defaults=() ;;
+  esac
+done
+run_command "${defaults[@]}" "--run_dir=runs/slurm-$SLURM_JOB_ID" "$@" --resume
 if [[ -n ${DRY_RUN:-} ]]; then
   print_command "${command[@]}"
   exit 0

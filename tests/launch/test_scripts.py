@@ -162,11 +162,13 @@ def test_slurm_options_describe_cluster_1():
     assert any(o.startswith("--signal=B:USR1@") for o in options)
 
 
-def test_slurm_turns_its_nodes_into_hosts(tmp_path):
+@pytest.fixture
+def slurm_job(tmp_path):
+    """Variables of a Slurm job on two nodes, in which the script only prints its command."""
     scontrol = tmp_path / "scontrol"
     scontrol.write_text("#!/bin/sh\n[ \"$*\" = 'show hostnames n[1-2]' ] && printf 'n1\\nn2\\n'\n")
     scontrol.chmod(0o755)
-    variables = {
+    return {
         "PATH": f"{tmp_path}:{environment()['PATH']}",
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_NODELIST": "n[1-2]",
@@ -174,12 +176,22 @@ def test_slurm_turns_its_nodes_into_hosts(tmp_path):
         "SLURM_SUBMIT_DIR": str(ROOT),
         "DRY_RUN": "1",
     }
+
+
+def test_slurm_turns_its_nodes_into_hosts(tmp_path, slurm_job):
     # Slurm runs a copy of the script from its spool directory.
     spooled = shutil.copy(LAUNCH / "slurm.sh", tmp_path / "slurm_script")
-    first = run("bash", spooled, "--epochs=3", cwd=tmp_path, **variables)
+    first = run("bash", spooled, "--epochs=3", cwd=tmp_path, **slurm_job)
     assert first.returncode == 0, first.stderr
     assert "-np 8 -H n1:4,n2:4" in first.stdout
     assert first.stdout.rstrip().endswith("--run_dir=runs/slurm-7 --epochs=3 --resume")
+
+
+@pytest.mark.parametrize("flags", ["--recipe=mlperf_lars", "--flagfile=my.flags"])
+def test_slurm_job_with_a_recipe_or_a_flag_file_has_no_flags_of_cluster_1(slurm_job, flags):
+    assert "cluster1.flags" in run(LAUNCH / "slurm.sh", **slurm_job).stdout
+    result = run(LAUNCH / "slurm.sh", flags, **slurm_job)
+    assert result.stdout.rstrip().endswith(f"-- --run_dir=runs/slurm-7 {flags} --resume")
 
 
 def test_slurm_script_outside_a_job_says_how_to_submit_it():
