@@ -15,8 +15,8 @@ From a checkout, to find out which settings are best on one GPU:
 
 It checks the hosts as the doctor does. Then it times training steps on one GPU, on all GPUs of the
 first host, and on all hosts, with `bench scaling`. Words after `--` are flags of the training
-program. `bench input` measures how fast a host reads images. docs/first-gpu-run.md shows what each
-step should print.
+program. `bench input` measures how fast a host reads images. docs/gpus-on-one-machine.md explains
+what to do if a step is too slow.
 """
 
 from __future__ import annotations

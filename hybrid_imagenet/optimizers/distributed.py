@@ -72,7 +72,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
     """Averages gradients over ranks and lets an optimizer update the weights.
 
     It works in `model.compile` and in custom training loops. Pass the same arguments on every rank.
-    docs/library.md lists what works with it.
+    docs/keras-compatibility.md lists what works with it.
 
     The loss is scaled under any dtype policy, because gradients are sent in FP16 by default, in
     which small ones underflow. A step whose mean gradient is not finite is skipped on all ranks. In

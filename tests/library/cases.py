@@ -1,5 +1,5 @@
 """What other people give `compile` and `fit`, each by itself: the rows of the table in
-docs/library.md.
+docs/keras-compatibility.md.
 """
 
 from __future__ import annotations

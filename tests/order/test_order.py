@@ -270,8 +270,8 @@ class TestKeras:
             self.model([]).fit(data, shuffle=False, verbose=0)
 
     def test_kerass_own_backup_trains_the_first_batches_of_the_epoch_again(self, tmp_path):
-        """The claim of docs/order.md: BackupAndRestore(save_freq=...) restores weights and epoch,
-        not the batch.
+        """The claim of docs/reproducibility.md: BackupAndRestore(save_freq=...) restores weights
+        and epoch, not the batch.
         """
         notes, order = [], np.arange(COUNT, dtype=np.float32)[:, None]
         fit = {"batch_size": BATCH, "shuffle": False, "verbose": 0, "epochs": 1}
