@@ -31,7 +31,7 @@ IMAGENET_UPDATES = 90 * mlperf.TRAIN_IMAGES // (24 * 256)
 """Updates of Lu et al.: 90 epochs with 24 GPUs of 256 images."""
 UPDATES = EPOCHS * (60_000 - TUNING) // LARGE + 1
 """Updates of a run here."""
-FINAL_RATES = (0.05, 0.1, 0.2, 0.4, 0.8)
+FINAL_RATES = (0.1, 0.2, 0.4, 0.8, 1.6)
 """Rates of SGD per GPU at which AdaBound's bounds close; Lu et al. have 0.1."""
 
 

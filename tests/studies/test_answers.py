@@ -6,6 +6,7 @@ import pathlib
 
 import pytest
 
+from studies.hypotheses import p_shares
 from studies.statistics import estimate, oscillation
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
@@ -50,18 +51,21 @@ def change_after_warmup(run):
     return fourth - third
 
 
-def difference(first, second, metric=top1):
+def difference(first, second, metric=top1, seeds=range(1000)):
     """The mean of the first arm's metric minus the second's over pairs of equal seeds, with its
     interval.
     """
     one, other = runs(*first), runs(*second)
-    return estimate(
-        [metric(one[seed]) - metric(other[seed]) for seed in sorted(one.keys() & other.keys())]
-    )
+    common = sorted(one.keys() & other.keys() & set(seeds))
+    return estimate([metric(one[seed]) - metric(other[seed]) for seed in common])
 
 
 def epochs_to_target(run):
     return float(run["epochs_to_target"] or "nan")
+
+
+def runs_that_reach_the_target(arm):
+    return sum(bool(run["epochs_to_target"]) for run in runs(*arm).values())
 
 
 def delay(first, second):
@@ -208,4 +212,44 @@ def test_quoted_oscillation_of_bf16_follows_from_the_runs():
 
 @pytest.mark.parametrize(("arm", "reached"), [(STEP_1_9, 11), (SGD_1024, 1), (ADABOUND_1024, 13)])
 def test_number_of_runs_that_reach_80_percent_is_as_quoted(arm, reached):
-    assert sum(bool(run["epochs_to_target"]) for run in runs(*arm).values()) == reached
+    assert runs_that_reach_the_target(arm) == reached
+
+
+@pytest.mark.parametrize(
+    ("arm", "label"),
+    [
+        (STEP_0_94, "hybrid, step 0.94"),
+        (STEP_1_9, "hybrid, step 1.9"),
+        (ADABOUND_1024, "AdaBound"),
+        (("figure-3-1", "sgd_poly_1024"), "gradual warmup + SGD, polynomial decay"),
+        (SGD_1024, "gradual warmup + SGD, kappa"),
+        (("figure-3-1", "sgd_steps_1024"), "gradual warmup + SGD, steps"),
+        (("figure-3-1", "lars_kappa_1024"), "gradual warmup + LARS, kappa"),
+    ],
+)
+def test_row_of_runs_that_reach_80_percent_follows_from_the_runs(arm, label):
+    row = [label, str(runs_that_reach_the_target(arm))]
+    for hybrid in (STEP_0_94, STEP_1_9):
+        p = p_shares(
+            runs_that_reach_the_target(hybrid),
+            len(runs(*hybrid)),
+            runs_that_reach_the_target(arm),
+            len(runs(*arm)),
+        )
+        text = "<0.001" if p < 0.001 else f"{p:.3f}" if p < 0.01 else f"{p:.2f}"
+        row.append("" if hybrid == arm else text)
+    lines = (DOCS / FIGURE).read_text().replace("|  |", "| |").splitlines()
+    assert f"| {' | '.join(row)} |".replace("|  |", "| |") in lines
+
+
+@pytest.mark.parametrize(
+    ("second", "seeds", "text"),
+    [
+        (STEP_1_9, range(7), "1.12 ± 0.46"),
+        (SGD_1024, range(7, 15), "3.16 ± 0.72"),
+        (ADABOUND_1024, range(7, 15), "1.16 ± 0.54"),
+        (NESTEROV_1024, range(7, 15), "-0.32 ± 0.95"),
+    ],
+)
+def test_step_chosen_by_some_seeds_is_compared_on_the_others(second, seeds, text):
+    check(difference(STEP_0_94, second, seeds=seeds), text, [STUDIES])
