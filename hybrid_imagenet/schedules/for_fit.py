@@ -15,7 +15,7 @@ def constant(
     *,
     warmup_epochs: float = 0.0,
     warmup_start_lr: float = 0.0,
-    momentum: float = 0.9,
+    momentum: float | None = None,
 ) -> Schedule:
     """Keeps the learning rate at its peak after the warmup.
 
@@ -32,8 +32,8 @@ def constant(
       epochs: length of the run.
       warmup_epochs: T, length of the linear warmup in epochs (default: 0.0, no warmup).
       warmup_start_lr: learning rate at epoch 0; `peak`, if that is less (default: 0.0).
-      momentum: momentum in every step; an optimizer of this package uses it instead of its own
-        argument, and an optimizer of Keras ignores it (default: 0.9).
+      momentum: momentum in every step, for optimizers of this package (default: None, that of the
+        optimizer).
 
     Returns:
       The schedule, for `hi.DistributedOptimizer(schedule=...)`.
@@ -54,7 +54,7 @@ def cosine(
     final: float = 0.0,
     warmup_epochs: float = 0.0,
     warmup_start_lr: float = 0.0,
-    momentum: float = 0.9,
+    momentum: float | None = None,
 ) -> Schedule:
     """Decays the learning rate from its peak along half a cosine.
 
@@ -72,8 +72,8 @@ def cosine(
       final: learning rate at the end of the run (default: 0.0).
       warmup_epochs: T, length of the linear warmup in epochs (default: 0.0, no warmup).
       warmup_start_lr: learning rate at epoch 0; `peak`, if that is less (default: 0.0).
-      momentum: momentum in every step; an optimizer of this package uses it instead of its own
-        argument, and an optimizer of Keras ignores it (default: 0.9).
+      momentum: momentum in every step, for optimizers of this package (default: None, that of the
+        optimizer).
 
     Returns:
       The schedule, for `hi.DistributedOptimizer(schedule=...)`.
@@ -97,7 +97,7 @@ def polynomial(
     final: float = 0.0,
     warmup_epochs: float = 0.0,
     warmup_start_lr: float = 0.0,
-    momentum: float = 0.9,
+    momentum: float | None = None,
 ) -> Schedule:
     """Decays the learning rate from its peak by a power of the remaining epochs.
 
@@ -118,8 +118,8 @@ def polynomial(
       final: learning rate at the end of the run (default: 0.0).
       warmup_epochs: T, length of the linear warmup in epochs (default: 0.0, no warmup).
       warmup_start_lr: learning rate at epoch 0; `peak`, if that is less (default: 0.0).
-      momentum: momentum in every step; an optimizer of this package uses it instead of its own
-        argument, and an optimizer of Keras ignores it (default: 0.9).
+      momentum: momentum in every step, for optimizers of this package (default: None, that of the
+        optimizer).
 
     Returns:
       The schedule, for `hi.DistributedOptimizer(schedule=...)`.
@@ -147,7 +147,7 @@ def step(
     factor: float = 0.1,
     warmup_epochs: float = 0.0,
     warmup_start_lr: float = 0.0,
-    momentum: float = 0.9,
+    momentum: float | None = None,
 ) -> Schedule:
     """Multiplies the learning rate by a factor at some epochs.
 
@@ -166,8 +166,8 @@ def step(
       factor: factor at each of these epochs (default: 0.1).
       warmup_epochs: length of the linear warmup in epochs (default: 0.0, no warmup).
       warmup_start_lr: learning rate at epoch 0; `peak`, if that is less (default: 0.0).
-      momentum: momentum in every step; an optimizer of this package uses it instead of its own
-        argument, and an optimizer of Keras ignores it (default: 0.9).
+      momentum: momentum in every step, for optimizers of this package (default: None, that of the
+        optimizer).
 
     Returns:
       The schedule, for `hi.DistributedOptimizer(schedule=...)`.
@@ -197,7 +197,7 @@ def exponential(
     decay: float = 0.9,
     warmup_epochs: float = 0.0,
     warmup_start_lr: float = 0.0,
-    momentum: float = 0.9,
+    momentum: float | None = None,
 ) -> Schedule:
     """Multiplies the learning rate by a factor after each epoch.
 
@@ -214,8 +214,8 @@ def exponential(
       decay: factor after each epoch since the end of the warmup (default: 0.9).
       warmup_epochs: T, length of the linear warmup in epochs (default: 0.0, no warmup).
       warmup_start_lr: learning rate at epoch 0; `peak`, if that is less (default: 0.0).
-      momentum: momentum in every step; an optimizer of this package uses it instead of its own
-        argument, and an optimizer of Keras ignores it (default: 0.9).
+      momentum: momentum in every step, for optimizers of this package (default: None, that of the
+        optimizer).
 
     Returns:
       The schedule, for `hi.DistributedOptimizer(schedule=...)`.
@@ -242,7 +242,7 @@ def hybrid(
     epochs: float,
     *,
     warmup_epochs: float = 10.0,
-    momentum: float = 0.9,
+    momentum: float | None = None,
     decay: str = "exponential",
     **options: Any,
 ) -> Schedule:
@@ -264,8 +264,7 @@ def hybrid(
         the paper.
       epochs: length of the run.
       warmup_epochs: T, length of the first phase in epochs (default: 10.0).
-      momentum: momentum of SGD in the second phase, instead of the optimizer's argument
-        (default: 0.9).
+      momentum: momentum of SGD in the second phase (default: None, that of the optimizer).
       decay: how SGD's learning rate decays: "exponential", "step", "poly", "cosine" or "constant"
         (default: "exponential").
       **options: options of the decay (`lr_decay` and `lr_decay_exponent`, `lr_steps`, `lr_power`,

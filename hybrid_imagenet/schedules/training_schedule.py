@@ -315,7 +315,8 @@ class Schedule:
         `base_batch`.
       base_batch: images per update for which `rate` holds. The learning rate grows in proportion to
         the batch.
-      momentum: function that returns the momentum of SGD for a batch.
+      momentum: function that returns the momentum of SGD for a batch; None leaves the momentum of
+        the optimizer as it is.
       peak: learning rate lr * N at which the bounds of the warmup close.
       bounded_epochs: T of a bounded AdaBound warmup; 0 without one.
       bound_time: "fractional" or "epoch", see `adabound_bound_time` of `hi.schedules.create`.
@@ -331,7 +332,7 @@ class Schedule:
 
     rate: Rate
     base_batch: int
-    momentum: Callable[[int], float]
+    momentum: Callable[[int], float] | None
     peak: float
     bounded_epochs: float = 0.0
     bound_time: str = "fractional"
@@ -349,9 +350,10 @@ class Schedule:
           global_batch: images per update of all ranks.
 
         Returns:
-          Numbers by name: `learning_rate`, `momentum`, `phase` (0 in a bounded warmup, else 1),
-          `lower_bound` and `upper_bound` of AdaBound's step, and `lars_share`, the exponent s, if
-          LARS is blended in. In phase 0 the learning rate is the one that SGD would have, lr * N.
+          Numbers by name: `learning_rate`, `phase` (0 in a bounded warmup, else 1), `lower_bound`
+          and `upper_bound` of AdaBound's step; `momentum`, unless the optimizer keeps its own; and
+          `lars_share`, the exponent s, if LARS is blended in. In phase 0 the learning rate is the
+          one that SGD would have, lr * N.
         """
         scale = global_batch / self.base_batch if self.scales_with_batch else 1.0
         peak = self.peak * scale
@@ -366,13 +368,12 @@ class Schedule:
             learning_rate = self.rate(start) * scale
             lower_bound = peak
             upper_bound = peak
-        values = {
-            "learning_rate": learning_rate,
-            "momentum": self.momentum(global_batch),
-            "phase": phase,
-            "lower_bound": lower_bound,
-            "upper_bound": upper_bound,
-        }
+        values = {"learning_rate": learning_rate}
+        if self.momentum is not None:
+            values["momentum"] = self.momentum(global_batch)
+        values["phase"] = phase
+        values["lower_bound"] = lower_bound
+        values["upper_bound"] = upper_bound
         if self.ramp_epochs:
             progress = (start - self.bounded_epochs) / self.ramp_epochs
             values["lars_share"] = min(max(progress, 0.0), 1.0)
@@ -407,7 +408,7 @@ def create(
     warmup_epochs: float = 0.0,
     bounded_warmup: bool = False,
     warmup_start_lr: float = 0.1,
-    momentum: float = 0.9,
+    momentum: float | None = 0.9,
     momentum_rule: str = "constant",
     adabound_bound_time: str = "fractional",
     adabound_beta2: float = 0.999,
@@ -437,7 +438,7 @@ def create(
         of a linear warmup (default: False).
       warmup_start_lr: learning rate at which a linear warmup starts; the peak, if that is less
         (default: 0.1).
-      momentum: momentum of SGD (default: 0.9).
+      momentum: momentum of SGD; None leaves the momentum of the optimizer as it is (default: 0.9).
       momentum_rule: how momentum follows the batch B: "constant", "noise_scale"
         (1 - 0.1 * 32768 / B) or "noise_scale_inverse" (1 - 0.1 * B / 32768)
         (default: "constant").
@@ -493,12 +494,15 @@ def create(
         return decay(epoch, peak, warmup_epochs, end)
 
     def momentum_of(batch: int) -> float:
-        return momentum_for_batch(batch, momentum, momentum_rule)
+        # The value has no effect on other rules than `constant`.
+        return momentum_for_batch(batch, momentum or 0.0, momentum_rule)
+
+    sets_momentum = momentum is not None or momentum_rule != "constant"
 
     return Schedule(
         rate=rate,
         base_batch=base_batch,
-        momentum=momentum_of,
+        momentum=momentum_of if sets_momentum else None,
         peak=peak,
         bounded_epochs=warmup_epochs if bounded_warmup else 0.0,
         bound_time=adabound_bound_time,

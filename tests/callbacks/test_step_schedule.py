@@ -44,3 +44,14 @@ def test_a_schedule_is_evaluated_once_per_step():
     model.fit(np.ones((4, 1)), np.ones(4), 1, verbose=0, callbacks=hi.callbacks.default_callbacks())
     # One more evaluation when training begins, of the last step.
     assert spans[1:] == [(0.0, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 1.0)]
+
+
+@pytest.mark.parametrize(("scheduled", "expected"), [(None, 0.95), (0.8, 0.8)])
+def test_schedule_without_momentum_keeps_that_of_the_optimizer(scheduled, expected):
+    schedule = hi.schedules.cosine(0.1, 4, momentum=scheduled)
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    optimizer = hi.DistributedOptimizer(hi.optimizers.Muon(), schedule=schedule)
+    model.compile(optimizer, "mse", run_eagerly=True)
+    model.fit(np.ones((1, 1)), np.ones(1), 1, verbose=0, callbacks=hi.callbacks.default_callbacks())
+    momentum = optimizer.inner.hyperparameters["momentum"]
+    assert float(momentum) == pytest.approx(expected)
