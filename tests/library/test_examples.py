@@ -6,11 +6,14 @@ import json
 import pathlib
 import re
 import runpy
+import shlex
 import sys
+from unittest import mock
 
 import keras
 import pytest
 
+from hybrid_imagenet.tools.run import split_command
 from tests.library import programs
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -64,14 +67,35 @@ def test_the_examples_train_on_two_ranks(pools, tmp_path):
     assert re.search(r"last loss over 2 ranks: [\d.]+", looped)
 
 
-def test_the_notebook_trains(pools, tmp_path):
+def test_notebook_trains_in_its_process_and_then_on_two_ranks(pools, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    pyplot = mock.MagicMock()
+    monkeypatch.setitem(sys.modules, "matplotlib", mock.MagicMock(pyplot=pyplot))
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", pyplot)
     cells = json.loads((ROOT / "examples" / "digits.ipynb").read_text())["cells"]
-    path = tmp_path / "digits.py"
-    path.write_text(
-        "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-    )
-    first, _ = pools[2].call(run, str(path), [], str(tmp_path))  # as the file that it becomes
-    assert accuracy(first, "validation accuracy after 8 epochs") > 0.85
+    outputs_on_ranks = []
+    variables = {}
+    with programs.ranks():
+        for cell in cells:
+            source = "".join(cell["source"])
+            if cell["cell_type"] != "code":
+                continue
+            if source.startswith("%%writefile "):
+                first_line, _, script = source.partition("\n")
+                (tmp_path / first_line.split()[1]).write_text(script)
+                continue
+            statements = source.removesuffix("!{command}")
+            exec(compile(statements, "cell", "exec"), variables)
+            if statements != source:
+                words = shlex.split(variables["command"])
+                assert words[:4] == [sys.executable, "-m", "hybrid_imagenet", "run"]
+                options, script, _ = split_command(words[4:])
+                assert options == ["-np", "2"]
+                outputs_on_ranks = pools[2].call(run, script, [], str(tmp_path))
+    assert accuracy(capsys.readouterr().out, "validation accuracy on one rank") > 0.9
+    assert accuracy(outputs_on_ranks[0], "validation accuracy on 2 ranks") > 0.9
+    plotted = [call.args[1] for call in pyplot.plot.call_args_list]
+    assert plotted == [variables[name]["val_accuracy"] for name in ("one_rank", "two_ranks")]
 
 
 def test_the_example_with_checkpoints_continues_where_it_stopped(pools, tmp_path):
