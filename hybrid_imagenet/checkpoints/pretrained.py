@@ -133,7 +133,8 @@ def load(
     Args:
       path: a checkpoint (.npz), the directory of a run, whose latest valid checkpoint is read, or
         weights of torchvision's ResNets (.safetensors, .pth).
-      log: receives a line about each damaged checkpoint that is skipped.
+      log: receives a line about each damaged checkpoint that is skipped, and about weights of
+        torchvision's format that do not name their network.
       weights: which weights of a checkpoint to read: `ema` for the averaged ones, which were
         validated; `trained` for those of the last step; `auto` for the averaged ones if there are
         any.
@@ -168,7 +169,7 @@ def _read(path: pathlib.Path, log: store.Log, weights: str, best: bool) -> Train
     if best:
         raise UserError(f"--best: {path} is a file. Pass the directory of a run, or omit the flag.")
     if path.suffix in store.FOREIGN_SUFFIXES:
-        return _from_torchvision(path, weights)
+        return _from_torchvision(path, log, weights)
     try:
         checkpoint = archive.read(path)
     except archive.DamagedCheckpointError as error:
@@ -178,10 +179,10 @@ def _read(path: pathlib.Path, log: store.Log, weights: str, best: bool) -> Train
     return _from_checkpoint(checkpoint, weights)
 
 
-def _from_torchvision(path: pathlib.Path, weights: str) -> TrainedNetwork:
+def _from_torchvision(path: pathlib.Path, log: store.Log, weights: str) -> TrainedNetwork:
     if weights == "ema":
         raise UserError(f"--weights=ema: {path} holds only one set of weights. Omit the flag.")
-    model, arrays = torchvision.read(path)
+    model, arrays = torchvision.read(path, log)
     class_names = tuple(str(number) for number in range(len(arrays["logits/bias"])))
     return TrainedNetwork(
         str(path),

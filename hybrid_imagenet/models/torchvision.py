@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +33,8 @@ _NEEDS_SAFETENSORS = ".safetensors files need the package safetensors. Install i
 _BATCH_COUNTER = "num_batches_tracked"
 # Training programs store the weights under these keys, together with other state.
 _WRAPPER_KEYS = ("state_dict", "model")
+# Our .safetensors files name their network under this key of their metadata.
+_ARCHITECTURE_KEY = "hybrid_imagenet.model"
 _MAX_ERROR_LENGTH = 200
 
 _BLOCK = re.compile(r"layer(\d)\.(\d+)\.")
@@ -50,8 +52,12 @@ _DIFFERENCES = {
 }
 
 
-def read(path: Path) -> tuple[str, dict[str, np.ndarray]]:
+def read(path: Path, log: Callable[[str], object]) -> tuple[str, dict[str, np.ndarray]]:
     """Reads a file.
+
+    Args:
+      path: a .safetensors or .pth file.
+      log: receives a line if neither the file nor a config.json next to it names the network.
 
     Returns:
       Name of the network, and weights by path of the Keras variable.
@@ -60,8 +66,12 @@ def read(path: Path) -> tuple[str, dict[str, np.ndarray]]:
       UserError: if the file cannot be read, or holds another network. The message names the first
         difference.
     """
-    _check_architecture(path)
-    content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    is_named = _check_architecture(path)
+    if path.suffix == ".safetensors":
+        content, metadata = _read_safetensors(path)
+        is_named = is_named or _ARCHITECTURE_KEY in metadata
+    else:
+        content = _read_torch(path)
     tensors = {name: value for name, value in content.items() if not name.endswith(_BATCH_COUNTER)}
     difference = _difference(tensors)
     if difference:
@@ -70,17 +80,26 @@ def read(path: Path) -> tuple[str, dict[str, np.ndarray]]:
             f" {', '.join(TORCHVISION_NETWORKS)} of torchvision or timm."
         )
     model = _NETWORKS[_block_counts(tensors), _is_bottleneck(tensors)]
+    if not is_named:
+        log(
+            f"{path} does not name its network, so it is read as {model}. Some other networks have"
+            " tensors of the same names and shapes, such as resnetblur50 of timm, and would lose"
+            " accuracy. timm's config.json next to the file names the network."
+        )
     return model, {
         keras_path: _to_keras_axes(tensors[torch_name])
         for torch_name, keras_path in _keras_paths(model).items()
     }
 
 
-def _check_architecture(path: Path) -> None:
+def _check_architecture(path: Path) -> bool:
     """Checks the config.json that timm's repositories have next to the weights, if there is one.
 
     Some of timm's variants have the tensors of a plain ResNet, but compute something else with
     them: resnetblur50 and resnetaa50 blur, others use another activation.
+
+    Returns:
+      Whether there is such a file and it names a plain ResNet.
 
     Raises:
       UserError: if the file names another architecture.
@@ -90,12 +109,13 @@ def _check_architecture(path: Path) -> None:
         architecture = config["architecture"]
     except (OSError, ValueError, KeyError, TypeError):
         # A run directory has a config.json too. Without a name there is nothing to check.
-        return
+        return False
     if not _PLAIN_ARCHITECTURE.fullmatch(str(architecture)):
         raise UserError(
             f"{path} holds another network: config.json next to it names {architecture}. Pass"
             f" weights of {', '.join(TORCHVISION_NETWORKS)} of torchvision or timm."
         )
+    return True
 
 
 def _difference(tensors: Mapping[str, np.ndarray]) -> str:
@@ -168,7 +188,7 @@ def write(path: Path, model: str, weights: Mapping[str, np.ndarray]) -> None:
         for torch_name, keras_path in _keras_paths(model).items()
     }
     try:
-        safetensors_numpy.save_file(tensors, path)
+        safetensors_numpy.save_file(tensors, path, metadata={_ARCHITECTURE_KEY: model})
     except safetensors.SafetensorError as error:
         raise OSError(_first_line(error)) from None
 
@@ -219,11 +239,14 @@ def _to_torch_axes(value: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(value.transpose(order) if order else value)
 
 
-def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
+def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Reads the tensors and the metadata of a .safetensors file."""
     safetensors = import_optional("safetensors", _NEEDS_SAFETENSORS)
     safetensors_numpy = import_optional("safetensors.numpy", _NEEDS_SAFETENSORS)
     try:
-        return dict(safetensors_numpy.load_file(path))
+        with safetensors.safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+        return dict(safetensors_numpy.load_file(path)), metadata
     except (OSError, TypeError, KeyError, safetensors.SafetensorError) as error:
         raise UserError(
             f"{path} cannot be read as a safetensors file ({_first_line(error)}). Pass another"

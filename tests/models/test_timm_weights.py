@@ -41,10 +41,10 @@ def state_dict(blocks=(2, 2, 2, 2), bottleneck=False):
     return tensors
 
 
-def read(tmp_path, tensors):
+def read(tmp_path, tensors, log=lambda line: None):
     path = tmp_path / "model.safetensors"
     save_file(tensors, path)
-    return torchvision.read(path)
+    return torchvision.read(path, log)
 
 
 @pytest.mark.parametrize(
@@ -122,3 +122,27 @@ def test_read_checks_the_architecture_that_config_json_names(tmp_path, architect
     else:
         with pytest.raises(UserError, match=f"names {architecture}\\. Pass weights"):
             read(tmp_path, state_dict())
+
+
+@pytest.mark.parametrize("config", [None, {}, {"architecture": "resnet18"}])
+def test_read_says_that_a_file_without_architecture_may_be_of_another_network(tmp_path, config):
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    lines = []
+    read(tmp_path, state_dict(), lines.append)
+    if config:
+        assert lines == []
+    else:
+        (line,) = lines
+        assert line.startswith(
+            f"{tmp_path}/model.safetensors does not name its network, so it is read as resnet18."
+        )
+
+
+def test_written_file_names_its_network(tmp_path):
+    _, weights = read(tmp_path, state_dict())
+    path = tmp_path / "written.safetensors"
+    torchvision.write(path, "resnet18", weights)
+    lines = []
+    assert torchvision.read(path, lines.append)[0] == "resnet18"
+    assert lines == []
