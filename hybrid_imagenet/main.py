@@ -87,16 +87,16 @@ def main(arguments: Sequence[str]) -> int:
             return EXIT_OK
         _reject_launch_options(arguments)
         config = configuration.resolve(arguments, placement().size)
-        if not config.print_config:
+        if not config.run.print_config:
             preflight.run(config)
     except UserError as error:
         if launcher_rank() == 0:
             print(f"error: {error}", file=sys.stderr)
         notify_exit(error.exit_code)
         return error.exit_code
-    if config.check_only:
+    if config.run.check_only:
         return EXIT_OK
-    if config.print_config:
+    if config.run.print_config:
         return _print_config(config)
     return _train(config)
 
@@ -120,9 +120,9 @@ def _reject_launch_options(arguments: Sequence[str]) -> None:
 
 def _print_config(config: configuration.RunConfig) -> int:
     """Prints the configuration and returns the exit code."""
-    describe = print_config.describe if config.print_config_all else print_config.summarize
+    describe = print_config.describe if config.run.print_config_all else print_config.summarize
     try:
-        print(describe(config, preflight.training_images(config)))
+        print(describe(config, preflight.training_images(config.data)))
     except UserError as error:
         _print_error(error)
         return error.exit_code
@@ -136,17 +136,18 @@ def _train(config: configuration.RunConfig) -> int:
     from hybrid_imagenet import comm
 
     follow_launcher()
-    watch_startup(STARTUP_PROGRESS, config.stall_timeout, launcher_rank(), config.ranks)
-    if launcher_rank() == 0 and config.progress != "none":
+    watch_startup(STARTUP_PROGRESS, config.run.stall_timeout, launcher_rank(), config.ranks)
+    if launcher_rank() == 0 and config.run.progress != "none":
         STARTUP_PROGRESS.open(
             derived.title(config),
             sys.stdout,
-            terminal=is_terminal_output(config.progress, placement().size),
+            terminal=is_terminal_output(config.run.progress, placement().size),
         )
     STARTUP_PROGRESS.begin("loading TensorFlow")
     try:
         communicator = comm.start(
-            derived.communication(config), persistent_batch_norm=config.persistent_batch_norm
+            derived.communication(config),
+            persistent_batch_norm=config.network.persistent_batch_norm,
         )
         STARTUP_PROGRESS.begin("loading Keras")
         from hybrid_imagenet import train
@@ -154,7 +155,7 @@ def _train(config: configuration.RunConfig) -> int:
         stop = train.run(config, communicator)
     except Exception as error:
         _end_process(_report_failure(error, config))
-    _limit_wait_for_other_ranks(config.stall_timeout)
+    _limit_wait_for_other_ranks(config.run.stall_timeout)
     # The launcher ends all ranks as soon as one has ended with another code than 0, so they wait
     # for one another. A rank that is lost here does not matter, because everything is saved.
     with contextlib.suppress(Exception):

@@ -122,9 +122,9 @@ def plan(config: RunConfig, num_examples: int) -> list[EpochPlan]:
     check_data(config, num_examples)
     schedule = derived.schedule(config)
     stages = derived.batches(config)
-    order = SampleOrder(num_examples, config.seed, config.remainder)
-    image_sizes = derived.sizes(config)
-    length = RunLength(order, config.epochs, config.max_steps)
+    order = SampleOrder(num_examples, config.run.seed, config.data.remainder)
+    image_sizes = derived.sizes(config.network)
+    length = RunLength(order, config.run.epochs, config.run.max_steps)
     epochs = []
     for span in length.spans(lambda epoch: stages.at(epoch).global_batch(config.gpus)):
         stage = stages.at(span.epoch)
@@ -141,7 +141,7 @@ def plan(config: RunConfig, num_examples: int) -> list[EpochPlan]:
         epochs.append(
             EpochPlan(
                 epoch=span.epoch + 1,
-                phase=rule(config.optimizer, first_values["phase"]),
+                phase=rule(config.optimization.optimizer, first_values["phase"]),
                 learning_rate=first_values["learning_rate"],
                 last_learning_rate=last_values["learning_rate"],
                 bounds=bounds,
@@ -199,7 +199,7 @@ def _setting_lines(config: RunConfig, names: Sequence[str]) -> list[str]:
 def _format_origin(config: RunConfig, name: str) -> str:
     origin = config.origins[name]
     if origin is Origin.RECIPE:
-        return f"{origin.value} {config.recipe}"
+        return f"{origin.value} {config.run.recipe}"
     if origin is Origin.BATCH:
         return f"{origin.value} at batch {derived.base_batch(config)}"
     return origin.value
@@ -214,12 +214,12 @@ def _result_lines(config: RunConfig, num_examples: int, epochs: Sequence[EpochPl
     if relative_step is not None:
         lines.append(relative_step)
     batch = derived.base_batch(config)
-    if config.lr_schedule == "mlperf" and not config.sync_batch_norm:
-        images = config.per_gpu_batch * config.bn_group
+    if config.optimization.lr_schedule == "mlperf" and not config.network.sync_batch_norm:
+        images = config.optimization.per_gpu_batch * config.network.bn_group
         in_table = mlperf.point_at(batch).normalized_images
         lines.append(
-            f"batch normalization over {images} images ({pluralize(config.bn_group, 'GPU')});"
-            f" MLPerf's table has {in_table}"
+            f"batch normalization over {images} images"
+            f" ({pluralize(config.network.bn_group, 'GPU')}); MLPerf's table has {in_table}"
         )
     if config.optimizer_options.get("decoupled_decay"):
         decay = derived.decoupled_decay(config)

@@ -55,14 +55,14 @@ def build_components(config: RunConfig, communicator: Communicator) -> RunCompon
     STARTUP_PROGRESS.begin("reading the dataset")
     with communicator.raise_on_all_ranks():
         config = defaults.shared(config, communicator.broadcast_object)
-    if config.deterministic:
+    if config.run.deterministic:
         tf.config.experimental.enable_op_determinism()
     with communicator.raise_on_all_ranks():
-        precision = hardware.choose_precision(config.precision, config.model)
+        precision = hardware.choose_precision(config.network.precision, config.network.model)
         train, validation = build.sources(config)
     same_data.check_ranks(communicator, build.sources_by_name(config, train, validation))
     with communicator.raise_on_all_ranks():
-        build.check_shuffle_window(config, train)
+        build.check_shuffle_window(config.data, train)
         flag_checks.check_data(config, train.num_examples)
         recording = Recording(config, communicator.rank, communicator.size)
     STARTUP_PROGRESS.begin("building the model")

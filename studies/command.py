@@ -171,7 +171,8 @@ def parse(arguments: Sequence[str]) -> tuple[Study, argparse.Namespace, tuple[st
     study = STUDIES[name]
     if options.ranks > 1 and "virtual_gpus" not in given:
         gpus = max(
-            configuration.resolve(study.arguments(arm, 0, extra)).virtual_gpus for arm in study.arms
+            configuration.resolve(study.arguments(arm, 0, extra)).optimization.virtual_gpus
+            for arm in study.arms
         )
         if gpus > 1:
             raise UserError(
@@ -234,7 +235,7 @@ def _study(study: Study, options: argparse.Namespace, extra: tuple[str, ...]) ->
     found = {arm.name: tuning.untuned(arm, range(options.seeds)) for arm in study.arms}
     for arm, seed, cell in planned:
         found[arm.name][seed] = results[cell]
-    target = configuration.resolve([*results, *tried][0].flags).target_top1[0]
+    target = configuration.resolve([*results, *tried][0].flags).evaluation.target_top1[0]
     arms = [ArmResults(arm, found[arm.name], target) for arm in study.arms]
     lines = tuning.lines(choices, study.tuning_seeds)
     directory = pathlib.Path(options.results or options.out)
@@ -261,9 +262,9 @@ def _check_data(study: Study, cells: Sequence[Cell]) -> None:
         return
     # All runs of a study read the same dataset.
     config = configuration.resolve(cell.flags)
-    if config.data_dir:
-        datasets.probe_splits(datasets.DatasetRequest.from_flags(config))
-    elif datasets.source_type(config.dataset).requires_data_dir:
+    if config.data.data_dir:
+        datasets.probe_splits(datasets.DatasetRequest.from_flags(config.data))
+    elif datasets.source_type(config.data.dataset).requires_data_dir:
         raise UserError(
             f"{study.name} reads its images from a directory. Add `-- --data_dir=DIR` at the end of"
             " the command."

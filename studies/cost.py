@@ -14,10 +14,10 @@ from studies.trial_runs import Cell
 def images(cell: Cell) -> int | None:
     """Training images that a run reads in all its epochs; None for a dataset of unknown size."""
     config = configuration.resolve(cell.flags, cell.ranks)
-    examples = datasets.source_type(config.dataset).train_images
+    examples = datasets.source_type(config.data.dataset).train_images
     if examples is None:
         return None
-    return round((examples - derived.held_out(config, examples)) * config.epochs)
+    return round((examples - derived.held_out(config.data, examples)) * config.run.epochs)
 
 
 def line(cells: Sequence[Cell], rate: float, later: int = 0) -> str:

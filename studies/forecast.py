@@ -72,8 +72,14 @@ def epochs_to_accuracies(config: RunConfig) -> dict[float, int]:
       UserError: for runs other than LARS or hybrid with ResNet-50 on ImageNet.
     """
     top = relative_step_advice.peak(config)
-    network = (config.model, config.model_width, config.image_size, config.freeze, config.max_steps)
-    has_rate_as_step = OPTIMIZERS[config.optimizer].relative_rate
+    network = (
+        config.network.model,
+        config.network.model_width,
+        config.network.image_size,
+        config.network.freeze,
+        config.run.max_steps,
+    )
+    has_rate_as_step = OPTIMIZERS[config.optimization.optimizer].relative_rate
     if top is None or has_rate_as_step or network != _RESNET50:
         raise UserError(
             "The forecast is for ResNet-50 with 224 pixels and LARS. Use --optimizer=lars or"
@@ -82,7 +88,7 @@ def epochs_to_accuracies(config: RunConfig) -> dict[float, int]:
     schedule = derived.schedule(config)
     stages = derived.batches(config)
     reached: dict[float, int] = {}
-    for epoch in range(top.epoch, int(config.epochs) + 1):
+    for epoch in range(top.epoch, int(config.run.epochs) + 1):
         batch = stages.at(epoch - 1).global_batch(config.gpus)
         end_of_epoch = epoch - 0.01
         step = relative_step_advice.at_step(config, schedule(end_of_epoch, end_of_epoch, batch))
@@ -109,7 +115,7 @@ def main(arguments: Sequence[str]) -> None:
     config = configuration.resolve(flags, options.np)
     reached = epochs_to_accuracies(config)
     batch = derived.base_batch(config)
-    print(f"{mlperf.TRAIN_IMAGES:,} images, batch {batch:,}, {config.epochs:g} epochs")
+    print(f"{mlperf.TRAIN_IMAGES:,} images, batch {batch:,}, {config.run.epochs:g} epochs")
     if not reached:
         print("forecast: below 70 % to the end, or a batch outside the tested logs")
     for accuracy, epoch in sorted(reached.items()):

@@ -34,7 +34,7 @@ def test_demo_trains_the_digits_on_two_cpu_ranks(training, capsys):
     (command,) = training
     assert command[:4] == ["run", "-np", "2", "--"]
     resolved = config.resolve(command[4:], 2)
-    assert (resolved.dataset, resolved.run_dir) == ("digits", "runs/demo")
+    assert (resolved.data.dataset, resolved.run.run_dir) == ("digits", "runs/demo")
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
     output = capsys.readouterr().out
     assert "--dataset=folder --data_dir=photos" in output
@@ -56,7 +56,7 @@ def test_demo_without_mpirun_trains_on_one_rank_and_says_why(training, monkeypat
     assert program.main(["demo"]) == 0
     (command,) = training
     assert command[0] == "train"
-    assert config.resolve(command[1:]).dataset == "digits"
+    assert config.resolve(command[1:]).data.dataset == "digits"
     output, error = capsys.readouterr()
     assert error == "training on one rank instead of two: There is no mpirun on PATH.\n"
     assert "keras_fit.py . && python keras_fit.py" in output

@@ -119,7 +119,7 @@ def test_examples_with_gpus_have_the_batch_that_is_stated_next_to_them(monkeypat
         if found is None or "FLAGS" in found[0] or "cosine60" in " ".join(found[0]):
             continue
         resolved = config.resolve(*found)
-        if resolved.gpus < FEWEST_GPUS and not resolved.print_config_gpus:
+        if resolved.gpus < FEWEST_GPUS and not resolved.run.print_config_gpus:
             continue
         stated = re.search(r"([\d,]+) images per step", comment)
         assert stated or where == "README.md", (where, words)

@@ -53,7 +53,7 @@ def measure(
         outcome = train.run(config, communicator, alternating)
     except Finished:
         return found[0].report()
-    reason = outcome or f"--epochs={config.epochs} are too few"
+    reason = outcome or f"--epochs={config.run.epochs} are too few"
     raise UserError(
         f"benchmarks loop: the run ended before {rounds} rounds of {steps} steps ({reason})"
     )
@@ -173,16 +173,16 @@ class Alternation(TrainingCallback):
                 step,
                 source,
                 parts.communicator,
-                batch=config.eval_batch or config.per_gpu_batch,
-                image_size=config.image_size,
-                crop_fraction=build.evaluation_crop(config),
+                batch=config.evaluation.eval_batch or config.optimization.per_gpu_batch,
+                image_size=config.network.image_size,
+                crop_fraction=build.evaluation_crop(config.data),
                 options=parts.data.options,
             )
             began = time.perf_counter()
             validation.run()
             seconds = time.perf_counter() - began
         per_image = seconds / parts.data.source.num_examples
-        training = statistics.median(self.loop_seconds) / config.per_gpu_batch
+        training = statistics.median(self.loop_seconds) / config.optimization.per_gpu_batch
         return {
             "images": parts.data.source.num_examples,
             "seconds_per_image": per_image,
@@ -196,13 +196,13 @@ class Alternation(TrainingCallback):
         pairs = [b / a for a, b in zip(self.loop_seconds, self.bare_seconds, strict=True)]
         return {
             "benchmark": "loop",
-            "model": config.model,
-            "batch": config.per_gpu_batch,
-            "image_size": config.image_size,
+            "model": config.network.model,
+            "batch": config.optimization.per_gpu_batch,
+            "image_size": config.network.image_size,
             "precision": self.components.facts["precision"],
             "threads": tf.config.threading.get_intra_op_parallelism_threads(),
-            "images_per_second": config.per_gpu_batch / loop,
-            "bare_images_per_second": config.per_gpu_batch / bare,
+            "images_per_second": config.optimization.per_gpu_batch / loop,
+            "bare_images_per_second": config.optimization.per_gpu_batch / bare,
             "ratio": statistics.median(pairs),
             "ratios": pairs,
             "host_milliseconds": 1e3 * statistics.median(self.host_seconds),

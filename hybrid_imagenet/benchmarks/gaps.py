@@ -46,14 +46,14 @@ def _profiled(steps: int, flags: Sequence[str]) -> dict[str, Any]:
 
     config = configuration.resolve(flags, 1)
     communicator = comm.start(
-        derived.communication(config), persistent_batch_norm=config.persistent_batch_norm
+        derived.communication(config), persistent_batch_norm=config.network.persistent_batch_norm
     )
     import tensorflow as tf
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     from hybrid_imagenet.training import hardware
 
-    precision = hardware.choose_precision(config.precision, config.model)
+    precision = hardware.choose_precision(config.network.precision, config.network.model)
     step = scaling.training_step(config, communicator, communicator, precision, 1000)
     for _ in range(3):
         step.call()

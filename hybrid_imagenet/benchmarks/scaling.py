@@ -317,7 +317,7 @@ def _run_worker(options: argparse.Namespace, flags: Sequence[str]) -> int:
                 f"{name} is {value}, but a step of this benchmark is one batch of each GPU. Omit"
                 " the flags that set it."
             )
-    settings, persistent = derived.communication(config), config.persistent_batch_norm
+    settings, persistent = derived.communication(config), config.network.persistent_batch_norm
     communicator = comm.start(settings, threads=options.threads, persistent_batch_norm=persistent)
     row = measure(config, communicator, options.steps, options.rounds, options.classes)
     if communicator.rank == 0:
@@ -360,7 +360,7 @@ def measure(
 
     from hybrid_imagenet.training import hardware
 
-    precision = hardware.choose_precision(config.precision, config.model)
+    precision = hardware.choose_precision(config.network.precision, config.network.model)
     gpus = tf.config.get_visible_devices("GPU")
     steps_to_time = [training_step(config, communicator, communicator, precision, classes)]
     if communicator.size > 1:
@@ -407,16 +407,16 @@ def measure(
         "gpu": (
             tf.config.experimental.get_device_details(gpus[0]).get("device_name") if gpus else None
         ),
-        "model": config.model,
+        "model": config.network.model,
         "precision": precision,
-        "image_size": config.image_size,
-        "batch_per_rank": config.per_gpu_batch,
-        "allreduce": config.allreduce,
-        "compression": config.compression,
+        "image_size": config.network.image_size,
+        "batch_per_rank": config.optimization.per_gpu_batch,
+        "allreduce": config.communication.allreduce,
+        "compression": config.communication.compression,
         "step_seconds": step_seconds,
         "compute_seconds": compute_seconds,
         "exposed_seconds": max(0.0, step_seconds - compute_seconds),
-        "images_per_second": communicator.size * config.per_gpu_batch / step_seconds,
+        "images_per_second": communicator.size * config.optimization.per_gpu_batch / step_seconds,
         # How many steps the host is ahead of the device when the last call of a round returns.
         "steps_ahead": statistics.median(steps_ahead),
         "first_loss": first_loss,
@@ -483,8 +483,8 @@ def training_step(
     optimizer = build.optimizer(config, precision, model, reducer)
     train = build.train_step(config, precision, model, optimizer, reducer)
     random = np.random.default_rng(communicator.rank)
-    side = augmentations.host_augmentation(config.augmentation, config.image_size).side
-    shape = [config.per_gpu_batch, side, side, 3]
+    side = augmentations.host_augmentation(config.data.augmentation, config.network.image_size).side
+    shape = [config.optimization.per_gpu_batch, side, side, 3]
     batch = {
         "image": tf.constant(random.integers(0, 256, shape, dtype=np.uint8)),
         "label": tf.constant(random.integers(0, classes, shape[:1])),

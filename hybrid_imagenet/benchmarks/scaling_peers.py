@@ -49,8 +49,8 @@ def peer_job(ranks: int, options: argparse.Namespace, flags: Sequence[str]) -> s
     """What the peer's rank 0 prints, with as many threads per rank as ours takes on one host."""
     config = configuration.resolve(flags)
     settings = {
-        "batch": config.per_gpu_batch,
-        "image_size": config.image_size,
+        "batch": config.optimization.per_gpu_batch,
+        "image_size": config.network.image_size,
         "precision": "float32",  # as it comes
         "compression": "none",
         "threads": options.threads or max(1, len(os.sched_getaffinity(0)) // ranks),

@@ -1,9 +1,10 @@
 """Resolves the configuration of a run: one frozen `RunConfig` with every setting.
 
-The flags of every run are attributes of a `RunConfig`. The options of the chosen optimizer,
-schedule and all-reduce are in a mapping for each. The modules:
+A `RunConfig` has an attribute for each group of flags. In its group, a flag is a field of the same
+name: --dataset is `config.data.dataset`. The options of the chosen optimizer, schedule and
+all-reduce are in one mapping each, such as `config.optimizer_options["momentum"]`. The modules:
 
-* `flags` declares both.
+* `flags` declares groups and options.
 * `flag_checks` has the rules for flags that depend on each other.
 * `resumed_run` has the rule for a run that is resumed.
 * `defaults` derives defaults, and `derived` other values, from the flags.
@@ -29,14 +30,15 @@ from hybrid_imagenet.config.flags import (
     CHOICES,
     CHOSEN_OPTIONS,
     COMMON,
+    GROUP_OF_FLAG,
     GROUPS,
     OPTIONS,
     REMOVED,
-    Data,
-    Evaluation,
-    Model,
-    Optimization,
-    Run,
+    DataFlags,
+    EvaluationFlags,
+    NetworkFlags,
+    OptimizationFlags,
+    RunFlags,
     owners,
 )
 from hybrid_imagenet.data import datasets
@@ -46,6 +48,7 @@ from hybrid_imagenet.options import (
     Origin,
     check_value,
     normalize_flag,
+    options_of,
     parse_arguments,
     parse_value,
 )
@@ -63,10 +66,18 @@ _ORIGINS_OF_RESUMED_RUN = (Origin.RUN, Origin.EARLIER_START, Origin.BATCH, Origi
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig(CommunicationFlags, Optimization, Model, Data, Evaluation, Run):
+class RunConfig:
     """Every setting of a run on a number of GPUs, as `resolve` returns it.
 
+    A function that needs the flags of one group takes this group, not the whole configuration.
+
     Attributes:
+      run: recipe, directory, length, seed and output of the run.
+      evaluation: validations and checkpoints.
+      data: dataset, augmentation and loss.
+      network: network, its normalization, precision and compilation.
+      optimization: batch, optimizer, learning rate and schedule.
+      communication: how the ranks communicate.
       optimizer_options: options of the chosen optimizer, by flag.
       schedule_options: options of the chosen schedule, by flag.
       allreduce_options: options of the chosen all-reduce, by flag.
@@ -77,9 +88,15 @@ class RunConfig(CommunicationFlags, Optimization, Model, Data, Evaluation, Run):
       kept_notes: a line for each value of a resumed run that a new run would not have.
     """
 
-    optimizer_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    schedule_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    allreduce_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    run: RunFlags
+    evaluation: EvaluationFlags
+    data: DataFlags
+    network: NetworkFlags
+    optimization: OptimizationFlags
+    communication: CommunicationFlags
+    optimizer_options: Mapping[str, Any]
+    schedule_options: Mapping[str, Any]
+    allreduce_options: Mapping[str, Any]
     gpus: int = 1
     origins: Mapping[str, Origin] = dataclasses.field(
         default_factory=dict, compare=False, repr=False
@@ -90,7 +107,7 @@ class RunConfig(CommunicationFlags, Optimization, Model, Data, Evaluation, Run):
     @property
     def ranks(self) -> int:
         """Number of ranks."""
-        return self.gpus // self.virtual_gpus
+        return self.gpus // self.optimization.virtual_gpus
 
     @property
     def chosen_options(self) -> dict[str, Any]:
@@ -103,7 +120,9 @@ class RunConfig(CommunicationFlags, Optimization, Model, Data, Evaluation, Run):
         Raises:
           KeyError: if there is no such flag, or nothing that was chosen has this option.
         """
-        return getattr(self, name) if name in COMMON else self.chosen_options[name]
+        if name in GROUP_OF_FLAG:
+            return getattr(getattr(self, GROUP_OF_FLAG[name]), name)
+        return self.chosen_options[name]
 
     def values(self) -> dict[str, Any]:
         """Returns every setting by flag, in the order of --help."""
@@ -219,8 +238,8 @@ def _choose_recipe(
     A run that is resumed keeps its recipe. Otherwise a flag file implies hybrid, because flag files
     have always been written for it, and without one the dataset decides.
     """
-    dataset = asked.get("dataset", Data.dataset)
-    default = Run.recipe if flagfile else datasets.source_type(dataset).default_recipe
+    dataset = asked.get("dataset", DataFlags.dataset)
+    default = RunFlags.recipe if flagfile else datasets.source_type(dataset).default_recipe
     resumed = None
     if asked.get("resume"):
         resumed = resumed_run.find(dataset, asked.get("recipe"), asked.get("run_dir"), default)
@@ -228,7 +247,7 @@ def _choose_recipe(
         return resumed, asked["recipe"], origins["recipe"]
     if resumed is not None and resumed.recipe is not None:
         return resumed, resumed.recipe, Origin.RUN
-    return resumed, default, Origin.DEFAULT if default == Run.recipe else Origin.DATA
+    return resumed, default, Origin.DEFAULT if default == RunFlags.recipe else Origin.DATA
 
 
 def _build(values: dict[str, Any], origins: dict[str, Origin], ranks: int) -> RunConfig:
@@ -243,8 +262,9 @@ def _build(values: dict[str, Any], origins: dict[str, Origin], ranks: int) -> Ru
     config = RunConfig(**_fields(values), dropped=dropped)
     default_origins = dict.fromkeys([*COMMON, *config.chosen_options], Origin.DEFAULT)
     config = dataclasses.replace(config, origins=default_origins | origins)
-    asked = config.print_config_gpus if config.print_config or config.check_only else None
-    return dataclasses.replace(config, gpus=asked or ranks * config.virtual_gpus)
+    run = config.run
+    asked = run.print_config_gpus if run.print_config or run.check_only else None
+    return dataclasses.replace(config, gpus=asked or ranks * config.optimization.virtual_gpus)
 
 
 def _keep_chosen_options(values: dict[str, Any], origins: dict[str, Origin]) -> dict[str, str]:
@@ -291,7 +311,10 @@ def _fields(values: Mapping[str, Any]) -> dict[str, Any]:
       ValueError: for a flag that the configuration does not have.
     """
     remaining = dict(values)
-    fields = {name: remaining.pop(name) for name in COMMON if name in remaining}
+    fields: dict[str, Any] = {}
+    for attribute, group in GROUPS.items():
+        names = [name for name in options_of(group) if name in remaining]
+        fields[attribute] = group(**{name: remaining.pop(name) for name in names})
     for flag, attribute in CHOSEN_OPTIONS.items():
         options = CHOICES[flag][values.get(flag, COMMON[flag].default)]
         fields[attribute] = {name: remaining.pop(name) for name in options}

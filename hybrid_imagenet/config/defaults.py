@@ -14,7 +14,7 @@ from hybrid_imagenet import files
 from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.comm.settings import CommunicationFlags
 from hybrid_imagenet.config import derived
-from hybrid_imagenet.config.flags import GPU_BATCH, Optimization, Run
+from hybrid_imagenet.config.flags import GPU_BATCH, OptimizationFlags, RunFlags
 from hybrid_imagenet.data import datasets
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models.depths import DEPTHS
@@ -40,14 +40,15 @@ def recipe_note(config: RunConfig, classes: int | None) -> str | None:
     origin = config.origins["recipe"]
     if origin is Origin.DATA:
         return (
-            f"No --recipe was set: using {config.recipe}, because the dataset is a {config.dataset}"
-            f" of images. Set --recipe={Run.recipe} for the method of Lu et al."
+            f"No --recipe was set: using {config.run.recipe}, because the dataset is a"
+            f" {config.data.dataset} of images. Set --recipe={RunFlags.recipe} for the method of Lu"
+            " et al."
         )
-    own_files = datasets.source_type(config.dataset).requires_data_dir
+    own_files = datasets.source_type(config.data.dataset).requires_data_dir
     if origin is Origin.DEFAULT and own_files and classes not in (None, mlperf.CLASSES):
         return (
-            f"No --recipe was set: using {config.recipe}, which is meant for ImageNet on many GPUs."
-            f" This dataset has {classes} classes. Try --recipe=gradual_warmup."
+            f"No --recipe was set: using {config.run.recipe}, which is meant for ImageNet on many"
+            f" GPUs. This dataset has {classes} classes. Try --recipe=gradual_warmup."
         )
     return None
 
@@ -58,13 +59,14 @@ def is_for_gpus(config: RunConfig) -> bool:
     It is if this process would train on one, or if --print_config_gpus asks what a run on GPUs
     would do. The query loads no TensorFlow.
     """
-    assumes_gpus = config.print_config_gpus and (config.print_config or config.check_only)
+    run = config.run
+    assumes_gpus = run.print_config_gpus and (run.print_config or run.check_only)
     return bool(assumes_gpus) or gpus.in_use()
 
 
 def default_batch(config: RunConfig) -> int:
     """Returns the default of --per_gpu_batch, which is larger on GPUs."""
-    return GPU_BATCH if is_for_gpus(config) else Optimization.per_gpu_batch
+    return GPU_BATCH if is_for_gpus(config) else OptimizationFlags.per_gpu_batch
 
 
 def on_hardware(config: RunConfig, kept: Collection[str] = ()) -> RunConfig:
@@ -99,11 +101,11 @@ def xla_compiles_by_default(config: RunConfig) -> bool:
     * with schedules of batch or image size, each of whose stages would be compiled;
     * for other networks than ResNets, which were not measured and may not compile.
     """
-    if config.ranks > 1 or config.deterministic or config.random_batch:
+    if config.ranks > 1 or config.run.deterministic or config.optimization.random_batch:
         return False
-    if config.batch_schedule or config.image_size_schedule:
+    if config.optimization.batch_schedule or config.network.image_size_schedule:
         return False
-    return config.model in DEPTHS
+    return config.network.model in DEPTHS
 
 
 def shared(config: RunConfig, broadcast: Callable[[Any], Any]) -> RunConfig:
@@ -162,24 +164,27 @@ def complete(config: RunConfig) -> RunConfig:
       table as soon as it acts fully.
     """
     config = _with_first_batch(config)
-    window = datasets.source_type(config.dataset).url_shuffle_window
-    if config.shuffle_window is None and files.is_url(config.data_dir or "") and window:
+    data = config.data
+    window = datasets.source_type(data.dataset).url_shuffle_window
+    if data.shuffle_window is None and files.is_url(data.data_dir or "") and window:
         config = config.replace(Origin.DATA, shuffle_window=window)
-    if config.lr_schedule == "mlperf":
+    if config.optimization.lr_schedule == "mlperf":
         config = _with_mlperf_row(config)
-    if OPTIMIZERS[config.optimizer].bounded_warmup and config.origins["lars_eta"] in _DERIVED_AGAIN:
+    method = OPTIMIZERS[config.optimization.optimizer]
+    if method.bounded_warmup and config.origins["lars_eta"] in _DERIVED_AGAIN:
         config = _with_tuned_trust_coefficient(config)
     return config
 
 
 def _with_first_batch(config: RunConfig) -> RunConfig:
+    optimization = config.optimization
     first = derived.first_batch(config)
-    before = (config.per_gpu_batch, config.gradient_accumulation_steps)
+    before = (optimization.per_gpu_batch, optimization.gradient_accumulation_steps)
     if before == (first.per_gpu_batch, first.accumulation):
         return config
     if config.origins["per_gpu_batch"] is Origin.COMMAND_LINE:
         note = (
-            f"command line has {config.per_gpu_batch}, but --batch_schedule begins with"
+            f"command line has {optimization.per_gpu_batch}, but --batch_schedule begins with"
             f" {first.per_gpu_batch}"
         )
         config = dataclasses.replace(config, dropped={**config.dropped, "per_gpu_batch": note})
@@ -196,7 +201,7 @@ def _with_tuned_trust_coefficient(config: RunConfig) -> RunConfig:
     if variant == "none":
         return config
     batch = derived.base_batch(config)
-    start = config.warmup_epochs + config.optimizer_options["hybrid_ramp_epochs"]
+    start = config.optimization.warmup_epochs + config.optimizer_options["hybrid_ramp_epochs"]
     first_values = derived.schedule(config)(start, start, batch)
     # LARC's clip limits the step, whatever the learning rate is.
     learning_rate = 1.0 if variant == "larc" else first_values["learning_rate"]
@@ -223,7 +228,7 @@ def _with_mlperf_row(config: RunConfig) -> RunConfig:
         "weight_decay": point.weight_decay,
         "epochs": round(point.schedule_epochs),
     }
-    if not config.sync_batch_norm and ":" not in config.model:
+    if not config.network.sync_batch_norm and ":" not in config.network.model:
         row["bn_group"] = _normalization_group(config, point.normalized_images)
     unset = {
         name: value for name, value in row.items() if config.origins.get(name) in _DERIVED_AGAIN
@@ -237,10 +242,11 @@ def _normalization_group(config: RunConfig, images: int) -> int:
     A group must divide the GPUs, and be a part or a multiple of the virtual GPUs of a rank. XLA
     does not compile sums over ranks, so with --jit_compile it is within a rank.
     """
-    largest = config.virtual_gpus if config.jit_compile else config.gpus
+    virtual_gpus = config.optimization.virtual_gpus
+    largest = virtual_gpus if config.network.jit_compile else config.gpus
     groups = []
     for group in range(1, min(largest, config.gpus) + 1):
-        fits_rank = config.virtual_gpus % group == 0 or group % config.virtual_gpus == 0
+        fits_rank = virtual_gpus % group == 0 or group % virtual_gpus == 0
         if config.gpus % group == 0 and fits_rank:
             groups.append(group)
-    return mlperf.normalization_group(images, config.per_gpu_batch, groups)
+    return mlperf.normalization_group(images, config.optimization.per_gpu_batch, groups)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
-from hybrid_imagenet.comm.settings import CommunicationFlags, CommunicationSettings
+from hybrid_imagenet.comm.settings import CommunicationSettings
 from hybrid_imagenet.data import splits
 from hybrid_imagenet.errors import SharedError, UserError, pluralize
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
@@ -16,6 +16,7 @@ from hybrid_imagenet.schedules.training_schedule import REFERENCE_BATCH, scale_l
 
 if TYPE_CHECKING:
     from hybrid_imagenet.config import RunConfig
+    from hybrid_imagenet.config.flags import DataFlags, NetworkFlags
 
 
 def batches(config: RunConfig) -> batch_schedule.BatchSchedule:
@@ -24,12 +25,13 @@ def batches(config: RunConfig) -> batch_schedule.BatchSchedule:
     Raises:
       ValueError: for a --batch_schedule that cannot be parsed.
     """
+    optimization = config.optimization
     return batch_schedule.parse_batches(
-        config.batch_schedule,
-        config.per_gpu_batch,
-        config.gradient_accumulation_steps,
-        config.batch_growth,
-        config.epochs,
+        optimization.batch_schedule,
+        optimization.per_gpu_batch,
+        optimization.gradient_accumulation_steps,
+        optimization.batch_growth,
+        config.run.epochs,
     )
 
 
@@ -41,11 +43,14 @@ def first_batch(config: RunConfig) -> batch_schedule.BatchStage:
     Raises:
       ValueError: for a --batch_schedule that cannot be parsed.
     """
-    if config.batch_schedule:
-        first_entry = config.batch_schedule[0]
+    optimization = config.optimization
+    if optimization.batch_schedule:
+        first_entry = optimization.batch_schedule[0]
         if ":" in first_entry and "*" not in first_entry:
             return batches(config).at(0)
-    return batch_schedule.BatchStage(0, config.per_gpu_batch, config.gradient_accumulation_steps)
+    return batch_schedule.BatchStage(
+        0, optimization.per_gpu_batch, optimization.gradient_accumulation_steps
+    )
 
 
 def base_batch(config: RunConfig) -> int:
@@ -53,18 +58,18 @@ def base_batch(config: RunConfig) -> int:
     return batches(config).at(0).global_batch(config.gpus)
 
 
-def sizes(config: RunConfig) -> batch_schedule.ImageSizes:
+def sizes(network: NetworkFlags) -> batch_schedule.ImageSizes:
     """Returns the size of training images in each epoch.
 
     Raises:
       ValueError: for an --image_size_schedule that cannot be parsed.
     """
-    return batch_schedule.parse_sizes(config.image_size_schedule, config.image_size)
+    return batch_schedule.parse_sizes(network.image_size_schedule, network.image_size)
 
 
 def evaluation_size(config: RunConfig) -> int:
     """Returns the side of validation images, in pixels."""
-    return config.eval_image_size or config.image_size
+    return config.evaluation.eval_image_size or config.network.image_size
 
 
 def evaluation_offset(config: RunConfig) -> float:
@@ -73,30 +78,32 @@ def evaluation_offset(config: RunConfig) -> float:
     With MLPerf's table, a validation falls on the epoch in which the target accuracy is expected,
     as MLPerf's rules allow. Else it is 0.
     """
-    if config.lr_schedule != "mlperf":
+    if config.optimization.lr_schedule != "mlperf":
         return 0.0
-    return mlperf.point_at(base_batch(config)).evaluation_offset(config.eval_every_epochs)
+    return mlperf.point_at(base_batch(config)).evaluation_offset(
+        config.evaluation.eval_every_epochs
+    )
 
 
-def validated_split(config: RunConfig) -> str:
+def validated_split(data: DataFlags) -> str:
     """Returns which images are validated.
 
     Returns:
       `tuning` for the images that --tuning_split holds out, else `validation`.
     """
-    return config.eval_split if config.tuning_split else "validation"
+    return data.eval_split if data.tuning_split else "validation"
 
 
-def held_out(config: RunConfig, num_examples: int) -> int:
+def held_out(data: DataFlags, num_examples: int) -> int:
     """Returns the number of training images that --tuning_split holds out.
 
     Raises:
       UserError: if no image is left to train on, or none to tune on.
     """
     try:
-        return splits.num_held_out(config.tuning_split, num_examples)
+        return splits.num_held_out(data.tuning_split, num_examples)
     except ValueError as error:
-        raise UserError(f"--tuning_split={config.tuning_split:g}: {error}") from None
+        raise UserError(f"--tuning_split={data.tuning_split:g}: {error}") from None
 
 
 def batch_norm_groups(config: RunConfig) -> tuple[int, int]:
@@ -106,11 +113,13 @@ def batch_norm_groups(config: RunConfig) -> tuple[int, int]:
       The number of equal parts of a rank's batch that are normalized separately, and the number of
       neighboring ranks whose batches are normalized together. One of the two is 1.
     """
-    if config.sync_batch_norm:
+    if config.network.sync_batch_norm:
         return 1, config.ranks
-    if config.bn_group <= config.virtual_gpus:
-        return config.virtual_gpus // config.bn_group, 1
-    return 1, config.bn_group // config.virtual_gpus
+    group = config.network.bn_group
+    virtual_gpus = config.optimization.virtual_gpus
+    if group <= virtual_gpus:
+        return virtual_gpus // group, 1
+    return 1, group // virtual_gpus
 
 
 def check_groups(config: RunConfig) -> None:
@@ -120,15 +129,16 @@ def check_groups(config: RunConfig) -> None:
       SharedError: if the groups do not contain all GPUs, or XLA would have to compile sums over
         ranks, which it cannot. All ranks raise the same error.
     """
+    network = config.network
     gpus = config.gpus
-    if gpus % config.bn_group:
+    if gpus % network.bn_group:
         raise SharedError(
-            f"--bn_group={config.bn_group} does not divide {gpus} GPUs. Set it to a divisor of"
+            f"--bn_group={network.bn_group} does not divide {gpus} GPUs. Set it to a divisor of"
             f" {gpus}."
         )
     _, num_ranks = batch_norm_groups(config)
-    if config.jit_compile and num_ranks > 1:
-        flag = "sync_batch_norm" if config.sync_batch_norm else f"bn_group={config.bn_group}"
+    if network.jit_compile and num_ranks > 1:
+        flag = "sync_batch_norm" if network.sync_batch_norm else f"bn_group={network.bn_group}"
         raise SharedError(
             f"--{flag} cannot be combined with --jit_compile, because XLA cannot compile sums over"
             " ranks. Omit one of them."
@@ -142,7 +152,9 @@ def rates(config: RunConfig) -> dict[str, float]:
       `lr` after --lr_scaling and, if the optimizer has AdaBound, `adabound_lr`.
     """
     peaks = {
-        "lr": scale_learning_rate(config.lr, config.lr_scaling, config.gpus, base_batch(config))
+        "lr": scale_learning_rate(
+            config.optimization.lr, config.optimization.lr_scaling, config.gpus, base_batch(config)
+        )
     }
     if "adabound_lr" in config.optimizer_options:
         workers = config.gpus if config.optimizer_options["adabound_lr_scaling"] else 1
@@ -166,14 +178,15 @@ def peak_epochs(config: RunConfig) -> list[float]:
 
     They are the starts of epochs, and the times just before and after the warmup.
     """
+    optimization = config.optimization
     ramp = config.optimizer_options.get("hybrid_ramp_epochs", 0.0)
     ends_of_warmup = (
-        math.nextafter(config.warmup_epochs, 0),
-        config.warmup_epochs,
-        config.warmup_epochs + ramp,
+        math.nextafter(optimization.warmup_epochs, 0),
+        optimization.warmup_epochs,
+        optimization.warmup_epochs + ramp,
     )
-    epochs = {float(epoch) for epoch in range(math.ceil(config.epochs))}
-    epochs |= {epoch for epoch in ends_of_warmup if epoch < config.epochs}
+    epochs = {float(epoch) for epoch in range(math.ceil(config.run.epochs))}
+    epochs |= {epoch for epoch in ends_of_warmup if epoch < config.run.epochs}
     return sorted(epochs)
 
 
@@ -183,7 +196,7 @@ def schedule(config: RunConfig) -> training_schedule.Schedule:
     For --optimizer=adabound the scheduled rate is that of Adam. The rate of SGD, at which the
     bounds close, follows it.
     """
-    method = OPTIMIZERS[config.optimizer]
+    method = OPTIMIZERS[config.optimization.optimizer]
     values = config.values()
     arguments = {name: values[name] for name in training_schedule.CREATE_FLAGS if name in values}
     arguments |= config.schedule_options
@@ -203,23 +216,23 @@ def schedule_end(config: RunConfig) -> float:
 
     It is --epochs. MLPerf's table has fractions of epochs, which --epochs rounds.
     """
-    if config.lr_schedule == "mlperf":
+    if config.optimization.lr_schedule == "mlperf":
         end = mlperf.point_at(base_batch(config)).schedule_epochs
-        if config.epochs == round(end):
+        if config.run.epochs == round(end):
             return end
-    return float(config.epochs)
+    return float(config.run.epochs)
 
 
 def optimizer_arguments(config: RunConfig) -> dict[str, Any]:
     """Returns the arguments of `optimizers.create`."""
-    method = OPTIMIZERS[config.optimizer]
+    method = OPTIMIZERS[config.optimization.optimizer]
     arguments: dict[str, Any] = {
         known.name: config.optimizer_options[flag]
         for flag, known in options_of(method.options).items()
     }
     peaks = rates(config)
     learning_rate = peaks[method.rate]
-    if config.lr_schedule in training_schedule.FIXED_SCHEDULES:
+    if config.optimization.lr_schedule in training_schedule.FIXED_SCHEDULES:
         learning_rate = peak_learning_rate(config)
     derived_arguments = peaks | {"learning_rate": learning_rate, "final_lr": peaks["lr"]}
     if config.optimizer_options.get("decoupled_decay"):
@@ -228,7 +241,7 @@ def optimizer_arguments(config: RunConfig) -> dict[str, Any]:
     for name, value in derived_arguments.items():
         if name in names:
             arguments[name] = value
-    return {"optimizer": config.optimizer, **arguments}
+    return {"optimizer": config.optimization.optimizer, **arguments}
 
 
 def decoupled_decay(config: RunConfig) -> float:
@@ -255,20 +268,20 @@ def communication(config: RunConfig) -> CommunicationSettings:
       SharedError: if groups for normalization do not contain all GPUs.
     """
     check_groups(config)
-    flags = {
-        field.name: getattr(config, field.name) for field in dataclasses.fields(CommunicationFlags)
-    }
     _, num_ranks = batch_norm_groups(config)
     return CommunicationSettings(
-        **flags,
+        **dataclasses.asdict(config.communication),
         options=config.allreduce_options,
         neighbors=num_ranks if num_ranks < config.ranks else 1,
-        deterministic=config.deterministic,
+        deterministic=config.run.deterministic,
     )
 
 
 def title(config: RunConfig) -> str:
     """Returns the title of a run: network, dataset, number of ranks and batch."""
-    virtual = f" x {config.virtual_gpus} virtual GPUs" if config.virtual_gpus > 1 else ""
-    ranks = pluralize(config.ranks, "rank")
-    return f"{config.model} on {config.dataset}, {ranks}{virtual} x {config.per_gpu_batch} images"
+    optimization = config.optimization
+    batch = pluralize(config.ranks, "rank")
+    if optimization.virtual_gpus > 1:
+        batch += f" x {optimization.virtual_gpus} virtual GPUs"
+    batch += f" x {optimization.per_gpu_batch} images"
+    return f"{config.network.model} on {config.data.dataset}, {batch}"

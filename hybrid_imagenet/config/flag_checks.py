@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hybrid_imagenet.comm import torus
 from hybrid_imagenet.config.derived import batches, check_groups, sizes
-from hybrid_imagenet.config.flags import COMMON
+from hybrid_imagenet.config.flags import COMMON, DataFlags
 from hybrid_imagenet.errors import UserError, did_you_mean, pluralize
 from hybrid_imagenet.models import keras_families
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
@@ -31,29 +31,30 @@ def check(config: RunConfig) -> None:
 
 
 def _warmup_fits(config: RunConfig) -> None:
+    optimization = config.optimization
     # A short trial of a recipe or flag file may end during the warmup. Two contradicting flags on
     # the command line are a mistake.
     asked = config.origins.get("warmup_epochs") is Origin.COMMAND_LINE
     if (
         asked
-        and OPTIMIZERS[config.optimizer].bounded_warmup
-        and config.warmup_epochs > config.epochs
+        and OPTIMIZERS[optimization.optimizer].bounded_warmup
+        and optimization.warmup_epochs > config.run.epochs
     ):
         raise UserError(
-            f"--warmup_epochs={config.warmup_epochs:g} is longer than --epochs={config.epochs:g}."
-            " Lower the first or raise the second."
+            f"--warmup_epochs={optimization.warmup_epochs:g} is longer than"
+            f" --epochs={config.run.epochs:g}. Lower the first or raise the second."
         )
 
 
 def _number_of_gpus_is_used(config: RunConfig) -> None:
-    if config.print_config_gpus and not (config.print_config or config.check_only):
+    if config.run.print_config_gpus and not (config.run.print_config or config.run.check_only):
         raise UserError(
             "--print_config_gpus needs --print_config or --check_only. Add one of them, or omit it."
         )
 
 
 def _profile_has_a_first_and_a_last_step(config: RunConfig) -> None:
-    steps = config.profile_steps
+    steps = config.run.profile_steps
     if steps and (len(steps) != 2 or steps[0] > steps[1]):
         raise UserError(
             f"--profile_steps={','.join(map(str, steps))} is invalid. Set the first and the last"
@@ -62,10 +63,11 @@ def _profile_has_a_first_and_a_last_step(config: RunConfig) -> None:
 
 
 def _allreduce_fits(config: RunConfig) -> None:
-    if config.compression == "bf16" and config.allreduce != "ring":
+    communication = config.communication
+    if communication.compression == "bf16" and communication.allreduce != "ring":
         raise UserError(
-            f"--compression=bf16 has its own exchange. Omit --allreduce={config.allreduce}, or use"
-            " --compression=fp16."
+            f"--compression=bf16 has its own exchange. Omit --allreduce={communication.allreduce},"
+            " or use --compression=fp16."
         )
     grid = config.allreduce_options.get("torus_grid")
     if grid is not None:
@@ -76,28 +78,31 @@ def _allreduce_fits(config: RunConfig) -> None:
 
 
 def _schedule_is_possible(config: RunConfig) -> None:
-    method = OPTIMIZERS[config.optimizer]
-    if config.lr_schedule in (*FIXED_SCHEDULES, "mlperf") and (
+    optimization = config.optimization
+    method = OPTIMIZERS[optimization.optimizer]
+    if optimization.lr_schedule in (*FIXED_SCHEDULES, "mlperf") and (
         method.bounded_warmup or method.rate != "lr" or method.example_rate is not None
     ):
         raise UserError(
-            f"--lr_schedule={config.lr_schedule} has its own warmup, so it cannot be combined with"
-            f" --optimizer={config.optimizer}. Use --optimizer=sgd or lars, or another schedule."
+            f"--lr_schedule={optimization.lr_schedule} has its own warmup, so it cannot be"
+            " combined with"
+            f" --optimizer={optimization.optimizer}. Use --optimizer=sgd or lars, or another"
+            " schedule."
         )
     if (
-        config.lr_schedule == "mlperf"
-        and config.optimizer != "lars"
+        optimization.lr_schedule == "mlperf"
+        and optimization.optimizer != "lars"
         and config.origins["lr"] is Origin.DEFAULT
     ):
         raise UserError(
-            f"--optimizer={config.optimizer} cannot use the learning rates of --lr_schedule=mlperf,"
-            " which are for LARS. Set --lr."
+            f"--optimizer={optimization.optimizer} cannot use the learning rates of"
+            " --lr_schedule=mlperf, which are for LARS. Set --lr."
         )
-    for name in FLAGS_IGNORED_BY_FIXED if config.lr_schedule in FIXED_SCHEDULES else ():
+    for name in FLAGS_IGNORED_BY_FIXED if optimization.lr_schedule in FIXED_SCHEDULES else ():
         if config.origins.get(name) is Origin.COMMAND_LINE:
             raise UserError(
-                f"--{name} cannot be combined with --lr_schedule={config.lr_schedule}, whose rates"
-                " are those of the paper. Omit it, and change the step with --lars_eta."
+                f"--{name} cannot be combined with --lr_schedule={optimization.lr_schedule}, whose"
+                " rates are those of the paper. Omit it, and change the step with --lars_eta."
             )
     rule = config.optimizer_options.get("momentum_rule", "constant")
     if rule != "constant" and config.origins.get("momentum") is Origin.COMMAND_LINE:
@@ -114,13 +119,14 @@ def _schedule_is_possible(config: RunConfig) -> None:
 
 
 def _learning_rate_is_of_the_optimizer(config: RunConfig) -> None:
+    optimization = config.optimization
     # The default and the rates of recipes are those of SGD. AdamW would diverge with them.
-    rate = OPTIMIZERS[config.optimizer].example_rate
+    rate = OPTIMIZERS[optimization.optimizer].example_rate
     origin = config.origins["lr"]
     if rate is not None and origin in (Origin.DEFAULT, Origin.RECIPE):
         raise UserError(
-            f"--optimizer={config.optimizer} needs its own learning rate, because {config.lr:g} is"
-            f" that of SGD. Add --lr={rate:g} --lr_scaling=none."
+            f"--optimizer={optimization.optimizer} needs its own learning rate, because"
+            f" {optimization.lr:g} is that of SGD. Add --lr={rate:g} --lr_scaling=none."
         )
 
 
@@ -129,7 +135,7 @@ def _batches_are_possible(config: RunConfig) -> None:
         schedule = batches(config)
     except ValueError as error:
         raise UserError(f"--batch_schedule: {error}") from None
-    if config.sync_batch_norm and any(stage.accumulation > 1 for stage in schedule.stages):
+    if config.network.sync_batch_norm and any(stage.accumulation > 1 for stage in schedule.stages):
         raise UserError(
             "--gradient_accumulation_steps above 1 cannot be combined with --sync_batch_norm:"
             " statistics over all images of an update would need all micro-batches at once; lower"
@@ -138,8 +144,8 @@ def _batches_are_possible(config: RunConfig) -> None:
 
 
 def _normalization_groups_are_possible(config: RunConfig) -> None:
-    group, virtual = config.bn_group, config.virtual_gpus
-    if config.sync_batch_norm and group > 1:
+    group, virtual = config.network.bn_group, config.optimization.virtual_gpus
+    if config.network.sync_batch_norm and group > 1:
         raise UserError(
             f"--bn_group={group} cannot be combined with --sync_batch_norm, which is one group."
             " Omit one of them."
@@ -153,36 +159,40 @@ def _normalization_groups_are_possible(config: RunConfig) -> None:
 
 
 def _loss_scale_is_a_number(config: RunConfig) -> None:
+    loss_scale = config.network.loss_scale
     with contextlib.suppress(ValueError):
-        if config.loss_scale in ("auto", "dynamic") or 0 < float(config.loss_scale) < math.inf:
+        if loss_scale in ("auto", "dynamic") or 0 < float(loss_scale) < math.inf:
             return
     raise UserError(
-        f"--loss_scale={config.loss_scale} is invalid. Set auto, dynamic or a positive number."
+        f"--loss_scale={loss_scale} is invalid. Set auto, dynamic or a positive number."
     )
 
 
 def _average_has_a_decay(config: RunConfig) -> None:
-    if config.ema_every > 1 and not config.ema_decay:
-        raise UserError(f"--ema_every={config.ema_every} needs --ema_decay. Add it, or omit this.")
+    optimization = config.optimization
+    if optimization.ema_every > 1 and not optimization.ema_decay:
+        raise UserError(
+            f"--ema_every={optimization.ema_every} needs --ema_decay. Add it, or omit this."
+        )
 
 
 def _random_batches_are_possible(config: RunConfig) -> None:
-    if not config.random_batch:
+    if not config.optimization.random_batch:
         return
-    flag = f"--random_batch={config.random_batch}"
-    if not config.sync_batch_norm:
+    flag = f"--random_batch={config.optimization.random_batch}"
+    if not config.network.sync_batch_norm:
         raise UserError(
             f"{flag} needs --sync_batch_norm, which weights the moments of unequal batches. Add it."
         )
-    if config.jit_compile:
+    if config.network.jit_compile:
         raise UserError(f"{flag} cannot be combined with --jit_compile. Omit one of them.")
-    if config.model_width % 16:
+    if config.network.model_width % 16:
         raise UserError(
             f"{flag} needs a --model_width that is a multiple of 16: on CPUs TensorFlow's"
             " convolutions of other widths overwrite memory when the size of the batch changes"
         )
     smallest = min(stage.per_gpu_batch for stage in batches(config).stages)
-    if config.random_batch > smallest:
+    if config.optimization.random_batch > smallest:
         raise UserError(
             f"{flag} is too large, because a GPU has a batch of {smallest} images. Set at most that"
             " number."
@@ -194,7 +204,7 @@ def _images_can_be_mixed(config: RunConfig) -> None:
         value = config.value(name)
         if not value:
             continue
-        if config.random_batch:
+        if config.optimization.random_batch:
             raise UserError(
                 f"--{name}={value:g} cannot be combined with --random_batch, which changes the"
                 " number of images that can be mixed: omit one"
@@ -207,14 +217,15 @@ def _images_can_be_mixed(config: RunConfig) -> None:
 
 
 def _tuning_split_is_a_number_of_images(config: RunConfig) -> None:
-    if config.tuning_split >= 1 and not config.tuning_split.is_integer():
+    data = config.data
+    if data.tuning_split >= 1 and not data.tuning_split.is_integer():
         raise UserError(
-            f"--tuning_split={config.tuning_split:g} is invalid. Set a whole number of images, or a"
+            f"--tuning_split={data.tuning_split:g} is invalid. Set a whole number of images, or a"
             " fraction of them below 1."
         )
-    if not config.tuning_split and config.origins.get("eval_split") is Origin.COMMAND_LINE:
+    if not data.tuning_split and config.origins.get("eval_split") is Origin.COMMAND_LINE:
         raise UserError(
-            f"--eval_split={config.eval_split} needs --tuning_split. Add it, or omit this."
+            f"--eval_split={data.eval_split} needs --tuning_split. Add it, or omit this."
         )
 
 
@@ -230,7 +241,7 @@ _RESNET_FLAGS = (
 
 def _alexnet_has_no_flags_of_resnets(config: RunConfig) -> None:
     for name in _RESNET_FLAGS:
-        if config.model == "alexnet_bn" and config.value(name) != COMMON[name].default:
+        if config.network.model == "alexnet_bn" and config.value(name) != COMMON[name].default:
             raise UserError(
                 f"--{name} cannot be combined with --model=alexnet_bn. Omit it, or use a ResNet."
             )
@@ -258,12 +269,12 @@ _NOT_FOR_OTHER_NETWORKS = (
 
 
 def _keras_network_exists(config: RunConfig) -> None:
-    if keras_families.is_keras_network(config.model):
-        keras_families.family_of(config.model)
+    if keras_families.is_keras_network(config.network.model):
+        keras_families.family_of(config.network.model)
 
 
 def _own_network_has_no_flags(config: RunConfig) -> None:
-    if ":" not in config.model:
+    if ":" not in config.network.model:
         return
     wrong = [
         name
@@ -277,31 +288,31 @@ def _own_network_has_no_flags(config: RunConfig) -> None:
         name = wrong[0]
         raise UserError(
             f"--{name}={config.value(name)} is for the built-in networks. Omit it with"
-            f" --model={config.model}."
+            f" --model={config.network.model}."
         )
 
 
 def _image_sizes_are_possible(config: RunConfig) -> None:
     try:
-        sizes(config)
+        sizes(config.network)
     except ValueError as error:
         raise UserError(f"--image_size_schedule: {error}") from None
 
 
-def check_classes(config: RunConfig, classes: int) -> None:
+def check_classes(data: DataFlags, classes: int) -> None:
     """Checks the number of classes of the training images.
 
     Raises:
       UserError: if it is 1, or another number than --num_classes.
     """
-    if config.num_classes not in (None, classes):
+    if data.num_classes not in (None, classes):
         raise UserError(
-            f"--num_classes={config.num_classes} is wrong, because {config.dataset} has {classes}"
+            f"--num_classes={data.num_classes} is wrong, because {data.dataset} has {classes}"
             " classes. Omit it."
         )
     if classes == 1:
         raise UserError(
-            f"--dataset={config.dataset} has one class, but training needs at least two. Check"
+            f"--dataset={data.dataset} has one class, but training needs at least two. Check"
             " --data_dir."
         )
 
@@ -318,9 +329,9 @@ def check_data(config: RunConfig, num_examples: int) -> None:
         batch = stage.global_batch(config.gpus)
         if batch > num_examples:
             micro = f" x {stage.accumulation} micro-batches" if stage.accumulation > 1 else ""
-            flag = f"batch_schedule={','.join(config.batch_schedule)}"
+            flag = f"batch_schedule={','.join(config.optimization.batch_schedule)}"
             if not stage.epoch:
-                flag = f"per_gpu_batch={config.per_gpu_batch}"
+                flag = f"per_gpu_batch={config.optimization.per_gpu_batch}"
             raise UserError(
                 f"--{flag}: {stage.per_gpu_batch} images{micro} on {pluralize(config.gpus, 'GPU')}"
                 f" make a batch of {batch} from epoch {stage.epoch} on, but there are"

@@ -23,7 +23,7 @@ GPU_BATCH = 256
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class RunFlags:
     """Run and results."""
 
     recipe: str = option(
@@ -135,7 +135,7 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluation:
+class EvaluationFlags:
     """Evaluation and checkpoints."""
 
     eval_every_epochs: float = option(
@@ -190,7 +190,7 @@ class Evaluation:
 
 
 @dataclasses.dataclass(frozen=True)
-class Data:
+class DataFlags:
     """Data and augmentation."""
 
     dataset: str = option(
@@ -337,7 +337,7 @@ class Data:
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
+class NetworkFlags:
     """Model and precision."""
 
     model: str = option(
@@ -452,7 +452,7 @@ class Model:
 
 
 @dataclasses.dataclass(frozen=True)
-class Optimization:
+class OptimizationFlags:
     """Batch, optimizer and schedules."""
 
     per_gpu_batch: int = option(
@@ -568,9 +568,21 @@ REMOVED = {
 """Flags that were removed. A run that had another value than this version is not resumed."""
 
 
-GROUPS = (Run, Evaluation, Data, Model, Optimization, CommunicationFlags)
-COMMON = {name: known for group in GROUPS for name, known in options_of(group).items()}
+GROUPS: Mapping[str, type] = {
+    "run": RunFlags,
+    "evaluation": EvaluationFlags,
+    "data": DataFlags,
+    "network": NetworkFlags,
+    "optimization": OptimizationFlags,
+    "communication": CommunicationFlags,
+}
+"""The groups of flags, by the attribute of a `RunConfig` that has their values."""
+COMMON = {name: known for group in GROUPS.values() for name, known in options_of(group).items()}
 """The flags of every run."""
+GROUP_OF_FLAG = {
+    name: attribute for attribute, group in GROUPS.items() for name in options_of(group)
+}
+"""The group of each flag of every run."""
 CHOICES: Mapping[str, Mapping[str, Mapping[str, Option]]] = {
     "optimizer": {name: method.flags for name, method in OPTIMIZERS.items()},
     "lr_schedule": {name: options_of(decay) for name, decay in SCHEDULES.items()},

@@ -44,6 +44,8 @@ commas.
 """
 _MAX_WIDTH = 100
 _INDENT = " " * 6
+# Topics of groups that have another name than the group's attribute of a configuration.
+_TOPICS = {"network": "model"}
 # Replaces a space at which no line may break.
 _NO_BREAK = "\0"
 
@@ -180,9 +182,9 @@ def entries(group: type) -> list[str]:
 def _groups() -> dict[str, _Block]:
     """Returns the flags by group: those of every run, then the options of each choice."""
     groups: dict[str, _Block] = {}
-    for group in config.GROUPS:
+    for attribute, group in config.GROUPS.items():
         title = (group.__doc__ or "").strip().splitlines()[0]
-        groups[group.__name__.removesuffix("Flags").lower()] = (
+        groups[_TOPICS.get(attribute, attribute)] = (
             title,
             [_Entry(*item) for item in options_of(group).items()],
         )

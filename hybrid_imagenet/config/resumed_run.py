@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.config import stored
-from hybrid_imagenet.config.flags import CHOICES, COMMON, OPTIONS, REMOVED, Run, default_values
+from hybrid_imagenet.config.flags import CHOICES, COMMON, OPTIONS, REMOVED, RunFlags, default_values
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.options import Origin, check_value, format_value
 from hybrid_imagenet.runlog import run_dir
@@ -225,7 +225,7 @@ def find(
     """
     # Without --run_dir the directory is named after the recipe. Runs that began when hybrid was the
     # default of all datasets are in a directory of that name.
-    candidates = [recipe] if recipe else dict.fromkeys((default_recipe, Run.recipe))
+    candidates = [recipe] if recipe else dict.fromkeys((default_recipe, RunFlags.recipe))
     for name in candidates:
         directory = run_dir.choose_directory(run_dir_flag, name, dataset, resume=True)
         if (directory / "config.json").exists():

@@ -160,7 +160,8 @@ class DatasetRequest:
         """Returns the request that the flags of a configuration or of a command describe.
 
         Args:
-          flags: object that has the flags as attributes. A command may lack some of them.
+          flags: object that has the flags as attributes: `config.data` of a run, or the arguments
+            of a command, which may lack some of them.
           split: "train" or "validation".
           **options: attributes that no flag sets, or that override their flag.
         """

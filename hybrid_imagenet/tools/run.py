@@ -151,7 +151,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if _has_ranks_here(options):
             host_limits.check(options.interface)
-        if plan.config is None or plan.config.progress != "none":
+        if plan.config is None or plan.config.run.progress != "none":
             _print_start(options, plan.config)
         # Found before the job starts, because the job creates its directory: after that, the name
         # would no longer be free.
@@ -476,14 +476,14 @@ def _plan_launch(options: argparse.Namespace, flags: Sequence[str]) -> _LaunchPl
     config = configuration.resolve(flags, options.np)
     # The supervisor derives its timeouts for ssh and for the start from it, so it needs a value
     # even if --stall_timeout=0 switches the watchdog off.
-    stall_timeout = config.stall_timeout or supervisor.stall_timeout_of([])
-    if config.print_config:
+    stall_timeout = config.run.stall_timeout or supervisor.stall_timeout_of([])
+    if config.run.print_config:
         return _LaunchPlan(stall_timeout, config, _Action.RUN_HERE)
     rank_0_is_here = _has_ranks_here(options)
-    if config.check_only or (rank_0_is_here and not options.dry_run):
+    if config.run.check_only or (rank_0_is_here and not options.dry_run):
         preflight.run(config, disk=rank_0_is_here)
         os.environ[preflight.CHECKED_VARIABLE] = "1"
-    action = _Action.NOTHING if config.check_only else _Action.START_RANKS
+    action = _Action.NOTHING if config.run.check_only else _Action.START_RANKS
     return _LaunchPlan(stall_timeout, config, action)
 
 
@@ -636,7 +636,7 @@ def _create_supervisor(
     ranks: int,
 ) -> supervisor.Supervisor:
     # Only ranks of the training program with a stall timeout report that they have started.
-    report_their_start = plan.config is not None and plan.config.stall_timeout and ranks > 1
+    report_their_start = plan.config is not None and plan.config.run.stall_timeout and ranks > 1
     host_of_rank: list[str] = []
     if report_their_start:
         # Open MPI numbers the ranks of this host first.
@@ -655,7 +655,7 @@ def _create_supervisor(
 
 def _run_dir(config: RunConfig) -> Path:
     return run_directories.choose_directory(
-        config.run_dir, config.recipe, config.dataset, resume=config.resume
+        config.run.run_dir, config.run.recipe, config.data.dataset, resume=config.run.resume
     )
 
 

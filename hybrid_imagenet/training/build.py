@@ -17,6 +17,7 @@ from hybrid_imagenet import __version__, optimizers, xla
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import RunConfig, derived
 from hybrid_imagenet.config.flag_checks import check_classes
+from hybrid_imagenet.config.flags import DataFlags, NetworkFlags
 from hybrid_imagenet.data import augmentations, class_sizes, device, listing, pipeline, splits
 from hybrid_imagenet.data.datasets import SPLITS, DatasetRequest
 from hybrid_imagenet.data.image_mixing import ImageMixer
@@ -47,37 +48,38 @@ def sources(config: RunConfig) -> tuple[Source, Source]:
       UserError: if the images cannot be used.
     """
     train, validation = (
-        DatasetRequest.from_flags(config, split, memory_bytes=_half_memory(config)).open()
+        DatasetRequest.from_flags(config.data, split, memory_bytes=_half_memory(config.data)).open()
         for split in SPLITS
     )
-    listing.check_splits(config.dataset, train.class_names, validation.class_names)
-    check_classes(config, train.num_classes)
-    if not config.tuning_split:
+    listing.check_splits(config.data.dataset, train.class_names, validation.class_names)
+    check_classes(config.data, train.num_classes)
+    if not config.data.tuning_split:
         return train, validation
-    num_held_out = derived.held_out(config, train.num_examples)
-    remaining, held_out = splits.split_for_tuning(num_held_out, train.num_examples, config.seed)
-    if derived.validated_split(config) == "tuning":
+    num_held_out = derived.held_out(config.data, train.num_examples)
+    remaining, held_out = splits.split_for_tuning(num_held_out, train.num_examples, config.run.seed)
+    if derived.validated_split(config.data) == "tuning":
         validation = Subset(train, held_out)
     return Subset(train, remaining, train.notes), validation
 
 
 def sources_by_name(config: RunConfig, train: Source, validation: Source) -> dict[str, Source]:
     """Returns the sources of a run by the name of their split, such as "training"."""
-    return {"training": train, derived.validated_split(config): validation}
+    return {"training": train, derived.validated_split(config.data): validation}
 
 
-def check_shuffle_window(config: RunConfig, source: Source) -> None:
+def check_shuffle_window(data: DataFlags, source: Source) -> None:
     """Raises UserError for --shuffle_window with a dataset that has no shards."""
-    if config.shuffle_window and source.shard_sizes is None:
+    if data.shuffle_window and source.shard_sizes is None:
         raise UserError(
-            f"--shuffle_window={config.shuffle_window} needs a dataset in shards (such as"
-            f" tfrecord), not {config.dataset}. Omit the flag."
+            f"--shuffle_window={data.shuffle_window} needs a dataset in shards (such as"
+            f" tfrecord), not {data.dataset}. Omit the flag."
         )
 
 
 def sample_order(config: RunConfig, source: Source) -> SampleOrder:
     """Returns the order of training examples."""
-    return pipeline.example_order(source, config.shuffle_window or 0, config.seed, config.remainder)
+    data = config.data
+    return pipeline.example_order(source, data.shuffle_window or 0, config.run.seed, data.remainder)
 
 
 def model(
@@ -95,27 +97,27 @@ def model(
         sync_allreduce = (
             communicator.allreduce_sum if is_over_all_ranks else communicator.allreduce_neighbors
         )
-    has_one_image_size = not (config.image_size_schedule or config.eval_image_size)
+    other_sizes = config.network.image_size_schedule or config.evaluation.eval_image_size
     network = factory.create(
-        config.model,
+        config.network.model,
         num_classes,
-        config.image_size if has_one_image_size else None,
+        None if other_sizes else config.network.image_size,
         precision=precision,
-        initializer=config.initializer,
-        zero_last_gamma=config.zero_last_gamma,
-        batch_norm=config.batch_norm,
-        batch_norm_momentum=config.batch_norm_momentum,
-        seed=config.seed,
-        width=config.model_width,
-        stem=config.stem,
-        blurpool=config.blurpool,
-        initial_bias=initial_bias(config.loss, num_classes),
+        initializer=config.network.initializer,
+        zero_last_gamma=config.network.zero_last_gamma,
+        batch_norm=config.network.batch_norm,
+        batch_norm_momentum=config.network.batch_norm_momentum,
+        seed=config.run.seed,
+        width=config.network.model_width,
+        stem=config.network.stem,
+        blurpool=config.network.blurpool,
+        initial_bias=initial_bias(config.data.loss, num_classes),
         virtual_gpus=virtual_gpus,
         sync_allreduce=sync_allreduce,
         # On a CPU separate layers are faster.
-        programs=config.xla_programs if xla.has_gpu() else (),
+        programs=config.network.xla_programs if xla.has_gpu() else (),
     )
-    warm_start.freeze(network, config.freeze)
+    warm_start.freeze(network, config.network.freeze)
     return network
 
 
@@ -125,12 +127,15 @@ def optimizer(
     """Returns the optimizer, with reduction over ranks, loss scale, schedule and weight average."""
     inner = optimizers.create(**derived.optimizer_arguments(config))
     inner.set_kinds(classify(network))
+    average = None
+    if config.optimization.ema_decay:
+        average = WeightAverage(config.optimization.ema_decay, config.optimization.ema_every)
     return DistributedOptimizer(
         inner,
-        loss_scale=loss_scale(config, precision),
+        loss_scale=loss_scale(config.network, precision),
         schedule=derived.schedule(config),
         communicator=communicator,
-        average=WeightAverage(config.ema_decay, config.ema_every) if config.ema_decay else None,
+        average=average,
     )
 
 
@@ -159,10 +164,10 @@ def train_step(
         distributed_optimizer,
         train_preprocess(config, precision.removeprefix("mixed_")),
         communicator,
-        loss=LOSSES[config.loss],
-        label_smoothing=config.label_smoothing,
+        loss=LOSSES[config.data.loss],
+        label_smoothing=config.data.label_smoothing,
         jit_compile=_compiles_step(config),
-        jit_update=config.jit_update,
+        jit_update=config.network.jit_update,
         omit_images=omit_images,
         mixer=image_mixer(config),
         class_weights=class_weights,
@@ -175,7 +180,7 @@ def _compiles_step(config: RunConfig) -> bool:
     The default of --jit_compile means no XLA on a machine where XLA does not work.
     """
     is_default = config.origins.get("jit_compile") is Origin.HARDWARE
-    return config.jit_compile and (xla.supported() or not is_default)
+    return config.network.jit_compile and (xla.supported() or not is_default)
 
 
 def class_weights(
@@ -188,20 +193,20 @@ def class_weights(
     Raises:
       UserError: on all ranks, if they cannot be counted.
     """
-    if config.class_weights == "none":
+    if config.data.class_weights == "none":
         return None
     sizes: list[int] = []
     with communicator.raise_on_all_ranks():
         if communicator.rank == 0:
-            sizes = class_sizes.count_classes(source, config.dataset).tolist()
+            sizes = class_sizes.count_classes(source, config.data.dataset).tolist()
     sizes = communicator.broadcast_object(sizes)
     return class_sizes.balanced_weights(np.array(sizes, np.int64))
 
 
-def loss_scale(config: RunConfig, precision: str) -> LossScale:
+def loss_scale(network: NetworkFlags, precision: str) -> LossScale:
     """Returns the loss scale that --loss_scale asks for."""
     automatic = "dynamic" if precision == "mixed_float16" else "1"
-    return LossScale.of(automatic if config.loss_scale == "auto" else config.loss_scale)
+    return LossScale.of(automatic if network.loss_scale == "auto" else network.loss_scale)
 
 
 def train_preprocess(config: RunConfig, dtype: str) -> Callable[[Batch], tf.Tensor]:
@@ -211,7 +216,7 @@ def train_preprocess(config: RunConfig, dtype: str) -> Callable[[Batch], tf.Tens
       config: names the augmentation.
       dtype: of the images that the function returns.
     """
-    kind = config.augmentation
+    kind = config.data.augmentation
     mixer = image_mixer(config)
 
     def augment(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
@@ -237,17 +242,21 @@ def _augment_and_mix(
 
 def image_mixer(config: RunConfig) -> ImageMixer | None:
     """Returns the mixer of images for --mixup_alpha and --cutmix_alpha, or None if both are 0."""
-    if not (config.mixup_alpha or config.cutmix_alpha):
+    data = config.data
+    if not (data.mixup_alpha or data.cutmix_alpha):
         return None
-    return ImageMixer(config.mixup_alpha, config.cutmix_alpha, config.virtual_gpus)
+    return ImageMixer(data.mixup_alpha, data.cutmix_alpha, config.optimization.virtual_gpus)
 
 
 def random_batch(config: RunConfig, communicator: Communicator) -> RandomBatch | None:
     """Returns the function that omits images of a batch for --random_batch, or None without it."""
-    if not config.random_batch:
+    if not config.optimization.random_batch:
         return None
     return RandomBatch(
-        config.random_batch, config.virtual_gpus, communicator.size, communicator.allreduce_sum
+        config.optimization.random_batch,
+        config.optimization.virtual_gpus,
+        communicator.size,
+        communicator.allreduce_sum,
     )
 
 
@@ -257,27 +266,27 @@ def evaluation_preprocess(dtype: str) -> Callable[[Batch], tf.Tensor]:
     return lambda batch: prepare(batch["image"])
 
 
-def host_options(config: RunConfig, threads: int) -> pipeline.HostOptions:
+def host_options(data: DataFlags, threads: int) -> pipeline.HostOptions:
     """Returns the options by which the host reads and decodes.
 
     Args:
-      config: of the run.
+      data: flags of the data.
       threads: number of threads unless --data_threads is set.
     """
     return pipeline.HostOptions(
-        threads=config.data_threads or threads,
+        threads=data.data_threads or threads,
         device=_prefetch_device(),
-        memory_bytes=_half_memory(config),
-        bad_records=config.bad_records,
-        max_bad_records=config.max_bad_records,
+        memory_bytes=_half_memory(data),
+        bad_records=data.bad_records,
+        max_bad_records=data.max_bad_records,
     )
 
 
-def evaluation_crop(config: RunConfig) -> float:
+def evaluation_crop(data: DataFlags) -> float:
     """Returns the side of the square that is evaluated, as a fraction of the shorter side."""
-    if config.eval_crop is not None:
-        return config.eval_crop
-    return augmentations.evaluation_fraction(config.augmentation)
+    if data.eval_crop is not None:
+        return data.eval_crop
+    return augmentations.evaluation_fraction(data.augmentation)
 
 
 def description(config: RunConfig, source: Source) -> dict[str, Any]:
@@ -291,18 +300,18 @@ def description(config: RunConfig, source: Source) -> dict[str, Any]:
       Values that JSON can represent.
     """
     return {
-        "model": config.model,
+        "model": config.network.model,
         "num_classes": source.num_classes,
         "class_names": list(source.class_names),
         "image_size": derived.evaluation_size(config),
-        "width": config.model_width,
-        "stem": config.stem,
-        "blurpool": config.blurpool,
+        "width": config.network.model_width,
+        "stem": config.network.stem,
+        "blurpool": config.network.blurpool,
         "batch_norm_epsilon": BATCH_NORM_EPSILON,
-        "crop_fraction": evaluation_crop(config),
-        "loss": config.loss,
-        "eval_flip": config.eval_flip,
-        "optimizer": config.optimizer,
+        "crop_fraction": evaluation_crop(config.data),
+        "loss": config.data.loss,
+        "eval_flip": config.evaluation.eval_flip,
+        "optimizer": config.optimization.optimizer,
         "version": __version__,
     }
 
@@ -312,9 +321,9 @@ def _prefetch_device() -> str | None:
     return "/gpu:0" if tf.config.list_physical_devices("GPU") else None
 
 
-def _half_memory(config: RunConfig) -> int:
+def _half_memory(data: DataFlags) -> int:
     """Returns half of --data_memory_gb in bytes.
 
     One half is for batches that are read ahead, the other for the dataset's row groups or cache.
     """
-    return int(config.data_memory_gb * 1e9 / 2)
+    return int(data.data_memory_gb * 1e9 / 2)

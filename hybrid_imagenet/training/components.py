@@ -76,11 +76,11 @@ class RunComponents:
         self.state = RunState()
         self.watchdog = Watchdog(
             communicator,
-            config.stall_timeout,
+            config.run.stall_timeout,
             waiting_modules=(comm, accumulators, loss_alarm, delayed_readback, step),
         )
         options = build.host_options(
-            config, tf.config.threading.get_intra_op_parallelism_threads() or 1
+            config.data, tf.config.threading.get_intra_op_parallelism_threads() or 1
         )
         order = build.sample_order(config, train_source)
         self.data = TrainingData(config, train_source, order, communicator, options)
@@ -106,14 +106,15 @@ class RunComponents:
             EvaluationStep(
                 self.model,
                 build.evaluation_preprocess(compute_dtype),
-                loss=LOSSES[config.loss],
-                flip=config.eval_flip,
+                loss=LOSSES[config.data.loss],
+                flip=config.evaluation.eval_flip,
             ),
             validation_source,
             communicator,
-            batch=config.eval_batch or config.per_gpu_batch * config.virtual_gpus,
+            batch=config.evaluation.eval_batch
+            or config.optimization.per_gpu_batch * config.optimization.virtual_gpus,
             image_size=derived.evaluation_size(config),
-            crop_fraction=build.evaluation_crop(config),
+            crop_fraction=build.evaluation_crop(config.data),
             options=options,
         )
         self.facts = {

@@ -54,13 +54,13 @@ class TrainingData:
         """
         self.source = source
         self.order = order
-        self.length = RunLength(order, config.epochs, config.max_steps)
+        self.length = RunLength(order, config.run.epochs, config.run.max_steps)
         self.options = options
         self.bad_records = BadRecords(source, options.bad_records, options.max_bad_records)
         self._config = config
         self._communicator = communicator
         self._batch_stages = derived.batches(config)
-        self._image_sizes = derived.sizes(config)
+        self._image_sizes = derived.sizes(config.network)
         self._stream: pipeline.Batches | None = None
         self._start = Cursor()
         self._is_class_list_checked = False
@@ -196,10 +196,10 @@ class TrainingData:
             epochs=epochs,
             max_steps=max_steps,
             image_size=self._image_sizes.at,
-            augmentation=self._config.augmentation,
+            augmentation=self._config.data.augmentation,
             options=self.options,
             bad_records=self.bad_records,
-            virtual_gpus=self._config.virtual_gpus,
+            virtual_gpus=self._config.optimization.virtual_gpus,
         )
 
 

@@ -19,6 +19,7 @@ from hybrid_imagenet.comm import keras_settings
 from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.config import RunConfig, defaults, derived, stored
 from hybrid_imagenet.config.flag_checks import check_classes, check_data, own_network
+from hybrid_imagenet.config.flags import DataFlags
 from hybrid_imagenet.data import class_sizes, datasets
 from hybrid_imagenet.errors import UserError, missing_tensorflow_message
 from hybrid_imagenet.files import is_url
@@ -72,7 +73,7 @@ def run(config: RunConfig, *, disk: bool = True) -> None:
     findings = check(config, disk=disk)
     for text in findings.notes:
         print(text, file=sys.stderr)
-    if config.check_only and placement().rank == 0:
+    if config.run.check_only and placement().rank == 0:
         print("\n".join(findings.check_lines))
     for text in findings.warnings:
         print(f"warning: {text}", file=sys.stderr)
@@ -96,8 +97,8 @@ def check(config: RunConfig, *, disk: bool = True) -> Findings:
     elif checks_here:
         if importlib.util.find_spec("tensorflow") is None:
             raise UserError(missing_tensorflow_message())
-        if config.tracker and not _is_installed(config.tracker):
-            raise UserError(trackers.missing_package(config.tracker))
+        if config.run.tracker and not _is_installed(config.run.tracker):
+            raise UserError(trackers.missing_package(config.run.tracker))
         keras_settings.check_keras_settings(os.environ)
         _check_disk(config, findings)
     if checks_here:
@@ -112,27 +113,29 @@ def check(config: RunConfig, *, disk: bool = True) -> Findings:
     return findings
 
 
-def training_images(config: RunConfig) -> int:
+def training_images(data: DataFlags) -> int:
     """Returns the number of training images; opens the dataset if its size is not known.
 
     Raises:
       UserError: if the dataset cannot be opened.
     """
-    num_images = datasets.source_type(config.dataset).train_images
+    num_images = datasets.source_type(data.dataset).train_images
     if not num_images:
-        num_images = datasets.DatasetRequest.from_flags(config).open().num_examples
-    return num_images - derived.held_out(config, num_images)
+        num_images = datasets.DatasetRequest.from_flags(data).open().num_examples
+    return num_images - derived.held_out(data, num_images)
 
 
 def _check_flags(config: RunConfig) -> None:
     """Checks the image size against the network and the batch against a dataset of known size."""
-    if keras_families.is_keras_network(config.model):
-        keras_families.check_image_size(config.model, config.image_size)
-    num_images = datasets.source_type(config.dataset).train_images
+    data = config.data
+    network = config.network
+    if keras_families.is_keras_network(network.model):
+        keras_families.check_image_size(network.model, network.image_size)
+    num_images = datasets.source_type(data.dataset).train_images
     if num_images is not None:
-        check_data(config, num_images - derived.held_out(config, num_images))
-        if config.class_weights != "none" and config.dataset == "imagenet2012":
-            class_sizes.check_readable(config.dataset, num_images)
+        check_data(config, num_images - derived.held_out(data, num_images))
+        if data.class_weights != "none" and data.dataset == "imagenet2012":
+            class_sizes.check_readable(data.dataset, num_images)
 
 
 def _is_installed(module: str) -> bool:
@@ -147,31 +150,31 @@ def _is_installed(module: str) -> bool:
 def _check_disk(config: RunConfig, findings: Findings) -> None:
     """Checks dataset, network, run directory, and the files with which training begins."""
     lines = findings.check_lines
-    data = datasets.probe_splits(datasets.DatasetRequest.from_flags(config))
+    data = datasets.probe_splits(datasets.DatasetRequest.from_flags(config.data))
     num_classes = data.num_classes
     if num_classes is not None:
-        check_classes(config, num_classes)
+        check_classes(config.data, num_classes)
         findings.num_classes = num_classes
-    if config.check_only and not is_url(config.data_dir or ""):
+    if config.run.check_only and not is_url(config.data.data_dir or ""):
         # A run does so after its ranks have started.
-        check_data(config, training_images(config))
+        check_data(config, training_images(config.data))
     classes = "" if num_classes is None else f", {num_classes} classes"
-    lines.append(f"dataset: {config.dataset}, {data.description}{classes}")
-    model = f"model: {config.model}"
-    if keras_families.is_user_function(config.model):
-        model += f", in {own_network(config.model)}, not called yet"
+    lines.append(f"dataset: {config.data.dataset}, {data.description}{classes}")
+    model = f"model: {config.network.model}"
+    if keras_families.is_user_function(config.network.model):
+        model += f", in {own_network(config.network.model)}, not called yet"
     lines.append(model)
-    if config.freeze:
+    if config.network.freeze:
         lines.append("not checked: whether layers have the names of --freeze")
     directory = run_dir.choose_directory(
-        config.run_dir, config.recipe, config.dataset, resume=config.resume
+        config.run.run_dir, config.run.recipe, config.data.dataset, resume=config.run.resume
     )
-    state = run_dir.check_directory(directory, resume=config.resume)
+    state = run_dir.check_directory(directory, resume=config.run.resume)
     lines.append(f"run directory: {directory}, {state}")
     checkpoint = None
-    if config.resume:
+    if config.run.resume:
         checkpoint = _check_checkpoint(config, directory, num_classes, findings)
-    if checkpoint is None and config.init_from:
+    if checkpoint is None and config.network.init_from:
         _check_weights(config, findings)
 
 
@@ -225,7 +228,7 @@ def _require_same_run(
                 " another --run_dir."
             )
     stored_split = meta.get("val_split")
-    split = derived.validated_split(config)
+    split = derived.validated_split(config.data)
     if stored_split is not None and stored_split != split:
         raise UserError(
             f"--eval_split: {checkpoint.path} was validated on the {stored_split} images, not on"
@@ -233,16 +236,16 @@ def _require_same_run(
             " evaluate for other images."
         )
     ema_decay = run_config.get("flags", {}).get("ema_decay")
-    if ema_decay is not None and bool(ema_decay) != bool(config.ema_decay):
+    if ema_decay is not None and bool(ema_decay) != bool(config.optimization.ema_decay):
         has_average = "has averaged weights" if ema_decay else "has no averaged weights"
         raise UserError(
-            f"--ema_decay={config.ema_decay:g}: the run {has_average}. Resume with"
+            f"--ema_decay={config.optimization.ema_decay:g}: the run {has_average}. Resume with"
             f" --ema_decay={ema_decay:g}."
         )
     stored_classes = meta.get("num_classes")
     if stored_classes is not None and num_classes is not None and stored_classes != num_classes:
         raise UserError(
-            f"--dataset={config.dataset} has {num_classes} classes, but {checkpoint.path} has"
+            f"--dataset={config.data.dataset} has {num_classes} classes, but {checkpoint.path} has"
             f" {stored_classes}. Resume with the data that the run was started with."
         )
 
@@ -252,29 +255,30 @@ def _check_weights(config: RunConfig, findings: Findings) -> None:
 
     A network that the user's function returns is compared with them when it is built.
     """
+    network = config.network
     try:
-        weights = store.find_checkpoint(pathlib.Path(str(config.init_from)))
+        weights = store.find_checkpoint(pathlib.Path(str(network.init_from)))
     except UserError as error:
         raise UserError(f"--init_from={error}") from None
     flags = {flag: weights.meta[key] for flag, key in _NETWORK_KEYS.items() if key in weights.meta}
-    models = (config.model, str(flags.get("model")))
+    models = (network.model, str(flags.get("model")))
     if any(keras_families.is_keras_network(model) for model in models):
         # Width and stem have no meaning for such a network.
         flags = {"model": flags["model"]} if "model" in flags else {}
         is_torchvision = weights.path.suffix in store.FOREIGN_SUFFIXES
         if is_torchvision:
             raise UserError(
-                f"--init_from={config.init_from}: files of torchvision hold ResNets of this"
-                f" program, not --model={config.model}. Pass a checkpoint or a run of"
-                f" {config.model}."
+                f"--init_from={network.init_from}: files of torchvision hold ResNets of this"
+                f" program, not --model={network.model}. Pass a checkpoint or a run of"
+                f" {network.model}."
             )
     if any(keras_families.is_user_function(model) for model in models):
         flags = {}
     for flag, value in flags.items():
         if value != config.value(flag):
             raise UserError(
-                f"--init_from={config.init_from}: {weights.path} was written with --{flag}={value},"
-                f" not {config.value(flag)}. Use weights of the same network."
+                f"--init_from={network.init_from}: {weights.path} was written with"
+                f" --{flag}={value}, not {config.value(flag)}. Use weights of the same network."
             )
     unread = "" if weights.meta else ", not compared with the network yet"
     findings.check_lines.append(f"weights: {weights.path}{unread}")
@@ -282,32 +286,35 @@ def _check_weights(config: RunConfig, findings: Findings) -> None:
 
 def _warn_of_flat_warmup(config: RunConfig) -> list[str]:
     """Returns a line if the warmup on the command line does not raise the learning rate."""
-    is_requested = config.warmup_epochs and config.origins["warmup_epochs"] is Origin.COMMAND_LINE
-    peak = derived.rates(config)[OPTIMIZERS[config.optimizer].rate]
+    optimization = config.optimization
+    is_requested = (
+        optimization.warmup_epochs and config.origins["warmup_epochs"] is Origin.COMMAND_LINE
+    )
+    peak = derived.rates(config)[OPTIMIZERS[optimization.optimizer].rate]
     first = config.optimizer_options.get("warmup_start_lr", 0.0)
-    is_fixed = config.lr_schedule in training_schedule.FIXED_SCHEDULES
+    is_fixed = optimization.lr_schedule in training_schedule.FIXED_SCHEDULES
     if not is_requested or first < peak or is_fixed:
         return []
     return [
-        f"--warmup_epochs={config.warmup_epochs:g}: the learning rate is {peak:g} from the start,"
-        f" because that is not above --warmup_start_lr={first:g}. Set --warmup_start_lr=0 to let"
-        " it rise."
+        f"--warmup_epochs={optimization.warmup_epochs:g}: the learning rate is {peak:g} from the"
+        f" start, because that is not above --warmup_start_lr={first:g}. Set --warmup_start_lr=0 to"
+        " let it rise."
     ]
 
 
 def _warn_of_unreached_epochs(config: RunConfig) -> list[str]:
     """Returns a line for each schedule on the command line that goes beyond the last epoch."""
     last_epochs = {
-        "warmup_epochs": config.warmup_epochs,
+        "warmup_epochs": config.optimization.warmup_epochs,
         "lr_steps": max(config.schedule_options.get("lr_steps") or [0]),
         "batch_schedule": derived.batches(config).stages[-1].epoch,
-        "image_size_schedule": derived.sizes(config).stages[-1][0],
+        "image_size_schedule": derived.sizes(config.network).stages[-1][0],
     }
     return [
         f"--{name}: its epoch {epoch:g} is not reached, because training ends at epoch"
-        f" {config.epochs:g}"
+        f" {config.run.epochs:g}"
         for name, epoch in last_epochs.items()
-        if config.origins.get(name) is Origin.COMMAND_LINE and epoch >= config.epochs
+        if config.origins.get(name) is Origin.COMMAND_LINE and epoch >= config.run.epochs
     ]
 
 
@@ -351,10 +358,10 @@ def _warn_of_changed_rate(
         return schedule(position, position, global_batch)["learning_rate"]
 
     old = learning_rate(run_epochs)
-    new = learning_rate(config.epochs)
-    if run_epochs == config.epochs or abs(new - old) <= MIN_RATE_CHANGE * max(old, new):
+    new = learning_rate(config.run.epochs)
+    if run_epochs == config.run.epochs or abs(new - old) <= MIN_RATE_CHANGE * max(old, new):
         return []
     return [
-        f"--epochs={config.epochs:g}, but the run had {run_epochs:g}: the learning rate at epoch"
-        f" {position:.4g} becomes {new:.4g} instead of {old:.4g}"
+        f"--epochs={config.run.epochs:g}, but the run had {run_epochs:g}: the learning rate at"
+        f" epoch {position:.4g} becomes {new:.4g} instead of {old:.4g}"
     ]

@@ -57,8 +57,8 @@ def program_callbacks(
     step = run.step
     communicator = run.communicator
     callbacks: list[keras.callbacks.Callback] = [StallWatchdog(watchdog=run.watchdog)]
-    if config.profile_steps and run.recording.path is not None:
-        first, last = config.profile_steps
+    if config.run.profile_steps and run.recording.path is not None:
+        first, last = config.run.profile_steps
         callbacks.append(
             Profiler(
                 first,
@@ -75,7 +75,7 @@ def program_callbacks(
     callbacks += [
         RelativeUpdates([updated[i] for i in rule.kernel_indices()]),
         HyperparameterLog(run),
-        SkippedStepsGuard(run.optimizer, config.max_skipped_steps, step.telemetry.read),
+        SkippedStepsGuard(run.optimizer, config.network.max_skipped_steps, step.telemetry.read),
         DivergenceGuard(
             lambda: step.alarm.read(step.telemetry.read("alarm")),
             read_alarm_now=step.alarm.read,
@@ -84,7 +84,7 @@ def program_callbacks(
             communicator=communicator,
         ),
         MergeBatchNormStatistics(
-            collect=_precise_statistics(run) if config.batch_norm == "precise" else None,
+            collect=_precise_statistics(run) if config.network.batch_norm == "precise" else None,
             merge_parts=lambda: normalization.merge_virtual_gpus(run.model),
             communicator=communicator,
         ),
@@ -113,7 +113,7 @@ def program_callbacks(
             save_callback.take_seconds,
             run.optimizer.reducer.statistics,
         ),
-        StopAtTarget(config.stop_at_top1, monitor="val_top1", state=run.state),
+        StopAtTarget(config.run.stop_at_top1, monitor="val_top1", state=run.state),
         MetricsLog(sink=run.recording),
         save_callback,
     ]

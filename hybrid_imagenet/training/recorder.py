@@ -52,16 +52,18 @@ class Recording:
         """
         self._config = config
         path = run_dir.choose_directory(
-            config.run_dir, config.recipe, config.dataset, resume=config.resume
+            config.run.run_dir, config.run.recipe, config.data.dataset, resume=config.run.resume
         )
-        self._directory = run_dir.RunDirectory(path, resume=config.resume) if rank == 0 else None
+        self._directory = None
+        if rank == 0:
+            self._directory = run_dir.RunDirectory(path, resume=config.run.resume)
         self.path = self._directory.path if self._directory is not None else None
         self._rank = rank
         self._handler: logging.Handler | None = None
         self._level = logging.NOTSET
         # Arguments of `summary.summarize` that describe the run.
         self._summary_arguments: dict[str, Any] = {}
-        self.view = live.make_view(_view_mode(config, rank, size), sys.stdout, config.epochs)
+        self.view = live.make_view(_view_mode(config, rank, size), sys.stdout, config.run.epochs)
         self._tensorboard: TensorBoard | None = None
         self._tracker: trackers.TrackerLog | None = None
         self.writer: jsonl.MetricsWriter | None = None
@@ -69,11 +71,11 @@ class Recording:
         if self._directory is not None:
             self.store = CheckpointStore(
                 self._directory.path / "checkpoints",
-                config.keep_checkpoints,
-                keep_best=config.keep_best,
+                config.evaluation.keep_checkpoints,
+                keep_best=config.evaluation.keep_best,
                 log=self.view.message,
             )
-            if config.tensorboard:
+            if config.run.tensorboard:
                 self._tensorboard = TensorBoard(
                     str(self._directory.path / "tensorboard"), self.view.message
                 )
@@ -89,7 +91,7 @@ class Recording:
         Raises:
           UserError: if there are checkpoints, but none is valid.
         """
-        if self.store is None or self._directory is None or not self._config.resume:
+        if self.store is None or self._directory is None or not self._config.run.resume:
             return None
         checkpoint = self.store.latest_valid()
         if checkpoint is None and (self.store.paths() or self.store.damaged_paths()):
@@ -142,20 +144,20 @@ class Recording:
         self._summary_arguments = {
             "world_size": facts["world_size"],
             "images_per_epoch": facts["train_images"],
-            "epochs_planned": self._config.epochs,
+            "epochs_planned": self._config.run.epochs,
             "target_asked": self._config.origins["target_top1"] is not Origin.DEFAULT,
             "num_classes": facts.get("num_classes"),
             "gpus": facts.get("gpu", "none") != "none",
         }
         if not is_over:
             config = self._write_config(facts, state.seconds)
-            if self._config.tracker:
+            if self._config.run.tracker:
                 self._tracker = trackers.TrackerLog(
-                    self._config.tracker,
+                    self._config.run.tracker,
                     name=self._directory.path.name,
                     config=config,
                     print_message=self.view.message,
-                    project=self._config.tracker_project,
+                    project=self._config.run.tracker_project,
                     directory=self._directory.path,
                 )
         resume_from = (state.step, state.recorded_at) if self._directory.resumed else None
@@ -177,7 +179,7 @@ class Recording:
         self._level = log.level
         level = logging.WARNING
         if self._rank == 0:
-            level = logging.DEBUG if self._config.verbose else logging.INFO
+            level = logging.DEBUG if self._config.run.verbose else logging.INFO
         log.setLevel(level)
         self._handler = _ViewHandler(self.view, self._rank)
         log.addHandler(self._handler)
@@ -205,7 +207,7 @@ class Recording:
                 " them. Put the complete file back to include them."
             )
         # In other modes the title has been printed at the start.
-        title = f"{derived.title(self._config)}, " if self._config.progress == "none" else ""
+        title = f"{derived.title(self._config)}, " if self._config.run.progress == "none" else ""
         self.view.message(
             f"{title}{facts['train_images']:,} training and {facts['validation_images']:,}"
             f" validation images, {facts['precision']}, results in {self._directory.path}"
@@ -267,11 +269,11 @@ class Recording:
         self.writer.close()
         values = summary.summarize(
             jsonl.read_records(self.writer.path),
-            targets=self._config.target_top1,
+            targets=self._config.evaluation.target_top1,
             workers=self._config.gpus,
             wall_seconds=state.seconds,
             steps=state.step,
-            single_gpu_images_per_second=self._config.single_gpu_throughput,
+            single_gpu_images_per_second=self._config.evaluation.single_gpu_throughput,
             stop=state.stop or "finished",
             run_dir=str(self._directory.path),
             **self._summary_arguments,
@@ -285,7 +287,7 @@ class Recording:
                 self._directory.path,
                 self.store.paths(),
                 state.stop,
-                is_complete=values["epochs"] >= self._config.epochs,
+                is_complete=values["epochs"] >= self._config.run.epochs,
             )
             for line in lines:
                 self.view.message(line)
@@ -378,9 +380,9 @@ def _view_mode(config: RunConfig, rank: int, size: int) -> str:
     """
     if rank:
         return "none"
-    if config.progress == "auto":
-        return "live" if is_terminal_output(config.progress, size) else "plain"
-    return config.progress
+    if config.run.progress == "auto":
+        return "live" if is_terminal_output(config.run.progress, size) else "plain"
+    return config.run.progress
 
 
 def closing_lines(
@@ -410,25 +412,26 @@ def closing_lines(
     commands = [report, _evaluate_command(config, run_dir), _export_command(config, run_dir)]
     if stop == "preempted":
         commands = [resume, report]
-    elif config.max_steps is not None and not stop and not is_complete:
+    elif config.run.max_steps is not None and not stop and not is_complete:
         commands = [resume, *commands]
     return [results, *(f"next: {shlex.join(command)}" for command in commands)]
 
 
 def _evaluate_command(config: RunConfig, run_dir: pathlib.Path) -> list[str]:
     """Returns the command that evaluates the result of a run on its validation images."""
+    data = config.data
     command = ["hybrid-imagenet", "evaluate", str(run_dir)]
-    if config.keep_best:
+    if config.evaluation.keep_best:
         command.append("--best")
-    command.append(f"--dataset={config.dataset}")
-    if config.data_dir:
-        command.append(f"--data_dir={without_secrets(config.data_dir)}")
-    if files.is_url(config.data_dir or ""):
-        command.append(f"--data_cache_dir={config.data_cache_dir}")
-    if config.val_fraction:
-        command.append(f"--val_fraction={config.val_fraction:g}")
-    if config.bad_records == "skip":
-        command += ["--bad_records=skip", f"--max_bad_records={config.max_bad_records}"]
+    command.append(f"--dataset={data.dataset}")
+    if data.data_dir:
+        command.append(f"--data_dir={without_secrets(data.data_dir)}")
+    if files.is_url(data.data_dir or ""):
+        command.append(f"--data_cache_dir={data.data_cache_dir}")
+    if data.val_fraction:
+        command.append(f"--val_fraction={data.val_fraction:g}")
+    if data.bad_records == "skip":
+        command += ["--bad_records=skip", f"--max_bad_records={data.max_bad_records}"]
     return command
 
 
@@ -439,7 +442,7 @@ def _export_command(config: RunConfig, run_dir: pathlib.Path) -> list[str]:
     if all(importlib.util.find_spec(name) for name in ("onnx", "tf2onnx", "onnxruntime")):
         suffix = ".onnx"
     command = ["hybrid-imagenet", "export", str(run_dir)]
-    if config.keep_best:
+    if config.evaluation.keep_best:
         command.append("--best")
     command.append(f"--to={run_dir / 'network'}{suffix}")
     return command

@@ -50,7 +50,7 @@ def at_step(config: RunConfig, values: Mapping[str, float]) -> float | None:
     Returns:
       The relative step; None while LARS does not act fully.
     """
-    if OPTIMIZERS[config.optimizer].relative_rate:
+    if OPTIMIZERS[config.optimization.optimizer].relative_rate:
         return values["learning_rate"]
     variant = config.optimizer_options.get("lars_variant", "none")
     is_ramp = values.get("lars_share", 1.0) < 1.0
@@ -83,7 +83,7 @@ def peak(config: RunConfig) -> Peak | None:
 
 def tuned(config: RunConfig, batch: int) -> float:
     """Returns the relative step with which the optimizer is known to train ImageNet at a batch."""
-    if OPTIMIZERS[config.optimizer].relative_rate:
+    if OPTIMIZERS[config.optimization.optimizer].relative_rate:
         return relative_step.published_lamb_step(batch)
     return mlperf.tuned_step(batch)
 
@@ -94,7 +94,7 @@ def line(config: RunConfig) -> str | None:
     if top is None:
         return None
     tuned_step = tuned(config, top.batch)
-    if OPTIMIZERS[config.optimizer].relative_rate:
+    if OPTIMIZERS[config.optimization.optimizer].relative_rate:
         return (
             f"relative step {top.value:.2g} in epoch {top.epoch} (LAMB's learning rate); its"
             f" authors have {tuned_step:.2g} at batch {top.batch}"
@@ -125,7 +125,7 @@ def warning(config: RunConfig) -> str | None:
     side = "smaller" if top.value < tuned_step else "larger"
     method = "LARS"
     whose = "tuned LARS has"
-    if OPTIMIZERS[config.optimizer].relative_rate:
+    if OPTIMIZERS[config.optimization.optimizer].relative_rate:
         method = "LAMB"
         whose = "its authors have"
     return (
@@ -142,9 +142,9 @@ def remedy(config: RunConfig, top: Peak, wanted: float) -> tuple[str, float]:
     warmup too, and some schedules and LARC's clip do not use --lr: then it is the trust
     coefficient.
     """
-    warms_up_with_rate = OPTIMIZERS[config.optimizer].bounded_warmup
+    warms_up_with_rate = OPTIMIZERS[config.optimization.optimizer].bounded_warmup
     is_clipped = config.optimizer_options.get("lars_variant") == _CLIPPED
-    is_fixed = config.lr_schedule in FIXED_SCHEDULES
+    is_fixed = config.optimization.lr_schedule in FIXED_SCHEDULES
     if warms_up_with_rate or is_clipped or is_fixed:
         return "lars_eta", config.optimizer_options["lars_eta"] * wanted / top.value
-    return "lr", config.lr * wanted / top.value
+    return "lr", config.optimization.lr * wanted / top.value

@@ -37,8 +37,9 @@ def begin_or_resume(run: RunComponents, callback_variables: Mapping[str, keras.V
     with run.communicator.raise_on_all_ranks():
         # None on the other ranks, which get position and variables by broadcasts.
         checkpoint_on_rank_0 = run.recording.find_checkpoint()
-        if checkpoint_on_rank_0 is None and run.config.init_from and run.communicator.rank == 0:
-            messages = warm_start.load(run.config.init_from, run.model)
+        init_from = run.config.network.init_from
+        if checkpoint_on_rank_0 is None and init_from and run.communicator.rank == 0:
+            messages = warm_start.load(init_from, run.model)
             if run.optimizer.average is not None:
                 run.optimizer.average.restart()
     _broadcast_position(run, checkpoint_on_rank_0)
@@ -132,14 +133,14 @@ def _view_info(run: RunComponents) -> dict[str, Any]:
     return {
         "world_size": run.communicator.size,
         "gpus": run.facts.get("gpu", "none") != "none",
-        "optimizer": config.optimizer,
+        "optimizer": config.optimization.optimizer,
         "images_per_epoch": run.data.source.num_examples,
         "num_classes": num_classes,
-        "imagenet": config.model == "resnet50" and num_classes == 1000,
+        "imagenet": config.network.model == "resnet50" and num_classes == 1000,
         "step": run.state.step,
         "finished_epochs": run.state.finished_epochs,
         "epochs": run.data.order.position(run.state.cursor),
         "ends_at": run.data.length.end_position(run.data.global_batch),
-        "target": config.target_top1[0] if config.target_top1 else None,
-        "single_gpu_images_per_second": config.single_gpu_throughput,
+        "target": config.evaluation.target_top1[0] if config.evaluation.target_top1 else None,
+        "single_gpu_images_per_second": config.evaluation.single_gpu_throughput,
     }

@@ -62,20 +62,22 @@ class Trainer:
             variables=components.variables,
             describe=self._describe_checkpoint,
             is_last=lambda epochs_done: self._is_at_end(),
-            every_epochs=config.checkpoint_every_epochs,
+            every_epochs=config.evaluation.checkpoint_every_epochs,
             position=self._position,
-            every_steps=config.checkpoint_every_steps,
-            save_best=config.keep_best,
+            every_steps=config.evaluation.checkpoint_every_steps,
+            save_best=config.evaluation.keep_best,
             save_requested=lambda: self._requests.save,
         )
         self._requests = RankRequests(
-            config.checkpoint_every_seconds if components.communicator.rank == 0 else None
+            config.evaluation.checkpoint_every_seconds
+            if components.communicator.rank == 0
+            else None
         )
         # The fractional epochs at the start and the end of the next step, and its images.
         self._step_span = (0.0, 0.0, 0)
         self._is_compiled = False
         self._params: dict[str, Any] = {
-            "epochs": config.epochs,
+            "epochs": config.run.epochs,
             "steps": None,
             "verbose": 0,
             "step_span": lambda: self._step_span,
@@ -186,7 +188,7 @@ class Trainer:
     def _validation_is_due(self) -> bool:
         config = self.components.config
         return self._is_at_end() or run_length.is_due(
-            config.eval_every_epochs,
+            config.evaluation.eval_every_epochs,
             derived.evaluation_offset(config),
             self.state.recorded_at,
             self._position(),
@@ -233,7 +235,7 @@ class Trainer:
         for the device. Until `close_copy`, callbacks read from the same copy.
         """
         step = self.state.step
-        log_every = self.components.config.log_every_steps
+        log_every = self.components.config.run.log_every_steps
         telemetry = self.step.telemetry
         telemetry.copy_if_due(step, log_every)
         is_logged = step % log_every == 0
@@ -303,7 +305,7 @@ class Trainer:
         if validation.compile_seconds:
             values["validation_start_seconds"] = validation.compile_seconds
         return {
-            "val_split": derived.validated_split(self.components.config),
+            "val_split": derived.validated_split(self.components.config.data),
             **values,
             "validation_seconds": time.perf_counter() - began,
         }
@@ -316,7 +318,7 @@ class Trainer:
         return {
             **build.description(run.config, run.data.source),
             "precision": run.facts["precision"],
-            "val_split": derived.validated_split(run.config),
+            "val_split": derived.validated_split(run.config.data),
             "world_size": run.communicator.size,
             "order": run_state.describe_order(run.data.order),
             "data": {name: source.identity for name, source in run.sources.items()},

@@ -41,28 +41,37 @@ def write_run(folder, recipe, flags=(), origin="default", **more):
 @pytest.mark.parametrize("recipe", FREE_BATCH)
 def test_batch_without_gpus_is_32(recipe):
     resolved = config.resolve([f"--recipe={recipe}"])
-    assert (resolved.per_gpu_batch, resolved.origins["per_gpu_batch"]) == (32, Origin.DEFAULT)
+    assert (resolved.optimization.per_gpu_batch, resolved.origins["per_gpu_batch"]) == (
+        32,
+        Origin.DEFAULT,
+    )
 
 
 @pytest.mark.parametrize("recipe", FREE_BATCH)
 def test_batch_on_gpus_is_256(recipe, on_gpus):
     resolved = config.resolve([f"--recipe={recipe}"], 8)
-    assert (resolved.per_gpu_batch, resolved.origins["per_gpu_batch"]) == (256, Origin.HARDWARE)
-    assert config.resolve([f"--recipe={recipe}", "--per_gpu_batch=48"], 8).per_gpu_batch == 48
+    assert (resolved.optimization.per_gpu_batch, resolved.origins["per_gpu_batch"]) == (
+        256,
+        Origin.HARDWARE,
+    )
+    assert (
+        config.resolve([f"--recipe={recipe}", "--per_gpu_batch=48"], 8).optimization.per_gpu_batch
+        == 48
+    )
 
 
 @pytest.mark.parametrize("recipe", FREE_BATCH)
 @pytest.mark.parametrize("answer", ["--print_config", "--check_only"])
 def test_batch_with_an_assumed_number_of_gpus_is_256(recipe, answer):
     resolved = config.resolve([f"--recipe={recipe}", answer, "--print_config_gpus=8"])
-    assert resolved.per_gpu_batch == 256
+    assert resolved.optimization.per_gpu_batch == 256
 
 
 def test_batch_that_a_paper_fixes_does_not_follow_the_hardware(monkeypatch):
     for in_use in (True, False):
         monkeypatch.setattr(gpus, "in_use", lambda in_use=in_use: in_use)
         found = {
-            name: config.resolve([f"--recipe={name}"]).per_gpu_batch
+            name: config.resolve([f"--recipe={name}"]).optimization.per_gpu_batch
             for name in ("hybrid", "hal", "flash_a")
         }
         assert found == {"hybrid": 256, "hal": 208, "flash_a": 32}
@@ -92,11 +101,11 @@ def test_gpus_are_not_looked_for_where_their_defaults_are_set(monkeypatch):
     ],
 )
 def test_xla_compiles_the_step_by_default_on_one_gpu_only(flags, ranks, compiled, on_gpus):
-    assert config.resolve(flags, ranks).jit_compile is compiled
+    assert config.resolve(flags, ranks).network.jit_compile is compiled
 
 
 def test_xla_compiles_no_step_by_default_without_gpus():
-    assert not config.resolve([]).jit_compile
+    assert not config.resolve([]).network.jit_compile
 
 
 def test_resumed_run_keeps_its_step_without_xla(tmp_path, on_gpus):
@@ -105,13 +114,13 @@ def test_resumed_run_keeps_its_step_without_xla(tmp_path, on_gpus):
     content["origins"]["jit_compile"] = "default"
     (tmp_path / "config.json").write_text(json.dumps(content))
     again = config.resolve(["--recipe=hybrid", f"--run_dir={tmp_path}", "--resume"])
-    assert not again.jit_compile
+    assert not again.network.jit_compile
 
 
 def test_resumed_run_keeps_its_batch_on_other_hardware(tmp_path, on_gpus):
     write_run(tmp_path, "gradual_warmup", origin="command line", per_gpu_batch=32)
     again = config.resolve(["--recipe=gradual_warmup", f"--run_dir={tmp_path}", "--resume"])
-    assert again.per_gpu_batch == 32
+    assert again.optimization.per_gpu_batch == 32
     assert again.kept_notes == (
         "--per_gpu_batch=32 is kept from the run. A new run would have 256.",
     )
@@ -125,7 +134,7 @@ def test_resumed_run_keeps_the_batch_that_its_recipe_had(tmp_path, on_gpus):
     assert (
         config.resolve(
             ["--recipe=mlperf_lars", f"--run_dir={tmp_path}", "--resume"], 8
-        ).per_gpu_batch
+        ).optimization.per_gpu_batch
         == 32
     )
 
@@ -141,22 +150,22 @@ def test_all_ranks_take_the_batch_of_rank_0(monkeypatch):
 
 def test_recipe_of_a_folder_is_gradual_warmup():
     resolved = config.resolve(["--dataset=folder"])
-    assert (resolved.recipe, resolved.origins["recipe"]) == ("gradual_warmup", Origin.DATA)
-    assert resolved.optimizer == "sgd"
+    assert (resolved.run.recipe, resolved.origins["recipe"]) == ("gradual_warmup", Origin.DATA)
+    assert resolved.optimization.optimizer == "sgd"
 
 
 @pytest.mark.parametrize(
     "dataset", ["imagenet2012", "tfrecord", "webdataset", "parquet", "digits", "cifar10"]
 )
 def test_recipe_of_other_datasets_is_hybrid(dataset):
-    assert config.resolve([f"--dataset={dataset}"]).recipe == "hybrid"
+    assert config.resolve([f"--dataset={dataset}"]).run.recipe == "hybrid"
 
 
 def test_recipe_that_is_set_wins_over_that_of_a_folder(tmp_path):
     flagfile = tmp_path / "some.flags"
     flagfile.write_text("--seed=1\n")
-    assert config.resolve(["--dataset=folder", "--recipe=hybrid"]).recipe == "hybrid"
-    assert config.resolve(["--dataset=folder", f"--flagfile={flagfile}"]).recipe == "hybrid"
+    assert config.resolve(["--dataset=folder", "--recipe=hybrid"]).run.recipe == "hybrid"
+    assert config.resolve(["--dataset=folder", f"--flagfile={flagfile}"]).run.recipe == "hybrid"
 
 
 def notes(arguments, capsys):
@@ -196,7 +205,7 @@ def test_resumed_run_on_a_folder_keeps_its_recipe(where, origin, tmp_path, monke
     write_run(tmp_path / (where or "runs/hybrid-folder"), "hybrid", origin=origin)
     place = [f"--run_dir={where}"] if where else []
     again = config.resolve(["--dataset=folder", "--resume", *place])
-    assert (again.recipe, again.origins["recipe"]) == ("hybrid", Origin.RUN)
+    assert (again.run.recipe, again.origins["recipe"]) == ("hybrid", Origin.RUN)
     assert defaults.recipe_note(again, 2) is None
 
 

@@ -204,7 +204,7 @@ def test_an_option_of_something_else_is_left_out_of_a_flag_file(tmp_path):
     flagfile.write_text("--allreduce=torus\n--torus_grid=2x1\n")
     resolved = config.resolve([f"--flagfile={flagfile}", "--allreduce=ring"], 2)
     assert "torus_grid" not in resolved.values()
-    assert not hasattr(resolved, "torus_grid")
+    assert "torus_grid" not in resolved.allreduce_options
     text = print_config.describe(resolved, 20000)
     assert "torus_grid" in text
     assert "not used: flagfile has 2x1, but --allreduce=ring has no --torus_grid" in text
@@ -227,8 +227,8 @@ def test_a_home_directory_is_found_also_in_a_flag_file(tmp_path, monkeypatch):
     resolved = config.resolve(
         [f"--flagfile={tmp_path}/flags", "--init-from=~/x", "--data_dir=~no-one/x"]
     )
-    assert (resolved.run_dir, resolved.init_from) == ("/home/a/runs", "/home/a/x")
-    assert resolved.data_dir == "~no-one/x"
+    assert (resolved.run.run_dir, resolved.network.init_from) == ("/home/a/runs", "/home/a/x")
+    assert resolved.data.data_dir == "~no-one/x"
     assert datasets.DatasetRequest("folder", "~/x").directory == pathlib.Path("/home/a/x")
 
 
@@ -329,7 +329,7 @@ def test_flagfile_from_a_pipe_is_read(tmp_path):
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_text, args=("--epochs=3\n",))
     writer.start()
-    assert config.resolve([f"--flagfile={pipe}"]).epochs == 3
+    assert config.resolve([f"--flagfile={pipe}"]).run.epochs == 3
     writer.join()
 
 
@@ -337,7 +337,7 @@ def test_flagfile_from_a_pipe_is_read(tmp_path):
 def test_flagfile_by_name_is_the_programs_own_in_any_directory(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "digits").mkdir()
-    assert config.resolve([f"--flagfile={name}"]).dataset == "digits"
+    assert config.resolve([f"--flagfile={name}"]).data.dataset == "digits"
 
 
 def test_flagfile_by_name_is_found_where_pip_installs_it(monkeypatch, tmp_path):
@@ -345,13 +345,13 @@ def test_flagfile_by_name_is_found_where_pip_installs_it(monkeypatch, tmp_path):
     (installed / "flags").mkdir(parents=True)
     (installed / "flags" / "digits.flags").write_text("--epochs=3\n")
     monkeypatch.setattr(files, "__file__", str(installed / "files.py"))
-    assert config.resolve(["--flagfile=digits"]).epochs == 3
+    assert config.resolve(["--flagfile=digits"]).run.epochs == 3
 
 
 def test_flagfile_in_the_current_directory_is_preferred(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "digits").write_text("--epochs=3\n")
-    assert config.resolve(["--flagfile=digits"]).epochs == 3
+    assert config.resolve(["--flagfile=digits"]).run.epochs == 3
 
 
 @pytest.mark.parametrize(

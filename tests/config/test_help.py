@@ -132,7 +132,7 @@ def test_train_without_flags_suggests_two_commands_that_need_no_checkout(
     assert photos == "hybrid-imagenet train --dataset=folder --data_dir=photos --val_fraction=0.2"
     program, name, *flags = shlex.split(digits)
     assert (program, name) == ("hybrid-imagenet", "train")
-    assert config.resolve(flags).dataset == "digits"
+    assert config.resolve(flags).data.dataset == "digits"
 
 
 @pytest.mark.parametrize("end", [[], ["--"]])
@@ -163,6 +163,10 @@ def test_lines_fit_the_terminal(columns, monkeypatch):
 )
 def test_how_help_is_asked_for(words, about):
     assert flag_help.topic(words) == about
+
+
+def test_help_of_the_topic_model_lists_the_group_of_the_network():
+    assert flag_help.text("model").startswith("Model and precision.\n  --model=")
 
 
 @pytest.mark.parametrize("group", ["", "all", *flag_help._groups()])

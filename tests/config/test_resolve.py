@@ -1,10 +1,13 @@
 """Which source of a value wins, and what a mistake says."""
 
+import dataclasses
+
 import pytest
 
 from hybrid_imagenet import config
 from hybrid_imagenet.config import Origin
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.options import options_of
 from tests.support import fresh
 
 
@@ -14,15 +17,18 @@ def test_later_sources_win(tmp_path):
     outer = tmp_path / "outer.flags"
     outer.write_text(f"--flagfile={inner}\n--recipe=hal\n--momentum=0.8\n")
     resolved = config.resolve(["--flagfile", str(outer), "--epochs=30", "--nozero_last_gamma"])
-    assert (resolved.epochs, resolved.origins["epochs"]) == (30, Origin.COMMAND_LINE)
-    assert (resolved.seed, resolved.origins["seed"]) == (4, Origin.FLAGFILE)
+    assert (resolved.run.epochs, resolved.origins["epochs"]) == (30, Origin.COMMAND_LINE)
+    assert (resolved.run.seed, resolved.origins["seed"]) == (4, Origin.FLAGFILE)
     assert (resolved.optimizer_options["momentum"], resolved.origins["momentum"]) == (
         0.8,
         Origin.FLAGFILE,
     )
-    assert (resolved.per_gpu_batch, resolved.origins["per_gpu_batch"]) == (208, Origin.RECIPE)
+    assert (resolved.optimization.per_gpu_batch, resolved.origins["per_gpu_batch"]) == (
+        208,
+        Origin.RECIPE,
+    )
     assert resolved.origins["image_size"] is Origin.DEFAULT
-    assert resolved.zero_last_gamma is False
+    assert resolved.network.zero_last_gamma is False
 
 
 def test_dashes_stand_for_underscores(tmp_path):
@@ -30,29 +36,36 @@ def test_dashes_stand_for_underscores(tmp_path):
     flagfile.write_text("--warmup-epochs=3\n")
     arguments = [f"--flagfile={flagfile}", "--lars-eta=0.5", "--run-dir=a-b", "--nozero-last-gamma"]
     resolved = config.resolve([*arguments, "--torus-grid=1x1", "--allreduce=torus"])
-    assert (resolved.warmup_epochs, resolved.optimizer_options["lars_eta"], resolved.run_dir) == (
+    assert (
+        resolved.optimization.warmup_epochs,
+        resolved.optimizer_options["lars_eta"],
+        resolved.run.run_dir,
+    ) == (
         3.0,
         0.5,
         "a-b",
     )
-    assert (resolved.zero_last_gamma, resolved.allreduce_options["torus_grid"]) == (False, "1x1")
+    assert (resolved.network.zero_last_gamma, resolved.allreduce_options["torus_grid"]) == (
+        False,
+        "1x1",
+    )
 
 
 @pytest.mark.parametrize(
     "word", ["--nozero_last_gamma", "--no-zero-last-gamma", "--no_zero_last_gamma"]
 )
 def test_a_boolean_is_negated_with_a_dash_or_without(word):
-    assert config.resolve([word]).zero_last_gamma is False
+    assert config.resolve([word]).network.zero_last_gamma is False
 
 
 def test_types():
     resolved = config.resolve(
         ["--target_top1=.5,0.6", "--run_dir=", "--stop_at_top1=0.7", "--resume=true"]
     )
-    assert resolved.target_top1 == (0.5, 0.6)
-    assert resolved.run_dir is None
-    assert resolved.stop_at_top1 == 0.7
-    assert resolved.resume is True
+    assert resolved.evaluation.target_top1 == (0.5, 0.6)
+    assert resolved.run.run_dir is None
+    assert resolved.run.stop_at_top1 == 0.7
+    assert resolved.run.resume is True
 
 
 SYNC = "cannot be combined with --sync_batch_norm"
@@ -154,8 +167,11 @@ def test_the_batch_of_a_run_is_that_with_which_its_schedule_begins():
         config.resolve(["--recipe=mlperf_lars", *flags], 64)
         for flags in (one, [*other, "--gradient_accumulation_steps=2"])
     )
-    assert (schedule.per_gpu_batch, schedule.gradient_accumulation_steps) == (32, 2)
-    assert schedule.bn_group == plain.bn_group > 1
+    assert (
+        schedule.optimization.per_gpu_batch,
+        schedule.optimization.gradient_accumulation_steps,
+    ) == (32, 2)
+    assert schedule.network.bn_group == plain.network.bn_group > 1
     assert (
         schedule.dropped["per_gpu_batch"]
         == "command line has 256, but --batch_schedule begins with 32"
@@ -182,7 +198,7 @@ def test_flags_answer_without_tensorflow(monkeypatch):
     ("text", "value"), [("yes", True), ("True", True), ("0", False), ("no", False)]
 )
 def test_words_for_true_and_false(text, value):
-    assert config.resolve([f"--jit_compile={text}"]).jit_compile is value
+    assert config.resolve([f"--jit_compile={text}"]).network.jit_compile is value
 
 
 @pytest.mark.parametrize(
@@ -201,11 +217,26 @@ def test_words_for_true_and_false(text, value):
     ],
 )
 def test_the_augmentation_follows_the_data_set_unless_it_is_given(arguments, kind):
-    assert config.resolve(arguments).augmentation == kind
+    assert config.resolve(arguments).data.augmentation == kind
 
 
 def test_the_origin_of_the_augmentation_names_the_data_set():
     assert config.resolve(["--dataset=digits"]).origins["augmentation"] is Origin.DATA
+
+
+def test_flag_names_are_unique_over_groups_and_differ_from_the_names_of_groups():
+    names = [name for group in config.GROUPS.values() for name in options_of(group)]
+    assert len(names) == len(set(names)) == len(config.COMMON)
+    assert not set(names) & {field.name for field in dataclasses.fields(config.RunConfig)}
+
+
+def test_replace_changes_flags_of_several_groups_and_their_origins():
+    resolved = config.resolve(["--optimizer=sgd"])
+    changed = resolved.replace(Origin.DATA, epochs=3, dataset="digits", momentum=0.5)
+    assert (changed.run.epochs, changed.data.dataset) == (3, "digits")
+    assert changed.optimizer_options["momentum"] == 0.5
+    assert changed.origins["dataset"] is Origin.DATA
+    assert changed.network == resolved.network
 
 
 def test_value_of_a_flag_and_of_a_chosen_option_is_found_by_name():

@@ -147,39 +147,44 @@ def test_resume_of_hybrid_on_more_ranks_keeps_a_trust_coefficient_that_was_asked
 def test_resume_of_mlperf_lars_on_fewer_ranks_derives_only_the_learning_rate_again(tmp_path):
     begun = begin(tmp_path, *MLPERF, ranks=32)
     new = config.resolve(MLPERF, 24)
-    assert (new.epochs, new.optimizer_options["weight_decay"]) != (
-        begun.epochs,
+    assert (new.run.epochs, new.optimizer_options["weight_decay"]) != (
+        begun.run.epochs,
         begun.optimizer_options["weight_decay"],
     )
     # The relative step is that of the new batch, with the momentum of the run.
     rate = (
-        new.lr * (1 - begun.optimizer_options["momentum"]) / (1 - new.optimizer_options["momentum"])
+        new.optimization.lr
+        * (1 - begun.optimizer_options["momentum"])
+        / (1 - new.optimizer_options["momentum"])
     )
     # The second resume derives the same values as the first.
     for _ in range(2):
         again = resume(tmp_path, ranks=24)
-        assert again.lr == pytest.approx(rate)
-        derived = {"lr": again.lr, "bn_group": new.bn_group}
+        assert again.optimization.lr == pytest.approx(rate)
+        derived = {"lr": again.optimization.lr, "bn_group": new.network.bn_group}
         assert settings(again) == settings(begun) | derived
         assert again.kept_notes == ()
         lines = preflight._warn_of_values_of_batch(
             again, json.loads((tmp_path / "config.json").read_text())
         )
-        assert f"--lr: {rate:.4g} at this batch, {begun.lr:.4g} in the run so far" in lines
-        write(tmp_path, again, lr=begun.lr, bn_group=begun.bn_group)
+        assert (
+            f"--lr: {rate:.4g} at this batch, {begun.optimization.lr:.4g} in the run so far"
+            in lines
+        )
+        write(tmp_path, again, lr=begun.optimization.lr, bn_group=begun.network.bn_group)
 
 
 def test_resume_on_other_ranks_keeps_the_learning_rate_of_mlperf_that_was_asked_for(tmp_path):
     begin(tmp_path, *MLPERF, "--lr=3", "--momentum=.8", ranks=32)
     again = resume(tmp_path, ranks=24)
-    assert (again.lr, again.optimizer_options["momentum"]) == (3.0, 0.8)
+    assert (again.optimization.lr, again.optimizer_options["momentum"]) == (3.0, 0.8)
 
 
 def test_resume_on_more_ranks_derives_compilation_by_xla_again(tmp_path, monkeypatch):
     monkeypatch.setattr(gpus, "in_use", lambda: True)
     begun = begin(tmp_path, "--recipe=hybrid", ranks=1)
-    assert begun.jit_compile and resume(tmp_path, ranks=1).jit_compile
-    assert not resume(tmp_path, ranks=2).jit_compile
+    assert begun.network.jit_compile and resume(tmp_path, ranks=1).network.jit_compile
+    assert not resume(tmp_path, ranks=2).network.jit_compile
 
 
 def test_resume_notes_a_default_that_has_changed_since(tmp_path, monkeypatch, capsys):
@@ -257,7 +262,7 @@ def test_resume_ignores_a_removed_flag_that_followed_from_the_batch(tmp_path):
 
 def test_resume_with_a_new_value_ignores_the_one_that_cannot_be_used(tmp_path):
     begin(tmp_path, bad_records="gone")
-    assert resume(tmp_path, "--bad_records=skip").bad_records == "skip"
+    assert resume(tmp_path, "--bad_records=skip").data.bad_records == "skip"
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"flags": {"seed": 7'])
@@ -290,7 +295,7 @@ def test_shared_gives_a_rank_that_does_not_see_the_run_the_settings_of_rank_0(tm
     (tmp_path / "config.json").unlink()
     as_rank_1()
     other = resume(tmp_path, "--lr=3")
-    assert other.recipe == "hybrid"
+    assert other.run.recipe == "hybrid"
     sent = []
     assert defaults.shared(first, lambda own: sent.append(json.dumps(own)) or own) == first
     same = defaults.shared(other, lambda own: json.loads(sent[0]))

@@ -113,15 +113,17 @@ def training(
     network = build.model(config, precision, CLASSES, communicator)
     optimizer = build.optimizer(config, precision, network, communicator)
     omit_images = build.random_batch(config, communicator)
-    weights = None if config.class_weights == "none" else np.ones(CLASSES, np.float32)
+    weights = None if config.data.class_weights == "none" else np.ones(CLASSES, np.float32)
     step = build.train_step(
         config, precision, network, optimizer, communicator, omit_images, weights
     )
     batch = specs(
-        config.augmentation, config.image_size, config.per_gpu_batch * config.virtual_gpus
+        config.data.augmentation,
+        config.network.image_size,
+        config.optimization.per_gpu_batch * config.optimization.virtual_gpus,
     )
     control = tf.TensorSpec([3], tf.int32, "control")
-    if config.gradient_accumulation_steps == 1:
+    if config.optimization.gradient_accumulation_steps == 1:
         yield "single", step.update_from_one_batch.get_concrete_function(batch, control)
         return
     step.prepare_accumulation()
@@ -138,8 +140,12 @@ def evaluation(config: Any, precision: str = "mixed_float16") -> Any:
     """The traced step of validation."""
     network = build.model(config, precision, CLASSES, SingleProcess())
     preprocess = build.evaluation_preprocess(precision.removeprefix("mixed_"))
-    step = EvaluationStep(network, preprocess, loss=LOSSES[config.loss], flip=config.eval_flip)
-    batch = specs("none", config.image_size, config.per_gpu_batch, weighted=True)
+    step = EvaluationStep(
+        network, preprocess, loss=LOSSES[config.data.loss], flip=config.evaluation.eval_flip
+    )
+    batch = specs(
+        "none", config.network.image_size, config.optimization.per_gpu_batch, weighted=True
+    )
     return step._compiled.get_concrete_function(batch)
 
 
@@ -148,7 +154,8 @@ def augmentations() -> dict[str, str]:
     found = {"none": "", "digits": "", "shift": ""}
     for name in recipes.names():
         found.setdefault(
-            configuration.resolve(["--dataset=synthetic", f"--recipe={name}"]).augmentation, name
+            configuration.resolve(["--dataset=synthetic", f"--recipe={name}"]).data.augmentation,
+            name,
         )
     return found
 

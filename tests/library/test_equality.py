@@ -41,15 +41,15 @@ def through_fit(arguments: list, epochs: int) -> dict:
         optimizer = hi.DistributedOptimizer(
             optimizers.create(**derived.optimizer_arguments(config)),
             schedule=derived.schedule(config),
-            loss_scale=float(config.loss_scale),
+            loss_scale=float(config.network.loss_scale),
         )
         ranks = hi.communicator()
         order = build.sample_order(config, source)
-        data = TrainingData(config, source, order, ranks, build.host_options(config, 1))
+        data = TrainingData(config, source, order, ranks, build.host_options(config.data, 1))
         prepare = build.train_preprocess(config, "float32")
         # Ranks begin apart here: the broadcast has to do its part.
         model = build.model(
-            config.changed(seed=config.seed + ranks.rank), "float32", source.num_classes, ranks
+            config.changed(seed=config.run.seed + ranks.rank), "float32", source.num_classes, ranks
         )
         model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         batches = data.stream(Cursor(0, 0))

@@ -29,7 +29,10 @@ def train_recipe(name: str, folder: str) -> list:
         comm.placement().size,
     )
     communicator = comm.start(
-        comm.CommunicationSettings(allreduce=resolved.allreduce, compression=resolved.compression)
+        comm.CommunicationSettings(
+            allreduce=resolved.communication.allreduce,
+            compression=resolved.communication.compression,
+        )
     )
     from hybrid_imagenet.optimizers import distributed, reducer
 

@@ -33,7 +33,7 @@ def test_recipe_overrides_only_differ_from_defaults_and_have_a_source(name):
     defaults |= chosen_defaults(resolved.values())
     for flag, value in recipe.overrides.items():
         assert resolved.value(flag) == value, flag
-        by_table = flag in SET_BY_MLPERF_TABLE and resolved.lr_schedule == "mlperf"
+        by_table = flag in SET_BY_MLPERF_TABLE and resolved.optimization.lr_schedule == "mlperf"
         assert value != defaults[flag] or by_table or flag == SET_BY_HARDWARE, flag
         assert resolved.origins[flag] is config.Origin.RECIPE
     assert recipe.name == name
@@ -84,7 +84,7 @@ def test_lu_as_printed_follows_the_formulas_of_the_paper_to_the_letter():
     )
     assert {row.momentum for row in rows} == {0.0}
     resolved = config.resolve(["--recipe=lu_as_printed"], 24)
-    assert resolved.model == "resnet50_v1"
+    assert resolved.network.model == "resnet50_v1"
     arguments = derived.optimizer_arguments(resolved)
     assert (arguments["decay_all"], arguments["bias_correction"]) == (True, False)
     # The paper does not print the coefficient of LARS. With the chosen one, the relative step in
@@ -97,7 +97,7 @@ def test_cluster_2_has_half_the_batch_and_the_same_rates():
     second = plan("hybrid_p40", 24)[20]
     assert (first.global_batch, second.global_batch) == (6144, 3072)
     assert first.learning_rate == second.learning_rate
-    assert config.resolve(["--recipe=hybrid_p40"]).precision == "float32"
+    assert config.resolve(["--recipe=hybrid_p40"]).network.precision == "float32"
 
 
 def test_goyal_and_hal_reach_their_linear_scaling_rates():
@@ -154,38 +154,48 @@ def test_mlperf_lars_has_the_settings_of_mlperfs_table(row):
     batch, target, lr, warmup, momentum, decay, end, *_, span = row
     gpus = int(batch) // 16
     resolved = config.resolve(["--recipe=mlperf_lars", "--per_gpu_batch=16"], gpus)
-    assert (resolved.lr, resolved.warmup_epochs, resolved.optimizer_options["momentum"]) == (
+    assert (
+        resolved.optimization.lr,
+        resolved.optimization.warmup_epochs,
+        resolved.optimizer_options["momentum"],
+    ) == (
         lr,
         warmup,
         momentum,
     )
-    assert (resolved.optimizer_options["weight_decay"], resolved.epochs) == (decay, round(end))
+    assert (resolved.optimizer_options["weight_decay"], resolved.run.epochs) == (decay, round(end))
     schedule = derived.schedule(resolved)
     last = schedule.arguments["epochs"]
     assert last == pytest.approx(end, abs=0.05)
     rates = [schedule(e, e, int(batch))["learning_rate"] for e in (0.0, warmup / 2, warmup, last)]
     assert rates == pytest.approx([0, lr / 2, lr, 0])
     assert derived.optimizer_arguments(resolved)["weight_decay"] == decay
-    every = resolved.eval_every_epochs
+    every = resolved.evaluation.eval_every_epochs
     offset = derived.evaluation_offset(resolved)
     assert every == 4 and offset in range(4)
-    seen = [e for e in range(1, resolved.epochs + 1) if run_length.is_due(every, offset, e - 1, e)]
+    seen = [
+        e for e in range(1, resolved.run.epochs + 1) if run_length.is_due(every, offset, e - 1, e)
+    ]
     assert math.ceil(target) in seen
-    assert gpus % resolved.bn_group == 0
-    assert 0.5 < 16 * resolved.bn_group / span < 2
-    assert derived.communication(resolved).neighbors == resolved.bn_group
+    assert gpus % resolved.network.bn_group == 0
+    assert 0.5 < 16 * resolved.network.bn_group / span < 2
+    assert derived.communication(resolved).neighbors == resolved.network.bn_group
     text = print_config.describe(resolved, IMAGENET)
     assert f"MLPerf's table at batch {batch:.0f}" in next(
         x for x in text.splitlines() if x.startswith("momentum ")
     )
-    assert f"batch normalization over {16 * resolved.bn_group} images" in text
+    assert f"batch normalization over {16 * resolved.network.bn_group} images" in text
     assert f"MLPerf's table has {span:.0f}" in text
 
 
 def test_flags_win_over_mlperfs_table():
     given = ["--recipe=mlperf_lars", "--epochs=10", "--weight_decay=3e-4"]
     at_1632 = config.resolve(given, 51)
-    assert (at_1632.epochs, at_1632.optimizer_options["weight_decay"], at_1632.lr) == (
+    assert (
+        at_1632.run.epochs,
+        at_1632.optimizer_options["weight_decay"],
+        at_1632.optimization.lr,
+    ) == (
         10,
         3e-4,
         7.4,
@@ -206,19 +216,19 @@ def test_short_is_the_published_configuration_of_mosaicml():
     assert [row.image_size for row in rows] == [short_reference.mosaicml_size(e) for e in range(28)]
     assert (rows[0].image_size, rows[27].image_size) == (88, 176)
     validation = theirs["validation"] / theirs["validation_resize"]
-    assert (derived.evaluation_size(resolved), resolved.eval_crop) == (
+    assert (derived.evaluation_size(resolved), resolved.data.eval_crop) == (
         theirs["validation"],
         validation,
     )
-    assert (resolved.optimizer_options["momentum"], resolved.label_smoothing) == (
+    assert (resolved.optimizer_options["momentum"], resolved.data.label_smoothing) == (
         theirs["momentum"],
         theirs["smoothing"],
     )
-    assert (resolved.eval_every_epochs, resolved.ema_every) == (
+    assert (resolved.evaluation.eval_every_epochs, resolved.optimization.ema_every) == (
         theirs["eval_interval"],
         theirs["average_every"],
     )
-    assert resolved.ema_decay ** theirs["half_life"] == pytest.approx(0.5, rel=1e-4)
+    assert resolved.optimization.ema_decay ** theirs["half_life"] == pytest.approx(0.5, rel=1e-4)
 
 
 @pytest.mark.parametrize(("gpus", "decay"), [(8, 5e-4), (16, 1e-3), (1, 6.25e-5)])
@@ -267,14 +277,14 @@ def test_decoupled_decay_is_relative_to_the_peak_of_a_published_schedule(schedul
     ],
 )
 def test_mlperf_lars_chooses_a_normalization_group_that_the_run_supports(flags, ranks, group):
-    assert config.resolve(["--recipe=mlperf_lars", *flags], ranks).bn_group == group
+    assert config.resolve(["--recipe=mlperf_lars", *flags], ranks).network.bn_group == group
 
 
 def test_flash_experiments_smooth_labels_as_table_3_marks():
     found = {
         name: config.resolve([f"--recipe={name}"]) for name in NAMES if name.startswith("flash")
     }
-    assert [name for name, c in found.items() if c.label_smoothing] == [
+    assert [name for name, c in found.items() if c.data.label_smoothing] == [
         "flash_exp2",
         "flash_exp3",
         "flash_exp4",
@@ -283,11 +293,11 @@ def test_flash_experiments_smooth_labels_as_table_3_marks():
 
 def test_four_minutes_recipes_keep_their_epochs_and_normalize_on_each_gpu():
     found = {n: config.resolve([f"--recipe=four_minutes_{n}"], 2048) for n in ("resnet", "alexnet")}
-    assert {name: (c.epochs, c.warmup_epochs) for name, c in found.items()} == {
+    assert {name: (c.run.epochs, c.optimization.warmup_epochs) for name, c in found.items()} == {
         "resnet": (90, 31),
         "alexnet": (95, 31),
     }
-    assert {c.bn_group for c in found.values()} == {1}
+    assert {c.network.bn_group for c in found.values()} == {1}
 
 
 # With NCCL the last buckets have their own threshold.
@@ -354,11 +364,11 @@ def test_tuning_page_has_the_settings_of_mlperf_lars(monkeypatch):
         assert derived.base_batch(c) == int(images.replace(",", ""))
         assert [float(n) for n in numbers] == pytest.approx(
             [
-                c.lr,
-                c.warmup_epochs,
+                c.optimization.lr,
+                c.optimization.warmup_epochs,
                 c.optimizer_options["momentum"],
                 c.optimizer_options["weight_decay"],
-                c.epochs,
+                c.run.epochs,
             ],
             rel=3e-3,
         )

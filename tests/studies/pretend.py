@@ -18,7 +18,7 @@ began = time.monotonic()
 print(os.getpid(), flush=True)
 time.sleep(float(sys.argv[2]))
 cell = Cell(pathlib.Path(sys.argv[1]), tuple(sys.argv[3:]), 1)
-seed = config.resolve(cell.flags).seed
+seed = config.resolve(cell.flags).run.seed
 support.finish(cell, [0.5, 0.5 + seed / 100])
 facts = {"cores": sorted(os.sched_getaffinity(0)), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
 print(

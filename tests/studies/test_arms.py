@@ -46,7 +46,7 @@ def test_two_arms_differ_in_these_flags_only(study, first, second, flags):
 def test_both_kinds_of_decay_take_as_much_off_the_weights():
     decoupled, coupled = (settled("short-parts", name) for name in ("short", "coupled"))
     assert decoupled.optimizer_options["weight_decay"] == pytest.approx(
-        coupled.lr
+        coupled.optimization.lr
         * coupled.optimizer_options["weight_decay"]
         / (1 - coupled.optimizer_options["momentum"])
     )
@@ -57,7 +57,8 @@ def test_the_arms_of_normalization_are_the_rows_of_table_3_4_and_as_long():
     assert [arm.top1 for arm in study.arms] == [0.7560, 0.7505, 0.7335, 0.7034]
     rows = {arm.name: settled("batch_norm", arm.name, *arm.points[1].flags) for arm in study.arms}
     assert {
-        name: (row.sync_batch_norm, row.batch_norm, row.random_batch) for name, row in rows.items()
+        name: (row.network.sync_batch_norm, row.network.batch_norm, row.optimization.random_batch)
+        for name, row in rows.items()
     } == {
         "last": (False, "last", 0),
         "moving": (False, "moving", 0),
@@ -101,7 +102,13 @@ def test_optimizers_have_equal_budgets_and_points_of_lamb_lie_around_its_authors
         found = [settled(name, arm.name, *point.flags) for point in arm.points]
         assert len({str(each.values()) for each in found}) == 5
         assert {
-            (derived.base_batch(c), c.epochs, c.per_gpu_batch, c.warmup_epochs) for c in found
+            (
+                derived.base_batch(c),
+                c.run.epochs,
+                c.optimization.per_gpu_batch,
+                c.optimization.warmup_epochs,
+            )
+            for c in found
         } == {(batch, 16, 32, 3)}
         if arm.name == f"lamb_{batch}":
             steps = [relative_step_advice.peak(each).value for each in found]
@@ -124,7 +131,9 @@ def test_a_point_of_the_hand_over_is_what_it_is_called(study, gpus):
         assert resolved.optimizer_options["lars_eta"] == pytest.approx(
             step * base.optimizer_options["lars_eta"], rel=1e-3
         )
-        assert resolved.lr_schedule == ("exponential" if "kappa" in each.label else "poly")
+        assert resolved.optimization.lr_schedule == (
+            "exponential" if "kappa" in each.label else "poly"
+        )
         assert resolved.optimizer_options["hybrid_ramp_epochs"] == float(
             each.label.rsplit(" ", 1)[1]
         )

@@ -19,8 +19,8 @@ def named(study):
 @pytest.mark.parametrize(("study", "arm"), ARMS, ids=lambda x: x.name)
 def test_every_arm_can_be_run_with_every_seed(study, arm):
     resolved = config.resolve(study.arguments(arm, 4))
-    assert resolved.seed == 4
-    assert resolved.target_top1 == (0.8,)
+    assert resolved.run.seed == 4
+    assert resolved.evaluation.target_top1 == (0.8,)
     plan = print_config.plan(resolved, IMAGES)  # raises where a batch does not fit the data
     assert len(plan) == (SONY_EPOCHS if study.name == "batch_size_control" else EPOCHS)
 
@@ -111,7 +111,7 @@ def test_batches_of_s_are_scaled_down_by_one_factor(arm):
         at = epoch * SONY_EPOCHS / 90
         assert at == int(at)
         assert schedule.at(int(at)).global_batch(SONY_GPUS) * SONY_SCALE == batch
-    assert bool(resolved.label_smoothing) == (arm in ("exp2", "exp3", "exp4"))  # Table 3, LS
+    assert bool(resolved.data.label_smoothing) == (arm in ("exp2", "exp3", "exp4"))  # Table 3, LS
     plan = print_config.plan(resolved, IMAGES)
     assert {round(row.momentum, 6) for row in plan} == {0.9}
     assert max(row.learning_rate for row in plan) <= 34.0

@@ -78,14 +78,21 @@ def test_every_arm_has_the_batch_warmup_and_updates_of_the_form(study):
     for arm in study.arms:
         resolved = resolve(study, arm.name)
         assert derived.base_batch(resolved) == full_form.BATCH == 6144
-        assert (resolved.virtual_gpus, resolved.per_gpu_batch) == (24, 256)
-        assert (resolved.warmup_epochs, resolved.epochs) == (10, 90)
-        assert (resolved.batch_norm, resolved.sync_batch_norm, resolved.bn_group) == (
+        assert (resolved.optimization.virtual_gpus, resolved.optimization.per_gpu_batch) == (
+            24,
+            256,
+        )
+        assert (resolved.optimization.warmup_epochs, resolved.run.epochs) == (10, 90)
+        assert (
+            resolved.network.batch_norm,
+            resolved.network.sync_batch_norm,
+            resolved.network.bn_group,
+        ) == (
             "last",
             False,
             1,
         )
-        assert resolved.seed == 2
+        assert resolved.run.seed == 2
         plan = print_config.plan(resolved, TRAINING_IMAGES)
         assert sum(epoch.steps for epoch in plan) == 879
         assert sum(epoch.steps for epoch in plan[:10]) == 98
@@ -121,7 +128,7 @@ def test_hybrid_is_the_recipe_as_shipped(study):
 def test_as_printed_is_the_recipe_as_shipped():
     shipped = config.resolve(["--recipe=lu_as_printed", "--virtual_gpus=24"])
     printed = resolve(FULL_FORM, "as_printed")
-    assert printed.model == shipped.model == "resnet50_v1"
+    assert printed.network.model == shipped.network.model == "resnet50_v1"
     assert not differing(shipped, printed) & (PRINTED | set(shipped.chosen_options))
 
 
@@ -177,8 +184,8 @@ def test_small_form_differs_in_network_precision_and_target_only():
     for arm in FULL_FORM.arms:
         names = differing(resolve(FULL_FORM, arm.name), resolve(FULL_FORM_SMALL, arm.name))
         assert names == {"model", "model_width", "precision", "target_top1"}
-    assert resolve(FULL_FORM, "hybrid").precision == "mixed_float16"
-    assert resolve(FULL_FORM, "hybrid").model == "resnet50"
+    assert resolve(FULL_FORM, "hybrid").network.precision == "mixed_float16"
+    assert resolve(FULL_FORM, "hybrid").network.model == "resnet50"
 
 
 @BOTH

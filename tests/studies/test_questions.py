@@ -35,7 +35,7 @@ def test_every_arm_has_the_same_budget(study):
 def test_a_point_has_the_relative_step_that_it_is_called_after(study, arm, point):
     resolved = settled(study, arm, *point.flags)
     top = relative_step_advice.peak(resolved)
-    if resolved.optimizer == "sgd":
+    if resolved.optimization.optimizer == "sgd":
         rate = derived.rates(resolved)["lr"]
         assert float(point.label) == pytest.approx(
             rate / (1 - resolved.optimizer_options["momentum"]), rel=6e-3
@@ -56,7 +56,7 @@ def test_methods_are_compared_at_one_batch_from_the_same_virtual_gpus(batch):
     for arm in arms:
         resolved = settled(questions.ACCURACY_BY_BATCH, arm, *arm.points[0].flags)
         assert derived.base_batch(resolved) == batch
-        assert resolved.per_gpu_batch == questions.GPU_IMAGES
+        assert resolved.optimization.per_gpu_batch == questions.GPU_IMAGES
 
 
 @pytest.mark.parametrize("batch", questions.BATCHES[1:])

@@ -48,11 +48,11 @@ def trained(monkeypatch):
         if before.status in (trial_runs.FINISHED, trial_runs.DIVERGED):
             return before, False
         good = values.optimizer_options["momentum"] == 0.9
-        if values.lr == 0.1 and not good:
+        if values.optimization.lr == 0.1 and not good:
             support.ended(cell, 3)
             return trial_runs.read(cell), True
-        top1 = (0.7 if good else 0.5) if values.lr == 0.1 else (0.8 if good else 0.6)
-        support.finish(cell, [top1 / 2, top1 + values.seed % 10 / 1000])
+        top1 = (0.7 if good else 0.5) if values.optimization.lr == 0.1 else (0.8 if good else 0.6)
+        support.finish(cell, [top1 / 2, top1 + values.run.seed % 10 / 1000])
         support.ended(cell)
         return trial_runs.read(cell), True
 
@@ -66,21 +66,21 @@ def test_the_best_point_of_each_arm_is_reported_on_other_images_with_other_seeds
 ):
     assert program.main(["small", f"--out={tmp_path}", "--ranks=1", "--seeds=2"]) == 0
     tried, reported = trained[:4], trained[4:]
-    assert [(v.value("momentum"), v.lr) for v in tried] == [
+    assert [(v.value("momentum"), v.optimization.lr) for v in tried] == [
         (0.9, 0.1),
         (0.8, 0.1),
         (0.9, 0.4),
         (0.8, 0.4),
     ]
-    assert {(v.seed, v.eval_split) for v in tried} == {(tuning.SEED, "tuning")}
-    assert [(v.value("momentum"), v.lr, v.seed) for v in reported] == [
+    assert {(v.run.seed, v.data.eval_split) for v in tried} == {(tuning.SEED, "tuning")}
+    assert [(v.value("momentum"), v.optimization.lr, v.run.seed) for v in reported] == [
         (0.9, 0.4, 0),
         (0.8, 0.4, 0),
         (0.9, 0.4, 1),
         (0.8, 0.4, 1),
     ]
-    assert {v.eval_split for v in reported} == {"validation"}
-    assert {v.tuning_split for v in trained} == {questions.TUNING}
+    assert {v.data.eval_split for v in reported} == {"validation"}
+    assert {v.data.tuning_split for v in trained} == {questions.TUNING}
     page = (tmp_path / "small.md").read_text()
     assert "| A | low: 70.00 %; high: 80.00 % | high, at an end of the range: open |" in page
     assert "| B | low: -; high: 60.00 % | high, at an end of the range: open |" in page
@@ -151,7 +151,7 @@ def test_cost_counts_images_left_and_takes_off_what_is_there(tmp_path):
 def test_several_seeds_choose_by_their_mean(tmp_path):
     trials = tuning.plan(HANDOVER, tmp_path, 1)
     assert len(trials) == 2 * sum(len(arm.points) for arm in HANDOVER.arms)
-    seeds = [config.resolve(trial.cell.flags).seed for trial in trials]
+    seeds = [config.resolve(trial.cell.flags).run.seed for trial in trials]
     assert seeds == sorted(seeds) and set(seeds) == {tuning.SEED, tuning.SEED + 1}
     assert len({trial.cell for trial in trials}) == len(trials)
     top1 = {

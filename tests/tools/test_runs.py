@@ -157,7 +157,7 @@ def test_resume_command_new_flags_replace_those_of_the_run(tmp_path):
     before, now = config.resolve(GIVEN), config.resolve(words[1:])
     changed = {name for name, value in now.values().items() if value != before.values()[name]}
     assert changed == {"epochs", "keep_best", "max_steps", "run_dir", "resume"}
-    assert (now.epochs, now.keep_best, now.max_steps) == (6, True, None)
+    assert (now.run.epochs, now.evaluation.keep_best, now.run.max_steps) == (6, True, None)
     assert resume.describe_changes(
         stored(*GIVEN)["flags"], ["--epochs=6", "--keep_best", "--nokeep_best", "--target_top1=0.9"]
     ) == [

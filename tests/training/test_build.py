@@ -31,7 +31,7 @@ def images(source):
 
 def test_tuning_never_sees_the_validation_images(tmp_path):
     resolved, (train, held) = sources(tmp_path, "--tuning_split=3")
-    assert derived.validated_split(resolved) == "tuning"
+    assert derived.validated_split(resolved.data) == "tuning"
     assert (train.num_examples, held.num_examples) == (9, 3)
     assert not images(train) & images(held)
     assert images(sources(tmp_path, "--tuning_split=0.25")[1][1]) == images(held)
@@ -45,10 +45,10 @@ def test_tuning_never_sees_the_validation_images(tmp_path):
 
 def test_the_report_validates_the_validation_images_with_the_same_training(tmp_path):
     resolved, (train, validation) = sources(tmp_path, "--tuning_split=3", "--eval_split=validation")
-    assert derived.validated_split(resolved) == "validation"
+    assert derived.validated_split(resolved.data) == "validation"
     assert (train.num_examples, validation.num_examples) == (9, 4)
     assert images(train) == images(sources(tmp_path, "--tuning_split=3")[1][0])
-    assert derived.validated_split(sources(tmp_path)[0]) == "validation"
+    assert derived.validated_split(sources(tmp_path)[0].data) == "validation"
 
 
 @pytest.mark.parametrize("augmentation", ["alexnet", "shift"])
@@ -136,4 +136,4 @@ def test_a_window_goes_with_shards_only():
     with pytest.raises(
         UserError, match=r"--shuffle_window=2 needs a dataset in shards .*, not synthetic"
     ):
-        build.check_shuffle_window(asked, build.sources(asked)[0])
+        build.check_shuffle_window(asked.data, build.sources(asked)[0])

@@ -30,7 +30,7 @@ def test_factors_enlarge_the_batch_of_a_gpu_or_the_number_of_micro_batches():
     ],
 )
 def test_the_loss_scale(flags, precision, scale, dynamic):
-    made = build.loss_scale(config.resolve(flags), precision)
+    made = build.loss_scale(config.resolve(flags).network, precision)
     assert (float(made.multiply(tf.constant(1.0))), made.dynamic) == (scale, dynamic)
 
 
@@ -46,7 +46,7 @@ def test_epochs_that_are_validated():
     config_ = config.resolve(
         ["--epochs=12", "--eval_every_epochs=4", "--recipe=mlperf_lars", "--per_gpu_batch=32"], 51
     )
-    every = config_.eval_every_epochs
+    every = config_.evaluation.eval_every_epochs
     offset = derived.evaluation_offset(config_)
     due = [e for e in range(1, 13) if run_length.is_due(every, offset, e - 1.0, float(e))]
     assert due == [7, 11]
@@ -56,12 +56,12 @@ def test_a_checkpoint_after_so_many_seconds(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(rank_requests.time, "monotonic", lambda: now[0])
     requests = rank_requests.RankRequests(
-        config.resolve(["--checkpoint_every_seconds=30"]).checkpoint_every_seconds
+        config.resolve(["--checkpoint_every_seconds=30"]).evaluation.checkpoint_every_seconds
     )
     asked = []
     for seconds in (0, 29, 1, 29, 1):
         now[0] += seconds
         asked.append(bool(requests.vector()[1]))
     assert asked == [False, False, True, False, True]
-    default = config.resolve([]).checkpoint_every_seconds
+    default = config.resolve([]).evaluation.checkpoint_every_seconds
     assert not rank_requests.RankRequests(default).vector()[1]

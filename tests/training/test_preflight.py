@@ -202,7 +202,7 @@ def test_what_another_batch_changes_in_mlperfs_table_is_one_warning(here):
     words = [*DIGITS, "--recipe=mlperf_lars", "--run_dir=run", "--resume"]
     found = config.resolve(words, 2)
     assert preflight.check(found).warnings == [
-        f"--lr: {found.lr:.4g} at this batch, 99 in the run so far"
+        f"--lr: {found.optimization.lr:.4g} at this batch, 99 in the run so far"
     ]
 
 

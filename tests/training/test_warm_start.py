@@ -233,7 +233,7 @@ def test_the_seed_makes_the_weights_of_ones_own_network():
 
 def test_flags_of_built_in_networks_do_not_reach_ones_own():
     flags = ["--dataset=synthetic", "--model=a:b"]
-    assert config.resolve(flags).model == "a:b"
+    assert config.resolve(flags).network.model == "a:b"
     for flag in (
         "--model_width=8",
         "--ema_decay=0.9",
