@@ -387,7 +387,8 @@ def api_page():
         rows = []
         for public_name in names:
             summary = public_name.docstring.partition("\n")[0]
-            rows.append((link_to(public_name.name), inline(summary, group, links)))
+            summary = inline(summary, group, linked_names(public_name, group, links))
+            rows.append((link_to(public_name.name), summary))
         parts.append(table("name", rows))
         for public_name in names:
             parts += entry(public_name, group, links)
@@ -402,10 +403,7 @@ def entry(public_name, group, links):
       group: public module in which unqualified names are looked up for links.
       links: names that have a heading.
     """
-    # A name that is also an argument, such as rank, means the argument.
-    links = links - {public_name.name}
-    for name in argument_names(public_name):
-        links = links - {f"hi.{name}", f"{group}.{name}"}
+    links = linked_names(public_name, group, links)
     parts = [f"### `{public_name.name}`", fence("python", signature(public_name))]
     parts += docstring_blocks(public_name.docstring, group, links)
     if getattr(public_name.node, "name", "") in CLASSES_WITH_METHODS:
@@ -413,9 +411,14 @@ def entry(public_name, group, links):
     return parts
 
 
-def argument_names(public_name):
-    """Returns the names of the arguments of a function or class."""
-    return [name for name, _, _ in public_arguments(public_name) if name]
+def linked_names(public_name, group, links):
+    """Returns the names that are links in the description of a public name.
+
+    A name that is also an argument, such as rank, means the argument.
+    """
+    arguments = [name for name, _, _ in public_arguments(public_name) if name]
+    ambiguous = {f"{module}.{name}" for name in arguments for module in ("hi", group)}
+    return links - ambiguous - {public_name.name}
 
 
 def is_constant(public_name):
@@ -451,10 +454,19 @@ def signature(public_name):
         return double_quoted(f"{public_name.name} = {value!r}")
     decorators_and_bases = map(ast.unparse, [*node.decorator_list, *getattr(node, "bases", [])])
     if any(text.startswith(("dataclasses.", "abc.")) for text in decorators_and_bases):
-        return f"class {public_name.name}"
+        return format_call(f"class {public_name.name}", fields_of(node)).removesuffix("()")
     returns = getattr(node, "returns", None)
     arguments = [text for _, text, _ in public_arguments(public_name)]
     return format_call(public_name.name, arguments, ast.unparse(returns) if returns else "")
+
+
+def fields_of(node):
+    """Returns the fields of a dataclass with annotations and defaults, [] for other classes."""
+    decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
+    if not any(text.startswith("dataclasses.") for text in decorators):
+        return []
+    fields = [statement for statement in node.body if isinstance(statement, ast.AnnAssign)]
+    return [double_quoted(ast.unparse(field)) for field in fields]
 
 
 def public_arguments(public_name):
@@ -641,10 +653,10 @@ def inline(text, group, links):
         name = match[1].replace("hybrid_imagenet.", "hi.")
         for candidate in (name, f"{group}.{name}", f"hi.{name}"):
             if candidate in links:
-                return link_to(candidate, match[1].replace("hybrid_imagenet.", "hi."))
+                return link_to(candidate, name + match[2])
         return match[0]
 
-    text = re.sub(r"`([\w.]+)(?:\(\))?`", link, markdown(text))
+    text = re.sub(r"`([\w.]+)((?:\(\))?)`", link, markdown(text))
     return re.sub(r"\bdocs/([\w/-]+\.md)", page_link, text)
 
 

@@ -130,7 +130,7 @@ class DatasetRequest:
     """Names one split of a dataset and says how to read it.
 
     Attributes:
-      name: a key of `SOURCES`, or the name of a TFDS dataset.
+      name: name of the dataset, as for `--dataset`.
       data_dir: directory or URL of the dataset. `digits` is written there, by default to the
         user's cache directory. A URL needs `cache_dir`.
       split: "train" or "validation".
