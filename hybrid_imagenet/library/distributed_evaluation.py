@@ -8,9 +8,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from hybrid_imagenet.comm import process
+from hybrid_imagenet.comm import Communicator, process
 from hybrid_imagenet.comm.agreement import check_agreement, digest
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import SharedError, UserError
 from hybrid_imagenet.library import metric_sums
 from hybrid_imagenet.order.same_order import check_same_order
 
@@ -43,7 +43,8 @@ def evaluate(
 
     Args:
       model: compiled, with the same weights on all ranks, as after `fit`.
-      x: inputs, or a `tf.data.Dataset` or `PyDataset` of batches; at least one batch.
+      x: inputs, or a `tf.data.Dataset` or `PyDataset` of batches. A rank may have no example, as
+        with fewer batches than ranks, unless `x` is a `PyDataset` or the model runs eagerly.
       y: targets (default: None, if `x` has them).
       **arguments: others of `model.evaluate`, such as `batch_size`, `sample_weight` or `steps`.
         `verbose` counts on rank 0, whose progress bar shows the results of its own part.
@@ -52,10 +53,10 @@ def evaluate(
       Loss and metrics by name, as `model.evaluate(..., return_dict=True)`.
 
     Raises:
-      UserError: on all ranks, if a rank fails or has no batch, weights differ, or a value cannot be
-        computed over ranks: the state of a metric of your own class is not known to be a sum (set
-        its attribute `sums_over_ranks = True` if it is), or a `test_step` returns a value that is
-        not a metric's.
+      UserError: on all ranks, if a rank fails, no rank has a batch, weights differ, or a value
+        cannot be computed over ranks: the state of a metric of your own class is not known to be a
+        sum (set its attribute `sums_over_ranks = True` if it is), or a `test_step` returns a value
+        that is not a metric's.
     """
     communicator = process.communicator()
     if communicator.size == 1:
@@ -79,16 +80,29 @@ def evaluate(
         "after evaluate",
         "compile the same model with the same metrics on every rank",
     )
+    names = _result_names(communicator, own_results)
     with metric_sums.summed_over_ranks(metrics, communicator):
         results = metric_sums.metric_results(model)
         # Inside the block, because a result may be the state itself.
-        return {name: _as_number_or_array(results[name]) for name in own_results}
+        return {name: _as_number_or_array(results[name]) for name in names}
+
+
+def _result_names(communicator: Communicator, own_results: dict[str, Any]) -> list[str]:
+    """Returns the names of the results; a rank without a batch gets them from another one.
+
+    Raises:
+      UserError: if no rank has a batch.
+    """
+    for names in communicator.allgather_object(list(own_results)):
+        if names:
+            return list(names)
+    raise SharedError("evaluate: no rank has a batch. Pass at least one example to one rank.")
 
 
 def _evaluate_own_part(
     model: keras.Model, x: Any, y: Any, arguments: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns the results of this rank's part by Keras's `evaluate`."""
+    """Returns the results of this rank's part by Keras's `evaluate`; {} if it has no batch."""
     rank = process.rank()
     counter = _BatchCounter()
     passed = dict(arguments)
@@ -103,9 +117,13 @@ def _evaluate_own_part(
         # The other ranks get one line; the traceback is of use on this rank only.
         _log.exception("evaluate failed on rank %d", rank)
         raise UserError(f"evaluate failed: {type(error).__name__}: {error}") from error
-    if not counter.calls:
-        raise UserError("evaluate: this rank has no batch. Give each rank at least one example.")
-    return results
+    if counter.calls:
+        return results
+    # Keras has traced the test function, which has built the metrics. It may also have counted a
+    # batch of a fixed size before it noticed that there is none. With states of zero, this rank
+    # adds nothing to the sums.
+    model.reset_metrics()
+    return {}
 
 
 def _summable_metrics(

@@ -84,7 +84,7 @@ def on_rank() -> dict[str, Any]:
         place = [(0, 10), (10, EXAMPLES)][hi.rank()]
         x, y, _ = examples(*place)
         wrong = x[:, :2] if hi.rank() == 1 else x
-        no_batch = x[:0] if hi.rank() == 1 else x
+        everything_on_rank_0 = [(0, EXAMPLES), (EXAMPLES, EXAMPLES)][hi.rank()]
         own_step = OwnTestStep([keras.Input((6,)), keras.layers.Dense(3)])
         own_step.compile(loss="mse")
         hi.broadcast_model(own_step)
@@ -94,7 +94,10 @@ def on_rank() -> dict[str, Any]:
             "declared": hi.evaluate(compiled(Largest(True)), x, y, verbose=0)["largest"],
             "own largest": float(np.max(compiled().predict(x, verbose=0), initial=0)),
             "one rank fails": message(lambda: hi.evaluate(compiled(), wrong, y, verbose=0)),
-            "no batch": message(lambda: hi.evaluate(compiled(), no_batch, y[: len(no_batch)])),
+            "second rank empty": results(
+                compiled(*vector_metrics()), *everything_on_rank_0, hi.evaluate
+            ),
+            "both ranks empty": message(lambda: hi.evaluate(compiled(), x[:0], y[:0], verbose=0)),
             "not a sum": message(lambda: hi.evaluate(compiled(Largest()), x, y, verbose=0)),
             "not a metric": message(lambda: hi.evaluate(own_step, x, y, verbose=0)),
             "other weights": message(lambda: hi.evaluate(compiled(seed=hi.rank()), x, y)),
