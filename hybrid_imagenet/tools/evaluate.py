@@ -1,4 +1,6 @@
-"""`hybrid-imagenet evaluate RUN --dataset=NAME`: loss, top-1 and top-5 of a trained network.
+"""`hybrid-imagenet evaluate RUN`: loss, top-1 and top-5 of a trained network on a dataset.
+
+Without --dataset, the network is evaluated on the dataset of its run, read as in training.
 
 It runs in one process, or once per rank
 (`hybrid-imagenet run --module=hybrid_imagenet.tools.evaluate -- RUN ...`). Every image counts
@@ -11,11 +13,14 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet import comm, data
 from hybrid_imagenet.checkpoints import store
+from hybrid_imagenet.config import stored
+from hybrid_imagenet.config.flags import COMMON
+from hybrid_imagenet.config.resumed_run import SECRET_MASK
 from hybrid_imagenet.data import DatasetRequest, listing
 from hybrid_imagenet.errors import SharedError, UserError, pluralize, printable
 from hybrid_imagenet.resilience import lossy_stream
@@ -23,6 +28,7 @@ from hybrid_imagenet.tools import command_line
 
 if TYPE_CHECKING:
     import argparse
+    import pathlib
 
     from hybrid_imagenet.checkpoints.pretrained import TrainedNetwork
     from hybrid_imagenet.data.sources.source import Source
@@ -31,11 +37,22 @@ _log = logging.getLogger(__name__)
 
 _EPILOG = """\
 Examples:
-Evaluate the best checkpoint of a run on its validation images:
-  hybrid-imagenet evaluate runs/NAME --best --dataset=tfrecord --data_dir=/data
+Evaluate the best checkpoint of a run on the validation images of its dataset:
+  hybrid-imagenet evaluate runs/NAME --best
+Evaluate it on other images with the same classes:
+  hybrid-imagenet evaluate runs/NAME --best --dataset=folder --data_dir=new_photos
 Evaluate on four ranks:
-  hybrid-imagenet run -np 4 --module=hybrid_imagenet.tools.evaluate -- \\
-      runs/NAME --dataset=tfrecord --data_dir=/data"""
+  hybrid-imagenet run -np 4 --module=hybrid_imagenet.tools.evaluate -- runs/NAME"""
+# How a dataset is read. Without --dataset, the run has the values that the command line does not.
+_DATASET_FLAGS = (
+    "dataset",
+    "data_dir",
+    "data_cache_dir",
+    "val_fraction",
+    "num_examples",
+    "bad_records",
+    "max_bad_records",
+)
 
 
 @command_line.command
@@ -44,7 +61,8 @@ def main(argv: Sequence[str]) -> None:
     arguments = _parser().parse_args(argv)
     if comm.placement().size == 1:
         # With several ranks, an error must end all of them at the same time, and only rank 0 needs
-        # to see the checkpoint. So this check waits until the ranks are connected.
+        # to see the run. So this waits until the ranks are connected.
+        _complete_dataset_flags(arguments)
         _check_num_classes(arguments)
     communicator = comm.start()
     results, network = _evaluate(arguments, communicator)
@@ -66,30 +84,37 @@ def main(argv: Sequence[str]) -> None:
 def _parser() -> command_line.Parser:
     parser = command_line.Parser(
         "evaluate",
-        "Evaluates a trained network on one split of a dataset, on one rank or many.",
+        "Evaluates a trained network on one split of a dataset, on one rank or many. Every image"
+        " counts once. Use it to check a checkpoint, or to measure a network on other images.",
         epilog=_EPILOG,
     )
     command_line.add_network_arguments(parser)
     parser.add_argument(
         "--dataset",
-        required=True,
         metavar="NAME",
-        help="dataset, as in training: digits, folder, tfrecord, ..., or a TFDS name",
+        help=(
+            "dataset, as in training: digits, folder, tfrecord, ..., or a TFDS name (default: the"
+            " dataset of the run, with its --data_dir, --val_fraction and so on)"
+        ),
     )
-    parser.add_argument("--data_dir", metavar="DIR", help="directory or URL of the dataset")
+    parser.add_argument(
+        "--data_dir", metavar="DIR", help="directory or URL of the dataset (default: of the run)"
+    )
     parser.add_argument(
         "--data_cache_dir",
         metavar="DIR",
-        help="directory for copies of the dataset's files, if --data_dir is a URL",
+        help=(
+            "directory for copies of the dataset's files, if --data_dir is a URL (default: of the"
+            " run)"
+        ),
     )
     parser.add_argument(
         "--val_fraction",
         type=command_line.fraction,
-        default=0.0,
         metavar="FRACTION",
         help=(
-            "fraction of each class that training held out; use the value of training (only with"
-            " --dataset=folder)"
+            "fraction of each class that training held out for validation (only with"
+            " --dataset=folder; default: of the run, or 0 with --dataset)"
         ),
     )
     parser.add_argument(
@@ -126,21 +151,60 @@ def _parser() -> command_line.Parser:
     parser.add_argument(
         "--bad_records",
         choices=("fail", "skip"),
-        default="fail",
-        help="fail at a record that cannot be read, or skip it (default: %(default)s)",
+        help=(
+            "whether to fail at a record that cannot be read, or to skip it (default: of the run,"
+            " or fail with --dataset)"
+        ),
     )
     parser.add_argument(
         "--max_bad_records",
         type=command_line.non_negative_int,
-        default=100,
         metavar="RECORDS",
         help=(
-            "with --bad_records=skip, fail if there are more bad records than this (default:"
-            " %(default)s)"
+            "with --bad_records=skip, fail if there are more bad records than this (default: of"
+            " the run, or 100 with --dataset)"
         ),
     )
     parser.add_argument("--json", action="store_true", help="print the results as one JSON object")
     return parser
+
+
+def _complete_dataset_flags(arguments: argparse.Namespace) -> None:
+    """Sets the flags that describe the dataset, from its run if --dataset is not set.
+
+    Raises:
+      UserError: if the checkpoint does not belong to a run, or a password was not stored.
+    """
+    defaults: Mapping[str, Any] = {
+        "val_fraction": 0.0,
+        "bad_records": "fail",
+        "max_bad_records": COMMON["max_bad_records"].default,
+    }
+    if arguments.dataset is None:
+        defaults = _dataset_flags_of_run(arguments.checkpoint)
+        print(f"evaluating on --dataset={defaults['dataset']} of the run", file=sys.stderr)
+    for name in _DATASET_FLAGS:
+        if getattr(arguments, name, None) is None:
+            value = defaults.get(name)
+            if isinstance(value, str) and SECRET_MASK in value:
+                raise UserError(
+                    f"--{name}={value} of the run cannot be used again, because passwords are not"
+                    f" stored. Set --{name}."
+                )
+            setattr(arguments, name, value)
+
+
+def _dataset_flags_of_run(path: pathlib.Path) -> Mapping[str, Any]:
+    checkpoint = store.find_checkpoint(path).path
+    # A checkpoint is in RUN/checkpoints.
+    directory = checkpoint.parent.parent
+    if not (directory / "config.json").exists():
+        raise UserError(
+            f"{checkpoint} is not in the directory of a run, which would name its dataset. Set"
+            " --dataset."
+        )
+    flags: Mapping[str, Any] = stored.read(directory)["flags"]
+    return flags
 
 
 def _check_num_classes(arguments: argparse.Namespace) -> None:
@@ -187,6 +251,13 @@ def _evaluate(
     from hybrid_imagenet.training.step import EvaluationStep
 
     network = _shared_network(arguments, communicator)
+    with communicator.raise_on_all_ranks():
+        if communicator.rank == 0:
+            _complete_dataset_flags(arguments)
+    for name, value in communicator.broadcast_object(
+        {name: getattr(arguments, name, None) for name in _DATASET_FLAGS}
+    ).items():
+        setattr(arguments, name, value)
     with communicator.raise_on_all_ranks():
         source = _open_source(arguments, network)
         requested_precision = _requested_precision(arguments, network)

@@ -419,19 +419,13 @@ def closing_lines(
 
 def _evaluate_command(config: RunConfig, run_dir: pathlib.Path) -> list[str]:
     """Returns the command that evaluates the result of a run on its validation images."""
-    data = config.data
     command = ["hybrid-imagenet", "evaluate", str(run_dir)]
     if config.evaluation.keep_best:
         command.append("--best")
-    command.append(f"--dataset={data.dataset}")
-    if data.data_dir:
-        command.append(f"--data_dir={without_secrets(data.data_dir)}")
-    if files.is_url(data.data_dir or ""):
-        command.append(f"--data_cache_dir={data.data_cache_dir}")
-    if data.val_fraction:
-        command.append(f"--val_fraction={data.val_fraction:g}")
-    if data.bad_records == "skip":
-        command += ["--bad_records=skip", f"--max_bad_records={data.max_bad_records}"]
+    data_dir = without_secrets(config.data.data_dir or "")
+    if data_dir != (config.data.data_dir or ""):
+        # The run does not store the password.
+        command.append(f"--data_dir={data_dir}")
     return command
 
 

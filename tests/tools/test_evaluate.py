@@ -1,10 +1,12 @@
 """Tests `evaluate`: any number of ranks must reproduce the results that training recorded."""
 
 import json
+import shutil
 from unittest import mock
 
 import pytest
 
+from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools import evaluate
 from hybrid_imagenet.training import hardware
 from tests.support import program
@@ -44,6 +46,26 @@ def test_evaluate_on_one_rank_gives_the_recorded_results(run, flags, capsys):
         result = json.loads(capsys.readouterr().out)
         assert result["checkpoint"] == str(newest)
         assert_same(result, recorded(run))
+
+
+def test_evaluate_without_a_dataset_reads_that_of_the_run(run, capsys):
+    assert evaluate.main([str(run), "--precision=float32", "--json"]) == 0
+    output, error = capsys.readouterr()
+    assert_same(json.loads(output), recorded(run))
+    assert error.startswith("evaluating on --dataset=tfrecord of the run\n")
+
+
+def test_evaluate_takes_what_is_not_set_from_the_run_unless_the_dataset_is_set(run, tmp_path):
+    arguments = evaluate._parser().parse_args([str(run), "--data_dir=moved"])
+    evaluate._complete_dataset_flags(arguments)
+    assert (arguments.dataset, arguments.data_dir) == ("tfrecord", "moved")
+    arguments = evaluate._parser().parse_args([str(run), "--dataset=digits"])
+    evaluate._complete_dataset_flags(arguments)
+    assert (arguments.dataset, arguments.data_dir, arguments.val_fraction) == ("digits", None, 0.0)
+    newest = max((run / "checkpoints").glob("step-*.npz"))
+    copy = shutil.copy(newest, tmp_path)
+    with pytest.raises(UserError, match=r"is not in the directory of a run.*Set --dataset\."):
+        evaluate._complete_dataset_flags(evaluate._parser().parse_args([copy]))
 
 
 def test_evaluate_auto_precision_of_a_float32_run_is_float32(run, flags, capsys, monkeypatch):
