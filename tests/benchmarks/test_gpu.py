@@ -151,7 +151,7 @@ def test_main_writes_a_report_and_returns_the_exit_code_of_its_error(tmp_path, m
     )
     assert gpu.main([f"--out={tmp_path}/new/report"]) == 2
     out, err = capsys.readouterr()
-    assert "fail  NCCL: absent -> build it" in out
+    assert "FAIL  NCCL: absent -> build it" in out
     assert err.startswith("error: no host has a GPU") and err.count("\n") == 1
     report = json.loads((tmp_path / "new/report/report.json").read_text())
     assert report["findings"][0]["check"] == "NCCL"

@@ -14,7 +14,9 @@ Facts = Mapping[str, Any]
 # Facts by host name, in the order of the command line.
 Hosts = Mapping[str, Facts]
 
-PASS, WARN, FAIL = "pass", "warn", "fail"
+PASS = "OK"
+WARN = "WARN"
+FAIL = "FAIL"
 
 _MIN_FREE_GB_FOR_RESULTS = 5
 _MIN_SHARED_MEMORY_GB_PER_RANK = 0.25

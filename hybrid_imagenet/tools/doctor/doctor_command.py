@@ -27,7 +27,10 @@ from hybrid_imagenet.tools.doctor.diagnosis import (
 _COLORS = {PASS: "32", WARN: "33", FAIL: "31"}
 _INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
 _EPILOG = """\
-Example:
+Examples:
+Check this host:
+  hybrid-imagenet doctor
+Check two hosts, the network between them and the files of a dataset:
   hybrid-imagenet doctor -H node1:8,node2:8 --data_dir=/data/shards
 
 Exit code: 0 if nothing fails, 1 if something fails, 2 for a wrong command line."""
@@ -48,7 +51,9 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """Parses the command line; raises UserError for a wrong one."""
     parser = command_line.Parser(
         "doctor",
-        "Checks hosts before a run. Each line passes, warns or fails, and names a remedy.",
+        "Checks this host, or the hosts of a cluster, before a long run: software, GPUs, network,"
+        " disk and dataset. Each line begins with OK, WARN or FAIL and names a remedy. The last"
+        " line says whether the hosts are ready, or what to fix first.",
         epilog=_EPILOG,
     )
     parser.add_argument(
@@ -163,19 +168,34 @@ def check_mpirun() -> Finding:
 
 
 def format_report(findings: Sequence[Finding], use_color: bool) -> str:
-    """Returns one line for each finding, and then the number of findings of each level."""
+    """Returns one line for each finding, their numbers, and what to do now."""
     lines = []
     for finding in findings:
-        level = finding.level
+        level = f"{finding.level:<4}"
         if use_color:
-            level = f"\033[{_COLORS[finding.level]}m{finding.level}\033[0m"
-        text = f"{finding.check}: {finding.message}"
-        if finding.level != PASS and finding.remedy:
-            text += f" -> {finding.remedy}"
-        lines.append(f"{level}  {printable(text)}")
+            level = f"\033[{_COLORS[finding.level]}m{level}\033[0m"
+        lines.append(f"{level}  {printable(_finding_text(finding))}")
     counts = []
     for level in (PASS, WARN, FAIL):
         count = sum(finding.level == level for finding in findings)
         counts.append(f"{count} {level}")
-    lines.append(", ".join(counts))
+    lines += [", ".join(counts), printable(_verdict(findings))]
     return "\n".join(lines)
+
+
+def _finding_text(finding: Finding) -> str:
+    text = f"{finding.check}: {finding.message}"
+    if finding.level != PASS and finding.remedy:
+        text += f" -> {finding.remedy}"
+    return text
+
+
+def _verdict(findings: Sequence[Finding]) -> str:
+    """Returns whether the hosts are ready for a run, or the first thing to fix."""
+    failed = [finding for finding in findings if finding.level == FAIL]
+    if failed:
+        return f"Not ready. Fix first: {_finding_text(failed[0])}"
+    warned = [finding for finding in findings if finding.level == WARN]
+    if warned:
+        return f"Ready to run. Look at this first: {_finding_text(warned[0])}"
+    return "Ready to run"

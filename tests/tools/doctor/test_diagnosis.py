@@ -133,11 +133,12 @@ def test_doctor_unreachable_host_fails_with_a_remedy(tmp_path):
     command = [sys.executable, "-m", "hybrid_imagenet", *words]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert result.returncode == 1
-    assert "pass  version of horovod: " in result.stdout and result.stdout.splitlines()[
-        -1
-    ].endswith(" 2 fail")
+    assert "OK    version of horovod: " in result.stdout
+    *_, counts, verdict = result.stdout.splitlines()
+    assert counts.endswith(" 2 FAIL")
+    assert verdict.startswith("Not ready. Fix first: host no-such-host.invalid: ssh failed")
     assert not list(tmp_path.iterdir()), "nothing is left behind"
-    line = next(line for line in result.stdout.splitlines() if line.startswith("fail"))
+    line = next(line for line in result.stdout.splitlines() if line.startswith("FAIL"))
     assert "host no-such-host.invalid: ssh failed" in line
     assert "->" in line
 
@@ -150,10 +151,25 @@ def test_doctor_wrong_command_line_ends_with_code_2(arguments, capsys):
     assert capsys.readouterr().err.startswith("error: ")
 
 
+@pytest.mark.parametrize(
+    ("levels", "verdict"),
+    [
+        ((PASS,), "Ready to run"),
+        ((PASS, WARN), "Ready to run. Look at this first: check 1: found -> fix it"),
+        ((WARN, PASS, FAIL, FAIL), "Not ready. Fix first: check 2: found -> fix it"),
+    ],
+)
+def test_format_report_ends_with_ready_or_the_first_thing_to_fix(levels, verdict):
+    findings = []
+    for number, level in enumerate(levels):
+        findings.append(Finding(level, f"check {number}", "found", "fix it"))
+    lines = doctor.format_report(findings, use_color=False).splitlines()
+    assert [line.split()[0] for line in lines[: len(levels)]] == list(levels)
+    counts = f"{levels.count(PASS)} OK, {levels.count(WARN)} WARN, {levels.count(FAIL)} FAIL"
+    assert lines[len(levels) :] == [counts, verdict]
+
+
 def test_format_report_has_color_only_if_requested():
-    findings = [Finding(FAIL, "x", "bad", "fix it"), Finding(PASS, "y", "fine")]
-    assert (
-        doctor.format_report(findings, use_color=False)
-        == "fail  x: bad -> fix it\npass  y: fine\n1 pass, 0 warn, 1 fail"
-    )
-    assert "\033[31mfail" in doctor.format_report(findings, use_color=True)
+    findings = [Finding(FAIL, "x", "bad", "fix it")]
+    assert "\033[31mFAIL" in doctor.format_report(findings, use_color=True)
+    assert "\033" not in doctor.format_report(findings, use_color=False)
