@@ -60,6 +60,10 @@ COMMANDS = {
     ),
     "predict": ("hybrid_imagenet.tools.predict", "the most probable classes of images"),
     "export": ("hybrid_imagenet.tools.export", "convert a network: ONNX, Keras, SavedModel"),
+    "recipes": (
+        "hybrid_imagenet.tools.recipes_command",
+        "list the published methods that --recipe of train chooses",
+    ),
     "data": ("hybrid_imagenet.tools.data.data_command", "prepare or check a dataset"),
     "doctor": ("hybrid_imagenet.tools.doctor.doctor_command", "check hosts before a run"),
     "env": ("hybrid_imagenet.tools.env", "print versions and settings for a bug report"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hybrid_imagenet.errors import UserError, did_you_mean
@@ -57,9 +57,13 @@ def load(name: str) -> Recipe:
     return recipe
 
 
-def table() -> str:
-    """Returns all recipes as text: method, published result, hardware, source."""
-    recipes = [load(name) for name in names()]
+def table(shown: Iterable[str] | None = None) -> str:
+    """Returns recipes as text: method, published result, hardware, source.
+
+    Args:
+      shown: names of recipes; None for all.
+    """
+    recipes = [load(name) for name in (names() if shown is None else shown)]
     width = max(len(recipe.name) for recipe in recipes)
     indent = " " * width
     lines = []
