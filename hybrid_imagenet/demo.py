@@ -25,6 +25,10 @@ _FLAGS = (
     "--model_width=16",
     "--target_top1=0.95",
 )
+_EPILOG = """\
+Examples:
+  hybrid-imagenet demo
+  hybrid-imagenet demo --run_dir=runs/first"""
 _NEXT_STEPS = """
 The installation works. What to try next, besides the commands above:
   hybrid-imagenet train --dataset=folder --data_dir=photos --val_fraction=0.2
@@ -41,7 +45,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = command_line.Parser(
         "demo",
         "Trains a small network on handwritten digits, which come with the program: on two CPU"
-        " ranks, or on one if there is no Open MPI. It takes less than a minute.",
+        " ranks, or on one if there is no Open MPI. It takes less than a minute. Use it after an"
+        " installation, to see that everything works and what a run looks like.",
+        epilog=_EPILOG,
     )
     parser.add_argument(
         "--run_dir",

@@ -7,7 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from hybrid_imagenet.comm.environment import restart_with_huge_pages
+from hybrid_imagenet.config.help import filled
 from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, did_you_mean, printable
+from hybrid_imagenet.options import SPELLING
 from hybrid_imagenet.tools import command_line
 
 # The module of each benchmark, and its description.
@@ -57,12 +59,30 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _usage() -> str:
+    columns = command_line.width()
     width = max(map(len, BENCHMARKS))
     lines = [
-        "usage: hybrid-imagenet bench NAME [--name=value ...]  (NAME --help describes its options)",
+        "usage: hybrid-imagenet bench NAME [--name=value ...]",
+        "",
+        filled(
+            "Measures the speed of this machine or cluster, and compares it with others.", columns
+        ),
         "",
     ]
-    lines += [f"  {name:<{width}}  {description}" for name, (_, description) in BENCHMARKS.items()]
+    indent = " " * (width + 4)
+    for name, (_, description) in BENCHMARKS.items():
+        text = filled(description, columns, indent).lstrip()
+        lines.append(f"  {name:<{width}}  {text}")
+    lines += [
+        "",
+        filled("hybrid-imagenet bench NAME --help describes the options of a benchmark.", columns),
+        "",
+        "Examples:",
+        "  hybrid-imagenet bench input --source=digits --json=input.json",
+        "  hybrid-imagenet bench gpu",
+        "",
+        filled(SPELLING, columns),
+    ]
     return "\n".join(lines)
 
 

@@ -34,6 +34,15 @@ if typing.TYPE_CHECKING:
     from hybrid_imagenet.comm.communicator import Communicator
     from hybrid_imagenet.comm.connected import ConnectedRanks
 
+_EPILOG = """\
+Examples:
+Compare two algorithms on four ranks:
+  hybrid-imagenet run -np 4 --module=hybrid_imagenet.benchmarks -- allreduce \\
+      --algorithms=ring,torus
+Measure two sizes without compression:
+  hybrid-imagenet run -np 2 --module=hybrid_imagenet.benchmarks -- allreduce \\
+      --sizes=1M,64M --compression=none"""
+
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 # A size is at least one value in FP32.
 _MIN_BYTES = 4
@@ -275,27 +284,41 @@ def format_table(rows: Sequence[dict[str, typing.Any]], communicator: Communicat
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = command_line.Parser("bench allreduce", (__doc__ or "").split("\n")[0])
+    parser = command_line.Parser("bench allreduce", (__doc__ or "").split("\n")[0], epilog=_EPILOG)
     parser.add_argument(
-        "--sizes", default="4K,64K,1M,16M,64M", help="bytes of FP32 gradients, with K, M or G"
+        "--sizes",
+        default="4K,64K,1M,16M,64M",
+        metavar="BYTES,...",
+        help="bytes of FP32 gradients, with K, M or G (default: %(default)s)",
     )
     parser.add_argument(
-        "--algorithms", default="mpi,ring", help=f"algorithms, from mpi, {', '.join(ALGORITHMS)}"
+        "--algorithms",
+        default="mpi,ring",
+        metavar="NAME,...",
+        help=f"algorithms, out of mpi, {', '.join(ALGORITHMS)} (default: %(default)s)",
     )
     parser.add_argument(
-        "--compression", default="none,fp16", help=f"compressions, from {', '.join(COMPRESSIONS)}"
+        "--compression",
+        default="none,fp16",
+        metavar="NAME,...",
+        help=f"compressions, out of {', '.join(COMPRESSIONS)} (default: %(default)s)",
     )
     parser.add_argument(
-        "--engines", default="horovod", help=f"engines, which take turns, from {', '.join(ENGINES)}"
+        "--engines",
+        default="horovod",
+        metavar="NAME,...",
+        help=(f"engines, which take turns, out of {', '.join(ENGINES)} (default: %(default)s)"),
     )
-    parser.add_argument("--torus_grid", help="rows x columns of the torus, VxH")
+    parser.add_argument(
+        "--torus_grid", metavar="VxH", help="rows x columns of the torus (default: chosen)"
+    )
     parser.add_argument(
         "--seconds",
         type=command_line.positive_float,
         default=5.0,
-        help="time to spend on each size",
+        help="seconds to spend on each size (default: %(default)g)",
     )
-    parser.add_argument("--json", help="file for the rows")
+    command_line.add_json_argument(parser)
     options = parser.parse_args(argv)
     options.sizes = [parse_size(text) for text in options.sizes.split(",") if text]
     options.algorithms = _parse_list("algorithms", options.algorithms, ("mpi", *ALGORITHMS))

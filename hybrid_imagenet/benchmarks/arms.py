@@ -33,6 +33,13 @@ from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.errors import EXIT_OK, UserError
 from hybrid_imagenet.tools import command_line
 
+_EPILOG = """\
+Examples:
+Measure one GPU in less than ten minutes:
+  hybrid-imagenet bench gpu --arms
+Try the arms without a GPU:
+  hybrid-imagenet bench gpu --arms --rehearse --minutes=5"""
+
 MEASURED, FAILED, CUT, NOT_RUN = "measured", "failed", "cut", "not run"
 _ROOT = Path(__file__).parents[2]
 _LOOK_SECONDS = 0.1
@@ -64,50 +71,60 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_line.Parser("bench gpu --arms", (__doc__ or "").split("\n")[0])
+    parser = command_line.Parser("bench gpu --arms", (__doc__ or "").split("\n")[0], epilog=_EPILOG)
     parser.add_argument(
         "--minutes",
         type=command_line.positive_float,
         default=9.5,
-        help="after which the command has ended (%(default)s)",
+        help="minutes after which the command ends (default: %(default)s)",
     )
     parser.add_argument(
-        "--out", default="gpu-arms", help="directory of the table and the logs (%(default)s)"
+        "--out",
+        default="gpu-arms",
+        metavar="DIR",
+        help="directory of the table and the logs (default: %(default)s)",
     )
     parser.add_argument(
         "--only",
         default="",
         metavar="ARM,...",
-        help="run these arms only; speed stands for all forms of the step, and JAX",
+        help=(
+            "run these measurements only; speed means all forms of the step, and JAX (default: all)"
+        ),
     )
     parser.add_argument(
-        "--again", action="store_true", help="run arms that the table in --out has already, too"
+        "--again",
+        action="store_true",
+        help="repeat measurements that the table in --out already has",
     )
     scaling.add_round_options(parser, steps=20, rounds=3)
     parser.add_argument(
         "--parallel", type=command_line.positive_int,
         default=max(1, len(os.sched_getaffinity(0)) // 2),
-        help="arms that prepare at once (half of the cores: %(default)s)",
+        help="measurements that prepare at the same time (default: half of the cores, %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--patience",
         type=command_line.positive_float,
         default=120,
-        help="seconds for a wave to warm up (%(default)s)",
+        help="seconds that measurements may take to prepare (default: %(default)s)",
     )
     parser.add_argument(
-        "--peer_python", default="python3", help="interpreter with PyTorch or JAX (%(default)s)"
+        "--peer_python",
+        default="python3",
+        metavar="PYTHON",
+        help="Python that has PyTorch or JAX (default: %(default)s)",
     )
     parser.add_argument(
         "--fashion_mnist",
         default="",
         metavar="DIR",
-        help="the four IDX files, for the arm that trains",
+        help="directory of the four IDX files, for the measurement that trains",
     )
     parser.add_argument(
         "--rehearse",
         action="store_true",
-        help="a small network: tries the arms where there is no GPU",
+        help="use a small network, to try the measurements without a GPU",
     )
     return parser
 

@@ -15,6 +15,11 @@ from typing import Any
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools import command_line
 
+_EPILOG = """\
+Examples:
+  hybrid-imagenet bench compare old.json new.json
+  hybrid-imagenet bench compare old.json new.json --tolerance=0.1"""
+
 HIGHER_IS_BETTER = ("images_per_second", "bytes_per_second", "operations_per_second", "busbw_gb_s")
 LOWER_IS_BETTER = (
     "milliseconds",
@@ -107,16 +112,14 @@ def load(path: str) -> Any:
 
 def main(argv: Sequence[str]) -> int:
     """Prints the table and tells by the exit code whether anything became worse."""
-    parser = command_line.Parser(
-        prog="hybrid-imagenet bench compare", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("old", help="JSON file of the earlier run")
-    parser.add_argument("new", help="JSON file of the later run")
+    parser = command_line.Parser("bench compare", (__doc__ or "").split("\n")[0], epilog=_EPILOG)
+    parser.add_argument("old", metavar="OLD", help="JSON file of the earlier run")
+    parser.add_argument("new", metavar="NEW", help="JSON file of the later run")
     parser.add_argument(
         "--tolerance",
         type=command_line.number,
         default=0.05,
-        help="share by which a measure may be worse",
+        help="fraction by which a measure may be worse (default: %(default)s)",
     )
     options = parser.parse_args(argv)
     rows = compare(load(options.old), load(options.new))

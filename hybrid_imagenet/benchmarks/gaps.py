@@ -18,19 +18,26 @@ from hybrid_imagenet.benchmarks import scaling
 from hybrid_imagenet.errors import EXIT_OK
 from hybrid_imagenet.tools import command_line
 
+_EPILOG = """\
+Examples:
+  hybrid-imagenet bench gaps
+  hybrid-imagenet bench gaps --steps=20 --json=gaps.json -- --per_gpu_batch=64
+Words after -- are flags of training."""
+
 _CALL = "call of a step"
 _LISTED = 10
 
 
 def main(argv: Sequence[str]) -> int:
     """Profiles steps, prints the gaps and writes --json."""
-    parser = command_line.Parser(
-        prog="hybrid-imagenet bench gaps", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = command_line.Parser("bench gaps", (__doc__ or "").split("\n")[0], epilog=_EPILOG)
     parser.add_argument(
-        "--steps", type=command_line.positive_int, default=8, help="steps to profile (%(default)s)"
+        "--steps",
+        type=command_line.positive_int,
+        default=8,
+        help="steps to profile (default: %(default)s)",
     )
-    parser.add_argument("--json", help="file for the result")
+    command_line.add_json_argument(parser)
     words, flags = scaling.split_arguments(argv)
     options: argparse.Namespace = parser.parse_args(words)
     found = _profiled(options.steps, flags)

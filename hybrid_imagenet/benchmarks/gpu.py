@@ -41,6 +41,14 @@ from hybrid_imagenet.tools.doctor import doctor_command as doctor
 from hybrid_imagenet.tools.doctor.diagnosis import PASS
 from hybrid_imagenet.tools.doctor.host_facts import parse_hosts
 
+_EPILOG = """\
+Examples:
+Measure this host:
+  hybrid-imagenet bench gpu
+Measure two hosts with a batch of 256 per GPU:
+  hybrid-imagenet bench gpu -H node1:8,node2:8 -- --per_gpu_batch=256
+Words after -- are flags of training."""
+
 # Images per GPU as in the publications: 128 on a P40, and 256 on the other GPUs.
 _P40_BATCH = 128
 _DEFAULT_BATCH = 256
@@ -93,31 +101,34 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser = command_line.Parser(
         "bench gpu",
         (__doc__ or "").split("\n")[0],
-        epilog="Words after -- are flags of the training program.",
+        epilog=_EPILOG,
     )
     parser.add_argument(
         "-H",
         "--hosts",
         default="localhost",
         metavar="HOST:SLOTS,...",
-        help="hosts and ranks on each (this host, all GPUs)",
+        help="hosts with the number of ranks on each (default: all GPUs of this host)",
     )
     scaling.add_network_options(parser)
     parser.add_argument(
-        "--out", default="gpu-report", help="directory for the report (%(default)s)"
+        "--out",
+        default="gpu-report",
+        metavar="DIR",
+        help="directory for the report (default: %(default)s)",
     )
     scaling.add_round_options(parser, steps=20, rounds=3)
     parser.add_argument(
         "--classes",
         type=command_line.positive_int,
         default=1000,
-        help="classes of the network (%(default)s)",
+        help="classes of the network (default: %(default)s)",
     )
     parser.add_argument(
         "--timeout",
         type=command_line.positive_float,
         default=900,
-        help="seconds that a job may take (%(default)s)",
+        help="seconds after which a job is ended (default: %(default)s)",
     )
     parser.add_argument(
         "--arms",

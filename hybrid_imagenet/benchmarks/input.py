@@ -25,6 +25,13 @@ from hybrid_imagenet.errors import EXIT_OK, without_secrets
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.command_line import positive_int
 
+_EPILOG = """\
+Examples:
+Measure generated photographs:
+  hybrid-imagenet bench input
+Measure your own dataset with eight threads:
+  hybrid-imagenet bench input --source=tfrecord --data_dir=/data --threads=8"""
+
 _WARMUP_BATCHES = 3
 # A simulated trainer consumes images at this fraction of the speed at which they can be read.
 _TRAINER_SPEED = 0.8
@@ -54,40 +61,52 @@ def write_results(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> 
     command_line.write_json(arguments.json, {**options, "machine": machine, "rows": rows})
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Returns the parser for the options of the benchmark."""
-    parser = command_line.Parser("bench input", (__doc__ or "").split("\n")[0])
-    parser.add_argument("--source", help="dataset, as in training (default: generated photographs)")
-    parser.add_argument("--data_dir", help="directory or URL of the source")
-    parser.add_argument("--data_cache_dir", help="directory for copies of the files of a URL")
+def make_parser(name: str = "input") -> argparse.ArgumentParser:
+    """Returns the parser for the options of the benchmark.
+
+    Args:
+      name: of the benchmark: input, or input_peers.
+    """
+    parser = command_line.Parser(f"bench {name}", (__doc__ or "").split("\n")[0], epilog=_EPILOG)
+    parser.add_argument(
+        "--source",
+        metavar="NAME",
+        help="dataset, as in training (default: generated photographs)",
+    )
+    parser.add_argument("--data_dir", metavar="DIR", help="directory or URL of the dataset")
+    parser.add_argument(
+        "--data_cache_dir",
+        metavar="DIR",
+        help="directory for copies of the files, if --data_dir is a URL",
+    )
     parser.add_argument(
         "--augmentation",
         default="inception",
         choices=AUGMENTATIONS,
-        help="augmentation of the images (%(default)s)",
+        help="augmentation of the images (default: %(default)s)",
     )
     parser.add_argument(
         "--image_size",
         type=positive_int,
         default=224,
-        help="side of an image in pixels (%(default)s)",
+        help="height and width of an image in pixels (default: %(default)s)",
     )
     parser.add_argument(
-        "--batch", type=positive_int, default=64, help="images per batch (%(default)s)"
+        "--batch", type=positive_int, default=64, help="images per batch (default: %(default)s)"
     )
     parser.add_argument(
         "--threads",
         type=positive_int,
         default=os.cpu_count() or 1,
-        help="decoding threads (%(default)s)",
+        help="threads that decode (default: the number of processors, %(default)s)",
     )
     parser.add_argument(
         "--seconds",
         type=command_line.positive_float,
         default=10,
-        help="seconds of each measurement (%(default)s)",
+        help="seconds of each measurement (default: %(default)s)",
     )
-    parser.add_argument("--json", help="file for the results")
+    command_line.add_json_argument(parser)
     return parser
 
 

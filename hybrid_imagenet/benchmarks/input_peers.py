@@ -24,14 +24,18 @@ PEERS = {
 
 def main(argv: list[str]) -> int:
     """Runs the benchmark; prints a table and writes --json."""
-    parser = packaged.make_parser()
+    parser = packaged.make_parser("input_peers")
     parser.add_argument(
-        "--peers", default=",".join(PEERS), help="other libraries to run, from %(default)s"
+        "--peers",
+        default=",".join(PEERS),
+        metavar="NAME,...",
+        help="other libraries to measure (default: %(default)s)",
     )
     parser.add_argument(
         "--dali_python",
         default=sys.executable,
-        help="a Python that has nvidia-dali-cuda120 (default: this one)",
+        metavar="PYTHON",
+        help="Python that has nvidia-dali-cuda120 (default: this one)",
     )
     arguments = parser.parse_args(argv)
     chosen = [] if arguments.source else list(filter(None, arguments.peers.split(",")))

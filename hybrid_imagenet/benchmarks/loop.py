@@ -22,6 +22,12 @@ from hybrid_imagenet.benchmarks import _photographs, scaling
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.tools import command_line
 
+_EPILOG = """\
+Examples:
+  hybrid-imagenet bench loop
+  hybrid-imagenet bench loop --steps=50 --json=loop.json -- --per_gpu_batch=64
+Words after -- are flags of training."""
+
 
 def main(argv: Sequence[str]) -> int:
     """Runs the benchmark, prints the figures and writes --json."""
@@ -54,19 +60,20 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_line.Parser(
-        prog="hybrid-imagenet bench loop", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = command_line.Parser("bench loop", (__doc__ or "").split("\n")[0], epilog=_EPILOG)
     parser.add_argument(
         "--steps",
         type=command_line.positive_int,
         default=10,
-        help="steps per turn, and between records (%(default)s)",
+        help="steps per turn, and between records (default: %(default)s)",
     )
     parser.add_argument(
-        "--rounds", type=command_line.positive_int, default=3, help="turns of each (%(default)s)"
+        "--rounds",
+        type=command_line.positive_int,
+        default=3,
+        help="turns of each (default: %(default)s)",
     )
-    parser.add_argument("--json", help="file for the result")
+    command_line.add_json_argument(parser)
     return parser
 
 

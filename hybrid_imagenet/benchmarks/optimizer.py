@@ -17,11 +17,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet.comm.quiet import import_tensorflow
-from hybrid_imagenet.optimizers.kinds import classify_by_rank
 from hybrid_imagenet.tools import command_line
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+_EPILOG = """\
+Examples:
+  hybrid-imagenet bench optimizer
+  hybrid-imagenet bench optimizer --rounds=100 --json=optimizer.json"""
 
 BASELINE = "keras SGD"
 
@@ -67,6 +71,7 @@ def implementations(
     import tensorflow as tf
 
     from hybrid_imagenet import optimizers
+    from hybrid_imagenet.optimizers import kinds
 
     def variables() -> list[keras.Variable]:
         return [keras.Variable(w) for w in weights]
@@ -84,7 +89,7 @@ def implementations(
     def ours(name: str, phase: float, **arguments: Any) -> OptimizerImplementation:
         optimizer = optimizers.create(**arguments)
         own = variables()
-        optimizer.set_kinds(classify_by_rank(own))
+        optimizer.set_kinds(kinds.classify_by_rank(own))
         optimizer.build(own)
         optimizer.hyperparameters.assign({"phase": phase})
 
@@ -110,22 +115,20 @@ def implementations(
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Reads the command line."""
-    parser = command_line.Parser(
-        prog="hybrid-imagenet bench optimizer", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = command_line.Parser("bench optimizer", (__doc__ or "").split("\n")[0], epilog=_EPILOG)
     parser.add_argument(
         "--rounds",
         type=command_line.positive_int,
         default=20,
-        help="updates of each implementation",
+        help="updates of each implementation (default: %(default)s)",
     )
     parser.add_argument(
         "--threads",
         type=command_line.positive_int,
         default=len(os.sched_getaffinity(0)),
-        help="threads of TensorFlow",
+        help="threads of TensorFlow (default: the number of processors, %(default)s)",
     )
-    parser.add_argument("--json", help="file for the result")
+    command_line.add_json_argument(parser)
     return parser.parse_args(argv)
 
 

@@ -18,6 +18,11 @@ from hybrid_imagenet.errors import EXIT_OK
 from hybrid_imagenet.models.depths import WIDTH
 from hybrid_imagenet.tools import command_line
 
+_EPILOG = """\
+Examples:
+  hybrid-imagenet bench peer --peer=keras
+  hybrid-imagenet bench peer --peer=jax --python=/opt/jax/bin/python --batch=128"""
+
 _NETWORK = {"model": "resnet50", "width": WIDTH, "stem": "imagenet", "num_classes": 1000}
 
 
@@ -50,24 +55,38 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = command_line.Parser("hybrid-imagenet bench peer", (__doc__ or "").split("\n")[0])
-    parser.add_argument("--peer", required=True, choices=PEERS, help="implementation")
+    parser = command_line.Parser("bench peer", (__doc__ or "").split("\n")[0], epilog=_EPILOG)
+    parser.add_argument("--peer", required=True, choices=PEERS, help="implementation to measure")
     parser.add_argument(
-        "--python", default=sys.executable, help="interpreter that has its framework (this one)"
+        "--python",
+        default=sys.executable,
+        metavar="PYTHON",
+        help="Python that has its framework (default: this one)",
     )
     parser.add_argument(
-        "--batch", type=command_line.positive_int, default=256, help="images per step"
+        "--batch",
+        type=command_line.positive_int,
+        default=256,
+        help="images per step (default: %(default)s)",
     )
-    parser.add_argument("--image_size", type=command_line.positive_int, default=224, help="pixels")
+    parser.add_argument(
+        "--image_size",
+        type=command_line.positive_int,
+        default=224,
+        help="height and width of the images in pixels (default: %(default)s)",
+    )
     parser.add_argument(
         "--precision",
         default="mixed_float16",
         choices=("float32", "mixed_float16", "mixed_bfloat16"),
-        help="compute type (%(default)s)",
+        help="type to compute in (default: %(default)s)",
     )
     scaling.add_round_options(parser, steps=20, rounds=3)
     parser.add_argument(
-        "--threads", type=command_line.positive_int, default=2, help="threads of a CPU"
+        "--threads",
+        type=command_line.positive_int,
+        default=2,
+        help="threads on a CPU (default: %(default)s)",
     )
-    parser.add_argument("--json", help="file for the result")
+    command_line.add_json_argument(parser)
     return parser.parse_args(list(argv))

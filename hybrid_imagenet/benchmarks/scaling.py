@@ -34,6 +34,14 @@ if typing.TYPE_CHECKING:
     from hybrid_imagenet.comm.communicator import Communicator
     from hybrid_imagenet.config import RunConfig
 
+_EPILOG = """\
+Examples:
+Measure one and two ranks on this host:
+  hybrid-imagenet bench scaling --ranks=1,2
+Measure up to 16 GPUs of two hosts:
+  hybrid-imagenet bench scaling -H node1:8,node2:8 --ranks=1,8,16 -- --per_gpu_batch=256
+Words after -- are flags of training."""
+
 # Environment variable with the directory of the files of `wait_for_turn`.
 TURN_VARIABLE = "HYBRID_IMAGENET_BENCH_TURN"
 READY_FILE = "ready"
@@ -108,34 +116,41 @@ def make_parser() -> argparse.ArgumentParser:
     parser = command_line.Parser(
         "bench scaling",
         (__doc__ or "").split("\n")[0],
-        epilog="Words after -- are flags of the training program.",
+        epilog=_EPILOG,
     )
     parser.add_argument(
-        "--ranks", default="1,2", help="numbers of ranks, smallest first (%(default)s)"
+        "--ranks",
+        default="1,2",
+        metavar="N,...",
+        help="numbers of ranks, smallest first (default: %(default)s)",
     )
     parser.add_argument(
-        "-H", "--hosts", default="", metavar="HOST:SLOTS,...", help="hosts of the ranks (this host)"
+        "-H",
+        "--hosts",
+        default="",
+        metavar="HOST:SLOTS,...",
+        help="hosts of the ranks (default: this host)",
     )
     add_network_options(parser)
     parser.add_argument(
         "--threads",
         type=command_line.positive_int,
-        help="threads per rank (the cores of a host divided by its ranks)",
+        help="threads per rank (default: the cores of a host divided by its ranks)",
     )
     add_round_options(parser, steps=5, rounds=5)
     parser.add_argument(
         "--classes",
         type=command_line.positive_int,
         default=1000,
-        help="classes of the network (%(default)s)",
+        help="classes of the network (default: %(default)s)",
     )
     parser.add_argument(
         "--timeout",
         type=command_line.positive_float,
         default=1800,
-        help="seconds that a job may take (%(default)s)",
+        help="seconds after which a job is ended (default: %(default)s)",
     )
-    parser.add_argument("--json", help="file for the rows")
+    command_line.add_json_argument(parser)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser
 
@@ -146,26 +161,30 @@ def add_round_options(parser: argparse.ArgumentParser, *, steps: int, rounds: in
         "--steps",
         type=command_line.positive_int,
         default=steps,
-        help="steps per round (%(default)s)",
+        help="steps per round (default: %(default)s)",
     )
     parser.add_argument(
         "--rounds",
         type=command_line.positive_int,
         default=rounds,
-        help="rounds that count (%(default)s)",
+        help="rounds that are measured (default: %(default)s)",
     )
 
 
 def add_network_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `hybrid-imagenet run` about the network."""
     parser.add_argument(
-        "--ssh_port", type=command_line.positive_int, help="port of sshd on the hosts"
+        "--ssh_port",
+        type=command_line.positive_int,
+        metavar="PORT",
+        help="port of sshd on the hosts (default: from the configuration of ssh)",
     )
     parser.add_argument(
         "--network_interfaces",
         dest="interface",
         default="",
-        help="network interface that the run will use",
+        metavar="NAME",
+        help="network interface that the run will use, such as eth0",
     )
 
 
@@ -350,7 +369,7 @@ def measure(
       config: configuration of the run.
       communicator: communicator of all ranks.
       steps: steps per round.
-      rounds: number of rounds that count.
+      rounds: number of rounds that are measured.
       classes: number of classes of the model.
 
     Returns:

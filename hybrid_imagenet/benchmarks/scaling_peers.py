@@ -40,7 +40,11 @@ def parser() -> argparse.ArgumentParser:
     """The options of `bench scaling`, and the peer."""
     found = scaling.make_parser()
     found.add_argument(
-        "--peers", default="", choices=("", "horovod"), help="the other implementation to run"
+        "--peers",
+        default="",
+        choices=("", "horovod"),
+        metavar="NAME",
+        help="other implementation to measure: horovod (default: none)",
     )
     return found
 

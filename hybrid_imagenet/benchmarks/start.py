@@ -30,6 +30,11 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.startup import COMMAND_START_VARIABLE
 from hybrid_imagenet.tools import command_line
 
+_EPILOG = """\
+Examples:
+  hybrid-imagenet bench start
+  hybrid-imagenet bench start --launcher="hybrid-imagenet run -np 2 --" --rounds=3"""
+
 _MAIN = [sys.executable, "-m", "hybrid_imagenet.main"]
 _ROOT = Path(__file__).parents[2]
 _DIGITS = _ROOT / "flags" / "digits.flags"
@@ -68,29 +73,27 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_line.Parser(
-        prog="hybrid-imagenet bench start", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = command_line.Parser("bench start", (__doc__ or "").split("\n")[0], epilog=_EPILOG)
     parser.add_argument(
         "--launcher",
         help=(
-            "what starts the ranks, such as `horovodrun -np 2` or `hybrid-imagenet run -np 2 --`"
-            " (launch/local.sh)"
+            "command that starts the ranks, such as `horovodrun -np 2` or"
+            " `hybrid-imagenet run -np 2 --` (default: launch/local.sh)"
         ),
     )
     parser.add_argument(
         "--rounds",
         type=command_line.positive_int,
         default=1,
-        help="launches of each kind (%(default)s)",
+        help="launches of each kind (default: %(default)s)",
     )
     parser.add_argument(
         "--timeout",
         type=command_line.positive_float,
         default=300,
-        help="seconds to wait for a first step (%(default)s)",
+        help="seconds to wait for a first step (default: %(default)s)",
     )
-    parser.add_argument("--json", help="file for the result")
+    command_line.add_json_argument(parser)
     return parser
 
 

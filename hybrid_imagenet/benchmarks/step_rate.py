@@ -27,6 +27,13 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models.depths import DEPTHS, STEMS, VERSION_1, WIDTH
 from hybrid_imagenet.tools import command_line
 
+_EPILOG = """\
+Examples:
+Compare with Keras and PyTorch:
+  hybrid-imagenet bench step
+Measure this program alone:
+  hybrid-imagenet bench step --peers= --batch=32 --precision=float32 --json=step.json"""
+
 OURS = "hybrid"
 _PROGRAM = "hybrid_imagenet.benchmarks._step_program"
 PEERS = {
@@ -125,51 +132,78 @@ class Implementation:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Reads the command line."""
-    parser = command_line.Parser(
-        prog="hybrid-imagenet bench step", description=(__doc__ or "").split("\n")[0]
+    parser = command_line.Parser("bench step", (__doc__ or "").split("\n")[0], epilog=_EPILOG)
+    parser.add_argument(
+        "--batch",
+        type=command_line.positive_int,
+        default=16,
+        help="images per step (default: %(default)s)",
     )
     parser.add_argument(
-        "--batch", type=command_line.positive_int, default=16, help="images per step"
+        "--image_size",
+        type=command_line.positive_int,
+        default=224,
+        help="height and width of the images in pixels (default: %(default)s)",
     )
-    parser.add_argument("--image_size", type=command_line.positive_int, default=224, help="pixels")
     parser.add_argument(
-        "--model", default="resnet50", choices=sorted(set(DEPTHS) - set(VERSION_1)), help="network"
+        "--model",
+        default="resnet50",
+        choices=sorted(set(DEPTHS) - set(VERSION_1)),
+        help="network (default: %(default)s)",
     )
     parser.add_argument(
         "--model_width",
         dest="width",
         type=command_line.positive_int,
         default=WIDTH,
-        help="channels of the first stage",
+        help="channels of the first stage (default: %(default)s)",
     )
-    parser.add_argument("--stem", default="imagenet", choices=STEMS, help="first layers")
     parser.add_argument(
-        "--num_classes", type=command_line.positive_int, default=1000, help="classes"
+        "--stem", default="imagenet", choices=STEMS, help="first layers (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--num_classes",
+        type=command_line.positive_int,
+        default=1000,
+        help="number of classes (default: %(default)s)",
     )
     parser.add_argument(
         "--precision",
         default="mixed_bfloat16",
         choices=("float32", "mixed_float16", "mixed_bfloat16"),
+        help="type to compute in (default: %(default)s)",
     )
-    parser.add_argument("--steps", type=command_line.positive_int, default=3, help="steps per turn")
     parser.add_argument(
-        "--rounds", type=command_line.positive_int, default=5, help="turns of each implementation"
+        "--steps",
+        type=command_line.positive_int,
+        default=3,
+        help="steps per turn (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=command_line.positive_int,
+        default=5,
+        help="turns of each implementation (default: %(default)s)",
     )
     parser.add_argument(
         "--threads",
         type=command_line.positive_int,
         default=len(os.sched_getaffinity(0)),
-        help="threads per implementation",
+        help="threads per implementation (default: the number of processors, %(default)s)",
     )
     parser.add_argument(
-        "--peers", default="keras,torch", help=f"comma-separated: {', '.join(PEERS)}"
+        "--peers",
+        default="keras,torch",
+        metavar="NAME,...",
+        help=f"other implementations, out of {', '.join(PEERS)} (default: %(default)s)",
     )
     parser.add_argument(
         "--torch_python",
         default=sys.executable,
-        help="interpreter that has PyTorch or JAX (default: this one)",
+        metavar="PYTHON",
+        help="Python that has PyTorch or JAX (default: this one)",
     )
-    parser.add_argument("--json", help="file for the result")
+    command_line.add_json_argument(parser)
     return parser.parse_args(argv)
 
 

@@ -149,6 +149,11 @@ def print_escaped(text: str, stream: TextIO | None = None) -> None:
     print(printable_lines(text), file=stream, flush=stream is not None)
 
 
+def add_json_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds --json=FILE, see `write_json`."""
+    parser.add_argument("--json", metavar="FILE", help="file to write the results to, as JSON")
+
+
 def write_json(path: str | None, values: object, flag: str = "--json") -> None:
     """Writes measurements to the file that a flag names; does nothing without the flag.
 
@@ -271,6 +276,16 @@ non_negative_int = _number_type(int, lambda value: value >= 0, "a whole number o
 positive_int = _number_type(int, lambda value: value >= 1, "a whole number of at least 1")
 positive_float = _number_type(float, lambda value: 0 < value < math.inf, "a number above 0")
 fraction = _number_type(float, lambda value: 0 < value <= 1, "a number above 0 and at most 1")
+
+
+_NUMBER_TYPES = (
+    whole_number,
+    number,
+    non_negative_int,
+    positive_int,
+    positive_float,
+    fraction,
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -468,9 +483,11 @@ class _HelpFormatter(argparse.HelpFormatter):
 
     @staticmethod
     def value_placeholder(action: argparse.Action) -> str:
+        if action.metavar:
+            return str(action.metavar)
         if action.choices:
             return "|".join(str(choice) for choice in action.choices)
-        return str(action.metavar or action.dest.upper())
+        return "N" if action.type in _NUMBER_TYPES else action.dest.upper()
 
     @staticmethod
     def positional_usage(action: argparse.Action) -> str:

@@ -50,6 +50,7 @@ def main(arguments: Sequence[str]) -> None:
         "env",
         "Prints versions, GPUs and environment variables of this host, to paste into a bug report."
         " Passwords and tokens are masked.",
+        epilog="Examples:\n  hybrid-imagenet env\n  hybrid-imagenet env --json > env.json",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)

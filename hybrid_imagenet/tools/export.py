@@ -59,7 +59,8 @@ def main(argv: Sequence[str]) -> None:
 def _parser() -> command_line.Parser:
     parser = command_line.Parser(
         "export",
-        "Writes a trained network in another file format, and checks that its outputs agree.",
+        "Writes a trained network in another file format, to use it in other programs. The written"
+        " file is run on random images, and kept only if its outputs agree.",
         epilog=_EPILOG,
     )
     command_line.add_network_arguments(parser)

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 _IMAGES_PER_BATCH = 32
 _EPILOG = """\
-Example:
-  hybrid-imagenet predict runs/NAME --best cat.jpg dog.png --top=3"""
+Examples:
+  hybrid-imagenet predict runs/NAME --best cat.jpg dog.png --top=3
+  hybrid-imagenet predict runs/NAME photos/*.jpg --json > predictions.json"""
 
 
 @command_line.command
@@ -57,7 +58,10 @@ def main(argv: Sequence[str]) -> None:
 
 def _parser() -> command_line.Parser:
     parser = command_line.Parser(
-        "predict", "Prints the most probable classes of images.", epilog=_EPILOG
+        "predict",
+        "Prints the most probable classes of images with their probabilities. Images are prepared"
+        " as in an evaluation of the run.",
+        epilog=_EPILOG,
     )
     command_line.add_network_arguments(parser)
     parser.add_argument(
@@ -65,7 +69,7 @@ def _parser() -> command_line.Parser:
         nargs="+",
         type=pathlib.Path,
         metavar="IMAGE",
-        help=f"{images.FORMAT_NAMES} files",
+        help=f"image file: {images.FORMAT_NAMES}",
     )
     parser.add_argument(
         "--top",

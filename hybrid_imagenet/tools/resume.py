@@ -58,8 +58,9 @@ def main(arguments: Sequence[str]) -> None:
 def _parser() -> command_line.Parser:
     parser = command_line.Parser(
         "resume",
-        "Continues a run in its directory. Words after RUN are flags of training, which replace"
-        " the run's flags.",
+        "Continues a run in its directory, from its latest valid checkpoint and with its flags, on"
+        " as many ranks as before. Use it for a run that was stopped, killed or lost a host, or to"
+        " train longer. Words after RUN are flags of training, which replace those of the run.",
         epilog=_EPILOG,
     )
     parser.add_argument("run", metavar="RUN", type=pathlib.Path, help=command_line.RUN_HELP)

@@ -248,7 +248,8 @@ def _parser() -> Parser:
     parser = Parser(
         "run",
         "Starts the training program, or a script of yours, as several ranks on this host or on"
-        " several hosts.",
+        " several hosts. Without -np and slots, one rank is started for each GPU. If a rank fails,"
+        " all end. To train in one process, use hybrid-imagenet train.",
         usage=_USAGE,
         epilog=_EXAMPLES,
     )

@@ -22,7 +22,18 @@ _POLL_SECONDS = 0.5
 _RUNS_EPILOG = """\
 Examples:
   hybrid-imagenet runs
+  hybrid-imagenet runs /shared/experiments
   hybrid-imagenet runs --diff runs/one runs/other"""
+_STATUS_EPILOG = """\
+Examples:
+  hybrid-imagenet status runs/NAME
+Look at it every minute:
+  watch -n 60 hybrid-imagenet status runs/NAME"""
+_STOP_EPILOG = """\
+Examples:
+  hybrid-imagenet stop runs/NAME
+Stop it, and continue on four ranks:
+  hybrid-imagenet stop runs/NAME && hybrid-imagenet resume runs/NAME -np 4"""
 
 
 @command_line.command
@@ -39,7 +50,11 @@ def main(arguments: Sequence[str]) -> None:
 def status(arguments: Sequence[str]) -> None:
     """Runs `status`."""
     directory = _parse_directory(
-        "status", "Prints the state of a run, and how to continue or stop it.", arguments
+        "status",
+        "Prints the state of a run (running, finished, stopped, killed or diverged), its results so"
+        " far, and the command that continues or stops it.",
+        _STATUS_EPILOG,
+        arguments,
     )
     command_line.print_escaped(_describe(directory))
 
@@ -48,7 +63,11 @@ def status(arguments: Sequence[str]) -> None:
 def stop(arguments: Sequence[str]) -> None:
     """Runs `stop`."""
     directory = _parse_directory(
-        "stop", "Asks a run on this host to save and stop, and waits until it has.", arguments
+        "stop",
+        "Asks a run on this host to save a checkpoint and stop, and waits until it has. Use it to"
+        " free the GPUs; hybrid-imagenet resume continues the run.",
+        _STOP_EPILOG,
+        arguments,
     )
     if files.lock_holder(directory) is None:
         raise UserError(_nothing_to_stop_message(directory))
@@ -60,7 +79,10 @@ def stop(arguments: Sequence[str]) -> None:
 
 def _runs_parser() -> command_line.Parser:
     parser = command_line.Parser(
-        "runs", "Lists the runs in a directory, the newest last.", epilog=_RUNS_EPILOG
+        "runs",
+        "Lists the runs in a directory with their state, accuracy and speed, the newest last. With"
+        " --diff, compares the flags of two runs.",
+        epilog=_RUNS_EPILOG,
     )
     parser.add_argument(
         "directory",
@@ -78,13 +100,11 @@ def _runs_parser() -> command_line.Parser:
     return parser
 
 
-def _parse_directory(command_name: str, description: str, arguments: Sequence[str]) -> pathlib.Path:
+def _parse_directory(
+    command_name: str, description: str, epilog: str, arguments: Sequence[str]
+) -> pathlib.Path:
     """Parses the arguments of a command on one run; returns the run's directory."""
-    parser = command_line.Parser(
-        command_name,
-        description,
-        epilog=f"Example:\n  hybrid-imagenet {command_name} runs/NAME",
-    )
+    parser = command_line.Parser(command_name, description, epilog=epilog)
     parser.add_argument("run", metavar="RUN", type=pathlib.Path, help=command_line.RUN_HELP)
     return pathlib.Path(parser.parse_args(arguments).run)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hybrid_imagenet import __main__ as program
+from hybrid_imagenet.benchmarks.__main__ import BENCHMARKS
 from hybrid_imagenet.comm.environment import Placement
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.options import SPELLING
@@ -238,34 +239,35 @@ def test_commands_reject_a_url_as_output(words, tmp_path, capsys):
     assert f"={url} is a URL, but a local path is needed" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", sorted(set(program.COMMANDS) - {"bench"}))
-def test_help_of_every_command_has_the_common_layout(command, capsys):
-    try:
-        code = program.main([command, "--help"])
-    except SystemExit as end:
-        code = end.code
-    text = capsys.readouterr().out
-    assert code in (0, None)
-    assert text.startswith("usage: ")
-    flags = re.findall(r"^  --(\[no\])?([a-z_0-9]+)(=\S+)?$", text, re.M)
-    # These commands take words and no flags.
-    assert flags or command in ("data", "runs", "status", "stop")
-    assert not re.search(r"^  --[a-z_]+-[a-z]", text, re.M)
+HELP = (
+    *([command] for command in sorted(program.COMMANDS)),
+    *(["data", name] for name in ("prepare", "check")),
+    *(["bench", name] for name in sorted(BENCHMARKS)),
+)
 
 
-# bench and data have subcommands, see the next test.
-@pytest.mark.parametrize("command", sorted(set(program.COMMANDS) - {"bench", "data"}))
-def test_help_of_every_command_says_that_dashes_and_underscores_mean_the_same(command, capsys):
-    with contextlib.suppress(SystemExit):
-        program.main([command, "--help"])
-    assert SPELLING in " ".join(capsys.readouterr().out.split())
-
-
-@pytest.mark.parametrize("words", [["data", "prepare"], ["bench", "input"]])
-def test_help_of_subcommands_says_that_dashes_and_underscores_mean_the_same(words, capsys):
+@pytest.mark.parametrize("columns", [60, 140])
+@pytest.mark.parametrize("words", HELP, ids=" ".join)
+def test_help_of_every_command_is_complete(words, columns, monkeypatch, capsys):
+    """Help has a usage line, a description, examples, and the text of each option."""
+    monkeypatch.setenv("COLUMNS", str(columns))
     with contextlib.suppress(SystemExit):
         program.main([*words, "--help"])
-    assert SPELLING in " ".join(capsys.readouterr().out.split())
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: hybrid-imagenet {words[0]}")
+    _, description, *_ = text.split("\n\n")
+    assert description.rstrip()[-1] in ".:"
+    examples = re.findall(r"^ +(?:hybrid-imagenet|watch) .*$", text, re.M)
+    assert len(examples) >= 2
+    assert SPELLING in " ".join(text.split())
+    # Names of options have underscores, and each is followed by its text.
+    assert not re.search(r"^  --[a-z_]+-[a-z]", text, re.M)
+    for name in re.findall(r"^  -.*\n(?!      )", text, re.M):
+        assert " " in name.strip("\n -"), name
+    assert "(default " not in text or words[0] in ("train", "plan")
+    assert "(%" not in text
+    lines = [line for line in text.splitlines() if line not in examples and "--" not in line]
+    assert max(map(len, lines)) <= columns
 
 
 def test_help_in_a_narrow_terminal_keeps_commands_on_one_line(monkeypatch, capsys):

@@ -13,25 +13,53 @@ from hybrid_imagenet.data import datasets, listing
 from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, UserError, pluralize
 from hybrid_imagenet.tools import command_line
 
+_EPILOG = """\
+Examples:
+  hybrid-imagenet data prepare --from=folder --data_dir=photos --to=shards
+  hybrid-imagenet data check --dataset=tfrecord --data_dir=shards"""
+_PREPARE_EPILOG = """\
+Examples:
+Make shards of a directory of photos, with a fifth of each class for validation:
+  hybrid-imagenet data prepare --from=folder --data_dir=photos --val_fraction=0.2 --to=shards
+Make shards of ImageNet with smaller images:
+  hybrid-imagenet data prepare --from=imagenet2012 --resize=256 --to=/data/shards"""
+_CHECK_EPILOG = """\
+Examples:
+  hybrid-imagenet data check --dataset=tfrecord --data_dir=shards
+  hybrid-imagenet data check --dataset=folder --data_dir=photos --val_fraction=0.2 --split=train"""
+
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_line.Parser("data", "Converts and verifies datasets.")
+    parser = command_line.Parser(
+        "data",
+        "Converts a dataset to a format that is read fast, or verifies one before a long run.",
+        epilog=_EPILOG,
+    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
     prepare = commands.add_parser(
-        "prepare", help="write any dataset as TFRecord shards with an index and a manifest"
+        "prepare",
+        help="write any dataset as TFRecord shards with an index and a manifest",
+        description="Writes a dataset as TFRecord shards with an index and a manifest. Use it for"
+        " large datasets and slow or shared storage, because a few large files are read faster than"
+        " many small ones. --resize makes decoding cheaper, too.",
+        epilog=_PREPARE_EPILOG,
     )
     _add_source_arguments(prepare, "--from")
     prepare.add_argument(
         "--to",
         required=True,
+        metavar="DIR",
         help="new directory for the shards; an interrupted call can be repeated to continue",
     )
     prepare.add_argument(
         "--resize",
         type=command_line.positive_int,
         metavar="PIXELS",
-        help="reduce larger images until their shorter side has this many pixels",
+        help=(
+            "reduce larger images until their shorter side has this many pixels (default: keep"
+            " their size)"
+        ),
     )
     prepare.add_argument(
         "--quality",
@@ -62,7 +90,11 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     check = commands.add_parser(
-        "check", help="verify every record of a dataset; report each bad one"
+        "check",
+        help="verify every record of a dataset; report each bad one",
+        description="Reads every record of a dataset and reports each one that training could not"
+        " use. Exit code: 0 without faults, 2 with faults.",
+        epilog=_CHECK_EPILOG,
     )
     _add_source_arguments(check, "--dataset")
     check.add_argument(
@@ -73,13 +105,22 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_source_arguments(parser: argparse.ArgumentParser, dataset_flag: str) -> None:
     """Adds the options that describe the dataset to read."""
-    parser.add_argument(dataset_flag, dest="dataset", required=True, help=datasets.HELP)
+    parser.add_argument(
+        dataset_flag,
+        dest="dataset",
+        required=True,
+        metavar="NAME",
+        help=f"dataset to read: {datasets.HELP}",
+    )
     parser.add_argument(
         "--data_dir",
+        metavar="DIR",
         help=f"directory of the dataset, or for {datasets.URL_DATASETS} a URL",
     )
     parser.add_argument(
-        "--data_cache_dir", help="local directory for copies of the files (only with a URL)"
+        "--data_cache_dir",
+        metavar="DIR",
+        help="local directory for copies of the files (only with a URL)",
     )
     parser.add_argument(
         "--num_classes",

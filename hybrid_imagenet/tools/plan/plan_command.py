@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hybrid_imagenet.analysis import decoding_cost
 from hybrid_imagenet.comm.cost_model import Link, Topology
 from hybrid_imagenet.comm.settings import ALGORITHMS
-from hybrid_imagenet.config.help import entries
+from hybrid_imagenet.config.help import entries, filled, width
 from hybrid_imagenet.errors import pluralize
 from hybrid_imagenet.options import SPELLING
 from hybrid_imagenet.runlog.summary import format_duration
@@ -28,10 +28,14 @@ from hybrid_imagenet.tools.plan.prediction import (
     recommend,
 )
 
-_USAGE = """usage: hybrid-imagenet plan [--name=value ...]
-
-Predicts step time, scaling efficiency and training time on a cluster, and recommends how to
-exchange gradients.
+_DESCRIPTION = (
+    "Predicts step time, scaling efficiency and training time on a cluster, and recommends how to"
+    " exchange gradients. Use it before you buy, rent or reserve GPUs."
+)
+_EXAMPLES = """\
+Examples:
+  hybrid-imagenet plan --cluster=h100 --hosts=4
+  hybrid-imagenet plan --cluster=a100 --link=25gbit --images_per_second=2700 --per_gpu_batch=256
 """
 _FOOTNOTES = (
     "*: the planned size. comm: all communication of a step; exposed: the part that backpropagation"
@@ -55,7 +59,11 @@ _MIN_MENTIONED_SLOWDOWN_PERCENT = 0.1
 def main(arguments: Sequence[str]) -> None:
     """Runs the planner."""
     if {"-h", "--help"} & set(arguments):
-        print("\n".join([_USAGE, *entries(PlannerFlags), "", SPELLING]))
+        columns = width()
+        description = filled(_DESCRIPTION, columns)
+        print("usage: hybrid-imagenet plan [--name=value ...]\n")
+        print("\n".join([description, "", _EXAMPLES, "options:", *entries(PlannerFlags), ""]))
+        print(filled(SPELLING, columns))
         return
     print("\n".join(plan_lines(planner_flags.parse(arguments))))
 

@@ -10,14 +10,29 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.report import classes, findings, load, page
 
+_EPILOG = """\
+Examples:
+  hybrid-imagenet report runs/NAME
+Compare two runs:
+  hybrid-imagenet report runs/one runs/other --out=comparison
+Print a summary in the terminal:
+  hybrid-imagenet report runs/NAME --text"""
+
 
 def _parser() -> command_line.Parser:
-    parser = command_line.Parser("report", "Writes DIR/index.html, one file that needs no network.")
+    parser = command_line.Parser(
+        "report",
+        "Writes a page with charts on one or several runs: results, where the time was spent, and"
+        " what to try next. The page is one file, DIR/index.html, which needs no network.",
+        epilog=_EPILOG,
+    )
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help=f"{command_line.RUN_HELP}, finished or not"
     )
     parser.add_argument(
-        "--out", metavar="DIR", help="default: RUN/report for one run, ./report for several"
+        "--out",
+        metavar="DIR",
+        help="directory of the page (default: RUN/report for one run, ./report for several)",
     )
     parser.add_argument(
         "--text", action="store_true", help="print a summary of each run instead of writing files"
