@@ -19,6 +19,7 @@ from hybrid_imagenet import __main__, config
 from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.config import help as flag_help
+from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools import evaluate, export, predict, run, runs
 from hybrid_imagenet.tools.data import data_command as data
 from hybrid_imagenet.tools.doctor import doctor_command as doctor
@@ -76,6 +77,21 @@ def test_every_command_parses(page, monkeypatch):
         else:
             assert (ROOT / first).is_file(), line
             config.resolve([word for word in words if word.startswith("--")])
+
+
+def test_commands_other_than_training_parse_on_every_page(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    parsed = set()
+    for page in ALL_PAGES:
+        for line in commands(page):
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["hybrid-imagenet"] and words[1] in set(PARSERS) - {"train", "run"}:
+                try:
+                    PARSERS[words[1]](words[2:])
+                except (SystemExit, UserError) as problem:
+                    pytest.fail(f"{page.name}: {line}: {problem}")
+                parsed.add(words[1])
+    assert parsed >= {"evaluate", "predict", "report", "export", "data", "doctor", "plan"}
 
 
 FEWEST_GPUS = 8  # examples with fewer ranks are for CPUs
