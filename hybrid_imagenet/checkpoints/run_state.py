@@ -13,8 +13,8 @@ from hybrid_imagenet.order.sampling import Cursor, SampleOrder
 if TYPE_CHECKING:
     import keras
 
-# Checkpoints keep the first name of this field, so that older ones can still be resumed.
-_STORED_NAME_OF_RECORDED_AT = "closed_at"
+# Checkpoints keep the first names of these fields, so that older ones can still be resumed.
+_STORED_NAMES = {"recorded_at": "closed_at", "schedule_values": "hyper"}
 
 
 @dataclasses.dataclass
@@ -33,7 +33,7 @@ class RunState:
       best_top1: the best validation top-1 accuracy so far, a fraction.
       best_epoch: epochs that were done when `best_top1` was first reached, fractional within an
         epoch; 0 before the first validation.
-      hyper: the schedule's values of the last step; empty before the first step.
+      schedule_values: the schedule's values of the last step; empty before the first step.
       stop: why the loop ends early: "", "preempted" or "target".
     """
 
@@ -45,7 +45,7 @@ class RunState:
     seconds: float = 0.0
     best_top1: float = 0.0
     best_epoch: float = 0
-    hyper: dict[str, float] = dataclasses.field(default_factory=dict)
+    schedule_values: dict[str, float] = dataclasses.field(default_factory=dict)
     stop: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -54,7 +54,7 @@ class RunState:
         for name, value in dataclasses.asdict(self).items():
             if name == "stop":
                 continue
-            values[_STORED_NAME_OF_RECORDED_AT if name == "recorded_at" else name] = value
+            values[_STORED_NAMES.get(name, name)] = value
         return values
 
     def restore(self, values: dict[str, Any]) -> None:
@@ -74,8 +74,9 @@ class RunState:
         """
         fields = {**values}
         fields["cursor"] = Cursor(values["cursor"]["epoch"], values["cursor"]["offset"])
-        if _STORED_NAME_OF_RECORDED_AT in fields:
-            fields["recorded_at"] = fields.pop(_STORED_NAME_OF_RECORDED_AT)
+        for name, stored_name in _STORED_NAMES.items():
+            if stored_name in fields:
+                fields[name] = fields.pop(stored_name)
         return cls(**fields)
 
 

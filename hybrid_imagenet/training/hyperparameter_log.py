@@ -27,7 +27,7 @@ class HyperparameterLog(TrainingCallback):
             self._add(logs)
 
     def _add(self, logs: dict[str, Any]) -> None:
-        values = self._run.state.hyper
+        values = self._run.state.schedule_values
         logs |= values
         if not values:
             return

@@ -74,8 +74,10 @@ def _broadcast_position(run: RunComponents, checkpoint: CheckpointArchive | None
     run.state.restore(meta["state"])
     # Without --hybrid_ramp_epochs the schedule omits LARS's share, which then is 1.
     scheduled = _scheduled_values(run)
-    run.state.hyper = {name: value for name, value in run.state.hyper.items() if name in scheduled}
-    run.optimizer.inner.hyperparameters.assign(run.state.hyper)
+    run.state.schedule_values = {
+        name: value for name, value in run.state.schedule_values.items() if name in scheduled
+    }
+    run.optimizer.inner.hyperparameters.assign(run.state.schedule_values)
     run.data.restore_replaced_examples(meta.get("replaced"))
     sums = accumulators.epoch_sums_of_rank(
         meta["epoch_sums"], run.communicator.rank, run.communicator.size
@@ -88,7 +90,7 @@ def _check_phase(run: RunComponents) -> None:
 
     AdaBound would begin with the velocity of SGD.
     """
-    if run.state.hyper.get("phase", 0.0) > _scheduled_values(run).get("phase", 1.0):
+    if run.state.schedule_values.get("phase", 0.0) > _scheduled_values(run).get("phase", 1.0):
         raise UserError(
             "--warmup_epochs: the run is past its warmup. Resume with the number of warmup epochs"
             " that it had."

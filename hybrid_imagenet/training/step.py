@@ -176,7 +176,7 @@ class TrainStep:
     def _sum_requests(self, requests: tf.Tensor) -> None:
         """Sums the requests over ranks, on the CPUs, so that no GPU has to wait."""
         with tf.device("CPU:0"):
-            self._requests.assign(self._communicator.allreduce_on_host(requests, "control"))
+            self._requests.assign(self._communicator.allreduce_on_host(requests, "requests"))
 
     def summed_requests(self) -> npt.NDArray[np.int32]:
         """Returns the sum over ranks of the last step's requests, without waiting for a GPU."""

@@ -144,7 +144,7 @@ class Trainer:
             while self._is_inside(epoch):
                 end = self._plan_step(epoch)
                 self._callbacks.on_train_batch_begin(batch)
-                state.hyper = dict(self.components.optimizer.schedule_values)
+                state.schedule_values = dict(self.components.optimizer.schedule_values)
                 self._run_step(batches, epoch)
                 state.cursor = end
                 state.step += 1

@@ -115,11 +115,15 @@ def test_restore_arrays_of_another_run_raises_with_the_name_of_the_layer(change,
     assert all(variable.value is None for variable in unchanged.values())
 
 
-def test_run_state_stores_recorded_at_under_its_first_name():
-    state = RunState(Cursor(2, 8), step=5, recorded_at=1.5, hyper={"momentum": 0.9}, stop="target")
+def test_run_state_stores_renamed_fields_under_their_first_names():
+    schedule_values = {"momentum": 0.9}
+    state = RunState(
+        Cursor(2, 8), step=5, recorded_at=1.5, schedule_values=schedule_values, stop="target"
+    )
     values = state.to_dict()
     assert values["closed_at"] == 1.5
-    assert not {"recorded_at", "stop"} & set(values)
+    assert values["hyper"] == schedule_values
+    assert not {"recorded_at", "schedule_values", "stop"} & set(values)
     restored = RunState()
     restored.restore(values)
     assert restored == dataclasses.replace(state, stop="")
