@@ -559,6 +559,14 @@ def _suggest_for_missed_target(run: LoadedRun, epochs: float) -> Iterator[Sugges
       run: the run.
       epochs: its planned number of epochs.
     """
+    warmup_epochs = float(run.flags.get("warmup_epochs") or 0)
+    if 0 < epochs <= warmup_epochs:
+        # Nothing can be said about --lr, which acts after the warmup.
+        yield Suggestion(
+            f"--epochs={format_epochs(2 * warmup_epochs)}",
+            f"all epochs belong to the warmup, which has {format_epochs(warmup_epochs)}",
+        )
+        return
     yield from _suggest_more_epochs(run, epochs)
     training = run.summary.get("train_top1")
     is_mixed = bool(run.flags.get("mixup_alpha") or run.flags.get("cutmix_alpha"))
@@ -595,10 +603,14 @@ def _suggest_more_epochs(run: LoadedRun, epochs: float) -> Iterator[Suggestion]:
 def _suggest_regularization(run: LoadedRun, gap: float) -> Iterator[Suggestion]:
     gap_text = f"training accuracy is {100 * gap:.1f} points above validation accuracy"
     if not run.flags.get("label_smoothing"):
-        yield Suggestion("--label_smoothing=0.1", gap_text)
+        yield Suggestion(
+            "--label_smoothing=0.1",
+            f"{gap_text}; smoothed labels regularize, but the training loss is another one",
+        )
     if run.flags.get("batch_norm") == "last":
         yield Suggestion(
-            "--batch_norm=precise", f"{gap_text}; statistics of one small batch may be the cause"
+            "--batch_norm=precise",
+            f"{gap_text}; statistics of one small batch may be the cause. Training stays the same",
         )
 
 

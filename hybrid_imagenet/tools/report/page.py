@@ -30,7 +30,7 @@ def build(runs: Sequence[LoadedRun], title: str) -> str:
         _section("Accuracy and loss", _accuracy_and_loss(runs), _accuracy_note(runs)),
         _section("Learning rate and relative step", _learning_rates(runs)),
         _section("Speed", _grid([figures.throughput_chart(runs)]) or _missing("throughput")),
-        _section("Where the time goes", _time_by_cause(runs)),
+        _section("Where the time went", _time_by_cause(runs)),
         _section("Input", _grid(figures.input_charts(runs)) or _missing("bytes read and reads")),
         *_classes(runs),
         _section("Criteria", tables.criteria(runs), _criteria_note(runs)),

@@ -50,8 +50,10 @@ def test_assess_target_missed_is_bad_and_shows_the_distance(tmp_path):
         # Accuracy on mixed images is not a cause. The last one belongs to every such run.
         ({"mixup_alpha": 0.2}, {"train_top1": 1.0}, ["--epochs=18", "--eval_every_epochs=2"]),
         ({"cutmix_alpha": 1.0}, {"train_top1": 0.3}, ["--epochs=18", "--eval_every_epochs=2"]),
+        # The learning rate of --lr acts after the warmup.
+        ({"warmup_epochs": 12.0}, {}, ["--epochs=24", "--eval_every_epochs=2"]),
     ],
-    ids=["rising", "cut short", "overfitted", "blended", "cut and pasted"],
+    ids=["rising", "cut short", "overfitted", "blended", "cut and pasted", "warmup only"],
 )
 def test_suggestions_for_a_missed_target_follow_its_cause(tmp_path, flags, summary, expected):
     run = load.load_run(make_run(tmp_path / "run", target_top1=[0.9], **flags))
