@@ -22,13 +22,14 @@ import re
 import statistics
 import time
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hybrid_imagenet import comm
 from hybrid_imagenet.comm import cost_model
 from hybrid_imagenet.comm.settings import ALGORITHMS, COMPRESSIONS, ENGINES
 from hybrid_imagenet.errors import UserError, import_optional, pluralize
 from hybrid_imagenet.tools import command_line
+from hybrid_imagenet.tools.command_line import parse_names
 
 if typing.TYPE_CHECKING:
     from hybrid_imagenet.comm.communicator import Communicator
@@ -321,27 +322,14 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     command_line.add_json_argument(parser)
     options = parser.parse_args(argv)
     options.sizes = [parse_size(text) for text in options.sizes.split(",") if text]
-    options.algorithms = _parse_list("algorithms", options.algorithms, ("mpi", *ALGORITHMS))
-    options.compression = _parse_list("compression", options.compression, COMPRESSIONS)
-    options.engines = _parse_list("engines", options.engines, ENGINES)
+    options.algorithms = parse_names("--algorithms", options.algorithms, ("mpi", *ALGORITHMS))
+    options.compression = parse_names("--compression", options.compression, COMPRESSIONS)
+    options.engines = parse_names("--engines", options.engines, ENGINES)
     if not (options.sizes and options.algorithms and options.compression and options.engines):
         raise UserError(
             "--sizes, --algorithms, --compression and --engines each need at least one value."
         )
     return options
-
-
-def _parse_list(name: str, text: str, choices: Collection[str]) -> list[str]:
-    """Splits a comma-separated option.
-
-    Raises:
-      UserError: if a value is not one of the choices.
-    """
-    values = [word.strip() for word in text.split(",") if word.strip()]
-    for value in values:
-        if value not in choices:
-            raise UserError(f"--{name}={value}: choose from {', '.join(choices)}")
-    return values
 
 
 def parse_size(text: str) -> int:
@@ -354,6 +342,6 @@ def parse_size(text: str) -> int:
     size = int(match[1]) * _UNITS[match[2]] if match else 0
     if size < _MIN_BYTES:
         raise UserError(
-            f"--sizes={text} is invalid. Pass at least {_MIN_BYTES} bytes, as in 64K, 1M or 4096."
+            f"--sizes={text} is not valid. Use at least {_MIN_BYTES} bytes, as in 64K, 1M or 4096."
         )
     return size

@@ -130,13 +130,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _chosen(options: argparse.Namespace) -> list[Arm]:
-    names = list(filter(None, options.only.split(",")))
+    allowed = ["speed", *(arm.name for arm in ARMS)]
+    names = command_line.parse_names("--only", options.only, allowed)
     if "speed" in names:
         names = [*(name for name in names if name != "speed"), *SPEED]
-    if unknown := set(names) - {arm.name for arm in ARMS}:
-        raise UserError(f"--only={options.only}: {', '.join(sorted(unknown))} is none of the arms")
     if not gpus.count() and not options.rehearse:
-        raise UserError("bench gpu --arms: no GPU is visible; --rehearse tries the arms on the CPU")
+        raise UserError("No GPU is visible. Add --rehearse to try the measurements on the CPU.")
     return [arm for arm in ARMS if not names or arm.name in names]
 
 

@@ -21,7 +21,7 @@ from hybrid_imagenet import data
 from hybrid_imagenet.benchmarks import _photographs
 from hybrid_imagenet.comm.quiet import import_tensorflow
 from hybrid_imagenet.data.augmentations import AUGMENTATIONS
-from hybrid_imagenet.errors import EXIT_OK, without_secrets
+from hybrid_imagenet.errors import EXIT_OK, UserError, without_secrets
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.command_line import positive_int
 
@@ -112,6 +112,8 @@ def make_parser(name: str = "input") -> argparse.ArgumentParser:
 
 def measure_all(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Measures this package's pipelines; prints and yields a row for each."""
+    if arguments.source:
+        _check_source(arguments)
     print(
         f"{'':34}{'images/s':>10}{'per core':>10}{'CPU ms':>8}{'MB/s':>8}{'reads/s':>9}{'wait':>7}"
     )
@@ -131,6 +133,18 @@ def measure_all(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         row = measure_pipeline(title, dataset, directory, arguments)
         print_row(row)
         yield row
+
+
+def _check_source(arguments: argparse.Namespace) -> None:
+    """Raises UserError for a dataset that cannot be read, before the table begins."""
+    request = data.DatasetRequest(
+        arguments.source, arguments.data_dir, cache_dir=arguments.data_cache_dir
+    )
+    try:
+        request.probe()
+    except UserError as error:
+        # Only benchmarks call the dataset --source.
+        raise UserError(str(error).replace("--dataset=", "--source=", 1)) from None
 
 
 def print_row(row: dict[str, Any]) -> None:

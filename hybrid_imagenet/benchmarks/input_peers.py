@@ -14,7 +14,8 @@ from typing import Any
 
 from hybrid_imagenet.benchmarks import _photographs
 from hybrid_imagenet.benchmarks import input as packaged
-from hybrid_imagenet.errors import EXIT_OK, UserError
+from hybrid_imagenet.errors import EXIT_OK
+from hybrid_imagenet.tools import command_line
 
 PEERS = {
     name: Path(__file__).parent / "peers" / f"input_{name}.py"
@@ -38,10 +39,9 @@ def main(argv: list[str]) -> int:
         help="Python that has nvidia-dali-cuda120 (default: this one)",
     )
     arguments = parser.parse_args(argv)
-    chosen = [] if arguments.source else list(filter(None, arguments.peers.split(",")))
-    for name in chosen:
-        if name not in PEERS:
-            raise UserError(f"--peers={name}: choose from {','.join(PEERS)}")
+    chosen = command_line.parse_names("--peers", arguments.peers, PEERS)
+    if arguments.source:
+        chosen = []
     rows = list(packaged.measure_all(arguments))
     for name in chosen:
         row = _measured(name, arguments)

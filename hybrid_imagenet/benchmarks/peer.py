@@ -56,7 +56,13 @@ def main(argv: Sequence[str]) -> int:
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = command_line.Parser("bench peer", (__doc__ or "").split("\n")[0], epilog=_EPILOG)
-    parser.add_argument("--peer", required=True, choices=PEERS, help="implementation to measure")
+    parser.add_argument(
+        "--peer",
+        required=True,
+        metavar="NAME",
+        choices=PEERS,
+        help=f"implementation to measure: {', '.join(PEERS)}",
+    )
     parser.add_argument(
         "--python",
         default=sys.executable,

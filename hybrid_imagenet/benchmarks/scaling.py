@@ -111,10 +111,14 @@ def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:separator], words[separator + 1 :]
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Returns the parser for the options of the benchmark."""
+def make_parser(name: str = "scaling") -> argparse.ArgumentParser:
+    """Returns the parser for the options of the benchmark.
+
+    Args:
+      name: of the benchmark: scaling, or scaling_peers.
+    """
     parser = command_line.Parser(
-        "bench scaling",
+        f"bench {name}",
         (__doc__ or "").split("\n")[0],
         epilog=_EPILOG,
     )
@@ -209,7 +213,7 @@ def parse_rank_counts(text: str) -> list[int]:
     except ValueError:
         counts = []
     if not counts or min(counts) < 1 or counts != sorted(set(counts)):
-        raise UserError(f"--ranks={text} is invalid. Pass increasing whole numbers, as in 1,2,4.")
+        raise UserError(f"--ranks={text} is not valid. Use increasing whole numbers, as in 1,2,4.")
     return counts
 
 

@@ -38,11 +38,10 @@ def main(argv: Sequence[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The options of `bench scaling`, and the peer."""
-    found = scaling.make_parser()
+    found = scaling.make_parser("scaling_peers")
     found.add_argument(
         "--peers",
-        default="",
-        choices=("", "horovod"),
+        choices=("horovod",),
         metavar="NAME",
         help="other implementation to measure: horovod (default: none)",
     )

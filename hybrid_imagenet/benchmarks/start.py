@@ -147,7 +147,8 @@ def first_step(job: Sequence[str], timeout: float) -> FirstStep:
                 )
             except FileNotFoundError:
                 raise UserError(
-                    f"--launcher={shlex.join(job)}: {command[0]} is not installed"
+                    f"The launcher {command[0]} is not installed. Install it, or set --launcher to"
+                    " another one."
                 ) from None
             try:
                 while not (records.is_file() and '"step"' in records.read_text()):

@@ -245,11 +245,7 @@ def settings_of(name: str) -> dict[str, bool]:
 
 def _compared(options: argparse.Namespace) -> dict[str, str]:
     """The modules to run by name, ours first."""
-    chosen = list(filter(None, options.peers.split(",")))
-    if unknown := set(chosen) - set(PEERS):
-        raise UserError(
-            f"--peers={options.peers}: {', '.join(sorted(unknown))} is none of {', '.join(PEERS)}"
-        )
+    chosen = command_line.parse_names("--peers", options.peers, PEERS)
     return {OURS: _PROGRAM} | {name: PEERS[name] for name in chosen}
 
 

@@ -151,7 +151,38 @@ def print_escaped(text: str, stream: TextIO | None = None) -> None:
 
 def add_json_argument(parser: argparse.ArgumentParser) -> None:
     """Adds --json=FILE, see `write_json`."""
-    parser.add_argument("--json", metavar="FILE", help="file to write the results to, as JSON")
+    parser.add_argument(
+        "--json", type=_json_file, metavar="FILE", help="file to write the results to, as JSON"
+    )
+
+
+def _json_file(text: str) -> str:
+    """Rejects a directory before anything is measured."""
+    if pathlib.Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a directory. Use the name of a file.")
+    return text
+
+
+def parse_names(flag: str, text: str, choices: Iterable[str]) -> list[str]:
+    """Returns the names of a comma-separated list.
+
+    Args:
+      flag: name of the option, for the error.
+      text: its value; empty words are skipped.
+      choices: the allowed names.
+
+    Raises:
+      UserError: for another name.
+    """
+    allowed = list(choices)
+    names = [word.strip() for word in text.split(",") if word.strip()]
+    for name in names:
+        if name not in allowed:
+            raise UserError(
+                f"{flag}={text} is not valid, because there is no {name}"
+                f"{did_you_mean(name, allowed)}. Choose from {', '.join(allowed)}."
+            )
+    return names
 
 
 def write_json(path: str | None, values: object, flag: str = "--json") -> None:

@@ -30,9 +30,9 @@ def test_bandwidth_is_defined_as_in_nccl_tests():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--algorithms=star"], "--algorithms=star: choose from mpi, ring"),
+        (["--algorithms=star"], "--algorithms=star is not valid, because there is no star."),
         (["--compression=fp8"], "--compression=fp8"),
-        (["--engines=gloo"], "--engines=gloo: choose from horovod, tensorflow"),
+        (["--engines=gloo"], "there is no gloo. Choose from horovod, tensorflow."),
         (["--sizes="], "need at least one value"),
     ],
 )
