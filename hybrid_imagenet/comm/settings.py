@@ -25,8 +25,8 @@ class GridOptions:
 
     torus_grid: str | None = option(
         None,
-        "Rows x columns of GPUs for the torus, as VxH; for masters a row is a group. By default a"
-        " published grid, one row per host, or nearly a square.",
+        "Rows x columns of GPUs for the torus, as VxH; for masters a row is a group (default:"
+        " a published grid, one row per host, or nearly a square).",
     )
 
 

@@ -34,7 +34,7 @@ class RunFlags:
         basic=True,
     )
     run_dir: str | None = option(
-        None, "Directory for results; default runs/<recipe>-<dataset>.", basic=True
+        None, "Directory for results (default: runs/RECIPE-DATASET).", basic=True
     )
     print_config: bool = option(
         False,
@@ -46,8 +46,8 @@ class RunFlags:
     print_config_all: bool = option(False, "Same as --print_config=all.")
     print_config_gpus: int | None = option(
         None,
-        "Number of GPUs to assume for --print_config and --check_only; default those of this"
-        " start.",
+        "Number of GPUs to assume for --print_config and --check_only (default: those of this"
+        " start).",
         unit="GPUs",
         minimum=1,
     )
@@ -124,8 +124,8 @@ class RunFlags:
     )
     tracker_project: str | None = option(
         None,
-        "Project of --tracker (MLflow: experiment); default WANDB_PROJECT, MLFLOW_EXPERIMENT_NAME"
-        f" or TRACKIO_PROJECT, or else {DEFAULT_PROJECT}.",
+        "Project of --tracker, which MLflow calls experiment (default: WANDB_PROJECT,"
+        f" MLFLOW_EXPERIMENT_NAME or TRACKIO_PROJECT, or else {DEFAULT_PROJECT}).",
     )
     profile_steps: tuple[int, ...] = option(
         (),
@@ -148,10 +148,10 @@ class EvaluationFlags:
         keep_integer=True,
     )
     eval_batch: int | None = option(
-        None, "Validation images per GPU and step; default the training batch.", minimum=1
+        None, "Validation images per GPU and step (default: the training batch).", minimum=1
     )
     eval_image_size: int | None = option(
-        None, "Side of validation images; default --image_size.", unit="pixels", minimum=8
+        None, "Side of validation images (default: --image_size).", unit="pixels", minimum=8
     )
     eval_flip: bool = option(
         False,
@@ -195,12 +195,12 @@ class DataFlags:
 
     dataset: str = option(
         "imagenet2012",
-        f"{datasets.HELP}.",
+        f"Dataset: {datasets.HELP}.",
         basic=True,
     )
     data_dir: str | None = option(
         None,
-        "Where the dataset is (TFDS data_dir, shard directory or image tree); for"
+        "Directory of the dataset (TFDS data_dir, shards or image tree); for"
         f" {datasets.URL_DATASETS} also a URL such as https://host/path, with --data_cache_dir for"
         " copies of its files.",
         basic=True,
@@ -214,7 +214,7 @@ class DataFlags:
     shuffle_window: int | None = option(
         None,
         "Mix the images of this many shards (files) at a time, the shards in a new order each"
-        " epoch; 0 mixes all images. Default 0; for a URL 16, or 4 Parquet files.",
+        " epoch; 0 mixes all images (default: 0, or for a URL 16 shards or 4 Parquet files).",
         unit="shards",
         minimum=0,
     )
@@ -265,13 +265,13 @@ class DataFlags:
     )
     eval_crop: float | None = option(
         None,
-        "Side of the central square that is evaluated, as a fraction of the shorter side; default"
-        " 0.875 (224 of 256), or 1 with --augmentation=digits or shift.",
+        "Side of the central square that is evaluated, as a fraction of the shorter side (default:"
+        " 0.875, which is 224 of 256, or 1 with --augmentation=digits or shift).",
         minimum=0.05,
         maximum=1,
     )
     num_examples: int | None = option(
-        None, "Training images of a synthetic dataset; default that of ImageNet.", minimum=1
+        None, "Training images of a synthetic dataset (default: as many as ImageNet).", minimum=1
     )
     num_classes: int | None = option(
         None,
@@ -280,7 +280,7 @@ class DataFlags:
     )
     data_threads: int | None = option(
         None,
-        "Decoding threads per rank; default the machine's cores divided by its ranks.",
+        "Decoding threads per rank (default: the machine's cores divided by its ranks).",
         minimum=1,
     )
     data_memory_gb: float = option(
@@ -434,8 +434,8 @@ class NetworkFlags:
     jit_compile: bool = option(
         False,
         "Compile forward and backward with XLA; gradients are then reduced after them, not beside"
-        " them. The default on one GPU for a ResNet, without --deterministic and schedules of batch"
-        " or image size.",
+        " them. It is on by default on one GPU for a ResNet, without --deterministic and schedules"
+        " of batch or image size.",
     )
     jit_update: bool = option(
         False,
@@ -521,7 +521,11 @@ class OptimizationFlags:
         basic=True,
     )
     warmup_epochs: float = option(
-        10.0, "T: epochs of the AdaBound or linear warmup.", unit="epochs", minimum=0, basic=True
+        10.0,
+        "Epochs of the AdaBound or linear warmup, T of Lu et al.",
+        unit="epochs",
+        minimum=0,
+        basic=True,
     )
 
 

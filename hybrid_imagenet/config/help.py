@@ -37,11 +37,14 @@ usage: hybrid-imagenet train [--flag=value ...]
        hybrid-imagenet run [-np N] [-H HOST:SLOTS,...] -- [--flag=value ...]
 """
 _INTRODUCTION = """\
-Trains an image classifier. Values come from the defaults, then the recipe, then --flagfile=FILE,
+Trains an image classifier in this process; hybrid-imagenet run trains on several GPUs or hosts with
+the same flags. Values come from the defaults, then the recipe, then --flagfile=FILE,
 then the command line; the last one wins. FILE is a path, or the name of a flag file of the program
 such as digits. A boolean flag is written --name or --noname. Several values are separated by
 commas.
 """
+# What stands for a value of a flag without choices.
+_PLACEHOLDERS = {bool: "BOOLEAN", str: "TEXT", int: "N", float: "NUMBER"}
 _MAX_WIDTH = 100
 _INDENT = " " * 6
 # Topics of groups that have another name than the group's attribute of a configuration.
@@ -225,12 +228,25 @@ def _described(entry: _Entry) -> str:
         choices += ["keras:NAME", "MODULE:FUNCTION"]
     form = "|".join(choices)
     if not opt.choices:
-        form = kind.base.__name__ + (",..." if kind.repeated else "")
+        form = _PLACEHOLDERS[kind.base] + (",..." if kind.repeated else "")
     head = f"  --[no]{entry.name}" if kind.base is bool else f"  --{entry.name}={form}"
-    unit = f", in {opt.unit}" if opt.unit else ""
-    owners = f"{', '.join(entry.owners)}; " if entry.owners else ""
-    body = f"{opt.help} ({owners}default {format_value(opt.default)}{unit})"
+    notes = [", ".join(entry.owners)] if entry.owners else []
+    # The text of a flag says what None means, if it means a value.
+    if opt.default is not None or "(default: " not in opt.help:
+        notes.append(f"default: {_default_text(opt)}")
+    body = opt.help
+    if notes:
+        body += f" ({'; '.join(notes)})"
     return f"{_broken(head)}\n{filled(body, width(), _INDENT)}"
+
+
+def _default_text(opt: Option) -> str:
+    text = format_value(opt.default)
+    if opt.default is None or not opt.unit:
+        return text
+    if opt.default == 1:
+        return f"{text} {opt.unit.removesuffix('s')}"
+    return f"{text} {opt.unit}"
 
 
 def _broken(head: str) -> str:

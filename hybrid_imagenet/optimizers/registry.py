@@ -75,7 +75,7 @@ class Options:
     global_clipnorm: float | None = option(
         None,
         "Clip gradients: if the norm of the gradient of all weights together, averaged over ranks,"
-        " is above this, scale the gradient down to it. Default: no clipping.",
+        " is above this, scale the gradient down to it (default: no clipping).",
         above=0,
         flag="clip_norm",
     )

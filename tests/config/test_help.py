@@ -44,7 +44,7 @@ def test_the_first_level_has_what_is_declared_as_basic():
 
 def test_the_second_level_has_every_flag_with_its_default():
     assert flags_of("all") == set(config.OPTIONS)
-    assert "(default 90, in epochs)" in " ".join(flag_help.text("all").split())
+    assert "(default: 90 epochs)" in " ".join(flag_help.text("all").split())
 
 
 def test_examples_are_commands_that_parse():
@@ -108,7 +108,7 @@ def test_help_of_momentum_and_decay_speaks_of_no_other_optimizer(flag, optimizer
 
 
 def test_help_of_the_momentum_of_muon_is_its_own():
-    assert help_of("momentum=", "muon").startswith("momentum=float Momentum of Muon: ")
+    assert help_of("momentum=", "muon").startswith("momentum=NUMBER Momentum of Muon: ")
 
 
 @pytest.mark.parametrize("about", ["", "all"])

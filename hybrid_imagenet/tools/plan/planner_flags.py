@@ -41,8 +41,12 @@ class PlannerFlags:
     cluster: str = option(
         "h1", "Cluster to plan for; other flags change parts of it.", choices=tuple(CLUSTERS)
     )
-    hosts: int | None = option(None, "Number of hosts.", minimum=1, maximum=1_000_000)
-    gpus_per_host: int | None = option(None, "Number of GPUs per host.", minimum=1, maximum=1024)
+    hosts: int | None = option(
+        None, "Number of hosts (default: those of the cluster).", minimum=1, maximum=1_000_000
+    )
+    gpus_per_host: int | None = option(
+        None, "Number of GPUs per host (default: as in the cluster).", minimum=1, maximum=1024
+    )
     allreduce: str = option(
         "auto",
         "All-reduce; auto chooses the ring, or hierarchical if that is clearly faster.",
@@ -50,9 +54,16 @@ class PlannerFlags:
     )
     model: str = option("resnet50", "Network.", choices=MODELS)
     per_gpu_batch: int | None = option(
-        None, "Images per GPU and step.", minimum=1, maximum=1_000_000
+        None,
+        "Images per GPU and step (default: the batch with which --speed was measured).",
+        minimum=1,
+        maximum=1_000_000,
     )
-    precision: str | None = option(None, "Arithmetic on the GPU.", choices=("fp16", "bf16", "fp32"))
+    precision: str | None = option(
+        None,
+        "Arithmetic on the GPU (default: that of the published result of the cluster).",
+        choices=("fp16", "bf16", "fp32"),
+    )
     compression: str = option(
         "fp16", "Type in which gradients are sent.", choices=tuple(_ELEMENT_BYTES)
     )
@@ -63,16 +74,19 @@ class PlannerFlags:
         " of `hybrid-imagenet bench gpu` on your GPU.",
     )
     images_per_second: float | None = option(
-        None, "Speed of one GPU alone at --per_gpu_batch, instead of --speed.", minimum=1e-3
+        None,
+        "Speed of one GPU alone at --per_gpu_batch, instead of --speed (default: of --speed).",
+        minimum=1e-3,
     )
     link: str | None = option(
         None,
         f"Link between hosts: {', '.join(HOST_LINKS)}, or a bandwidth such as 25gbit or"
-        " 3.1GB/s:20us.",
+        " 3.1GB/s:20us (default: that of the cluster).",
     )
     inside: str | None = option(
         None,
-        f"Link inside a host: {', '.join(INTRA_HOST_LINKS)}, or a bandwidth such as 20GB/s:5us.",
+        f"Link inside a host: {', '.join(INTRA_HOST_LINKS)}, or a bandwidth such as 20GB/s:5us"
+        " (default: that of the cluster).",
     )
     epochs: int = option(90, "Passes over ImageNet.", minimum=1)
     max_gpus: int = option(
