@@ -85,7 +85,11 @@ class PlainView:
 
     def run_started(self, info: Mapping[str, Any]) -> None:
         self._status = RunStatus(info, self._total_epochs)
-        self._table = EpochTable(self._status)
+        self._table = EpochTable(self._status, self._max_width())
+
+    def _max_width(self) -> int | None:
+        """Returns the characters of a line; None if no terminal would wrap it."""
+        return None
 
     def advance(self, step: int, position: float) -> None:
         self._status.advance(step, position)
@@ -166,6 +170,9 @@ class LiveView(PlainView):
         self._last_draw_time = float("-inf")
         super().__init__(stream, total_epochs, line_seconds=0.0, clock=clock)
         self._open = False
+
+    def _max_width(self) -> int | None:
+        return terminal_size(self._stream)[0]
 
     def run_started(self, info: Mapping[str, Any]) -> None:
         """Opens the status area at the first step; from then on, other output is above it."""

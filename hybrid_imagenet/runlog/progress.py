@@ -193,7 +193,7 @@ class RunStatus:
         return ", ".join(troubles) or None
 
 
-# Names and widths. All columns with their separators fit into a terminal with 80 columns.
+# Names and widths. All columns with narrow separators fit into a terminal with 80 columns.
 _COLUMNS = (
     ("epoch", 9),
     ("train loss", 10),
@@ -204,18 +204,28 @@ _COLUMNS = (
     ("images/s", 8),
     ("ETA", 8),
 )
-# Without it, the names of neighboring columns would read as one, because they contain spaces.
-_SEPARATOR = "|"
+# Without a line, the names of neighboring columns would read as one, because they contain spaces.
+_SEPARATOR = " | "
+_NARROW_SEPARATOR = "|"
 
 
 class EpochTable:
-    """Formats records as rows of a table that is at most 80 characters wide."""
+    """Formats records as rows of a table."""
 
-    def __init__(self, status: RunStatus):
+    def __init__(self, status: RunStatus, max_width: int | None = None):
+        """Chooses the columns and their separator.
+
+        Args:
+          status: of the run.
+          max_width: characters of a line; None for no limit. At least 80 are needed.
+        """
         self._status = status
         self._columns = [
             (name, width) for name, width in _COLUMNS if status.top5 or name != "val top-5"
         ]
+        self._separator = _SEPARATOR
+        if max_width is not None and len(self.header()) > max_width:
+            self._separator = _NARROW_SEPARATOR
 
     def header(self) -> str:
         """Returns the names of the columns."""
@@ -243,7 +253,7 @@ class EpochTable:
 
     def _line(self, cells: Mapping[str, str]) -> str:
         columns = [f"{cells.get(name, ''):>{width}}" for name, width in self._columns]
-        return _SEPARATOR.join(columns).rstrip()
+        return self._separator.join(columns).rstrip()
 
 
 def accuracy_texts(

@@ -8,7 +8,7 @@ import termios
 import pytest
 
 from hybrid_imagenet.runlog import live, summary
-from hybrid_imagenet.runlog.progress import RunStatus, format_remaining_time
+from hybrid_imagenet.runlog.progress import EpochTable, RunStatus, format_remaining_time
 
 INFO = {"world_size": 4, "images_per_epoch": 1000, "single_gpu_images_per_second": 30.0}
 
@@ -133,7 +133,6 @@ def test_plain_view_limits_rows_of_steps_but_not_of_epochs():
         if step % 10 == 0:
             view.epoch(epoch_record(step // 10, 0.5))
     lines = stream.getvalue().splitlines()
-    assert max(map(len, lines)) <= 80
     assert lines.count(lines[0]) == 1
     names = [name.strip() for name in lines[0].split("|")]
     columns = [
@@ -147,9 +146,9 @@ def test_plain_view_limits_rows_of_steps_but_not_of_epochs():
         "ETA",
     ]
     assert names == columns
-    epochs = [cells(line) for line in lines if re.match(r" +\d/5\|", line)]
+    epochs = [cells(line) for line in lines if re.match(r" +\d/5 \|", line)]
     assert [row[0] for row in epochs] == ["1/5", "2/5", "3/5"]
-    steps = [cells(line) for line in lines if re.match(r" +\d\.\d\d/5\|", line)]
+    steps = [cells(line) for line in lines if re.match(r" +\d\.\d\d/5 \|", line)]
     # At 1 s, then ten seconds after each row.
     assert len(steps) == 3
     assert steps[0] == ["0.10/5", "1.5000", "25.00 %", "", "", "", "100", "0:49"]
@@ -157,6 +156,15 @@ def test_plain_view_limits_rows_of_steps_but_not_of_epochs():
     # Each cell is below the name of its column.
     separators = {tuple(match.start() for match in re.finditer(r"\|", line)) for line in lines}
     assert len(separators) == 1
+
+
+@pytest.mark.parametrize(
+    ("columns", "separator"), [(None, " | "), (100, " | "), (93, " | "), (92, "|"), (80, "|")]
+)
+def test_epoch_table_has_wide_separators_if_lines_have_room(columns, separator):
+    header = EpochTable(RunStatus(INFO, 5), columns).header()
+    assert f"train loss{separator}train top-1{separator}val loss" in header
+    assert columns is None or len(header) <= columns
 
 
 @pytest.mark.parametrize("epoch", [0.853333, 0.999, 12.5])

@@ -57,7 +57,7 @@ def test_a_run_leaves_its_results(undisturbed):
         "wall_seconds",
     } <= set(summary)
     assert json.loads((run_dir / "config.json").read_text())["flags"]["per_gpu_batch"] == 8
-    assert output.count(" 3/3|") == 1  # rank 0 alone speaks
+    assert output.count(" 3/3 |") == 1  # rank 0 alone speaks
 
 
 def test_a_run_keeps_what_it_found_for_each_image(undisturbed):
