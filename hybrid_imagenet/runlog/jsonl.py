@@ -31,35 +31,42 @@ _MAX_EPOCHS = 1_000_000
 KEYS: Mapping[str, str] = {
     "kind": "`step`, `epoch` or `diverged`",
     "epoch": (
-        "epochs done (epoch records; 0.5 inside an epoch), or the epoch under way, from 1 (step"
-        " records)"
+        "epoch records: number of epochs that are done, such as 0.5 within an epoch; step records:"
+        " the current epoch, from 1"
     ),
     "step": "steps done since the start of the run",
     "position": "fractional epochs done",
-    "seconds": "seconds of training and validation, over all sessions, without what a kill undid",
+    "seconds": (
+        "seconds of training and validation over all sessions; time whose work was lost in a crash"
+        " is not included"
+    ),
     "train_loss": (
         "mean training loss in nats since the last epoch record, or on rank 0 since the last step"
         " record; weighted by class with `--class_weights`"
     ),
     "train_top1": (
-        "fraction of training images whose first guess was right; of mixed images"
-        " (`--mixup_alpha`, `--cutmix_alpha`) the label with the larger share counts"
+        "fraction of training images whose first guess was right; for mixed images"
+        " (`--mixup_alpha`, `--cutmix_alpha`), that of the label with the larger weight"
     ),
-    "train_top5": "fraction of training images whose class was among five guesses",
+    "train_top5": "fraction of training images whose class was among the first five guesses",
     "val_loss": "mean validation loss in nats",
-    "val_top1": "validation top-1 accuracy, a fraction",
-    "val_top5": "validation top-5 accuracy, a fraction",
-    "val_count": "validation images counted",
-    "val_dropped": "validation images not counted: bad records",
-    "val_split": (
-        "what was validated: `validation`, or `tuning`, the training images that `--tuning_split`"
-        " keeps apart"
+    "val_top1": "validation top-1 accuracy as a fraction",
+    "val_top5": "validation top-5 accuracy as a fraction",
+    "val_count": "number of validation images that were counted",
+    "val_dropped": (
+        "number of validation images that were not counted because their records are bad"
     ),
-    "train_count": "training images of the epoch that were used, all ranks",
-    "train_dropped": "training images of the epoch that others replaced: bad records",
+    "val_split": (
+        "which images were validated: `validation`, or `tuning` for the training images that"
+        " `--tuning_split` sets aside"
+    ),
+    "train_count": "number of training images of the epoch that all ranks used",
+    "train_dropped": (
+        "number of training images of the epoch that were replaced because their records are bad"
+    ),
     "images_per_second": (
-        "training images of all GPUs per second, without validation; absent where the only step was"
-        " compiled"
+        "training images of all GPUs per second, without validation; absent if the only step is the"
+        " one that was compiled"
     ),
     "train_seconds": "seconds spent in the epoch's training steps",
     "step_seconds": "mean seconds per step",
@@ -72,14 +79,20 @@ KEYS: Mapping[str, str] = {
     ),
     "checkpoint_seconds": "seconds for which training waited for a checkpoint",
     "data_wait_fraction": "fraction of the training time in which rank 0 waited for input",
-    "communication_seconds": "seconds per step of communication that computation did not hide",
-    "slowest_rank_seconds": "seconds per step for which the mean rank waited for the slowest",
-    "slowest_rank": "rank for which the others waited most in the epoch",
-    "bytes_read": "bytes of training data read since the last record, all ranks",
-    "reads": "read operations since the last record, all ranks",
-    "bad_records": "training records found bad in this session, once over all ranks",
+    "communication_seconds": (
+        "seconds per step of communication that did not overlap with computation"
+    ),
+    "slowest_rank_seconds": (
+        "seconds per step for which the average rank waited for the slowest one"
+    ),
+    "slowest_rank": "rank for which the others waited longest in the epoch",
+    "bytes_read": "bytes of training data that all ranks read since the last record",
+    "reads": "read operations of all ranks since the last record",
+    "bad_records": "bad training records in this session, each counted once over all ranks",
     "global_batch": "images per step over all GPUs",
-    "per_gpu_batch": "images per GPU and micro-batch: what batch normalization sees",
+    "per_gpu_batch": (
+        "images per GPU and micro-batch, over which batch normalization computes its statistics"
+    ),
     "accumulation": "micro-batches per step",
     "image_size": "side of the training images in pixels",
     "learning_rate": "learning rate of the last step",
@@ -93,7 +106,9 @@ KEYS: Mapping[str, str] = {
         " ratio^s"
     ),
     "loss_scale": "factor on the loss before backpropagation",
-    "skipped_steps": "steps skipped for non-finite gradients since the start of the run",
+    "skipped_steps": (
+        "steps skipped because of gradients that were not finite, since the start of the run"
+    ),
     "grad_norm": "Euclidean norm of the averaged, unscaled gradient, before clipping",
     "trust_ratios": "LARS trust ratio by layer",
     "relative_updates": (
