@@ -145,6 +145,23 @@ def test_examples_with_gpus_have_the_batch_that_is_stated_next_to_them(monkeypat
     assert checked >= 15
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train --recipe=mlperf_lars --print_config --print_config_gpus=8",
+        "train --recipe=mlperf_lars --dataset=synthetic --check_only",
+        "plan --cluster=h100 --hosts=1",
+    ],
+)
+def test_guide_to_8_gpus_shows_the_output_of_a_command(command, tmp_path, monkeypatch, capsys):
+    page = ROOT / "docs" / "gpus-on-one-machine.md"
+    shown = [text for language, text in blocks(page) if language == "text"]
+    monkeypatch.chdir(tmp_path)
+    assert __main__.main(command.split()) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert any(set(text.split("\n")) - {"", "..."} <= set(printed) for text in shown), printed
+
+
 @pytest.fixture
 def workplace(tmp_path, monkeypatch):
     """A directory with what the pages take for granted: flag files, and photos that differ in
