@@ -108,9 +108,9 @@ def test_an_unknown_interface_and_a_dead_host_are_named(tmp_path):
     assert "error: host lab1: There is no network interface eth7. Use one of: eth0 lo" in output
     assert "error: host lab2: There is no network interface eth7" in output
     assert "error: host 10.99.0.9: " in output
-    assert re.search(r"fail  host 10\.99\.0\.9: ssh failed", output)
-    assert "pass  host lab2" in output
-    assert "pass  MTU of eth0: 1500" in output
+    assert re.search(r"FAIL  host 10\.99\.0\.9: ssh failed", output)
+    assert "OK    host lab2" in output
+    assert "OK    MTU of eth0: 1500" in output
     assert re.findall(r"code (\d)", output) == ["2", "2", "1"]
 
 

@@ -254,7 +254,7 @@ def test_stop_and_resume_of_a_real_run(tmp_path, capsys):
     )
     assert done.returncode == 0, done.stderr
     assert f"changed: --epochs={epochs} instead of --epochs=5000" in done.stderr
-    assert "val top-1" in done.stdout and f" {epochs}/{epochs}|" in done.stdout
+    assert "val top-1" in done.stdout and f" {epochs}/{epochs} |" in done.stdout
     described = json.loads((run / "config.json").read_text())
     assert (
         described["world_size"],
