@@ -1,13 +1,17 @@
-"""Tests that docs/logs.md documents the keys and tags of the code."""
+"""Tests that docs/logs.md documents the keys and tags, and docs/first-minutes.md the table."""
 
 import pathlib
 import re
 
+import pytest
+
 from hybrid_imagenet.runlog import summary
 from hybrid_imagenet.runlog.jsonl import KEYS
+from hybrid_imagenet.runlog.progress import EpochTable, RunStatus
 from hybrid_imagenet.runlog.tensorboard import TAGS
 
-TEXT = (pathlib.Path(__file__).parents[2] / "docs" / "logs.md").read_text()
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
+TEXT = (DOCS / "logs.md").read_text()
 
 
 def test_every_key_and_tag_is_documented():
@@ -23,3 +27,9 @@ def test_every_key_of_the_summary_is_documented():
     part = TEXT.split("## summary.json")[1].split("## TensorBoard")[0]
     result = summary.summarize([], world_size=1, images_per_epoch=1)
     assert set(result) <= set(re.findall(r"`([a-z_0-9]+)`", part))
+
+
+@pytest.mark.parametrize("page", ["first-minutes.md", "first-minutes.cast"])
+def test_first_run_page_shows_the_columns_of_the_program(page):
+    header = EpochTable(RunStatus({"num_classes": 10}, total_epochs=10)).header()
+    assert header in (DOCS / page).read_text()
