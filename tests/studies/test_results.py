@@ -162,7 +162,7 @@ def test_program_lists_dry_runs_and_refuses(tmp_path, capsys):
         (["gama"], "did you mean gamma?"),
         (["gamma", "beta"], "Unexpected argument: beta"),
         (["gamma", "--sedes=3"], "sedes"),
-        (["gamma", "--seeds=0"], "--seeds: 0"),
+        (["gamma", "--seeds=0"], "--seeds=0 is not valid"),
         (["gamma", "--dry_run", "--", "--epochs=x"], "--epochs=x"),
         (["gamma", "--", "--seed=4"], "omit it"),
         (
