@@ -26,7 +26,7 @@ _USER_ORIGINS = (
     Origin.FLAGFILE.value,
     Origin.EARLIER_START.value,
 )
-_OWN_OPTIONS = ("--hosts", "--dry_run", "--help")
+_OWN_OPTIONS = ("--num_processes", "--num_proc", "--hosts", "--dry_run", "--help")
 _EPILOG = """\
 Examples:
 Continue a run as it was started:
@@ -66,6 +66,10 @@ def _parser() -> command_line.Parser:
     parser.add_argument("run", metavar="RUN", type=pathlib.Path, help=command_line.RUN_HELP)
     parser.add_argument(
         "-np",
+        "-n",
+        "--num_processes",
+        "--num_proc",
+        dest="np",
         type=command_line.positive_int,
         metavar="N",
         help="number of ranks (default: as in the run)",

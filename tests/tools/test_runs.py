@@ -223,6 +223,9 @@ def test_resume_dry_run_prints_the_command_and_the_changes(tmp_path, capsys):
     assert words[:5] == ["hybrid-imagenet", "run", "-np", "3", "--"] and "--lr=0.5" in words
     assert shown.err.startswith("changed: --lr=0.5 instead of --lr=")
     assert "hunter2" not in shown.out + shown.err
+    for option in (["-n", "4"], ["--num-processes", "4"], ["--num_proc=4"]):
+        assert __main__.main(["resume", str(tmp_path), *option, "--dry_run", secret]) == 0
+        assert " run -np 4 -- " in capsys.readouterr().out
     assert __main__.main(["resume", str(tmp_path / "none")]) == 2
     assert __main__.main(["resume", str(tmp_path), "--epoch=3"]) == 2
     assert __main__.main(["resume", str(tmp_path), "--run_dir=other"]) == 2
