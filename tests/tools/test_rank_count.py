@@ -99,7 +99,10 @@ def test_options_of_run_set_ranks_and_slots(words, total, slots, eight_gpus):
     [
         (["--nproc_per_node=4", "-np", "4", "-H", "a,b"], "4 on each of 2 hosts is 8"),
         (["--nproc_per_node=4", "-H", "a:2"], "-H a:2 contradict each other"),
-        (["--nproc_per_node=cpu"], "cpu is not a whole number or gpu"),
+        (
+            ["--nproc_per_node=cpu"],
+            "--nproc_per_node=cpu is not valid. Use a whole number, or gpu.",
+        ),
         (["--nproc_per_node=0"], "from 1 to"),
         (["-np", "2", "--nproc_per_node=2", "--host_discovery_script=h"], "Use one of them"),
     ],
