@@ -8,12 +8,12 @@ from tests.training import own_networks
 
 
 def skip_and_merge() -> list:
-    """Steps of which some overflow, and merged statistics of a batch normalization."""
-    c = comm.start(comm.CommunicationSettings(compression="fp16"))
-    return [_steps(c), _statistics(c)]
+    """Takes steps of which some overflow, and merges statistics of a batch normalization."""
+    communicator = comm.start(comm.CommunicationSettings(compression="fp16"))
+    return [_steps(communicator), _statistics(communicator)]
 
 
-def _steps(c) -> list:
+def _steps(communicator) -> list:
     import keras
     import tensorflow as tf
 
@@ -24,26 +24,30 @@ def _steps(c) -> list:
     w = keras.Variable(np.zeros(3, np.float32), name="w")
     inner = optimizers.create("sgd", weight_decay=0.0, learning_rate=1.0, momentum=0.0)
     optimizer = DistributedOptimizer(
-        inner, loss_scale=LossScale(1024.0, dynamic=True), communicator=c
+        inner, loss_scale=LossScale(1024.0, dynamic=True), communicator=communicator
     )
     optimizer.build([w])
     step = tf.function(lambda grad: optimizer.apply([optimizer.scale_loss(grad)]), autograph=False)
-    trail = []
-    # Finite everywhere; infinite on the last rank only; 60 * 1024 fits FP16 as a mean but not as a
-    # sum over ranks.
-    for mine in (1.0 + c.rank, np.inf if c.rank == c.size - 1 else 1.0, 60.0):
-        step(tf.constant([mine, 0.0, 1e-6], tf.float32))
-        trail.append(
+    states = []
+    # The gradient is finite in the first step and infinite on the last rank in the second. In the
+    # third, 60 * 1024 fits FP16 as a mean but not as a sum over ranks.
+    for gradient in (
+        1.0 + communicator.rank,
+        np.inf if communicator.rank == communicator.size - 1 else 1.0,
+        60.0,
+    ):
+        step(tf.constant([gradient, 0.0, 1e-6], tf.float32))
+        states.append(
             [
                 *w.numpy().tolist(),
                 float(optimizer.loss_scale.scale.numpy()),
                 int(inner.iterations.numpy()),
             ]
         )
-    return trail
+    return states
 
 
-def _statistics(c) -> list:
+def _statistics(communicator) -> list:
     import tensorflow as tf
 
     from hybrid_imagenet.callbacks.batch_norm_statistics import BatchNormStatistics
@@ -52,10 +56,12 @@ def _statistics(c) -> list:
     layer = BatchNormalization(mode="last")
     layer.build([None, None, None, 2])
     images = (
-        np.random.default_rng(c.rank).normal(c.rank, 1 + c.rank, (4, 3, 3, 2)).astype(np.float32)
+        np.random.default_rng(communicator.rank)
+        .normal(communicator.rank, 1 + communicator.rank, (4, 3, 3, 2))
+        .astype(np.float32)
     )
     layer(tf.constant(images), training=True)
-    BatchNormStatistics(c, [(layer.moving_mean, layer.moving_variance)]).synchronize()
+    BatchNormStatistics(communicator, [(layer.moving_mean, layer.moving_variance)]).synchronize()
     return [layer.moving_mean.numpy().tolist(), layer.moving_variance.numpy().tolist()]
 
 

@@ -75,7 +75,7 @@ def test_skipped_steps_guard_stops_a_run_that_only_skips():
         guard.on_train_batch_end(step, logs)
         assert logs["skipped_steps"] == step
     optimizer.apply([tf.constant([1.0]), tf.constant([np.nan])])
-    # Nothing was fetched, so nothing is known.
+    # Without logs, nothing was read from the device.
     guard.on_train_batch_end(3, None)
     with pytest.raises(NumericsError, match=r"step 3: the last 3 steps .*; in head, last"):
         guard.on_train_batch_end(3, {"step": 3, "train_loss": float("nan")})
@@ -87,9 +87,9 @@ def test_weight_check_names_the_rank_whose_weights_differ():
         WeightCheck([variable(*values)], communicator).on_epoch_end(0)
 
     def checksum(*values):
-        seen = []
-        check(lambda own: seen.append(own) or [own], *values)
-        return seen[0]
+        checksums = []
+        check(lambda own: checksums.append(own) or [own], *values)
+        return checksums[0]
 
     assert checksum(1.0, 2.0) == checksum(1.0, 2.0)
     assert checksum(1.0, 2.0) != checksum(1.0, np.nextafter(np.float32(2.0), np.float32(3.0)))
@@ -98,8 +98,8 @@ def test_weight_check_names_the_rank_whose_weights_differ():
         check(lambda own: [own, own, own + 1, own], 1.0)
 
 
-def judge(state, top1, epochs, target=None):
-    """Ends an epoch with the result of a validation."""
+def end_epoch(state, top1, epochs, target=None):
+    """Ends an epoch with the result of a validation, and returns whether training stops."""
     callback = StopAtTarget(target, monitor="val_top1", state=state)
     callback.set_model(keras.Sequential())
     callback.on_epoch_end(0, {"val_top1": top1, "epoch": epochs})
@@ -109,18 +109,18 @@ def judge(state, top1, epochs, target=None):
 def test_stop_at_target_keeps_the_first_best_and_stops_at_the_target():
     state = RunState()
     for epochs, top1, stop in [(1, 0.5, ""), (3, 0.4, ""), (4, 0.5, ""), (5, 0.9, "target")]:
-        assert judge(state, top1, epochs, 0.9) == bool(stop)
+        assert end_epoch(state, top1, epochs, 0.9) == bool(stop)
         assert state.stop == stop
         assert (state.best_top1, state.best_epoch) == ((0.9, 5) if stop else (0.5, 1))
-    judge(first := RunState(), 0.0, 1)
+    end_epoch(first := RunState(), 0.0, 1)
     assert first.best_epoch == 1
 
 
-def save_checkpoints(store, state, weights, merged, **options):
+def save_checkpoints(store, state, weights, saved_steps, **options):
     callback = SaveCheckpoints(
         state=state,
         variables=lambda: {"w": weights},
-        describe=lambda: merged.append(state.step) or support.meta(0),
+        describe=lambda: saved_steps.append(state.step) or support.meta(0),
         position=lambda: 0.0,
         **options,
     )
@@ -129,14 +129,15 @@ def save_checkpoints(store, state, weights, merged, **options):
 
 
 def test_save_checkpoints_saves_when_due_and_once(tmp_path):
-    state, merged = RunState(), []
+    state = RunState()
+    saved_steps = []
     store = CheckpointStore(tmp_path, keep=10)
     weights = variable(0.0)
     callback = save_checkpoints(
         store,
         state,
         weights,
-        merged,
+        saved_steps,
         every_epochs=2,
         every_steps=3,
         is_last=lambda done: done == 3,
@@ -150,33 +151,38 @@ def test_save_checkpoints_saves_when_due_and_once(tmp_path):
         state.finished_epochs = state.recorded_at = epoch + 1
         callback.on_epoch_end(epoch, {"epoch": epoch + 1})
     callback.on_train_end()
-    # Every third step, by request at 7, after epoch 2 (step 8) and after the last epoch (step 12, a
-    # second time).
-    assert merged == [3, 6, 7, 8, 9, 12, 12]
+    # It saves after every third step, by request at step 7, after epoch 2 (step 8) and after the
+    # last epoch (step 12, for the second time).
+    assert saved_steps == [3, 6, 7, 8, 9, 12, 12]
     assert [p.name for p in store.paths()] == [f"step-{s:09d}.npz" for s in (12, 9, 8, 7, 6, 3)]
-    newest = store.paths()[0]
-    assert archive.read_meta(newest)["state"]["finished_epochs"] == 3
-    assert archive.read(newest).arrays["w"] == [12.0]
+    latest = store.paths()[0]
+    assert archive.read_meta(latest)["state"]["finished_epochs"] == 3
+    assert archive.read(latest).arrays["w"] == [12.0]
 
 
 def test_save_checkpoints_saves_each_best_epoch_and_the_store_keeps_the_best(tmp_path):
-    state, merged = RunState(), []
+    state = RunState()
+    saved_steps = []
     store = CheckpointStore(tmp_path, keep=1, keep_best=True)
     options = {"every_epochs": 5, "every_steps": None, "is_last": lambda done: done == 6}
-    callback = save_checkpoints(store, state, variable(0.0), merged, **options, save_best=True)
+    callback = save_checkpoints(store, state, variable(0.0), saved_steps, **options, save_best=True)
     for epoch, top1 in enumerate([0.3, 0.2, 0.6, 0.6, 0.5, None]):
         state.step += 4
-        state.finished_epochs, state.cursor = epoch + 1, Cursor(epoch + 1, 0)
+        state.finished_epochs = epoch + 1
+        state.cursor = Cursor(epoch + 1, 0)
         if top1 is not None:
-            judge(state, top1, epoch + 1)
+            end_epoch(state, top1, epoch + 1)
         callback.on_epoch_end(epoch, {"epoch": epoch + 1, "val_top1": top1})
     callback.on_train_end()
-    assert merged == [4, 12, 20, 24]  # the best so far after epochs 1 and 3, the fifth, the last
+    # It saves the best so far after epochs 1 and 3, the fifth epoch, and the last.
+    assert saved_steps == [4, 12, 20, 24]
     assert [p.name for p in store.paths()] == ["step-000000024.npz", "step-000000012.npz"]
     assert store.best_valid().meta["val_top1"] == 0.6
-    merged.clear()
-    state.best_epoch, state.step, state.recorded_at = 7, 28, 6.0
-    without_best = save_checkpoints(store, state, variable(0.0), merged, **options)
+    saved_steps.clear()
+    state.best_epoch = 7
+    state.step = 28
+    state.recorded_at = 6.0
+    without_best = save_checkpoints(store, state, variable(0.0), saved_steps, **options)
     state.step = 32
     without_best.on_epoch_end(6, {"epoch": 7, "val_top1": 0.9})
-    assert merged == []
+    assert saved_steps == []

@@ -1,5 +1,6 @@
-"""Divergence is judged at every step, also where nothing is fetched. Whole runs:
-tests/resilience/test_diverged.py.
+"""Divergence is detected at every step, also at steps whose values are not read.
+
+Whole runs are tested in tests/resilience/test_diverged.py.
 """
 
 import math
@@ -14,7 +15,7 @@ from hybrid_imagenet.training.loss_alarm import LossAlarm, highest_loss
 
 
 def guard(alarms, allgather, initial_step):
-    """Returns a guard that reads the first of `alarms`, whatever it is at that moment."""
+    """Returns a guard that reads the current first element of `alarms`."""
     communicator = types.SimpleNamespace(allgather_object=allgather)
     callback = DivergenceGuard(lambda: alarms[0], highest_loss=230.0, communicator=communicator)
     callback.set_params({"initial_step": initial_step})
@@ -27,18 +28,17 @@ def losses(*values):
     return tf.constant(values, tf.float32)
 
 
-def test_the_limit_is_a_hundred_times_the_loss_of_guessing():
+def test_highest_loss_is_a_hundred_times_the_loss_of_guessing():
     assert highest_loss(1000) == pytest.approx(690.7755, abs=1e-3)
     assert highest_loss(1) == highest_loss(2) > 0
-    assert highest_loss(1000, summed=True) == pytest.approx(
-        69314.718, abs=1e-3
-    )  # of a binary loss for each class
+    # The summed loss adds a binary loss for each class.
+    assert highest_loss(1000, summed=True) == pytest.approx(69314.718, abs=1e-3)
 
 
 @pytest.mark.parametrize(
     ("bad", "mean"), [(math.nan, math.nan), (math.inf, math.inf), (20.0, 10.5)]
 )
-def test_the_first_bad_step_is_kept(bad, mean):
+def test_loss_alarm_keeps_the_first_bad_step(bad, mean):
     alarm = LossAlarm(10.0)
     for values in (losses(9.0, 11.0), losses(1.0, bad), losses(math.nan, 1.0)):
         alarm.judge(values)
@@ -48,7 +48,7 @@ def test_the_first_bad_step_is_kept(bad, mean):
     np.testing.assert_equal(loss, mean)
 
 
-def test_good_steps_raise_no_alarm_and_micro_batches_count_as_one_step():
+def test_loss_alarm_counts_micro_batches_as_one_step():
     alarm = LossAlarm(10.0)
     for _ in range(3):
         for _ in range(2):
@@ -65,10 +65,10 @@ def test_good_steps_raise_no_alarm_and_micro_batches_count_as_one_step():
 @pytest.mark.parametrize(
     ("loss", "why"), [(math.nan, "not finite"), (7e31, "above 100 times that of guesses, 230")]
 )
-def test_the_alarm_of_any_rank_ends_all_at_the_step_that_went_wrong(loss, why):
+def test_divergence_guard_stops_all_ranks_at_the_first_bad_step_of_any(loss, why):
     alarms = [None, (7, 400.0), (4, loss)]
     watch = guard(alarms, lambda own: alarms, initial_step=10)
-    # No step was done, so nothing is read.
+    # No step was taken, so nothing is read.
     watch.check()
     with pytest.raises(
         DivergedError,
@@ -77,16 +77,16 @@ def test_the_alarm_of_any_rank_ends_all_at_the_step_that_went_wrong(loss, why):
         watch.on_train_batch_end(8, {})
 
 
-def test_divergence_guard_asks_once_per_step_and_not_for_steps_without_logs():
-    asked = []
+def test_divergence_guard_gathers_once_per_step_with_logs():
+    gathered = []
     alarms = [None, (2, math.nan)]
-    watch = guard(alarms, lambda own: asked.append(own) or [own], initial_step=5)
+    watch = guard(alarms, lambda own: gathered.append(own) or [own], initial_step=5)
     watch.on_train_batch_end(1, None)
-    assert asked == []
+    assert gathered == []
     watch.on_train_batch_end(2, {})
     watch.on_test_begin()
     watch.before_save()
-    assert len(asked) == 1
+    assert len(gathered) == 1
     alarms.pop(0)
     watch.on_train_batch_end(3, None)
     with pytest.raises(DivergedError, match="step 7: the loss is nan, not finite") as raised:
@@ -94,8 +94,8 @@ def test_divergence_guard_asks_once_per_step_and_not_for_steps_without_logs():
     assert raised.value.step == 7
 
 
-def test_divergence_guard_reads_steps_that_logs_do_not_show_before_a_checkpoint():
-    """On a GPU the values for the logs of step 4 are those of step 2."""
+def test_divergence_guard_before_a_checkpoint_reads_the_latest_steps():
+    """On a GPU the logs of step 4 contain the values of step 2."""
     communicator = types.SimpleNamespace(allgather_object=lambda own: [own])
     watch = DivergenceGuard(
         lambda: None,

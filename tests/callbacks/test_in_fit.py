@@ -1,4 +1,4 @@
-"""The callbacks of the program in `model.fit`."""
+"""The callbacks of the training program work in `model.fit`."""
 
 import json
 
@@ -10,16 +10,16 @@ from hybrid_imagenet.library import compiled_model
 from tests.library import models
 
 
-def made(directory):
+def make_directory(directory):
     directory.mkdir()
     return directory
 
 
 def fit(tmp_path, epochs, *more):
-    """Trains with an average of the weights; resumes what is in the directory."""
+    """Trains with averaged weights, after resuming from the directory if it has a checkpoint."""
     average = hi.optimizers.WeightAverage(0.5)
     optimizer = hi.DistributedOptimizer(hi.optimizers.SGD(0.1), average=average)
-    model = models.made(optimizer, metrics=["accuracy"], run_eagerly=True)
+    model = models.compiled(optimizer, metrics=["accuracy"], run_eagerly=True)
     x, y = models.data(1)
     callbacks = [
         *hi.callbacks.default_callbacks(),
@@ -35,8 +35,8 @@ def fit(tmp_path, epochs, *more):
     return model, average, history.history
 
 
-def test_averaged_weights_are_validated_in_fit_and_saved_by_checkpoint(tmp_path):
-    model, average, history = fit(made(tmp_path / "whole"), 2)
+def test_swap_averaged_weights_in_fit_validates_and_resumes_averages(tmp_path):
+    model, average, history = fit(make_directory(tmp_path / "whole"), 2)
     x, y = models.data(1)
     trained = model.get_weights()
     assert history["val_loss"][-1] != model.evaluate(x, y, verbose=0)[0]
@@ -44,7 +44,7 @@ def test_averaged_weights_are_validated_in_fit_and_saved_by_checkpoint(tmp_path)
     np.testing.assert_allclose(
         history["val_loss"][-1], model.evaluate(x, y, models.BATCH, verbose=0)[0], rtol=1e-5
     )
-    fit(made(tmp_path / "parts"), 1)
+    fit(make_directory(tmp_path / "parts"), 1)
     resumed, resumed_average, resumed_history = fit(tmp_path / "parts", 2)
     assert resumed_history["val_loss"] == history["val_loss"][1:]
     for ours, expected in zip(resumed.get_weights(), trained, strict=True):
@@ -73,10 +73,10 @@ def test_stop_at_target_and_profiler_work_in_fit(tmp_path, capsys):
     assert isinstance(profiler, keras.callbacks.Callback)
 
 
-def test_updates_applied_are_those_of_the_optimizer_that_has_made_most():
+def test_updates_applied_of_two_optimizers_is_the_larger_count():
     model = models.plain(1)
     assert compiled_model.updates_applied(model) == 0
-    # As in a GAN, without an optimizer of `compile`.
+    # A GAN has two optimizers like these, which `compile` does not know.
     model.first = hi.DistributedOptimizer(hi.optimizers.SGD(0.1), loss_scale=1)
     model.second = hi.DistributedOptimizer(hi.optimizers.SGD(0.1), loss_scale=1)
     weights = model.trainable_variables

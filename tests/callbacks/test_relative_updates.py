@@ -1,6 +1,4 @@
-"""|update| / |weights| in the records: of the last step of an epoch, for any optimizer and
-phase.
-"""
+"""|update| / |weights| in the records: from the last step of an epoch, for any optimizer."""
 
 import keras
 import numpy as np
@@ -11,10 +9,12 @@ from hybrid_imagenet.callbacks.relative_updates import RelativeUpdates
 
 
 def train(log, inner, variables, epochs, steps):
-    """Runs steps with constant gradients; gives each epoch's record and the weights before its last
-    step and after.
+    """Runs steps with constant gradients.
+
+    Returns the record of each epoch, and the weights before and after its last step.
     """
-    records, seen = [], []
+    records = []
+    snapshots = []
     for epoch in range(epochs):
         for step in range(steps):
             span = (epoch + step / steps, epoch + (step + 1) / steps, 1)
@@ -27,8 +27,8 @@ def train(log, inner, variables, epochs, steps):
             log.on_train_batch_end(step)
         records.append({"epoch": epoch + 1})
         log.on_epoch_end(epoch, records[-1])
-        seen.append((before, [v.numpy().copy() for v in variables]))
-    return records, seen
+        snapshots.append((before, [v.numpy().copy() for v in variables]))
+    return records, snapshots
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def train(log, inner, variables, epochs, steps):
         ("muon", {}, 1),
     ],
 )
-def test_the_ratio_is_that_of_the_last_step(name, options, phase):
+def test_relative_updates_record_the_last_step_of_an_epoch(name, options, phase):
     variables = [
         keras.Variable(np.linspace(1, 2, 12, dtype=np.float32).reshape(3, 4), name="first"),
         keras.Variable(np.linspace(-1, 1, 8, dtype=np.float32).reshape(4, 2), name="second"),
@@ -51,26 +51,26 @@ def test_the_ratio_is_that_of_the_last_step(name, options, phase):
     inner.build(variables)
     inner.hyperparameters.assign({"phase": float(phase), "lower_bound": 0.0, "upper_bound": 1.0})
     log = RelativeUpdates([variables[i] for i in inner.kernel_indices()])
-    records, seen = train(log, inner, variables, epochs=2, steps=3)
-    for record, (before, after) in zip(records, seen, strict=True):
-        wanted = [
+    records, snapshots = train(log, inner, variables, epochs=2, steps=3)
+    for record, (before, after) in zip(records, snapshots, strict=True):
+        expected = [
             np.linalg.norm(b - a) / np.linalg.norm(b)
             for b, a in zip(before[:2], after[:2], strict=True)
         ]
         assert list(record) == ["epoch", "relative_updates"]
         assert list(record["relative_updates"]) == [v.path for v in variables[:2]]
-        np.testing.assert_allclose(list(record["relative_updates"].values()), wanted, rtol=1e-3)
-        assert min(wanted) > 1e-6
+        np.testing.assert_allclose(list(record["relative_updates"].values()), expected, rtol=1e-3)
+        assert min(expected) > 1e-6
     assert records[0] != records[1]
 
 
-def test_what_was_not_measured_is_not_recorded():
+def test_relative_updates_without_a_measurement_record_nothing():
     kernel = keras.Variable(np.ones((2, 2), np.float32), name="kernel")
     log = RelativeUpdates([kernel])
     log.set_params({"step_span": lambda: (0.0, 0.5, 1)})
     log.on_train_batch_begin(0)
     log.on_train_batch_end(0)
-    # A validation within the epoch.
+    # This is a validation within the epoch, whose last step was not measured.
     logs = {"epoch": 0.5}
     log.on_epoch_end(0, logs)
     assert logs == {"epoch": 0.5}

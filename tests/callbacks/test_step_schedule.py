@@ -1,4 +1,4 @@
-"""Which callback sets the values of a step, and how often a schedule is evaluated."""
+"""The callbacks that set the values of each step, and how often they evaluate a schedule."""
 
 import keras
 import numpy as np
@@ -25,13 +25,13 @@ def step_callbacks():
         (keras.optimizers.Adam, lambda *span: {"learning_rate": 0.1}, 0.0, "LearningRateSchedule"),
     ],
 )
-def test_each_step_belongs_to_one_callback(inner, schedule, start, expected):
+def test_step_schedules_of_an_optimizer_have_one_owner_per_step(inner, schedule, start, expected):
     optimizer = hi.DistributedOptimizer(inner(), schedule=schedule)
     owners = [type(c).__name__ for c in step_callbacks() if c.sets(optimizer, start)]
     assert owners == [expected]
 
 
-def test_a_schedule_is_evaluated_once_per_step():
+def test_step_schedule_evaluates_the_schedule_once_per_step():
     spans = []
 
     def schedule(start, end, global_batch):
@@ -42,12 +42,12 @@ def test_a_schedule_is_evaluated_once_per_step():
     optimizer = hi.DistributedOptimizer(hi.optimizers.SGD(), schedule=schedule)
     model.compile(optimizer, "mse", run_eagerly=True)
     model.fit(np.ones((4, 1)), np.ones(4), 1, verbose=0, callbacks=hi.callbacks.default_callbacks())
-    # One more evaluation when training begins, of the last step.
+    # The first evaluation is of the last step, when training begins.
     assert spans[1:] == [(0.0, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 1.0)]
 
 
 @pytest.mark.parametrize(("scheduled", "expected"), [(None, 0.95), (0.8, 0.8)])
-def test_schedule_without_momentum_keeps_that_of_the_optimizer(scheduled, expected):
+def test_step_schedule_without_momentum_keeps_the_momentum_of_the_optimizer(scheduled, expected):
     schedule = hi.schedules.cosine(0.1, 4, momentum=scheduled)
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     optimizer = hi.DistributedOptimizer(hi.optimizers.Muon(), schedule=schedule)

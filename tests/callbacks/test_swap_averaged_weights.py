@@ -21,7 +21,8 @@ BATCHES = [np.random.default_rng(i).normal(size=(6, 4, 4, 3)).astype(np.float32)
 
 
 @pytest.fixture(params=["last", "moving", "moving, 2 virtual GPUs", "Keras's own"])
-def parts(request):
+def setup(request):
+    """Returns a model, the callback, the calls of the batches and the state of the run."""
     mode = request.param.partition(",")[0]
     image = keras.Input((4, 4, 3))
     x = keras.layers.Conv2D(5, 1, use_bias=False, name="conv")(image)
@@ -37,7 +38,8 @@ def parts(request):
     average.build(model.trainable_variables)
     for weight, value in zip(model.trainable_variables, average.variables.values(), strict=True):
         value.assign(2.0 * weight.value + 0.1)
-    pairs, calls = normalization.trainable_statistics(model), []
+    pairs = normalization.trainable_statistics(model)
+    calls = []
 
     def batches():
         calls.append(len(calls))
@@ -53,8 +55,8 @@ def parts(request):
     return model, callback, calls, state
 
 
-def test_validation_sees_the_averages_with_statistics_of_their_own_and_leaves_no_trace(parts):
-    model, averaged, calls, state = parts
+def test_swap_averaged_weights_validates_averages_and_restores_all_variables(setup):
+    model, averaged, calls, state = setup
     before = [v.numpy() for v in model.variables]
     variables = {name.split("/", 2)[2]: v for name, v in averaged.variables().items()}
     averages = {path: v.numpy() for path, v in variables.items()}
@@ -66,15 +68,16 @@ def test_validation_sees_the_averages_with_statistics_of_their_own_and_leaves_no
     mean, variance = normalization.trainable_statistics(model)[0]
     outputs = np.concatenate([b @ kernel[0, 0] for b in BATCHES])
     for channel in range(5):
-        parts_of = [part[..., channel].ravel().tolist() for part in np.split(outputs, 3)]
-        expected = population_moments(parts_of)
+        batches = [part[..., channel].ravel().tolist() for part in np.split(outputs, 3)]
+        expected = population_moments(batches)
         np.testing.assert_allclose(
             [mean.numpy()[channel], variance.numpy()[channel]], expected, rtol=1e-5, atol=1e-6
         )
     np.testing.assert_array_equal(variables[mean.path].numpy(), mean.numpy())
     averaged.on_test_end()
     after = [v.numpy() for v in model.variables]
-    assert len(after) == 6  # kernel, gamma, beta, both statistics, and the state of dropout
+    # These are kernel, gamma, beta, both statistics, and the state of dropout.
+    assert len(after) == 6
     for a, b in zip(before, after, strict=True):
         np.testing.assert_array_equal(a, b)
     averaged.before_save()

@@ -1,8 +1,8 @@
-"""The training program, killed with all its ranks at a named moment:
-`python -m tests.checkpoints.killed_at MOMENT N`.
+"""Runs the training program and kills it with all its ranks at a named moment.
 
-Everything is SIGKILL: rank 0 kills the launcher, the other ranks and itself when the moment comes,
-in or after step N. The words that follow are the program's flags.
+Usage: `python -m tests.checkpoints.killed_at MOMENT N FLAGS...`, with flags of the training
+program. When the moment comes, in or after step N, rank 0 sends SIGKILL to the launcher, the other
+ranks and itself.
 """
 
 import os
@@ -17,7 +17,7 @@ from tests.support import processes
 
 
 def kill() -> None:
-    """Ends everything at once."""
+    """Kills the launcher, the other ranks and this process with SIGKILL."""
     launcher = os.getppid()
     ranks = processes.children(launcher)
     os.kill(launcher, signal.SIGKILL)
@@ -27,7 +27,7 @@ def kill() -> None:
 
 
 def wrap(owner, name, before=None, after=None) -> None:
-    """Calls `before` or `after` with the arguments of a method, around it."""
+    """Makes a method call `before` or `after` with its arguments."""
     method = getattr(owner, name)
 
     def wrapped(*arguments, **options):
@@ -42,7 +42,7 @@ def wrap(owner, name, before=None, after=None) -> None:
 
 
 def arm(moment: str, number: int) -> None:
-    """Prepares rank 0 to kill."""
+    """Prepares rank 0 to kill the job at the moment."""
     import pathlib
 
     from hybrid_imagenet.callbacks.batch_norm_statistics import BatchNormStatistics
@@ -56,30 +56,31 @@ def arm(moment: str, number: int) -> None:
     trainers = []
     wrap(Trainer, "train", before=trainers.append)
 
-    def due(*_) -> None:
+    def kill_if_due(*_) -> None:
         if trainers and trainers[0].state.step >= number:
             kill()
 
-    def due_when_writing(*_) -> None:
+    def kill_when_writing(*_) -> None:
         if threading.current_thread().name == "checkpoint":
-            due()
+            kill_if_due()
 
-    def due_soon(trainer, *_) -> None:
+    def kill_soon(trainer, *_) -> None:
         if trainer.state.step >= number:
             threading.Timer(random.Random(number).random() * 0.2, kill).start()
 
-    def due_when_finished(store, step, arrays, meta) -> None:
+    def kill_when_finished(store, step, arrays, meta) -> None:
         if step >= number and meta["state"]["finished_epochs"] == meta["state"]["cursor"]["epoch"]:
             kill()
 
     if moment == "in step":
-        wrap(Trainer, "_run_step", before=due_soon)
+        wrap(Trainer, "_run_step", before=kill_soon)
     elif moment == "in checkpoint":
-        wrap(os, "fsync", before=due_when_writing)
+        wrap(os, "fsync", before=kill_when_writing)
     elif moment == "before rename":
-        wrap(pathlib.Path, "replace", before=due_when_writing)
-    elif moment == "in batch norm synchronization":  # the others wait in it
-        wrap(BatchNormStatistics, "_merge", before=due)
+        wrap(pathlib.Path, "replace", before=kill_when_writing)
+    elif moment == "in batch norm synchronization":
+        # The other ranks wait inside the synchronization.
+        wrap(BatchNormStatistics, "_merge", before=kill_if_due)
     elif moment == "in validation":
         wrap(
             Validation,
@@ -89,18 +90,20 @@ def arm(moment: str, number: int) -> None:
             ),
         )
     elif moment == "after epoch checkpoint":
-        wrap(CheckpointStore, "_write", after=due_when_finished)
+        wrap(CheckpointStore, "_write", after=kill_when_finished)
     elif moment == "at phase switch":
-        wrap(StepSchedule, "on_train_batch_begin", after=due)
+        wrap(StepSchedule, "on_train_batch_begin", after=kill_if_due)
     elif moment.startswith("on_"):
-        wrap(CallbackSequence, moment, after=due)
-    else:  # "before epoch record" or "after epoch record"
-        wrap(Recording, "epoch", **{moment.split()[0]: due})
+        wrap(CallbackSequence, moment, after=kill_if_due)
+    else:
+        # The moment is "before epoch record" or "after epoch record".
+        wrap(Recording, "epoch", **{moment.split()[0]: kill_if_due})
 
 
 def run() -> None:
     """Starts the program with the moment armed."""
-    moment, number = sys.argv[1], int(sys.argv[2])
+    moment = sys.argv[1]
+    number = int(sys.argv[2])
     start = comm.start
 
     def started(settings, **options):

@@ -36,8 +36,8 @@ EVENTS = st.one_of(
 UNLIMITED_OPERATIONS = 10**6
 
 
-class Killed(Exception):  # noqa: N818 - stands for SIGKILL
-    """Ends the simulated process; nothing of it runs any more."""
+class Killed(Exception):  # noqa: N818
+    """Ends the simulated process, as SIGKILL would."""
 
 
 class Run:
@@ -45,10 +45,12 @@ class Run:
 
     def __init__(self, folder):
         self.folder = folder
-        self.written = {}  # file name to (bytes that were renamed to it, top-1)
+        # Maps a file name to the bytes that were renamed to it and the top-1 accuracy.
+        self.written = {}
         self.step = 0
         self.top1 = None
-        self.operations_left = UNLIMITED_OPERATIONS  # before the process ends
+        # The process ends after so many operations.
+        self.operations_left = UNLIMITED_OPERATIONS
         self.store = self.open()
 
     def open(self):
@@ -131,9 +133,10 @@ class Run:
             content = bytearray(path.read_bytes())
             if kind == "cut":
                 del content[int(how * len(content)) :]
-            else:  # among the 256 bytes of the array
-                place = content.find(np.full(2, int(path.stem[-9:]), np.float32).tobytes())
-                content[min(max(place, 0) + how // 8, len(content) - 1)] ^= 1 << how % 8
+            else:
+                # Flip a bit among the 256 bytes of the array.
+                start = content.find(np.full(2, int(path.stem[-9:]), np.float32).tobytes())
+                content[min(max(start, 0) + how // 8, len(content) - 1)] ^= 1 << how % 8
             path.write_bytes(content)
             # The clock of the file system is too coarse for this test.
             later = path.stat().st_mtime + 1
@@ -143,12 +146,10 @@ class Run:
             {"empty": path.touch, "FIFO": lambda: os.mkfifo(path), "directory": path.mkdir}[how]()
 
 
-REPLACE, RENAME, UNLINK, SYNC = (
-    pathlib.Path.replace,
-    pathlib.Path.rename,
-    pathlib.Path.unlink,
-    os.fsync,
-)
+REPLACE = pathlib.Path.replace
+RENAME = pathlib.Path.rename
+UNLINK = pathlib.Path.unlink
+SYNC = os.fsync
 
 
 @settings(max_examples=60, deadline=None)

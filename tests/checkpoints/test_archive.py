@@ -1,3 +1,5 @@
+"""The file format of checkpoints: complete round trips, and errors for damaged files."""
+
 import io
 import json
 import os
@@ -60,20 +62,23 @@ def test_write_and_read_keep_shape_and_type(tmp_path, array):
 
 
 def test_read_with_one_flipped_bit_raises_or_returns_equal_content(path):
-    good = path.read_bytes()
+    content = path.read_bytes()
     generator = random.Random(3)
     detected = 0
     for _ in range(300):
-        place = generator.randrange(len(good))
+        position = generator.randrange(len(content))
         path.write_bytes(
-            good[:place] + bytes([good[place] ^ (1 << generator.randrange(8))]) + good[place + 1 :]
+            content[:position]
+            + bytes([content[position] ^ (1 << generator.randrange(8))])
+            + content[position + 1 :]
         )
         try:
-            same = archive.read(path)
+            checkpoint = archive.read(path)
         except DamagedCheckpointError:
             detected += 1
             continue
-        assert_complete(same)  # the bit was in an unused field, such as a time stamp
+        # The bit was in an unused field, such as a time stamp.
+        assert_complete(checkpoint)
     assert detected > 200
 
 
@@ -108,7 +113,7 @@ HUGE = "{'descr': '<f4', 'fortran_order': False, 'shape': (4000000000000, 1000),
     ],
 )
 def test_read_of_an_invalid_array_header_raises_without_allocating(path, content):
-    """The checksums are right: these headers were invalid before the checksums were computed."""
+    """Uses valid checksums, which were computed over the invalid headers."""
     with zipfile.ZipFile(path) as file:
         members = {name: file.read(name) for name in file.namelist()}
     rewrite(path, members | {"array/b.npy": content})

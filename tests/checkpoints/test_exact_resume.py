@@ -1,4 +1,4 @@
-"""A run that is killed at any moment and resumed ends bitwise as an undisturbed one."""
+"""A run that is killed at any moment and resumed ends bitwise like an undisturbed one."""
 
 import random
 
@@ -9,7 +9,7 @@ from tests.checkpoints import killed_at
 from tests.runlog.test_tensorboard import events
 from tests.support import program
 
-# Epochs of four steps; T is after the first. Each moment belongs to the session that ends with it.
+# An epoch has four steps, and the warmup ends after the first. Each moment ends one session.
 SHORT = (("at phase switch", 4),)
 LATE = ("before rename", 7)
 
@@ -66,7 +66,7 @@ def kill_and_resume(pool, data, run_dir, moments, *flags):
     assert "resumed at epoch" in done.stdout
 
 
-def test_a_killed_and_resumed_run_ends_like_an_undisturbed_one(
+def test_run_killed_and_resumed_ends_like_an_undisturbed_one(
     pools, tiny_data, undisturbed, tmp_path
 ):
     kill_and_resume(
@@ -78,7 +78,7 @@ def test_a_killed_and_resumed_run_ends_like_an_undisturbed_one(
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_every_kind_of_moment_ends_like_an_undisturbed_one(
+def test_run_killed_at_every_kind_of_moment_ends_like_an_undisturbed_one(
     pools, tiny_data, tmp_path
 ):
     kill_and_resume(pools[2], tiny_data, tmp_path / "killed", all_moments(), "--keep_checkpoints=3")
@@ -88,7 +88,7 @@ def test_a_run_killed_at_every_kind_of_moment_ends_like_an_undisturbed_one(
 
 
 @pytest.mark.slow
-def test_a_run_killed_after_each_event_of_callbacks_ends_like_an_undisturbed_one(
+def test_run_killed_after_each_event_of_callbacks_ends_like_an_undisturbed_one(
     pools, tiny_data, tmp_path
 ):
     kill_and_resume(pools[2], tiny_data, tmp_path / "killed", EVENTS, *program.METHODS)

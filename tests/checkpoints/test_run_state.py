@@ -1,3 +1,5 @@
+"""The state of a run in a checkpoint, and restoring variables from it."""
+
 import dataclasses
 import pathlib
 import types
@@ -73,7 +75,7 @@ def test_restore_arrays_assigns_each_array_to_the_variable_with_its_name():
 
 @pytest.mark.parametrize("stored_name", ["model/0000/dense/kernel", "model/0000"])
 def test_restore_arrays_of_fit_ignores_the_path(stored_name):
-    # The second form is that of version 0.1.0.
+    # Version 0.1.0 wrote the second form.
     stored = {stored_name: np.ones((3, 3))}
     restored = variables({"model/0000/dense_1/kernel": (3, 3)})
     written_by_fit = CheckpointArchive(pathlib.Path("x.npz"), stored, {"optimizers": {}})

@@ -1,3 +1,5 @@
+"""The folder of checkpoints: saving, keeping, finding, and skipping damaged files."""
+
 import numpy as np
 import pytest
 
@@ -30,16 +32,16 @@ def test_latest_valid_with_a_damaged_file_renames_it_and_returns_the_one_before(
     store = CheckpointStore(folder, keep=3, log=messages.append)
     for step in (1, 2, 3):
         save(store, step, c=np.array(step))
-    newest = store.paths()[0]
-    cut = newest.read_bytes()[:-30]
-    newest.write_bytes(cut)
+    latest = store.paths()[0]
+    cut = latest.read_bytes()[:-30]
+    latest.write_bytes(cut)
     assert store.latest_valid().arrays["c"] == 2
     assert names(folder) == [name(1), name(2), f"{name(3)}.damaged"]
     assert (folder / f"{name(3)}.damaged").read_bytes() == cut
     [message] = messages
-    assert message.startswith(f"renamed a damaged checkpoint to {name(3)}.damaged: {newest}: ")
+    assert message.startswith(f"renamed a damaged checkpoint to {name(3)}.damaged: {latest}: ")
     save(store, 3, c=np.array(3))
-    newest.write_bytes(b"")
+    latest.write_bytes(b"")
     assert store.latest_valid().arrays["c"] == 2
     assert [path.name for path in store.damaged_paths()] == [
         f"{name(3)}.damaged",
@@ -53,10 +55,11 @@ def test_latest_valid_with_a_damaged_file_renames_it_and_returns_the_one_before(
         {"state": [1, 2]},
         {"state": meta(8)["state"] | {"rollbacks": 0}},
         {"epoch_sums": {"loss": 1.0}},
-        {"state": {**meta(4)["state"]}},  # this state is of step 4, the name says 5
+        # This state is of step 4, but the name of the file has step 5.
+        {"state": {**meta(4)["state"]}},
     ],
 )
-def test_latest_valid_skips_and_renames_descriptions_of_another_form(folder, changes):
+def test_latest_valid_skips_and_renames_files_with_invalid_descriptions(folder, changes):
     save(CheckpointStore(folder, keep=1), 1)
     archive.write(folder / name(5), ARRAYS, meta(5, **changes))
     messages = []
@@ -73,7 +76,7 @@ def test_keep_best_keeps_the_best_and_the_latest(folder):
         save(store, step, top1)
     assert names(folder) == [name(2), name(5), name(6)]
     assert store.best_valid().path.name == name(2)
-    # The accuracy is stored in the files, so a new store knows the best one; without that file it
+    # The accuracy is stored in the files, so a new store finds the best one. Without that file, it
     # keeps the next best.
     again = CheckpointStore(folder, keep=1, keep_best=True)
     save(again, 7, 0.1)

@@ -1,6 +1,4 @@
-"""What other people give `compile` and `fit`, each by itself: the rows of the table in
-docs/keras-compatibility.md.
-"""
+"""Uses of `compile` and `fit`, one at a time: the rows of docs/keras-compatibility.md."""
 
 from __future__ import annotations
 
@@ -35,9 +33,10 @@ def two_targets(count: int) -> Data:
 
 def tokens(count: int) -> Data:
     random = np.random.default_rng(5)
-    x = random.integers(1, 7, (count, 5)) * (
-        np.arange(5) < random.integers(2, 6, (count, 1))
-    )  # 0 is padding
+    words = random.integers(1, 7, (count, 5))
+    lengths = random.integers(2, 6, (count, 1))
+    # Word 0 is padding.
+    x = words * (np.arange(5) < lengths)
     return x.astype(np.int32), random.integers(0, 3, count).astype(np.int32)
 
 
@@ -54,17 +53,17 @@ def images(count: int) -> Data:
 
 
 def dense(
-    *between: Callable[[], Any], shape: tuple[int, ...] = (6,), **first: Any
+    *further: Callable[[], Any], shape: tuple[int, ...] = (6,), **first: Any
 ) -> keras.Sequential:
-    """A first layer, what is between, and logits of three classes."""
-    hidden = [layers.Dense(8, "tanh", **first), *(layer() for layer in between)]
+    """Returns a first layer, further layers, and logits of three classes."""
+    hidden = [layers.Dense(8, "tanh", **first), *(layer() for layer in further)]
     return keras.Sequential([keras.Input(shape), *hidden, layers.Dense(3, dtype="float32")])
 
 
-def embedded(*then: Callable[[], Any], mask: bool = False) -> keras.Sequential:
+def embedded(*further: Callable[[], Any], mask: bool = False) -> keras.Sequential:
     inputs = keras.Input((5,), dtype="int32")
     return keras.Sequential(
-        [inputs, layers.Embedding(7, 4, mask_zero=mask), *(make() for make in then)]
+        [inputs, layers.Embedding(7, 4, mask_zero=mask), *(make() for make in further)]
     )
 
 
@@ -78,7 +77,7 @@ def convolved() -> keras.Sequential:
 
 
 def normalized_over_ranks() -> keras.Sequential:
-    """Normalizes images and vectors over all ranks."""
+    """Returns a network that normalizes images and vectors over all ranks."""
     hidden = [
         layers.Conv2D(4, 3),
         layers.BatchNormalization(synchronized=True, momentum=0.8),
@@ -91,7 +90,7 @@ def normalized_over_ranks() -> keras.Sequential:
 
 
 def two_outputs() -> keras.Model:
-    """A frozen layer, normalization without statistics, two heads."""
+    """Returns a network with a frozen layer, layers without statistics and two heads."""
     inputs = keras.Input((6,))
     hidden = layers.LayerNormalization()(layers.Dense(8, trainable=False)(inputs))
     hidden = layers.GroupNormalization(2)(layers.Dense(8)(hidden))
@@ -111,7 +110,7 @@ def arrays(place: Place, data: Data) -> Arguments:
 
 
 def cut(of_second: int) -> Callable[[Place, Data], Arguments]:
-    """The last batch of an epoch is smaller: 2 on rank 0, and `of_second` on the others."""
+    """Makes the last batch of an epoch smaller: 2 on rank 0, and `of_second` on the others."""
 
     def feed(place: Place, data: Data) -> Arguments:
         x, y = place.share(data)
@@ -155,7 +154,7 @@ def py_dataset(place: Place, data: Data) -> Arguments:
 
 
 def validated(place: Place, data: Data) -> Arguments:
-    """Half of the examples are validated."""
+    """Trains on the first half of the examples and validates on the second."""
     x, y = place.share(data)
     half = len(x) // 2
     kept = {"validation_data": (x[half:], y[half:]), "validation_batch_size": place.batch}
@@ -164,14 +163,15 @@ def validated(place: Place, data: Data) -> Arguments:
 
 @contextlib.contextmanager
 def pretended_gpu() -> Iterator[None]:
-    """A device that is there for those who ask which there are, as `compile(jit_compile="auto")`
-    does.
+    """Adds a GPU to TensorFlow's list of devices.
+
+    `compile(jit_compile="auto")`, for example, reads that list.
     """
-    known = tf.config.list_physical_devices
+    list_devices = tf.config.list_physical_devices
 
     def devices(kind=None):
-        found = list(known(kind))
-        return found if kind not in (None, "GPU") else [*found, mock.Mock(device_type="GPU")]
+        listed = list(list_devices(kind))
+        return listed if kind not in (None, "GPU") else [*listed, mock.Mock(device_type="GPU")]
 
     with mock.patch.object(tf.config, "list_physical_devices", devices):
         yield
@@ -195,20 +195,20 @@ def case(
     callbacks: Callable[[], list[Any]] = list,
     **fitted: Any,
 ) -> Program:
-    """One call of `compile` and `fit`.
+    """Returns a program that calls `compile` and `fit` once.
 
     Args:
       make: makes the model.
       inner: makes the optimizer.
-      data: all examples.
-      feed: what `fit` gets of them.
+      data: makes all examples.
+      feed: makes the arguments of `fit` that hold the examples of a place.
       close: see `Program`.
       differs: see `Program`.
       logs: see `Program`.
-      policy: of the ranks; alone it is float32.
-      gpu: a GPU seems to be there.
+      policy: dtype policy of the ranks; one process always uses float32.
+      gpu: whether TensorFlow lists a GPU.
       objective: the loss.
-      compiled: how steps run, for ranks only.
+      compiled: arguments of `compile` that choose how steps run, for ranks only.
       given: other arguments of `compile`.
       wrapped: arguments of `DistributedOptimizer`.
       callbacks: makes further callbacks.

@@ -16,7 +16,7 @@ EXAMPLES = 13
 
 
 class Perplexity(keras.metrics.Mean):
-    """The exponential of a mean, which is not the mean of exponentials."""
+    """The exponential of a mean, which differs from the mean of exponentials."""
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         losses = keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)

@@ -1,10 +1,10 @@
-"""A job that fits three epochs: KIND LIMIT FOLDER. It prints each epoch; the weights of each rank
-end in FOLDER.
+"""Fits three epochs with the arguments KIND LIMIT FOLDER, and prints each epoch.
 
-With BackupAndRestore, CSVLogger and, if it is installed, TensorBoard on rank 0. In the second epoch
-rank 1 `waits`, is `stopped`, is `killed`, `raises` an error or has `fewer` batches, or it is `late`
-for `fit`; `slow` steps leave time for a signal; `whole` does nothing of that. LIMIT is the
-watchdog's, in seconds.
+Each rank saves its final weights in FOLDER. Rank 0 uses BackupAndRestore, CSVLogger and, if it is
+installed, TensorBoard. KIND selects the disturbance. In the second epoch rank 1 `waits`, is
+`stopped`, is `killed`, `raises` an error or has `fewer` batches; or it comes `late` to `fit`. The
+kind `slow` makes steps slow enough for a signal, and `whole` disturbs nothing. LIMIT is the
+watchdog's limit in seconds.
 """
 
 import importlib.util
@@ -17,15 +17,18 @@ import time
 import hybrid_imagenet as hi
 
 hi.init(1)
-import keras  # noqa: E402 - after init, as everywhere
+# Keras and TensorFlow may be imported only after init.
+import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
 from tests.library import models  # noqa: E402
 
-kind, limit, folder = sys.argv[1], float(sys.argv[2]), pathlib.Path(sys.argv[3])
+kind = sys.argv[1]
+limit = float(sys.argv[2])
+folder = pathlib.Path(sys.argv[3])
 
 
-class Act(keras.callbacks.Callback):
+class Disturb(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         self.epoch = epoch
         print(f"epoch {epoch}", flush=True)
@@ -47,13 +50,14 @@ class Act(keras.callbacks.Callback):
         if kind == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         if kind == "stopped":
-            time.sleep(4)  # until a beat has told of this line
+            # A heartbeat has to report this line first.
+            time.sleep(4)
             os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(600)
 
 
 def batches(x, y):
-    """A generator whose length nobody knows."""
+    """Yields batches without a known length."""
     for number in range(3 * models.STEPS):
         if kind == "fewer" and hi.rank() == 1 and number == 1.5 * models.STEPS:
             return
@@ -63,15 +67,15 @@ def batches(x, y):
         yield x[part], y[part]
 
 
-model = models.made(hi.DistributedOptimizer(keras.optimizers.Adam(0.01)), seed=3 + hi.rank())
+model = models.compiled(hi.DistributedOptimizer(keras.optimizers.Adam(0.01)), seed=3 + hi.rank())
 x, y = hi.data.shard(models.data(hi.size()), hi.rank(), hi.size())
-own = [
+first_rank = [
     keras.callbacks.BackupAndRestore(folder / "backup"),
     keras.callbacks.CSVLogger(folder / "log.csv", append=True),
 ]
 if importlib.util.find_spec("tensorboard") is not None:
-    own.append(keras.callbacks.TensorBoard(folder / "events"))
-callbacks = [*hi.callbacks.default_callbacks(*own, stall_timeout=limit), Act()]
+    first_rank.append(keras.callbacks.TensorBoard(folder / "events"))
+callbacks = [*hi.callbacks.default_callbacks(*first_rank, stall_timeout=limit), Disturb()]
 data = {"x": x, "y": y, "batch_size": models.BATCH}
 if kind == "fewer":
     data = {"x": batches(x, y), "steps_per_epoch": models.STEPS}

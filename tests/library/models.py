@@ -3,27 +3,29 @@
 import keras
 import numpy as np
 
-BATCH = 4  # of one rank
-STEPS = 4  # per epoch
+# Examples in a batch of one rank.
+BATCH = 4
+# Steps in an epoch.
+STEPS = 4
 
 
 def plain(seed):
-    """Two dense layers."""
+    """Returns a network of two dense layers that is not compiled."""
     init = [keras.initializers.GlorotUniform(seed + i) for i in range(2)]
     first = keras.layers.Dense(5, "tanh", kernel_initializer=init[0])
     last = keras.layers.Dense(3, kernel_initializer=init[1], dtype="float32")
     return keras.Sequential([keras.Input((6,)), first, last])
 
 
-def made(optimizer, seed=3, **arguments):
-    """The model, compiled."""
+def compiled(optimizer, seed=3, **arguments):
+    """Returns the network of `plain`, compiled."""
     model = plain(seed)
     model.compile(optimizer, loss(), **arguments)
     return model
 
 
 def vectors(count):
-    """Inputs and classes."""
+    """Returns `count` inputs [count, 6] and their classes [count]."""
     random = np.random.default_rng(5)
     return random.normal(size=(count, 6)).astype(np.float32), random.integers(0, 3, count).astype(
         np.int32
@@ -31,7 +33,7 @@ def vectors(count):
 
 
 def data(size):
-    """Inputs and classes for STEPS steps of `size` ranks."""
+    """Returns inputs and classes for STEPS steps of `size` ranks."""
     return vectors(BATCH * STEPS * size)
 
 

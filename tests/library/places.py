@@ -1,6 +1,4 @@
-"""Runs one program twice: on ranks, and as Keras alone in one process with the batches of all
-ranks.
-"""
+"""Runs a program on ranks, and as Keras alone in one process with the batches of all ranks."""
 
 from __future__ import annotations
 
@@ -18,26 +16,28 @@ EPOCHS = 2
 
 
 class Place:
-    """Where a program runs, and all that it must do differently there.
+    """The place where a program runs, with everything that the program must do differently there.
 
     Attributes:
       size: number of ranks.
-      alone: in one process with the batch of all of them; it uses nothing of the library where
-        Keras can do without.
+      alone: whether the program runs in one process with the batches of all ranks. It then uses the
+        library only where Keras has no equivalent.
     """
 
     def __init__(self, size: int, rank: int | None = None):
-        self.size, self._rank = size, rank
+        self.size = size
+        self._rank = rank
         self.alone = rank is None
         self.batch = BATCH * size if self.alone else BATCH
         self.examples = BATCH * STEPS * size
         self._bare = self.alone
 
     def optimizer(self, inner: Any, sparse: bool = False, **arguments: Any) -> Any:
-        """Wraps an optimizer on ranks; alone only where it is of the library, or has its arguments.
+        """Wraps an optimizer on ranks; alone, only where plain Keras would differ.
 
-        And for `sparse` gradients: alone Keras leaves rows, and what it keeps of them, that a batch
-        has not.
+        Alone, an optimizer is wrapped if it is from the library or has arguments of the wrapper. It
+        is also wrapped for `sparse` gradients, because Keras alone does not update rows that are
+        absent from a batch, nor their state.
         """
         if (
             self.alone
@@ -50,19 +50,19 @@ class Place:
         return hi.DistributedOptimizer(inner, compression="none", **arguments)
 
     def compiled(self, **arguments: Any) -> dict[str, Any]:
-        """Arguments of `compile` that say how steps run: alone they run eagerly."""
+        """Returns the arguments of `compile` that choose how steps run: eagerly if alone."""
         return {"run_eagerly": True} if self.alone else arguments
 
     def share(self, data: Any) -> Any:
-        """This place's part of all data."""
+        """Returns the part of all data that this place trains on."""
         return data if self.alone else hi.data.shard(data, self._rank, self.size)
 
     def callbacks(self, *more: Any) -> list[Any]:
-        """Callbacks for `fit`."""
+        """Returns the callbacks for `fit`."""
         return [*([] if self._bare else hi.callbacks.default_callbacks()), *more]
 
     def ready(self, model: keras.Model) -> None:
-        """What a loop without `fit` does first."""
+        """Prepares a model for a loop without `fit`."""
         if not self.alone:
             hi.broadcast_model(model)
 
@@ -72,13 +72,13 @@ Result = tuple[keras.Model, Mapping[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A program and what holds for its weights.
+    """A program and the expected differences of its weights.
 
     Attributes:
       run: returns a model and a history.
-      close: bound on differences of the weights from those of one process.
-      differs: why they are others; empty where they are the same.
-      logs: histories are the same too.
+      close: bound on the differences between its weights and those from one process.
+      differs: reason for larger differences, or an empty string if there are none.
+      logs: whether histories are equal too.
     """
 
     run: Callable[[Place], Result]
@@ -88,7 +88,7 @@ class Program:
 
 
 def run(program: Program, place: Place, seed: int = 3) -> dict[str, Any]:
-    """Weights, state of optimizers and history of a program, ready for JSON."""
+    """Returns weights, state of optimizers and history of a program, ready for JSON."""
     keras.utils.set_random_seed(seed)
     try:
         model, history = program.run(place)
@@ -107,7 +107,7 @@ def run(program: Program, place: Place, seed: int = 3) -> dict[str, Any]:
 
 
 def _reductions(optimizer: keras.optimizers.Optimizer) -> int:
-    """The number of reductions over ranks that an optimizer has made."""
+    """Returns how often an optimizer has reduced gradients over ranks."""
     if not isinstance(optimizer, hi.DistributedOptimizer):
         return 0
     return optimizer.reducer.statistics().get("steps", 0)
@@ -118,10 +118,10 @@ def _listed(variable: Any) -> list[float]:
 
 
 def alone(program: Program, size: int) -> dict[str, Any]:
-    """A program in this process, with the batches of `size` ranks."""
+    """Runs a program in this process, with the batches of `size` ranks."""
     return run(program, Place(size))
 
 
 def on_rank(program: Program) -> dict[str, Any]:
-    """A program on this rank, whose random numbers are its own at the start."""
+    """Runs a program on this rank, with a different random seed on each rank."""
     return run(program, Place(hi.size(), hi.rank()), 3 + hi.rank())

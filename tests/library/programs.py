@@ -23,7 +23,7 @@ from tests.library import models
 
 @contextlib.contextmanager
 def ranks() -> Iterator[None]:
-    """This process among the ranks, as a program of its own would be."""
+    """Connects this process to the other ranks, as a user's program would do."""
     process.shutdown()
     hi.init()
     try:
@@ -40,7 +40,7 @@ def weights(model) -> list:
 
 
 def compared(name: str, engine: str = "") -> dict:
-    """What this rank has of a program of `test_cases`; `engine` connects the ranks."""
+    """Runs a program of `test_cases` on this rank; `engine` connects the ranks."""
     from tests.library import test_cases
     from tests.library.places import on_rank
 
@@ -49,20 +49,20 @@ def compared(name: str, engine: str = "") -> dict:
 
 
 def overflow() -> dict:
-    """One rank's gradients overflow in the second of three steps of a mixed_float16 model."""
+    """Overflows one rank's gradients in the second of three steps of a mixed_float16 model."""
     import keras
 
     with ranks():
         keras.config.set_dtype_policy("mixed_float16")
         optimizer = hi.DistributedOptimizer("sgd")
-        model = models.made(optimizer)
+        model = models.compiled(optimizer)
         x, y = models.data(1)
-        found = []
+        steps = []
 
-        class Look(keras.callbacks.Callback):
+        class RecordStep(keras.callbacks.Callback):
             def on_train_batch_end(self, batch, logs=None):
                 scale = optimizer.loss_scale
-                found.append(
+                steps.append(
                     [float(scale.scale.numpy()), int(scale.skipped_steps.numpy()), weights(model)]
                 )
 
@@ -75,44 +75,41 @@ def overflow() -> dict:
             4,
             shuffle=False,
             verbose=0,
-            callbacks=[*hi.callbacks.default_callbacks(), Look()],
+            callbacks=[*hi.callbacks.default_callbacks(), RecordStep()],
         )
-        return {"seen": found, "wrapped": model.optimizer is not optimizer}
+        return {"seen": steps, "wrapped": model.optimizer is not optimizer}
 
 
-def refusals() -> dict:
-    """What all ranks are told about what cannot work, and that it ends at once."""
+def rejections() -> dict:
+    """Returns the errors that all ranks get for unsupported uses."""
     with ranks():
         x, y = models.data(1)
 
-        def fit(callbacks=None, x=x, y=y, **made):
-            model = models.made(hi.DistributedOptimizer("sgd"), **made)
+        def fit(callbacks=None, x=x, y=y, **compile_arguments):
+            model = models.compiled(hi.DistributedOptimizer("sgd"), **compile_arguments)
             model.fit(x, y, 4, verbose=0, callbacks=callbacks)
 
         short = slice(0, len(x) - 4 * hi.rank())
-        again = models.made(hi.DistributedOptimizer("sgd"), jit_compile=True)
-        refused = message(lambda: again.fit(x, y, 4, verbose=0))
-        again.fit(
-            x, y, 4, verbose=0, callbacks=hi.callbacks.default_callbacks()
-        )  # as the message says
-        shown = io.StringIO()
-        with (
-            contextlib.redirect_stderr(shown),
-            mock.patch("os._exit"),
-        ):  # TensorFlow's engine ends at once
+        restarted = models.compiled(hi.DistributedOptimizer("sgd"), jit_compile=True)
+        xla_error = message(lambda: restarted.fit(x, y, 4, verbose=0))
+        # The message advises this call.
+        restarted.fit(x, y, 4, verbose=0, callbacks=hi.callbacks.default_callbacks())
+        errors = io.StringIO()
+        # With TensorFlow's engine the hook would end this process.
+        with contextlib.redirect_stderr(errors), mock.patch("os._exit"):
             for error in (SharedError("of all ranks"), RuntimeError("of this rank")):
                 sys.excepthook(type(error), error, None)
         return {
-            "uncaught": shown.getvalue(),
+            "uncaught": errors.getvalue(),
             "broadcast": message(lambda: fit(seed=3 + hi.rank(), run_eagerly=True)),
             "steps": message(lambda: fit(hi.callbacks.default_callbacks(), x[short], y[short])),
-            "xla": refused,
+            "xla": xla_error,
             "settings": message(lambda: hi.DistributedOptimizer("sgd", compression="bf16")),
         }
 
 
 def split() -> dict:
-    """The operations of a training function that was made for a model whose step XLA compiles."""
+    """Returns the operations outside XLA of a training function whose step XLA compiles."""
     import tensorflow as tf
     from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext as in_xla  # noqa: N813
 
@@ -120,7 +117,7 @@ def split() -> dict:
 
     with ranks():
         with cases.pretended_gpu():
-            model = models.made(hi.DistributedOptimizer("sgd"))
+            model = models.compiled(hi.DistributedOptimizer("sgd"))
         x, y = models.data(1)
         traced = []
         with mock.patch.object(
@@ -136,7 +133,7 @@ def split() -> dict:
 
 
 def measured() -> dict:
-    """Logs of `fit` with unequal batches, and statistics before and after they are merged."""
+    """Returns logs of `fit` with unequal batches, and statistics before and after their merge."""
     import keras
 
     with ranks():
@@ -153,9 +150,8 @@ def measured() -> dict:
             metrics=["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2)],
         )
         x, y = models.data(1)
-        share = (
-            slice(0, 10) if hi.rank() else slice(0, 12)
-        )  # three steps each, the last one of 2 and of 4
+        # Each rank has three steps. The last batch has 4 examples on rank 0 and 2 on rank 1.
+        share = slice(0, 10) if hi.rank() else slice(0, 12)
         seen = {"rates": [], "own": []}
 
         class Before(keras.callbacks.Callback):
@@ -197,7 +193,7 @@ def measured() -> dict:
 
 
 def drifts() -> dict:
-    """What all ranks are told where a callback changes training on rank 0 alone."""
+    """Returns the errors of all ranks when a callback changes training on rank 0 alone."""
     import keras
 
     class Change(keras.callbacks.Callback):
@@ -209,15 +205,18 @@ def drifts() -> dict:
             if epoch == 1:
                 self.change(self.model)
 
-    def fit(*changes, validation_data=None, own=(), rank=0):
-        model = models.made(hi.DistributedOptimizer("sgd"), run_eagerly=True)
-        callbacks = [*hi.callbacks.default_callbacks(*map(Change, changes)), *own]
+    def fit(*changes, validation_data=None, more=(), rank=0):
+        model = models.compiled(hi.DistributedOptimizer("sgd"), run_eagerly=True)
+        callbacks = [
+            *hi.callbacks.default_callbacks(*map(Change, changes)),
+            *more,
+        ]
         x, y = hi.data.shard(models.data(2), rank, 2)
         model.fit(
             x, y, models.BATCH, 4, 0, callbacks, validation_data=validation_data, shuffle=False
         )
 
-    def told(rank):
+    def count_warnings(rank):
         with mock.patch.object(metric_average._log, "warning") as warning:
             fit(rank=rank)
         return warning.call_count
@@ -230,18 +229,16 @@ def drifts() -> dict:
         "stop": lambda model: setattr(model, "stop_training", True),
     }
     with ranks():
-        found = {name: message(partial(fit, change)) for name, change in changes.items()}
+        errors = {name: message(partial(fit, change)) for name, change in changes.items()}
         first = None if hi.rank() else models.data(1)
         both = [keras.callbacks.ModelCheckpoint("never.keras")]
-        found["writers"] = message(partial(fit, own=both))
-        found["validation"] = message(partial(fit, validation_data=first))
-        return found | {"same data": [told(0), told(hi.rank())]}
+        errors["writers"] = message(partial(fit, more=both))
+        errors["validation"] = message(partial(fit, validation_data=first))
+        return errors | {"same data": [count_warnings(0), count_warnings(hi.rank())]}
 
 
 def rivals(folder: str) -> dict:
-    """Two optimizers beside `compile`: what a run of four epochs ends with, and one that is begun
-    again after two.
-    """
+    """Trains a GAN with two optimizers for four epochs, at once and with a resume after two."""
     import keras
 
     from tests.library.published import Gan
@@ -277,7 +274,7 @@ def rivals(folder: str) -> dict:
 
 
 def random_layers() -> dict:
-    """What random layers draw on this rank, when all ranks have the same seed."""
+    """Returns the numbers that random layers draw on this rank if all ranks have one seed."""
     import keras
 
     def trained(by_fit: bool) -> tuple[list, list]:
@@ -310,11 +307,11 @@ def random_layers() -> dict:
 
 
 def vectors() -> dict:
-    """The history of `fit` with metrics whose results are vectors."""
+    """Returns the history of `fit` with metrics whose results are vectors."""
     import keras
 
     class Largest(keras.metrics.Metric):
-        """A metric of the user's own: the largest output of each class."""
+        """A user's metric: the largest output of each class."""
 
         def __init__(self):
             super().__init__(name="largest")
@@ -344,9 +341,7 @@ def vectors() -> dict:
 
 
 def different_orders(folder: str) -> dict:
-    """What a rank is told about images that each rank has shuffled by a seed of its own, or by one
-    for all.
-    """
+    """Returns this rank's errors for images shuffled with one seed per rank and one for all."""
     import keras
     import tensorflow as tf
 
@@ -388,9 +383,7 @@ def different_orders(folder: str) -> dict:
 
 
 def skipped() -> dict:
-    """What ranks are told about steps that all are skipped, with the same data on all of them and
-    with their own.
-    """
+    """Returns the errors of ranks that skip all steps, with equal and with different data."""
     import keras
 
     with ranks():

@@ -1,6 +1,4 @@
-"""Programs that do what published Keras programs do, written for one process; `place` is all that
-ranks change.
-"""
+"""Published Keras programs, written for one process; only `place` differs on ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ FROM_LOGITS = {"from_logits": True}
 
 
 def examples(place: Place, *shapes: tuple[int, ...], seed: int = 5) -> tuple[np.ndarray, ...]:
-    """Normal numbers of each shape, for all examples."""
+    """Returns normal random numbers of each shape, for all examples."""
     random = np.random.default_rng(seed)
     return tuple(
         random.normal(size=(place.examples, *shape)).astype(np.float32) for shape in shapes
@@ -23,13 +21,13 @@ def examples(place: Place, *shapes: tuple[int, ...], seed: int = 5) -> tuple[np.
 
 
 def dense(inputs: int, *units: int) -> keras.Sequential:
-    """A perceptron of tanh."""
+    """Returns a perceptron with tanh activations."""
     hidden = [layers.Dense(number, "tanh") for number in units[:-1]]
     return keras.Sequential([keras.Input((inputs,)), *hidden, layers.Dense(units[-1])])
 
 
 def fitted(place: Place, model: keras.Model, x, y=None, **arguments) -> Result:
-    """Fits a share of arrays in order."""
+    """Fits a place's share of arrays, without shuffling."""
     x, y = place.share((x, y)) if y is not None else (place.share(x), None)
     callbacks = place.callbacks()
     return model, model.fit(
@@ -38,7 +36,7 @@ def fitted(place: Place, model: keras.Model, x, y=None, **arguments) -> Result:
 
 
 class Gan(keras.Model):
-    """Two models with an optimizer each, beside `compile`; it is never built itself."""
+    """Two models with one optimizer each, which `compile` does not know; it is never built."""
 
     def __init__(self, norm: bool = False):
         super().__init__()
@@ -49,7 +47,9 @@ class Gan(keras.Model):
 
     def compile(self, maker, critic, penalty=0.0, **arguments):
         super().compile(**arguments)
-        self.maker_optimizer, self.critic_optimizer, self.penalty = maker, critic, penalty
+        self.maker_optimizer = maker
+        self.critic_optimizer = critic
+        self.penalty = penalty
 
     def train_step(self, data):
         real, noise, mix = (
@@ -61,19 +61,21 @@ class Gan(keras.Model):
             ("maker", self.maker, self.maker_optimizer),
         ):
             with tf.GradientTape() as tape:
-                made = self.maker(noise, training=True)
-                loss = ops.mean(ops.tanh(self.critic(made))) - ops.mean(ops.tanh(self.critic(real)))
+                generated = self.maker(noise, training=True)
+                loss = ops.mean(ops.tanh(self.critic(generated))) - ops.mean(
+                    ops.tanh(self.critic(real))
+                )
                 if name == "critic" and self.penalty:
-                    loss += self.penalty * self._steepness(real, made, mix)
+                    loss += self.penalty * self._steepness(real, generated, mix)
                 scaled = optimizer.scale_loss(loss if name == "critic" else -loss)
             variables = model.trainable_variables
             optimizer.apply_gradients(zip(tape.gradient(scaled, variables), variables, strict=True))
             losses[f"{name}_loss"] = loss
         return losses
 
-    def _steepness(self, real, made, mix):
-        """The gradient penalty of WGAN-GP."""
-        between = made + ops.sigmoid(mix) * (real - made)
+    def _steepness(self, real, generated, mix):
+        """Returns the gradient penalty of WGAN-GP."""
+        between = generated + ops.sigmoid(mix) * (real - generated)
         with tf.GradientTape() as tape:
             tape.watch(between)
             score = self.critic(between)
@@ -90,12 +92,14 @@ def gan(place: Place, penalty: float = 0.0) -> Result:
 
 
 class Autoencoder(keras.Model):
-    """A variational autoencoder as in Keras's examples, whose step knows nothing of ranks."""
+    """A variational autoencoder from Keras's examples, whose step is not aware of ranks."""
 
     def __init__(self):
         super().__init__()
-        self.encoder, self.decoder = dense(6, 8, 4), dense(2, 8, 6)
-        self.total, self.divergence = keras.metrics.Mean("loss"), keras.metrics.Mean("kl_loss")
+        self.encoder = dense(6, 8, 4)
+        self.decoder = dense(2, 8, 6)
+        self.total = keras.metrics.Mean("loss")
+        self.divergence = keras.metrics.Mean("kl_loss")
 
     @property
     def metrics(self):
@@ -132,7 +136,8 @@ class Distiller(keras.Model):
 
     def __init__(self, teacher, student):
         super().__init__()
-        self.teacher, self.student = teacher, student
+        self.teacher = teacher
+        self.student = student
         self.teacher.trainable = False
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, allow_empty=False):
@@ -157,8 +162,9 @@ def distillation(place: Place) -> Result:
 
 
 def pairs(place: Place) -> Result:
-    """Siamese towers; contrastive loss of each pair (Hadsell et al. 2006)."""
-    tower, inputs = dense(6, 8, 4), [keras.Input((6,)), keras.Input((6,))]
+    """Fits Siamese towers with the contrastive loss of each pair (Hadsell et al. 2006)."""
+    tower = dense(6, 8, 4)
+    inputs = [keras.Input((6,)), keras.Input((6,))]
     one, other = map(tower, inputs)
     distance = ops.sqrt(ops.sum(ops.square(one - other), axis=1, keepdims=True) + 1e-3)
     model = keras.Model(inputs, distance)
@@ -172,7 +178,7 @@ def pairs(place: Place) -> Result:
 
 
 class Contrast(keras.Model):
-    """SimCLR's loss (Chen et al. 2020): all other examples of the batch are negatives."""
+    """SimCLR's loss (Chen et al. 2020), where all other examples of the batch are negatives."""
 
     def __init__(self):
         super().__init__()
@@ -200,7 +206,7 @@ def simclr(place: Place) -> Result:
 
 
 class OwnStep(keras.Model):
-    """The `train_step` of Keras's guide."""
+    """A model with the `train_step` of Keras's guide."""
 
     def train_step(self, data):
         x, y = data
@@ -228,9 +234,11 @@ def own_step(place: Place, policy: str = "float32", **compiled) -> Result:
 
 
 def loop(place: Place) -> Result:
-    """Keras's guide to training loops: no `fit`, metrics by hand."""
-    model, optimizer = dense(6, 8, 3), place.optimizer(keras.optimizers.Adam(0.01))
-    model.optimizer = optimizer  # for those who look for it
+    """Trains as in Keras's guide to training loops: without `fit`."""
+    model = dense(6, 8, 3)
+    optimizer = place.optimizer(keras.optimizers.Adam(0.01))
+    # `places.run` looks for the model's optimizers among its attributes.
+    model.optimizer = optimizer
     place.ready(model)
     loss_of = keras.losses.SparseCategoricalCrossentropy(**FROM_LOGITS)
 
@@ -252,13 +260,13 @@ def loop(place: Place) -> Result:
 
 
 def on_batches(place: Place) -> Result:
-    """`train_on_batch`."""
+    """Trains with `train_on_batch`."""
     model = dense(6, 8, 1)
     model.compile(place.optimizer(keras.optimizers.SGD(0.05)), "mse", jit_compile=False)
     place.ready(model)
     (x,) = place.share(examples(place, (6,)))
-    for at in range(0, len(x), place.batch):
-        model.train_on_batch(x[at : at + place.batch], x[at : at + place.batch, :1])
+    for start in range(0, len(x), place.batch):
+        model.train_on_batch(x[start : start + place.batch], x[start : start + place.batch, :1])
     return model, {}
 
 
@@ -267,7 +275,7 @@ def sentences(place: Place, words: int, length: int) -> np.ndarray:
 
 
 def transformer(x, heads: int = 2, causal: bool = False):
-    """A block: attention and a perceptron, each with a residual and LayerNormalization."""
+    """Adds attention and a perceptron, each with a residual and LayerNormalization."""
     width = x.shape[-1]
     x = layers.LayerNormalization()(
         x + layers.MultiHeadAttention(heads, width)(x, x, use_causal_mask=causal)
@@ -275,21 +283,22 @@ def transformer(x, heads: int = 2, causal: bool = False):
     return layers.LayerNormalization()(x + layers.Dense(width)(layers.Dense(8, "relu")(x)))
 
 
-class Positioned(layers.Layer):
-    """Embeddings of words and of their places."""
+class PositionEmbedding(layers.Layer):
+    """Embeds words and their positions."""
 
     def __init__(self):
         super().__init__()
-        self.words, self.places = layers.Embedding(11, 8), layers.Embedding(5, 8)
+        self.words = layers.Embedding(11, 8)
+        self.positions = layers.Embedding(5, 8)
 
     def call(self, x):
-        return self.words(x) + self.places(ops.arange(5))
+        return self.words(x) + self.positions(ops.arange(5))
 
 
 def classified_text(place: Place) -> Result:
     inputs = keras.Input((5,), dtype="int32")
     outputs = layers.Dense(2, "softmax")(
-        layers.GlobalAveragePooling1D()(transformer(Positioned()(inputs)))
+        layers.GlobalAveragePooling1D()(transformer(PositionEmbedding()(inputs)))
     )
     model = keras.Model(inputs, outputs)
     model.compile(
@@ -303,7 +312,7 @@ def classified_text(place: Place) -> Result:
 
 
 def next_word(place: Place) -> Result:
-    """A small GPT."""
+    """Trains a small GPT."""
     inputs = keras.Input((None,), dtype="int32")
     hidden = transformer(layers.Embedding(11, 8)(inputs), causal=True)
     model = keras.Model(inputs, layers.Dense(11)(hidden))
@@ -315,9 +324,7 @@ def next_word(place: Place) -> Result:
 
 
 def forecast(place: Place) -> Result:
-    """Windows of a series by Keras's own function, a learning rate that a schedule of Keras
-    lowers.
-    """
+    """Trains on windows of a series, with a learning rate schedule of Keras."""
     series = np.sin(np.arange(place.examples + 6) / 3).astype(np.float32)[:, None]
     windows = keras.utils.timeseries_dataset_from_array(
         series[:-6], series[6:], sequence_length=6, sequence_stride=1, batch_size=None
@@ -339,7 +346,7 @@ def forecast(place: Place) -> Result:
 
 
 def tuned(place: Place) -> Result:
-    """A frozen base under a new head, then both with a new optimizer."""
+    """Trains a new head on a frozen base, then both with a new optimizer."""
     base = dense(6, 8, 8)
     base.trainable = False
     model = keras.Sequential([keras.Input((6,)), base, layers.Dense(1)])

@@ -1,4 +1,4 @@
-"""Programs of the tests of saving, on each rank."""
+"""Programs for the tests of saving, which run on each rank."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 
 import hybrid_imagenet as hi
 from tests.library import models
-from tests.library.models import made
+from tests.library.models import compiled
 from tests.library.programs import ranks, weights
 
 
 def hybrid():
-    """The hybrid method over two epochs of each phase."""
+    """Returns the hybrid method with two epochs in each phase."""
     schedule = hi.schedules.hybrid(0.5, 4, warmup_epochs=2)
     return hi.DistributedOptimizer(
         hi.optimizers.Hybrid(adabound_lr=0.05),
         compression="none",
         schedule=schedule,
-        # of four steps in an epoch: every save and every broadcast interrupts one
+        # An epoch has four steps, so every save and broadcast falls inside an accumulation.
         gradient_accumulation_steps=3,
     )
 
@@ -43,15 +43,17 @@ def fit(model, epochs, begin=0, first_rank=(), more=()):
 
 
 def loaded(folder: str, name: str) -> dict:
-    """Weights after four epochs; and after one to three, saved on rank 0, loaded on all ranks, and
-    the rest.
+    """Returns weights after four epochs, at once and after a save in between.
+
+    Rank 0 saves the model and all ranks load it and continue.
     """
     with ranks():
-        whole = weights(fit(made(OPTIMIZERS[name]()), 4))
-        files, continued = [], []
+        whole = weights(fit(compiled(OPTIMIZERS[name]()), 4))
+        files = []
+        continued = []
         for epochs in (1, 3):
             file = pathlib.Path(folder) / f"{name}-{epochs}.keras"
-            model = fit(made(OPTIMIZERS[name](), 3 + hi.rank()), epochs)
+            model = fit(compiled(OPTIMIZERS[name](), 3 + hi.rank()), epochs)
             if hi.rank() == 0:
                 model.save(file)
             hi.communicator().barrier()
@@ -62,49 +64,51 @@ def loaded(folder: str, name: str) -> dict:
 
 
 def state(model) -> list:
-    """The optimizer's state."""
+    """Returns the optimizer's state."""
     return [np.asarray(v.numpy(), float).ravel().tolist() for v in model.optimizer.variables]
 
 
 def interrupted(folder: str, kind: str) -> dict:
-    """Weights of a run of four epochs, and of one that is begun again after two with Keras's or our
-    own callback.
+    """Returns weights of a run of four epochs, at once and with a restart in the third epoch.
+
+    `kind` selects Keras's callback or the library's.
     """
     import keras
 
     with ranks():
-        whole = weights(fit(made(hybrid()), 4))
-        place = pathlib.Path(folder)
+        whole = weights(fit(compiled(hybrid()), 4))
+        directory = pathlib.Path(folder)
 
-        class Power(keras.callbacks.Callback):
+        class PowerFailure(keras.callbacks.Callback):
             """Fails on all ranks in the third epoch."""
 
             def on_epoch_begin(self, epoch, logs=None):
                 if epoch == 2:
                     raise KeyboardInterrupt
 
-        begun = []
+        epochs = []
 
-        class Note(keras.callbacks.Callback):
+        class RecordEpochs(keras.callbacks.Callback):
             def on_epoch_begin(self, epoch, logs=None):
-                begun.append(epoch)
+                epochs.append(epoch)
 
-        def once(*more):
-            model = made(hybrid(), 3 + hi.rank())
-            first, own = [], []
+        def start(*more):
+            model = compiled(hybrid(), 3 + hi.rank())
+            first = []
+            all_ranks = []
             if kind == "keras":
                 best = keras.callbacks.ModelCheckpoint(
-                    place / "best.keras", monitor="loss", save_best_only=True
+                    directory / "best.keras", monitor="loss", save_best_only=True
                 )
                 first = [
-                    keras.callbacks.BackupAndRestore(place / "backup", delete_checkpoint=False),
+                    keras.callbacks.BackupAndRestore(directory / "backup", delete_checkpoint=False),
                     best,
                 ]
             else:
-                own = [hi.callbacks.Checkpoint(place / "checkpoints")]
-            return fit(model, 4, 0, first, [*own, Note(), *more])
+                all_ranks = [hi.callbacks.Checkpoint(directory / "checkpoints")]
+            return fit(model, 4, 0, first, [*all_ranks, RecordEpochs(), *more])
 
         with contextlib.suppress(KeyboardInterrupt):
-            once(Power())
+            start(PowerFailure())
         hi.communicator().barrier()
-        return {"whole": whole, "again": weights(once()), "begun": begun}
+        return {"whole": whole, "again": weights(start()), "begun": epochs}

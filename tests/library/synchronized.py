@@ -1,4 +1,4 @@
-"""Programs and oracles of layers that normalize over all ranks."""
+"""Programs and oracles for layers that normalize over all ranks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from hybrid_imagenet.library import synchronized_batch_norm
 from tests.comm.programs import message
 from tests.library.programs import ranks
 
-BATCH = 8  # of all ranks
+# Examples in the batch of all ranks together.
+BATCH = 8
 
-# Shape without the batch, arguments of the layer, whether there is a mask, calls in a step.
+# Each value holds the shape without the batch, the arguments of the layer, whether there is a mask,
+# and the number of calls in a step.
 LAYERS: dict[str, tuple[tuple[int, ...], dict[str, Any], bool, int]] = {
     "images": ((3, 2, 5), {"momentum": 0.75}, False, 1),
     "channels first": ((5, 3, 2), {"axis": 1}, False, 1),
@@ -28,16 +30,16 @@ LAYERS: dict[str, tuple[tuple[int, ...], dict[str, Any], bool, int]] = {
 
 
 def cuts(size: int) -> list[int]:
-    """Where the batches of the ranks begin, and the end: they differ in length."""
+    """Returns the start of each rank's batch and the end of the last; lengths differ."""
     return {1: [0, 8], 2: [0, 3, 8], 4: [0, 1, 2, 5, 8]}[size]
 
 
 def normalized(name: str, first: int, last: int, connect: bool) -> dict[str, list[float]]:
-    """Outputs, gradients and statistics of one layer for a part of the batch.
+    """Returns outputs, gradients and statistics of one layer for a part of the batch.
 
     Args:
-      name: of `LAYERS`.
-      first: example of the batch.
+      name: key of `LAYERS`.
+      first: first example of the part.
       last: the example after the part.
       connect: whether the layer is connected to the ranks.
     """
@@ -85,10 +87,10 @@ def _listed(value: Any) -> list[float]:
 
 
 def on_rank() -> dict[str, dict[str, list[float]]]:
-    """What this rank has of each of `LAYERS`, with its own part of the batch."""
+    """Returns the results of all `LAYERS` for this rank's part of the batch."""
     with ranks():
-        place = cuts(hi.size())
-        part = (place[hi.rank()], place[hi.rank() + 1])
+        boundaries = cuts(hi.size())
+        part = (boundaries[hi.rank()], boundaries[hi.rank() + 1])
         # Keras then gives layers another name on each rank.
         for _ in range(hi.rank()):
             keras.layers.BatchNormalization()
@@ -96,7 +98,7 @@ def on_rank() -> dict[str, dict[str, list[float]]]:
 
 
 def rejected() -> dict[str, Any]:
-    """Errors of steps that XLA compiles, and of unsupported layers."""
+    """Returns errors of steps that XLA compiles, and of unsupported layers."""
     x = np.ones((2, 3), np.float32)
 
     def model(layer: keras.layers.Layer) -> keras.Sequential:
@@ -121,9 +123,9 @@ def rejected() -> dict[str, Any]:
         step()
 
     def converted() -> str:
-        pretended = mock.Mock(device_type="GPU")
+        gpu = mock.Mock(device_type="GPU")
         trained = hi.synchronize_batch_norm(model(keras.layers.BatchNormalization()))
-        with mock.patch.object(tf.config, "list_physical_devices", lambda kind=None: [pretended]):
+        with mock.patch.object(tf.config, "list_physical_devices", lambda kind=None: [gpu]):
             trained.compile(hi.DistributedOptimizer("sgd"), "mse")
         trained.fit(x, x, verbose=0, callbacks=hi.callbacks.default_callbacks())
         return str(trained.jit_compile)
@@ -139,7 +141,7 @@ def rejected() -> dict[str, Any]:
 
 
 def retraced() -> list[list[float]]:
-    """Moving means after a `fit` without synchronization, and after one with it."""
+    """Returns moving means after a `fit` without synchronization, and after one with it."""
     with ranks():
         layer = keras.layers.BatchNormalization(momentum=0.0)
         model = keras.Sequential([keras.Input((3,)), layer])

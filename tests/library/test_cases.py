@@ -1,6 +1,4 @@
-"""What other people's programs do: ranks are bitwise equal, and equal to Keras alone with the
-batches of all ranks.
-"""
+"""Programs give equal weights on all ranks, and those of Keras alone with all ranks' batches."""
 
 import numpy as np
 import pytest
@@ -12,7 +10,8 @@ PROGRAMS = cases.PROGRAMS | published.PROGRAMS
 FIRST = [f"{row}: {next(iter(variants))}" for row, variants in cases.ROWS.items()] + list(
     published.PROGRAMS
 )
-ALWAYS = [  # a case of each mechanism; GANs and distillation are in test_fit.py too
+# One case of each mechanism runs without --long. GANs and distillation are in test_fit.py too.
+ALWAYS = [
     "Keras's optimizers: MultiOptimizer",
     "optimizers of `hi`: hybrid",
     "`use_ema`, `SwapEMAWeights`: swapped",
@@ -29,23 +28,25 @@ ON_FOUR = "`jit_compile`: own step"
 
 
 def check(program, rows, alone):
-    """Returns the largest difference of a weight."""
+    """Checks the results of all ranks, and returns the largest difference of a weight."""
     for row in rows:
-        assert row == rows[0]  # weights, state, history
-    found = rows[0]
-    assert found["updates"] == alone["updates"] > 0
+        # All ranks have the same weights, state and history.
+        assert row == rows[0]
+    result = rows[0]
+    assert result["updates"] == alone["updates"] > 0
     distance = [
         np.max(np.abs(np.subtract(*pair)), initial=0)
-        for pair in zip(found["weights"], alone["weights"], strict=True)
+        for pair in zip(result["weights"], alone["weights"], strict=True)
     ]
-    one_rank_differs = program.differs == cases.ONCE_AN_UPDATE  # other reasons need several
+    # All other reasons for a difference exist on several ranks only.
+    one_rank_differs = program.differs == cases.ONCE_AN_UPDATE
     if program.differs and program.differs != cases.ROUNDED and (len(rows) > 1 or one_rank_differs):
         assert max(distance) > 10 * program.close, "they are equal after all"
         return max(distance)
     assert max(distance) <= program.close
     for name, values in alone["history"].items() if program.logs else ():
         np.testing.assert_allclose(
-            found["history"][name],
+            result["history"][name],
             values,
             rtol=program.close,
             atol=10 * program.close,
@@ -55,24 +56,24 @@ def check(program, rows, alone):
 
 
 def compare(call, name, size, record_property):
-    found = call(programs.compared, name)
-    assert name not in cases.PROGRAMS or found[0]["reductions"] == (
-        found[0]["updates"] if size > 1 else 0
+    """Compares a program on ranks with the same program in one process."""
+    results = call(programs.compared, name)
+    assert name not in cases.PROGRAMS or results[0]["reductions"] == (
+        results[0]["updates"] if size > 1 else 0
     )
-    largest = check(PROGRAMS[name], found, places.alone(PROGRAMS[name], size))
-    record_property(
-        "largest difference", float(largest)
-    )  # --junitxml=FILE keeps it, for docs/keras-compatibility.md
+    largest = check(PROGRAMS[name], results, places.alone(PROGRAMS[name], size))
+    # With --junitxml=FILE the number is in FILE, for the table of docs/keras-compatibility.md.
+    record_property("largest difference", float(largest))
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n in ALWAYS else pytest.mark.slow) for n in PROGRAMS]
 )
-def test_two_ranks_train_as_one_process_does(pools, record_property, name):
+def test_fit_on_two_ranks_equals_one_process(pools, record_property, name):
     compare(pools[2].call, name, 2, record_property)
 
 
-def test_so_do_four_ranks_that_tensorflow_connects(pools, record_property):
+def test_fit_on_four_ranks_of_tensorflow_equals_one_process(pools, record_property):
     compare(
         lambda *call: pools["tensorflow"].call(*call, "tensorflow"), ON_FOUR, 4, record_property
     )
@@ -81,26 +82,28 @@ def test_so_do_four_ranks_that_tensorflow_connects(pools, record_property):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FIRST)
 @pytest.mark.parametrize("size", [1, 4])
-def test_so_do_one_and_four(pools, record_property, size, name):
+def test_fit_on_one_and_four_ranks_equals_one_process(pools, record_property, size, name):
     call = pools[size].call if size > 1 else lambda function, *words: [function(*words)]
     compare(call, name, size, record_property)
 
 
-def test_the_documentation_has_a_row_for_each_case_and_says_why_some_differ():
+def test_compatibility_page_has_a_row_with_the_reason_for_each_case():
     page = (ROOT / "docs" / "keras-compatibility.md").read_text()
     text = page.partition("| case |")[2].partition("\n\n")[0]
     lines = [line[2:-2].split(" | ") for line in text.splitlines()[2:]]
-    rows = {name: (seen, remark) for name, *seen, remark in lines}
-    known = cases.ROWS | {name: {name: program} for name, program in published.PROGRAMS.items()}
-    assert list(rows) == list(known)
-    for name, (seen, remark) in rows.items():
+    rows = {name: (cells, remark) for name, *cells, remark in lines}
+    programs_by_row = cases.ROWS | {
+        name: {name: program} for name, program in published.PROGRAMS.items()
+    }
+    assert list(rows) == list(programs_by_row)
+    for name, (cells, remark) in rows.items():
         equal = [
             program.close
-            for program in known[name].values()
+            for program in programs_by_row[name].values()
             if program.differs in ("", cases.ROUNDED)
         ]
-        for cell in seen:
+        for cell in cells:
             assert cell == "differs" if not equal else cell == "-" or float(cell) <= max(equal), (
                 name
             )
-        assert all(program.differs in remark for program in known[name].values()), name
+        assert all(program.differs in remark for program in programs_by_row[name].values()), name

@@ -1,6 +1,4 @@
-"""The callbacks of a run: which are refused on rank 0 alone, and what ends a run that drifts
-apart.
-"""
+"""Default callbacks: rejected arguments, and the end of a run whose ranks drift apart."""
 
 import importlib.util
 from unittest import mock
@@ -16,7 +14,7 @@ from hybrid_imagenet.errors import UserError
 from tests.library import programs
 
 
-def test_callbacks_that_change_training_or_communicate_are_refused_on_rank_0_alone(tmp_path):
+def test_default_callbacks_reject_callbacks_that_rank_0_must_not_run_alone(tmp_path):
     class Gentle(keras.callbacks.ReduceLROnPlateau):
         pass
 
@@ -43,7 +41,7 @@ def test_callbacks_that_change_training_or_communicate_are_refused_on_rank_0_alo
     assert [c for c in hi.callbacks.default_callbacks(*files) if c in files] == files
 
 
-def test_tensorboard_needs_its_package(tmp_path):
+def test_on_rank_zero_without_the_tensorboard_package_is_rejected(tmp_path):
     board = keras.callbacks.TensorBoard(tmp_path)
     with (
         mock.patch.object(importlib.util, "find_spec", return_value=None),
@@ -54,7 +52,7 @@ def test_tensorboard_needs_its_package(tmp_path):
         assert hi.callbacks.on_rank_zero(board) == [board]
 
 
-def test_several_ranks_are_watched():
+def test_default_callbacks_watch_several_ranks_for_stalls():
     def limits(**arguments):
         watches = [
             c
@@ -69,18 +67,20 @@ def test_several_ranks_are_watched():
 
 
 def trained_on_nan(count, **settings):
+    """Trains on NaN, and returns the message of the error."""
     model = keras.Sequential(
         [keras.Input((1,)), keras.layers.Dense(4, "relu"), keras.layers.Dense(1)]
     )
     optimizer = hi.DistributedOptimizer(keras.optimizers.SGD(), **settings)
     model.compile(optimizer, "mse", run_eagerly=True)
-    x = np.full((count, 1), np.nan, np.float32)  # behind the ReLU the loss does not show it
+    # The ReLU hides the NaN from the loss.
+    x = np.full((count, 1), np.nan, np.float32)
     with pytest.raises(UserError) as caught:
         model.fit(x, x[:, 0] * 0, 1, verbose=0, callbacks=hi.callbacks.default_callbacks())
     return str(caught.value)
 
 
-def test_training_that_only_skips_ends_with_a_remedy():
+def test_fit_that_skips_all_steps_ends_with_a_remedy():
     for count, what in ((5, "all steps"), (60, "the last 50 steps")):
         message = trained_on_nan(count)
         assert message.startswith(f"optimizer: {what}")
@@ -89,13 +89,13 @@ def test_training_that_only_skips_ends_with_a_remedy():
         )
 
 
-def test_training_that_only_skips_is_not_advised_to_set_what_is_set():
+def test_fit_that_skips_all_steps_is_not_advised_to_repeat_a_setting():
     assert trained_on_nan(2, compression="none").endswith("NaN in the data, or scale large targets")
     fixed = trained_on_nan(2, compression="none", loss_scale=8)
     assert fixed.endswith('or scale large targets, or set loss_scale="dynamic"')
 
 
-def test_ranks_with_the_same_data_are_told_so_before_their_gradients_are_blamed(pools):
+def test_fit_that_skips_all_steps_on_equal_data_names_the_data_first(pools):
     first, second = pools[2].call(programs.skipped)
     assert first == second
     assert first["same"].startswith(
@@ -105,19 +105,19 @@ def test_ranks_with_the_same_data_are_told_so_before_their_gradients_are_blamed(
     assert first["different"].startswith("optimizer: all steps were skipped, because")
 
 
-def test_a_schedule_without_the_callbacks_is_told(caplog):
-    for callbacks, told in ((hi.callbacks.default_callbacks(), 0), ([], 1)):
+def test_schedule_without_the_default_callbacks_is_warned_about(caplog):
+    for callbacks, warnings in ((hi.callbacks.default_callbacks(), 0), ([], 1)):
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         schedule = hi.schedules.cosine(peak=0.01, epochs=1, warmup_epochs=0)
         model.compile(
             hi.DistributedOptimizer(hi.optimizers.SGD(), schedule=schedule), "mse", run_eagerly=True
         )
         model.fit(np.ones((4, 1)), np.ones(4), verbose=0, callbacks=callbacks)
-        assert caplog.text.count("does nothing without default_callbacks()") == told
+        assert caplog.text.count("does nothing without default_callbacks()") == warnings
 
 
 @pytest.mark.parametrize("kind", ["keras", "hi"])
-def test_ranks_that_would_train_for_themselves_are_refused(kind):
+def test_compare_ranks_rejects_an_optimizer_that_is_not_distributed(kind):
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd" if kind == "keras" else hi.optimizers.SGD(0.1), "mse")
     callback = next(
@@ -133,13 +133,13 @@ def test_ranks_that_would_train_for_themselves_are_refused(kind):
         callback.on_train_begin()
 
 
-def test_the_loss_that_a_train_step_of_ones_own_returns_stays():
-    class Own(keras.Model):
+def test_logs_of_a_custom_train_step_keep_its_loss():
+    class FixedLoss(keras.Model):
         def train_step(self, data):
             return {"loss": tf.constant(3.5), "mae": tf.constant(1.5)}
 
     image = keras.Input((1,))
-    model = Own(image, keras.layers.Dense(1)(image))
+    model = FixedLoss(image, keras.layers.Dense(1)(image))
     model.compile(hi.DistributedOptimizer(keras.optimizers.SGD()), run_eagerly=True)
     logs = model.fit(
         np.ones((4, 1)), np.ones(4), verbose=0, callbacks=hi.callbacks.default_callbacks()
@@ -147,7 +147,7 @@ def test_the_loss_that_a_train_step_of_ones_own_returns_stays():
     assert (logs["loss"], logs["mae"]) == ([3.5], [1.5])
 
 
-def test_ranks_that_a_callback_has_changed_are_named_with_what_differs(pools):
+def test_compare_ranks_names_the_differences_that_a_callback_made(pools):
     first, second = pools[2].call(programs.drifts)
     assert (first.pop("same data"), second.pop("same data")) == ([1, 0], [0, 0])
     assert first == second

@@ -1,4 +1,4 @@
-"""`model.fit` with the library's parts and the program give the same weights."""
+"""`model.fit` with the library's parts gives the weights of the training program."""
 
 import numpy as np
 import pytest
@@ -21,8 +21,9 @@ FLAGS = (
 
 
 def through_fit(arguments: list, epochs: int) -> dict:
-    """The weights that `fit` makes of the batches, network, optimizer and schedule of a
-    configuration, by path.
+    """Returns the weights, by path, that `fit` gives with the parts of a configuration.
+
+    The parts are its batches, network, optimizer and schedule.
     """
     import keras
     import tensorflow as tf
@@ -43,13 +44,16 @@ def through_fit(arguments: list, epochs: int) -> dict:
             schedule=derived.schedule(config),
             loss_scale=float(config.network.loss_scale),
         )
-        ranks = hi.communicator()
+        communicator = hi.communicator()
         order = build.sample_order(config, source)
-        data = TrainingData(config, source, order, ranks, build.host_options(config.data, 1))
+        data = TrainingData(config, source, order, communicator, build.host_options(config.data, 1))
         prepare = build.train_preprocess(config, "float32")
-        # Ranks begin apart here: the broadcast has to do its part.
+        # Ranks begin with different weights, so that the broadcast is needed.
         model = build.model(
-            config.changed(seed=config.run.seed + ranks.rank), "float32", source.num_classes, ranks
+            config.changed(seed=config.run.seed + communicator.rank),
+            "float32",
+            source.num_classes,
+            communicator,
         )
         model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         batches = data.stream(Cursor(0, 0))
@@ -71,12 +75,12 @@ def through_fit(arguments: list, epochs: int) -> dict:
 
 
 @pytest.mark.slow
-def test_twenty_steps_of_both_phases_on_two_ranks_end_alike(pools, tiny_data, tmp_path):
+def test_fit_and_program_on_two_ranks_end_in_equal_weights(pools, tiny_data, tmp_path):
     done = program.train_on(pools[2], tiny_data, tmp_path / "run", *FLAGS)
     assert done.returncode == 0, done.stdout + done.stderr
-    newest, *_ = sorted((tmp_path / "run" / "checkpoints").glob("step-*.npz"), reverse=True)
-    arrays = archive.read(newest).arrays
-    wanted = {
+    latest, *_ = sorted((tmp_path / "run" / "checkpoints").glob("step-*.npz"), reverse=True)
+    arrays = archive.read(latest).arrays
+    expected = {
         name.split("/", 2)[2]: value for name, value in arrays.items() if name.startswith("model/")
     }
     arguments = [
@@ -87,8 +91,8 @@ def test_twenty_steps_of_both_phases_on_two_ranks_end_alike(pools, tiny_data, tm
     ]
     first, second = pools[2].call(through_fit, arguments, 5)
     assert first == second
-    assert set(first) <= set(wanted) and len(first) > 20
+    assert set(first) <= set(expected) and len(first) > 20
     for path, values in first.items():
         np.testing.assert_allclose(
-            values, np.ravel(wanted[path]), rtol=1e-4, atol=1e-5, err_msg=path
+            values, np.ravel(expected[path]), rtol=1e-4, atol=1e-5, err_msg=path
         )

@@ -1,3 +1,5 @@
+"""`hi.evaluate` over ranks."""
+
 import keras
 import numpy as np
 import pytest
@@ -31,7 +33,7 @@ def test_evaluate_on_unequal_ranks_equals_one_process_with_all_examples(pools):
         assert "before evaluate the ranks differ in weights" in rank["other weights"]
 
 
-def test_evaluate_of_one_process_returns_what_keras_returns():
+def test_evaluate_in_one_process_equals_evaluate_of_keras():
     model = evaluated.compiled("accuracy", evaluated.Largest())
     x, y, _ = evaluated.examples(0, evaluated.EXAMPLES)
     expected = model.evaluate(x, y, verbose=0, return_dict=True)
@@ -49,5 +51,5 @@ def test_evaluate_of_one_process_returns_what_keras_returns():
     ],
     ids=["Keras", "Keras with several states", "derived", "own", "declared"],
 )
-def test_has_summable_state_of_a_metric(metric, is_summable):
+def test_has_summable_state_is_false_only_for_metrics_without_sums(metric, is_summable):
     assert metric_sums.has_summable_state(metric) == is_summable

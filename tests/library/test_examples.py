@@ -1,4 +1,4 @@
-"""The examples and README's lines run as they stand, on two ranks, and do what they say."""
+"""The examples and the code of README run on two ranks as they are, and reach their accuracy."""
 
 import contextlib
 import io
@@ -38,17 +38,18 @@ def accuracy(output, name="accuracy"):
     return float(re.findall(rf"\b{name}: ([\d.]+)", output)[-1])
 
 
-def test_readmes_lines_train_and_save_on_two_ranks(pools, tmp_path):
+def test_readme_code_trains_and_saves_on_two_ranks(pools, tmp_path):
     (text,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     path = tmp_path / "lines.py"
     path.write_text(text)
     first, second = pools[2].call(run, str(path), [], str(tmp_path))
     assert accuracy(first) > 0.9
-    assert not second  # rank 0 alone shows its progress
+    # Only rank 0 shows progress.
+    assert not second
     assert (tmp_path / "digits.keras").exists()
 
 
-def test_the_examples_train_on_two_ranks(pools, tmp_path):
+def test_examples_train_on_two_ranks(pools, tmp_path):
     def example(name, *arguments):
         return pools[2].call(run, str(ROOT / "examples" / name), list(arguments), str(tmp_path))[0]
 
@@ -98,7 +99,7 @@ def test_notebook_trains_in_its_process_and_then_on_two_ranks(pools, tmp_path, m
     assert plotted == [variables[name]["val_accuracy"] for name in ("one_rank", "two_ranks")]
 
 
-def test_the_example_with_checkpoints_continues_where_it_stopped(pools, tmp_path):
+def test_example_with_checkpoints_continues_where_it_stopped(pools, tmp_path):
     def epochs(number):
         arguments = [f"--epochs={number}", "--folder=kept"]
         output, _ = pools[2].call(

@@ -1,6 +1,4 @@
-"""`compile` and `fit` with the library's optimizer and callbacks: what they refuse, say and
-record.
-"""
+"""`compile` and `fit` with the library's optimizer and callbacks: errors, logs and records."""
 
 from unittest import mock
 
@@ -16,7 +14,7 @@ from tests.library import models, programs
 from tests.library.published import Distiller
 
 
-def test_an_overflow_on_one_rank_skips_the_step_on_both(pools):
+def test_fit_overflow_on_one_rank_skips_the_step_on_both(pools):
     results = pools[2].call(programs.overflow)
     assert results[0]["seen"] == results[1]["seen"]
     first, second, third = results[0]["seen"]
@@ -26,16 +24,15 @@ def test_an_overflow_on_one_rank_skips_the_step_on_both(pools):
     assert first[2] == second[2] != third[2]
 
 
-def test_xla_compiles_up_to_the_gradients_where_a_gpu_seems_to_be(pools):
+def test_fit_on_a_gpu_compiles_the_step_up_to_the_gradients_with_xla(pools):
     for result in pools[2].call(programs.split):
         assert result["jit"]
-        assert result["traced"] == [
-            [[6, 5], [5], [5, 3], [3]]
-        ]  # once, outside of what XLA compiles
+        # The update is traced once, outside the part that XLA compiles.
+        assert result["traced"] == [[[6, 5], [5], [5, 3], [3]]]
 
 
-def test_what_cannot_work_is_refused_on_all_ranks_in_one_line(pools):
-    first, second = pools[2].call(programs.refusals)
+def test_fit_errors_are_the_same_line_on_all_ranks(pools):
+    first, second = pools[2].call(programs.rejections)
     assert first.pop("uncaught") == "error: of all ranks\nRuntimeError: of this rank\n"
     assert second.pop("uncaught") == "RuntimeError: of this rank\n"
     assert first == second
@@ -51,7 +48,7 @@ def test_what_cannot_work_is_refused_on_all_ranks_in_one_line(pools):
     assert not any("\n" in line for line in first.values())
 
 
-def test_logs_are_those_of_all_examples_and_statistics_those_of_all_ranks(pools):
+def test_fit_logs_and_statistics_cover_the_examples_of_all_ranks(pools):
     results = pools[2].call(programs.measured)
     logs = results[0]["logs"]
     assert logs == results[1]["logs"]
@@ -62,11 +59,12 @@ def test_logs_are_those_of_all_examples_and_statistics_those_of_all_ranks(pools)
             assert logs[key][-1] == pytest.approx(mean, rel=1e-6), key
         assert results[0]["average"][name] == results[1]["average"][name]
         assert results[0]["average"][name] == pytest.approx(logs[f"val_{name}"][-1], rel=1e-6)
-    own = [np.array(result["own"][-1]) for result in results]
-    mean = (
-        own[0][0] + own[1][0]
-    ) / 2  # of two equal parts, the variance by the law of total variance
-    variance = (own[0][1] + own[1][1]) / 2 + ((own[0][0] - own[1][0]) / 2) ** 2
+    statistics = [np.array(result["own"][-1]) for result in results]
+    # Both ranks have equally many examples. The variance follows from the law of total variance.
+    mean = (statistics[0][0] + statistics[1][0]) / 2
+    variance = (statistics[0][1] + statistics[1][1]) / 2 + (
+        (statistics[0][0] - statistics[1][0]) / 2
+    ) ** 2
     for result in results:
         np.testing.assert_allclose(result["merged"], [mean, variance], rtol=1e-5, atol=1e-7)
         # Linear from 0 to 0.5 in the three steps of the first epoch, then a square down to 0 at the
@@ -78,29 +76,29 @@ def test_logs_are_those_of_all_examples_and_statistics_those_of_all_ranks(pools)
         )
 
 
-def test_an_optimizer_says_what_it_cannot_take():
-    def refused(inner, **arguments):
+def test_distributed_optimizer_unsupported_arguments_are_rejected():
+    def error(inner, **arguments):
         with pytest.raises((UserError, ValueError)) as caught:
             hi.DistributedOptimizer(inner, **arguments)
         return str(caught.value)
 
-    assert "scales the loss, which DistributedOptimizer does itself" in refused(
+    assert "scales the loss, which DistributedOptimizer does itself" in error(
         keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
     )
-    assert "loss_scale_factor=8" in refused(keras.optimizers.SGD(loss_scale_factor=8.0))
-    assert refused("sgd", loss_scale="much").startswith("loss_scale=much is not supported")
-    assert refused("sgd", allreduce="star").startswith("allreduce=star: choose one of ring")
-    assert refused("sgd", gradient_accumulation_steps=1).startswith(
+    assert "loss_scale_factor=8" in error(keras.optimizers.SGD(loss_scale_factor=8.0))
+    assert error("sgd", loss_scale="much").startswith("loss_scale=much is not supported")
+    assert error("sgd", allreduce="star").startswith("allreduce=star: choose one of ring")
+    assert error("sgd", gradient_accumulation_steps=1).startswith(
         "gradient_accumulation_steps=1 is not supported. Use a whole number"
     )
-    assert refused("sgd", torus_grid="1x1").startswith(
+    assert error("sgd", torus_grid="1x1").startswith(
         "torus_grid: there is no such option with allreduce=ring"
     )
     keras_own = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
-    assert "one of hybrid_imagenet.schedules" in refused("sgd", schedule=keras_own)
+    assert "one of hybrid_imagenet.schedules" in error("sgd", schedule=keras_own)
     used = keras.optimizers.SGD()
     used.build([keras.Variable(1.0)])
-    assert "used already" in refused(used)
+    assert "used already" in error(used)
     with pytest.raises(
         ValueError, match=r"Pass a number, and a schedule of hybrid_imagenet.schedules to Distr"
     ):
@@ -119,14 +117,14 @@ def test_an_optimizer_says_what_it_cannot_take():
         ("color", "red", "Its arguments are compression, allreduce, loss_scale"),
     ],
 )
-def test_an_unknown_argument_of_the_optimizer_is_answered_with_what_to_use(name, value, remedy):
+def test_distributed_optimizer_unknown_argument_is_answered_with_the_right_one(name, value, remedy):
     inner = () if name == "inner_optimizer" else ("sgd",)
     with pytest.raises(UserError, match=f"DistributedOptimizer has no argument {name}") as caught:
         hi.DistributedOptimizer(*inner, **{name: value})
     assert remedy in str(caught.value)
 
 
-def test_a_compression_that_is_a_class_is_answered_with_the_words_to_use():
+def test_distributed_optimizer_compression_class_is_answered_with_the_names():
     class FP16Compressor:
         pass
 
@@ -157,12 +155,14 @@ def test_optimizer_other_variables_than_it_was_built_on_are_rejected():
 
 @pytest.mark.parametrize("inner", ["adam", "lars"])
 def test_optimizer_gradients_of_unscaled_loss_give_the_weights_of_the_scaled_loss(inner):
-    """The loss scale is a power of two, so both ways round alike."""
+    """Compares bits: the loss scale is a power of two, so scaling does not change rounding."""
 
     def train(scales):
-        made = hi.optimizers.LARS(0.1, eta=0.01) if inner == "lars" else keras.optimizers.Adam(0.1)
+        inner_optimizer = (
+            hi.optimizers.LARS(0.1, eta=0.01) if inner == "lars" else keras.optimizers.Adam(0.1)
+        )
         variable = keras.Variable(np.arange(6, dtype=np.float32).reshape(2, 3), name="w")
-        optimizer = hi.DistributedOptimizer(made)
+        optimizer = hi.DistributedOptimizer(inner_optimizer)
 
         @tf.function
         def step():
@@ -192,7 +192,7 @@ def test_optimizer_unscaled_loss_of_a_model_in_fp16_is_rejected():
 
 
 def test_optimizer_unscaled_loss_of_an_attached_fp16_model_is_rejected():
-    """The model decides, whatever the global policy is when `apply` is called."""
+    """Calls `apply` under another global policy: only the policy of the model counts."""
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, dtype="mixed_float16")])
     optimizer = hi.DistributedOptimizer(hi.optimizers.SGD(0.1))
     optimizer.attach(model)
@@ -202,7 +202,7 @@ def test_optimizer_unscaled_loss_of_an_attached_fp16_model_is_rejected():
 
 
 def test_optimizer_scaled_loss_after_an_unscaled_one_is_rejected():
-    """A retrace of one of two functions would otherwise scale twice, or not at all."""
+    """Otherwise, a retrace of one of two functions would scale twice or not at all."""
     variable = keras.Variable(np.ones(3, np.float32))
     optimizer = hi.DistributedOptimizer("sgd")
     optimizer.apply([tf.ones([3])], [variable])
@@ -219,7 +219,7 @@ def test_optimizer_unscaled_loss_after_a_scaled_one_is_rejected():
         optimizer.apply([tf.ones([3])])
 
 
-def of_two_steps(inner, **settings):
+def take_two_steps(inner, **settings):
     variable = keras.Variable(np.ones(3, np.float32), name="w")
     optimizer = hi.DistributedOptimizer(inner, loss_scale=1, **settings)
     optimizer.apply([tf.constant([1.0, 2.0, 3.0])], [variable])
@@ -234,28 +234,28 @@ def test_set_weights_continues_the_state_of_another_optimizer(kind):
         if kind == "keras"
         else (lambda: hi.optimizers.LAMB(0.1))
     )
-    first, variable = of_two_steps(make())
+    first, variable = take_two_steps(make())
     other = hi.DistributedOptimizer(make(), loss_scale=1)
     with pytest.raises(ValueError, match="call build"):
         other.set_weights(first.variables)
     other.build([variable])
     other.set_weights(first.variables)
     assert int(other.iterations) == 2
-    for found, wanted in zip(other.variables, first.variables, strict=True):
-        np.testing.assert_array_equal(found.numpy(), wanted.numpy())
+    for loaded, saved in zip(other.variables, first.variables, strict=True):
+        np.testing.assert_array_equal(loaded.numpy(), saved.numpy())
     other.set_weights([v.numpy() for v in first.variables])
     with pytest.raises(ValueError, match="do not fit the"):
         other.set_weights(first.variables[:-1])
 
 
 @pytest.mark.parametrize("kind", ["keras", "hi"])
-def test_a_variable_of_tensorflow_is_updated_as_one_of_keras(kind):
+def test_apply_gradients_updates_a_tensorflow_variable_like_a_keras_one(kind):
     make = (
         (lambda: keras.optimizers.Adam(0.1))
         if kind == "keras"
         else (lambda: hi.optimizers.LAMB(0.1))
     )
-    _, wanted = of_two_steps(make())
+    _, expected = take_two_steps(make())
     optimizer = hi.DistributedOptimizer(make(), loss_scale=1)
     variable = tf.Variable(np.ones(3, np.float32), name="w")
 
@@ -265,10 +265,10 @@ def test_a_variable_of_tensorflow_is_updated_as_one_of_keras(kind):
 
     step(tf.constant([1.0, 2.0, 3.0]))
     step(tf.constant([1.0, 0.0, 3.0]))
-    np.testing.assert_allclose(variable.numpy(), wanted.numpy(), rtol=1e-6)
+    np.testing.assert_allclose(variable.numpy(), expected.numpy(), rtol=1e-6)
 
 
-def test_a_loss_of_several_values_is_rejected_on_several_ranks():
+def test_loss_of_several_values_on_several_ranks_is_rejected():
     optimizer = hi.DistributedOptimizer("sgd")
     vector = tf.ones([4])
     with mock.patch.object(process, "size", lambda: 2):
@@ -277,7 +277,7 @@ def test_a_loss_of_several_values_is_rejected_on_several_ranks():
                 UserError, match=r"The loss has the shape \(4,.*Use the mean: tf.reduce_mean"
             ):
                 optimizer.scale_loss(loss)
-        model = models.made(hi.DistributedOptimizer("sgd"))
+        model = models.compiled(hi.DistributedOptimizer("sgd"))
         model.compile(
             hi.DistributedOptimizer("sgd"), keras.losses.MeanSquaredError(reduction="none")
         )
@@ -288,13 +288,13 @@ def test_a_loss_of_several_values_is_rejected_on_several_ranks():
     assert optimizer.scale_loss(vector).shape == [4]
 
 
-def test_optimizers_have_different_names():
+def test_distributed_optimizers_get_different_names():
     names = {hi.DistributedOptimizer("sgd").name for _ in range(2)}
     assert len(names) == 2
     assert hi.DistributedOptimizer("sgd", name="mine").name == "mine"
 
 
-def test_arguments_of_the_inner_optimizer_are_read_and_set_through_the_wrapper():
+def test_distributed_optimizer_reads_and_sets_arguments_of_its_inner_optimizer():
     optimizer = hi.DistributedOptimizer(
         keras.optimizers.SGD(1.0, clipnorm=1.0, weight_decay=0.1, use_ema=True)
     )
@@ -305,7 +305,7 @@ def test_arguments_of_the_inner_optimizer_are_read_and_set_through_the_wrapper()
     assert sum("average" in v.name for v in optimizer.variables) == 1
 
 
-def test_what_the_wrapper_is_told_not_to_decay_is_not_decayed():
+def test_exclude_from_weight_decay_of_the_wrapper_reaches_the_inner_optimizer():
     weight = keras.Variable([1.0], name="kernel")
     optimizer = hi.DistributedOptimizer(keras.optimizers.AdamW(0.1, weight_decay=0.5), loss_scale=1)
     with pytest.raises(UserError, match="got no variables at its first call"):
@@ -315,35 +315,37 @@ def test_what_the_wrapper_is_told_not_to_decay_is_not_decayed():
     assert weight.numpy() == 1
 
 
-def test_adapted_normalization_is_that_of_rank_0():
+def test_broadcast_model_copies_the_adapted_normalization_of_rank_0():
     norm = keras.layers.Normalization()
     norm.adapt(np.array([[1.0], [3.0]], np.float32))
     model = keras.Sequential([keras.Input((1,)), norm, keras.layers.Dense(1)])
-    norm.adapt_mean.assign([5.0])  # as the weights of rank 0 arrive
+    # A broadcast would assign the value of rank 0 like this.
+    norm.adapt_mean.assign([5.0])
     hi.broadcast_model(model)
     assert norm(np.float32([[5.0]])).numpy() == 0
 
 
-def test_a_share_has_as_many_elements_on_every_rank():
+def test_shard_gives_every_rank_equally_many_elements():
     arrays = (np.arange(11), {"y": np.arange(11) * 2})
     shares = [hi.data.shard(arrays, rank, 3) for rank in range(3)]
     assert [s[0].tolist() for s in shares] == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
     assert shares[1][1]["y"].tolist() == [2, 8, 14]
-    known = tf.data.Dataset.from_tensor_slices((np.arange(11), np.arange(11) * 2))
-    unknown = known.filter(lambda x, y: x >= 0)
-    for dataset in (known, unknown, unknown.map(lambda x, y: x)):
-        found = [
+    sized = tf.data.Dataset.from_tensor_slices((np.arange(11), np.arange(11) * 2))
+    unsized = sized.filter(lambda x, y: x >= 0)
+    for dataset in (sized, unsized, unsized.map(lambda x, y: x)):
+        first_elements = [
             [int(np.ravel(e)[0]) for e in hi.data.shard(dataset, rank, 3).as_numpy_iterator()]
             for rank in range(3)
         ]
-        assert found == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
-    kept = [
-        hi.data.shard(known, rank, 3, remainder="keep").cardinality().numpy() for rank in range(3)
+        assert first_elements == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+    sizes = [
+        hi.data.shard(sized, rank, 3, remainder="keep").cardinality().numpy() for rank in range(3)
     ]
-    assert kept == [4, 4, 3]
+    assert sizes == [4, 4, 3]
     with pytest.raises(UserError, match="2 elements for 3 ranks"):
         hi.data.shard(np.arange(2), 0, 3)
-    tf.random.set_seed(None)  # another test of this process may have set one
+    # Another test of this process may have set a seed.
+    tf.random.set_seed(None)
     shuffled = tf.data.Dataset.range(8).shuffle(8).map(lambda x: x).prefetch(1)
     with pytest.raises(
         UserError, match="shuffles without a seed, so its order differs on each rank"
@@ -354,7 +356,7 @@ def test_a_share_has_as_many_elements_on_every_rank():
         hi.data.shard((np.arange(4), np.arange(5)), 0, 2)
 
 
-def test_data_that_cannot_be_shared_out_is_refused_with_a_remedy():
+def test_shard_of_unsupported_data_is_rejected_with_a_remedy():
     class Batches(keras.utils.PyDataset):
         def __len__(self):
             return 4
@@ -372,7 +374,7 @@ def test_data_that_cannot_be_shared_out_is_refused_with_a_remedy():
             hi.data.shard(data, 0, 2)
 
 
-def test_a_gradient_whose_shape_tensorflow_does_not_know_has_that_of_its_variable():
+def test_apply_gradient_of_unknown_shape_gets_the_shape_of_its_variable():
     variable = keras.Variable(np.ones(3, np.float32), name="w")
     optimizer = hi.DistributedOptimizer(keras.optimizers.SGD(0.5), loss_scale=1)
 
@@ -387,8 +389,8 @@ def test_a_gradient_whose_shape_tensorflow_does_not_know_has_that_of_its_variabl
     assert variable.numpy().tolist() == [0.5] * 3
 
 
-def test_a_model_that_lacks_weights_is_rejected_on_several_ranks_only(tmp_path):
-    class Half(keras.Model):
+def test_model_without_weights_is_rejected_on_several_ranks_only(tmp_path):
+    class Chain(keras.Model):
         def __init__(self, *parts):
             super().__init__()
             self.parts = parts
@@ -403,7 +405,7 @@ def test_a_model_that_lacks_weights_is_rejected_on_several_ranks_only(tmp_path):
         size=2, rank=0, broadcast_object=lambda v: v, allgather_object=lambda v: [v] * 2
     )
     for parts in ([keras.layers.Dense(3)], [models.plain(3), keras.layers.Dense(3)]):
-        model = Half(*parts)
+        model = Chain(*parts)
         model.compile(hi.DistributedOptimizer("sgd"), "mse")
         with pytest.raises(UserError, match="call it on one batch before fit"):
             hi.broadcast_model(model, two)
@@ -412,12 +414,13 @@ def test_a_model_that_lacks_weights_is_rejected_on_several_ranks_only(tmp_path):
         model.fit(x, x[:, :3], verbose=0, callbacks=hi.callbacks.default_callbacks())
         assert int(model.optimizer.iterations) == 1
         hi.broadcast_model(model, two)
-    whole = Half(models.plain(3))  # never called, but there is nothing to make
-    whole.compile(hi.DistributedOptimizer("sgd"), "mse")
-    whole.fit(x, x[:, :3], verbose=0, callbacks=hi.callbacks.default_callbacks())
+    # This model was never called either, but all its weights exist.
+    built = Chain(models.plain(3))
+    built.compile(hi.DistributedOptimizer("sgd"), "mse")
+    built.fit(x, x[:, :3], verbose=0, callbacks=hi.callbacks.default_callbacks())
 
 
-def test_a_bias_of_a_model_that_its_first_step_builds_is_known_by_its_layer():
+def test_kinds_of_a_model_that_its_first_step_builds_include_the_bias():
     model = keras.Sequential([keras.layers.GRU(3)])
     model.compile(hi.DistributedOptimizer(hi.optimizers.LARS(0.1)), "mse")
     model.fit(
@@ -426,7 +429,7 @@ def test_a_bias_of_a_model_that_its_first_step_builds_is_known_by_its_layer():
     assert [kind.value for kind in model.optimizer.inner.kinds] == ["kernel", "kernel", "bias"]
 
 
-def test_random_layers_draw_different_numbers_on_each_rank_and_the_same_in_each_run(pools):
+def test_random_layers_differ_between_ranks_and_repeat_in_each_run(pools):
     first, second = pools[2].call(programs.random_layers)
     for draws, other_draws in zip(first["draws"], second["draws"], strict=True):
         for values, other_values in zip(draws, other_draws, strict=True):
@@ -436,7 +439,7 @@ def test_random_layers_draw_different_numbers_on_each_rank_and_the_same_in_each_
     assert first["weights"] == second["weights"]
 
 
-def test_kinds_of_variables_follow_from_layers_where_a_step_trains_some_of_them():
+def test_kinds_of_variables_follow_from_layers_if_a_step_trains_only_some():
     norm = keras.Sequential(
         [keras.Input((4,)), keras.layers.LayerNormalization(), keras.layers.Dense(2)]
     )
@@ -453,23 +456,28 @@ def test_kinds_of_variables_follow_from_layers_where_a_step_trains_some_of_them(
     ]
 
 
-def test_vector_metrics_are_those_of_all_examples_and_histories_are_equal(pools):
+def test_vector_metrics_cover_all_examples_and_are_equal_on_all_ranks(pools):
     first, second = pools[2].call(programs.vectors)
     history = first["history"]
     assert history == second["history"]
-    predicted, wanted = (
+    predicted, targets = (
         np.concatenate([first["predicted"][i], second["predicted"][i]]) for i in (0, 1)
     )
-    chosen = predicted == predicted.max(1, keepdims=True)
-    found = 2 * (chosen * wanted).sum(0) / np.maximum(chosen.sum(0) + wanted.sum(0), 1)
-    np.testing.assert_allclose(history["val_f1"][-1], found, rtol=1e-5)
+    predicted_class = predicted == predicted.max(1, keepdims=True)
+    f1 = (
+        2
+        * (predicted_class * targets).sum(0)
+        / np.maximum(predicted_class.sum(0) + targets.sum(0), 1)
+    )
+    np.testing.assert_allclose(history["val_f1"][-1], f1, rtol=1e-5)
     largest = (np.max(first["predicted"][0], 0) + np.max(second["predicted"][0], 0)) / 2
     np.testing.assert_allclose(history["val_largest"][-1], largest, rtol=1e-5)
 
 
-def test_two_optimizers_beside_compile_are_scheduled_saved_and_restored(pools, tmp_path):
+def test_two_optimizers_of_a_model_are_scheduled_saved_and_restored(pools, tmp_path):
     first, second = pools[2].call(programs.rivals, str(tmp_path))
-    assert first == second  # statistics of normalization and sums of an accumulation too
+    # This includes statistics of normalization and sums of an accumulation.
+    assert first == second
     assert first["whole"]["rates"] == pytest.approx(
         [0.5 * (1 - step / 16) ** 2 for step in (3, 7, 11, 15)]
     )
@@ -478,10 +486,10 @@ def test_two_optimizers_beside_compile_are_scheduled_saved_and_restored(pools, t
             np.testing.assert_allclose(again, whole, rtol=1e-6, atol=1e-7)
 
 
-def test_a_schedule_and_another_callback_that_sets_the_learning_rate_are_refused_together(caplog):
+def test_schedule_with_another_callback_that_sets_the_learning_rate_is_rejected(caplog):
     def fit(*callbacks, epochs=3):
         optimizer = hi.DistributedOptimizer("sgd", schedule=hi.schedules.polynomial(0.5, 3))
-        model = models.made(optimizer, run_eagerly=True)
+        model = models.compiled(optimizer, run_eagerly=True)
         x, y = models.data(1)
         return model.fit(
             x, y, models.BATCH, epochs, 0, [*hi.callbacks.default_callbacks(), *callbacks]
@@ -501,8 +509,8 @@ def test_a_schedule_and_another_callback_that_sets_the_learning_rate_are_refused
         fit(later)
 
 
-def test_fit_accumulation_continues_where_the_counter_of_the_optimizer_is():
-    """The host chooses between adding and updating, by a count of its own."""
+def test_fit_accumulation_continues_from_the_counter_of_the_optimizer():
+    """The host chooses between adding and updating with its own counter, which must agree."""
 
     def train(callbacks):
         keras.utils.set_random_seed(0)

@@ -1,4 +1,4 @@
-"""Models in float8 on several ranks; tests/optimizers/test_float8.py has one rank."""
+"""Models in float8 on several ranks; tests/optimizers/test_float8.py tests one rank."""
 
 import numpy as np
 import pytest
@@ -8,13 +8,13 @@ from tests.library import float8
 
 @pytest.fixture(scope="module")
 def rank_results(pools):
-    """The results of each rank, without accumulation and with two micro-batches per update."""
+    """Returns the results of each rank, without accumulation and with two micro-batches."""
     return pools[2].call(float8.fit_on_rank)
 
 
 @pytest.mark.parametrize("steps", [None, 2])
 def test_float8_fit_on_two_ranks_equals_one_process_with_their_batches(rank_results, steps):
-    """With two micro-batches the third batch is left in the sums."""
+    """With two micro-batches per update, the third batch remains in the sums."""
     first, second = [results[bool(steps)] for results in rank_results]
     assert first == second
     expected = float8.fit(steps=steps)

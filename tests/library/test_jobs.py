@@ -1,6 +1,4 @@
-"""Jobs of `fit` in processes of their own: hung, killed, interrupted on a terminal, on two
-hosts.
-"""
+"""Jobs of `fit` in separate processes: hung, killed, interrupted on a terminal, on two hosts."""
 
 import contextlib
 import importlib.util
@@ -26,7 +24,7 @@ RUN = [sys.executable, "-m", "hybrid_imagenet", "run", "-np", "2"]
 
 
 def job(kind, folder, limit=60):
-    """A finished job of two ranks."""
+    """Runs a job of two ranks to its end."""
     folder.mkdir(exist_ok=True)
     command = program.command(
         2, kind, str(limit), str(folder), start=("-m", "tests.library.fit_job")
@@ -37,7 +35,7 @@ def job(kind, folder, limit=60):
 
 
 def weights(folder):
-    """Both ranks' at the end of a job, which are the same."""
+    """Returns the final weights of a job, which are equal on both ranks."""
     first, second = (np.load(folder / f"weights-{rank}.npy") for rank in (0, 1))
     np.testing.assert_array_equal(first, second)
     return first
@@ -49,7 +47,8 @@ def undisturbed(tmp_path_factory):
     done = job("whole", folder)
     assert done.returncode == 0, done.stderr
     epochs = [line.split(",")[0] for line in (folder / "log.csv").read_text().splitlines()]
-    assert epochs == ["epoch", "0", "1", "2"]  # rank 0 alone has written
+    # Only rank 0 has written.
+    assert epochs == ["epoch", "0", "1", "2"]
     if importlib.util.find_spec("tensorboard") is not None:
         assert len(list((folder / "events" / "train").iterdir())) == 1
     return weights(folder)
@@ -57,7 +56,7 @@ def undisturbed(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "state"), [("waits", "without progress"), ("stopped", "silent")])
-def test_a_rank_that_hangs_is_named_and_ends_the_others(kind, state, tmp_path):
+def test_job_whose_rank_hangs_names_it_and_ends(kind, state, tmp_path):
     done = job(kind, tmp_path, 10)
     errors = done.stderr
     assert done.returncode == EXIT_STALLED, errors
@@ -75,7 +74,7 @@ def test_a_rank_that_hangs_is_named_and_ends_the_others(kind, state, tmp_path):
 
 
 @pytest.mark.slow
-def test_ranks_do_not_wait_for_ever_for_one_that_does_not_begin_fit(tmp_path):
+def test_job_whose_rank_does_not_begin_fit_ends(tmp_path):
     done = job("late", tmp_path, 10)
     assert done.returncode == EXIT_STALLED, done.stderr
     line = "error: not all ranks have begun fit within 10 s (stall_timeout=10): the job ends\n"
@@ -87,9 +86,7 @@ def test_ranks_do_not_wait_for_ever_for_one_that_does_not_begin_fit(tmp_path):
     ("kind", "code", "why"),
     [("killed", 137, r"error: rank 1 on \S+ was ended by signal 9 "), ("raises", 1, "Traceback ")],
 )
-def test_a_rank_that_ends_alone_ends_the_others_which_print_one_line_at_most(
-    kind, code, why, tmp_path
-):
+def test_job_whose_rank_dies_or_raises_ends_with_one_error(kind, code, why, tmp_path):
     words = [*RUN, JOB, kind, "60", str(tmp_path)]
     done = subprocess.run(
         words, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=300
@@ -100,10 +97,11 @@ def test_a_rank_that_ends_alone_ends_the_others_which_print_one_line_at_most(
 
 
 @pytest.mark.slow
-def test_ranks_whose_generators_differ_in_length_end(tmp_path):
+def test_job_with_generators_of_different_lengths_ends(tmp_path):
     done = job("fewer", tmp_path, 10)
     assert done.returncode == EXIT_STALLED, done.stderr
-    assert "Your input ran out of data" in done.stderr  # Keras, on the rank that has fewer
+    # Keras prints this on the rank that has fewer batches.
+    assert "Your input ran out of data" in done.stderr
     assert re.search(
         r"stall: rank 0 on \S+ \(process \d+\) is without progress for \d+ s, after step 6",
         done.stderr,
@@ -113,7 +111,7 @@ def test_ranks_whose_generators_differ_in_length_end(tmp_path):
 
 @contextlib.contextmanager
 def terminal(*words):
-    """A command whose terminal is ours: yields the process and the terminal's other end."""
+    """Starts a command on a new terminal; yields the process and the terminal's other end."""
     ours, theirs = pty.openpty()
     start = [
         sys.executable,
@@ -134,26 +132,27 @@ def terminal(*words):
 
 
 def read(fd, until=None):
-    """What a terminal shows up to a text, or to its end."""
-    shown = ""
-    with contextlib.suppress(OSError):  # its end
-        while until is None or until not in shown:
-            shown += os.read(fd, 4096).decode(errors="replace")
-    return shown
+    """Returns the output of a terminal up to a text, or to its end."""
+    output = ""
+    # Reading raises OSError when the process has closed the terminal.
+    with contextlib.suppress(OSError):
+        while until is None or until not in output:
+            output += os.read(fd, 4096).decode(errors="replace")
+    return output
 
 
 @pytest.mark.slow
-def test_ctrl_c_on_a_terminal_ends_all_ranks_and_what_was_saved_stays(tmp_path, undisturbed):
+def test_job_after_ctrl_c_ends_all_ranks_and_can_continue(tmp_path, undisturbed):
     with terminal(*RUN, JOB, "slow", "60", str(tmp_path)) as (process, fd):
         read(fd, "epoch 1")
         ranks = processes.descendants(process.pid)
-        pressed = time.monotonic()
+        pressed_at = time.monotonic()
         os.write(fd, b"\x03")
-        shown = read(fd)
+        output = read(fd)
         assert process.wait(30) == 128 + signal.SIGINT
-        assert time.monotonic() - pressed < 10
-    assert "SIGINT: the ranks are asked to end\r\n" in shown
-    assert "stopped: what the program saved before is kept\r\n" in shown
+        assert time.monotonic() - pressed_at < 10
+    assert "SIGINT: the ranks are asked to end\r\n" in output
+    assert "stopped: what the program saved before is kept\r\n" in output
     assert len(ranks) >= 3
     assert not [number for number in ranks if processes.alive(number)]
     assert job("whole", tmp_path).returncode == 0
@@ -161,22 +160,20 @@ def test_ctrl_c_on_a_terminal_ends_all_ranks_and_what_was_saved_stays(tmp_path, 
 
 
 @pytest.mark.slow
-def test_a_killed_job_that_starts_again_ends_as_one_that_was_not(tmp_path, undisturbed):
+def test_job_restarted_after_sigkill_ends_like_an_undisturbed_one(tmp_path, undisturbed):
     command = program.command(2, "slow", "60", str(tmp_path), start=("-m", "tests.library.fit_job"))
     process = subprocess.Popen(
         command, env=environment(), cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     while "epoch 2" not in process.stdout.readline():
         assert process.poll() is None
-    every = [
-        process.pid,
-        *processes.descendants(process.pid),
-    ]  # ranks would outlive mpirun, and remove their backup
-    for number in every:
+    # Ranks would outlive mpirun and remove their backup, so all processes are killed.
+    pids = [process.pid, *processes.descendants(process.pid)]
+    for number in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(number, signal.SIGKILL)
     process.communicate()
-    assert processes.gone_within(every, 10)
+    assert processes.gone_within(pids, 10)
     again = job("whole", tmp_path)
     assert again.returncode == 0, again.stderr
     assert set(re.findall(r"epoch (\d)", again.stdout)) <= {"1", "2"}
@@ -185,7 +182,7 @@ def test_a_killed_job_that_starts_again_ends_as_one_that_was_not(tmp_path, undis
 
 @namespaces
 @pytest.mark.slow
-def test_two_hosts_train_as_one(tmp_path, undisturbed):
+def test_job_on_two_hosts_ends_like_one_on_one_host(tmp_path, undisturbed):
     (tmp_path / "job").mkdir()
     words = [
         *RUN,

@@ -1,4 +1,4 @@
-"""Ranks that share out differently ordered examples are found before they train."""
+"""Ranks that shard differently ordered examples are stopped before they train."""
 
 from unittest import mock
 
@@ -26,13 +26,13 @@ def no_global_seed():
 
 
 def compare(of_rank):
-    """Compares what two ranks would share out; `of_rank` gives the data of a rank."""
-    own = []
+    """Compares the order of the data of two ranks; `of_rank` returns the data of a rank."""
+    notes_by_rank = []
     for rank in range(2):
         hi.data.shard(of_rank(rank), rank, 2)
-        own.append(notes.take(rank, 2))
-    assert own[0]
-    check_same_order(mock.Mock(size=2, rank=0, allgather_object=lambda facts: own))
+        notes_by_rank.append(notes.take(rank, 2))
+    assert notes_by_rank[0]
+    check_same_order(mock.Mock(size=2, rank=0, allgather_object=lambda facts: notes_by_rank))
 
 
 def permuted(seed):
@@ -63,7 +63,7 @@ def gathered(values):
     return NUMBERS.map(lambda i: tf.gather(values, i))
 
 
-# What a rank passes to `shard`, given its seed.
+# Each function returns the data that a rank passes to `shard`, given its seed.
 SHUFFLES = {
     "shuffle": lambda seed: NUMBERS.shuffle(10, seed=seed).batch(2).prefetch(1),
     "global seed": of_global_seed,
@@ -91,7 +91,7 @@ SHUFFLES = {
 
 
 @pytest.mark.parametrize("name", SHUFFLES)
-def test_shard_of_equal_seeds_is_accepted_and_of_different_ones_rejected(name):
+def test_shard_with_different_seeds_on_ranks_is_rejected(name):
     compare(lambda rank: SHUFFLES[name](3))
     with pytest.raises(
         SharedError, match=r"Rank 1 and rank 0 share out data in different orders: .* differ\. The "
@@ -113,12 +113,12 @@ def in_any_order(*, calls=2):
         (in_any_order, "deterministic=False"),
     ],
 )
-def test_shard_of_an_order_that_differs_for_certain_is_rejected_at_once(make, reason):
+def test_shard_of_an_unseeded_order_is_rejected_at_once(make, reason):
     with pytest.raises(UserError, match=reason):
         hi.data.shard(make(), 0, 2)
 
 
-def test_shard_accepts_what_may_differ_by_rank():
+def test_shard_of_data_that_may_differ_between_ranks_is_accepted():
     def augmented(rank):
         seeds = tf.data.Dataset.random(seed=rank)
         small = tf.constant([rank, 5])
@@ -131,29 +131,29 @@ def test_shard_accepts_what_may_differ_by_rank():
     compare(lambda rank: permuted(1) / 3 * (1 + rank * 1e-6))
 
 
-def test_a_rank_may_share_out_more_than_another():
-    own = []
+def test_check_same_order_accepts_more_shards_on_one_rank():
+    notes_by_rank = []
     for rank, seeds in ((0, (1, 2, 9)), (1, (1, 9))):
         for seed in seeds:
             hi.data.shard(permuted(seed), rank, 2)
-        own.append(notes.take(rank, 2))
-    check_same_order(mock.Mock(size=2, rank=0, allgather_object=lambda facts: own))
+        notes_by_rank.append(notes.take(rank, 2))
+    check_same_order(mock.Mock(size=2, rank=0, allgather_object=lambda facts: notes_by_rank))
     hi.data.shard(permuted(3), 1, 2)
-    own[1] += notes.take(1, 2)
+    notes_by_rank[1] += notes.take(1, 2)
     with pytest.raises(SharedError, match="the examples differ"):
-        check_same_order(mock.Mock(size=2, rank=0, allgather_object=lambda facts: own))
+        check_same_order(mock.Mock(size=2, rank=0, allgather_object=lambda facts: notes_by_rank))
 
 
-def test_samplers_with_different_seeds_are_rejected():
-    own = []
+def test_check_same_order_of_samplers_with_different_seeds_is_rejected():
+    notes_by_rank = []
     for rank in range(2):
         hi.order.ExactBatchSampler(20, 2, rank=rank, size=2, seed=rank)
-        own.append(notes.take(rank, 2))
+        notes_by_rank.append(notes.take(rank, 2))
     with pytest.raises(SharedError, match="the seed of the order differ"):
-        check_same_order(mock.Mock(size=2, rank=0, allgather_object=lambda facts: own))
+        check_same_order(mock.Mock(size=2, rank=0, allgather_object=lambda facts: notes_by_rank))
 
 
-def test_ranks_with_different_orders_are_stopped_before_they_train(pools, tmp_path):
+def test_fit_of_ranks_with_different_orders_is_rejected_before_training(pools, tmp_path):
     image = np.zeros((2, 2, 3), np.uint8)
     for number in range(40):
         folder = tmp_path / f"class{number % 2}"
@@ -161,7 +161,7 @@ def test_ranks_with_different_orders_are_stopped_before_they_train(pools, tmp_pa
         keras.utils.save_img(folder / f"{number}.png", image + number)
     for result in pools[2].call(programs.different_orders, str(tmp_path)):
         assert result["same seed"] is None
-        for way in ("fit", "loop", "evaluate", "another global seed"):
-            assert result[way].startswith(
+        for call in ("fit", "loop", "evaluate", "another global seed"):
+            assert result[call].startswith(
                 "Rank 1 and rank 0 share out data in different orders: the seeds of shuff"
-            ), way
+            ), call

@@ -1,6 +1,4 @@
-"""What is saved loads again, on one rank or several, and training goes on as if it had not
-stopped.
-"""
+"""Saved models and interrupted runs continue, on one rank or several, like undisturbed runs."""
 
 import json
 import subprocess
@@ -17,31 +15,31 @@ from hybrid_imagenet.order import ExactBatchSampler, keras_dataset
 from tests.library import models, saving
 
 
-def close(found, wanted):
-    for a, b in zip(found, wanted, strict=True):
+def assert_close(actual, expected):
+    for a, b in zip(actual, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["hybrid", "adamw"])
-def test_a_saved_model_continues_where_it_stopped(pools, tmp_path, name):
+def test_saved_model_continues_where_it_stopped(pools, tmp_path, name):
     results = pools[2].call(saving.loaded, str(tmp_path), name)
     for result in results:
         for continued in result["continued"]:
-            close(continued, results[0]["whole"])
+            assert_close(continued, results[0]["whole"])
     for file, weights, state in results[0]["files"]:
         model = hi.load_model(file)
-        close(saving.weights(model), weights)
-        close(saving.state(model), state)
+        assert_close(saving.weights(model), weights)
+        assert_close(saving.state(model), state)
 
 
-def test_models_with_each_optimizer_load_in_a_process_that_has_imported_nothing_else(tmp_path):
-    wanted = {}
+def test_saved_model_with_each_optimizer_loads_in_a_new_process(tmp_path):
+    expected = {}
     for name in optimizers.NAMES:
         optimizer = hi.DistributedOptimizer(optimizers.create(name))
-        model = saving.fit(saving.made(optimizer, run_eagerly=True), 1)
+        model = saving.fit(saving.compiled(optimizer, run_eagerly=True), 1)
         model.save(tmp_path / f"{name}.keras")
-        wanted[name] = [saving.weights(model), saving.state(model)]
+        expected[name] = [saving.weights(model), saving.state(model)]
     code = (
         "import sys, json, pathlib, keras, hybrid_imagenet.library\nvalues = lambda variables:"
         " [v.numpy().astype(float).ravel().tolist() for v in variables]\nmodels = {p.stem:"
@@ -51,24 +49,24 @@ def test_models_with_each_optimizer_load_in_a_process_that_has_imported_nothing_
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for name, found in json.loads(done.stdout.splitlines()[-1]).items():
-        for kind, values in zip(found, wanted.pop(name), strict=True):
-            close(kind, values)
-    assert not wanted
+    for name, loaded in json.loads(done.stdout.splitlines()[-1]).items():
+        for kind, values in zip(loaded, expected.pop(name), strict=True):
+            assert_close(kind, values)
+    assert not expected
 
 
 @pytest.mark.parametrize("kind", ["keras", "own"])
-def test_an_interrupted_run_ends_as_one_that_was_not(pools, tmp_path, kind):
+def test_interrupted_run_ends_like_an_undisturbed_one(pools, tmp_path, kind):
     for result in pools[2].call(saving.interrupted, str(tmp_path), kind):
         assert result["begun"] == [0, 1, 2, 2, 3]
-        close(result["again"], result["whole"])
+        assert_close(result["again"], result["whole"])
     if kind == "keras":
         assert len(hi.load_model(tmp_path / "best.keras").optimizer.variables) > 5
 
 
-def test_weights_are_loaded_before_an_accumulating_optimizer_is_built(tmp_path, caplog):
+def test_load_weights_before_an_accumulating_optimizer_is_built_loads_the_weights(tmp_path, caplog):
     model, other = (
-        saving.made(
+        saving.compiled(
             hi.DistributedOptimizer(keras.optimizers.Adam(0.01, gradient_accumulation_steps=2))
         )
         for _ in range(2)
@@ -80,12 +78,14 @@ def test_weights_are_loaded_before_an_accumulating_optimizer_is_built(tmp_path, 
     np.testing.assert_array_equal(other.get_weights()[0], model.get_weights()[0])
 
 
-def test_the_exact_order_and_its_schedule_continue_after_and_inside_an_epoch(tmp_path):
-    images, rates = np.random.default_rng(0).normal(size=(22, 4)).astype(np.float32), {}
+def test_exact_order_and_schedule_continue_after_and_inside_an_epoch(tmp_path):
+    images = np.random.default_rng(0).normal(size=(22, 4)).astype(np.float32)
+    rates = {}
 
     def train(epochs, folder, state=None):
         keras.utils.set_random_seed(1)
-        sampler = ExactBatchSampler(22, 4, seed=1)  # passes of 6, 5 and 6 batches
+        # The three passes have 6, 5 and 6 batches.
+        sampler = ExactBatchSampler(22, 4, seed=1)
         if state:
             sampler.load_state_dict(state)
         batches = keras_dataset(sampler, lambda examples: (images[examples], images[examples]))
@@ -97,8 +97,8 @@ def test_the_exact_order_and_its_schedule_continue_after_and_inside_an_epoch(tmp
                 float(optimizer.learning_rate)
             )
         )
-        own = [batches.counter, hi.callbacks.Checkpoint(tmp_path / folder, order=sampler), note]
-        callbacks = [*hi.callbacks.default_callbacks(), *own]
+        more = [batches.counter, hi.callbacks.Checkpoint(tmp_path / folder, order=sampler), note]
+        callbacks = [*hi.callbacks.default_callbacks(), *more]
         model.fit(
             batches,
             initial_epoch=sampler.epoch,
@@ -127,10 +127,10 @@ def test_the_exact_order_and_its_schedule_continue_after_and_inside_an_epoch(tmp
         model.fit(batches, shuffle=False, verbose=0, callbacks=[batches.counter])
 
 
-def test_a_folder_of_checkpoints_is_for_one_run_at_a_time(tmp_path):
+def test_checkpoint_folder_in_use_by_another_run_is_rejected(tmp_path):
     def fit():
         saving.fit(
-            saving.made(hi.DistributedOptimizer("sgd")),
+            saving.compiled(hi.DistributedOptimizer("sgd")),
             1,
             more=[hi.callbacks.Checkpoint(tmp_path / "held")],
         )
@@ -143,14 +143,17 @@ def test_a_folder_of_checkpoints_is_for_one_run_at_a_time(tmp_path):
     fit()
     with pytest.raises(UserError, match=r"has other variables, .*, or pass another folder"):
         saving.fit(
-            saving.made(hi.DistributedOptimizer("adam")),
+            saving.compiled(hi.DistributedOptimizer("adam")),
             2,
             more=[hi.callbacks.Checkpoint(tmp_path / "held")],
         )
 
 
 def plateau_run(folder, first_epochs, epochs=7):
-    """Trains with callbacks that count epochs, interrupted after some; returns the rest's logs."""
+    """Trains with callbacks that count epochs, interrupted after some epochs.
+
+    Returns the logs of the last part, the epoch in which EarlyStopping stopped, and the weights.
+    """
     logs = []
 
     class Log(keras.callbacks.Callback):
@@ -159,7 +162,9 @@ def plateau_run(folder, first_epochs, epochs=7):
 
     for last in [*first_epochs, epochs]:
         logs.clear()
-        model = saving.made(hi.DistributedOptimizer(keras.optimizers.SGD(0.1)), run_eagerly=True)
+        model = saving.compiled(
+            hi.DistributedOptimizer(keras.optimizers.SGD(0.1)), run_eagerly=True
+        )
         # No improvement is large enough, so both callbacks act.
         stopping = keras.callbacks.EarlyStopping(
             "loss", min_delta=10.0, patience=5, start_from_epoch=1, restore_best_weights=True
@@ -174,7 +179,7 @@ def plateau_run(folder, first_epochs, epochs=7):
     return logs, stopping.stopped_epoch, [w.tolist() for w in model.get_weights()]
 
 
-def test_callbacks_that_count_epochs_continue_after_a_resume(tmp_path):
+def test_keras_callbacks_that_count_epochs_continue_after_a_resume(tmp_path):
     first_epochs = (1, 3, 4)
     whole_logs, whole_stop, whole_weights = plateau_run(tmp_path / "whole", ())
     logs, stop, weights = plateau_run(tmp_path / "interrupted", first_epochs)
@@ -183,7 +188,7 @@ def test_callbacks_that_count_epochs_continue_after_a_resume(tmp_path):
     assert (stop, weights) == (whole_stop, whole_weights)
 
 
-def test_a_callback_of_the_user_with_state_dict_continues_after_a_resume(tmp_path):
+def test_callback_with_state_dict_continues_after_a_resume(tmp_path):
     class Counter(keras.callbacks.Callback):
         epochs = 0
 
@@ -200,19 +205,23 @@ def test_a_callback_of_the_user_with_state_dict_continues_after_a_resume(tmp_pat
         counter = Counter()
         callbacks = [hi.callbacks.Checkpoint(tmp_path / "checkpoints"), counter]
         saving.fit(
-            saving.made(hi.DistributedOptimizer("sgd"), run_eagerly=True), epochs, more=callbacks
+            saving.compiled(hi.DistributedOptimizer("sgd"), run_eagerly=True),
+            epochs,
+            more=callbacks,
         )
         assert counter.epochs == epochs
 
 
-def test_a_resumed_run_names_the_callbacks_that_do_not_continue(tmp_path, capsys):
+def test_resumed_run_names_callbacks_that_do_not_continue(tmp_path, capsys):
     def fit(*more, append=True):
         callbacks = [
             hi.callbacks.Checkpoint(tmp_path / "checkpoints"),
             *more,
             keras.callbacks.CSVLogger(tmp_path / "log.csv", append=append),
         ]
-        saving.fit(saving.made(hi.DistributedOptimizer("sgd"), run_eagerly=True), 1, more=callbacks)
+        saving.fit(
+            saving.compiled(hi.DistributedOptimizer("sgd"), run_eagerly=True), 1, more=callbacks
+        )
         return [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
 
     assert fit() == []

@@ -1,6 +1,4 @@
-"""Layers with `synchronized=True` give what Keras's own give in one process with the batches of
-all ranks.
-"""
+"""Layers with `synchronized=True` equal Keras's layers in one process with all ranks' batches."""
 
 from unittest import mock
 
@@ -21,23 +19,23 @@ def test_synchronized_layers_equal_one_process_with_the_batches_of_all_ranks(poo
     for name in synchronized.LAYERS:
         expected = synchronized.normalized(name, 0, synchronized.BATCH, connect=False)
         tolerance = 0.03 if name == "bfloat16" else 2e-6
-        found = [row[name] for row in rows]
+        results = [row[name] for row in rows]
         joined = {
-            "outputs": np.concatenate([row["outputs"] for row in found]),
-            "dx": np.concatenate([row["dx"] for row in found]),
+            "outputs": np.concatenate([row["outputs"] for row in results]),
+            "dx": np.concatenate([row["dx"] for row in results]),
             # Each rank has the gradient of its own loss; the optimizer sums them.
-            "gradients": np.sum([row["gradients"] for row in found], axis=0),
-            "statistics": np.asarray(found[0]["statistics"]),
+            "gradients": np.sum([row["gradients"] for row in results], axis=0),
+            "statistics": np.asarray(results[0]["statistics"]),
         }
         for key, value in joined.items():
             scale = max(1.0, np.max(np.abs(expected[key]), initial=0))
             np.testing.assert_allclose(
                 value, expected[key], rtol=0, atol=tolerance * scale, err_msg=f"{name}: {key}"
             )
-        assert all(row["statistics"] == found[0]["statistics"] for row in found), name
+        assert all(row["statistics"] == results[0]["statistics"] for row in results), name
 
 
-def test_synchronized_layers_are_rejected_where_they_cannot_work(pools):
+def test_synchronized_layers_in_unsupported_uses_are_rejected(pools):
     first, second = pools[2].call(synchronized.rejected)
     assert first["fit"] == second["fit"]
     assert "bn: synchronized=True sums over ranks inside the step" in first["fit"]
@@ -48,7 +46,7 @@ def test_synchronized_layers_are_rejected_where_they_cannot_work(pools):
     assert first["converted, on a GPU"] == "False"
 
 
-def test_a_fit_that_follows_one_without_synchronization_traces_its_step_again(pools):
+def test_fit_after_one_without_synchronization_traces_its_step_again(pools):
     alone, together = zip(*pools[2].call(synchronized.retraced), strict=True)
     assert list(alone) == [[0.0] * 3, [1.0] * 3]
     assert list(together) == [[0.5] * 3] * 2

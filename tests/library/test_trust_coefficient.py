@@ -18,7 +18,7 @@ PEAK = 0.4
 
 
 def tuned(batch, peak, momentum=0.9, factor=1.0):
-    """0.105 sqrt(B / 3264), MLPerf's tuned relative step, divided by lr c / (1 - m)."""
+    """Returns MLPerf's tuned relative step, 0.105 sqrt(B / 3264), divided by lr c / (1 - m)."""
     return 0.105 * math.sqrt(batch / 3264) * (1 - momentum) / (peak * factor)
 
 
@@ -33,10 +33,10 @@ def fit(
     run_eagerly=True,
     **wrapped,
 ):
-    """Trains the small model; returns it."""
+    """Trains the small model and returns it."""
     optimizer = hi.DistributedOptimizer(inner, **wrapped)
     # The callback sets the coefficient before the first step, so few steps need no graph.
-    model = models.made(optimizer, run_eagerly=run_eagerly)
+    model = models.compiled(optimizer, run_eagerly=run_eagerly)
     x, y = data if data is not None else (*models.vectors(EXAMPLES),)
     arguments = {"epochs": epochs, "shuffle": shuffle, "verbose": 0}
     if y is not None:
@@ -45,7 +45,7 @@ def fit(
     return model
 
 
-def test_lars_gets_the_tuned_step_of_the_batch_at_the_peak_and_prints_it_once(capfd):
+def test_lars_trust_coefficient_gives_the_tuned_step_at_the_peak(capfd):
     schedule = hi.schedules.polynomial(PEAK, 9, warmup_epochs=2.25)
     model = fit(hi.optimizers.LARS(), schedule=schedule)
     inner = model.optimizer.inner
@@ -59,7 +59,7 @@ def test_lars_gets_the_tuned_step_of_the_batch_at_the_peak_and_prints_it_once(ca
     )
 
 
-def test_a_coefficient_that_is_passed_is_used_as_it_is(capfd):
+def test_lars_trust_coefficient_that_is_passed_is_kept(capfd):
     model = fit(hi.optimizers.LARS(PEAK, eta=0.02))
     assert model.optimizer.inner.trust_coefficient == 0.02
     assert "eta=" not in capfd.readouterr().err
@@ -76,20 +76,20 @@ def test_a_coefficient_that_is_passed_is_used_as_it_is(capfd):
     ],
     ids=["continuous", "reset", "larc", "none"],
 )
-def test_hybrid_gets_the_tuned_step_after_warmup_and_ramp(inner, coefficient):
+def test_hybrid_trust_coefficient_gives_the_tuned_step_after_warmup_and_ramp(inner, coefficient):
     schedule = hi.schedules.hybrid(
         PEAK, 4, warmup_epochs=0.5, lr_decay=0.7, hybrid_ramp_epochs=1.25
     )
-    found = fit(inner(), schedule=schedule).optimizer.inner.trust_coefficient
-    assert found == (coefficient if coefficient is None else pytest.approx(coefficient))
+    actual = fit(inner(), schedule=schedule).optimizer.inner.trust_coefficient
+    assert actual == (coefficient if coefficient is None else pytest.approx(coefficient))
 
 
-def test_without_a_schedule_the_learning_rate_counts_and_accumulation_multiplies_the_batch():
+def test_trust_coefficient_without_schedule_uses_learning_rate_and_accumulation():
     model = fit(hi.optimizers.LARS(0.2, momentum=0.5), gradient_accumulation_steps=2)
     assert model.optimizer.inner.trust_coefficient == pytest.approx(tuned(16, 0.2, momentum=0.5))
 
 
-def test_a_function_of_the_user_is_searched_for_its_peak():
+def test_trust_coefficient_with_a_user_schedule_uses_its_peak():
     def schedule(start, end, batch):
         return {"learning_rate": 0.3 if 1.2 < start < 1.4 else 0.1, "momentum": 0.0}
 
@@ -97,11 +97,11 @@ def test_a_function_of_the_user_is_searched_for_its_peak():
     assert model.optimizer.inner.trust_coefficient == pytest.approx(tuned(8, 0.3, momentum=0.0))
 
 
-def test_the_batch_of_a_dataset_and_of_an_exact_order_is_found():
+def test_trust_coefficient_uses_the_batch_of_a_dataset_and_of_an_exact_order():
     x, y = models.vectors(EXAMPLES)
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(5).prefetch(1)
-    found = fit(hi.optimizers.LARS(PEAK), (dataset, None)).optimizer.inner.trust_coefficient
-    assert found == pytest.approx(tuned(5, PEAK))
+    actual = fit(hi.optimizers.LARS(PEAK), (dataset, None)).optimizer.inner.trust_coefficient
+    assert actual == pytest.approx(tuned(5, PEAK))
     order = hi.order.ExactBatchSampler(EXAMPLES, 4)
     ordered = hi.order.keras_dataset(order, lambda indices: (x[indices], y[indices]))
     model = fit(
@@ -110,13 +110,13 @@ def test_the_batch_of_a_dataset_and_of_an_exact_order_is_found():
     assert model.optimizer.inner.trust_coefficient == pytest.approx(tuned(4, PEAK))
 
 
-def test_data_of_unknown_batch_are_rejected_with_the_value_to_pass():
+def test_trust_coefficient_for_an_unknown_batch_is_rejected_with_a_value():
     x, y = models.vectors(EXAMPLES)
 
     def batches():
         yield from [(x[:8], y[:8]), (x[8:], y[8:])]
 
-    model = models.made(hi.DistributedOptimizer(hi.optimizers.LARS(PEAK)), run_eagerly=True)
+    model = models.compiled(hi.DistributedOptimizer(hi.optimizers.LARS(PEAK)), run_eagerly=True)
     with pytest.raises(UserError, match="do not have a known one") as caught:
         model.fit(
             batches(), steps_per_epoch=2, verbose=0, callbacks=hi.callbacks.default_callbacks()
@@ -124,23 +124,23 @@ def test_data_of_unknown_batch_are_rejected_with_the_value_to_pass():
     assert f"Pass eta={tuned(1, PEAK):.3g} * batch**0.5, which suits" in str(caught.value)
 
 
-def test_a_learning_rate_of_zero_is_rejected():
+def test_trust_coefficient_for_a_learning_rate_of_zero_is_rejected():
     with pytest.raises(UserError, match=r"learning rate is 0 in all steps.* Raise the learning"):
         fit(hi.optimizers.LARS(0.0))
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
-def test_a_loop_without_the_callbacks_is_rejected_with_the_value_to_pass(wrapped):
+def test_trust_coefficient_without_the_callbacks_is_rejected_with_a_value(wrapped):
     optimizer = hi.optimizers.Hybrid(PEAK)
     if wrapped:
         optimizer = hi.DistributedOptimizer(optimizer)
     x, y = models.vectors(EXAMPLES)
     with pytest.raises(UserError, match="but other loops do not") as caught:
-        models.made(optimizer, run_eagerly=True).fit(x, y, verbose=0)
+        models.compiled(optimizer, run_eagerly=True).fit(x, y, verbose=0)
     assert f"Pass lars_eta={tuned(1, PEAK, factor=0.1):.3g} * batch**0.5" in str(caught.value)
 
 
-def test_a_saved_model_keeps_its_coefficient_at_another_batch(tmp_path):
+def test_trust_coefficient_of_a_saved_model_is_kept_at_another_batch(tmp_path):
     fit(hi.optimizers.LARS(PEAK)).save(tmp_path / "model.keras")
     model = hi.load_model(tmp_path / "model.keras")
     x, y = models.vectors(EXAMPLES)
@@ -148,7 +148,7 @@ def test_a_saved_model_keeps_its_coefficient_at_another_batch(tmp_path):
     assert model.optimizer.inner.get_config()["eta"] == pytest.approx(tuned(8, PEAK))
 
 
-def test_a_checkpoint_restores_the_coefficient_unless_one_is_passed(tmp_path, capfd):
+def test_trust_coefficient_of_a_checkpoint_is_restored_unless_one_is_passed(tmp_path, capfd):
     def trained(epochs, **options):
         checkpoint = hi.callbacks.Checkpoint(tmp_path / "run")
         inner = hi.optimizers.LARS(PEAK, **options)
@@ -163,22 +163,23 @@ def test_a_checkpoint_restores_the_coefficient_unless_one_is_passed(tmp_path, ca
     assert trained(4, eta=0.02) == 0.02
 
 
-def test_all_ranks_take_the_sum_of_their_batches_or_what_rank_0_has_restored(capfd):
-    def of_ranks(*others):
+def test_trust_coefficient_uses_all_ranks_batches_or_the_value_of_rank_0(capfd):
+    def coefficient_on_ranks(*others):
         inner = hi.optimizers.LARS(PEAK)
-        ranks = mock.Mock(rank=1, allgather_object=lambda own: [*others, own])
+        ranks = mock.Mock(rank=1, allgather_object=lambda facts: [*others, facts])
         with mock.patch.object(trust_coefficient, "batch_size", return_value=8):
             trust_coefficient.set_trust_coefficient(inner, 1, ranks)
         return inner.trust_coefficient
 
-    assert of_ranks([None, 24, PEAK, 0.9]) == pytest.approx(tuned(32, PEAK))
-    assert of_ranks([0.5, 24, PEAK, 0.9]) == 0.5
+    assert coefficient_on_ranks([None, 24, PEAK, 0.9]) == pytest.approx(tuned(32, PEAK))
+    assert coefficient_on_ranks([0.5, 24, PEAK, 0.9]) == 0.5
     with pytest.raises(UserError, match="known one"):
-        of_ranks([None, None, PEAK, 0.9])
-    assert "eta=" not in capfd.readouterr().err  # rank 0 alone prints
+        coefficient_on_ranks([None, None, PEAK, 0.9])
+    # Only rank 0 prints.
+    assert "eta=" not in capfd.readouterr().err
 
 
-def test_lars_with_its_defaults_trains_in_fit_where_a_fixed_coefficient_does_not():
+def test_lars_with_defaults_trains_but_not_with_a_fixed_coefficient():
     random = np.random.default_rng(0)
     x = random.normal(size=(512, 6)).astype(np.float32)
     y = np.argmax(x[:, :3], axis=1)
@@ -190,6 +191,6 @@ def test_lars_with_its_defaults_trains_in_fit_where_a_fixed_coefficient_does_not
         model = fit(inner, (x, y), epochs=10, batch_size=32, schedule=schedule, run_eagerly=False)
         return model.history.history["loss"][-1]
 
-    # They were 0.38 and 0.99, from about 1 at the start.
+    # The losses were 0.38 and 0.99 when this test was written, and about 1 before training.
     assert last_loss() < 0.5
     assert last_loss(eta=0.001) > 0.9

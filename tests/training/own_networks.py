@@ -1,14 +1,15 @@
-"""Networks of one's own, for `--model=MODULE:FUNCTION`."""
+"""User-defined networks for `--model=MODULE:FUNCTION`."""
 
 import sys
 
 import keras
 
-BUILT = []  # the newest network with dropout
+# The latest network with dropout, for tests that look inside it.
+BUILT = []
 
 
 def small(num_classes, image_size, **options):
-    """A convolution with `options`, Keras's own batch normalization and a layer of scores."""
+    """Returns a convolution with `options`, Keras's batch normalization and a layer of scores."""
     layers = keras.layers
     return keras.Sequential(
         [
@@ -23,7 +24,7 @@ def small(num_classes, image_size, **options):
 
 
 def with_dropout(num_classes, image_size):
-    """Dropout."""
+    """Returns a network with dropout."""
     image = keras.Input((image_size, image_size, 3))
     BUILT[:] = [
         keras.Model(image, keras.layers.Dropout(0.5)(small(num_classes, image_size)(image)))
@@ -32,12 +33,12 @@ def with_dropout(num_classes, image_size):
 
 
 def wrong(num_classes, image_size):
-    """Too many scores."""
+    """Returns a network with one score too many."""
     return small(num_classes + 1, image_size)
 
 
 def with_softmax(num_classes, image_size):
-    """Probabilities, in a model within a model."""
+    """Returns a network that ends with probabilities, inside another model."""
     first = small(num_classes, image_size)
     inner = keras.Model(
         first.inputs, [first.outputs[0], keras.layers.Softmax(name="last")(first.outputs[0])]
@@ -46,8 +47,8 @@ def with_softmax(num_classes, image_size):
     return keras.Model(image, inner(image)[1])
 
 
-class Own(keras.Model):
-    """A model with a `call` of its own."""
+class CustomCall(keras.Model):
+    """A model with a custom `call`."""
 
     def __init__(self, num_classes):
         super().__init__()
@@ -58,13 +59,13 @@ class Own(keras.Model):
 
 
 def with_logits(num_classes, image_size):
-    """A model without a graph, within one."""
+    """Returns a network that contains a model with a custom `call`."""
     image = keras.Input((image_size, image_size, 3))
-    return keras.Model(image, Own(num_classes)(image))
+    return keras.Model(image, CustomCall(num_classes)(image))
 
 
 def synchronized(num_classes, image_size):
-    """Normalization over ranks."""
+    """Returns a network that normalizes over ranks."""
     norm = keras.layers.BatchNormalization(synchronized=True)
     return keras.Sequential(
         [keras.Input((image_size, image_size, 3)), norm, small(num_classes, image_size)]
@@ -72,30 +73,30 @@ def synchronized(num_classes, image_size):
 
 
 def regularized(num_classes, image_size):
-    """A weight has a loss of its own."""
+    """Returns a network in which one weight has a loss."""
     return small(num_classes, image_size, kernel_regularizer="l2")
 
 
 def of_another_size(num_classes, image_size):
-    """Ignores `image_size`."""
+    """Returns a network for twice the size, because it ignores `image_size`."""
     return small(num_classes, 2 * image_size)
 
 
 def gray(num_classes, image_size):
-    """One channel."""
+    """Returns a network for images with one channel."""
     return keras.Sequential(
         [keras.Input((image_size, image_size, 1)), keras.layers.Flatten(), keras.layers.Dense(3)]
     )
 
 
 def with_two_inputs(num_classes, image_size):
-    """Two images."""
+    """Returns a network with two input images."""
     images = [keras.Input((image_size, image_size, 3)) for _ in range(2)]
     return keras.Model(images, small(num_classes, image_size)(images[0] + images[1]))
 
 
 def of_any_size(num_classes, image_size):
-    """No size."""
+    """Returns a network for images of any size."""
     image = keras.Input((None, None, 3))
     return keras.Model(
         image, keras.layers.Dense(num_classes)(keras.layers.GlobalAveragePooling2D()(image))
@@ -103,14 +104,14 @@ def of_any_size(num_classes, image_size):
 
 
 def exits(num_classes, image_size):
-    """Ends the process as if all were well."""
+    """Exits with code 0 instead of returning a network."""
     sys.exit(0)
 
 
 def fails(num_classes, image_size):
-    """Has a fault."""
+    """Raises an error instead of returning a network."""
     raise RuntimeError("no weights")
 
 
 def without_arguments():
-    """Takes nothing."""
+    """Takes no arguments, although `--model` passes two."""

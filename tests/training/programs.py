@@ -9,10 +9,11 @@ BATCH = 8
 
 
 def four_steps(micro: int) -> list:
-    """Weights after four steps over both phases of the hybrid method, with so many micro-batches
-    per rank.
+    """Returns the weights after four steps over both phases of the hybrid method.
+
+    Each rank takes `micro` micro-batches per update.
     """
-    c = comm.start(comm.CommunicationSettings(compression="none"))
+    communicator = comm.start(comm.CommunicationSettings(compression="none"))
     import keras
     import tensorflow as tf
 
@@ -33,15 +34,15 @@ def four_steps(micro: int) -> list:
     inner.set_kinds(classify(model))
     step = TrainStep(
         model,
-        DistributedOptimizer(inner, loss_scale=64.0, communicator=c),
+        DistributedOptimizer(inner, loss_scale=64.0, communicator=communicator),
         lambda batch: batch["image"],
-        c,
+        communicator,
     )
     if micro > 1:
         step.prepare_accumulation()
     generator = np.random.default_rng(0)
     control = tf.constant([0, 0])
-    own = BATCH // c.size // micro
+    examples = BATCH // communicator.size // micro
     for number in range(4):
         images = generator.normal(size=(BATCH, 8, 8, 3)).astype(np.float32)
         labels = generator.integers(0, 5, BATCH).astype(np.int32)
@@ -52,11 +53,13 @@ def four_steps(micro: int) -> list:
             "learning_rate": 0.05,
         }
         inner.hyperparameters.assign(phase)
-        places = [
-            slice(at * own, (at + 1) * own) for at in range(c.rank * micro, (c.rank + 1) * micro)
+        slices = [
+            slice(index * examples, (index + 1) * examples)
+            for index in range(communicator.rank * micro, (communicator.rank + 1) * micro)
         ]
         *parts, last = [
-            {"image": tf.constant(images[at]), "label": tf.constant(labels[at])} for at in places
+            {"image": tf.constant(images[index]), "label": tf.constant(labels[index])}
+            for index in slices
         ]
         for part in parts:
             step.accumulate(part)
@@ -68,10 +71,10 @@ def four_steps(micro: int) -> list:
 
 
 def train_on_own_data(folder: str) -> list:
-    """Trains as `program.FLAGS` say, each rank on the data set in the directory of its number."""
-    place = [
+    """Trains with `program.FLAGS`, each rank on the dataset in its own directory."""
+    directories = [
         f"--data_dir={folder}/{comm.placement().rank}",
         f"--run_dir={folder}/run",
         "--epochs=1",
     ]
-    return in_process.call("hybrid_imagenet.main", [*program.FLAGS, *place])
+    return in_process.call("hybrid_imagenet.main", [*program.FLAGS, *directories])

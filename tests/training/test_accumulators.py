@@ -1,10 +1,12 @@
+"""Sums of loss and correct predictions over batches."""
+
 import numpy as np
 import tensorflow as tf
 
 from hybrid_imagenet.training.accumulators import ClassificationSums, SumAccumulator
 
 
-def test_counts_over_batches_without_padding():
+def test_sum_accumulator_over_batches_ignores_padding():
     generator = np.random.default_rng(1)
     sums = SumAccumulator("test")
     expected = np.zeros(4)
@@ -13,7 +15,8 @@ def test_counts_over_batches_without_padding():
         labels = generator.integers(0, 9, 7).astype(np.int32)
         losses = generator.random(7).astype(np.float32)
         weights = (generator.random(7) < 0.6).astype(np.float32)
-        losses[weights == 0] = np.nan  # padding may hold anything
+        # Padding may hold any value.
+        losses[weights == 0] = np.nan
         sums.add(
             tf.constant(losses), tf.constant(logits), tf.constant(labels), tf.constant(weights)
         )
@@ -25,13 +28,13 @@ def test_counts_over_batches_without_padding():
     assert read.means("val")["val_top1"] == expected[1] / expected[3]
 
 
-def test_two_classes_have_no_fifth_guess():
+def test_sum_accumulator_of_two_classes_counts_all_as_top5():
     sums = SumAccumulator("test")
     sums.add(tf.zeros([2]), tf.constant([[1.0, 0.0], [1.0, 0.0]]), tf.constant([0, 1]))
     assert sums.read() == ClassificationSums(0.0, 1.0, 2.0, 2.0)
 
 
-def test_restored_and_reset():
+def test_sum_accumulator_restores_and_resets():
     sums = SumAccumulator("test")
     sums.restore(ClassificationSums(1.5, 2.0, 3.0, 4.0))
     assert sums.read() - ClassificationSums(0.5, 1.0, 1.0, 1.0) == ClassificationSums(

@@ -1,4 +1,4 @@
-"""What is trained on and what is validated."""
+"""The parts of a training built from flags: sources, preprocessing, class weights, order."""
 
 import numpy as np
 import pytest
@@ -23,27 +23,27 @@ def sources(tmp_path, *flags):
 
 
 def images(source):
-    """Each image as one number: the fixture's pixels are all different."""
+    """Returns each image as the sum of its pixels, which is unique in this fixture."""
     return {
         int(p.astype(np.int64).sum()) for p in source.read_pixels(np.arange(source.num_examples))[0]
     }
 
 
-def test_tuning_never_sees_the_validation_images(tmp_path):
-    resolved, (train, held) = sources(tmp_path, "--tuning_split=3")
+def test_sources_with_tuning_split_are_disjoint_parts_of_the_training_images(tmp_path):
+    resolved, (train, tuning) = sources(tmp_path, "--tuning_split=3")
     assert derived.validated_split(resolved.data) == "tuning"
-    assert (train.num_examples, held.num_examples) == (9, 3)
-    assert not images(train) & images(held)
-    assert images(sources(tmp_path, "--tuning_split=0.25")[1][1]) == images(held)
-    drawn = set()
+    assert (train.num_examples, tuning.num_examples) == (9, 3)
+    assert not images(train) & images(tuning)
+    assert images(sources(tmp_path, "--tuning_split=0.25")[1][1]) == images(tuning)
+    draws = set()
     for seed in range(1, 6):
-        _, (train, held) = sources(tmp_path, "--tuning_split=3", f"--seed={seed}")
-        assert not images(train) & images(held)
-        drawn.add(frozenset(images(held)))
-    assert len(drawn) > 1
+        _, (train, tuning) = sources(tmp_path, "--tuning_split=3", f"--seed={seed}")
+        assert not images(train) & images(tuning)
+        draws.add(frozenset(images(tuning)))
+    assert len(draws) > 1
 
 
-def test_the_report_validates_the_validation_images_with_the_same_training(tmp_path):
+def test_sources_with_eval_split_validation_keep_the_training_images(tmp_path):
     resolved, (train, validation) = sources(tmp_path, "--tuning_split=3", "--eval_split=validation")
     assert derived.validated_split(resolved.data) == "validation"
     assert (train.num_examples, validation.num_examples) == (9, 4)
@@ -70,7 +70,7 @@ def test_preprocess_with_mixing_mixes_the_augmented_images(augmentation):
 
 
 class SecondRank(SingleProcess):
-    """A rank that is told what rank 0 has counted, images of two classes."""
+    """Rank 1, which receives the counts of rank 0: images of two classes."""
 
     def __init__(self):
         super().__init__()
@@ -81,16 +81,16 @@ class SecondRank(SingleProcess):
         return [1, 3]
 
 
-def test_class_weights_on_other_ranks_are_those_of_rank_0(tmp_path):
+def test_class_weights_are_computed_from_the_counts_of_rank_0(tmp_path):
     resolved, (train, _) = sources(tmp_path, "--class_weights=balanced")
     weights = build.class_weights(resolved, train, SecondRank())
     np.testing.assert_allclose(weights, [2.0, 2 / 3], rtol=1e-6)
-    own = build.class_weights(resolved, train, SingleProcess())
-    assert own.shape == (10,)
+    weights_of_rank_0 = build.class_weights(resolved, train, SingleProcess())
+    assert weights_of_rank_0.shape == (10,)
     assert build.class_weights(config.resolve([]), train, SecondRank()) is None
 
 
-def test_training_and_validation_must_have_the_same_classes(tmp_path):
+def test_sources_with_different_classes_are_rejected(tmp_path):
     for split, names in (("train", support.CLASSES), ("validation", support.CLASSES[::-1])):
         support.write_parquet(tmp_path, split, support.tiny(split), names=names)
     with pytest.raises(
@@ -113,27 +113,28 @@ def test_training_and_validation_must_have_the_same_classes(tmp_path):
         (["--eval_split=validation"], "--eval_split=validation needs --tuning_split"),
     ],
 )
-def test_splits_that_cannot_be_made(tmp_path, flags, words):
+def test_sources_of_an_invalid_split_are_rejected(tmp_path, flags, words):
     with pytest.raises(UserError, match=words):
         sources(tmp_path, *flags)
 
 
-def test_images_are_mixed_by_windows_of_shards_where_that_is_asked_for(tiny_data, tmp_path):
+def test_sample_order_with_shuffle_window_mixes_that_many_shards(tiny_data, tmp_path):
     flags = ["--dataset=tfrecord", f"--data_dir={tiny_data}", "--num_classes=4", "--seed=3"]
     source = build.sources(config.resolve(flags))[0]
     for window, shards in ((0, 2), (1, 1), (2, 2)):
         order = build.sample_order(config.resolve([*flags, f"--shuffle_window={window}"]), source)
         assert sorted(order.at(0, np.arange(64)).tolist()) == list(range(64))
-        assert len(np.unique(order.at(0, np.arange(32)) // 32)) == shards  # of 32 images each
+        # Each shard has 32 images.
+        assert len(np.unique(order.at(0, np.arange(32)) // 32)) == shards
     assert (
         len(np.unique(build.sample_order(config.resolve(flags), source).at(0, np.arange(32)) // 32))
         == 2
     )
 
 
-def test_a_window_goes_with_shards_only():
-    asked = config.resolve(["--dataset=synthetic", "--num_examples=8", "--shuffle_window=2"])
+def test_shuffle_window_without_shards_is_rejected():
+    resolved = config.resolve(["--dataset=synthetic", "--num_examples=8", "--shuffle_window=2"])
     with pytest.raises(
         UserError, match=r"--shuffle_window=2 needs a dataset in shards .*, not synthetic"
     ):
-        build.check_shuffle_window(asked.data, build.sources(asked)[0])
+        build.check_shuffle_window(resolved.data, build.sources(resolved)[0])

@@ -1,4 +1,4 @@
-"""What a validation finds for each image, on any number of ranks."""
+"""Validation: results for each image, on any number of ranks."""
 
 import numpy as np
 import pytest
@@ -15,17 +15,19 @@ from tests.data import test_idx
 from tests.references import short_reference
 
 
-class OneOf(SingleProcess):
-    """A rank among several; sums stay its own."""
+class RankWithoutSums(SingleProcess):
+    """One of several ranks, which does not sum over the others."""
 
     def __init__(self, rank, size):
         super().__init__()
-        self.rank, self.size = rank, size
+        self.rank = rank
+        self.size = size
 
 
 class FirstPixel:
-    """Takes the parity of an image's first pixel for its class, with a probability that grows with
-    the pixel.
+    """Predicts the parity of an image's first pixel.
+
+    The probability grows with the pixel.
     """
 
     def __init__(self):
@@ -41,23 +43,24 @@ class FirstPixel:
 
 
 @pytest.mark.parametrize(("size", "batch"), [(1, 5), (2, 5), (3, 2), (4, 8)])
-def test_each_image_has_its_own_place_on_any_number_of_ranks(tmp_path, size, batch):
+def test_validation_on_any_number_of_ranks_has_one_result_per_image(tmp_path, size, batch):
     source = data.open_source("fashion_mnist", test_idx.write(tmp_path), "train")
-    found = np.zeros((12, 3), np.float32)
+    image_rows = np.zeros((12, 3), np.float32)
     for rank in range(size):
         validation = Validation(
             FirstPixel(),
             source,
-            OneOf(rank, size),
+            RankWithoutSums(rank, size),
             batch=batch,
             image_size=8,
             crop_fraction=1.0,
             options=HostOptions(readers=1, prefetch=1),
         )
         validation.run()
-        found += validation.image_rows
-    validation.image_rows = found
-    pixels, results = test_idx.TRAIN[:, 0, 0], validation.image_results()
+        image_rows += validation.image_rows
+    validation.image_rows = image_rows
+    pixels = test_idx.TRAIN[:, 0, 0]
+    results = validation.image_results()
     np.testing.assert_array_equal(results["predicted"], pixels % 2)
     np.testing.assert_allclose(results["probability"], pixels / 255, rtol=1e-6)
     wrong = np.flatnonzero(results["label"] != pixels % 2)
@@ -67,7 +70,7 @@ def test_each_image_has_its_own_place_on_any_number_of_ranks(tmp_path, size, bat
 
 
 @pytest.mark.parametrize("flip", [False, True])
-def test_scores_of_mirrored_images_are_averaged_in(flip):
+def test_evaluation_step_with_flip_averages_scores_of_mirrored_images(flip):
     generator = np.random.default_rng(0)
     weights = generator.normal(0, 0.2, (4 * 5 * 3, 6)).astype(np.float32)
     images = generator.normal(size=(8, 4, 5, 3)).astype(np.float32)
@@ -84,15 +87,17 @@ def test_scores_of_mirrored_images_are_averaged_in(flip):
         "label": tf.constant(labels),
         "weight": tf.constant(weights_of_images),
     }
-    found = step(batch).numpy()
+    rows = step(batch).numpy()
     scores = images.reshape(8, -1) @ weights
     if flip:
         scores = (scores + images[:, :, ::-1].reshape(8, -1) @ weights) / 2
-    assert not found[7].any()
-    scores, labels, found = scores[:7], labels[:7], found[:7]
-    np.testing.assert_array_equal(found[:, :2] - 1, np.stack([labels, scores.argmax(1)], axis=1))
+    assert not rows[7].any()
+    scores = scores[:7]
+    labels = labels[:7]
+    rows = rows[:7]
+    np.testing.assert_array_equal(rows[:, :2] - 1, np.stack([labels, scores.argmax(1)], axis=1))
     likelihood = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(found[:, 2], likelihood.max(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(rows[:, 2], likelihood.max(axis=1), rtol=1e-5)
     means = step.sums.read().means("val")
     expected = short_reference.binary_cross_entropy(scores, labels, 0.0).mean()
     assert means["val_loss"] == pytest.approx(expected, rel=1e-4)

@@ -1,4 +1,4 @@
-"""Every example of an epoch is used or dropped once over all ranks; also across a restart."""
+"""Every example of an epoch is used or dropped once over all ranks, also after a restart."""
 
 import concurrent.futures
 import json
@@ -19,6 +19,7 @@ from hybrid_imagenet.training.inputs import TrainingData, replaced_on_all_ranks
 from tests.data import support
 from tests.data.support import MemorySource
 
+# Number of examples.
 N = 60
 START = Cursor()
 FLAGS = [
@@ -31,41 +32,44 @@ FLAGS = [
 
 
 class Ranks:
-    """The training data of several ranks in one process, in lockstep."""
+    """The training data of several ranks in one process, which advance together."""
 
     def __init__(self, source, size, start=START, stored=None, *, remainder="wrap", limit=9):
         self.order = SampleOrder(N, seed=1, remainder=remainder)
         options = HostOptions(bad_records="skip", max_bad_records=limit, readers=1, prefetch=1)
-        chosen = config.resolve([*FLAGS, f"--remainder={remainder}"], size)
+        config_ = config.resolve([*FLAGS, f"--remainder={remainder}"], size)
         ranks = [types.SimpleNamespace(rank=rank, size=size) for rank in range(size)]
-        self.data = [TrainingData(chosen, source, self.order, rank, options) for rank in ranks]
-        self.cursor, self.batch = start, 4 * size
+        self.data = [TrainingData(config_, source, self.order, rank, options) for rank in ranks]
+        self.cursor = start
+        self.batch = 4 * size
         for data in self.data:
             data.restore_replaced_examples(stored or [])
         self.streams = [data.stream(start) for data in self.data]
 
     def train(self, steps):
-        """Takes steps; returns the labels that all ranks saw."""
-        seen = []
+        """Takes steps and returns the labels that all ranks saw."""
+        labels = []
         for _ in range(steps):
             for stream in self.streams:
-                seen += next(stream)["label"].numpy().tolist()
+                labels += next(stream)["label"].numpy().tolist()
             self.cursor = self.order.advance(self.cursor, self.batch)
-        return seen
+        return labels
 
     def on_each(self, act):
-        """Has each rank do what gathers, in threads of their own; what is gathered goes over the
-        wire as JSON.
+        """Calls `act` for each rank in a separate thread, with a function that gathers.
+
+        Values are converted to JSON and back, because real ranks send JSON.
         """
-        barrier, sent = threading.Barrier(len(self.data)), [None] * len(self.data)
+        barrier = threading.Barrier(len(self.data))
+        sent = [None] * len(self.data)
 
         def run(rank):
-            def gather(own):
-                sent[rank] = json.dumps(own)
+            def gather(value):
+                sent[rank] = json.dumps(value)
                 barrier.wait(60)
-                found = [json.loads(text) for text in sent]
+                gathered = [json.loads(text) for text in sent]
                 barrier.wait(60)
-                return found
+                return gathered
 
             return act(self.data[rank], gather)
 
@@ -73,7 +77,7 @@ class Ranks:
             return list(pool.map(run, range(len(self.data))))
 
     def end(self, epoch):
-        """The record of an epoch on each rank."""
+        """Returns the record of an epoch on each rank."""
 
         def act(data, gather):
             communicator = types.SimpleNamespace(allgather_object=gather)
@@ -84,7 +88,7 @@ class Ranks:
         return self.on_each(act)
 
     def saved(self, epoch):
-        """What a checkpoint holds, as it is read again."""
+        """Returns the content of a checkpoint as it is read again."""
         return json.loads(
             json.dumps(
                 self.on_each(lambda data, gather: replaced_on_all_ranks(data, epoch, gather))[0]
@@ -97,9 +101,10 @@ def bad_source(**arguments):
 
 
 @pytest.mark.parametrize("remainder", ["wrap", "drop"])
-def test_bad_records_count_once_over_ranks_and_epochs_add_up(remainder):
-    """Batches of 8 do not divide 60: a wrapped one belongs to two epochs, a dropped rest to
-    none.
+def test_example_count_counts_bad_records_once_over_ranks(remainder):
+    """Uses batches of 8, which do not divide 60.
+
+    With `wrap` one batch belongs to two epochs; with `drop` no epoch uses the rest.
     """
     ranks = Ranks(bad_source(), 2, remainder=remainder)
     for epoch in (0, 1):
@@ -119,15 +124,15 @@ def test_bad_records_count_once_over_ranks_and_epochs_add_up(remainder):
     )
 
 
-def test_the_counts_of_an_epoch_outlive_a_restart_on_other_ranks():
+def test_example_count_continues_after_a_restart_on_another_number_of_ranks():
     before = Ranks(bad_source(), 2)
     before.train(5)
     after = Ranks(bad_source(), 3, before.cursor, before.saved(0))
-    after.train(2)  # the last takes 4 of the next epoch
+    # The last step takes 4 examples of the next epoch.
+    after.train(2)
     assert after.cursor == Cursor(1, 4)
-    again = Ranks(
-        bad_source(), 1, after.cursor, after.saved(0)
-    )  # between the last step and the end of the epoch
+    # This restart is between the last step and the end of the epoch.
+    again = Ranks(bad_source(), 1, after.cursor, after.saved(0))
     records = again.end(0)
     assert (records[0]["train_count"], records[0]["train_dropped"]) == (57, 3)
     again.train(14)
@@ -135,7 +140,7 @@ def test_the_counts_of_an_epoch_outlive_a_restart_on_other_ranks():
     assert (records[0]["train_count"], records[0]["train_dropped"]) == (57, 3)
 
 
-def test_the_limit_holds_over_all_ranks():
+def test_example_count_above_max_bad_records_of_all_ranks_is_rejected():
     ranks = Ranks(bad_source(), 2, limit=2)
     for data in ranks.data:
         data.bad_records.reasons.update({17 if data is ranks.data[0] else 44: "bad"})
@@ -149,21 +154,21 @@ def test_the_limit_holds_over_all_ranks():
     ranks.on_each(end)
 
 
-def test_replaced_examples_of_another_form_are_one_line():
+def test_restore_replaced_examples_of_a_damaged_checkpoint_is_rejected():
     with pytest.raises(UserError, match=r"replaced examples .*damaged"):
         Ranks(MemorySource(N), 1, Cursor(0, 8), [8])
 
 
-@pytest.mark.parametrize(("names", "told"), [("ant bee cat dog", 0), ("ant bee cat dog eel", 1)])
-def test_training_on_shards_tells_once_of_a_list_with_more_classes_than_all_images_have(
-    names, told, tmp_path, caplog
-):
+@pytest.mark.parametrize(
+    ("names", "warnings"), [("ant bee cat dog", 0), ("ant bee cat dog eel", 1)]
+)
+def test_check_class_list_with_unused_classes_warns_once(names, warnings, tmp_path, caplog):
     pictures = [support.jpeg(number, 12, 16) for number in range(8)]
     support.write_shards(
         tmp_path, "train", [(pictures[number % 8], number % 4) for number in range(N)]
     )
-    place = tmp_path / "labels.txt"
-    place.write_text("\n".join(names.split()))
+    class_list = tmp_path / "labels.txt"
+    class_list.write_text("\n".join(names.split()))
     ranks = Ranks(DatasetRequest("tfrecord", str(tmp_path)).open(), 2)
     for epoch in range(2):
         ranks.train(8 if epoch == 0 else 7)
@@ -171,11 +176,12 @@ def test_training_on_shards_tells_once_of_a_list_with_more_classes_than_all_imag
     lines = [record.message for record in caplog.records if "labels.txt" in record.message]
     assert (
         lines
-        == [f"data: {place}: lists 5 classes, but no training image has a label above 3"] * told
+        == [f"data: {class_list}: lists 5 classes, but no training image has a label above 3"]
+        * warnings
     )
 
 
-def test_the_rest_of_an_epoch_says_nothing_of_a_list_of_classes(tmp_path, caplog):
+def test_check_class_list_after_the_rest_of_an_epoch_does_not_warn(tmp_path, caplog):
     support.write_shards(
         tmp_path, "train", [(support.jpeg(1, 12, 16), number % 4) for number in range(N)]
     )

@@ -1,4 +1,4 @@
-"""Flags that no recipe sets: each reaches the part that it is about."""
+"""Flags that no recipe sets reach the component that they configure."""
 
 import pytest
 import tensorflow as tf
@@ -10,14 +10,14 @@ from hybrid_imagenet.schedules import run_length
 from hybrid_imagenet.training import build, hardware, rank_requests
 
 
-def test_factors_enlarge_the_batch_of_a_gpu_or_the_number_of_micro_batches():
+def test_batch_growth_enlarges_the_batch_or_the_accumulation():
     flags = ["--per_gpu_batch=8", "--batch_schedule=1:*2"]
-    grown = {
+    batches = {
         growth: derived.batches(config.resolve([*flags, f"--batch_growth={growth}"])).at(1)
         for growth in ("per_gpu", "accumulation")
     }
-    assert (grown["per_gpu"].per_gpu_batch, grown["per_gpu"].accumulation) == (16, 1)
-    assert (grown["accumulation"].per_gpu_batch, grown["accumulation"].accumulation) == (8, 2)
+    assert (batches["per_gpu"].per_gpu_batch, batches["per_gpu"].accumulation) == (16, 1)
+    assert (batches["accumulation"].per_gpu_batch, batches["accumulation"].accumulation) == (8, 2)
 
 
 @pytest.mark.parametrize(
@@ -29,12 +29,12 @@ def test_factors_enlarge_the_batch_of_a_gpu_or_the_number_of_micro_batches():
         (["--loss_scale=dynamic"], "float32", 32768.0, True),
     ],
 )
-def test_the_loss_scale(flags, precision, scale, dynamic):
-    made = build.loss_scale(config.resolve(flags).network, precision)
-    assert (float(made.multiply(tf.constant(1.0))), made.dynamic) == (scale, dynamic)
+def test_loss_scale_follows_from_flag_and_precision(flags, precision, scale, dynamic):
+    loss_scale = build.loss_scale(config.resolve(flags).network, precision)
+    assert (float(loss_scale.multiply(tf.constant(1.0))), loss_scale.dynamic) == (scale, dynamic)
 
 
-def test_fp16_on_a_cpu_is_for_small_networks():
+def test_choose_precision_of_a_large_fp16_network_on_a_cpu_is_rejected():
     assert hardware.choose_precision("mixed_float16", "resnet8") == "mixed_float16"
     with pytest.raises(
         UserError, match="--precision=mixed_float16 with --model=resnet50 needs a GPU"
@@ -42,7 +42,7 @@ def test_fp16_on_a_cpu_is_for_small_networks():
         hardware.choose_precision("mixed_float16", "resnet50")
 
 
-def test_epochs_that_are_validated():
+def test_evaluation_offset_of_mlperf_lars_validates_epochs_7_and_11():
     config_ = config.resolve(
         ["--epochs=12", "--eval_every_epochs=4", "--recipe=mlperf_lars", "--per_gpu_batch=32"], 51
     )
@@ -52,16 +52,16 @@ def test_epochs_that_are_validated():
     assert due == [7, 11]
 
 
-def test_a_checkpoint_after_so_many_seconds(monkeypatch):
+def test_rank_requests_ask_for_a_checkpoint_after_the_given_seconds(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(rank_requests.time, "monotonic", lambda: now[0])
     requests = rank_requests.RankRequests(
         config.resolve(["--checkpoint_every_seconds=30"]).evaluation.checkpoint_every_seconds
     )
-    asked = []
+    save_requests = []
     for seconds in (0, 29, 1, 29, 1):
         now[0] += seconds
-        asked.append(bool(requests.vector()[1]))
-    assert asked == [False, False, True, False, True]
+        save_requests.append(bool(requests.vector()[1]))
+    assert save_requests == [False, False, True, False, True]
     default = config.resolve([]).evaluation.checkpoint_every_seconds
     assert not rank_requests.RankRequests(default).vector()[1]

@@ -1,3 +1,5 @@
+"""Losses."""
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,8 +9,9 @@ from tests.references import short_reference
 
 
 def reference(logits, labels, smoothing):
-    """Szegedy et al. 2016, section 7: cross-entropy with q'(k) = (1 - e) [k = y] + e / K, in
-    float64.
+    """Returns the cross-entropy with smoothed labels in float64.
+
+    Reference: Szegedy et al. 2016, section 7, with q'(k) = (1 - e) [k = y] + e / K.
     """
     logits = logits.astype(np.float64)
     log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
@@ -25,7 +28,7 @@ def reference(logits, labels, smoothing):
         (binary_cross_entropy, short_reference.binary_cross_entropy, 1e-6),
     ],
 )
-def test_a_loss_equals_its_definition(loss, definition, atol, smoothing):
+def test_loss_with_smoothing_equals_its_definition(loss, definition, atol, smoothing):
     generator = np.random.default_rng(0)
     logits = generator.normal(size=(6, 10)).astype(np.float32) * 4
     labels = generator.integers(0, 10, 6).astype(np.int32)
@@ -34,13 +37,13 @@ def test_a_loss_equals_its_definition(loss, definition, atol, smoothing):
     np.testing.assert_allclose(ours, definition(logits, labels, smoothing), rtol=2e-6, atol=atol)
 
 
-def test_large_logits_stay_finite():
+def test_loss_of_large_logits_is_finite():
     logits = tf.constant([[1e4, -1e4, 0.0]])
     assert np.isfinite(cross_entropy(logits, tf.constant([1]), 0.1).numpy()).all()
     assert np.isfinite(binary_cross_entropy(logits, tf.constant([1]), 0.1).numpy()).all()
 
 
-def test_a_network_begins_with_a_binary_loss_as_small_as_the_other():
+def test_initial_bias_of_sigmoid_makes_the_first_loss_small():
     assert initial_bias("softmax", 1000) == 0.0
     logits = tf.fill([1, 1000], initial_bias("sigmoid", 1000))
     loss = float(binary_cross_entropy(logits, tf.constant([3]))[0])

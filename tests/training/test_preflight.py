@@ -1,4 +1,4 @@
-"""What would end a run is found before TensorFlow is loaded, once, also by --check_only."""
+"""Preflight finds errors once, before TensorFlow is loaded, and also with --check_only."""
 
 import json
 
@@ -19,19 +19,19 @@ DIGITS = ("--dataset=digits", "--augmentation=digits", "--model=resnet8", "--per
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    """An empty directory."""
+    """Changes to an empty directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(preflight.CHECKED_VARIABLE, raising=False)
     return tmp_path
 
 
 def make_run(path, **meta):
-    """A run with a checkpoint half-way through its sixth epoch."""
+    """Writes a run with a checkpoint half-way through its sixth epoch."""
     (path / "checkpoints").mkdir(parents=True)
     (path / "config.json").write_text(
         json.dumps({"flags": {"epochs": 10, "optimizer": "sgd", "ema_decay": 0.0}, "origins": {}})
     )
-    described = support.meta(
+    meta_ = support.meta(
         20,
         model="resnet8",
         optimizer="sgd",
@@ -41,12 +41,12 @@ def make_run(path, **meta):
         stem="imagenet",
         data={"training": {"images": 1500}},
     )
-    described["state"]["cursor"] = {"epoch": 5, "offset": 750}
-    stored = {name: value for name, value in (described | meta).items() if value is not None}
+    meta_["state"]["cursor"] = {"epoch": 5, "offset": 750}
+    stored = {name: value for name, value in (meta_ | meta).items() if value is not None}
     archive.write(path / "checkpoints" / "step-000000020.npz", {"x": np.zeros(1)}, stored)
 
 
-def test_check_rejects_what_a_keras_network_cannot_use(here):
+def test_check_of_flags_unsupported_by_a_keras_network_is_rejected(here):
     (here / "resnet.safetensors").touch()
     make_run(here / "other", model="keras:VGG16", width=8)
     flags = ["--dataset=digits", "--augmentation=digits", "--model=keras:MobileNet"]
@@ -68,7 +68,7 @@ def test_check_rejects_what_a_keras_network_cannot_use(here):
         (["--per_gpu_batch=1401", "--tuning_split=100"], 1, "1400 training images"),
     ],
 )
-def test_flags_that_cannot_train_are_refused(flags, ranks, text):
+def test_check_of_a_batch_larger_than_the_dataset_is_rejected(flags, ranks, text):
     with pytest.raises(UserError, match=text):
         preflight.check(config.resolve([*DIGITS, *flags], ranks))
 
@@ -111,7 +111,7 @@ def test_flags_that_cannot_train_are_refused(flags, ranks, text):
         ),
     ],
 )
-def test_what_a_listing_shows_is_refused(here, flags, text):
+def test_check_of_missing_or_conflicting_files_is_rejected(here, flags, text):
     make_run(here / "taken", blurpool=False)
     (here / "file").write_text("hello")
     (here / "other").mkdir()
@@ -120,14 +120,15 @@ def test_what_a_listing_shows_is_refused(here, flags, text):
         preflight.check(config.resolve([*DIGITS, *flags]))
 
 
-def test_other_classes_than_those_of_the_run_are_refused(here):
+def test_check_of_a_resume_with_other_classes_is_rejected(here):
     make_run(here / "run", num_classes=7)
     with pytest.raises(UserError, match=r"has 10 classes, but .* has 7"):
         preflight.check(config.resolve([*DIGITS, "--optimizer=sgd", "--run_dir=run", "--resume"]))
-    preflight.check(config.resolve([*DIGITS, "--init_from=run"]))  # whose last layer is new then
+    # With --init_from the last layer is new, so other classes are accepted.
+    preflight.check(config.resolve([*DIGITS, "--init_from=run"]))
 
 
-def test_other_images_to_judge_by_than_those_of_the_run_are_refused(here):
+def test_check_of_a_resume_with_another_validation_split_is_rejected(here):
     make_run(here / "run", val_split="tuning")
     words = [*DIGITS, "--optimizer=sgd", "--run_dir=run", "--resume"]
     with pytest.raises(
@@ -137,14 +138,14 @@ def test_other_images_to_judge_by_than_those_of_the_run_are_refused(here):
     preflight.check(config.resolve([*words, "--tuning_split=500"]))
 
 
-def test_a_warmup_that_raises_nothing_is_one_warning(here):
+def test_check_of_a_warmup_without_effect_warns_once(here):
     words = [*DIGITS, "--optimizer=sgd", "--epochs=9", "--warmup_epochs=5"]
     (line,) = preflight.check(config.resolve(words)).warnings
     assert "--warmup_epochs=5: the learning rate is 0.1 from the start" in line
     assert not preflight.check(config.resolve([*words, "--warmup_start_lr=0"])).warnings
 
 
-def test_what_begins_after_the_last_epoch_is_a_warning_each(here):
+def test_check_of_schedules_after_the_last_epoch_warns_for_each(here):
     words = [
         "--optimizer=sgd",
         "--lr_schedule=step",
@@ -158,7 +159,7 @@ def test_what_begins_after_the_last_epoch_is_a_warning_each(here):
     ]
 
 
-def test_a_checkpoint_that_fits_is_named(here):
+def test_check_of_a_resume_names_the_checkpoint(here):
     make_run(here / "run")
     findings = preflight.check(
         config.resolve([*DIGITS, "--optimizer=sgd", "--epochs=10", "--run_dir=run", "--resume"])
@@ -167,7 +168,7 @@ def test_a_checkpoint_that_fits_is_named(here):
     assert not findings.warnings
 
 
-def test_a_resume_of_nothing_is_one_warning(here):
+def test_check_of_a_resume_without_a_run_warns_once(here):
     findings = preflight.check(config.resolve([*DIGITS, "--run_dir=new", "--resume"]))
     assert (
         [line for line in findings.warnings if "starts from the beginning" in line]
@@ -176,7 +177,7 @@ def test_a_resume_of_nothing_is_one_warning(here):
     )
 
 
-def test_other_epochs_that_move_the_learning_rate_are_one_warning(here):
+def test_check_of_a_resume_with_other_epochs_warns_of_the_learning_rate(here):
     make_run(here / "run")
     words = [
         *DIGITS,
@@ -187,38 +188,40 @@ def test_other_epochs_that_move_the_learning_rate_are_one_warning(here):
         "--epochs=20",
     ]
     (line,) = preflight.check(config.resolve([*words, "--lr_schedule=cosine"], 2)).warnings
-    now = derived.schedule(config.resolve([*words, "--lr_schedule=cosine"], 2))
-    new = now(5.5, 5.5, 1000)["learning_rate"]
+    schedule = derived.schedule(config.resolve([*words, "--lr_schedule=cosine"], 2))
+    new = schedule(5.5, 5.5, 1000)["learning_rate"]
     assert "--epochs=20, but the run had 10: the learning rate at epoch 5.5 becomes " in line
     assert f"becomes {new:.4g} instead of " in line
     constant = config.resolve([*words, "--lr_schedule=constant"], 2)
     assert not preflight.check(constant).warnings
 
 
-def test_what_another_batch_changes_in_mlperfs_table_is_one_warning(here):
+def test_check_of_a_resume_with_another_batch_warns_of_the_mlperf_learning_rate(here):
     make_run(here / "run", optimizer="lars")
     table = {"flags": {"lr": 99.0, "recipe": "mlperf_lars"}, "origins": {"lr": "MLPerf's table"}}
     (here / "run" / "config.json").write_text(json.dumps(table))
     words = [*DIGITS, "--recipe=mlperf_lars", "--run_dir=run", "--resume"]
-    found = config.resolve(words, 2)
-    assert preflight.check(found).warnings == [
-        f"--lr: {found.optimization.lr:.4g} at this batch, 99 in the run so far"
+    resolved = config.resolve(words, 2)
+    assert preflight.check(resolved).warnings == [
+        f"--lr: {resolved.optimization.lr:.4g} at this batch, 99 in the run so far"
     ]
 
 
-def test_the_disk_is_looked_at_once(here, monkeypatch):
+def test_check_looks_at_the_disk_once_per_job(here, monkeypatch):
     wrong = config.resolve(["--dataset=digts"], 2)
     monkeypatch.setattr(preflight, "placement", lambda: Placement(1, 2, 1, 2))
-    preflight.check(wrong)  # by rank 0 alone
+    # Only rank 0 checks, and this is rank 1.
+    preflight.check(wrong)
     monkeypatch.undo()
     monkeypatch.setenv(preflight.CHECKED_VARIABLE, "1")
-    preflight.check(wrong)  # by the launcher
+    # The launcher has checked already.
+    preflight.check(wrong)
     monkeypatch.undo()
     monkeypatch.setenv("HYBRID_IMAGENET_RANKS_ELSEWHERE", "1")
     assert "not checked" in preflight.check(wrong).check_lines[-1]
 
 
-def test_check_only_prints_what_it_has_checked(here, capsys):
+def test_check_only_prints_one_line_per_check(here, capsys):
     preflight.run(config.resolve([*DIGITS, "--check_only"], 2))
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in lines] == [
@@ -227,13 +230,13 @@ def test_check_only_prints_what_it_has_checked(here, capsys):
         "model",
         "run directory",
     ]
-    own = [*DIGITS, "--model=tests.training.own_networks:small", "--freeze=first"]
-    checked = preflight.check(config.resolve(own, 2)).check_lines
+    flags = [*DIGITS, "--model=tests.training.own_networks:small", "--freeze=first"]
+    checked = preflight.check(config.resolve(flags, 2)).check_lines
     assert "not called yet" in checked[2] and checked[3].startswith("not checked: ")
     assert "10 classes" in lines[1]
 
 
-def test_no_command_loads_tensorflow_to_refuse_what_a_listing_shows(here, monkeypatch):
+def test_commands_reject_wrong_files_without_loading_tensorflow(here, monkeypatch):
     monkeypatch.delenv("HYBRID_IMAGENET_RANKS_ELSEWHERE", raising=False)
     make_run(here / "run")
     (here / "notes.txt").write_text("no image")

@@ -17,6 +17,7 @@ from tests.training import programs
 
 @pytest.fixture(scope="module")
 def one_process():
+    """Returns the weights after four steps in one process."""
     return programs.four_steps(1)
 
 
@@ -26,16 +27,16 @@ def assert_equal(values, reference):
 
 
 @pytest.mark.parametrize(("ranks", "micro"), [(2, 2), pytest.param(4, 1, marks=pytest.mark.slow)])
-def test_ranks_equal_one_large_batch(pools, one_process, ranks, micro):
+def test_step_on_several_ranks_equals_one_large_batch(pools, one_process, ranks, micro):
     for values in pools[ranks].call(programs.four_steps, micro):
         assert_equal(values, one_process)
 
 
-def test_micro_batches_equal_one_large_batch(one_process):
+def test_step_of_micro_batches_equals_one_large_batch(one_process):
     assert_equal(programs.four_steps(4), one_process)
 
 
-def test_a_run_leaves_its_results(undisturbed):
+def test_run_writes_records_summary_and_config(undisturbed):
     run_dir, output = undisturbed
     summary = json.loads((run_dir / "summary.json").read_text())
     epochs = [r for r in program.records(run_dir) if r["kind"] == "epoch"]
@@ -57,34 +58,38 @@ def test_a_run_leaves_its_results(undisturbed):
         "wall_seconds",
     } <= set(summary)
     assert json.loads((run_dir / "config.json").read_text())["flags"]["per_gpu_batch"] == 8
-    assert output.count(" 3/3 |") == 1  # rank 0 alone speaks
+    # Only rank 0 prints.
+    assert output.count(" 3/3 |") == 1
 
 
-def test_a_run_keeps_what_it_found_for_each_image(undisturbed):
+def test_run_writes_results_for_each_validation_image(undisturbed):
     run_dir, _ = undisturbed
     images = load.load_run(run_dir).image_results
-    found = classes.confusion_matrix(images)
-    assert found.sum() == len(images["label"]) == program.VALIDATION
-    assert np.trace(found) / found.sum() == pytest.approx(program.records(run_dir)[-1]["val_top1"])
-    assert len(images["worst_files"]) == min(20, found.sum() - np.trace(found))
+    matrix = classes.confusion_matrix(images)
+    assert matrix.sum() == len(images["label"]) == program.VALIDATION
+    assert np.trace(matrix) / matrix.sum() == pytest.approx(
+        program.records(run_dir)[-1]["val_top1"]
+    )
+    assert len(images["worst_files"]) == min(20, matrix.sum() - np.trace(matrix))
     assert not list(run_dir.glob("*.tmp"))
 
 
-def test_a_run_writes_its_values_for_tensorboard(undisturbed):
-    found = {(step, tag) for step, tag, _, _ in events(undisturbed[0] / "tensorboard")}
-    ends = [
+def test_run_writes_values_for_tensorboard(undisturbed):
+    written = {(step, tag) for step, tag, _, _ in events(undisturbed[0] / "tensorboard")}
+    last_steps = [
         record["step"] for record in program.records(undisturbed[0]) if record["kind"] == "epoch"
     ]
-    assert {(end, "validation/top1") for end in ends} <= found
+    assert {(end, "validation/top1") for end in last_steps} <= written
 
 
-def test_a_profile_is_written_for_tensorboard(undisturbed):
+def test_run_writes_a_profile_for_tensorboard(undisturbed):
     run_dir, output = undisturbed
     assert len(list((run_dir / "profile").glob("plugins/profile/*/*.xplane.pb"))) == 1
-    assert output.count("profile of steps 3 to 5: tensorboard --logdir=") == 1  # rank 0 alone
+    # Only rank 0 prints.
+    assert output.count("profile of steps 3 to 5: tensorboard --logdir=") == 1
 
 
-def test_evaluation_takes_the_averaged_weights_that_validation_saw(tiny_data, undisturbed, capsys):
+def test_evaluate_uses_the_averaged_weights_of_validation(tiny_data, undisturbed, capsys):
     run_dir, _ = undisturbed
     last = [r for r in program.records(run_dir) if r["kind"] == "epoch"][-1]
     losses = {}
@@ -104,7 +109,7 @@ def test_evaluation_takes_the_averaged_weights_that_validation_saw(tiny_data, un
     assert losses["trained"] != pytest.approx(last["val_loss"], rel=1e-4)
 
 
-def test_resumed_between_the_last_step_of_an_epoch_and_its_end(tiny_data, tmp_path):
+def test_run_resumed_between_last_step_and_end_of_an_epoch_equals_one_run(tiny_data, tmp_path):
     flags = (
         *("--per_gpu_batch=16", "--image_size=8"),
         *("--checkpoint_every_steps=8", "--checkpoint_every_epochs=3", "--nokeep_best"),
@@ -116,12 +121,14 @@ def test_resumed_between_the_last_step_of_an_epoch_and_its_end(tiny_data, tmp_pa
     resumed_run = tmp_path / "resumed"
     shutil.copytree(expected_run, resumed_run)
     after_training, _ = sorted((resumed_run / "checkpoints").glob("step-*.npz"), reverse=True)
-    after_training.unlink()  # what stays was saved before the second epoch's validation
+    # The remaining checkpoint was saved before the validation of the second epoch.
+    after_training.unlink()
     done = program.train_here(tiny_data, resumed_run, *flags, "--resume")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "resumed at epoch 2.000, step 8" in done.stdout
     assert "class weights: from 1 (class 0) to 1 (class 0)" in done.stdout
-    expected, ours = program.without_times(expected_run), program.without_times(resumed_run)
+    expected = program.without_times(expected_run)
+    ours = program.without_times(resumed_run)
     assert expected == ours
     assert {"learning_rate", "trust_ratios"} <= set(ours[-1])
     arrays = program.arrays(resumed_run)
@@ -130,8 +137,9 @@ def test_resumed_between_the_last_step_of_an_epoch_and_its_end(tiny_data, tmp_pa
     )
 
 
-def test_a_bad_validation_image_ends_the_run_when_its_epoch_is_saved(pools, tiny_data, tmp_path):
-    data, run_dir = shutil.copytree(tiny_data, tmp_path / "data"), tmp_path / "run"
+def test_run_with_a_bad_validation_image_ends_after_saving_the_epoch(pools, tiny_data, tmp_path):
+    data = shutil.copytree(tiny_data, tmp_path / "data")
+    run_dir = tmp_path / "run"
     places = program.damage(data)[2:]
     for shard in tiny_data.glob("train-*"):
         shutil.copy(shard, data)
@@ -139,7 +147,7 @@ def test_a_bad_validation_image_ends_the_run_when_its_epoch_is_saved(pools, tiny
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert done.returncode == 2
     assert any(place in error for place in places)
-    # The ranks of the pool, which live on, hold the lock of their run but not that of a copy.
+    # The ranks of the pool still hold the lock of their run, so a copy of it is resumed.
     run_dir = shutil.copytree(run_dir, tmp_path / "resumed")
     done = program.train_here(data, run_dir, "--resume", "--bad_records=skip")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -149,7 +157,7 @@ def test_a_bad_validation_image_ends_the_run_when_its_epoch_is_saved(pools, tiny
     assert epochs[0]["train_count"] == program.TRAIN
 
 
-def test_what_is_given_with_a_resume_holds_and_the_warmup_does_not_begin_again(tiny_data, tmp_path):
+def test_run_resumed_with_other_flags_uses_them_without_a_second_warmup(tiny_data, tmp_path):
     first = ("--hybrid_ramp_epochs=4", "--loss_scale=dynamic", "--epochs=2")
     done = program.train_here(tiny_data, tmp_path, *first)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -166,17 +174,18 @@ def test_what_is_given_with_a_resume_holds_and_the_warmup_does_not_begin_again(t
     last = program.records(tmp_path)[-1]
     assert last["loss_scale"] == 4
     assert "lars_share" not in last
-    assert min(last["trust_ratios"].values()) != 1  # all are 1 where LARS is off
+    # All trust ratios are 1 if LARS is off.
+    assert min(last["trust_ratios"].values()) != 1
     done = program.train_here(tiny_data, tmp_path, "--resume", "--loss_scale=8")
     assert "the run was over at step" in done.stdout
-    assert json.loads((tmp_path / "config.json").read_text())["flags"]["loss_scale"] == "4", (
-        "of the last step"
-    )
+    # The file describes the last step, which had a scale of 4.
+    assert json.loads((tmp_path / "config.json").read_text())["flags"]["loss_scale"] == "4"
 
 
-def test_a_signal_saves_and_the_run_goes_on_with_other_ranks(tmp_path):
-    """On damaged data: each bad record counts once over all ranks, each dropped image once per
-    epoch.
+def test_run_stopped_by_a_signal_saves_and_continues_on_one_rank(tmp_path):
+    """Uses damaged data.
+
+    Each bad record counts once over all ranks, and each dropped image counts once per epoch.
     """
     run_dir = tmp_path / "stopped"
     data = program.make_data(tmp_path / "data")
@@ -185,7 +194,8 @@ def test_a_signal_saves_and_the_run_goes_on_with_other_ranks(tmp_path):
     flags = ("--checkpoint_every_epochs=50", "--nokeep_best", "--bad_records=skip")
     running = program.Running(2, data, run_dir, "--epochs=100", *flags)
     running.wait_for_step(6)
-    os.kill(running.process.pid, signal.SIGUSR1)  # which mpirun passes on to its ranks
+    # mpirun forwards the signal to its ranks.
+    os.kill(running.process.pid, signal.SIGUSR1)
     code, output = running.finish()
     assert code == 75, output
     (saved,) = (run_dir / "checkpoints").iterdir()
@@ -193,16 +203,15 @@ def test_a_signal_saves_and_the_run_goes_on_with_other_ranks(tmp_path):
     assert json.loads((run_dir / "summary.json").read_text())["stop"] == "preempted"
     assert all(place in output for place in places)
     assert output.count("1 skipped, neither train nor validation by their names") == 1
-    # On one rank from here: what was read before counts in examples, 16 per step on 2 ranks and 8
-    # on 1.
-    last = stopped_at * 16 // program.TRAIN + 2
-    done = program.train_here(data, run_dir, "--resume", f"--epochs={last}", *flags)
+    # The run continues on one rank. A step took 16 examples on 2 ranks, and takes 8 on one.
+    last_epoch = stopped_at * 16 // program.TRAIN + 2
+    done = program.train_here(data, run_dir, "--resume", f"--epochs={last_epoch}", *flags)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (
         f"resumed at epoch {stopped_at * 16 / program.TRAIN:.3f}, step {stopped_at}" in done.stdout
     )
     epochs = [r for r in program.records(run_dir) if r["kind"] == "epoch"]
-    assert [r["epoch"] for r in epochs] == list(range(1, last + 1))
+    assert [r["epoch"] for r in epochs] == list(range(1, last_epoch + 1))
     later = [r for r in epochs if r["step"] > stopped_at]
     assert later
     assert all(
@@ -213,7 +222,7 @@ def test_a_signal_saves_and_the_run_goes_on_with_other_ranks(tmp_path):
     assert epochs[0]["bad_records"] == epochs[-1]["bad_records"] == 2
     summary = json.loads((run_dir / "summary.json").read_text())
     assert (summary["images_dropped"], summary["bad_records"], summary["val_dropped"]) == (
-        2 * last,
+        2 * last_epoch,
         2,
         2,
     )

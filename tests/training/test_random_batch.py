@@ -1,6 +1,4 @@
-"""Batches that differ by GPU and step: who uses how many images, and that the mean goes by
-count.
-"""
+"""Batches that differ by GPU and step: their sizes, and means weighted by count."""
 
 import numpy as np
 import pytest
@@ -20,7 +18,7 @@ def alone(tensor, name):
     return tensor
 
 
-def test_each_gpu_uses_a_number_of_its_own_at_every_step():
+def test_random_batch_draws_a_count_for_each_gpu_and_step():
     random_batch = RandomBatch(2, 4, 1, alone)
     counts = np.stack(
         [random_batch.draw_counts(batch(step, 4 * 6)["seed"]).numpy() for step in range(200)]
@@ -32,10 +30,11 @@ def test_each_gpu_uses_a_number_of_its_own_at_every_step():
     assert len(set(counts.sum(1))) > 5
 
 
-def test_the_first_images_of_each_gpu_are_used():
-    random_batch, given = RandomBatch(1, 3, 1, alone), batch(7, 3 * 5)
-    used, weight = random_batch(given)
-    counts = random_batch.draw_counts(given["seed"]).numpy()
+def test_random_batch_uses_the_first_images_of_each_gpu():
+    random_batch = RandomBatch(1, 3, 1, alone)
+    whole = batch(7, 3 * 5)
+    used, weight = random_batch(whole)
+    counts = random_batch.draw_counts(whole["seed"]).numpy()
     expected = np.concatenate(
         [7 * 15 + 5 * part + np.arange(count) for part, count in enumerate(counts)]
     )
@@ -44,14 +43,14 @@ def test_the_first_images_of_each_gpu_are_used():
     assert float(weight) == 1.0
 
 
-def test_ranks_draw_as_virtual_gpus_do_and_their_means_are_weighted_by_count():
+def test_random_batch_on_ranks_equals_virtual_gpus_weighted_by_count():
     whole = batch(3, 4 * 8)
     counts = RandomBatch(1, 4, 1, alone).draw_counts(whole["seed"]).numpy()
     means = []
     for rank in range(2):
-        own = {name: values[16 * rank : 16 * rank + 16] for name, values in whole.items()}
+        rank_batch = {name: values[16 * rank : 16 * rank + 16] for name, values in whole.items()}
         used, weight = RandomBatch(1, 2, 2, lambda tensor, name: tensor * 0 + float(counts.sum()))(
-            own
+            rank_batch
         )
         assert used["image"].shape[0] == counts[2 * rank : 2 * rank + 2].sum()
         means.append(float(weight) * np.mean(used["image"]))

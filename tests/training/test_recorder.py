@@ -1,4 +1,4 @@
-"""Records of a run whose files were damaged between two sessions."""
+"""Recording: sessions of a run, damaged records, and the lines at the start and end."""
 
 import importlib.util
 import json
@@ -22,7 +22,7 @@ FACTS = {"train_images": 100, "validation_images": 10, "world_size": 1, "precisi
 
 @pytest.fixture
 def session(tmp_path, capsys):
-    """One session of a run up to an epoch: its records are written as the loop does."""
+    """Returns a function that writes the records of one session, from one epoch to another."""
 
     def session(start, stop):
         flags = [
@@ -56,7 +56,7 @@ def session(tmp_path, capsys):
     return session
 
 
-def test_records_of_finished_epochs_that_are_missing_are_counted(tmp_path, session):
+def test_recording_counts_missing_records_of_finished_epochs(tmp_path, session):
     path = tmp_path / "run" / "metrics.jsonl"
     session(0, 4)
     content = path.read_bytes()
@@ -66,12 +66,13 @@ def test_records_of_finished_epochs_that_are_missing_are_counted(tmp_path, sessi
     path.write_bytes(content[: len(content) // 2])
     printed, summary = session(4, 6)
     assert "no records of 2 of the 4 finished epochs (the first is 3)" in printed
-    assert "no records of 2 epochs:" in printed  # at the end
+    # This line is printed at the end.
+    assert "no records of 2 epochs:" in printed
     assert (summary["lost_epochs"], summary["epochs"]) == ([3, 4], 6)
 
 
 @pytest.mark.parametrize("damaged", ["none", "cut", "set aside before"])
-def test_a_run_does_not_begin_anew_over_its_damaged_checkpoints(tmp_path, session, damaged):
+def test_recording_with_only_damaged_checkpoints_does_not_start_over(tmp_path, session, damaged):
     session(0, 4)
     records = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     folder = tmp_path / "run" / "checkpoints"
@@ -102,7 +103,7 @@ def last_lines(tmp_path, *flags, stop=""):
     )
 
 
-def test_the_end_of_a_run_names_its_checkpoint_and_commands_that_parse(tmp_path):
+def test_closing_lines_name_the_checkpoint_and_valid_commands(tmp_path):
     skip = ["--bad_records=skip", "--max_bad_records=7"]
     first, *commands = last_lines(tmp_path, "--val_fraction=0.2", *skip)
     assert first == f"results: {tmp_path}/a run, newest checkpoint: checkpoints/step-000000012.npz"
@@ -117,9 +118,7 @@ def test_the_end_of_a_run_names_its_checkpoint_and_commands_that_parse(tmp_path)
 
 
 @pytest.mark.parametrize("missing", ["onnx", "tf2onnx", "onnxruntime"])
-def test_the_end_of_a_run_suggests_a_keras_file_where_a_package_for_onnx_is_missing(
-    missing, tmp_path, monkeypatch
-):
+def test_closing_lines_without_an_onnx_package_suggest_a_keras_file(missing, tmp_path, monkeypatch):
     find_spec = importlib.util.find_spec
 
     def without_missing(name):
@@ -135,7 +134,7 @@ def test_the_end_of_a_run_suggests_a_keras_file_where_a_package_for_onnx_is_miss
     assert last_lines(tmp_path / "second")[-1].endswith("network.onnx'")
 
 
-def test_the_next_commands_hold_no_passwords(tmp_path):
+def test_closing_lines_hide_passwords(tmp_path):
     url = [
         "--data_dir=https://ann:hunter2@host/set",
         f"--data_cache_dir={tmp_path}",
@@ -147,7 +146,7 @@ def test_the_next_commands_hold_no_passwords(tmp_path):
     assert "hunter2" not in "\n".join(lines)
 
 
-def test_a_run_that_was_stopped_is_resumed_first(tmp_path):
+def test_closing_lines_of_a_stopped_run_begin_with_resume(tmp_path):
     first, *commands = last_lines(tmp_path, stop="preempted")
     assert first.startswith("stopped on request; results: ")
     assert commands == [
@@ -157,7 +156,7 @@ def test_a_run_that_was_stopped_is_resumed_first(tmp_path):
     assert closing_lines(config.resolve([]), tmp_path, [], "") == [f"results: {tmp_path}"]
 
 
-def test_a_run_of_max_steps_is_resumed_if_epochs_are_left(tmp_path):
+def test_closing_lines_after_max_steps_resume_if_epochs_are_left(tmp_path):
     resume = [f"next: hybrid-imagenet resume '{tmp_path}/a run'"]
     assert last_lines(tmp_path, "--max_steps=3")[1:2] == resume
     files = CheckpointStore(tmp_path / "a run" / "checkpoints", 2).paths()
@@ -167,7 +166,7 @@ def test_a_run_of_max_steps_is_resumed_if_epochs_are_left(tmp_path):
     assert not set(resume) & set(lines)
 
 
-def test_a_resume_without_a_step_leaves_the_description_of_the_run(tmp_path, monkeypatch):
+def test_recording_of_a_resume_without_a_step_keeps_config_json(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     written = tmp_path / "run" / "config.json"
     for more in (["--lr=1", "--data_dir=set"], ["--lr=2", "--resume"]):
@@ -185,7 +184,7 @@ def test_a_resume_without_a_step_leaves_the_description_of_the_run(tmp_path, mon
     assert json.loads(written.read_text())["flags"]["data_dir"] == str(tmp_path / "set")
 
 
-def test_a_run_whose_directory_is_deleted_says_so_after_a_validation_too(tmp_path):
+def test_recording_in_a_deleted_directory_is_rejected_after_a_validation(tmp_path):
     recording = Recording(config.resolve([f"--run_dir={tmp_path / 'run'}"]), 0, 1)
     recording.start(FACTS, {"world_size": 1, "images_per_epoch": 100}, RunState())
     shutil.rmtree(tmp_path / "run")
@@ -198,9 +197,7 @@ def test_a_run_whose_directory_is_deleted_says_so_after_a_validation_too(tmp_pat
 
 @pytest.mark.parametrize("progress", ["plain", "none"])
 @pytest.mark.parametrize("verbose", [True, False])
-def test_start_title_and_buckets_are_printed_where_they_are_asked_for(
-    progress, verbose, tmp_path, capsys
-):
+def test_recording_prints_title_and_buckets_only_if_requested(progress, verbose, tmp_path, capsys):
     flags = [
         f"--run_dir={tmp_path / 'run'}",
         f"--progress={progress}",
@@ -212,9 +209,8 @@ def test_start_title_and_buckets_are_printed_where_they_are_asked_for(
     logging.getLogger("hybrid_imagenet.comm.gradients").debug("gradients: 3 in 1 bucket")
     recording.interrupt()
     first, *rest = capsys.readouterr().out.splitlines()
-    title = (
-        "resnet50 on digits, 1 rank x 8 images, " if progress == "none" else ""
-    )  # else the start has printed it
+    # With other kinds of progress, the title is already printed at the start.
+    title = "resnet50 on digits, 1 rank x 8 images, " if progress == "none" else ""
     assert (
         first
         == f"{title}100 training and 10 validation images, float32, results in {tmp_path / 'run'}"

@@ -1,4 +1,4 @@
-"""The relative step of a configuration, in --print_config and against the optimizers themselves."""
+"""The relative step of a configuration: --print_config agrees with the optimizers."""
 
 import pathlib
 
@@ -18,7 +18,8 @@ def lines(*flags, gpus=24):
     return print_config.describe(config.resolve(flags, gpus), IMAGENET).splitlines()
 
 
-def found(*flags, gpus=24):
+def advice(*flags, gpus=24):
+    """Returns the lines of --print_config on the relative step."""
     return [
         line for line in lines(*flags, gpus=gpus) if line.startswith(("relative step", "warning"))
     ]
@@ -35,8 +36,8 @@ def found(*flags, gpus=24):
         ["--optimizer=lamb"],
     ],
 )
-def test_it_is_how_far_the_optimizer_moves_a_layer(flags):
-    """120 updates with one and the same gradient, the weights put back after each."""
+def test_relative_step_equals_the_distance_that_the_optimizer_moves_a_layer(flags):
+    """Takes 120 updates with one gradient, and restores the weights before each update."""
     resolved = config.resolve(["--weight_decay=0", *flags], 24)
     values = {
         "learning_rate": 2.4,
@@ -63,7 +64,7 @@ def test_it_is_how_far_the_optimizer_moves_a_layer(flags):
     assert relative_step_advice.at_step(resolved, values) == pytest.approx(moved, rel=1e-4)
 
 
-def test_without_lars_there_is_none():
+def test_relative_step_without_lars_is_none():
     warm = {"learning_rate": 2.4, "momentum": 0.9, "phase": 0.0}
     assert relative_step_advice.at_step(config.resolve([]), warm) is None
     for flags in (
@@ -74,29 +75,29 @@ def test_without_lars_there_is_none():
     ):
         resolved = config.resolve(flags, 24)
         assert relative_step_advice.peak(resolved) is None
-        assert found(*flags) == []
+        assert advice(*flags) == []
 
 
-def test_the_line_names_its_parts_and_the_tuned_step():
-    assert found("--hybrid_handover=continuous", "--lars_eta=0.058") == [
+def test_relative_step_line_names_its_factors_and_the_tuned_step():
+    assert advice("--hybrid_handover=continuous", "--lars_eta=0.058") == [
         "relative step 0.14 in epoch 11 (learning rate 2.4 x eta 0.058 x gradient factor 0.1 / (1 -"
         " momentum 0.9)); tuned LARS has 0.14 at batch 6144"
     ]
-    (line,) = found("--hybrid_handover=reset", "--lars_eta=0.0058")
+    (line,) = advice("--hybrid_handover=reset", "--lars_eta=0.0058")
     assert line.startswith(
         "relative step 0.14 in epoch 11 (learning rate 2.4 x eta 0.0058 x gradient factor 1 /"
     )
-    (line,) = found("--recipe=mlperf_lars", gpus=1024)
+    (line,) = advice("--recipe=mlperf_lars", gpus=1024)
     assert line.startswith("relative step 0.35 in epoch 17 (learning rate 21.2 x eta 0.001 ")
     assert "handover" not in line
 
 
-def test_lamb_is_held_against_its_authors_rate():
+def test_relative_step_of_lamb_is_compared_with_the_rate_of_its_authors():
     lamb = ["--optimizer=lamb", "--lr_scaling=none", "--lr_schedule=poly", "--warmup_epochs=5"]
-    assert found(*lamb, "--lr=0.02") == [
+    assert advice(*lamb, "--lr=0.02") == [
         "relative step 0.02 in epoch 6 (LAMB's learning rate); its authors have 0.017 at batch 6144"
     ]
-    _, warning = found(*lamb, "--lr=0.1")
+    _, warning = advice(*lamb, "--lr=0.1")
     assert warning.startswith(
         "warning: the relative step of LAMB, 0.1, is 5.8 times larger than its authors have "
     )
@@ -121,20 +122,20 @@ def test_lamb_is_held_against_its_authors_rate():
         (["--recipe=flash_a", "--lars_eta=0.01"], 1024, "9.6 times larger", "--lars_eta=0.00104 "),
     ],
 )
-def test_a_relative_step_far_from_the_tuned_one_is_a_warning_whose_remedy_helps(
+def test_relative_step_far_from_the_tuned_one_warns_with_a_working_remedy(
     flags, gpus, side, remedy
 ):
-    _, warning = found(*flags, gpus=gpus)
+    _, warning = advice(*flags, gpus=gpus)
     assert warning.startswith("warning: ")
     assert side in warning
     assert remedy in warning
-    line, *others = found(*flags, remedy.strip(), gpus=gpus)
+    line, *others = advice(*flags, remedy.strip(), gpus=gpus)
     assert not others
     step = line.split()[2]
     assert f"tuned LARS has {step} " in line
 
 
-def test_the_peak_is_found_where_a_warmup_ends_within_an_epoch_and_where_the_batch_grows():
+def test_peak_is_after_a_warmup_inside_an_epoch_or_a_batch_growth():
     top = relative_step_advice.peak(
         config.resolve(["--optimizer=lars", "--lr_schedule=poly", "--warmup_epochs=5.5"], 24)
     )
@@ -152,25 +153,28 @@ def test_the_peak_is_found_where_a_warmup_ends_within_an_epoch_and_where_the_bat
 @pytest.mark.parametrize(
     ("gpus", "step"),
     [
-        (24, 0.100 + (0.170 - 0.100) * np.log2(6144 / 4096)),  # FIELD's rows at 4,096 and 8,192
+        # Between MLPerf's rows at 4,096 and 8,192.
+        (24, 0.100 + (0.170 - 0.100) * np.log2(6144 / 4096)),
         (32, 0.170),
         (256, 0.512),
-        (1, 0.074 * (256 / 1632) ** 0.5),  # under the table: the square-root rule
+        # Batches outside the table follow the square-root rule.
+        (1, 0.074 * (256 / 1632) ** 0.5),
         (1024, 0.512 * (262144 / 67840) ** 0.5),
     ],
 )
 @pytest.mark.parametrize(
     "flags", [[], ["--hybrid_handover=reset"], ["--hybrid_ramp_epochs=3"], ["--lars_variant=larc"]]
 )
-def test_hybrid_has_the_tuned_step_at_its_batch_when_lars_has_come_in(gpus, step, flags):
+def test_peak_of_hybrid_after_the_ramp_is_the_tuned_step_of_its_batch(gpus, step, flags):
     resolved = config.resolve(flags, gpus)
     assert relative_step_advice.peak(resolved).value == pytest.approx(step, rel=2e-3)
     (line,) = [line for line in lines(*flags, gpus=gpus) if line.startswith("lars_eta ")]
     assert line.endswith(f"MLPerf's table at batch {256 * gpus}")
-    assert found(*flags, gpus=gpus)[1:] == []  # no warning
+    # There is no warning after the first line.
+    assert advice(*flags, gpus=gpus)[1:] == []
 
 
-def test_what_is_given_goes_before_the_tuned_step():
+def test_lars_eta_that_is_set_is_not_replaced_by_the_tuned_one():
     for flags in (["--lars_eta=0.001"], ["--recipe=hybrid", "--lars_eta=0.001"]):
         assert config.resolve(flags, 24).optimizer_options["lars_eta"] == 0.001
     for flag in ("--optimizer=lars", "--optimizer=sgd", "--lr=0", "--lars_variant=none"):
@@ -181,7 +185,7 @@ def test_what_is_given_goes_before_the_tuned_step():
     )
 
 
-def test_the_clusters_of_the_paper_have_the_steps_of_their_batches():
+def test_peak_of_the_papers_clusters_is_the_tuned_step_of_their_batches():
     root = pathlib.Path(__file__).parents[2]
     for number, batch, step in ((1, 6144, 0.141), (2, 3072, 0.102)):
         resolved = config.resolve([f"--flagfile={root}/flags/cluster{number}.flags"], 24)
@@ -189,13 +193,13 @@ def test_the_clusters_of_the_paper_have_the_steps_of_their_batches():
         assert (top.batch, top.value) == (batch, pytest.approx(step, abs=6e-4))
 
 
-def test_while_lars_comes_in_there_is_no_relative_step():
+def test_relative_step_during_the_ramp_is_none():
     resolved = config.resolve(["--hybrid_ramp_epochs=2"], 24)
     schedule = derived.schedule(resolved)
-    at = {
+    values = {
         e: relative_step_advice.at_step(resolved, schedule(e, e + 0.01, 6144))
         for e in (9.9, 10.0, 11.99, 12.0, 13.0)
     }
-    assert [e for e, value in at.items() if value is None] == [9.9, 10.0, 11.99]
-    assert at[13.0] == pytest.approx(0.9 * at[12.0])
+    assert [e for e, value in values.items() if value is None] == [9.9, 10.0, 11.99]
+    assert values[13.0] == pytest.approx(0.9 * values[12.0])
     assert relative_step_advice.peak(resolved).epoch == 13

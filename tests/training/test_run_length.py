@@ -1,4 +1,4 @@
-"""Runs that end inside of an epoch: their records and checkpoints, and what goes on from there."""
+"""Runs that end inside an epoch: their records and checkpoints, and their resume."""
 
 import json
 import shutil
@@ -26,14 +26,14 @@ def epoch_records(run_dir):
 
 @pytest.fixture(scope="module")
 def one_and_a_half(tiny_data, tmp_path_factory):
-    """Six updates: four make an epoch."""
+    """Returns a run of one and a half epochs, which are six updates."""
     run_dir = tmp_path_factory.mktemp("halves") / "run"
     done = program.train_here(tiny_data, run_dir, *HALVES)
     assert done.returncode == 0, done.stdout + done.stderr
     return run_dir, done.stdout
 
 
-def test_validations_checkpoints_and_schedule_know_fractions_of_epochs(one_and_a_half):
+def test_run_of_fractional_epochs_validates_and_saves_in_between(one_and_a_half):
     run_dir, output = one_and_a_half
     records = epoch_records(run_dir)
     assert [(r["epoch"], r["step"], r["val_count"]) for r in records] == [
@@ -50,9 +50,7 @@ def test_validations_checkpoints_and_schedule_know_fractions_of_epochs(one_and_a
     assert "after 1.5 epochs" in output
 
 
-def test_a_run_that_stops_after_some_steps_goes_on_as_if_it_had_not(
-    tiny_data, tmp_path, one_and_a_half
-):
+def test_run_stopped_by_max_steps_resumes_to_the_same_result(tiny_data, tmp_path, one_and_a_half):
     run_dir = tmp_path / "run"
     first = program.train_here(tiny_data, run_dir, *HALVES, "--max_steps=3")
     assert first.returncode == 0, first.stdout + first.stderr
@@ -75,9 +73,13 @@ def test_a_run_that_stops_after_some_steps_goes_on_as_if_it_had_not(
     )
     second = program.train_here(tiny_data, run_dir, *HALVES, "--resume")
     assert second.returncode == 0, second.stdout + second.stderr
-    ours, expected = program.arrays(run_dir), program.arrays(one_and_a_half[0])
+    ours = program.arrays(run_dir)
+    expected = program.arrays(one_and_a_half[0])
     assert [name for name, value in expected.items() if not np.array_equal(value, ours[name])] == []
-    found, wanted = epoch_records(run_dir), epoch_records(one_and_a_half[0])
-    assert [r["epoch"] for r in found] == [0.5, 0.75, 1, 1.5]
+    records = epoch_records(run_dir)
+    expected_records = epoch_records(one_and_a_half[0])
+    assert [r["epoch"] for r in records] == [0.5, 0.75, 1, 1.5]
     for key in ("val_top1", "val_loss", "learning_rate", "train_count"):
-        assert [r[key] for r in found if r["epoch"] != 0.75] == [r[key] for r in wanted], key
+        assert [r[key] for r in records if r["epoch"] != 0.75] == [
+            r[key] for r in expected_records
+        ], key

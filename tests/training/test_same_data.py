@@ -1,6 +1,4 @@
-"""Ranks whose data differ, and a run that is resumed on others, end with one line that names the
-part.
-"""
+"""Ranks with different data, and a run resumed on other data, end with one error line."""
 
 import copy
 import pathlib
@@ -20,7 +18,7 @@ from tests.training import programs
 
 
 class Ranks(SingleProcess):
-    """Rank 0 of several, the others of which tell what they are given here."""
+    """Rank 0 of several ranks, whose other ranks gather the given values."""
 
     def __init__(self, *others):
         super().__init__()
@@ -37,12 +35,12 @@ def folder(directory):
     return directory
 
 
-def told(source):
+def identities(source):
     return {"training": source.identity}
 
 
 def altered(directory, change):
-    """The set of `folder` after a change, as another host has it."""
+    """Returns the dataset of `folder` after a change, as another host might have it."""
     other = directory.with_name("other")
     shutil.copytree(directory, other)
     change(other / "train")
@@ -63,41 +61,43 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("change", "words"), CHANGES)
-def test_the_rank_its_host_and_the_part_are_named(change, words, tmp_path):
+def test_check_ranks_with_different_data_names_rank_host_and_part(change, words, tmp_path):
     source = data.open_source("folder", str(folder(tmp_path / "set")))
     other = altered(tmp_path / "set", change)
-    same_data.check_ranks(Ranks(told(copy.copy(source))), {"training": source})
+    same_data.check_ranks(Ranks(identities(copy.copy(source))), {"training": source})
     with pytest.raises(
         SharedError, match=f"training data of rank 2 on host2 .* rank 0 on host0.*{words}"
     ) as caught:
-        same_data.check_ranks(Ranks(told(source), told(other)), {"training": source})
+        same_data.check_ranks(Ranks(identities(source), identities(other)), {"training": source})
     assert caught.value.exit_code == EXIT_USAGE
 
 
-def test_a_run_is_not_resumed_on_other_data(tmp_path):
-    source, (change, words) = data.open_source("folder", str(folder(tmp_path / "set"))), CHANGES[1]
-    checkpoint = CheckpointArchive(pathlib.Path("step-000000005.npz"), {}, {"data": told(source)})
+def test_check_resumed_with_other_data_is_rejected(tmp_path):
+    source = data.open_source("folder", str(folder(tmp_path / "set")))
+    change, words = CHANGES[1]
+    checkpoint = CheckpointArchive(
+        pathlib.Path("step-000000005.npz"), {}, {"data": identities(source)}
+    )
     same_data.check_resumed(checkpoint, {"training": source})
-    same_data.check_resumed(
-        checkpoint, {"training": source, "tuning": source}
-    )  # it validated others then
+    # The run may have validated other images.
+    same_data.check_resumed(checkpoint, {"training": source, "tuning": source})
     with pytest.raises(
         UserError, match=f"step-000000005.npz: the training data .*{words}. Resume with the data"
     ):
         same_data.check_resumed(checkpoint, {"training": altered(tmp_path / "set", change)})
 
 
-def test_other_images_kept_apart_for_tuning_are_other_data(tmp_path):
+def test_check_ranks_with_another_tuning_split_is_rejected(tmp_path):
     source = data.open_source("folder", str(folder(tmp_path / "set")))
     one, same, other = (
         Subset(source, np.array(kept)) for kept in ([0, 2, 5], [0, 2, 5], [0, 3, 5])
     )
-    same_data.check_ranks(Ranks(told(same)), {"training": one})
+    same_data.check_ranks(Ranks(identities(same)), {"training": one})
     with pytest.raises(SharedError, match="other file names"):
-        same_data.check_ranks(Ranks(told(other)), {"training": one})
+        same_data.check_ranks(Ranks(identities(other)), {"training": one})
 
 
-def test_shards_of_other_sizes_are_other_data(tmp_path):
+def test_check_ranks_with_other_shard_sizes_is_rejected(tmp_path):
     for name, shards in (("a", [8, 6]), ("b", [6, 8])):
         (tmp_path / name).mkdir()
         (tmp_path / name / "labels.txt").write_text("a\nb\nc")
@@ -108,10 +108,10 @@ def test_shards_of_other_sizes_are_other_data(tmp_path):
             first += count
     one, other = (data.open_source("webdataset", str(tmp_path / name)) for name in "ab")
     with pytest.raises(SharedError, match=": other sizes of shards\\. Use the same data"):
-        same_data.check_ranks(Ranks(told(other)), {"training": one})
+        same_data.check_ranks(Ranks(identities(other)), {"training": one})
 
 
-def test_ranks_with_another_order_of_classes_do_not_train(pools, tiny_data, tmp_path):
+def test_program_on_ranks_with_another_class_order_is_rejected(pools, tiny_data, tmp_path):
     for rank in range(2):
         shutil.copytree(tiny_data, tmp_path / str(rank))
         (tmp_path / str(rank) / "labels.txt").write_text("\n".join("abcd" if rank else "abdc"))

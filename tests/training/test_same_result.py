@@ -1,4 +1,4 @@
-"""Flags that change how a run computes, reads or reports, and not what it comes to."""
+"""Flags that change how a run computes, reads or reports, but not its result."""
 
 from unittest import mock
 
@@ -19,6 +19,7 @@ FLAGS = (
 
 
 def run(data, folder, *flags):
+    """Trains one epoch; returns its record and the arrays of its checkpoint."""
     done = program.train_here(data, folder, *FLAGS, *flags)
     assert done.returncode == 0, done.stdout + done.stderr
     (epoch,) = [record for record in program.records(folder) if record["kind"] == "epoch"]
@@ -27,10 +28,11 @@ def run(data, folder, *flags):
 
 @pytest.fixture(scope="module")
 def plain(tiny_data, tmp_path_factory):
+    """Returns the results of a run without further flags."""
     return run(tiny_data, tmp_path_factory.mktemp("plain") / "run")
 
 
-def test_images_are_kept_in_memory(plain, tiny_data, tmp_path):
+def test_data_cache_in_memory_gives_the_same_result(plain, tiny_data, tmp_path):
     epoch, arrays = run(tiny_data, tmp_path / "run", "--data_cache=encoded")
     for name, value in plain[1].items():
         np.testing.assert_array_equal(arrays[name], value, err_msg=name)
@@ -38,10 +40,10 @@ def test_images_are_kept_in_memory(plain, tiny_data, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_step_that_xla_compiles_differs_by_roundings(plain, tiny_data, tmp_path):
-    with mock.patch.object(build, "TrainStep", wraps=build.TrainStep) as made:
+def test_jit_compile_gives_the_same_result_except_for_rounding(plain, tiny_data, tmp_path):
+    with mock.patch.object(build, "TrainStep", wraps=build.TrainStep) as train_step:
         epoch, arrays = run(tiny_data, tmp_path / "run", "--jit_compile")
-    assert made.call_args.kwargs["jit_compile"] is True
+    assert train_step.call_args.kwargs["jit_compile"] is True
     assert epoch["train_loss"] == pytest.approx(plain[0]["train_loss"], rel=1e-4)
     for name, value in plain[1].items():
         np.testing.assert_allclose(arrays[name], value, rtol=1e-3, atol=1e-4, err_msg=name)

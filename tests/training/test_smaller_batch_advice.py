@@ -1,4 +1,4 @@
-"""The flags to try after memory ran out."""
+"""The advice on flags after memory ran out."""
 
 import pytest
 

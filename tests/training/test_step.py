@@ -1,4 +1,4 @@
-"""What the compiled training step must look like where a GPU would run it."""
+"""The compiled training step, in the form that a GPU would run."""
 
 import keras
 import numpy as np
@@ -22,7 +22,7 @@ from hybrid_imagenet.training.step import TrainStep
 
 
 class MarkingReducer(GradientReducer):
-    """Leaves an operation in the graph where a reduction over ranks would be."""
+    """Adds an operation to the graph in place of each reduction over ranks."""
 
     def reduce(self, grads, names):
         marked = [
@@ -32,8 +32,9 @@ class MarkingReducer(GradientReducer):
 
 
 def traced():
-    """Traces a step with --jit_compile: network, graph, and the functions that XLA compiles before
-    the update.
+    """Traces a step with --jit_compile.
+
+    Returns the network, the graph, and the functions that XLA compiles before the update.
     """
     communicator = SingleProcess()
     model = factory.create("resnet10", 5, 16, precision="float32")
@@ -95,16 +96,16 @@ def test_step_with_a_mixer_records_loss_and_accuracy_of_mixed_labels(loss):
     assert recorded.loss == pytest.approx(float(tf.reduce_sum(losses)), rel=1e-5)
     is_right = np.argmax(logits, axis=1) == labels.larger().numpy()
     assert recorded.top1 == is_right.sum()
-    # The gradient of a bias is the mean of what the class was given less what it should have.
+    # The gradient of a bias is the mean difference between probability and target of its class.
     if loss == "softmax":
         share = labels.share[:, None]
-        wanted = share * tf.one_hot(labels.own, 6) + (1 - share) * tf.one_hot(labels.partner, 6)
-        gradient = tf.reduce_mean(tf.nn.softmax(logits) - (0.9 * wanted + 0.1 / 6), axis=0)
+        targets = share * tf.one_hot(labels.own, 6) + (1 - share) * tf.one_hot(labels.partner, 6)
+        gradient = tf.reduce_mean(tf.nn.softmax(logits) - (0.9 * targets + 0.1 / 6), axis=0)
         moved = before - model.trainable_variables[1].numpy()
         np.testing.assert_allclose(moved, 0.1 * gradient, rtol=1e-4, atol=1e-7)
 
 
-def test_step_with_class_weights_equals_training_in_keras_with_them():
+def test_step_with_class_weights_equals_keras():
     weights = np.array([0.5, 4.0, 1.5], np.float32)
     random = np.random.default_rng(0)
     images = random.normal(size=(32, 4, 4, 3)).astype(np.float32)
@@ -134,53 +135,54 @@ def test_step_with_class_weights_equals_training_in_keras_with_them():
         {"image": tf.constant(images), "label": tf.constant(labels)}, tf.constant([0, 0])
     )
     assert step.sums.read().loss / 32 == pytest.approx(float(loss), rel=1e-5)
-    for found, expected in zip(ours.get_weights(), theirs.get_weights(), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    for actual, expected in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
-def kinds(nodes, name):
+def count(nodes, name):
+    """Counts the nodes of one kind of operation."""
     return sum(node.op == name for node in nodes)
 
 
-def test_xla_compiles_forward_and_backward_and_leaves_the_reduction_outside():
+def test_step_with_jit_compile_leaves_the_reduction_outside_xla():
     model, graph, compiled = traced()
     outside = graph.as_graph_def().node
     (inside,) = [function.node_def for function in compiled]
-    assert kinds(inside, "FusedBatchNormV3") == kinds(inside, "FusedBatchNormGradV3") > 0
+    assert count(inside, "FusedBatchNormV3") == count(inside, "FusedBatchNormGradV3") > 0
     assert (
-        kinds(inside, "SparseSoftmaxCrossEntropyWithLogits")
-        + kinds(inside, "SoftmaxCrossEntropyWithLogits")
+        count(inside, "SparseSoftmaxCrossEntropyWithLogits")
+        + count(inside, "SoftmaxCrossEntropyWithLogits")
         == 1
     )
-    assert kinds(inside, "EnsureShape") == 0
-    assert kinds(outside, "EnsureShape") == len(model.trainable_variables)
+    assert count(inside, "EnsureShape") == 0
+    assert count(outside, "EnsureShape") == len(model.trainable_variables)
     assert (
-        kinds(outside, "FusedBatchNormV3")
-        == kinds(outside, "Conv2D")
-        == kinds(outside, "MatMul")
+        count(outside, "FusedBatchNormV3")
+        == count(outside, "Conv2D")
+        == count(outside, "MatMul")
         == 0
     )
 
 
-def test_what_a_gpu_computes_together_makes_the_same_step(monkeypatch):
-    """Casts, statistics, update and sums for a GPU, not compiled, beside those of a step of a CPU.
+def test_step_with_the_fused_operations_of_a_gpu_equals_the_step_of_a_cpu(monkeypatch):
+    """Compares casts, statistics, update and sums for a GPU, not compiled, with those for a CPU.
 
-    Convolutions are in the form for CPUs in both. TensorFlow's kernel for the update of a variable
-    rounds once where the update of the vector rounds twice.
+    Both use the convolutions for CPUs. TensorFlow's kernel for the update of a variable rounds once
+    where the update of the vector rounds twice.
     """
 
     def run(gpu):
         monkeypatch.setattr(xla, "has_gpu", lambda: gpu)
         monkeypatch.setattr(step_module, "has_gpu", lambda: gpu)
         monkeypatch.setenv("HYBRID_IMAGENET_XLA", "0")
-        ranks = SingleProcess()
+        communicator = SingleProcess()
         model = factory.create(
             "resnet10", 5, 16, precision="mixed_float16", batch_norm="moving", width=8
         )
         inner = optimizers.create("sgd", weight_decay=1e-4, learning_rate=0.1, momentum=0.0)
         inner.set_kinds(classify(model))
-        optimizer = DistributedOptimizer(inner, loss_scale=1, communicator=ranks)
-        step = TrainStep(model, optimizer, lambda batch: batch["image"], ranks)
+        optimizer = DistributedOptimizer(inner, loss_scale=1, communicator=communicator)
+        step = TrainStep(model, optimizer, lambda batch: batch["image"], communicator)
         random = np.random.default_rng(0)
         for _ in range(3):
             images = tf.constant(random.normal(size=(4, 16, 16, 3)), tf.float16)
@@ -191,22 +193,22 @@ def test_what_a_gpu_computes_together_makes_the_same_step(monkeypatch):
         return values, step.sums.read()
 
     expected, *counts = run(False)
-    found, *others = run(True)
-    for a, b in zip(expected, found, strict=True):
+    actual, *others = run(True)
+    for a, b in zip(expected, actual, strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
     assert others == counts
 
 
 @pytest.mark.slow
 def test_step_as_one_program_equals_the_step_without_xla(monkeypatch):
-    """Forward and backward pass, packing and update in one program, in the forms for a GPU."""
+    """Compiles forward and backward pass, packing and update for a GPU as one program."""
     monkeypatch.setattr(xla, "has_gpu", lambda: True)
     monkeypatch.setattr(step_module, "has_gpu", lambda: True)
 
     def run(compiled):
         monkeypatch.setenv("HYBRID_IMAGENET_XLA", str(int(compiled)))
         monkeypatch.setattr(xla, "supported", lambda: compiled)
-        ranks = SingleProcess()
+        communicator = SingleProcess()
         model = factory.create(
             "resnet8", 5, 16, batch_norm="moving", width=8, programs=["stem"], zero_last_gamma=False
         )
@@ -214,16 +216,20 @@ def test_step_as_one_program_equals_the_step_without_xla(monkeypatch):
         inner.set_kinds(classify(model))
         average = WeightAverage(0.9, 1)
         optimizer = DistributedOptimizer(
-            inner, loss_scale=LossScale(8.0, dynamic=True), communicator=ranks, average=average
+            inner,
+            loss_scale=LossScale(8.0, dynamic=True),
+            communicator=communicator,
+            average=average,
         )
         preprocess = lambda batch: batch["image"]  # noqa: E731
         step = TrainStep(
-            model, optimizer, preprocess, ranks, jit_compile=compiled, jit_update=compiled
+            model, optimizer, preprocess, communicator, jit_compile=compiled, jit_update=compiled
         )
         random = np.random.default_rng(0)
         for number, rate in enumerate((0.1, 0.2, 0.3, 0.3)):
             inner.hyperparameters.assign({"learning_rate": rate})
-            if number == 2:  # the squares of such gradients are infinite, so the step is skipped
+            # The squares of such gradients are infinite, so this step is skipped.
+            if number == 2:
                 optimizer.loss_scale.scale.assign(2.0**100)
             images = tf.constant(random.normal(size=(4, 16, 16, 3)), tf.float32)
             batch = {"image": images, "label": tf.constant(random.integers(0, 5, 4))}
@@ -239,7 +245,7 @@ def test_step_as_one_program_equals_the_step_without_xla(monkeypatch):
         return len(calls), [v.numpy() for v in variables]
 
     _, expected = run(compiled=False)
-    programs, found = run(compiled=True)
+    programs, values = run(compiled=True)
     assert programs == 1
-    for actual, wanted in zip(found, expected, strict=True):
-        np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-5)
+    for value, expected_value in zip(values, expected, strict=True):
+        np.testing.assert_allclose(value, expected_value, rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""The compiled step: one graph for each size of images, none per step."""
+"""The compiled step is traced once per image size, and not for each step."""
 
 import keras
 import numpy as np
@@ -14,17 +14,20 @@ from hybrid_imagenet.training.step import TrainStep
 
 @pytest.fixture
 def step():
+    """Returns the step of a small network for images of any size."""
     image = keras.Input((None, None, 3))
     logits = keras.layers.Dense(4)(
         keras.layers.GlobalAveragePooling2D()(keras.layers.Conv2D(3, 3)(image))
     )
-    ranks = SingleProcess()
+    communicator = SingleProcess()
     optimizer = DistributedOptimizer(
         optimizers.create("sgd", weight_decay=0.0, learning_rate=0.1),
         loss_scale=1,
-        communicator=ranks,
+        communicator=communicator,
     )
-    return TrainStep(keras.Model(image, logits), optimizer, lambda batch: batch["image"], ranks)
+    return TrainStep(
+        keras.Model(image, logits), optimizer, lambda batch: batch["image"], communicator
+    )
 
 
 def batch(side, images=2):
@@ -32,7 +35,7 @@ def batch(side, images=2):
     return {"image": tf.constant(pixels), "label": tf.zeros([images], tf.int32)}
 
 
-def test_one_graph_per_size_of_images(step):
+def test_step_is_traced_once_per_image_size(step):
     control = tf.constant([0, 0])
     for side in (8, 8, 12, 12, 16, 8, 16, 12):
         step.update_from_one_batch(batch(side), control)
@@ -40,7 +43,7 @@ def test_one_graph_per_size_of_images(step):
     assert int(step.optimizer.iterations) == 8
 
 
-def test_one_graph_per_batch_and_none_per_number_of_micro_batches(step):
+def test_step_is_traced_per_batch_size_but_not_per_number_of_micro_batches(step):
     control = tf.constant([0, 0])
     step.prepare_accumulation()
     for images, micro_batches in ((2, 2), (2, 3), (2, 4), (4, 2), (2, 2)):
@@ -53,16 +56,18 @@ def test_one_graph_per_batch_and_none_per_number_of_micro_batches(step):
     assert step.update_from_last_micro_batch.experimental_get_tracing_count() == 2
 
 
-def test_a_copy_is_that_of_two_steps_before_until_it_is_closed():
-    count, pair = tf.Variable(0, dtype=tf.int64), tf.Variable([0.0, 0.0])
-    telemetry, seen = DelayedReadback({"count": count, "pair": pair}, delay_steps=2), []
+def test_delayed_readback_reads_values_of_two_steps_ago_until_closed():
+    count = tf.Variable(0, dtype=tf.int64)
+    pair = tf.Variable([0.0, 0.0])
+    telemetry = DelayedReadback({"count": count, "pair": pair}, delay_steps=2)
+    readings = []
     for step in range(1, 9):
         count.assign(step)
         pair.assign([step, -step])
         telemetry.copy_if_due(step, every_steps=4)
         if step % 4 == 0:
             telemetry.open_copy(step)
-            seen.append(
+            readings.append(
                 (
                     telemetry.age_steps,
                     telemetry.read("count").tolist(),
@@ -71,14 +76,15 @@ def test_a_copy_is_that_of_two_steps_before_until_it_is_closed():
             )
             telemetry.close_copy()
             assert (telemetry.age_steps, telemetry.read("count").tolist()) == (0, [step])
-    assert seen == [(2, [2.0], [2.0, -2.0]), (2, [6.0], [6.0, -6.0])]
+    assert readings == [(2, [2.0], [2.0, -2.0]), (2, [6.0], [6.0, -6.0])]
 
 
-def test_without_a_copy_the_present_is_read():
+def test_delayed_readback_without_a_copy_reads_the_current_value():
     count = tf.Variable(1, dtype=tf.int64)
     telemetry = DelayedReadback({"count": count}, delay_steps=2)
     telemetry.copy_if_due(2, every_steps=4)
-    telemetry.discard_copy()  # an epoch has ended: the variable begins anew
+    # At the end of an epoch the variable is reset, so the copy is discarded.
+    telemetry.discard_copy()
     count.assign(7)
     telemetry.open_copy(4)
     assert (telemetry.age_steps, telemetry.read("count").tolist()) == (0, [7.0])

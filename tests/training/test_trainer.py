@@ -1,4 +1,4 @@
-"""The training loop: its events, and what each of them can rely on."""
+"""The training loop: the order of its events, and the state and logs at each of them."""
 
 import keras
 import numpy as np
@@ -8,7 +8,7 @@ from hybrid_imagenet import config, train
 from hybrid_imagenet.comm import SingleProcess
 from tests.support import in_process
 
-# 1,500 images, so an epoch has three updates, of which the last one is in the next epoch too.
+# The dataset has 1,500 images, so an epoch has three updates, the last of which wraps around.
 FLAGS = (
     "--dataset=digits",
     "--augmentation=none",
@@ -24,7 +24,7 @@ FLAGS = (
 
 
 class EventLog(keras.callbacks.Callback):
-    """Keeps all events with the position of the run, and the logs of steps and epochs."""
+    """Records all events with the position of the run, and the logs of steps and epochs."""
 
     def __init__(self, trainer):
         super().__init__()
@@ -65,7 +65,7 @@ class EventLog(keras.callbacks.Callback):
 
 
 def run(tmp_path, *flags, change=lambda trainer: None):
-    """Trains in this process; returns the event log and why the run ended."""
+    """Trains in this process; returns the event log and the reason why the run ended."""
     logs = []
 
     def callbacks(trainer):
@@ -106,7 +106,7 @@ def test_train_calls_every_event_in_order_with_a_validation_inside_an_epoch(tmp_
     assert log.sums.count == 0
 
 
-def test_events_of_a_batch_are_those_of_an_update_under_accumulation(tmp_path):
+def test_train_with_accumulation_calls_batch_events_once_per_update(tmp_path):
     log, _ = run(
         tmp_path,
         "--max_steps=2",
@@ -122,21 +122,21 @@ def test_events_of_a_batch_are_those_of_an_update_under_accumulation(tmp_path):
     assert [logs["global_batch"] for logs in log.step_logs] == [500, 500]
 
 
-def test_logs_two_steps_late_belong_to_an_earlier_step_of_the_same_epoch(tmp_path):
-    """As on a GPU. The copy of two steps before the first one of an epoch is not used."""
+def test_logs_with_a_delay_of_two_steps_come_from_the_same_epoch(tmp_path):
+    """Reads values late, as on a GPU; a copy from the epoch before is not used."""
 
     def lag(trainer):
         trainer.step.telemetry._delay_steps = 2
 
-    now, _ = run(tmp_path / "now", "--max_steps=4", "--log_every_steps=1")
-    late, _ = run(tmp_path / "late", "--max_steps=4", "--log_every_steps=3", change=lag)
-    (record,) = [logs for logs in late.step_logs if logs]
+    immediate, _ = run(tmp_path / "now", "--max_steps=4", "--log_every_steps=1")
+    delayed, _ = run(tmp_path / "late", "--max_steps=4", "--log_every_steps=3", change=lag)
+    (record,) = [logs for logs in delayed.step_logs if logs]
     assert record["step"] == 3
-    assert record["train_loss"] == pytest.approx(now.step_logs[0]["train_loss"], rel=1e-6)
-    assert record["grad_norm"] == pytest.approx(now.step_logs[0]["grad_norm"], rel=1e-5)
+    assert record["train_loss"] == pytest.approx(immediate.step_logs[0]["train_loss"], rel=1e-6)
+    assert record["grad_norm"] == pytest.approx(immediate.step_logs[0]["grad_norm"], rel=1e-5)
 
 
-def test_a_request_of_any_rank_ends_the_run_after_the_step_and_saves(tmp_path):
+def test_stop_request_of_any_rank_ends_the_run_after_the_step_and_saves(tmp_path):
     def ask_in_step_2(trainer):
         trainer.step.summed_requests = lambda: np.array([int(trainer.state.step == 2), 0])
 

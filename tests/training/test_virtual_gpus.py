@@ -1,6 +1,4 @@
-"""V virtual GPUs on a rank train as V ranks do: four GPUs end in the same weights as four ranks, as
-two ranks of two virtual GPUs and as one of four.
-"""
+"""V virtual GPUs on a rank train like V ranks: all layouts of four GPUs give equal weights."""
 
 import numpy as np
 import pytest
@@ -18,6 +16,7 @@ from tests.training import virtual_gpus_job as virtual
 
 @pytest.fixture
 def data(tmp_path):
+    """Writes 96 images of ten classes."""
     generator = np.random.default_rng(3)
     labels = np.arange(96, dtype=np.uint8) % 10
     images = np.clip(
@@ -27,7 +26,7 @@ def data(tmp_path):
 
 
 def largest_difference(a, b):
-    """The largest difference of any array, relative to its largest value."""
+    """Returns the largest difference of any array, relative to its largest value."""
     assert set(a) == set(b)
     return max(
         np.abs(a[key] - b[key]).max() / (np.abs(b[key]).max() + 1e-3) for key in a if a[key].size
@@ -35,8 +34,9 @@ def largest_difference(a, b):
 
 
 def compare(pools, data, tmp_path, methods, layouts=("4x1", "2x2", "1x4")):
-    """Trains four GPUs with each method in all layouts (ranks x virtual GPUs per rank), on ranks of
-    the pools and in this process; the first layout is the reference.
+    """Trains four GPUs with each method in all layouts (ranks x virtual GPUs per rank).
+
+    Layouts run on the ranks of the pools and in this process. The first one is the reference.
     """
     for layout in layouts:
         ranks = int(layout[0])
@@ -69,19 +69,13 @@ def compare(pools, data, tmp_path, methods, layouts=("4x1", "2x2", "1x4")):
             assert ours["train_loss"] == pytest.approx(real["train_loss"], rel=1e-3)
 
 
-def test_one_rank_of_four_virtual_gpus_ends_in_the_weights_of_two_ranks_of_two(
-    pools, data, tmp_path
-):
-    """Statistics of batches are those of all four GPUs, so they are summed both over the virtual
-    GPUs of a rank and over ranks.
-    """
+def test_four_virtual_gpus_on_one_rank_equal_two_ranks_of_two(pools, data, tmp_path):
+    """Normalizes over all four GPUs, so over the virtual GPUs of a rank and over ranks."""
     compare(pools, data, tmp_path, virtual.SHORT, layouts=("2x2", "1x4"))
 
 
 @pytest.mark.slow
-def test_all_layouts_end_in_the_same_weights_with_every_method_and_both_engines(
-    pools, data, tmp_path
-):
+def test_four_gpus_in_all_layouts_give_equal_weights_with_every_method(pools, data, tmp_path):
     compare(pools, data, tmp_path, virtual.LONG | virtual.METHODS)
     (tmp_path / "engine").mkdir()
     methods = list(virtual.METHODS.values())
@@ -91,7 +85,7 @@ def test_all_layouts_end_in_the_same_weights_with_every_method_and_both_engines(
     groups = dict(np.load(tmp_path / f"{len(virtual.LONG)}-4x1.npz"))
     assert largest_difference(dict(np.load(tmp_path / "engine" / "0-4x1.npz")), groups) < 1e-4
     flags = (*virtual.HYBRID, "--eval_batch=16")
-    # Two GPUs with the batches of two each; the learning rate is that of a GPU.
+    # Each of two GPUs has the batch of two. --lr is per GPU, so it doubles.
     merged = virtual.final(
         data, tmp_path / "merged", SingleProcess(), flags, 2, "--per_gpu_batch=8", "--lr=0.2"
     )
@@ -100,10 +94,11 @@ def test_all_layouts_end_in_the_same_weights_with_every_method_and_both_engines(
     assert largest_difference(alone, groups) > 1e-2
 
 
-def test_the_parts_of_a_rank_read_what_its_gpus_would(data):
-    from hybrid_imagenet import data as sets
+def test_training_batches_of_virtual_gpus_equal_those_of_real_gpus(data):
+    from hybrid_imagenet import data as data_package
 
-    source, order = sets.open_source("fashion_mnist", data), SampleOrder(96, seed=5)
+    source = data_package.open_source("fashion_mnist", data)
+    order = SampleOrder(96, seed=5)
 
     def elements(rank, size, parts):
         settings = {"epochs": 1, "image_size": 8, "augmentation": "shift", "virtual_gpus": parts}
@@ -114,9 +109,9 @@ def test_the_parts_of_a_rank_read_what_its_gpus_would(data):
     real = [elements(rank, 4, 1) for rank in range(4)]
     for size, parts in ((2, 2), (1, 4)):
         for rank in range(size):
-            own = elements(rank, size, parts)
-            assert len(own) == len(real[0])
-            for number, element in enumerate(own):
+            batches = elements(rank, size, parts)
+            assert len(batches) == len(real[0])
+            for number, element in enumerate(batches):
                 expected = [real[rank * parts + part][number]["seed"] for part in range(parts)]
                 np.testing.assert_array_equal(element["seed"], np.concatenate(expected))
 
@@ -130,14 +125,14 @@ def test_the_parts_of_a_rank_read_what_its_gpus_would(data):
         (["--virtual_gpus=2", "--bn_group=4"], 6, (1, 2)),
     ],
 )
-def test_groups_of_gpus_are_parts_of_a_rank_or_several_ranks(flags, ranks, expected):
+def test_batch_norm_groups_are_parts_of_a_rank_or_several_ranks(flags, ranks, expected):
     resolved = config.resolve(flags, ranks)
     assert derived.batch_norm_groups(resolved) == expected
-    together = expected[1]
-    assert derived.communication(resolved).neighbors == (together if together < ranks else 1)
+    neighbors = expected[1]
+    assert derived.communication(resolved).neighbors == (neighbors if neighbors < ranks else 1)
 
 
-def test_groups_must_hold_all_gpus():
+def test_bn_group_that_does_not_divide_the_gpus_is_rejected():
     flags = ["--bn_group=4", "--virtual_gpus=2"]
     resolved = config.resolve(flags, 3)
     message = r"--bn_group=4 does not divide 6 GPUs\. Set it to a divisor of 6\."
@@ -152,7 +147,7 @@ def test_groups_must_hold_all_gpus():
     ("flags", "ranks"),
     [(["--sync_batch_norm"], 2), (["--bn_group=2"], 4), (["--bn_group=4", "--virtual_gpus=2"], 2)],
 )
-def test_xla_cannot_compile_sums_over_ranks(flags, ranks):
+def test_jit_compile_with_normalization_over_ranks_is_rejected(flags, ranks):
     message = rf"^{flags[0]} cannot be combined with --jit_compile, .*Omit one of them\.$"
     resolved = config.resolve(["--jit_compile", *flags], ranks)
     with pytest.raises(UserError, match=message):

@@ -1,4 +1,4 @@
-"""`--init_from`, `--freeze` and `--model=MODULE:FUNCTION`."""
+"""Warm start: `--init_from`, `--freeze` and `--model=MODULE:FUNCTION`."""
 
 import dataclasses
 
@@ -26,29 +26,29 @@ def network(classes, seed, **changes):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A network for five classes, and its file."""
+    """Returns a network for five classes, and its file."""
     source = network(5, 1)
     weights = {v.path: v.numpy() for v in source.weights}
     names = tuple("abcde")
-    made = TrainedNetwork("here", "resnet8", names, 16, 0.875, 1e-5, width=4, weights=weights)
+    network_ = TrainedNetwork("here", "resnet8", names, 16, 0.875, 1e-5, width=4, weights=weights)
     path = tmp_path_factory.mktemp("trained") / "source.npz"
-    save(made, path)
-    return made, path
+    save(network_, path)
+    return network_, path
 
 
-def test_a_network_gives_the_scores_of_the_file_for_the_programs_own_pixels(trained):
-    made, path = trained
+def test_load_gives_the_scores_of_the_file(trained):
+    source, path = trained
     images = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3)).astype(np.uint8)
     target = network(5, 2)
     (line,) = warm_start.load(str(path), target)
     assert line == f"weights of {path} (resnet8, 5 classes)"
-    wanted = made.build()(made.preprocess(images))
+    expected = source.build()(source.preprocess(images))
     np.testing.assert_allclose(
-        target(device.normalize(images, "float32")), wanted, rtol=2e-3, atol=2e-3
+        target(device.normalize(images, "float32")), expected, rtol=2e-3, atol=2e-3
     )
 
 
-def test_a_head_for_other_classes_begins_anew_and_another_network_is_refused(trained):
+def test_load_for_other_classes_keeps_a_new_head(trained):
     _, path = trained
     target = network(4, 2)
     before = {v.path: v.numpy() for v in target.weights}
@@ -89,36 +89,35 @@ def test_load_finds_the_head_before_layers_without_weights(tmp_path):
     np.testing.assert_array_equal(target.weights[0].numpy(), weights["net/first/kernel"])
 
 
-def test_frozen_layers_stay_as_the_file_has_them_while_the_program_trains(
-    trained, tiny_data, tmp_path
-):
-    made, path = trained
-    average = ("--ema_decay=0.9", "--ema_every=50")  # none is taken in, so they stay as they begin
+def test_freeze_keeps_the_weights_of_the_file_during_training(trained, tiny_data, tmp_path):
+    source, path = trained
+    # Training ends before the first update of the average, so it stays at its initial values.
+    average = ("--ema_decay=0.9", "--ema_every=50")
     flags = ("--model_width=4", "--stem=imagenet", f"--init_from={path}", "--freeze=stem", *average)
     done = program.train_here(tiny_data, tmp_path / "run", *FLAGS, *flags)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "logits/kernel" in done.stdout
     (file,) = (tmp_path / "run" / "checkpoints").glob("step-*.npz")
     arrays = archive.read(file).arrays
-    kept = {
+    saved = {
         name.split("/", 2)[2]: value for name, value in arrays.items() if name.startswith("model/")
     }
-    frozen = [name for name in kept if name.startswith("stem")]
+    frozen = [name for name in saved if name.startswith("stem")]
     assert len(frozen) > 3
     for name in frozen[1:]:
-        np.testing.assert_array_equal(kept[name], made.weights[name], err_msg=name)
-    begun = {
+        np.testing.assert_array_equal(saved[name], source.weights[name], err_msg=name)
+    averaged = {
         name.split("/", 2)[2]: value
         for name, value in arrays.items()
         if name.startswith("average/")
     }
-    for name in [name for name in begun if name.endswith("_conv/kernel")]:
-        np.testing.assert_array_equal(begun[name], made.weights[name], err_msg=name)
-    others = [name for name in kept if name not in frozen and not name.startswith("logits")]
-    assert not any(np.array_equal(kept[name], made.weights[name]) for name in others)
+    for name in [name for name in averaged if name.endswith("_conv/kernel")]:
+        np.testing.assert_array_equal(averaged[name], source.weights[name], err_msg=name)
+    others = [name for name in saved if name not in frozen and not name.startswith("logits")]
+    assert not any(np.array_equal(saved[name], source.weights[name]) for name in others)
 
 
-def test_what_cannot_be_frozen_is_named():
+def test_freeze_of_an_unknown_layer_or_of_all_layers_is_rejected():
     with pytest.raises(UserError, match="--freeze=middle: "):
         warm_start.freeze(network(4, 2), ("middle",))
     target = network(4, 2)
@@ -126,20 +125,20 @@ def test_what_cannot_be_frozen_is_named():
         warm_start.freeze(target, tuple(layer.name for layer in target.layers if layer.weights))
 
 
-def test_a_network_of_ones_own_trains_and_is_evaluated(tiny_data, tmp_path):
+def test_user_network_trains_and_can_be_built_from_its_checkpoint(tiny_data, tmp_path):
     run = tmp_path / "run"
     common = [
         flag
         for flag in program.FLAGS
         if not flag.startswith(("--model", "--model_width", "--stem"))
     ]
-    own = [
+    flags = [
         "--model=tests.training.own_networks:small",
         "--freeze=first",
         f"--data_dir={tiny_data}",
         f"--run_dir={run}",
     ]
-    code, output, errors = in_process.call("hybrid_imagenet.main", [*common, *FLAGS, *own])
+    code, output, errors = in_process.call("hybrid_imagenet.main", [*common, *FLAGS, *flags])
     assert code == 0, output + errors
     (file,) = (run / "checkpoints").glob("step-*.npz")
     names = {
@@ -203,35 +202,35 @@ def test_a_network_of_ones_own_trains_and_is_evaluated(tiny_data, tmp_path):
         ),
     ],
 )
-def test_a_function_that_gives_no_network_is_refused(name, reason):
+def test_create_of_a_function_without_a_valid_network_is_rejected(name, reason):
     with pytest.raises(UserError, match=f"--model={name}: .*{reason}"):
         factory.create(name, 3, 16)
 
 
-def test_a_model_for_images_of_any_size_is_a_network():
+def test_create_of_a_user_network_for_images_of_any_size_is_accepted():
     assert factory.create("tests.training.own_networks:of_any_size", 3, 16).output_shape == (
         None,
         3,
     )
 
 
-def test_a_model_with_a_call_of_its_own_may_lie_within_the_network():
+def test_create_of_a_user_network_with_a_custom_call_is_accepted():
     assert factory.create("tests.training.own_networks:with_logits", 3, 16).output_shape == (
         None,
         3,
     )
 
 
-def test_the_seed_makes_the_weights_of_ones_own_network():
-    made = [
+def test_create_of_a_user_network_initializes_it_with_the_seed():
+    weights = [
         factory.create("tests.training.own_networks:small", 3, 16, seed=seed).get_weights()
         for seed in (5, 5, 6)
     ]
-    np.testing.assert_array_equal(made[0][0], made[1][0])
-    assert np.any(made[0][0] != made[2][0])
+    np.testing.assert_array_equal(weights[0][0], weights[1][0])
+    assert np.any(weights[0][0] != weights[2][0])
 
 
-def test_flags_of_built_in_networks_do_not_reach_ones_own():
+def test_flags_of_built_in_networks_with_a_user_network_are_rejected():
     flags = ["--dataset=synthetic", "--model=a:b"]
     assert config.resolve(flags).network.model == "a:b"
     for flag in (

@@ -1,5 +1,6 @@
-"""Trains as V x ranks GPUs in several ways, and keeps the final weights; run by
-test_virtual_gpus.
+"""Trains as V x ranks GPUs in several layouts, and keeps the final weights.
+
+Run by test_virtual_gpus.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from hybrid_imagenet import config as configuration
 from hybrid_imagenet.callbacks.training_callback import saved_variables
 from hybrid_imagenet.comm import Communicator
 
+# The 80 training images, 16 per update on four GPUs, give 20 updates in four epochs.
 BASE = (
     *(
         "--dataset=fashion_mnist",
@@ -33,9 +35,8 @@ BASE = (
     ),
     *("--eval_every_epochs=2", "--stall_timeout=0", "--progress=none", "--nozero_last_gamma"),
 )
-"""80 training images, 16 per update on four GPUs: 20 updates in four epochs."""
+# Ranks or virtual GPUs whose batches are normalized together.
 NEIGHBORS = 2
-"""Ranks or virtual GPUs whose batches are normalized together, in the long form."""
 HYBRID = ("--optimizer=hybrid", "--warmup_epochs=2", "--lars_eta=0.01")
 MIXING = ("--mixup_alpha=0.4", "--cutmix_alpha=1")
 METHODS = {"hybrid, last, groups of two": (*HYBRID, f"--bn_group={NEIGHBORS}")}
@@ -112,7 +113,7 @@ LONG = {
 
 
 class KeepResult(keras.callbacks.Callback):
-    """Remembers the final state of training."""
+    """Keeps the final state of training."""
 
     result: ClassVar[dict[str, np.ndarray]] = {}
 
@@ -121,8 +122,8 @@ class KeepResult(keras.callbacks.Callback):
         self.trainer = trainer
 
     def on_train_end(self, logs=None):
-        # Keras numbers its variables' paths anew for each network of a process; the order is what
-        # counts.
+        # Keras numbers the paths of variables differently for each network of a process, so the key
+        # is the position of a variable.
         variables = {
             **self.trainer.components.variables(),
             **saved_variables(self.trainer.callbacks),
@@ -136,7 +137,7 @@ class KeepResult(keras.callbacks.Callback):
 def final(
     data: str, folder: pathlib.Path, communicator: Communicator, flags, virtual: int, *more: str
 ):
-    """The variables at the end of a run, by part and number."""
+    """Returns the variables at the end of a run, by part and number."""
     run_dir = folder / "run"
     arguments = [
         *BASE,
@@ -155,9 +156,7 @@ def final(
 
 
 def job(data: str, folder: str, methods, engine: str = "horovod") -> None:
-    """Trains with each method as four GPUs on the ranks that there are; rank 0 keeps the
-    weights.
-    """
+    """Trains four GPUs with each method on the available ranks; rank 0 saves the weights."""
     virtual = 4 // comm.placement().size
     communicator = comm.start(
         comm.CommunicationSettings(
@@ -166,8 +165,8 @@ def job(data: str, folder: str, methods, engine: str = "horovod") -> None:
     )
     for number, flags in enumerate(methods):
         name = f"{number}-{communicator.size}x{virtual}"
-        found = final(
+        weights = final(
             data, pathlib.Path(folder, f"{name}-{communicator.rank}"), communicator, flags, virtual
         )
         if communicator.rank == 0:
-            np.savez(pathlib.Path(folder, f"{name}.npz"), **found)
+            np.savez(pathlib.Path(folder, f"{name}.npz"), **weights)
