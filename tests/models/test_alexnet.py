@@ -1,3 +1,5 @@
+"""AlexNet with batch normalization: its size and its forward pass."""
+
 import keras
 import numpy as np
 
@@ -6,17 +8,18 @@ from tests.models.test_resnet import randomized
 from tests.references import alexnet_reference
 
 
-def test_at_224_pixels_and_1000_classes_there_are_62_380_232_parameters():
-    with keras.StatelessScope():  # no weights are drawn
+def test_alexnet_for_imagenet_has_62_380_232_parameters():
+    # In this scope no weights are drawn, which would take long.
+    with keras.StatelessScope():
         model = factory.create("alexnet_bn", 1000, 224)
     assert sum(int(np.prod(v.shape)) for v in model.trainable_variables) == 62_380_232
     assert [tuple(v.shape) for v in model.trainable_variables] == alexnet_reference.shapes()
     names = [layer.name for layer in model.layers]
-    # The oracle cannot tell: with scales above 0 the result before pool5 is the same.
+    # The oracle does not check this, because with scales above 0 both orders give the same result.
     assert names.index("pool5_bn") == names.index("pool5") + 1
 
 
-def test_forward_pass_against_the_oracle():
+def test_alexnet_forward_pass_equals_the_oracle():
     """At 111 pixels pool5 is 2 x 2, so that the order in which it is flattened matters."""
     model = randomized(factory.create("alexnet_bn", 5, 111), 1)
     images = np.random.default_rng(0).normal(size=(2, 111, 111, 3)).astype(np.float32)
@@ -39,5 +42,5 @@ def test_forward_pass_against_the_oracle():
             for name in ("hidden6", "hidden7", "logits")
         ],
     )
-    got = model(images, training=False).numpy()
-    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+    actual = model(images, training=False).numpy()
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())

@@ -1,3 +1,5 @@
+"""BlurPool, and networks that blur before they subsample."""
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -39,7 +41,7 @@ def test_blur_pool_gradient_uses_the_same_filter(policy):
         ("resnet8", "3x3_stride2", 2 * 2),
     ],
 )
-def test_every_stride_but_that_of_the_image_has_a_blur(name, stem, blurs):
+def test_network_with_blurpool_blurs_before_every_stride_but_the_first(name, stem, blurs):
     options = {"width": 4, "stem": stem, "seed": 3}
     plain = factory.create(name, 5, 32, **options)
     network = factory.create(name, 5, 32, blurpool=True, **options)

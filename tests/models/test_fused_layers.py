@@ -1,4 +1,4 @@
-"""Networks whose parts are XLA programs next to the same networks of single layers."""
+"""Networks with fused XLA programs equal the same networks of separate layers."""
 
 import numpy as np
 import pytest
@@ -65,13 +65,16 @@ def test_normalize_relu_has_outputs_and_gradients_of_tensorflow(
     expected[-1] *= (3 * 4 * 6 - 1) / (3 * 4 * 6)
     actual = outputs_and_gradients(program, inputs, dy)
     assert actual[0].dtype == actual[1].dtype == dtype
-    for found, wanted in zip(actual, expected, strict=True):
-        found = tf.cast(found, tf.float32)
-        np.testing.assert_allclose(found, wanted, atol=tolerance * np.abs(wanted).max(), rtol=0)
+    for value, expected_value in zip(actual, expected, strict=True):
+        value = tf.cast(value, tf.float32)
+        np.testing.assert_allclose(
+            value, expected_value, atol=tolerance * np.abs(expected_value).max(), rtol=0
+        )
 
 
 def test_convolve_and_keep_has_the_gradients_of_a_convolution_and_its_input(on_gpu):
-    x, kernel = draw([2, 3, 5, 6], 0), draw([1, 1, 6, 4], 1)
+    x = draw([2, 3, 5, 6], 0)
+    kernel = draw([1, 1, 6, 4], 1)
     weights = draw([2, 3, 5, 10], 2)
 
     def separate(x, kernel):
@@ -82,12 +85,12 @@ def test_convolve_and_keep_has_the_gradients_of_a_convolution_and_its_input(on_g
 
     expected = outputs_and_gradients(separate, [x, kernel], weights)
     actual = outputs_and_gradients(together, [x, kernel], weights)
-    for found, wanted in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    for value, expected_value in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(value, expected_value, rtol=1e-5, atol=1e-5)
 
 
 def test_shortcut_is_the_first_result_of_its_operation(on_gpu):
-    """TensorFlow's graph optimizer drops the number of a result that it adds to a normalization."""
+    """TensorFlow's graph optimizer drops the index of a result that it adds to a normalization."""
     function = tf.function(shortcut_program.convolve_and_keep, autograph=False)
     kept, _ = function.get_concrete_function(tf.ones([2, 4, 4, 6]), tf.ones([1, 1, 6, 4])).outputs
     while kept.op.type == "Identity":
@@ -96,7 +99,7 @@ def test_shortcut_is_the_first_result_of_its_operation(on_gpu):
     assert kept.value_index == 0
 
 
-def created(name, programs=()):
+def create(name, programs=()):
     return factory.create(
         name, 5, 32, width=4, seed=3, batch_norm="moving", zero_last_gamma=False, programs=programs
     )
@@ -104,7 +107,8 @@ def created(name, programs=()):
 
 @pytest.mark.parametrize(("name", "forks"), [("resnet8", 0), ("resnet50_v1", 0), ("resnet50", 16)])
 def test_network_with_all_programs_has_the_variables_of_its_layers(name, forks):
-    plain, fused = created(name), created(name, PROGRAMS)
+    plain = create(name)
+    fused = create(name, PROGRAMS)
     assert [v.path for v in fused.variables] == [v.path for v in plain.variables]
     trainable = [v.path for v in fused.trainable_variables]
     assert trainable == [v.path for v in plain.trainable_variables]
@@ -116,15 +120,16 @@ def test_network_with_all_programs_has_the_variables_of_its_layers(name, forks):
 
 def test_network_with_all_programs_has_the_results_of_its_layers(monkeypatch):
     monkeypatch.setattr(factory.resnet, "DEPTHS", {"resnet50": (2, 1)})
-    plain, fused = created("resnet50"), created("resnet50", PROGRAMS)
+    plain = create("resnet50")
+    fused = create("resnet50", PROGRAMS)
     images = draw([4, 32, 32, 3], 0)
     labels = tf.constant([0, 1, 2, 3], tf.int64)
     expected = training_pass(plain, images, labels)
     inference = plain(images, training=False)
     monkeypatch.setattr(xla, "has_gpu", lambda: True)
     monkeypatch.setattr(xla, "supported", lambda: True)
-    found = training_pass(fused, images, labels)
-    for name, wanted in expected.items():
-        tolerance = 1e-3 * np.abs(wanted).max() + 1e-6
-        np.testing.assert_allclose(found[name], wanted, rtol=0, atol=tolerance, err_msg=name)
+    actual = training_pass(fused, images, labels)
+    for name, value in expected.items():
+        tolerance = 1e-3 * np.abs(value).max() + 1e-6
+        np.testing.assert_allclose(actual[name], value, rtol=0, atol=tolerance, err_msg=name)
     np.testing.assert_allclose(fused(images, training=False), inference, rtol=1e-3, atol=1e-4)

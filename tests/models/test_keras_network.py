@@ -16,7 +16,7 @@ from tests.support import in_process, program
 PIXELS = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3)).astype(np.uint8)
 
 
-def test_keras_names_are_those_of_the_installed_keras():
+def test_keras_families_name_every_network_of_the_installed_keras():
     public = {name for name in dir(keras.applications) if name[0].isupper()}
     assert set(keras_families.NAMES) == public
 
@@ -26,7 +26,7 @@ def test_prepare_images_of_normalized_pixels_equals_the_familys_preprocess_input
     image = keras.Input((8, 8, 3))
     prepare = keras.Model(image, keras_network.prepare_images(image, family.input_range))
     prepared = prepare(device.normalize(PIXELS)).numpy()
-    # EfficientNet does not normalize before its layer is adapted; see the next test.
+    # EfficientNet normalizes in a layer of its network, which another test checks.
     if family.module == "efficientnet":
         expected = 255 * device.normalize(PIXELS).numpy()
     else:
@@ -98,9 +98,7 @@ def test_create_builds_each_family_at_its_smallest_size(family):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["MobileNetV3Small", "VGG16", "ConvNeXtTiny"])
-def test_a_keras_network_trains_resumes_and_evaluates_as_recorded(
-    name, tiny_data, tmp_path, capsys
-):
+def test_keras_network_trains_resumes_and_evaluates_as_recorded(name, tiny_data, tmp_path, capsys):
     run = tmp_path / "run"
     flags = [
         *(f"--model=keras:{name}", "--image_size=32", "--epochs=2"),

@@ -1,4 +1,4 @@
-"""Checks that the traced training graph has the form that a GPU runs fast; it needs no GPU."""
+"""The traced training graph has the form that a GPU runs fast; the tests need no GPU."""
 
 import keras
 import numpy as np
@@ -48,6 +48,7 @@ def test_stem_on_pixel_blocks_has_the_values_and_gradients_of_the_stem_on_pixels
 
 @pytest.fixture(scope="module")
 def traced():
+    """Returns the operations of a network in FP16, the number of its convolutions, and the type."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "has_gpu", lambda: True)
         operations, convolutions = traced_nodes("mixed_float16")
@@ -55,10 +56,11 @@ def traced():
 
 
 def of_type(operations, *types):
+    """Returns the operations of these types."""
     return [op for op in operations if op.type in types]
 
 
-def test_every_convolution_computes_in_half_precision_nhwc(traced):
+def test_graph_in_half_precision_has_every_convolution_in_it_and_nhwc(traced):
     operations, count, half = traced
     forward = of_type(operations, "Conv2D")
     backward = of_type(operations, "Conv2DBackpropInput", "Conv2DBackpropFilter")
@@ -70,7 +72,7 @@ def test_every_convolution_computes_in_half_precision_nhwc(traced):
         assert op.get_attr("data_format") == b"NHWC", op.name
 
 
-def test_normalization_is_fused_with_float_statistics(traced):
+def test_graph_in_half_precision_fuses_normalization_with_float32_statistics(traced):
     operations, count, half = traced
     forward = of_type(operations, "FusedBatchNormV3")
     backward = of_type(operations, "FusedBatchNormGradV3")
@@ -80,7 +82,7 @@ def test_normalization_is_fused_with_float_statistics(traced):
         assert op.get_attr("data_format") == b"NHWC", op.name
 
 
-def test_nothing_between_the_layers_is_wider_than_the_compute_type(traced):
+def test_graph_in_half_precision_has_no_wider_tensors_between_layers(traced):
     operations, _, half = traced
     for op in of_type(
         operations, "Relu", "ReluGrad", "AddV2", "AddN", "MaxPool", "MaxPoolGrad", "Pad"
@@ -89,7 +91,7 @@ def test_nothing_between_the_layers_is_wider_than_the_compute_type(traced):
             assert op.outputs[0].dtype == half, op.name
 
 
-def test_float32_has_no_casts_between_float_types():
+def test_graph_in_float32_has_no_casts_between_float_types():
     operations, _ = traced_nodes("float32", "resnet10")
     assert not [op for op in of_type(operations, "Cast") if op.get_attr("SrcT").is_floating]
 
@@ -126,7 +128,7 @@ def test_fused_kernel_casts_keep_outputs_and_gradients():
         np.testing.assert_array_equal(tf.cast(gradient, tf.float32), expected_gradient)
 
 
-def test_after_fused_kernel_casts_layers_cast_their_kernels():
+def test_layers_after_fused_kernel_casts_use_the_current_kernels():
     model = network()
     to_cast = layers.kernels_to_cast(model)
     images = tf.ones([1, 8, 8, 3])

@@ -1,3 +1,5 @@
+"""Convolution and pooling: padding, and the forms for GPUs and CPUs."""
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,7 +12,7 @@ from tests.references import resnet_reference
 @pytest.mark.parametrize(
     ("size", "kernel", "stride", "pad"), [(8, 3, 2, 1), (9, 3, 2, 1), (8, 7, 2, 3), (7, 1, 2, 0)]
 )
-def test_convolution_pads_both_sides_alike(size, kernel, stride, pad):
+def test_conv2d_pads_both_sides_equally(size, kernel, stride, pad):
     layer = Conv2D(5, kernel, strides=stride, pad=pad, use_bias=True, bias_initializer="ones")
     x = np.random.default_rng(0).normal(size=(2, size, size, 4)).astype(np.float32)
     outputs = layer(x).numpy()
@@ -22,7 +24,7 @@ def test_convolution_pads_both_sides_alike(size, kernel, stride, pad):
 
 
 @pytest.mark.parametrize("size", [8, 9])
-def test_pooling_of_non_negative_values(size):
+def test_max_pool2d_of_non_negative_values_equals_the_oracle(size):
     x = np.maximum(np.random.default_rng(0).normal(size=(2, size, size, 3)), 0).astype(np.float32)
     layer = MaxPool2D(3, 2, pad=1)
     outputs = layer(x).numpy()
@@ -34,10 +36,10 @@ def test_pooling_of_non_negative_values(size):
 @pytest.mark.parametrize(
     ("size", "kernel", "stride", "pad"), [(8, 3, 2, 1), (9, 3, 2, 1), (8, 7, 2, 3), (7, 1, 2, 0)]
 )
-def test_the_form_for_gpus_has_the_same_values_and_gradients(
+def test_conv2d_and_max_pool_in_the_form_for_gpus_equal_the_form_for_cpus(
     monkeypatch, size, kernel, stride, pad
 ):
-    """The convolution pads by itself, and so does the pooling after a ReLU."""
+    """On a GPU the convolution pads by itself, and so does the pooling after a ReLU."""
     random = np.random.default_rng(0)
     x = tf.constant(random.normal(size=(2, size, size, 4)).astype(np.float32))
     weights = tf.constant(random.normal(size=(kernel, kernel, 4, 6)).astype(np.float32))
@@ -77,7 +79,7 @@ def gradients(convolve, x, kernel, dy):
         (8, 11, 4, 2, 3, tf.float32),
     ],
 )
-def test_cpu_forms_have_the_values_and_gradients_of_the_plain_one(
+def test_conv2d_in_the_forms_for_cpus_equals_the_plain_convolution(
     size, kernel, stride, pad, channels, dtype, batch_known
 ):
     random = np.random.default_rng(0)
@@ -98,12 +100,14 @@ def test_cpu_forms_have_the_values_and_gradients_of_the_plain_one(
         input_signature=signature,
     )
     expected = gradients(plain, x, weights, tf.cast(dy, tf.float32))
-    for actual, wanted in zip(ours(x, dy), expected, strict=True):
+    for actual, expected_value in zip(ours(x, dy), expected, strict=True):
         assert actual.dtype == dtype
-        wanted = tf.cast(wanted, tf.float32).numpy()
+        expected_value = tf.cast(expected_value, tf.float32).numpy()
         tolerance = 1e-5 if dtype == tf.float32 else 0.02
         np.testing.assert_allclose(
-            tf.cast(actual, tf.float32), wanted, atol=tolerance * np.abs(wanted).max()
+            tf.cast(actual, tf.float32),
+            expected_value,
+            atol=tolerance * np.abs(expected_value).max(),
         )
 
 
@@ -134,8 +138,8 @@ def test_conv2d_selects_the_form_by_device_shape_and_type(monkeypatch):
         assert "MatMul" not in operations_of(4, kernel, stride, 256, tf.bfloat16)
 
 
-def test_max_pool_compiles_under_xla(monkeypatch):
-    """XLA has no pooling with explicit padding, so --jit_compile would fail on a GPU with it."""
+def test_max_pool_compiled_by_xla_equals_the_plain_pooling(monkeypatch):
+    """XLA does not support pooling with explicit padding, so --jit_compile would fail on a GPU."""
     monkeypatch.setattr(kernels, "has_gpu", lambda: True)
     images = tf.constant(np.random.default_rng(0).uniform(size=(2, 9, 9, 3)), tf.float32)
     pool = lambda x: kernels.max_pool(x, 3, 2, 1)  # noqa: E731

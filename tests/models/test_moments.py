@@ -1,3 +1,5 @@
+"""Merging means and variances."""
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,8 +10,9 @@ from tests.references.moments_reference import population_moments
 
 
 def merge(means, variances):
-    """Merges moments in the way of `normalization.merge_statistics`."""
-    means, variances = np.asarray(means), np.asarray(variances)
+    """Merges moments as `normalization.merge_statistics` does."""
+    means = np.asarray(means)
+    variances = np.asarray(variances)
     mean = means.mean(axis=0)
     return mean, moments.biased_variance(mean, moments.second_moment(means, variances).mean(axis=0))
 
@@ -22,7 +25,7 @@ VALUES = arrays(
 
 
 @given(VALUES)
-def test_merged_moments_are_those_of_all_values(parts):
+def test_merged_moments_equal_the_moments_of_all_values(parts):
     mean, variance = merge(parts.mean(axis=1), parts.var(axis=1))
     expected_mean, expected_variance = population_moments(parts.tolist())
     np.testing.assert_allclose(mean, expected_mean, rtol=1e-12, atol=1e-12)
@@ -31,7 +34,7 @@ def test_merged_moments_are_those_of_all_values(parts):
     )
 
 
-def test_channels_are_merged_separately_and_keep_fp32():
+def test_merged_moments_of_channels_are_separate_and_float32():
     means = np.array([[1, 2, 3], [3, 2, 1]], np.float32)
     mean, variance = merge(means, np.ones_like(means))
     assert mean.dtype == variance.dtype == np.float32
@@ -39,7 +42,7 @@ def test_channels_are_merged_separately_and_keep_fp32():
     np.testing.assert_array_equal(variance, [2, 1, 2])
 
 
-def test_variance_that_rounding_makes_negative_is_clamped():
+def test_biased_variance_made_negative_by_rounding_is_zero():
     mean = np.float32(4097.0)
     square = np.nextafter(np.square(mean), np.float32(0))
     assert square - np.square(mean) < 0

@@ -1,3 +1,5 @@
+"""Batch normalization: virtual GPUs, modes of the statistics, and several ranks."""
+
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,7 +18,7 @@ STATISTICS = ("moving_mean", "moving_variance")
 def reference(x, gamma, beta, dy, epsilon=EPSILON):
     """Returns outputs, gradients, mean and biased variance in float64.
 
-    The equations are those of section 3 of Ioffe and Szegedy (2015).
+    Reference: the equations of section 3 of Ioffe and Szegedy (2015).
     """
     axes = (0, 1, 2)
     count = x[..., 0].size
@@ -68,7 +70,9 @@ def run(layer, x, dy, training=True):
 @pytest.mark.parametrize(
     ("policy", "tolerance"), [("float32", 1e-5), ("mixed_bfloat16", 0.03), ("mixed_float16", 0.005)]
 )
-def test_call_normalizes_each_virtual_gpus_part_as_a_batch(policy, tolerance, virtual_gpus):
+def test_batch_norm_normalizes_the_part_of_each_virtual_gpu_as_a_batch(
+    policy, tolerance, virtual_gpus
+):
     x, gamma, beta, dy = draw((6, 3, 5, 4))
     layer = build(gamma, beta, dtype=policy, virtual_gpus=virtual_gpus)
     x = tf.cast(x, layer.compute_dtype).numpy().astype(np.float64)
@@ -83,22 +87,24 @@ def test_call_normalizes_each_virtual_gpus_part_as_a_batch(policy, tolerance, vi
         atol=tolerance,
     )
     inputs, scales, offsets = zip(*(e[1] for e in expected), strict=True)
-    for actual, wanted in zip(
+    for actual, expected_value in zip(
         gradients, (np.concatenate(inputs), sum(scales), sum(offsets)), strict=True
     ):
         np.testing.assert_allclose(
-            tf.cast(actual, tf.float32), wanted, atol=tolerance * np.abs(wanted).max()
+            tf.cast(actual, tf.float32),
+            expected_value,
+            atol=tolerance * np.abs(expected_value).max(),
         )
     mean, variance = merged([e[2] for e in expected], [e[3] for e in expected])
-    # The statistics are sums in FP32 whatever the compute type.
+    # The statistics are summed in FP32 for every compute type.
     np.testing.assert_allclose(layer.moving_mean.numpy(), mean, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(layer.moving_variance.numpy(), variance, rtol=1e-5)
 
 
-def test_each_virtual_gpu_has_a_moving_average_until_they_are_merged():
-    """One layer with two virtual GPUs gives the merged statistics of two layers with one each.
+def test_batch_norm_keeps_moving_averages_per_virtual_gpu_until_merged():
+    """Compares one layer with two virtual GPUs with the merged statistics of two layers.
 
-    They are merged after the second of three steps.
+    The statistics are merged after the second of three steps.
     """
     together = build(np.ones(6), np.zeros(6), mode="moving", momentum=0.75, virtual_gpus=2)
     alone = [build(np.ones(6), np.zeros(6), mode="moving", momentum=0.75) for _ in range(2)]
@@ -121,7 +127,7 @@ def test_each_virtual_gpu_has_a_moving_average_until_they_are_merged():
 
 
 @pytest.mark.parametrize("mode", ["last", "precise"])
-def test_each_training_call_overwrites_the_statistics(mode):
+def test_batch_norm_last_and_precise_overwrite_the_statistics_in_each_call(mode):
     layer = build(np.ones(6), np.zeros(6), mode=mode)
     for seed in (1, 2):
         x = draw(seed=seed)[0]
@@ -132,7 +138,7 @@ def test_each_training_call_overwrites_the_statistics(mode):
         np.testing.assert_allclose(layer.moving_variance.numpy(), x.var((0, 1, 2)), rtol=1e-4)
 
 
-def test_moving_average_of_biased_statistics():
+def test_batch_norm_moving_averages_biased_statistics():
     layer = build(np.ones(6), np.zeros(6), mode="moving", momentum=0.75)
     mean, variance = np.zeros(6), np.ones(6)
     for seed in (1, 2, 3):
@@ -144,7 +150,7 @@ def test_moving_average_of_biased_statistics():
     np.testing.assert_allclose(layer.moving_variance.numpy(), variance, rtol=1e-5)
 
 
-def test_inference_uses_the_stored_statistics_and_does_not_change_them():
+def test_batch_norm_inference_uses_the_stored_statistics_unchanged():
     x, gamma, beta, dy = draw()
     layer = build(gamma, beta)
     layer.moving_mean.assign(np.full(6, 0.5))
@@ -156,7 +162,7 @@ def test_inference_uses_the_stored_statistics_and_does_not_change_them():
     assert np.all(layer.moving_mean.numpy() == 0.5)
 
 
-def test_frozen_statistics_normalize_each_image_by_itself():
+def test_batch_norm_frozen_does_not_depend_on_the_batch():
     model = factory.create("resnet8", 3, 32, width=8, zero_last_gamma=False)
     layers = list(normalization.batch_norm_layers(model))
     for layer in layers:
@@ -174,7 +180,7 @@ def test_frozen_statistics_normalize_each_image_by_itself():
     assert not np.array_equal(normalization.inference_statistics(model)[0][0].numpy(), before[0])
 
 
-class Ranks:
+class ThreadRanks:
     """Sums over threads that represent ranks; the k-th calls of all ranks belong together."""
 
     def __init__(self, size):
@@ -201,10 +207,12 @@ class Ranks:
 
 @pytest.mark.parametrize("cuts", [(0, 2, 4, 6), (0, 1, 3, 6)], ids=["equal", "unequal"])
 @pytest.mark.parametrize(("policy", "tolerance"), [("float32", 1e-5), ("mixed_bfloat16", 0.03)])
-def test_synchronized_ranks_give_what_one_rank_gives_on_all_images(policy, tolerance, cuts):
+def test_batch_norm_synchronized_over_ranks_equals_one_rank_with_all_images(
+    policy, tolerance, cuts
+):
     x, gamma, beta, dy = draw((6, 3, 5, 4))
     x = tf.cast(x, tf.bfloat16).numpy().astype(np.float64)
-    ranks = Ranks(3)
+    ranks = ThreadRanks(3)
     layers = [
         build(gamma, beta, dtype=policy, allreduce=ranks.allreduce(r), name="bn") for r in range(3)
     ]
@@ -216,7 +224,7 @@ def test_synchronized_ranks_give_what_one_rank_gives_on_all_images(policy, toler
     np.testing.assert_allclose(outputs, expected, rtol=tolerance, atol=tolerance)
     inputs = np.concatenate([tf.cast(g[0], tf.float32) for _, g in results])
     np.testing.assert_allclose(inputs, dx, atol=tolerance * np.abs(dx).max())
-    # Parameters get local gradients: the sum over ranks is left to the exchange of gradients.
+    # Parameters get local gradients, which the optimizer sums over ranks later.
     np.testing.assert_allclose(
         sum(g[1] for _, g in results), d_gamma, rtol=1e-3, atol=tolerance * 50
     )

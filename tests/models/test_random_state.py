@@ -1,3 +1,5 @@
+"""Random number generators of a network on each rank."""
+
 import keras
 import numpy as np
 

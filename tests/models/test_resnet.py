@@ -1,3 +1,5 @@
+"""ResNets: their size, their forward pass and their options."""
+
 import keras
 import numpy as np
 import pytest
@@ -8,7 +10,8 @@ from hybrid_imagenet.models import factory
 from hybrid_imagenet.models.normalization import BatchNormalization
 from tests.references import resnet_reference
 
-PUBLISHED = {  # at 1000 classes; resnet8 is not in the paper and was counted by hand
+# Parameters for 1000 classes. resnet8 is not in the paper and was counted by hand.
+PUBLISHED = {
     "resnet8": 1_489_704,
     "resnet18": 11_689_512,
     "resnet50": 25_557_032,
@@ -20,15 +23,16 @@ def trainable_parameters(model):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_parameter_counts_are_the_published_ones(name):
+def test_resnet_has_the_published_number_of_parameters(name):
     assert resnet_reference.parameter_count(name, 1000) == PUBLISHED[name]
-    with keras.StatelessScope():  # no weights are drawn
+    # In this scope no weights are drawn, which would take long.
+    with keras.StatelessScope():
         model = factory.create(name, 1000, 224)
     assert trainable_parameters(model) == PUBLISHED[name]
 
 
-def test_a_narrow_network_for_small_images():
-    """ResNet-8 of 16, 32 and 64 channels with 10 classes, counted by hand."""
+def test_resnet8_narrow_for_small_images_has_the_counted_parameters():
+    """ResNet-8 with 16, 32 and 64 channels and 10 classes is counted by hand."""
     model = factory.create("resnet8", 10, 28, width=16, stem="3x3")
     stem, first, second, third, classifier = 432 + 32, 4608 + 64, 14336 + 192, 57344 + 384, 650
     assert trainable_parameters(model) == stem + first + second + third + classifier
@@ -41,7 +45,7 @@ def test_a_narrow_network_for_small_images():
 
 
 def randomized(model, seed):
-    """Assigns values that no initializer gives, so that a swapped pair is noticed."""
+    """Assigns values that no initializer gives, so that swapped variables are noticed."""
     random = np.random.default_rng(seed)
     for variable in model.variables:
         if variable.ndim == 1:
@@ -82,7 +86,7 @@ def weights_in_order(model):
         ("resnet50", 24, 6, "3x3_stride2"),
     ],
 )
-def test_forward_pass_is_that_of_the_papers(name, side, width, stem):
+def test_resnet_forward_pass_equals_the_oracle(name, side, width, stem):
     model = randomized(
         factory.create(name, 7, side, width=width, stem=stem, zero_last_gamma=False, seed=3), 1
     )
@@ -101,17 +105,17 @@ def test_forward_pass_is_that_of_the_papers(name, side, width, stem):
 @pytest.mark.parametrize(("flag", "gamma"), [(True, 0.0), (False, 1.0)])
 def test_zero_last_gamma_sets_the_last_scale_of_each_block(flag, gamma):
     model = factory.create("resnet50", 3, 32, width=2, zero_last_gamma=flag)
-    every = [n for n in model.layers if isinstance(n, BatchNormalization)]
-    norms = [n for n in every if n.name.endswith("_3_bn")]
+    all_norms = [n for n in model.layers if isinstance(n, BatchNormalization)]
+    norms = [n for n in all_norms if n.name.endswith("_3_bn")]
     assert len(norms) == 16
     assert all(np.all(n.gamma.numpy() == gamma) for n in norms)
-    others = [n for n in every if n not in norms]
+    others = [n for n in all_norms if n not in norms]
     assert len(others) == 53 - 16
     assert all(np.all(n.gamma.numpy() == 1) for n in others)
 
 
 @pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
-def test_reduced_precision_keeps_fp32_variables_and_logits(precision):
+def test_resnet_in_reduced_precision_keeps_float32_variables_and_logits(precision):
     model = factory.create("resnet10", 5, 64, precision=precision, zero_last_gamma=False)
     wide = factory.create("resnet10", 5, 64, zero_last_gamma=False)
     assert model.input.dtype == precision.removeprefix("mixed_")
@@ -131,12 +135,12 @@ def test_reduced_precision_keeps_fp32_variables_and_logits(precision):
         ("alexnet_bn", {}, "--image_size=32: alexnet_bn needs at least 63 pixels"),
     ],
 )
-def test_wrong_arguments_are_named(name, options, words):
+def test_create_with_invalid_arguments_is_rejected(name, options, words):
     with pytest.raises(UserError, match=words):
         factory.create(name, 10, 32, **options)
 
 
-def test_model_survives_a_round_trip_to_a_file(tmp_path):
+def test_resnet_loaded_from_a_file_gives_the_same_results(tmp_path):
     model = randomized(factory.create("resnet10", 4, 32, width=8, batch_norm="moving"), 2)
     model.save(tmp_path / "model.keras")
     again = keras.saving.load_model(tmp_path / "model.keras")
@@ -145,7 +149,7 @@ def test_model_survives_a_round_trip_to_a_file(tmp_path):
     assert again.get_layer("stem_bn").mode == "moving"
 
 
-def test_network_for_any_size_equals_networks_for_each_size():
+def test_resnet_for_any_image_size_equals_networks_for_each_size():
     any_size = factory.create("resnet8", 5, None, width=16, zero_last_gamma=False)
     for side in (32, 48):
         images = np.random.default_rng(side).normal(size=(2, side, side, 3)).astype(np.float32)

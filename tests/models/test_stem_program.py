@@ -1,4 +1,4 @@
-"""The stem's program next to TensorFlow's operations, compiled by XLA for the CPU."""
+"""The fused program of the stem equals TensorFlow's operations, compiled by XLA for the CPU."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,10 @@ def on_gpu(monkeypatch):
 
 
 def operations(x, gamma, beta):
-    """TensorFlow's operations in the order of the layers; the variance has Bessel's correction."""
+    """Applies TensorFlow's operations in the order of the layers.
+
+    The variance has Bessel's correction.
+    """
     y, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
         x=x, scale=gamma, offset=beta, mean=[], variance=[], epsilon=EPSILON, data_format="NHWC"
     )
@@ -60,9 +63,11 @@ def test_stem_program_has_outputs_and_gradients_of_tensorflow(dtype, tolerance, 
     count = 3 * 8 * 12
     expected[-1] *= (count - 1) / count
     assert actual[0].dtype == actual[1].dtype == dtype
-    for found, wanted in zip(actual, expected, strict=True):
-        found = tf.cast(found, tf.float32)
-        np.testing.assert_allclose(found, wanted, atol=tolerance * np.abs(wanted).max(), rtol=0)
+    for value, expected_value in zip(actual, expected, strict=True):
+        value = tf.cast(value, tf.float32)
+        np.testing.assert_allclose(
+            value, expected_value, atol=tolerance * np.abs(expected_value).max(), rtol=0
+        )
     assert not np.any(tf.cast(actual[1], tf.float32)[..., -1])
 
 
@@ -79,7 +84,7 @@ def test_stem_program_gives_the_gradient_of_equal_pixels_to_the_first(on_gpu):
     np.testing.assert_allclose(actual[2:4], expected[2:4], atol=1e-5)
 
 
-def created(programs=(), **settings):
+def create(programs=(), **settings):
     settings = {"width": 8, "seed": 3, "batch_norm": "moving", **settings}
     return factory.create(
         "resnet8", 5, settings.pop("image_size", 32), programs=programs, **settings
@@ -87,7 +92,8 @@ def created(programs=(), **settings):
 
 
 def test_network_with_stem_program_has_the_variables_and_results_of_the_layers(on_gpu):
-    plain, fused = created(), created(["stem"])
+    plain = create()
+    fused = create(["stem"])
     assert isinstance(fused.get_layer("stem_bn"), fused_layers.StemNormalization)
     assert [v.path for v in fused.variables] == [v.path for v in plain.variables]
     random = np.random.default_rng(0)
@@ -115,7 +121,7 @@ def test_network_with_stem_program_has_the_variables_and_results_of_the_layers(o
     ],
 )
 def test_network_that_the_stem_program_does_not_fit_keeps_its_layers(settings):
-    names = {layer.name for layer in created(["stem"], **settings).layers}
+    names = {layer.name for layer in create(["stem"], **settings).layers}
     assert "stem_relu" in names
 
 

@@ -1,7 +1,7 @@
-"""Tests that weights under timm's names are read, and that its variants are rejected.
+"""Weights under timm's names are read, and its variants are rejected.
 
-The names and shapes were compared with those of timm 1.0. The logits of its random resnet18, 34
-and 50 were equal within 1e-6 of their largest value.
+The names and shapes were compared with those of timm 1.0. The logits of its random resnet18, 34 and
+50 were equal within 1e-6 of their largest value.
 """
 
 import json
@@ -25,7 +25,7 @@ def convolution(prefix, *shape):
 
 
 def state_dict(blocks=(2, 2, 2, 2), bottleneck=False):
-    """Returns tensors under timm's names. Only the first kernels have their true shapes."""
+    """Returns tensors under timm's names; only the first kernels have their true shapes."""
     tensors = {**convolution("conv1", 64, 3, 7, 7), **normalization("bn1")}
     for stage, count in enumerate(blocks, 1):
         for block in range(count):
@@ -97,7 +97,7 @@ def test_read_rejects_a_variant_and_names_the_difference(tmp_path, variant):
         ("", "it has no tensors"),
     ],
 )
-def test_read_names_what_a_file_lacks(tmp_path, missing, difference):
+def test_read_of_a_file_with_missing_tensors_names_them(tmp_path, missing, difference):
     tensors = {name: value for name, value in state_dict().items() if missing not in name}
     with pytest.raises(UserError, match=difference):
         read(tmp_path, tensors)
@@ -125,7 +125,7 @@ def test_read_checks_the_architecture_that_config_json_names(tmp_path, architect
 
 
 @pytest.mark.parametrize("config", [None, {}, {"architecture": "resnet18"}])
-def test_read_says_that_a_file_without_architecture_may_be_of_another_network(tmp_path, config):
+def test_read_of_a_file_without_architecture_warns_of_the_assumed_network(tmp_path, config):
     if config is not None:
         (tmp_path / "config.json").write_text(json.dumps(config))
     lines = []
@@ -139,7 +139,7 @@ def test_read_says_that_a_file_without_architecture_may_be_of_another_network(tm
         )
 
 
-def test_written_file_names_its_network(tmp_path):
+def test_write_names_the_network_so_that_read_does_not_warn(tmp_path):
     _, weights = read(tmp_path, state_dict())
     path = tmp_path / "written.safetensors"
     torchvision.write(path, "resnet18", weights)

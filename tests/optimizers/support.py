@@ -1,4 +1,4 @@
-"""Small problems on which an optimizer and its oracle can be run side by side."""
+"""Small problems on which an optimizer and its oracle can be compared."""
 
 import keras
 import numpy as np
@@ -19,13 +19,15 @@ KINDS = (
     ParameterKind.KERNEL,
     ParameterKind.BIAS,
 )
-PACKED = True  # as on a GPU; test_update.py compares what a processor does
+# Updates are packed as on a GPU. test_update.py compares them with the form for a CPU.
+PACKED = True
 KERNELS = [kind is ParameterKind.KERNEL for kind in KINDS]
 
 
 class Problem:
-    """A noisy quadratic: the gradient at w is curvature * (w - target) + noise(step), noise fixed
-    by the seed.
+    """A noisy quadratic: the gradient at w is curvature * (w - target) + noise(step).
+
+    The seed determines the noise.
     """
 
     def __init__(self, shapes=SHAPES, seed=0):
@@ -58,20 +60,22 @@ class Runner:
     """Runs an optimizer as a training step does, with gradients multiplied by a loss scale."""
 
     def __init__(self, optimizer, problem, loss_scale=1.0, kinds=KINDS):
-        self.optimizer, self.problem, self.loss_scale = optimizer, problem, loss_scale
+        self.optimizer = optimizer
+        self.problem = problem
+        self.loss_scale = loss_scale
         self.variables = problem.variables()
         optimizer.set_kinds(kinds)
-        self.whole = DistributedOptimizer(
+        self.distributed = DistributedOptimizer(
             optimizer,
             loss_scale=LossScale(loss_scale),
             communicator=SingleProcess(),
             packed=PACKED,
         )
-        self.whole.build(self.variables)
-        omit_xla(self.whole)
+        self.distributed.build(self.variables)
+        omit_xla(self.distributed)
         self.count = 0
         self.function = tf.function(
-            lambda grads: self.whole.accumulate_or_update(grads), autograph=False
+            lambda grads: self.distributed.accumulate_or_update(grads), autograph=False
         )
 
     def weights(self):
@@ -87,15 +91,16 @@ class Runner:
 
 
 def of_one(optimizer, start):
-    """A runner of one kernel that begins with these values."""
+    """Returns a runner of one kernel that begins with these values."""
     problem = Problem([np.shape(start)])
     problem.start = [np.asarray(start, np.float32)]
     return Runner(optimizer, problem, kinds=[ParameterKind.KERNEL])
 
 
 def scaled_sgd(start, scale, momentum=0.0, **options):
-    """Variables, the distributed optimizer that moves them as SGD does at a rate of .5, and a step
-    by gradients.
+    """Returns variables, their distributed SGD with a learning rate of 0.5, and its step.
+
+    The step takes the gradients.
     """
     variables = [keras.Variable(value, name=f"w{i}") for i, value in enumerate(start)]
     optimizer = DistributedOptimizer(
@@ -115,8 +120,9 @@ def scaled_sgd(start, scale, momentum=0.0, **options):
 
 
 def follow(runner, rate, oracle):
-    """200 steps at `rate(step)` beside those of an oracle,
-    `oracle(layer, gradient, step, rate)`.
+    """Compares 200 steps at the learning rate `rate(step)` with those of an oracle.
+
+    The oracle is called as `oracle(layer, gradient, step, rate)`.
     """
     layers = runner.problem.layers()
     for step in range(200):
@@ -129,7 +135,7 @@ def follow(runner, rate, oracle):
 
 
 def assert_close(actual, layers, tolerance=1e-5):
-    """Every tensor within `tolerance` of the oracle's, relative to its size."""
+    """Asserts that every tensor is within `tolerance` of the oracle's, relative to its size."""
     for value, layer in zip(actual, layers, strict=True):
         assert np.linalg.norm(value - layer["w"]) <= tolerance * np.linalg.norm(layer["w"])
         np.testing.assert_allclose(

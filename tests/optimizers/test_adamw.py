@@ -1,3 +1,5 @@
+"""AdamW follows an oracle and Keras."""
+
 import keras
 import numpy as np
 import pytest

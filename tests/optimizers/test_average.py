@@ -1,3 +1,5 @@
+"""The exponential moving average of weights."""
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -18,7 +20,7 @@ def make(decay, start, every=1, packed=None):
     ("decay", "every", "packed"),
     [(0.5, 1, False), (0.9999, 1, False), (0.9, 7, False), (0.9, 7, True)],
 )
-def test_200_updates_follow_the_oracle_and_skipped_steps_do_not_count(decay, every, packed):
+def test_average_200_updates_follow_the_oracle_and_ignore_skipped_steps(decay, every, packed):
     random = np.random.default_rng(1)
     start = [random.normal(size=shape).astype(np.float32) for shape in ((3, 4), (5,))]
     variables, average, step = make(decay, start, every, packed)
@@ -28,22 +30,23 @@ def test_200_updates_follow_the_oracle_and_skipped_steps_do_not_count(decay, eve
         skipped = number % 11 == 5
         step(*(np.full_like(g, np.nan) if skipped else g for g in grads))
         if not skipped:
-            for seen, variable in zip(path, variables, strict=True):
-                seen.append(variable.numpy())
+            for weights, variable in zip(path, variables, strict=True):
+                weights.append(variable.numpy())
     assert len(path[0]) == 200
-    for first, seen, value in zip(start, path, average.variables.values(), strict=True):
+    for first, weights, value in zip(start, path, average.variables.values(), strict=True):
         np.testing.assert_allclose(
-            value.numpy(), averaged(first, seen, decay, every), rtol=1e-5, atol=1e-6
+            value.numpy(), averaged(first, weights, decay, every), rtol=1e-5, atol=1e-6
         )
     assert step.experimental_get_tracing_count() == 1
 
 
-def test_exchange_is_its_own_inverse():
+def test_average_exchange_twice_restores_weights_and_averages():
     variables, average, step = make(0.9, [np.ones(3, np.float32)])
     step(tf.constant([1.0, 2.0, 3.0]))
-    trained, kept = variables[0].numpy(), average.variables[variables[0].path].numpy()
+    trained = variables[0].numpy()
+    averaged_weights = average.variables[variables[0].path].numpy()
     average.exchange()
-    np.testing.assert_array_equal(variables[0].numpy(), kept)
+    np.testing.assert_array_equal(variables[0].numpy(), averaged_weights)
     average.exchange()
     np.testing.assert_array_equal(variables[0].numpy(), trained)
-    np.testing.assert_array_equal(average.variables[variables[0].path].numpy(), kept)
+    np.testing.assert_array_equal(average.variables[variables[0].path].numpy(), averaged_weights)

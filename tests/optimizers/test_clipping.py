@@ -1,4 +1,4 @@
-"""Clipping by the norm of all gradients together."""
+"""Clipping by the global norm of all gradients."""
 
 import keras
 import numpy as np
@@ -19,7 +19,10 @@ LIMIT = 0.5
 
 
 def step_once(grads, *, packed, **arguments):
-    """Takes one step of SGD at a rate of 1 from zeros; returns minus the gradients it has used."""
+    """Takes one step of SGD with a learning rate of 1 from zeros.
+
+    Returns minus the gradients that it used, and their norm.
+    """
     variables = [keras.Variable(np.zeros(g.shape, np.float32)) for g in grads]
     optimizer = DistributedOptimizer(
         optimizers.create("sgd", learning_rate=1.0, momentum=0.0, **arguments),

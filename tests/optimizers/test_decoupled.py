@@ -1,4 +1,4 @@
-"""Decay that is not part of the gradient, in each optimizer that has it."""
+"""Decoupled weight decay in each optimizer that supports it."""
 
 import pytest
 
@@ -9,7 +9,8 @@ from tests.optimizers.support import Problem, Runner, assert_close, follow
 from tests.references import optimizers_reference as reference
 from tests.references.short_reference import decay_decoupled
 
-PEAK, DECAY = 0.1, 0.02
+PEAK = 0.1
+DECAY = 0.02
 STEPS = {
     "sgd": (SGD, {}, reference.sgd_step),
     "nesterov": (
@@ -22,7 +23,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("case", STEPS)
-def test_200_steps_follow_the_oracle(case):
+def test_decoupled_decay_200_steps_follow_the_oracle(case):
     cls, options, oracle = STEPS[case]
 
     def decays_first(layer, grad, step, rate):
@@ -38,12 +39,13 @@ def test_200_steps_follow_the_oracle(case):
 
 
 @pytest.mark.parametrize("in_warmup", [False, True])
-def test_hybrid_decays_in_the_phases_that_it_would(in_warmup):
+def test_decoupled_decay_of_hybrid_applies_in_the_same_phases(in_warmup):
     problem = Problem()
     optimizer = Hybrid(
         PEAK, weight_decay=DECAY, decoupled_decay=True, decay_in_warmup=in_warmup, lars_eta=0.001
     )
-    runner, layers = Runner(optimizer, problem), problem.layers()
+    runner = Runner(optimizer, problem)
+    layers = problem.layers()
     oracle = reference.HybridReference(layers, warmup_steps=20, epoch_steps=5, peak=PEAK, decay=0.0)
     for step in range(60):
         warmup = step < 20

@@ -1,5 +1,6 @@
-"""Models in float8, some of whose variables are overwritten with what Keras passes as their
-gradients; tests/library/test_float8.py has several ranks.
+"""Models in float8: Keras passes new values as gradients for some variables.
+
+tests/library/test_float8.py tests several ranks.
 """
 
 import keras
@@ -13,7 +14,7 @@ from hybrid_imagenet.optimizers.loss_scale import LossScale
 from hybrid_imagenet.optimizers.overwritten import Partition
 from tests.library import float8
 
-# Each wraps SGD in another way; the rate is 0.1.
+# Each entry wraps SGD differently, with a learning rate of 0.1.
 OPTIMIZERS = {
     "hi alone": lambda **options: hi.optimizers.SGD(0.1, momentum=0.0),
     "hi per variable": lambda **options: hi.DistributedOptimizer(
@@ -28,12 +29,12 @@ OPTIMIZERS = {
 
 @pytest.fixture(scope="module")
 def keras_model():
-    """A model that Keras alone has trained."""
+    """Returns a model that Keras alone has trained."""
     return float8.train(float8.compiled(keras.optimizers.SGD(0.1)))
 
 
 def check_equals(model, expected):
-    """Float8's variables are equal, weights up to the order of sums."""
+    """Checks that float8 variables are equal, and weights equal except for the order of sums."""
     ours = Partition(model.trainable_variables)
     theirs = Partition(expected.trainable_variables)
     assert len(ours.overwritten) == 6
@@ -73,7 +74,7 @@ def test_float8_with_accumulation_takes_the_largest_new_value_as_keras_does():
     ("name", "loss_is_scaled"), [*((name, False) for name in OPTIMIZERS), ("keras", True)]
 )
 def test_overwritten_variable_takes_its_value_and_changes_nothing_else(name, loss_is_scaled):
-    """The value would dominate every norm, and its square is infinite."""
+    """The value would dominate every norm, and its square is infinite in FP32."""
     replaced = keras.Variable(np.ones(3, np.float32), name="replaced")
     replaced.overwrite_with_gradient = True
     weight = keras.Variable(np.zeros((2, 2), np.float32), name="weight")

@@ -1,3 +1,5 @@
+"""The hybrid optimizer follows an oracle written from the paper, in both phases."""
+
 import numpy as np
 import pytest
 
@@ -6,7 +8,10 @@ from hybrid_imagenet.schedules import training_schedule
 from tests.optimizers.support import KERNELS, Problem, Runner, assert_close, of_one
 from tests.references.optimizers_reference import HybridReference, layers_of, lu_bounds
 
-EPOCH_STEPS, WARMUP, PEAK = 25, 4, 0.4
+EPOCH_STEPS = 25
+WARMUP = 4
+PEAK = 0.4
+# The first step of the second phase.
 SWITCH = EPOCH_STEPS * WARMUP
 
 
@@ -24,6 +29,7 @@ def schedule(ramp_epochs=0.0):
 
 
 def run_both(steps, optimizer_arguments, reference_arguments, ramp_epochs=0.0, momentum=0.9):
+    """Runs optimizer and oracle, and compares their weights at some of the steps."""
     problem = Problem()
     runner = Runner(
         Hybrid(PEAK, **{"weight_decay": 1e-4, "lars_eta": 0.001} | optimizer_arguments),
@@ -51,7 +57,8 @@ def run_both(steps, optimizer_arguments, reference_arguments, ramp_epochs=0.0, m
     return runner
 
 
-def follow_through_the_switch(handover, lars):
+def check_through_the_switch(handover, lars):
+    """Compares 200 steps through the switch of phases with the oracle."""
     runner = run_both(
         200, {"handover": handover, "lars_variant": lars}, {"handover": handover, "lars": lars}
     )
@@ -63,19 +70,19 @@ def follow_through_the_switch(handover, lars):
     ("handover", "lars"), [("continuous", "you"), ("reset", "larc"), ("rescale", "none")]
 )
 def test_hybrid_200_steps_follow_the_oracle_through_the_switch(handover, lars):
-    follow_through_the_switch(handover, lars)
+    check_through_the_switch(handover, lars)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("handover", ["continuous", "reset", "rescale"])
 @pytest.mark.parametrize("lars", ["you", "larc", "none"])
 def test_hybrid_every_handover_with_every_lars_follows_the_oracle(handover, lars):
-    follow_through_the_switch(handover, lars)
+    check_through_the_switch(handover, lars)
 
 
 @pytest.mark.parametrize(("handover", "lars"), [("continuous", "you"), ("reset", "larc")])
 def test_hybrid_lars_that_ramps_up_follows_the_oracle(handover, lars):
-    """With eta .001 the rates of LARS are far from P, so that a wrong blend shows."""
+    """With eta 0.001 the rates of LARS are far from the peak, so that a wrong blend is visible."""
     arguments = (
         {"handover": handover, "lars_variant": lars},
         {"handover": handover, "lars": lars, "ramp_steps": 50},
@@ -84,10 +91,12 @@ def test_hybrid_lars_that_ramps_up_follows_the_oracle(handover, lars):
 
 
 def sizes_of_updates(optimizer, steps, ramp_epochs=0.0, **hyper):
-    """The norm of each update under one and the same gradient."""
+    """Returns the norm of each update with a constant gradient."""
     problem = Problem(shapes=((6, 5),))
-    runner, grads = of_one(optimizer, problem.start[0]), problem.grads(problem.start, 0)
-    values, sizes = schedule(ramp_epochs), []
+    runner = of_one(optimizer, problem.start[0])
+    grads = problem.grads(problem.start, 0)
+    values = schedule(ramp_epochs)
+    sizes = []
     for step in range(steps):
         before = runner.weights()[0].astype(np.float64)
         runner.step(values(step / EPOCH_STEPS, (step + 1) / EPOCH_STEPS, 64) | hyper, grads)
@@ -95,10 +104,8 @@ def sizes_of_updates(optimizer, steps, ramp_epochs=0.0, **hyper):
     return sizes
 
 
-def test_with_a_ramp_no_layers_update_jumps_after_the_warmup():
-    """With one and the same gradient the last step of AdaBound and the first of SGD are alike;
-    without a ramp not.
-    """
+def test_hybrid_update_with_a_ramp_does_not_jump_after_the_warmup():
+    """With a constant gradient, only a ramp makes the last AdaBound and first SGD step equal."""
     growth = {}
     for ramp_epochs in (0.0, 2.0):
         optimizer = Hybrid(PEAK, momentum=0.0, lars_eta=1.0, weight_decay=0.0)
@@ -118,16 +125,19 @@ def test_with_a_ramp_no_layers_update_jumps_after_the_warmup():
         ({"adabound_lr": 4e-3}, {"alpha": 4e-3}),
     ],
 )
-def test_every_open_point_of_the_paper_follows_the_oracle(arguments, reference_arguments):
+def test_hybrid_options_for_open_points_of_the_paper_follow_the_oracle(
+    arguments, reference_arguments
+):
     run_both(SWITCH + 30, arguments, reference_arguments, momentum=arguments.get("momentum", 0.9))
 
 
-def test_first_step_by_hand():
-    # t = 1/10 epoch of T = 1, lr N = 2.4: bounds 0.24 and 2.4 + 10000 - 1000. g = 2: m = 0.2, v =
-    # 0.004, s = 0.001 sqrt(0.001) / 0.1 = 3.1623e-4; s / sqrt(v) = 0.005 is raised to 0.24: w = 1 -
-    # 0.24 * 0.2.
+def test_hybrid_first_step_equals_a_calculation_by_hand():
+    # At t = 1/10 epoch of T = 1, with lr N = 2.4, the bounds are 0.24 and 2.4 + 10000 - 1000.
+    # With g = 2: m = 0.2, v = 0.004, and s = 0.001 sqrt(0.001) / 0.1 = 3.1623e-4. Then
+    # s / sqrt(v) = 0.005 is raised to 0.24, so w = 1 - 0.24 * 0.2.
     lower, upper = lu_bounds(0.1, 1.0, 2.4)
-    for highest in (upper, 0.1):  # a bound below the lower one is raised to it
+    # An upper bound below the lower one is raised to it.
+    for highest in (upper, 0.1):
         runner = of_one(Hybrid(2.4, lars_eta=0.001), [[1.0]])
         runner.step({"lower_bound": lower, "upper_bound": highest}, [np.array([[2.0]])])
         np.testing.assert_allclose(runner.weights()[0], [[1.0 - 0.24 * 0.2]], rtol=1e-6)
@@ -135,9 +145,9 @@ def test_first_step_by_hand():
     np.testing.assert_allclose(runner.optimizer.second_moment[0], [[0.004]], rtol=1e-6)
 
 
-def test_sgd_step_by_hand():
-    # From m = 0: u = 0.1 * lr * ratio * g, ratio = 0.001 |w| / (|g| + 0.5 |w|), decay 0.5: g' = 2 +
-    # 0.5 * 4 = 4.
+def test_hybrid_sgd_step_equals_a_calculation_by_hand():
+    # From m = 0, the update is u = 0.1 * lr * ratio * g' with ratio = 0.001 |w| / (|g| + 0.5 |w|).
+    # With a decay of 0.5, g' = 2 + 0.5 * 4 = 4.
     runner = of_one(Hybrid(2.4, weight_decay=0.5, lars_eta=0.001), [[4.0]])
     runner.step({"phase": 1.0, "learning_rate": 100.0}, [np.array([[2.0]])])
     np.testing.assert_allclose(
@@ -145,7 +155,7 @@ def test_sgd_step_by_hand():
     )
 
 
-def test_the_continuous_handover_has_no_jump_where_the_others_do():
+def test_hybrid_continuous_handover_does_not_jump():
     growth = {}
     for handover in ("continuous", "reset", "rescale"):
         optimizer = Hybrid(PEAK, handover=handover, lars_variant="none", weight_decay=0.0)
@@ -158,7 +168,7 @@ def test_the_continuous_handover_has_no_jump_where_the_others_do():
     assert growth["reset"][1] == pytest.approx(10.0 * (1 - 0.9**30), rel=1e-3)
 
 
-def test_a_skipped_step_at_the_switch_does_not_lose_the_handover():
+def test_hybrid_skipped_step_at_the_switch_keeps_the_handover():
     problem = Problem()
     plain = Runner(Hybrid(PEAK, lars_eta=0.001), problem)
     skipping = Runner(Hybrid(PEAK, lars_eta=0.001), problem)
@@ -177,7 +187,7 @@ def test_a_skipped_step_at_the_switch_does_not_lose_the_handover():
         np.testing.assert_array_equal(a, b)
 
 
-def test_zero_gradients_and_zero_weights_stay_finite():
+def test_hybrid_zero_gradients_and_weights_give_finite_updates():
     problem = Problem()
     runner = Runner(Hybrid(PEAK, lars_eta=0.001), problem)
     runner.variables[0].assign(np.zeros(problem.start[0].shape))
@@ -191,13 +201,13 @@ def test_zero_gradients_and_zero_weights_stay_finite():
     layers = layers_of(runner.weights(), KERNELS)
     runner.step({}, grads)
     assert all(np.isfinite(w).all() for w in runner.weights())
-    # |w| = 0: the ratio is 1, so the layer moves by (1 - momentum) lr g.
+    # With |w| = 0 the ratio is 1, so the layer moves by (1 - momentum) lr g.
     np.testing.assert_allclose(
         runner.weights()[0], layers[0]["w"] - 0.1 * PEAK * grads[0], rtol=1e-5
     )
 
 
-def test_state_is_float32():
+def test_hybrid_state_is_float32():
     optimizer = Hybrid(0.3, 0.8)
     assert optimizer.learning_rate == pytest.approx(0.3)
     runner = Runner(optimizer, Problem())
@@ -205,8 +215,8 @@ def test_state_is_float32():
     assert runner.optimizer.hyperparameters["momentum"] == pytest.approx(0.8)
 
 
-def test_hybrid_step_in_the_order_of_the_paper_gives_the_weights_of_the_optimizer():
-    """`hybrid_step` is how a reader learns the method, so it must be what the optimizer does."""
+def test_hybrid_step_function_equals_the_optimizer():
+    """Readers learn the method from `hybrid_step`, so it must equal the optimizer."""
     start = np.random.default_rng(0).normal(0, 0.5, (5, 4))
     runner = of_one(Hybrid(PEAK, weight_decay=1e-4, lars_eta=0.001), start)
     options = runner.optimizer.options

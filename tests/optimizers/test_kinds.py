@@ -1,3 +1,5 @@
+"""Kinds of variables, which decide on decay and trust ratios."""
+
 import keras
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from hybrid_imagenet.optimizers.muon import Muon
 from tests.optimizers.support import Problem, Runner
 
 
-def test_kinds_come_from_the_layers_and_not_from_names():
+def test_classify_uses_the_layers_instead_of_names():
     inputs = keras.Input((8, 8, 3))
     x = keras.layers.Conv2D(4, 3, name="batch_norm_bias_gamma")(inputs)
     x = keras.layers.BatchNormalization(name="conv")(x)
@@ -21,9 +23,11 @@ def test_kinds_come_from_the_layers_and_not_from_names():
     )
     x = keras.layers.GlobalAveragePooling2D()(inner(x))
     model = keras.Model(inputs, keras.layers.Dense(2)(x))
-    k, b = ParameterKind.KERNEL, ParameterKind.BIAS
-    scale, offset = ParameterKind.NORM_SCALE, ParameterKind.NORM_OFFSET
-    assert classify(model) == [k, b, scale, offset, k, b, scale, offset, k, b]
+    assert [kind.value for kind in classify(model)] == [
+        *("kernel", "bias", "norm_scale", "norm_offset"),
+        *("kernel", "bias", "norm_scale", "norm_offset"),
+        *("kernel", "bias"),
+    ]
 
 
 class LayerScale(keras.layers.Layer):
@@ -45,7 +49,7 @@ def test_classify_gamma_of_a_layer_that_does_not_normalize_is_a_scale():
     ]
 
 
-def test_without_a_model_the_rank_decides():
+def test_classify_by_rank_takes_matrices_for_kernels_and_vectors_for_biases():
     variables = [keras.Variable([[1.0]]), keras.Variable([1.0])]
     assert classify_by_rank(variables) == [ParameterKind.KERNEL, ParameterKind.BIAS]
 
@@ -53,23 +57,25 @@ def test_without_a_model_the_rank_decides():
 @pytest.mark.parametrize(
     ("optimizer", "moved"),
     [
-        (lambda: LARS(0.5, weight_decay=0.2), 0.5 * 0.25),  # the plain step
-        (lambda: LAMB(0.5, eps=1e-12, weight_decay=0.2), 0.5),  # Adam's
-        (lambda: Muon(0.5, 0.9, other_rate=0.1), 0.5 * 0.1 * 1.9 * 0.25),  # that of momentum
+        # LARS takes the plain step, LAMB the step of Adam, and Muon that of Nesterov momentum.
+        (lambda: LARS(0.5, weight_decay=0.2), 0.5 * 0.25),
+        (lambda: LAMB(0.5, eps=1e-12, weight_decay=0.2), 0.5),
+        (lambda: Muon(0.5, 0.9, other_rate=0.1), 0.5 * 0.1 * 1.9 * 0.25),
     ],
     ids=["lars", "lamb", "muon"],
 )
-def test_other_kinds_than_kernels_take_a_step_without_decay_whatever_their_shape(optimizer, moved):
+def test_step_of_kinds_other_than_kernels_has_no_decay_for_any_shape(optimizer, moved):
     kinds = [ParameterKind.BIAS, ParameterKind.NORM_SCALE, ParameterKind.NORM_OFFSET]
     problem = Problem([(2, 2)] * 3)
-    problem.start = before = [np.array([[0.4, -0.3], [0.2, 0.7]], np.float32)] * 3
+    before = [np.array([[0.4, -0.3], [0.2, 0.7]], np.float32)] * 3
+    problem.start = before
     runner = Runner(optimizer(), problem, kinds=kinds)
     runner.step(grads=[np.full((2, 2), 0.25)] * 3)
-    for now, start in zip(runner.weights(), before, strict=True):
-        np.testing.assert_allclose(now, start - moved, rtol=1e-5)
+    for after, start in zip(runner.weights(), before, strict=True):
+        np.testing.assert_allclose(after, start - moved, rtol=1e-5)
 
 
-def test_create_refuses_a_name_that_it_does_not_know():
+def test_create_of_an_unknown_name_is_rejected():
     with pytest.raises(ValueError, match="optimizer=adam"):
         optimizers.create("adam")
 
@@ -83,8 +89,8 @@ def trained_by(optimizer, layer, shape, callbacks=()):
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_a_bias_of_two_dimensions_is_rejected_where_the_model_is_not_known(wrapped):
-    def made():
+def test_bias_of_two_dimensions_without_a_known_model_is_rejected(wrapped):
+    def create():
         return (
             hi.DistributedOptimizer(hi.optimizers.LARS(0.1)) if wrapped else hi.optimizers.LARS(0.1)
         )
@@ -97,14 +103,14 @@ def test_a_bias_of_two_dimensions_is_rejected_where_the_model_is_not_known(wrapp
         with pytest.raises(
             UserError, match=r"not know whether .* is a kernel or a bias.*default_callbacks\(\) to"
         ):
-            trained_by(made(), layer, shape)
-    optimizer = made()
+            trained_by(create(), layer, shape)
+    optimizer = create()
     trained_by(optimizer, keras.layers.GRU(3), (4, 2), hi.callbacks.default_callbacks())
     kinds = optimizer.inner.kinds if wrapped else optimizer.kinds
     assert [kind.value for kind in kinds] == ["kernel", "kernel", "bias"]
 
 
-def test_weights_that_are_not_float32_are_rejected_with_the_policy_to_use():
+def test_float16_weights_are_rejected_with_the_policy_to_use():
     with pytest.raises(
         UserError,
         match=r"lars updates float32 weights only, but .* is float16.*policy mixed_float16",

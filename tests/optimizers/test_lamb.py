@@ -1,3 +1,5 @@
+"""LAMB follows an oracle written from the paper."""
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from tests.references.optimizers_reference import lamb_step
 @pytest.mark.parametrize(
     ("arguments", "loss_scale"), [({}, 1.0), ({"beta1": 0.8, "beta2": 0.99, "eps": 1e-3}, 2.0**15)]
 )
-def test_200_steps_follow_the_oracle(arguments, loss_scale):
+def test_lamb_200_steps_follow_the_oracle(arguments, loss_scale):
     def oracle(layer, grad, step, rate):
         lamb_step(layer, grad, step + 1, rate, decay=0.1, **arguments)
 
@@ -18,9 +20,9 @@ def test_200_steps_follow_the_oracle(arguments, loss_scale):
     follow(runner, lambda step: 0.02 * (1 - step / 200), oracle)
 
 
-def test_one_step_by_hand():
-    # m / .1 and sqrt(v / .001) are the gradient and its size: r = (1, -1) + .5 (3, 4) = (2.5, 1),
-    # |w| = 5.
+def test_lamb_one_step_equals_a_calculation_by_hand():
+    # In the first step m / 0.1 is the gradient and sqrt(v / 0.001) its absolute value. So
+    # r = (1, -1) + 0.5 (3, 4) = (2.5, 1), and |w| = 5.
     runner = of_one(LAMB(0.1, eps=1e-12, weight_decay=0.5), [[3.0, 4.0]])
     runner.step(grads=[np.array([[0.25, -8.0]])])
     ratio = 5 / np.hypot(2.5, 1)
@@ -29,7 +31,7 @@ def test_one_step_by_hand():
     )
 
 
-def test_the_rate_is_the_relative_step_of_a_layer_whatever_its_gradient():
+def test_lamb_relative_step_of_a_layer_is_the_learning_rate():
     runner = Runner(LAMB(0.03), Problem())
     for size in (1e-3, 1.0, 1e3):
         before = runner.weights()
@@ -39,7 +41,7 @@ def test_the_rate_is_the_relative_step_of_a_layer_whatever_its_gradient():
             assert (moved == pytest.approx(0.03, rel=1e-4)) == (kind is ParameterKind.KERNEL)
 
 
-def test_a_layer_of_zeros_takes_adams_step():
+def test_lamb_layer_of_zeros_takes_the_step_of_adam():
     runner = of_one(LAMB(0.5, eps=1e-12), np.zeros((2, 2)))
     runner.step(grads=[np.full((2, 2), 0.25)])
     np.testing.assert_allclose(runner.weights()[0], np.full((2, 2), -0.5), rtol=1e-5)

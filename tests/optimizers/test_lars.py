@@ -1,3 +1,5 @@
+"""LARS follows an oracle written from the paper."""
+
 import numpy as np
 import pytest
 
@@ -16,7 +18,7 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize("arguments", VARIANTS)
-def test_200_steps_follow_the_oracle(arguments):
+def test_lars_200_steps_follow_the_oracle(arguments):
     options = {"weight_decay": 1e-4, "eta": 0.001} | arguments
     runner = Runner(LARS(4.0, 0.9, **options), Problem(), loss_scale=512.0)
     options["decay"] = options.pop("weight_decay")
@@ -27,9 +29,9 @@ def test_200_steps_follow_the_oracle(arguments):
     follow(runner, lambda step: 4.0 * (1 - step / 200) ** 2, oracle)
 
 
-def test_one_step_by_hand():
-    # |w| = 5, |g| = 1, decay 0.2: ratio = 0.001 * 5 / (1 + 1) = 0.0025; w -= 10 * 0.0025 * (g + 0.2
-    # w).
+def test_lars_one_step_equals_a_calculation_by_hand():
+    # With |w| = 5, |g| = 1 and a decay of 0.2, the ratio is 0.001 * 5 / (1 + 1) = 0.0025. So
+    # w -= 10 * 0.0025 * (g + 0.2 w).
     runner = of_one(LARS(10.0, eta=0.001, weight_decay=0.2), [[3.0, 4.0]])
     runner.step(grads=[np.array([[0.6, 0.8]])])
     np.testing.assert_allclose(runner.weights()[0], [[3 - 0.025 * 1.2, 4 - 0.025 * 1.6]], rtol=1e-6)

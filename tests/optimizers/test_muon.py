@@ -1,3 +1,5 @@
+"""Muon follows an oracle written from its author's description."""
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,7 +13,7 @@ from tests.references.optimizers_reference import muon_step, newton_schulz
     ("arguments", "loss_scale"),
     [({}, 1.0), ({"nesterov": False, "steps": 3, "other_rate": 0.3}, 2.0**15)],
 )
-def test_200_steps_follow_the_oracle(arguments, loss_scale):
+def test_muon_200_steps_follow_the_oracle(arguments, loss_scale):
     def oracle(layer, grad, step, rate):
         muon_step(layer, grad, rate, 0.9, decay=0.1, **arguments)
 
@@ -20,19 +22,19 @@ def test_200_steps_follow_the_oracle(arguments, loss_scale):
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5), (1, 7)])
-def test_singular_values_come_near_1_and_directions_stay(shape):
+def test_orthogonalized_has_singular_values_near_1_in_the_same_directions(shape):
     matrix = np.random.default_rng(0).normal(size=shape)
-    found = orthogonalized(tf.constant(matrix, tf.float32), 5).numpy()
-    np.testing.assert_allclose(found, newton_schulz(matrix), rtol=1e-4, atol=1e-5)
-    values = np.linalg.svd(found, compute_uv=False)
+    result = orthogonalized(tf.constant(matrix, tf.float32), 5).numpy()
+    np.testing.assert_allclose(result, newton_schulz(matrix), rtol=1e-4, atol=1e-5)
+    values = np.linalg.svd(result, compute_uv=False)
     assert values.min() > 0.6 and values.max() < 1.25
     u, _, v = np.linalg.svd(matrix, full_matrices=False)
-    assert np.linalg.norm(found - u @ v) < 0.35 * np.linalg.norm(u @ v)
+    assert np.linalg.norm(result - u @ v) < 0.35 * np.linalg.norm(u @ v)
 
 
-def test_one_step_by_hand():
-    # One singular value: d = 1.9 g, whose size does not matter; g / |g| times f(f(1)), with f(s) =
-    # a s + b s^3 + c s^5.
+def test_muon_one_step_equals_a_calculation_by_hand():
+    # There is one singular value. The direction d = 1.9 g is normalized, so the result is g / |g|
+    # times f(f(1)), with f(s) = a s + b s^3 + c s^5.
     runner = of_one(Muon(0.1, 0.9, steps=2, weight_decay=0.5), [[1.0], [2.0]])
     runner.step(grads=[np.array([[30.0], [40.0]])])
     s = 1.0
@@ -43,7 +45,7 @@ def test_one_step_by_hand():
     )
 
 
-def test_a_gradient_of_zero_leaves_only_decay():
+def test_muon_gradient_of_zero_leaves_only_decay():
     before = np.array([[0.5, -0.3], [0.2, 0.7]])
     runner = of_one(Muon(0.5, weight_decay=0.2), before)
     runner.step(grads=[np.zeros((2, 2))])

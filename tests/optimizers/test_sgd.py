@@ -1,3 +1,5 @@
+"""SGD follows an oracle, and works in Keras."""
+
 import keras
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from tests.references.optimizers_reference import sgd_step
 
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_200_steps_follow_the_oracle(nesterov, momentum):
+def test_sgd_200_steps_follow_the_oracle(nesterov, momentum):
     def oracle(layer, grad, step, rate):
         sgd_step(layer, grad, rate, momentum, decay=0.01, nesterov=nesterov)
 
@@ -23,15 +25,16 @@ def test_200_steps_follow_the_oracle(nesterov, momentum):
 
 
 @pytest.mark.parametrize(("nesterov", "expected"), [(False, (0.8, 0.42)), (True, (0.62, 0.078))])
-def test_two_steps_by_hand(nesterov, expected):
-    # lr 0.1, momentum 0.9, g = 2 twice. Plain: u = 2, 3.8. Nesterov: v = -.2, -.38; w += .9 v - .2.
+def test_sgd_two_steps_equal_a_calculation_by_hand(nesterov, expected):
+    # With lr 0.1, momentum 0.9 and g = 2 twice, plain SGD has u = 2 and 3.8. Nesterov momentum has
+    # v = -0.2 and -0.38, and w += 0.9 v - 0.2.
     runner = of_one(SGD(0.1, 0.9, nesterov=nesterov, weight_decay=0.0), [[1.0]])
     for value in expected:
         runner.step(grads=[np.array([[2.0]])])
         np.testing.assert_allclose(runner.weights()[0], [[value]], rtol=1e-6)
 
 
-def test_decay_spares_biases_and_normalization_unless_told():
+def test_sgd_decay_of_biases_and_normalization_needs_decay_all():
     for decay_all in (False, True):
         problem = Problem()
         runner = Runner(SGD(0.1, weight_decay=0.5, decay_all=decay_all), problem)
@@ -40,7 +43,7 @@ def test_decay_spares_biases_and_normalization_unless_told():
         assert moved == ([True] * 5 if decay_all else [True, False, False, True, False])
 
 
-def test_it_trains_a_keras_model_through_fit():
+def test_sgd_in_fit_trains_a_keras_model():
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     optimizer = SGD(0.1, 0.5, weight_decay=0.0)
@@ -54,7 +57,7 @@ def test_it_trains_a_keras_model_through_fit():
     assert optimizer.learning_rate == 0.125
 
 
-def test_wrong_use_is_named():
+def test_sgd_invalid_use_is_rejected():
     with pytest.raises(ValueError, match=r"momentum=1\.5"):
         SGD(momentum=1.5)
     optimizer = SGD()

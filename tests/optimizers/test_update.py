@@ -1,5 +1,6 @@
-"""The update of each variable against that of all as one vector, which the oracles in the other
-files hold.
+"""The update of all variables as one vector equals the update of each variable.
+
+The oracles in the other files check the packed form.
 """
 
 import functools
@@ -29,8 +30,9 @@ KINDS = (
     Kind.BIAS,
     Kind.KERNEL,
 )
-STEPS, BAD = 6, 4  # of which one is skipped
-
+# One of the steps has an infinite gradient and is skipped.
+STEPS = 6
+BAD = 4
 
 NORMS = Layout.norms
 
@@ -48,7 +50,7 @@ def norms_of_checked_rows(layout, rows):
 
 
 class Run:
-    """Some steps of an optimizer with a dynamic loss scale and averaged weights."""
+    """Takes some steps of an optimizer with a dynamic loss scale and averaged weights."""
 
     def __init__(self, inner, packed, jit_compile=False, phase=0.0, average=True):
         random = np.random.default_rng(0)
@@ -82,14 +84,16 @@ class Run:
                 self.step([tf.constant(g) for g in grads])
 
     def values(self):
-        kept = {f"w{i}": v.numpy() for i, v in enumerate(self.variables)}
-        kept |= {v.path.partition("/")[2] or v.path: v.numpy() for v in self.optimizer.variables}
+        values_by_name = {f"w{i}": v.numpy() for i, v in enumerate(self.variables)}
+        values_by_name |= {
+            v.path.partition("/")[2] or v.path: v.numpy() for v in self.optimizer.variables
+        }
         if self.optimizer.average is not None:
-            kept |= {
+            values_by_name |= {
                 f"average {i}": v.numpy()
                 for i, v in enumerate(self.optimizer.average.variables.values())
             }
-        return kept | {"square_sums": self.optimizer.square_sums.numpy()}
+        return values_by_name | {"square_sums": self.optimizer.square_sums.numpy()}
 
 
 LARS = {"optimizer": "lars", "eta": 0.001}
@@ -122,47 +126,48 @@ def values_of(case, packed, jit_compile=False):
     return Run(optimizer, packed=packed, jit_compile=jit_compile, phase=phase).values()
 
 
-# Norms are sums in another order, some 1e-7 apart, and TensorFlow's graphs may group a sum of
-# several terms otherwise; all else is the same to the last bit.
+# In these cases, sums are taken in another order: norms differ by about 1e-7, and TensorFlow may
+# group the terms of a sum differently. Everything else is equal to the last bit.
 ROUNDED = ("sgd", "lars", "larc", "hybrid", "decoupled", "clipped", "lamb", "muon")
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_does_what_the_update_of_each_variable_does(case):
-    each = values_of(case, packed=False)
-    flat = values_of(case, packed=True)
+def test_packed_update_equals_the_update_per_variable(case):
+    per_variable = values_of(case, packed=False)
+    packed_values = values_of(case, packed=True)
     tolerance = 2e-6 if case in ROUNDED else 0.0
-    for name, one in each.items():
+    for name, value in per_variable.items():
         slack = 2e-6 if name in ("grad_norm", "square_sums") else tolerance
-        assert one.dtype == flat[name].dtype
+        assert value.dtype == packed_values[name].dtype
         np.testing.assert_allclose(
-            flat[name], one, rtol=slack, atol=slack * np.abs(one).max(initial=0), err_msg=name
+            packed_values[name],
+            value,
+            rtol=slack,
+            atol=slack * np.abs(value).max(initial=0),
+            err_msg=name,
         )
 
 
-def test_cases_have_every_optimizer():
+def test_cases_of_packed_updates_cover_every_optimizer():
     assert {arguments["optimizer"] for arguments, _ in CASES.values()} == set(optimizers.NAMES)
 
 
 @pytest.mark.parametrize("case", optimizers.NAMES)
-def test_compiled_it_differs_by_roundings_only(case):
-    """XLA makes one operation of a multiplication and an addition, which rounds once instead of
-    twice.
-    """
+def test_packed_update_compiled_by_xla_differs_only_by_rounding(case):
+    """XLA fuses a multiplication and an addition, which then rounds once instead of twice."""
     plain = values_of(case, packed=True)
     compiled = values_of(case, packed=True, jit_compile=True)
-    for name, one in plain.items():
-        slack = 2e-6 * np.abs(one).max(initial=0)
-        np.testing.assert_allclose(compiled[name], one, rtol=1e-5, atol=slack, err_msg=name)
+    for name, value in plain.items():
+        slack = 2e-6 * np.abs(value).max(initial=0)
+        np.testing.assert_allclose(compiled[name], value, rtol=1e-5, atol=slack, err_msg=name)
 
 
 class Signs(GroupedOptimizer):
-    """An optimizer of one file: w -= lr m with m = sign(g) + momentum m, and nothing else."""
+    """A minimal optimizer: w -= lr m with m = sign(g) + momentum m."""
 
     slots = ("direction",)
 
     def update(self, grad, weight, state, ctx):
-        """One step."""
         direction = tf.sign(grad) + ctx.momentum * state["direction"]
         return weight - ctx.learning_rate * direction, {"direction": direction}
 
@@ -175,26 +180,24 @@ class ShiftedDirection(GroupedOptimizer):
         return weight - ctx.learning_rate * direction / ctx.layers.norms(direction), {}
 
 
-def test_a_rule_whose_norms_count_the_padding_is_an_error_here():
+def test_rule_that_counts_padding_in_its_norms_is_detected():
     with pytest.raises(tf.errors.InvalidArgumentError, match="not 0 in the padding of rows"):
         Run(ShiftedDirection(0.1, name="shifted"), packed=True, average=False)
 
 
-def test_a_new_optimizer_is_a_rule():
-    each, flat = (
+def test_update_of_a_minimal_rule_works_packed_and_per_variable():
+    per_variable, packed_values = (
         Run(Signs(0.1, name="signs"), packed=packed, average=False).values()
         for packed in (False, True)
     )
-    for name in set(each) - {"grad_norm", "square_sums"}:
-        np.testing.assert_array_equal(flat[name], each[name], err_msg=name)
+    for name in set(per_variable) - {"grad_norm", "square_sums"}:
+        np.testing.assert_array_equal(packed_values[name], per_variable[name], err_msg=name)
     start = np.random.default_rng(0).normal(0, 0.5, SHAPES[0])
-    assert 0.1 < np.abs(flat["w0"] - start).max() < 2
+    assert 0.1 < np.abs(packed_values["w0"] - start).max() < 2
 
 
-def test_variables_are_views_of_the_vector_that_do_not_disturb_each_other():
-    """Taking the vector apart copies nothing, and a later change in place of one variable stays its
-    own.
-    """
+def test_unpack_returns_views_that_can_be_assigned_separately():
+    """Unpacking copies nothing, and a later in-place change of one variable affects no other."""
     layout = Layout([(64, 32), (64,), (1000,)], [2, 0, 1])
     rows = layout.pack([tf.random.normal(shape) for shape in layout.shapes])
     pieces = layout.unpack(rows)
@@ -216,16 +219,14 @@ def test_variables_are_views_of_the_vector_that_do_not_disturb_each_other():
     np.testing.assert_array_equal(variables[2].numpy(), before[2])
 
 
-def test_sums_over_variables_are_those_of_their_values():
+def test_square_sums_of_packed_variables_equal_those_of_each_variable():
     layout = Layout(SHAPES, [6, 4, 3, 2, 1, 0])
     values = [
         np.random.default_rng(i).normal(size=shape).astype(np.float32)
         for i, shape in enumerate(SHAPES)
     ]
-    found = layout.square_sums(layout.pack([tf.constant(v) for v in values])).numpy()
-    np.testing.assert_allclose(
-        found, [np.sum(v.astype(np.float64) ** 2) for v in values], rtol=1e-6
-    )
+    sums = layout.square_sums(layout.pack([tf.constant(v) for v in values])).numpy()
+    np.testing.assert_allclose(sums, [np.sum(v.astype(np.float64) ** 2) for v in values], rtol=1e-6)
     spread = layout.broadcast(tf.range(7.0)).numpy()
     np.testing.assert_array_equal(spread, layout.broadcast_constant(np.arange(7, dtype=np.float32)))
     assert spread[0, 0] == 6 and spread[-1, 0] == 0
