@@ -1,4 +1,4 @@
-"""Tests of the criteria, and of Tables 3.7 to 3.11 of Lu et al. and their contradictions."""
+"""The criteria of Lu et al., their Tables 3.7 to 3.11, and contradictions in these tables."""
 
 import math
 
@@ -23,7 +23,7 @@ def seconds(epochs, images_per_second, single):
 @pytest.mark.parametrize(
     ("single", "efficiency", "total"), [h.CLUSTER_1, h.CLUSTER_2, h.CLUSTER_1_FP32]
 )
-def test_criteria_agree_with_the_formulas_of_the_paper(epochs, single, efficiency, total):
+def test_criteria_equal_the_formulas_of_the_paper(epochs, single, efficiency, total):
     gpu_minutes = (
         criteria.actual_average_single_gpu_seconds(epochs, single, efficiency, h.IMAGES) / 60
     )
@@ -40,20 +40,19 @@ def test_criteria_agree_with_the_formulas_of_the_paper(epochs, single, efficienc
     ("total", "single", "printed"),
     [(36082, 1542, 0.975), (17773, 758, 0.977), (6456, 295, 0.912)],
 )
-def test_efficiencies_that_follow_from_the_printed_throughputs(total, single, printed):
+def test_scaling_efficiency_of_printed_throughputs_is_the_printed_one(total, single, printed):
     assert criteria.scaling_efficiency(total, single, 24) == pytest.approx(printed, abs=5e-4)
 
 
-def test_cluster_2_with_fp16_is_not_at_94_percent():
-    """6903 of 7080 images/s is 97.5 %; 94 % would be 6655 images/s."""
+def test_scaling_efficiency_of_cluster_2_is_not_the_printed_94_percent():
+    """6903 of 7080 images/s is 97.5 %, and 94 % would be 6655 images/s."""
     assert criteria.scaling_efficiency(6903, 295, 24) == pytest.approx(0.975, abs=5e-4)
     assert pytest.approx(6655, abs=1) == 0.94 * 7080
 
 
 @pytest.mark.parametrize(("model", "expected"), [("resnet50", 18.6), ("resnet50_v1", 17.5)])
-def test_fp32_speed_of_table_3_2_takes_more_than_the_peak_of_a_v100(model, expected):
-    # Each multiply-add is two operations, and the backward pass has twice as many as the forward
-    # pass.
+def test_table_3_2_fp32_speed_needs_more_than_the_peak_of_a_v100(model, expected):
+    # A multiply-add is two operations, and the backward pass has twice as many as the forward pass.
     operations = 2 * 3 * sum(layer.operations for layer in layers_of(model))
     teraflops = published.LU_SINGLE_V100["fp32", 128] * operations / 1e12
     assert teraflops == pytest.approx(expected, abs=0.05)
@@ -61,14 +60,15 @@ def test_fp32_speed_of_table_3_2_takes_more_than_the_peak_of_a_v100(model, expec
 
 
 @pytest.mark.parametrize("table", ["3.7", "3.8", "3.9"])
-def test_cluster_1_times_are_the_computed_ones_cut_to_whole_minutes(table):
+def test_tables_3_7_to_3_9_times_of_cluster_1_are_cut_to_whole_minutes(table):
     computed = seconds(h.EPOCHS[table][0], 36082, 1542) / 60
     assert math.floor(computed) == h.PRINTED_MINUTES[table][0]
 
 
-def test_table_3_8_multiplies_a_time_that_was_cut_short():
-    """32 epochs take 18.9 minutes, printed as 18; so 454 GPU minutes became 432. 39 epochs suffer
-    little.
+def test_table_3_8_gpu_minutes_come_from_a_truncated_time():
+    """32 epochs take 18.9 minutes, printed as 18, so 454 GPU minutes became 432.
+
+    The time of 39 epochs is affected little.
     """
     exact = criteria.actual_average_single_gpu_seconds(32, 1542, 36082 / 37008, h.IMAGES) / 60
     assert exact == pytest.approx(454, abs=0.5)
@@ -79,8 +79,8 @@ def test_table_3_8_multiplies_a_time_that_was_cut_short():
 
 
 @pytest.mark.parametrize(("table", "from_throughput"), [("3.7", 278), ("3.8", 102), ("3.9", 130)])
-def test_cluster_2_times_are_not_those_of_its_throughput(table, from_throughput):
-    """They are, cut to whole minutes, what the 17773 images/s of cluster 1 in FP32 would give."""
+def test_tables_3_7_to_3_9_times_of_cluster_2_contradict_its_throughput(table, from_throughput):
+    """The times follow from the 17773 images/s of cluster 1 in FP32, cut to whole minutes."""
     epochs, printed = h.EPOCHS[table][1], h.PRINTED_MINUTES[table][1]
     assert seconds(epochs, 6903, 295) / 60 == pytest.approx(from_throughput, abs=0.6)
     assert from_throughput / printed > 2.5
@@ -88,24 +88,24 @@ def test_cluster_2_times_are_not_those_of_its_throughput(table, from_throughput)
 
 
 @pytest.mark.parametrize("paper", ["S", "[35]", "J"])
-def test_tables_3_10_and_3_11(paper):
+def test_tables_3_10_and_3_11_gpu_minutes_follow_from_their_inputs(paper):
     printed, minutes, gpus, efficiency, common = h.COMPARED[paper]
     computed = minutes * gpus * efficiency / common
     assert computed == pytest.approx(printed, abs=1)
 
 
-def test_table_3_10_takes_two_minutes_for_122_seconds():
+def test_table_3_10_uses_two_minutes_instead_of_122_seconds():
     assert pytest.approx(5339, abs=1) == 122 * 3456 * 0.7408 / 0.975 / 60
 
 
-def test_order_of_magnitude_over_the_p40_follows_from_the_wrong_time():
-    """8908 / 936 is 9.5; with the time that cluster 2's throughput gives it is 3.6."""
+def test_speedup_over_the_p40_follows_from_a_wrong_time():
+    """8908 / 936 is 9.5, but with the time that cluster 2's throughput gives it is 3.6."""
     exact = criteria.actual_average_single_gpu_seconds(33, 295, 6903 / 7080, h.IMAGES) / 60
     assert exact == pytest.approx(2448, abs=1)
     assert 8908 / exact == pytest.approx(3.64, abs=0.01)
 
 
-def test_published_results_hold_the_printed_numbers():
+def test_published_results_equal_the_printed_numbers():
     rows = {r.system: r for r in published.RESULTS if r.source.startswith("Lu et al.")}
     gpu_minutes = {
         (1, "75 % top-1"): 432,
@@ -123,9 +123,9 @@ def test_published_results_hold_the_printed_numbers():
     assert round(100 * (JIA_ABLATION["LARS"] - JIA_ABLATION["none"]), 1) == 11.3
 
 
-def test_results_have_a_throughput_only_if_their_time_follows_from_it():
-    # Cluster 2 of Lu et al. is an exception: its times contradict its throughput. Printed times are
-    # cut to whole minutes.
+def test_published_results_have_a_throughput_only_if_it_gives_their_time():
+    # Cluster 2 of Lu et al. is excluded, because its times contradict its throughput. Printed times
+    # are cut to whole minutes.
     for row in published.RESULTS:
         if row.images_per_second is None or "cluster 2" in row.system:
             continue
@@ -142,7 +142,7 @@ def test_table_6_of_mikami_et_al_does_not_belong_to_the_runs_of_table_5():
         assert runs[gpus].images_per_second is None and runs[gpus].efficiency is None
 
 
-def test_sony_efficiencies_are_relative_to_one_node():
+def test_table_6_of_mikami_et_al_has_efficiencies_relative_to_one_node():
     for row in EFFICIENCIES:
         if row.source == "Mikami et al., Table 6":
             per_gpu = published.MIKAMI_FOUR_GPUS / 4
@@ -165,7 +165,7 @@ def test_sony_efficiencies_are_relative_to_one_node():
         (67841, None),
     ],
 )
-def test_reference_epochs_between_and_outside_of_the_published_points(batch, epochs):
+def test_reference_epochs_interpolates_inside_the_published_batches(batch, epochs):
     assert published.reference_epochs(batch) == (
         None if epochs is None else pytest.approx(epochs, rel=1e-4)
     )

@@ -1,4 +1,4 @@
-"""Tests of `hybrid_imagenet.analysis.published`."""
+"""Published results and GPU figures."""
 
 import pathlib
 
@@ -21,7 +21,7 @@ from hybrid_imagenet.analysis import published
         ("Tesla P4", 7680, None),
     ],
 )
-def test_recognize_gpu_by_its_name_and_memory(name, memory, key):
+def test_recognize_gpu_finds_it_by_name_and_memory(name, memory, key):
     assert published.recognize_gpu(name, str(memory)) == key
 
 
@@ -35,7 +35,7 @@ def test_recognize_gpu_by_its_name_and_memory(name, memory, key):
         ("p40", "mixed_float16", "fp32"),
     ],
 )
-def test_arithmetic_of_a_precision(key, precision, kind):
+def test_arithmetic_of_a_gpu_and_precision_is_the_published_kind(key, precision, kind):
     assert published.GPUS[key].arithmetic(precision) == kind
 
 

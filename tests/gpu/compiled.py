@@ -1,8 +1,7 @@
-"""Started with JAX's CUDA plugin on its path: compiles an HLO module for a GPU and writes what it
-starts there.
+"""Compiles an HLO module for a GPU and prints the kernels that it starts.
 
-The compiler needs a description of the GPU (such as a100.txtpb), not the GPU. Arguments: a
-serialized HLO module, and the name of a description.
+It is run with JAX's CUDA plugin on the path. The compiler needs a description of the GPU (such as
+a100.txtpb), but no GPU. Arguments: a serialized HLO module, and the name of a description.
 """
 
 import os
@@ -10,7 +9,8 @@ import pathlib
 import re
 import sys
 
-os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # there is no driver to be of the right version
+# There is no driver whose version could be checked.
+os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
 
 from jax._src.interpreters import mlir
 from jax.experimental import topologies

@@ -1,4 +1,4 @@
-"""The CUDA wheel of TensorFlow, and XLA's compiler for GPUs; neither needs one."""
+"""Fixtures for TensorFlow's CUDA wheel and XLA's compiler for GPUs, which need no GPU."""
 
 import importlib.metadata
 import os
@@ -17,20 +17,21 @@ CACHE = (
 
 
 def pinned(requirement):
-    """The line of the pins that begins so."""
+    """Returns the line of launch/hashes.txt that begins with the requirement."""
     lines = (ROOT / "launch" / "hashes.txt").read_text().splitlines()
     return next(line for line in lines if line.startswith(requirement))
 
 
 def installed(name, package, requirements):
-    """A folder of the user's cache with this package; the requirements, with their hashes, are
-    installed there once.
+    """Returns a folder in the user's cache in which a package is installed.
+
+    The requirements, with their hashes, are installed there once.
     """
     folder = CACHE / name
     if not (folder / package).exists():
         CACHE.mkdir(parents=True, exist_ok=True)
-        wanted = CACHE / f"{name}.txt"
-        wanted.write_text(requirements)
+        requirements_file = CACHE / f"{name}.txt"
+        requirements_file.write_text(requirements)
         install = [
             sys.executable,
             "-m",
@@ -41,20 +42,20 @@ def installed(name, package, requirements):
             "--target",
             str(folder),
         ]
-        subprocess.run([*install, "-r", str(wanted)], check=True, capture_output=True)
+        subprocess.run([*install, "-r", str(requirements_file)], check=True, capture_output=True)
     return folder
 
 
 @pytest.fixture(scope="session")
 def cuda_wheel():
-    """The folder of TensorFlow's CUDA wheel of the pinned version."""
+    """Returns the folder of TensorFlow's CUDA wheel of the pinned version."""
     version = importlib.metadata.version("tensorflow-cpu")
     return installed(f"tensorflow-{version}", "tensorflow", pinned(f"tensorflow=={version} "))
 
 
 @pytest.fixture(scope="session")
 def compiler():
-    """The environment in which compiled.py runs."""
+    """Returns the environment in which compiled.py runs."""
     folder = installed("xla", "jax", (ROOT / "tests" / "gpu" / "compiler.txt").read_text())
     assembler = installed("nvcc", "nvidia", pinned("nvidia-cuda-nvcc-cu12=="))
     flags = f"--xla_gpu_autotune_level=0 --xla_gpu_cuda_data_dir={assembler}/nvidia/cuda_nvcc"

@@ -1,15 +1,16 @@
 """Finds the copies between host and GPU that a traced graph implies; needs no GPU.
 
-TensorFlow places an operation on the GPU where a kernel takes its types, and each kernel says which
-of its arguments lie in the host's memory (`registrations.json`). Where the producer of a tensor
-keeps it in one memory and the consumer wants it in the other, TensorFlow copies it at every step,
-and such a copy waits for all that the GPU has been given before. A control edge between an
-operation on the GPU and one on the CPU does the same: it sends an empty tensor.
+TensorFlow places an operation on the GPU if it has a kernel for its types. Each kernel declares
+which of its arguments are in the host's memory (`registrations.json`). If the producer of a tensor
+keeps it in one memory and the consumer needs it in the other, TensorFlow copies it at every step,
+and such a copy waits for all earlier work of the GPU. A control edge between an operation on the
+GPU and one on the CPU does the same, because it sends an empty tensor.
 
-Followed here, as TensorFlow does it: functions and branches are inlined; what depends on constants
-alone is folded; what touches a variable lies where that lies; integers of 32 bits that enter or
-leave a function lie on the host. What XLA compiles is one operation, whose arguments and results
-lie on the device; of its results integers of 32 bits are fetched from there, as an H100 showed.
+The audit follows TensorFlow's rules. Functions and branches are inlined. Operations that depend
+only on constants are folded. An operation on a variable runs on the device of the variable. 32-bit
+integers that enter or leave a function are on the host. A function that XLA compiles is one
+operation whose arguments and results are on the device; an H100 showed that its results that are
+32-bit integers are then fetched.
 """
 
 from __future__ import annotations
@@ -27,13 +28,17 @@ from tensorflow.python.framework import op_def_registry
 from tensorflow.python.ops import resource_variable_ops
 
 TABLE = pathlib.Path(__file__).with_name("registrations.json")
-CPU, GPU = "CPU", "GPU"
-HOST, DEVICE = "host", "device"
-_FOLDED_BYTES = 100 << 10  # the largest constant that the graph optimizer makes
+CPU = "CPU"
+GPU = "GPU"
+HOST = "host"
+DEVICE = "device"
+# The size of the largest constant that the graph optimizer creates.
+_FOLDED_BYTES = 100 << 10
 _CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
 _BRANCHES = {"If", "StatelessIf"}
 _SHAPES = {"Shape", "ShapeN", "Size", "Rank"}
-_NO_KERNEL = {  # views, names and assignments
+# These operations only create views or names, or assign.
+_NO_KERNEL = {
     "AssignVariableOp",
     "Const",
     "ExpandDims",
@@ -51,9 +56,9 @@ _NO_KERNEL = {  # views, names and assignments
     "StopGradient",
     "VarHandleOp",
 }
-_HOROVOD: dict[
-    str, list[str]
-] = {  # registered in horovod/tensorflow/mpi_ops.cc, 0.28.1, built with NCCL
+# Arguments in the host's memory, as registered in horovod/tensorflow/mpi_ops.cc (version 0.28.1,
+# built with NCCL).
+_HOROVOD: dict[str, list[str]] = {
     "HorovodAllreduce": [],
     "HorovodGroupedAllreduce": [],
     "HorovodAllgather": [],
@@ -65,21 +70,23 @@ _HOROVOD: dict[
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """A tensor: what makes it, on which device, and in which memory it lies."""
+    """A tensor: its producer, its device, and the memory that holds it."""
 
     name: str
     dtype: tf.DType
     bytes: int
     place: str
     memory: str
-    early: bool = False  # nothing on the GPU comes before it: it is there when a step begins
+    # Whether it exists when a step begins, because nothing on the GPU precedes it.
+    early: bool = False
     constant: bool = False
-    either: tuple[Value, ...] = ()  # of two branches
+    # The results of both branches, if it is the result of a condition.
+    either: tuple[Value, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """The end of an operation, as others wait for it."""
+    """The end of an operation, for which others wait."""
 
     name: str
     place: str
@@ -88,12 +95,11 @@ class Done:
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Copy:
-    """A transfer in every step: a `fetch` comes from the GPU, a `feed` goes there; one of a control
-    edge is empty.
+    """A transfer in every step: a `fetch` from the GPU or a `feed` to it.
 
-    The operations of a `branch` start when its condition has gone to the GPU, which is done with
-    all before by then. An `early feed` starts with the step, and so waits for the steps before and
-    no more.
+    The transfer of a control edge is empty. The operations of a `branch` start when the GPU has
+    received its condition, which waits for all earlier operations. An `early feed` starts with the
+    step, so it waits only for earlier steps.
     """
 
     kind: str
@@ -103,48 +109,47 @@ class Copy:
     bytes: int
 
     def __str__(self) -> str:
-        """One line."""
+        """Describes the copy in one line."""
         what = "control edge" if self.dtype == "control" else f"{self.dtype}, {self.bytes} bytes"
         return f"{self.kind:10} {self.producer} -> {self.consumer} ({what})"
 
 
 @contextlib.contextmanager
 def pinned() -> Iterator[set[int]]:
-    """Yields the identities of the handles of all variables created inside under an explicit
-    CPU.
-    """
-    found: set[int] = set()
-    kept = []  # a handle's identity is its own as long as it lives
+    """Yields the ids of the handles of all variables that are created on an explicit CPU."""
+    ids: set[int] = set()
+    # The id of a handle is unique only while the handle exists.
+    handles = []
     make = resource_variable_ops._variable_handle_from_shape_and_dtype
 
     def noted(*arguments: Any, **settings: Any) -> Any:
         handle = make(*arguments, **settings)
         if CPU in context.context().device_name:
-            kept.append(handle)
-            found.add(id(handle))
+            handles.append(handle)
+            ids.add(id(handle))
         return handle
 
-    # Keras puts an optimizer's variable on the device of its weight, by name: here that would be
-    # the CPU.
+    # Keras puts an optimizer's variable on the device of its weight, by name. That would be the CPU
+    # here.
     extended = tf.distribute.get_strategy().extended
     extended.colocate_vars_with = lambda variable: contextlib.nullcontext()
     resource_variable_ops._variable_handle_from_shape_and_dtype = noted
     try:
-        yield found
+        yield ids
     finally:
         resource_variable_ops._variable_handle_from_shape_and_dtype = make
         del extended.colocate_vars_with
 
 
 def types_of(op: tf.Operation) -> dict[str, str]:
-    """The types of an operation, by attribute."""
+    """Returns the types of an operation, by attribute."""
     definition = op_def_registry.get(op.type)
     named = [attr.name for attr in definition.attr if attr.type == "type"]
     return {name: op.get_attr(name).name for name in named}
 
 
 def key_of(types: Mapping[str, str]) -> str:
-    """The key of types in the table."""
+    """Returns the key of types in the table."""
     return ",".join(f"{name}={types[name]}" for name in sorted(types))
 
 
@@ -152,10 +157,10 @@ class Audit:
     """Follows the tensors of a traced step.
 
     Attributes:
-      copies: what was found.
-      missing: operations that no kernel for GPUs takes, nor is on the CPU by its own device.
-      seen: the types of every operation that was looked up, by (operation, key).
-      launched: operations that start a kernel or a compiled program, of two branches those of the
+      copies: copies between host and GPU.
+      missing: operations without a kernel for GPUs that are not placed on the CPU explicitly.
+      seen: types of every operation that was looked up, by (operation, key).
+      launched: operations that start a kernel or a compiled program. Of two branches, those of the
         longer one.
     """
 
@@ -164,8 +169,9 @@ class Audit:
         on_cpu: Iterable[int],
         table: Mapping[str, Mapping[str, list[str] | None]] | None = None,
     ):
-        """Takes the handles of `pinned` and the table of registrations; without one nothing is on
-        the host.
+        """Takes the handles of `pinned` and the table of registrations.
+
+        Without a table, no argument is on the host.
         """
         self.copies: set[Copy] = set()
         self.missing: set[tuple[str, str]] = set()
@@ -176,9 +182,7 @@ class Audit:
         self._path: list[str] = []
 
     def step(self, function: Any, host: Sequence[str] = ()) -> Audit:
-        """Follows a concrete function; its arguments lie on the GPU, but those whose names are in
-        `host`.
-        """
+        """Follows a concrete function, whose arguments are on the GPU unless named in `host`."""
         captured = {id(inner): outer for outer, inner in function.graph.captures}
         arguments = [self._argument(t, captured.get(id(t)), host) for t in function.graph.inputs]
         results, _ = self._graph(function.graph, arguments, [], range(len(function.graph.outputs)))
@@ -193,9 +197,8 @@ class Audit:
         if placeholder.dtype == tf.resource:
             assert outer is not None, f"{placeholder.name} is an argument"
             kinds = [tf.as_dtype(s.dtype) for s in outer._handle_data.shape_and_type]
-            on_host = (
-                id(outer) in self._on_cpu or tf.int32 in kinds
-            )  # no variable of such integers lies on a GPU
+            # TensorFlow puts variables of 32-bit integers on the host.
+            on_host = id(outer) in self._on_cpu or tf.int32 in kinds
             return _value(placeholder, CPU if on_host else GPU, HOST, early=True)
         if outer is not None:
             return _value(placeholder, CPU, HOST, early=True, constant=True)
@@ -214,15 +217,16 @@ class Audit:
         above: Sequence[Done],
         needed: Iterable[int],
     ) -> tuple[dict[int, Value], list[Done]]:
-        """Follows a graph as far as it is needed; returns those results, and the operations that
-        others wait for.
+        """Follows a graph as far as needed.
+
+        Returns the needed results, and the operations for which others wait.
         """
         values = {t.name: v for t, v in zip(graph.inputs, arguments, strict=True)}
         after: dict[str, list[Done]] = {t.op.name: [] for t in graph.inputs}
         results = [graph.outputs[i] for i in needed]
         live = _live([t.op for t in results] + list(graph.control_outputs))
         names = {op.name for op in live}
-        wanted = {t.name for t in results}
+        result_names = {t.name for t in results}
         for op in live:
             if op.name in after:
                 continue
@@ -232,7 +236,7 @@ class Audit:
             used = [
                 i
                 for i, t in enumerate(op.outputs)
-                if t.name in wanted or any(user.name in names for user in t.consumers())
+                if t.name in result_names or any(user.name in names for user in t.consumers())
             ]
             outputs, after[op.name] = self._operation(op, inputs, before, used)
             values.update(
@@ -244,11 +248,13 @@ class Audit:
     def _operation(
         self, op: tf.Operation, inputs: list[Value], before: list[Done], used: list[int]
     ) -> tuple[list[Value], list[Done]]:
-        """Follows an operation; returns those of its results that are used, and what waits for it
-        waits for.
+        """Follows an operation.
+
+        Returns its used results, and the operations for which its successors wait.
         """
         name = "/".join([*self._path, op.name])
-        if op.type == "NoOp":  # the graph optimizer leaves its edges only
+        if op.type == "NoOp":
+            # The graph optimizer keeps only its edges.
             return [], before
         if op.type in _CALLS:
             function = op.graph._get_function(op.get_attr("f").name)
@@ -268,8 +274,9 @@ class Audit:
         self, op: tf.Operation, name: str, inputs: list[Value], before: list[Done], used: list[int],
         placed: tuple[str, Sequence[str] | None],
     ) -> tuple[list[Value], list[Done]]:  # fmt: skip
-        """Follows an operation that runs; all arguments of a compiled one (None) lie on its
-        device.
+        """Follows an operation that runs.
+
+        For a compiled operation (None) all arguments are on its device.
         """
         place, on_host = placed
         early = place == CPU and all(v.early for v in inputs) and all(done.early for done in before)
@@ -316,20 +323,25 @@ class Audit:
     def _branches(
         self, op: tf.Operation, name: str, inputs: list[Value], before: list[Done], used: list[int]
     ) -> tuple[list[Value], list[Done]]:
-        """Both branches; which one runs must be known on the host, and is sent to the GPU when the
-        step gets there.
+        """Follows both branches.
+
+        The host must know which one runs, so the condition is sent to the GPU when the step reaches
+        it.
         """
         self._move(inputs[0], name, GPU, HOST)
         self._note("branch", False, inputs[0].name, name, inputs[0].dtype.name, inputs[0].bytes)
-        results, after, before_them, launched = [], [], self.launched, []
+        results = []
+        after = []
+        launched_before = self.launched
+        launched = []
         for branch in ("then_branch", "else_branch"):
             graph = op.graph._get_function(op.get_attr(branch).name).graph
             self.launched = []
-            found, last = self._inside(f"{op.name}.{branch[:4]}", graph, inputs[1:], before, used)
+            outputs, last = self._inside(f"{op.name}.{branch[:4]}", graph, inputs[1:], before, used)
             launched.append(self.launched)
-            results.append(found)
+            results.append(outputs)
             after += last
-        self.launched = before_them + max(launched, key=len)
+        self.launched = launched_before + max(launched, key=len)
         merged = []
         for i, *either in zip(used, *results, strict=True):
             output = op.outputs[i]
@@ -344,7 +356,7 @@ class Audit:
         return merged, after
 
     def _placed(self, op: tf.Operation, inputs: Sequence[Value]) -> tuple[str, Sequence[str]]:
-        """The device, and the arguments in the host's memory."""
+        """Returns the device, and the arguments in the host's memory."""
         variables = [value.place for value in inputs if value.dtype == tf.resource]
         if CPU in op.device or CPU in variables:
             return CPU, ()
@@ -355,7 +367,7 @@ class Audit:
         return GPU, on_host
 
     def _registered(self, op: tf.Operation) -> Sequence[str] | None:
-        """The arguments in the host's memory of the kernel for GPUs; None without one."""
+        """Returns the arguments that the kernel for GPUs keeps on the host; None without one."""
         if op.type in _HOROVOD:
             return _HOROVOD[op.type]
         types = types_of(op)
@@ -371,21 +383,21 @@ class Audit:
             ) from None
 
     def _move(self, value: Value, consumer: str, place: str, memory: str) -> None:
-        """Notes the copy that a consumer needs."""
+        """Records the copy that a consumer needs."""
         if value.dtype == tf.resource:
             return
         for other in value.either:
             if not other.constant:
                 self._move(other, f"{value.name}, of both branches", value.place, value.memory)
         if value.constant:
-            # It lies in the memory of its device, but for integers of 32 bits; without a device,
-            # where it is used.
+            # A constant is in the memory of its device, except 32-bit integers, which are on the
+            # host. Without a device it is where it is used.
             if place == CPU:
                 return
-            own = HOST if value.place == CPU or value.dtype == tf.int32 else DEVICE
+            source = HOST if value.place == CPU or value.dtype == tf.int32 else DEVICE
         else:
-            own = value.memory
-        if own != memory:
+            source = value.memory
+        if source != memory:
             kind = "fetch" if memory == HOST else "feed"
             what = f"constant {value.name}" if value.constant else value.name
             self._note(
@@ -403,26 +415,26 @@ class Audit:
 
 
 def _live(last: Iterable[tf.Operation]) -> list[tf.Operation]:
-    """These operations and all that they need, each behind those that it needs."""
-    found: dict[str, tf.Operation] = {}
-    for wanted in last:
-        stack = [wanted]
+    """Returns these operations and all that they need, in an order of dependence."""
+    ordered: dict[str, tf.Operation] = {}
+    for result in last:
+        stack = [result]
         while stack:
             op = stack[-1]
             needed = [
                 other
                 for other in (*(t.op for t in op.inputs), *op.control_inputs)
-                if other.name not in found
+                if other.name not in ordered
             ]
             if needed:
                 stack += needed
             else:
-                found[stack.pop().name] = op
-    return list(found.values())
+                ordered[stack.pop().name] = op
+    return list(ordered.values())
 
 
 def _is_constant(op: tf.Operation, inputs: Sequence[Value]) -> bool:
-    """Whether the graph optimizer makes a constant of it."""
+    """Returns whether the graph optimizer replaces the operation by a constant."""
     if op.type == "Const":
         return True
     if op.type in _SHAPES:
@@ -444,7 +456,7 @@ def _value(tensor: tf.Tensor, place: str, memory: str, name: str = "", **more: A
 
 
 def _arguments(op: tf.Operation) -> tuple[list[str], list[str]]:
-    """The name of the argument that each input and output belongs to."""
+    """Returns the argument names of each input and of each output."""
     definition = op_def_registry.get(op.type)
     parts = definition.input_arg, definition.output_arg
     taken, given = (
@@ -460,8 +472,9 @@ def _count(op: tf.Operation, argument: Any) -> int:
 
 
 def table() -> dict[str, dict[str, list[str] | None]]:
-    """The committed registrations: operation -> types -> arguments in the host's memory, or null
-    without a kernel.
+    """Returns the committed registrations.
+
+    They map operation and types to the arguments in the host's memory, or to null without a kernel.
     """
-    found: dict[str, dict[str, list[str] | None]] = json.loads(TABLE.read_text())
-    return found
+    registrations: dict[str, dict[str, list[str] | None]] = json.loads(TABLE.read_text())
+    return registrations

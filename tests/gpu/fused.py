@@ -1,10 +1,10 @@
-"""Started with the CUDA wheel of TensorFlow on its path: counts the ReLUs of ResNet-50's step
-beside normalization.
+"""Counts the ReLUs of ResNet-50's step that TensorFlow fuses with a normalization.
 
-The graph optimizer needs no GPU, but shapes: variables and arguments, of which a graph on its own
-has none, become tensors of theirs. Prints how many operations of ReLU it leaves, how many it has
-put into a normalization, and the normalizations to which it adds a tensor of another shape. Takes
-flags of training.
+It is run with TensorFlow's CUDA wheel on the path, and takes flags of training. The graph optimizer
+needs no GPU, but it needs shapes. A serialized graph has no variables and arguments with shapes, so
+these become tensors of their shapes. The output holds the number of ReLUs that remain, the number
+that are fused into a normalization, and the normalizations to which a tensor of another shape is
+added.
 """
 
 import collections
@@ -12,7 +12,8 @@ import json
 import os
 import sys
 
-os.environ["TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"] = "1"  # read once, when it is first needed
+# TensorFlow reads this variable once, before the first use.
+os.environ["TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"] = "1"
 
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2, device_properties_pb2, meta_graph_pb2
@@ -21,7 +22,8 @@ from tensorflow.python.grappler import cluster, tf_optimizer
 from tests.gpu import graphs
 
 HOST = "/job:localhost/replica:0/task:0"
-FACTS = {"architecture": "9.0", "cuda": "12050", "cudnn": "9280"}  # of a made-up H100
+# This describes an H100, which need not exist.
+FACTS = {"architecture": "9.0", "cuda": "12050", "cudnn": "9280"}
 
 with graphs.on_gpu():
     ((_, step),) = graphs.training(
@@ -38,7 +40,8 @@ for node in list(nodes):
         shape = nodes.add(name=f"{node.name}/sizes", op="Const", device=node.device)
         shape.attr["dtype"].type = tf.int32.as_datatype_enum
         shape.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(sizes, tf.int32, [len(sizes)]))
-        node.op, node.input[:] = "Empty", [shape.name]
+        node.op = "Empty"
+        node.input[:] = [shape.name]
 settings = config_pb2.ConfigProto()
 settings.graph_options.rewrite_options.min_graph_nodes = -1
 settings.graph_options.rewrite_options.optimizers.append("remap")
@@ -52,7 +55,7 @@ optimized = tf_optimizer.OptimizeGraph(settings, meta, cluster=host)
 
 
 def shape_of(tensor):
-    """The static shape of a tensor of the traced graph, by its name in the optimized one."""
+    """Returns the static shape of a traced tensor, by its name in the optimized graph."""
     name, _, index = tensor.partition(":")
     return step.graph.get_operation_by_name(name).outputs[int(index or 0)].shape
 

@@ -1,4 +1,4 @@
-"""Traces steps as a GPU would get them, where there is none."""
+"""Traces steps as for a GPU, on a machine without one."""
 
 from __future__ import annotations
 
@@ -42,13 +42,15 @@ SMALL = (
 CLASSES = 10
 
 
-class Two(ConnectedRanks):
+class RankZeroOfTwo(ConnectedRanks):
     """Rank 0 of two ranks that always agree and send nothing."""
 
     def __init__(self, settings: Any, engine: str = "horovod") -> None:
-        """Connected by an engine whose operations are only traced."""
-        self.rank = self.local_rank = 0
-        self.size = self.local_size = 2
+        """Connects through an engine whose operations are only traced."""
+        self.rank = 0
+        self.local_rank = 0
+        self.size = 2
+        self.local_size = 2
         self.hosts = ("a", "a")
         if engine == "horovod":
             self.collectives = self._host_collectives = HorovodCollectives(2)
@@ -61,13 +63,14 @@ class Two(ConnectedRanks):
     allgather_object = SingleProcess.allgather_object
 
     def shutdown(self) -> None:
-        """Nothing to end."""
+        """Does nothing, because nothing was started."""
 
 
 @contextlib.contextmanager
 def on_gpu(*, xla: bool = True) -> Iterator[set[int]]:
-    """Inside, graphs are built as for a GPU, one that XLA supports or not; yields handles of
-    variables on the CPU.
+    """Builds graphs as for a GPU, with or without XLA, inside the context.
+
+    Yields the ids of the handles of variables on the CPU.
     """
     with pytest.MonkeyPatch.context() as patch, copies.pinned() as on_cpu:
         patch.setattr(tf.config, "get_visible_devices", lambda kind=None: [f"{kind}:0"])
@@ -80,15 +83,13 @@ def on_gpu(*, xla: bool = True) -> Iterator[set[int]]:
 def specs(
     augmentation: str, image_size: int, batch: int, weighted: bool = False
 ) -> dict[str, tf.TensorSpec]:
-    """The batches of the input pipeline."""
+    """Returns the specification of the batches of the input pipeline."""
     source = SyntheticSource("train", 2 * batch, CLASSES, reuse_decoded_batch=False)
     if weighted:
         batches = pipeline.evaluation_batches(source, batch, image_size=image_size)
     else:
-        order, settings = (
-            pipeline.example_order(source, 0),
-            {"image_size": image_size, "augmentation": augmentation},
-        )
+        order = pipeline.example_order(source, 0)
+        settings = {"image_size": image_size, "augmentation": augmentation}
         batches = pipeline.training_batches(
             source, order, Cursor(), (batch, 1), epochs=1, **settings
         )
@@ -97,19 +98,20 @@ def specs(
 
 
 def resolved(*flags: str) -> Any:
-    """The configuration of a small network, with more flags."""
+    """Returns the configuration of a small network with more flags."""
     return configuration.resolve([*SMALL, *flags], 2)
 
 
 def training(
     config: Any, ranks: str = "", precision: str = "mixed_float16"
 ) -> Iterator[tuple[str, Any]]:
-    """The traced steps of a configuration: one update per batch, or the micro-batches and the
-    update after them.
+    """Yields the traced steps of a configuration.
+
+    They are one update per batch, or the micro-batches and the update after them.
     """
     communicator: Any = SingleProcess()
     if ranks:
-        communicator = Two(derived.communication(config), ranks)
+        communicator = RankZeroOfTwo(derived.communication(config), ranks)
     network = build.model(config, precision, CLASSES, communicator)
     optimizer = build.optimizer(config, precision, network, communicator)
     omit_images = build.random_batch(config, communicator)
@@ -137,7 +139,7 @@ def training(
 
 
 def evaluation(config: Any, precision: str = "mixed_float16") -> Any:
-    """The traced step of validation."""
+    """Returns the traced step of validation."""
     network = build.model(config, precision, CLASSES, SingleProcess())
     preprocess = build.evaluation_preprocess(precision.removeprefix("mixed_"))
     step = EvaluationStep(
@@ -150,18 +152,18 @@ def evaluation(config: Any, precision: str = "mixed_float16") -> Any:
 
 
 def augmentations() -> dict[str, str]:
-    """A recipe for each augmentation that recipes use, and the others."""
-    found = {"none": "", "digits": "", "shift": ""}
+    """Returns the augmentations, each with a recipe that uses it or an empty string."""
+    recipe_of = {"none": "", "digits": "", "shift": ""}
     for name in recipes.names():
-        found.setdefault(
+        recipe_of.setdefault(
             configuration.resolve(["--dataset=synthetic", f"--recipe={name}"]).data.augmentation,
             name,
         )
-    return found
+    return recipe_of
 
 
 def augmentation(name: str, precision: str = "float16") -> Any:
-    """The traced device's part of an augmentation."""
+    """Returns the traced part of an augmentation that runs on the device."""
     prepare = build.train_preprocess(resolved(f"--augmentation={name}"), precision)
     return tf.function(prepare, autograph=False).get_concrete_function(specs(name, 32, 4))
 
@@ -173,9 +175,9 @@ def fit(
     precision: str = "mixed_float16",
     micro_batch: MicroBatchUse | None = None,
 ) -> Any:
-    """The traced training step of `model.fit` on two ranks, with Keras's own `train_step`.
+    """Returns the traced training step of `model.fit` on two ranks, with Keras's `train_step`.
 
-    With a `micro_batch` gradients are accumulated, and it says what the step is for.
+    A `micro_batch` selects the use of the step in gradient accumulation.
     """
     policy = keras.dtype_policies.DTypePolicy(precision)
     x = images = keras.Input((16, 16, 3))
@@ -187,7 +189,7 @@ def fit(
     )
     steps = None if micro_batch is None else 2
     optimizer = DistributedOptimizer(inner, gradient_accumulation_steps=steps)
-    two = Two(optimizer.settings)
+    two = RankZeroOfTwo(optimizer.settings)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, jit_compile=compiled)
     optimizer.attach(model)
@@ -205,5 +207,5 @@ def fit(
 
 
 def audited(function: Any, on_cpu: Sequence[int] | set[int], table: Any) -> copies.Audit:
-    """The audit of a traced step; the control word comes from the host."""
+    """Returns the audit of a traced step, to which the host passes the control word."""
     return copies.Audit(on_cpu, table).step(function, host=["control"])

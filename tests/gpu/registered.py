@@ -1,9 +1,9 @@
-"""Started with the CUDA wheel of TensorFlow on its path: reads operations as JSON, writes what its
-kernels say of them.
+"""Reads operations as JSON and prints where their kernels for GPUs keep their arguments.
 
-An operation is [type, {attribute: type, ...}]. Kernels are registered when the library is loaded,
-which needs no GPU. Writes {operation: {types: arguments in the host's memory, or null without a
-kernel for GPUs}}; see registrations.json.
+It is run with TensorFlow's CUDA wheel on the path. An operation is [type, {attribute: type, ...}].
+Kernels are registered when the library is loaded, which needs no GPU. The output is {operation:
+{types: arguments in the host's memory, or null without a kernel for GPUs}}, as in
+registrations.json.
 """
 
 import json
@@ -14,12 +14,11 @@ from tensorflow.python.framework import kernels
 
 
 def on_host(operation: str, types: dict[str, str]) -> list[str] | None:
-    """The arguments that the kernel for GPUs of these types keeps in the host's memory; None
-    without one.
-    """
-    found = kernels.get_registered_kernels_for_op(operation).kernel
-    for device in ("GPU", "DEFAULT"):  # DEFAULT: for devices that have none of their own
-        for kernel in found:
+    """Returns the arguments that a GPU's kernel keeps in the host's memory; None without one."""
+    registered_kernels = kernels.get_registered_kernels_for_op(operation).kernel
+    # Kernels for DEFAULT serve all devices without a specific kernel.
+    for device in ("GPU", "DEFAULT"):
+        for kernel in registered_kernels:
             allowed = {
                 c.name: {tf.dtypes.as_dtype(t).name for t in c.allowed_values.list.type}
                 for c in kernel.constraint

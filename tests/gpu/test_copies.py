@@ -1,9 +1,8 @@
-"""No tensor is copied between host and GPU in a step, but for the schedule's scalars; see
-copies.py.
+"""A step copies no tensor between host and GPU except the schedule's scalars (see copies.py).
 
-Which memory a kernel of TensorFlow keeps its arguments in stands in registrations.json, for the
-operations and types of these graphs; --long compares it with the CUDA wheel, which lists its
-kernels without a GPU.
+registrations.json lists the memory in which TensorFlow's kernels keep their arguments, for the
+operations and types of these graphs. With --long it is compared with the CUDA wheel, which lists
+its kernels without a GPU.
 """
 
 import json
@@ -24,7 +23,8 @@ from tests.gpu import copies, graphs
 HERE = pathlib.Path(__file__).parent
 EVERYTHING = ("--recipe=hybrid", "--ema_decay=0.99", "--label_smoothing=0.1")
 MIXED = ("--mixup_alpha=0.2", "--cutmix_alpha=1", "--class_weights=balanced", "--clip_norm=1")
-STEPS = {  # flags, and the engine that connects two ranks
+# Each value holds flags and the engine that connects two ranks, or an empty string for one rank.
+STEPS = {
     "one rank": (EVERYTHING, ""),
     "two ranks": (("--recipe=hybrid",), "horovod"),
     "two ranks of TensorFlow's engine": ((), "tensorflow"),
@@ -45,8 +45,9 @@ AUGMENTATIONS = graphs.augmentations()
 
 
 def is_allowed(copy):
-    """The schedule's scalars, which set out when a step begins: they wait for the steps before and
-    no more.
+    """Returns whether a copy is that of the schedule's scalars.
+
+    It starts when a step begins, so it waits only for earlier steps.
     """
     return copy.kind == "early feed" and (copy.dtype, copy.bytes) == (
         "float32",
@@ -55,15 +56,17 @@ def is_allowed(copy):
 
 
 def check(*audits, returns=False):
-    """With a result, which waits for all that a step does, the host's part sends empty copies: also
-    when it begins.
+    """Checks that there is no copy except the allowed ones.
+
+    `returns` is for functions with a result, which waits for the whole step: there the host also
+    sends empty copies when the step begins.
     """
     for audit in audits:
         assert not audit.missing
-        found = [copy for copy in sorted(audit.copies) if not is_allowed(copy)]
+        forbidden = [copy for copy in sorted(audit.copies) if not is_allowed(copy)]
         assert not [
             str(copy)
-            for copy in found
+            for copy in forbidden
             if not returns or (copy.kind, copy.dtype) != ("early feed", "control")
         ]
     return audits
@@ -100,29 +103,29 @@ def table():
 
 
 @pytest.mark.parametrize("case", STEPS)
-def test_a_step_copies_nothing_but_the_scalars_of_the_schedule(case, table):
+def test_training_step_copies_only_the_scalars_of_the_schedule(case, table):
     assert len(check(*steps(case, table))) == 1 + (case == "accumulation")
 
 
 @pytest.mark.parametrize("case", EVALUATIONS)
-def test_validation_copies_nothing(case, table):
+def test_validation_step_copies_nothing(case, table):
     (audit,) = check(evaluation(case, table))
     assert not audit.copies
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
-def test_no_augmentation_copies_anything(name, table):
+def test_augmentation_on_the_device_copies_nothing(name, table):
     (audit,) = check(augmentation(name, True, table))
     assert not audit.copies
 
 
 @pytest.mark.parametrize(("inner", "compiled"), [("sgd", True), ("adam", False)])
-def test_a_step_of_fit_copies_nothing(inner, compiled, table):
+def test_fit_step_copies_nothing(inner, compiled, table):
     check(fit(inner, compiled, table), returns=True)
 
 
 @pytest.mark.parametrize("micro_batch", MicroBatchUse)
-def test_step_of_fit_that_accumulates_copies_nothing_and_has_no_branch(micro_batch, table):
+def test_fit_step_with_accumulation_copies_nothing_and_has_no_branch(micro_batch, table):
     check(fit("sgd", False, table, micro_batch), returns=True)
     with graphs.on_gpu():
         graph = graphs.fit("sgd", compiled=False, micro_batch=micro_batch).graph
@@ -130,7 +133,7 @@ def test_step_of_fit_that_accumulates_copies_nothing_and_has_no_branch(micro_bat
 
 
 def everything(precision, table=None):
-    """The audits of all graphs; without a table they only list operations."""
+    """Returns the audits of all graphs; without a table they only list operations."""
     audits = [audit for case in STEPS | LONG for audit in steps(case, table, precision)]
     audits += [evaluation(case, table, precision) for case in EVALUATIONS]
     if precision == "mixed_float16":
@@ -146,11 +149,11 @@ def everything(precision, table=None):
     return audits
 
 
-def registered(asked, cuda_wheel):
-    """What the CUDA wheel says of operations, in the form of the table."""
+def registered(operations, cuda_wheel):
+    """Returns what the CUDA wheel registers for operations, in the form of the table."""
     environment = os.environ | {"PYTHONPATH": str(cuda_wheel), "TF_CPP_MIN_LOG_LEVEL": "3"}
     program = [sys.executable, str(HERE / "registered.py")]
-    text = json.dumps([[kind, types] for (kind, _), types in sorted(asked.items())])
+    text = json.dumps([[kind, types] for (kind, _), types in sorted(operations.items())])
     done = subprocess.run(
         program, input=text, env=environment, capture_output=True, text=True, timeout=600
     )
@@ -159,41 +162,40 @@ def registered(asked, cuda_wheel):
 
 
 @pytest.mark.slow
-def test_the_table_is_that_of_the_cuda_wheel_and_no_precision_copies_anything(cuda_wheel, tmp_path):
-    asked = {}
+def test_registrations_equal_the_cuda_wheel_and_no_precision_copies(cuda_wheel, tmp_path):
+    operations = {}
     for precision in ("mixed_float16", "mixed_bfloat16", "float32"):
         for audit in everything(precision):
-            asked |= audit.seen
-    for case in FOUND:
-        asked |= found(case, None).seen
-    text = registered(asked, cuda_wheel)
+            operations |= audit.seen
+    for case in COPY_CASES:
+        operations |= audit_case(case, None).seen
+    text = registered(operations, cuda_wheel)
     (tmp_path / copies.TABLE.name).write_text(text)
     assert json.loads(text) == copies.table(), (
-        f"put {tmp_path / copies.TABLE.name} in place of {copies.TABLE}"
+        f"copy {tmp_path / copies.TABLE.name} to {copies.TABLE}"
     )
     for precision in ("mixed_float16", "mixed_bfloat16", "float32"):
         check(*everything(precision, copies.table()), returns=True)
 
 
-def test_a_step_of_resnet50_starts_few_kernels(table):
-    """Before the casts, statistics, metrics and gradients of all layers went together it was 598
-    operations.
-    """
+def test_training_step_of_resnet50_starts_few_kernels(table):
+    """It was 598 operations before casts, statistics, metrics and gradients were fused."""
     with graphs.on_gpu() as on_cpu:
         config = graphs.resolved("--model=resnet50", "--model_width=64", "--image_size=64")
         ((_, step),) = graphs.training(config)
         launched = graphs.audited(step, on_cpu, table).launched
     layers = sum(name.startswith(("Conv2D", "FusedBatchNorm", "Relu", "Add")) for name in launched)
-    # Convolutions, normalizations, ReLUs and sums, forward and backward; those of the stem are two
-    # programs.
+    # These are convolutions, normalizations, ReLUs and sums, forward and backward. The stem is two
+    # programs instead.
     assert layers == 390
     assert len(launched) - layers <= 32
     first = next(op for op in step.graph.get_operations() if op.type == "Conv2D")
-    assert first.inputs[0].op.type == "Reshape"  # a shape that the graph optimizer can see
+    # The reshape gives a static shape to the graph optimizer.
+    assert first.inputs[0].op.type == "Reshape"
 
 
-def test_a_step_of_one_program_starts_little_else(table):
-    """Next to it there are the augmentation and the hyperparameters, which come from the host."""
+def test_training_step_with_jit_update_starts_two_programs(table):
+    """Only the augmentation and the hyperparameters, which come from the host, are separate."""
     with graphs.on_gpu() as on_cpu:
         flags = ("--jit_compile", "--jit_update", "--augmentation=sony")
         ((_, step),) = graphs.training(graphs.resolved(*flags))
@@ -203,10 +205,11 @@ def test_a_step_of_one_program_starts_little_else(table):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flag", ["--xla_programs=stem", "--xla_programs=stem,shortcut"])
-def test_every_relu_and_its_gradient_are_computed_with_a_normalization(flag, cuda_wheel):
-    """With oneDNN, which is off beside GPUs, TensorFlow leaves all 96 by themselves on hosts
-    without AVX512-FP16. A shortcut that is not the first result of its operation would be replaced
-    by the first one.
+def test_training_step_fuses_every_relu_with_a_normalization(flag, cuda_wheel):
+    """Runs without oneDNN, as TensorFlow does if there is a GPU.
+
+    With oneDNN, TensorFlow fuses none of the 96 ReLUs on hosts without AVX512-FP16. A shortcut that
+    is not the first result of its operation would be replaced by the first one.
     """
     environment = os.environ | {
         "PYTHONPATH": f"{cuda_wheel}:{HERE.parents[1]}",
@@ -258,9 +261,11 @@ def moved(x, fill):
     )
 
 
-PIXELS, SCORES = spec("float32", 1, 8, 8, 3), spec("float32", 4, 9, name="scores")
-# what steps had once, and what they have instead: function, arguments, those of the host, copies
-FOUND = {
+PIXELS = spec("float32", 1, 8, 8, 3)
+SCORES = spec("float32", 4, 9, name="scores")
+# Forms that steps had once, and the forms that replaced them. Each value holds a function, its
+# arguments, the names of arguments on the host, and the expected copies.
+COPY_CASES = {
     "int32 compared": (
         lambda x, y: tf.equal(tf.argmax(y, 1, output_type=tf.int32), x),
         (spec("int32", 4), SCORES),
@@ -315,13 +320,16 @@ FOUND = {
 }
 
 
-def found(case, table):
-    function, arguments, host, _ = FOUND[case]
+def audit_case(case, table):
+    function, arguments, host, _ = COPY_CASES[case]
     with graphs.on_gpu() as on_cpu:
         traced = tf.function(function, autograph=False).get_concrete_function(*arguments)
         return copies.Audit(on_cpu, table).step(traced, host)
 
 
-@pytest.mark.parametrize("case", FOUND)
-def test_copies_are_found_where_there_are_any(case, table):
-    assert sorted((copy.kind, copy.dtype) for copy in found(case, table).copies) == FOUND[case][3]
+@pytest.mark.parametrize("case", COPY_CASES)
+def test_audit_finds_the_copies_of_each_case(case, table):
+    assert (
+        sorted((copy.kind, copy.dtype) for copy in audit_case(case, table).copies)
+        == COPY_CASES[case][3]
+    )

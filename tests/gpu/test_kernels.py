@@ -1,8 +1,7 @@
-"""How many kernels an A100 starts from the last all-reduce to the end of a step, by XLA's own
-compiler for it.
+"""The number of kernels that a GPU starts, counted with XLA's compiler for GPUs.
 
-The compiler is that of JAX's CUDA plugin, installed once in the user's cache; it is of another
-version than that in TensorFlow, so counts may differ by one or two.
+The compiler is from JAX's CUDA plugin, which is installed once in the user's cache. Its version
+differs from the one in TensorFlow, so counts may differ by one or two.
 """
 
 import math
@@ -44,9 +43,7 @@ CASES = {
 
 
 def module(arguments):
-    """The compiled program behind the last all-reduce of ResNet-50's gradients in FP16, as
-    serialized HLO.
-    """
+    """Returns the program after the last all-reduce of ResNet-50's FP16 gradients, as HLO."""
     shapes = resnet50_shapes()
     elements = [math.prod(shape) for shape in shapes]
     variables = [keras.Variable(np.zeros(shape, np.float32)) for shape in shapes]
@@ -85,8 +82,8 @@ def module(arguments):
     flat = tf.nest.flatten(arguments)
 
     def program(*values):
-        left = iter(values)
-        filled = [None if value is None else next(left) for value in flat]
+        remaining = iter(values)
+        filled = [None if value is None else next(remaining) for value in flat]
         return executor._after_gradients(layout, *tf.nest.pack_sequence_as(arguments, filled))
 
     compiled = tf.function(program, autograph=False, jit_compile=True)
@@ -96,15 +93,16 @@ def module(arguments):
 
 
 def kernels_of(serialized, target, compiler, folder):
-    """What a GPU starts of a module. Results that are copies become reshapes, which the way to the
-    compiler knows.
+    """Returns the kernels that a GPU starts for a module.
+
+    Results that are copies become reshapes, which the converter of the module supports.
     """
-    found = hlo_pb2.HloModuleProto.FromString(serialized)
-    for computation in found.computations:
+    hlo = hlo_pb2.HloModuleProto.FromString(serialized)
+    for computation in hlo.computations:
         for instruction in computation.instructions:
             if instruction.opcode == "copy":
                 instruction.opcode = "reshape"
-    (folder / "module.pb").write_bytes(found.SerializeToString())
+    (folder / "module.pb").write_bytes(hlo.SerializeToString())
     command = [sys.executable, str(HERE / "compiled.py"), str(folder / "module.pb"), target]
     done = subprocess.run(command, env=compiler, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -117,9 +115,10 @@ def compiled(function, *specs):
 
 
 def whole_step(precision):
-    """Forward and backward pass of --jit_compile."""
+    """Returns the forward and backward pass of --jit_compile."""
     with graphs.on_gpu():
-        config, alone = graphs.resolved("--jit_compile", "--model=resnet10"), SingleProcess()
+        config = graphs.resolved("--jit_compile", "--model=resnet10")
+        alone = SingleProcess()
         network = build.model(config, precision, graphs.CLASSES, alone)
         step = build.train_step(
             config, precision, network, build.optimizer(config, precision, network, alone), alone
@@ -132,7 +131,7 @@ def whole_step(precision):
 
 
 def stem_programs():
-    """Forward and backward pass of the stem's program at the size of ResNet-50."""
+    """Returns forward and backward pass of the stem's program at the size of ResNet-50."""
     image = tf.TensorSpec([256, 112, 112, 64], tf.float16)
     pooled = tf.TensorSpec([256, 56, 56, 64], tf.float16)
     winners = tf.TensorSpec(pooled.shape, tf.uint8)
@@ -151,13 +150,13 @@ def stem_programs():
 
 
 def keeps_activations(started):
-    """Whether a kernel writes activations in FP32, or their signs, for another kernel."""
+    """Returns whether a kernel writes FP32 activations, or their signs, for another kernel."""
     written = [line.partition("fusion(")[0] for line in started]
     return any(kind in line for line in written for kind in ("f32[256,56", "pred["))
 
 
 def normalization_programs(dtype):
-    """Forward and backward pass of a normalization with a shortcut in ResNet-50's first stage."""
+    """Returns both passes of a normalization with a shortcut in ResNet-50's first stage."""
     image = tf.TensorSpec([256, 56, 56, 256], dtype)
     channel = tf.TensorSpec([256], tf.float32)
 
@@ -176,18 +175,20 @@ def normalization_programs(dtype):
 
 def augmentation_program(name, precision):
     side = augmentations.host_augmentation(name, 224).side
-    pixels, seeds = tf.TensorSpec([8, side, side, 3], tf.uint8), tf.TensorSpec([8, 2], tf.int64)
+    pixels = tf.TensorSpec([8, side, side, 3], tf.uint8)
+    seeds = tf.TensorSpec([8, 2], tf.int64)
     dtype = precision.removeprefix("mixed_")
     return compiled(lambda images, keys: device.augment(images, keys, name, dtype), pixels, seeds)
 
 
 def mixing_program(precision):
-    """MixUp and CutMix after the augmentation of AlexNet, with the labels that they add."""
+    """Returns MixUp and CutMix after the augmentation of AlexNet, with the labels they add."""
     config = graphs.resolved("--mixup_alpha=0.2", "--cutmix_alpha=1", "--augmentation=alexnet")
     prepare = build.train_preprocess(config, precision.removeprefix("mixed_"))
     mixer = build.image_mixer(config)
     side = augmentations.host_augmentation("alexnet", 224).side
-    pixels, seeds = tf.TensorSpec([8, side, side, 3], tf.uint8), tf.TensorSpec([8, 2], tf.int64)
+    pixels = tf.TensorSpec([8, side, side, 3], tf.uint8)
+    seeds = tf.TensorSpec([8, 2], tf.int64)
 
     def mix(images, keys, labels):
         batch = {"image": images, "seed": keys}
@@ -201,8 +202,8 @@ def mixing_program(precision):
     sys.version_info[:2] != (3, 11), reason="the compiler is pinned for Python 3.11"
 )
 @pytest.mark.parametrize("target", ["p40", "v100", "a100", "h100"])
-def test_xla_compiles_for_each_gpu(target, compiler, tmp_path):
-    """The update, the augmentations of the papers, and the whole step of --jit_compile."""
+def test_xla_compiles_update_augmentations_and_step_for_each_gpu(target, compiler, tmp_path):
+    """Compiles the update, the augmentations of the papers, and the step of --jit_compile."""
     precision = "float32" if target == "p40" else "mixed_float16"
     assert 4 < len(kernels_of(module(CASES["hybrid"]), target, compiler, tmp_path)) <= 10
     for name in ("alexnet", "inception", "sony"):
@@ -221,7 +222,7 @@ def test_xla_compiles_for_each_gpu(target, compiler, tmp_path):
     sys.version_info[:2] != (3, 11), reason="the compiler is pinned for Python 3.11"
 )
 @pytest.mark.parametrize("target", ["v100", "a100", "h100"])
-def test_stem_is_few_kernels_without_scatter(target, compiler, tmp_path):
+def test_stem_program_is_few_kernels_without_scatter(target, compiler, tmp_path):
     for program, most in zip(stem_programs(), (5, 7), strict=True):
         started = kernels_of(program, target, compiler, tmp_path)
         assert 1 < len(started) <= most
@@ -234,7 +235,7 @@ def test_stem_is_few_kernels_without_scatter(target, compiler, tmp_path):
     sys.version_info[:2] != (3, 11), reason="the compiler is pinned for Python 3.11"
 )
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_normalization_is_few_kernels_in_any_type(dtype, compiler, tmp_path):
+def test_normalization_program_is_few_kernels_in_any_type(dtype, compiler, tmp_path):
     for program, most in zip(normalization_programs(dtype), (5, 7), strict=True):
         started = kernels_of(program, "h100", compiler, tmp_path)
         assert 1 < len(started) <= most
@@ -245,7 +246,7 @@ def test_normalization_is_few_kernels_in_any_type(dtype, compiler, tmp_path):
 @pytest.mark.skipif(
     sys.version_info[:2] != (3, 11), reason="the compiler is pinned for Python 3.11"
 )
-def test_shortcut_gradient_is_one_matrix_product(compiler, tmp_path):
+def test_shortcut_program_gradient_is_one_matrix_product(compiler, tmp_path):
     wide = tf.TensorSpec([256, 56, 56, 256], tf.float16)
     narrow = tf.TensorSpec([256, 56, 56, 64], tf.float16)
     kernel = tf.TensorSpec([1, 1, 256, 64], tf.float16)
@@ -262,9 +263,8 @@ def test_shortcut_gradient_is_one_matrix_product(compiler, tmp_path):
     sys.version_info[:2] != (3, 11), reason="the compiler is pinned for Python 3.11"
 )
 @pytest.mark.parametrize("case", CASES)
-def test_few_kernels_follow_the_last_all_reduce(case, compiler, tmp_path):
+def test_update_after_the_last_all_reduce_is_few_kernels(case, compiler, tmp_path):
     started = kernels_of(module(CASES[case]), "a100", compiler, tmp_path)
-    most = {"hybrid": 10, "lamb": 11}.get(
-        case, 9
-    )  # three values of each variable; a norm that waits for another
+    # Hybrid has three values for each variable, and LAMB a norm that depends on another one.
+    most = {"hybrid": 10, "lamb": 11}.get(case, 9)
     assert 4 < len(started) <= most, "\n".join(started)

@@ -1,12 +1,12 @@
 """Reads and writes hashes.json: the digest of each guarded run, by kind of processor.
 
-Vector instructions change the order in which sums are taken, so digests hold for one kind of
+Vector instructions change the order in which sums are taken, so digests are valid for one kind of
 processor and one version of TensorFlow. To add a kind, check out the commit that added this file
-and run there
+and run
 
     python -m tests.guard.record
 
-then copy the lines that it added to tests/guard/hashes.json.
+Then copy the lines that it added to tests/guard/hashes.json.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import pathlib
 from collections.abc import Mapping
 
 PATH = pathlib.Path(__file__).with_name("hashes.json")
+# TensorFlow, oneDNN and XLA choose their kernels by these vector instructions.
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16")
-"""Vector instructions by which TensorFlow, oneDNN and XLA choose their kernels."""
 
 
 def processor() -> str:
-    """Names the kind of this machine's processor: its vendor and its vector instructions."""
+    """Returns the vendor and the vector instructions of this machine's processor."""
     lines = dict(
         line.split(":", 1)
         for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines()
@@ -35,7 +35,7 @@ def processor() -> str:
 
 
 def key() -> str:
-    """The key of this machine's digests in hashes.json."""
+    """Returns the key of this machine's digests in hashes.json."""
     from importlib import metadata
 
     for package in ("tensorflow-cpu", "tensorflow"):
@@ -47,7 +47,7 @@ def key() -> str:
 
 
 def load() -> Mapping[str, str]:
-    """The digests by run that were recorded for this kind of machine; empty if there are none."""
+    """Returns the digests for this kind of machine by run; empty if there are none."""
     return json.loads(PATH.read_text()).get(key(), {}) if PATH.exists() else {}
 
 

@@ -1,8 +1,9 @@
-"""Records the digests of guarded runs, or compares them: python -m tests.guard.record [--check]
-[NAME ...]
+"""Records the digests of guarded runs, or compares them.
 
-Without --check it writes them to hashes.json. NAME is a part of the names of the runs; all without
-one, which takes about half an hour on two cores.
+Usage: python -m tests.guard.record [--check] [NAME ...]
+
+Without --check it writes them to hashes.json. NAME selects the runs whose names contain it. All
+runs take about half an hour on two cores.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ VALIDATION_IMAGES = 24
 
 
 def write_digits(folder: pathlib.Path) -> None:
-    """Writes a small part of the digits where --dataset=digits --data_dir=FOLDER finds it."""
+    """Writes a small part of the digits, for --dataset=digits --data_dir=FOLDER."""
     from unittest import mock
 
     from hybrid_imagenet.data.sources import digits
@@ -37,12 +38,13 @@ def write_digits(folder: pathlib.Path) -> None:
 
 
 def main() -> int:
-    """Runs what the command line names; returns 1 if a digest differs."""
+    """Runs the selected runs; returns 1 if a digest differs."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--check", action="store_true")
     parser.add_argument("names", nargs="*", default=[""])
     options = parser.parse_args()
-    expected, differing = hashes.load(), []
+    expected = hashes.load()
+    differing = []
     pools = {1: Pool(1, ""), 2: Pool(2), 4: Pool(4)}
     selected = {
         name: run for name, run in runs.RUNS.items() if any(part in name for part in options.names)

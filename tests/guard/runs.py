@@ -1,8 +1,8 @@
-"""Short trainings whose exact results must not change, and the digests of what they leave.
+"""Short trainings whose exact results must not change, and the digests of their results.
 
-`RUNS` lists them by name. Each trains a tiny ResNet on 96 of the digits, and is described by
-command-line flags only, so that the list outlives any restructuring of the code below the flags.
-`digest` runs on every rank of a pool.
+`RUNS` lists them by name. Each trains a tiny ResNet on 96 of the digits. It is described only by
+command-line flags, so that the list stays valid when code is restructured. `digest` runs on every
+rank of a pool.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ NETWORK = (
     *("--image_size=16", "--per_gpu_batch=4", "--precision=float32"),
 )
 COMMON = ("--deterministic", "--progress=none", "--log_every_steps=1", "--target_top1=0")
-# Two epochs, of which the first is the warmup: hybrid takes steps in both of its phases.
+# The first of two epochs is the warmup, so that hybrid takes steps in both of its phases.
 OPTIMIZER_FLAGS = (*NETWORK, "--epochs=2", "--warmup_epochs=1", "--per_gpu_batch=4")
 MAX_STEPS = 20
+# Keys of records that do not depend on time.
 METRICS = (
     *(
         "kind",
@@ -59,17 +60,16 @@ METRICS = (
         "global_batch",
     ),
 )
-"""Keys of records that do not depend on time."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GuardedRun:
-    """A training.
+    """A training whose result is guarded.
 
     Attributes:
-      ranks: how many take part.
-      flags: of the program.
-      packed: update all weights as one vector, as on GPUs, instead of one variable at a time.
+      ranks: number of ranks.
+      flags: flags of the training program.
+      packed: whether all weights are updated as one vector, as on GPUs.
     """
 
     ranks: int
@@ -77,7 +77,7 @@ class GuardedRun:
     packed: bool = False
 
 
-# Those that were there when the digests were recorded; a new optimizer needs none.
+# These optimizers existed when the digests were recorded. New ones need no digest.
 OPTIMIZERS = ("hybrid", "adabound", "sgd", "lars", "lamb", "muon")
 
 
@@ -107,7 +107,8 @@ def _runs() -> Mapping[str, GuardedRun]:
                 "--precision=float32",
             )
         elif recipe == "flash_exp3":
-            network = (*NETWORK, "--per_gpu_batch=27")  # a multiple of the batch of its first stage
+            # The first stage of this recipe needs a multiple of 27 images.
+            network = (*NETWORK, "--per_gpu_batch=27")
         flags = (*network, f"--recipe={recipe}", "--epochs=2")
         if recipe in ("hybrid", "hybrid_p40", "lu_as_printed"):
             flags += ("--warmup_epochs=1",)
@@ -120,14 +121,12 @@ def _runs() -> Mapping[str, GuardedRun]:
 
 
 RUNS = _runs()
+# Runs that the tests repeat without --long.
 ALWAYS = ("hybrid-packed-ranks2-accumulation3",)
-"""Runs that the tests repeat without --long."""
 
 
 def digest(name: str, data_dir: str, run_dir: str) -> str:
-    """Trains a run of `RUNS` on this rank; returns a digest of weights, slots and metrics (rank 0),
-    else nothing.
-    """
+    """Trains a run of `RUNS`; returns a digest of its results on rank 0, else an empty string."""
     run = RUNS[name]
     flags = [
         *run.flags,
@@ -149,22 +148,24 @@ def digest(name: str, data_dir: str, run_dir: str) -> str:
 
 
 class _PackedXla:
-    """Stands in for the module `xla`, so that optimizers take the packed form that GPUs have."""
+    """Replaces the module `xla`, so that optimizers use the packed form of GPUs."""
 
     has_gpu = staticmethod(lambda: True)
     supported = staticmethod(xla.supported)
 
 
 def results_digest(run_dir: pathlib.Path) -> str:
-    """A digest of the last checkpoint's arrays and of the metrics of a run, whatever the arrays are
-    called.
+    """Returns a digest of the last checkpoint's arrays and of the metrics of a run.
+
+    The names of the arrays do not matter.
     """
     (checkpoint,) = sorted((run_dir / "checkpoints").glob("step-*.npz"))[-1:]
     arrays = []
     with np.load(checkpoint) as archive:
         for key in archive.files:
             array = archive[key]
-            if array.dtype.kind == "f" and array.size > 1:  # weights, slots and statistics
+            # These are weights, slots and statistics.
+            if array.dtype.kind == "f" and array.size > 1:
                 content = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
                 arrays.append(f"{array.dtype} {array.shape} {content}")
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]

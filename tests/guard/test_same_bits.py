@@ -1,7 +1,7 @@
-"""Short trainings end with the same bits as before the restructuring.
+"""Short trainings end with the same bits as recorded.
 
-A digest that differs needs a reason and a bound in the commit that changes it;
-`python -m tests.guard.record` then records the new one.
+If a digest changes, the commit must explain why and by how much results differ. `python -m
+tests.guard.record` then records the new one.
 """
 
 import pytest
@@ -28,7 +28,8 @@ def expected():
 
 def names():
     for name, run in runs.RUNS.items():
-        if run.ranks > 1:  # pools have two or four ranks
+        # Pools have two or four ranks.
+        if run.ranks > 1:
             yield pytest.param(name, marks=[] if name in runs.ALWAYS else pytest.mark.slow)
 
 
@@ -40,5 +41,5 @@ def test_training_ends_with_the_recorded_bits(pools, digits, expected, tmp_path,
     assert digests[0] == expected[name]
 
 
-def test_every_guarded_run_has_a_digest(expected):
+def test_hashes_have_a_digest_for_every_guarded_run(expected):
     assert set(expected) == set(runs.RUNS)

@@ -1,4 +1,4 @@
-"""Tests the public order: each example exactly once, resumed anywhere."""
+"""The public order: each example exactly once per epoch, resumed anywhere."""
 
 import itertools
 
@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.order import ExactBatchSampler, evaluation_batches, keras_dataset
 
-COUNT, BATCH, SEED = 64, 4, 3
+COUNT = 64
+BATCH = 4
+SEED = 3
 
 
 def read_ahead(batches, ahead):
-    """Reads batches as a loader with workers does.
+    """Reads batches like a loader with workers.
 
     It reads `ahead` batches when it starts, and then returns one for each that it reads.
     """
@@ -32,7 +34,7 @@ def read_ahead(batches, ahead):
 
 
 def trained(sampler, passes, ahead=3):
-    """Yields the batches of some passes of a trainer that counts each of them."""
+    """Yields the batches of several passes of a trainer, which counts each of them."""
     for _ in range(passes):
         for batch in read_ahead(sampler, ahead):
             sampler.advance()
@@ -49,7 +51,8 @@ def trained(sampler, passes, ahead=3):
 )
 @settings(max_examples=40, deadline=None)
 def test_sampler_over_interruptions_yields_each_example_once_per_epoch(n, seed, runs, ahead):
-    state, seen = {"epoch": 0, "offset": 0}, []
+    state = {"epoch": 0, "offset": 0}
+    seen = []
     # Each run is killed after some steps, and loses the batches that were read ahead.
     for size, batch, steps in runs:
         ranks = [
@@ -86,7 +89,7 @@ def test_state_dict_does_not_count_batches_that_were_read_ahead():
     assert sorted([*itertools.chain(*first), *rest]) == list(range(COUNT))
 
 
-def test_the_length_is_that_of_the_pass_and_the_position_that_of_the_schedule():
+def test_sampler_length_is_that_of_the_current_pass():
     sampler = ExactBatchSampler(10, 4, seed=SEED)
     lengths = []
     for _ in range(4):
@@ -98,7 +101,7 @@ def test_the_length_is_that_of_the_pass_and_the_position_that_of_the_schedule():
     assert (sampler.epoch, sampler.position) == (4, 4.0)
 
 
-def test_drop_omits_the_rest_of_an_epoch_also_one_that_another_batch_left():
+def test_sampler_with_drop_omits_the_rest_of_an_epoch():
     sampler = ExactBatchSampler(10, 2, size=2, remainder="drop", shuffle=False)
     assert list(trained(sampler, 1)) == [[0, 1], [4, 5]]
     assert sampler.state_dict() == {"epoch": 1, "offset": 0}
@@ -106,23 +109,25 @@ def test_drop_omits_the_rest_of_an_epoch_also_one_that_another_batch_left():
     assert (len(sampler), sampler.state_dict()) == (2, {"epoch": 2, "offset": 0})
 
 
-def test_pass_may_be_abandoned_and_started_again():
+def test_sampler_pass_may_be_abandoned_and_started_again():
     sampler = ExactBatchSampler(COUNT, BATCH, seed=SEED)
     first = next(iter(sampler))
     assert next(iter(sampler)) == first
-    for number, _ in enumerate(sampler):  # a limit on the batches of an epoch
+    # A trainer may limit the batches of an epoch.
+    for number, _ in enumerate(sampler):
         sampler.advance()
         if number == 4:
             break
     assert next(iter(sampler)) == ExactBatchSampler(COUNT, BATCH, seed=SEED).batch(5).tolist()
 
 
-def test_second_pass_without_advance_raises():
+def test_sampler_second_pass_without_advance_is_rejected():
     sampler = ExactBatchSampler(COUNT, BATCH)
     list(sampler)
     with pytest.raises(UserError, match=r"advance\(\)"):
         iter(sampler)
-    sampler.load_state_dict(sampler.state_after(len(sampler)))  # counted by the caller
+    # Here the caller has counted the batches.
+    sampler.load_state_dict(sampler.state_after(len(sampler)))
     assert list(sampler) == list(trained(ExactBatchSampler(COUNT, BATCH), 2))[16:]
 
 
@@ -140,14 +145,14 @@ def test_second_pass_without_advance_raises():
         lambda: evaluation_batches(0, 1),
     ],
 )
-def test_invalid_arguments_and_states_raise(wrong):
+def test_sampler_with_invalid_arguments_or_states_is_rejected(wrong):
     with pytest.raises(UserError):
         wrong()
 
 
 @given(st.integers(1, 200), st.integers(1, 17), st.integers(1, 6))
 @settings(max_examples=25, deadline=None)
-def test_an_evaluation_counts_each_example_once_on_any_number_of_ranks(n, batch, size):
+def test_evaluation_batches_on_any_number_of_ranks_count_each_example_once(n, batch, size):
     rank_batches = [evaluation_batches(n, batch, rank=rank, size=size) for rank in range(size)]
     assert len({len(batches) for batches in rank_batches}) == 1
     counted = np.zeros(n)
@@ -157,7 +162,7 @@ def test_an_evaluation_counts_each_example_once_on_any_number_of_ranks(n, batch,
     assert (counted == 1).all()
 
 
-def test_iterator_created_before_load_state_dict_raises():
+def test_sampler_iterator_created_before_load_state_dict_is_rejected():
     whole = list(trained(ExactBatchSampler(COUNT, BATCH, seed=SEED), 3))
     sampler = ExactBatchSampler(COUNT, BATCH, seed=SEED)
     loader = read_ahead(sampler, 3)
@@ -168,8 +173,10 @@ def test_iterator_created_before_load_state_dict_raises():
 
 
 class TestTorch:
+    """Runs PyTorch's loader with workers."""
+
     @pytest.mark.parametrize("persistent", [False, True])
-    def test_a_loader_with_workers_resumes_at_the_next_example(self, persistent):
+    def test_loader_with_workers_resumes_at_the_next_example(self, persistent):
         data = pytest.importorskip("torch.utils.data")
 
         def loader(sampler):
@@ -194,7 +201,9 @@ class TestTorch:
         assert first + list(run(resumed, 1)) == whole
 
 
-class Stop(keras.callbacks.Callback):
+class StopAfter(keras.callbacks.Callback):
+    """Interrupts training after some batches."""
+
     def __init__(self, left):
         super().__init__()
         self.left = left
@@ -226,19 +235,20 @@ class TestKeras:
     def fit(self, sampler, notes, epochs, *callbacks, **options):
         data = keras_dataset(sampler, self.load)
         options = {"shuffle": False, "verbose": 0, **options}
-        every = [data.counter, *callbacks]
+        all_callbacks = [data.counter, *callbacks]
         self.model(notes).fit(
-            data, initial_epoch=sampler.epoch, epochs=epochs, callbacks=every, **options
+            data, initial_epoch=sampler.epoch, epochs=epochs, callbacks=all_callbacks, **options
         )
 
     @pytest.mark.parametrize("count", [22, 24])
-    def test_fit_resumes_inside_an_epoch_and_trains_whole_ones_after_it(self, count, recwarn):
-        whole, notes = [], []
+    def test_fit_resumed_inside_an_epoch_equals_one_run(self, count, recwarn):
+        whole = []
+        notes = []
         self.fit(ExactBatchSampler(count, BATCH, seed=SEED), whole, 4)
         assert whole == list(trained(ExactBatchSampler(count, BATCH, seed=SEED), 4))
         sampler = ExactBatchSampler(count, BATCH, seed=SEED)
         with pytest.raises(KeyboardInterrupt):
-            self.fit(sampler, notes, 4, Stop(10))
+            self.fit(sampler, notes, 4, StopAfter(10))
         assert sampler.state_dict() == {"epoch": 1, "offset": 40 - count}
         resumed = ExactBatchSampler(count, BATCH, seed=SEED)
         resumed.load_state_dict(sampler.state_dict())
@@ -247,8 +257,9 @@ class TestKeras:
         assert resumed.epoch == 4
         assert not [w for w in recwarn if "ran out of data" in str(w.message)]
 
-    def test_several_steps_per_execution_are_counted(self):
-        sampler = ExactBatchSampler(22, BATCH, seed=SEED)  # passes of 6, 5 and 6 batches
+    def test_fit_with_several_steps_per_execution_counts_all_steps(self):
+        # The three passes have 6, 5 and 6 batches.
+        sampler = ExactBatchSampler(22, BATCH, seed=SEED)
         data = keras_dataset(sampler, self.load)
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         model.compile(keras.optimizers.SGD(1e-6), "mse", steps_per_execution=4, jit_compile=False)
@@ -260,23 +271,22 @@ class TestKeras:
         ("options", "remedy"),
         [({"shuffle": True}, "shuffle=False"), ({"steps_per_epoch": 5}, "steps_per_epoch")],
     )
-    def test_fit_with_options_that_change_the_order_raises(self, options, remedy):
+    def test_fit_with_options_that_change_the_order_is_rejected(self, options, remedy):
         with pytest.raises(Exception, match=remedy):
             self.fit(ExactBatchSampler(COUNT, BATCH, seed=SEED), [], 2, **options)
 
-    def test_fit_without_the_counter_raises(self):
+    def test_fit_without_the_counter_is_rejected(self):
         data = keras_dataset(ExactBatchSampler(COUNT, BATCH), self.load)
         with pytest.raises(UserError, match="counter"):
             self.model([]).fit(data, shuffle=False, verbose=0)
 
-    def test_kerass_own_backup_trains_the_first_batches_of_the_epoch_again(self, tmp_path):
-        """The claim of docs/reproducibility.md: BackupAndRestore(save_freq=...) restores weights
-        and epoch, not the batch.
-        """
-        notes, order = [], np.arange(COUNT, dtype=np.float32)[:, None]
+    def test_fit_with_backup_and_restore_of_keras_repeats_batches(self, tmp_path):
+        """docs/reproducibility.md says that BackupAndRestore(save_freq=...) restores no batch."""
+        notes = []
+        order = np.arange(COUNT, dtype=np.float32)[:, None]
         fit = {"batch_size": BATCH, "shuffle": False, "verbose": 0, "epochs": 1}
         backup = keras.callbacks.BackupAndRestore(tmp_path / "backup", save_freq=1)
         with pytest.raises(KeyboardInterrupt):
-            self.model(notes).fit(order, order, callbacks=[backup, Stop(6)], **fit)
+            self.model(notes).fit(order, order, callbacks=[backup, StopAfter(6)], **fit)
         self.model(notes).fit(order, order, callbacks=[backup], **fit)
         assert [batch[0] // BATCH for batch in notes] == [*range(6), *range(16)]

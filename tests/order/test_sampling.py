@@ -1,3 +1,5 @@
+"""The order of examples and the random numbers of each example."""
+
 import collections
 
 import numpy as np
@@ -11,14 +13,14 @@ from tests.references import sampling_reference
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 16, 17, 1003])
-def test_at_is_the_reference_permutation(n):
+def test_sample_order_at_equals_the_reference_permutation(n):
     for epoch in (0, 5):
-        got = SampleOrder(n, seed=11).at(epoch, np.arange(n))
-        assert got.tolist() == [sampling_reference.example_at(p, n, 11, epoch) for p in range(n)]
-        assert sorted(got) == list(range(n))
+        actual = SampleOrder(n, seed=11).at(epoch, np.arange(n))
+        assert actual.tolist() == [sampling_reference.example_at(p, n, 11, epoch) for p in range(n)]
+        assert sorted(actual) == list(range(n))
 
 
-def test_every_permutation_of_four_is_about_as_frequent():
+def test_sample_order_of_four_has_all_permutations_equally_often():
     counts = collections.Counter(
         tuple(SampleOrder(4).at(epoch, np.arange(4))) for epoch in range(6000)
     )
@@ -29,7 +31,7 @@ def test_every_permutation_of_four_is_about_as_frequent():
     assert chi_square < 49.7
 
 
-def test_orders_of_seeds_and_epochs_differ():
+def test_sample_order_differs_between_seeds_and_epochs():
     orders = {
         tuple(SampleOrder(50, seed).at(epoch, np.arange(50)))
         for seed in range(3)
@@ -45,9 +47,10 @@ def test_orders_of_seeds_and_epochs_differ():
     ),
 )
 @settings(max_examples=100, deadline=None)
-def test_wrap_gives_each_example_once_per_epoch_whatever_ranks_and_batches(n, steps):
+def test_sample_order_with_wrap_gives_each_example_once_per_epoch(n, steps):
     order = SampleOrder(n, seed=3)
-    cursor, seen = Cursor(), []
+    cursor = Cursor()
+    seen = []
     # The number of ranks and the batch change at every step.
     for size, batch, accumulation in steps * 3:
         count = size * batch * accumulation
@@ -68,9 +71,10 @@ def test_wrap_gives_each_example_once_per_epoch_whatever_ranks_and_batches(n, st
     st.integers(0, 199),
 )
 @settings(max_examples=200, deadline=None)
-def test_advancing_by_many_is_advancing_by_one_many_times(n, remainder, count, batches, offset):
+def test_advance_by_many_batches_equals_many_advances_by_one(n, remainder, count, batches, offset):
     order = SampleOrder(n, remainder=remainder)
-    count, start = min(count, n), Cursor(2, offset % n)
+    count = min(count, n)
+    start = Cursor(2, offset % n)
     cursor = start
     for _ in range(batches):
         cursor = order.advance(cursor, count)
@@ -78,18 +82,19 @@ def test_advancing_by_many_is_advancing_by_one_many_times(n, remainder, count, b
         assert order.advance(start, count, batches) == cursor
 
 
-def test_drop_omits_and_counts_the_rest():
+def test_sample_order_with_drop_omits_and_counts_the_rest():
     order = SampleOrder(10, seed=1, remainder="drop")
     second = order.advance(Cursor(), 4)
     assert order.advance(second, 4) == Cursor(1, 0)
     assert len({*order.rank_slice(Cursor(), 4)[0], *order.rank_slice(second, 4)[0]}) == 8
     assert order.batches_in_epoch(4) == 2
     assert order.num_dropped(4) == 2
-    after, _ = order.rank_slice(Cursor(0, 8), 4)  # a cursor from a smaller batch
+    # This cursor is from a smaller batch.
+    after, _ = order.rank_slice(Cursor(0, 8), 4)
     assert after.tolist() == order.at(1, np.arange(4)).tolist()
 
 
-def test_wrap_counts_batches_that_begin_in_the_epoch():
+def test_sample_order_with_wrap_counts_batches_that_begin_in_the_epoch():
     order = SampleOrder(10)
     assert [order.batches_in_epoch(4, offset) for offset in (0, 2, 9)] == [3, 2, 1]
     assert order.num_dropped(4) == 0
@@ -97,13 +102,13 @@ def test_wrap_counts_batches_that_begin_in_the_epoch():
     assert order.position(Cursor(1, 2)) == 1.2
 
 
-def test_a_batch_may_span_several_epochs_of_a_small_set():
+def test_rank_slice_of_a_small_dataset_spans_several_epochs():
     examples, epochs = SampleOrder(3, seed=5).rank_slice(Cursor(0, 2), 8)
     assert epochs.tolist() == [0, 1, 1, 1, 2, 2, 2, 3]
     assert sorted(examples[1:4]) == sorted(examples[4:7]) == [0, 1, 2]
 
 
-def test_without_shuffling_examples_come_as_stored():
+def test_rank_slice_without_shuffling_keeps_the_stored_order():
     assert SampleOrder(5, shuffle=False).rank_slice(Cursor(0, 3), 4)[0].tolist() == [3, 4, 0, 1]
 
 
@@ -115,7 +120,7 @@ def test_without_shuffling_examples_come_as_stored():
         lambda: SampleOrder(5, remainder="drop").rank_slice(Cursor(), 6),
     ],
 )
-def test_sample_order_with_invalid_arguments_raises(wrong):
+def test_sample_order_with_invalid_arguments_is_rejected(wrong):
     with pytest.raises(ValueError, match=r"batch|remainder|num_examples"):
         wrong()
 

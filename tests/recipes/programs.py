@@ -1,4 +1,4 @@
-"""Defines a program that the tests of recipes run on each rank."""
+"""A program that the tests of recipes run on each rank."""
 
 import pathlib
 from unittest import mock
@@ -10,7 +10,10 @@ RECIPES_WITH_ADABOUND_WARMUP = ("hybrid", "hybrid_p40", "lu_as_printed")
 
 
 def train_recipe(name: str, folder: str) -> list:
-    """Trains two epochs of a recipe; returns the outcome and the algorithms of its all-reduces."""
+    """Trains two epochs of a recipe.
+
+    Returns the outcome and the algorithms of its all-reduces.
+    """
     resolved = config.resolve(
         [
             f"--recipe={name}",

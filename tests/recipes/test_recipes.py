@@ -1,3 +1,5 @@
+"""Recipes: their flags, their schedules, and the pages that describe them."""
+
 import math
 import pathlib
 import re
@@ -61,7 +63,7 @@ def test_recipe_can_be_planned_for_two_epochs_on_two_ranks(name):
     assert all(row.steps > 0 and row.learning_rate >= 0 for row in rows)
 
 
-def test_hybrid_on_cluster_1_follows_the_paper():
+def test_recipe_hybrid_on_cluster_1_follows_the_paper():
     rows = plan("hybrid", 24)
     assert {row.global_batch for row in rows} == {6144}
     assert [row.phase for row in rows[:11]] == ["AdaBound"] * 10 + ["SGD"]
@@ -72,8 +74,8 @@ def test_hybrid_on_cluster_1_follows_the_paper():
     assert sum(row.steps for row in rows) == -(-90 * IMAGENET // 6144)
 
 
-def test_lu_as_printed_follows_the_formulas_of_the_paper_to_the_letter():
-    """Lu et al., section 2.2.1: t and the exponent of κ are the number of the epoch."""
+def test_recipe_lu_as_printed_follows_the_formulas_of_the_paper():
+    """In Lu et al., section 2.2.1, t and the exponent of κ are the number of the epoch."""
     rows = plan("lu_as_printed", 24)
     assert {row.global_batch for row in rows} == {6144}
     for epoch in range(1, 11):
@@ -92,7 +94,7 @@ def test_lu_as_printed_follows_the_formulas_of_the_paper_to_the_letter():
     assert resolved.optimizer_options["lars_eta"] * 2.4 * 0.9**11 == pytest.approx(0.141, abs=5e-4)
 
 
-def test_cluster_2_has_half_the_batch_and_the_same_rates():
+def test_recipe_hybrid_p40_has_half_the_batch_of_hybrid_and_the_same_rates():
     first = plan("hybrid", 24)[20]
     second = plan("hybrid_p40", 24)[20]
     assert (first.global_batch, second.global_batch) == (6144, 3072)
@@ -100,13 +102,13 @@ def test_cluster_2_has_half_the_batch_and_the_same_rates():
     assert config.resolve(["--recipe=hybrid_p40"]).network.precision == "float32"
 
 
-def test_goyal_and_hal_reach_their_linear_scaling_rates():
+def test_recipes_gradual_warmup_and_hal_have_the_published_learning_rates():
     for name, gpus, start, peak in (("gradual_warmup", 256, 0.1, 3.2), ("hal", 64, 0.0, 5.2)):
         rows = plan(name, gpus)
         assert rows[0].learning_rate == pytest.approx(start)
-        found = [rows[epoch].learning_rate for epoch in (5, 29, 31, 59, 61, 79, 81)]
+        rates = [rows[epoch].learning_rate for epoch in (5, 29, 31, 59, 61, 79, 81)]
         expected = [peak, peak, peak / 10, peak / 10, peak / 100, peak / 100, peak / 1000]
-        assert found == pytest.approx(expected)
+        assert rates == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -119,23 +121,24 @@ def test_goyal_and_hal_reach_their_linear_scaling_rates():
         ("mlperf_lars", 1024, 21.2),
     ],
 )
-def test_peak_learning_rate_counts_all_gpus(name, gpus, peak):
+def test_peak_learning_rate_of_recipes_is_that_of_all_gpus(name, gpus, peak):
     assert derived.peak_learning_rate(config.resolve([f"--recipe={name}"], gpus)) == pytest.approx(
         peak
     )
 
 
-def test_hal_decays_every_parameter_and_gradual_warmup_only_kernels():
-    found = {
+def test_recipe_hal_decays_every_parameter_and_gradual_warmup_only_kernels():
+    arguments = {
         name: derived.optimizer_arguments(config.resolve([f"--recipe={name}"], 4))
         for name in ("hal", "gradual_warmup")
     }
-    assert {name: (a["weight_decay"], a["decay_all"]) for name, a in found.items()} == {
-        "hal": (1e-4, True), "gradual_warmup": (1e-4, False)
-    }  # fmt: skip
+    assert {name: (a["weight_decay"], a["decay_all"]) for name, a in arguments.items()} == {
+        "hal": (1e-4, True),
+        "gradual_warmup": (1e-4, False),
+    }
 
 
-def test_flash_experiments_have_the_published_batches_and_momentum():
+def test_recipes_flash_exp_have_the_published_batches_and_momentum():
     rows = plan("flash_exp4", 2176)
     assert [rows[e].global_batch for e in (0, 30, 45, 75)] == [34816, 69632, 87040, 121856]
     assert max(row.per_gpu_batch for row in rows) <= 32
@@ -149,8 +152,8 @@ def test_flash_experiments_have_the_published_batches_and_momentum():
 
 
 @pytest.mark.parametrize("row", mlperf_reference.ROWS, ids=lambda row: f"{row[0]:.0f}")
-def test_mlperf_lars_has_the_settings_of_mlperfs_table(row):
-    """On as many GPUs as make the batch of the row."""
+def test_recipe_mlperf_lars_has_the_settings_of_mlperfs_table(row):
+    """Uses the number of GPUs that gives the batch of the row."""
     batch, target, lr, warmup, momentum, decay, end, *_, span = row
     gpus = int(batch) // 16
     resolved = config.resolve(["--recipe=mlperf_lars", "--per_gpu_batch=16"], gpus)
@@ -173,10 +176,10 @@ def test_mlperf_lars_has_the_settings_of_mlperfs_table(row):
     every = resolved.evaluation.eval_every_epochs
     offset = derived.evaluation_offset(resolved)
     assert every == 4 and offset in range(4)
-    seen = [
+    validated = [
         e for e in range(1, resolved.run.epochs + 1) if run_length.is_due(every, offset, e - 1, e)
     ]
-    assert math.ceil(target) in seen
+    assert math.ceil(target) in validated
     assert gpus % resolved.network.bn_group == 0
     assert 0.5 < 16 * resolved.network.bn_group / span < 2
     assert derived.communication(resolved).neighbors == resolved.network.bn_group
@@ -188,9 +191,9 @@ def test_mlperf_lars_has_the_settings_of_mlperfs_table(row):
     assert f"MLPerf's table has {span:.0f}" in text
 
 
-def test_flags_win_over_mlperfs_table():
-    given = ["--recipe=mlperf_lars", "--epochs=10", "--weight_decay=3e-4"]
-    at_1632 = config.resolve(given, 51)
+def test_recipe_mlperf_lars_with_flags_prefers_them_to_the_table():
+    flags = ["--recipe=mlperf_lars", "--epochs=10", "--weight_decay=3e-4"]
+    at_1632 = config.resolve(flags, 51)
     assert (
         at_1632.run.epochs,
         at_1632.optimizer_options["weight_decay"],
@@ -201,18 +204,18 @@ def test_flags_win_over_mlperfs_table():
         7.4,
     )
     assert at_1632.origins["epochs"] is config.Origin.COMMAND_LINE
-    assert config.resolve(given, 1024).optimizer_options["momentum"] == 0.94
+    assert config.resolve(flags, 1024).optimizer_options["momentum"] == 0.94
 
 
-def test_short_is_the_published_configuration_of_mosaicml():
-    """On MosaicML's 8 GPUs, with their learning rate and image size in every epoch."""
+def test_recipe_short_is_the_published_configuration_of_mosaicml():
+    """Compares with MosaicML's 8 GPUs: learning rate and image size in every epoch."""
     theirs = short_reference.MOSAICML
     rows = plan("short", 8)
     resolved = config.resolve(["--recipe=short"])
     assert {row.global_batch for row in rows} == {theirs["batch"]}
     assert len(rows) == theirs["epochs"] == 28
-    found = [row.learning_rate for row in rows]
-    assert found == pytest.approx([short_reference.mosaicml_rate(e) for e in range(28)], abs=2e-3)
+    rates = [row.learning_rate for row in rows]
+    assert rates == pytest.approx([short_reference.mosaicml_rate(e) for e in range(28)], abs=2e-3)
     assert [row.image_size for row in rows] == [short_reference.mosaicml_size(e) for e in range(28)]
     assert (rows[0].image_size, rows[27].image_size) == (88, 176)
     validation = theirs["validation"] / theirs["validation_resize"]
@@ -232,8 +235,8 @@ def test_short_is_the_published_configuration_of_mosaicml():
 
 
 @pytest.mark.parametrize(("gpus", "decay"), [(8, 5e-4), (16, 1e-3), (1, 6.25e-5)])
-def test_short_scales_decoupled_decay_with_the_batch(gpus, decay):
-    """MosaicML's 5e-4 in a step belongs to 2,048 images."""
+def test_recipe_short_scales_decoupled_decay_with_the_batch(gpus, decay):
+    """MosaicML's decay of 5e-4 in a step is for 2,048 images."""
     resolved = config.resolve(["--recipe=short"], gpus)
     optimizer = optimizers.create(**derived.optimizer_arguments(resolved))
     assert (optimizer.decoupled_decay, optimizer.decay) == (pytest.approx(decay), 0.0)
@@ -242,7 +245,7 @@ def test_short_scales_decoupled_decay_with_the_batch(gpus, decay):
 
 
 @pytest.mark.parametrize("schedule", ["sony_a", "sony_b"])
-def test_decoupled_decay_is_relative_to_the_peak_of_a_published_schedule(schedule):
+def test_optimizer_arguments_of_a_published_schedule_have_its_peak(schedule):
     flags = [
         "--optimizer=lars",
         f"--lr_schedule={schedule}",
@@ -276,28 +279,30 @@ def test_decoupled_decay_is_relative_to_the_peak_of_a_published_schedule(schedul
         (["--model=some:network"], 1024, 1),
     ],
 )
-def test_mlperf_lars_chooses_a_normalization_group_that_the_run_supports(flags, ranks, group):
+def test_recipe_mlperf_lars_chooses_a_supported_normalization_group(flags, ranks, group):
     assert config.resolve(["--recipe=mlperf_lars", *flags], ranks).network.bn_group == group
 
 
-def test_flash_experiments_smooth_labels_as_table_3_marks():
-    found = {
+def test_recipes_flash_exp_smooth_labels_as_table_3_says():
+    configs = {
         name: config.resolve([f"--recipe={name}"]) for name in NAMES if name.startswith("flash")
     }
-    assert [name for name, c in found.items() if c.data.label_smoothing] == [
+    assert [name for name, c in configs.items() if c.data.label_smoothing] == [
         "flash_exp2",
         "flash_exp3",
         "flash_exp4",
     ]
 
 
-def test_four_minutes_recipes_keep_their_epochs_and_normalize_on_each_gpu():
-    found = {n: config.resolve([f"--recipe=four_minutes_{n}"], 2048) for n in ("resnet", "alexnet")}
-    assert {name: (c.run.epochs, c.optimization.warmup_epochs) for name, c in found.items()} == {
+def test_recipes_four_minutes_keep_their_epochs_and_normalize_on_each_gpu():
+    configs = {
+        n: config.resolve([f"--recipe=four_minutes_{n}"], 2048) for n in ("resnet", "alexnet")
+    }
+    assert {name: (c.run.epochs, c.optimization.warmup_epochs) for name, c in configs.items()} == {
         "resnet": (90, 31),
         "alexnet": (95, 31),
     }
-    assert {c.network.bn_group for c in found.values()} == {1}
+    assert {c.network.bn_group for c in configs.values()} == {1}
 
 
 # With NCCL the last buckets have their own threshold.
@@ -305,10 +310,10 @@ def test_four_minutes_recipes_keep_their_epochs_and_normalize_on_each_gpu():
 @pytest.mark.parametrize(
     ("name", "shapes"), [("resnet", resnet50_shapes), ("alexnet", alexnet_reference.shapes)]
 )
-def test_four_minutes_recipes_send_packed_gradients_by_masters_and_large_ones_by_the_ring(
+def test_recipes_four_minutes_send_large_gradients_by_the_ring_others_by_masters(
     name, shapes, late
 ):
-    """With the sizes of the network's gradients, in the order of backpropagation."""
+    """Uses the sizes of the network's gradients in the order of backpropagation."""
     resolved = config.resolve([f"--recipe=four_minutes_{name}"], 2048)
     settings = derived.communication(resolved)
     elements = [math.prod(shape) for shape in shapes()]
@@ -340,8 +345,8 @@ def test_tables_by_number_of_gpus_have_the_batches_of_the_recipes(page, count, m
             plans = [
                 print_config.plan(config.resolve(words, count), IMAGENET) for count in numbers[0]
             ]
-            found = [row.global_batch for rows in plans for row in rows]
-            assert [min(found), max(found)] == [numbers[1][0], numbers[1][-1]], (number, choice)
+            batches = [row.global_batch for rows in plans for row in rows]
+            assert [min(batches), max(batches)] == [numbers[1][0], numbers[1][-1]], (number, choice)
 
 
 def test_recipes_page_lists_each_recipe_once():

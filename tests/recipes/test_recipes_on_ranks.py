@@ -1,4 +1,4 @@
-"""Trains two epochs of every recipe on two ranks.
+"""Every recipe trains two epochs on two ranks.
 
 The data are 96 of the digits. The network is a small ResNet, or AlexNet-BN if the recipe has it.
 Without --long, only one recipe of each all-reduce algorithm is trained.
@@ -16,7 +16,8 @@ from tests.support import program
 
 TRAIN = 96
 VALIDATION = 24
-# The ring with AdaBound's warmup, the torus with a growing batch, and an all-reduce by size.
+# These cover the ring with AdaBound's warmup, the torus with a growing batch, and the all-reduce
+# that depends on the size.
 ALWAYS = ("hybrid", "flash_exp4", "four_minutes_resnet")
 
 
@@ -51,7 +52,7 @@ def test_recipe_trains_two_epochs_on_two_ranks(pools, digits_folder, name):
     folder = digits_folder
     algorithm = all_reduce_of(name)
     if algorithm == "size_switched":
-        # On one host it sends large buckets by the ring.
+        # On one host it sends large buckets through the ring.
         algorithm = "ring"
     results = pools[2].call(programs.train_recipe, name, str(folder), timeout=900)
     assert results == [["", [algorithm]]] * 2

@@ -1,24 +1,25 @@
-"""Oracle for AlexNet with batch normalization: forward pass in NumPy float64, after Krizhevsky et
-al. 2012 (3.5).
+"""Oracle for AlexNet with batch normalization: the forward pass in NumPy float64.
 
-Five convolutions without groups, 96 of 11 x 11 with stride 4, then 256 of 5 x 5 and 384, 384 and
-256 of 3 x 3 with padding that keeps the size; normalization in place of local response
-normalization after each, and once more after pool5 (Jia et al., 3.2). Pools are 3 x 3 with stride
-2, after the first, second and fifth; two hidden layers of 4096. Kernels are [k, k, in, out];
-normalizations are (scale, offset, mean, variance).
+Reference: Krizhevsky et al. 2012, 3.5, and Jia et al., 3.2. The network has five convolutions
+without groups: 96 channels of 11 x 11 with stride 4, 256 of 5 x 5, and 384, 384 and 256 of 3 x 3,
+with padding that keeps the size. Batch normalization replaces local response normalization after
+each convolution, and there is one more after pool5. Pools are 3 x 3 with stride 2, after the first,
+second and fifth convolution. There are two hidden layers of 4096. Kernels are [k, k, in, out].
+Normalizations are (scale, offset, mean, variance).
 """
 
 import numpy as np
 
 from tests.references.resnet_reference import convolve, max_pool
 
+# Size, output channels, stride and padding of each convolution.
 CONVOLUTIONS = (
     (11, 96, 4, 2),
     (5, 256, 1, 2),
     (3, 384, 1, 1),
     (3, 384, 1, 1),
     (3, 256, 1, 1),
-)  # size, out, stride, pad
+)
 POOLED = (0, 1, 4)
 HIDDEN = (4096, 4096)
 
@@ -28,13 +29,13 @@ def normalize(x, scale, offset, mean, variance, epsilon=1e-5):
 
 
 def logits(x, kernels, norms, last_norm, dense):
-    """Class scores of images [b, h, w, 3] at inference, where dropout does nothing.
+    """Returns class scores of images [b, h, w, 3] at inference, where dropout does nothing.
 
     Args:
       x: normalized images.
-      kernels: of the five convolutions, which have no bias.
-      norms: of the five normalizations after them.
-      last_norm: of the normalization after pool5.
+      kernels: kernels of the five convolutions, which have no bias.
+      norms: the five normalizations after them.
+      last_norm: the normalization after pool5.
       dense: (kernel, bias) of the two hidden layers and the classifier.
     """
     for index, ((_, _, stride, pad), kernel, norm) in enumerate(
@@ -51,19 +52,21 @@ def logits(x, kernels, norms, last_norm, dense):
 
 
 def shapes(classes=1000, side=224):
-    """Of all trainable parameters, from input to output: kernel, scale and offset; kernel and
-    bias.
+    """Returns the shapes of all trainable parameters, from input to output.
+
+    A convolution has kernel, scale and offset; a dense layer has kernel and bias.
     """
-    found, inputs = [], 3
+    parameters = []
+    inputs = 3
     for index, (size, outputs, stride, pad) in enumerate(CONVOLUTIONS):
-        found += [(size, size, inputs, outputs), (outputs,), (outputs,)]
+        parameters += [(size, size, inputs, outputs), (outputs,), (outputs,)]
         side = (side + 2 * pad - size) // stride + 1
         if index in POOLED:
             side = (side - 3) // 2 + 1
         inputs = outputs
-    found += [(inputs,), (inputs,)]
+    parameters += [(inputs,), (inputs,)]
     inputs *= side * side
     for outputs in (*HIDDEN, classes):
-        found += [(inputs, outputs), (outputs,)]
+        parameters += [(inputs, outputs), (outputs,)]
         inputs = outputs
-    return found
+    return parameters

@@ -1,13 +1,15 @@
-"""Oracle for the average of weights, in float64: s_t = d_t s_{t-1} + (1 - d_t) w_t, written out as
-a weighted sum.
+"""Oracle for the average of weights in float64, written as a weighted sum.
+
+It is s_t = d_t s_{t-1} + (1 - d_t) w_t.
 """
 
 import numpy as np
 
 
 def averaged(first, weights, decay, every=1):
-    """The average after the updates that led from `first` to each of `weights` in turn; every k-th
-    is seen.
+    """Returns the average after updates from `first` to each of `weights` in turn.
+
+    Only every k-th weights are averaged.
     """
     factors = [
         min(decay, (1 + t) / (10 + t)) ** every if t % every == 0 else 1.0

@@ -1,7 +1,7 @@
-"""All-reduce algorithms played message by message: each round takes the latency plus the bytes over
-the bandwidth.
+"""All-reduce algorithms simulated message by message.
 
-Independent of the closed formulas: the rounds follow from what the algorithms do.
+Each round takes the latency plus the bytes over the bandwidth. The rounds follow from the
+algorithms, independently of the closed formulas.
 """
 
 
@@ -10,7 +10,7 @@ def message(size, latency, per_byte):
 
 
 def ring(size, ranks, latency, per_byte):
-    """Each rank passes one p-th of the data on; p - 1 rounds to sum, p - 1 to spread the sums."""
+    """Each rank sends one p-th of the data: p - 1 rounds to sum, p - 1 to spread the sums."""
     time = 0.0
     for _phase in ("reduce-scatter", "all-gather"):
         for _round in range(ranks - 1):
@@ -19,8 +19,7 @@ def ring(size, ranks, latency, per_byte):
 
 
 def masters(size, groups, group_size, inside, between):
-    """Reduce along a chain of the group's members, ring over the masters, broadcast along the
-    chain.
+    """Reduces along a chain of the group, sums over the masters' ring, broadcasts along the chain.
 
     The chain is pipelined: every hop adds its latency, and the data passes each link once.
     """
@@ -35,9 +34,11 @@ def masters(size, groups, group_size, inside, between):
 
 def torus(size, vertical, horizontal, row, column):
     time = 0.0
-    for _round in range(horizontal - 1):  # reduce-scatter along the row
+    # Reduce-scatter along the row.
+    for _round in range(horizontal - 1):
         time += message(size / horizontal, *row)
     time += ring(size / horizontal, vertical, *column)
-    for _round in range(horizontal - 1):  # all-gather along the row
+    # All-gather along the row.
+    for _round in range(horizontal - 1):
         time += message(size / horizontal, *row)
     return time

@@ -1,19 +1,19 @@
-"""Lu et al., section 1 and Tables 3.7 to 3.11, worked with plain arithmetic from the printed
-numbers.
+"""Lu et al., section 1 and Tables 3.7 to 3.11, recomputed from the printed numbers.
 
-The times are for epochs of 1.28 million images, as the paper has it. PRINTED holds what its tables
-say, in minutes.
+The times are for epochs of 1.28 million images, as in the paper. PRINTED holds the minutes that its
+tables show.
 """
 
 IMAGES = 1_280_000
 GPUS = 24
 
-# single-GPU images/s, printed efficiency, all GPUs' images/s
+# Each cluster has images/s of one GPU, the printed efficiency, and images/s of all GPUs.
 CLUSTER_1 = (1542, 0.975, 36082)
 CLUSTER_1_FP32 = (758, 0.977, 17773)
 CLUSTER_2 = (295, 0.94, 6903)
 
-EPOCHS = {"3.7": (90, 90), "3.8": (32, 33), "3.9": (39, 42)}  # cluster 1, cluster 2
+# Epochs of cluster 1 and cluster 2, by table.
+EPOCHS = {"3.7": (90, 90), "3.8": (32, 33), "3.9": (39, 42)}
 PRINTED_MINUTES = {"3.7": (53, 108), "3.8": (18, 39), "3.9": (23, 50)}
 PRINTED_GPU_MINUTES = {"3.8": (432, 936), "3.9": (552, 1200)}
 
@@ -33,8 +33,9 @@ def minutes(epochs, images_per_second):
 
 
 def average_single_gpu_minutes(epochs, single_gpu_images_per_second, efficiency):
-    """1 / (convergence rate * single-GPU speed * scaling efficiency), the speed in epochs per
-    minute.
+    """Returns 1 / (convergence rate * single-GPU speed * scaling efficiency).
+
+    The speed is in epochs per minute.
     """
     rate = 1 / epochs
     speed = single_gpu_images_per_second * 60 / IMAGES

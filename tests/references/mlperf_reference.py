@@ -1,9 +1,8 @@
-"""MLPerf's reference convergence points for ResNet-50 with LARS (rcps_resnet.json 4.0.0), typed in
-from the file.
+"""MLPerf's reference convergence points for ResNet-50 with LARS (rcps_resnet.json 4.0.0).
 
-Columns: batch, mean epochs to 75.9 %, base learning rate, warmup epochs, momentum, weight decay,
-epoch at which the schedule reaches 0, relative step lr * 0.001 / (1 - momentum) at the peak,
-model_bn_span.
+They were typed in from the file. Columns: batch, mean epochs to 75.9 %, base learning rate, warmup
+epochs, momentum, weight decay, epoch at which the schedule reaches 0, relative step lr * 0.001 / (1
+- momentum) at the peak, model_bn_span.
 """
 
 POINTS = """

@@ -1,6 +1,4 @@
-"""Oracle for merged moments: the definition applied to all the values at once, in exact rational
-arithmetic.
-"""
+"""Oracle for merged moments: the definition for all values at once, in exact arithmetic."""
 
 from fractions import Fraction
 
@@ -8,7 +6,7 @@ import numpy as np
 
 
 def population_moments(parts):
-    """Mean and biased variance of the values of all parts, each a list of floats, as floats."""
+    """Returns mean and biased variance of the values of all parts, which are lists of floats."""
     values = [Fraction(value) for part in parts for value in part]
     mean = sum(values) / len(values)
     variance = sum((value - mean) ** 2 for value in values) / len(values)
@@ -16,7 +14,8 @@ def population_moments(parts):
 
 
 def merged(means, variances):
-    """Mean and biased variance of parts of one size, by the law of total variance: [parts, ...]
-    gives [...].
+    """Returns mean and biased variance of parts of one size: [parts, ...] gives [...].
+
+    It uses the law of total variance.
     """
     return np.mean(means, 0), np.mean(variances, 0) + np.var(means, 0)

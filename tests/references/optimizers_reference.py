@@ -1,7 +1,7 @@
-"""Oracles for the optimizers, in float64, written from the papers' formulas step by step.
+"""Oracles for the optimizers in float64, written step by step from the papers' formulas.
 
 A layer is a dictionary: "w" (array), "kernel" (whether weight decay and LARS apply) and the state.
-Each class has `step(layers, grads, ...)`, which changes the layers in place.
+Functions and classes change the layers in place.
 """
 
 import numpy as np
@@ -20,12 +20,18 @@ def layers_of(weights, kernels):
 
 
 def luo_bounds(t, final_lr, gamma):
-    """Luo et al., algorithm 2 and section 4: eta_l(t), eta_u(t)."""
+    """Returns eta_l(t), eta_u(t).
+
+    Reference: Luo et al., algorithm 2 and section 4.
+    """
     return final_lr * (1 - 1 / (gamma * t + 1)), final_lr * (1 + 1 / (gamma * t))
 
 
 def lu_bounds(t, warmup, peak, beta2=0.999):
-    """Lu, Lu, Liang, 2.2.1: Bl = t/T lr N, Bu = lr N + 1/((1 - b2) t) - 1/((1 - b2) T)."""
+    """Returns Bl = t/T lr N and Bu = lr N + 1/((1 - b2) t) - 1/((1 - b2) T).
+
+    Reference: Lu, Lu, Liang, 2.2.1.
+    """
     return t / warmup * peak, peak + 1 / ((1 - beta2) * t) - 1 / ((1 - beta2) * warmup)
 
 
@@ -43,7 +49,7 @@ def bounded_adam_step(
     corrected=True,
     decay=0.0,
 ):
-    """m, v, then w -= clip(s / (sqrt(v) + eps), lower, upper) m."""
+    """Updates m and v, then w -= clip(s / (sqrt(v) + eps), lower, upper) m."""
     g = grad + decay * layer["w"]
     layer["m"] = beta1 * layer["m"] + (1 - beta1) * g
     layer["v"] = beta2 * layer["v"] + (1 - beta2) * g * g
@@ -54,8 +60,9 @@ def bounded_adam_step(
 
 
 def lars_ratio(w, grad, eta, decay, eps=0.0, eps_rule="add"):
-    """You, Gitman, Ginsburg, equation 6; 1 where a norm is zero."""
-    wn, gn = np.sqrt((w * w).sum()), np.sqrt((grad * grad).sum())
+    """Returns the trust ratio of You, Gitman, Ginsburg, equation 6; 1 if a norm is zero."""
+    wn = np.sqrt((w * w).sum())
+    gn = np.sqrt((grad * grad).sum())
     if wn == 0 or gn == 0:
         return 1.0
     denominator = gn + decay * wn
@@ -67,8 +74,10 @@ def lars_ratio(w, grad, eta, decay, eps=0.0, eps_rule="add"):
 def layer_rate(
     layer, grad, lr, *, variant="you", eta=0.001, decay=1e-4, eps=0.0, eps_rule="add", share=1.0
 ):
-    """`share` is between no LARS (0) and all of it (1): the geometric mean of both rates, so
-    weighted.
+    """Returns the learning rate of a layer.
+
+    `share` is between no LARS (0) and full LARS (1). The result is the geometric mean of both rates
+    with this weight.
     """
     if variant == "none" or not layer["kernel"]:
         return lr
@@ -79,8 +88,9 @@ def layer_rate(
 
 
 def lars_step(layer, grad, lr, momentum, *, decay=1e-4, nesterov=False, **ratio_arguments):
-    """You et al., algorithm 1: v = m v + lr ratio (g + beta w); w -= v. Nesterov: v = m v - lr g; w
-    += m v - lr g.
+    """Updates v = m v + lr ratio (g + beta w), w -= v.
+
+    With Nesterov: v = m v - lr g, w += m v - lr g. Reference: You et al., algorithm 1.
     """
     rate = layer_rate(layer, grad, lr, decay=decay, **ratio_arguments)
     g = grad + (decay if layer["kernel"] else 0.0) * layer["w"]
@@ -93,7 +103,10 @@ def lars_step(layer, grad, lr, momentum, *, decay=1e-4, nesterov=False, **ratio_
 
 
 def sgd_step(layer, grad, lr, momentum, *, decay=0.0, nesterov=False):
-    """Goyal et al., equation 9: u = m u + g; w -= lr u. Nesterov as above."""
+    """Updates u = m u + g, w -= lr u; Nesterov as in `lars_step`.
+
+    Reference: Goyal et al., equation 9.
+    """
     g = grad + (decay if layer["kernel"] else 0.0) * layer["w"]
     if nesterov:
         layer["m"] = momentum * layer["m"] - lr * g
@@ -104,8 +117,9 @@ def sgd_step(layer, grad, lr, momentum, *, decay=0.0, nesterov=False):
 
 
 def adamw_step(layer, grad, t, lr, *, beta1=0.9, beta2=0.999, eps=1e-7, decay=0.004):
-    """Loshchilov and Hutter, algorithm 2, with Kingma and Ba's "epsilon hat"; no decay of biases
-    and normalization.
+    """Takes a step of AdamW, without decay of biases and normalization.
+
+    Reference: Loshchilov and Hutter, algorithm 2, with the "epsilon hat" of Kingma and Ba.
     """
     layer["m"] = beta1 * layer["m"] + (1 - beta1) * grad
     layer["v"] = beta2 * layer["v"] + (1 - beta2) * grad * grad
@@ -115,8 +129,10 @@ def adamw_step(layer, grad, t, lr, *, beta1=0.9, beta2=0.999, eps=1e-7, decay=0.
 
 
 def lamb_step(layer, grad, t, lr, *, beta1=0.9, beta2=0.999, eps=1e-6, decay=0.01):
-    """You et al. 2020, algorithm 2, phi(z) = z; no decay and no scaling of biases and normalization
-    (authors' code).
+    """Takes a step of LAMB with phi(z) = z.
+
+    Biases and normalization have no decay and no scaling, as in the authors' code. Reference: You
+    et al. 2020, algorithm 2.
     """
     layer["m"] = beta1 * layer["m"] + (1 - beta1) * grad
     layer["v"] = beta2 * layer["v"] + (1 - beta2) * grad * grad
@@ -126,14 +142,16 @@ def lamb_step(layer, grad, t, lr, *, beta1=0.9, beta2=0.999, eps=1e-6, decay=0.0
     ratio = 1.0
     if layer["kernel"]:
         update = update + decay * layer["w"]
-        wn, un = np.sqrt((layer["w"] ** 2).sum()), np.sqrt((update**2).sum())
+        wn = np.sqrt((layer["w"] ** 2).sum())
+        un = np.sqrt((update**2).sum())
         ratio = wn / un if wn > 0 and un > 0 else 1.0
     layer["w"] = layer["w"] - lr * ratio * update
 
 
 def newton_schulz(matrix, steps=5):
-    """Jordan et al. 2024: five steps of an odd quintic drive all singular values to about 1; by
-    singular values.
+    """Brings all singular values to about 1 with five steps of an odd quintic.
+
+    It computes the singular values explicitly. Reference: Jordan et al. 2024.
     """
     u, s, v = np.linalg.svd(matrix / (np.sqrt((matrix**2).sum()) + 1e-7), full_matrices=False)
     for _ in range(steps):
@@ -142,8 +160,9 @@ def newton_schulz(matrix, steps=5):
 
 
 def muon_step(layer, grad, lr, momentum, *, decay=0.01, nesterov=True, steps=5, other_rate=1.0):
-    """u = momentum u + g, orthogonalized as [outputs, inputs]; decoupled decay. Other parameters:
-    momentum alone.
+    """Updates with u = momentum u + g, orthogonalized as [outputs, inputs]; decoupled decay.
+
+    Other parameters use momentum without orthogonalization.
     """
     layer["m"] = momentum * layer["m"] + grad
     update = grad + momentum * layer["m"] if nesterov else layer["m"]
@@ -158,18 +177,19 @@ def muon_step(layer, grad, lr, momentum, *, decay=0.01, nesterov=True, steps=5, 
 
 
 class HybridReference:
-    """Lu, Lu, Liang, 2.2.1: bounded AdaBound for `warmup_steps` steps, then SGD with LARS."""
+    """Bounded AdaBound for `warmup_steps` steps, then SGD with LARS.
+
+    Reference: Lu, Lu, Liang, 2.2.1.
+    """
 
     def __init__(
         self, layers, *, warmup_steps, epoch_steps, peak, alpha=1e-3, momentum=0.9, **options
     ):
         self.layers = layers
-        self.warmup_steps, self.epoch_steps, self.peak, self.alpha = (
-            warmup_steps,
-            epoch_steps,
-            peak,
-            alpha,
-        )
+        self.warmup_steps = warmup_steps
+        self.epoch_steps = epoch_steps
+        self.peak = peak
+        self.alpha = alpha
         self.momentum = momentum
         self.options = {
             "handover": "continuous",

@@ -1,10 +1,9 @@
-"""Oracle for ResNet v1 and v1.5: forward pass in NumPy float64, after He et al. 2015 (table 1, fig.
-5) and G (5.1).
+"""Oracle for ResNet v1 and v1.5: the forward pass in NumPy float64.
 
-Weights come in the order in which the network is described: stem, then for each block its
-projection (if it has one) and its convolutions, each followed by the scale and offset (and
-inference mean and variance) of its normalization, and last the classifier's kernel and bias.
-Kernels are [k, k, in, out].
+Reference: He et al. 2015 (table 1, fig. 5) and Goyal et al. (5.1). Weights are in the order in
+which the network is described: the stem; for each block its projection (if it has one) and its
+convolutions, each followed by the scale, offset, inference mean and variance of its normalization;
+and last the kernel and bias of the classifier. Kernels are [k, k, in, out].
 """
 
 import numpy as np
@@ -22,7 +21,7 @@ BLOCKS = {
 
 
 def convolve(x, kernel, stride, pad):
-    """Cross-correlation of [b, h, w, in] with zeros around it."""
+    """Cross-correlates [b, h, w, in] with a kernel, with zeros around the image."""
     size = kernel.shape[0]
     x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
     windows = np.lib.stride_tricks.sliding_window_view(x, (size, size), axis=(1, 2))[
@@ -32,7 +31,7 @@ def convolve(x, kernel, stride, pad):
 
 
 def max_pool(x, size, stride, pad):
-    """Maximum over windows of [b, h, w, c] with minus infinity around it."""
+    """Takes the maximum over windows of [b, h, w, c], with minus infinity around the image."""
     x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)), constant_values=-np.inf)
     windows = np.lib.stride_tricks.sliding_window_view(x, (size, size), axis=(1, 2))[
         :, ::stride, ::stride
@@ -41,8 +40,9 @@ def max_pool(x, size, stride, pad):
 
 
 class Network:
-    """Applies the layers; `convolutions` is an iterator over (kernel, scale, offset, mean,
-    variance).
+    """Applies the layers.
+
+    `convolutions` is an iterator over (kernel, scale, offset, mean, variance).
     """
 
     def __init__(self, convolutions, epsilon, training):
@@ -51,7 +51,7 @@ class Network:
         self.training = training
 
     def unit(self, x, stride):
-        """Convolution (padded by half its kernel) and normalization."""
+        """Applies a convolution (padded by half its kernel) and normalization."""
         kernel, scale, offset, mean, variance = next(self.convolutions)
         x = convolve(x, kernel, stride, kernel.shape[0] // 2)
         if self.training:
@@ -59,7 +59,7 @@ class Network:
         return (x - mean) / np.sqrt(variance + self.epsilon) * scale + offset
 
     def block(self, x, convolutions, stride, projected, strided):
-        """A residual block; `strided` is the index of the convolution that has the stride."""
+        """Applies a residual block; `strided` is the index of the convolution with the stride."""
         shortcut = self.unit(x, stride) if projected else x
         for index in range(convolutions):
             x = self.unit(x, stride if index == strided else 1)
@@ -69,8 +69,9 @@ class Network:
 
 
 def logits(name, x, convolutions, classifier, *, stem="imagenet", epsilon=1e-5, training=False):
-    """Class scores of normalized images [b, h, w, 3]; in training mode the batch's own statistics
-    are used.
+    """Returns class scores of normalized images [b, h, w, 3].
+
+    In training mode the statistics of the batch are used.
     """
     per_block, counts = BLOCKS[name]
     network = Network(convolutions, epsilon, training)
@@ -81,8 +82,8 @@ def logits(name, x, convolutions, classifier, *, stem="imagenet", epsilon=1e-5, 
         for index in range(count):
             stride = 2 if stage > 0 and index == 0 else 1
             projected = index == 0 and (per_block == 3 or stage > 0)
-            # v1 (He et al. 2015) has the stride in the first 1x1, v1.5 (Goyal et al., 5.1) in the
-            # 3x3.
+            # v1 (He et al. 2015) has the stride in the first 1x1 convolution, and v1.5 (Goyal et
+            # al., 5.1) in the 3x3 convolution.
             strided = 0 if per_block == 2 or name.endswith("_v1") else 1
             x = network.block(x, per_block, stride, projected, strided)
     kernel, bias = classifier
@@ -90,8 +91,9 @@ def logits(name, x, convolutions, classifier, *, stem="imagenet", epsilon=1e-5, 
 
 
 def parameter_count(name, classes, first=64, kernel=7):
-    """Trainable parameters, counted from table 1 of He et al. 2015; `first` channels, a stem of
-    `kernel` pixels.
+    """Counts trainable parameters from table 1 of He et al. 2015.
+
+    The stem has `first` channels and a kernel of `kernel` pixels.
     """
     per_block, counts = BLOCKS[name]
     total = kernel * kernel * 3 * first + 2 * first

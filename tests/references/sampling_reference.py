@@ -1,5 +1,8 @@
-"""Scalar oracles of the sample order: SplitMix64 (Steele et al.) and a Feistel permutation with
-cycle walking (Black and Rogaway), on Python's integers."""
+"""Scalar oracles for the sample order, on Python's integers.
+
+They are SplitMix64 (Steele et al.) and a Feistel permutation with cycle walking (Black and
+Rogaway).
+"""
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15

@@ -1,6 +1,6 @@
-"""Oracles for the schedules: the papers' formulas in exact rational arithmetic where they allow it.
+"""Oracles for the schedules: the papers' formulas, in exact rational arithmetic if possible.
 
-`epoch` is a Fraction, images processed over the size of the data set at the start of a step.
+`epoch` is a Fraction: the images processed over the size of the dataset at the start of a step.
 """
 
 import math
@@ -8,8 +8,9 @@ from fractions import Fraction
 
 
 def goyal(epoch, peak, start=Fraction(1, 10)):
-    """Goyal et al., 2.2 and 5.1: 5 epochs from 0.1 to the peak, then divided by 10 at epochs 30, 60
-    and 80.
+    """Rises from 0.1 to the peak in 5 epochs, then divides by 10 at epochs 30, 60 and 80.
+
+    Reference: Goyal et al., 2.2 and 5.1.
     """
     if epoch < 5:
         return start + (peak - start) * epoch / 5
@@ -23,7 +24,10 @@ def goyal(epoch, peak, start=Fraction(1, 10)):
 
 
 def lu(epoch, peak, warmup, reading):
-    """Lu, Lu, Liang, 2.2.1: peak * 0.9^..., by the number of the epoch counted from 1."""
+    """Returns peak * 0.9^..., by the number of the epoch counted from 1.
+
+    Reference: Lu, Lu, Liang, 2.2.1.
+    """
     number = math.floor(epoch) + 1
     power = {"epoch-T-1": number - warmup - 1, "epoch-T": number - warmup, "epoch": number}[reading]
     value = Fraction(peak)
@@ -33,7 +37,10 @@ def lu(epoch, peak, warmup, reading):
 
 
 def mlperf(epoch, peak, warmup, total):
-    """MLPerf's reference: linear from 0, then polynomial of power 2 to 0 over what is left."""
+    """Rises linearly from 0, then falls to 0 with a polynomial of power 2.
+
+    Reference: MLPerf's reference implementation.
+    """
     if epoch < warmup:
         return peak * epoch / warmup
     left = (total - epoch) / Fraction(total - warmup)
@@ -41,7 +48,10 @@ def mlperf(epoch, peak, warmup, total):
 
 
 def cosine(epoch, peak, warmup, total):
-    """Loshchilov and Hutter, equation 5, after a linear warmup from 0."""
+    """Falls with a cosine after a linear warmup from 0.
+
+    Reference: Loshchilov and Hutter, equation 5.
+    """
     if epoch < warmup:
         return peak * epoch / warmup
     return (
@@ -52,15 +62,16 @@ def cosine(epoch, peak, warmup, total):
 
 
 def mikami_a(epoch, warmup=34, total=90):
-    """Mikami et al., 3.2, configuration A."""
-    start, base = Fraction(1, 10**5), 34
+    """Returns configuration A of Mikami et al., 3.2."""
+    start = Fraction(1, 10**5)
+    base = 34
     if epoch < warmup:
         return start + (base - start) * epoch / warmup
     return base * ((total - epoch) / Fraction(total - warmup)) ** 2
 
 
 def mikami_b(epoch):
-    """Mikami et al., 3.2, configuration B, as printed."""
+    """Returns configuration B of Mikami et al., 3.2, as printed."""
     if epoch < 5:
         return Fraction(2, 10) + (29 - Fraction(2, 10)) * epoch / 5
     if epoch < 30:

@@ -1,5 +1,6 @@
-"""Oracles for the parts of the short recipe, in float64, written from the papers' definitions and
-MosaicML's files.
+"""Oracles for the parts of the short recipe, in float64.
+
+They are written from the papers' definitions and MosaicML's files.
 """
 
 import math
@@ -8,8 +9,9 @@ import numpy as np
 
 
 def binary_cross_entropy(logits, labels, smoothing):
-    """-sum_k (q_k log p_k + (1 - q_k) log(1 - p_k)) with p = sigmoid(z), q_k = (1 - e) [k = y] + e
-    / K.
+    """Returns -sum_k (q_k log p_k + (1 - q_k) log(1 - p_k)) with p = sigmoid(z).
+
+    The targets are q_k = (1 - e) [k = y] + e / K.
     """
     z = np.asarray(logits, np.float64)
     p = 1 / (1 + np.exp(-z))
@@ -22,8 +24,9 @@ BINOMIAL = np.outer([1, 2, 1], [1, 2, 1]) / 16
 
 
 def blurred(x, stride):
-    """Zhang 2019, 3.2: a depthwise convolution with the binomial kernel, outermost pixels repeated,
-    then sampled.
+    """Convolves each channel with the binomial kernel, outermost pixels repeated, then samples.
+
+    Reference: Zhang 2019, 3.2.
     """
     padded = np.pad(np.asarray(x, np.float64), ((0, 0), (1, 1), (1, 1), (0, 0)), mode="edge")
     height, width = x.shape[1:3]
@@ -35,13 +38,18 @@ def blurred(x, stride):
 
 
 def decay_decoupled(layer, decay, rate, peak):
-    """Loshchilov and Hutter, algorithm 1: eta_t lambda theta off the weights, eta_t = rate /
-    peak.
+    """Subtracts eta_t lambda theta from the weights, with eta_t = rate / peak.
+
+    Reference: Loshchilov and Hutter, algorithm 1.
     """
     if layer["kernel"]:
         layer["w"] = layer["w"] - rate / peak * decay * layer["w"]
 
 
+# MLPerf Training 2.0, MosaicML, 8xA100_80GB-methods/config.yaml. Values that the file omits are the
+# defaults of composer 0.7.0. scale_schedule_ratio 0.32 multiplies the 90 epochs and rounds them
+# down to a whole number (Time.__mul__). It does not affect the warmup
+# (CosineAnnealingWithWarmupScheduler).
 MOSAICML = {
     "batch": 2048,
     "lr": 2.048,
@@ -61,16 +69,10 @@ MOSAICML = {
     "half_life": 100,
     "eval_interval": 3,
 }
-"""MLPerf Training 2.0, MosaicML, 8xA100_80GB-methods/config.yaml; what it leaves out is composer
-0.7.0's default.
-
-scale_schedule_ratio 0.32 multiplies the 90 epochs and makes a whole number of them (Time.__mul__).
-It does not touch the warmup (CosineAnnealingWithWarmupScheduler).
-"""
 
 
 def mosaicml_rate(epoch):
-    """composer/optim/scheduler.py, at a fractional epoch."""
+    """Returns the learning rate at a fractional epoch, as in composer/optim/scheduler.py."""
     c = MOSAICML
     if epoch < c["warmup"]:
         return c["lr"] * epoch / c["warmup"]
@@ -82,7 +84,10 @@ def mosaicml_rate(epoch):
 
 
 def mosaicml_size(epoch):
-    """composer/algorithms/progressive_resizing, after a whole number of epochs."""
+    """Returns the image size after a whole number of epochs.
+
+    Reference: composer/algorithms/progressive_resizing.
+    """
     c = MOSAICML
     elapsed = (epoch / c["epochs"] - c["delay"]) / (1 - c["finetune"] - c["delay"])
     scale = c["initial_scale"] + (1 - c["initial_scale"]) * min(max(elapsed, 0.0), 1.0)

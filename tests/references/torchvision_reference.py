@@ -1,6 +1,6 @@
-"""Oracle for torchvision's ResNets: their state dictionaries, and the forward pass by their names.
+"""Oracle for torchvision's ResNets: state dictionaries, and the forward pass by their names.
 
-The names and layouts are those of `torchvision.models.resnet`: kernels [out, in, k, k], classifier
+Names and layouts are as in `torchvision.models.resnet`: kernels [out, in, k, k], classifier
 [classes, features].
 """
 
@@ -11,8 +11,9 @@ from tests.references.resnet_reference import BLOCKS
 
 
 def state_dict(name, classes, seed=0):
-    """Random weights under torchvision's names, scaled so that activations neither vanish nor
-    grow.
+    """Returns random weights under torchvision's names.
+
+    They are scaled so that activations neither vanish nor grow.
     """
     rng = np.random.default_rng(seed)
     tensors = {}
@@ -55,15 +56,15 @@ def state_dict(name, classes, seed=0):
 
 
 def logits(name, tensors, images):
-    """Class scores of normalized images [b, h, w, 3], in float64: those of ResNet v1.5."""
+    """Returns class scores of normalized images [b, h, w, 3] in float64, as in ResNet v1.5."""
     per_block, counts = BLOCKS[name]
 
     def unit(conv, norm):
         kernel = tensors[f"{conv}.weight"].astype(np.float64).transpose(2, 3, 1, 0)
-        kept = (
+        parameters = (
             tensors[f"{norm}.{key}"] for key in ("weight", "bias", "running_mean", "running_var")
         )
-        return (kernel, *(value.astype(np.float64) for value in kept))
+        return (kernel, *(value.astype(np.float64) for value in parameters))
 
     units = [unit("conv1", "bn1")]
     for stage, count in enumerate(counts, start=1):

@@ -1,3 +1,5 @@
+"""Schedules of the batch and of the image size."""
+
 import pytest
 
 from hybrid_imagenet.schedules import batch_schedule
@@ -12,7 +14,7 @@ def batches(name, workers, per_gpu_batch, **arguments):
     ]
 
 
-# S, Table 3, exact products of images per worker and workers
+# Mikami et al., Table 3: exact products of images per worker and workers.
 TABLE_3 = [
     ("flash_exp1", 2176, 16, [(0, 34816), (30, 69632)]),
     ("flash_exp2", 3456, 16, [(0, 55296)]),
@@ -23,11 +25,13 @@ TABLE_3 = [
 
 @pytest.mark.parametrize("growth", ["per_gpu", "accumulation"])
 @pytest.mark.parametrize(("name", "workers", "images", "expected"), TABLE_3)
-def test_presets_give_the_batches_of_the_four_experiments(name, workers, images, expected, growth):
+def test_parse_presets_gives_the_batches_of_the_four_experiments(
+    name, workers, images, expected, growth
+):
     assert batches(name, workers, images, growth=growth) == expected
 
 
-def test_accumulation_keeps_micro_batches_at_or_under_the_first_size():
+def test_parse_growth_by_accumulation_keeps_micro_batches_small():
     stages = parse(("30:*2", "45:*2.5", "75:*3.5"), 16, growth="accumulation").stages
     assert [(s.per_gpu_batch, s.accumulation) for s in stages] == [
         (16, 1),
@@ -37,7 +41,7 @@ def test_accumulation_keeps_micro_batches_at_or_under_the_first_size():
     ]
 
 
-def test_no_worker_of_experiment_4_has_more_than_32_images_at_a_time():
+def test_parse_flash_exp4_by_accumulation_has_at_most_32_images_at_a_time():
     stages = parse(("flash_exp4",), 16, growth="accumulation").stages
     assert [(s.per_gpu_batch, s.accumulation) for s in stages] == [
         (16, 1),
@@ -54,7 +58,7 @@ def test_no_worker_of_experiment_4_has_more_than_32_images_at_a_time():
     ]
 
 
-def test_entries_in_all_forms():
+def test_parse_accepts_all_forms_of_entries():
     schedule = parse(
         ("2:16", "4:8x6", "6:*2", "7:*0.5", "8:*1.5"), 8, accumulation=2, growth="per_gpu"
     )
@@ -68,7 +72,7 @@ def test_entries_in_all_forms():
     )
 
 
-def test_factors_refer_to_the_first_batch_where_the_schedule_gives_that():
+def test_parse_factors_multiply_the_first_batch_of_the_schedule():
     assert [stage.images for stage in parse(["0:64", "30:*2", "45:*2.5"], 32).stages] == [
         64,
         128,
@@ -76,7 +80,7 @@ def test_factors_refer_to_the_first_batch_where_the_schedule_gives_that():
     ]
 
 
-def test_the_stage_of_each_epoch_around_its_borders():
+def test_stage_at_an_epoch_changes_exactly_at_its_boundaries():
     schedule = parse(("flash_exp4",), 16)
     images = [schedule.at(epoch).images for epoch in (0, 29, 30, 44, 45, 74, 75, 89)]
     assert images == [16, 16, 32, 32, 40, 40, 56, 56]
@@ -104,18 +108,18 @@ def test_parse_ignores_stages_after_the_end_of_the_run():
         (("3:*0",), 16, "whole number"),
     ],
 )
-def test_impossible_entries_are_named(entries, images, words):
+def test_parse_of_invalid_entries_is_rejected(entries, images, words):
     with pytest.raises(ValueError, match=words) as caught:
         parse(entries, images)
     assert "\n" not in str(caught.value)
 
 
-def test_micro_batches_must_divide_the_batch():
+def test_parse_of_a_batch_that_micro_batches_do_not_divide_is_rejected():
     with pytest.raises(ValueError, match="cannot be split into 2"):
         parse(("1:*0.5",), 3, accumulation=2)
 
 
-def test_sizes_by_epoch():
+def test_parse_sizes_gives_the_image_size_of_each_epoch():
     sizes = batch_schedule.parse_sizes(["0:128", "18:160", "28:224"], 224)
     assert [sizes.at(e) for e in (0, 17, 18, 27, 28, 89)] == [128, 128, 160, 160, 224, 224]
     assert [batch_schedule.parse_sizes(["3:32"], 48).at(e) for e in (0, 2, 3)] == [48, 48, 32]
@@ -133,7 +137,7 @@ def test_sizes_by_epoch():
         (["1.5:128"], "EPOCH:PIXELS"),
     ],
 )
-def test_impossible_sizes_are_named(entries, words):
+def test_parse_sizes_of_invalid_entries_is_rejected(entries, words):
     with pytest.raises(ValueError, match=words) as caught:
         batch_schedule.parse_sizes(entries, 224)
     assert "\n" not in str(caught.value)

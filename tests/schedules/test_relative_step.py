@@ -1,3 +1,5 @@
+"""The relative step of LARS, and the trust coefficient for a given step."""
+
 import numpy as np
 import pytest
 
@@ -11,13 +13,14 @@ from hybrid_imagenet.schedules.relative_step import (
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9, 0.951807])
 @pytest.mark.parametrize("averaged", [False, True])
-def test_relative_step_is_the_change_of_a_layer_over_its_norm_for_equal_gradients(
-    momentum, averaged
-):
-    """You et al., algorithm 1, until the velocity is constant; the weights do not change."""
+def test_relative_step_is_the_change_of_a_layer_relative_to_its_norm(momentum, averaged):
+    """Runs algorithm 1 of You et al. with constant weights until the velocity is constant."""
     random = np.random.default_rng(0)
-    weights, gradient = random.normal(size=50), random.normal(size=50)
-    lr, eta, factor = 17.0, 0.001, 1 - momentum if averaged else 1.0
+    weights = random.normal(size=50)
+    gradient = random.normal(size=50)
+    lr = 17.0
+    eta = 0.001
+    factor = 1 - momentum if averaged else 1.0
     local = eta * np.linalg.norm(weights) / np.linalg.norm(gradient)
     velocity = np.zeros(50)
     for _ in range(1000):
@@ -26,10 +29,10 @@ def test_relative_step_is_the_change_of_a_layer_over_its_norm_for_equal_gradient
     assert relative_step(lr, eta, momentum, factor) == pytest.approx(moved)
 
 
-def test_published_settings_have_the_relative_steps_of_the_record():
+def test_relative_step_of_published_settings_is_as_recorded():
     assert relative_step(10.5, 0.001, 0.9) == pytest.approx(0.105)
     assert relative_step(24.699, 0.001, 0.951807) == pytest.approx(0.5125, abs=1e-4)
-    # Lu et al. with lr N = 2.4, eta = 0.001 and an averaged velocity.
+    # These are the values of Lu et al.: lr N = 2.4, eta = 0.001, and an averaged velocity.
     assert relative_step(2.4, 0.001, 0.9, 0.1) == pytest.approx(0.0024)
 
 
@@ -40,7 +43,7 @@ def test_trust_coefficient_gives_the_relative_step():
     assert relative_step(2.4, averaged, 0.9, 0.1) == pytest.approx(0.144)
 
 
-def test_tuned_steps_grow_with_the_square_root_of_the_batch():
+def test_tuned_step_law_grows_with_the_square_root_of_the_batch():
     assert tuned_step_law(3264) == 0.105
     assert tuned_step_law(6144) == pytest.approx(0.144, abs=5e-4)
     assert tuned_step_law(4 * 3264) == pytest.approx(0.21)

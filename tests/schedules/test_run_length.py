@@ -1,4 +1,4 @@
-"""Tests where a run ends, and how many updates that takes."""
+"""The end of a run, and its number of updates."""
 
 import itertools
 
@@ -34,10 +34,13 @@ def spans_one_by_one(length, batch, cursor=None, step=0):
         (60, "wrap", 2, None, 15, 2.0),
         (60, "wrap", 1, None, 8, 64 / 60),
         (60, "drop", 2, None, 14, 2.0),
-        (60, "wrap", 0.5, None, 4, 32 / 60),  # the first update after which 30 images are done
-        (60, "wrap", 0.4, None, 3, 24 / 60),  # 24 images, exactly
+        # The run ends with the first update after which 30 images are done.
+        (60, "wrap", 0.5, None, 4, 32 / 60),
+        # Three updates take exactly 24 images.
+        (60, "wrap", 0.4, None, 3, 24 / 60),
         (60, "drop", 1.5, None, 11, 1 + 32 / 60),
-        (60, "drop", 0.95, None, 7, 1.0),  # the 4 images that are left fill no batch
+        # The remaining 4 images do not fill a batch.
+        (60, "drop", 0.95, None, 7, 1.0),
         (60, "wrap", 1e-5, None, 1, 8 / 60),
         (60, "wrap", 90, 5, 5, 40 / 60),
         (60, "wrap", 90, 9, 9, 72 / 60),
@@ -45,7 +48,9 @@ def spans_one_by_one(length, batch, cursor=None, step=0):
         (1281167, "wrap", 0.1, None, 16015, 16015 * 8 / 1281167),
     ],
 )
-def test_spans_and_end_position(examples, remainder, epochs, max_steps, steps, end):
+def test_run_length_spans_end_at_the_last_update(
+    examples, remainder, epochs, max_steps, steps, end
+):
     order = SampleOrder(examples, 0, remainder)
     length = RunLength(order, epochs, max_steps)
     spans = list(length.spans(lambda epoch: 8))
@@ -58,13 +63,13 @@ def test_spans_and_end_position(examples, remainder, epochs, max_steps, steps, e
 @pytest.mark.parametrize("remainder", ["wrap", "drop"])
 @pytest.mark.parametrize("epochs", [1, 2.3, 3])
 @pytest.mark.parametrize("max_steps", [None, 1, 11])
-def test_spans_equal_the_updates_one_by_one(remainder, epochs, max_steps):
+def test_run_length_spans_equal_the_updates_one_by_one(remainder, epochs, max_steps):
     length = RunLength(SampleOrder(61, 0, remainder), epochs, max_steps)
     batch = {0: 8, 1: 20, 2: 7}.get
     for cursor, step in ((Cursor(), 0), (Cursor(0, 56), 7), (Cursor(1, 20), 9)):
         spans = length.spans(batch, cursor, step)
-        found = [[span.epoch, span.steps, span.end] for span in spans if span.steps]
-        assert found == spans_one_by_one(length, batch, cursor, step)
+        actual = [[span.epoch, span.steps, span.end] for span in spans if span.steps]
+        assert actual == spans_one_by_one(length, batch, cursor, step)
 
 
 def test_is_due_at_fractions_of_an_epoch():
@@ -85,5 +90,6 @@ def test_is_due_at_fractions_of_an_epoch():
     assert due(1.5, 0.2) == [1.7]
     assert due(2, 1) == [3]
     assert due(0.01) == positions
-    assert not is_due(1, 0, 1.02, 1.9)  # a wrapped batch reached into the epoch
+    # The last event was at 1.02, because a wrapped batch reached into the epoch.
+    assert not is_due(1, 0, 1.02, 1.9)
     assert all(not is_due(4, 1, low, high) for low, high in itertools.pairwise([0, 1, 2, 3, 4]))

@@ -1,3 +1,5 @@
+"""The bounds of the steps of AdaBound and the hybrid method."""
+
 import math
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Learning rate schedules follow formulas written from the papers."""
+
 import inspect
 import math
 from fractions import Fraction
@@ -8,7 +10,8 @@ from hybrid_imagenet.schedules import for_fit, training_schedule
 from tests.references import schedules_reference as reference
 from tests.references.optimizers_reference import lu_bounds
 
-STEPS = 37  # per epoch
+# Steps in an epoch.
+STEPS = 37
 
 
 def create(name, **arguments):
@@ -57,7 +60,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_schedule_equals_its_oracle_around_every_epoch_boundary(case):
+def test_schedule_around_every_epoch_boundary_equals_its_oracle(case):
     schedule, oracle, epochs = CASES[case]
     for step in boundaries(epochs):
         assert rate(schedule, step) == pytest.approx(
@@ -66,7 +69,7 @@ def test_every_schedule_equals_its_oracle_around_every_epoch_boundary(case):
 
 
 @pytest.mark.parametrize("exponent", training_schedule.EXPONENTS)
-def test_hybrid_schedule_in_all_three_readings(exponent):
+def test_schedule_of_hybrid_in_each_reading_of_the_exponent_equals_its_oracle(exponent):
     schedule = create(
         "exponential", warmup_epochs=10, bounded_warmup=True, lr_decay_exponent=exponent
     )
@@ -85,7 +88,7 @@ def test_hybrid_schedule_in_all_three_readings(exponent):
             assert (values["lower_bound"], values["upper_bound"]) == pytest.approx((2.4, 2.4))
 
 
-def test_bounds_meet_at_the_last_step_of_the_warmup_also_where_it_runs_over():
+def test_schedule_bounds_are_equal_in_the_last_step_of_the_warmup():
     schedule = create("exponential", warmup_epochs=10, bounded_warmup=True)
     for end in (10.0, 10.004):
         values = schedule(9.99, end, 24 * 256)
@@ -94,7 +97,7 @@ def test_bounds_meet_at_the_last_step_of_the_warmup_also_where_it_runs_over():
     assert schedule(10.0, 10.1, 24 * 256)["phase"] == 1
 
 
-def test_integer_epochs_in_the_bounds():
+def test_schedule_bounds_with_bound_time_epoch_use_whole_epochs():
     schedule = create(
         "exponential", warmup_epochs=10, bounded_warmup=True, adabound_bound_time="epoch"
     )
@@ -104,19 +107,19 @@ def test_integer_epochs_in_the_bounds():
         assert (values["lower_bound"], values["upper_bound"]) == pytest.approx(expected, rel=1e-9)
 
 
-def test_without_warmup_the_first_step_is_sgd():
+def test_schedule_of_hybrid_without_warmup_begins_with_sgd():
     values = create("exponential", warmup_epochs=0, bounded_warmup=True)(0.0, 0.1, 24 * 256)
     assert values["phase"] == 1
     assert values["learning_rate"] == pytest.approx(2.4)
 
 
-def test_a_warmup_that_is_not_whole_counts_epochs_from_its_end():
+def test_schedule_after_a_fractional_warmup_counts_epochs_from_its_end():
     schedule = create("exponential", warmup_epochs=2.5, bounded_warmup=True)
     values = [schedule(e, e + 0.1, 24 * 256)["learning_rate"] for e in (2.5, 3.4, 3.5, 4.5)]
     assert values == pytest.approx([2.4, 2.4, 2.16, 1.944])
 
 
-def test_rates_and_bounds_follow_the_batch():
+def test_schedule_rates_and_bounds_scale_with_the_batch():
     hybrid = create("exponential", warmup_epochs=10, bounded_warmup=True)
     doubled = hybrid(3.0, 3.5, 2 * 24 * 256)
     assert doubled["lower_bound"] == pytest.approx(2 * hybrid(3.0, 3.5, 24 * 256)["lower_bound"])
@@ -145,21 +148,22 @@ PRINTED = [
 
 
 @pytest.mark.parametrize(("batch", "momentum"), PRINTED)
-def test_momentum_keeps_the_noise_scale(batch, momentum):
+def test_schedule_momentum_by_noise_scale_equals_the_published_values(batch, momentum):
     schedule = create("sony_b", momentum_rule="noise_scale")
     value = schedule(6.0, 6.1, batch)["momentum"]
     assert value == pytest.approx(momentum, abs=5e-5)
-    # Smith and Le: g = lr N / (B (1 - m)) is that of batch 32768 at momentum 0.9.
+    # The noise scale of Smith and Le, g = lr N / (B (1 - m)), equals the one at batch 32768 and
+    # momentum 0.9.
     assert 1 / (batch * (1 - value)) == pytest.approx(1 / (32768 * 0.1))
 
 
-def test_the_other_reading_of_the_momentum_and_its_limits():
+def test_schedule_momentum_by_inverse_noise_scale_and_its_lower_limit():
     schedule = create("sony_b", momentum_rule="noise_scale_inverse")
     assert schedule(6.0, 6.1, 65536)["momentum"] == pytest.approx(0.8)
     assert create("sony_b", momentum_rule="noise_scale")(6.0, 6.1, 1024)["momentum"] == 0.0
 
 
-def test_a_linear_warmup_never_starts_above_its_end():
+def test_schedule_warmup_never_starts_above_its_end():
     schedule = create("constant", lr=0.01, lr_scaling="none", warmup_epochs=2, warmup_start_lr=0.1)
     assert [schedule(e, e, 256)["learning_rate"] for e in (0, 1, 2)] == pytest.approx([0.01] * 3)
 
@@ -201,7 +205,7 @@ def test_schedule_for_fit_follows_the_formula_of_its_docstring(create, options, 
 
 
 @pytest.mark.parametrize("peak", [0.001, 5.0])
-def test_schedules_for_fit_rise_to_any_peak(peak):
+def test_schedule_for_fit_rises_to_any_peak(peak):
     schedule = for_fit.cosine(peak, 8, warmup_epochs=2)
     assert [schedule(e, e, 1)["learning_rate"] for e in (0, 1, 2)] == pytest.approx(
         [0, peak / 2, peak]
@@ -209,7 +213,7 @@ def test_schedules_for_fit_rise_to_any_peak(peak):
 
 
 @pytest.mark.parametrize("name", training_schedule.SCHEDULES)
-def test_rates_stay_finite_to_the_last_step_and_beyond(name):
+def test_schedule_rates_are_finite_to_the_last_step_and_beyond(name):
     for bounded in (False, True):
         schedule = create(name, epochs=10, warmup_epochs=10, bounded_warmup=bounded)
         for epoch in (0.0, 9.99, 10.0, 10.01):
@@ -247,5 +251,5 @@ def test_create_records_all_its_arguments():
     assert set(arguments) - {"lr_power"} == set(parameters) - {"options"}
     schedule = training_schedule.create(**arguments)
     assert list(schedule.arguments.items()) == list(arguments.items())
-    again = training_schedule.create(**schedule.arguments)
-    assert again(3.0, 3.1, 96) == schedule(3.0, 3.1, 96)
+    copy = training_schedule.create(**schedule.arguments)
+    assert copy(3.0, 3.1, 96) == schedule(3.0, 3.1, 96)
