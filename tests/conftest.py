@@ -1,4 +1,4 @@
-"""Options of the test suite."""
+"""Defines the options and the shared fixtures of the test suite."""
 
 import gc
 import logging
@@ -14,9 +14,10 @@ from hybrid_imagenet.resilience.stop_signals import REQUESTS, SIGNALS
 from tests.ranks import HOROVODRUN, Pool
 from tests.support import program
 
-choose_onednn(os.environ)  # tests in this process run the kernels that programs run
-# A shell starts what runs in the background with interrupts ignored; so would all be that tests
-# start and interrupt.
+# Tests in this process then use the same kernels as programs.
+choose_onednn(os.environ)
+# A shell starts background jobs with SIGINT ignored, and their children inherit that. Tests that
+# interrupt a program need the default.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -31,8 +32,11 @@ def _process_state():
 
 
 @pytest.fixture(autouse=True)
-def nothing_left():
-    """Fails the test that leaves what would end or disturb a later one, instead of that one."""
+def process_state_is_restored():
+    """Fails a test that leaves a signal handler, a stop request or a log handler behind.
+
+    Without this check, a later test would fail instead.
+    """
     before = _process_state()
     yield
     assert _process_state() == before
@@ -40,33 +44,36 @@ def nothing_left():
 
 @pytest.fixture(scope="session")
 def pools():
-    """Pools of 2 and 4 ranks, by size; and of 4 that TensorFlow's own runtime connects.
+    """Yields pools of 2 and 4 ranks, and one of 4 ranks for TensorFlow's engine.
 
-    A process keeps the engine that it has connected. The ranks start when they are called.
+    A process keeps the engine that connected it first, so each engine needs its own pool. Ranks
+    start at the first call.
     """
-    made = {2: Pool(2), 4: Pool(4), "tensorflow": Pool(4)}
-    yield made
-    for pool in made.values():
+    pools_by_key = {2: Pool(2), 4: Pool(4), "tensorflow": Pool(4)}
+    yield pools_by_key
+    for pool in pools_by_key.values():
         pool.close()
 
 
 @pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory):
-    """The data set of `program.FLAGS`."""
+    """Writes the dataset of `program.FLAGS` once."""
     return program.make_data(tmp_path_factory.mktemp("tiny_data"))
 
 
 @pytest.fixture(scope="session")
 def undisturbed(tiny_data, tmp_path_factory):
-    """A run of two ranks that horovodrun started, if it is installed, and its output; it must not
-    be changed.
+    """Trains once on two ranks without any disturbance; returns the run directory and the output.
+
+    The ranks are started by horovodrun if it is installed. Tests must not change the run.
     """
     run_dir = tmp_path_factory.mktemp("runs") / "undisturbed"
-    watched = ("--profile_steps=3,5", "--tensorboard", "--max_skipped_steps=5")
+    logging_flags = ("--profile_steps=3,5", "--tensorboard", "--max_skipped_steps=5")
     launcher = "horovodrun" if HOROVODRUN.exists() else "mpirun"
-    done = program.train(2, tiny_data, run_dir, *watched, *program.METHODS, launcher=launcher)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return run_dir, done.stdout
+    flags = (*logging_flags, *program.METHODS)
+    result = program.train(2, tiny_data, run_dir, *flags, launcher=launcher)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return run_dir, result.stdout
 
 
 def pytest_addoption(parser):
@@ -75,22 +82,23 @@ def pytest_addoption(parser):
     parser.addoption(
         "--fast",
         action="store_true",
-        help="leave out tests that start another process, such as ranks",
+        help="skip tests that start another process, such as ranks",
     )
 
 
 def pytest_configure(config):
-    """Heeds --engine."""
+    """Applies --engine."""
     program.ENGINE = config.getoption("--engine")
     if program.ENGINE != "horovod":
-        os.environ[ENGINE_VARIABLE] = program.ENGINE  # for programs of their own
+        # Programs that tests start in new processes read it from there.
+        os.environ[ENGINE_VARIABLE] = program.ENGINE
 
 
 def pytest_collection_finish(session):
-    """Sets what all modules have imported by now aside from collections of garbage; heeds --fast.
+    """Excludes imported modules from garbage collection, and applies --fast.
 
-    With --fast, a test or fixture that is about to start a process is skipped there and then.
-    Not earlier: some versions of TensorFlow start one when they are imported.
+    With --fast, a test or fixture is skipped at the moment when it starts a process. The patch is
+    not installed earlier, because some versions of TensorFlow start a process when imported.
     """
     gc.freeze()
     if session.config.getoption("--fast"):
@@ -100,12 +108,11 @@ def pytest_collection_finish(session):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves the long forms out unless they are asked for; keeps tests that share something with
-    one worker.
+    """Skips slow tests without --long, and assigns tests that share ranks to one worker.
 
-    With several workers (`-n 2 --dist loadgroup`), a file's tests go to one, and all files with
-    tests that share ranks or the undisturbed run go to the same one: two workers would start these
-    twice, and fixtures of such a file too.
+    With several workers (`-n 2 --dist loadgroup`), all tests of a file run in one worker. All files
+    whose tests share ranks or the undisturbed run are assigned to the same worker. Otherwise two
+    workers would start these ranks and the fixtures of such a file twice.
     """
     files_with_ranks = {
         item.location[0]

@@ -1,9 +1,9 @@
-"""Starts real ranks for a test: a pool that serves many tests, or ranks of a test's own.
+"""Starts real ranks for a test: a pool that serves many tests, or ranks for one test alone.
 
-A pool starts its ranks once with mpirun; each imports TensorFlow, and Horovod if it is installed,
-and then takes work: the name of a function in a module of the tests, with arguments that JSON
-carries. Each function starts communication as a program does and ends it, so that every call may
-have other settings. `tests/conftest.py` keeps the pools.
+A pool starts its ranks once with mpirun. Each rank imports TensorFlow, and Horovod if it is
+installed, and then waits for tasks. A task is the name of a function in a module of the tests,
+with arguments that can be written as JSON. Each function connects the ranks as a program does and
+disconnects them, so that every call may have other settings. `tests/conftest.py` owns the pools.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LAUNCHERS = {
 
 
 def environment() -> dict[str, str]:
-    """Variables of a launcher and its ranks."""
+    """Returns the environment of a launcher and its ranks."""
     return os.environ | {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -62,7 +62,7 @@ def skip_without_horovod() -> None:
 
 
 class Pool:
-    """Ranks that wait for work.
+    """Holds ranks that wait for tasks.
 
     Args:
       size: number of ranks.
@@ -70,19 +70,21 @@ class Pool:
     """
 
     def __init__(self, size: int, launcher: str = "mpi"):
-        self.size, self._launcher = size, launcher
+        self.size = size
+        self._launcher = launcher
         self._process: subprocess.Popen | None = None
         self._calls = 0
 
     def call(self, function: Callable, *arguments: Any, timeout: float = 600) -> list:
         """Calls a function of a module on every rank; returns the results in the order of ranks.
 
-        After a failure the ranks are ended; the next call starts others. Skips the test if several
-        ranks are to be connected by Horovod, which is not installed: the argument `engine` of the
-        function says so, else the option --engine of the tests.
+        After a failure the ranks are ended, and the next call starts new ones. The test is skipped
+        if Horovod would have to connect several ranks but is not installed. The engine is the
+        argument `engine` of the function, or else the option --engine of the tests.
 
         Raises:
-          AssertionError: if a rank raised, left or is not done in time, with the ranks' output.
+          AssertionError: if a rank raised an error, ended or was too slow. The message has the
+            output of the ranks.
         """
         if self.size > 1 and _engine_of(function, arguments) == "horovod":
             skip_without_horovod()
@@ -101,34 +103,39 @@ class Pool:
     def _gather(self, deadline: float) -> list:
         paths = [self._folder / f"{self._calls}.{rank}" for rank in range(self.size)]
         while True:
-            # Looked at before the answers, so that those of ranks which have left in good order are
-            # not missed.
-            left = self._process.poll() is not None
-            found = [json.loads(path.read_text()) for path in paths if path.exists()]
-            for answer in found:
-                assert answer["error"] is None, self._told(answer["error"])
-            if len(found) == self.size:
-                return [answer["value"] for answer in found]
-            assert not left, self._told(f"a rank has left: exit code {self._process.returncode}")
-            assert time.monotonic() < deadline, self._told(
-                f"{len(found)} of {self.size} ranks were done in time"
+            # Read this before the answers. Otherwise the answers of ranks that end normally in
+            # between would be missed.
+            has_ended = self._process.poll() is not None
+            answers = [json.loads(path.read_text()) for path in paths if path.exists()]
+            for answer in answers:
+                assert answer["error"] is None, self._with_output(answer["error"])
+            if len(answers) == self.size:
+                return [answer["value"] for answer in answers]
+            assert not has_ended, self._with_output(
+                f"a rank has ended: exit code {self._process.returncode}"
+            )
+            assert time.monotonic() < deadline, self._with_output(
+                f"{len(answers)} of {self.size} ranks were done in time"
             )
             time.sleep(0.02)
 
-    def _told(self, reason: str) -> str:
+    def _with_output(self, reason: str) -> str:
         return f"{reason}\n{(self._folder / 'log').read_text(errors='replace')[-6000:]}"
 
     def _start(self) -> None:
         """Starts the ranks and does not wait for them."""
-        self._held = tempfile.TemporaryDirectory()
-        self._folder, self._calls = Path(self._held.name), 0
+        self._temporary = tempfile.TemporaryDirectory()
+        self._folder = Path(self._temporary.name)
+        self._calls = 0
         count = [str(self.size)] if self._launcher else []
         command = [*LAUNCHERS[self._launcher], *count, sys.executable, "-m", "tests.support.rank"]
+        # Rank 0 alone would check the disk. All ranks of a pool must return the same, also after an
+        # error, so no rank checks it.
+        variables = {CHECKED_VARIABLE: "1"} if self.size > 1 else {}
         with (self._folder / "log").open("w") as log:
             self._process = subprocess.Popen(
                 [*command, str(self._folder), str(os.getpid())],
-                env=environment()
-                | ({CHECKED_VARIABLE: "1"} if self.size > 1 else {}),  # all ranks return alike
+                env=environment() | variables,
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -149,11 +156,11 @@ class Pool:
             self._process.kill()
             self._process.wait()
         self._process = None
-        self._held.cleanup()
+        self._temporary.cleanup()
 
 
 def _engine_of(function: Callable, arguments: Sequence[Any]) -> str:
-    """Returns the engine that a call on several ranks connects them by."""
+    """Returns the engine that connects the ranks in a call."""
     bound = inspect.signature(function).bind(*arguments)
     bound.apply_defaults()
     engine: str = bound.arguments.get("engine", os.environ.get(ENGINE_VARIABLE, "horovod"))
@@ -161,16 +168,18 @@ def _engine_of(function: Callable, arguments: Sequence[Any]) -> str:
 
 
 def _write(path: Path, value: Any) -> None:
-    """The whole file appears at once."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(value))
-    part.rename(path)
+    """Writes a file as JSON so that a reader finds either the whole file or none."""
+    unfinished = path.with_name(path.name + ".part")
+    unfinished.write_text(json.dumps(value))
+    unfinished.rename(path)
 
 
 @contextlib.contextmanager
 def own(size: int, launcher: str = "mpi") -> Iterator[Pool]:
-    """Ranks for one test alone: with another launcher or number of ranks, or in a state that others
-    must not meet.
+    """Starts ranks for one test alone.
+
+    A test needs them if it uses another launcher or number of ranks, or leaves the ranks in a state
+    that would disturb other tests.
     """
     pool = Pool(size, launcher)
     try:

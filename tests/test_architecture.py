@@ -1,6 +1,4 @@
-"""The packages and the direction of the imports between them, as docs/dev/architecture.md draws
-it.
-"""
+"""Tests the packages and the direction of imports, as docs/dev/architecture.md describes them."""
 
 import ast
 import collections
@@ -13,9 +11,8 @@ import hybrid_imagenet
 from tests.support import fresh
 
 PACKAGE = pathlib.Path(hybrid_imagenet.__file__).parent
-# What each room may import of the package besides itself and what all may import (errors, files,
-# options, the stages of a start, XLA, private names of TensorFlow and Keras); the top level is
-# listed too.
+# The modules of the package that each part may import. A part is a package or a file at the top
+# level. All parts may import themselves, errors, files, options, startup, xla and private_api.
 ALLOWED = {
     "errors": set(),
     "options": set(),
@@ -105,7 +102,7 @@ ALLOWED = {
     },
     "demo": {"main", "runlog", "tools"},
     "__main__": {"comm", "resilience", "tools"},
-    # for type checkers
+    # Only type checkers execute these imports.
     "__init__": {"callbacks", "comm", "data", "library", "optimizers", "order", "schedules"},
 }
 
@@ -115,16 +112,16 @@ def modules():
 
 
 def name_of(path):
-    parts = ("hybrid_imagenet", *path.relative_to(PACKAGE).with_suffix("").parts)
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    names = ("hybrid_imagenet", *path.relative_to(PACKAGE).with_suffix("").parts)
+    return ".".join(names[:-1] if names[-1] == "__init__" else names)
 
 
-def room_of(path):
+def part_of(path):
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 def imported_names(tree):
-    """Full names of everything of the package that a tree of nodes imports."""
+    """Yields the full names of everything that a syntax tree imports."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
@@ -132,49 +129,51 @@ def imported_names(tree):
             yield from (alias.name for alias in node.names)
 
 
-def imported_rooms(path):
+def imported_parts(path):
     names = [
         name
         for name in imported_names(ast.parse(path.read_text()))
         if name.startswith("hybrid_imagenet.")
     ]
     shared = {"__version__", "errors", "files", "options", "startup", "xla", "private_api"}
-    return {name.split(".")[1] for name in names} - shared - {room_of(path)}
+    return {name.split(".")[1] for name in names} - shared - {part_of(path)}
 
 
-def test_every_room_has_a_rule():
-    assert {room_of(path) for path in modules()} == set(ALLOWED)
+def test_allowed_imports_are_declared_for_every_part_of_the_package():
+    assert {part_of(path) for path in modules()} == set(ALLOWED)
 
 
-@pytest.mark.parametrize("room", sorted(ALLOWED))
-def test_a_room_imports_only_what_lies_below_it(room):
-    files = [path for path in modules() if room_of(path) == room]
+@pytest.mark.parametrize("part", sorted(ALLOWED))
+def test_imports_of_a_part_are_allowed(part):
+    files = [path for path in modules() if part_of(path) == part]
     assert files
     for path in files:
-        beyond = imported_rooms(path) - ALLOWED[room]
-        assert not beyond, f"{path.relative_to(PACKAGE)} imports {sorted(beyond)}"
+        forbidden = imported_parts(path) - ALLOWED[part]
+        assert not forbidden, f"{path.relative_to(PACKAGE)} imports {sorted(forbidden)}"
 
 
-def test_packages_depend_in_one_direction():
-    order, left = [], dict(ALLOWED)
-    while left:
-        free = [room for room, below in left.items() if not below - set(order)]
-        assert free, f"a circle among {sorted(left)}"
+def test_allowed_imports_of_parts_have_no_cycle():
+    order = []
+    remaining = dict(ALLOWED)
+    while remaining:
+        free = [part for part, imports in remaining.items() if not imports - set(order)]
+        assert free, f"a cycle among {sorted(remaining)}"
         order += free
-        left = {room: below for room, below in left.items() if room not in free}
+        remaining = {part: imports for part, imports in remaining.items() if part not in free}
 
 
-def test_modules_import_each_other_in_no_circle():
-    known = {name_of(path) for path in modules()}
+def test_imports_of_modules_have_no_cycle():
+    module_names = {name_of(path) for path in modules()}
     edges = {}
     for path in modules():
         names = imported_names(ast.parse(path.read_text()))
-        targets = {name if name in known else name.rpartition(".")[0] for name in names}
+        targets = {name if name in module_names else name.rpartition(".")[0] for name in names}
         # A package's own __init__ may gather what its modules offer.
         edges[name_of(path)] = {
-            t for t in targets & known if not name_of(path).startswith(t + ".")
+            t for t in targets & module_names if not name_of(path).startswith(t + ".")
         } - {name_of(path)}
-    done, path = set(), []
+    done = set()
+    path = []
 
     def visit(name):
         assert name not in path, " -> ".join([*path[path.index(name) :], name])
@@ -190,10 +189,10 @@ def test_modules_import_each_other_in_no_circle():
         visit(name)
 
 
-def test_the_page_lists_every_package_and_only_files_that_exist():
+def test_architecture_page_lists_every_package_and_only_existing_files():
     text = (PACKAGE.parent / "docs" / "dev" / "architecture.md").read_text()
     rows = set(re.findall(r"^\| `(\w+)/` \|", text, re.M))
-    assert rows == {room for room in ALLOWED if (PACKAGE / room).is_dir()}
+    assert rows == {part for part in ALLOWED if (PACKAGE / part).is_dir()}
     for name in re.findall(
         r"`((?:[\w]+/)+[\w.]*|\w+\.py)`", text.replace("NAME.py", "__init__.py")
     ):
@@ -205,59 +204,58 @@ GRADIENT = "The path of a gradient"
 
 
 def paths_of_the_page():
-    """The tables of files that docs/dev/architecture.md numbers, by heading."""
+    """Returns the numbered tables of files in docs/dev/architecture.md, by heading."""
     text = (PACKAGE.parent / "docs" / "dev" / "architecture.md").read_text()
     sections = re.split(r"^#+ ", text, flags=re.M)
-    found = {
+    tables = {
         s.partition("\n")[0]: re.findall(r"^\| \d+ \| `([\w/]+\.py)` \|", s, re.M) for s in sections
     }
-    return {heading: files for heading, files in found.items() if files}
+    return {heading: files for heading, files in tables.items() if files}
 
 
-def joined(one, other):
-    """Whether one file imports the other, or names it to a registry."""
+def are_connected(one, other):
+    """Returns whether one of two files imports the other, or names it to a registry."""
     for path, target in ((one, other), (other, one)):
-        tree, name = ast.parse(path.read_text()), name_of(target)
+        tree = ast.parse(path.read_text())
+        target_name = name_of(target)
         texts = [
             n.value
             for n in ast.walk(tree)
             if isinstance(n, ast.Constant) and isinstance(n.value, str)
         ]
-        names = {*imported_names(tree), *texts}
-        if any(found == name or found.startswith((f"{name}.", f"{name}:")) for found in names):
-            return True
+        beginnings = (f"{target_name}.", f"{target_name}:")
+        for name in {*imported_names(tree), *texts}:
+            if name == target_name or name.startswith(beginnings):
+                return True
     return False
 
 
 @pytest.mark.parametrize("heading", sorted(paths_of_the_page().keys() - {GRADIENT}))
-def test_the_files_of_a_path_import_each_other(heading):
-    """From the first file all others are reached: each imports one of them, is imported by one, or
-    is named by one.
-    """
-    first, *left = [PACKAGE / name for name in paths_of_the_page()[heading]]
+def test_files_of_a_path_on_the_architecture_page_are_connected(heading):
+    first, *remaining = [PACKAGE / name for name in paths_of_the_page()[heading]]
     reached = [first]
     for file in reached:
-        found = [other for other in left if joined(file, other)]
-        reached += found
-        left = [other for other in left if other not in found]
-    assert not left, f"joined to no other file: {left}"
+        neighbors = [other for other in remaining if are_connected(file, other)]
+        reached += neighbors
+        remaining = [other for other in remaining if other not in neighbors]
+    assert not remaining, f"connected to no other file: {remaining}"
 
 
-def test_each_file_of_the_path_of_a_gradient_is_joined_to_another():
-    """They are no chain: the optimizer calls a communicator, and the update a rule, that it is
-    given.
-    """
+def test_each_file_of_the_path_of_a_gradient_is_connected_to_another():
+    # They form no chain of imports, because the optimizer receives its communicator, and the update
+    # its rule, as arguments.
     files = [PACKAGE / name for name in paths_of_the_page()[GRADIENT]]
-    assert all(any(joined(file, other) for other in files if other != file) for file in files)
+    for file in files:
+        assert any(are_connected(file, other) for other in files if other != file), file
 
 
-def test_the_paths_of_the_page_are_there():
-    wanted = {f"The path of {what}" for what in ("an image", "the command line", "an option")}
-    found = paths_of_the_page()
-    assert {GRADIENT, *wanted} <= set(found)
+def test_architecture_page_has_all_paths():
+    subjects = ("an image", "the command line", "an option")
+    headings = {f"The path of {subject}" for subject in subjects}
+    assert {GRADIENT, *headings} <= set(paths_of_the_page())
 
 
-def test_nothing_in_the_package_needs_the_checkout():
+def test_package_imports_nothing_outside_itself_from_the_checkout():
     for path in modules():
         names = imported_names(ast.parse(path.read_text()))
         assert not [
@@ -265,15 +263,15 @@ def test_nothing_in_the_package_needs_the_checkout():
         ], path
 
 
-def test_only_comm_and_the_peers_of_benchmarks_know_horovod():
+def test_horovod_is_imported_only_by_comm_and_peers_of_benchmarks():
     for path in modules():
-        if room_of(path) != "comm" and path.parent.name != "peers":
+        if part_of(path) != "comm" and path.parent.name != "peers":
             names = imported_names(ast.parse(path.read_text()))
             assert not [n for n in names if n.split(".")[0] == "horovod"], path
 
 
-def test_modules_started_by_name_exist():
-    known = {name_of(path) for path in modules()}
+def test_modules_that_are_started_by_name_exist():
+    module_names = {name_of(path) for path in modules()}
     for path in modules():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -282,18 +280,20 @@ def test_modules_started_by_name_exist():
                     text.startswith("hybrid_imagenet.")
                     and text.replace(".", "").replace("_", "").isalnum()
                 ):
-                    assert text in known or text.rpartition(".")[0] in known, f"{path}: {text}"
+                    module_exists = text in module_names
+                    member_exists = text.rpartition(".")[0] in module_names
+                    assert module_exists or member_exists, f"{path}: {text}"
 
 
 @pytest.mark.parametrize("name", ["callbacks/__init__.py", "schedules/__init__.py"])
-def test_the_public_modules_only_show_what_lies_in_rooms(name):
+def test_public_modules_only_import_names(name):
     tree = ast.parse((PACKAGE / name).read_text())
     kinds = [type(node) for node in tree.body]
     assert set(kinds[1:-1]) == {ast.ImportFrom}, "a docstring, imports and __all__"
     assert [target.id for target in tree.body[-1].targets] == ["__all__"]
 
 
-def test_the_package_shows_its_names_without_importing_what_they_need():
+def test_public_names_can_be_used_without_loading_tensorflow():
     assert set(hybrid_imagenet.__all__) <= set(dir(hybrid_imagenet))
     names = (
         "hybrid_imagenet",
@@ -304,7 +304,7 @@ def test_the_package_shows_its_names_without_importing_what_they_need():
     assert fresh.loaded_by(*names) == set()
 
 
-def test_type_checkers_know_the_names_of_the_package():
+def test_public_names_are_visible_to_type_checkers():
     tree = ast.parse((PACKAGE / "__init__.py").read_text())
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
     assert {alias.name for node in block.body for alias in node.names} == set(
@@ -334,8 +334,8 @@ PURE_FILES = (
 )
 
 
-def test_formulas_flags_and_views_of_a_run_import_neither_tensorflow_nor_keras():
-    names = [name_of(path) for path in modules() if room_of(path) in PURE_PACKAGES]
+def test_modules_without_tensors_import_neither_tensorflow_nor_keras():
+    names = [name_of(path) for path in modules() if part_of(path) in PURE_PACKAGES]
     names += [f"hybrid_imagenet.{name}" for name in PURE_FILES]
     assert fresh.loaded_by(*names) == set()
 
@@ -349,7 +349,7 @@ def test_class_names_are_unique_in_the_package():
 
 
 def test_file_names_are_unique_in_the_package():
-    """Recipes are an exception: a recipe's file has the name that --recipe takes."""
-    count = collections.Counter(path.name for path in modules() if room_of(path) != "recipes")
+    # A recipe's file has the name that --recipe takes, so recipes may repeat a name.
+    count = collections.Counter(path.name for path in modules() if part_of(path) != "recipes")
     repeated = {name for name, times in count.items() if times > 1}
     assert repeated == {"__init__.py", "__main__.py"}

@@ -1,6 +1,4 @@
-"""The table of the papers' claims names things that exist, and docs/papers.md counts its
-verdicts.
-"""
+"""Tests that the table of the papers' claims names existing files and counts verdicts correctly."""
 
 import collections
 import pathlib
@@ -19,15 +17,15 @@ Row = collections.namedtuple("Row", "number place claim where test verdict evide
 
 
 def rows():
-    """The table's rows, all sections together."""
+    """Returns the rows of the table, with all sections together."""
     lines = re.findall(r"^\| ([HSJN]\d+ \|.*) \|$", PAGE.read_text(), re.M)
     return [Row(*(cell.strip() for cell in line.split("|"))) for line in lines]
 
 
 def counts(paper=None):
-    """The number of rows by verdict, of a paper (its letter) or of all."""
-    found = [row.verdict.strip("*") for row in rows() if paper in (None, row.number[0])]
-    return [len(found), *(found.count(verdict) for verdict in VERDICTS)]
+    """Returns the number of rows in all and by verdict, for one paper (its letter) or for all."""
+    verdicts = [row.verdict.strip("*") for row in rows() if paper in (None, row.number[0])]
+    return [len(verdicts), *(verdicts.count(verdict) for verdict in VERDICTS)]
 
 
 def test_rows_of_each_paper_are_numbered_from_1():
@@ -48,7 +46,7 @@ def test_each_row_has_a_verdict_with_its_evidence():
 
 
 def names_in(cell):
-    """The names in backticks."""
+    """Returns the names in backticks."""
     return re.findall(r"`([^`]+)`", cell)
 
 
@@ -74,13 +72,13 @@ def test_each_row_names_recipes_that_exist():
             assert set(names_in(row.where)) <= set(recipes.names()), row.number
 
 
-def test_references_between_rows_lead_to_rows():
+def test_references_between_rows_name_existing_rows():
     numbers = {row.number for row in rows()}
     named = re.findall(r"\b[HSJN]\d+\b(?! SXM)", " ".join(row.evidence for row in rows()))
     assert {name for name in named if name not in ("H100", "H200")} <= numbers
 
 
-def test_counts_of_both_pages_are_those_of_the_table():
+def test_counts_of_both_pages_equal_the_table():
     page = PAGE.read_text()
     for paper, title in {**PAPERS, None: "all"}.items():
         cells = " | ".join(map(str, counts(paper)))

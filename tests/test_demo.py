@@ -1,4 +1,4 @@
-"""Tests what `hybrid-imagenet demo` starts and prints; the training itself is replaced."""
+"""Tests which job `hybrid-imagenet demo` starts, and its output. The training is replaced."""
 
 import os
 
@@ -11,7 +11,7 @@ from hybrid_imagenet.errors import EXIT_NUMERICS, UserError
 
 @pytest.fixture
 def training(tmp_path, monkeypatch):
-    """Replaces training by a list of the commands that would run, in an empty directory."""
+    """Changes to an empty directory and records the commands that would train."""
     commands = []
 
     def replacement(command_name):
@@ -48,7 +48,9 @@ def test_demo_chooses_a_new_directory_each_time(training, tmp_path):
     assert [command[-1] for command in training] == ["--run_dir=runs/demo-2", "--run_dir=mine"]
 
 
-def test_demo_without_mpirun_trains_on_one_rank_and_says_why(training, monkeypatch, capsys):
+def test_demo_without_mpirun_trains_on_one_rank_and_prints_the_reason(
+    training, monkeypatch, capsys
+):
     def find():
         raise UserError("There is no mpirun on PATH.")
 

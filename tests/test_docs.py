@@ -1,4 +1,4 @@
-"""Users' pages: commands parse, run and exit with 0; links and flags exist."""
+"""Tests the pages for users: commands are valid, run and exit with 0; links and flags exist."""
 
 import ast
 import importlib.util
@@ -50,22 +50,22 @@ PARSERS = {
 
 
 def blocks(page):
-    """Pairs of a language and a text: of each block, and "prose" for what lies between."""
-    parts = re.split(r"^```(.*)$", page.read_text(), flags=re.M)
-    yield "prose", parts[0]
-    for number, (language, text) in enumerate(zip(parts[1::2], parts[2::2], strict=True)):
+    """Yields pairs of a language and a text: of each block, and "prose" for the text between."""
+    first, *others = re.split(r"^```(.*)$", page.read_text(), flags=re.M)
+    yield "prose", first
+    for number, (language, text) in enumerate(zip(others[::2], others[1::2], strict=True)):
         yield ("prose" if number % 2 else language), text
 
 
 def commands(page):
-    """The lines of a page's blocks of commands, continued ones joined."""
+    """Yields the commands of a page, with continued lines joined."""
     for language, text in blocks(page):
         if not language:
             yield from (line for line in text.replace("\\\n", " ").splitlines() if line.strip())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_command_parses(page, monkeypatch):
+def test_commands_of_a_page_are_valid(page, monkeypatch):
     monkeypatch.chdir(ROOT)
     for line in commands(page):
         first, *words = shlex.split(line, comments=True)
@@ -79,7 +79,7 @@ def test_every_command_parses(page, monkeypatch):
             config.resolve([word for word in words if word.startswith("--")])
 
 
-def test_commands_other_than_training_parse_on_every_page(monkeypatch):
+def test_commands_other_than_training_are_valid_on_every_page(monkeypatch):
     monkeypatch.chdir(ROOT)
     parsed = set()
     for page in ALL_PAGES:
@@ -94,13 +94,12 @@ def test_commands_other_than_training_parse_on_every_page(monkeypatch):
     assert parsed >= {"evaluate", "predict", "report", "export", "data", "doctor", "plan"}
 
 
-FEWEST_GPUS = 8  # examples with fewer ranks are for CPUs
+# Examples with fewer ranks are for CPUs.
+FEWEST_GPUS = 8
 
 
 def gpu_examples():
-    """Commands with a number of GPUs: where they are, their words, and what is said next to
-    them.
-    """
+    """Yields commands that name a number of GPUs, as (page, words, comment next to it)."""
     for page in ALL_PAGES:
         for line in commands(page):
             yield page.name, shlex.split(line, comments=True), line.partition("#")[2]
@@ -108,9 +107,10 @@ def gpu_examples():
         yield "--help", shlex.split(command), title
 
 
-def training(words):
-    """The flags of training in a command, and the ranks that it starts; None for another
-    command.
+def training_of(words):
+    """Returns the flags of training in a command, and the number of ranks that it starts.
+
+    Returns None if the command does not train.
     """
     if words[:3] == ["python", "-m", "hybrid_imagenet.main"] or words[:2] == [
         "hybrid-imagenet",
@@ -124,23 +124,25 @@ def training(words):
 
 
 def test_examples_with_gpus_have_the_batch_that_is_stated_next_to_them(monkeypatch):
-    """Pages other than the README must state it; there, as everywhere, a GPU has 256 images unless
-    a flag says so.
-    """
+    # Only the README may omit the batch. Without a flag, a GPU has 256 images everywhere.
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(gpus, "in_use", lambda: True)
     checked = 0
-    for where, words, comment in gpu_examples():
-        found = training(words)
-        if found is None or "FLAGS" in found[0] or "cosine60" in " ".join(found[0]):
+    for page_name, words, comment in gpu_examples():
+        flags_and_ranks = training_of(words)
+        if (
+            flags_and_ranks is None
+            or "FLAGS" in flags_and_ranks[0]
+            or "cosine60" in " ".join(flags_and_ranks[0])
+        ):
             continue
-        resolved = config.resolve(*found)
+        resolved = config.resolve(*flags_and_ranks)
         if resolved.gpus < FEWEST_GPUS and not resolved.run.print_config_gpus:
             continue
         stated = re.search(r"([\d,]+) images per step", comment)
-        assert stated or where == "README.md", (where, words)
+        assert stated or page_name == "README.md", (page_name, words)
         batch = int(stated[1].replace(",", "")) if stated else 256 * resolved.gpus
-        assert derived.base_batch(resolved) == batch, (where, words)
+        assert derived.base_batch(resolved) == batch, (page_name, words)
         checked += 1
     assert checked >= 15
 
@@ -163,9 +165,10 @@ def test_guide_to_8_gpus_shows_the_output_of_a_command(command, tmp_path, monkey
 
 
 @pytest.fixture
-def workplace(tmp_path, monkeypatch):
-    """A directory with what the pages take for granted: flag files, and photos that differ in
-    colour.
+def example_directory(tmp_path, monkeypatch):
+    """Changes to a directory with the files that the pages assume.
+
+    These are flag files, and photos that differ in color.
     """
     (tmp_path / "flags").symlink_to(ROOT / "flags")
     generator = np.random.default_rng(5)
@@ -181,35 +184,35 @@ def workplace(tmp_path, monkeypatch):
     return tmp_path
 
 
-def answers(words):
-    """Whether a command only answers, within a second or so, on any machine."""
+def only_answers(words):
+    """Returns whether a command only prints an answer, within about a second, on any machine."""
     if words[0] == "train":
         return bool({"--check_only", "--print_config"} & set(words))
     return words[0] in ("data", "plan") and not any("/data/" in word for word in words)
 
 
 @pytest.mark.parametrize("page", PAGES[:-1], ids=lambda page: page.stem)
-def test_commands_that_answer_at_once_exit_with_0(page, workplace, capsys):
+def test_commands_that_only_answer_exit_with_0(page, example_directory, capsys):
     ran = 0
     for line in commands(page):
         first, *words = shlex.split(line, comments=True)
         if words[:2] == ["-m", "hybrid_imagenet.main"]:
             words = ["train", *words[2:]]
-        if first in ("python", "hybrid-imagenet") and answers(words):
+        if first in ("python", "hybrid-imagenet") and only_answers(words):
             assert __main__.main(words) == 0, (line, capsys.readouterr())
             ran += 1
     assert ran
 
 
 @pytest.mark.slow
-def test_the_tutorial_on_own_images_runs_from_its_first_command_to_its_last(workplace):
-    """As it stands but for the length of training."""
+def test_tutorial_on_own_images_runs_from_its_first_command_to_its_last(example_directory):
+    # The commands are unchanged, except that training ends after three steps.
     ran = []
     for line in commands(ROOT / "docs" / "tutorial-own-images.md"):
         first, *words = shlex.split(line, comments=True)
         assert first == "hybrid-imagenet"
         trains = words[0] in ("train", "run") and "--check_only" not in words
-        done = subprocess.run(
+        result = subprocess.run(
             [
                 sys.executable,
                 "-m",
@@ -222,14 +225,14 @@ def test_the_tutorial_on_own_images_runs_from_its_first_command_to_its_last(work
             text=True,
             timeout=900,
         )
-        assert done.returncode == 0, (line, done.stdout + done.stderr)
+        assert result.returncode == 0, (line, result.stdout + result.stderr)
         ran.append(words[0])
     assert {"train", "run", "data", "report", "evaluate", "predict", "export"} <= set(ran)
-    assert (workplace / "photos.onnx").is_file()
+    assert (example_directory / "photos.onnx").is_file()
 
 
 def links(page):
-    """Pairs of a path and an anchor, either of which may be empty, for each link to a file."""
+    """Yields a path and an anchor for each link to a file. Either may be empty."""
     text = "".join(text for language, text in blocks(page) if language == "prose")
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if "://" not in target:
@@ -245,15 +248,16 @@ def anchors(page):
 
 
 @pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: os.fspath(page.relative_to(ROOT)))
-def test_links_lead_to_pages(page):
+def test_links_of_a_page_lead_to_existing_pages_and_headings(page):
     for path, anchor in links(page):
         assert path.exists(), path
         assert not anchor or path.suffix != ".md" or anchor in anchors(path), (path, anchor)
 
 
-def test_every_page_can_be_reached():
-    """From README by links. mkdocs.yml has every page of docs/, in `nav` or in `not_in_nav`."""
-    reached, new = set(), {ROOT / "README.md"}
+def test_every_page_can_be_reached_from_the_readme():
+    # All pages of docs/ must also be listed in mkdocs.yml, in `nav` or in `not_in_nav`.
+    reached = set()
+    new = {ROOT / "README.md"}
     while new:
         reached |= new
         new = {
@@ -272,9 +276,9 @@ def test_every_page_can_be_reached():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_flags_in_the_text_exist(page):
-    """Of the training program or of a command."""
-    known = set(config.OPTIONS) | {
+def test_flags_in_the_text_of_a_page_exist(page):
+    # A flag may belong to the training program or to another command.
+    known_flags = set(config.OPTIONS) | {
         "best",
         "network_interfaces",
         "resize",
@@ -282,19 +286,19 @@ def test_flags_in_the_text_exist(page):
         "data_dir",
         "help",
     }
-    known |= {"flagfile", "batch_size", "print_config", "print_config_gpus"}
+    known_flags |= {"flagfile", "batch_size", "print_config", "print_config_gpus"}
     text = "".join(text for language, text in blocks(page) if language == "prose")
-    named = set(re.findall(r"(?<![\w-])--([a-z_0-9]+)", text))
-    assert named <= known, named - known
+    flags = set(re.findall(r"(?<![\w-])--([a-z_0-9]+)", text))
+    assert flags <= known_flags, flags - known_flags
 
 
 @pytest.fixture(scope="module")
 def reference():
-    """The module that writes the pages of docs/reference."""
+    """Returns the module that writes the pages of docs/reference."""
     path = ROOT / "docs" / "dev" / "reference.py"
     spec = importlib.util.spec_from_file_location("reference", path)
     module = importlib.util.module_from_spec(spec)
-    # Its dataclasses look their module up.
+    # The dataclasses of the module look up the module by its name.
     sys.modules["reference"] = module
     spec.loader.exec_module(module)
     return module

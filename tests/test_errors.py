@@ -19,7 +19,7 @@ from hybrid_imagenet.training.recorder import Recording
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected"),
     [
         ("https://ann:hunter2@host/data", "https://***@host/data"),
         ("s3://KEYID@bucket/x", "s3://***@bucket/x"),
@@ -44,13 +44,13 @@ from hybrid_imagenet.training.recorder import Recording
         ("/data/hf_datasets", "/data/hf_datasets"),
     ],
 )
-def test_without_secrets_masks_secrets_and_nothing_else(text, shown):
-    assert without_secrets(text) == shown
+def test_without_secrets_masks_secrets_and_nothing_else(text, expected):
+    assert without_secrets(text) == expected
     assert (
         str(UserError(f"--data_dir={text}: no such directory"))
-        == f"--data_dir={shown}: no such directory"
+        == f"--data_dir={expected}: no such directory"
     )
-    assert str(SharedError(text)) == shown
+    assert str(SharedError(text)) == expected
 
 
 def test_user_error_message_is_one_printable_line():
@@ -66,9 +66,10 @@ def test_printable_masks_secrets():
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected"),
     [
-        ("caf\udcc3\udca9", "caf\u00e9"),  # read in the C locale
+        # Python decodes file names like this in the C locale.
+        ("caf\udcc3\udca9", "caf\u00e9"),
         ("caf\u00e9 \u732b", "caf\u00e9 \u732b"),
         ("bad\udcff", "bad\\udcff"),
         ("lone\ud800 caf\udcc3\udca9", "lone\\ud800 caf\\udcc3\\udca9"),
@@ -76,8 +77,8 @@ def test_printable_masks_secrets():
         ("a\nb\tc", "a\\nb\\tc"),
     ],
 )
-def test_printable_of_any_bytes_is_readable_or_escaped(text, shown):
-    assert printable(text) == shown
+def test_printable_of_any_bytes_is_readable_or_escaped(text, expected):
+    assert printable(text) == expected
 
 
 def test_printable_lines_keeps_newlines():

@@ -20,9 +20,11 @@ from tests.support.promptly import promptly
 
 
 def test_atomic_replace_syncs_the_file_before_it_is_renamed(tmp_path, monkeypatch):
-    target, order = tmp_path / "config.json", []
+    target = tmp_path / "config.json"
+    order = []
     target.write_text("old")
-    sync, replace = os.fsync, pathlib.Path.replace
+    sync = os.fsync
+    replace = pathlib.Path.replace
     monkeypatch.setattr(os, "fsync", lambda descriptor: order.append("sync") or sync(descriptor))
     monkeypatch.setattr(
         pathlib.Path, "replace", lambda *paths: order.append("replace") or replace(*paths)
@@ -46,12 +48,13 @@ def test_atomic_replace_after_an_error_keeps_the_old_content(tmp_path):
 
 
 def test_atomic_replace_by_several_threads_leaves_one_complete_file(tmp_path):
-    target, together = tmp_path / "index", threading.Barrier(4)
+    target = tmp_path / "index"
+    barrier = threading.Barrier(4)
 
     def write(number):
         with files.atomic_replace(target) as temporary:
             temporary.write_text(str(number) * 1000)
-            together.wait()
+            barrier.wait()
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(write, range(4)))

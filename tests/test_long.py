@@ -1,4 +1,4 @@
-"""The table of what only --long runs names every such test, and no other."""
+"""Tests that the table of tests that only --long runs lists these tests and no others."""
 
 import pathlib
 import re
@@ -9,17 +9,16 @@ ROWS = set(
 )
 
 
-def test_every_test_of_the_table_exists():
+def test_table_of_long_tests_names_existing_tests():
     assert len(ROWS) > 5
     for path, name in ROWS:
         assert f"\ndef {name}(" in (ROOT / path).read_text(), f"{path}::{name}"
 
 
-def test_the_table_is_that_of_the_tests(request):
-    """Holds for those that were collected: all of them, if no files are given on the command
-    line.
-    """
-    collected, slow = set(), set()
+def test_table_of_long_tests_equals_the_slow_marks(request):
+    # Only collected tests can be compared. These are all tests if no files are on the command line.
+    collected = set()
+    slow = set()
     for item in request.session.items:
         name = item.path.relative_to(ROOT).as_posix(), item.originalname
         collected.add(name)

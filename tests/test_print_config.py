@@ -1,3 +1,5 @@
+"""Tests the tables that --print_config prints."""
+
 import pytest
 
 from hybrid_imagenet import config, main, print_config
@@ -7,7 +9,7 @@ from hybrid_imagenet.errors import UserError
 FLAGS = ["--epochs=6", "--warmup_epochs=3", "--per_gpu_batch=32"]
 
 
-def test_every_setting_appears_with_what_set_it(tmp_path):
+def test_describe_lists_every_setting_with_its_origin(tmp_path):
     flagfile = tmp_path / "some.flags"
     flagfile.write_text("--seed=7\n")
     resolved = config.resolve(["--recipe=hybrid_p40", f"--flagfile={flagfile}", *FLAGS], 2)
@@ -22,7 +24,7 @@ def test_every_setting_appears_with_what_set_it(tmp_path):
     assert set(resolved.values()) <= set(lines)
 
 
-def test_the_table_gives_rate_momentum_batch_and_steps_of_each_epoch():
+def test_describe_lists_rate_momentum_batch_and_steps_of_each_epoch():
     text = print_config.describe(config.resolve([*FLAGS, "--batch_schedule=2:*2,4:64x4"], 2), 1437)
     rows = text.split("\n\n")[-1].splitlines()[1:]
     assert rows[0].split() == [
@@ -42,13 +44,14 @@ def test_the_table_gives_rate_momentum_batch_and_steps_of_each_epoch():
     assert rows[4].split() == ["5", "SGD", "1.44", "0.9000", "64", "x", "4", "512", "3", "224"]
 
 
-def test_summary_has_the_settings_that_something_has_set_and_no_others():
+def test_summarize_lists_only_settings_without_their_default():
     resolved = config.resolve(["--recipe=hybrid_p40", "--seed=0", "--print_config", *FLAGS], 2)
     settings, results, table, more = print_config.summarize(resolved, 1437).split("\n\n")
     names = [line.split()[0] for line in settings.splitlines()]
-    given = ["recipe", "epochs", "seed", "precision", "per_gpu_batch", "warmup_epochs"]
-    followed = ["augmentation", "lars_eta"]  # the dataset and the batch set these
-    assert sorted(names) == sorted(given + followed)
+    set_flags = ["recipe", "epochs", "seed", "precision", "per_gpu_batch", "warmup_epochs"]
+    # The dataset and the batch set these.
+    derived_flags = ["augmentation", "lars_eta"]
+    assert sorted(names) == sorted(set_flags + derived_flags)
     assert "precision" in settings and "recipe hybrid_p40" in settings
     assert results.startswith("1437 training images, 2 GPUs, ")
     assert table.splitlines()[1].split()[0] == "1"
@@ -60,7 +63,7 @@ def test_summary_has_the_settings_that_something_has_set_and_no_others():
     )
 
 
-def test_summary_of_defaults_still_names_the_recipe():
+def test_summarize_of_defaults_still_names_the_recipe():
     first = print_config.summarize(config.resolve(["--epochs=12"], 2), 1437).splitlines()[0]
     assert first.split() == ["recipe", "hybrid", "default"]
 
@@ -85,12 +88,12 @@ def test_summary_of_defaults_still_names_the_recipe():
         (["--recipe=gradual_warmup", "--epochs=1", "--warmup_epochs=0"], [1]),
     ],
 )
-def test_summary_shows_the_epochs_in_which_the_schedule_changes(flags, epochs):
+def test_boundaries_are_the_epochs_in_which_the_schedule_changes(flags, epochs):
     rows = print_config.plan(config.resolve(flags, 64), 100_000)
     assert [rows[index].epoch for index in print_config.boundaries(rows)] == epochs
 
 
-def test_summary_marks_epochs_that_it_leaves_out():
+def test_summarize_marks_omitted_epochs_with_an_ellipsis():
     table = (
         print_config.summarize(config.resolve(["--recipe=hybrid"], 2), 10_000)
         .split("\n\n")[2]
@@ -108,7 +111,7 @@ def test_summary_marks_epochs_that_it_leaves_out():
         (["--print_config=all", "--print_config_gpus=4"], "jit_compile"),
     ],
 )
-def test_print_config_is_brief_unless_all_is_asked_for(words, printed, capsys):
+def test_print_config_prints_all_settings_only_with_all(words, printed, capsys):
     assert main.main([*words, "--dataset=digits", "--per_gpu_batch=32"]) == 0
     output = capsys.readouterr().out
     assert printed in output
@@ -117,12 +120,13 @@ def test_print_config_is_brief_unless_all_is_asked_for(words, printed, capsys):
 
 
 @pytest.mark.parametrize("remainder", ["wrap", "drop"])
-def test_steps_are_those_of_a_walk_over_the_examples(remainder):
+def test_plan_has_the_steps_of_a_loop_over_the_examples(remainder):
     resolved = config.resolve(
         [*FLAGS, f"--remainder={remainder}", "--batch_schedule=2:*2,4:64x4"], 2
     )
     rows = print_config.plan(resolved, 1437)
-    offset, expected = 0, []
+    offset = 0
+    expected = []
     for epoch in range(6):
         batch = 2 * (32 if epoch < 2 else 64 if epoch < 4 else 256)
         if remainder == "drop":
@@ -130,13 +134,14 @@ def test_steps_are_those_of_a_walk_over_the_examples(remainder):
             continue
         steps = 0
         while offset < 1437:
-            offset, steps = offset + batch, steps + 1
+            offset += batch
+            steps += 1
         offset -= 1437
         expected.append(steps)
     assert [row.steps for row in rows] == expected
 
 
-def test_a_batch_larger_than_the_data_is_named():
+def test_plan_with_a_batch_larger_than_the_data_raises():
     resolved = config.resolve([*FLAGS, "--batch_schedule=3:512x2"], 2)
     flag_checks.check_data(resolved, 2048)
     with pytest.raises(
@@ -154,18 +159,18 @@ def test_a_batch_larger_than_the_data_is_named():
 @pytest.mark.parametrize(
     "flags", [["--optimizer=adamw"], ["--optimizer=lamb"], ["--optimizer=muon"]]
 )
-def test_the_warmup_of_optimizers_with_small_rates_rises_to_them(flags):
+def test_warmup_of_optimizers_with_small_rates_begins_at_zero(flags):
     rows = print_config.plan(
         config.resolve([*FLAGS, *flags, "--lr=0.02", "--lr_scaling=none"], 2), 1437
     )
     rates = [row.learning_rate for row in rows]
     assert rates[0] == 0
     assert rates[:4] == sorted(set(rates[:4]))
-    assert rates[1:4] == pytest.approx(
-        [0.02 / 3, 0.04 / 3, 0.02], rel=1 / rows[0].steps
-    )  # begun by less than a step
+    # Steps do not divide an epoch evenly, so an epoch may begin less than a step late.
+    expected = [0.02 / 3, 0.04 / 3, 0.02]
+    assert rates[1:4] == pytest.approx(expected, rel=1 / rows[0].steps)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "lars", "adabound"])
-def test_that_of_others_begins_where_it_did(optimizer):
+def test_warmup_of_other_optimizers_begins_at_a_tenth(optimizer):
     assert config.resolve([f"--optimizer={optimizer}"]).optimizer_options["warmup_start_lr"] == 0.1

@@ -103,10 +103,10 @@ def test_private_names_of_others_are_used_in_one_module_only():
 
 def test_private_modules_of_others_are_imported_in_one_module_only():
     for path in PACKAGE.rglob("*.py"):
-        found = re.findall(
+        imports = re.findall(
             r"\b(?:from|import) (?:tensorflow\.python|keras\.src)\b", path.read_text()
         )
-        assert path.name == "private_api.py" or not found, path
+        assert path.name == "private_api.py" or not imports, path
 
 
 def test_layer_numbers_from_continues_from_start_and_then_as_before():
@@ -131,7 +131,8 @@ def test_flatten_layers_lists_the_model_and_its_layers():
 
 
 def test_set_initial_epoch_decides_where_fit_begins():
-    model, begun = small_model(), []
+    model = small_model()
+    begun = []
     model.compile("sgd", "mse")
     assert private_api.initial_epoch(model) is None
 
@@ -162,7 +163,7 @@ def test_producing_operation_of_an_output_is_its_layer():
 
 
 @pytest.mark.parametrize("kind", ["keras", "hi"])
-def test_trainable_variables_are_those_that_the_optimizer_was_built_on(kind):
+def test_trainable_variables_returns_the_variables_passed_to_build(kind):
     optimizer = (
         keras.optimizers.SGD(0.5) if kind == "keras" else hybrid_imagenet.optimizers.SGD(0.5)
     )
@@ -188,17 +189,17 @@ def test_wrap_tf_variable_shares_values_in_both_directions():
 
 
 def test_running_callbacks_has_all_callbacks_of_fit():
-    found = []
+    callbacks = []
 
     class Look(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
-            found.extend(private_api.running_callbacks())
+            callbacks.extend(private_api.running_callbacks())
 
     other = keras.callbacks.EarlyStopping("loss")
     model = small_model()
     model.compile("sgd", "mse")
     model.fit(np.ones((2, 2)), np.ones((2, 1)), verbose=0, callbacks=[Look(), other])
-    assert any(callback is other for callback in found)
+    assert any(callback is other for callback in callbacks)
     assert private_api.running_callbacks() == ()
 
 
@@ -215,21 +216,21 @@ def test_eager_context_lists_devices():
 
 
 def test_is_compiled_by_xla_depends_on_jit_compile():
-    found = []
+    results = []
 
     def traced():
-        found.append(private_api.is_compiled_by_xla())
+        results.append(private_api.is_compiled_by_xla())
 
     tf.function(traced, jit_compile=True, autograph=False)()
     tf.function(traced, autograph=False)()
-    assert found == [True, False]
+    assert results == [True, False]
 
 
 def test_is_op_determinism_enabled_is_false_by_default():
     assert private_api.is_op_determinism_enabled() is False
 
 
-def test_dataset_seeds_are_those_of_a_shuffle():
+def test_dataset_seeds_returns_the_seeds_of_a_shuffle():
     tf.random.set_seed(None)
     numbers = tf.data.Dataset.range(4)
     assert private_api.dataset_seeds(numbers.shuffle(4)) == (0, 0)
@@ -241,7 +242,7 @@ def test_dataset_seeds_are_those_of_a_shuffle():
         private_api.dataset_seeds(renamed)
 
 
-def test_dataset_inputs_are_all_that_a_dataset_is_made_of():
+def test_dataset_inputs_returns_all_datasets_that_a_dataset_combines():
     numbers = tf.data.Dataset.range(4)
     both = tf.data.Dataset.zip((numbers, numbers.batch(2).unbatch())).concatenate(
         tf.data.Dataset.zip(numbers, numbers)
@@ -264,7 +265,7 @@ def test_dataset_captures_are_the_tensors_that_a_function_uses():
     ]
 
 
-def test_dataset_tensors_are_those_of_the_arrays():
+def test_dataset_tensors_returns_the_arrays_of_a_dataset():
     (tensor,) = private_api.dataset_tensors(tf.data.Dataset.from_tensor_slices([3, 1, 2]))
     assert tensor.numpy().tolist() == [3, 1, 2]
     assert private_api.dataset_tensors(tf.data.Dataset.from_tensors([3, 1, 2]))
@@ -273,7 +274,8 @@ def test_dataset_tensors_are_those_of_the_arrays():
 
 def test_running_fit_data_is_the_adapter_of_the_running_fit():
     assert private_api.running_fit_data() is None
-    model, sizes = small_model(), []
+    model = small_model()
+    sizes = []
     model.compile("sgd", "mse")
 
     class Look(keras.callbacks.Callback):

@@ -1,4 +1,4 @@
-"""Tests that need what is not installed are skipped, and no others."""
+"""Tests that tests are skipped only if they need Horovod and it is not installed."""
 
 import pytest
 
@@ -8,11 +8,11 @@ from tests.support import program
 
 
 def connects(engine="horovod"):
-    """What a test calls on ranks."""
+    """Has the signature of a function that a test calls on ranks."""
 
 
 @pytest.mark.parametrize(
-    ("function", "arguments", "option", "skipped"),
+    ("function", "arguments", "option", "is_skipped"),
     [
         (connects, [], "", True),
         (connects, ["horovod"], "", True),
@@ -22,7 +22,7 @@ def connects(engine="horovod"):
     ],
 )
 def test_pool_without_horovod_skips_calls_that_it_would_connect(
-    monkeypatch, function, arguments, option, skipped
+    monkeypatch, function, arguments, option, is_skipped
 ):
     monkeypatch.setattr(ranks.importlib.util, "find_spec", lambda name: None)
     monkeypatch.delenv(ENGINE_VARIABLE, raising=False)
@@ -30,7 +30,7 @@ def test_pool_without_horovod_skips_calls_that_it_would_connect(
         monkeypatch.setenv(ENGINE_VARIABLE, option)
     pool = ranks.Pool(2)
     monkeypatch.setattr(pool, "_start", lambda: 1 / 0)
-    with pytest.raises(pytest.skip.Exception if skipped else ZeroDivisionError):
+    with pytest.raises(pytest.skip.Exception if is_skipped else ZeroDivisionError):
         pool.call(function, *arguments)
 
 

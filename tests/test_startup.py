@@ -62,7 +62,8 @@ def test_startup_progress_does_not_depend_on_the_time_of_day(monkeypatch):
     start.finish()
     line = stream.getvalue().splitlines()[-1]
     assert line.startswith("first step after 0.") and "loading TensorFlow 0.0 s" in line
-    monkeypatch.setenv(startup.COMMAND_START_VARIABLE, "")  # pytest then removes it again
+    # pytest removes this variable again after the test, because it was set here.
+    monkeypatch.setenv(startup.COMMAND_START_VARIABLE, "")
 
 
 def test_startup_progress_on_a_terminal_rewrites_one_line(monkeypatch):
@@ -117,7 +118,7 @@ def test_is_terminal_output_without_a_launcher_follows_the_stream(monkeypatch):
 
 
 def test_train_command_records_its_start(monkeypatch):
-    """A single process has no launcher that would record it."""
+    # A single process has no launcher that would record the start.
     monkeypatch.delenv(startup.COMMAND_START_VARIABLE, raising=False)
     monkeypatch.setattr("hybrid_imagenet.comm.environment.restart_with_huge_pages", lambda: None)
     monkeypatch.setattr(sys, "argv", ["hybrid-imagenet", "train"])
@@ -135,5 +136,7 @@ def test_train_command_records_its_start(monkeypatch):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [*sys.path])
         assert __main__.main() == 0
-    monkeypatch.setenv(startup.COMMAND_START_VARIABLE, "")  # pytest then removes it again
-    assert seen[0] == pytest.approx(before, abs=2)  # not 9 s later, the default
+    # pytest removes this variable again after the test, because it was set here.
+    monkeypatch.setenv(startup.COMMAND_START_VARIABLE, "")
+    # Without a recorded start, it would be the default, which is 9 s later.
+    assert seen[0] == pytest.approx(before, abs=2)

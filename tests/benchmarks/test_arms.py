@@ -1,4 +1,4 @@
-"""The arms of a GPU: the runner with processes that only wait, and each verdict both ways."""
+"""Tests `bench gpu --arms`: the runner with processes that only wait, and the verdicts."""
 
 import json
 import os
@@ -24,6 +24,7 @@ print("scaling-result " + json.dumps(dict(images_per_second=5.0, began=began, en
 
 
 def fake(name, program, **more):
+    """Returns an arm that runs a Python program."""
     return Arm(
         name,
         ("-c", program),
@@ -37,7 +38,7 @@ def fake(name, program, **more):
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     def run(*fakes, words=("--rehearse", "--parallel=4"), minutes=1.0):
-        """Runs made arms; returns the rows of the JSON by name."""
+        """Runs these arms instead of the real ones; returns the rows of the JSON file by name."""
         monkeypatch.setattr(arms, "ARMS", fakes)
         assert arms.main([f"--out={tmp_path}/out", f"--minutes={minutes}", *words]) == 0
         return {
@@ -48,7 +49,7 @@ def run(tmp_path, monkeypatch):
     return run
 
 
-def test_arms_are_timed_one_after_the_other_and_one_that_fails_is_named(run, tmp_path, capsys):
+def test_arms_are_timed_one_after_the_other_and_a_failure_is_reported(run, tmp_path, capsys):
     broken = fake("broken", "print('ValueError: no kernel'); raise SystemExit(3)")
     rows = run(fake("a", TIMED), broken, fake("b", TIMED), fake("c", "pass", timed=False))
     assert [row["status"] for row in rows.values()] == [
@@ -65,7 +66,7 @@ def test_arms_are_timed_one_after_the_other_and_one_that_fails_is_named(run, tmp
     assert "| a | 5.0 |" in text
 
 
-def test_at_the_end_of_the_time_what_runs_is_cut_and_the_rest_is_named(run, monkeypatch):
+def test_arms_at_the_end_of_minutes_are_cut_or_reported_as_not_run(run, monkeypatch):
     monkeypatch.setattr(arms, "_RESERVED_SECONDS", 0.0)
     began = time.monotonic()
     rows = run(
@@ -78,7 +79,7 @@ def test_at_the_end_of_the_time_what_runs_is_cut_and_the_rest_is_named(run, monk
         "hangs": "not run: cut at the end of --minutes", "later": "not run"}  # fmt: skip
 
 
-def test_an_arm_that_never_gets_ready_is_cut_alone(run):
+def test_arm_that_never_gets_ready_is_cut_and_the_others_are_measured(run):
     rows = run(
         fake("hangs", "import time; time.sleep(60)", seconds=1.0),
         fake("a", TIMED),
@@ -87,7 +88,7 @@ def test_an_arm_that_never_gets_ready_is_cut_alone(run):
     assert [row["status"] for row in rows.values()] == ["cut", "measured"]
 
 
-def test_a_second_start_runs_what_is_missing(run, tmp_path):
+def test_arms_started_again_run_only_what_is_missing(run, tmp_path):
     once = f"import pathlib; pathlib.Path('{tmp_path}/once').mkdir()"
     rows = run(fake("once", once, alone=True), fake("data", "'{fashion}'"))
     assert rows["data"]["verdict"] == "not run: needs --fashion_mnist=DIR"
@@ -103,7 +104,7 @@ def test_a_second_start_runs_what_is_missing(run, tmp_path):
     assert [row["status"] for row in rows.values()] == ["failed", "measured"]
 
 
-def test_what_failed_is_tried_again_after_the_rest(run, tmp_path):
+def test_arm_that_failed_is_repeated_after_the_others(run, tmp_path):
     run(fake("x", "raise SystemExit(3)"))
     x, y = (
         fake(name, f"open('{tmp_path}/order', 'a').write('{name}')", alone=True) for name in "xy"
@@ -112,20 +113,18 @@ def test_what_failed_is_tried_again_after_the_rest(run, tmp_path):
     assert (tmp_path / "order").read_text() == "yx"
 
 
-def test_a_gpu_that_does_not_tell_its_memory_runs_one_arm_at_a_time(tmp_path, monkeypatch):
+def test_gpu_that_does_not_report_its_memory_counts_as_zero_gigabytes(tmp_path, monkeypatch):
     (tmp_path / "nvidia-smi").write_text(
         "#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, [N/A], [N/A], 580.1'\n"
     )
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    found = {"gpu": "NVIDIA H100 80GB HBM3", "key": "h100", "memory_gb": 0.0, "driver": "580.1"}
-    assert arms._machine() == found
+    expected = {"gpu": "NVIDIA H100 80GB HBM3", "key": "h100", "memory_gb": 0.0, "driver": "580.1"}
+    assert arms._machine() == expected
 
 
-def test_the_table_is_whole_while_an_arm_runs(run, tmp_path):
-    """What a cut from outside leaves: a later arm reads the table that the ones before it are
-    in.
-    """
+def test_table_is_complete_while_an_arm_runs(run, tmp_path):
+    # A later arm reads the table as it would remain if the benchmark were killed at this moment.
     reads = (
         "import pathlib; print('scaling-result',"
         f" pathlib.Path('{tmp_path}/out/arms.json').read_text())"
@@ -134,18 +133,18 @@ def test_the_table_is_whole_while_an_arm_runs(run, tmp_path):
     assert [row["status"] for row in rows["reads"]["arms"]] == ["measured", "not run"]
 
 
-def test_memory_bounds_what_runs_side_by_side():
+def test_arms_run_at_the_same_time_only_if_they_fit_into_memory():
     options = arms._parser().parse_args(["--parallel=8"])
-    some = [
+    others = [
         fake("a", "", gigabytes=60),
         fake("b", "", gigabytes=60),
         fake("c", ""),
         fake("d", "", timed=False),
     ]
-    assert [arm.name for arm in arms._wave(some, options, 100)] == ["a", "c"]
-    assert [arm.name for arm in arms._wave([fake("x", "", alone=True), *some], options, 1000)] == [
-        "x"
-    ]
+    assert [arm.name for arm in arms._wave(others, options, 100)] == ["a", "c"]
+    assert [
+        arm.name for arm in arms._wave([fake("x", "", alone=True), *others], options, 1000)
+    ] == ["x"]
 
 
 BASE = {
@@ -161,7 +160,7 @@ BASE = {
 @pytest.fixture
 def verdict(tmp_path):
     def verdict(name, **rows):
-        """What the table says of an arm when these rows were measured."""
+        """Returns the verdict of the table on an arm if these rows were measured."""
         table = arms.Table(tmp_path, ARMS, MACHINE)
         table.rows = {key: row | {"status": arms.MEASURED} for key, row in rows.items()}
         return table.verdict({arm.name: arm for arm in ARMS}[name])
@@ -216,19 +215,19 @@ def verdict(tmp_path):
         ("jit_cached", {"first_seconds": 9.0}, "first steps 9.0 s, 38.0 s with jit_cache"),
     ],
 )
-def test_the_rule_beside_an_arm_gives_its_verdict(verdict, name, row, expected):
-    said = verdict(
+def test_verdict_follows_the_rule_of_the_arm(verdict, name, row, expected):
+    text = verdict(
         name,
         **(
             dict.fromkeys(("base", "ranks2", "digits_cpu", "jit_stem", "jit_cache"), BASE)
             | {name: BASE | row}
         ),
     )
-    assert expected in said
-    assert "as expected" not in said
+    assert expected in text
+    assert "as expected" not in text
 
 
-def test_a_gain_within_the_noise_is_no_verdict(verdict):
+def test_verdict_on_a_gain_within_the_noise_is_no_verdict(verdict):
     rows = {"base": BASE, "onednn": BASE | {"images_per_second": 5150.0}}
     assert verdict("onednn", **rows, again=BASE | {"images_per_second": 4750.0}).startswith(
         "no verdict: 1.030 times"
@@ -238,24 +237,24 @@ def test_a_gain_within_the_noise_is_no_verdict(verdict):
     )
 
 
-def test_without_the_arm_that_it_is_compared_with_there_is_no_verdict(verdict):
+def test_verdict_without_the_arm_to_compare_with_is_no_verdict(verdict):
     assert verdict("onednn", onednn=BASE) == "no verdict: base was not measured"
 
 
 @pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
-def test_the_words_of_each_arm_are_understood(arm, tmp_path):
+def test_command_of_each_arm_is_accepted(arm, tmp_path):
     options = arms._parser().parse_args([f"--fashion_mnist={tmp_path}"])
     words = arm.command(tmp_path, options)
     assert not any("{" in word for word in words)
     if "scaling" in words:
-        own, flags = scaling.split_arguments(words[words.index("scaling") + 1 :])
-        assert scaling.make_parser().parse_args(own).worker
+        worker_words, flags = scaling.split_arguments(words[words.index("scaling") + 1 :])
+        assert scaling.make_parser().parse_args(worker_words).worker
         config.resolve(flags)
     elif "hybrid_imagenet.main" in words:
         config.resolve(words[2:])
 
 
-def test_wrong_use_is_one_line(tmp_path, monkeypatch):
+def test_arms_with_invalid_options_or_a_damaged_table_raise(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"there is no nothing.* Choose from speed, "):
         arms.main(["--only=nothing"])
     monkeypatch.setattr(arms.gpus, "count", lambda: 0)
@@ -266,7 +265,7 @@ def test_wrong_use_is_one_line(tmp_path, monkeypatch):
         arms.main([f"--out={tmp_path}", "--rehearse"])
 
 
-def test_bench_gpu_starts_them_from_a_checkout(monkeypatch):
+def test_bench_gpu_with_arms_starts_them_only_in_a_checkout(monkeypatch):
     started = []
     monkeypatch.setattr(arms, "main", started.append)
     gpu.main(["--arms", "--minutes=3"])
@@ -276,20 +275,20 @@ def test_bench_gpu_starts_them_from_a_checkout(monkeypatch):
         gpu.main(["--arms"])
 
 
-def test_variables_of_an_arm_may_name_the_directory_of_the_table(run, tmp_path):
+def test_environment_of_an_arm_may_refer_to_the_output_directory(run, tmp_path):
     program = f"import os; open('{tmp_path}/found', 'w').write(os.environ['CACHE'])"
     run(fake("cached", program, environment=(("CACHE", "{out}/cache"),)))
     assert (tmp_path / "found").read_text() == f"{tmp_path}/out/cache"
 
 
-def test_only_speed_runs_every_form_of_the_step(monkeypatch):
+def test_only_speed_chooses_all_arms_of_speed_and_the_ones_they_are_compared_with(monkeypatch):
     options = arms._parser().parse_args(["--only=speed", "--rehearse"])
     assert {arm.name for arm in arms._chosen(options)} == set(SPEED)
     compared = {arm.than for arm in ARMS if arm.name in SPEED} - {""}
     assert compared <= set(SPEED)
 
 
-def test_every_arm_of_the_step_resolves_its_flags():
+def test_flags_of_every_arm_of_the_step_are_valid():
     options = arms._parser().parse_args([])
     for arm in ARMS:
         words = arm.command(pathlib.Path("out"), options)
@@ -298,7 +297,7 @@ def test_every_arm_of_the_step_resolves_its_flags():
             config.resolve(flags, 1)
 
 
-def test_peer_that_is_absent_is_skipped_with_a_message(tmp_path, monkeypatch):
+def test_peer_without_jax_is_skipped_with_a_message(tmp_path, monkeypatch):
     (tmp_path / "jax.py").write_text("raise ImportError('hidden')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     words = ["--peer=jax_full", "--batch=1", "--image_size=32", f"--json={tmp_path}/row.json"]

@@ -21,18 +21,18 @@ def gains(new, old=OLD):
     return {path: gain for path, _, _, gain in compare.compare(old, new)}
 
 
-def test_lower_is_better_for_times_and_higher_for_rates():
+def test_compare_counts_lower_times_and_higher_rates_as_gains():
     result = gains(changed(images_per_second=10.0, cpu_seconds_per_step=0.5))
     assert result == {"images_per_second": 0.5, "cpu_seconds_per_step": 2.0}
 
 
-def test_a_slower_machine_is_not_taken_for_a_slower_program():
+def test_compare_with_slower_peers_too_reports_no_loss():
     peers = {"keras": {"images_per_second": 5.0}, "torch": {"images_per_second": 4.0}}
     assert gains(changed(images_per_second=10.0, peers=peers))["images_per_second"] == 1.0
 
 
 @pytest.mark.parametrize(("rate", "code"), [(19.5, 0), (18.0, 1), (30.0, 0)])
-def test_exit_code(tmp_path, capsys, rate, code):
+def test_compare_returns_exit_code_1_only_for_a_worse_rate(tmp_path, capsys, rate, code):
     for name, report in (("old", OLD), ("new", changed(images_per_second=rate))):
         (tmp_path / name).write_text(json.dumps(report))
     assert compare.main([str(tmp_path / "old"), str(tmp_path / "new")]) == code

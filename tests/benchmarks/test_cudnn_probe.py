@@ -10,7 +10,7 @@ PROBE = ROOT / "launch" / "cudnn_probe.sh"
 
 
 def use_of(name):
-    """Returns whether the input of a convolution is normalized for it, and what follows it."""
+    """Returns whether the input of a convolution is normalized first, and what its output is."""
     part = name.removesuffix("_conv").rpartition("_")[2]
     if part == "stem":
         return "image", "stem"
@@ -25,7 +25,8 @@ def test_layers_of_the_probe_are_the_convolutions_of_resnet50():
         if not line.startswith("#"):
             _, count, *shape, source, target = line.split()
             listed[(*map(int, shape), source, target)] = int(count)
-    with keras.StatelessScope():  # no weights are drawn
+    # No initial weights are computed in this scope.
+    with keras.StatelessScope():
         model = factory.create("resnet50", 1000, 224)
     expected = collections.Counter()
     for layer in model.layers:

@@ -66,7 +66,7 @@ def climb(monkeypatch):
     return climb
 
 
-def test_climb_of_a_good_machine_measures_all_rungs(climb):
+def test_climb_on_a_good_machine_measures_all_rungs(climb):
     rows = {1: row(1, 1, 108, 108), 8: row(8, 1, 111, 109), 16: row(16, 2, 112, 109)}
     report, text, jobs = climb(rows, hosts="a:8,b:8")
     assert jobs == [(1, "a:1"), (8, "a:8"), (16, "a:8,b:8")]
@@ -78,7 +78,7 @@ def test_climb_of_a_good_machine_measures_all_rungs(climb):
     json.dumps(report)
 
 
-def test_climb_of_a_slow_machine_names_what_is_slow(climb):
+def test_climb_on_a_slow_machine_prints_the_causes(climb):
     findings = [*GOOD[:1], Finding(WARN, "NCCL inside a", "SHM", "look at ACS and IOMMU")]
     report, text, _ = climb({1: row(1, 1, 152, 152), 8: row(8, 1, 200, 170)}, findings)
     one, shared, exposed = report["notes"]
@@ -120,7 +120,7 @@ def test_climb_with_an_unsupported_precision_is_an_error(climb):
     assert "V100 SXM2 does not support BF16" in report["error"]
 
 
-def test_climb_expects_the_published_speed_not_the_one_of_this_program(climb):
+def test_climb_compares_with_published_speeds_and_not_with_earlier_ones_of_this_program(climb):
     report, text, _ = climb({1: row(1, 1, 58.4, 58.4)}, gpus=1, name="NVIDIA H100 80GB HBM3")
     assert report["expected"] == pytest.approx(7162, abs=1)
     assert report["notes"]

@@ -4,7 +4,7 @@ from hybrid_imagenet.benchmarks import input as benchmark
 from tests.support import fresh
 
 
-def test_measure_pipeline_of_a_dataset():
+def test_measure_pipeline_returns_rate_and_wait_share():
     arguments = benchmark.make_parser().parse_args(
         ["--seconds=0.2", "--batch=4", "--image_size=32", "--threads=1"]
     )
@@ -13,7 +13,7 @@ def test_measure_pipeline_of_a_dataset():
     assert 0 <= row["wait_share"] <= 1
 
 
-def test_main_prints_nothing_of_tensorflow():
+def test_bench_input_prints_no_messages_of_tensorflow():
     words = ["--source=synthetic", "--seconds=0.1", "--batch=2", "--image_size=32", "--threads=1"]
     codes, loaded, errors = fresh.run(("hybrid_imagenet.benchmarks.input", words))
     assert (codes, errors) == ([0], "")

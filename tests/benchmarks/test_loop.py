@@ -3,7 +3,7 @@ import json
 from tests.support import in_process
 
 
-def test_loop_and_step_take_turns_in_one_run(tmp_path):
+def test_bench_loop_measures_loop_and_bare_step_in_turns(tmp_path):
     path = tmp_path / "loop.json"
     words = ["loop", "--steps=2", "--rounds=2", f"--json={path}"]
     flags = ["--dataset=digits", "--augmentation=digits", "--image_size=16", "--per_gpu_batch=4"]
@@ -17,7 +17,7 @@ def test_loop_and_step_take_turns_in_one_run(tmp_path):
     assert len(report["ratios"]) == 2
     seconds = [4 / report[key] for key in ("images_per_second", "bare_images_per_second")]
     waited = seconds[0] * report["data_wait_fraction"]
-    # the parts of a step of the loop lie within it
+    # Waiting for data and the work of the host are parts of the time of a step.
     assert 0 < 1e-3 * report["host_milliseconds"] + waited < seconds[0]
     assert 0 < 1e-3 * report["dispatch_milliseconds"] < min(seconds)
     assert report["traces"] == 1

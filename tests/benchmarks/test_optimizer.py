@@ -7,7 +7,7 @@ import tensorflow as tf
 from hybrid_imagenet.benchmarks import optimizer as benchmark
 
 
-def test_every_implementation_takes_its_turns_and_is_compared_with_keras():
+def test_bench_optimizer_compares_every_implementation_with_keras():
     shapes = [(3, 3, 2, 4), (4,)]
     grads = [tf.Variable(tf.ones(s), trainable=False) for s in shapes]
     running = benchmark.implementations(grads, [np.ones(s, np.float32) for s in shapes])

@@ -37,8 +37,8 @@ def row(ranks, rate, step=0.1, compute=0.08):
     }
 
 
-def test_efficiency_of_published_throughputs():
-    """Lu et al., Table 3.3: 36,082 images/s on 24 GPUs of 1,542 each are 97.5 %."""
+def test_add_efficiency_of_published_throughputs_equals_the_paper():
+    # Lu et al., Table 3.3: 36,082 images/s on 24 GPUs of 1,542 each are 97.5 %.
     rows = [row(1, 1542.0), row(24, 36082.0)]
     scaling.add_efficiency(rows)
     assert rows[0]["efficiency"] == 1.0
@@ -135,7 +135,7 @@ def test_a_peer_that_is_not_installed_is_skipped_with_a_message(tmp_path, capsys
 
 
 @pytest.mark.slow
-def test_ranks_measure_themselves(pools):
+def test_bench_scaling_on_two_ranks_measures_steps_and_communication(pools):
     flags = [
         "--dataset=synthetic_tensors",
         "--model=resnet8",
@@ -152,14 +152,14 @@ def test_ranks_measure_themselves(pools):
 
 
 def run_rank(words):
-    """Runs a rank of a job in a rank of the pool; returns its output."""
+    """Runs a rank of `bench scaling` on a rank of the pool; returns its output."""
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         scaling.main(words)
     return output.getvalue()
 
 
-def test_training_step_follows_the_flags():
+def test_training_step_applies_the_flags():
     flags = [
         "--model=resnet8",
         "--model_width=4",

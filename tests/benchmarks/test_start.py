@@ -16,7 +16,7 @@ FLAGS = [
 
 
 @pytest.mark.slow
-def test_times_of_help_and_of_a_first_step(tmp_path):
+def test_bench_start_measures_help_and_the_first_step(tmp_path):
     path = tmp_path / "start.json"
     assert start.main(["--launcher=", f"--json={path}", "--", *FLAGS]) == 0
     report = json.loads(path.read_text())
@@ -31,14 +31,14 @@ def test_times_of_help_and_of_a_first_step(tmp_path):
     assert sum(report["stages"].values()) == pytest.approx(report["first_step_seconds"], rel=0.05)
 
 
-def test_a_job_that_does_not_get_to_a_step_says_why():
+def test_first_step_of_a_job_that_fails_raises_the_reason():
     with pytest.raises(UserError, match="is not installed"):
         start.first_step(start.job("/nowhere/run", FLAGS), 60)
     with pytest.raises(UserError, match=r"no first step after .*--model=resnet5"):
         start.first_step(start.job("", ["--model=resnet5"]), 60)
 
 
-def test_the_job_is_that_of_the_launch_script(monkeypatch):
+def test_job_without_a_launcher_uses_the_launch_script(monkeypatch):
     monkeypatch.setattr(
         start.subprocess, "run", lambda *words, **options: subprocess.CompletedProcess(words, 0)
     )

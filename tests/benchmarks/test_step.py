@@ -9,15 +9,19 @@ from hybrid_imagenet.benchmarks import step_rate as step
 
 
 class Measured:
-    """An implementation that has taken its turns."""
+    """Replaces an implementation that has been measured."""
 
     def __init__(self, name, batch, seconds, cpu, peak):
-        self.name, self.batch, self.rounds, self.cpu_rounds = name, batch, seconds, cpu
-        self.peak_bytes, self.description = peak, {"version": "1"}
+        self.name = name
+        self.batch = batch
+        self.rounds = seconds
+        self.cpu_rounds = cpu
+        self.peak_bytes = peak
+        self.description = {"version": "1"}
         self.result = types.MethodType(step.Implementation.result, self)
 
 
-def test_the_report_holds_medians_and_our_advantage(capsys):
+def test_bench_step_reports_medians_and_ratios_to_peers(capsys):
     settings = dict.fromkeys(step.SETTINGS, 1) | {"batch": 8}
     ours = Measured("hybrid", 8, [3.0, 1.0, 2.0], [4.0, 4.0, 5.0], 100)
     report = step.summarize([ours, Measured("keras", 8, [4.0], [6.0], 300)], settings)
@@ -28,7 +32,7 @@ def test_the_report_holds_medians_and_our_advantage(capsys):
 
 
 @pytest.mark.slow
-def test_a_small_network_is_compared_with_the_peers_that_have_it(tmp_path, capsys):
+def test_bench_step_of_a_small_network_skips_peers_without_it(tmp_path, capsys):
     path = tmp_path / "step.json"
     arguments = [
         "--batch=4",
@@ -52,7 +56,7 @@ def test_a_small_network_is_compared_with_the_peers_that_have_it(tmp_path, capsy
     assert "torch" in report["peers"] or "torch: skipped, PyTorch is not installed here" in out
 
 
-def test_a_peer_whose_framework_is_absent_is_skipped_with_a_message(tmp_path):
+def test_bench_step_without_pytorch_skips_that_peer_with_a_message(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('hidden')")
     with mock.patch.dict("os.environ", PYTHONPATH=str(tmp_path)):
         settings = {

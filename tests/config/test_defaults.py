@@ -1,5 +1,6 @@
-"""Defaults that follow from the hardware and from the dataset, and how a run that is resumed keeps
-its own.
+"""Tests the defaults that follow from the hardware and from the dataset.
+
+A run that is resumed keeps its own.
 """
 
 import json
@@ -11,10 +12,8 @@ from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.config import Origin, defaults
 from hybrid_imagenet.training import preflight
 
-FREE_BATCH = (
-    "mlperf_lars",
-    "gradual_warmup",
-)  # recipes whose source does not fix the images of a GPU
+# The sources of these recipes do not fix the number of images per GPU.
+FREE_BATCH = ("mlperf_lars", "gradual_warmup")
 NOTE = (
     "No --recipe was set: using gradual_warmup, because the dataset is a folder of images. "
     "Set --recipe=hybrid for the method of Lu et al."
@@ -23,16 +22,17 @@ NOTE = (
 
 @pytest.fixture
 def on_gpus(monkeypatch):
-    """Makes this process look as if it would train on GPUs."""
+    """Makes this process behave as if it trained on GPUs."""
     monkeypatch.setattr(gpus, "in_use", lambda: True)
 
 
 def write_run(folder, recipe, flags=(), origin="default", **more):
-    """Writes the config.json of a run of `recipe`, in which nobody has set the recipe unless
-    `origin` says so.
+    """Writes the config.json of a run of `recipe`.
+
+    Unless `origin` is set, the run has this recipe by default.
     """
     resolved = config.resolve([f"--recipe={recipe}", *flags])
-    origins = {name: each.value for name, each in resolved.origins.items()}
+    origins = {name: flag_origin.value for name, flag_origin in resolved.origins.items()}
     folder.mkdir(parents=True, exist_ok=True)
     content = {"flags": resolved.shown() | more, "origins": origins | {"recipe": origin}}
     (folder / "config.json").write_text(json.dumps(content))
@@ -70,14 +70,14 @@ def test_batch_with_an_assumed_number_of_gpus_is_256(recipe, answer):
 def test_batch_that_a_paper_fixes_does_not_follow_the_hardware(monkeypatch):
     for in_use in (True, False):
         monkeypatch.setattr(gpus, "in_use", lambda in_use=in_use: in_use)
-        found = {
+        batches = {
             name: config.resolve([f"--recipe={name}"]).optimization.per_gpu_batch
             for name in ("hybrid", "hal", "flash_a")
         }
-        assert found == {"hybrid": 256, "hal": 208, "flash_a": 32}
+        assert batches == {"hybrid": 256, "hal": 208, "flash_a": 32}
 
 
-def test_gpus_are_not_looked_for_where_their_defaults_are_set(monkeypatch):
+def test_resolve_does_not_count_gpus_if_no_default_depends_on_them(monkeypatch):
     monkeypatch.setattr(gpus, "in_use", lambda: pytest.fail("the GPUs were counted"))
     config.resolve(["--recipe=mlperf_lars", "--per_gpu_batch=64"], 2)
     config.resolve(["--recipe=hybrid"], 2)
@@ -100,11 +100,11 @@ def test_gpus_are_not_looked_for_where_their_defaults_are_set(monkeypatch):
         (["--model=alexnet_bn"], 1, False),
     ],
 )
-def test_xla_compiles_the_step_by_default_on_one_gpu_only(flags, ranks, compiled, on_gpus):
+def test_jit_compile_by_default_is_set_only_on_one_gpu(flags, ranks, compiled, on_gpus):
     assert config.resolve(flags, ranks).network.jit_compile is compiled
 
 
-def test_xla_compiles_no_step_by_default_without_gpus():
+def test_jit_compile_by_default_without_gpus_is_not_set():
     assert not config.resolve([]).network.jit_compile
 
 
@@ -139,13 +139,13 @@ def test_resumed_run_keeps_the_batch_that_its_recipe_had(tmp_path, on_gpus):
     )
 
 
-def test_all_ranks_take_the_batch_of_rank_0(monkeypatch):
+def test_shared_gives_all_ranks_the_batch_of_rank_0(monkeypatch):
     plain = config.resolve(["--recipe=mlperf_lars"], 8)
     monkeypatch.setattr(gpus, "in_use", lambda: True)
     first = config.resolve(["--recipe=mlperf_lars"], 8)
     sent = []
-    assert defaults.shared(first, lambda own: sent.append(own) or own) == first
-    assert defaults.shared(plain, lambda own: sent[0]) == first
+    assert defaults.shared(first, lambda value: sent.append(value) or value) == first
+    assert defaults.shared(plain, lambda value: sent[0]) == first
 
 
 def test_recipe_of_a_folder_is_gradual_warmup():
@@ -161,7 +161,7 @@ def test_recipe_of_other_datasets_is_hybrid(dataset):
     assert config.resolve([f"--dataset={dataset}"]).run.recipe == "hybrid"
 
 
-def test_recipe_that_is_set_wins_over_that_of_a_folder(tmp_path):
+def test_recipe_that_is_set_replaces_the_default_of_a_folder(tmp_path):
     flagfile = tmp_path / "some.flags"
     flagfile.write_text("--seed=1\n")
     assert config.resolve(["--dataset=folder", "--recipe=hybrid"]).run.recipe == "hybrid"
@@ -185,11 +185,13 @@ def test_recipe_of_a_folder_is_announced_in_one_line(tmp_path, monkeypatch, caps
     assert notes([*arguments, "--recipe=gradual_warmup"], capsys) == ""
 
 
-@pytest.mark.parametrize(("classes", "speaks"), [(37, True), (1000, False), (None, False)])
-def test_hybrid_by_default_is_questioned_for_files_of_other_classes_than_imagenet(classes, speaks):
+@pytest.mark.parametrize(("classes", "is_noted"), [(37, True), (1000, False), (None, False)])
+def test_recipe_note_for_files_without_the_classes_of_imagenet_suggests_gradual_warmup(
+    classes, is_noted
+):
     line = defaults.recipe_note(config.resolve(["--dataset=tfrecord"]), classes)
-    assert (line is not None) == speaks
-    if speaks:
+    assert (line is not None) == is_noted
+    if is_noted:
         assert "This dataset has 37 classes. Try --recipe=gradual_warmup." in line
     assert (
         defaults.recipe_note(config.resolve(["--dataset=tfrecord", "--recipe=hybrid"]), classes)
@@ -198,18 +200,18 @@ def test_hybrid_by_default_is_questioned_for_files_of_other_classes_than_imagene
     assert defaults.recipe_note(config.resolve(["--dataset=digits"]), 10) is None
 
 
-@pytest.mark.parametrize("where", [None, "elsewhere"])
+@pytest.mark.parametrize("run_dir", [None, "elsewhere"])
 @pytest.mark.parametrize("origin", ["default", "command line"])
-def test_resumed_run_on_a_folder_keeps_its_recipe(where, origin, tmp_path, monkeypatch):
+def test_resumed_run_on_a_folder_keeps_its_recipe(run_dir, origin, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_run(tmp_path / (where or "runs/hybrid-folder"), "hybrid", origin=origin)
-    place = [f"--run_dir={where}"] if where else []
-    again = config.resolve(["--dataset=folder", "--resume", *place])
+    write_run(tmp_path / (run_dir or "runs/hybrid-folder"), "hybrid", origin=origin)
+    run_dir_flags = [f"--run_dir={run_dir}"] if run_dir else []
+    again = config.resolve(["--dataset=folder", "--resume", *run_dir_flags])
     assert (again.run.recipe, again.origins["recipe"]) == ("hybrid", Origin.RUN)
     assert defaults.recipe_note(again, 2) is None
 
 
-def test_print_config_of_a_folder_names_what_chose_the_recipe(capsys, monkeypatch):
+def test_print_config_of_a_folder_prints_that_the_dataset_set_the_recipe(capsys, monkeypatch):
     monkeypatch.setattr(preflight, "training_images", lambda resolved: 1000)
     assert main.main(["--dataset=folder", "--data_dir=photos", "--print_config"]) == 0
     row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("recipe "))

@@ -1,5 +1,6 @@
-"""Options that come with what is chosen: declared once, refused or left out elsewhere, handed over
-by name.
+"""Tests the flags that only some choices have, such as those of an optimizer.
+
+They are declared once, rejected with other choices, and passed on by name.
 """
 
 import os
@@ -18,7 +19,8 @@ from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.options import options_of
 from hybrid_imagenet.schedules import training_schedule
 
-OTHERS = {  # a value of each type that is not the default
+# For each type, a function that returns another value than the default.
+CHANGED_VALUES = {
     bool: lambda default: not default,
     float: lambda default: (default or 0.0) / 2 or 0.25,
     str: lambda default: "2x1",
@@ -26,51 +28,61 @@ OTHERS = {  # a value of each type that is not the default
 }
 
 
-def another(option):
-    """A value within the bounds that is not the default."""
+def changed_value(option):
+    """Returns a valid value that is not the default."""
     if option.choices:
         return next(c for c in option.choices if c != option.default)
-    return (1.0, 2.0) if option.kind.repeated else OTHERS[option.kind.base](option.default)
+    if option.kind.repeated:
+        return (1.0, 2.0)
+    return CHANGED_VALUES[option.kind.base](option.default)
 
 
 def select(name):
-    """Flags that choose an optimizer, with a learning rate where it has no default."""
+    """Returns flags that choose an optimizer, with a learning rate if it has no default."""
     rate = OPTIMIZERS[name].example_rate
     return [f"--optimizer={name}", *([] if rate is None else [f"--lr={rate}"])]
 
 
 def flags_for(options):
-    texts = {flag: another(option) for flag, option in options.items()}
-    return [
-        f"--{n}={','.join(map(str, v)) if isinstance(v, tuple) else v}" for n, v in texts.items()
-    ], texts
+    """Returns flags that set other values than the defaults, and these values by flag."""
+    values = {flag: changed_value(option) for flag, option in options.items()}
+    arguments = []
+    for flag, value in values.items():
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else value
+        arguments.append(f"--{flag}={text}")
+    return arguments, values
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_flag_of_an_optimizer_reaches_its_constructor_and_survives_a_round_trip(name):
-    own = options_of(OPTIMIZERS[name].options)
-    arguments, values = flags_for({flag: OPTIMIZERS[name].flags[flag] for flag in own})
-    batch = "--per_gpu_batch=128"  # decoupled decay is that of 256 images
-    given = derived.optimizer_arguments(config.resolve([*select(name), batch, *arguments], 2))
-    optimizer = optimizers.create(**given)
-    assert given.pop("optimizer") == optimizer.name == name
-    made = optimizer.get_config()
-    assert {flag: made[own[flag].name] for flag in values} == values
-    assert {key: made[key] for key in given} == given
-    assert type(optimizer).from_config(made).get_config() == made
+def test_flags_of_an_optimizer_reach_its_constructor_and_its_configuration(name):
+    constructor_options = options_of(OPTIMIZERS[name].options)
+    arguments, values = flags_for(
+        {flag: OPTIMIZERS[name].flags[flag] for flag in constructor_options}
+    )
+    # With 256 images in all, decoupled weight decay is not scaled.
+    batch = "--per_gpu_batch=128"
+    resolved = config.resolve([*select(name), batch, *arguments], 2)
+    constructor_arguments = derived.optimizer_arguments(resolved)
+    optimizer = optimizers.create(**constructor_arguments)
+    assert constructor_arguments.pop("optimizer") == optimizer.name == name
+    result = optimizer.get_config()
+    assert {flag: result[constructor_options[flag].name] for flag in values} == values
+    assert {key: result[key] for key in constructor_arguments} == constructor_arguments
+    assert type(optimizer).from_config(result).get_config() == result
 
 
 @pytest.mark.parametrize("name", ["lars", "hybrid"])
-def test_lars_eta_has_a_number_in_a_run_where_the_class_has_none(name):
+def test_lars_eta_has_a_default_as_a_flag_but_not_in_the_class(name):
     option = OPTIMIZERS[name].flags["lars_eta"]
     assert (option.default, option.kind.optional) == (0.001, False)
     assert optimizers.create(name).trust_coefficient is None
 
 
-def test_a_class_but_adamw_decays_nothing_unless_told_and_a_run_does():
+def test_weight_decay_by_default_is_zero_in_classes_but_not_in_runs():
     for name, method in OPTIMIZERS.items():
-        by_default = 0.004 if name == "adamw" else 0.0  # as in Keras
-        assert optimizers.create(name).get_config()["weight_decay"] == by_default
+        # As in Keras, only AdamW has a default other than 0.
+        class_default = 0.004 if name == "adamw" else 0.0
+        assert optimizers.create(name).get_config()["weight_decay"] == class_default
         assert (
             config.resolve(select(name)).optimizer_options["weight_decay"]
             == method.weight_decay
@@ -79,15 +91,15 @@ def test_a_class_but_adamw_decays_nothing_unless_told_and_a_run_does():
 
 
 @pytest.mark.parametrize("arguments", [[], ["--recipe=gradual_warmup"]])
-def test_adamw_without_a_learning_rate_is_rejected_with_one(arguments):
+def test_adamw_without_a_learning_rate_is_rejected_and_the_error_suggests_one(arguments):
     message = r"0\.1 is that of SGD\. Add --lr=0\.001 --lr_scaling=none\."
     with pytest.raises(UserError, match=message):
         config.resolve([*arguments, "--optimizer=adamw"])
     resolved = config.resolve(
         [*arguments, "--optimizer=adamw", "--lr=0.001", "--lr_scaling=none"], 8
     )
-    made = derived.optimizer_arguments(resolved)
-    assert (made["learning_rate"], made["weight_decay"]) == (0.001, 0.05)
+    arguments = derived.optimizer_arguments(resolved)
+    assert (arguments["learning_rate"], arguments["weight_decay"]) == (0.001, 0.05)
 
 
 @pytest.mark.parametrize("schedule", ["sony_a", "mlperf"])
@@ -97,11 +109,11 @@ def test_adamw_with_a_schedule_that_has_rates_of_sgd_is_rejected(schedule):
 
 
 @pytest.mark.parametrize("name", training_schedule.SCHEDULES)
-def test_every_flag_of_a_schedule_changes_its_rates(name):
+def test_flags_of_a_schedule_change_its_learning_rates(name):
     base = ["--optimizer=sgd", f"--lr_schedule={name}", "--warmup_epochs=5"]
 
-    def rates(*given):
-        schedule = derived.schedule(config.resolve([*base, *given], 2))
+    def rates(*flags_to_add):
+        schedule = derived.schedule(config.resolve([*base, *flags_to_add], 2))
         return [schedule(e / 2, e / 2, 512)["learning_rate"] for e in range(180)]
 
     for flag in flags_for(flags.CHOICES["lr_schedule"][name])[0]:
@@ -109,23 +121,28 @@ def test_every_flag_of_a_schedule_changes_its_rates(name):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_other_option_of_an_optimizer_changes_the_schedule_or_the_rate(name):
-    own = options_of(OPTIMIZERS[name].options)
-    options = {flag: option for flag, option in OPTIMIZERS[name].flags.items() if flag not in own}
+def test_flags_of_an_optimizer_outside_its_class_change_the_schedule_or_the_rate(name):
+    constructor_options = options_of(OPTIMIZERS[name].options)
+    options = {
+        flag: option
+        for flag, option in OPTIMIZERS[name].flags.items()
+        if flag not in constructor_options
+    }
 
-    def evaluated(*given):
-        rate = f"--{OPTIMIZERS[name].rate}=0.2"  # above the default start of a linear warmup
-        resolved = config.resolve([f"--optimizer={name}", rate, *given], 2)
+    def evaluate(*flags_to_add):
+        # Higher than the default start of a linear warmup.
+        rate = f"--{OPTIMIZERS[name].rate}=0.2"
+        resolved = config.resolve([f"--optimizer={name}", rate, *flags_to_add], 2)
         schedule = derived.schedule(resolved)
         values = [tuple(schedule(e / 2, e / 2 + 0.25, 1024).values()) for e in range(40)]
         return values, derived.optimizer_arguments(resolved)
 
     assert options
     for flag in flags_for(options)[0]:
-        assert evaluated(flag) != evaluated(), flag
+        assert evaluate(flag) != evaluate(), flag
 
 
-def test_the_settings_of_communication_are_flags():
+def test_flags_of_communication_become_its_settings():
     values = ["--allreduce=size_switched", "--size_switch_kb=3", "--deterministic"]
     expected = CommunicationSettings(
         allreduce="size_switched",
@@ -150,7 +167,7 @@ def test_each_option_has_one_selecting_flag_one_type_and_a_help_text():
                 assert option.kind == config.OPTIONS[name].kind
 
 
-REFUSED = [
+REJECTED = [
     (
         ["--sgd_nesterov"],
         "--sgd_nesterov cannot be combined with --optimizer=hybrid. Omit it, or use --optimizer=",
@@ -193,13 +210,13 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), REFUSED)
-def test_an_option_of_something_else_is_refused_on_the_command_line(arguments, message):
+@pytest.mark.parametrize(("arguments", "message"), REJECTED)
+def test_flag_of_another_choice_on_the_command_line_is_rejected(arguments, message):
     with pytest.raises(UserError, match=message):
         config.resolve(arguments)
 
 
-def test_an_option_of_something_else_is_left_out_of_a_flag_file(tmp_path):
+def test_flag_of_another_choice_in_a_flag_file_is_ignored(tmp_path):
     flagfile = tmp_path / "some.flags"
     flagfile.write_text("--allreduce=torus\n--torus_grid=2x1\n")
     resolved = config.resolve([f"--flagfile={flagfile}", "--allreduce=ring"], 2)
@@ -211,8 +228,8 @@ def test_an_option_of_something_else_is_left_out_of_a_flag_file(tmp_path):
     assert config.resolve([f"--flagfile={flagfile}"]).allreduce_options["torus_grid"] == "2x1"
 
 
-def test_a_recipe_over_the_flag_file_of_another_method(monkeypatch):
-    """As `launch/local.sh --recipe=hal` does."""
+def test_recipe_after_the_flag_file_of_another_method_ignores_flags_of_that_method(monkeypatch):
+    # `launch/local.sh --recipe=hal` resolves the same flags.
     monkeypatch.chdir(pathlib.Path(__file__).parents[2])
     resolved = config.resolve(["--flagfile=flags/digits.flags", "--recipe=hal"], 2)
     assert set(resolved.dropped) == {"lr_decay", "lars_eta"}
@@ -221,7 +238,7 @@ def test_a_recipe_over_the_flag_file_of_another_method(monkeypatch):
     assert derived.optimizer_arguments(resolved)["optimizer"] == "sgd"
 
 
-def test_a_home_directory_is_found_also_in_a_flag_file(tmp_path, monkeypatch):
+def test_tilde_in_paths_is_expanded_also_in_a_flag_file(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", "/home/a")
     (tmp_path / "flags").write_text("--run_dir=~/runs\n")
     resolved = config.resolve(
@@ -241,7 +258,7 @@ def test_a_home_directory_is_found_also_in_a_flag_file(tmp_path, monkeypatch):
         ":net",
     ],
 )
-def test_a_module_of_ones_own_is_found_without_importing_it(target, tmp_path, monkeypatch):
+def test_own_network_module_is_found_without_importing_it(target, tmp_path, monkeypatch):
     folder = tmp_path / "own_package"
     folder.mkdir()
     (folder / "__init__.py").write_text("raise RuntimeError('imported')")
@@ -271,7 +288,7 @@ def test_own_network_function_that_the_module_lacks_is_an_error(
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("arguments", "message"),
     [
         (["--model=keras:vgg16"], r"no network 'vgg16' \(did you mean keras:VGG16\?\)"),
         *(
@@ -284,9 +301,11 @@ def test_own_network_function_that_the_module_lacks_is_an_error(
         ),
     ],
 )
-def test_keras_network_with_a_wrong_name_or_flags_of_built_in_networks_is_an_error(flags, message):
+def test_keras_network_with_a_wrong_name_or_flags_of_built_in_networks_is_an_error(
+    arguments, message
+):
     with pytest.raises(UserError, match=message):
-        config.resolve(["--dataset=synthetic", *flags], 2)
+        config.resolve(["--dataset=synthetic", *arguments], 2)
 
 
 def test_own_network_module_of_python_without_the_function_is_an_error():
@@ -314,7 +333,7 @@ def test_own_network_function_that_the_module_may_have_is_accepted(text, tmp_pat
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-def test_flagfile_with_a_byte_order_mark_is_refused(encoding, tmp_path):
+def test_flagfile_with_a_byte_order_mark_is_rejected(encoding, tmp_path):
     path = tmp_path / "windows.flags"
     path.write_text("--epochs=3\n", encoding)
     with pytest.raises(
@@ -334,7 +353,7 @@ def test_flagfile_from_a_pipe_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["digits", "digits.flags", "flags/digits.flags"])
-def test_flagfile_by_name_is_the_programs_own_in_any_directory(name, monkeypatch, tmp_path):
+def test_flagfile_by_name_is_that_of_the_program_in_any_directory(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "digits").mkdir()
     assert config.resolve([f"--flagfile={name}"]).data.dataset == "digits"

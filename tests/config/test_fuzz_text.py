@@ -1,5 +1,6 @@
-"""Malformed flags, flag files and manifests: every one is refused with a line, or taken; none
-crashes.
+"""Tests that malformed flags, flag files and manifests are accepted or rejected, without a crash.
+
+An error must be one line.
 """
 
 import json
@@ -23,7 +24,7 @@ COMMON = settings(
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-NASTY = (
+DIFFICULT_VALUES = (
     *(
         "",
         " ",
@@ -75,7 +76,10 @@ NASTY = (
     ),
 )
 values = st.one_of(
-    st.sampled_from(NASTY), st.text(max_size=30), st.floats().map(str), st.integers().map(str)
+    st.sampled_from(DIFFICULT_VALUES),
+    st.text(max_size=30),
+    st.floats().map(str),
+    st.integers().map(str),
 )
 names = st.one_of(
     st.sampled_from(sorted(config.OPTIONS)), st.text(string.ascii_lowercase + "_-=", max_size=12)
@@ -83,7 +87,7 @@ names = st.one_of(
 
 
 def attempt(action) -> None:
-    """What is refused is told in one non-empty line that can be printed."""
+    """Calls `action`; fails if it raises an error that is not one printable line."""
     try:
         action()
     except (UserError, BadRecord) as error:
@@ -94,20 +98,20 @@ def attempt(action) -> None:
 
 @settings(COMMON, max_examples=300)
 @given(st.lists(st.tuples(names, values), min_size=1, max_size=3))
-def test_flags(pairs):
+def test_resolve_of_random_flags_returns_or_raises_one_line(pairs):
     arguments = [f"--{name}={value}" for name, value in pairs]
     attempt(lambda: config.resolve(arguments))
 
 
 @pytest.mark.parametrize("name", sorted(config.OPTIONS))
-def test_every_flag_with_every_nasty_value(name):
-    for value in NASTY:
+def test_resolve_of_a_flag_with_difficult_values_returns_or_raises_one_line(name):
+    for value in DIFFICULT_VALUES:
         attempt(lambda value=value: config.resolve([f"--{name}={value}"]))
 
 
 @settings(COMMON, max_examples=150)
 @given(st.one_of(st.binary(max_size=200), st.lists(st.tuples(names, values), max_size=5)))
-def test_flag_files(tmp_path, content):
+def test_flagfile_with_random_content_returns_or_raises_one_line(tmp_path, content):
     path = tmp_path / "file.flags"
     if isinstance(content, list):
         content = "\n".join(f"--{name}={value}" for name, value in content).encode(
@@ -117,7 +121,7 @@ def test_flag_files(tmp_path, content):
     attempt(lambda: config.resolve([f"--flagfile={path}"]))
 
 
-def test_a_flag_file_that_names_itself_ends(tmp_path):
+def test_flagfile_that_includes_itself_raises_one_line(tmp_path):
     path = tmp_path / "loop.flags"
     path.write_text(f"--flagfile={path}\n--epochs=3\n")
     attempt(lambda: config.resolve([f"--flagfile={path}"]))
@@ -137,7 +141,7 @@ def good_manifest(directory: pathlib.Path) -> dict:
 
 
 def altered(value, generator: random.Random):
-    """The value with one part of it removed, or replaced by something of another kind."""
+    """Returns the value with one item removed, or replaced by something of another kind."""
     replacements = [None, -1, 10**30, 1.5, True, "", "x", [], {}, [[]], {"a": None}]
     if isinstance(value, dict) and value and generator.random() < 0.8:
         key = generator.choice(sorted(value))
@@ -145,14 +149,14 @@ def altered(value, generator: random.Random):
             return {k: v for k, v in value.items() if k != key}
         return {**value, key: altered(value[key], generator)}
     if isinstance(value, list) and value and generator.random() < 0.8:
-        place = generator.randrange(len(value))
+        position = generator.randrange(len(value))
         if generator.random() < 0.2:
-            return value[:place] + value[place + 1 :]
-        return [*value[:place], altered(value[place], generator), *value[place + 1 :]]
+            return value[:position] + value[position + 1 :]
+        return [*value[:position], altered(value[position], generator), *value[position + 1 :]]
     return generator.choice(replacements)
 
 
-def test_manifests(tmp_path):
+def test_manifest_with_random_changes_is_read_or_raises_one_line(tmp_path):
     manifest = good_manifest(tmp_path)
     path = tmp_path / tfrecord.MANIFEST
     good = json.dumps(manifest).encode()
@@ -163,11 +167,11 @@ def test_manifests(tmp_path):
         if number % 4:
             content = json.dumps(altered(manifest, generator)).encode()
         else:
-            place = generator.randrange(len(good))
+            position = generator.randrange(len(good))
             content = (
-                good[:place]
+                good[:position]
                 + bytes([generator.randrange(256)])
-                + good[place + generator.randrange(1, 9) :]
+                + good[position + generator.randrange(1, 9) :]
             )
         path.write_bytes(content)
         attempt(lambda: data.open_source("tfrecord", str(tmp_path)).read([0, 3]))

@@ -1,4 +1,4 @@
-"""What --help shows: the basic flags, all of them, a group, or what a word is found in."""
+"""Tests the texts of --help: the basic flags, all flags, a group, and flags that contain a word."""
 
 import shlex
 
@@ -12,7 +12,7 @@ from hybrid_imagenet.options import SPELLING
 from hybrid_imagenet.tools import run
 
 
-def named(text):
+def flag_names_in(text):
     words = text.replace("--[no]", "--").split()
     return {word[2:].partition("=")[0] for word in words if word.startswith("--")} & set(
         config.OPTIONS
@@ -20,12 +20,12 @@ def named(text):
 
 
 def flags_of(about):
-    """The flags that have an entry of their own."""
+    """Returns the flags that have an entry in a text of --help."""
     lines = [line for line in flag_help.text(about).splitlines() if line.startswith("  --")]
-    return named("\n".join(lines))
+    return flag_names_in("\n".join(lines))
 
 
-def test_the_first_level_has_what_is_declared_as_basic():
+def test_help_lists_the_basic_flags():
     basic = {name for name, option in config.OPTIONS.items() if option.basic}
     assert 20 <= len(basic) <= 30
     assert {
@@ -42,12 +42,12 @@ def test_the_first_level_has_what_is_declared_as_basic():
     assert f"--help=all lists all {len(config.OPTIONS)} flags" in flag_help.text()
 
 
-def test_the_second_level_has_every_flag_with_its_default():
+def test_help_all_lists_every_flag_with_its_default():
     assert flags_of("all") == set(config.OPTIONS)
     assert "(default: 90 epochs)" in " ".join(flag_help.text("all").split())
 
 
-def test_examples_are_commands_that_parse():
+def test_help_examples_are_valid_commands():
     assert len(flag_help.EXAMPLES) == 5
     for command in flag_help.EXAMPLES.values():
         program, name, *words = shlex.split(command)
@@ -68,26 +68,26 @@ def test_examples_are_commands_that_parse():
         ("lamb", "optimizer", "torus_grid"),
     ],
 )
-def test_a_group_or_a_word_shows_its_flags(about, found, other):
+def test_help_of_a_group_or_a_word_lists_its_flags(about, found, other):
     assert found in flags_of(about)
     assert other not in flags_of(about)
 
 
 def help_of(flag, optimizer):
-    """The text of a flag in --help=optimizer that is shown for an optimizer."""
+    """Returns the text of a flag in --help=optimizer that is printed for an optimizer."""
     entries = flag_help.text("optimizer").split("\n  --")
     texts = [
         " ".join(entry.split()) for entry in entries if entry.removeprefix("[no]").startswith(flag)
     ]
-    (found,) = [
+    (result,) = [
         text for text in texts if optimizer in text.rpartition("(")[2].partition(";")[0].split(", ")
     ]
-    return found
+    return result
 
 
-# Optimizers that the text of one optimizer must not describe. Hybrid has AdaBound, SGD and LARS in
-# it.
-OTHERS = {
+# Optimizers that the text of one optimizer must not describe. Hybrid combines AdaBound, SGD and
+# LARS.
+OTHER_OPTIMIZERS = {
     "hybrid": ("LAMB", "Muon"),
     "adamw": ("AdaBound", "SGD", "LARS", "LAMB", "Muon"),
     "adabound": ("SGD", "LARS", "LAMB", "Muon"),
@@ -98,16 +98,16 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("optimizer", OTHERS)
+@pytest.mark.parametrize("optimizer", OTHER_OPTIMIZERS)
 @pytest.mark.parametrize("flag", ["momentum=", "weight_decay="])
-def test_help_of_momentum_and_decay_speaks_of_no_other_optimizer(flag, optimizer):
+def test_help_of_momentum_and_decay_describes_only_the_optimizer(flag, optimizer):
     if flag.rstrip("=") not in CHOICES["optimizer"][optimizer]:
         return
     text = help_of(flag, optimizer).rpartition("(")[0]
-    assert not [other for other in OTHERS[optimizer] if other in text], text
+    assert not [other for other in OTHER_OPTIMIZERS[optimizer] if other in text], text
 
 
-def test_help_of_the_momentum_of_muon_is_its_own():
+def test_help_of_the_momentum_of_muon_describes_muon():
     assert help_of("momentum=", "muon").startswith("momentum=NUMBER Momentum of Muon: ")
 
 
@@ -116,8 +116,8 @@ def test_help_says_that_dashes_and_underscores_mean_the_same(about):
     assert SPELLING in " ".join(flag_help.text(about).split())
 
 
-def suggested(text):
-    """The commands in an answer to a command without flags."""
+def suggested_commands(text):
+    """Returns the commands that the answer to a command without flags suggests."""
     return [line.strip() for line in text.splitlines() if line.startswith("  hybrid-imagenet ")]
 
 
@@ -128,7 +128,7 @@ def test_train_without_flags_suggests_two_commands_that_need_no_checkout(
     assert main.main([]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: no flags were given. Try one of these commands:\n")
-    digits, photos = suggested(error)
+    digits, photos = suggested_commands(error)
     assert photos == "hybrid-imagenet train --dataset=folder --data_dir=photos --val_fraction=0.2"
     program, name, *flags = shlex.split(digits)
     assert (program, name) == ("hybrid-imagenet", "train")
@@ -138,22 +138,23 @@ def test_train_without_flags_suggests_two_commands_that_need_no_checkout(
 @pytest.mark.parametrize("end", [[], ["--"]])
 def test_run_without_flags_suggests_two_commands_with_its_own_options(end, capsys):
     assert run.main(["-np", "2", *end]) == 2
-    commands = suggested(capsys.readouterr().err)
+    commands = suggested_commands(capsys.readouterr().err)
     assert commands == [
         "hybrid-imagenet run -np 2 -- --flagfile=digits",
         "hybrid-imagenet run -np 2 -- --dataset=folder --data_dir=photos --val_fraction=0.2",
     ]
 
 
-def test_a_word_that_is_nowhere_is_answered_with_the_nearest_flag():
+def test_help_of_an_unknown_word_suggests_the_nearest_flag():
     with pytest.raises(UserError, match=r"--help=epocs.*did you mean epochs"):
         flag_help.text("epocs")
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
-def test_lines_fit_the_terminal(columns, monkeypatch):
+def test_help_lines_fit_the_terminal(columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
-    lines = flag_help.text("all").splitlines()[2:]  # after the usage
+    # The usage takes the first two lines.
+    lines = flag_help.text("all").splitlines()[2:]
     assert max(map(len, lines)) <= min(columns, 100)
 
 
@@ -161,7 +162,7 @@ def test_lines_fit_the_terminal(columns, monkeypatch):
     ("words", "about"),
     [([], None), (["--lr=1"], None), (["-h"], ""), (["--x", "--help"], ""), (["--help=lr"], "lr")],
 )
-def test_how_help_is_asked_for(words, about):
+def test_topic_is_none_without_a_request_for_help(words, about):
     assert flag_help.topic(words) == about
 
 

@@ -1,4 +1,4 @@
-"""Which source of a value wins, and what a mistake says."""
+"""Tests which source of a value has priority, and the errors of wrong command lines."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from hybrid_imagenet.options import options_of
 from tests.support import fresh
 
 
-def test_later_sources_win(tmp_path):
+def test_resolve_uses_the_value_of_the_later_source(tmp_path):
     inner = tmp_path / "inner.flags"
     inner.write_text("# a comment\n--seed=4\n--epochs=20\n")
     outer = tmp_path / "outer.flags"
@@ -31,7 +31,7 @@ def test_later_sources_win(tmp_path):
     assert resolved.network.zero_last_gamma is False
 
 
-def test_dashes_stand_for_underscores(tmp_path):
+def test_resolve_accepts_dashes_as_underscores(tmp_path):
     flagfile = tmp_path / "some.flags"
     flagfile.write_text("--warmup-epochs=3\n")
     arguments = [f"--flagfile={flagfile}", "--lars-eta=0.5", "--run-dir=a-b", "--nozero-last-gamma"]
@@ -54,11 +54,11 @@ def test_dashes_stand_for_underscores(tmp_path):
 @pytest.mark.parametrize(
     "word", ["--nozero_last_gamma", "--no-zero-last-gamma", "--no_zero_last_gamma"]
 )
-def test_a_boolean_is_negated_with_a_dash_or_without(word):
+def test_resolve_negates_a_boolean_flag_with_and_without_a_dash(word):
     assert config.resolve([word]).network.zero_last_gamma is False
 
 
-def test_types():
+def test_resolve_converts_values_to_the_types_of_flags():
     resolved = config.resolve(
         ["--target_top1=.5,0.6", "--run_dir=", "--stop_at_top1=0.7", "--resume=true"]
     )
@@ -152,21 +152,20 @@ RANDOM = ("--random_batch=8", "--sync_batch_norm")
         ),
     ],
 )
-def test_a_mistake_is_one_line_with_value_and_remedy(arguments, words):
-    with pytest.raises(UserError) as caught:
+def test_resolve_of_an_invalid_command_line_raises_one_line_with_a_remedy(arguments, words):
+    with pytest.raises(UserError) as error:
         config.resolve(arguments)
-    message = str(caught.value)
+    message = str(error.value)
     assert "\n" not in message
     assert all(word in message for word in words), message
-    assert caught.value.exit_code == 2
+    assert error.value.exit_code == 2
 
 
-def test_the_batch_of_a_run_is_that_with_which_its_schedule_begins():
-    one, other = ["--per_gpu_batch=256", "--batch_schedule=0:32x2,5:64"], ["--per_gpu_batch=32"]
-    schedule, plain = (
-        config.resolve(["--recipe=mlperf_lars", *flags], 64)
-        for flags in (one, [*other, "--gradient_accumulation_steps=2"])
-    )
+def test_resolve_with_a_batch_schedule_uses_its_first_batch():
+    first = ["--per_gpu_batch=256", "--batch_schedule=0:32x2,5:64"]
+    second = ["--per_gpu_batch=32", "--gradient_accumulation_steps=2"]
+    schedule = config.resolve(["--recipe=mlperf_lars", *first], 64)
+    plain = config.resolve(["--recipe=mlperf_lars", *second], 64)
     assert (
         schedule.optimization.per_gpu_batch,
         schedule.optimization.gradient_accumulation_steps,
@@ -178,8 +177,9 @@ def test_the_batch_of_a_run_is_that_with_which_its_schedule_begins():
     )
 
 
-def test_flags_answer_without_tensorflow(monkeypatch):
-    monkeypatch.setenv("HYBRID_IMAGENET_RANKS_ELSEWHERE", "1")  # this host's disk may be full
+def test_main_answers_questions_about_flags_without_tensorflow(monkeypatch):
+    # The disk of this host may be full, and a run elsewhere does not need it.
+    monkeypatch.setenv("HYBRID_IMAGENET_RANKS_ELSEWHERE", "1")
     lines = (
         ["--help"],
         ["--help=all"],
@@ -197,7 +197,7 @@ def test_flags_answer_without_tensorflow(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "value"), [("yes", True), ("True", True), ("0", False), ("no", False)]
 )
-def test_words_for_true_and_false(text, value):
+def test_resolve_accepts_words_for_true_and_false(text, value):
     assert config.resolve([f"--jit_compile={text}"]).network.jit_compile is value
 
 
@@ -216,11 +216,11 @@ def test_words_for_true_and_false(text, value):
         (["--recipe=mlperf_lars", "--dataset=digits", "--augmentation=auto"], "digits"),
     ],
 )
-def test_the_augmentation_follows_the_data_set_unless_it_is_given(arguments, kind):
+def test_augmentation_follows_from_the_dataset_unless_it_is_set(arguments, kind):
     assert config.resolve(arguments).data.augmentation == kind
 
 
-def test_the_origin_of_the_augmentation_names_the_data_set():
+def test_origin_of_the_augmentation_is_the_dataset():
     assert config.resolve(["--dataset=digits"]).origins["augmentation"] is Origin.DATA
 
 
@@ -239,17 +239,17 @@ def test_replace_changes_flags_of_several_groups_and_their_origins():
     assert changed.network == resolved.network
 
 
-def test_value_of_a_flag_and_of_a_chosen_option_is_found_by_name():
+def test_value_returns_flags_and_options_of_the_choice_by_name():
     resolved = config.resolve(["--optimizer=sgd", "--momentum=0.8", "--epochs=30"])
     assert resolved.value("epochs") == 30
     assert resolved.value("momentum") == 0.8
 
 
-def test_value_of_an_option_that_was_not_chosen_raises_key_error():
+def test_value_of_an_option_of_another_choice_raises_key_error():
     with pytest.raises(KeyError, match="lars_eta"):
         config.resolve(["--optimizer=sgd"]).value("lars_eta")
 
 
-def test_replace_with_an_option_that_was_not_chosen_raises_value_error():
+def test_replace_of_an_option_of_another_choice_raises_value_error():
     with pytest.raises(ValueError, match="has no lars_eta"):
         config.resolve(["--optimizer=sgd"]).replace(Origin.COMMAND_LINE, lars_eta=0.01)

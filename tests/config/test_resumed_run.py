@@ -1,4 +1,4 @@
-"""With which settings a run continues: the rule in `config.resumed_run`."""
+"""Tests with which settings a run continues: the rule in `config.resumed_run`."""
 
 import json
 import re
@@ -19,11 +19,11 @@ IN_A_DIRECTORY = ("--dataset=webdataset", "--data_dir=/data")
 
 
 def begin(folder, *words, ranks=2, **changes):
-    """Writes the config.json that a run with these flags leaves, and returns its configuration.
+    """Writes the config.json of a run that starts with these flags; returns its configuration.
 
     Args:
-      changes: flags with another value than this version would give them, as an older version may
-        have done.
+      changes: flags with other values than this version would use, because an older version may
+        have used them.
     """
     begun = config.resolve([*words, f"--run_dir={folder}"], ranks)
     write(folder, begun, **changes)
@@ -41,19 +41,19 @@ def write(folder, begun, **changes):
 
 
 def resume(folder, *words, ranks=2):
-    """Returns the configuration of the start that continues the run."""
+    """Returns the configuration of a command that resumes the run."""
     return config.resolve([*words, f"--run_dir={folder}", "--resume"], ranks)
 
 
 def settings(resolved):
     """Returns the settings of a run, without the flags of one start."""
-    found = {
+    values = {
         name: value
         for name, value in resolved.values().items()
         if name not in resumed_run.FLAGS_OF_ONE_START
     }
     # Without a URL, None and 0 both mix all images.
-    return found | {"shuffle_window": found["shuffle_window"] or 0}
+    return values | {"shuffle_window": values["shuffle_window"] or 0}
 
 
 @pytest.mark.parametrize("recipe", recipes.names())
@@ -66,8 +66,8 @@ def test_resume_on_the_same_ranks_keeps_every_setting_of_the_run(recipe, tmp_pat
         write(tmp_path, again)
 
 
-# Flags of the first start, values that an older version gave it, flags of the second start, and
-# values of the resumed run.
+# For each case: flags of the first start, values that an older version used, flags of the second
+# start, and values of the resumed run.
 RULE: dict[str, tuple[Sequence[str], dict[str, Any], Sequence[str], dict[str, Any]]] = {
     "asked before": (["--weight_decay=.5"], {}, [], {"weight_decay": 0.5}),
     "asked again": (["--lr=7"], {}, ["--lr=8"], {"lr": 8.0}),
@@ -91,7 +91,7 @@ RULE: dict[str, tuple[Sequence[str], dict[str, Any], Sequence[str], dict[str, An
             "augmentation": "inception",
             # Set by the old recipe only.
             "eval_every_epochs": 1,
-            # Set by nobody, and by the user.
+            # Set by neither recipe, and by the user.
             "image_size": 192,
             "seed": 7,
         },
@@ -121,7 +121,7 @@ RULE: dict[str, tuple[Sequence[str], dict[str, Any], Sequence[str], dict[str, An
 
 
 @pytest.mark.parametrize("case", RULE)
-def test_resume_has_the_values_that_the_rule_gives(case, tmp_path):
+def test_resume_follows_the_rule_of_each_value(case, tmp_path):
     first, older, second, expected = RULE[case]
     begin(tmp_path, *first, **older)
     values = resume(tmp_path, *second).values()
@@ -139,7 +139,7 @@ def test_resume_of_hybrid_on_more_ranks_derives_the_trust_coefficient_again(tmp_
     assert settings(again) == settings(begun) | {"lars_eta": again.optimizer_options["lars_eta"]}
 
 
-def test_resume_of_hybrid_on_more_ranks_keeps_a_trust_coefficient_that_was_asked_for(tmp_path):
+def test_resume_of_hybrid_on_more_ranks_keeps_a_trust_coefficient_that_was_set(tmp_path):
     begin(tmp_path, "--recipe=hybrid", "--lars_eta=0.02")
     assert resume(tmp_path, ranks=3).optimizer_options["lars_eta"] == 0.02
 
@@ -151,7 +151,7 @@ def test_resume_of_mlperf_lars_on_fewer_ranks_derives_only_the_learning_rate_aga
         begun.run.epochs,
         begun.optimizer_options["weight_decay"],
     )
-    # The relative step is that of the new batch, with the momentum of the run.
+    # The relative step follows from the new batch, with the momentum of the run.
     rate = (
         new.optimization.lr
         * (1 - begun.optimizer_options["momentum"])
@@ -174,7 +174,7 @@ def test_resume_of_mlperf_lars_on_fewer_ranks_derives_only_the_learning_rate_aga
         write(tmp_path, again, lr=begun.optimization.lr, bn_group=begun.network.bn_group)
 
 
-def test_resume_on_other_ranks_keeps_the_learning_rate_of_mlperf_that_was_asked_for(tmp_path):
+def test_resume_of_mlperf_lars_on_fewer_ranks_keeps_a_learning_rate_that_was_set(tmp_path):
     begin(tmp_path, *MLPERF, "--lr=3", "--momentum=.8", ranks=32)
     again = resume(tmp_path, ranks=24)
     assert (again.optimization.lr, again.optimizer_options["momentum"]) == (3.0, 0.8)
@@ -297,25 +297,25 @@ def test_shared_gives_a_rank_that_does_not_see_the_run_the_settings_of_rank_0(tm
     other = resume(tmp_path, "--lr=3")
     assert other.run.recipe == "hybrid"
     sent = []
-    assert defaults.shared(first, lambda own: sent.append(json.dumps(own)) or own) == first
-    same = defaults.shared(other, lambda own: json.loads(sent[0]))
+    assert defaults.shared(first, lambda value: sent.append(json.dumps(value)) or value) == first
+    same = defaults.shared(other, lambda value: json.loads(sent[0]))
     assert (same, same.origins) == (first, first.origins)
 
 
-def test_shared_on_a_rank_that_communicates_otherwise_is_an_error(tmp_path, as_rank_1):
+def test_shared_on_a_rank_with_other_settings_of_communication_is_an_error(tmp_path, as_rank_1):
     begin(tmp_path, "--compression=none")
     first = resume(tmp_path)
     (tmp_path / "config.json").unlink()
     as_rank_1()
     other = resume(tmp_path)
     sent = []
-    defaults.shared(first, lambda own: sent.append(json.dumps(own)) or own)
+    defaults.shared(first, lambda value: sent.append(json.dumps(value)) or value)
     message = (
         "--compression is fp16 on this host, which does not see the directory of the run. Add"
         " --compression=none to the command."
     )
     with pytest.raises(UserError, match=re.escape(message)):
-        defaults.shared(other, lambda own: json.loads(sent[0]))
+        defaults.shared(other, lambda value: json.loads(sent[0]))
 
 
 def test_resume_on_a_rank_other_than_0_ignores_a_damaged_config_json(tmp_path, as_rank_1):

@@ -52,10 +52,10 @@ STEPS_BETWEEN_LOSSES = 50
 
 
 class Training:
-    """The job, and the hosts on its list."""
+    """Holds the job, and the hosts on its list."""
 
     def __init__(self, folder: Path, flags: list[str]):
-        """Starts the job."""
+        """Starts the training."""
         self.folder = folder
         self.run_directory = folder / "run"
         self.listed_hosts = list(ALL_HOSTS)
@@ -186,7 +186,7 @@ def play(training: Training, losses: int, deadline: float, generator: random.Ran
 
 
 def main() -> int:
-    """Returns the exit code."""
+    """Runs the program; returns the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

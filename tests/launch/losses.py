@@ -75,7 +75,7 @@ remains; on a host that is cut off, only ranks count.
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """A row: the engine, the moment, and what is lost."""
+    """Describes a row of the table: the engine, the moment, and what is lost."""
 
     engine: str
     moment: str
@@ -84,7 +84,7 @@ class Loss:
 
 @dataclasses.dataclass(frozen=True)
 class JobEnd:
-    """The end of a job.
+    """Describes how a job ended.
 
     Attributes:
       code: the exit code.
@@ -194,7 +194,7 @@ def row(loss: Loss, end: JobEnd) -> str:
 
 
 def _start(host: str, command: str) -> None:
-    """Starts a shell command on a host; it continues without a connection."""
+    """Starts a shell command on a host, which continues after the connection has ended."""
     words = f"setsid sh -c {shlex.quote(command)} >/dev/null 2>&1 </dev/null &"
     subprocess.run(["ssh", host, words], check=True)
 

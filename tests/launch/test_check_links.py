@@ -37,12 +37,12 @@ def test_problem_of_an_address_is_an_error_only_if_the_page_is_gone(
         raise error
 
     monkeypatch.setattr(urllib.request, "urlopen", fail)
-    found, text = check_links.problem_of("https://en.wikipedia.org/wiki/Ä")
-    assert found == is_gone
+    result, text = check_links.problem_of("https://en.wikipedia.org/wiki/Ä")
+    assert result == is_gone
     assert text
 
 
-def test_main_without_answers_warns_and_succeeds(check_links, monkeypatch, capsys):
+def test_check_links_main_without_answers_warns_and_succeeds(check_links, monkeypatch, capsys):
     monkeypatch.setattr(check_links, "problem_of", lambda address: (False, "no answer"))
     assert check_links.main() == 0
     assert "warning: https://" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""launch/local.sh and the cluster scripts: commands, host lists, hostile arguments, lost hosts."""
+"""Tests launch/local.sh and the cluster scripts: commands, host lists, arguments, lost hosts."""
 
 import shlex
 import subprocess
@@ -33,7 +33,7 @@ def _command(result: subprocess.CompletedProcess[str]) -> list[str]:
         (CLUSTER1, ["localhost:2"], ("2", "localhost:2")),
     ],
 )
-def test_dry_run_shows_ranks_and_hosts(script, hosts, expected):
+def test_cluster_script_dry_run_prints_ranks_and_hosts(script, hosts, expected):
     words = _command(run(script, "--dry-run", *hosts))
     assert words[0] == "horovodrun"
     assert (words[words.index("-np") + 1], words[words.index("-H") + 1]) == expected
@@ -51,7 +51,7 @@ def test_cluster_script_passes_flags_unchanged():
     assert words[-4:] == [*flags, "--slots=9", "-v"]
 
 
-def test_local_run_passes_flags_unchanged_and_takes_ranks():
+def test_local_script_passes_flags_unchanged_and_uses_ranks():
     words = _command(run(LAUNCH / "local.sh", "--dry-run", "--run_dir=a b;$x", RANKS="4"))
     assert words[1:5] == ["-m", "hybrid_imagenet", "run", "-np"]
     assert words[5:8] == ["4", "-H", "localhost:4"]
@@ -93,15 +93,15 @@ def test_cluster_script_keeps_settings_of_the_user():
     lines = run(CLUSTER1, "--dry-run", "a", NCCL_IB_TC="5").stdout.splitlines()
     exported = next(line for line in lines if line.startswith("export "))
     assert "NCCL_IB_TC=5" in exported
-    # NCCL finds it; a value of the user stays in the environment.
+    # NCCL finds this value by itself, so only a value of the user would be set.
     assert "NCCL_IB_GID_INDEX" not in exported
     assert "NCCL_NET_GDR_LEVEL=PHB" in exported
     assert "NCCL_NET_GDR_LEVEL=LOC" in run(CLUSTER2, "--dry-run", "a").stdout
 
 
 @pytest.mark.parametrize("script", [CLUSTER1, CLUSTER2])
-def test_the_ring_of_the_papers_is_a_default_that_can_be_dropped(script):
-    """Otherwise NCCL may use a tree; an empty value lets NCCL choose."""
+def test_cluster_script_sets_the_ring_of_the_papers_unless_the_user_sets_nccl_algo(script):
+    # Without the variable NCCL may use a tree. An empty value lets NCCL choose.
     assert "NCCL_ALGO=Ring" in run(script, "--dry-run", "a").stdout.split()
     assert "NCCL_ALGO=Tree" in run(script, "--dry-run", "a", NCCL_ALGO="Tree").stdout.split()
     assert "NCCL_ALGO" not in run(script, "--dry-run", "a", NCCL_ALGO="").stdout
@@ -115,11 +115,11 @@ def test_the_ring_of_the_papers_is_a_default_that_can_be_dropped(script):
         ([f"h{n}:8" for n in range(9)], False),
     ],
 )
-def test_beyond_64_ranks_nccl_chooses_the_algorithm(hosts, ring):
+def test_cluster_script_beyond_64_ranks_lets_nccl_choose_the_algorithm(hosts, ring):
     assert ("NCCL_ALGO=Ring" in run(CLUSTER1, "--dry-run", *hosts).stdout.split()) == ring
 
 
-def test_a_host_that_does_not_exist_is_named_in_one_line():
+def test_cluster_script_with_an_unknown_host_prints_one_line_with_its_name():
     result = run(
         CLUSTER1, "no-such-host.invalid:2", "--dataset=digits", "--augmentation=digits", timeout=30
     )
@@ -127,7 +127,7 @@ def test_a_host_that_does_not_exist_is_named_in_one_line():
     assert "no-such-host.invalid" in error_line(result)
 
 
-def test_a_wrong_flag_is_reported_once_before_any_rank_starts():
+def test_cluster_script_with_an_unknown_flag_prints_one_error_before_ranks_start():
     for script, hosts in ((CLUSTER1, ["localhost:2"]), (CLUSTER2, ["no-such-host.invalid"])):
         result = run(script, *hosts, "--epoch=3")
         assert result.returncode == 2
@@ -137,7 +137,7 @@ def test_a_wrong_flag_is_reported_once_before_any_rank_starts():
 SUPERVISED = Path(__file__).parent / "supervised.sh"
 
 
-def test_ranks_of_this_host_start_without_ssh(tmp_path):
+def test_supervised_ranks_of_this_host_start_without_ssh(tmp_path):
     for tool in Path("/usr/bin").iterdir():
         if tool.name not in ("ssh", "rsh", "srun"):
             (tmp_path / tool.name).symlink_to(tool)
@@ -145,7 +145,7 @@ def test_ranks_of_this_host_start_without_ssh(tmp_path):
     assert result.stdout.split() == ["here", "here"], result.stderr
 
 
-def test_ranks_get_the_variable_that_says_whether_output_is_a_terminal():
+def test_supervised_ranks_get_the_variable_of_the_terminal():
     result = run(SUPERVISED, "printenv", "HYBRID_IMAGENET_TERMINAL")
     assert result.stdout.split() == ["0", "0"]
 
@@ -157,7 +157,8 @@ def test_flag_files_are_valid_and_name_command_and_hardware(path: Path, monkeypa
     for word in ("Command:", "Hardware:"):
         assert word in text
     assert "Expected:" in text or "Published:" in text
-    monkeypatch.setenv("HYBRID_IMAGENET_RANKS_ELSEWHERE", "1")  # where the images are
+    # The images are on other hosts, so this host is not checked for them.
+    monkeypatch.setenv("HYBRID_IMAGENET_RANKS_ELSEWHERE", "1")
     code, _, errors = in_process.call(
         "hybrid_imagenet.main", [f"--flagfile={path}", "--check_only"]
     )

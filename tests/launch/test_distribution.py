@@ -1,4 +1,4 @@
-"""Contents of the source distribution and the wheel."""
+"""Tests the contents of the source distribution and the wheel."""
 
 import subprocess
 import sys

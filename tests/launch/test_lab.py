@@ -1,4 +1,4 @@
-"""launch/lab.sh: a cluster of namespaces. Only the first tests run without root and its tools."""
+"""Tests launch/lab.sh, a cluster of namespaces. Most tests need root and tools of the system."""
 
 import functools
 import os
@@ -34,7 +34,7 @@ def _obstacle() -> str:
 namespaces = pytest.mark.skipif(_obstacle() != "", reason=_obstacle() or "allowed")
 
 
-def test_lab_rejects_a_wrong_command_line():
+def test_lab_with_an_invalid_command_line_prints_one_line():
     for arguments, text in (
         ((), "There is no command"),
         (("--hosts=0", "--", "true"), "--hosts '0'"),
@@ -47,7 +47,7 @@ def test_lab_rejects_a_wrong_command_line():
         assert text in error_line(result)
 
 
-def test_lab_names_missing_tools_and_their_packages(tmp_path):
+def test_lab_without_its_tools_prints_the_packages_to_install(tmp_path):
     for tool in ("bash", "env", "dirname", "id", "awk"):
         (tmp_path / tool).symlink_to(shutil.which(tool))
     result = run(LAB, "--", "true", PATH=str(tmp_path))
@@ -56,7 +56,7 @@ def test_lab_names_missing_tools_and_their_packages(tmp_path):
 
 
 @namespaces
-def test_hosts_have_names_addresses_limited_links_and_reach_each_other(tmp_path):
+def test_lab_hosts_have_names_addresses_and_limited_links(tmp_path):
     show = (
         "hostname; ssh lab2 hostname; ssh lab2 ip -o -4 address show eth0; echo $HOSTS $INTERFACE; "
         "tc qdisc show dev eth0; ssh lab2 tc qdisc show dev eth0; exit 3"
@@ -82,7 +82,7 @@ def test_hosts_have_names_addresses_limited_links_and_reach_each_other(tmp_path)
 
 
 @namespaces
-def test_ranks_on_two_hosts_add_up_through_the_cluster_script(tmp_path):
+def test_cluster_script_on_two_lab_hosts_sums_over_ranks(tmp_path):
     command = (LAUNCH / "cluster1.sh", "--module=check_ranks")
     result = run(
         LAB, "--hosts=2", "--slots=1", "--rate=1gbit", "--", *command,
@@ -93,7 +93,7 @@ def test_ranks_on_two_hosts_add_up_through_the_cluster_script(tmp_path):
 
 
 @namespaces
-def test_an_unknown_interface_and_a_dead_host_are_named(tmp_path):
+def test_cluster_script_and_doctor_name_an_unknown_interface_and_an_unreachable_host(tmp_path):
     script = (
         f"{LAUNCH}/cluster1.sh --network-interfaces=eth7 --module=check_ranks; echo code $?; "
         f"HOSTS=lab1,10.99.0.9 {LAUNCH}/cluster1.sh --module=check_ranks; echo code $?; "
@@ -122,7 +122,7 @@ RUN = (
 
 
 @namespaces
-def test_a_job_ends_when_a_host_loses_its_network(tmp_path):
+def test_run_ends_when_a_host_loses_its_network(tmp_path):
     (tmp_path / "job").mkdir()
     result = run(
         LAB,
@@ -138,9 +138,9 @@ def test_a_job_ends_when_a_host_loses_its_network(tmp_path):
         PYTHONPATH=str(ROOT),
         START=RUN,
     )
-    found = re.search(r"code 4 after (\d+) s\nleft 0\nleft 0\n", result.stdout)
-    assert found, result.stdout + result.stderr
-    assert int(found[1]) <= 4 + 30
+    ends_of_job = re.search(r"code 4 after (\d+) s\nleft 0\nleft 0\n", result.stdout)
+    assert ends_of_job, result.stdout + result.stderr
+    assert int(ends_of_job[1]) <= 4 + 30
     assert "stall: rank 2 on lab3" in result.stdout
     assert "error: rank 2 on lab3 hung for" in result.stdout
 
@@ -156,7 +156,7 @@ def test_a_job_ends_when_a_host_loses_its_network(tmp_path):
         ("tensorflow", losses.TRAINING, losses.CUT),
     ],
 )
-def test_a_training_that_loses_a_rank_or_a_host_ends_as_written(row, tmp_path):
+def test_training_that_loses_a_rank_or_a_host_ends_as_documented(row, tmp_path):
     command = ("python", "-m", "tests.launch.losses", *row)
     result = run(
         LAB,
@@ -168,21 +168,25 @@ def test_a_training_that_loses_a_rank_or_a_host_ends_as_written(row, tmp_path):
         TMPDIR=str(tmp_path),
         PYTHONPATH=str(ROOT),
     )
-    (written,) = [
+    (documented_row,) = [
         line
         for line in ends.PAGE.read_text().splitlines()
         if line.startswith(f"| {' | '.join(row)} |")
     ]
-    found, wanted = (line.split(" | ") for line in (result.stdout.strip(), written))
-    assert found[3] == wanted[3], result.stdout + result.stderr  # the exit code
-    assert found[6] == "none"  # what is left
-    assert found[7].partition(" ")[0] == wanted[7].partition(" ")[0]
+    cells = result.stdout.strip().split(" | ")
+    documented_cells = documented_row.split(" | ")
+    exit_code = 3
+    left = 6
+    error = 7
+    assert cells[exit_code] == documented_cells[exit_code], result.stdout + result.stderr
+    assert cells[left] == "none"
+    assert cells[error].partition(" ")[0] == documented_cells[error].partition(" ")[0]
 
 
 @namespaces
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["horovod", "tensorflow"])
-def test_every_example_counts_once_whatever_ranks_and_hosts_are_lost(engine, tmp_path):
+def test_training_that_loses_ranks_and_hosts_counts_every_example_once(engine, tmp_path):
     result = run(
         LAB,
         "--hosts=3",

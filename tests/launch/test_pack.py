@@ -1,4 +1,4 @@
-"""launch/pack.sh, with an environment that has only a module instead of TensorFlow."""
+"""Tests launch/pack.sh, with an environment that has an empty module instead of TensorFlow."""
 
 import lzma
 import struct
@@ -48,11 +48,13 @@ def unpack(packed, target):
     return run("bash", packed / "pack.sh", "--unpack", target, *parts)
 
 
-def test_a_packed_environment_runs_at_another_path(packed, environment_dir, tmp_path):
+def test_unpacked_environment_runs_at_another_path(packed, environment_dir, tmp_path):
     assert len(list(packed.glob("*.tar.xz.*"))) > 1
     sizes = (packed / "hybrid-imagenet.sizes").read_text().split()
-    assert len(sizes) > 1  # each of these is decompressed by itself
-    environment_dir.rename(environment_dir.with_name("moved"))  # nothing may be read from there
+    # The file lists the streams, which are decompressed in parallel.
+    assert len(sizes) > 1
+    # The unpacked environment must not read the original one.
+    environment_dir.rename(environment_dir.with_name("moved"))
     try:
         target = tmp_path / "there"
         result = unpack(packed, target)
@@ -61,10 +63,10 @@ def test_a_packed_environment_runs_at_another_path(packed, environment_dir, tmp_
         program = (
             "import hybrid_imagenet, ssl, sys; print(hybrid_imagenet.__file__, sys.base_prefix)"
         )
-        where = run(
+        locations = run(
             target / ".venv/bin/python", "-c", program, cwd=tmp_path, PYTHONPATH=""
         ).stdout.split()
-        assert where == [f"{target}/hybrid_imagenet/__init__.py", f"{target}/python"]
+        assert locations == [f"{target}/hybrid_imagenet/__init__.py", f"{target}/python"]
         (site,) = target.glob(".venv/lib/python3.*/site-packages")
         assert not (site / "cmake").exists() and (site / "mine/kept").exists()
         library = f"import ctypes; ctypes.CDLL('{site}/nvidia/cufft/lib/libcufft.so.11')"
@@ -98,9 +100,9 @@ def container(*entries):
 
 
 def test_prune_fatbins_keeps_only_the_code_for_one_gpu(tmp_path):
-    """Builds a library whose section of GPU code consists of containers."""
+    # The section of GPU code in this library consists of containers.
     a, b, c = entry(2, 80, b"a" * 8), entry(2, 90, b"b" * 8), entry(1, 90, b"c" * 8)
-    # The driver compiles PTX of 8.0 (e).
+    # The driver compiles the PTX code of 8.0 (e).
     d, e, f = entry(2, 80, b"d" * 8), entry(1, 80, b"e" * 8), entry(1, 120, b"f" * 8)
     # The GPU runs neither, so the smaller one stays.
     g, h = entry(2, 86, b"g" * 16), entry(2, 89, b"h" * 8)
@@ -119,7 +121,7 @@ def test_prune_fatbins_keeps_only_the_code_for_one_gpu(tmp_path):
     assert library.read_bytes() == whole
 
 
-def test_pack_reports_wrong_use_in_one_line(tmp_path):
+def test_pack_with_an_invalid_command_line_prints_one_line(tmp_path):
     (tmp_path / "mine").touch()
     for words, text in [
         (["--part-mb=0", tmp_path / "out"], "--part-mb '0'"),
@@ -140,13 +142,13 @@ def test_parallel_xz_writes_the_streams_in_their_order(tmp_path):
     pieces = [bytes([number]) * (100_000 - 20_000 * number) for number in range(5)]
     streams = [lzma.compress(piece) for piece in pieces]
     (tmp_path / "sizes").write_text("".join(f"{len(stream)}\n" for stream in streams))
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, LAUNCH / "parallel_xz.py", tmp_path / "sizes"],
         input=b"".join(streams),
         capture_output=True,
         check=True,
     )
-    assert done.stdout == b"".join(pieces)
+    assert result.stdout == b"".join(pieces)
     streams[2] = streams[2][:-9] + bytes(9)
     damaged = subprocess.run(
         [sys.executable, LAUNCH / "parallel_xz.py", tmp_path / "sizes"],

@@ -1,4 +1,4 @@
-"""The changes to Horovod's source: all of them, or one line with the reason."""
+"""Tests that the changes to Horovod's source are all made, or one line prints the reason."""
 
 import runpy
 import subprocess
@@ -31,7 +31,7 @@ def make_source(folder, changes):
             file.write(f"before {text} after\n")
 
 
-def test_the_notice_names_every_changed_file(changes):
+def test_notice_names_every_file_of_horovod_that_is_changed(changes):
     notice = (LAUNCH.parent / "NOTICE").read_text()
     assert {name for name, _, _ in changes} == {
         line.strip()
@@ -43,8 +43,8 @@ def test_the_notice_names_every_changed_file(changes):
 
 def test_patch_horovod_makes_every_change(tmp_path, changes):
     make_source(tmp_path, changes)
-    done = patch(tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    result = patch(tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
     for name, text, replacement in changes:
         content = (tmp_path / name).read_text()
         assert replacement in content
@@ -58,7 +58,7 @@ def test_patch_horovod_rejects_another_version_in_one_line(tmp_path, changes, nu
     name, text, _ = [change for change in changes if change[1] not in ("", "$")][number]
     path = tmp_path / name
     path.write_text(path.read_text().replace(text, text * 2))
-    done = patch(tmp_path)
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
-    assert f"error: {name} is not as in Horovod 0.28.1" in done.stderr
+    result = patch(tmp_path)
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1
+    assert f"error: {name} is not as in Horovod 0.28.1" in result.stderr

@@ -1,4 +1,4 @@
-"""Imports of the package and its tests are in pyproject.toml and pinned in constraints.txt."""
+"""Tests that imported packages are in pyproject.toml and pinned in constraints.txt."""
 
 import ast
 import importlib.metadata
@@ -23,7 +23,7 @@ DISTRIBUTIONS = {
     "tensorflow_datasets": "tensorflow-datasets",
     "yaml": "pyyaml",
 }
-# Only needed for comparisons with other programs, which report themselves what is missing.
+# Only needed for comparisons with other programs, which print themselves what is missing.
 OPTIONAL = {
     "accelerate",
     "jax",
@@ -35,7 +35,7 @@ OPTIONAL = {
     "torchvision",
 }
 # Dependencies of TensorFlow, Horovod or pip.
-WITH_OTHERS = {
+INSTALLED_WITH_OTHERS = {
     "cloudpickle",
     "google",
     "h5py",
@@ -73,18 +73,20 @@ def _pins(tensorflow: str = "") -> dict[str, Requirement]:
     pins: dict[str, Requirement] = {}
     for file in files:
         lines = (LAUNCH / file).read_text().splitlines()
-        found = [
+        requirements = [
             Requirement(line.partition(" --hash=")[0])
             for line in lines
             if line and not line.startswith("#")
         ]
         pins |= {
-            canonicalize_name(p.name): p for p in found if p.marker is None or p.marker.evaluate()
+            canonicalize_name(p.name): p
+            for p in requirements
+            if p.marker is None or p.marker.evaluate()
         }
     return pins
 
 
-def _imported(folder: Path) -> set[str]:
+def _imported_modules(folder: Path) -> set[str]:
     """Returns the top-level names of modules that a directory imports from outside."""
     names = set()
     for path in folder.rglob("*.py"):
@@ -98,11 +100,12 @@ def _imported(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("folder", ["hybrid_imagenet", "tests"])
 def test_every_import_is_a_requirement(metadata, folder):
-    asked = set(_requirements(metadata)) | {"tensorflow"}
-    local = {p.stem for p in (ROOT / folder).rglob("*.py")}  # programs that are started by path
-    imported = _imported(ROOT / folder) - OPTIONAL - WITH_OTHERS - local
+    required = set(_requirements(metadata)) | {"tensorflow"}
+    # Programs that are started by path may import modules next to them.
+    local = {p.stem for p in (ROOT / folder).rglob("*.py")}
+    imported = _imported_modules(ROOT / folder) - OPTIONAL - INSTALLED_WITH_OTHERS - local
     names = {canonicalize_name(DISTRIBUTIONS.get(n, n)) for n in imported}
-    assert not names - asked
+    assert not names - required
 
 
 @pytest.mark.parametrize(
@@ -118,10 +121,10 @@ def test_every_requirement_is_pinned_within_its_range(metadata, tensorflow):
 
 @pytest.mark.parametrize("extra", ["cpu", "gpu"])
 def test_extras_with_tensorflow_include_mpi(metadata, extra):
-    """`hybrid-imagenet run` works after the installation that the documentation describes."""
+    # `hybrid-imagenet run` must work after the installation that the documentation describes.
     assert "hybrid_imagenet[mpi]" in metadata["optional-dependencies"][extra]
 
 
-def test_version_is_the_packages_own(metadata):
+def test_version_in_the_metadata_is_that_of_the_package(metadata):
     assert metadata["dynamic"] == ["version"]
     assert importlib.metadata.version("hybrid_imagenet") == hybrid_imagenet.__version__

@@ -1,4 +1,4 @@
-"""All scripts: their first lines and help, and the files for containers and schedulers."""
+"""Tests all scripts, their help, and the files for containers and schedulers."""
 
 import copy
 import re
@@ -18,7 +18,7 @@ PROGRAMS = [path for path in SCRIPTS if path.name not in SOURCED]
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda p: p.name)
-def test_programs_can_be_executed_and_stop_at_the_first_error(path):
+def test_script_can_be_executed_and_stops_at_the_first_error(path):
     assert path.stat().st_mode & stat.S_IXUSR
     assert "\nset -eu" in path.read_text()
 
@@ -39,18 +39,18 @@ def test_help_of_a_script_begins_with_its_command(path):
     assert "#" not in result.stdout.splitlines()[0]
 
 
-def test_the_dockerfile_passes_hadolint():
+def test_dockerfile_passes_hadolint():
     result = run("hadolint", ROOT / "Dockerfile")
     assert result.stdout + result.stderr == ""
 
 
-def test_docker_does_not_ignore_files_that_the_image_needs():
-    shown = {
+def test_dockerignore_keeps_files_that_the_image_needs():
+    kept = {
         line[1:]
         for line in (ROOT / ".dockerignore").read_text().splitlines()
         if line.startswith("!")
     }
-    assert {"flags", "hybrid_imagenet", "launch", "pyproject.toml", "setup.py"} <= shown
+    assert {"flags", "hybrid_imagenet", "launch", "pyproject.toml", "setup.py"} <= kept
 
 
 STUB_HOROVOD = """
@@ -70,7 +70,7 @@ config = types.SimpleNamespace(list_physical_devices=lambda kind: [])
 
 @pytest.mark.parametrize("stage", ["cpu-build", "gpu-build"])
 def test_check_of_two_ranks_needs_only_files_that_the_image_build_has_copied(stage, tmp_path):
-    """The image is built by launch/setup.sh before the sources of the package are copied."""
+    # launch/setup.sh builds the image before the sources of the package are copied.
     stub = tmp_path / "stub"
     build = tmp_path / "build"
     (stub / "horovod").mkdir(parents=True)
@@ -101,7 +101,7 @@ def test_check_of_two_ranks_needs_only_files_that_the_image_build_has_copied(sta
     assert result.stdout == "rank 0 of 2: sum 3.0\n", result.stderr
 
 
-def test_the_container_user_gets_an_sshd_that_a_user_can_run(tmp_path):
+def test_container_user_script_configures_an_sshd_that_a_user_can_run(tmp_path):
     result = run("sh", LAUNCH / "container_user.sh", tmp_path)
     assert result.returncode == 0, result.stderr
     server = (tmp_path / "home/mpiuser/.sshd_config").read_text()
@@ -122,13 +122,13 @@ def _validate(documents: list[dict], folder: Path) -> subprocess.CompletedProces
     return run("kubernetes-validate", "--strict", path)
 
 
-def test_the_volumes_fit_the_kubernetes_schema(tmp_path):
+def test_kubernetes_volumes_are_valid(tmp_path):
     documents = list(yaml.safe_load_all((LAUNCH / "kubernetes/volumes.yaml").read_text()))
     assert _validate(documents, tmp_path).returncode == 0
 
 
 @pytest.mark.parametrize("role", ["Launcher", "Worker"])
-def test_the_pods_of_the_job_fit_the_kubernetes_schema(role, tmp_path):
+def test_kubernetes_pods_of_the_job_are_valid(role, tmp_path):
     spec = _mpi_job()["spec"]["mpiReplicaSpecs"][role]["template"]["spec"]
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": role.lower()}, "spec": spec}
     result = _validate([pod], tmp_path)
@@ -138,7 +138,7 @@ def test_the_pods_of_the_job_fit_the_kubernetes_schema(role, tmp_path):
     assert _validate([broken], tmp_path).returncode != 0, "the check must be able to fail"
 
 
-def test_the_job_asks_for_a_gpu_per_slot_and_mounts_its_claims():
+def test_kubernetes_job_requests_a_gpu_per_slot_and_mounts_its_claims():
     job = _mpi_job()
     workers = job["spec"]["mpiReplicaSpecs"]["Worker"]
     container = workers["template"]["spec"]["containers"][0]
@@ -155,7 +155,7 @@ def test_the_job_asks_for_a_gpu_per_slot_and_mounts_its_claims():
                 assert volume["persistentVolumeClaim"]["claimName"] in claims
 
 
-def test_slurm_options_describe_cluster_1():
+def test_slurm_script_requests_the_nodes_of_cluster_1():
     lines = (LAUNCH / "slurm.sh").read_text().splitlines()
     options = [line.split(maxsplit=1)[1] for line in lines if line.startswith("#SBATCH")]
     assert {"--nodes=3", "--ntasks-per-node=8", "--gpus-per-node=8", "--requeue"} <= set(options)
@@ -164,7 +164,7 @@ def test_slurm_options_describe_cluster_1():
 
 @pytest.fixture
 def slurm_job(tmp_path):
-    """Variables of a Slurm job on two nodes, in which the script only prints its command."""
+    """Returns variables of a Slurm job on two nodes that only prints its command."""
     scontrol = tmp_path / "scontrol"
     scontrol.write_text("#!/bin/sh\n[ \"$*\" = 'show hostnames n[1-2]' ] && printf 'n1\\nn2\\n'\n")
     scontrol.chmod(0o755)
@@ -178,13 +178,13 @@ def slurm_job(tmp_path):
     }
 
 
-def test_slurm_turns_its_nodes_into_hosts(tmp_path, slurm_job):
+def test_slurm_script_passes_its_nodes_as_hosts(tmp_path, slurm_job):
     # Slurm runs a copy of the script from its spool directory.
-    spooled = shutil.copy(LAUNCH / "slurm.sh", tmp_path / "slurm_script")
-    first = run("bash", spooled, "--epochs=3", cwd=tmp_path, **slurm_job)
-    assert first.returncode == 0, first.stderr
-    assert "-np 8 -H n1:4,n2:4" in first.stdout
-    assert first.stdout.rstrip().endswith("--run_dir=runs/slurm-7 --epochs=3 --resume")
+    script_copy = shutil.copy(LAUNCH / "slurm.sh", tmp_path / "slurm_script")
+    result = run("bash", script_copy, "--epochs=3", cwd=tmp_path, **slurm_job)
+    assert result.returncode == 0, result.stderr
+    assert "-np 8 -H n1:4,n2:4" in result.stdout
+    assert result.stdout.rstrip().endswith("--run_dir=runs/slurm-7 --epochs=3 --resume")
 
 
 @pytest.mark.parametrize("flags", ["--recipe=mlperf_lars", "--flagfile=my.flags"])
@@ -194,13 +194,13 @@ def test_slurm_job_with_a_recipe_or_a_flag_file_has_no_flags_of_cluster_1(slurm_
     assert result.stdout.rstrip().endswith(f"-- --run_dir=runs/slurm-7 {flags} --resume")
 
 
-def test_slurm_script_outside_a_job_says_how_to_submit_it():
+def test_slurm_script_outside_a_job_prints_how_to_submit_it():
     result = run(LAUNCH / "slurm.sh", SLURM_JOB_ID="")
     assert result.returncode == 2
     assert "sbatch launch/slurm.sh" in result.stderr
 
 
-def test_the_kubernetes_launcher_reads_the_operators_list_of_hosts(tmp_path):
+def test_kubernetes_launcher_reads_the_hosts_from_the_file_of_the_operator(tmp_path):
     hostfile = tmp_path / "hostfile"
     hostfile.write_text(
         "# made by the operator\njob-worker-0.job.ns.svc slots=8\njob-worker-1.job.ns.svc slots=8\n"
@@ -213,7 +213,7 @@ def test_the_kubernetes_launcher_reads_the_operators_list_of_hosts(tmp_path):
     assert run(launcher, "--epochs=3", MPI_HOSTFILE=str(hostfile)).returncode == 2
 
 
-def test_docker_commands_show_mounts_and_quoted_arguments(tmp_path):
+def test_docker_script_dry_run_prints_mounts_and_quoted_arguments(tmp_path):
     data = tmp_path / "my data"
     data.mkdir()
     result = run(
@@ -233,20 +233,20 @@ def test_docker_commands_show_mounts_and_quoted_arguments(tmp_path):
     assert "CUDA_CACHE_PATH=/workspace/runs/.cuda_cache" in start
 
 
-def test_docker_hands_rdma_adapters_to_gpu_containers_where_there_are_any(tmp_path):
-    """--gpus does not pass adapters, and without them NCCL uses TCP and prints nothing."""
+def test_docker_script_passes_rdma_adapters_only_to_gpu_containers(tmp_path):
+    # --gpus does not pass adapters, and without them NCCL uses TCP and prints nothing.
     (tmp_path / "infiniband").mkdir()
-    there = str(tmp_path / "infiniband")
+    existing = str(tmp_path / "infiniband")
     missing = str(tmp_path / "none")
-    started = {
-        (kind, place): (
-            run(LAUNCH / "docker.sh", *kind, "--dry-run", INFINIBAND=place).stdout.splitlines()[1]
+    commands = {
+        (kind, path): (
+            run(LAUNCH / "docker.sh", *kind, "--dry-run", INFINIBAND=path).stdout.splitlines()[1]
         )
         for kind in ((), ("--gpu",))
-        for place in (there, missing)
+        for path in (existing, missing)
     }
-    assert f"--device {there}" in started[("--gpu",), there]
-    assert sum("--device" in line for line in started.values()) == 1
+    assert f"--device {existing}" in commands[("--gpu",), existing]
+    assert sum("--device" in line for line in commands.values()) == 1
     for library in ("libibverbs1", "ibverbs-providers", "librdmacm1"):
         assert (
             library
@@ -261,7 +261,7 @@ def test_docker_script_rejects_directories_that_cannot_be_mounted(tmp_path):
         assert len(result.stderr.splitlines()) == 1
 
 
-def test_every_pin_has_hashes():
+def test_hashes_exist_for_every_pin():
     lines = {
         name: (LAUNCH / name).read_text().splitlines() for name in ("constraints.txt", "hashes.txt")
     }
@@ -282,7 +282,7 @@ def test_every_pin_has_hashes():
 @pytest.mark.parametrize(
     "path", sorted(LAUNCH.glob("tensorflow-*.txt")), ids=lambda path: path.stem
 )
-def test_the_pins_of_another_tensorflow_are_complete(path):
+def test_pins_of_another_tensorflow_are_complete(path):
     lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
     names = {line.partition("==")[0]: line.partition("==")[2].split(" ")[0] for line in lines}
     version = path.stem.partition("-")[2]
@@ -297,18 +297,18 @@ def test_the_pins_of_another_tensorflow_are_complete(path):
 
 
 @pytest.mark.skipif(not shutil.which("dash"), reason="dash is not installed")
-def test_env_script_asks_for_bash_in_another_shell():
-    done = run("dash", "-c", ". launch/env.sh; echo $?")
-    assert done.stdout == "1\n"
+def test_env_script_in_another_shell_prints_that_it_needs_bash():
+    result = run("dash", "-c", ". launch/env.sh; echo $?")
+    assert result.stdout == "1\n"
     text = (
         "error: launch/env.sh needs bash, but this is another shell. Start bash, then run: ."
         " launch/env.sh\n"
     )
-    assert done.stderr == text
+    assert result.stderr == text
 
 
 @pytest.mark.parametrize("script", ["launch/local.sh", "launch/docker.sh"])
-def test_scripts_take_dashes_and_underscores(script):
+def test_script_options_accept_dashes_and_underscores(script):
     outputs = {run("bash", script, option).stdout for option in ("--dry-run", "--dry_run")}
     assert len(outputs) == 1
     assert outputs.pop().split()[0] in (sys.executable, "docker")

@@ -1,6 +1,6 @@
-"""launch/setup.sh: its errors, and the versions that it would install.
+"""Tests launch/setup.sh: its errors, and the versions that it would install.
 
-The tests themselves run in an environment of a complete setup.
+The tests themselves run in an environment that launch/setup.sh has installed.
 """
 
 import os
@@ -35,7 +35,7 @@ def test_setup_rejects_a_tensorflow_without_pins():
     )
 
 
-def test_setup_does_not_touch_a_directory_that_is_not_an_environment(tmp_path):
+def test_setup_does_not_change_a_directory_that_is_not_an_environment(tmp_path):
     (tmp_path / "venv").mkdir()
     (tmp_path / "venv" / "mine").write_text("x")
     result = run(
@@ -46,7 +46,7 @@ def test_setup_does_not_touch_a_directory_that_is_not_an_environment(tmp_path):
     assert [path.name for path in (tmp_path / "venv").iterdir()] == ["mine"]
 
 
-# The functions of setup.sh, without its last line, which would start it.
+# The functions of setup.sh without its last line, which would start the setup.
 FUNCTIONS = """. <(sed -e 's|^[.] .*/lib.sh"|. launch/lib.sh|' -e '$d' launch/setup.sh)"""
 
 
@@ -54,22 +54,22 @@ FUNCTIONS = """. <(sed -e 's|^[.] .*/lib.sh"|. launch/lib.sh|' -e '$d' launch/se
     ("model", "pin"),
     [("v100", "9.10.2.21"), ("p40", "9.10.2.21"), ("a100", "9.28.0.42"), ("h100", "9.28.0.42")],
 )
-def test_cudnn_suits_the_gpus_that_are_named(model, pin):
-    """Since 9.11 cuDNN has no kernels for GPUs before Turing, such as the papers' V100 and P40."""
+def test_choose_cudnn_chooses_a_version_for_the_gpu(model, pin):
+    # Since 9.11 cuDNN has no kernels for GPUs before Turing, such as the papers' V100 and P40.
     result = run("bash", "-c", f"{FUNCTIONS}; stamp_file=/none choose_cudnn gpu {model}")
     assert (result.stdout.strip(), result.stderr) == (pin, "")
 
 
 @pytest.mark.parametrize("cudnn", ["none", "9.10.2.21"])
-def test_constraints_are_requirements_that_pip_can_read(cudnn):
+def test_constraints_of_a_cudnn_are_requirements_that_pip_can_read(cudnn):
     lines = run("bash", "-c", f"{FUNCTIONS}; constraints_of {cudnn}").stdout.splitlines()
     requirements = [Requirement(line) for line in lines if not line.startswith("#")]
-    found = [str(each.specifier) for each in requirements if each.name == "nvidia-cudnn-cu12"]
-    assert found == ([] if cudnn == "none" else [f"=={cudnn}"])
+    pins = [str(each.specifier) for each in requirements if each.name == "nvidia-cudnn-cu12"]
+    assert pins == ([] if cudnn == "none" else [f"=={cudnn}"])
     assert len(requirements) > 100
 
 
-def test_the_tensorflow_of_a_cluster_is_pinned_with_what_it_needs():
+def test_pins_of_an_older_tensorflow_include_its_dependencies():
     def pins(file, tensorflow):
         lines = run(
             "bash", "-c", f". launch/lib.sh && pins {file}", TENSORFLOW=tensorflow
@@ -95,7 +95,7 @@ def test_the_tensorflow_of_a_cluster_is_pinned_with_what_it_needs():
     assert "tensorboard" in older and "tensorboard" not in newest
 
 
-def test_the_key_of_the_built_wheel_names_all_it_depends_on():
+def test_setup_print_key_names_everything_that_the_wheel_depends_on():
     key = run(SETUP, "--print-key", "--cpu").stdout.strip()
     version = f"cp{sys.version_info.major}{sys.version_info.minor}"
     for part in (
@@ -111,9 +111,9 @@ def test_the_key_of_the_built_wheel_names_all_it_depends_on():
     assert "tf2.18" in run(SETUP, "--print-key", "--cpu", TENSORFLOW="2.18").stdout
 
 
-def test_setup_does_not_take_a_damaged_wheel_from_its_cache(tmp_path):
+def test_horovod_wheel_script_ignores_a_damaged_wheel_in_its_cache(tmp_path):
     def wheel(option):
-        # A compiler that fails, so that nothing is built.
+        # The compiler fails, so nothing is built.
         return run(
             LAUNCH / "horovod_wheel.sh", option, "cpu", sys.executable,
             XDG_CACHE_HOME=str(tmp_path / "cache"), PATH=f"{tmp_path}:{os.environ['PATH']}",
@@ -123,7 +123,8 @@ def test_setup_does_not_take_a_damaged_wheel_from_its_cache(tmp_path):
     compiler.write_text("#!/bin/sh\nexit 1\n")
     compiler.chmod(0o755)
     path = pathlib.Path(wheel("--path").stdout.strip())
-    assert wheel("--cached").returncode == 1  # none yet
+    # The cache is empty.
+    assert wheel("--cached").returncode == 1
     path.parent.mkdir(parents=True)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("horovod/library.so", b"machine code " * 100)
@@ -138,8 +139,8 @@ def test_setup_does_not_take_a_damaged_wheel_from_its_cache(tmp_path):
             assert "g++ cannot compile C++17" in error_line(wheel(option))
 
 
-# Stands in for Python in an environment: pip "installs" one file per call, and at its first call it
-# is killed together with setup.sh, which started it.
+# Replaces Python in an environment. Its pip installs one file per call. At its first call it is
+# killed together with setup.sh, which started it.
 FAKE_PYTHON = r"""#!/bin/bash
 case "$*" in
   *sys.executable*) echo "$0 3.11" ;;
@@ -164,7 +165,7 @@ esac
 """
 
 
-def test_setup_after_one_that_was_killed_while_pip_installed_starts_from_scratch(tmp_path):
+def test_setup_after_one_that_was_killed_during_pip_install_starts_from_scratch(tmp_path):
     launch = tmp_path / "checkout" / "launch"
     shutil.copytree(LAUNCH, launch)
     shutil.copy(ROOT / "pyproject.toml", launch.parent)
@@ -180,8 +181,8 @@ def test_setup_after_one_that_was_killed_while_pip_installed_starts_from_scratch
             HYBRID_IMAGENET_PYTHON=str(python), XDG_CACHE_HOME=str(tmp_path / "cache"),
         )  # fmt: skip
 
-    killed = setup()
-    assert killed.returncode == 143, killed.stderr
+    first = setup()
+    assert first.returncode == 143, first.stderr
     assert (venv / "half_a_package").exists()
     again = setup()
     assert again.returncode == 0, again.stderr
@@ -193,7 +194,7 @@ def test_setup_after_one_that_was_killed_while_pip_installed_starts_from_scratch
     # The environment is complete now, and a third setup has nothing to do.
     (venv / "complete").touch()
     assert setup().stderr == ""
-    # What changed the pins updates a complete environment in place.
+    # After a change of the pins, setup updates a complete environment in place.
     with (launch / "constraints.txt").open("a") as pins:
         pins.write("# another pin\n")
     updated = setup()
@@ -229,7 +230,7 @@ RULE = "-" * 74
         ("one\ntwo\n", "two"),
     ],
 )
-def test_last_error_of_a_log_of_open_mpi_is_its_reason_and_no_rule_of_dashes(tmp_path, log, reason):
+def test_last_error_of_a_log_of_open_mpi_is_the_reason(tmp_path, log, reason):
     (tmp_path / "log").write_text(log)
     assert run("bash", "-c", f"{FUNCTIONS}; last_error {tmp_path}/log").stdout == f"{reason}\n"
 
@@ -237,10 +238,10 @@ def test_last_error_of_a_log_of_open_mpi_is_its_reason_and_no_rule_of_dashes(tmp
 @pytest.mark.parametrize(
     ("version", "usable"), [("3.10", False), ("3.11", True), ("3.13", True), ("3.14", False)]
 )
-def test_find_python_takes_the_versions_that_pyproject_allows(tmp_path, version, usable):
-    stand_in = tmp_path / "python"
-    stand_in.write_text(f"#!/bin/sh\necho {stand_in} {version}\n")
-    stand_in.chmod(0o755)
+def test_find_python_accepts_the_versions_that_pyproject_allows(tmp_path, version, usable):
+    replacement = tmp_path / "python"
+    replacement.write_text(f"#!/bin/sh\necho {replacement} {version}\n")
+    replacement.chmod(0o755)
     allowed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
         "requires-python"
     ]
@@ -249,13 +250,14 @@ def test_find_python_takes_the_versions_that_pyproject_allows(tmp_path, version,
         "bash",
         "-c",
         f"{FUNCTIONS}; find_python; echo $python",
-        HYBRID_IMAGENET_PYTHON=str(stand_in),
+        HYBRID_IMAGENET_PYTHON=str(replacement),
     )
     if usable:
-        assert result.stdout.splitlines()[-1] == str(stand_in)
+        assert result.stdout.splitlines()[-1] == str(replacement)
     else:
-        assert f"No usable Python 3.11 to 3.13 was found ({stand_in} is {version})" in error_line(
-            result
+        assert (
+            f"No usable Python 3.11 to 3.13 was found ({replacement} is {version})"
+            in error_line(result)
         )
 
 

@@ -1,4 +1,4 @@
-"""Tests that the workflows agree with the metadata, and publish only what an owner switched on."""
+"""Tests that workflows agree with the metadata, and publish only if the owner has enabled it."""
 
 import re
 import tomllib
@@ -32,7 +32,7 @@ def test_scripts_that_a_workflow_runs_exist(name):
     assert [script for script in scripts if not (ROOT / script).is_file()] == []
 
 
-def test_release_publishes_only_what_is_switched_on():
+def test_release_publishes_only_if_a_variable_is_set():
     page = (ROOT / "docs" / "dev" / "releasing.md").read_text()
     jobs = load("release.yml")["jobs"]
     assert "if" not in jobs.pop("build")
@@ -43,13 +43,13 @@ def test_release_publishes_only_what_is_switched_on():
         assert job["needs"] == "build"
 
 
-def test_release_rejects_a_tag_that_is_not_the_version():
-    done = run(ROOT / ".ci" / "release", "v99.0.0")
-    assert done.returncode == 1
-    assert "error: The tag is v99.0.0, but hybrid_imagenet/__init__.py has version" in done.stderr
+def test_release_script_rejects_a_tag_that_is_not_the_version():
+    result = run(ROOT / ".ci" / "release", "v99.0.0")
+    assert result.returncode == 1
+    assert "error: The tag is v99.0.0, but hybrid_imagenet/__init__.py has version" in result.stderr
 
 
-def test_bug_reports_ask_for_the_environment_and_the_report():
+def test_bug_report_form_asks_for_environment_and_report():
     form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml").read_text())
     text = str(form["body"])
     assert "hybrid-imagenet env" in text

@@ -32,12 +32,12 @@ def written():
         Case(ends.TRAIN, ends.TRAINING, ends.TERMINAL),
         Case(ends.RUN, ends.COMPILING, "TERM"),
     ],
-    ids=lambda case: f"{case.name}, {case.moment}, {case.way}",
+    ids=lambda case: f"{case.name}, {case.moment}, {case.stop}",
 )
 def test_a_command_ends_as_written(case, folder):
     ended = ends.end(case, folder)
     assert (ended.code, ended.saved) == written()[case.key], ended
-    assert len(ended.lines) == sum(word in ("INT", "TERM") for word in case.way.split())
+    assert len(ended.lines) == sum(word in ("INT", "TERM") for word in case.stop.split())
     assert ended.left == ()
 
 

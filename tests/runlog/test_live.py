@@ -58,7 +58,8 @@ def test_remaining_time_counts_images_and_validations():
     assert status.remaining_seconds() is None
     status.step(step_record(5))
     assert (status.epoch, status.epoch_fraction) == (1, 0.5)
-    assert status.remaining_seconds() == pytest.approx(4.5 * 10)  # no validation seen yet
+    # No validation has been measured yet.
+    assert status.remaining_seconds() == pytest.approx(4.5 * 10)
     status.epoch_done(epoch_record(1, 0.5))
     assert (status.epoch, status.epoch_fraction) == (1, 1.0)
     assert status.remaining_seconds() == pytest.approx(4 * 12)
@@ -67,9 +68,10 @@ def test_remaining_time_counts_images_and_validations():
     assert status.efficiency() == pytest.approx(100 / 120)
 
 
-def test_remaining_time_leaves_compilation_out():
+def test_remaining_time_ignores_compilation():
     status = RunStatus(INFO, total_epochs=5)
-    status.step(step_record(5))  # 100 images/s after the first step
+    # After the first step, the rate is 100 images/s.
+    status.step(step_record(5))
     compiled = {
         "images_per_second": 10.0,
         "validation_seconds": 30.0,
@@ -105,7 +107,7 @@ def test_run_status_of_a_resumed_run_begins_at_its_step():
         ({}, None),
     ],
 )
-def test_phase_text(values, text):
+def test_phase_text_names_the_phase_and_its_hyperparameters(values, text):
     status = RunStatus(INFO, 5)
     status.values = values
     assert status.phase_text() == text

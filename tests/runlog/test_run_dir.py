@@ -43,7 +43,7 @@ def test_run_directory_does_not_write_to_the_target_of_a_linked_lock(tmp_path):
     assert other.read_text() == "mine"
 
 
-def test_free_name_and_latest_name(tmp_path):
+def test_free_name_and_latest_name_count_existing_directories(tmp_path):
     base = tmp_path / "hybrid-digits"
     assert free_name(base) == latest_name(base) == base
     base.mkdir()
@@ -90,13 +90,13 @@ def test_check_directory_suggests_a_run_with_a_similar_name(tmp_path, one, other
     assert not (tmp_path / one).exists()
 
 
-def test_check_directory_raises_as_a_run_would_and_changes_nothing(tmp_path):
-    held = RunDirectory(tmp_path / "held", resume=False)
+def test_check_directory_raises_the_errors_of_a_run_and_changes_nothing(tmp_path):
+    lock_owner = RunDirectory(tmp_path / "held", resume=False)
     with pytest.raises(UserError, match="in use by another run"):
         run_dir.check_directory(tmp_path / "held", resume=False)
-    held.release()
+    lock_owner.release()
     assert run_dir.check_directory(tmp_path / "held", resume=False) == "empty"
-    held.write_json("config.json", {})
+    lock_owner.write_json("config.json", {})
     assert run_dir.check_directory(tmp_path / "held", resume=True) == "holds a run"
     with pytest.raises(UserError, match="Add --resume"):
         run_dir.check_directory(tmp_path / "held", resume=False)

@@ -8,8 +8,12 @@ TOP1 = [0.40, 0.76, 0.70, 0.80]
 
 
 def records():
-    """Four epochs of 1000 images at 100, 200, 250, 200 images/s, each with 2 s of validation."""
-    seconds, rows = 0.0, []
+    """Returns four epochs of 1000 images with 2 s of validation each.
+
+    The speeds are 100, 200, 250 and 200 images/s.
+    """
+    seconds = 0.0
+    rows = []
     for epoch, (top1, rate) in enumerate(zip(TOP1, [100.0, 200.0, 250.0, 200.0], strict=True), 1):
         seconds += 1000 / rate + 2
         rows.append(
@@ -36,11 +40,12 @@ def records():
 
 
 def summarized(rows=None, **options):
+    """Returns the summary of `rows`, or of the four epochs of `records`."""
     rows = records() if rows is None else rows
     return summary.summarize(rows, **{"world_size": 2, "images_per_epoch": 1000, **options})
 
 
-def test_results_epochs_and_throughput():
+def test_summarize_returns_results_epochs_and_throughput():
     result = summarized(targets=(0.75, 0.99), name="x")
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     assert result["name"] == "x"
@@ -58,7 +63,7 @@ def test_results_epochs_and_throughput():
     assert result["scaling_efficiency"] is None
 
 
-def test_criteria_of_a_target_follow_the_definitions():
+def test_summarize_computes_the_criteria_of_a_target_as_defined():
     result = summarized(targets=(0.75,), single_gpu_images_per_second=125)
     assert result["scaling_efficiency"] == pytest.approx(200 / 250)
     goal, top5 = result["targets"]
@@ -69,8 +74,8 @@ def test_criteria_of_a_target_follow_the_definitions():
         19,
     )
     assert goal["convergence_rate"] == 0.5
-    # Written out: rate * single-GPU speed * GPUs * efficiency, the speed in passes of 1000 images
-    # per second.
+    # Rate * single-GPU speed * GPUs * efficiency. The speed is in passes over 1000 images per
+    # second.
     speed = 0.5 * (125 / 1000) * 2 * 0.8
     assert goal["actual_training_speed"] == pytest.approx(speed)
     assert goal["actual_training_seconds"] == pytest.approx(1 / speed)
@@ -142,7 +147,7 @@ def test_time_by_cause_adds_up_to_the_wall_time():
         assert sum(unknown.values()) == pytest.approx(32)
 
 
-def test_run_that_ended_before_its_first_epoch():
+def test_summary_of_a_run_without_an_epoch_has_no_results():
     result = summarized([{"kind": "step", "step": 3, "seconds": 1.5}])
     assert (result["epochs"], result["steps"], result["val_top1"], result["wall_seconds"]) == (
         0,

@@ -47,13 +47,13 @@ def test_log_on_a_full_disk_prints_one_message(tmp_path):
 def events(directory):
     from tensorflow.core.util import event_pb2
 
-    found = []
+    rows = []
     for item in tf.data.TFRecordDataset(sorted(map(str, directory.iterdir()))).as_numpy_iterator():
         event = event_pb2.Event.FromString(item)
         # TensorBoard does the same.
         if event.session_log.status == event.session_log.START:
-            found = [value for value in found if value[0] < event.step]
-        found += [
+            rows = [value for value in rows if value[0] < event.step]
+        rows += [
             (
                 event.step,
                 value.tag,
@@ -62,7 +62,7 @@ def events(directory):
             )
             for value in event.summary.value
         ]
-    return found
+    return rows
 
 
 def test_log_writes_scalars_under_documented_tags(tmp_path):
@@ -70,8 +70,8 @@ def test_log_writes_scalars_under_documented_tags(tmp_path):
     board.log(STEP)
     board.log(EPOCH)
     board.close()
-    found = events(tmp_path / "tb")
-    scalars = {(s, tag): float(v) for s, tag, v, plugin in found if plugin == "scalars"}
+    rows = events(tmp_path / "tb")
+    scalars = {(s, tag): float(v) for s, tag, v, plugin in rows if plugin == "scalars"}
     assert scalars == {
         (5, "train/loss"): 1.0,
         (5, "optimizer/learning_rate"): pytest.approx(0.1),

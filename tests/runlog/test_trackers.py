@@ -34,7 +34,7 @@ CONFIG = {"flags": {"lr": 0.5, "data_dir": None}, "version": "1"}
 
 
 class Server:
-    """What the stub packages have received: runs by identifier."""
+    """Records what the stub packages receive, by the identifier of a run."""
 
     def __init__(self):
         self.runs = {}
@@ -192,7 +192,7 @@ def start(tracker, directory, messages, **arguments):
 
 
 @pytest.mark.parametrize("tracker", trackers.NAMES)
-def test_a_second_session_continues_the_run_of_the_tracker(tracker, server, tmp_path):
+def test_tracker_in_a_second_session_continues_the_run(tracker, server, tmp_path):
     messages = []
     log = start(tracker, tmp_path / "run", messages)
     log.log(STEP)
@@ -214,12 +214,12 @@ def test_a_second_session_continues_the_run_of_the_tracker(tracker, server, tmp_
 
 
 @pytest.mark.parametrize("tracker", trackers.NAMES)
-def test_a_project_is_passed_on(tracker, server, tmp_path):
+def test_tracker_uses_the_project_that_is_passed(tracker, server, tmp_path):
     start(tracker, None, [], project="flowers").close(trackers.FAILED)
     assert [run["project"] for run in server.runs.values()] == ["flowers"]
 
 
-def test_a_server_that_fails_is_reported_once_and_counted(server, tmp_path):
+def test_tracker_with_a_failing_server_prints_one_message_and_the_count(server, tmp_path):
     messages = []
     log = start("trackio", None, messages)
     server.fails = True
@@ -246,7 +246,7 @@ def test_close_does_not_wait_forever_for_a_server(server, monkeypatch):
     assert message.startswith("trackio did not answer for 0.05 s")
 
 
-def test_a_run_that_cannot_start_is_one_error_with_a_remedy(server, monkeypatch):
+def test_tracker_that_cannot_start_a_run_raises_one_error_with_a_remedy(server, monkeypatch):
     def fail(*args, **kwargs):
         raise ValueError("unsupported\nURI")
 
@@ -255,14 +255,14 @@ def test_a_run_that_cannot_start_is_one_error_with_a_remedy(server, monkeypatch)
         start("mlflow", None, [])
 
 
-def test_a_damaged_file_of_identifiers_is_an_error(server, tmp_path):
+def test_tracker_with_a_damaged_file_of_identifiers_raises(server, tmp_path):
     (tmp_path / trackers.ID_FILE).write_text("[")
     with pytest.raises(UserError, match=r"tracker\.json cannot be read\. Remove it"):
         start("trackio", tmp_path, [])
 
 
 @pytest.mark.parametrize("tracker", trackers.NAMES)
-def test_a_missing_package_is_one_line_before_the_run_starts(tracker, monkeypatch, tmp_path):
+def test_tracker_without_its_package_raises_before_the_run_starts(tracker, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, tracker, None)
     expected = rf"^The tracker {tracker} needs .* not installed\. Run pip install {tracker}\.$"
     flags = ["--dataset=digits", f"--run_dir={tmp_path / 'run'}", f"--tracker={tracker}"]
@@ -272,7 +272,7 @@ def test_a_missing_package_is_one_line_before_the_run_starts(tracker, monkeypatc
         hi.callbacks.Tracker(tracker)
 
 
-def test_the_program_sends_its_records_and_its_configuration(server, tmp_path):
+def test_tracker_of_the_program_gets_records_and_configuration(server, tmp_path):
     def session(*flags, stop):
         common = [f"--run_dir={tmp_path / 'run'}", "--tracker=wandb", "--tracker_project=own"]
         recording = Recording(run_config.resolve([*common, *flags]), 0, 1)
@@ -294,7 +294,7 @@ def test_the_program_sends_its_records_and_its_configuration(server, tmp_path):
     assert run["config"]["flags"]["epochs"] == 9
 
 
-def test_other_ranks_start_no_run(server, tmp_path):
+def test_tracker_on_ranks_other_than_0_starts_no_run(server, tmp_path):
     flags = [f"--run_dir={tmp_path / 'run'}", "--tracker=wandb"]
     recording = Recording(run_config.resolve(flags), 1, 2)
     recording.start(FACTS, {}, RunState())
@@ -303,7 +303,7 @@ def test_other_ranks_start_no_run(server, tmp_path):
     assert server.runs == {}
 
 
-def test_a_run_that_diverged_is_recorded_as_failed(server, tmp_path):
+def test_tracker_records_a_diverged_run_as_failed(server, tmp_path):
     flags = [f"--run_dir={tmp_path / 'run'}", "--tracker=mlflow"]
     recording = Recording(run_config.resolve(flags), 0, 1)
     recording.start(FACTS, {"world_size": 1, "images_per_epoch": 100}, RunState())
@@ -337,6 +337,6 @@ def test_tracker_of_fit_sends_epochs_and_continues_the_run(server, tmp_path):
     assert all({"loss", "epoch"} == set(values) for _, values in run["values"])
 
 
-def test_tracker_of_an_unknown_name_suggests_one():
+def test_tracker_with_an_unknown_name_suggests_one():
     with pytest.raises(UserError, match=r"did you mean wandb\?"):
         hi.callbacks.Tracker("wanbd")

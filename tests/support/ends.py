@@ -1,8 +1,7 @@
-"""Stops real commands in every way and writes how they end: `python -m tests.support.ends` makes
-docs/dev/ends.md.
+"""Stops real commands in every way and writes how they end.
 
-It takes six minutes on two idle cores. `tests/resilience/test_ends.py --long` compares the exit
-codes with the page.
+`python -m tests.support.ends` writes docs/dev/ends.md, which takes six minutes on two idle cores.
+`tests/resilience/test_ends.py --long` compares the exit codes with the page.
 """
 
 from __future__ import annotations
@@ -25,15 +24,22 @@ from tests.ranks import ROOT, environment
 from tests.support import processes, program
 
 PAGE = ROOT / "docs" / "dev" / "ends.md"
+# The heading of the part of the page that `tests.launch.losses` writes.
 SEVERAL = "\n## On several hosts\n"
-"""The heading of what `tests.launch.losses` writes on the page."""
-PATIENCE = 300.0  # seconds for a moment to come, and for an end
-BETWEEN = 0.5  # seconds between two signals
+# How long to wait for the moment at which a command is stopped, and for its end.
+PATIENCE = 300.0
+BETWEEN_SIGNALS_SECONDS = 0.5
 
-START, LOADING, COMPILING = "start", "TensorFlow loads", "the step compiles"
-TRAINING, VALIDATION = "training", "validation"
-HEAD, TEE, TERMINAL = "`\\| head`", "Ctrl-C, `2>&1 \\| tee log`", "terminal closed"
-TRAIN, RUN = ("train",), ("run", "-np", "2", "--")
+START = "start"
+LOADING = "TensorFlow loads"
+COMPILING = "the step compiles"
+TRAINING = "training"
+VALIDATION = "validation"
+HEAD = "`\\| head`"
+TEE = "Ctrl-C, `2>&1 \\| tee log`"
+TERMINAL = "terminal closed"
+TRAIN = ("train",)
+RUN = ("run", "-np", "2", "--")
 FLAGS = (
     "--optimizer=sgd",
     "--model=resnet8",
@@ -44,6 +50,7 @@ FLAGS = (
     "--keep_best=false",
 )
 _DATA = ("--dataset=tfrecord", "--data_dir=DATA")
+# Other commands. RUN and DATA are replaced by directories.
 OTHERS = (
     ("evaluate", "RUN", *_DATA),
     ("predict", "RUN", "DATA/image.jpg"),
@@ -54,8 +61,8 @@ OTHERS = (
     ("doctor",),
     ("bench input", "--source=synthetic"),
 )
-"""Other commands; RUN and DATA stand for directories."""
-_WAYS = {
+# How a training is stopped at each moment.
+_STOPS = {
     START: ("INT", "TERM", "HUP", "USR1"),
     LOADING: ("INT", "TERM", TEE),
     COMPILING: ("INT", "INT INT", "INT INT INT", "TERM"),
@@ -66,37 +73,41 @@ _WAYS = {
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A row: a command, the moment at which it is stopped, and how: signals one after the other, or
-    by its output.
+    """Describes a row of the table: a command, the moment at which it is stopped, and how.
+
+    A command is stopped by signals, one after the other, or by the end of its reader.
     """
 
     words: tuple[str, ...]
     moment: str
-    way: str
+    stop: str
 
     @property
     def name(self) -> str:
-        """The command as the table names it."""
+        """Returns the command as the table names it."""
         return " ".join(self.words[:-1]) if self.words == RUN else self.words[0]
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """The first cells of its row."""
-        return self.name, self.moment, self.way
+        """Returns the first cells of the row."""
+        return self.name, self.moment, self.stop
 
     @property
     def trains(self) -> bool:
-        """Whether it trains."""
+        """Returns whether the command trains."""
         return self.words in (TRAIN, RUN)
 
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """What became of it.
+    """Describes how a command ended.
 
     Attributes:
-      answer: seconds until the first line on standard error, None without one.
-      left: what lies in the directory of temporary files.
+      code: the exit code.
+      lines: standard error after the stop.
+      saved: how many of the steps are in the latest checkpoint.
+      answer: seconds until the first line on standard error; None if there was none.
+      left: names of the files that remained in the directory of temporary files.
     """
 
     code: int
@@ -109,8 +120,8 @@ class End:
 def cases() -> Iterator[Case]:
     """Yields the rows of the table in order."""
     for words in (TRAIN, RUN):
-        for moment, ways in _WAYS.items():
-            yield from (Case(words, moment, way) for way in ways)
+        for moment, stops in _STOPS.items():
+            yield from (Case(words, moment, stop) for stop in stops)
     for words in OTHERS:
         yield Case(words, START, "INT")
     for words in OTHERS[:3]:
@@ -128,15 +139,15 @@ def make_data(folder: pathlib.Path) -> None:
 
 
 def train(folder: pathlib.Path) -> None:
-    """Makes the run of one epoch that the other commands need, too."""
+    """Trains one epoch, because the other commands need a run."""
     done = program.train(1, folder / "DATA", folder / "RUN", *FLAGS, "--epochs=1")
     assert done.returncode == 0, done.stderr
 
 
 def end(case: Case, folder: pathlib.Path) -> End:
     """Runs a case to its end in a folder with data."""
-    with tempfile.TemporaryDirectory(dir=folder) as own:
-        job = _Job(case, folder, pathlib.Path(own))
+    with tempfile.TemporaryDirectory(dir=folder) as case_folder:
+        job = _Job(case, folder, pathlib.Path(case_folder))
         try:
             return job.end()
         finally:
@@ -144,11 +155,14 @@ def end(case: Case, folder: pathlib.Path) -> End:
 
 
 class _Job:
-    """A case under way."""
+    """Runs a case."""
 
-    def __init__(self, case: Case, folder: pathlib.Path, own: pathlib.Path):
-        self.case, self.run_dir = case, own / "run"
-        self.output, self.errors, self.temporary = own / "output", own / "errors", own / "temporary"
+    def __init__(self, case: Case, folder: pathlib.Path, case_folder: pathlib.Path):
+        self.case = case
+        self.run_dir = case_folder / "run"
+        self.output = case_folder / "output"
+        self.errors = case_folder / "errors"
+        self.temporary = case_folder / "temporary"
         self.temporary.mkdir()
         words = [
             w.replace("RUN", str(folder / "RUN")).replace("DATA", str(folder / "DATA"))
@@ -161,37 +175,38 @@ class _Job:
                 f"--data_dir={folder}/DATA",
                 f"--run_dir={self.run_dir}",
             ]
-            words += [f"--epochs={3 if case.way == HEAD else 5000}"]
-            if case.moment == COMPILING and " " in case.way:
-                words += ["--model=resnet50"]  # long enough for three signals
+            words += [f"--epochs={3 if case.stop == HEAD else 5000}"]
+            if case.moment == COMPILING and " " in case.stop:
+                # The compilation must be long enough for three signals.
+                words += ["--model=resnet50"]
         self.command = [sys.executable, "-m", "hybrid_imagenet", *case.words[0].split(), *words]
         self.reader: subprocess.Popen[bytes] | None = None
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        way = self.case.way
+        stop = self.case.stop
         with self.output.open("wb") as out, self.errors.open("wb") as err:
-            if way == TERMINAL:
+            if stop == TERMINAL:
                 self.master, terminal = pty.openpty()
                 with os.fdopen(terminal, "wb") as end:
                     return self._popen(["setsid", "--ctty", *self.command], end, end, stdin=end)
-            if way in (HEAD, TEE):
-                words = ["head", "-n", "1"] if way == HEAD else ["tee", str(self.errors)]
+            if stop in (HEAD, TEE):
+                words = ["head", "-n", "1"] if stop == HEAD else ["tee", str(self.errors)]
                 self.reader = self._popen(words, out, out, stdin=subprocess.PIPE, group=0)
                 with self.reader.stdin as pipe:
                     return self._popen(
-                        self.command, pipe, err if way == HEAD else pipe, group=self.reader.pid
+                        self.command, pipe, err if stop == HEAD else pipe, group=self.reader.pid
                     )
             return self._popen(self.command, out, err, group=0)
 
     def _popen(
         self, command, stdout, stderr, *, stdin=subprocess.DEVNULL, group=None
     ) -> subprocess.Popen[bytes]:
-        # A shell makes what it starts in the background ignore SIGINT, and nohup SIGHUP; our
-        # processes would, too.
+        # A shell starts background jobs with SIGINT ignored, and nohup ignores SIGHUP. The commands
+        # would inherit that.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        own = None if group is None else lambda: os.setpgid(0, group)
+        set_group = None if group is None else lambda: os.setpgid(0, group)
         return subprocess.Popen(
             command,
             cwd=ROOT,
@@ -199,27 +214,28 @@ class _Job:
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
-            preexec_fn=own,
+            preexec_fn=set_group,
         )
 
     def end(self) -> End:
         """Waits for the moment, stops the command, and waits for its end."""
         self._wait(self._reached)
-        before, began = self.errors.stat().st_size, time.monotonic()
-        first, *further = self._ways()
+        before = self.errors.stat().st_size
+        start_time = time.monotonic()
+        first, *others = self._stop_actions()
         first()
         self._wait(lambda: self.process.poll() is not None or self.errors.stat().st_size > before)
-        answer = time.monotonic() - began if self.errors.stat().st_size > before else None
-        for way in further:
-            time.sleep(BETWEEN)
-            way()
+        answer = time.monotonic() - start_time if self.errors.stat().st_size > before else None
+        for action in others:
+            time.sleep(BETWEEN_SIGNALS_SECONDS)
+            action()
         code = self.process.wait(PATIENCE)
         lines = self.errors.read_bytes()[before:].decode().splitlines()
         left = tuple(path.name for path in self.temporary.iterdir())
         return End(128 - code if code < 0 else code, tuple(lines), self._saved(), answer, left)
 
     def close(self) -> None:
-        """Leaves no process."""
+        """Ends all processes."""
         for each in filter(None, (self.process, self.reader)):
             each.kill()
             each.wait()
@@ -237,35 +253,35 @@ class _Job:
         if self.case.moment == START:
             return _imports(self.process.pid)
         if self.case.moment == LOADING:
-            own = self.process.pid
+            pid = self.process.pid
             return any(
-                "libtensorflow" in _read(f"/proc/{each}/maps")
-                for each in (own, *processes.descendants(own))
+                "libtensorflow" in _read(f"/proc/{process}/maps")
+                for process in (pid, *processes.descendants(pid))
             )
         if self.case.moment == COMPILING:
             return "compiling the step" in self.output.read_text()
-        steps, epochs = (
-            sum(record["kind"] == kind for record in program.records(self.run_dir))
-            for kind in ("step", "epoch")
-        )
-        whole = program.TRAIN // (8 if self.case.words == TRAIN else 16)
-        return steps == whole * (epochs + 1) if self.case.moment == VALIDATION else steps > whole
+        kinds = [record["kind"] for record in program.records(self.run_dir)]
+        steps = kinds.count("step")
+        epochs = kinds.count("epoch")
+        steps_per_epoch = program.TRAIN // (8 if self.case.words == TRAIN else 16)
+        if self.case.moment == VALIDATION:
+            return steps == steps_per_epoch * (epochs + 1)
+        return steps > steps_per_epoch
 
-    def _ways(self) -> list[Callable[[], None]]:
-        """Returns what stops it, one after the other."""
-        if self.case.way == TERMINAL:
+    def _stop_actions(self) -> list[Callable[[], None]]:
+        """Returns functions that stop the command when they are called one after the other."""
+        if self.case.stop == TERMINAL:
             return [lambda: os.close(self.master)]
-        if self.case.way == TEE:
+        if self.case.stop == TEE:
             return [lambda: os.killpg(self.reader.pid, signal.SIGINT)]
-        if self.case.way == HEAD:
+        if self.case.stop == HEAD:
             return [self.reader.wait]
-        own, ways = self.process.pid, []
-        for name in self.case.way.split():
-            send = (
-                os.killpg if name == "INT" else os.kill
-            )  # Ctrl-C is for all in the terminal's foreground
-            ways.append(functools.partial(send, own, getattr(signal, f"SIG{name}")))
-        return ways
+        actions = []
+        for name in self.case.stop.split():
+            # Ctrl-C reaches all processes in the foreground of the terminal.
+            send = os.killpg if name == "INT" else os.kill
+            actions.append(functools.partial(send, self.process.pid, getattr(signal, f"SIG{name}")))
+        return actions
 
     def _saved(self) -> str:
         if not self.case.trains:
@@ -274,13 +290,9 @@ class _Job:
             (int(path.stem[5:]) for path in self.run_dir.glob("checkpoints/step-*.npz")), default=0
         )
         steps = max((record["step"] for record in program.records(self.run_dir)), default=0)
-        return (
-            "all"
-            if newest and newest >= steps
-            else f"{newest} of {steps} steps"
-            if newest
-            else "nothing"
-        )
+        if not newest:
+            return "nothing"
+        return "all" if newest >= steps else f"{newest} of {steps} steps"
 
 
 def _read(path: str) -> str:
@@ -291,12 +303,14 @@ def _read(path: str) -> str:
 
 
 def _imports(process: int) -> bool:
-    """Whether a command has its handlers and imports its modules: it reads the package's files or
-    has NumPy already.
+    """Returns whether a command has set its signal handlers and imports its modules.
+
+    It then catches SIGHUP or has loaded NumPy.
     """
-    caught = re.search(r"^SigCgt:\s*(\w+)", _read(f"/proc/{process}/status"), re.MULTILINE)
-    hangs_up = bool(caught) and bool(int(caught[1], 16) & 1 << (signal.SIGHUP - 1))
-    return hangs_up or "numpy" in _read(f"/proc/{process}/maps")
+    caught_signals = re.search(r"^SigCgt:\s*(\w+)", _read(f"/proc/{process}/status"), re.MULTILINE)
+    hangup_bit = 1 << (signal.SIGHUP - 1)
+    catches_hangup = bool(caught_signals) and bool(int(caught_signals[1], 16) & hangup_bit)
+    return catches_hangup or "numpy" in _read(f"/proc/{process}/maps")
 
 
 def table(ends: dict[Case, End]) -> str:
@@ -318,29 +332,30 @@ def table(ends: dict[Case, End]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for case, end in ends.items():
-        said = "<br>".join(end.lines).replace("|", "\\|")
+        errors = "<br>".join(end.lines).replace("|", "\\|")
         answer = "" if end.answer is None else f"{end.answer:.1f}"
         lines.append(
-            f"| {case.name} | {case.moment} | {case.way} | {end.code} | {end.saved} | {answer} |"
-            f" {said} |"
+            f"| {case.name} | {case.moment} | {case.stop} | {end.code} | {end.saved} | {answer} |"
+            f" {errors} |"
         )
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
-    """Runs all cases whose row holds the words of the command line, and prints them; without words,
-    writes the page.
+    """Runs all cases whose row contains the words of the command line, and prints how they ended.
+
+    Without words, it runs all cases and writes the page.
     """
-    found = {}
+    results = {}
     with tempfile.TemporaryDirectory() as folder:
         make_data(pathlib.Path(folder))
         train(pathlib.Path(folder))
         for case in cases():
             if all(word in " ".join(case.key) for word in sys.argv[1:]):
-                found[case] = end(case, pathlib.Path(folder))
-                print(*case.key, found[case], flush=True)
+                results[case] = end(case, pathlib.Path(folder))
+                print(*case.key, results[case], flush=True)
     if not sys.argv[1:]:
-        PAGE.write_text("".join((table(found), *PAGE.read_text().partition(SEVERAL)[1:])))
+        PAGE.write_text("".join((table(results), *PAGE.read_text().partition(SEVERAL)[1:])))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""Uses the names with which a program of the user's own begins, before TensorFlow's environment is
-set.
+"""Uses the first names of the library as a user's program does.
+
+The environment of TensorFlow has not been set yet at this time.
 """
 
 import hybrid_imagenet as hi

@@ -1,6 +1,4 @@
-"""A process that has imported nothing yet: runs programs or imports modules, and tells what that
-has loaded.
-"""
+"""Calls programs or imports modules in a new process, and returns which packages that loads."""
 
 import contextlib
 import importlib
@@ -26,14 +24,14 @@ def run(*calls: tuple[str, Sequence[str] | None]) -> tuple[list, set[str], str]:
       error.
     """
     command = [sys.executable, "-m", __name__, json.dumps(calls)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    codes, loaded = json.loads(done.stdout)
-    return codes, set(loaded), done.stderr
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    codes, loaded = json.loads(result.stdout)
+    return codes, set(loaded), result.stderr
 
 
 def loaded_by(*modules: str) -> set[str]:
-    """The frameworks that importing these modules loads."""
+    """Returns the frameworks that importing these modules loads."""
     return run(*((name, None) for name in modules))[1] & FRAMEWORKS
 
 

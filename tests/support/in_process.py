@@ -1,8 +1,7 @@
-"""A program of the package inside of a process that has TensorFlow already, of a pool or of the
-tests themselves.
+"""Runs a program of the package in a process that has loaded TensorFlow already.
 
-What a process of its own would show, an exit that ends all ranks and signals, needs one; results
-and messages do not.
+That is a rank of a pool, or the process of the tests. It is enough for results and messages. A test
+of signals, or of an exit that ends all ranks, needs a separate process.
 """
 
 from __future__ import annotations
@@ -28,11 +27,12 @@ def call(module: str, arguments: Sequence[str]) -> list:
       arguments: the command line.
     """
     program = importlib.import_module(module).main
-    output, errors = io.StringIO(), io.StringIO()
+    output = io.StringIO()
+    errors = io.StringIO()
     with (
         alone(),
         mock.patch.object(os, "_exit", sys.exit),
-        # It lasts until the end of the process, which continues here.
+        # This limit would last until the end of the process, which continues here.
         mock.patch.object(main, "_limit_wait_for_other_ranks", lambda seconds: None),
         contextlib.redirect_stdout(output),
         contextlib.redirect_stderr(errors),
@@ -46,7 +46,7 @@ def call(module: str, arguments: Sequence[str]) -> list:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Puts back what a program changes for its whole process."""
+    """Restores what a program changes for its whole process."""
     import keras
     from tensorflow.python.framework import config
 
@@ -59,4 +59,5 @@ def alone() -> Iterator[None]:
             signal.signal(number, handler)
         config.disable_op_determinism()
         keras.config.set_dtype_policy(policy)
-        keras.backend.clear_session()  # it collects garbage too
+        # This also collects garbage.
+        keras.backend.clear_session()

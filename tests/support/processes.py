@@ -1,4 +1,4 @@
-"""Processes of a run as the system sees them, and how tests wait for them."""
+"""Observes processes as the operating system sees them, and waits for them."""
 
 import contextlib
 import pathlib
@@ -22,8 +22,9 @@ __all__ = [
 
 
 def python(*words: object, **options) -> subprocess.Popen[str]:
-    """Starts Python with these words in the checkout; its output and errors are pipes unless the
-    options say else.
+    """Starts Python with these arguments in the checkout.
+
+    Standard output and standard error are pipes unless the options set something else.
     """
     settings = {
         "cwd": pathlib.Path(__file__).parents[2],
@@ -35,7 +36,7 @@ def python(*words: object, **options) -> subprocess.Popen[str]:
 
 
 def alive(process: int) -> bool:
-    """Whether it runs, sleeps or is stopped; not a zombie."""
+    """Returns whether a process runs, sleeps or is stopped, and is not a zombie."""
     try:
         state = pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -44,7 +45,7 @@ def alive(process: int) -> bool:
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    """Waits until it holds; fails if that takes longer."""
+    """Waits until a condition holds; fails if that takes longer."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -52,15 +53,16 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
 
 
 def numbers_in(folder: pathlib.Path, count: int) -> list[int]:
-    """The numbers of `count` processes, each of which makes a file of that name in the folder once
-    it runs.
+    """Waits until `count` processes have run, and returns their process IDs.
+
+    Each process creates a file in the folder whose name is its ID.
     """
     wait_for(lambda: len(list(folder.iterdir())) >= count, 120)
     return [int(path.name) for path in folder.iterdir()]
 
 
 def gone_within(processes, seconds: float) -> bool:
-    """Waits until none of them is alive any more."""
+    """Waits until none of the processes is alive, and returns whether that was in time."""
     deadline = time.monotonic() + seconds
     while any(map(alive, processes)):
         if time.monotonic() > deadline:
@@ -71,8 +73,9 @@ def gone_within(processes, seconds: float) -> bool:
 
 @contextlib.contextmanager
 def small_disk(folder: pathlib.Path, megabytes: int, *options: str):
-    """Mounts a file system in memory; yields a function that changes its options, or None where
-    mounting is refused.
+    """Mounts a small file system in memory; yields a function that changes its mount options.
+
+    Yields None if this process may not mount a file system.
     """
 
     def mount(*words: str) -> bool:

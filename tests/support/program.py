@@ -1,4 +1,4 @@
-"""Runs the program on a tiny data set, with one or several ranks."""
+"""Runs the program on a tiny dataset, with one or several ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from tests.data.support import jpeg, write_shards
 from tests.ranks import HOROVODRUN, MPIRUN, ROOT, Pool, environment, skip_without_horovod
 from tests.support import in_process, processes
 
-TRAIN, VALIDATION, CLASSES = 64, 13, 4
+TRAIN = 64
+VALIDATION = 13
+CLASSES = 4
 FLAGS = (
     "--dataset=tfrecord",
     f"--num_classes={CLASSES}",
@@ -31,7 +33,8 @@ FLAGS = (
     "--deterministic",
 )
 
-ENGINE = "horovod"  # what connects the ranks: --engine of the tests
+# The engine that connects the ranks. The option --engine of the tests sets it.
+ENGINE = "horovod"
 METHODS = (
     *(
         "--model_width=8",
@@ -43,7 +46,7 @@ METHODS = (
 
 
 def make_data(folder: pathlib.Path) -> pathlib.Path:
-    """TFRecord shards whose classes differ in brightness, so that a few steps learn something."""
+    """Writes TFRecord shards whose classes differ in brightness, so that a few steps suffice."""
     for split, count, first in (("train", TRAIN, 0), ("validation", VALIDATION, 1000)):
         pairs = [(jpeg(first + number, 40, 40), number % CLASSES) for number in range(count)]
         write_shards(folder, split, pairs)
@@ -51,10 +54,8 @@ def make_data(folder: pathlib.Path) -> pathlib.Path:
 
 
 def damage(folder: pathlib.Path) -> list[str]:
-    """Makes two training records and two validation records bad; returns file and offset of
-    each.
-    """
-    places = []
+    """Damages two training records and two validation records; returns file and offset of each."""
+    locations = []
     for name, number in (
         ("train-00000", 5),
         ("train-00001", 30),
@@ -66,8 +67,8 @@ def damage(folder: pathlib.Path) -> list[str]:
         content = bytearray(path.read_bytes())
         content[offsets[number] + lengths[number] // 2] ^= 1
         path.write_bytes(content)
-        places.append(f"{path}, offset {offsets[number]}: ")
-    return places
+        locations.append(f"{path}, offset {offsets[number]}: ")
+    return locations
 
 
 MAIN = ("-m", "hybrid_imagenet.main")
@@ -82,6 +83,7 @@ LAUNCHERS = {
 def command(
     ranks: int, *flags: str, start: Sequence[str] = MAIN, launcher: str = "mpirun"
 ) -> list[str]:
+    """Returns the command line that trains."""
     if ranks > 1 and (ENGINE == "horovod" or launcher == "horovodrun"):
         skip_without_horovod()
     launch = [*LAUNCHERS[launcher], str(ranks)] if ranks > 1 else []
@@ -97,7 +99,7 @@ def train(
     start: Sequence[str] = MAIN,
     launcher: str = "mpirun",
 ):
-    """Runs to the end in processes of its own; returns the finished process."""
+    """Trains to the end in new processes; returns the finished process."""
     return subprocess.run(
         command(ranks, *_flags(data, run_dir, flags), start=start, launcher=launcher),
         env=environment(),
@@ -109,14 +111,14 @@ def train(
 
 
 def train_on(pool: Pool, data: pathlib.Path, run_dir: pathlib.Path, *flags: str):
-    """Runs to the end on the ranks of a pool; returns what a process of mpirun would have."""
+    """Trains to the end on the ranks of a pool; returns the same as a process of mpirun would."""
     return run_on(pool, "hybrid_imagenet.main", *_flags(data, run_dir, flags))
 
 
 def run_on(pool: Pool, module: str, *arguments: str):
     """Calls a module's `main` on the ranks of a pool, which must all return the same exit code."""
     if ENGINE != "horovod":
-        # its ranks may have begun with Horovod, and could not go on with another engine
+        # The ranks may have started with Horovod, and a process cannot change its engine.
         pool.close()
     ends = pool.call(in_process.call, module, arguments)
     codes, outputs, errors = zip(*ends, strict=True)
@@ -125,7 +127,7 @@ def run_on(pool: Pool, module: str, *arguments: str):
 
 
 def train_here(data: pathlib.Path, run_dir: pathlib.Path, *flags: str):
-    """Runs to the end on one rank, in this process."""
+    """Trains to the end on one rank, in this process."""
     code, output, errors = in_process.call("hybrid_imagenet.main", _flags(data, run_dir, flags))
     return subprocess.CompletedProcess(flags, code, output, errors)
 
@@ -135,7 +137,7 @@ def _flags(data: pathlib.Path, run_dir: pathlib.Path, flags: Sequence[str]) -> l
 
 
 class Running:
-    """A training run under way, in a process group of its own."""
+    """Holds a training that runs in its own process group."""
 
     def __init__(self, ranks: int, data: pathlib.Path, run_dir: pathlib.Path, *flags: str):
         self.run_dir = run_dir
@@ -150,7 +152,7 @@ class Running:
         )
 
     def wait_for_step(self, step: int) -> None:
-        """Returns once metrics.jsonl holds a record of this step or a later one."""
+        """Waits until metrics.jsonl contains a record of this step or a later one."""
 
         def reached() -> bool:
             done = max((r["step"] for r in records(self.run_dir)), default=0) >= step
@@ -162,17 +164,18 @@ class Running:
         processes.wait_for(reached, 240)
 
     def kill(self) -> None:
-        """SIGKILL to the launcher and all ranks."""
+        """Kills the launcher and all ranks with SIGKILL."""
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate()
 
     def finish(self, timeout: float = 240) -> tuple[int, str]:
-        """Exit code and output."""
+        """Waits for the end; returns the exit code and the output."""
         output, _ = self.process.communicate(timeout=timeout)
         return self.process.returncode, output
 
 
 def records(run_dir: pathlib.Path) -> list[dict]:
+    """Returns the records of a run, without a last line that is not complete."""
     path = run_dir / "metrics.jsonl"
     if not path.exists():
         return []
@@ -186,9 +189,9 @@ def records(run_dir: pathlib.Path) -> list[dict]:
 
 
 def arrays(run_dir: pathlib.Path) -> dict[str, np.ndarray]:
-    """The arrays of the newest checkpoint, read without the package."""
-    newest = sorted((run_dir / "checkpoints").glob("step-*.npz"))[-1]
-    with np.load(newest) as archive:
+    """Returns the arrays of the latest checkpoint, read without the package."""
+    latest = sorted((run_dir / "checkpoints").glob("step-*.npz"))[-1]
+    with np.load(latest) as archive:
         return {name: archive[name] for name in archive.files if name.startswith("array/")}
 
 
@@ -215,7 +218,7 @@ _MEASURED = {
 
 
 def without_times(run_dir: pathlib.Path) -> list[dict]:
-    """The epochs' records without what was measured of this session: times, and what it read."""
+    """Returns the records of epochs without times and without the amounts of data read."""
     return [
         {k: v for k, v in r.items() if k not in _MEASURED}
         for r in records(run_dir)

@@ -1,20 +1,20 @@
-"""Calls that must not wait, as one does that opens a FIFO in the place of a file."""
+"""Makes calls that must not wait, for example for a writer if a file is replaced by a FIFO."""
 
 import threading
 
 
 def promptly(call):
-    """Makes a call within ten seconds; returns what it returns, or the text of its error."""
-    found = []
+    """Makes a call within ten seconds; returns its result, or the text of its error."""
+    results = []
 
     def make():
         try:
-            found.append(call())
+            results.append(call())
         except Exception as error:
-            found.append(str(error))
+            results.append(str(error))
 
     thread = threading.Thread(target=make, daemon=True)
     thread.start()
     thread.join(10)
-    assert found, "it waits"
-    return found[0]
+    assert results, "it waits"
+    return results[0]

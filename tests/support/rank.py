@@ -1,5 +1,6 @@
-"""A rank of a pool: `python -m tests.support.rank FOLDER PROCESS` takes tasks from FOLDER until
-PROCESS is gone.
+"""Runs a rank of a pool: `python -m tests.support.rank FOLDER PROCESS`.
+
+It takes tasks from FOLDER until PROCESS has ended.
 """
 
 import contextlib
@@ -16,37 +17,44 @@ import traceback
 from hybrid_imagenet.comm import environment
 from tests.support import in_process, processes
 
-SHORTEST, LONGEST = 0.02, 0.1  # seconds between two looks for work
+# How long to wait before looking for the next task again. The pause grows, because often many ranks
+# wait while a few work.
+SHORTEST_PAUSE_SECONDS = 0.02
+LONGEST_PAUSE_SECONDS = 0.1
 
 
 def serve(folder: pathlib.Path, owner: int) -> None:
-    """Answers one task after the other."""
+    """Runs the tasks one after the other."""
     rank = environment.placement().rank
-    number, pause = 1, SHORTEST
+    number = 1
+    pause = SHORTEST_PAUSE_SECONDS
     _start()
-    gc.freeze()  # what is imported stays: no collection of garbage need look at it
+    # Imported modules remain, so garbage collection can skip them.
+    gc.freeze()
     while not (folder / "end").exists() and processes.alive(owner):
         task = folder / f"{number}.task"
         if not task.exists():
             time.sleep(pause)
-            pause = min(1.1 * pause, LONGEST)  # many ranks wait while few work
+            pause = min(1.1 * pause, LONGEST_PAUSE_SECONDS)
             continue
         answer = _answer(*json.loads(task.read_text()))
-        part = folder / f"{number}.{rank}.part"
-        part.write_text(json.dumps(answer))
-        part.rename(folder / f"{number}.{rank}")
-        number, pause = number + 1, SHORTEST
+        unfinished = folder / f"{number}.{rank}.part"
+        unfinished.write_text(json.dumps(answer))
+        unfinished.rename(folder / f"{number}.{rank}")
+        number += 1
+        pause = SHORTEST_PAUSE_SECONDS
 
 
 def _start() -> None:
-    """Makes ready what all programs need; MPI too, so that Horovod leaves it running when a program
-    ends.
+    """Prepares what all programs need, including MPI.
+
+    If MPI runs before Horovod starts, Horovod leaves it running when a program ends.
     """
-    place = environment.placement()
-    environment.configure_environment(place)
+    placement = environment.placement()
+    environment.configure_environment(placement)
     import keras  # noqa: F401
 
-    if place.size == 1 or importlib.util.find_spec("horovod") is None:
+    if placement.size == 1 or importlib.util.find_spec("horovod") is None:
         return
     import horovod.tensorflow  # noqa: F401
 
@@ -60,15 +68,16 @@ def _start() -> None:
 
 
 def _leave_numbers_to_horovod() -> None:
-    """Has its own cycle time and fusion threshold apply: if told them, it crashes when it starts a
-    second time.
+    """Removes the variables of cycle time and fusion threshold, so that Horovod uses its defaults.
+
+    Horovod crashes if these variables are set when it starts a second time in a process.
     """
     from hybrid_imagenet.comm import horovod_engine as engine
 
-    told = engine._configure_horovod
+    configure_horovod = engine._configure_horovod
 
     def without_numbers(settings):
-        result = told(settings)
+        result = configure_horovod(settings)
         for name in ("HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD"):
             os.environ.pop(name, None)
         return result
@@ -89,23 +98,28 @@ def _answer(module: str, name: str, arguments: list) -> dict:
 
 
 def _wait_for_all() -> None:
-    """Horovod ends on all ranks as soon as one leaves it: also while sets of other ranks still have
-    work.
+    """Waits until all ranks have finished the task.
+
+    When one rank shuts Horovod down, it ends on all ranks, even if process sets of other ranks
+    still have work.
     """
-    horovod, tf = sys.modules.get("horovod.tensorflow"), sys.modules["tensorflow"]
+    horovod = sys.modules.get("horovod.tensorflow")
+    tf = sys.modules["tensorflow"]
     if horovod and horovod.is_initialized():
-        with contextlib.suppress(tf.errors.OpError):  # another rank has failed
+        # This fails if another rank has failed.
+        with contextlib.suppress(tf.errors.OpError):
             horovod.allreduce(tf.zeros([1]), op=horovod.Sum, name="finished")
 
 
 def _disconnect() -> None:
     if "horovod.tensorflow" in sys.modules:
         sys.modules["horovod.tensorflow"].shutdown()
-    for name in [name for name in os.environ if name.startswith("HOROVOD_") and name not in _GIVEN]:
-        del os.environ[name]
+    for name in set(os.environ) - _INITIAL_VARIABLES:
+        if name.startswith("HOROVOD_"):
+            del os.environ[name]
 
 
-_GIVEN = set(os.environ)
+_INITIAL_VARIABLES = set(os.environ)
 
 if __name__ == "__main__":
     serve(pathlib.Path(sys.argv[1]), int(sys.argv[2]))
