@@ -24,7 +24,7 @@ if typing.TYPE_CHECKING:
     from hybrid_imagenet.comm.connected import ConnectedRanks
     from hybrid_imagenet.optimizers.reducer import GradientReducer
 
-# Bits of the significand of each dtype, the implicit first bit included.
+# Bits of the significand of each dtype, including the implicit first bit.
 SIGNIFICAND_BITS = {"float16": 11, "float32": 24, "bfloat16": 8}
 
 
@@ -208,7 +208,7 @@ def all_algorithms(engine: str = "horovod") -> dict:
     Sums of small integers are exact in every dtype, so they must be right to the last bit. The sums
     of random numbers are compared with FP64 within one rounding per rank.
     """
-    place = placement()
+    placement_of_rank = placement()
     from hybrid_imagenet.comm.algorithms import (
         Bfloat16AllReduce,
         HierarchicalMasters,
@@ -222,22 +222,22 @@ def all_algorithms(engine: str = "horovod") -> dict:
 
         from hybrid_imagenet.comm.horovod_engine import HorovodCollectives
 
-        collectives = HorovodCollectives(place.size)
+        collectives = HorovodCollectives(placement_of_rank.size)
     else:
         collectives = comm.start(CommunicationSettings(engine=engine)).collectives
-    context = RankContext(place.rank, ["here"] * place.size, collectives)
+    context = RankContext(placement_of_rank.rank, ["here"] * placement_of_rank.size, collectives)
     algorithms = {"ring": Ring(context), "exchange": Bfloat16AllReduce(context)}
-    for vertical in range(1, place.size + 1):
-        if place.size % vertical == 0:
-            grid = torus.Grid(vertical, place.size // vertical)
+    for vertical in range(1, placement_of_rank.size + 1):
+        if placement_of_rank.size % vertical == 0:
+            grid = torus.Grid(vertical, placement_of_rank.size // vertical)
             algorithms[f"torus {grid}"] = Torus(context, torus_grid=str(grid))
             algorithms[f"masters {grid}"] = HierarchicalMasters(context, torus_grid=str(grid))
-    if place.size in (4, 6, 8):
+    if placement_of_rank.size in (4, 6, 8):
         # Rows are not contiguous if ranks are dealt out over hosts in turn.
-        dealt_hosts = [f"h{rank % 2}" for rank in range(place.size)]
-        dealt = RankContext(place.rank, dealt_hosts, collectives)
+        dealt_hosts = [f"h{rank % 2}" for rank in range(placement_of_rank.size)]
+        dealt = RankContext(placement_of_rank.rank, dealt_hosts, collectives)
         first_row = torus.rows(dealt_hosts, torus.default_grid(dealt_hosts))[0]
-        assert first_row == list(range(0, place.size, 2))
+        assert first_row == list(range(0, placement_of_rank.size, 2))
         algorithms["torus dealt"] = Torus(dealt, torus_grid=None)
         algorithms["masters dealt"] = HierarchicalMasters(dealt, torus_grid=None)
     if engine == "horovod":
@@ -349,7 +349,7 @@ def _precision(make_reducer: ReducerFactory) -> dict:
         for position in range(len(names)):
             grads = np.stack([np.float64(rank_grads[position]) for rank_grads in grads_of_ranks])
             terms = grads / size
-            # FP32 division, then the cast and N - 1 additions round: N + 1 roundings; FP16 is
+            # FP32 division, the cast and N - 1 additions round, which are N + 1 roundings. FP16 is
             # subnormal below 2^-14.
             magnitude = np.abs(terms).sum(0)
             subnormal = 2.0**-25 if bits == 11 else 0
@@ -381,11 +381,15 @@ def _extremes(make_reducer: ReducerFactory) -> dict:
     inf = np.inf
     nan = np.nan
     own_grads = [
-        np.array([60000.0, -60000.0]),  # the sum overflows FP16, the mean does not
-        np.array([2.0**-20, 2.0**-24]),  # subnormal in FP16; after division by 4 the second is lost
+        # The sum overflows FP16, but the mean does not.
+        np.array([60000.0, -60000.0]),
+        # Both are subnormal in FP16. After division by 4 the second one is lost.
+        np.array([2.0**-20, 2.0**-24]),
         np.array([inf if rank == 1 else 1.0, 1.0, nan if rank == 2 else 1.0]),
-        np.array([1e6 if rank == 3 else 0.0, 1.0]),  # overflows on one rank only
-        np.array([1e-9, 1.0]),  # lost in FP16
+        # The first value overflows on one rank only.
+        np.array([1e6 if rank == 3 else 0.0, 1.0]),
+        # The first value is lost in FP16.
+        np.array([1e-9, 1.0]),
     ]
     reducer = make_reducer(compression="fp16")
     step = tf.function(lambda *grads: means(reducer.reduce, grads, names), autograph=False)

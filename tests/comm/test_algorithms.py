@@ -1,4 +1,4 @@
-"""Every algorithm gives the ring's sum: real ranks, many shapes in each start."""
+"""Tests on real ranks that every algorithm computes the sum of the ring for many shapes."""
 
 import pytest
 
@@ -13,22 +13,22 @@ def check(outcomes):
     assert [out["wrong"] for out in outcomes] == [[]] * size
 
 
-def test_all_algorithms_sum_like_the_ring(pools):
+def test_algorithms_on_four_ranks_compute_exact_sums(pools):
     check(pools[4].call(programs.all_algorithms))
 
 
-def test_all_algorithms_sum_like_the_ring_with_tensorflow(pools):
+def test_algorithms_with_the_tensorflow_engine_compute_exact_sums(pools):
     check(pools["tensorflow"].call(programs.all_algorithms, "tensorflow"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 6, 8])
-def test_all_algorithms_on_other_numbers_of_ranks(size):
+def test_algorithms_on_other_numbers_of_ranks_compute_exact_sums(size):
     with ranks.own(size) as pool:
         check(pool.call(programs.all_algorithms))
 
 
 @pytest.mark.slow
-def test_tensorflow_keeps_the_order_of_more_than_ten_ranks():
+def test_algorithms_on_eleven_ranks_with_the_tensorflow_engine_compute_exact_sums():
     with ranks.own(11) as pool:
         check(pool.call(programs.all_algorithms, "tensorflow"))

@@ -1,4 +1,4 @@
-"""Collectives between real ranks."""
+"""Tests collectives between real ranks."""
 
 import math
 import re
@@ -43,17 +43,17 @@ def check(outcomes, size):
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_collectives_of_ranks(pools, size):
+def test_collectives_on_ranks_return_expected_values(pools, size):
     check(pools[size].call(programs.collectives), size)
 
 
-def test_collectives_of_tensorflow(pools):
+def test_collectives_with_the_tensorflow_engine_return_expected_values(pools):
     check(pools["tensorflow"].call(programs.collectives, "tensorflow"), 4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["mpi", ""])
-def test_collectives_of_one_rank(launcher):
+def test_collectives_on_one_rank_return_expected_values(launcher):
     with ranks.own(1, launcher) as pool:
         check(pool.call(programs.collectives), 1)
 
@@ -77,7 +77,7 @@ def test_error_of_one_rank_is_raised_on_all_ranks(pools, engine):
 
 
 @pytest.mark.parametrize("engine", ["horovod", pytest.param("tensorflow", marks=pytest.mark.slow)])
-def test_a_rank_that_dies_does_not_leave_the_others_hanging(engine):
+def test_collective_with_a_dead_rank_ends_the_others(engine):
     with (
         ranks.own(2) as pool,
         pytest.raises(AssertionError, match=r"a rank has left: exit code [1-9]|ops is aborted"),
@@ -85,7 +85,7 @@ def test_a_rank_that_dies_does_not_leave_the_others_hanging(engine):
         pool.call(programs.lost_rank, engine, timeout=300)
 
 
-def test_ranks_that_were_never_connected_are_warned_about_at_exit(monkeypatch, capsys):
+def test_program_whose_ranks_were_never_connected_warns_at_exit(monkeypatch, capsys):
     monkeypatch.delattr(sys, "last_type", raising=False)
     # A program that computes nothing has only printed its --help, and gets no warning.
     tf.zeros([])
@@ -126,7 +126,8 @@ def test_exit_notification_runs_before_the_exit_handler_of_the_engine(
     monkeypatch.setattr(process.atexit, "register", registered.append)
     monkeypatch.setattr(process.atexit, "unregister", registered.remove)
     monkeypatch.setattr(process, "_state", process._ProcessState(place=Placement(rank=0, size=2)))
-    registered.append(process._notify_supervisor_of_exit)  # by init
+    # `init` registers this handler.
+    registered.append(process._notify_supervisor_of_exit)
     monkeypatch.setattr(
         process, "connect", lambda *arguments: registered.append("engine") or two_ranks
     )

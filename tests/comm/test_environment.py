@@ -1,4 +1,4 @@
-"""Reading the placement of a rank, and configuring its process."""
+"""Tests reading the placement of a rank, and configuring its process."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ OPEN_MPI = {
 }
 
 
-def test_placement():
+def test_placement_reads_the_variables_of_open_mpi():
     assert environment.placement({}) == Placement(0, 1, 0, 1)
     assert environment.placement(OPEN_MPI) == Placement(5, 8, 1, 4)
     with pytest.raises(UserError, match="OMPI_COMM_WORLD_RANK=five"):
@@ -32,7 +32,7 @@ TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "l
 
 
 @pytest.mark.parametrize(
-    ("environ", "named"),
+    ("environ", "expected"),
     [
         ({"PMI_SIZE": "2"}, "PMI_SIZE=2 says that an mpirun with PMI"),
         (
@@ -54,10 +54,10 @@ TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "l
         ({"SM_HOSTS": '["algo-1", "algo-2"]'}, "SM_HOSTS="),
     ],
 )
-def test_placement_under_another_launcher_is_rejected(environ, named):
+def test_placement_under_another_launcher_is_rejected(environ, expected):
     with pytest.raises(UserError, match="Start the job once, with hybrid-imagenet run") as error:
         environment.placement(environ)
-    assert named in str(error.value)
+    assert expected in str(error.value)
     assert environment.placement(environ | OPEN_MPI).rank == 5
     assert environment.placement(environ | {"HYBRID_IMAGENET_IGNORE_LAUNCHER": "1"}) == Placement()
 
@@ -67,7 +67,8 @@ def test_placement_under_another_launcher_is_rejected(environ, named):
     [
         {"PMI_SIZE": "1", "PMI_RANK": "0"},
         TORCHRUN | {"WORLD_SIZE": "1"},
-        {"WORLD_SIZE": "2"},  # left over in a container, where nothing has numbered this process
+        # The variable remained in a container, where no launcher has numbered this process.
+        {"WORLD_SIZE": "2"},
         {"RANK": "3"},
         {"WORLD_SIZE": "two", "RANK": "0"},
         {"FLUX_JOB_SIZE": "1", "FLUX_TASK_RANK": "0"},
@@ -89,23 +90,30 @@ def test_placement_rejects_ranks_that_mpirun_does_not_connect():
 
 
 @pytest.mark.parametrize(
-    ("own", "shared", "local_size", "expected"),
+    ("cores", "host_cores", "local_size", "expected"),
     [
         (8, 8, 1, 8),
         (8, 8, 4, 2),
         (8, 8, 3, 2),
-        (2, 2, 8, 1),  # more ranks than cores
-        (2, 8, 4, 2),  # bound by the launcher to two cores each
-        (1, 8, 4, 1),  # bound to one core each
-        (4, 8, 4, 2),  # bound to sockets of four cores, two ranks on each
-        (2, 2, 1, 2),  # a container with two cores
+        # There are more ranks than cores.
+        (2, 2, 8, 1),
+        # The launcher has bound each rank to two cores.
+        (2, 8, 4, 2),
+        # The launcher has bound each rank to one core.
+        (1, 8, 4, 1),
+        # The launcher has bound ranks to sockets of four cores, with two ranks on each.
+        (4, 8, 4, 2),
+        # A container has two cores.
+        (2, 2, 1, 2),
     ],
 )
-def test_threads_per_rank(monkeypatch, tmp_path, own, shared, local_size, expected):
+def test_threads_per_rank_divides_the_cores_of_the_host(
+    monkeypatch, tmp_path, cores, host_cores, local_size, expected
+):
     monkeypatch.setattr(
-        os, "sched_getaffinity", lambda process: set(range(shared if process else own))
+        os, "sched_getaffinity", lambda process: set(range(host_cores if process else cores))
     )
-    # The tests may run in a container, as ranks, or without a parent process but init.
+    # The tests themselves may run in a container, as ranks, or with init as their parent.
     monkeypatch.setattr(environment, "CPU_LIMIT", tmp_path / "none")
     monkeypatch.setattr(os, "getppid", lambda: 1234)
     monkeypatch.setattr(environment.Path, "read_bytes", lambda path: b"HOME=/root\0")
@@ -115,21 +123,21 @@ def test_threads_per_rank(monkeypatch, tmp_path, own, shared, local_size, expect
     assert environment.threads_per_rank(Placement(local_size=local_size)) == expected
 
 
-def test_a_container_starts_no_more_threads_than_it_has_cores(monkeypatch, tmp_path):
+def test_threads_per_rank_in_a_container_respects_its_limit_of_cores(monkeypatch, tmp_path):
     monkeypatch.setattr(environment, "CPU_LIMIT", tmp_path / "cpu.max")
     environment.CPU_LIMIT.write_text("450000 100000\n")
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)))
     assert environment.threads_per_rank(Placement(local_size=2)) == 2
 
 
-def test_a_script_around_a_rank_is_not_its_launcher():
-    """Such a script is bound to the rank's cores, so they would be taken for all of the host's."""
+def test_launcher_cores_of_a_rank_started_by_a_script_are_those_of_the_host():
+    # Such a script is bound to the cores of its rank, which must not be taken for all cores.
     cores = os.sched_getaffinity(0)
     count = (
         f"{sys.executable} -c 'from hybrid_imagenet.comm import environment as e;"
         " print(e._launcher_cores())'; true"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         ["bash", "-c", count],
         cwd=ROOT,
         env=os.environ | OPEN_MPI,
@@ -138,26 +146,26 @@ def test_a_script_around_a_rank_is_not_its_launcher():
         text=True,
         timeout=60,
     )
-    assert done.stdout == f"{len(cores)}\n", done.stderr
+    assert result.stdout == f"{len(cores)}\n", result.stderr
 
 
 @pytest.mark.parametrize(
-    ("built", "gpus", "chosen"), [(True, 1, "0"), (True, 0, "1"), (False, 1, "1")]
+    ("is_cuda_build", "gpus", "expected"), [(True, 1, "0"), (True, 0, "1"), (False, 1, "1")]
 )
-def test_choose_onednn_turns_it_off_with_gpus(built, gpus, chosen, monkeypatch, tmp_path):
+def test_choose_onednn_turns_it_off_with_gpus(is_cuda_build, gpus, expected, monkeypatch, tmp_path):
     (tmp_path / "python" / "platform").mkdir(parents=True)
     (tmp_path / "python/platform/build_info.py").write_text(
-        f"build_info = dict([('is_cuda_build', {built})])"
+        f"build_info = dict([('is_cuda_build', {is_cuda_build})])"
     )
     spec = mock.Mock(origin=str(tmp_path / "__init__.py"))
     monkeypatch.setattr(environment.gpus.importlib.util, "find_spec", lambda name: spec)
     monkeypatch.setattr(environment.gpus, "count", lambda: gpus)
     variables = {}
     environment.choose_onednn(variables)
-    assert variables == {"TF_ENABLE_ONEDNN_OPTS": chosen}
+    assert variables == {"TF_ENABLE_ONEDNN_OPTS": expected}
 
 
-def test_variables_of_the_user_stay():
+def test_configure_environment_keeps_variables_of_the_user():
     with mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "7", "TF_ENABLE_ONEDNN_OPTS": "0"}):
         os.environ.pop("TF_CPP_MIN_LOG_LEVEL", None)
         assert environment.configure_environment(Placement(), threads=3) == 3
@@ -176,9 +184,9 @@ def test_start_without_horovod_raises_with_the_remedy(monkeypatch):
         start()
 
 
-def test_a_program_restarts_once_with_huge_pages(tmp_path):
+def test_restart_with_huge_pages_happens_once(tmp_path):
     variables = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
-    started = []
+    running = []
     for number, (mode, variables_of_user) in enumerate(
         (
             ("always [madvise] never", {}),
@@ -189,7 +197,7 @@ def test_a_program_restarts_once_with_huge_pages(tmp_path):
         path = tmp_path / str(number)
         path.write_text(mode)
         command = [sys.executable, "-m", "tests.comm.restart", str(path), "a b", "--c"]
-        started.append(
+        running.append(
             subprocess.Popen(
                 command,
                 cwd=ROOT,
@@ -198,30 +206,30 @@ def test_a_program_restarts_once_with_huge_pages(tmp_path):
                 text=True,
             )
         )
-    found = [process.communicate(timeout=120)[0] for process in started]
+    outputs = [process.communicate(timeout=120)[0] for process in running]
     words = ("glibc.malloc.hugetlb=1", "None", "glibc.malloc.check=1")
-    assert found == [f"{each} ['a b', '--c'] True\n" for each in words]
+    assert outputs == [f"{word} ['a b', '--c'] True\n" for word in words]
 
 
 class Devices:
-    """Replaces tf.config by that of a host with two GPUs, and records the calls."""
+    """Replaces tf.config as on a host with two GPUs, and records the calls."""
 
     def __init__(self, monkeypatch):
         self.calls = []
-        for place, name in (
+        for module, name in (
             (tf.config.threading, "set_intra_op_parallelism_threads"),
             (tf.config.threading, "set_inter_op_parallelism_threads"),
             (tf.config, "set_visible_devices"),
             (tf.config.experimental, "set_memory_growth"),
         ):
             monkeypatch.setattr(
-                place, name, lambda *values, name=name: self.calls.append((name, *values))
+                module, name, lambda *values, name=name: self.calls.append((name, *values))
             )
         monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["gpu a", "gpu b"])
         monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: {})
 
 
-def test_each_rank_of_a_host_gets_one_gpu_whose_memory_grows(monkeypatch):
+def test_configure_tensorflow_gives_each_rank_one_gpu_whose_memory_grows(monkeypatch):
     devices = Devices(monkeypatch)
     environment.configure_tensorflow(
         Placement(rank=5, size=8, local_rank=1, local_size=2), threads=4
@@ -233,28 +241,28 @@ def test_each_rank_of_a_host_gets_one_gpu_whose_memory_grows(monkeypatch):
 
 def test_configure_tensorflow_raises_if_a_rank_has_no_gpu(monkeypatch):
     Devices(monkeypatch)
-    place = Placement(rank=2, size=3, local_rank=2, local_size=3)
+    placement = Placement(rank=2, size=3, local_rank=2, local_size=3)
     with pytest.raises(UserError, match=r"local rank 2 has no GPU \(this host shows 2\)"):
-        environment.configure_tensorflow(place, threads=1)
+        environment.configure_tensorflow(placement, threads=1)
     # Here mpirun's daemon is the task of srun, so all ranks of the host see its only GPU.
     monkeypatch.setenv("SLURM_GPUS_PER_TASK", "1")
     monkeypatch.setenv(environment.RANK_VARIABLE, "2")
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["gpu a"])
     with pytest.raises(UserError, match=r"local rank 2 has no GPU \(this host shows 1\)"):
-        environment.configure_tensorflow(place, threads=1)
+        environment.configure_tensorflow(placement, threads=1)
 
 
 @pytest.mark.parametrize(
-    ("variable", "seen"),
+    ("variable", "visible_gpus"),
     [("NCCL_MULTI_RANK_GPU_ENABLE", ["gpu a", "gpu b"]), ("SLURM_GPUS_PER_TASK", ["gpu a"])],
 )
 def test_ranks_share_gpus_if_nccl_allows_it_or_srun_shows_each_rank_one_gpu(
-    variable, seen, monkeypatch
+    variable, visible_gpus, monkeypatch
 ):
     monkeypatch.setenv(variable, "1")
     monkeypatch.delenv(environment.RANK_VARIABLE, raising=False)
     devices = Devices(monkeypatch)
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: seen)
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: visible_gpus)
     environment.configure_tensorflow(
         Placement(rank=2, size=3, local_rank=2, local_size=3), threads=1
     )
@@ -270,8 +278,8 @@ def test_keep_freed_memory_reuses_the_memory_of_the_last_batch():
         " before)"
     )
     environ = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True
     )
     # The batch takes 2,441 pages.
-    assert int(done.stdout) < 500
+    assert int(result.stdout) < 500

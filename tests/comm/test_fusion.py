@@ -1,4 +1,4 @@
-"""Grouping gradients into buckets."""
+"""Tests how gradients are grouped into buckets."""
 
 import math
 
@@ -20,7 +20,7 @@ def gradients(draw):
 
 
 @given(gradients())
-def test_each_gradient_is_in_one_bucket_in_backward_order(case):
+def test_make_buckets_puts_each_gradient_into_one_bucket_in_backward_order(case):
     order, elements, wire, threshold = case
     buckets = make_buckets(order, elements, wire, threshold)
     members = [m for bucket in buckets for m in bucket.members]
@@ -35,14 +35,14 @@ def test_each_gradient_is_in_one_bucket_in_backward_order(case):
 
 
 @given(gradients())
-def test_all_buckets_but_one_reach_the_threshold_and_none_twice_of_it(case):
+def test_make_buckets_makes_at_most_one_small_bucket_and_no_large_one(case):
     order, elements, wire, threshold = case
     buckets = make_buckets(order, elements, wire, threshold)
     assert sum(bucket.bytes < threshold for bucket in buckets) <= 1
     assert all(bucket.bytes < 2 * threshold or len(bucket.members) == 1 for bucket in buckets)
 
 
-def test_bucket_is_complete_once_it_reaches_the_threshold():
+def test_make_buckets_closes_a_bucket_when_it_reaches_the_threshold():
     buckets = make_buckets([3, 2, 1, 0], [10, 10, 10, 10], "float16", 30)
     assert [(b.members, b.bytes) for b in buckets] == [((3, 2), 40), ((1, 0), 40)]
     assert [b.members for b in make_buckets([0, 1, 2], [1, 100, 1], "float16", 50)] == [
@@ -52,8 +52,8 @@ def test_bucket_is_complete_once_it_reaches_the_threshold():
     assert [b.members for b in make_buckets([0, 1], [5, 5], "float16", 0)] == [(0,), (1,)]
 
 
-def test_the_last_buckets_are_small():
-    """Nothing hides the last bucket, which would have 28 % of ResNet-50's bytes by size alone."""
+def test_make_buckets_with_a_size_of_the_last_buckets_makes_them_small():
+    # Nothing hides the last bucket. By size alone, it would have 28 % of ResNet-50's bytes.
     shapes = resnet50_shapes()
     elements = [math.prod(shape) for shape in shapes]
     order = range(len(shapes))[::-1]
@@ -68,6 +68,6 @@ def test_the_last_buckets_are_small():
     assert CommunicationSettings().last_bucket_bytes(nccl=True) == 4 << 20
 
 
-def test_order_must_name_each_gradient():
+def test_make_buckets_with_an_incomplete_order_raises():
     with pytest.raises(ValueError, match="each gradient once"):
         make_buckets([0, 0], [1, 1], "float16", 1)

@@ -1,4 +1,4 @@
-"""Configuring a rank's GPU on made-up trees of /proc and /sys, and GPUs that cannot train."""
+"""Tests configuring a rank's GPU on synthetic trees of /proc and /sys, and unsupported GPUs."""
 
 import os
 import subprocess
@@ -14,8 +14,8 @@ from hybrid_imagenet.errors import UserError
 from tests.comm.test_environment import Devices
 from tests.support import in_process
 
-# (address, NUMA node) as on a host with two sockets; the kernel lists addresses in capitals in one
-# place only
+# Pairs of an address and a NUMA node, as on a host with two sockets. The kernel writes addresses in
+# capitals only under /proc.
 GPUS = (("0000:3B:00.0", 0), ("0000:5e:00.0", 0), ("0000:af:00.0", 1))
 NODES = ("0-3,8-11", "4-7,12")
 # The kernels of TensorFlow 2.21.
@@ -36,14 +36,14 @@ def host(tmp_path):
     return tmp_path
 
 
-def test_gpus_are_those_that_cuda_shows(host):
-    shown = {None: [0, 1, 2], "": [], "2,0": [2, 0], "1,-1,2": [1], "MIG-1/2/3": [], "7": []}
-    for chosen, expected in shown.items():
-        environ = {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}
-        assert gpus.pci_addresses(environ, host) == [GPUS[i][0].lower() for i in expected], chosen
+def test_pci_addresses_follow_cuda_visible_devices(host):
+    indices = {None: [0, 1, 2], "": [], "2,0": [2, 0], "1,-1,2": [1], "MIG-1/2/3": [], "7": []}
+    for value, expected in indices.items():
+        environ = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
+        assert gpus.pci_addresses(environ, host) == [GPUS[i][0].lower() for i in expected], value
 
 
-def test_the_cores_are_those_of_the_gpus_node(host):
+def test_numa_cores_are_those_of_the_node_of_the_gpu(host):
     first = {0, 1, 2, 3, 8, 9, 10, 11}
     second = {4, 5, 6, 7, 12}
     assert [gpus.numa_cores(rank, {}, host) for rank in range(4)] == [first, first, second, first]
@@ -58,7 +58,7 @@ def test_the_cores_are_those_of_the_gpus_node(host):
     assert gpus.numa_cores(1, {}, host) == set()
 
 
-def test_cusolver_is_loaded_where_tensorflow_does_not_look(tmp_path, monkeypatch):
+def test_configure_gpu_environment_loads_cusolver_from_its_package(tmp_path, monkeypatch):
     library = tmp_path / "nvidia/cusolver/lib/libcusolver.so.11"
     library.parent.mkdir(parents=True)
     for file in (library, tmp_path / "nvidia/__init__.py"):
@@ -72,23 +72,25 @@ def test_cusolver_is_loaded_where_tensorflow_does_not_look(tmp_path, monkeypatch
 
 
 def test_rank_is_bound_to_the_cores_of_its_gpu_unless_it_is_bound_already(host, monkeypatch):
-    asked = []
-    monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: asked.append(cores))
-    for own, given in (
+    bound_cores = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: bound_cores.append(cores))
+    for allowed_cores, variables in (
         (range(13), {}),
         ({5, 6}, {}),
         ({0, 1}, {}),
         (range(13), {"HYBRID_IMAGENET_BIND": "0"}),
     ):
-        monkeypatch.setattr(os, "sched_getaffinity", lambda process, own=own: set(own))
-        gpus.configure_gpu_environment(2, 3, dict(given), True, host)
-        # Two GPUs share a node that has fewer cores than the share of two ranks.
-        gpus.configure_gpu_environment(1, 2, dict(given), True, host)
-        gpus.configure_gpu_environment(0, 1, dict(given), True, host)
-    assert asked == [{4, 5, 6, 7, 12}]
+        monkeypatch.setattr(
+            os, "sched_getaffinity", lambda process, allowed_cores=allowed_cores: set(allowed_cores)
+        )
+        gpus.configure_gpu_environment(2, 3, dict(variables), True, host)
+        # Two GPUs share a node that has fewer cores than two ranks need.
+        gpus.configure_gpu_environment(1, 2, dict(variables), True, host)
+        gpus.configure_gpu_environment(0, 1, dict(variables), True, host)
+    assert bound_cores == [{4, 5, 6, 7, 12}]
 
 
-def test_variables_for_tensorflow_are_defaults(tmp_path):
+def test_configure_gpu_environment_sets_only_variables_that_are_not_set(tmp_path):
     environ = {}
     gpus.configure_gpu_environment(0, 1, environ, True, tmp_path)
     assert environ == {
@@ -115,8 +117,8 @@ def test_keep_compiled_programs_adds_the_directory_once():
         )
 
 
-def test_programs_are_kept_in_the_directory(tmp_path):
-    """XLA's flags as `keep_compiled_programs` sets them, for the CPU."""
+def test_keep_compiled_programs_makes_xla_write_to_the_directory(tmp_path):
+    # The flags are the same as on a GPU, except for the kind of device.
     environ = {"HYBRID_IMAGENET_XLA_CACHE": str(tmp_path)}
     gpus.keep_compiled_programs(environ)
     flags = environ["TF_XLA_FLAGS"].replace("types=GPU", "types=CPU")
@@ -126,8 +128,8 @@ def test_programs_are_kept_in_the_directory(tmp_path):
     )
     environment = os.environ | {"TF_XLA_FLAGS": flags}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=120)
-    (kept,) = tmp_path.glob("*.pb")
-    assert kept.stat().st_size
+    (path,) = tmp_path.glob("*.pb")
+    assert path.stat().st_size
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,6 @@ def test_programs_are_kept_in_the_directory(tmp_path):
     [((), "1"), (("--persistent_batch_norm=false",), "0"), (("--deterministic",), "0")],
 )
 def test_persistent_batch_norm_is_on_unless_the_run_is_deterministic(monkeypatch, flags, expected):
-
     monkeypatch.setattr(
         "hybrid_imagenet.comm.process.configure_tensorflow", lambda place, threads: None
     )
@@ -155,17 +156,19 @@ def test_persistent_batch_norm_is_on_unless_the_run_is_deterministic(monkeypatch
     [
         ((7, 0), KERNELS, (9, 10, 2), None),
         ((7, 0), KERNELS, (9, 11, 0), "cuDNN 9.11.0. Run launch/setup.sh --gpu=v100"),
-        ((7, 0), KERNELS, None, None),  # a cuDNN that the system provides
+        # The system provides cuDNN.
+        ((7, 0), KERNELS, None, None),
         ((8, 6), KERNELS, (9, 28, 0), None),
-        ((9, 0), KERNELS, (9, 28, 0), None),  # compiled by the driver
+        # The driver compiles the kernels.
+        ((9, 0), KERNELS, (9, 28, 0), None),
         ((10, 0), KERNELS, (9, 28, 0), "compute capability 10.0 has no kernels in this TensorFlow"),
         ((10, 0), (*KERNELS, "sm_100"), (9, 28, 0), None),
         ((8, 0), (), (9, 28, 0), None),
     ],
 )
 def test_unsupported_gpu_problem_names_the_remedy(capability, kernels, cudnn, reason):
-    found = gpus.unsupported_gpu_problem(capability, kernels, cudnn)
-    assert found is None if reason is None else reason in found
+    problem = gpus.unsupported_gpu_problem(capability, kernels, cudnn)
+    assert problem is None if reason is None else reason in problem
 
 
 def test_configure_tensorflow_raises_for_an_unsupported_gpu(monkeypatch):
@@ -180,7 +183,7 @@ def test_configure_tensorflow_raises_for_an_unsupported_gpu(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("chosen", "driver", "expected"),
+    ("visible_devices", "driver", "expected"),
     [
         (None, False, "has no NVIDIA driver"),
         (None, True, "shows no GPU to TensorFlow, but"),
@@ -189,17 +192,18 @@ def test_configure_tensorflow_raises_for_an_unsupported_gpu(monkeypatch):
         ("-1", True, None),
     ],
 )
-def test_missing_gpu_problem_unless_the_user_asks_for_the_cpu(
-    monkeypatch, chosen, driver, expected
+def test_missing_gpu_problem_is_none_only_if_the_user_chose_the_cpu(
+    monkeypatch, visible_devices, driver, expected
 ):
-    """Otherwise a job on a host without a driver would train on the CPU for days."""
+    # Otherwise a job on a host without a driver would train on the CPU for days.
     monkeypatch.setattr(gpus.ctypes, "CDLL", mock.Mock(side_effect=None if driver else OSError))
-    found = gpus.missing_gpu_problem({} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen})
-    assert (
-        found is None
-        if expected is None
-        else expected in found and "CUDA_VISIBLE_DEVICES= to" in found
-    )
+    variables = {} if visible_devices is None else {"CUDA_VISIBLE_DEVICES": visible_devices}
+    problem = gpus.missing_gpu_problem(variables)
+    if expected is None:
+        assert problem is None
+    else:
+        assert expected in problem
+        assert "CUDA_VISIBLE_DEVICES= to" in problem
 
 
 def test_rdma_problem_of_adapters_without_libraries_or_devices(tmp_path, monkeypatch):
@@ -217,6 +221,7 @@ def test_rdma_problem_of_adapters_without_libraries_or_devices(tmp_path, monkeyp
     (tmp_path / "sys/class/infiniband/mlx5_0/device/driver").symlink_to(
         tmp_path / "sys/bus/pci/drivers/efa"
     )
-    assert gpus.rdma_problem(tmp_path) is None, "the plug-in is there"
+    # The plug-in for EFA can be loaded.
+    assert gpus.rdma_problem(tmp_path) is None
     monkeypatch.setattr(gpus.ctypes, "CDLL", mock.Mock(side_effect=[None, OSError]))
     assert "libnccl-net.so. Install aws-ofi-nccl" in gpus.rdma_problem(tmp_path)

@@ -1,4 +1,4 @@
-"""The traced reduction: order, overlap with backpropagation, and errors. Nothing is sent."""
+"""Tests the traced reduction: order, overlap with backpropagation, and errors. Nothing is sent."""
 
 import pytest
 import tensorflow as tf
@@ -14,8 +14,8 @@ HorovodCollectives = pytest.importorskip("hybrid_imagenet.comm.horovod_engine").
 LAYERS = 6
 
 
-class TwoAlike(SingleProcess):
-    """Rank 0 of two ranks; the other one always sends the same."""
+class TwoEqualRanks(SingleProcess):
+    """Replaces rank 0 of two ranks, of which the other one always sends the same."""
 
     def __init__(self, settings, nccl=False):
         super().__init__()
@@ -30,9 +30,9 @@ def selector(settings):
 
 def trace(settings, rescale=False):
     """Traces a chain of layers; returns the order and the operations of gradients and sums."""
-    reducer = GradientReducer(TwoAlike(settings))
+    reducer = GradientReducer(TwoEqualRanks(settings))
     weights = [tf.Variable(tf.ones([4, 4])) for _ in range(LAYERS)]
-    seen = {}
+    results = {}
 
     @tf.function(autograph=False)
     def step(x):
@@ -44,24 +44,25 @@ def trace(settings, rescale=False):
         if rescale:
             # This adds operations in the order of the variables, not in backward order.
             grads = [g * 2.0 for g in grads]
-        seen["order"] = backward_order(grads)
+        results["order"] = backward_order(grads)
         reduced = means(reducer.reduce, grads, [f"w{i}" for i in range(LAYERS)])
-        seen["grads"] = [g.op for g in grads]
-        seen["reduced"] = [r.op for r in reduced]
+        results["grads"] = [g.op for g in grads]
+        results["reduced"] = [r.op for r in reduced]
         return reduced
 
     step.get_concrete_function(tf.ones([2, 4]))
-    return seen
+    return results
 
 
 def ancestors(op):
-    found, queue = set(), [op]
+    names = set()
+    queue = [op]
     while queue:
         op = queue.pop()
-        if op.name not in found:
-            found.add(op.name)
+        if op.name not in names:
+            names.add(op.name)
             queue += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
-    return found
+    return names
 
 
 @pytest.mark.parametrize("rescale", [False, True])
@@ -69,7 +70,7 @@ def test_backward_order_begins_with_the_last_layers(rescale):
     assert trace(CommunicationSettings(), rescale)["order"] == list(range(LAYERS))[::-1]
 
 
-def test_backward_order_outside_of_a_graph_is_the_reverse_order():
+def test_backward_order_outside_a_graph_is_the_reverse_order():
     assert backward_order([tf.zeros([1])] * 3) == [2, 1, 0]
 
 
@@ -81,28 +82,28 @@ def test_backward_order_outside_of_a_graph_is_the_reverse_order():
     ],
 )
 @pytest.mark.parametrize("rescale", [False, True])
-def test_late_layers_are_sent_before_early_gradients_exist(settings, rescale):
-    """With buckets of two gradients or one, a sum depends on no gradient of earlier layers."""
-    seen = trace(settings, rescale)
+def test_reduce_sends_late_layers_before_early_gradients_exist(settings, rescale):
+    # With buckets of two gradients or one, a sum depends on no gradient of earlier layers.
+    results = trace(settings, rescale)
     members = 2 if settings.fusion_threshold_mb else 1
     for layer in range(LAYERS):
-        before = ancestors(seen["reduced"][layer])
-        assert seen["grads"][layer].name in before
+        operations = ancestors(results["reduced"][layer])
+        assert results["grads"][layer].name in operations
         first_of_bucket = layer - layer % members
         for earlier in range(first_of_bucket):
-            assert seen["grads"][earlier].name not in before
+            assert results["grads"][earlier].name not in operations
 
 
-def test_one_operation_of_horovod_per_bucket():
-    seen = trace(CommunicationSettings(fusion_threshold_mb=2 * 32 / 2**20))
-    graph = seen["grads"][0].graph
+def test_reduce_makes_one_operation_of_horovod_per_bucket():
+    results = trace(CommunicationSettings(fusion_threshold_mb=2 * 32 / 2**20))
+    graph = results["grads"][0].graph
     operations = [op for op in graph.get_operations() if "allreduce" in op.type.lower()]
     assert [len(op.outputs) for op in operations] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(("nccl", "steps"), [(False, 1), (True, 0)])
-def test_steps_are_not_timed_with_nccl(nccl, steps):
-    reducer = GradientReducer(TwoAlike(CommunicationSettings(), nccl))
+def test_reduce_with_nccl_does_not_time_steps(nccl, steps):
+    reducer = GradientReducer(TwoEqualRanks(CommunicationSettings(), nccl))
     traced = tf.function(
         lambda g: reducer.reduce([g], ["w"]).buckets, autograph=False
     ).get_concrete_function(tf.ones([4]))
@@ -133,19 +134,19 @@ def unknown_shape(reduce):
     ],
     ids=["sparse", "missing", "integers", "names", "shape"],
 )
-def test_gradients_that_cannot_be_summed_raise(ranks, call, message):
-    communicator = SingleProcess() if ranks == "alone" else TwoAlike(CommunicationSettings())
+def test_reduce_of_gradients_that_cannot_be_summed_raises(ranks, call, message):
+    communicator = SingleProcess() if ranks == "alone" else TwoEqualRanks(CommunicationSettings())
     with pytest.raises((TypeError, ValueError), match=message):
         call(GradientReducer(communicator).reduce)
 
 
-def test_single_process_only_casts_gradients():
+def test_reduce_in_a_single_process_only_casts_gradients():
     reducer = GradientReducer(SingleProcess())
-    got = means(
+    mean_gradients = means(
         reducer.reduce,
         [tf.constant([1.5], tf.float16), tf.constant(1e-9)],
         ["a", "b"],
     )
-    assert [g.dtype for g in got] == [tf.float32] * 2
-    assert float(got[0][0]) == 1.5 and float(got[1]) == pytest.approx(1e-9)
+    assert [g.dtype for g in mean_gradients] == [tf.float32] * 2
+    assert float(mean_gradients[0][0]) == 1.5 and float(mean_gradients[1]) == pytest.approx(1e-9)
     assert reducer.statistics() == {}

@@ -1,4 +1,4 @@
-"""The variables that Horovod reads when it starts, and its native torus."""
+"""Tests the variables that Horovod reads when it starts, and its native torus."""
 
 import logging
 import os
@@ -14,9 +14,12 @@ engine = pytest.importorskip("hybrid_imagenet.comm.horovod_engine")
 
 @pytest.fixture
 def options(monkeypatch):
-    """Calls _configure_horovod with or without NCCL; returns its result and what it has set."""
+    """Returns a function that configures Horovod, with or without NCCL.
 
-    def call(settings, nccl=False, call=engine._configure_horovod, **given):
+    The function returns the result of _configure_horovod and the variables that it has set.
+    """
+
+    def call(settings, nccl=False, call=engine._configure_horovod, **variables):
         monkeypatch.setattr(engine.hvd, "nccl_built", lambda: nccl)
         monkeypatch.setattr(
             engine.tf.config, "get_visible_devices", lambda kind: ["GPU:0"] if nccl else []
@@ -24,7 +27,7 @@ def options(monkeypatch):
         rest = {
             name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")
         }
-        with mock.patch.dict(os.environ, rest | given, clear=True):
+        with mock.patch.dict(os.environ, rest | variables, clear=True):
             answer = call(settings)
             return answer, {
                 name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")
@@ -34,9 +37,9 @@ def options(monkeypatch):
 
 
 def test_configure_horovod_does_not_fuse_buckets(options):
-    answer, found = options(CommunicationSettings(fusion_threshold_mb=4))
+    answer, variables = options(CommunicationSettings(fusion_threshold_mb=4))
     assert not answer
-    assert found == {
+    assert variables == {
         "HOROVOD_CYCLE_TIME": "0.2",
         "HOROVOD_DISABLE_GROUP_FUSION": "1",
         "HOROVOD_FUSION_THRESHOLD": str(8 * 2**20),
@@ -46,21 +49,21 @@ def test_configure_horovod_does_not_fuse_buckets(options):
 
 
 def test_configure_horovod_turns_on_async_completion_only_with_nccl(options):
-    """Otherwise Horovod's thread waits for each sum on the host, and the GPU runs idle."""
-    plain, found = (
-        options(CommunicationSettings())[1],
-        options(CommunicationSettings(), nccl=True)[1],
-    )
-    assert "HOROVOD_ENABLE_ASYNC_COMPLETION" not in plain
-    assert found["HOROVOD_ENABLE_ASYNC_COMPLETION"] == "1"
-    assert (plain["HOROVOD_CYCLE_TIME"], found["HOROVOD_CYCLE_TIME"]) == ("0.2", "0.2")
-    given = options(
+    # Otherwise Horovod's thread waits for each sum on the host, and the GPU runs idle.
+    without_nccl = options(CommunicationSettings())[1]
+    with_nccl = options(CommunicationSettings(), nccl=True)[1]
+    assert "HOROVOD_ENABLE_ASYNC_COMPLETION" not in without_nccl
+    assert with_nccl["HOROVOD_ENABLE_ASYNC_COMPLETION"] == "1"
+    assert without_nccl["HOROVOD_CYCLE_TIME"] == "0.2"
+    assert with_nccl["HOROVOD_CYCLE_TIME"] == "0.2"
+    set_by_user = options(
         CommunicationSettings(),
         nccl=True,
         HOROVOD_CYCLE_TIME="3",
         HOROVOD_ENABLE_ASYNC_COMPLETION="0",
     )[1]
-    assert (given["HOROVOD_CYCLE_TIME"], given["HOROVOD_ENABLE_ASYNC_COMPLETION"]) == ("3", "0")
+    assert set_by_user["HOROVOD_CYCLE_TIME"] == "3"
+    assert set_by_user["HOROVOD_ENABLE_ASYNC_COMPLETION"] == "0"
 
 
 FOUR_BY_TWO = ("a", "a", "b", "b", "c", "c", "d", "d")
@@ -70,16 +73,14 @@ FOUR_BY_TWO = ("a", "a", "b", "b", "c", "c", "d", "d")
     ("allreduce", "names", "grid", "expected"),
     [
         ("hierarchical", FOUR_BY_TWO, None, True),
-        ("hierarchical", ("a", "a", "b"), None, False),  # raises an error where it is composed
+        # The composed algorithm raises an error for these hosts.
+        ("hierarchical", ("a", "a", "b"), None, False),
         ("torus", FOUR_BY_TWO, None, True),
         ("torus", FOUR_BY_TWO, "2x4", False),
-        ("torus", ("a",) * 8, None, False),  # 2x4 inside one host
-        (
-            "torus",
-            tuple(str(i // 8) for i in range(1024)),
-            None,
-            False,
-        ),  # 32x32, not 128x8 (Mikami et al., Table 4)
+        # The default grid is 2x4 inside one host.
+        ("torus", ("a",) * 8, None, False),
+        # The default grid is 32x32 (Mikami et al., Table 4), and not 128x8.
+        ("torus", tuple(str(i // 8) for i in range(1024)), None, False),
         ("masters", FOUR_BY_TWO, None, False),
     ],
 )
@@ -90,17 +91,17 @@ def test_native_torus_is_used_only_with_one_row_per_host(allreduce, names, grid,
     assert engine._horovod_supports_natively(settings, names) == expected
 
 
-@pytest.mark.parametrize(("nccl", "own"), [(True, True), (False, False)])
+@pytest.mark.parametrize(("nccl", "is_native"), [(True, True), (False, False)])
 def test_hierarchical_never_sums_in_the_memory_of_the_hosts(
-    options, monkeypatch, caplog, nccl, own
+    options, monkeypatch, caplog, nccl, is_native
 ):
-    """Horovod's hierarchical all-reduce would, and its torus over NCCL is the same algorithm."""
+    # Horovod's hierarchical all-reduce would, but its torus over NCCL is the same algorithm.
     started = []
     monkeypatch.setattr(engine, "placement", lambda: Placement(0, 4, 0, 2))
     monkeypatch.setattr(
         engine.hosts,
         "gather_by_mpi",
-        lambda own, size: [["a", "", "1"], ["a", "", "1"], ["b", "", "1"], ["b", "", "1"]],
+        lambda key, size: [["a", "", "1"], ["a", "", "1"], ["b", "", "1"], ["b", "", "1"]],
     )
     monkeypatch.setattr(
         engine.hvd, "init", lambda process_sets: started.append([s.ranks for s in process_sets])
@@ -109,9 +110,8 @@ def test_hierarchical_never_sums_in_the_memory_of_the_hosts(
     monkeypatch.setattr(engine.hvd, "size", lambda: 4)
     settings = CommunicationSettings(allreduce="hierarchical")
     with caplog.at_level(logging.INFO):
-        found = options(settings, nccl=nccl, call=engine.HorovodCommunicator)[1]
-    assert [name for name in found if name.endswith("_ALLREDUCE")] == [
-        "HOROVOD_TORUS_ALLREDUCE"
-    ] * own
-    assert started == [[] if own else [[0, 1], [2, 3], [0, 2], [1, 3]]]
-    assert ("Horovod's own torus" in caplog.text) == own
+        variables = options(settings, nccl=nccl, call=engine.HorovodCommunicator)[1]
+    expected = ["HOROVOD_TORUS_ALLREDUCE"] if is_native else []
+    assert [name for name in variables if name.endswith("_ALLREDUCE")] == expected
+    assert started == [[] if is_native else [[0, 1], [2, 3], [0, 2], [1, 3]]]
+    assert ("Horovod's own torus" in caplog.text) == is_native

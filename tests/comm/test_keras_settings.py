@@ -1,4 +1,4 @@
-"""Settings of Keras with which the program cannot work are found before Keras is imported."""
+"""Tests that wrong settings of Keras are found before Keras is imported."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from hybrid_imagenet.errors import UserError
 
 @pytest.fixture
 def keras_home(tmp_path, monkeypatch):
-    """A directory for keras.json, in a process that has not imported Keras."""
+    """Sets the directory of keras.json, in a process that has not imported Keras."""
     monkeypatch.delitem(sys.modules, "keras", raising=False)
     monkeypatch.delenv("KERAS_BACKEND", raising=False)
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
@@ -27,16 +27,18 @@ def keras_home(tmp_path, monkeypatch):
         ("floatx", "float16", "floatx float32, but {file} says"),
     ],
 )
-def test_check_names_the_file_and_the_line(keras_home, name, value, message):
+def test_check_keras_settings_with_a_wrong_value_raises_file_and_line(
+    keras_home, name, value, message
+):
     file = keras_home / "keras.json"
     file.write_text(json.dumps({"epsilon": 1e-7, name: value}))
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as error:
         keras_settings.check_keras_settings({"KERAS_HOME": str(keras_home)})
-    assert message.format(file=file) in str(caught.value)
-    assert "Change that line, or remove the file" in str(caught.value)
+    assert message.format(file=file) in str(error.value)
+    assert "Change that line, or remove the file" in str(error.value)
 
 
-def test_check_accepts_what_keras_writes_and_ignores(keras_home):
+def test_check_keras_settings_accepts_files_that_keras_accepts(keras_home):
     environment = {"KERAS_HOME": str(keras_home)}
     keras_settings.check_keras_settings(environment)
     file = keras_home / "keras.json"

@@ -1,4 +1,4 @@
-"""Reading ranks and their addresses from TF_CONFIG and Slurm's variables, without mpirun."""
+"""Tests reading ranks and their addresses from TF_CONFIG and Slurm's variables, without mpirun."""
 
 import json
 import os
@@ -28,12 +28,13 @@ SLURM = {
 
 
 @pytest.mark.parametrize(
-    ("environ", "place"),
+    ("environ", "expected"),
     [
         (tf_config("worker", 1, worker=["a:1", "a:2", "b:1"]), Placement(1, 3, 1, 2)),
         (tf_config("worker", 1, chief=["c:1"], worker=["a:1", "b:1"]), Placement(2, 3, 0, 1)),
         (tf_config("chief", 0, chief=["c:1"], worker=["a:1"]), Placement(0, 2, 0, 1)),
-        (tf_config("worker", 0, worker=["a:1"]), Placement()),  # a single process
+        # The job is a single process.
+        (tf_config("worker", 0, worker=["a:1"]), Placement()),
         (tf_config("master", 0, master=["m:1"], worker=["a:1"]), Placement(0, 2, 0, 1)),
         (tf_config("worker", 0, master=["m:1"], worker=["a:1"]), Placement(1, 2, 0, 1)),
         (tf_config("master", 0, master=["m:1"]), Placement()),
@@ -42,7 +43,9 @@ SLURM = {
         (SLURM | {"TF_CONFIG": "{}"}, Placement(3, 5, 1, 2)),
         (SLURM, Placement(3, 5, 1, 2)),
         (SLURM | {"SLURM_STEP_NUM_TASKS": "1"}, Placement()),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, Placement()),  # a batch script, outside srun
+        # A batch script of Slurm runs outside srun.
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, Placement()),
+        # mpirun runs inside srun.
         (
             SLURM
             | {
@@ -52,11 +55,11 @@ SLURM = {
                 "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
             },
             Placement(0, 2, 0, 2),
-        ),  # mpirun inside srun
+        ),
     ],
 )
-def test_placement_from_tf_config_or_srun(environ, place):
-    assert environment.placement(environ) == place
+def test_placement_from_tf_config_or_srun(environ, expected):
+    assert environment.placement(environ) == expected
 
 
 def test_ranks_under_srun_agree_on_addresses():
@@ -65,10 +68,11 @@ def test_ranks_under_srun_agree_on_addresses():
         for rank in range(5)
     }
     assert servers == {("n09:24544", "n09:24545", "n10:24544", "n10:24545", "big:24544")}
-    following = launcher_variables.read_launcher_placement(
+    # The next job on the same nodes must use other ports.
+    servers_of_next_job = launcher_variables.read_launcher_placement(
         SLURM | {"SLURM_PROCID": "0", "SLURM_JOB_ID": "40008"}
     ).servers
-    assert not {*following} & {*next(iter(servers))}  # the next job on the same nodes
+    assert not {*servers_of_next_job} & {*next(iter(servers))}
 
 
 @pytest.mark.parametrize(
@@ -84,7 +88,7 @@ def test_ranks_under_srun_agree_on_addresses():
         ("a-1,n[1,3-4]-ib0.site,b[2]", ["a-1", "n1-ib0.site", "n3-ib0.site", "n4-ib0.site", "b2"]),
     ],
 )
-def test_expand_node_list(text, names):
+def test_expand_node_list_returns_the_names_of_all_nodes(text, names):
     assert launcher_variables.expand_node_list(text) == names
 
 
@@ -94,7 +98,8 @@ def test_expand_node_list(text, names):
         {"TF_CONFIG": "{"},
         {"TF_CONFIG": "[]"},
         {"TF_CONFIG": '{"cluster": {"worker": ["a"]}, "task": {"type": "worker", "index": 0}}'},
-        SLURM | {"SLURM_LOCALID": "0"},  # --distribution=cyclic
+        # srun was started with --distribution=cyclic.
+        SLURM | {"SLURM_LOCALID": "0"},
         tf_config("worker", 2, worker=["a:1", "b:1"]),
         tf_config("chief", 1, chief=["c:1"], worker=["a:1", "b:1"]),
         {"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}}'},
@@ -117,10 +122,8 @@ def test_placement_from_unreadable_variables_raises(environ):
     [
         (tf_config("evaluator", 0, worker=["a:1", "b:1"]), "evaluator"),
         (tf_config("ps", 0, worker=["a:1", "b:1"], ps=["p:1"]), "ps"),
-        (
-            tf_config("worker", 0, worker=["a:1", "b:1"], ps=["p:1"]),
-            "ps",
-        ),  # the same error on every task
+        # All tasks must raise the same error.
+        (tf_config("worker", 0, worker=["a:1", "b:1"], ps=["p:1"]), "ps"),
         (tf_config("evaluator", 0, chief=["a:1"], evaluator=["e:1"]), "evaluator"),
         (tf_config("boss", 0, worker=["a:1", "b:1"]), "boss"),
     ],
@@ -141,7 +144,7 @@ for task in $tasks; do wait $task || exit; done
 
 
 @pytest.mark.slow
-def test_the_tasks_of_srun_train_together(tmp_path):
+def test_tasks_of_srun_train_together(tmp_path):
     data = program.make_data(tmp_path)
     flags = (
         *program.FLAGS,
@@ -151,17 +154,17 @@ def test_the_tasks_of_srun_train_together(tmp_path):
         "--epochs=1",
     )
     command = ("sh", "-c", SRUN, "srun", *program.command(1, *flags))
-    done = subprocess.run(
+    result = subprocess.run(
         command, cwd=ROOT, env=program.environment(), capture_output=True, text=True, timeout=300
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 ranks x 8 images" in done.stdout
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "2 ranks x 8 images" in result.stdout
     (epoch,) = [record for record in program.records(tmp_path / "run") if record["kind"] == "epoch"]
     assert epoch["train_count"] == program.TRAIN
 
 
 @pytest.mark.slow
-def test_the_tasks_of_srun_save_at_sigterm(tmp_path):
+def test_tasks_of_srun_save_at_sigterm(tmp_path):
     data = program.make_data(tmp_path)
     flags = (*program.FLAGS, f"--data_dir={data}", f"--run_dir={tmp_path}/run", "--epochs=9999")
     flags += ("--checkpoint_every_epochs=9999", "--nokeep_best")

@@ -1,4 +1,4 @@
-"""Errors of Horovod and TensorFlow that mean that another rank was lost."""
+"""Tests that errors of Horovod and TensorFlow after the loss of a rank are recognized."""
 
 import pytest
 import tensorflow as tf
@@ -36,7 +36,7 @@ UNHEALTHY = (
         ),
     ],
 )
-def test_lost_rank_error_is_recognized_and_described(error, reason):
+def test_lost_rank_message_describes_the_error(error, reason):
     assert lost_rank.is_lost_rank_error(error)
     line = lost_rank.lost_rank_message(error)
     assert line.startswith(f"{lost_rank.LOST_RANK_PREFIX} ({reason})") and "--resume" in line
@@ -57,10 +57,10 @@ def test_other_errors_are_not_lost_rank_errors(error):
 
 
 def test_program_that_loses_a_rank_prints_one_line_and_exits_as_stalled(monkeypatch):
-    def lost(config, communicator):
+    def lose_rank(config, communicator):
         raise tf.errors.UnavailableError(None, None, RESET)
 
-    monkeypatch.setattr(train, "run", lost)
+    monkeypatch.setattr(train, "run", lose_rank)
     code, _, errors = in_process.call(
         "hybrid_imagenet.main", ["--dataset=synthetic", "--progress=none"]
     )
@@ -70,10 +70,10 @@ def test_program_that_loses_a_rank_prints_one_line_and_exits_as_stalled(monkeypa
 
 
 def test_command_that_loses_a_rank_prints_one_line_and_exits_as_stalled(capfd):
-    def lost(words):
+    def lose_rank(words):
         raise HorovodInternalError(SHUT_DOWN)
 
-    assert command_line.run_command(lost, []) == EXIT_STALLED
+    assert command_line.run_command(lose_rank, []) == EXIT_STALLED
     message = lost_rank.lost_rank_message(
         HorovodInternalError(SHUT_DOWN), remedy="; run the command again"
     )

@@ -1,4 +1,4 @@
-"""Messages of NCCL as its users report them, combined for two ranks."""
+"""Tests reading the messages of NCCL, for two ranks, as users of NCCL have reported them."""
 
 import pytest
 
@@ -39,7 +39,9 @@ h:1:1 [0] NCCL INFO Channel 15/0 : 7[7] -> 4[4] via P2P/direct pointer comm 0x55
         ("rank 0 of 2: the sum is right, on the CPU\n", "", "", (), (), False),
     ],
 )  # fmt: skip
-def test_parse_transport(text, version, network, channels, kinds, gpudirect):
+def test_parse_transport_returns_version_network_and_channels(
+    text, version, network, channels, kinds, gpudirect
+):
     transport = nccl_log.parse_transport(text)
     assert (transport.version, transport.network, transport.channels) == (
         version,
@@ -49,7 +51,7 @@ def test_parse_transport(text, version, network, channels, kinds, gpudirect):
     assert (transport.channel_kinds, transport.gpudirect) == (kinds, gpudirect)
 
 
-def test_transport_as_text_is_one_line():
+def test_transport_as_text_has_version_network_and_channels():
     assert (
         str(nccl_log.parse_transport(INSIDE))
         == "NCCL 2.21.5+cuda12.4, network Socket, channels by P2P/CUMEM/read"

@@ -1,4 +1,4 @@
-"""Errors that mean that memory ran out, and the messages that users see."""
+"""Tests that errors of exhausted memory are recognized, and the messages that users see."""
 
 import sys
 
@@ -40,7 +40,7 @@ def exhausted(text=ON_GPU):
         HorovodInternalError("ncclCommInitRank failed: unhandled cuda error: out of memory"),
     ],
 )
-def test_is_out_of_memory_recognizes_it(error):
+def test_is_out_of_memory_is_true_for_errors_of_exhausted_memory(error):
     assert out_of_memory.is_out_of_memory(error)
 
 
@@ -49,7 +49,7 @@ def test_is_out_of_memory_recognizes_it(error):
     [
         exhausted("/data/cache; No space left on device"),
         exhausted("/data/train-00000; Too many open files"),
-        # The error of another rank, which TensorFlow repeats here.
+        # This is the error of another rank, which TensorFlow repeats here.
         tf.errors.UnavailableError(None, None, f"Collective ops is aborted by: {ON_GPU}"),
         HorovodInternalError("Horovod has been shut down"),
         ValueError("out of memory"),
@@ -74,12 +74,12 @@ def test_user_error_names_the_memory_that_ran_out(text, gpus, where, monkeypatch
     assert str(error) == f"The memory of the {where} is too small for this training. Use less."
 
 
-def fails(*_):
+def fail(*_):
     raise exhausted()
 
 
 def test_training_that_runs_out_of_memory_prints_the_batch_to_try(monkeypatch):
-    monkeypatch.setattr(train, "run", fails)
+    monkeypatch.setattr(train, "run", fail)
     flags = ["--dataset=synthetic", "--progress=none", "--per_gpu_batch=64"]
     code, _, errors = in_process.call("hybrid_imagenet.main", flags)
     assert code == EXIT_USAGE
@@ -88,8 +88,8 @@ def test_training_that_runs_out_of_memory_prints_the_batch_to_try(monkeypatch):
     assert errors.count("\n") == 1
 
 
-def test_a_command_that_runs_out_of_memory_prints_one_line(capfd):
-    assert command_line.run_command(fails, []) == EXIT_USAGE
+def test_command_that_runs_out_of_memory_prints_one_line(capfd):
+    assert command_line.run_command(fail, []) == EXIT_USAGE
     output = capfd.readouterr().err
     assert output.endswith("Use a smaller batch.\n")
     assert output.count("\n") == 1

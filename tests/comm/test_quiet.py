@@ -1,3 +1,5 @@
+"""Tests that the messages of TensorFlow's start are dropped, and others are not."""
+
 import os
 
 from tests.support.processes import python
@@ -9,7 +11,7 @@ LINES = (
 )
 
 
-def written(end, **environ):
+def stderr_of(end, **environ):
     """Returns the standard error of a process that writes LINES in `filter_stderr`, then `end`."""
     code = (
         "import os\n"
@@ -22,10 +24,10 @@ def written(end, **environ):
     return python("-c", code, env=os.environ | environ).communicate()[1]
 
 
-def test_only_the_greeting_is_dropped():
-    assert written("pass") == f"{LINES[2]}\nafter"
-    assert written("pass", HYBRID_IMAGENET_TF_LOG="1") == "\n".join((*LINES, "after"))
+def test_filter_stderr_drops_only_the_greeting_of_tensorflow():
+    assert stderr_of("pass") == f"{LINES[2]}\nafter"
+    assert stderr_of("pass", HYBRID_IMAGENET_TF_LOG="1") == "\n".join((*LINES, "after"))
 
 
-def test_nothing_else_is_lost_when_the_process_aborts():
-    assert written("os.abort()") == f"{LINES[2]}\n"
+def test_filter_stderr_of_a_process_that_aborts_keeps_other_lines():
+    assert stderr_of("os.abort()") == f"{LINES[2]}\n"

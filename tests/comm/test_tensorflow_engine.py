@@ -1,4 +1,4 @@
-"""Errors of TensorFlow's engine. Its collectives are tested together with Horovod's."""
+"""Tests errors of TensorFlow's engine. Its collectives are tested together with Horovod's."""
 
 import pytest
 
@@ -8,41 +8,42 @@ from hybrid_imagenet.comm.settings import CommunicationSettings
 from hybrid_imagenet.errors import UserError
 
 
-def connection_error(monkeypatch, found):
-    monkeypatch.setattr(hosts, "gather_by_mpi", lambda own, size: found)
-    with pytest.raises(UserError) as caught:
+def connection_error(monkeypatch, keys):
+    """Returns the error of connecting two ranks whose hosts have these keys."""
+    monkeypatch.setattr(hosts, "gather_by_mpi", lambda key, size: keys)
+    with pytest.raises(UserError) as error:
         tensorflow_engine.connect_servers(Placement(0, 2, 0, 2))
-    return str(caught.value)
+    return str(error.value)
 
 
 def test_connect_servers_without_a_reachable_address_raises(monkeypatch):
-    own = hosts.host_key()
-    found = [[*own, "4000", "10.0.0.1"], ["far", own[1], "4000"]]
-    assert connection_error(monkeypatch, found).startswith(
+    key = hosts.host_key()
+    keys = [[*key, "4000", "10.0.0.1"], ["far", key[1], "4000"]]
+    assert connection_error(monkeypatch, keys).startswith(
         "host far has no unique IPv4 address at which other hosts"
     )
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth7")
     assert (
         "on the interfaces of NCCL_SOCKET_IFNAME=eth7. Correct --network_interfaces"
-        in connection_error(monkeypatch, found)
+        in connection_error(monkeypatch, keys)
     )
 
 
 @pytest.mark.parametrize(
-    "asked", [{"allreduce": "torus"}, {"allreduce": "hierarchical"}, {"compression": "bf16"}]
+    "options", [{"allreduce": "torus"}, {"allreduce": "hierarchical"}, {"compression": "bf16"}]
 )
-def test_settings_with_wrong_sums_on_gpus_raise(asked, monkeypatch):
+def test_tensorflow_engine_with_settings_that_give_wrong_sums_on_gpus_raises(options, monkeypatch):
     monkeypatch.setattr(tensorflow_engine.tf.config, "get_visible_devices", lambda kind: ["GPU:0"])
     with pytest.raises(
         UserError, match="Use --allreduce=ring with --compression=fp16, or --engine=horovod"
     ):
-        tensorflow_engine.TensorFlowCommunicator(CommunicationSettings(**asked))
+        tensorflow_engine.TensorFlowCommunicator(CommunicationSettings(**options))
     tensorflow_engine.check_gpu_support(CommunicationSettings(allreduce="masters"))
 
 
-def test_connecting_warns_once_that_ports_are_open_on_all_interfaces(monkeypatch, capsys):
+def test_tensorflow_engine_warns_once_that_ports_are_open_on_all_interfaces(monkeypatch, capsys):
     keys = [["near", "a"], ["far", "b"]]
-    monkeypatch.setattr(tensorflow_engine, "connect_servers", lambda place: keys)
+    monkeypatch.setattr(tensorflow_engine, "connect_servers", lambda placement: keys)
     monkeypatch.setattr(
         tensorflow_engine.TensorFlowCommunicator, "broadcast_object", lambda self, value: value
     )
@@ -58,5 +59,5 @@ def test_connecting_warns_once_that_ports_are_open_on_all_interfaces(monkeypatch
 
 def test_connect_servers_after_tensorflow_has_started_raises(monkeypatch):
     tensorflow_engine.tf.constant(1.0) + 1.0
-    found = [[*hosts.host_key(), str(4000 + rank), "10.0.0.1"] for rank in range(2)]
-    assert "must be connected before TensorFlow is used" in connection_error(monkeypatch, found)
+    keys = [[*hosts.host_key(), str(4000 + rank), "10.0.0.1"] for rank in range(2)]
+    assert "must be connected before TensorFlow is used" in connection_error(monkeypatch, keys)

@@ -1,4 +1,4 @@
-"""Grids of ranks, and a simulation in NumPy of the sum over their rows and columns."""
+"""Tests grids of ranks, and simulates the sum over their rows and columns in NumPy."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from hybrid_imagenet.comm.torus import Grid
 
 @st.composite
 def layouts(draw):
-    """A grid and the hosts of its ranks, contiguous or not."""
+    """Draws a grid and the hosts of its ranks, contiguous or not."""
     grid = Grid(draw(st.integers(1, 6)), draw(st.integers(1, 6)))
     hosts = draw(st.lists(st.sampled_from("abc"), min_size=grid.size, max_size=grid.size))
     return grid, hosts
@@ -39,11 +39,11 @@ def simulate(values, row_ranks):
 
 
 @given(layouts(), st.integers(0, 40))
-def test_every_rank_ends_with_the_sum_of_all(layout, elements):
+def test_torus_sum_simulated_is_exact_on_every_rank(layout, elements):
     grid, hosts = layout
     values = np.random.default_rng(elements).integers(-100, 100, [grid.size, elements])
-    got = simulate(values, torus.rows(hosts, grid))
-    np.testing.assert_array_equal(got, np.broadcast_to(values.sum(0), got.shape))
+    sums = simulate(values, torus.rows(hosts, grid))
+    np.testing.assert_array_equal(sums, np.broadcast_to(values.sum(0), sums.shape))
 
 
 @given(layouts())
@@ -57,13 +57,13 @@ def test_rows_and_columns_cross_in_one_rank(layout):
     assert all(len(set(row) & set(column)) == 1 for row in rows for column in columns)
 
 
-def test_rows_are_hosts_if_ranks_are_dealt_out_over_hosts():
+def test_rows_of_ranks_that_alternate_between_hosts_are_hosts():
     assert torus.rows(["a", "b", "a", "b"], Grid(2, 2)) == [[0, 2], [1, 3]]
     assert torus.rows(["b", "a", "a", "b"], Grid(2, 2)) == [[0, 3], [1, 2]]
 
 
 @given(st.integers(1, 5000))
-def test_the_nearest_square_holds_all_ranks(size):
+def test_nearest_square_has_the_most_square_grid_of_all_ranks(size):
     grid = torus.nearest_square(size)
     assert grid.size == size and grid.vertical <= grid.horizontal
     assert not any(size % v == 0 for v in range(grid.vertical + 1, int(size**0.5) + 1))
@@ -78,17 +78,19 @@ def test_the_nearest_square_holds_all_ranks(size):
         (["a"] * 8, "2x4"),
         ([*"aaaabbbb"], "2x4"),
         ([*"aabbccdd"], "4x2"),
-        ([*"abcdef"], "2x3"),  # one rank on each host, so hosts are not used as rows
-        ([*"aabbbb"], "2x3"),  # different numbers
+        # Each host has one rank, so rows cannot be hosts.
+        ([*"abcdef"], "2x3"),
+        # The hosts have different numbers of ranks.
+        ([*"aabbbb"], "2x3"),
         ([f"n{i // 4}" for i in range(24)], "6x4"),
     ],
 )
-def test_default_grids(hosts, expected):
+def test_default_grid_has_hosts_as_rows_if_they_are_equal(hosts, expected):
     assert str(torus.default_grid(hosts)) == expected
 
 
-def test_published_grids_come_first():
-    """Mikami et al., Table 4."""
+def test_default_grid_of_a_published_number_of_gpus_is_the_published_grid():
+    # Mikami et al., Table 4.
     for size, expected in {
         1024: "32x32",
         2048: "32x64",
@@ -99,7 +101,7 @@ def test_published_grids_come_first():
         assert str(torus.default_grid([f"n{i // 4}" for i in range(size)])) == expected
 
 
-def test_host_grid_needs_equal_numbers_of_ranks():
+def test_host_grid_of_unequal_hosts_is_none():
     assert torus.host_grid([*"abab"]) == Grid(2, 2)
     assert torus.host_grid([*"abb"]) is None
 
@@ -107,12 +109,12 @@ def test_host_grid_needs_equal_numbers_of_ranks():
 @pytest.mark.parametrize(
     "text", ["", "2", "x", "2x", "axb", "2x2x2", "-1x-4", "2*2", "²x2", "1.5x2"]
 )
-def test_what_is_not_a_grid(text):
+def test_parse_grid_of_invalid_text_raises(text):
     with pytest.raises(ValueError, match="Write VxH"):
         torus.parse_grid(text)
 
 
-def test_grids_that_do_not_hold_the_ranks():
+def test_parse_grid_of_another_size_raises():
     assert torus.parse_grid("2X4", 8) == Grid(2, 4)
     with pytest.raises(ValueError, match=r"3x2 has 6 ranks, but 8 are needed. Use 2x4."):
         torus.parse_grid("3x2", 8)
