@@ -1,4 +1,4 @@
-"""A rank without TensorFlow that ends with its launcher: FOLDER, for a file with its number."""
+"""Runs a rank without TensorFlow that ends with its launcher; writes a file with its number."""
 
 import os
 import pathlib

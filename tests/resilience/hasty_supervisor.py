@@ -1,4 +1,4 @@
-"""The supervisor with short time limits: SCRIPT SECONDS [local].
+"""Runs the supervisor with short time limits: SCRIPT SECONDS [local].
 
 The script has the job's word in $WORD.
 """

@@ -1,4 +1,4 @@
-"""Seeded datagrams that a hostile sender might send.
+"""Generates seeded datagrams that a hostile sender might send.
 
 Even those that carry the run's token are not valid: each has a value that a heartbeat cannot have.
 """

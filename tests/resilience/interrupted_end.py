@@ -1,4 +1,4 @@
-"""The program, with a SIGTERM to itself after its last checkpoint."""
+"""Runs the program, which sends itself SIGTERM after its last checkpoint."""
 
 import os
 import signal
@@ -10,10 +10,10 @@ from hybrid_imagenet.training import recorder
 _finish = recorder.Recording.finish
 
 
-def _interrupted(self, state):
+def _finish_after_sigterm(self, state):
     os.kill(os.getpid(), signal.SIGTERM)
     _finish(self, state)
 
 
-recorder.Recording.finish = _interrupted
+recorder.Recording.finish = _finish_after_sigterm
 sys.exit(run_process(["train", *sys.argv[1:]]))

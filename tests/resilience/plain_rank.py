@@ -1,4 +1,4 @@
-"""A rank without TensorFlow: MANNER FOLDER.
+"""Runs a rank without TensorFlow: MANNER FOLDER.
 
 MANNER is how it ends:
 

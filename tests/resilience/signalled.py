@@ -1,4 +1,4 @@
-"""A process that sends itself signals: NAME... After each it prints whether a stop is requested."""
+"""Sends itself signals: NAME... After each one it prints whether a stop is requested."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Invalid datagrams: none is accepted as a heartbeat, and thousands do not end a watchdog."""
+"""Tests that no invalid datagram is accepted, and that thousands of them do not end a watchdog."""
 
 import itertools
 import socket
@@ -33,7 +33,7 @@ INVALID = {
 }
 
 
-def test_decode_returns_what_was_encoded():
+def test_decode_of_an_encoded_heartbeat_returns_it():
     assert Heartbeat.decode(DATAGRAM, TOKEN, 2) == hostile.VALID
 
 
@@ -54,7 +54,7 @@ def test_decode_of_an_invalid_value_returns_none(name):
         assert Heartbeat.decode(data, TOKEN, 2) is None, value
 
 
-def test_decode_parses_nothing_before_it_has_compared_the_token(monkeypatch):
+def test_decode_parses_json_only_after_the_token_is_correct(monkeypatch):
     too_long = hostile.VALID.encode(TOKEN) + b" " * 9000
     monkeypatch.setattr(heartbeats.json, "loads", lambda text: pytest.fail("parsed"))
     for data in (b"[" * 60000, hostile.VALID.encode("other"), too_long):
@@ -75,7 +75,7 @@ def test_stall_report_escapes_and_shortens_texts_of_heartbeats():
 
 
 class Communicator:
-    """One of two ranks in this process."""
+    """Connects one of two ranks in this process."""
 
     def __init__(self, rank, barrier, values):
         self.rank = rank
@@ -109,7 +109,7 @@ def pair(limit):
 def test_watchdogs_spread_their_heartbeats_over_the_interval(monkeypatch):
     dogs = [dog for _ in range(10) for dog in pair(20)]
     monkeypatch.setattr(watchdog.threading.Thread, "start", lambda self: None)
-    # A clock that does not advance, because a loaded machine takes half a second between two lines.
+    # The clock stands still, because a loaded machine may take half a second between two lines.
     now = time.monotonic()
     monkeypatch.setattr(watchdog, "time", types.SimpleNamespace(monotonic=lambda: now))
     first = []
@@ -141,10 +141,9 @@ def test_watchdog_survives_hostile_datagrams(monkeypatch, capfd):
             if step % 100 == 0:
                 for dog in dogs:
                     dog.record_progress(step)
+    # Wait until a heartbeat arrives after the flood.
     began = time.monotonic()
-    while (
-        dogs[0]._log._heartbeats.get(1, (None, 0.0))[1] < began
-    ):  # until a heartbeat after the flood
+    while dogs[0]._log._heartbeats.get(1, (None, 0.0))[1] < began:
         assert time.monotonic() < began + 10
         time.sleep(0.05)
     assert [dog._thread.is_alive() for dog in dogs] == [True, True]

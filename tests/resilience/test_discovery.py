@@ -1,4 +1,4 @@
-"""Scripts that name a job's hosts, among them those that hang, fail, or print invalid names."""
+"""Tests scripts that list a job's hosts, also ones that hang, fail, or print invalid names."""
 
 import time
 
@@ -11,7 +11,10 @@ from tests.support.processes import wait_for
 
 @pytest.fixture
 def discovery(tmp_path):
-    """Makes a Discovery of the script `text`, which `change` replaces."""
+    """Yields a function that makes a Discovery with the script `text`.
+
+    The function also returns one that replaces the script.
+    """
     path = tmp_path / "hosts.sh"
     discoveries = []
 
@@ -30,8 +33,8 @@ def discovery(tmp_path):
         return discoveries[-1], change
 
     yield make
-    for each in discoveries:
-        each.stop()
+    for created in discoveries:
+        created.stop()
 
 
 def test_parse_host_reads_name_and_slots_and_rejects_everything_else():
@@ -66,7 +69,8 @@ def test_discovery_follows_the_script(discovery):
     wait_for(lambda: hosts.hosts() == {"d": 1})
     change("true")
     time.sleep(0.3)
-    assert hosts.hosts() == {"d": 1}  # a script that prints nothing changes nothing
+    # A script that prints nothing changes nothing.
+    assert hosts.hosts() == {"d": 1}
 
 
 @pytest.mark.parametrize(

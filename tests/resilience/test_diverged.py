@@ -1,4 +1,4 @@
-"""Divergence: two ranks with a far too high learning rate end together and keep a checkpoint."""
+"""Tests that two ranks whose training diverges end together and keep a checkpoint."""
 
 from tests.support import program
 
@@ -11,33 +11,33 @@ FLAGS = (
 )
 
 
-def test_a_diverged_run_ends_in_one_line_and_its_checkpoint_stays_good(pools, tiny_data, tmp_path):
+def test_run_that_diverges_prints_one_line_and_keeps_its_checkpoint(pools, tiny_data, tmp_path):
     run_dir = tmp_path / "run"
-    done = program.train_here(tiny_data, run_dir, *FLAGS, "--lr=0.01", "--epochs=1")
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = program.train_here(tiny_data, run_dir, *FLAGS, "--lr=0.01", "--epochs=1")
+    assert result.returncode == 0, result.stdout + result.stderr
     (saved,) = run_dir.glob("checkpoints/step-*")
     before = saved.read_bytes()
-    done = program.train_on(
+    result = program.train_on(
         pools[2], tiny_data, run_dir, *FLAGS, "--lr=1000", "--epochs=3", "--resume"
     )
-    assert done.returncode == 3
-    assert done.stderr.count("error:") == 1
-    assert "training has diverged; lower the learning rate" in done.stderr
+    assert result.returncode == 3
+    assert result.stderr.count("error:") == 1
+    assert "training has diverged; lower the learning rate" in result.stderr
     assert [(path, path.read_bytes() == before) for path in run_dir.glob("checkpoints/step-*")] == [
         (saved, True)
     ]
     end = program.records(run_dir)[-1]
     assert end["kind"] == "diverged" and end["step"] > 4
-    done = program.train_here(tiny_data, run_dir, *FLAGS, "--lr=0.01", "--epochs=2", "--resume")
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = program.train_here(tiny_data, run_dir, *FLAGS, "--lr=0.01", "--epochs=2", "--resume")
+    assert result.returncode == 0, result.stdout + result.stderr
     assert [r["epoch"] for r in program.records(run_dir) if r["kind"] == "epoch"] == [1, 2]
 
 
-def test_a_run_that_diverges_before_metrics_are_read_ends_with_code_3(tiny_data, tmp_path):
-    done = program.train_here(
+def test_run_that_diverges_before_metrics_are_read_exits_with_3(tiny_data, tmp_path):
+    result = program.train_here(
         tiny_data, tmp_path / "stops", *FLAGS, "--lr=1000", "--log_every_steps=1000"
     )
-    assert done.returncode == 3
+    assert result.returncode == 3
     assert not list((tmp_path / "stops").glob("checkpoints/step-*"))
     [end] = program.records(tmp_path / "stops")
     assert end["kind"] == "diverged" and end["step"] > 0

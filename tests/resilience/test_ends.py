@@ -1,4 +1,4 @@
-"""Real commands end as docs/dev/ends.md says when they are stopped."""
+"""Tests that real commands end as docs/dev/ends.md describes when they are stopped."""
 
 import re
 
@@ -10,12 +10,12 @@ from tests.support.ends import Case
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    made = tmp_path_factory.mktemp("ends")
-    ends.make_data(made)
-    return made
+    data_folder = tmp_path_factory.mktemp("ends")
+    ends.make_data(data_folder)
+    return data_folder
 
 
-def written():
+def documented_ends():
     """Returns the exit codes and saved steps of the page, by the first three cells of a row."""
     row = re.compile(r"^\| (.+?) \| (.+?) \| (.+?) \| (\d+) \| (.*?) \|", re.MULTILINE)
     return {
@@ -34,17 +34,21 @@ def written():
     ],
     ids=lambda case: f"{case.name}, {case.moment}, {case.stop}",
 )
-def test_a_command_ends_as_written(case, folder):
-    ended = ends.end(case, folder)
-    assert (ended.code, ended.saved) == written()[case.key], ended
-    assert len(ended.lines) == sum(word in ("INT", "TERM") for word in case.stop.split())
-    assert ended.left == ()
+def test_command_that_is_stopped_ends_as_documented(case, folder):
+    end = ends.end(case, folder)
+    assert (end.code, end.saved) == documented_ends()[case.key], end
+    assert len(end.lines) == sum(word in ("INT", "TERM") for word in case.stop.split())
+    assert end.left == ()
 
 
 @pytest.mark.slow
-def test_every_command_ends_as_written(folder):
+def test_every_command_that_is_stopped_ends_as_documented(folder):
     ends.train(folder)
-    found = {case: ends.end(case, folder) for case in ends.cases()}
-    assert {case.key: (end.code, end.saved) for case, end in found.items()} == written()
-    assert not [(case, end) for case, end in found.items() if end.left]
-    assert not [(case, end) for case, end in found.items() if case.trains and (end.answer or 0) > 2]
+    results = {case: ends.end(case, folder) for case in ends.cases()}
+    codes = {case.key: (end.code, end.saved) for case, end in results.items()}
+    assert codes == documented_ends()
+    assert not [(case, end) for case, end in results.items() if end.left]
+    slow_answers = [
+        (case, end) for case, end in results.items() if case.trains and (end.answer or 0) > 2
+    ]
+    assert not slow_answers

@@ -1,4 +1,4 @@
-"""Full disks, deleted directories, and two runs in the same directory."""
+"""Tests runs on full disks, in deleted directories, and two runs in the same directory."""
 
 import json
 import resource
@@ -33,7 +33,7 @@ def step_of_latest_checkpoint(run_dir) -> int:
     return archive.read(run_dir / "checkpoints" / names[-1]).meta["state"]["step"]
 
 
-def test_a_full_disk_ends_the_run_and_after_making_room_it_goes_on(tiny_data, tmp_path):
+def test_run_on_a_full_disk_exits_with_2_and_resumes_with_more_space(tiny_data, tmp_path):
     with processes.small_disk(tmp_path / "disk", 60) as remount:
         run_dir = tmp_path / "disk" / "run"
         run = program.Running(1, tiny_data, run_dir, *FLAGS, *LARGE)
@@ -59,7 +59,7 @@ def test_a_full_disk_ends_the_run_and_after_making_room_it_goes_on(tiny_data, tm
         assert step_of_latest_checkpoint(run_dir) > step
 
 
-def test_two_runs_and_a_deleted_directory(tiny_data, tmp_path):
+def test_run_in_a_directory_in_use_or_deleted_exits_with_2(tiny_data, tmp_path):
     run_dir = tmp_path / "run"
     run = program.Running(
         1, tiny_data, run_dir, *FLAGS, "--checkpoint_every_epochs=100", "--nokeep_best"
@@ -76,7 +76,7 @@ def test_two_runs_and_a_deleted_directory(tiny_data, tmp_path):
     assert not run_dir.exists()
 
 
-def test_a_deleted_directory_of_images_ends_the_run_with_its_name(tmp_path):
+def test_run_whose_images_are_deleted_exits_with_4_and_prints_the_directory(tmp_path):
     for split, count in (("train", 64), ("val", 8)):
         for number in range(count):
             path = tmp_path / "data" / split / f"class{number % 4}" / f"{number}.jpeg"
@@ -87,7 +87,7 @@ def test_a_deleted_directory_of_images_ends_the_run_with_its_name(tmp_path):
     run.wait_for_step(4)
     shutil.rmtree(tmp_path / "data" / "train" / "class2")
     code, error = finish(run)
-    # The directory may come back, as storage that stops answering does.
+    # The directory may come back, like storage that stops answering for a while.
     assert code == 4
     assert all(
         word in error

@@ -1,4 +1,4 @@
-"""Verdicts on ranks that hang, and heartbeats between real processes."""
+"""Tests verdicts on ranks that hang, and heartbeats between real processes."""
 
 import os
 import re
@@ -33,7 +33,7 @@ def log_of(*beats, at=0.0, patience=10.0):
     return log
 
 
-def test_a_silent_rank_is_named_with_host_process_step_and_stack():
+def test_find_stall_reports_a_silent_rank_with_host_process_step_and_stack():
     log = log_of(beat(0), beat(1, stack=READS), beat(2))
     assert log.find_stall(9.9) is None
     log.record(beat(0), 10.5)
@@ -48,7 +48,7 @@ def test_a_silent_rank_is_named_with_host_process_step_and_stack():
     assert stack == [f"stall:   {frame}" for frame in READS]
 
 
-def test_the_ranks_of_a_lost_host_are_reported_together():
+def test_find_stall_reports_all_ranks_of_a_lost_host_together():
     log = log_of(beat(0), beat(1))
     log.record(beat(2), 4.5)
     log.record(beat(3), 9.0)
@@ -57,7 +57,7 @@ def test_the_ranks_of_a_lost_host_are_reported_together():
     assert (stall.ranks, stall.seconds) == ((0, 1, 2), 10.5)
 
 
-def test_a_rank_with_overdue_heartbeats_is_reported_as_silent_not_as_waiting():
+def test_find_stall_reports_a_rank_with_overdue_heartbeats_as_silent():
     log = log_of(beat(0), beat(1, idle=0.5))
     log.record(beat(0, idle=10.1), 9.7)
     assert log.find_stall(9.7) is None
@@ -67,7 +67,7 @@ def test_a_rank_with_overdue_heartbeats_is_reported_as_silent_not_as_waiting():
     assert "rank 1 on node1 (process 101) is without progress" in log.find_stall(10.2).report
 
 
-def test_before_the_first_step_only_silence_counts():
+def test_find_stall_before_the_first_step_reports_only_silent_ranks():
     log = log_of(beat(0, step=None), beat(1, step=None))
     log.record(beat(0, step=None), 20.0)
     assert log.find_stall(20.0).ranks == (1,)
@@ -78,11 +78,16 @@ def test_before_the_first_step_only_silence_counts():
 @pytest.mark.parametrize(
     ("beats", "culprits"),
     [
-        ([beat(0, idle=11), beat(1, idle=11, step=6), beat(2, idle=11)], (1,)),  # behind the others
-        ([beat(0, idle=11), beat(1, idle=11, stack=READS)], (1,)),  # not waiting for others
-        ([beat(0, idle=11), beat(1, idle=11)], (0, 1)),  # no difference
-        ([beat(0, idle=11), beat(1, idle=2, stack=READS)], None),  # one advances
-        ([beat(0, idle=11, mean=5.0), beat(1, idle=11, mean=5.0)], None),  # long steps
+        # Rank 1 is behind the others.
+        ([beat(0, idle=11), beat(1, idle=11, step=6), beat(2, idle=11)], (1,)),
+        # Rank 1 does not wait for others.
+        ([beat(0, idle=11), beat(1, idle=11, stack=READS)], (1,)),
+        # The ranks do not differ.
+        ([beat(0, idle=11), beat(1, idle=11)], (0, 1)),
+        # Rank 1 advances.
+        ([beat(0, idle=11), beat(1, idle=2, stack=READS)], None),
+        # Steps take long.
+        ([beat(0, idle=11, mean=5.0), beat(1, idle=11, mean=5.0)], None),
         ([beat(0, idle=21, mean=5.0), beat(1, idle=21, mean=5.0)], (0, 1)),
     ],
 )
@@ -98,7 +103,7 @@ def test_stall_report_has_a_hint_if_ranks_wait_in_different_places():
         assert ("need equal numbers of batches" in text) == has_hint
 
 
-def test_a_rank_that_has_left_or_never_sent_a_heartbeat_is_not_silent():
+def test_find_stall_ignores_ranks_that_left_or_never_sent_a_heartbeat():
     log = log_of(beat(0), beat(1))
     log.record(beat(1, leaving=True), 1.0)
     log.record(beat(0), 30.0)
@@ -117,7 +122,7 @@ def test_forgive_excludes_the_time_in_which_the_listener_was_stopped():
     ("hosts", "expected"),
     [("a", (0,)), ("aa", (0, 1)), ("aabb", (0, 2)), ("aaaa", (0, 1)), ("abc", (0, 1))],
 )
-def test_the_deputy_is_on_another_host_if_there_is_one(hosts, expected):
+def test_listener_ranks_are_on_two_hosts_if_possible(hosts, expected):
     assert watchdog.listener_ranks(tuple(hosts)) == expected
 
 
@@ -138,14 +143,15 @@ def finish(processes, number):
     return processes[number].returncode, output[1]
 
 
-def test_a_stopped_rank_is_named_and_the_job_ends(tmp_path):
+def test_watchdog_of_a_job_with_a_stopped_rank_names_it_and_exits_with_4(tmp_path):
     jobs = {}
     for stopped in (1, 0):
         (tmp_path / str(stopped)).mkdir()
         jobs[stopped] = start(tmp_path / str(stopped), 3, 4)
     for process in (*jobs[0], *jobs[1]):
         assert process.stdout.readline() == "training\n"
-    time.sleep(0.6)  # at least one heartbeat with a step
+    # Wait for at least one heartbeat with a step.
+    time.sleep(0.6)
     for stopped, processes in jobs.items():
         os.kill(processes[stopped].pid, signal.SIGSTOP)
     for stopped, processes in jobs.items():
@@ -155,13 +161,14 @@ def test_a_stopped_rank_is_named_and_the_job_ends(tmp_path):
         assert re.search(
             rf"stall: rank {stopped} on here \(process {pid}\) is silent for \d+ s", errors
         )
-        assert re.search(r"it was in\nstall: +\S+:\d+ \S+\n", errors)  # where its main thread was
+        # The report has the stack of the main thread.
+        assert re.search(r"it was in\nstall: +\S+:\d+ \S+\n", errors)
         assert f"error: rank {stopped} on here hung for" in errors
         assert "--stall_timeout=4" in errors
-        assert errors.count("stall: rank") == 1  # only once
+        assert errors.count("stall: rank") == 1
 
 
-def test_a_deputy_that_hears_no_other_rank_reports_itself(tmp_path):
+def test_watchdog_of_a_deputy_that_hears_no_other_rank_names_the_deputy(tmp_path):
     processes = start(tmp_path, 3, 4)
     for process in processes:
         assert process.stdout.readline() == "training\n"
@@ -175,7 +182,7 @@ def test_a_deputy_that_hears_no_other_rank_reports_itself(tmp_path):
     assert last.startswith("error: rank 1 on here heard no other rank for ")
 
 
-def test_a_rank_whose_main_thread_hangs_is_reported(tmp_path):
+def test_watchdog_of_a_job_with_a_hanging_rank_names_it_and_exits_with_4(tmp_path):
     code, errors = finish(start(tmp_path, 3, 3, 2), 0)
     assert code == 4
     assert "rank 2 on here" in errors
@@ -184,7 +191,7 @@ def test_a_rank_whose_main_thread_hangs_is_reported(tmp_path):
 
 
 @pytest.mark.slow
-def test_slow_ranks_on_a_loaded_machine_are_not_reported(tmp_path):
+def test_watchdog_on_a_loaded_machine_does_not_report_slow_ranks(tmp_path):
     processes = start(tmp_path, 3, 8, "busy")
     for process in processes:
         assert process.stdout.readline() == "training\n"

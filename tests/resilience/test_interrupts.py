@@ -1,4 +1,4 @@
-"""Ctrl-C in commands that do not train."""
+"""Tests Ctrl-C in commands that do not train."""
 
 import os
 import signal
@@ -67,7 +67,7 @@ raise SystemExit(run_interruptible({work}))
 """
 
 
-def pressed(work, presses):
+def run_with_presses(work, presses):
     """Returns exit code, output and errors of a command that gets Ctrl-C at each "ready"."""
     process = processes.python("-c", WORK.format(work=work))
     for _ in range(presses):
@@ -87,27 +87,27 @@ def pressed(work, presses):
         ("deleted", 2, ""),
     ],
 )
-def test_a_command_ends_with_one_line(work, presses, output):
-    assert pressed(work, presses) == (130, output, "interrupted\n")
+def test_command_interrupted_by_ctrl_c_prints_one_line(work, presses, output):
+    assert run_with_presses(work, presses) == (130, output, "interrupted\n")
 
 
-def test_a_command_that_can_be_resumed_has_time_to_end_its_processes():
-    code, _, errors = pressed("resumed", 1)
+def test_resumable_command_after_ctrl_c_has_time_to_end_its_processes():
+    code, _, errors = run_with_presses("resumed", 1)
     assert code == 75
     assert errors.count("\n") == 1
 
 
-def test_an_interrupt_during_shutdown_does_not_change_the_exit_code():
-    assert pressed("late", 0) == (0, "", "")
+def test_ctrl_c_during_shutdown_does_not_change_the_exit_code():
+    assert run_with_presses("late", 0) == (0, "", "")
 
 
-def test_an_error_without_an_interrupt_is_shown():
-    code, _, errors = pressed("lambda: 1 / 0", 0)
+def test_command_with_an_error_and_no_ctrl_c_prints_the_traceback():
+    code, _, errors = run_with_presses("lambda: 1 / 0", 0)
     assert code == 1
     assert errors.startswith("Traceback")
 
 
-def test_interrupted_workers_print_no_traceback(tmp_path):
+def test_workers_interrupted_by_ctrl_c_print_no_traceback(tmp_path):
     words = [
         "--from=synthetic",
         "--num_examples=4000",

@@ -1,4 +1,4 @@
-"""The exit code of a job and the printed cause, as a table of what was observed."""
+"""Tests the exit code of a job and the printed cause, as a table of observations."""
 
 import signal
 
@@ -39,7 +39,7 @@ def result(launcher_code, *exits, output=(), stop=0, forced_by=0, **facts):
 
     Args:
       launcher_code: exit code of the launcher.
-      *exits: what ranks have reported.
+      *exits: the exits that ranks have reported.
       output: attributes of the launcher's output.
       stop: the signal that has requested a stop; 0 if there was none.
       forced_by: the signal that has ended the job at once; 0 if there was none.
@@ -99,7 +99,7 @@ def result(launcher_code, *exits, output=(), stop=0, forced_by=0, **facts):
         # A scheduler has stopped ranks that had nothing to save.
         (result(75, UNSAVED_EXIT), 75, UNSAVED),
         (result(143, UNSAVED_EXIT), 75, UNSAVED),
-        # The code of the ranks: the launcher's, or the most telling one that was reported.
+        # The code of the ranks: the launcher's, or the most specific one that was reported.
         (result(3), 3, ""),
         (result(1, SAVED, STALLED), 4, ""),
         (result(1, SAVED), 75, ""),

@@ -1,4 +1,4 @@
-"""Ranks whose launcher is killed, without TensorFlow: mpirun and horovodrun."""
+"""Tests ranks whose launcher is killed, without TensorFlow: mpirun and horovodrun."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ def start(command, folder):
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
-def test_no_rank_outlives_its_launcher(tmp_path, name):
+def test_ranks_end_after_their_launcher_is_killed(tmp_path, name):
     launcher = start(LAUNCHERS[name], tmp_path)
     ranks = processes.numbers_in(tmp_path / "pids", 2)
     try:
@@ -45,7 +45,7 @@ def test_no_rank_outlives_its_launcher(tmp_path, name):
                 os.kill(rank, signal.SIGKILL)
 
 
-def test_a_process_without_a_launcher_outlives_its_shell(tmp_path):
+def test_process_without_a_launcher_continues_after_its_shell_is_killed(tmp_path):
     shell = start(["sh", "-c", '"$0" "$@" & wait'], tmp_path)
     [rank] = processes.numbers_in(tmp_path / "pids", 1)
     try:
@@ -56,7 +56,7 @@ def test_a_process_without_a_launcher_outlives_its_shell(tmp_path):
         os.kill(rank, signal.SIGKILL)
 
 
-def test_horovodrun_reports_an_unreachable_host_in_one_line():
+def test_horovodrun_with_an_unreachable_host_prints_one_line():
     skip_without_horovod()
     command = [
         str(HOROVODRUN),
@@ -67,7 +67,7 @@ def test_horovodrun_reports_an_unreachable_host_in_one_line():
         "no-such-host.invalid:2",
         "true",
     ]
-    done = subprocess.run(command, env=program.environment(), capture_output=True, text=True)
-    assert done.returncode == 1
-    [line] = done.stderr.splitlines()
+    result = subprocess.run(command, env=program.environment(), capture_output=True, text=True)
+    assert result.returncode == 1
+    [line] = result.stderr.splitlines()
     assert line.startswith("error: ") and "no-such-host.invalid is out of reach" in line

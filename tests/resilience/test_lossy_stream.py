@@ -1,4 +1,4 @@
-"""Processes whose output has no reader, or cannot be written."""
+"""Tests processes whose output has no reader, or cannot be written."""
 
 import os
 import subprocess
@@ -38,11 +38,11 @@ def work(folder, shell, *, ignore_write_errors=False, **options):
     )
     line = shell.format(f"{sys.executable} {folder / 'work.py'}")
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
+    result = subprocess.run(
         ["bash", "-c", line], capture_output=True, env=environment, pass_fds=[proof], **options
     )
     os.close(proof)
-    return done, (folder / "proof").read_text() == "done"
+    return result, (folder / "proof").read_text() == "result"
 
 
 @pytest.mark.parametrize(
@@ -54,21 +54,21 @@ def work(folder, shell, *, ignore_write_errors=False, **options):
     ],
     ids=["no reader", "head", "closed"],
 )
-def test_a_process_continues_and_keeps_its_exit_code_when_its_output_has_no_reader(shell, tmp_path):
-    done, has_finished = work(tmp_path, shell)
-    assert (done.returncode, has_finished) == (75, True), done.stderr[-500:]
+def test_process_whose_output_has_no_reader_continues_and_keeps_its_exit_code(shell, tmp_path):
+    result, has_finished = work(tmp_path, shell)
+    assert (result.returncode, has_finished) == (75, True), result.stderr[-500:]
 
 
-def test_a_reader_gets_the_complete_output(tmp_path):
-    done, _ = work(tmp_path, "{}")
-    assert done.stdout == done.stderr == b"".join(b"%d\n" % number for number in range(20000))
+def test_process_whose_output_is_read_writes_all_of_it(tmp_path):
+    result, _ = work(tmp_path, "{}")
+    assert result.stdout == result.stderr == b"".join(b"%d\n" % number for number in range(20000))
 
 
 LANGUAGE_C = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
 @pytest.mark.parametrize(
-    ("variables", "written"),
+    ("variables", "expected"),
     [
         ({"PYTHONIOENCODING": "latin-1"}, b"d\xf6g \\u2013\n"),
         ({"PYTHONIOENCODING": "ascii:strict"}, b"d\\xf6g \\u2013\n"),
@@ -77,22 +77,24 @@ LANGUAGE_C = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
         ({"PYTHONIOENCODING": "utf-8"}, "d\u00f6g \u2013\n".encode()),
     ],
 )
-def test_characters_outside_the_encoding_are_escaped(variables, written):
+def test_output_outside_the_encoding_is_escaped(variables, expected):
     line = (
         r"from hybrid_imagenet.resilience import lossy_stream as o; o.install(); print('d\u00f6g"
         r" \u2013')"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | variables
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", line], capture_output=True, env=environment, check=True
     )
-    assert done.stdout == written
+    assert result.stdout == expected
 
 
 @pytest.mark.parametrize("ignore_write_errors", [True, False], ids=["a log", "a result"])
-def test_a_full_disk_ends_only_a_process_that_prints_its_results(ignore_write_errors, tmp_path):
-    done, has_finished = work(tmp_path, "{} >/dev/full", ignore_write_errors=ignore_write_errors)
-    assert (done.returncode == 75, has_finished) == (ignore_write_errors, ignore_write_errors)
+def test_full_disk_ends_a_process_only_if_write_errors_are_not_ignored(
+    ignore_write_errors, tmp_path
+):
+    result, has_finished = work(tmp_path, "{} >/dev/full", ignore_write_errors=ignore_write_errors)
+    assert (result.returncode == 75, has_finished) == (ignore_write_errors, ignore_write_errors)
 
 
 @pytest.mark.parametrize(
@@ -104,27 +106,27 @@ def test_a_full_disk_ends_only_a_process_that_prints_its_results(ignore_write_er
         ("--version >/dev/full 2>&1", 0),
     ],
 )
-def test_a_command_that_cannot_write_its_output_ends_with_one_line_and_code_2(words, lines):
+def test_command_that_cannot_write_its_output_prints_one_line_and_exits_with_2(words, lines):
     line = f"{sys.executable} -m hybrid_imagenet {words}"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
+    result = subprocess.run(
         ["bash", "-c", line], capture_output=True, text=True, env=environment, cwd=ROOT
     )
     full = (
         "error: Cannot write to standard output: No space left on device. Redirect it to another"
         " place.\n"
     )
-    assert (done.returncode, done.stderr) == (2, full * lines)
+    assert (result.returncode, result.stderr) == (2, full * lines)
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_line_on_standard_error_appears_before_the_process_ends(unbuffered):
+def test_line_on_standard_error_is_written_before_the_process_ends(unbuffered):
     line = (
         "import os, sys; from hybrid_imagenet.resilience import lossy_stream;"
         " lossy_stream.install(); print('first', file=sys.stderr); os.write(2, b'second')"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", line], capture_output=True, env=environment, check=True
     )
-    assert done.stderr == b"first\nsecond"
+    assert result.stderr == b"first\nsecond"

@@ -1,4 +1,4 @@
-"""Stopped ranks, a killed launcher and impatient users, with the whole program."""
+"""Tests signals to ranks and a killed launcher, with the whole program."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from tests.support import processes, program
 SMALL = ("--model=resnet8", "--model_width=4", "--image_size=8")
 
 
-def test_the_first_signal_is_sent_to_all_ranks():
+def test_signal_becomes_a_request_to_all_ranks():
     requests = RankRequests()
     REQUESTS.begin()
     try:
@@ -25,37 +25,38 @@ def test_the_first_signal_is_sent_to_all_ranks():
         assert requests.vector().numpy().tolist() == [1, 0]
     finally:
         REQUESTS.end()
-    assert not REQUESTS.stop  # a notebook may train again
+    # A notebook may train again.
+    assert not REQUESTS.stop
 
 
-def signalled(*names, **options):
+def run_signaled(*names, **options):
     command = [sys.executable, "-m", "tests.resilience.signalled", *names]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, **options)
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
-def test_the_second_signal_prints_how_the_run_ends_and_the_third_ends_it(name, code):
-    done = signalled(name, name, name, name)
-    assert (done.returncode, done.stdout) == (code, "True\n" * 2), done.stderr
-    first, second, third = done.stderr.splitlines()
+def test_second_signal_prints_how_the_run_ends_and_third_ends_it(name, code):
+    result = run_signaled(name, name, name, name)
+    assert (result.returncode, result.stdout) == (code, "True\n" * 2), result.stderr
+    first, second, third = result.stderr.splitlines()
     assert f"{name}: the run saves" in first
     assert "still waiting" in second
     assert "ended at once" in third
 
 
-def test_repeated_sighup_and_sigusr1_only_ask_to_stop():
-    done = signalled("SIGHUP", "SIGHUP", "SIGUSR1", "SIGUSR1", "SIGTERM")
-    assert (done.returncode, done.stdout) == (0, "True\n" * 5), done.stderr
-    assert done.stderr.count("\n") == 2
+def test_sighup_and_sigusr1_repeated_do_not_end_the_run_at_once():
+    result = run_signaled("SIGHUP", "SIGHUP", "SIGUSR1", "SIGUSR1", "SIGTERM")
+    assert (result.returncode, result.stdout) == (0, "True\n" * 5), result.stderr
+    assert result.stderr.count("\n") == 2
 
 
-def test_a_signal_that_nohup_ignores_stays_ignored():
-    done = signalled("SIGHUP", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
+def test_sighup_under_nohup_is_ignored():
+    result = run_signaled("SIGHUP", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    assert (result.returncode, result.stdout, result.stderr) == (0, "False\n", "")
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 75), ("SIGINT", 130)])
-def test_a_signal_before_training_ends_even_a_rank_that_waits_for_others(name, code):
+def test_signal_before_training_ends_a_rank_that_waits_for_others(name, code):
     process = processes.python(
         "-m", "tests.resilience.waiting_start", "--dataset=digits", "--augmentation=digits"
     )
@@ -86,21 +87,21 @@ raise SystemExit(program.run_process(["train"]))
     )
 
 
-def test_a_signal_while_the_program_starts_again_in_place_is_not_lost():
+def test_signal_during_a_restart_with_huge_pages_is_not_lost():
     waits = "program.main = lambda words: time.sleep(30)"
-    done = run_train_process(f"environment.restart_with_huge_pages = Late().__del__; {waits}")
-    assert (done.returncode, done.stderr) == (
+    result = run_train_process(f"environment.restart_with_huge_pages = Late().__del__; {waits}")
+    assert (result.returncode, result.stderr) == (
         75,
         "stopped before the first step: nothing new to save\n",
     )
 
 
-def test_a_signal_during_shutdown_does_not_change_the_exit_code():
-    done = run_train_process("environment.restart_with_huge_pages = lambda: None; late = Late()")
-    assert (done.returncode, done.stderr) == (75, "")
+def test_signal_during_shutdown_does_not_change_the_exit_code():
+    result = run_train_process("environment.restart_with_huge_pages = lambda: None; late = Late()")
+    assert (result.returncode, result.stderr) == (75, "")
 
 
-def test_a_signal_after_the_last_checkpoint_loses_no_result(tiny_data, tmp_path):
+def test_signal_after_the_last_checkpoint_loses_no_result(tiny_data, tmp_path):
     flags = (
         *program.FLAGS,
         *SMALL,

@@ -1,4 +1,4 @@
-"""Stacks of this process's threads, as other threads see them."""
+"""Tests stacks of this process's threads, as other threads see them."""
 
 import contextlib
 import gc
@@ -12,7 +12,7 @@ from hybrid_imagenet.resilience.stacks import FrameWatch
 
 @pytest.mark.parametrize("fails", [False, True], ids=["returns", "raises"])
 def test_frame_watch_in_a_generator_runs_until_the_call_ends(fails):
-    """The watch is created in a generator, and both its thread and another one ask it."""
+    # The watch is created in a generator. Its own thread and another one ask whether it runs.
     with ThreadPoolExecutor(1) as other_thread:
 
         def generator():

@@ -1,4 +1,4 @@
-"""Ranks that hang before there is a watchdog end themselves with one line."""
+"""Tests that ranks that hang before there is a watchdog end themselves with one line."""
 
 import fcntl
 import os
@@ -32,7 +32,7 @@ def begin(*words, stderr=subprocess.PIPE):
     )
 
 
-def test_a_stage_that_takes_too_long_ends_the_rank_with_one_line():
+def test_startup_stage_that_takes_too_long_prints_one_line_and_exits_with_4():
     began = time.monotonic()
     process = begin("0.5", "loading TensorFlow", "connecting 4 ranks")
     _, errors = process.communicate(timeout=30)
@@ -46,7 +46,7 @@ def test_a_stage_that_takes_too_long_ends_the_rank_with_one_line():
     assert time.monotonic() - began < 15
 
 
-def test_stages_that_read_many_files_have_more_time():
+def test_startup_stage_that_reads_many_files_has_more_time():
     process = begin("0.5", "reading the dataset")
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(2.2)
@@ -54,7 +54,7 @@ def test_stages_that_read_many_files_have_more_time():
     process.stderr.close()
 
 
-def test_a_rank_with_a_blocked_standard_error_ends():
+def test_startup_limit_ends_a_rank_whose_standard_error_is_blocked():
     read, write = os.pipe()
     fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
     os.write(write, b"x" * 4096)
@@ -67,18 +67,18 @@ def test_a_rank_with_a_blocked_standard_error_ends():
         os.close(write)
 
 
-def test_the_limit_ends_with_the_startup():
-    waiting = {}
+def test_startup_limit_does_not_apply_after_startup():
+    running = {}
     for end in ("finish", "close"):
         program = HANGS.replace(
             "def blocks", f"start.{end}()\ntime.sleep(3); sys.exit(0)\ndef blocks"
         )
-        waiting[end] = subprocess.Popen([sys.executable, "-c", program, "0.3", "x"], cwd=ROOT)
-    codes = {end: process.wait(30) for end, process in waiting.items()}
+        running[end] = subprocess.Popen([sys.executable, "-c", program, "0.3", "x"], cwd=ROOT)
+    codes = {end: process.wait(30) for end, process in running.items()}
     assert codes == {"finish": 0, "close": 0}
 
 
-def test_a_rank_ends_although_native_code_keeps_the_interpreter_lock():
+def test_startup_limit_ends_a_rank_whose_native_code_holds_the_interpreter_lock():
     program = HANGS.replace("time.sleep(60)", "import ctypes; ctypes.PyDLL(None).sleep(60)")
     program = program.replace(
         "start = StartupProgress()",

@@ -1,4 +1,4 @@
-"""Reports about ranks that lag behind while a job starts, with their hosts and what they do."""
+"""Tests reports about ranks that are late while a job starts: their hosts and current stages."""
 
 import os
 
@@ -30,7 +30,7 @@ def tracker():
     return tracker
 
 
-def test_ranks_that_have_not_started_or_are_behind_are_named_once(tracker):
+def test_report_late_ranks_names_each_late_rank_once(tracker):
     tracker.record(stage_line(0, STAGE), 10.0)
     tracker.record(stage_line(2, STAGE), 39.0)
     assert tracker.report_late_ranks(39.9) == ""
@@ -44,20 +44,20 @@ def test_ranks_that_have_not_started_or_are_behind_are_named_once(tracker):
     ]
     assert tracker.report_late_ranks(42.0) == ""
     tracker.record(stage_line(3, STAGE), 43.0)
-    assert tracker.report_late_ranks(44.0) == ""  # fewer late ranks are not worth a line
+    # A report with fewer late ranks is not printed.
+    assert tracker.report_late_ranks(44.0) == ""
 
 
-def test_no_rank_is_named_if_all_are_silent_or_startup_is_over(tracker):
-    assert (
-        tracker.report_late_ranks(100.0) == ""
-    )  # a slow import, which holds every rank's interpreter
+def test_report_late_ranks_is_empty_if_all_are_silent_or_startup_is_over(tracker):
+    # During a slow import, which holds the interpreter lock, no rank can report.
+    assert tracker.report_late_ranks(100.0) == ""
     tracker.record(stage_line(1, b"loading TensorFlow"), 100.0)
     assert tracker.report_late_ranks(101.0).count("\n") == 3
     tracker.record(stage_line(1, b"over"), 102.0)
     assert tracker.report_late_ranks(1000.0) == ""
 
 
-def test_only_the_first_late_ranks_are_named_and_the_others_counted():
+def test_report_late_ranks_names_the_first_ones_and_counts_the_others():
     tracker = StartupTracker()
     for now in (0.0, 20.0):
         tracker.record(stage_line(0, STAGE, size=9), now)
@@ -74,7 +74,7 @@ def test_record_returns_false_for_other_lines(text):
     assert not StartupTracker().record(text, 0.0)
 
 
-def test_notify_stage_writes_what_record_reads_and_does_not_wait_for_a_full_pipe(monkeypatch):
+def test_notify_stage_writes_a_line_for_record_and_does_not_wait_for_a_full_pipe(monkeypatch):
     monkeypatch.setenv(exit_code.JOB_VARIABLE, WORD)
     read, write = os.pipe()
     standard_error = os.dup(2)

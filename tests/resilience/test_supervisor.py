@@ -1,4 +1,4 @@
-"""A supervised launcher: its end, its exit code and its output. Shell scripts replace mpirun."""
+"""Tests the exit code and the output of a supervised launcher. Shell scripts replace mpirun."""
 
 import mmap
 import os
@@ -36,7 +36,7 @@ def finish(process, seconds=30):
     [
         ("exit 137", 137),
         ("kill -KILL $$", 137),
-        # The code of mpirun.
+        # mpirun returns another code than the rank.
         ("echo $WORD ends 3 >&2; exit 1", 3),
         # The first rank was asked to stop because of the second.
         ("echo $WORD ends 75 >&2; echo $WORD ends 4 >&2; exit 1", 4),
@@ -116,29 +116,34 @@ def test_supervisor_prints_one_line_if_open_mpi_cannot_start(printed, end, reaso
     [("exit 0", 0, []), ("echo broken >&2; exit 3", 3, ["broken"])],
     ids=["good", "fails"],
 )
-def test_supervisor_passes_on_errors_of_open_mpi_that_were_not_fatal(end, code, last, tmp_path):
+def test_supervisor_prints_errors_of_open_mpi_that_were_not_fatal(end, code, last, tmp_path):
     complaint = MPI_INIT.splitlines()[2]
     (tmp_path / "printed").write_text(f"{complaint}\n")
-    found, _, errors, _ = finish(start(f"cat {tmp_path}/printed >&2; {end}"))
-    assert found == code
+    exit_code_of_job, _, errors, _ = finish(start(f"cat {tmp_path}/printed >&2; {end}"))
+    assert exit_code_of_job == code
     assert sorted(errors.splitlines()) == sorted([complaint, *last])
 
 
-UNKNOWN = (
+UNKNOWN_HOST = (
     "error: ssh cannot resolve the host name nowhere. Check -H, and that `ssh nowhere true` works."
 )
-SHUT = (
+NO_LOGIN = (
     "error: ssh cannot log in without a password. Check the hosts with hybrid-imagenet doctor -H"
     " HOST,..."
 )
 
 
 @pytest.mark.parametrize(
-    ("printed", "end", "passed_on", "shown"),
+    ("printed", "end", "is_printed", "expected"),
     [
-        ("ssh: Could not resolve hostname nowhere: Name or service not known", 255, False, UNKNOWN),
-        ("Host key verification failed.", 255, True, SHUT),
-        ("me@far: Permission denied (publickey,password).", 255, True, SHUT),
+        (
+            "ssh: Could not resolve hostname nowhere: Name or service not known",
+            255,
+            False,
+            UNKNOWN_HOST,
+        ),
+        ("Host key verification failed.", 255, True, NO_LOGIN),
+        ("me@far: Permission denied (publickey,password).", 255, True, NO_LOGIN),
         (
             "bash: line 1: /opt/clone/.venv/bin/orted: No such file or directory",
             127,
@@ -147,15 +152,17 @@ SHUT = (
         ),
     ],
 )
-def test_a_host_on_which_nothing_can_start_is_not_reported_as_lost(printed, end, passed_on, shown):
+def test_supervisor_does_not_report_a_host_without_login_or_program_as_lost(
+    printed, end, is_printed, expected
+):
     code, _, err, _ = finish(start(f"echo '{printed}' >&2; exit {end}"))
     assert code == 2
     *before, last = err.splitlines()
-    assert before == [printed] * passed_on
-    assert last.endswith(shown)
+    assert before == ([printed] if is_printed else [])
+    assert last.endswith(expected)
 
 
-def test_code_255_of_a_program_is_not_reported_as_a_lost_host(tmp_path):
+def test_supervisor_does_not_report_code_255_of_a_program_as_a_lost_host(tmp_path):
     (tmp_path / "printed").write_text(
         REPORT.replace(
             "noticed that process rank 3",
@@ -165,24 +172,24 @@ def test_code_255_of_a_program_is_not_reported_as_a_lost_host(tmp_path):
     assert finish(start(f"cat {tmp_path}/printed >&2; exit 255"))[:3] == (255, "", "")
 
 
-def test_a_progress_bar_is_passed_on_while_it_moves():
+def test_supervisor_prints_a_progress_bar_while_it_moves():
     process = start("for i in 1 2 3 4 5; do printf '\\r%s0 %%' $i >&2; sleep 0.3; done")
-    seen = ""
-    while "10 %" not in seen:
-        seen += process.stderr.read(1)
+    output = ""
+    while "10 %" not in output:
+        output += process.stderr.read(1)
     assert process.poll() is None
     assert finish(process)[0] == 0
 
 
-def test_a_process_of_the_same_session_does_not_belong_to_the_job(tmp_path):
-    mine = subprocess.Popen(["sleep", "100"])
-    theirs = subprocess.Popen(["sleep", "100"], start_new_session=True)
+def test_remaining_processes_are_only_those_in_another_session(tmp_path):
+    same_session = subprocess.Popen(["sleep", "100"])
+    other_session = subprocess.Popen(["sleep", "100"], start_new_session=True)
     try:
-        assert theirs.pid in supervisor._remaining_processes()
-        assert mine.pid not in supervisor._remaining_processes()
+        assert other_session.pid in supervisor._remaining_processes()
+        assert same_session.pid not in supervisor._remaining_processes()
     finally:
-        mine.kill()
-        theirs.kill()
+        same_session.kill()
+        other_session.kill()
 
 
 @pytest.mark.parametrize(
@@ -198,13 +205,14 @@ def test_a_process_of_the_same_session_does_not_belong_to_the_job(tmp_path):
         "ssh: connect to host far port 22: No route to host\n",
     ],
 )
-def test_a_lost_host_is_named_although_ranks_had_nothing_to_save(printed, tmp_path):
+def test_supervisor_names_a_lost_host_even_if_ranks_had_nothing_to_save(printed, tmp_path):
     (tmp_path / "printed").write_text(printed)
-    code = 205 if "ORTE" in printed else 255  # mpirun's when it has lost its daemon, and ssh's
-    found, _, err, _ = finish(
-        start(f"echo $WORD ends 75 unsaved >&2; cat {tmp_path}/printed >&2; exit {code}")
+    # mpirun returns 205 when it has lost its daemon, and ssh returns 255.
+    launcher_code = 205 if "ORTE" in printed else 255
+    code, _, err, _ = finish(
+        start(f"echo $WORD ends 75 unsaved >&2; cat {tmp_path}/printed >&2; exit {launcher_code}")
     )
-    assert found == 4
+    assert code == 4
     assert (
         err.splitlines()[-1]
         == "error: the connection to host far is lost; start again with --resume"
@@ -215,7 +223,7 @@ def test_a_lost_host_is_named_although_ranks_had_nothing_to_save(printed, tmp_pa
 @pytest.mark.parametrize(
     "end", ["exit 75", "echo $WORD ends 75 >&2; exit 205", "echo $WORD ends 4 >&2; exit 205"]
 )
-def test_a_lost_host_has_the_same_code_whether_the_other_ranks_could_save_or_not(end):
+def test_supervisor_returns_4_for_a_lost_host_whether_or_not_ranks_could_save(end):
     process = start(
         f"echo 'Connection to far closed by remote host.' >&2; echo $WORD ends 75 >&2; {end}"
     )
@@ -227,11 +235,11 @@ def test_a_lost_host_has_the_same_code_whether_the_other_ranks_could_save_or_not
     )
 
 
-def test_a_job_that_was_asked_to_stop_returns_75_even_if_it_loses_a_host(tmp_path):
+def test_supervisor_of_a_job_asked_to_stop_returns_75_even_after_a_lost_host(tmp_path):
     loses_host = (
         'echo "Connection to far closed by remote host." >&2; echo $WORD ends 75 >&2; exit 205'
     )
-    process = ready(f"trap '{loses_host}' USR1", tmp_path)
+    process = start_ready(f"trap '{loses_host}' USR1", tmp_path)
     process.send_signal(signal.SIGTERM)
     assert finish(process)[0] == 75
 
@@ -257,10 +265,10 @@ LOSS = f"{lost_rank.LOST_RANK_PREFIX} (Connection closed by peer)"
 
 
 @pytest.mark.parametrize(
-    ("printed", "ends", "code", "shown"),
+    ("printed", "ends", "code", "beginnings"),
     [
         (REPORT, [], 137, [KILLED]),
-        # The others have lost it.
+        # The other ranks have lost the connection to it.
         (f"{LOSS}\n{LOSS}\n{REPORT}", [4, 4], 137, [KILLED]),
         # mpirun has ended the others before the first step.
         (REPORT, ["75 unsaved"] * 2, 137, [KILLED]),
@@ -308,17 +316,17 @@ LOSS = f"{lost_rank.LOST_RANK_PREFIX} (Connection closed by peer)"
         (f"{RULE}\nmy own table\n{RULE}\n", [3], 3, [RULE, "my own table", RULE]),
     ],
 )
-def test_a_killed_rank_is_named_and_its_loss_is_printed_at_most_once(
-    printed, ends, code, shown, tmp_path
+def test_supervisor_names_a_killed_rank_and_prints_its_loss_at_most_once(
+    printed, ends, code, beginnings, tmp_path
 ):
     (tmp_path / "printed").write_text(printed)
-    words = "".join(f"echo $WORD ends {each} >&2; " for each in ends)
-    found, _, err, _ = finish(start(f"cat {tmp_path}/printed >&2; {words} exit 137"))
-    assert found == code
-    assert len(err.splitlines()) == len(shown)
-    assert all(
-        line.startswith(beginning) for line, beginning in zip(err.splitlines(), shown, strict=True)
-    )
+    words = "".join(f"echo $WORD ends {end} >&2; " for end in ends)
+    job_code, _, err, _ = finish(start(f"cat {tmp_path}/printed >&2; {words} exit 137"))
+    assert job_code == code
+    lines = err.splitlines()
+    assert len(lines) == len(beginnings)
+    for line, beginning in zip(lines, beginnings, strict=True):
+        assert line.startswith(beginning)
 
 
 LIBRARIES = """\
@@ -332,15 +340,15 @@ E0000 00:00:1795403255.688611   19507 ring_alg.cc:291] Aborting RingReduce with 
 """  # noqa: E501
 
 
-def test_messages_of_libraries_about_a_lost_rank_are_dropped(tmp_path):
+def test_supervisor_drops_messages_of_libraries_about_a_lost_rank(tmp_path):
     lines = LIBRARIES.splitlines()
-    own = [f"rank 1 says: {line[:20]}" for line in lines]
-    (tmp_path / "printed").write_text("\n".join([*lines, *own, ""]))
+    program_lines = [f"rank 1 says: {line[:20]}" for line in lines]
+    (tmp_path / "printed").write_text("\n".join([*lines, *program_lines, ""]))
     _, _, err, _ = finish(start(f"cat {tmp_path}/printed >&2; exit 1"))
-    assert err.splitlines() == own
+    assert err.splitlines() == program_lines
 
 
-def test_a_launcher_that_waits_forever_is_killed_after_a_rank_has_ended_the_job(tmp_path):
+def test_supervisor_kills_a_launcher_that_hangs_after_a_rank_has_ended_the_job(tmp_path):
     script = (
         f"setsid sleep 301 & echo $! >{tmp_path}/pid; trap '' TERM USR1; "
         "echo 'error: rank 1 hung' >&2; echo [1,0]'<stderr>:'$WORD ends 4 >&2; sleep 300"
@@ -352,7 +360,7 @@ def test_a_launcher_that_waits_forever_is_killed_after_a_rank_has_ended_the_job(
     assert not processes.alive(int((tmp_path / "pid").read_text()))
 
 
-def test_ranks_have_limited_time_to_save_after_their_launcher_has_died(tmp_path):
+def test_supervisor_gives_ranks_limited_time_to_save_after_their_launcher_has_died(tmp_path):
     saves = (
         f"(trap '' TERM; sleep 1; touch {tmp_path}/saved) & setsid sleep 302 & echo $!"
         f" >{tmp_path}/pid; kill -KILL $$"
@@ -363,7 +371,7 @@ def test_ranks_have_limited_time_to_save_after_their_launcher_has_died(tmp_path)
     assert not processes.alive(int((tmp_path / "pid").read_text()))
 
 
-def ready(script, folder):
+def start_ready(script, folder):
     """Returns a supervised launcher that waits for signals.
 
     It is not `sh -c`, because the supervisor would send requests to the child of such a shell.
@@ -381,34 +389,37 @@ UNSAVED = "trap 'echo $WORD ends 75 unsaved >&2; echo $WORD ends 4 >&2; exit 75'
     "script", ["true", UNSAVED], ids=["no rank hears it", "ranks have nothing to save"]
 )
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
-def test_a_signal_before_the_first_save_returns_the_code_of_a_stop(script, number, code, tmp_path):
-    process = ready(script, tmp_path)
+def test_supervisor_after_a_signal_before_the_first_save_returns_the_code_of_a_stop(
+    script, number, code, tmp_path
+):
+    process = start_ready(script, tmp_path)
     process.send_signal(number)
-    found, _, err, _ = finish(process)
-    assert found == code
+    job_code, _, err, _ = finish(process)
+    assert job_code == code
     assert err.count("nothing new to save") == 1
 
 
-def test_a_rank_killed_before_a_request_is_named(tmp_path):
-    """As if the user pressed Ctrl-C after memory has run out, before the launcher reports it."""
+def test_supervisor_names_a_rank_that_was_killed_before_a_request(tmp_path):
+    # This happens if the user presses Ctrl-C after memory has run out, but before the launcher
+    # reports it.
     (tmp_path / "printed").write_text(REPORT)
-    process = ready(f"trap 'cat {tmp_path}/printed >&2; exit 137' USR1", tmp_path)
+    process = start_ready(f"trap 'cat {tmp_path}/printed >&2; exit 137' USR1", tmp_path)
     process.send_signal(signal.SIGTERM)
     code, _, err, _ = finish(process)
     assert code == 137
     assert err.splitlines()[-1].startswith(KILLED)
 
 
-def test_a_launcher_that_loses_the_first_request_is_asked_again(tmp_path):
-    process = ready("trap 'test $heard && exit 75; heard=1' USR1", tmp_path)
+def test_supervisor_repeats_a_request_that_the_launcher_has_lost(tmp_path):
+    process = start_ready("trap 'test $heard && exit 75; heard=1' USR1", tmp_path)
     process.send_signal(signal.SIGTERM)
     code, _, err, _ = finish(process)
     assert code == 75
     assert err.count("\n") == 1
 
 
-def test_a_third_signal_ends_everything(tmp_path):
-    process = ready("trap '' USR1 TERM", tmp_path)
+def test_supervisor_after_a_third_signal_ends_the_job_at_once(tmp_path):
+    process = start_ready("trap '' USR1 TERM", tmp_path)
     for _ in range(3):
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
@@ -418,12 +429,13 @@ def test_a_third_signal_ends_everything(tmp_path):
     assert ["SIGTERM: " in line for line in err.splitlines()] == [True] * 3
 
 
-def test_a_job_saves_although_its_output_has_no_reader_and_the_terminal_hangs_up_twice(tmp_path):
-    """As after Ctrl-C with `| tee log`, or when ssh ends. The job prints more than pipes hold."""
+def test_supervisor_without_a_reader_and_after_two_hangups_lets_the_job_save(tmp_path):
+    # This happens after Ctrl-C with `| tee log`, or when ssh ends. The job prints more than a pipe
+    # can hold.
     saves = (
         f"yes line | head -n 50000; yes error | head -n 50000 >&2; touch {tmp_path}/saved; exit 75"
     )
-    process = ready(f"trap '{saves}' USR1", tmp_path)
+    process = start_ready(f"trap '{saves}' USR1", tmp_path)
     process.stdout.close()
     process.stderr.close()
     process.send_signal(signal.SIGHUP)
@@ -432,12 +444,13 @@ def test_a_job_saves_although_its_output_has_no_reader_and_the_terminal_hangs_up
     assert (tmp_path / "saved").exists()
 
 
-def test_the_launcher_is_asked_to_end_once_when_its_supervisor_is_killed(tmp_path):
-    """After two signals mpirun would end at once, without its ranks."""
+def test_launcher_whose_supervisor_is_killed_gets_one_signal(tmp_path):
+    # After two signals mpirun would end at once, without its ranks.
     script = (
         f"trap 'echo signal >>{tmp_path}/$$' TERM; sleep 3 & sleep 1; echo $$; wait; wait; wait"
     )
-    jobs = [start(script) for _ in range(6)]  # two signals may arrive as one
+    # There are six jobs, because two signals may arrive as one.
+    jobs = [start(script) for _ in range(6)]
     launchers = [int(process.stdout.readline()) for process in jobs]
     for process in jobs:
         os.kill(process.pid, signal.SIGKILL)
@@ -447,7 +460,7 @@ def test_the_launcher_is_asked_to_end_once_when_its_supervisor_is_killed(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("line", "shown"),
+    ("line", "is_kept"),
     [
         (
             (
@@ -467,14 +480,14 @@ def test_the_launcher_is_asked_to_end_once_when_its_supervisor_is_killed(tmp_pat
         (b"W0000 00:00:1795710801.437513    2081 executor.cc:19] Slow\n", True),
     ],
 )
-def test_launcher_output_drops_what_tensorflow_logs_as_information(line, shown):
-    assert LauncherOutput().filter(line) == (line if shown else b"")
+def test_launcher_output_drops_information_logged_by_tensorflow(line, is_kept):
+    assert LauncherOutput().filter(line) == (line if is_kept else b"")
 
 
 LEFT = "$WORD left 1 of 2 on far"
 
 
-def test_supervisor_names_a_rank_that_ended_while_others_run_on():
+def test_supervisor_names_a_rank_that_ended_while_others_continue():
     code, _, err, _ = finish(start(f"echo {LEFT} >&2; sleep 2; echo $WORD left 0 of 2 on near >&2"))
     assert code == 0
     assert err.splitlines() == [
@@ -501,7 +514,7 @@ def test_supervisor_names_the_rank_that_ended_before_another_one_lost_it():
     ]
 
 
-def test_a_missing_launcher_is_reported_in_one_line():
+def test_supervisor_without_its_launcher_prints_one_line():
     code, _, err, _ = finish(
         processes.python("-m", "hybrid_imagenet.resilience.supervisor", "--", "no-such-mpirun")
     )
@@ -509,12 +522,13 @@ def test_a_missing_launcher_is_reported_in_one_line():
     assert err == "error: no-such-mpirun was not found. Run launch/setup.sh first.\n"
 
 
-def test_a_connection_of_ssh_outlives_the_stall_timeout():
+def test_ssh_options_keep_a_connection_longer_than_the_stall_timeout():
     for stall in (20, 300):
         connects, interval, count = (
             int(word.partition("=")[2]) for word in supervisor.ssh_options(stall)[1::2]
         )
-        assert stall + 10 <= interval * count < stall + 20  # and at most one interval more
+        # The connection lasts at most one interval longer than necessary.
+        assert stall + 10 <= interval * count < stall + 20
         assert connects == 60
         assert list(supervisor.daemon_variables(stall).values()) == ["5", "5", str(count)]
     assert supervisor.stall_timeout_of(["x", "--stall_timeout=20", "--stall_timeout=45"]) == 45
@@ -526,7 +540,7 @@ def test_a_connection_of_ssh_outlives_the_stall_timeout():
     )
 
 
-def test_only_a_supervised_rank_sends_its_exit_code(capfd):
+def test_notify_exit_prints_the_code_only_on_a_supervised_rank(capfd):
     word = "0123456789abcdef" * 2
     exit_code.notify_exit(4, {})
     exit_code.notify_exit(4, {exit_code.JOB_VARIABLE: "x; y"})

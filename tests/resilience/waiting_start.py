@@ -1,4 +1,4 @@
-"""The program, blocked in a library while it connects to other ranks.
+"""Runs the program, which blocks in a library while it connects to other ranks.
 
 Meanwhile Python handles no signals.
 """

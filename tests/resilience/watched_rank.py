@@ -1,6 +1,6 @@
-"""A rank without MPI, with a watchdog: FOLDER RANK SIZE LIMIT [RANK that hangs ...] [busy].
+"""Runs a rank with a watchdog but without MPI: FOLDER RANK SIZE LIMIT [HANGING_RANK ...] [busy].
 
-RANK is a number, or `launched` if a launcher gives it; then each rank is on its own host.
+RANK is a number, or `launched` if a launcher sets it. In that case each rank is on its own host.
 """
 
 import json
@@ -20,7 +20,7 @@ rank = launcher_rank() if launched else int(sys.argv[2])
 
 
 class FileCommunicator:
-    """The part of a communicator that the watchdog needs, over files."""
+    """Implements the methods of a communicator that the watchdog needs, with files."""
 
     def __init__(self):
         self.rank = rank
@@ -30,13 +30,14 @@ class FileCommunicator:
 
     def allgather_object(self, value):
         self.calls += 1
-        mine = folder / f"{self.calls}-{rank}"
-        mine.with_suffix(".part").write_text(json.dumps(value))
-        mine.with_suffix(".part").rename(mine)
+        path_of_rank = folder / f"{self.calls}-{rank}"
+        path_of_rank.with_suffix(".part").write_text(json.dumps(value))
+        path_of_rank.with_suffix(".part").rename(path_of_rank)
         paths = [folder / f"{self.calls}-{r}" for r in range(size)]
         while not all(path.exists() for path in paths):
             time.sleep(0.01)
-        if self.calls > 2:  # all ranks have read the one before
+        # All ranks have read the files of the call before the last one.
+        if self.calls > 2:
             (folder / f"{self.calls - 2}-{rank}").unlink()
         return [json.loads(path.read_text()) for path in paths]
 
@@ -54,7 +55,7 @@ dog = Watchdog(communicator, limit)
 dog.start()
 generator = random.Random(rank)
 for step in range(1, 10**6):
-    # steps of different lengths, some of them long
+    # Busy ranks have steps of different lengths, some of them long.
     time.sleep(generator.choice((0.01, 0.05, 0.1, limit / 8)) if "busy" in sys.argv else 0.05)
     communicator.allgather_object(None)
     if step == 10 and str(rank) in sys.argv[5:]:

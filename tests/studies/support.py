@@ -1,4 +1,4 @@
-"""Writes what a training run leaves, without training."""
+"""Writes the files of a training run, without training."""
 
 import json
 import pathlib
@@ -8,12 +8,12 @@ from studies import trial_runs
 
 
 def curve(end, epochs=4):
-    """Accuracy by epoch, straight from 0 to `end`."""
+    """Returns the accuracy by epoch, which rises in a straight line from 0 to `end`."""
     return [end * (epoch + 1) / epochs for epoch in range(epochs)]
 
 
 def finish(cell, accuracies, loss=0.5):
-    """The files of a run that ended well with these accuracies by epoch."""
+    """Writes the files of a run that finished with these accuracies by epoch."""
     cell.run_dir.mkdir(parents=True, exist_ok=True)
     resolved = config.resolve([*cell.flags, f"--run_dir={cell.run_dir}"], cell.ranks)
     flags = resolved.shown()
@@ -42,7 +42,7 @@ def finish(cell, accuracies, loss=0.5):
 
 
 def ended(cell, code=0):
-    """The marker of a cell whose run ended with this exit code."""
+    """Writes the marker of a cell whose run ended with this exit code."""
     cell.directory.mkdir(parents=True, exist_ok=True)
     cell.marker.write_text(
         json.dumps({"flags": list(cell.flags), "ranks": cell.ranks, "exit_code": code})
@@ -50,20 +50,20 @@ def ended(cell, code=0):
 
 
 def results(accuracies_by_seed):
-    """Results by seed: a list of accuracies by epoch, or a status."""
-    found = {}
+    """Returns results by seed; the argument has a list of accuracies by epoch, or a status."""
+    results_by_seed = {}
     for seed, accuracies in accuracies_by_seed.items():
         if isinstance(accuracies, str):
-            found[seed] = trial_runs.Result(accuracies, "exit code 3: error: diverged")
+            results_by_seed[seed] = trial_runs.Result(accuracies, "exit code 3: error: diverged")
             continue
         records = [
             {"epoch": e, "val_top1": v, "train_top1": v / 2} for e, v in enumerate(accuracies, 1)
         ]
         summary = {"val_top1": accuracies[-1], "best_val_top1": max(accuracies), "val_loss": 0.5}
-        found[seed] = trial_runs.Result(
+        results_by_seed[seed] = trial_runs.Result(
             trial_runs.FINISHED, "", summary, records, {"train_images": 1500, "world_size": 2}
         )
-    return found
+    return results_by_seed
 
 
 def _write(path: pathlib.Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Numbers that the pages quote from the studies follow from the runs in docs/studies."""
+"""Tests that numbers on the pages about studies follow from the runs in docs/studies."""
 
 import csv
 import math
@@ -26,7 +26,7 @@ CHOSEN_256 = ("handover-256", "handover")
 
 
 def runs(study, arm):
-    """The runs of an arm by seed."""
+    """Returns the runs of an arm by seed."""
     with (DOCS / "studies" / f"{study}.csv").open() as file:
         return {int(row["seed"]): row for row in csv.DictReader(file) if row["arm"] == arm}
 
@@ -40,24 +40,26 @@ def curve(run, split):
 
 
 def zigzag(run):
-    """The oscillation in the second half of the run."""
+    """Returns the oscillation in the second half of the run."""
     values = curve(run, "val")
     return oscillation(values[len(values) // 2 :])
 
 
 def change_after_warmup(run):
-    """The change of training top-1 in the epoch after T, which is 3 in these studies."""
+    """Returns the change of training top-1 in the epoch after T, which is 3 in these studies."""
     third, fourth = curve(run, "train")[2:4]
     return fourth - third
 
 
 def difference(first, second, metric=top1, seeds=range(1000)):
-    """The mean of the first arm's metric minus the second's over pairs of equal seeds, with its
-    interval.
+    """Returns the mean difference of a metric, first arm minus second, with its interval.
+
+    Runs with equal seeds form pairs.
     """
-    one, other = runs(*first), runs(*second)
-    common = sorted(one.keys() & other.keys() & set(seeds))
-    return estimate([metric(one[seed]) - metric(other[seed]) for seed in common])
+    first_runs = runs(*first)
+    second_runs = runs(*second)
+    common_seeds = sorted(first_runs.keys() & second_runs.keys() & set(seeds))
+    return estimate([metric(first_runs[seed]) - metric(second_runs[seed]) for seed in common_seeds])
 
 
 def epochs_to_target(run):
@@ -69,9 +71,16 @@ def runs_that_reach_the_target(arm):
 
 
 def delay(first, second):
-    """How many epochs later the first arm reaches its target, over the seeds in which both do."""
-    one, other = runs(*first), runs(*second)
-    delays = [epochs_to_target(one[seed]) - epochs_to_target(other[seed]) for seed in sorted(one)]
+    """Returns how many epochs later the first arm reaches its target.
+
+    Only seeds with which both arms reach it count.
+    """
+    first_runs = runs(*first)
+    second_runs = runs(*second)
+    delays = [
+        epochs_to_target(first_runs[seed]) - epochs_to_target(second_runs[seed])
+        for seed in sorted(first_runs)
+    ]
     return estimate([value for value in delays if not math.isnan(value)])
 
 
@@ -79,12 +88,12 @@ def mean_of(arm, metric=top1):
     return estimate([metric(run) for run in runs(*arm).values()])
 
 
-def check(found, text, pages):
+def check(result, text, pages):
     """Compares an estimate with a text such as "+1.72 ± 0.72", and looks for the text in pages."""
-    mean, half_width = (float(part) for part in text.split(" ± "))
+    mean, half_width = (float(number) for number in text.split(" ± "))
     digits = len(text.split(".")[-1])
-    assert found.mean == pytest.approx(mean, abs=0.51 * 10**-digits)
-    assert found.half_width == pytest.approx(half_width, abs=0.51 * 10**-digits)
+    assert result.mean == pytest.approx(mean, abs=0.51 * 10**-digits)
+    assert result.half_width == pytest.approx(half_width, abs=0.51 * 10**-digits)
     for page in pages:
         assert text in (DOCS / page).read_text(), page
 
@@ -226,7 +235,7 @@ def test_quoted_oscillation_of_bf16_follows_from_the_runs():
 
 
 @pytest.mark.parametrize(("arm", "reached"), [(STEP_1_9, 11), (SGD_1024, 1), (ADABOUND_1024, 13)])
-def test_number_of_runs_that_reach_80_percent_is_as_quoted(arm, reached):
+def test_quoted_number_of_runs_that_reach_80_percent_follows_from_the_runs(arm, reached):
     assert runs_that_reach_the_target(arm) == reached
 
 
@@ -242,7 +251,7 @@ def test_number_of_runs_that_reach_80_percent_is_as_quoted(arm, reached):
         (("figure-3-1", "lars_kappa_1024"), "gradual warmup + LARS, kappa"),
     ],
 )
-def test_row_of_runs_that_reach_80_percent_follows_from_the_runs(arm, label):
+def test_quoted_row_of_runs_that_reach_80_percent_follows_from_the_runs(arm, label):
     row = [label, str(runs_that_reach_the_target(arm))]
     for hybrid in (STEP_0_94, STEP_1_9):
         p = p_shares(
@@ -266,5 +275,5 @@ def test_row_of_runs_that_reach_80_percent_follows_from_the_runs(arm, label):
         (NESTEROV_1024, range(7, 15), "-0.32 ± 0.95"),
     ],
 )
-def test_step_chosen_by_some_seeds_is_compared_on_the_others(second, seeds, text):
+def test_quoted_difference_on_other_seeds_follows_from_the_runs(second, seeds, text):
     check(difference(STEP_0_94, second, seeds=seeds), text, [STUDIES])

@@ -1,4 +1,4 @@
-"""Arms of a study differ in what they are about and in nothing else."""
+"""Tests that the arms of a study differ only in the settings that the study compares."""
 
 import pathlib
 
@@ -13,7 +13,7 @@ from studies import batch_norm, optimizers, questions, rate_curves, tuning
 from studies.command import STUDIES
 from studies.handover import ADAM_RATES
 
-PARTS = {
+OPTIONS_OF_SHORT = {
     "softmax": {"loss"},
     "sharp": {"blurpool"},
     "last_weights": {"ema_decay", "ema_every"},
@@ -23,8 +23,8 @@ PARTS = {
 DIFFERENCES = [
     ("decay", "sgd_all", "sgd", {"decay_all"}),
     ("decay", "lars_all", "lars", {"decay_all"}),
-    *(("short-parts", arm, "short", flags) for arm, flags in PARTS.items()),
-    ("short-parts", "plain", "short", set().union(*PARTS.values())),
+    *(("short-parts", arm, "short", flags) for arm, flags in OPTIONS_OF_SHORT.items()),
+    ("short-parts", "plain", "short", set().union(*OPTIONS_OF_SHORT.values())),
     ("short-parts", "mirrored", "short", {"eval_flip"}),
 ]
 
@@ -33,18 +33,18 @@ def arm_of(study, name):
     return next(arm for arm in STUDIES[study].arms if arm.name == name)
 
 
-def settled(study, name, *flags):
+def resolve_arm(study, name, *flags):
     return config.resolve(STUDIES[study].arguments(arm_of(study, name), 0, flags))
 
 
 @pytest.mark.parametrize(("study", "first", "second", "flags"), DIFFERENCES)
-def test_two_arms_differ_in_these_flags_only(study, first, second, flags):
-    one, other = (settled(study, name).values() for name in (first, second))
+def test_arms_of_a_study_differ_only_in_the_flags_compared(study, first, second, flags):
+    one, other = (resolve_arm(study, name).values() for name in (first, second))
     assert {name for name in one | other if one.get(name) != other.get(name)} == flags
 
 
-def test_both_kinds_of_decay_take_as_much_off_the_weights():
-    decoupled, coupled = (settled("short-parts", name) for name in ("short", "coupled"))
+def test_decoupled_and_coupled_decay_of_the_study_are_equally_strong():
+    decoupled, coupled = (resolve_arm("short-parts", name) for name in ("short", "coupled"))
     assert decoupled.optimizer_options["weight_decay"] == pytest.approx(
         coupled.optimization.lr
         * coupled.optimizer_options["weight_decay"]
@@ -52,10 +52,12 @@ def test_both_kinds_of_decay_take_as_much_off_the_weights():
     )
 
 
-def test_the_arms_of_normalization_are_the_rows_of_table_3_4_and_as_long():
+def test_arms_of_batch_norm_are_the_rows_of_table_3_4_with_equal_updates():
     study = batch_norm.BATCH_NORM
     assert [arm.top1 for arm in study.arms] == [0.7560, 0.7505, 0.7335, 0.7034]
-    rows = {arm.name: settled("batch_norm", arm.name, *arm.points[1].flags) for arm in study.arms}
+    rows = {
+        arm.name: resolve_arm("batch_norm", arm.name, *arm.points[1].flags) for arm in study.arms
+    }
     assert {
         name: (row.network.sync_batch_norm, row.network.batch_norm, row.optimization.random_batch)
         for name, row in rows.items()
@@ -77,30 +79,30 @@ def test_the_arms_of_normalization_are_the_rows_of_table_3_4_and_as_long():
     assert any("by 9 %" in note for note in study.notes)
 
 
-def test_optimizers_share_the_cells_of_accuracy_by_batch_where_methods_are_the_same():
-    theirs, ours = (
+def test_optimizers_by_batch_shares_the_runs_of_accuracy_by_batch():
+    accuracy_arms, optimizer_arms = (
         {
             trial.cell.directory.name: trial.arm.name
             for trial in tuning.plan(study, pathlib.Path("x"), 1)
         }
         for study in (questions.ACCURACY_BY_BATCH, optimizers.OPTIMIZERS_BY_BATCH)
     )
-    both = set(ours) & set(theirs)
-    assert all(theirs[name] == ours[name] for name in both)
-    shared = {ours[name] for name in both}
+    common = set(optimizer_arms) & set(accuracy_arms)
+    assert all(accuracy_arms[name] == optimizer_arms[name] for name in common)
+    shared = {optimizer_arms[name] for name in common}
     assert shared == {
         f"{name}_{batch}" for name in ("sgd", "lars", "hybrid") for batch in questions.BATCHES
     }
 
 
 @pytest.mark.parametrize("batch", questions.BATCHES)
-def test_optimizers_have_equal_budgets_and_points_of_lamb_lie_around_its_authors(batch):
+def test_optimizers_have_equal_budgets_and_lamb_is_tuned_around_the_published_step(batch):
     arms = [arm for arm in optimizers.OPTIMIZERS_BY_BATCH.arms if arm.batch == batch]
     assert len(arms) == len(optimizers.OPTIMIZERS)
     for arm in arms:
         name = optimizers.OPTIMIZERS_BY_BATCH.name
-        found = [settled(name, arm.name, *point.flags) for point in arm.points]
-        assert len({str(each.values()) for each in found}) == 5
+        points = [resolve_arm(name, arm.name, *point.flags) for point in arm.points]
+        assert len({str(point.values()) for point in points}) == 5
         assert {
             (
                 derived.base_batch(c),
@@ -108,40 +110,39 @@ def test_optimizers_have_equal_budgets_and_points_of_lamb_lie_around_its_authors
                 c.optimization.per_gpu_batch,
                 c.optimization.warmup_epochs,
             )
-            for c in found
+            for c in points
         } == {(batch, 16, 32, 3)}
         if arm.name == f"lamb_{batch}":
-            steps = [relative_step_advice.peak(each).value for each in found]
-            tuned = relative_step_advice.tuned(found[0], batch)
+            steps = [relative_step_advice.peak(point).value for point in points]
+            tuned = relative_step_advice.tuned(points[0], batch)
             assert steps == pytest.approx(
                 [factor * tuned for factor in questions.FACTORS], rel=1e-3
             )
 
 
 @pytest.mark.parametrize("study, gpus", [("handover", 32), ("handover-256", 8)])
-def test_a_point_of_the_hand_over_is_what_it_is_called(study, gpus):
-    base = settled(
-        study, "default", *arm_of(study, "default").points[1].flags
-    )  # as tuned from a cold start
-    for each in arm_of(study, "handover").points:
-        factor, step = each.at
-        resolved = settled(study, "handover", *each.flags)
-        assert factor == ADAM_RATES[each.label.partition(",")[0]](gpus)
+def test_points_of_the_handover_have_the_settings_in_their_names(study, gpus):
+    # This point has the step that was tuned from a cold start.
+    base = resolve_arm(study, "default", *arm_of(study, "default").points[1].flags)
+    for point in arm_of(study, "handover").points:
+        factor, step = point.at
+        resolved = resolve_arm(study, "handover", *point.flags)
+        assert factor == ADAM_RATES[point.label.partition(",")[0]](gpus)
         assert resolved.optimizer_options["adabound_lr"] == pytest.approx(0.001 * factor, rel=1e-3)
         assert resolved.optimizer_options["lars_eta"] == pytest.approx(
             step * base.optimizer_options["lars_eta"], rel=1e-3
         )
         assert resolved.optimization.lr_schedule == (
-            "exponential" if "kappa" in each.label else "poly"
+            "exponential" if "kappa" in point.label else "poly"
         )
         assert resolved.optimizer_options["hybrid_ramp_epochs"] == float(
-            each.label.rsplit(" ", 1)[1]
+            point.label.rsplit(" ", 1)[1]
         )
 
 
 def test_adabound_with_a_scaled_gamma_ends_as_close_to_sgd_as_on_imagenet():
     arm = arm_of("rate-curves", "adabound")
-    resolved = settled("rate-curves", "adabound", *arm.points[1].flags)
+    resolved = resolve_arm("rate-curves", "adabound", *arm.points[1].flags)
     plan = print_config.plan(resolved, 60_000 - questions.TUNING)
     assert sum(row.steps for row in plan) == rate_curves.UPDATES
     here = adabound_bounds(rate_curves.UPDATES, 1.0, resolved.optimizer_options["adabound_gamma"])

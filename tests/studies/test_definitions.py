@@ -1,3 +1,5 @@
+"""Tests the definitions of the studies of the papers."""
+
 import pytest
 
 from hybrid_imagenet import config, print_config
@@ -12,21 +14,22 @@ IMAGES = 60_000 - TUNING
 ARMS = [(study, arm) for study in STUDIES.values() for arm in study.arms]
 
 
-def named(study):
+def arms_by_name(study):
     return {arm.name: arm for arm in STUDIES[study].arms}
 
 
 @pytest.mark.parametrize(("study", "arm"), ARMS, ids=lambda x: x.name)
-def test_every_arm_can_be_run_with_every_seed(study, arm):
+def test_arms_of_all_studies_are_valid_configurations(study, arm):
     resolved = config.resolve(study.arguments(arm, 4))
     assert resolved.run.seed == 4
     assert resolved.evaluation.target_top1 == (0.8,)
-    plan = print_config.plan(resolved, IMAGES)  # raises where a batch does not fit the data
+    # This raises if a batch does not fit the data.
+    plan = print_config.plan(resolved, IMAGES)
     assert len(plan) == (SONY_EPOCHS if study.name == "batch_size_control" else EPOCHS)
 
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=lambda s: s.name)
-def test_arms_differ_and_claims_name_them(study):
+def test_arms_of_a_study_differ_and_its_claims_name_them(study):
     names = [arm.name for arm in study.arms]
     assert len(set(names)) == len(names)
     resolved = [
@@ -42,7 +45,7 @@ def test_arms_differ_and_claims_name_them(study):
 
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=lambda s: s.name)
-def test_statements_of_order_follow_from_the_papers_numbers_where_it_has_them(study):
+def test_claims_of_a_study_agree_with_the_numbers_of_the_paper(study):
     arms = {arm.name: arm for arm in study.arms}
     for claim in study.claims:
         first, second = arms[claim.first], arms[claim.second]
@@ -53,8 +56,8 @@ def test_statements_of_order_follow_from_the_papers_numbers_where_it_has_them(st
             assert first.epochs < second.epochs
 
 
-def test_numbers_of_h():
-    """Tables 3.4 to 3.6 and section 3.2.1, typed in from the paper a second time."""
+def test_numbers_of_lu_et_al_equal_the_paper():
+    # Tables 3.4 to 3.6 and section 3.2.1. The numbers were typed from the paper a second time.
     top1 = {name: [arm.top1 for arm in study.arms] for name, study in STUDIES.items()}
     epochs = {name: [arm.epochs for arm in study.arms] for name, study in STUDIES.items()}
     assert (top1["initialization"], epochs["initialization"]) == (
@@ -68,14 +71,15 @@ def test_numbers_of_h():
             for n in ("hybrid", "sgd_kappa")
         )
         assert hybrid.top1 == 0.756
-        assert hybrid.top1 - gradual.top1 == pytest.approx(0.005)  # "about 0.5 %"
+        # The paper writes "about 0.5 %".
+        assert hybrid.top1 - gradual.top1 == pytest.approx(0.005)
         assert gradual.about
     cluster_1, cluster_2 = (r for r in published.RESULTS if r.source == "Lu et al., Table 3.7")
-    assert named("precision")["fp16"].top1 == cluster_1.top1
-    assert named("precision")["fp16_wire"].top1 == cluster_2.top1
+    assert arms_by_name("precision")["fp16"].top1 == cluster_1.top1
+    assert arms_by_name("precision")["fp16_wire"].top1 == cluster_2.top1
 
 
-def test_numbers_of_s():
+def test_numbers_of_mikami_et_al_equal_the_published_table():
     printed = {
         r.source.removeprefix("Mikami et al., Table 5, "): r.top1
         for r in published.RESULTS
@@ -89,10 +93,11 @@ def test_numbers_of_s():
         "exp4": "exp. 4",
     }
     for arm, source in names.items():
-        assert named("batch_size_control")[arm].top1 == printed[source]
+        assert arms_by_name("batch_size_control")[arm].top1 == printed[source]
 
 
-SONY = {  # Table 3: global batch at epochs 1, 31, 46 and 76 of 90
+# Table 3 of Mikami et al.: the global batch at epochs 1, 31, 46 and 76 of 90.
+SONY = {
     "reference": (32768, 32768, 32768, 32768),
     "exp1": (34816, 69632, 69632, 69632),
     "exp2": (55296, 55296, 55296, 55296),
@@ -102,16 +107,17 @@ SONY = {  # Table 3: global batch at epochs 1, 31, 46 and 76 of 90
 
 
 @pytest.mark.parametrize("arm", SONY)
-def test_batches_of_s_are_scaled_down_by_one_factor(arm):
+def test_batches_of_mikami_et_al_are_divided_by_one_factor(arm):
     resolved = config.resolve(
-        STUDIES["batch_size_control"].arguments(named("batch_size_control")[arm], 0)
+        STUDIES["batch_size_control"].arguments(arms_by_name("batch_size_control")[arm], 0)
     )
     schedule = derived.batches(resolved)
     for epoch, batch in zip((0, 30, 45, 75), SONY[arm], strict=True):
         at = epoch * SONY_EPOCHS / 90
         assert at == int(at)
         assert schedule.at(int(at)).global_batch(SONY_GPUS) * SONY_SCALE == batch
-    assert bool(resolved.data.label_smoothing) == (arm in ("exp2", "exp3", "exp4"))  # Table 3, LS
+    # Table 3, column LS.
+    assert bool(resolved.data.label_smoothing) == (arm in ("exp2", "exp3", "exp4"))
     plan = print_config.plan(resolved, IMAGES)
     assert {round(row.momentum, 6) for row in plan} == {0.9}
     assert max(row.learning_rate for row in plan) <= 34.0

@@ -1,4 +1,4 @@
-"""The forecast of the accuracy on ImageNet, against logs of MLPerf."""
+"""Tests the forecast of the accuracy on ImageNet against logs of MLPerf."""
 
 import pytest
 
@@ -8,6 +8,8 @@ from hybrid_imagenet.schedules.relative_step import relative_step
 from studies import forecast
 from studies.forecast import forecast_top1
 
+# Logs of MLPerf v2.0, result_0: batch, peak learning rate, warmup epochs, all epochs, momentum, and
+# top-1 by epoch.
 LOGS = {
     "NVIDIA, 2 A30": (
         408,
@@ -66,17 +68,14 @@ LOGS = {
         {58: 65.4, 66: 70.4, 74: 73.8, 78: 74.6, 86: 76.2},
     ),
 }
-"""Logs of MLPerf v2.0, result_0.
-
-Batch, peak learning rate, warmup epochs, all epochs, momentum, top-1 by epoch.
-"""
 
 
 @pytest.mark.parametrize("log", LOGS)
-def test_forecast_top1_holds_for_logs_of_other_batches(log):
+def test_forecast_top1_is_near_the_logs_of_other_batches(log):
     batch, peak, warmup, end, momentum, top1 = LOGS[log]
     for epoch, measured in top1.items():
-        rate = peak * (1 - (epoch - warmup) / (end - warmup)) ** 2  # decay by power 2
+        # The learning rate decays by power 2.
+        rate = peak * (1 - (epoch - warmup) / (end - warmup)) ** 2
         forecast = 100 * forecast_top1(relative_step(rate, 0.001, momentum), batch)
         tolerance = 4.0
         if forecast >= 74:
@@ -86,20 +85,18 @@ def test_forecast_top1_holds_for_logs_of_other_batches(log):
         assert abs(forecast - measured) < tolerance, (epoch, forecast, measured)
 
 
-def test_forecast_top1_outside_of_the_logs_is_none():
+def test_forecast_top1_outside_the_logs_is_none():
     assert forecast_top1(0.1, 300) is forecast_top1(0.1, 70_000) is None
 
 
 def test_forecast_of_hybrid_has_75_percent_after_epoch_44(capsys):
-    """The step is a fraction of .141 / .144 of the tuned one at T = 10, and falls by .9 an epoch.
-
-    In the 34th epoch after T it is below .031, where the log has 75 %.
-    """
+    # The step is a fraction of .141 / .144 of the tuned one at T = 10, and falls by .9 per epoch.
+    # In the 34th epoch after T it is below .031, where the log has 75 %.
     assert forecast.main(["-np", "24", "--recipe=hybrid"]) == 0
     assert "forecast: 75% after epoch 44\n" in capsys.readouterr().out
 
 
-def test_forecast_of_a_batch_outside_of_the_logs_has_no_epochs():
+def test_forecast_of_a_batch_outside_the_logs_has_no_epochs():
     assert forecast.epochs_to_accuracies(config.resolve(["--recipe=hybrid"], 1)) == {}
 
 

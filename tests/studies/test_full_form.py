@@ -1,6 +1,4 @@
-"""The comparison in the paper's own form: its batch, T and updates, and arms that differ in what
-they say.
-"""
+"""Tests the comparison in the paper's own form: batch, T, updates, and what each arm changes."""
 
 import pytest
 
@@ -37,6 +35,8 @@ PRINTED = {
     "lr_decay_exponent",
     "momentum",
 }
+# Flags that may differ from those of the arm `hybrid`: the ones that an arm is about, and the ones
+# that only exist with them.
 DIFFERENCES = {
     "gradual_sgd": {"optimizer", "sgd_nesterov", "warmup_start_lr"} | HYBRID_OPTIONS | LARS_OPTIONS,
     "as_printed": PRINTED,
@@ -56,9 +56,6 @@ DIFFERENCES = {
     | KAPPA_OPTIONS
     | POLY_OPTIONS,
 }
-"""Which flags may differ from those of the arm `hybrid`: those that an arm is about, and those that
-come with them.
-"""
 
 
 def resolve(study, name):
@@ -67,14 +64,14 @@ def resolve(study, name):
 
 
 def differing(first, second):
-    """Names of the settings in which two configurations differ."""
+    """Returns the names of the settings in which two configurations differ."""
     one = first.values()
     other = second.values()
     return {name for name in one | other if one.get(name) != other.get(name)}
 
 
 @BOTH
-def test_every_arm_has_the_batch_warmup_and_updates_of_the_form(study):
+def test_arms_of_the_full_form_have_its_batch_warmup_and_updates(study):
     for arm in study.arms:
         resolved = resolve(study, arm.name)
         assert derived.base_batch(resolved) == full_form.BATCH == 6144
@@ -99,7 +96,7 @@ def test_every_arm_has_the_batch_warmup_and_updates_of_the_form(study):
 
 
 @BOTH
-def test_every_arm_differs_from_hybrid_in_its_own_settings_only(study):
+def test_arms_of_the_full_form_differ_from_hybrid_only_in_their_own_settings(study):
     assert {arm.name for arm in study.arms} == {"hybrid"} | DIFFERENCES.keys()
     hybrid = resolve(study, "hybrid")
     for name, flags in DIFFERENCES.items():
@@ -109,7 +106,7 @@ def test_every_arm_differs_from_hybrid_in_its_own_settings_only(study):
 
 
 @BOTH
-def test_hybrid_is_the_recipe_as_shipped(study):
+def test_hybrid_arm_has_the_settings_of_the_recipe(study):
     shipped = config.resolve(["--recipe=hybrid", "--virtual_gpus=24"])
     optimization = {
         "optimizer",
@@ -125,14 +122,14 @@ def test_hybrid_is_the_recipe_as_shipped(study):
     )
 
 
-def test_as_printed_is_the_recipe_as_shipped():
+def test_as_printed_arm_has_the_settings_of_its_recipe():
     shipped = config.resolve(["--recipe=lu_as_printed", "--virtual_gpus=24"])
     printed = resolve(FULL_FORM, "as_printed")
     assert printed.network.model == shipped.network.model == "resnet50_v1"
     assert not differing(shipped, printed) & (PRINTED | set(shipped.chosen_options))
 
 
-def test_gradual_sgd_is_the_recipe_with_the_decay_and_warmup_of_hybrid():
+def test_gradual_sgd_arm_is_its_recipe_with_the_decay_and_warmup_of_hybrid():
     recipe = config.resolve(
         [
             "--recipe=gradual_warmup",
@@ -160,13 +157,13 @@ def test_gradual_sgd_is_the_recipe_with_the_decay_and_warmup_of_hybrid():
         ("lars_poly", mlperf.tuned_step(6144), 11),
     ],
 )
-def test_relative_step_of_lars_has_its_peak_where_the_arm_says(name, step, epoch):
+def test_relative_step_of_an_arm_has_the_expected_peak(name, step, epoch):
     peak = relative_step_advice.peak(resolve(FULL_FORM, name))
     assert peak.value == pytest.approx(step, rel=1e-3)
     assert peak.epoch == epoch
 
 
-def test_hybrid_and_lars_with_polynomial_decay_are_equal_after_the_warmup():
+def test_hybrid_and_lars_arms_with_polynomial_decay_are_equal_after_the_warmup():
     hybrid = resolve(FULL_FORM, "hybrid_poly")
     lars = resolve(FULL_FORM, "lars_poly")
     for epoch in (10.0, 10.1, 42.0, 89.5):
@@ -175,12 +172,13 @@ def test_hybrid_and_lars_with_polynomial_decay_are_equal_after_the_warmup():
         assert relative_step_advice.at_step(hybrid, first) == pytest.approx(
             relative_step_advice.at_step(lars, second), rel=1e-3
         )
-        # Biases and normalization have no trust ratio: an average of the gradient against a sum.
+        # Biases and normalization have no trust ratio, and use an average of the gradient instead
+        # of a sum.
         assert (1 - 0.9) * first["learning_rate"] == pytest.approx(second["learning_rate"])
         assert first["momentum"] == second["momentum"] == 0.9
 
 
-def test_small_form_differs_in_network_precision_and_target_only():
+def test_small_form_differs_only_in_network_precision_and_target():
     for arm in FULL_FORM.arms:
         names = differing(resolve(FULL_FORM, arm.name), resolve(FULL_FORM_SMALL, arm.name))
         assert names == {"model", "model_width", "precision", "target_top1"}
@@ -189,7 +187,7 @@ def test_small_form_differs_in_network_precision_and_target_only():
 
 
 @BOTH
-def test_claims_have_the_effect_of_the_paper_and_name_arms(study):
+def test_claims_of_the_full_form_have_the_effect_of_the_paper_and_name_arms(study):
     assert command.STUDIES[study.name] is study
     arms = {arm.name: arm for arm in study.arms}
     of_paper = [claim for claim in study.claims if claim.by_paper]
@@ -204,7 +202,7 @@ def test_claims_have_the_effect_of_the_paper_and_name_arms(study):
     assert len(cells) == len(study.arms) == 7
 
 
-def test_program_stopped_and_started_again_runs_what_is_missing_and_draws_a_curve_for_each_arm(
+def test_full_form_stopped_and_started_again_runs_only_what_is_missing_and_plots_every_arm(
     tmp_path, monkeypatch
 ):
     started = []
@@ -216,10 +214,12 @@ def test_program_stopped_and_started_again_runs_what_is_missing_and_draws_a_curv
         support.finish(cell, support.curve(0.5 + len(started) / 100))
         return 0
 
-    drawn = []
+    plotted_arms = []
     monkeypatch.setattr(command.running, "run_process", run)
     monkeypatch.setattr(
-        plot, "_by_epoch", lambda pyplot, study, arms: drawn.append(len(arms)) or pyplot.figure()
+        plot,
+        "_by_epoch",
+        lambda pyplot, study, arms: plotted_arms.append(len(arms)) or pyplot.figure(),
     )
     for name in (
         "train-images-idx3-ubyte",
@@ -238,7 +238,7 @@ def test_program_stopped_and_started_again_runs_what_is_missing_and_draws_a_curv
     assert command.main(words) == EXIT_PREEMPTED
     assert command.main(words) == 0
     assert len(started) == 2 + 1 + 5
-    assert drawn == [7]
+    assert plotted_arms == [7]
     rows = (tmp_path / "out" / "full_form_small.csv").read_text().splitlines()
     assert len(rows) == 1 + 7
     assert not any(str(tmp_path) in row for row in rows)

@@ -1,6 +1,4 @@
-"""The derived dataset: what an image shows, what its label says, and the same bytes on every
-machine.
-"""
+"""Tests the derived dataset: its images, its labels, and equal bytes on every machine."""
 
 import hashlib
 import subprocess
@@ -18,8 +16,8 @@ from studies.garment_pairs import GARMENT_SIDE, SIDE
 
 GARMENTS_PER_CLASS = 20
 LABELS = np.repeat(np.arange(10, dtype=np.uint8), GARMENTS_PER_CLASS)
-# One gray level for each garment, and none below that of a training image in a test image: so an
-# image of a pair tells which garments it shows and from which split they are.
+# Each garment has its own gray level, and test garments are brighter than training garments. So an
+# image of a pair shows which garments it has, and from which split they come.
 TRAINING_GARMENTS = np.broadcast_to((160 + LABELS)[:, None, None], (len(LABELS), 28, 28))
 TEST_GARMENTS = np.broadcast_to((200 + LABELS)[:, None, None], (len(LABELS), 28, 28))
 
@@ -46,32 +44,32 @@ def source(tmp_path):
 
 @pytest.fixture
 def pairs(source, tmp_path):
-    """The directory of a derived dataset with two images of each pair in both splits."""
+    """Derives a dataset with two images of each pair in both splits; returns its directory."""
     assert run(f"--data_dir={source}", f"--to={tmp_path / 'pairs'}", "--training_images=200") == 0
     return tmp_path / "pairs"
 
 
-def test_dataset_is_read_by_the_program_with_100_named_classes(pairs):
+def test_garment_pairs_are_read_as_100_named_classes(pairs):
     for split in ("train", "validation"):
-        opened = data.open_source("idx", str(pairs), split)
-        assert (opened.num_examples, opened.num_classes, opened.side) == (200, 100, 32)
-        assert opened.notes == ()
-        pixels, _ = opened.read_pixels(np.array([0]))
+        source = data.open_source("idx", str(pairs), split)
+        assert (source.num_examples, source.num_classes, source.side) == (200, 100, 32)
+        assert source.notes == ()
+        pixels, _ = source.read_pixels(np.array([0]))
         assert (pixels.shape, pixels.dtype) == ((1, 32, 32, 3), np.uint8)
-    assert opened.class_names[0] == "T-shirt/top above T-shirt/top"
-    assert opened.class_names[38] == f"{FASHION_MNIST[3]} above {FASHION_MNIST[8]}"
+    assert source.class_names[0] == "T-shirt/top above T-shirt/top"
+    assert source.class_names[38] == f"{FASHION_MNIST[3]} above {FASHION_MNIST[8]}"
 
 
 @pytest.mark.parametrize(("split", "gray"), [("train", 160), ("validation", 200)])
-def test_label_is_the_pair_of_garments_above_and_below_from_the_same_split(pairs, split, gray):
-    opened = data.open_source("idx", str(pairs), split)
-    for picture, label in zip(opened.pixels, opened.labels, strict=True):
+def test_garment_pairs_have_the_garments_of_their_label_and_split(pairs, split, gray):
+    source = data.open_source("idx", str(pairs), split)
+    for picture, label in zip(source.pixels, source.labels, strict=True):
         # The lower garment hides part of the upper one, but not its first rows.
         assert int(picture[: SIDE - GARMENT_SIDE].max()) == gray + label // 10
         assert int(picture[GARMENT_SIDE:].max()) == gray + label % 10
 
 
-def test_every_pair_has_equally_many_images_in_random_order(pairs):
+def test_garment_pairs_have_equal_counts_in_random_order(pairs):
     for split in ("train", "validation"):
         labels = data.open_source("idx", str(pairs), split).labels
         assert np.bincount(labels).tolist() == [2] * 100
@@ -88,7 +86,7 @@ def test_choose_pairs_uses_each_garment_at_most_once_above_and_once_below():
     assert (10 * labels[upper] + labels[lower]).tolist() == expected.tolist()
 
 
-def test_garments_are_at_every_column_and_the_lower_one_covers_the_upper_one():
+def test_compose_places_garments_at_every_column_with_the_lower_one_in_front():
     generator = np.random.Generator(np.random.PCG64(4))
     pictures, labels = garment_pairs.compose(
         TRAINING_GARMENTS.astype(np.uint8), LABELS, 2, generator
@@ -106,7 +104,7 @@ def test_garments_are_at_every_column_and_the_lower_one_covers_the_upper_one():
     assert lefts == set(range(SIDE - GARMENT_SIDE + 1))
 
 
-def test_field_is_noise_around_a_level_of_each_image():
+def test_compose_fills_the_background_with_noise_around_a_level():
     nothing = np.zeros((len(LABELS), 28, 28), np.uint8)
     pictures, _ = garment_pairs.compose(nothing, LABELS, 2, np.random.Generator(np.random.PCG64(5)))
     spread = np.ptp(pictures.reshape(len(pictures), -1).astype(int), axis=1)
@@ -119,8 +117,8 @@ def test_field_is_noise_around_a_level_of_each_image():
 def test_shrink_averages_the_area_that_a_pixel_covers():
     ramp = np.broadcast_to(np.arange(0, 252, 9, dtype=np.uint8), (1, 28, 28))
     small = garment_pairs.shrink(ramp)
-    # Pixel k covers [28 / 18 k, 28 / 18 (k + 1)]. It has all of one old pixel at least and parts of
-    # its neighbors.
+    # Pixel k covers [28 / 18 k, 28 / 18 (k + 1)], which is at least one whole old pixel and parts
+    # of its neighbors.
     values = np.arange(28) * 9.0
     for column in range(18):
         begin = 28 / 18 * column
@@ -130,7 +128,9 @@ def test_shrink_averages_the_area_that_a_pixel_covers():
     assert (small == small[:, :1]).all()
 
 
-def test_test_images_do_not_depend_on_the_number_of_training_images(source, pairs, tmp_path):
+def test_garment_pairs_for_tests_do_not_depend_on_the_number_of_training_images(
+    source, pairs, tmp_path
+):
     assert run(f"--data_dir={source}", f"--to={tmp_path / 'fewer'}", "--training_images=100") == 0
     for name in ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"):
         assert (tmp_path / "fewer" / name).read_bytes() == (pairs / name).read_bytes()
@@ -138,7 +138,7 @@ def test_test_images_do_not_depend_on_the_number_of_training_images(source, pair
 
 @pytest.fixture(scope="module")
 def noise(tmp_path_factory):
-    """A source whose garments are noise that is the same on every machine."""
+    """Writes a source whose garments are noise that is the same on every machine."""
     # NumPy guarantees the raw stream of a bit generator in all its versions.
     raw = np.random.MT19937(1).random_raw(2 * len(LABELS) * 28 * 28) % 256
     training, test = raw.reshape(2, len(LABELS), 28, 28)
@@ -168,7 +168,7 @@ def test_write_gives_the_recorded_bytes_for_a_seed(
     assert digests["t10k-images-idx3-ubyte"] == test_images
 
 
-def test_command_prints_the_digest_of_each_file(source, tmp_path, capsys):
+def test_garment_pairs_command_prints_the_digest_of_each_file(source, tmp_path, capsys):
     out = tmp_path / "pairs"
     assert run(f"--data_dir={source}", f"--to={out}", "--training_images=100") == 0
     *lines, last = capsys.readouterr().out.splitlines()
@@ -179,7 +179,9 @@ def test_command_prints_the_digest_of_each_file(source, tmp_path, capsys):
     assert last.endswith(f"--data_dir={out}")
 
 
-def test_command_with_bad_input_prints_one_line_and_writes_nothing(source, tmp_path, capsys):
+def test_garment_pairs_command_with_invalid_input_prints_one_line_and_writes_nothing(
+    source, tmp_path, capsys
+):
     empty = tmp_path / "empty"
     empty.mkdir()
     wide = write_source(tmp_path / "wide", training=np.zeros((200, 28, 32)))
@@ -234,14 +236,14 @@ def test_write_that_fails_leaves_no_directory(source, tmp_path, monkeypatch):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_module_as_a_program_exits_with_2_and_does_not_load_tensorflow(tmp_path):
+def test_garment_pairs_as_a_program_exits_with_2_without_loading_tensorflow(tmp_path):
     code = (
         "import runpy, sys\n"
         f"sys.argv = ['garment_pairs', '--data_dir={tmp_path}', '--to={tmp_path / 'to'}']\n"
         "try:\n    runpy.run_module('studies.garment_pairs', run_name='__main__')\n"
         "finally:\n    print('tensorflow' in sys.modules)\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ended.returncode == 2
-    assert ended.stdout == "False\n"
-    assert ended.stderr.count("\n") == 1
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 2
+    assert result.stdout == "False\n"
+    assert result.stderr.count("\n") == 1

@@ -1,3 +1,5 @@
+"""Tests the summary of HAL's records."""
+
 import csv
 import hashlib
 import math
@@ -12,8 +14,11 @@ STUDIES = pathlib.Path(__file__).parents[2] / "docs" / "studies"
 
 
 def write_records(path, runs):
-    """Writes records of `runs`: {(gpus, images per GPU): [(top-1, images/s), ...]}, top-5 15 points
-    above top-1.
+    """Writes the records of runs; top-5 is 15 points above top-1.
+
+    Args:
+      path: where to write.
+      runs: top-1 and images/s of each epoch, by (gpus, images per GPU).
     """
     lines = ["gpus,per_gpu_batch,epoch,train_top1,val_top1,val_top5,images_per_second"]
     for (gpus, images), epochs in runs.items():
@@ -49,7 +54,7 @@ def test_summarize_two_runs_gives_accuracy_zigzag_and_efficiency(tmp_path, monke
     )
 
 
-def test_main_with_other_records_names_the_digest_and_writes_nothing(tmp_path, capsys):
+def test_hal_records_with_another_digest_prints_it_and_writes_nothing(tmp_path, capsys):
     path = tmp_path / "records.csv"
     write_records(path, {(2, 208): [(1.0, 1.0)]})
     assert hal_records.main([str(path), f"--results={tmp_path}"]) == 2
@@ -57,7 +62,7 @@ def test_main_with_other_records_names_the_digest_and_writes_nothing(tmp_path, c
     assert sorted(tmp_path.iterdir()) == [path]
 
 
-def test_page_has_the_numbers_of_the_table():
+def test_hal_page_has_the_numbers_of_the_csv_file():
     page = (STUDIES / "hal.md").read_text()
     rows = re.findall(r"^\| (\d.*) \|$", page, re.M)
     with (STUDIES / "hal.csv").open() as file:
@@ -72,7 +77,7 @@ def test_page_has_the_numbers_of_the_table():
 
 
 @pytest.mark.parametrize("statement", ["76.24 to 76.29 %", "75.91 %", "75.14 %", "71.93 %"])
-def test_statements_of_the_page_are_in_its_table(statement):
+def test_hal_page_states_only_accuracies_of_the_csv_file(statement):
     with (STUDIES / "hal.csv").open() as file:
         accuracies = {row["final_top1"] for row in csv.DictReader(file)}
     assert set(re.findall(r"\d\d\.\d\d", statement)) <= accuracies

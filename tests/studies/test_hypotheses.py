@@ -1,4 +1,4 @@
-"""The tests of the studies against SciPy's own, against tables, and by simulation."""
+"""Tests the hypothesis tests of the studies against SciPy, tables and simulations."""
 
 import math
 
@@ -17,17 +17,17 @@ SAMPLES = [
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=len)
 @pytest.mark.parametrize("bound", [0.0, 0.4])
-def test_one_sided_tests_are_scipys(sample, bound):
-    found = estimate(sample)
+def test_p_above_and_p_below_equal_scipy(sample, bound):
+    result = estimate(sample)
     above = stats.ttest_1samp(sample, bound, alternative="greater").pvalue
     below = stats.ttest_1samp(sample, bound, alternative="less").pvalue
-    assert hypotheses.p_above(found, bound) == pytest.approx(above, rel=1e-9)
-    assert hypotheses.p_below(found, bound) == pytest.approx(below, rel=1e-9)
+    assert hypotheses.p_above(result, bound) == pytest.approx(above, rel=1e-9)
+    assert hypotheses.p_below(result, bound) == pytest.approx(below, rel=1e-9)
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=len)
-def test_equivalence_holds_where_the_90_percent_interval_lies_within_the_margin(sample):
-    """Schuirmann's two one-sided tests at 5 % are the 90 % interval."""
+def test_p_within_is_significant_if_the_90_percent_interval_is_within_the_margin(sample):
+    # Schuirmann's two one-sided tests at 5 % are equivalent to the 90 % interval.
     low, high = stats.t.interval(0.9, len(sample) - 1, sample.mean(), stats.sem(sample))
     for margin in (0.1, 0.5, 1.0, 2.0, 5.0, 20.0):
         within = -margin < low and high < margin
@@ -39,40 +39,41 @@ def test_equivalence_holds_where_the_90_percent_interval_lies_within_the_margin(
 
 
 @pytest.mark.parametrize("values", [[], [0.4], [0.25, 0.25, 0.25]], ids=["none", "one", "equal"])
-def test_without_spread_nothing_is_shown(values):
-    found = estimate(values)
+def test_p_values_without_spread_are_one(values):
+    result = estimate(values)
     assert (
-        hypotheses.p_above(found)
-        == hypotheses.p_within(found, 1.0)
-        == hypotheses.p_outside(found, 0.1)
+        hypotheses.p_above(result)
+        == hypotheses.p_within(result, 1.0)
+        == hypotheses.p_outside(result, 0.1)
         == 1.0
     )
 
 
-def test_holm_by_hand():
-    """0.01 * 4, 0.013 * 3, 0.03 * 2, 0.04 * 1, none below a smaller one."""
+def test_holm_returns_corrected_p_values():
+    # By hand: 0.01 * 4, 0.013 * 3, 0.03 * 2, 0.04 * 1. None may be below a smaller one.
     assert hypotheses.holm([0.04, 0.01, 0.03, 0.013]) == pytest.approx([0.06, 0.04, 0.06, 0.04])
     assert hypotheses.holm([0.5, 0.9]) == [1.0, 1.0]
     assert hypotheses.holm([]) == []
 
 
-def test_holm_accepts_what_the_step_down_procedure_accepts():
+def test_holm_accepts_the_same_as_the_step_down_procedure():
     generator = np.random.default_rng(0)
     for _ in range(200):
         values = generator.uniform(0, 0.1, generator.integers(1, 8)).tolist()
         accepted = set()
-        for place, index in enumerate(
-            np.argsort(values)
-        ):  # Holm 1979: stop at the first that is too large
-            if values[index] > 0.05 / (len(values) - place):
+        # Holm (1979) stops at the first p-value that is too large.
+        for position, index in enumerate(np.argsort(values)):
+            if values[index] > 0.05 / (len(values) - position):
                 break
             accepted.add(int(index))
         assert {i for i, p in enumerate(hypotheses.holm(values)) if p <= 0.05} == accepted
 
 
-def test_power_by_simulation():
+def test_power_equals_a_simulation():
     generator = np.random.default_rng(1)
-    mean, deviation, count = 0.3, 0.4, 9
+    mean = 0.3
+    deviation = 0.4
+    count = 9
     samples = generator.normal(mean, deviation, (20_000, count))
     t = samples.mean(1) * math.sqrt(count) / samples.std(1, ddof=1)
     hits = np.mean(t > stats.t.ppf(0.95, count - 1))
@@ -82,24 +83,26 @@ def test_power_by_simulation():
     high = (samples.mean(1) - margin) * math.sqrt(count) / samples.std(1, ddof=1)
     limit = stats.t.ppf(0.95, count - 1)
     both = np.mean((low > limit) & (high < -limit))
-    found = hypotheses.power_within(mean, deviation, count, margin)
-    assert both - 0.02 < found < both + 0.01  # a lower bound
+    power = hypotheses.power_within(mean, deviation, count, margin)
+    # The function returns a lower bound.
+    assert both - 0.02 < power < both + 0.01
 
 
-def test_seeds_needed_is_the_first_number_that_is_enough():
+def test_seeds_needed_returns_the_smallest_sufficient_number():
     def power(seeds):
         return hypotheses.power_above(0.3, 0.4, seeds)
 
     seeds = hypotheses.seeds_needed(power)
     assert power(seeds) >= 0.8 > power(seeds - 1)
-    assert seeds == 13  # G*Power: d = 0.75, one-sided, 5 %, power 0.8
+    # G*Power returns the same for d = 0.75, one-sided, 5 %, power 0.8.
+    assert seeds == 13
     assert hypotheses.seeds_needed(lambda n: 0.79) is None
     assert hypotheses.seeds_needed(lambda n: 1.0) == 2
     assert hypotheses.seeds_needed(lambda n: float(n >= 3)) == 3
 
 
-def test_shares_differ_by_fishers_exact_test():
-    """Fisher's lady tasting tea: of 8 cups 3 of 4 and 1 of 4, p = 34 / 70."""
+def test_p_shares_equals_fishers_exact_test():
+    # Fisher's lady tasting tea: 3 of 4 and 1 of 4 of 8 cups, p = 34 / 70.
     assert hypotheses.p_shares(3, 4, 1, 4) == pytest.approx(34 / 70)
     assert hypotheses.p_shares(1, 4, 3, 4) == pytest.approx(34 / 70)
     assert hypotheses.p_shares(4, 4, 4, 4) == 1.0

@@ -1,6 +1,4 @@
-"""Several cells at once: who gets which part of the host, the same results, failures, and
-Ctrl-C.
-"""
+"""Tests several cells at once: their cores and GPUs, equal results, failures and Ctrl-C."""
 
 import json
 import os
@@ -17,11 +15,12 @@ def cells(root, seeds):
     return [trial_runs.create(root, (*FLAGS, f"--seed={seed}"), 1) for seed in seeds]
 
 
-def told(cell):
+def facts_of(cell):
+    """Returns the facts that `pretend.py` has printed for a cell."""
     return json.loads(cell.output.read_text().splitlines()[1])
 
 
-def test_a_host_is_divided_among_jobs():
+def test_places_divide_cores_and_gpus_among_jobs():
     assert jobs.places(1, 1, range(16), 4, {"CUDA_VISIBLE_DEVICES": "1"}) == [Place()]
     four = jobs.places(4, 1, range(16), 2, {})
     assert [sorted(place.cores) for place in four] == [
@@ -34,13 +33,12 @@ def test_a_host_is_divided_among_jobs():
     assert [sorted(place.cores) for place in jobs.places(3, 1, {2, 5}, 0, {})] == [[2], [2], [5]]
     pairs = jobs.places(3, 2, range(6), 5, {"CUDA_VISIBLE_DEVICES": "7,3,GPU-a,1,0"})
     assert [place.gpus for place in pairs] == ["7,3", "GPU-a,1", "7,3"]
-    assert {place.gpus for place in jobs.places(2, 2, range(4), 1, {})} == {
-        None
-    }  # too few: the run says so
+    # There are too few GPUs. The run itself raises the error.
+    assert {place.gpus for place in jobs.places(2, 2, range(4), 1, {})} == {None}
 
 
-def test_jobs_run_at_once_with_the_results_of_one_after_another(tmp_path, monkeypatch):
-    """Cells take half a second and leave what `pretend.py` says."""
+def test_jobs_at_once_have_the_results_of_jobs_one_after_another(tmp_path, monkeypatch):
+    # Each cell runs `pretend.py` for half a second.
 
     def command(cell, launcher):
         return [
@@ -66,10 +64,10 @@ def test_jobs_run_at_once_with_the_results_of_one_after_another(tmp_path, monkey
     assert [end.result.status for end in alone].count(trial_runs.FAILED) == 1
     assert alone[1].result.reason == "exit code 1: error: seed 3 fails"
 
-    facts = [told(cell) for cell in planned[1]]
+    facts = [facts_of(cell) for cell in planned[1]]
     assert any(a["began"] < b["began"] < a["ended"] for a in facts for b in facts)
     assert {f["gpus"] for f in facts} == {"0", "1"}
-    assert {told(cell)["gpus"] for cell in planned[0]} == {None}
+    assert {facts_of(cell)["gpus"] for cell in planned[0]} == {None}
     mine = os.sched_getaffinity(0)
     assert all(len(f["cores"]) <= max(1, -(-len(mine) // 2)) for f in facts)
     assert os.sched_getaffinity(0) == mine

@@ -1,4 +1,4 @@
-"""Numbers about hybrid in README and on the first page of the studies follow from CSV files."""
+"""Tests that numbers in README and on the page of the studies follow from CSV files."""
 
 import csv
 import math
@@ -29,14 +29,16 @@ def accuracies(study, arm):
 
 def difference(first, second):
     """Returns the mean paired difference over seeds, and half of its 95 % interval."""
-    ours, others = accuracies(*first), accuracies(*second)
-    assert ours.keys() == others.keys()
-    assert len(ours) == 15
-    estimate = statistics.estimate([ours[seed] - others[seed] for seed in ours])
+    first_accuracies = accuracies(*first)
+    second_accuracies = accuracies(*second)
+    assert first_accuracies.keys() == second_accuracies.keys()
+    assert len(first_accuracies) == 15
+    differences = [first_accuracies[seed] - second_accuracies[seed] for seed in first_accuracies]
+    estimate = statistics.estimate(differences)
     return estimate.mean, estimate.half_width
 
 
-def shown(value, half_width, *, signed):
+def format_estimate(value, half_width, *, signed):
     number = f"{value:+.2f}" if signed else f"{abs(value):.2f}"
     return f"{number} ± {half_width:.2f}"
 
@@ -58,7 +60,7 @@ def shown(value, half_width, *, signed):
 def test_differences_on_a_page_follow_from_the_csv_files(page, first, second):
     mean, half_width = difference(first, second)
     text = PAGES[page].read_text()
-    assert shown(mean, half_width, signed=page == "studies") in text
+    assert format_estimate(mean, half_width, signed=page == "studies") in text
 
 
 @pytest.mark.parametrize("arm", [CHOSEN_BY_FIGURE, CHOSEN_BY_HANDOVER])
@@ -67,21 +69,21 @@ def test_accuracies_on_the_studies_page_follow_from_the_csv_files(arm):
     assert f"{estimate.mean:.2f} ± {estimate.half_width:.2f} %" in PAGES["studies"].read_text()
 
 
-def test_readme_claims_no_difference_from_nesterov_where_the_interval_contains_zero():
+def test_difference_from_nesterov_is_not_significant_as_readme_states():
     mean, half_width = difference(CHOSEN_BY_HANDOVER, NESTEROV)
     assert math.fabs(mean) < half_width
     assert difference(CHOSEN_BY_FIGURE, NESTEROV)[0] < 0
 
 
-def test_gpu_speeds_in_readme_and_on_the_performance_page_are_those_of_the_csv_file():
+def test_gpu_speeds_in_readme_and_on_the_performance_page_follow_from_the_csv_file():
     with (ROOT / "docs" / "gpu-speed.csv").open() as file:
         rows = list(csv.DictReader(file))
-    known = {f"{int(row['images_per_second']):,}" for row in rows}
+    speeds = {f"{int(row['images_per_second']):,}" for row in rows}
     readme = PAGES["README.md"].read_text()
     tested = readme.partition("## What has been tested")[2].partition("## Documentation")[0]
     of_gpus = [line for line in tested.splitlines() if line.startswith("| One H")]
     in_readme = set(re.findall(r"\d,\d{3}", "".join(of_gpus)))
     assert len(in_readme) == 5
-    assert in_readme <= known
+    assert in_readme <= speeds
     page = (ROOT / "docs" / "performance.md").read_text()
-    assert not {speed for speed in known if speed not in page}
+    assert not {speed for speed in speeds if speed not in page}

@@ -1,6 +1,4 @@
-"""The studies of ours: equal budgets, and arms that differ in what they are about and in nothing
-else.
-"""
+"""Tests this project's own studies: equal budgets, and arms that differ only in one thing."""
 
 import pytest
 
@@ -18,12 +16,12 @@ POINTS = [
 ]
 
 
-def settled(study, arm, *flags):
+def resolve_arm(study, arm, *flags):
     return config.resolve([*study.arguments(arm, 0), *flags])
 
 
 @pytest.mark.parametrize("study", TUNED, ids=lambda study: study.name)
-def test_every_arm_has_the_same_budget(study):
+def test_arms_of_a_tuned_study_have_the_same_budget(study):
     assert len({len(arm.points) for arm in study.arms}) == 1
     assert len(study.arms[0].points) >= 3
     for arm in study.arms:
@@ -32,8 +30,8 @@ def test_every_arm_has_the_same_budget(study):
 
 
 @pytest.mark.parametrize(("study", "arm", "point"), POINTS)
-def test_a_point_has_the_relative_step_that_it_is_called_after(study, arm, point):
-    resolved = settled(study, arm, *point.flags)
+def test_points_of_a_tuned_study_have_the_relative_step_in_their_names(study, arm, point):
+    resolved = resolve_arm(study, arm, *point.flags)
     top = relative_step_advice.peak(resolved)
     if resolved.optimization.optimizer == "sgd":
         rate = derived.rates(resolved)["lr"]
@@ -41,40 +39,41 @@ def test_a_point_has_the_relative_step_that_it_is_called_after(study, arm, point
             rate / (1 - resolved.optimizer_options["momentum"]), rel=6e-3
         )
         return
-    rest = questions.KAPPA ** resolved.optimizer_options.get(
-        "hybrid_ramp_epochs", 0
-    )  # what is left when LARS is all there
+    # The step decays until LARS is completely blended in.
+    rest = questions.KAPPA ** resolved.optimizer_options.get("hybrid_ramp_epochs", 0)
     if resolved.schedule_options.get("lr_decay_exponent") == "epoch":
         rest = questions.KAPPA ** (questions.WARMUP + 1)
     assert float(point.label) * rest == pytest.approx(top.value, rel=0.06)
 
 
 @pytest.mark.parametrize("batch", questions.BATCHES)
-def test_methods_are_compared_at_one_batch_from_the_same_virtual_gpus(batch):
+def test_methods_of_accuracy_by_batch_have_the_same_batch_and_virtual_gpus(batch):
     arms = [arm for arm in questions.ACCURACY_BY_BATCH.arms if arm.batch == batch]
     assert [arm.name.removesuffix(f"_{batch}") for arm in arms] == list(questions.METHODS)
     for arm in arms:
-        resolved = settled(questions.ACCURACY_BY_BATCH, arm, *arm.points[0].flags)
+        resolved = resolve_arm(questions.ACCURACY_BY_BATCH, arm, *arm.points[0].flags)
         assert derived.base_batch(resolved) == batch
         assert resolved.optimization.per_gpu_batch == questions.GPU_IMAGES
 
 
 @pytest.mark.parametrize("batch", questions.BATCHES[1:])
 @pytest.mark.parametrize("point", [0, 4])
-def test_the_two_warmups_end_in_the_same_training(batch, point):
+def test_arms_of_the_warmup_study_are_equal_after_the_warmup(batch, point):
     study = questions.WARMUP_METHOD
     arms = {arm.name: arm for arm in study.arms}
-    both = [settled(study, arms[f"{name}_{batch}"], *arms[f"{name}_{batch}"].points[point].flags)
-            for name in ("adabound", "linear")]  # fmt: skip
+    both = []
+    for name in ("adabound", "linear"):
+        arm = arms[f"{name}_{batch}"]
+        both.append(resolve_arm(study, arm, *arm.points[point].flags))
     bounded, linear = map(derived.schedule, both)
     for epoch in (3.0, 3.5, 7.2, 15.9):
-        a, b = bounded(epoch, epoch + 0.1, batch), linear(epoch, epoch + 0.1, batch)
+        a = bounded(epoch, epoch + 0.1, batch)
+        b = linear(epoch, epoch + 0.1, batch)
         assert relative_step_advice.at_step(both[0], a) == pytest.approx(
             relative_step_advice.at_step(both[1], b), rel=2e-3
         )
-        assert (1 - 0.9) * a["learning_rate"] == pytest.approx(
-            b["learning_rate"], rel=2e-3
-        )  # of biases
+        # Biases have no trust ratio, so their learning rates are compared.
+        assert (1 - 0.9) * a["learning_rate"] == pytest.approx(b["learning_rate"], rel=2e-3)
         assert a["momentum"] == b["momentum"] == 0.9
     same = (
         "weight_decay",

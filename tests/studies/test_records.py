@@ -1,4 +1,4 @@
-"""Runs are found in CSV files by their flags."""
+"""Tests that runs are found in CSV files by their flags."""
 
 import pytest
 
@@ -14,16 +14,16 @@ def write(directory, *rows):
     return Records(directory)
 
 
-def test_records_find_a_run_whatever_the_order_of_its_flags_and_place_of_its_data(tmp_path):
+def test_records_find_a_run_with_flags_in_another_order_and_data_elsewhere(tmp_path):
     records = write(
         tmp_path,
         "x,a,0,finished,0.5,1.5,- 0.4 0.5,--momentum=0.8 --seed=3 --data_dir=DIR,",
     )
     flags = ["--seed=3", "--data_dir=elsewhere", "--momentum=0.8"]
-    found = records.find(trial_runs.create(tmp_path, flags, 1))
-    assert found.status == trial_runs.FINISHED
-    assert found.summary["val_top1"] == 0.5
-    assert found.epochs == [
+    result = records.find(trial_runs.create(tmp_path, flags, 1))
+    assert result.status == trial_runs.FINISHED
+    assert result.summary["val_top1"] == 0.5
+    assert result.epochs == [
         {"epoch": 1},
         {"epoch": 2, "val_top1": 0.4},
         {"epoch": 3, "val_top1": 0.5},

@@ -1,3 +1,5 @@
+"""Tests verdicts on claims, the pages of results, and the command that runs studies."""
+
 import dataclasses
 
 import numpy as np
@@ -17,7 +19,7 @@ def arm(name, by_seed, **paper):
 
 
 def ends(*accuracies):
-    """One run per accuracy, which it reaches in a straight line."""
+    """Returns runs by seed, each of which reaches its accuracy in a straight line."""
     return {seed: support.curve(value) for seed, value in enumerate(accuracies)}
 
 
@@ -26,72 +28,77 @@ BELOW = arm("below", ends(0.91, 0.93, 0.92), top1=0.75, epochs=42)
 NEAR = arm("near", ends(0.955, 0.975, 0.97))
 
 
-def judged(first, second, relation="above", metric="top1", **claim):
-    """The verdict on the only statement of a study of two arms."""
+def verdict_on(first, second, relation="above", metric="top1", **claim):
+    """Returns the verdict on the only claim of a study of two arms."""
     claims = (Claim(first.arm.name, second.arm.name, relation, metric, **claim),)
     study = Study("two", "Two", "a paper", "a statement", (first.arm, second.arm), claims)
     return results.verdicts(study, [first, second])[0]
 
 
-def test_an_order_beyond_the_spread_is_seen_and_the_reverse_is_told():
-    found = judged(CLEAR, BELOW)
-    assert found.outcome == results.SEEN
+def test_verdict_on_a_clear_order_is_seen_and_on_its_opposite_reversed():
+    verdict = verdict_on(CLEAR, BELOW)
+    assert verdict.outcome == results.SEEN
     expected = estimate([0.05, 0.04, 0.06])
-    assert found.difference.mean == pytest.approx(expected.mean)
-    assert found.difference.half_width == pytest.approx(expected.half_width)
-    assert found.p == pytest.approx(
+    assert verdict.difference.mean == pytest.approx(expected.mean)
+    assert verdict.difference.half_width == pytest.approx(expected.half_width)
+    assert verdict.p == pytest.approx(
         stats.ttest_1samp([0.05, 0.04, 0.06], 0, alternative="greater").pvalue
     )
-    assert judged(BELOW, CLEAR).outcome == results.REVERSED
+    assert verdict_on(BELOW, CLEAR).outcome == results.REVERSED
 
 
-def test_an_order_within_the_spread_is_inconclusive_and_says_how_many_seeds_would_decide():
+def test_verdict_on_an_order_within_the_spread_is_inconclusive_with_the_seeds_needed():
     for pair in ((CLEAR, NEAR), (NEAR, CLEAR)):
-        found = judged(*pair)
-        assert found.outcome == results.INCONCLUSIVE
-        mean, deviation = abs(found.difference.mean), found.difference.deviation
-        assert hypotheses.power_above(mean, deviation, found.seeds) >= 0.8
-        assert hypotheses.power_above(mean, deviation, found.seeds - 1) < 0.8
+        verdict = verdict_on(*pair)
+        assert verdict.outcome == results.INCONCLUSIVE
+        mean, deviation = abs(verdict.difference.mean), verdict.difference.deviation
+        assert hypotheses.power_above(mean, deviation, verdict.seeds) >= 0.8
+        assert hypotheses.power_above(mean, deviation, verdict.seeds - 1) < 0.8
 
 
-def test_as_good_as_is_an_equivalence_within_the_margin():
+def test_verdict_on_equality_is_an_equivalence_within_the_margin():
     close = arm("close", ends(0.9605, 0.9698, 0.9803))
-    assert judged(CLEAR, close, "equal").outcome == results.SEEN
-    assert judged(CLEAR, BELOW, "equal").outcome == results.REVERSED
-    noise = judged(CLEAR, NEAR, "equal")  # an interval that holds 0 shows nothing
+    assert verdict_on(CLEAR, close, "equal").outcome == results.SEEN
+    assert verdict_on(CLEAR, BELOW, "equal").outcome == results.REVERSED
+    # An interval that contains 0 does not show equality.
+    noise = verdict_on(CLEAR, NEAR, "equal")
     assert noise.difference.low < 0 < noise.difference.high
     assert (noise.outcome, noise.seeds > 3) == (results.INCONCLUSIVE, True)
-    assert judged(CLEAR, NEAR, "equal", margin=0.05).outcome == results.SEEN
-    assert judged(arm("a", ends(0.9)), arm("b", ends(0.9)), "equal").outcome == results.INCONCLUSIVE
+    assert verdict_on(CLEAR, NEAR, "equal", margin=0.05).outcome == results.SEEN
+    assert (
+        verdict_on(arm("a", ends(0.9)), arm("b", ends(0.9)), "equal").outcome
+        == results.INCONCLUSIVE
+    )
 
 
-def test_a_missed_target_is_a_limit_of_the_difference():
+def test_verdict_with_a_missed_target_has_a_limit_of_the_difference():
     missed = arm(
         "missed", {0: [0.1, 0.2, 0.3, 0.95], 1: [0.1, 0.2, 0.3, 0.4], 2: [0.1, 0.2, 0.3, 0.91]}
     )
     fast = arm("fast", {seed: [0.1, 0.95 - 0.01 * seed, 0.3, 0.4] for seed in range(3)})
-    found = judged(fast, missed, metric="epochs")
-    assert (found.outcome, found.limit) == (results.SEEN, "at least")
-    assert judged(missed, fast, metric="epochs").outcome == results.REVERSED
+    verdict = verdict_on(fast, missed, metric="epochs")
+    assert (verdict.outcome, verdict.limit) == (results.SEEN, "at least")
+    assert verdict_on(missed, fast, metric="epochs").outcome == results.REVERSED
     none = arm("none", {seed: [0.1, 0.2, 0.3, 0.4] for seed in range(3)})
-    assert judged(missed, none, metric="epochs").outcome == results.OPEN
+    assert verdict_on(missed, none, metric="epochs").outcome == results.OPEN
     assert (
-        judged(fast, arm("failed", {0: trial_runs.FAILED}), metric="epochs").outcome == results.OPEN
+        verdict_on(fast, arm("failed", {0: trial_runs.FAILED}), metric="epochs").outcome
+        == results.OPEN
     )
 
 
-def test_differences_use_equal_seeds_only():
+def test_verdict_compares_only_equal_seeds():
     part = arm("part", {0: [0.9], 1: trial_runs.DIVERGED, 2: [0.92]})
-    found = judged(CLEAR, part)
-    assert found.difference.count == 2
-    assert found.difference.mean == pytest.approx((0.06 + 0.06) / 2)
-    assert judged(CLEAR, arm("none", {0: trial_runs.FAILED})).outcome == results.OPEN
+    verdict = verdict_on(CLEAR, part)
+    assert verdict.difference.count == 2
+    assert verdict.difference.mean == pytest.approx((0.06 + 0.06) / 2)
+    assert verdict_on(CLEAR, arm("none", {0: trial_runs.FAILED})).outcome == results.OPEN
 
 
-def test_several_statements_are_corrected_for_their_number():
-    """p of 0.019 for CLEAR over BELOW: enough alone, not beside two others that show nothing."""
+def test_verdicts_on_several_claims_are_corrected_for_their_number():
+    # p is 0.019 for CLEAR over BELOW. That is enough for one claim, but not for three.
     slight = arm("slight", ends(0.93, 0.95, 0.965))
-    alone = judged(CLEAR, slight)
+    alone = verdict_on(CLEAR, slight)
     assert 0.0167 < alone.p <= 0.05
     assert alone.outcome == results.SEEN
     claims = (Claim("clear", "slight"), Claim("clear", "near"), Claim("near", "clear"))
@@ -101,20 +108,21 @@ def test_several_statements_are_corrected_for_their_number():
     assert first.outcome == results.INCONCLUSIVE
 
 
-def test_runs_that_tell_which_images_they_got_right_are_resampled():
+def test_verdict_on_runs_with_results_of_images_is_resampled():
     generator = np.random.default_rng(2)
     first, second = (arm(name, ends(0.9, 0.92, 0.91)) for name in "ab")
     rights = {}
-    for each, level in ((first, 0.9), (second, 0.8)):
-        for seed, result in each.by_seed.items():
-            rights[each.arm.name, seed] = generator.random(500) < level
-            each.by_seed[seed] = dataclasses.replace(result, right=rights[each.arm.name, seed])
-    found = judged(first, second)
+    for arm_results, level in ((first, 0.9), (second, 0.8)):
+        for seed, result in arm_results.by_seed.items():
+            right = generator.random(500) < level
+            rights[arm_results.arm.name, seed] = right
+            arm_results.by_seed[seed] = dataclasses.replace(result, right=right)
+    verdict = verdict_on(first, second)
     rows = [np.stack([rights[name, seed] for seed in range(3)]) for name in "ab"]
-    assert found.resampled == bootstrap.interval(*rows)
-    assert found.resampled[0] < 0.1 < found.resampled[1]
+    assert verdict.resampled == bootstrap.interval(*rows)
+    assert verdict.resampled[0] < 0.1 < verdict.resampled[1]
     first.by_seed[1] = dataclasses.replace(first.by_seed[1], right=None)
-    assert judged(first, second).resampled is None
+    assert verdict_on(first, second).resampled is None
 
 
 STUDY = Study(
@@ -127,12 +135,13 @@ STUDY = Study(
 )
 
 
-def test_markdown_shows_means_intervals_the_paper_and_failures():
+def test_to_markdown_has_means_intervals_numbers_of_the_paper_and_failures():
     part = arm(
         "below", {0: [0.4, 0.95], 1: trial_runs.DIVERGED, 2: [0.3, 0.85]}, top1=0.75, epochs=42
     )
     text = tables.to_markdown(STUDY, [CLEAR, part], 3, ["--epochs=4"], plot=True)
-    # Straight to 96, 97 and 98 % in four epochs: 90 % after 3.750, 3.711 and 3.673.
+    # The curve rises in a straight line to 96, 97 and 98 % in four epochs, so it reaches 90 % after
+    # 3.750, 3.711 and 3.673.
     assert "| CLEAR | 97.00 ± 2.48 % | 97.00 ± 2.48 % | 3.7 ± 0.1 | 3 | 75.60 % | 32 |" in text
     assert (
         "| BELOW | 90.00 ± 63.53 % | 90.00 ± 63.53 % | 1.9 (1 of 2 runs) | 2 of 3; diverged: seed 1"
@@ -146,7 +155,7 @@ def test_markdown_shows_means_intervals_the_paper_and_failures():
     assert "![A tiny study](tiny.png)" in text
 
 
-def test_program_lists_dry_runs_and_refuses(tmp_path, capsys):
+def test_studies_command_lists_studies_prints_commands_and_rejects_invalid_words(tmp_path, capsys):
     assert program.main(["list"]) == 0
     assert "batch_norm" in capsys.readouterr().out
     out = tmp_path / "out"
@@ -179,7 +188,7 @@ def test_program_lists_dry_runs_and_refuses(tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
-def test_program_without_its_dataset_ends_with_one_line_before_any_run(
+def test_studies_command_without_the_dataset_prints_one_line_before_any_run(
     tmp_path, capsys, monkeypatch
 ):
     study = dataclasses.replace(
@@ -197,19 +206,19 @@ def test_program_without_its_dataset_ends_with_one_line_before_any_run(
         assert message in error
         assert error.count("\n") == 1
         assert not out.exists()
-    # Commands can be printed and results be rendered without the images.
+    # Commands can be printed, and results rendered, without the images.
     assert program.main(["gamma", f"--out={out}", "--dry_run"]) == 0
     assert program.main(["gamma", f"--out={out}", "--render"]) == 1
 
 
-def test_program_renders_what_is_there_and_goes_on(tmp_path, capsys, monkeypatch):
-    """Two finished runs, then the rest by a stand-in for the training program; the exit code tells
-    of failures.
-    """
+def test_studies_command_renders_partial_results_and_continues_after_ctrl_c(
+    tmp_path, capsys, monkeypatch
+):
+    # Two runs are finished. A replacement of the training program runs the others.
     flags = [f"--out={tmp_path / 'out'}", f"--results={tmp_path / 'docs'}", "--seeds=2"]
     study = program.STUDIES["gamma"]
-    for found in study.arms:
-        cell = trial_runs.create(tmp_path / "out", study.arguments(found, 0), 1)
+    for study_arm in study.arms:
+        cell = trial_runs.create(tmp_path / "out", study.arguments(study_arm, 0), 1)
         support.ended(cell)
         support.finish(cell, support.curve(0.96))
     assert program.main(["gamma", *flags, "--render"]) == 1
@@ -242,33 +251,32 @@ def test_program_renders_what_is_there_and_goes_on(tmp_path, capsys, monkeypatch
         (0.03, (0.95,), "open"),
     ],
 )
-def test_an_effect_is_judged_against_the_papers(monkeypatch, printed, accuracies, words):
-    monkeypatch.setattr(
-        hypotheses, "seeds_needed", lambda power: None
-    )  # it takes most of the time of a verdict
+def test_verdict_compares_the_effect_with_that_of_the_paper(
+    monkeypatch, printed, accuracies, words
+):
+    # The search for the number of seeds takes most of the time of a verdict.
+    monkeypatch.setattr(hypotheses, "seeds_needed", lambda power: None)
     second = arm("second", ends(*[0.92 + 0.0001 * i for i in range(len(accuracies))]), top1=0.7)
-    found = judged(arm("first", ends(*accuracies), top1=0.7 + printed), second)
-    assert found.effect == pytest.approx(printed)
-    assert found.against_paper == words
+    verdict = verdict_on(arm("first", ends(*accuracies), top1=0.7 + printed), second)
+    assert verdict.effect == pytest.approx(printed)
+    assert verdict.against_paper == words
 
 
-def test_a_target_is_crossed_between_two_evaluations():
+def test_crossing_interpolates_between_two_evaluations():
     records = [
         {"epoch": e, "val_top1": v} for e, v in ((1, 0.5), (2, None), (3, 0.7), (4, 0.9), (5, 0.8))
     ]
     assert results.crossing(records, "val_top1", 0.8) == pytest.approx(3.5)
-    assert results.crossing(records, "val_top1", 0.6) == pytest.approx(
-        2.0
-    )  # epoch 2 was not evaluated
+    # Epoch 2 was not evaluated.
+    assert results.crossing(records, "val_top1", 0.6) == pytest.approx(2.0)
     assert results.crossing(records, "val_top1", 0.9) == pytest.approx(4.0)
-    assert (
-        results.crossing(records, "val_top1", 0.5) == 1.0
-    )  # nothing lies before the first evaluation
+    # There is no value before the first evaluation.
+    assert results.crossing(records, "val_top1", 0.5) == 1.0
     assert results.crossing(records, "val_top1", 0.95) is None
     assert results.crossing([], "val_top1", 0.5) is None
 
 
-def test_page_counts_the_runs_that_reach_the_target_in_every_arm_where_some_do_not():
+def test_to_markdown_counts_runs_that_reach_the_target_only_if_some_do_not():
     missed = arm("missed", ends(0.8, 0.85, 0.95))
     study = Study("two", "Two", "", "a question", (CLEAR.arm, missed.arm), ())
     page = tables.to_markdown(study, [CLEAR, missed], 3, [], False)

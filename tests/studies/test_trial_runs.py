@@ -1,3 +1,5 @@
+"""Tests the cells of a study, which are training runs with fixed flags."""
+
 import json
 
 import pytest
@@ -11,15 +13,18 @@ FLAGS = ("--dataset=digits", "--model=resnet10", "--epochs=4", "--seed=1")
 
 
 class Runner:
-    """Stands for the training program: notes what it was asked for and leaves what it was told."""
+    """Replaces the training program: records its arguments and writes the files of a run."""
 
     def __init__(self, code=0, accuracies=(0.5, 0.9), loss=0.5):
-        self.code, self.accuracies, self.loss = code, list(accuracies), loss
+        self.code = code
+        self.accuracies = list(accuracies)
+        self.loss = loss
         self.commands = []
 
     def __call__(self, cell, arguments):
         self.commands.append(list(arguments))
-        assert not cell.run_dir.exists()  # nothing is left of an earlier run
+        # The files of an earlier run must have been removed.
+        assert not cell.run_dir.exists()
         if self.accuracies:
             finish(cell, self.accuracies, self.loss)
         cell.output.write_text(
@@ -33,21 +38,22 @@ def cell(tmp_path):
     return trial_runs.create(tmp_path, FLAGS, 2)
 
 
-def test_a_cell_is_named_after_the_values_of_its_flags(tmp_path, cell):
+def test_create_names_a_cell_after_the_values_of_its_flags(tmp_path, cell):
     same = trial_runs.create(
         tmp_path,
         ["--seed=1", "--epochs=9", "--model=resnet10", "--dataset", "digits", "--epochs=4"],
         2,
     )
     assert same.directory == cell.directory
-    spelled = trial_runs.create(
+    # 0.9 is the default.
+    with_default = trial_runs.create(
         tmp_path, [*FLAGS, "--momentum=0.9", "--run_dir=/elsewhere"], 2
-    )  # the default
-    assert spelled.directory == cell.directory
-    watched = trial_runs.create(
+    )
+    assert with_default.directory == cell.directory
+    with_logs = trial_runs.create(
         tmp_path, [*FLAGS, "--tensorboard", "--keep_checkpoints=5", "--profile_steps=2,3"], 2
     )
-    assert watched.directory == cell.directory
+    assert with_logs.directory == cell.directory
     others = [
         trial_runs.create(tmp_path, [*FLAGS, "--momentum=0.8"], 2),
         trial_runs.create(tmp_path, [*FLAGS, "--seed=2"], 2),
@@ -56,7 +62,7 @@ def test_a_cell_is_named_after_the_values_of_its_flags(tmp_path, cell):
     assert len({c.directory for c in [cell, *others]}) == 4
 
 
-def test_a_finished_cell_is_kept(cell):
+def test_ensure_of_a_finished_cell_does_not_run_it_again(cell):
     runner = Runner()
     result, ran = running.ensure(cell, runner)
     assert ran
@@ -88,7 +94,7 @@ def _other_flags(cell):
     ],
     ids=["no summary", "torn marker", "other flags", "preempted"],
 )
-def test_a_broken_or_unfinished_cell_is_run_again(cell, damage):
+def test_ensure_of_a_damaged_or_unfinished_cell_runs_it_again(cell, damage):
     running.ensure(cell, Runner(accuracies=[0.1]))
     damage(cell)
     assert trial_runs.read(cell).status == trial_runs.MISSING
@@ -97,7 +103,7 @@ def test_a_broken_or_unfinished_cell_is_run_again(cell, damage):
     assert result.summary["val_top1"] == 0.8
 
 
-def test_a_failed_cell_says_why_and_is_tried_again(cell):
+def test_ensure_of_a_failed_cell_has_the_reason_and_runs_it_again(cell):
     result, ran = running.ensure(cell, Runner(code=1, accuracies=()))
     assert ran
     assert result.status == trial_runs.FAILED
@@ -109,14 +115,14 @@ def test_a_failed_cell_says_why_and_is_tried_again(cell):
 
 
 @pytest.mark.parametrize(("code", "loss"), [(3, 0.5), (0, None), (0, float("nan"))])
-def test_a_diverged_cell_is_kept_as_such(cell, code, loss):
+def test_ensure_of_a_diverged_cell_does_not_run_it_again(cell, code, loss):
     result, _ = running.ensure(cell, Runner(code=code, loss=loss))
     assert result.status == trial_runs.DIVERGED
     assert result.reason
     assert running.ensure(cell, Runner()) == (result, False)
 
 
-def test_a_cell_that_runs_now_is_left_alone(cell):
+def test_ensure_of_a_running_cell_raises(cell):
     running.ensure(cell, Runner(code=75, accuracies=()))
     cell.run_dir.mkdir()
     with files.lock(cell.run_dir), pytest.raises(UserError, match="the same study runs now"):
@@ -125,7 +131,7 @@ def test_a_cell_that_runs_now_is_left_alone(cell):
     assert running.ensure(cell, Runner())[1]
 
 
-def test_foreign_files_are_left_alone(cell):
+def test_ensure_of_a_cell_with_other_files_raises(cell):
     cell.run_dir.mkdir(parents=True)
     (cell.run_dir / "thesis.txt").write_text("years of work")
     with pytest.raises(UserError, match="holds other files"):

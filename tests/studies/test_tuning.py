@@ -1,6 +1,4 @@
-"""Tuning before a report: what runs, what is chosen, and that the report has other seeds and
-images.
-"""
+"""Tests tuning before a report: its runs, its choice, and the other seeds and images of reports."""
 
 import csv
 import dataclasses
@@ -36,36 +34,38 @@ STUDY = Study(
 
 @pytest.fixture
 def trained(monkeypatch):
-    """Runs end at once: at lr .4 A has 80 %, B 60 %; at .1 A has 70 % and B diverges. Gives the
-    flags of each run.
+    """Replaces training by results that depend on the flags; returns the flags of each run.
+
+    At a learning rate of 0.4, A has 80 % and B has 60 %. At 0.1, A has 70 % and B diverges.
     """
-    seen = []
+    configurations = []
 
     def ensure(cell, run, launcher):
         values = config.resolve(cell.flags)
-        seen.append(values)
+        configurations.append(values)
         before = trial_runs.read(cell)
         if before.status in (trial_runs.FINISHED, trial_runs.DIVERGED):
             return before, False
-        good = values.optimizer_options["momentum"] == 0.9
-        if values.optimization.lr == 0.1 and not good:
+        is_a = values.optimizer_options["momentum"] == 0.9
+        if values.optimization.lr == 0.1 and not is_a:
             support.ended(cell, 3)
             return trial_runs.read(cell), True
-        top1 = (0.7 if good else 0.5) if values.optimization.lr == 0.1 else (0.8 if good else 0.6)
+        top1 = (0.7 if is_a else 0.5) if values.optimization.lr == 0.1 else (0.8 if is_a else 0.6)
         support.finish(cell, [top1 / 2, top1 + values.run.seed % 10 / 1000])
         support.ended(cell)
         return trial_runs.read(cell), True
 
     monkeypatch.setattr(running, "ensure", ensure)
     monkeypatch.setattr(program, "STUDIES", {"small": STUDY})
-    return seen
+    return configurations
 
 
-def test_the_best_point_of_each_arm_is_reported_on_other_images_with_other_seeds(
+def test_tuned_study_reports_the_best_point_of_each_arm_on_other_images_and_seeds(
     trained, tmp_path, capsys
 ):
     assert program.main(["small", f"--out={tmp_path}", "--ranks=1", "--seeds=2"]) == 0
-    tried, reported = trained[:4], trained[4:]
+    tried = trained[:4]
+    reported = trained[4:]
     assert [(v.value("momentum"), v.optimization.lr) for v in tried] == [
         (0.9, 0.1),
         (0.8, 0.1),
@@ -108,18 +108,19 @@ def test_the_best_point_of_each_arm_is_reported_on_other_images_with_other_seeds
 
 
 def _without_setting(page):
-    """The page without its last part, which names versions that the CSV files do not have."""
+    """Returns the page without its last part, which has versions that the CSV files lack."""
     return page.partition("## How it was run")[0]
 
 
 @pytest.mark.parametrize("status", [trial_runs.MISSING, trial_runs.FAILED])
-def test_an_arm_with_fewer_tuning_runs_than_the_others_is_not_reported(tmp_path, status):
+def test_choose_with_a_missing_tuning_run_chooses_no_point_of_the_arm(tmp_path, status):
     trials = tuning.plan(STUDY, tmp_path, 1)
-    found = {
+    results = {
         t.cell: trial_runs.Result(trial_runs.FINISHED, summary={"val_top1": 0.5}) for t in trials
     }
-    found[trials[2].cell] = trial_runs.Result(status)  # A, high
-    choices = tuning.choose(STUDY, trials, found)
+    # The third trial is the point "high" of A.
+    results[trials[2].cell] = trial_runs.Result(status)
+    choices = tuning.choose(STUDY, trials, results)
     assert [choice.missing for choice in choices] == [1, 0]
     a, b = tuning.reported(STUDY, choices).arms
     assert (a.chosen, b.chosen) == ("", "low")
@@ -129,10 +130,10 @@ def test_an_arm_with_fewer_tuning_runs_than_the_others_is_not_reported(tmp_path,
     assert "| A | low: 50.00 %; high: - | not tuned yet |" in tuning.lines(choices)
 
 
-def test_cost_counts_images_left_and_takes_off_what_is_there(tmp_path):
+def test_cost_counts_the_images_of_runs_that_are_missing(tmp_path):
     cells = [trial.cell for trial in tuning.plan(STUDY, tmp_path, 1)]
     assert cost.images(cells[0]) == (60_000 - questions.TUNING) * 16 == 200_000
-    # 4 runs and 6 later ones of 0.2 million images each: 2 million, at 1,000 images/s 0.6 hours.
+    # 4 runs and 6 later ones have 0.2 million images each, which at 1,000 images/s are 0.6 hours.
     assert cost.line(cells, 1000.0, later=6) == (
         "10 runs, 0 of them there; 2.0 million images are left: 0.6 hours at 1000 images/s"
     )
@@ -148,7 +149,7 @@ def test_cost_counts_images_left_and_takes_off_what_is_there(tmp_path):
     )
 
 
-def test_several_seeds_choose_by_their_mean(tmp_path):
+def test_choose_with_several_seeds_uses_their_mean(tmp_path):
     trials = tuning.plan(HANDOVER, tmp_path, 1)
     assert len(trials) == 2 * sum(len(arm.points) for arm in HANDOVER.arms)
     seeds = [config.resolve(trial.cell.flags).run.seed for trial in trials]
@@ -158,11 +159,11 @@ def test_several_seeds_choose_by_their_mean(tmp_path):
         "a N, step x 0.5, poly, ramp 0": (0.9, 0.7),
         "a N, step x 0.25, poly, ramp 0": (0.81, 0.81),
     }
-    found = {}
+    results = {}
     for trial, seed in zip(trials, seeds, strict=True):
         value = top1.get(trial.point.label, (0.5, 0.5))[seed - tuning.SEED]
-        found[trial.cell] = trial_runs.Result(trial_runs.FINISHED, summary={"val_top1": value})
-    choice, *_ = tuning.choose(HANDOVER, trials, found)
+        results[trial.cell] = trial_runs.Result(trial_runs.FINISHED, summary={"val_top1": value})
+    choice, *_ = tuning.choose(HANDOVER, trials, results)
     assert choice.point.label == "a N, step x 0.25, poly, ramp 0"
     assert choice.top1[:2] == (pytest.approx(0.8), pytest.approx(0.81))
     assert choice.missing == 0
@@ -184,15 +185,15 @@ RACE = dataclasses.replace(
 
 
 def race(tmp_path, first, later):
-    """Runs a race in which each point has the first seed's top-1, and then the later ones'."""
+    """Runs a race; points have the top-1 of `first`, and with further seeds that of `later`."""
     trials = tuning.plan(RACE, tmp_path, 1)
-    found = {}
+    results = {}
 
     def run(stage):
-        for trial in stage(RACE, trials, found):
+        for trial in stage(RACE, trials, results):
             number = int(trial.point.label)
             value = first[number] if trial.seed == tuning.SEED else later[number]
-            found[trial.cell] = (
+            results[trial.cell] = (
                 trial_runs.Result(trial_runs.DIVERGED)
                 if value is None
                 else trial_runs.Result(trial_runs.FINISHED, summary={"val_top1": value})
@@ -200,8 +201,8 @@ def race(tmp_path, first, later):
 
     run(tuning.first_stage)
     run(tuning.second_stage)
-    trials = [trial for trial in trials if trial.cell in found]
-    return trials, found, tuning.choose(RACE, trials, found)[0]
+    trials = [trial for trial in trials if trial.cell in results]
+    return trials, results, tuning.choose(RACE, trials, results)[0]
 
 
 def test_race_gives_further_seeds_only_to_points_near_the_best(tmp_path):
@@ -212,7 +213,7 @@ def test_race_gives_further_seeds_only_to_points_near_the_best(tmp_path):
     assert [trial.seed for trial in trials].count(tuning.SEED) == 5
 
 
-def test_race_chooses_the_top_of_the_fitted_curve_not_the_luckiest_point(tmp_path):
+def test_race_chooses_the_maximum_of_the_fitted_curve(tmp_path):
     means = (0.790, 0.806, 0.797, 0.803, 0.792)
     _, _, choice = race(tmp_path, means, means)
     assert choice.runs == (3, 3, 3, 3, 3)
@@ -226,8 +227,10 @@ def test_race_never_chooses_a_point_that_had_one_seed(tmp_path):
 
 
 def test_tuning_csv_has_a_row_per_run_and_marks_the_chosen_point(tmp_path):
-    trials, found, choice = race(tmp_path, (0.7, 0.79, 0.8, 0.771, None), (0, 0.79, 0.8, 0.771, 0))
-    rows = list(csv.DictReader(io.StringIO(tables.tuning_to_csv(RACE, trials, found, [choice]))))
+    trials, results, choice = race(
+        tmp_path, (0.7, 0.79, 0.8, 0.771, None), (0, 0.79, 0.8, 0.771, 0)
+    )
+    rows = list(csv.DictReader(io.StringIO(tables.tuning_to_csv(RACE, trials, results, [choice]))))
     assert [(row["point"], row["seed"]) for row in rows] == [
         ("0", "1000"),
         *((point, seed) for point in "123" for seed in ("1000", "1001", "1002")),
