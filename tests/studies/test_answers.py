@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from studies.hypotheses import p_shares
-from studies.statistics import estimate, oscillation
+from studies.statistics import estimate, oscillation, welch
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 STUDIES = "studies/README.md"
@@ -22,6 +22,7 @@ SGD_1024 = ("figure-3-1", "sgd_kappa_1024")
 ADABOUND_1024 = ("figure-3-1", "adabound_1024")
 NESTEROV_1024 = ("handover", "nesterov")
 CHOSEN_1024 = ("handover", "handover")
+ADABOUND_CLOSED = ("rate-curves", "adabound")
 CHOSEN_256 = ("handover-256", "handover")
 
 
@@ -277,3 +278,32 @@ def test_quoted_row_of_runs_that_reach_80_percent_follows_from_the_runs(arm, lab
 )
 def test_quoted_difference_on_other_seeds_follows_from_the_runs(second, seeds, text):
     check(difference(STEP_0_94, second, seeds=seeds), text, [STUDIES])
+
+
+@pytest.mark.parametrize(
+    ("other", "label", "paired", "unpaired"),
+    [
+        (SGD_1024, "gradual warmup + SGD, kappa", "+0.86 ± 0.76", "+0.80 ± 0.76"),
+        (ADABOUND_1024, "AdaBound with bounds that stay open", "-0.97 ± 0.45", "-0.97 ± 0.56"),
+        (STEP_0_94, "hybrid", "-2.14 ± 0.63", "-2.10 ± 0.58"),
+        (STEP_1_9, "hybrid, relative step 1.9", "-0.86 ± 0.57", "-0.91 ± 0.58"),
+    ],
+)
+def test_row_of_adabound_with_closing_bounds_follows_from_the_runs(other, label, paired, unpaired):
+    closed = runs(*ADABOUND_CLOSED)
+    check(difference(ADABOUND_CLOSED, other), paired, [FIGURE])
+    found = welch(list(map(top1, closed.values())), list(map(top1, runs(*other).values())))
+    check(found, unpaired, [FIGURE])
+    reached = runs_that_reach_the_target(ADABOUND_CLOSED)
+    others = runs_that_reach_the_target(other)
+    p = p_shares(reached, len(closed), others, len(runs(*other)))
+    text = "<0.001" if p < 0.001 else f"{p:.3f}" if p < 0.01 else f"{p:.2f}"
+    row = f"| {label} | {paired} | {unpaired} | {others} of 15 | {text} |"
+    assert row in (DOCS / FIGURE).read_text().splitlines()
+
+
+def test_quoted_accuracy_of_adabound_with_closing_bounds_follows_from_the_runs():
+    check(mean_of(ADABOUND_CLOSED), "79.51 ± 0.52", [FIGURE])
+    reached = runs_that_reach_the_target(ADABOUND_CLOSED)
+    text = f"in {len(runs(*ADABOUND_CLOSED))} fresh seeds, and {reached} of these reach 80 %"
+    assert text in (DOCS / FIGURE).read_text()
