@@ -1,5 +1,6 @@
-"""A web server for a directory that can be killed: answers range requests, notes what it was asked
-for.
+"""Serves a directory over HTTP, answers range requests, and logs all requests.
+
+The server can be killed, or kill itself after some answers.
 """
 
 import http.server
@@ -18,25 +19,26 @@ from tests.ranks import ROOT, environment
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """Python's own server, and ranges."""
+    """Answers requests for files and ranges of files."""
 
     ranges = True
-    dies_after = None  # so many parts that were sent
+    # The number of ranges after which the server kills itself.
+    dies_after = None
     protocol_version = "HTTP/1.1"
     sent = itertools.count(1)
 
     def do_GET(self):
         if self.path.startswith("/api/"):
-            self._tell(self.path.partition("?")[0])
+            self._answer_as_hub(self.path.partition("?")[0])
             return
-        found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        match = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         path = self.translate_path(self.path)
-        if not (self.ranges and found and Path(path).is_file()):
+        if not (self.ranges and match and Path(path).is_file()):
             super().do_GET()
             return
         if self.dies_after is not None and next(self.sent) > self.dies_after:
             os.kill(os.getpid(), signal.SIGKILL)
-        start, last = map(int, found.groups())
+        start, last = map(int, match.groups())
         content = Path(path).read_bytes()
         part = content[start : last + 1]
         self.send_response(206)
@@ -45,10 +47,8 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(part)
 
-    def _tell(self, path):
-        """Answers as the Hugging Face hub does about the repository me/tiny, and what is in
-        it.
-        """
+    def _answer_as_hub(self, path):
+        """Answers as the Hugging Face hub does about the repository me/tiny and its files."""
         folder = Path(path.partition("/tree/main")[2].lstrip("/"))
         about = {"id": "me/tiny", "sha": "a" * 40, "private": False, "siblings": []}
         entries = [
@@ -71,31 +71,39 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         return super().translate_path(path.removeprefix("/datasets/me/tiny/resolve/main"))
 
     def log_request(self, code="-", size="-"):
-        # In one call of the system: what threads print at once is torn, and requests() would miss
-        # it.
+        # This is one system call. Lines that threads print at the same time would be mixed, and
+        # requests() would miss them.
         os.write(
             sys.stdout.fileno(),
             f"{self.command} {self.path} {self.headers.get('Range', '')}\n".encode(),
         )
 
     def log_error(self, form, *arguments):
-        """Says nothing more."""
+        """Prints nothing."""
 
 
 class Server:
-    """A process that serves a directory on a port, which stays the same if it is restarted."""
+    """Starts and kills a process that serves a directory on a port.
+
+    The port stays the same when the server starts again.
+    """
 
     def __init__(self, directory, log, *, ranges=True, dies_after=None):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self._directory, self._log, self._ranges = directory, log, str(int(ranges))
+        self._directory = directory
+        self._log = log
+        self._ranges = str(int(ranges))
         self._process = None
         self.start(dies_after)
 
     def start(self, dies_after=None):
-        """Starts it, and waits until it answers; it dies by itself after so many parts of files."""
+        """Starts the server and waits until it answers.
+
+        With `dies_after`, the server kills itself after that many ranges of files.
+        """
         command = [
             sys.executable,
             "-m",
@@ -119,12 +127,12 @@ class Server:
         raise AssertionError(self._log.read_text())
 
     def kill(self):
-        """Ends it as a power cut does."""
+        """Kills the server, as a power failure would."""
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
     def requests(self):
-        """The requests so far: method, path and range of each."""
+        """Returns the requests so far: method, path and range of each."""
         lines = [line.split(" ") for line in self._log.read_text().splitlines()]
         return [tuple(line) for line in lines if len(line) == 3 and line[0] in ("GET", "HEAD")]
 

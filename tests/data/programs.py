@@ -1,4 +1,4 @@
-"""A program that the tests of data run on each rank."""
+"""Contains the programs that the tests of data run on each rank."""
 
 from hybrid_imagenet import comm, data
 from hybrid_imagenet.data import pipeline
@@ -8,13 +8,14 @@ from tests.data.support import MemorySource
 
 
 def labels(batch: int, start: list, steps: int) -> list:
-    """The labels of this rank's batches of one epoch over 1003 examples, from a place of the order
-    on.
+    """Returns the labels of this rank's batches in one epoch over 1003 examples.
+
+    The batches begin at the cursor `start`.
     """
-    c = comm.start()
+    communicator = comm.start()
     batches = pipeline.training_batches(
-        MemorySource(1003), SampleOrder(1003, seed=7), Cursor(*start), (batch, 1), c.rank, c.size,
-        epochs=1, image_size=8, augmentation="none",
+        MemorySource(1003), SampleOrder(1003, seed=7), Cursor(*start), (batch, 1),
+        communicator.rank, communicator.size, epochs=1, image_size=8, augmentation="none",
     )  # fmt: skip
     return [
         [int(label) for label in element["label"]]
@@ -23,28 +24,30 @@ def labels(batch: int, start: list, steps: int) -> list:
 
 
 def labels_at(url: str, copies: str, start: list) -> tuple[list, str]:
-    """The labels of this rank's batches of one epoch of a set at a URL, and how it ended if that
-    was too early.
+    """Returns the labels of this rank's batches in one epoch of a dataset at a URL, and an error.
+
+    The error is "" if the rank has read the whole epoch.
     """
-    c = comm.start()
+    communicator = comm.start()
     source = data.open_source("webdataset", url, cache_dir=copies, storage_timeout=1.0)
-    c.allgather_object(None)  # the server dies of what comes now
+    # All ranks are ready. The server dies during the following requests.
+    communicator.allgather_object(None)
     batches = pipeline.training_batches(
         source,
         pipeline.example_order(source, 2, seed=8),
         Cursor(*start),
         (4, 1),
-        c.rank,
-        c.size,
+        communicator.rank,
+        communicator.size,
         epochs=1,
         image_size=8,
         augmentation="none",
         options=pipeline.HostOptions(readers=1, prefetch=1, threads=1),
     )
-    seen = []
+    labels_of_batches = []
     try:
         for element in batches:
-            seen.append([int(label) for label in element["label"]])
+            labels_of_batches.append([int(label) for label in element["label"]])
     except StorageError as error:
-        return seen, str(error)
-    return seen, ""
+        return labels_of_batches, str(error)
+    return labels_of_batches, ""

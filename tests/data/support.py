@@ -1,4 +1,4 @@
-"""A tiny set of images in each form in which people keep them, and a source in memory."""
+"""Writes a tiny dataset in every form in which people store images, and has a source in memory."""
 
 import io
 import json
@@ -121,7 +121,7 @@ def _members(path):
 
 
 class MemorySource(Source):
-    """Distinct small images whose label is their number; some may be bad."""
+    """Holds distinct small images whose label is their number; some may be bad."""
 
     def __init__(self, count, bad=(), undecodable=()):
         super().__init__()
@@ -143,7 +143,6 @@ class MemorySource(Source):
             raise BadRecord(*self.locate(index), "the checksum of the data does not match")
         image = self.images[index % len(self.images)]
         if index in self.undecodable:
-            image = (
-                image[: image.index(b"\xff\xc0") + 10] + b"\xff\xd9"
-            )  # begins and ends as a JPEG, holds no image
+            # This begins and ends like a JPEG, but contains no image.
+            image = image[: image.index(b"\xff\xc0") + 10] + b"\xff\xd9"
         return image, index

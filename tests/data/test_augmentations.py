@@ -1,3 +1,5 @@
+"""Tests the windows of augmentations that the host chooses."""
+
 import numpy as np
 import pytest
 
@@ -23,26 +25,28 @@ def test_training_windows_are_inside_the_image(name):
     assert (window[:, :2] + window[:, 2:] <= size).all()
 
 
-def test_alexnet_windows_are_224_of_256_of_the_shorter_side_anywhere():
+def test_alexnet_windows_have_224_256ths_of_the_shorter_side_anywhere():
     size = np.repeat([[375, 500]], 5000, axis=0)
     window = augmentations.alexnet_windows(size, draws(2, 5000))
-    assert (window[:, 2:] == 328).all()  # 375 * 224 / 256
+    # 375 * 224 / 256 = 328.
+    assert (window[:, 2:] == 328).all()
     assert set(window[:, 0]) == set(range(48))
     assert set(window[:, 1]) == set(range(173))
 
 
-def test_center_window_is_the_crop_after_a_resize():
+def test_center_windows_equal_the_center_crop_after_a_resize():
     assert augmentations.center_windows(np.array([[375, 500], [256, 256]]), 0.875).tolist() == [
         [23, 86, 328, 328],
         [16, 16, 224, 224],
     ]
 
 
-def test_inception_windows_against_the_oracle():
-    size, uniform = sizes(), draws(40).astype(np.float64).astype(np.float32)
-    got = augmentations.inception_windows(size, uniform)
+def test_inception_windows_equal_the_reference():
+    size = sizes()
+    uniform = draws(40).astype(np.float64).astype(np.float32)
+    windows = augmentations.inception_windows(size, uniform)
     fallbacks = 0
-    for (height, width), row, window in zip(size, uniform, got, strict=True):
+    for (height, width), row, window in zip(size, uniform, windows, strict=True):
         expected = augment_reference.inception_window(
             height, width, row.astype(np.float64).reshape(10, 4)
         )
@@ -54,7 +58,7 @@ def test_inception_windows_against_the_oracle():
     assert 0 < fallbacks < 100
 
 
-def test_reduced_decoding_keeps_enough_pixels():
+def test_decode_ratios_keep_enough_pixels():
     extents = np.array([447, 448, 895, 896, 1791, 1792, 5000])
     window = np.stack(
         [np.zeros_like(extents), np.zeros_like(extents), extents, extents + 7], axis=1

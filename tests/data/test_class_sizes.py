@@ -1,4 +1,4 @@
-"""How many images each class has, from each kind of source, and the weights that follow."""
+"""Tests how many images each class has, for each kind of source, and the weights that follow."""
 
 import numpy as np
 import pytest

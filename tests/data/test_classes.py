@@ -1,4 +1,4 @@
-"""Class lists next to the shards, and class names in files and splits."""
+"""Tests class lists next to the shards, and class names in files and splits."""
 
 import json
 import struct
@@ -14,8 +14,8 @@ from tests.data import support, test_idx, test_webdataset
 from tests.data.test_sources import cache, make  # noqa: F401
 
 
-def numbered(name, directory):
-    """A set whose labels are 0, 1 and 2, and whose classes a file may list."""
+def write_numbered_classes(name, directory):
+    """Writes a dataset with the labels 0, 1 and 2, whose classes a file may list."""
     if name == "webdataset":
         return test_webdataset.write(directory)
     if name == "idx":
@@ -28,21 +28,21 @@ def numbered(name, directory):
 
 @pytest.mark.parametrize("name", ["webdataset", "idx"])
 def test_class_list_is_compared_with_the_labels(name, tmp_path):
-    directory = numbered(name, tmp_path / "set")
-    place = directory / "labels.txt"
+    directory = write_numbered_classes(name, tmp_path / "set")
+    class_list = directory / "labels.txt"
 
-    def opened(*lines):
-        place.write_text("\n".join(lines) + "\n")
+    def open_with_classes(*lines):
+        class_list.write_text("\n".join(lines) + "\n")
         return data.open_source(name, str(directory))
 
-    assert opened("cat", "dog", "owl").notes == ()
+    assert open_with_classes("cat", "dog", "owl").notes == ()
     with pytest.raises(
         UserError, match=r"labels.txt lists 2 classes, but a training image has the label 2"
     ):
-        opened("cat", "dog")
+        open_with_classes("cat", "dog")
     with pytest.raises(UserError, match=r"labels.txt lists 'cat' on 2 of 4 lines"):
-        opened("cat", "dog", "owl", "cat")
-    more = opened("cat", "dog", "owl", "eel")
+        open_with_classes("cat", "dog", "owl", "cat")
+    more = open_with_classes("cat", "dog", "owl", "eel")
     assert more.class_names == ("cat", "dog", "owl", "eel")
     (note,) = more.notes
     assert "lists 4 classes, but no training image has a label above 2" in note.text
@@ -66,14 +66,14 @@ def test_class_list_is_compared_with_the_labels(name, tmp_path):
     ],
 )
 def test_class_list_of_shards_in_another_form_raises(content, message, tmp_path):
-    directory = numbered("tfrecord", tmp_path)
+    directory = write_numbered_classes("tfrecord", tmp_path)
     (directory / "labels.txt").write_text(content)
     with pytest.raises(UserError, match=message):
         data.open_source("tfrecord", str(directory))
 
 
 def test_class_list_of_shards_that_is_too_short_makes_bad_records(tmp_path):
-    directory = numbered("tfrecord", tmp_path)
+    directory = write_numbered_classes("tfrecord", tmp_path)
     (directory / "labels.txt").write_text("n01\nn02")
     with pytest.raises(
         BadRecord, match=r"train-00000-of-00002, offset .*: label 2 is not one of 2 classes"
@@ -82,14 +82,14 @@ def test_class_list_of_shards_that_is_too_short_makes_bad_records(tmp_path):
 
 
 def test_class_list_of_shards_may_begin_with_a_byte_order_mark(tmp_path):
-    """Editors on Windows write one."""
-    directory = numbered("tfrecord", tmp_path)
+    # Editors on Windows write one.
+    directory = write_numbered_classes("tfrecord", tmp_path)
     (directory / "labels.txt").write_text("\ufeff" + "\n".join(support.CLASSES))
     (directory / "validation_synset_labels.txt").write_text("not read")
     assert data.open_source("tfrecord", str(directory)).class_names == support.CLASSES
 
 
-def named(directory, split, names, shard=0):
+def write_class_names(directory, split, names, shard=0):
     """Writes the names of classes into the metadata of a Parquet file."""
     from pyarrow import parquet
 
@@ -102,7 +102,7 @@ def named(directory, split, names, shard=0):
 
 def test_parquet_files_that_name_different_classes_raise(tmp_path):
     make("parquet", tmp_path)
-    named(tmp_path, "train", list(reversed(support.CLASSES)), shard=1)
+    write_class_names(tmp_path, "train", list(reversed(support.CLASSES)), shard=1)
     with pytest.raises(
         UserError,
         match=r"train-00000-of-00002.parquet and .*train-00001.* name different .*class 0 is",
@@ -112,7 +112,7 @@ def test_parquet_files_that_name_different_classes_raise(tmp_path):
 
 def test_parquet_file_without_class_names_takes_those_of_another(tmp_path):
     make("parquet", tmp_path)
-    named(tmp_path, "train", None, shard=1)
+    write_class_names(tmp_path, "train", None, shard=1)
     source = data.open_source("parquet", str(tmp_path))
     assert source.class_names == support.CLASSES
     assert (
@@ -124,14 +124,14 @@ def test_parquet_file_without_class_names_takes_those_of_another(tmp_path):
 def test_parquet_files_without_class_names_need_the_number_of_classes(tmp_path):
     make("parquet", tmp_path)
     for shard in range(2):
-        named(tmp_path, "validation", None, shard)
+        write_class_names(tmp_path, "validation", None, shard)
     with pytest.raises(UserError, match=r"do not name the classes\. Set --num_classes"):
         data.open_source("parquet", str(tmp_path), "validation")
     source = data.open_source("parquet", str(tmp_path), "validation", num_classes=3)
     assert source.class_names == ("0", "1", "2")
 
 
-def test_text_labels_and_other_columns_of_parquet_files_get_one_line(tmp_path):
+def test_parquet_files_with_text_labels_or_different_columns_raise_one_line(tmp_path):
     import pyarrow
     from pyarrow import parquet
 
@@ -159,7 +159,7 @@ def test_check_splits_accepts_numbers_instead_of_names():
 
 
 @pytest.mark.parametrize("form", ["tfrecord", "webdataset", "idx"])
-def test_labels_txt_in_utf16_names_the_classes_and_in_latin1_is_refused(form, tmp_path):
+def test_class_list_in_utf16_names_the_classes_and_in_latin1_raises(form, tmp_path):
     if form == "tfrecord":
         support.write_shards(tmp_path, "train", support.tiny("train"))
     elif form == "webdataset":

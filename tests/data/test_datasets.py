@@ -1,4 +1,4 @@
-"""Tests of the dataset names, and of the check for a dataset's files without reading images."""
+"""Tests the names of datasets, and the check for a dataset's files without reading images."""
 
 import re
 
@@ -10,13 +10,13 @@ from hybrid_imagenet.errors import UserError
 from tests.ranks import ROOT
 
 
-def probe(name, place=None, splits=datasets.SPLITS, **options):
+def probe(name, directory=None, splits=datasets.SPLITS, **options):
     return datasets.probe_splits(
-        DatasetRequest(name, None if place is None else str(place), **options), splits
+        DatasetRequest(name, None if directory is None else str(directory), **options), splits
     )
 
 
-def test_the_input_page_names_existing_sources():
+def test_input_page_names_existing_sources():
     table = (ROOT / "docs" / "input.md").read_text().partition("## Check")[0]
     rows = re.findall(r"^\| (`.*?) \|", table, re.M)
     names = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
@@ -56,9 +56,11 @@ def test_probe_of_a_folder_counts_classes_without_reading_images(tmp_path):
 
 
 def test_probe_of_a_url_sends_no_request(tmp_path):
-    found = probe("parquet", "https://ann:hunter2@no-such-host.invalid/x", cache_dir=str(tmp_path))
-    assert found.num_classes is None
-    assert found.description == "https://***@no-such-host.invalid/x is read when training starts"
+    summary = probe(
+        "parquet", "https://ann:hunter2@no-such-host.invalid/x", cache_dir=str(tmp_path)
+    )
+    assert summary.num_classes is None
+    assert summary.description == "https://***@no-such-host.invalid/x is read when training starts"
 
 
 def test_probe_finds_fashion_mnist_in_a_directory(tmp_path):

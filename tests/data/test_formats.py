@@ -1,4 +1,4 @@
-"""WebP and JPEG XL images in every form of dataset, and unsupported formats."""
+"""Tests WebP and JPEG XL images in every form of dataset, and unsupported formats."""
 
 import base64
 import io
@@ -17,8 +17,8 @@ from tests.data.test_sources import cache  # noqa: F401
 
 Y, X = np.mgrid[:12, :16]
 PIXELS = np.stack([15 * X, 20 * Y, 4 * (X + Y)], axis=-1).astype(np.uint8)
-# `PIXELS` as lossless JPEG XL: as RGB, with transparency, its red channel as gray, and RGB with an
-# orientation of 3 (turned by 180 degrees) and 6 (by 90 degrees).
+# `PIXELS` as lossless JPEG XL: in RGB, with transparency, only its red channel as gray, and in RGB
+# with an orientation of 3 (turned by 180 degrees) and of 6 (turned by 90 degrees).
 JXL = {
     "RGB": base64.b64decode(
         "/wpYMBAJCAABAAgBSzhA9TJ1vlA4+K6CgpKgAOMOFYACsTFmIi2MwYQwhhcBBuDaKCEAth+pqhJ+qius/oOi/tgEXctYnsOMkXsXxBoB"
@@ -63,10 +63,8 @@ def animated_webp():
     return images.encode(frames[0], "WEBP", save_all=True, append_images=frames[1:])
 
 
-def decoded(content, window=None, side=None):
-    """Decodes a window as training does; the whole image at its own size by default, which must be
-    a square then.
-    """
+def decode_window(content, window=None, side=None):
+    """Decodes a window as training does; by default a whole square image at its own size."""
     kind, height, width = images.decode_header(content)
     branch, scaled = images.plan_decoding(
         np.array([kind]), np.array([window or (0, 0, height, width)]), side or height
@@ -77,7 +75,7 @@ def decoded(content, window=None, side=None):
 
 
 def test_decode_traces_the_decoder_of_other_formats_once_per_kind():
-    """Each trace of `decode_image` would delay the first step by a tenth of a second."""
+    # Each trace of `decode_image` would delay the first step by a tenth of a second.
     with mock.patch.object(tf.io, "decode_image", wraps=tf.io.decode_image) as decode_image:
         tf.function(images.decode, autograph=False).get_concrete_function(
             tf.TensorSpec([], tf.string),
@@ -91,10 +89,10 @@ def test_decode_traces_the_decoder_of_other_formats_once_per_kind():
 @needs_webp
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L"])
 @pytest.mark.parametrize("options", [{"quality": 80}, {"lossless": True, "exact": True}])
-def test_webp_decodes_to_the_pixels_of_pillow(mode, options):
+def test_decode_of_webp_returns_the_pixels_of_pillow(mode, options):
     content = webp(mode, 32, 32, **options)
     expected = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
-    np.testing.assert_array_equal(decoded(content), expected)
+    np.testing.assert_array_equal(decode_window(content), expected)
     np.testing.assert_array_equal(np.asarray(images.decode_to_pillow(content)), expected)
 
 
@@ -113,16 +111,16 @@ def test_decode_header_of_webp_returns_the_size_and_rejects_a_cut_file(options):
 
 @needs_jxl
 @pytest.mark.parametrize("name", JXL)
-def test_jpeg_xl_decodes_to_the_pixels_that_were_encoded(name):
+def test_decode_of_jpeg_xl_returns_the_encoded_pixels(name):
     content = JXL[name]
     assert images.decode_header(content)[1:] == EXPECTED[name].shape[:2]
     np.testing.assert_array_equal(np.asarray(images.decode_to_pillow(content)), EXPECTED[name])
     window = (1, 2, 10, 10)
-    np.testing.assert_array_equal(decoded(content, window, 10), EXPECTED[name][1:11, 2:12])
+    np.testing.assert_array_equal(decode_window(content, window, 10), EXPECTED[name][1:11, 2:12])
 
 
 @needs_jxl
-def test_header_and_pixels_of_jpeg_xl_in_a_container_with_parts_are_decoded():
+def test_decode_of_jpeg_xl_in_a_container_with_parts_returns_the_encoded_pixels():
     def box(kind, content):
         return (8 + len(content)).to_bytes(4, "big") + kind + content
 
@@ -136,17 +134,17 @@ def test_header_and_pixels_of_jpeg_xl_in_a_container_with_parts_are_decoded():
 
 @needs_webp
 @pytest.mark.parametrize("height", [64, 128])
-def test_large_webp_is_reduced_by_the_mean_of_blocks(height):
+def test_decode_of_a_large_webp_reduces_it_by_the_mean_of_blocks(height):
     pixels = np.full((height, height, 3), 200, np.uint8)
     pixels[:, np.arange(height) % 8 < 3] = 40
     content = images.encode(Image.fromarray(pixels), "WEBP", lossless=True)
-    assert np.abs(decoded(content, (0, 0, height, height), height // 8) - 140.0).max() <= 1
+    assert np.abs(decode_window(content, (0, 0, height, height), height // 8) - 140.0).max() <= 1
 
 
 @needs_webp
 @needs_jxl
 @pytest.mark.parametrize("form", ["folder", "tfrecord", "parquet", "webdataset"])
-def test_webp_and_jpeg_xl_are_read_in_every_form_of_dataset(form, tmp_path):
+def test_open_source_reads_webp_and_jpeg_xl_in_every_form_of_dataset(form, tmp_path):
     lossless = images.encode(Image.fromarray(PIXELS), "WEBP", lossless=True)
     pairs = [(lossless, 0), (JXL["RGB"], 1), (JXL["L"], 2)]
     for split in data.SPLITS:
@@ -166,9 +164,9 @@ def test_webp_and_jpeg_xl_are_read_in_every_form_of_dataset(form, tmp_path):
                 split,
                 pairs,
                 3,
-                lambda number, image, label, left=suffixes: {
+                lambda number, image, label, suffixes=suffixes: {
                     "__key__": str(number),
-                    next(left): image,
+                    next(suffixes): image,
                     "cls": label,
                 },
             )
@@ -176,10 +174,10 @@ def test_webp_and_jpeg_xl_are_read_in_every_form_of_dataset(form, tmp_path):
     (element,) = pipeline.evaluation_batches(source, 3, image_size=12, crop_fraction=1.0)
     assert element["label"].numpy().tolist() == [0, 1, 2]
     middle = PIXELS[:, 2:14]
-    for found, expected in zip(
+    for image, expected in zip(
         element["image"].numpy(), [middle, middle, middle[..., [0, 0, 0]]], strict=True
     ):
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(image, expected)
     assert not source.notes
 
 
@@ -190,8 +188,8 @@ def test_prepare_with_resize_reads_webp_and_jpeg_xl(tmp_path, capsys):
         for name, content in (("a.webp", webp(height=40, width=40)), ("b.jxl", JXL["RGBA"])):
             (tmp_path / "from" / split / name[0]).mkdir(parents=True)
             (tmp_path / "from" / split / name[0] / name).write_bytes(content)
-    place = f"--data_dir={tmp_path / 'from'}"
-    assert data_command.main(["check", "--dataset=folder", place, "--workers=1"]) == 0
+    data_dir = f"--data_dir={tmp_path / 'from'}"
+    assert data_command.main(["check", "--dataset=folder", data_dir, "--workers=1"]) == 0
     assert "no faults" in capsys.readouterr().out
     target = f"--to={tmp_path / 'to'}"
     assert (
@@ -199,7 +197,7 @@ def test_prepare_with_resize_reads_webp_and_jpeg_xl(tmp_path, capsys):
             [
                 "prepare",
                 "--from=folder",
-                place,
+                data_dir,
                 target,
                 "--resize=10",
                 "--quality=100",
@@ -208,17 +206,17 @@ def test_prepare_with_resize_reads_webp_and_jpeg_xl(tmp_path, capsys):
         )
         == 0
     )
-    found = data.open_source("tfrecord", str(tmp_path / "to")).read_one(1)[0]
-    assert images.decode_header(found) == (images.JPEG, 10, 13)
-    with Image.open(io.BytesIO(found)) as smaller:
+    prepared = data.open_source("tfrecord", str(tmp_path / "to")).read_one(1)[0]
+    assert images.decode_header(prepared) == (images.JPEG, 10, 13)
+    with Image.open(io.BytesIO(prepared)) as smaller:
         assert np.abs(np.asarray(smaller).mean((0, 1)) - PIXELS.mean((0, 1))).max() < 3
 
 
 def animated_jxl():
-    """A header with extra fields, of which the last says that an animation follows."""
+    """Returns a header with extra fields, of which the last one announces an animation."""
     content = JXL["turned by 180"]
-    # bits; after them whether all metadata are default, whether there are extra fields, and 3 of
-    # orientation
+    # The size takes 15 bits. Then there is one bit for default metadata, one for extra fields, and
+    # three bits of orientation.
     size = 15
     flags = int.from_bytes(content[2:], "little") | 1 << (size + 2 + 3 + 2)
     return content[:2] + flags.to_bytes(len(content) - 2, "little")

@@ -1,3 +1,5 @@
+"""Tests datasets in IDX files, the format of MNIST and Fashion-MNIST."""
+
 import gzip
 import struct
 
@@ -24,12 +26,13 @@ def idx_bytes(array):
 
 
 def write(directory, compressed=(), train=TRAIN, labels=LABELS):
-    """Writes the four files, those in `compressed` with gzip; returns the directory."""
+    """Writes the four files, the ones in `compressed` with gzip; returns the directory."""
     directory.mkdir(exist_ok=True)
     for prefix, images, classes in (("train", train, labels), ("t10k", train[:4], labels[:4])):
         kinds = {f"images-idx{images.ndim}-ubyte": images, "labels-idx1-ubyte": classes}
         for kind, array in kinds.items():
-            name, content = f"{prefix}-{kind}", idx_bytes(array)
+            name = f"{prefix}-{kind}"
+            content = idx_bytes(array)
             if prefix in compressed:
                 (directory / f"{name}.gz").write_bytes(gzip.compress(content))
             else:
@@ -37,7 +40,7 @@ def write(directory, compressed=(), train=TRAIN, labels=LABELS):
     return str(directory)
 
 
-def test_pixels_and_labels_come_out_as_they_are_stored(tmp_path):
+def test_idx_source_returns_the_stored_pixels_and_labels(tmp_path):
     folder = write(tmp_path, compressed=("train",))
     for split, count in (("train", 12), ("validation", 4)):
         source = data.open_source("fashion_mnist", folder, split)
@@ -53,7 +56,7 @@ def test_pixels_and_labels_come_out_as_they_are_stored(tmp_path):
         assert source.reads.bytes_read > 0
 
 
-def test_classes_of_other_sets_have_names_from_a_file_or_numbers(tmp_path):
+def test_idx_source_has_class_names_from_a_file_or_numbers(tmp_path):
     folder = write(tmp_path, labels=LABELS % 3)
     source = data.open_source("idx", folder, "validation")
     assert source.class_names == ("0", "1", "2")
@@ -76,7 +79,7 @@ def test_classes_of_other_sets_have_names_from_a_file_or_numbers(tmp_path):
         ),
     ],
 )
-def test_damaged_file_raises_an_error_with_file_and_remedy(damage, message, tmp_path):
+def test_idx_source_with_a_damaged_file_raises_file_and_remedy(damage, message, tmp_path):
     folder = write(tmp_path)
     path = tmp_path / "train-images-idx3-ubyte"
     path.write_bytes(damage(path.read_bytes()))
@@ -88,7 +91,7 @@ def test_damaged_file_raises_an_error_with_file_and_remedy(damage, message, tmp_
 
 
 @pytest.mark.parametrize("at", [0, -5])
-def test_damaged_gzip_raises(tmp_path, at):
+def test_idx_source_with_a_damaged_gzip_file_raises(tmp_path, at):
     folder = write(tmp_path, compressed=("train",))
     path = tmp_path / "train-images-idx3-ubyte.gz"
     content = bytearray(path.read_bytes())
@@ -107,14 +110,14 @@ def test_damaged_gzip_raises(tmp_path, at):
         (LABELS + 1, "label 10 for image 9, which is not one of 10 classes"),
     ],
 )
-def test_labels_that_do_not_fit_the_images_or_classes_raise(labels, message, tmp_path):
+def test_idx_source_whose_labels_do_not_fit_images_or_classes_raises(labels, message, tmp_path):
     folder = write(tmp_path)
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx_bytes(labels))
     with pytest.raises(UserError, match=message):
         data.open_source("fashion_mnist", folder, "train")
 
 
-def test_missing_labels_file_raises_an_error_with_its_name(tmp_path):
+def test_idx_source_without_labels_file_raises_its_name(tmp_path):
     folder = write(tmp_path)
     (tmp_path / "train-labels-idx1-ubyte").unlink()
     with pytest.raises(
@@ -136,7 +139,7 @@ def batch_of(source, augmentation):
     return next(iter(stream)), order.rank_slice(Cursor(0, 0), 5)[0]
 
 
-def test_whole_images_reach_the_trainer_without_decoding(tmp_path, monkeypatch):
+def test_batches_of_whole_idx_images_are_not_decoded(tmp_path, monkeypatch):
     source = data.open_source("fashion_mnist", write(tmp_path), "train")
     monkeypatch.setattr(pipeline.images, "decode", lambda *_: pytest.fail("decoded"))
     element, examples = batch_of(source, "shift")
@@ -150,7 +153,7 @@ def test_whole_images_reach_the_trainer_without_decoding(tmp_path, monkeypatch):
     )
 
 
-def test_batches_of_pixels_and_of_decoded_images_are_the_same(tmp_path):
+def test_batches_of_idx_pixels_equal_those_of_decoded_images(tmp_path):
     source = data.open_source("fashion_mnist", write(tmp_path), "train")
     direct, _ = batch_of(source, "digits")
     # Without a common size, images are encoded as PNG and decoded again.
@@ -160,14 +163,14 @@ def test_batches_of_pixels_and_of_decoded_images_are_the_same(tmp_path):
         np.testing.assert_array_equal(direct[key], decoded[key])
 
 
-def test_header_with_too_many_dimensions_raises(tmp_path):
+def test_idx_read_of_a_header_with_too_many_dimensions_raises(tmp_path):
     path = tmp_path / "many"
     path.write_bytes(bytes([0, 0, 8, 200]) + bytes(1000))
     with pytest.raises(UserError, match="200 dimensions"):
         idx.read(path)
 
 
-def test_gzip_that_unpacks_to_too_much_raises(tmp_path, monkeypatch):
+def test_idx_read_of_gzip_that_unpacks_to_too_much_raises(tmp_path, monkeypatch):
     monkeypatch.setattr(idx, "_MAX_UNPACKED_BYTES", 1000)
     packed = tmp_path / "bomb.gz"
     packed.write_bytes(gzip.compress(bytes([0, 0, 8, 1, 0, 1, 0, 0]) + bytes(65536)))

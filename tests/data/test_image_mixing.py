@@ -1,4 +1,4 @@
-"""MixUp and CutMix against Keras's layers, and what is mixed with what."""
+"""Tests MixUp and CutMix against Keras's layers, and how images are combined."""
 
 import keras
 import numpy as np
@@ -36,7 +36,7 @@ def one_hot(labels):
 
 
 def targets(labels):
-    """The targets that Keras would train with, float32 [b, CLASSES]."""
+    """Returns the targets that Keras would train with, float32 [b, CLASSES]."""
     share = labels.share[:, None]
     return share * one_hot(labels.own) + (1 - share) * one_hot(labels.partner)
 
@@ -47,15 +47,15 @@ def test_mixup_images_and_labels_equal_those_of_keras():
     order = [5, 0, 1, 2, 3, 4]
     share = tf.constant([0.0, 0.1, 0.5, 0.7, 0.99, 1.0])
     layer = keras.layers.MixUp()
-    given = {"mix_weight": share, "permutation_order": tf.constant(order)}
+    transformation = {"mix_weight": share, "permutation_order": tf.constant(order)}
     np.testing.assert_allclose(
         mixup(images, tf.gather(images, order), share),
-        layer.transform_images(images, given),
+        layer.transform_images(images, transformation),
         rtol=1e-6,
     )
     np.testing.assert_allclose(
         targets(MixedLabels(labels, tf.gather(labels, order), share)),
-        layer.transform_labels(one_hot(labels), given),
+        layer.transform_labels(one_hot(labels), transformation),
         rtol=1e-6,
     )
 
@@ -64,25 +64,29 @@ def test_cutmix_images_and_labels_equal_those_of_keras():
     images = images_of(4)
     labels = tf.constant([0, 1, 2, 3])
     order = [3, 0, 1, 2]
-    # Nothing, a part, one row too many columns wide, and all of the image.
+    # The boxes cover nothing, a part, a rectangle with one row too many, and the whole image.
     boxes = np.array([[2, 2, 2, 2], [1, 2, 5, 6], [0, 3, 1, 9], [0, 0, SIDE, SIDE]], np.float32)
     layer = keras.layers.CutMix()
     top, left, bottom, right = boxes.T
     masks, weight = layer._generate_batch_mask(images.shape, (left, right, top, bottom))
-    given = {"batch_masks": masks, "mix_weight": weight, "permutation_order": tf.constant(order)}
+    transformation = {
+        "batch_masks": masks,
+        "mix_weight": weight,
+        "permutation_order": tf.constant(order),
+    }
     np.testing.assert_array_equal(
         cutmix(images, tf.gather(images, order), tf.constant(boxes)),
-        layer.transform_images(images, given),
+        layer.transform_images(images, transformation),
     )
     share = cutmix_share(tf.constant(boxes), SIDE)
     np.testing.assert_allclose(
         targets(MixedLabels(labels, tf.gather(labels, order), share)),
-        layer.transform_labels(one_hot(labels), given),
+        layer.transform_labels(one_hot(labels), transformation),
         rtol=1e-6,
     )
 
 
-def test_random_boxes_are_inside_of_the_image_and_have_the_share_up_to_whole_pixels():
+def test_random_boxes_are_inside_the_image_and_have_the_share_up_to_whole_pixels():
     random = np.random.default_rng(0)
     share, top, left = tf.constant(random.uniform(size=(3, 5000)), tf.float32)
     boxes = random_boxes(share, top, left, SIDE).numpy()
@@ -92,7 +96,7 @@ def test_random_boxes_are_inside_of_the_image_and_have_the_share_up_to_whole_pix
     sizes = boxes[:, 2:] - boxes[:, :2]
     np.testing.assert_array_equal(sizes[:, 0], sizes[:, 1])
     np.testing.assert_allclose(sizes[:, 0], SIDE * np.sqrt(1 - share), atol=0.5001)
-    # Every place of a box of 4 pixels occurs about as often.
+    # A box of 4 pixels occurs about equally often at every position.
     first = boxes[sizes[:, 0] == 4][:, :2]
     counts = np.bincount(first.astype(int).ravel(), minlength=SIDE - 3)
     assert counts.max() < 1.5 * counts.min()
@@ -112,17 +116,17 @@ UNIFORM = np.linspace(0, 1, 10_001, endpoint=False)
     ],
 )
 def test_beta_quantiles_equal_those_in_closed_form(alpha, quantile, tolerance):
-    found = beta(tf.constant(UNIFORM, tf.float32), alpha).numpy()
-    np.testing.assert_allclose(found, quantile, atol=tolerance)
+    values = beta(tf.constant(UNIFORM, tf.float32), alpha).numpy()
+    np.testing.assert_allclose(values, quantile, atol=tolerance)
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.2, 0.8, 4.0])
 def test_beta_of_uniform_numbers_has_the_moments_of_the_distribution(alpha):
-    found = beta(tf.constant(UNIFORM, tf.float32), alpha).numpy().astype(np.float64)
-    assert found.min() >= 0
-    assert found.max() <= 1
-    assert found.mean() == pytest.approx(0.5, abs=1e-4)
-    assert found.var() == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=2e-3)
+    values = beta(tf.constant(UNIFORM, tf.float32), alpha).numpy().astype(np.float64)
+    assert values.min() >= 0
+    assert values.max() <= 1
+    assert values.mean() == pytest.approx(0.5, abs=1e-4)
+    assert values.var() == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=2e-3)
 
 
 ALL = {
@@ -134,7 +138,7 @@ ALL = {
 
 @pytest.mark.parametrize("name", ALL)
 def test_mixer_labels_have_the_shares_of_the_images(name):
-    """Each image has one value, so the mean of a mixed image shows the shares."""
+    # Each image has one value, so the mean of a mixed image shows the shares.
     count = 64
     values = np.arange(count, dtype=np.float32)
     images = tf.constant(np.broadcast_to(values[:, None, None, None], (count, SIDE, SIDE, 3)))
@@ -172,15 +176,15 @@ def test_mixer_shares_follow_the_seed_of_the_image_alone():
     assert len(set(whole)) > 4
 
 
-def test_mixer_of_two_virtual_gpus_mixes_as_two_gpus_do():
+def test_mixer_of_two_virtual_gpus_mixes_like_two_gpus():
     images = images_of(10)
     seeds = seeds_of(10)
-    together = ImageMixer(0.4, 1.0, parts=2).images(images, seeds)
-    apart = [ALL["both"].images(images[k : k + 5], seeds[k : k + 5]) for k in (0, 5)]
-    np.testing.assert_array_equal(together, tf.concat(apart, 0))
+    combined = ImageMixer(0.4, 1.0, parts=2).images(images, seeds)
+    separate = [ALL["both"].images(images[k : k + 5], seeds[k : k + 5]) for k in (0, 5)]
+    np.testing.assert_array_equal(combined, tf.concat(separate, 0))
 
 
-def test_mixer_compiled_by_xla_mixes_as_without():
+def test_mixer_compiled_by_xla_mixes_like_one_without_xla():
     images = images_of(16)
     labels = tf.range(16, dtype=tf.int64)
     seeds = seeds_of(16)
@@ -190,10 +194,10 @@ def test_mixer_compiled_by_xla_mixes_as_without():
         return mixer.images(images, seeds), mixer.labels(labels, seeds, SIDE)
 
     compiled = tf.function(mix, autograph=False, jit_compile=True)(images, labels, seeds)
-    for found, expected in zip(
+    for value, expected in zip(
         tf.nest.flatten(compiled), tf.nest.flatten(mix(images, labels, seeds)), strict=True
     ):
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-5)
 
 
 def softmax_of_targets(logits, q):
@@ -217,5 +221,5 @@ def test_mixed_loss_equals_that_of_soft_targets(loss, definition, smoothing):
         tf.constant([0, 1, 2, 3]), tf.constant([4, 0, 2, 1]), tf.constant([0.3, 1.0, 0.5, 0.0])
     )
     q = (1 - smoothing) * targets(labels).numpy().astype(np.float64) + smoothing / CLASSES
-    found = mixed_loss(LOSSES[loss], tf.constant(logits, tf.float32), labels, smoothing)
-    np.testing.assert_allclose(found, definition(logits, q), rtol=2e-6)
+    losses = mixed_loss(LOSSES[loss], tf.constant(logits, tf.float32), labels, smoothing)
+    np.testing.assert_allclose(losses, definition(logits, q), rtol=2e-6)

@@ -1,4 +1,4 @@
-"""Images that are decoded by Pillow are those that training decodes by TensorFlow."""
+"""Tests that Pillow decodes images to the same pixels as TensorFlow does in training."""
 
 import io
 import struct
@@ -16,7 +16,7 @@ from tests.data import support
 
 
 def deep_png(shape, seed=0):
-    """A PNG of 16 bits: gray, gray with alpha, RGB or RGBA."""
+    """Returns a PNG of 16 bits: gray, gray with alpha, RGB or RGBA."""
     height, width, channels = shape
     values = np.random.default_rng(seed).integers(0, 1 << 16, shape).astype(">u2")
     kind = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
@@ -31,22 +31,29 @@ def deep_png(shape, seed=0):
 
     rows = b"".join(b"\0" + row.tobytes() for row in values)
     header = struct.pack(">IIBBBBB", width, height, 16, kind, 0, 0, 0)
-    parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+    chunks = [chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
 @pytest.mark.parametrize("channels", [1, 4])
-def test_images_of_16_bits_are_prepared_as_training_reads_them(channels, tmp_path):
+def test_prepare_of_images_of_16_bits_keeps_the_pixels_of_training(channels, tmp_path):
     content = deep_png((24, 32, channels))
     expected = tf.io.decode_image(content, channels=3, expand_animations=False).numpy()
     np.testing.assert_array_equal(np.asarray(images.decode_to_pillow(content)), expected)
     for split in data.SPLITS:
         support.write_folder(tmp_path / "from", split, [(content, 0)])
     target = tmp_path / "to"
-    place = f"--data_dir={tmp_path / 'from'}", f"--to={target}"
+    directories = f"--data_dir={tmp_path / 'from'}", f"--to={target}"
     assert (
         data_command.main(
-            ["prepare", "--from=folder", *place, "--resize=24", "--quality=100", "--workers=1"]
+            [
+                "prepare",
+                "--from=folder",
+                *directories,
+                "--resize=24",
+                "--quality=100",
+                "--workers=1",
+            ]
         )
         == 0
     )
@@ -56,7 +63,8 @@ def test_images_of_16_bits_are_prepared_as_training_reads_them(channels, tmp_pat
         assert np.abs(np.asarray(prepared).mean() - expected.mean()) < 1
 
 
-def test_a_bmp_whose_palette_is_not_gray_is_rejected_because_tensorflow_would_decode_it_as_gray():
+def test_decode_header_of_a_bmp_with_a_palette_raises():
+    # TensorFlow would decode an image with a palette as gray.
     picture = Image.open(io.BytesIO(support.jpeg(1)))
     for mode in ("L", "RGB", "P"):
         content = images.encode(picture.convert(mode), "BMP")
@@ -68,18 +76,20 @@ def test_a_bmp_whose_palette_is_not_gray_is_rejected_because_tensorflow_would_de
             np.testing.assert_array_equal(np.asarray(images.decode_to_pillow(content)), expected)
 
 
-def test_a_progressive_jpeg_of_very_many_scans_is_rejected_before_it_is_decoded():
-    sound = images.encode(Image.new("RGB", (8, 8)), "JPEG", progressive=True)
-    assert images.decode_header(sound)[1:] == (8, 8)
-    scan = sound[sound.rindex(b"\xff\xda") : -2]
+def test_decode_header_of_a_progressive_jpeg_with_too_many_scans_raises():
+    original = images.encode(Image.new("RGB", (8, 8)), "JPEG", progressive=True)
+    assert images.decode_header(original)[1:] == (8, 8)
+    scan = original[original.rindex(b"\xff\xda") : -2]
     with pytest.raises(ValueError, match=r"has 1\d\d scans"):
-        images.decode_header(sound[:-2] + 100 * scan + sound[-2:])
+        images.decode_header(original[:-2] + 100 * scan + original[-2:])
 
 
-def test_a_jpeg_of_very_many_scans_is_rejected_if_each_has_a_single_component():
-    sound = bytearray(images.encode(Image.new("RGB", (8, 8)), "JPEG"))
-    many = 101 * b"\xff\xda"  # in pixels of one scan they mean nothing
-    assert images.decode_header(bytes(sound[:-2]) + many + bytes(sound[-2:]))[1:] == (8, 8)
-    sound[sound.index(b"\xff\xda") + 4] = 1  # the first scan has one component of three
+def test_decode_header_of_a_jpeg_with_too_many_scans_of_one_component_raises():
+    original = bytearray(images.encode(Image.new("RGB", (8, 8)), "JPEG"))
+    # In the pixels of a single scan these bytes have no meaning.
+    many = 101 * b"\xff\xda"
+    assert images.decode_header(bytes(original[:-2]) + many + bytes(original[-2:]))[1:] == (8, 8)
+    # Now the first scan has one component of three.
+    original[original.index(b"\xff\xda") + 4] = 1
     with pytest.raises(ValueError, match="has 102 scans"):
-        images.decode_header(bytes(sound[:-2]) + many + bytes(sound[-2:]))
+        images.decode_header(bytes(original[:-2]) + many + bytes(original[-2:]))

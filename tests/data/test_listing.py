@@ -1,4 +1,4 @@
-"""Tests of which files belong to a split, which are missing, and which are skipped."""
+"""Tests which files belong to a split, which ones are missing, and which ones are skipped."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from tests.data import support
 from tests.data.test_sources import cache, make  # noqa: F401
 
 
-def of(split, *names):
+def files_of(split, *names):
     return listing.files_of_split("set", split, listing.split_name_lookup(names, ".tar"))
 
 
@@ -52,14 +52,15 @@ def test_complete_file_set_sorts_by_name():
 
 
 def test_files_of_split_rejects_two_names_of_a_split_and_two_splits_of_a_file():
-    assert of("validation", "a-val-0.tar", "a-test-0.tar", "a-train-0.tar") == ["a-val-0.tar"]
+    names = ["a-val-0.tar", "a-test-0.tar", "a-train-0.tar"]
+    assert files_of("validation", *names) == ["a-val-0.tar"]
     with pytest.raises(UserError, match=r"two validation splits, validation-0.tar and val-0.tar"):
-        of("validation", "valid-0.tar", "validation-0.tar", "val-0.tar")
+        files_of("validation", "valid-0.tar", "validation-0.tar", "val-0.tar")
     with pytest.raises(UserError, match=r"train/val-0.tar is named both"):
-        of("train", "train/val-0.tar", "train/0.tar")
+        files_of("train", "train/val-0.tar", "train/0.tar")
 
 
-def test_numbering_gaps_are_reported_unless_the_numbers_are_no_series():
+def test_numbering_gaps_are_reported_only_in_a_series_of_numbers():
     names = [f"train-{number:06d}.tar" for number in (0, 1, 3, 4, 6)]
     (note,) = listing.numbering_gaps("set", names)
     assert (
@@ -75,7 +76,7 @@ def notes(name, directory, split="train"):
     return {str(note): note.fault for note in data.open_source(name, str(directory), split).notes}
 
 
-def test_images_that_a_tree_has_in_other_forms_or_deeper_are_counted(tmp_path):
+def test_notes_on_a_folder_count_files_that_are_skipped(tmp_path):
     make("folder", tmp_path)
     classes = tmp_path / "train"
     (classes / "n01" / "more").mkdir()
@@ -92,7 +93,7 @@ def test_images_that_a_tree_has_in_other_forms_or_deeper_are_counted(tmp_path):
     (classes / "empty").mkdir()
     (tmp_path / "validation" / "empty").mkdir()
     os.mkfifo(classes / "n02" / "pipe.jpg")
-    found = notes("folder", tmp_path)
+    skipped = notes("folder", tmp_path)
     assert notes("folder", tmp_path, "validation") == {}
     expected = {
         "2 skipped, .avif is not read": True,
@@ -106,31 +107,33 @@ def test_images_that_a_tree_has_in_other_forms_or_deeper_are_counted(tmp_path):
         "1 skipped, .txt is not read": False,
     }
     assert {
-        key: fault for key in expected for note, fault in found.items() if key in note
+        key: fault for key in expected for note, fault in skipped.items() if key in note
     } == expected
-    assert len(found) == len(expected)
-    assert any(note.endswith("the first is n01/a.avif") for note in found)
+    assert len(skipped) == len(expected)
+    assert any(note.endswith("the first is n01/a.avif") for note in skipped)
     assert data.open_source("folder", str(tmp_path)).num_examples == 14
-    place = tmp_path / "validation"
-    shutil.rmtree(place / "n03")
-    text = f"{place}: 1 skipped, no directory of this class in validation; the first is n03"
+    validation = tmp_path / "validation"
+    shutil.rmtree(validation / "n03")
+    text = f"{validation}: 1 skipped, no directory of this class in validation; the first is n03"
     assert notes("folder", tmp_path, "validation") == {text: True}
 
 
 @pytest.mark.parametrize("form", ["imagenet", "parquet"])
-def test_missing_shards_raise_and_unassigned_files_are_counted(form, tmp_path):
+def test_open_source_counts_unassigned_files_and_raises_for_missing_shards(form, tmp_path):
     name = make(form, tmp_path)
-    place, suffix = (tmp_path, "") if form == "imagenet" else (tmp_path / "data", ".parquet")
-    (place / f"extra-00000-of-00001{suffix}").touch()
-    (found,) = notes(name, tmp_path)
-    assert "1 skipped" in found
-    assert f"extra-00000-of-00001{suffix}" in found
-    (place / f"train-00001-of-00002{suffix}").unlink()
+    is_imagenet = form == "imagenet"
+    directory = tmp_path if is_imagenet else tmp_path / "data"
+    suffix = "" if is_imagenet else ".parquet"
+    (directory / f"extra-00000-of-00001{suffix}").touch()
+    (note,) = notes(name, tmp_path)
+    assert "1 skipped" in note
+    assert f"extra-00000-of-00001{suffix}" in note
+    (directory / f"train-00001-of-00002{suffix}").unlink()
     with pytest.raises(UserError, match="1 of 2 train files are missing"):
         data.open_source(name, str(tmp_path))
 
 
-def test_tar_files_that_are_missing_packed_or_not_listed_are_named(tmp_path):
+def test_notes_on_tar_files_name_missing_compressed_and_unlisted_ones(tmp_path):
     for split in data.SPLITS:
         support.write_tars(tmp_path, split, support.tiny(split), 3)
     support.write_tars(tmp_path, "unlabeled", support.tiny("train")[:2], 3)
@@ -143,8 +146,8 @@ def test_tar_files_that_are_missing_packed_or_not_listed_are_named(tmp_path):
     (tmp_path / "train-0001.tar").rename(tmp_path / "moved")
     (tmp_path / "train-0002.tar.gz").rename(tmp_path / "train-0001.tar.gz")
     (tmp_path / "moved").rename(tmp_path / "train-0001.tar")
-    found = notes("webdataset", tmp_path)
-    assert sorted(found.values()) == [False, True, True]
+    notes_by_text = notes("webdataset", tmp_path)
+    assert sorted(notes_by_text.values()) == [False, True, True]
     for text, fault in (
         (
             "1 files are missing between train-0000.tar and train-0004.tar, the first is number 2",
@@ -159,7 +162,7 @@ def test_tar_files_that_are_missing_packed_or_not_listed_are_named(tmp_path):
         ),
         ("1 skipped, compressed, next to the unpacked file; the first is train-0001.tar.gz", False),
     ):
-        assert [found[note] for note in found if text in note] == [fault]
+        assert [notes_by_text[note] for note in notes_by_text if text in note] == [fault]
     support.write_info(tmp_path)
     support.write_tars(tmp_path, "train-new", support.tiny("train")[:2], 3)
     assert any(

@@ -1,4 +1,4 @@
-"""Tests of the number of classes among consecutive images, and of the warning if it is low."""
+"""Tests the number of classes among consecutive images, and the warning if it is low."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,8 @@ from hybrid_imagenet.order.sampling import Cursor
 from hybrid_imagenet.order.shard_order import ShardOrder
 from tests.data.support import MemorySource
 
-CLASSES, EACH = 20, 40
+CLASSES = 20
+EACH = 40
 
 
 def test_expected_classes_agrees_with_random_draws():
@@ -20,7 +21,8 @@ def test_expected_classes_agrees_with_random_draws():
 
 
 def test_mixing_warning_names_the_remedy_for_a_small_window_over_sorted_files():
-    labels = np.arange(1000 * 100) // 100  # a thousand classes in a hundred files
+    # A thousand classes are in a hundred files.
+    labels = np.arange(1000 * 100) // 100
     lines = {}
     for window in (1, 16, 100):
         first = ShardOrder([1000] * 100, window).at(0, np.arange(mixing.MONITORED_IMAGES))
@@ -29,16 +31,18 @@ def test_mixing_warning_names_the_remedy_for_a_small_window_over_sorted_files():
         "256 consecutive training images hold 12 classes on average; 226 are expected" in lines[1]
     )
     assert "Set --shuffle_window to more than 1 (0 mixes all images)" in lines[1]
-    assert lines[16] is None  # about 140 of the 160 classes in a window
+    # A window has about 140 of its 160 classes.
+    assert lines[16] is None
     assert lines[100] is None
 
 
-class Sorted(MemorySource):
-    """A file of 40 images for each class."""
+class SortedSource(MemorySource):
+    """Holds one file of 40 images for each class."""
 
     def __init__(self):
         super().__init__(CLASSES * EACH)
-        self.num_classes, self.class_names = CLASSES, tuple(map(str, range(CLASSES)))
+        self.num_classes = CLASSES
+        self.class_names = tuple(map(str, range(CLASSES)))
         self.shard_sizes = np.full(CLASSES, EACH)
 
     def read_one(self, index):
@@ -48,12 +52,12 @@ class Sorted(MemorySource):
 @pytest.mark.parametrize(
     ("window", "rank", "num_warnings"), [(2, 0, 1), (1, 1, 0), (CLASSES, 0, 0), (0, 0, 0)]
 )
-def test_the_first_rank_warns_once_where_the_images_that_it_reads_are_badly_mixed(
+def test_training_batches_warn_once_on_the_first_rank_if_classes_are_badly_mixed(
     window, rank, num_warnings, caplog
 ):
-    order = pipeline.example_order(Sorted(), window, seed=1)
+    order = pipeline.example_order(SortedSource(), window, seed=1)
     batches = pipeline.training_batches(
-        Sorted(),
+        SortedSource(),
         order,
         Cursor(),
         (32, 1),

@@ -1,3 +1,5 @@
+"""Tests the input pipeline: order, sizes, bad records, decoding and reading ahead."""
+
 import collections
 import io
 import logging
@@ -45,7 +47,7 @@ def test_training_batches_with_drop_omit_the_remainder():
         assert len({label for batch in epoch for label in batch}) == 1000
 
 
-def test_batch_and_accumulation_may_change_between_epochs_and_ranks_agree():
+def test_training_batches_may_change_their_size_between_epochs_on_all_ranks():
     order = SampleOrder(N, seed=4)
     sizes = {0: (32, 1), 1: (48, 1), 2: (32, 3)}.__getitem__
     ranks = [labels(train(SOURCE, order, Cursor(), sizes, rank, 3, epochs=3)) for rank in range(3)]
@@ -57,8 +59,10 @@ def test_batch_and_accumulation_may_change_between_epochs_and_ranks_agree():
     total = sum(counts.values())
     assert set(counts.values()) <= {3, 4}
     assert len(counts) == N
-    assert total - 3 * N < 3 * 32 * 3  # only the last step reaches beyond the third epoch
-    cursor, steps = Cursor(), collections.Counter()
+    # Only the last step reaches beyond the third epoch.
+    assert total - 3 * N < 3 * 32 * 3
+    cursor = Cursor()
+    steps = collections.Counter()
     while cursor.epoch < 3:
         batch, accumulation = sizes(cursor.epoch)
         steps[batch, accumulation] += accumulation
@@ -66,8 +70,9 @@ def test_batch_and_accumulation_may_change_between_epochs_and_ranks_agree():
     assert lengths[0] == [batch for (batch, _), count in steps.items() for _ in range(count)]
 
 
-def test_images_may_change_size_between_epochs_and_a_run_goes_on_at_the_boundary():
-    order, sizes = SampleOrder(N, seed=4), {0: 8, 1: 12, 2: 12}.__getitem__
+def test_training_batches_may_change_the_image_size_and_resume_at_the_boundary():
+    order = SampleOrder(N, seed=4)
+    sizes = {0: 8, 1: 12, 2: 12}.__getitem__
 
     def run(start):
         batches = pipeline.training_batches(
@@ -86,9 +91,8 @@ def test_images_may_change_size_between_epochs_and_a_run_goes_on_at_the_boundary
         ]
 
     whole = run(Cursor())
-    steps = order.batches_in_epoch(
-        128
-    )  # the last of them goes on into epoch 1, at the size of the one it begins in
+    # The last step extends into epoch 1, at the size of the epoch in which it begins.
+    steps = order.batches_in_epoch(128)
     assert [side for side, _, _ in whole[: 2 * steps]] == [8] * 2 * steps
     assert {side for side, _, _ in whole[2 * steps :]} == {12}
     boundary = order.advance(Cursor(), 128, steps)
@@ -96,30 +100,32 @@ def test_images_may_change_size_between_epochs_and_a_run_goes_on_at_the_boundary
     assert run(order.advance(Cursor(), 128, steps - 1)) == whole[2 * steps - 2 :]
 
 
-def test_a_run_that_stops_and_goes_on_with_other_ranks_sees_exactly_the_rest():
+def test_training_batches_resumed_on_other_ranks_have_exactly_the_remaining_examples():
     order = SampleOrder(N, seed=9)
-    seen, cursor = [], Cursor()
+    labels_so_far = []
+    cursor = Cursor()
     for stop, size, batch in ((7, 2, 10), (3, 4, 16), (10**6, 3, 11)):
         ranks = [iter(train(SOURCE, order, cursor, (batch, 1), rank, size)) for rank in range(size)]
         for _ in range(stop):
             if cursor.epoch:
                 break
             for rank in ranks:
-                seen += next(rank)["label"].numpy().tolist()
+                labels_so_far += next(rank)["label"].numpy().tolist()
             cursor = order.advance(cursor, size * batch)
-    assert sorted(seen[:N]) == list(range(N))
+    assert sorted(labels_so_far[:N]) == list(range(N))
 
 
-def test_starting_anywhere_reads_nothing_of_what_came_before():
+def test_training_batches_from_a_later_cursor_do_not_read_earlier_examples():
     source = MemorySource(N)
     batches = iter(
         train(source, SampleOrder(N), Cursor(3, 900), (4, 1), 0, 1, epochs=4, readers=1, prefetch=1)
     )
     next(batches)
-    assert source.reads <= 40  # the batch, and what is read ahead
+    # The limit is the batch, and the batches that are read ahead.
+    assert source.reads <= 40
 
 
-def test_pixels_depend_on_neither_the_number_of_ranks_nor_of_threads():
+def test_training_batches_do_not_depend_on_the_numbers_of_ranks_and_threads():
     order = SampleOrder(N, seed=1)
     alone = next(iter(train(SOURCE, order, Cursor(2, 50), (12, 1), 0, 1, epochs=3, threads=1)))
     shared = [
@@ -135,9 +141,10 @@ def test_pixels_depend_on_neither_the_number_of_ranks_nor_of_threads():
 
 
 @pytest.mark.parametrize(("n", "size", "batch"), [(1, 4, 3), (13, 3, 4), (31, 4, 8)])
-def test_evaluation_counts_each_image_once_in_the_same_number_of_steps(n, size, batch):
+def test_evaluation_batches_have_each_image_once_and_equal_steps_on_all_ranks(n, size, batch):
     source = MemorySource(n)
-    counts, steps = collections.Counter(), set()
+    counts = collections.Counter()
+    steps = set()
     for rank in range(size):
         elements = list(pipeline.evaluation_batches(source, batch, rank, size, image_size=8))
         steps.add(len(elements))
@@ -151,28 +158,24 @@ def test_evaluation_counts_each_image_once_in_the_same_number_of_steps(n, size, 
     assert counts == dict.fromkeys(range(n), 1.0)
 
 
-def test_evaluation_is_the_center_crop_of_the_resized_image():
+def test_evaluation_batches_have_the_center_crop_of_the_resized_image():
     image = support.jpeg(3, 60, 90)
     source = MemorySource(1)
     source.images = [image]
-    got = (
-        next(iter(pipeline.evaluation_batches(source, 1, image_size=16)))["image"][0]
-        .numpy()
-        .astype(float)
-    )
+    element = next(iter(pipeline.evaluation_batches(source, 1, image_size=16)))
+    result = element["image"][0].numpy().astype(float)
     pixels = np.asarray(Image.open(io.BytesIO(image))).astype(float)
     side = round(60 * 0.875)
     window = pixels[(60 - side) // 2 :, (90 - side) // 2 :][:side, :side]
-    reduced = (
-        window[:52, :52].reshape(26, 2, 26, 2, 3).mean(axis=(1, 3))
-    )  # at half scale, as the decoder may
+    # The decoder may decode at half scale.
+    reduced = window[:52, :52].reshape(26, 2, 26, 2, 3).mean(axis=(1, 3))
     expected = augment_reference.resize(reduced, 16, 16)
-    assert np.abs(got - expected).mean() < 4
-    assert np.abs(got - expected).max() < 25
+    assert np.abs(result - expected).mean() < 4
+    assert np.abs(result - expected).max() < 25
 
 
 @pytest.mark.parametrize("kind", ["bad", "undecodable"])
-def test_a_bad_record_ends_the_run_with_its_file_and_offset(kind):
+def test_batches_with_a_bad_record_raise_its_file_and_offset(kind):
     source = MemorySource(60, **{kind: {17}})
     order = SampleOrder(60, seed=1)
     with pytest.raises(UserError, match=r"memory, offset 17000: .*--bad_records=skip"):
@@ -182,7 +185,7 @@ def test_a_bad_record_ends_the_run_with_its_file_and_offset(kind):
 
 
 @pytest.mark.parametrize("kind", ["bad", "undecodable"])
-def test_skipped_records_are_counted_logged_and_replaced_with_the_same_steps(kind, caplog):
+def test_training_batches_that_skip_bad_records_replace_and_log_them(kind, caplog):
     source = MemorySource(60, **{kind: {17, 18, 44}})
     order = SampleOrder(60, seed=1)
     with caplog.at_level(logging.WARNING):
@@ -190,18 +193,21 @@ def test_skipped_records_are_counted_logged_and_replaced_with_the_same_steps(kin
             train(source, order, Cursor(), (8, 1), rank, 2, epochs=2, bad_records="skip")
             for rank in range(2)
         ]
-        seen = [labels(run) for run in runs]
-    assert len(seen[0]) == len(seen[1]) == 8
-    flat = [label for steps in zip(*seen, strict=True) for batch in steps for label in batch]
-    taken = order.rank_slice(Cursor(), 128)[0].tolist()
-    assert flat == [{17: 19, 18: 19, 44: 45}.get(label, label) for label in taken]
+        labels_of_ranks = [labels(run) for run in runs]
+    assert len(labels_of_ranks[0]) == len(labels_of_ranks[1]) == 8
+    flat = [
+        label for steps in zip(*labels_of_ranks, strict=True) for batch in steps for label in batch
+    ]
+    examples = order.rank_slice(Cursor(), 128)[0].tolist()
+    assert flat == [{17: 19, 18: 19, 44: 45}.get(label, label) for label in examples]
     assert {bad for run in runs for bad in run.bad_records.reasons} == {17, 18, 44}
     assert "memory, offset 44000" in caplog.text
 
 
-def test_an_image_that_another_rank_finds_bad_after_it_was_read_is_skipped():
-    """The other rank reports it after this rank has already read the next batches."""
-    source, order = MemorySource(60, undecodable={17}), SampleOrder(60, seed=1)
+def test_training_batches_skip_an_image_that_another_rank_reports_as_bad():
+    # The other rank reports it after this rank has already read the next batches.
+    source = MemorySource(60, undecodable={17})
+    order = SampleOrder(60, seed=1)
     position = order.rank_slice(Cursor(), 60)[0].tolist().index(17)
     batches = train(
         source, order, Cursor(), (4, 1), 0, 1, bad_records="skip", readers=1, prefetch=1
@@ -215,7 +221,7 @@ def test_an_image_that_another_rank_finds_bad_after_it_was_read_is_skipped():
     assert batches.bad_records.replaced_examples == {(0, 17)}
 
 
-def test_evaluation_gives_bad_records_no_weight():
+def test_evaluation_batches_give_bad_records_no_weight():
     source = MemorySource(20, bad={3}, undecodable={19})
     batches = pipeline.evaluation_batches(
         source, 8, image_size=8, options=HostOptions(bad_records="skip")
@@ -231,7 +237,7 @@ def test_evaluation_gives_bad_records_no_weight():
     assert weighted == [label for label in range(20) if label not in (3, 19)]
 
 
-def test_too_many_bad_records_fail():
+def test_training_batches_with_too_many_bad_records_raise():
     source = MemorySource(60, bad=range(10, 20))
     with pytest.raises(UserError, match="max_bad_records=4"):
         labels(
@@ -260,7 +266,7 @@ def test_too_many_bad_records_fail():
         )
 
 
-def decoded(content, window, side):
+def decode_window(content, window, side):
     kind, _, _ = images.decode_header(content)
     branch, scaled = images.plan_decoding(np.array([kind]), np.array([window]), side)
     return images.decode(
@@ -269,14 +275,14 @@ def decoded(content, window, side):
 
 
 @pytest.mark.parametrize("mode", ["RGB", "CMYK", "L"])
-def test_jpegs_of_every_color_space_decode_to_what_pillow_sees(mode):
+def test_decode_of_jpegs_of_every_color_space_is_close_to_pillow(mode):
     content = support.jpeg(5, 40, 48, mode)
     pixels = np.asarray(Image.open(io.BytesIO(content)).convert("RGB")).astype(float)
     expected = augment_reference.resize(pixels[6:38, 4:36], 20, 20)
-    assert np.abs(decoded(content, (6, 4, 32, 32), 20) - expected).mean() < 4
+    assert np.abs(decode_window(content, (6, 4, 32, 32), 20) - expected).mean() < 4
 
 
-def test_evaluation_decodes_jpegs_by_the_accurate_dct_as_pillow_does_and_training_by_the_fast_one():
+def test_decode_uses_the_accurate_dct_in_evaluation_and_the_fast_one_in_training():
     noise = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
     content = images.encode(Image.fromarray(noise), "JPEG", quality=95, subsampling=0)
     expected = np.asarray(Image.open(io.BytesIO(content)))
@@ -292,28 +298,25 @@ def test_evaluation_decodes_jpegs_by_the_accurate_dct_as_pillow_does_and_trainin
 
 
 @pytest.mark.parametrize("extent", [(70, 100), (260, 300)])
-def test_reduced_decoding_stays_close_to_a_full_decode_with_area_averaging(extent):
+def test_decode_with_a_reduction_is_close_to_the_mean_of_areas(extent):
     content = support.jpeg(7, 280, 320)
     height, width = extent
     pixels = np.asarray(Image.open(io.BytesIO(content)))[8 : 8 + height, 8 : 8 + width]
     area = np.asarray(Image.fromarray(pixels).resize((32, 32), Image.Resampling.BOX)).astype(float)
-    assert (
-        np.abs(decoded(content, (8, 8, height, width), 32) - area).mean() < 4
-    )  # the window is rounded to blocks: up to half an output pixel
+    # The window is rounded to blocks, which is up to half an output pixel.
+    assert np.abs(decode_window(content, (8, 8, height, width), 32) - area).mean() < 4
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "BMP"])
-def test_fine_stripes_of_a_large_image_become_their_mean(form):
+def test_decode_of_a_large_image_with_fine_stripes_returns_their_mean(form):
     pixels = np.full((256, 256, 3), 200, np.uint8)
-    pixels[:, np.arange(256) % 8 < 3] = (
-        40  # a mean of 140; of each eight columns a bilinear resize sees two
-    )
+    # The mean is 140. Of eight columns, a bilinear resize would use only two.
+    pixels[:, np.arange(256) % 8 < 3] = 40
     content = images.encode(Image.fromarray(pixels), form)
-    assert np.abs(decoded(content, (8, 8, 240, 240), 30) - 140.0).max() <= 3
+    assert np.abs(decode_window(content, (8, 8, 240, 240), 30) - 140.0).max() <= 3
 
 
-# An image whose description holds a smaller image, with its own end marker, as cameras write
-# it.
+# An image whose metadata contain a smaller image with its own end marker, as cameras write it.
 WITH_THUMBNAIL = (
     b"\xff\xd8\xff\xe1"
     + struct.pack(">H", 2 + len(support.jpeg(9)))
@@ -345,16 +348,17 @@ def test_decode_header_of_a_damaged_image_raises_with_the_reason(content, reason
 @pytest.mark.parametrize(
     "content", [support.jpeg(0, 31, 57), support.png(0, 31, 57), WITH_THUMBNAIL]
 )
-def test_bytes_after_the_end_of_an_image_are_ignored(content):
+def test_decode_ignores_bytes_after_the_end_of_an_image(content):
     trailing = content + random.Random(1).randbytes(5000)
     assert images.decode_header(trailing) == images.decode_header(content)
     _, height, width = images.decode_header(content)
     np.testing.assert_array_equal(
-        decoded(trailing, (0, 0, height, width), 16), decoded(content, (0, 0, height, width), 16)
+        decode_window(trailing, (0, 0, height, width), 16),
+        decode_window(content, (0, 0, height, width), 16),
     )
 
 
-def test_read_ahead_is_bounded_by_memory():
+def test_read_ahead_limits_follow_from_the_memory():
     small = train(
         SOURCE, SampleOrder(N), Cursor(), (64, 1), 0, 1, memory_bytes=1 << 20, readers=8, prefetch=8
     )
@@ -362,45 +366,49 @@ def test_read_ahead_is_bounded_by_memory():
     assert small._builder._read_ahead_limits(4096, 8) == (1, 1)
 
 
-def test_batches_are_copied_to_the_device_ahead_of_the_trainer():
-    """Any device takes the same path as a GPU; what arrives there is what the host made."""
+def test_training_batches_with_a_device_are_copied_to_it_in_advance():
+    # Every device takes the same path as a GPU. The data that arrive there must be those of the
+    # host.
     order = SampleOrder(32, seed=1)
     source = MemorySource(32)
     plain = list(train(source, order, Cursor(), (8, 1), 0, 1))
     batches = train(source, order, Cursor(), (8, 1), 0, 1, device="/cpu:0")
-    ahead = list(batches)
-    assert len(ahead) == len(plain) == 4
-    for ours, expected in zip(ahead, plain, strict=True):
-        assert ours["image"].device.endswith("CPU:0")
-        assert all(np.array_equal(ours[key], expected[key]) for key in ("image", "label", "seed"))
-    last = batches._latest[2]
-    assert [type(last).__name__, type(last._input_dataset).__name__] == [
+    copied = list(batches)
+    assert len(copied) == len(plain) == 4
+    for element, expected in zip(copied, plain, strict=True):
+        assert element["image"].device.endswith("CPU:0")
+        assert all(
+            np.array_equal(element[key], expected[key]) for key in ("image", "label", "seed")
+        )
+    dataset = batches._latest[2]
+    assert [type(dataset).__name__, type(dataset._input_dataset).__name__] == [
         "_PrefetchDataset",
         "_CopyToDeviceDataset",
     ]
 
 
 class SlowSource(MemorySource):
-    """Storage far away: every read takes a while; notes how many are under way together."""
+    """Reads slowly, like distant storage; counts the reads at the same time."""
 
     def __init__(self, count):
         super().__init__(count)
-        self.reading = self.most = 0
+        self.reading = 0
+        self.max_reading = 0
         self._lock = threading.Lock()
 
     def read_one(self, index):
         with self._lock:
             self.reading += 1
-            self.most = max(self.most, self.reading)
+            self.max_reading = max(self.max_reading, self.reading)
         time.sleep(0.02)
         with self._lock:
             self.reading -= 1
         return super().read_one(index)
 
 
-@pytest.mark.parametrize(("reads", "most"), [(1, {1}), (8, set(range(4, 9)))])
-def test_records_of_a_batch_are_read_at_the_same_time_in_the_same_order(reads, most):
-    """Otherwise a batch of 256 takes half a second to read where a read takes 2 ms."""
+@pytest.mark.parametrize(("reads", "allowed"), [(1, {1}), (8, set(range(4, 9)))])
+def test_training_batches_read_records_at_the_same_time_and_keep_their_order(reads, allowed):
+    # Otherwise a batch of 256 takes half a second to read if a read takes 2 ms.
     source = SlowSource(64)
     elements = train(
         source, SampleOrder(64, seed=3), Cursor(), (32, 1), 0, 1, readers=1, reads=reads
@@ -409,12 +417,13 @@ def test_records_of_a_batch_are_read_at_the_same_time_in_the_same_order(reads, m
         np.concatenate(labels(elements)).tolist()
         == SampleOrder(64, seed=3).at(0, np.arange(64)).tolist()
     )
-    assert source.most in most
+    assert source.max_reading in allowed
 
 
-def test_pipelines_share_their_reading_threads():
+def test_example_readers_share_their_threads():
     before = sum(thread.name.startswith("reads") for thread in threading.enumerate())
-    for _ in range(5):  # as many pipelines as a run of some epochs has
+    # A run of several epochs has as many pipelines.
+    for _ in range(5):
         reader = ExampleReader(SOURCE, BadRecords(SOURCE, "fail", 0), reads=4)
         assert len(reader.read(np.arange(8))[0]) == 8
     assert sum(thread.name.startswith("reads") for thread in threading.enumerate()) <= before + 4

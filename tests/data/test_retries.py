@@ -1,4 +1,4 @@
-"""When a request to a server is made again, and when it is given up."""
+"""Tests when a request to a server is repeated, and when it fails."""
 
 import time
 
@@ -10,23 +10,24 @@ from hybrid_imagenet.errors import StorageError
 
 
 @pytest.fixture(autouse=True)
-def short(monkeypatch):
+def short_delays(monkeypatch):
     monkeypatch.setattr(remote, "_RETRY_DELAYS_SECONDS", (0.01,))
 
 
 class Request:
-    """A request whose tries take so many seconds each, and then fail or succeed."""
+    """Replaces a request whose attempts take a number of seconds each, and then fail or succeed."""
 
-    def __init__(self, *tries):
-        self.tries, self.made = tries, 0
+    def __init__(self, *attempts):
+        self.attempts = attempts
+        self.num_attempts = 0
 
     def __call__(self):
-        seconds, error = self.tries[min(self.made, len(self.tries) - 1)]
-        self.made += 1
+        seconds, error = self.attempts[min(self.num_attempts, len(self.attempts) - 1)]
+        self.num_attempts += 1
         time.sleep(seconds)
         if error is not None:
             raise error
-        return self.made
+        return self.num_attempts
 
 
 BROKEN = OSError("the connection broke")
@@ -52,19 +53,20 @@ def test_retries_do_not_repeat_a_permanent_error(error):
     request = Request((0, error))
     with pytest.raises(FileNotFoundError, match="place"):
         Retries(5)(request, "place")
-    assert request.made == 1
+    assert request.num_attempts == 1
 
 
 def test_retries_end_after_the_timeout_and_warn_once_per_outage(caplog):
-    ask, request = Retries(0.2), Request((0, BROKEN))
+    retries = Retries(0.2)
+    request = Request((0, BROKEN))
     began = time.monotonic()
     with pytest.raises(
         StorageError, match=r"file has failed for --storage_timeout=0\.2 seconds .*broke"
     ):
-        ask(request, "file")
+        retries(request, "file")
     assert time.monotonic() - began >= 0.2
-    assert request.made > 2
+    assert request.num_attempts > 2
     assert caplog.text.count("trying again") == 1
-    assert ask(Request((0, None)), "file") == 1
-    assert ask(Request((0, BROKEN), (0, None)), "file") == 2
+    assert retries(Request((0, None)), "file") == 1
+    assert retries(Request((0, BROKEN), (0, None)), "file") == 2
     assert caplog.text.count("trying again") == 2

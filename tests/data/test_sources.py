@@ -1,3 +1,5 @@
+"""Tests all forms of local datasets: their contents, damage, and wrong directories."""
+
 import concurrent.futures
 import dataclasses
 import errno
@@ -29,7 +31,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def write_tfds(directory):
-    """The tiny set as TFDS stores imagenet2012, written with its own writer."""
+    """Writes the tiny dataset as TFDS stores imagenet2012, with the writer of TFDS."""
     tfds = pytest.importorskip("tensorflow_datasets")
     builder = tfds.builder("imagenet2012", data_dir=directory, file_format="tfrecord")
     Path(builder.data_dir).mkdir(parents=True)
@@ -48,7 +50,7 @@ def write_tfds(directory):
 
 
 def make(form, directory):
-    """Writes the tiny set in a form; returns the name under which it is opened."""
+    """Writes the tiny dataset in a form; returns the name with which it is opened."""
     if form == "tfds":
         write_tfds(directory)
         return "imagenet2012"
@@ -69,7 +71,7 @@ def make(form, directory):
 
 
 @pytest.mark.parametrize("form", ["imagenet", "plain", "folder", "parquet", "tfds"])
-def test_images_labels_and_classes_agree_between_all_forms(form, tmp_path):
+def test_open_source_returns_the_same_images_and_labels_for_all_forms(form, tmp_path):
     directory = tmp_path / "set"
     directory.mkdir()
     name = make(form, directory)
@@ -88,7 +90,7 @@ def test_images_labels_and_classes_agree_between_all_forms(form, tmp_path):
         assert source.reads.bytes_read >= sum(map(len, images)) * (form != "parquet")
 
 
-def test_shards_without_class_names_need_the_number_of_classes(tmp_path):
+def test_tfrecord_without_class_names_needs_the_number_of_classes(tmp_path):
     support.write_shards(tmp_path, "train", support.tiny("train"))
     with pytest.raises(UserError, match=r"do not name the classes\. Set --num_classes"):
         data.open_source("tfrecord", str(tmp_path))
@@ -124,7 +126,7 @@ def test_digits_equal_those_of_scikit_learn():
     np.testing.assert_array_equal(labels, originals.target)
 
 
-def test_digits_arrays_are_those_that_the_program_trains_and_validates_with(tmp_path):
+def test_digits_arrays_equal_the_source_of_the_program(tmp_path):
     (x_train, y_train), (x_test, y_test) = data.digits()
     assert (x_train.shape, x_train.dtype, y_train.shape) == ((1500, 8, 8), np.uint8, (1500,))
     assert (x_test.shape, x_test.dtype, y_test.shape) == ((297, 8, 8), np.uint8, (297,))
@@ -146,7 +148,7 @@ def test_digits_are_written_once_by_several_processes_at_the_same_time(tmp_path)
     assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["digits-1"]
 
 
-def test_synthetic_images_are_distinct_and_as_large_as_photographs():
+def test_synthetic_source_has_distinct_images_as_large_as_photographs():
     source = data.open_source("synthetic", num_examples=50, num_classes=4)
     images, labels = source.read(range(50))
     assert labels.tolist() == [number % 4 for number in range(50)]
@@ -155,7 +157,7 @@ def test_synthetic_images_are_distinct_and_as_large_as_photographs():
     assert data.open_source("synthetic_tensors", split="validation").num_examples == 50_000
 
 
-def test_ready_tensors_repeat_pixels_but_count_labels_and_weights():
+def test_synthetic_tensors_repeat_pixels_but_count_labels_and_weights():
     source = data.open_source("synthetic_tensors", split="validation", num_examples=200)
     elements = list(pipeline.evaluation_batches(source, 3, 0, 1, image_size=16))
     assert (
@@ -169,32 +171,33 @@ def test_ready_tensors_repeat_pixels_but_count_labels_and_weights():
 
 def test_frame_and_scan_shard_agree_with_tensorflow(tmp_path):
     payloads = [bytes([number]) * (number * 7) for number in range(5)]
-    with tf.io.TFRecordWriter(str(tmp_path / "theirs")) as writer:
+    path = tmp_path / "by_tensorflow"
+    with tf.io.TFRecordWriter(str(path)) as writer:
         for payload in payloads:
             writer.write(payload)
-    data_bytes = (tmp_path / "theirs").read_bytes()
-    assert data_bytes == b"".join(map(tfrecord.frame, payloads))
-    offsets, lengths, damage = tfrecord.scan_shard(tmp_path / "theirs")
+    content = path.read_bytes()
+    assert content == b"".join(map(tfrecord.frame, payloads))
+    offsets, lengths, damage = tfrecord.scan_shard(path)
     assert damage == ""
-    got = [tfrecord.unframe(data_bytes[o : o + n]) for o, n in zip(offsets, lengths, strict=True)]
-    assert got == payloads
+    result = [tfrecord.unframe(content[o : o + n]) for o, n in zip(offsets, lengths, strict=True)]
+    assert result == payloads
 
 
-def flipped(path, at):
+def flip_bit(path, at):
     content = bytearray(path.read_bytes())
     content[at] ^= 1
     path.write_bytes(content)
 
 
-def test_record_with_a_flipped_bit_is_a_bad_record_with_file_and_offset(tmp_path):
+def test_tfrecord_with_a_flipped_bit_is_a_bad_record_with_file_and_offset(tmp_path):
     support.write_shards(tmp_path, "train", support.tiny("train"))
     path = tmp_path / "train-00001-of-00002"
     offsets, lengths, _ = tfrecord.scan_shard(path)
-    flipped(path, int(offsets[3] + lengths[3] // 2))
+    flip_bit(path, int(offsets[3] + lengths[3] // 2))
     source = data.open_source("tfrecord", str(tmp_path), num_classes=3)
-    with pytest.raises(BadRecord, match="checksum of the data") as caught:
+    with pytest.raises(BadRecord, match="checksum of the data") as error:
         source.read(range(14))
-    assert (caught.value.file, caught.value.offset) == (str(path), offsets[3])
+    assert (error.value.file, error.value.offset) == (str(path), offsets[3])
 
 
 def joined(content, offsets, lengths):
@@ -210,21 +213,21 @@ def cut(content, offsets, lengths):
 
 
 @pytest.mark.parametrize(
-    ("damage", "place", "reason"),
+    ("damage", "record", "reason"),
     [
         (zeroed, 2, "the checksum of the record's length does not match"),
         (joined, 3, "the checksum of the record's length does not match"),
         (cut, 2, "the record is truncated: 50 of"),
     ],
 )
-def test_a_damaged_shard_is_refused_with_file_and_offset(damage, place, reason, tmp_path):
+def test_tfrecord_shard_that_is_damaged_raises_file_and_offset(damage, record, reason, tmp_path):
     support.write_shards(tmp_path, "train", support.tiny("train"), shards=2)
     path = tmp_path / "train-00000-of-00002"
     offsets, lengths, _ = tfrecord.scan_shard(path)
     path.write_bytes(damage(path.read_bytes(), offsets, lengths))
     line = (
-        rf"train-00000-of-00002, offset {offsets[place]}: {reason}.*\(1 of 2 shards are damaged\)\."
-        r" Restore the file"
+        rf"train-00000-of-00002, offset {offsets[record]}: {reason}.*"
+        r"\(1 of 2 shards are damaged\)\. Restore the file"
     )
     with pytest.raises(UserError, match=line):
         data.open_source("tfrecord", str(tmp_path), num_classes=3)
@@ -232,7 +235,7 @@ def test_a_damaged_shard_is_refused_with_file_and_offset(damage, place, reason, 
 
 @pytest.mark.parametrize("kind", ["GZIP", "ZLIB"])
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_compressed_tfrecords_are_refused_with_a_command_that_decompresses_them(
+def test_tfrecords_that_are_compressed_raise_a_command_that_decompresses_them(
     kind, suffix, tmp_path
 ):
     support.write_shards(tmp_path, "train", support.tiny("train"), shards=1)
@@ -245,16 +248,16 @@ def test_compressed_tfrecords_are_refused_with_a_command_that_decompresses_them(
     (tmp_path / "packed").rename(f"{path}{suffix}")
     with pytest.raises(
         UserError, match=rf"is compressed \({kind}\), .* Decompress each shard"
-    ) as caught:
+    ) as error:
         data.open_source("tfrecord", str(tmp_path), num_classes=3)
-    command = str(caught.value).partition("as in: ")[2]
+    command = str(error.value).partition("as in: ")[2]
     subprocess.run(["bash", "-ec", command], cwd=tmp_path, check=True)
     assert (tmp_path / "plain" / path.name).read_bytes() == whole
 
 
 @pytest.mark.parametrize("policy", ["fail", "skip"])
 @pytest.mark.parametrize("form", ["imagenet", "folder", "parquet", "webdataset"])
-def test_images_whose_directory_vanishes_end_with_its_name_instead_of_being_skipped(
+def test_example_reader_whose_directory_disappears_raises_its_name_and_skips_nothing(
     form, policy, tmp_path
 ):
     mounted = tmp_path / "mounted"
@@ -279,7 +282,7 @@ def test_images_whose_directory_vanishes_end_with_its_name_instead_of_being_skip
             examples.read(np.arange(3))
 
 
-def test_one_image_that_vanishes_from_its_directory_is_a_bad_record(tmp_path):
+def test_image_that_disappears_from_its_directory_is_a_bad_record(tmp_path):
     source = data.open_source(make("folder", tmp_path), str(tmp_path))
     Path(source.locate(0)[0]).unlink()
     with pytest.raises(BadRecord, match="No such file or directory"):
@@ -289,14 +292,14 @@ def test_one_image_that_vanishes_from_its_directory_is_a_bad_record(tmp_path):
 @pytest.mark.parametrize(
     "name", ["train-00000-of-00001", "train-0.tar", "train.parquet", "manifest.json"]
 )
-def test_a_pipe_in_place_of_a_file_of_a_dataset_is_refused_at_once(name, tmp_path):
+def test_open_source_with_a_pipe_instead_of_a_file_raises(name, tmp_path):
     os.mkfifo(tmp_path / name)
     form = {".tar": "webdataset", ".parquet": "parquet"}.get(Path(name).suffix, "tfrecord")
     with pytest.raises(UserError, match=rf"{name} .*is not a regular file"):
         data.open_source(form, str(tmp_path), num_classes=3)
 
 
-def test_a_link_to_a_pipe_or_a_device_in_a_folder_is_a_bad_record(tmp_path):
+def test_folder_with_a_link_to_a_pipe_or_a_device_has_a_bad_record(tmp_path):
     source = data.open_source(make("folder", tmp_path), str(tmp_path))
     os.mkfifo(tmp_path / "pipe")
     for number, target in enumerate((tmp_path / "pipe", "/dev/zero")):
@@ -307,7 +310,7 @@ def test_a_link_to_a_pipe_or_a_device_in_a_folder_is_a_bad_record(tmp_path):
             source.read_one(number)
 
 
-def listed(*lengths):
+def list_entry(*lengths):
     return {"filenames": ["a.tar"], "shard_lengths": lengths}
 
 
@@ -343,10 +346,10 @@ def write_list(directory, splits):
         ("webdataset", lambda d: (d / "train-0.tar").touch(), "offset 0: .*empty file"),
         ("webdataset", lambda d: (d / "train-0.tar").write_bytes(bytes(10240)), "hold no samples"),
         ("webdataset", lambda d: write_list(d, {}), "does not list the files of train"),
-        ("webdataset", lambda d: write_list(d, {"train": listed()}), "1 files but 0 lengths"),
+        ("webdataset", lambda d: write_list(d, {"train": list_entry()}), "1 files but 0 lengths"),
         (
             "webdataset",
-            lambda d: write_list(d, {"train": listed(3)}),
+            lambda d: write_list(d, {"train": list_entry(3)}),
             "a.tar cannot be read .No such file",
         ),
     ],
@@ -355,9 +358,9 @@ def test_open_source_of_unusable_data_raises_one_line(name, prepare, message, tm
     directory = tmp_path / "set"
     directory.mkdir()
     prepare(directory)
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(UserError, match=message) as error:
         data.open_source(name, str(directory), num_classes=3)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
 def test_parquet_row_groups_in_memory_are_bounded(tmp_path):
@@ -367,7 +370,7 @@ def test_parquet_row_groups_in_memory_are_bounded(tmp_path):
     for source in (small, large):
         for _ in range(2):
             source.read(range(source.num_examples))
-    # 14 rows in two files, in groups of 3.
+    # There are 14 rows in two files, in groups of 3.
     assert large.reads.operations == 6
     assert small.reads.operations == 12
     shared = data.open_source("parquet", str(tmp_path))
@@ -396,7 +399,7 @@ def test_directory_without_permission_raises_one_line(tmp_path, monkeypatch):
         data.open_source("tfrecord", str(tmp_path), num_classes=3)
 
 
-def test_a_page_of_parquet_with_another_checksum_is_a_bad_record(tmp_path):
+def test_parquet_page_with_a_wrong_checksum_is_a_bad_record(tmp_path):
     make("parquet", tmp_path)
     parquet = pytest.importorskip("pyarrow.parquet")
     path = sorted(tmp_path.rglob("train*.parquet"))[0]
@@ -411,7 +414,7 @@ def test_a_page_of_parquet_with_another_checksum_is_a_bad_record(tmp_path):
         data.open_source("parquet", str(tmp_path)).read_one(0)
 
 
-def test_a_damaged_row_group_of_parquet_costs_its_rows_alone(tmp_path):
+def test_parquet_row_group_that_is_damaged_makes_only_its_rows_bad(tmp_path):
     make("parquet", tmp_path)
     parquet = pytest.importorskip("pyarrow.parquet")
     path = sorted(tmp_path.rglob("train*.parquet"))[0]
@@ -422,15 +425,13 @@ def test_a_damaged_row_group_of_parquet_costs_its_rows_alone(tmp_path):
     path.write_bytes(content)
     source = data.open_source("parquet", str(tmp_path))
     source.read_one(0)
-    with pytest.raises(BadRecord) as caught:
+    with pytest.raises(BadRecord) as error:
         source.read_one(3)
-    assert (caught.value.file, caught.value.offset) == (str(path), 3)
+    assert (error.value.file, error.value.offset) == (str(path), 3)
 
 
-def flat_folder(directory):
-    """Class directories without splits: ten images of a and three of b, each with content of its
-    own.
-    """
+def write_folder_without_splits(directory):
+    """Writes class directories: ten images of class a and three of class b, all different."""
     for name, count in (("a", 10), ("b", 3)):
         (directory / name).mkdir(parents=True)
         for number in range(count):
@@ -441,29 +442,29 @@ def flat_folder(directory):
 
 
 @pytest.mark.parametrize("inner", ["", "train"])
-def test_a_fraction_of_each_class_is_validated_and_the_rest_trained_on(tmp_path, inner):
-    directory = flat_folder(tmp_path / inner)
+def test_val_fraction_of_a_folder_splits_each_class(tmp_path, inner):
+    directory = write_folder_without_splits(tmp_path / inner)
     train, validation = (
         data.open_source("folder", str(tmp_path), split, val_fraction=0.2)
         for split in ("train", "validation")
     )
     assert train.class_names == validation.class_names == ("a", "b")
-    places = [
+    paths = [
         [source.locate(i)[0] for i in range(source.num_examples)] for source in (train, validation)
     ]
-    assert (len(places[0]), len(places[1])) == (10, 3)
-    assert sorted(places[0] + places[1]) == sorted(str(path) for path in directory.rglob("*.jpg"))
+    assert (len(paths[0]), len(paths[1])) == (10, 3)
+    assert sorted(paths[0] + paths[1]) == sorted(str(path) for path in directory.rglob("*.jpg"))
     assert validation.read(np.arange(3))[1].tolist() == [0, 0, 1]
 
 
 def test_class_folders_without_splits_raise_an_error_that_names_val_fraction(tmp_path):
-    flat_folder(tmp_path)
+    write_folder_without_splits(tmp_path)
     with pytest.raises(UserError, match=r"no directory train\. Add --val_fraction=0\.2"):
         data.open_source("folder", str(tmp_path))
 
 
 def test_train_directory_without_validation_raises_an_error_that_names_val_fraction(tmp_path):
-    flat_folder(tmp_path / "train")
+    write_folder_without_splits(tmp_path / "train")
     with pytest.raises(
         UserError, match=r"no directory validation or val or valid or test\. Add --val_fraction"
     ):
@@ -471,7 +472,7 @@ def test_train_directory_without_validation_raises_an_error_that_names_val_fract
 
 
 def test_val_fraction_of_classes_with_one_image_each_raises(tmp_path):
-    flat_folder(tmp_path / "train")
+    write_folder_without_splits(tmp_path / "train")
     for path in tmp_path.rglob("*[1-9].jpg"):
         path.unlink()
     with pytest.raises(
@@ -497,29 +498,32 @@ class Numbers:
 
 
 def test_load_or_build_index_with_a_damaged_file_builds_again(tmp_path):
-    path, made = tmp_path / "deep" / "index.npz", []
+    path = tmp_path / "deep" / "index.npz"
+    builds = []
 
     def call():
         return load_or_build_index(
-            path, Numbers, lambda: made.append(1) or Numbers(np.array([1, 2]))
+            path, Numbers, lambda: builds.append(1) or Numbers(np.array([1, 2]))
         ).values.tolist()
 
     assert [call(), call()] == [[1, 2], [1, 2]]
-    assert len(made) == 1
+    assert len(builds) == 1
     whole = path.read_bytes()
     damaged = [b"", b"PK\x03\x04", b"{", *(whole[:size] for size in range(0, len(whole), 7))]
-    for place in range(len(whole)):
-        damaged.append(whole[:place] + bytes([whole[place] ^ 0x21]) + whole[place + 1 :])
+    for position in range(len(whole)):
+        flipped_byte = bytes([whole[position] ^ 0x21])
+        damaged.append(whole[:position] + flipped_byte + whole[position + 1 :])
     for content in damaged:
         path.write_bytes(content)
         assert call() == [1, 2]
         assert load_index(path, Numbers).values.tolist() == [1, 2]
-    (tmp_path / "file").touch()  # a cache that cannot be written costs only the time
+    # If the cache cannot be written, only the time to build the index is lost.
+    (tmp_path / "file").touch()
     assert load_or_build_index(tmp_path / "file" / "index", Numbers, lambda: 5) == 5
 
 
 def test_load_or_build_index_in_two_processes_builds_once(tmp_path):
-    """Two ranks of a host would otherwise both scan all shards."""
+    # Otherwise two ranks of a host would both scan all shards.
     program = f"""
 import dataclasses, pathlib, time
 import numpy as np
@@ -533,8 +537,8 @@ def make():
 path = pathlib.Path({str(tmp_path / "index.npz")!r})
 print(load_or_build_index(path, Numbers, make).values.tolist())
 """
-    both = [python("-c", program) for _ in range(2)]
-    assert [process.communicate()[0] for process in both] == ["[1, 2]\n"] * 2
+    builders = [python("-c", program) for _ in range(2)]
+    assert [process.communicate()[0] for process in builders] == ["[1, 2]\n"] * 2
     assert (tmp_path / "made").read_text() == "x"
 
 
@@ -564,11 +568,11 @@ def test_damaged_index_of_prepared_shards_is_built_again(tmp_path):
 
 
 def test_encode_example_agrees_with_tensorflow():
-    ours = tfrecord.encode_example({"image": b"abc", "label": -5, "text": b""})
-    theirs = tf.train.Example.FromString(ours).features.feature
-    assert theirs["image"].bytes_list.value[0] == b"abc"
-    assert theirs["label"].int64_list.value[0] == -5
-    assert tfrecord.decode_example(ours, ["image", "label", "none"]) == {
+    content = tfrecord.encode_example({"image": b"abc", "label": -5, "text": b""})
+    feature = tf.train.Example.FromString(content).features.feature
+    assert feature["image"].bytes_list.value[0] == b"abc"
+    assert feature["label"].int64_list.value[0] == -5
+    assert tfrecord.decode_example(content, ["image", "label", "none"]) == {
         "image": [b"abc"],
         "label": [-5],
     }
@@ -625,9 +629,9 @@ def test_tfrecord_with_other_than_one_image_and_one_class_number_is_a_bad_record
     write_examples(tmp_path / "train-00000-of-00001", [{"image": [IMAGE], "label": [2]}, example])
     source = data.open_source("tfrecord", str(tmp_path), num_classes=3)
     assert source.read_one(0) == (IMAGE, 2)
-    with pytest.raises(BadRecord, match=reason) as caught:
+    with pytest.raises(BadRecord, match=reason) as error:
         source.read_one(1)
-    assert caught.value.offset == source.locate(1)[1]
+    assert error.value.offset == source.locate(1)[1]
 
 
 @pytest.mark.parametrize(
@@ -647,7 +651,7 @@ def test_tfrecord_with_other_than_one_image_and_one_class_number_is_a_bad_record
         ),
     ],
 )
-def test_parquet_with_lists_of_images_or_labels_is_refused(columns, message, tmp_path):
+def test_parquet_with_lists_of_images_or_labels_raises(columns, message, tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 

@@ -1,3 +1,5 @@
+"""Tests how images are divided between training, validation and tuning."""
+
 import numpy as np
 import pytest
 
@@ -20,16 +22,17 @@ from hybrid_imagenet.data import splits
 def test_validation_mask_has_the_fraction_but_at_least_one_image_on_each_side(
     count, fraction, number
 ):
-    chosen = splits.validation_mask(count, fraction)
-    assert chosen.shape == (count,)
-    assert chosen.sum() == number
+    mask = splits.validation_mask(count, fraction)
+    assert mask.shape == (count,)
+    assert mask.sum() == number
 
 
 def test_validation_mask_is_reproducible_and_spreads_over_the_class():
     first = splits.validation_mask(1000, 0.2)
     assert np.array_equal(first, splits.validation_mask(1000, 0.2))
     in_each_tenth = first.reshape(10, 100).sum(1)
-    assert in_each_tenth.min() >= 8  # 20 are expected, with a standard deviation of 4
+    # The expected number is 20, with a standard deviation of 4.
+    assert in_each_tenth.min() >= 8
 
 
 def test_split_for_tuning_is_a_partition_that_depends_on_the_seed():
@@ -37,23 +40,12 @@ def test_split_for_tuning_is_a_partition_that_depends_on_the_seed():
     assert (len(training), len(tuning)) == (50, 10)
     np.testing.assert_array_equal(np.sort(np.concatenate([training, tuning])), np.arange(60))
     np.testing.assert_array_equal(splits.split_for_tuning(10, 60)[1], tuning)
-    assert tuning.tolist() == [
-        2,
-        14,
-        18,
-        27,
-        35,
-        39,
-        43,
-        51,
-        53,
-        56,
-    ]  # a study goes on with the same images
+    # These images must not change, so that a study can continue with the same ones.
+    assert tuning.tolist() == [2, 14, 18, 27, 35, 39, 43, 51, 53, 56]
     others = [splits.split_for_tuning(10, 60, seed)[1].tolist() for seed in range(1, 50)]
     assert len({tuple(other) for other in others}) == 49
-    assert (
-        np.bincount(np.concatenate(others), minlength=60).min() > 0
-    )  # no image is always trained on
+    # Each image is used for tuning with some seed.
+    assert np.bincount(np.concatenate(others), minlength=60).min() > 0
 
 
 def test_num_held_out_is_a_fraction_or_a_number_of_images():

@@ -1,4 +1,4 @@
-"""WebDataset tar files that the webdataset package wrote, in a directory."""
+"""Tests WebDataset tar files in a directory, written by the webdataset package."""
 
 import io
 import json
@@ -30,7 +30,7 @@ def as_json(number, image, label):
 
 
 def write(directory, form=support.as_cls, per_file=3):
-    """Writes the tiny set as 5 and 2 files."""
+    """Writes the tiny dataset into 5 and 2 files."""
     directory.mkdir(parents=True)
     for split in data.SPLITS:
         support.write_tars(directory, f"tiny-{split}", support.tiny(split), per_file, form)
@@ -39,7 +39,7 @@ def write(directory, form=support.as_cls, per_file=3):
 
 @pytest.mark.parametrize("form", [support.as_cls, as_json])
 @pytest.mark.parametrize("info", [False, True])
-def test_images_and_labels_are_those_that_the_package_wrote(form, info, tmp_path):
+def test_webdataset_source_returns_images_and_labels_as_written(form, info, tmp_path):
     directory = write(tmp_path / "set", form)
     if info:
         support.write_info(directory)
@@ -55,7 +55,7 @@ def test_images_and_labels_are_those_that_the_package_wrote(form, info, tmp_path
             assert offset in [member.offset for member in archive]
 
 
-def test_class_names_and_directories_of_splits(tmp_path):
+def test_webdataset_source_reads_class_names_and_directories_of_splits(tmp_path):
     directory = write(tmp_path / "set")
     (directory / "labels.txt").write_text("cat\ndog\nowl\n")
     for split, name in (("train", "train"), ("validation", "val")):
@@ -76,9 +76,9 @@ def tar(path, files):
             archive.addfile(member, io.BytesIO(content))
 
 
-def test_the_whole_extension_decides_what_a_file_of_a_sample_is(tmp_path):
+def test_webdataset_source_recognizes_files_of_a_sample_by_the_whole_extension(tmp_path):
     image, _ = support.tiny("train")[0]
-    # The header of a tar file holds shorter names only, so this one gets an extra header.
+    # The header of a tar file has space for shorter names only, so this one gets an extra header.
     long = "d" * 120 + "/" + "n" * 120
     tar(
         tmp_path / "train-0.tar",
@@ -127,13 +127,13 @@ def test_the_whole_extension_decides_what_a_file_of_a_sample_is(tmp_path):
         ([("1.jpg", b"x"), ("1.cls", b"3")], "label 3 is not one of 2 classes"),
     ],
 )
-def test_a_sample_that_cannot_be_used_is_a_bad_record(files, reason, tmp_path):
+def test_webdataset_sample_that_cannot_be_used_is_a_bad_record(files, reason, tmp_path):
     tar(tmp_path / "train-0.tar", [("0.jpg", b"x"), ("0.cls", b"0"), *files])
     source = data.open_source("webdataset", str(tmp_path), num_classes=2)
     assert source.read_one(0) == (b"x", 0)
-    with pytest.raises(BadRecord, match=reason) as caught:
+    with pytest.raises(BadRecord, match=reason) as error:
         source.read_one(1)
-    assert caught.value.offset == 2048
+    assert error.value.offset == 2048
 
 
 def tar_with_links(path, members):
@@ -149,7 +149,7 @@ def tar_with_links(path, members):
                 archive.addfile(member)
 
 
-def test_links_in_a_tar_are_followed_inside_the_archive(tmp_path):
+def test_webdataset_source_follows_links_inside_the_archive(tmp_path):
     tar_with_links(
         tmp_path / "train-0.tar",
         [
@@ -166,12 +166,12 @@ def test_links_in_a_tar_are_followed_inside_the_archive(tmp_path):
         ],
     )
     source = data.open_source("webdataset", str(tmp_path))
-    found = [source.read_one(number) for number in range(source.num_examples)]
-    assert found == [(b"first", 0), (b"first", 1), (b"last", 1), (b"last", 2), (b"last", 0)]
+    examples = [source.read_one(number) for number in range(source.num_examples)]
+    assert examples == [(b"first", 0), (b"first", 1), (b"last", 1), (b"last", 2), (b"last", 0)]
 
 
 @pytest.mark.parametrize(
-    ("members", "what"),
+    ("members", "file_with_link"),
     [
         ([("1.jpg", tarfile.SYMTYPE, "/photos/1.jpg"), ("1.cls", b"1")], "image"),
         ([("1.jpg", tarfile.LNKTYPE, "gone.jpg"), ("1.cls", b"1")], "image"),
@@ -179,18 +179,21 @@ def test_links_in_a_tar_are_followed_inside_the_archive(tmp_path):
         ([("1.jpg", b"x"), ("1.cls", tarfile.SYMTYPE, "../../labels/1.cls")], "label"),
     ],
 )
-def test_a_link_out_of_a_tar_is_a_bad_record(members, what, tmp_path):
+def test_webdataset_link_to_a_file_outside_the_archive_is_a_bad_record(
+    members, file_with_link, tmp_path
+):
     tar_with_links(tmp_path / "train-0.tar", [("0.jpg", b"x"), ("0.cls", b"0"), *members])
     source = data.open_source("webdataset", str(tmp_path), num_classes=2)
     assert source.read_one(0) == (b"x", 0)
     with pytest.raises(
         BadRecord,
-        match=f"its {what} is a link to a file that the archive does not hold.*dereference",
+        match=f"its {file_with_link} is a link to a file that the archive does not hold"
+        ".*dereference",
     ):
         source.read_one(1)
 
 
-def test_a_tar_with_a_sparse_file_is_refused(tmp_path):
+def test_webdataset_tar_with_a_sparse_file_raises(tmp_path):
     with (tmp_path / "0.png").open("wb") as file:
         file.truncate(1 << 20)
     (tmp_path / "0.cls").write_text("0")
@@ -215,17 +218,17 @@ def test_a_tar_with_a_sparse_file_is_refused(tmp_path):
         ([("1.json", b'{"label": 1, "cls": 2}'), ("1.jpg", b"x")], "two labels, 1.json and 1.json"),
     ],
 )
-def test_a_sample_with_two_images_or_labels_is_refused(files, message, tmp_path):
+def test_webdataset_sample_with_two_images_or_labels_raises(files, message, tmp_path):
     tar(tmp_path / "train-0.tar", [("0.jpg", b"x"), ("0.cls", b"0"), *files])
     with pytest.raises(
         UserError, match=rf"train-0.tar: a sample has {message}: leave one"
-    ) as caught:
+    ) as error:
         data.open_source("webdataset", str(tmp_path))
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("mode", ["gz", "bz2", "xz"])
-def test_a_compressed_file_with_the_name_of_a_tar_is_refused(mode, tmp_path):
+def test_webdataset_tar_that_is_compressed_raises(mode, tmp_path):
     with tarfile.open(tmp_path / "train-0.tar", f"w:{mode}") as archive:
         archive.addfile(tarfile.TarInfo("0.cls"))
     with pytest.raises(
@@ -235,9 +238,10 @@ def test_a_compressed_file_with_the_name_of_a_tar_is_refused(mode, tmp_path):
         data.open_source("webdataset", str(tmp_path))
 
 
-def test_tar_files_that_were_joined_are_refused(tmp_path):
+def test_webdataset_tar_files_that_were_joined_raise(tmp_path):
     directory = write(tmp_path / "set")
-    first, second = directory / "tiny-train-0000.tar", directory / "tiny-train-0001.tar"
+    first = directory / "tiny-train-0000.tar"
+    second = directory / "tiny-train-0001.tar"
     end = first.stat().st_size
     first.write_bytes(first.read_bytes() + second.read_bytes())
     with pytest.raises(
@@ -247,7 +251,7 @@ def test_tar_files_that_were_joined_are_refused(tmp_path):
 
 
 def damaged_tar(content, begin, damage):
-    """Returns the content of a tar file with damage; its samples start at the offsets `begin`."""
+    """Returns the damaged content of a tar file whose samples start at the offsets `begin`."""
     if damage == "cut in an image":
         return content[: begin[1] + 700]
     if damage == "cut in a header":
@@ -273,7 +277,7 @@ def damaged_tar(content, begin, damage):
         "zeros",
     ],
 )
-def test_cut_or_damaged_tar_raises_an_error_with_its_offset(damage, info, tmp_path):
+def test_webdataset_tar_that_is_cut_or_damaged_raises_the_offset(damage, info, tmp_path):
     directory = write(tmp_path / "set")
     if info:
         support.write_info(directory)
@@ -344,12 +348,12 @@ def test_tar_with_another_number_of_samples_than_listed_raises(tmp_path):
         data.open_source("webdataset", str(directory))
 
 
-def test_an_epoch_keeps_to_its_window_and_sees_each_image_once(tmp_path):
+def test_webdataset_epoch_has_each_image_once_and_prefetches_its_window(tmp_path):
     directory = write(tmp_path / "set")
     source = data.open_source("webdataset", str(directory))
     order = ShardOrder(source.shard_sizes, 2, seed=3)
-    asked = []
-    source.prefetch = lambda shards: asked.append(tuple(shards))
+    requests = []
+    source.prefetch = lambda shards: requests.append(tuple(shards))
     batches = pipeline.training_batches(
         source, order, Cursor(), (2, 1), epochs=1, image_size=8, augmentation="none",
         options=pipeline.HostOptions(readers=1),
@@ -359,6 +363,6 @@ def test_an_epoch_keeps_to_its_window_and_sees_each_image_once(tmp_path):
     assert sorted(examples.tolist()) == list(range(14))
     assert labels == [support.tiny("train")[number][1] for number in examples]
     shard = np.repeat(np.arange(5), source.shard_sizes)
-    assert len(asked) == 7
-    for step, shards in enumerate(asked):
+    assert len(requests) == 7
+    for step, shards in enumerate(requests):
         assert set(shard[examples[2 * step : 2 * step + 2]]) <= set(shards)

@@ -19,7 +19,7 @@ from hybrid_imagenet.data import images
 from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.tools.data import data_command as program
 from tests.data import support
-from tests.data.test_sources import cache, flipped, make  # noqa: F401
+from tests.data.test_sources import cache, flip_bit, make  # noqa: F401
 from tests.support.processes import wait_for
 
 
@@ -204,7 +204,7 @@ def test_check_reports_each_fault_with_file_and_offset(tmp_path, capsys):
     )
     path = tmp_path / "to" / "train-00001-of-00003"
     offsets, lengths, _ = tfrecord.scan_shard(path)
-    flipped(path, int(offsets[2] + lengths[2] // 2))
+    flip_bit(path, int(offsets[2] + lengths[2] // 2))
     capsys.readouterr()
     assert run("check", "--dataset=tfrecord", f"--data_dir={tmp_path / 'to'}") == 2
     out = capsys.readouterr().out
