@@ -111,7 +111,7 @@ def directory_with_a_run(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("line", "message"), WRONG_COMMAND_LINES)
-def test_main_wrong_command_line_prints_one_line_with_a_remedy(
+def test_main_with_a_wrong_command_line_prints_one_line_with_a_remedy(
     line, message, directory_with_a_run, monkeypatch, capsys
 ):
     monkeypatch.chdir(directory_with_a_run)
@@ -122,7 +122,7 @@ def test_main_wrong_command_line_prints_one_line_with_a_remedy(
 
 
 @pytest.mark.parametrize(("rank", "lines"), [(0, 1), (1, 0)])
-def test_run_command_shared_error_is_printed_by_rank_0_alone(rank, lines, capsys, monkeypatch):
+def test_run_command_prints_a_shared_error_on_rank_0_only(rank, lines, capsys, monkeypatch):
     monkeypatch.setattr(command_line.comm, "placement", lambda: Placement(rank, 2, rank, 2))
     # One of several ranks ends by os._exit, which would end the tests.
     monkeypatch.setattr(os, "_exit", sys.exit)
@@ -148,38 +148,38 @@ def test_run_command_under_another_launcher_prints_one_line(capsys, monkeypatch)
     assert output.count("\n") == 1
 
 
-def test_commands_closed_pipe_ends_without_an_error(tmp_path):
+def test_commands_with_a_closed_pipe_end_without_an_error(tmp_path):
     for words in (["report", make_run(tmp_path / "run")], ["data", "--help"]):
         reader, writer = os.pipe()
         os.close(reader)
         command = [sys.executable, "-m", "hybrid_imagenet", *words]
         with open(writer, "wb") as output:
-            done = subprocess.run(
+            result = subprocess.run(
                 command, cwd=ROOT, stdout=output, stderr=subprocess.PIPE, text=True
             )
-        assert (done.returncode, done.stderr) == (0, "")
+        assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_commands_outside_the_environment_print_how_to_enter_it(tmp_path):
-    """Runs Python without its site-packages, like the Python of a system."""
+    # Python runs without its site-packages here, like the Python of a system.
     for start in (
         ["hybrid_imagenet.main"],
         ["hybrid_imagenet", "train"],
         ["hybrid_imagenet", "evaluate", "x"],
     ):
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-I", "-S", OUTSIDE, str(ROOT), *start],
             cwd=tmp_path,
             capture_output=True,
             text=True,
         )
-        assert done.returncode == 2
+        assert result.returncode == 2
         assert re.fullmatch(
             rf"error: {re.escape(sys.executable)} has no module (absl|numpy), because this Python"
             r" is not the environment of the program\. "
             rf"First run cd {re.escape(str(ROOT))}, (launch/setup.sh, )?\."
             r" launch/env.sh\n",
-            done.stderr,
+            result.stderr,
         )
 
 
@@ -206,7 +206,7 @@ process.init()
 
 
 def test_commands_without_tensorflow_print_how_to_install_it(tmp_path):
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", WITHOUT_TENSORFLOW], cwd=tmp_path, capture_output=True, text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
@@ -214,7 +214,7 @@ def test_commands_without_tensorflow_print_how_to_install_it(tmp_path):
         f"TensorFlow is not installed in {sys.executable}. In the checkout of this program, run pip"
         " install '.[cpu]', or pip install '.[gpu]' for NVIDIA GPUs"
     )
-    lines = [line for line in done.stderr.splitlines() if "TensorFlow is not" in line]
+    lines = [line for line in result.stderr.splitlines() if "TensorFlow is not" in line]
     assert lines == [f"error: {message}"] * 3 + [f"ModuleNotFoundError: {message}"]
     assert not list(tmp_path.iterdir())
 
@@ -238,7 +238,8 @@ def test_commands_that_compute_nothing_do_not_load_tensorflow(tmp_path):
     ],
 )
 def test_commands_reject_a_url_as_output(words, tmp_path, capsys):
-    run, url = make_run(tmp_path / "run", epochs=2), "s3://bucket/x.onnx"
+    run = make_run(tmp_path / "run", epochs=2)
+    url = "s3://bucket/x.onnx"
     assert program.main([word.format(run=run, url=url) for word in words]) == 2
     assert f"={url} is a URL, but a local path is needed" in capsys.readouterr().err
 
@@ -253,7 +254,7 @@ HELP = (
 @pytest.mark.parametrize("columns", [60, 140])
 @pytest.mark.parametrize("words", HELP, ids=" ".join)
 def test_help_of_every_command_is_complete(words, columns, monkeypatch, capsys):
-    """Help has a usage line, a description, examples, and the text of each option."""
+    # Help has a usage line, a description, examples, and the text of each option.
     monkeypatch.setenv("COLUMNS", str(columns))
     with contextlib.suppress(SystemExit):
         program.main([*words, "--help"])
@@ -284,10 +285,10 @@ def test_help_in_a_narrow_terminal_keeps_commands_on_one_line(monkeypatch, capsy
     narrow = command_line.Parser("try", "Tries.", epilog=f"Examples:\n{example}")
     narrow.add_argument("--ranks", help=option)
     narrow.print_help()
-    shown = capsys.readouterr().out
-    assert f"\n{example}\n" in shown
-    assert "`hybrid-imagenet bench allreduce --sizes=1M,64M`" in shown
-    assert max(len(line) for line in shown.splitlines() if "--" not in line) <= 50
+    text = capsys.readouterr().out
+    assert f"\n{example}\n" in text
+    assert "`hybrid-imagenet bench allreduce --sizes=1M,64M`" in text
+    assert max(len(line) for line in text.splitlines() if "--" not in line) <= 50
 
 
 def test_every_command_escapes_control_characters_in_names(tmp_path, monkeypatch, capsys):
@@ -315,8 +316,8 @@ def test_every_command_escapes_control_characters_in_names(tmp_path, monkeypatch
         ["train", "--dataset=folder", f"--data_dir={folder}", "--check_only"],
     ):
         program.main(words)
-        shown = capsys.readouterr()
-        text = (shown.out + shown.err).replace("\n", "")
+        output, error = capsys.readouterr()
+        text = (output + error).replace("\n", "")
         assert text.isprintable() and text, (words, text)
 
 

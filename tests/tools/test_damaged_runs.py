@@ -1,4 +1,4 @@
-"""Tests commands on damaged runs: wrong types, cut files, and things that are not files.
+"""Tests commands on damaged runs: wrong types, truncated files, pipes, devices and directories.
 
 Each command reports such a run in one line.
 """
@@ -23,7 +23,7 @@ from hybrid_imagenet.tools.report import load, page, report_command
 from tests.support.promptly import promptly
 from tests.tools.report.synthetic import make_run
 
-WRONG = (
+WRONG_VALUES = (
     None,
     True,
     -1,
@@ -42,14 +42,16 @@ WRONG = (
 FILES = ("config.json", "metrics.jsonl", "summary.json", "lock", "image_results.npz")
 
 
-def whole_run(directory):
-    """A finished run with every flag, as the program writes it."""
+def make_whole_run(directory):
+    """Writes a finished run with every flag, as the program does; returns its directory."""
     make_run(directory, epochs=3)
     path = directory / "config.json"
-    settled = config.resolve(["--dataset=digits", "--epochs=3", "--target_top1=0.5"])
-    origins = {name: origin.value for name, origin in settled.origins.items()}
+    resolved = config.resolve(["--dataset=digits", "--epochs=3", "--target_top1=0.5"])
+    origins = {name: origin.value for name, origin in resolved.origins.items()}
     facts = {"origins": origins, "started": time.time(), "precision": "float32", "num_classes": 10}
-    path.write_text(json.dumps({**json.loads(path.read_text()), "flags": settled.shown(), **facts}))
+    path.write_text(
+        json.dumps({**json.loads(path.read_text()), "flags": resolved.shown(), **facts})
+    )
     return directory
 
 
@@ -63,16 +65,16 @@ def replaced(document, depth, every):
         each wrong value.
     """
 
-    def places(value, path):
+    def paths_to_values(value, path):
         if path:
             yield path
         if len(path) < depth and isinstance(value, dict | list):
             inner = value.items() if isinstance(value, dict) else enumerate(value)
             for key, item in inner:
-                yield from places(item, (*path, key))
+                yield from paths_to_values(item, (*path, key))
 
     for path, wrong in itertools.islice(
-        itertools.product(places(document, ()), WRONG), 0, None, every
+        itertools.product(paths_to_values(document, ()), WRONG_VALUES), 0, None, every
     ):
         changed = copy.deepcopy(document)
         parent = changed
@@ -85,8 +87,8 @@ def replaced(document, depth, every):
 def judge_run(run):
     """Returns how the commands judge a run: damaged, not resumable or whole.
 
-    Runs what status, resume, report --text and report do. Exceptions other than UserError pass
-    through.
+    The judgment combines status, resume, report --text and report. Exceptions other than UserError
+    are not caught.
     """
     try:
         loaded = load.load_run(run)
@@ -107,8 +109,10 @@ def judge_run(run):
     ("name", "depth", "every"),
     [("config.json", 1, 1), ("config.json", 2, 9), ("summary.json", 3, 5), ("metrics.jsonl", 2, 5)],
 )
-def test_report_any_value_of_another_kind_is_accepted_or_named(name, depth, every, tmp_path):
-    run = whole_run(tmp_path / "run")
+def test_report_of_a_value_of_another_kind_accepts_it_or_raises_the_file(
+    name, depth, every, tmp_path
+):
+    run = make_whole_run(tmp_path / "run")
     *before, last = (run / name).read_text().splitlines()
     assert judge_run(run) == "whole"
     verdicts = collections.Counter()
@@ -159,7 +163,7 @@ def make_empty(path):
     path.touch()
 
 
-NO_FILE = (
+UNUSABLE_FILES = (
     make_fifo,
     make_directory,
     make_device,
@@ -174,32 +178,33 @@ NO_FILE = (
 
 
 def damaged_runs(parent: pathlib.Path) -> int:
-    """Makes more than a hundred runs, each with other damage; returns their number."""
-    made, original = 0, whole_run(parent / "whole")
+    """Writes more than a hundred runs, each with other damage; returns their number."""
+    number = 0
+    original = make_whole_run(parent / "whole")
     for name in FILES:
-        for make in NO_FILE:
+        for make in UNUSABLE_FILES:
             run = shutil.copytree(
                 original, parent / f"{make.__name__.removeprefix('make_')}-{name}"
             )
             (run / name).unlink(missing_ok=True)
             make(run / name)
-            made += 1
+            number += 1
     for name in ("config.json", "summary.json", "metrics.jsonl"):
         document = json.loads((original / name).read_text().splitlines()[0])
         for key in sorted(document)[:25]:
             run = shutil.copytree(original, parent / f"{key}-{name}")
             (run / name).write_text(json.dumps({**document, key: {"a": [document[key]]}}) + "\n")
-            made += 1
-    return made
+            number += 1
+    return number
 
 
-def test_runs_a_hundred_damaged_runs_are_rows_beside_a_whole_one(tmp_path, capsys):
+def test_runs_lists_a_hundred_damaged_runs_next_to_a_whole_one(tmp_path, capsys):
     number = damaged_runs(tmp_path)
     assert number > 100
     assert promptly(lambda: __main__.main(["runs", str(tmp_path)])) == 0
-    shown = capsys.readouterr()
-    head, *rows = shown.out.splitlines()
-    assert head.split()[-1] == "problem" and shown.err == ""
+    output, error = capsys.readouterr()
+    head, *rows = output.splitlines()
+    assert head.split()[-1] == "problem" and error == ""
     assert len(rows) == number + 1
     cells = {row.split()[0]: row.split() for row in rows}
     assert cells["whole"][3] == "finished" and cells["whole"][-1] != "problem"
@@ -212,9 +217,9 @@ def test_runs_a_hundred_damaged_runs_are_rows_beside_a_whole_one(tmp_path, capsy
         assert cells[f"{make}-lock"][3] == cells[f"{make}-image_results.npz"][3] == "finished"
 
 
-def test_runs_a_run_whose_damage_no_check_has_foreseen_is_a_row(tmp_path, capsys, monkeypatch):
+def test_runs_lists_a_run_with_unexpected_damage(tmp_path, capsys, monkeypatch):
     for name in ("one", "other"):
-        whole_run(tmp_path / name)
+        make_whole_run(tmp_path / name)
 
     def load_all_but_one(path, real=load.load_run):
         return {}["gone"] if path.name == "one" else real(path)
@@ -230,8 +235,10 @@ def test_runs_a_run_whose_damage_no_check_has_foreseen_is_a_row(tmp_path, capsys
 @pytest.mark.parametrize(
     "make", [make_fifo, make_device, make_huge], ids=["fifo", "device", "huge"]
 )
-def test_status_and_report_of_a_run_with_no_regular_file_end_promptly(name, make, tmp_path, capsys):
-    run = whole_run(tmp_path / "run")
+def test_status_and_report_of_a_run_with_a_pipe_or_device_end_promptly(
+    name, make, tmp_path, capsys
+):
+    run = make_whole_run(tmp_path / "run")
     (run / name).unlink(missing_ok=True)
     make(run / name)
     code = 0 if name in ("lock", "image_results.npz") else 2
@@ -244,8 +251,8 @@ def test_status_and_report_of_a_run_with_no_regular_file_end_promptly(name, make
     assert resumed == (2 if name == "config.json" else 0)
 
 
-def test_report_image_results_that_do_not_fit_are_not_shown(tmp_path):
-    run = whole_run(tmp_path / "run")
+def test_load_run_ignores_image_results_that_do_not_fit(tmp_path):
+    run = make_whole_run(tmp_path / "run")
     good = {
         "label": np.zeros(3, np.int32),
         "predicted": np.ones(3, np.int32),

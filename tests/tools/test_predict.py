@@ -13,17 +13,17 @@ from tests.tools.export.support import CLASSES, network, pixels, reference, save
 
 
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory):
-    """A checkpoint with random weights; tests must not change it."""
-    folder = tmp_path_factory.mktemp("stored")
+def checkpoint(tmp_path_factory):
+    """Writes a checkpoint with random weights, which tests must not change; returns its path."""
+    folder = tmp_path_factory.mktemp("checkpoint")
     save(network(folder), folder / "weights.npz")
     return folder / "weights.npz"
 
 
 @pytest.fixture
-def folder(stored, tmp_path, monkeypatch):
+def folder(checkpoint, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "weights.npz").symlink_to(stored)
+    (tmp_path / "weights.npz").symlink_to(checkpoint)
     for number, image in enumerate(pixels(2, seed=3).astype(np.uint8)):
         Image.fromarray(image).save(tmp_path / f"{number}.png")
     (tmp_path / "text.png").write_text("no image")
@@ -37,7 +37,7 @@ def folder(stored, tmp_path, monkeypatch):
     return tmp_path
 
 
-def expected():
+def expected_probabilities():
     logits = reference(pixels(2, seed=3))
     exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
     return exponentials / exponentials.sum(axis=1, keepdims=True)
@@ -47,7 +47,7 @@ def test_predict_probabilities_equal_the_reference(folder, capsys):
     assert predict.main(["weights.npz", "0.png", "1.png", "--json"]) == 0
     results = json.loads(capsys.readouterr().out)
     assert [result["image"] for result in results] == ["0.png", "1.png"]
-    for result, values in zip(results, expected(), strict=True):
+    for result, values in zip(results, expected_probabilities(), strict=True):
         order = np.argsort(-values)[:5]
         assert [entry["class"] for entry in result["predictions"]] == [CLASSES[i] for i in order]
         assert [entry["index"] for entry in result["predictions"]] == order.tolist()
@@ -57,7 +57,7 @@ def test_predict_probabilities_equal_the_reference(folder, capsys):
 
 def test_predict_prints_the_most_probable_classes(folder, capsys):
     assert predict.main(["weights.npz", "1.png", "--top=2"]) == 0
-    values = expected()[1]
+    values = expected_probabilities()[1]
     lines = [f"  {100 * values[i]:7.3f} %  {CLASSES[i]}" for i in np.argsort(-values)[:2]]
     assert capsys.readouterr().out.splitlines() == ["1.png", *lines]
 
@@ -75,7 +75,7 @@ def test_predict_uses_the_central_square(folder, capsys):
     image = pixels(1, seed=3)[0].astype(np.uint8)
     Image.fromarray(np.pad(image, ((0, 0), (20, 20), (0, 0)))).save(folder / "wide.png")
     answers = []
-    # One image per call, because a kernel may sum in another order elsewhere in a batch.
+    # Each call has one image, because a kernel may sum in another order elsewhere in a batch.
     for name in ("0.png", "wide.png"):
         assert predict.main(["weights.npz", name, "--json"]) == 0
         answers += json.loads(capsys.readouterr().out)
@@ -115,7 +115,7 @@ def test_predict_uses_the_central_square(folder, capsys):
         ),
     ],
 )
-def test_predict_invalid_arguments_give_one_line(folder, capsys, arguments, message):
+def test_predict_with_invalid_arguments_prints_one_line(folder, capsys, arguments, message):
     assert predict.main(arguments) == EXIT_USAGE
     captured = capsys.readouterr()
     assert captured.err.startswith(f"error: {message}")

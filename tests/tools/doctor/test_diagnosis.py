@@ -11,7 +11,7 @@ from hybrid_imagenet.tools.doctor.diagnosis import FAIL, PASS, WARN, Finding, Jo
 from tests.tools.doctor.healthy import GPU, HEALTHY, findings_after
 
 
-def test_diagnose_healthy_hosts_pass_every_check():
+def test_diagnose_of_healthy_hosts_passes_every_check():
     findings = findings_after()
     assert len(findings) >= 17
     assert {finding.level for finding in findings.values()} == {PASS}
@@ -55,14 +55,14 @@ def test_diagnose_healthy_hosts_pass_every_check():
         ("locked_memory", 1024, "locked memory", WARN, "b: 1024"),
     ],
 )
-def test_diagnose_one_wrong_fact_names_the_host_and_a_remedy(key, value, check, level, text):
+def test_diagnose_of_one_wrong_fact_names_the_host_and_a_remedy(key, value, check, level, text):
     finding = findings_after(lambda facts: facts.update({key: value}))[check]
     assert finding.level == level
     assert text in finding.message
     assert finding.remedy
 
 
-def test_diagnose_dataset_in_subdirectories_is_not_compared():
+def test_diagnose_of_a_dataset_in_subdirectories_does_not_compare_it():
     finding = findings_after(lambda facts: facts["data"].update(files=0), changed_hosts="ab")[
         "data files"
     ]
@@ -72,7 +72,7 @@ def test_diagnose_dataset_in_subdirectories_is_not_compared():
     )
 
 
-def test_diagnose_hosts_without_horovod_warn():
+def test_diagnose_of_hosts_without_horovod_warns():
     findings = findings_after(
         lambda facts: facts.update(versions={"numpy": "2"}),
         JobRequirements({"a": 2}, gpus=True),
@@ -81,13 +81,14 @@ def test_diagnose_hosts_without_horovod_warn():
     assert findings["Horovod"].level == WARN
 
 
-def test_diagnose_several_common_interfaces_ask_for_a_choice():
-    def two(facts):
+def test_diagnose_of_several_common_interfaces_suggests_a_choice():
+    def add_interface(facts):
         facts["interfaces"]["ib0"] = {"up": True, "mtu": 2044}
 
     requirements = JobRequirements({"a": 2, "b": 2}, None, None, gpus=True)
-    assert findings_after(two, requirements)["interface"].level == PASS, "only one is common"
-    finding = findings_after(two, requirements, "ab")["interface"]
+    findings = findings_after(add_interface, requirements)
+    assert findings["interface"].level == PASS, "only one is common"
+    finding = findings_after(add_interface, requirements, "ab")["interface"]
     assert finding.level == WARN
     assert "--network_interfaces" in finding.remedy
 
@@ -112,7 +113,7 @@ def test_collect_facts_reads_interfaces_and_adapters(tmp_path):
     assert facts["shared_memory_gb"] > 0
 
 
-def test_collect_facts_data_digest_depends_on_names_sizes_and_manifest(tmp_path):
+def test_collect_facts_returns_a_data_digest_of_names_sizes_and_manifest(tmp_path):
     (tmp_path / "a.tfrecord").write_bytes(b"123")
     first = probe.collect_facts({"data_dir": str(tmp_path)})["data"]
     assert (first["files"], first["bytes"]) == (1, 3)
@@ -128,7 +129,7 @@ def test_parse_hosts_accepts_the_form_of_horovodrun():
     assert host_facts.parse_hosts("a:2,b, c.d-e:10", 4) == {"a": 2, "b": 4, "c.d-e": 10}
 
 
-def test_doctor_unreachable_host_fails_with_a_remedy(tmp_path):
+def test_doctor_on_an_unreachable_host_fails_with_a_remedy(tmp_path):
     words = ["doctor", "-H", "localhost:1,no-such-host.invalid:1", "--no_ranks"]
     command = [sys.executable, "-m", "hybrid_imagenet", *words]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
@@ -146,7 +147,7 @@ def test_doctor_unreachable_host_fails_with_a_remedy(tmp_path):
 @pytest.mark.parametrize(
     "arguments", [("-H", "a;b"), ("-H", "a,a"), ("--network_interfaces=eth0;x",), ("--bogus",)]
 )
-def test_doctor_wrong_command_line_ends_with_code_2(arguments, capsys):
+def test_doctor_with_a_wrong_command_line_exits_with_2(arguments, capsys):
     assert doctor.main(arguments) == 2
     assert capsys.readouterr().err.startswith("error: ")
 

@@ -17,7 +17,7 @@ ROWS = {
 
 @pytest.fixture
 def nvidia_smi(tmp_path, monkeypatch):
-    """Puts an nvidia-smi on the path that answers a query with some GPUs."""
+    """Returns a function that puts an nvidia-smi on the path that answers with some GPUs."""
 
     def write(*names: str) -> None:
         table = [
@@ -40,13 +40,13 @@ def test_collect_facts_reads_the_visible_gpus(tmp_path, nvidia_smi, monkeypatch)
     nvidia_smi("V100", "P40")
     facts = probe.collect_facts({}, tmp_path)
     assert [(g["compute_cap"], g["index"]) for g in facts["gpus"]] == [("7.0", "0"), ("6.1", "1")]
-    for shown, indices in (
+    for visible_devices, indices in (
         ("1", ["1"]),
         ("GPU-1a,0", ["0", "1"]),
         ("", []),
         ("MIG-GPU-7", ["0", "1"]),
     ):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible_devices)
         assert [g["index"] for g in probe.collect_facts({}, tmp_path)["gpus"]] == indices
     assert facts["build"]["is_cuda_build"] is False, "the tests run with TensorFlow for CPUs"
 

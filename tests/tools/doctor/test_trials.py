@@ -1,4 +1,4 @@
-"""Tests the doctor's trials: which ranks are started, and how their output is judged."""
+"""Tests the doctor's trials: which ranks are started, and the verdict on their output."""
 
 import copy
 
@@ -11,10 +11,8 @@ from tests.comm.test_nccl_log import BETWEEN, INSIDE
 from tests.tools.doctor.healthy import GPU, HEALTHY
 
 HOSTS = {"a": HEALTHY, "b": HEALTHY}
-ONE, TWO = (
-    Trial("inside a", "a:2", between_hosts=False),
-    Trial("from a to b", "a:1,b:1", between_hosts=True),
-)
+ONE = Trial("inside a", "a:2", between_hosts=False)
+TWO = Trial("from a to b", "a:1,b:1", between_hosts=True)
 SUMS = "rank 0 of 2: the sum is right, on the CPU\nrank 1 of 2: the sum is right, on the CPU\n"
 SOCKET = INSIDE.replace("P2P/CUMEM/read", "NET/Socket/0")
 
@@ -44,14 +42,14 @@ def test_choose_trials_inside_each_kind_of_host_and_between_two():
         (TWO, SOCKET, WARN, "RDMA adapters are not used"),
     ],
 )
-def test_judge_outcome_judges_the_transport(trial, nccl_output, level, text):
+def test_judge_outcome_depends_on_the_transport(trial, nccl_output, level, text):
     finding = trials.judge_outcome(trial, TrialOutcome(0, nccl_output + SUMS), HOSTS, 5)
     assert finding.level == level
     assert text in f"{finding.message} {finding.remedy}"
     assert bool(finding.remedy) == (level != PASS)
 
 
-def test_judge_outcome_sockets_pass_between_hosts_without_adapters():
+def test_judge_outcome_of_sockets_between_hosts_without_adapters_passes():
     hosts = {name: copy.deepcopy(HEALTHY) | {"rdma": []} for name in ("a", "b")}
     assert trials.judge_outcome(TWO, TrialOutcome(0, SOCKET + SUMS), hosts, 5).level == PASS
 
@@ -69,7 +67,7 @@ def test_judge_outcome_sockets_pass_between_hosts_without_adapters():
         (TrialOutcome(None, "a line\n"), "no sum within 120 s: a line"),
     ],
 )
-def test_judge_outcome_failed_trial_names_a_command_to_repeat(outcome, words, hosts):
+def test_judge_outcome_of_a_failed_trial_names_a_command_to_repeat_it(outcome, words, hosts):
     finding = trials.judge_outcome(ONE, outcome, hosts, 5)
     assert finding.level == FAIL and words in finding.message
     assert "hybrid-imagenet run -np 2 -H a:2" in finding.remedy

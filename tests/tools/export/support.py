@@ -10,7 +10,7 @@ from hybrid_imagenet.checkpoints import archive, pretrained
 from tests.references import torchvision_reference
 
 CLASSES = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")
-# Of ImageNet's RGB channels, as in torchvision.
+# Mean and standard deviation of ImageNet's RGB channels, as in torchvision.
 MEAN = np.array([0.485, 0.456, 0.406])
 DEVIATION = np.array([0.229, 0.224, 0.225])
 
@@ -45,7 +45,7 @@ def pixels(count, size=32, seed=0):
 
 
 def reference(images, name="resnet18", weights=None):
-    """Returns the oracle's logits of `tensors(name)` for pixels of 0 to 255."""
+    """Returns the logits of the reference for `tensors(name)` and pixels of 0 to 255."""
     return torchvision_reference.logits(
         name, weights or tensors(name), (images / 255 - MEAN) / DEVIATION
     )

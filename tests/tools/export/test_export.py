@@ -25,7 +25,10 @@ from tests.tools.export.support import CLASSES, assert_close, network, pixels, r
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    """A checkpoint with random weights that sees half of an image; tests must not change it."""
+    """Writes a checkpoint with random weights; tests must not change it.
+
+    The network sees the central half of an image.
+    """
     folder = tmp_path_factory.mktemp("stored")
     save(network(folder, crop_fraction=0.5), folder / "weights.npz")
     return folder / "weights.npz"
@@ -43,7 +46,7 @@ def export(source, path):
     assert [p for p in path.parent.iterdir() if p.name.startswith(".")] == []
 
 
-def test_keras_file_can_be_loaded_without_the_package(stored, tmp_path, capsys):
+def test_export_to_keras_can_be_loaded_without_the_package(stored, tmp_path, capsys):
     path = tmp_path / "network.keras"
     export(stored, path)
     assert f"wrote {path} (Keras); outputs differ by at most" in capsys.readouterr().out
@@ -53,21 +56,21 @@ def test_keras_file_can_be_loaded_without_the_package(stored, tmp_path, capsys):
     assert_close(keras.saving.load_model(path)(images).numpy(), reference(images))
 
 
-def test_saved_model_computes_the_reference_logits(stored, tmp_path):
+def test_export_to_saved_model_computes_the_reference_logits(stored, tmp_path):
     export(stored, tmp_path / "saved_model")
     loaded = tf.saved_model.load(str(tmp_path / "saved_model"))
     images = pixels(5, seed=5)
     assert_close(loaded.serve(images).numpy(), reference(images))
 
 
-def test_onnx_file_computes_the_reference_logits_and_names_classes(as_onnx):
+def test_export_to_onnx_computes_the_reference_logits_and_names_classes(as_onnx):
     session = onnxruntime.InferenceSession(as_onnx, providers=["CPUExecutionProvider"])
     assert session.get_inputs()[0].shape == ["batch", 32, 32, 3]
     images = pixels(5, seed=5)
     assert_close(session.run(["logits"], {"image": images})[0], reference(images))
-    known = {prop.key: prop.value for prop in onnx.load(as_onnx).metadata_props}
-    assert json.loads(known["class_names"]) == list(CLASSES)
-    assert (int(known["image_size"]), float(known["crop_fraction"])) == (32, 0.5)
+    metadata = {prop.key: prop.value for prop in onnx.load(as_onnx).metadata_props}
+    assert json.loads(metadata["class_names"]) == list(CLASSES)
+    assert (int(metadata["image_size"]), float(metadata["crop_fraction"])) == (32, 0.5)
 
 
 def photograph(height, width):
@@ -118,51 +121,53 @@ BLURRED = {"width": 4, "stem": "3x3_stride2", "blurpool": True}
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "form", "close"),
+    ("name", "size", "form", "tolerance"),
     [("alexnet_bn", 64, {}, 1e-4), ("resnet8", 16, BLURRED, 1e-5)],
 )
-def test_export_replaces_layers_of_the_package_by_keras_layers(tmp_path, name, size, form, close):
+def test_export_replaces_layers_of_the_package_by_keras_layers(
+    tmp_path, name, size, form, tolerance
+):
     model = factory.create(name, 3, size, **form)
     weights = {variable.path: variable.numpy() for variable in model.weights}
-    made = pretrained.TrainedNetwork(
-        "made", name, ("a", "b", "c"), size, 1.0, 1e-5, **form, weights=weights
+    trained = pretrained.TrainedNetwork(
+        "trained", name, ("a", "b", "c"), size, 1.0, 1e-5, **form, weights=weights
     )
     images = pixels(2, size)
-    expected = model(made.preprocess(images), training=False).numpy()
+    expected = model(trained.preprocess(images), training=False).numpy()
     path = tmp_path / "network.keras"
-    program.export(made, export_formats.FORMATS[path.suffix], path)
+    program.export(trained, export_formats.FORMATS[path.suffix], path)
     loaded = keras.saving.load_model(path)
     assert {type(layer).__module__.split(".")[0] for layer in loaded._flatten_layers()} == {"keras"}
-    np.testing.assert_allclose(loaded(images), expected, atol=close)
+    np.testing.assert_allclose(loaded(images), expected, atol=tolerance)
 
 
-def test_export_file_with_other_outputs_is_removed(tmp_path):
-    def write(weights, path):
-        spoiled = dict(weights.weights)
-        spoiled["logits/bias"] = spoiled["logits/bias"] + 0.01
+def test_export_removes_a_file_with_other_outputs(tmp_path):
+    def write_wrong_bias(trained, path):
+        wrong_weights = dict(trained.weights)
+        wrong_weights["logits/bias"] = wrong_weights["logits/bias"] + 0.01
         export_formats.FORMATS[path.suffix].write(
-            dataclasses.replace(weights, weights=spoiled), path
+            dataclasses.replace(trained, weights=wrong_weights), path
         )
 
     path = tmp_path / "wrong.keras"
-    target = dataclasses.replace(export_formats.FORMATS[path.suffix], write=write)
+    target = dataclasses.replace(export_formats.FORMATS[path.suffix], write=write_wrong_bias)
     with pytest.raises(UserError, match=r"The outputs of .* differ"):
         program.export(network(tmp_path), target, path)
     assert [p.name for p in tmp_path.iterdir()] == ["resnet18.safetensors"]
 
 
-def test_load_best_takes_the_checkpoint_with_the_best_top1(tmp_path):
+def test_load_best_returns_the_checkpoint_with_the_best_top1(tmp_path):
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     weights = network(tmp_path)
     for step, top1 in ((1, 0.5), (2, 0.7), (3, None), (4, 0.9)):
-        described = {
+        description = {
             **weights.description(),
             "num_classes": len(CLASSES),
             "val_top1": top1,
             "image_size": 10 * step,
         }
-        archive.write(folder / f"step-{step:09d}.npz", {}, described)
+        archive.write(folder / f"step-{step:09d}.npz", {}, description)
     (folder / "step-000000004.npz").write_bytes(b"cut short")
     warnings = []
     assert pretrained.load(tmp_path, warnings.append, best=True).image_size == 20
@@ -200,7 +205,7 @@ def test_load_best_takes_the_checkpoint_with_the_best_top1(tmp_path):
         (["weights.npz", "--to=/proc/x.keras"], "--to=/proc/x.keras cannot be written ("),
     ],
 )
-def test_export_invalid_arguments_give_one_line(
+def test_export_with_invalid_arguments_prints_one_line(
     stored, tmp_path, monkeypatch, capsys, arguments, message
 ):
     monkeypatch.chdir(tmp_path)
@@ -216,7 +221,7 @@ def test_export_invalid_arguments_give_one_line(
     assert not list(tmp_path.glob("x.*"))
 
 
-def test_build_weights_of_another_network_are_rejected(tmp_path):
+def test_build_of_weights_of_another_network_raises(tmp_path):
     wrong = dataclasses.replace(network(tmp_path), model="resnet34")
     with pytest.raises(
         UserError, match=r"stage1_block3_1_conv/kernel is missing, but resnet34 at 32 pixels"
@@ -254,7 +259,7 @@ def test_start_single_process_under_a_launcher_raises(monkeypatch, capsys):
         ),
     ],
 )
-def test_export_unavailable_format_is_rejected_before_tensorflow_starts(
+def test_export_to_an_unavailable_format_is_rejected_before_tensorflow_starts(
     target, missing, message, tmp_path, monkeypatch, capsys
 ):
     save(network(tmp_path, stem="3x3"), tmp_path / "weights.npz")
@@ -271,8 +276,8 @@ def test_export_unavailable_format_is_rejected_before_tensorflow_starts(
 
 
 def test_export_writes_a_network_with_normalization_ops_and_an_inner_model(tmp_path):
-    """Networks of keras.applications have all three, and take their input in a list."""
-    target = f"{__name__}:with_what_keras_networks_have"
+    # Networks of keras.applications have all three, and take their input in a list.
+    target = f"{__name__}:network_like_keras_applications"
     weights = {v.path: v.numpy() for v in factory.create(target, 2, 8).weights}
     trained = pretrained.TrainedNetwork("", target, ("a", "b"), 8, 1.0, 1e-5, weights=weights)
     save(trained, tmp_path / "weights.npz")
@@ -282,7 +287,7 @@ def test_export_writes_a_network_with_normalization_ops_and_an_inner_model(tmp_p
     assert_close(onnx_logits(images), export_formats.logits_function(trained)(images))
 
 
-def with_what_keras_networks_have(num_classes, image_size):
+def network_like_keras_applications(num_classes, image_size):
     """Returns a model that starts with Keras's own normalization and a function of keras.ops."""
     image = keras.Input((image_size, image_size, 3))
     x = keras.layers.Normalization(mean=[1.0, 2.0, 3.0], variance=[4.0, 5.0, 6.0])(image)

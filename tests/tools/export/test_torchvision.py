@@ -1,4 +1,4 @@
-"""Weights in torchvision's names and layouts, against an oracle that is written with them."""
+"""Tests weights in torchvision's names and layouts against a reference that uses them."""
 
 import dataclasses
 import pickle
@@ -14,7 +14,7 @@ from tests.tools.export.support import assert_close, network, pixels, reference,
 
 
 @pytest.mark.parametrize(("name", "size"), [("resnet18", 32), ("resnet50", 64)])
-def test_load_torchvision_weights_gives_the_reference_logits(tmp_path, name, size):
+def test_load_of_torchvision_weights_gives_the_reference_logits(tmp_path, name, size):
     images = pixels(1, size)
     assert_close(
         export_formats.logits_function(network(tmp_path, name, size))(images),
@@ -22,7 +22,7 @@ def test_load_torchvision_weights_gives_the_reference_logits(tmp_path, name, siz
     )
 
 
-def test_load_recognizes_the_depth(tmp_path):
+def test_load_of_torchvision_weights_recognizes_the_depth(tmp_path):
     loaded = network(tmp_path, "resnet34")
     assert loaded.model == "resnet34"
     assert len(loaded.weights) == sum(
@@ -30,7 +30,7 @@ def test_load_recognizes_the_depth(tmp_path):
     )
 
 
-def test_load_weights_of_another_network_are_rejected(tmp_path):
+def test_load_of_weights_of_another_network_raises(tmp_path):
     path = tmp_path / "other.safetensors"
     save_file({"features.0.weight": np.zeros((2, 2), np.float32)}, path)
     with pytest.raises(UserError, match=r"features\.0\.weight"):
@@ -41,7 +41,7 @@ def test_load_weights_of_another_network_are_rejected(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
-def test_export_safetensors_returns_the_imported_weights(tmp_path, name):
+def test_export_to_safetensors_writes_the_imported_weights(tmp_path, name):
     path = tmp_path / "out.safetensors"
     imported = network(tmp_path, name)
     export.export(imported, export_formats.FORMATS[path.suffix], path)
@@ -63,7 +63,7 @@ class _Trap:
         return (print, ("unpickled",))
 
 
-def test_load_pickle_builds_no_objects(tmp_path, capsys):
+def test_load_of_a_pickle_builds_no_objects(tmp_path, capsys):
     torch = pytest.importorskip("torch")
     path = tmp_path / "trap.pth"
     torch.save({"conv1.weight": _Trap()}, path)

@@ -1,7 +1,7 @@
 """Predicts published scaling efficiencies, to compare the planner with them.
 
-Their programs fused gradients as Horovod's engine does: at each tick of a clock, instead of when a
-bucket is full.
+The programs of these publications fused gradients like Horovod's engine: at each tick of a clock,
+instead of when a bucket is full.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ ENGINE_FUSION_BYTES = 64 * MIB
 
 @dataclasses.dataclass(frozen=True)
 class Efficiency:
-    """A published scaling efficiency.
+    """Describes a published scaling efficiency.
 
     Attributes:
       source: the publication.
@@ -61,7 +61,7 @@ class Efficiency:
 
     @functools.cached_property
     def predicted(self):
-        """The efficiency that the planner's model predicts."""
+        """Returns the efficiency that the planner's model predicts."""
         cluster = CLUSTERS[self.cluster]
         compute = cluster.compute_times[self.precision].step_seconds(self.batch)
         job = TrainingJob(
@@ -92,7 +92,7 @@ class Efficiency:
 
     @property
     def points(self):
-        """The predicted efficiency minus the printed one, in percentage points."""
+        """Returns the predicted efficiency minus the printed one, in percentage points."""
         return 100 * (self.predicted - self.printed)
 
 
@@ -109,10 +109,10 @@ EFFICIENCIES = (
     Efficiency("Mikami et al., Table 6", "abci", 3456, 32, "fp16", 2, "torus", 0.7408, 1641853),
     Efficiency("Mikami et al., Table 6", "abci", 4096, 32, "fp16", 2, "torus", 0.7344, 1929054),
     Efficiency("NCSA HAL", "hal", 64, 208, "fp16", 2, "ring", 0.57),
-    # Strong scaling, relative to one of eight: the images of a GPU become fewer too. Throughputs
-    # are medians over the epochs that NVIDIA's logs in mlcommons/training_results_v2.1 and _v4.0
-    # print. Where epochs overlap in the log (4,216 GPUs) the throughput of the whole run is taken,
-    # with its evaluations.
+    # Strong scaling is relative to one of eight, so the images per GPU decrease too. Throughputs
+    # are medians over the epochs in NVIDIA's logs in mlcommons/training_results_v2.1 and _v4.0.
+    # If epochs overlap in the log (4,216 GPUs), the throughput is that of the whole run with its
+    # evaluations.
     Efficiency(
         "MLPerf 2.1, 64 A100",
         "a100-80",
@@ -199,7 +199,7 @@ def exposed_by_cycle(layers, backward_seconds, element_bytes, cost, phase):
       backward_seconds: time of backpropagation.
       element_bytes: bytes per gradient element.
       cost: function from bytes to seconds of an all-reduce.
-      phase: where in a cycle backpropagation begins, 0 to 1.
+      phase: fraction of a cycle at which backpropagation begins, 0 to 1.
     """
     ready = gradient_ready_times(layers, backward_seconds, element_bytes)
     clock = (1 - phase) * ENGINE_CYCLE_SECONDS

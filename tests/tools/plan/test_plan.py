@@ -1,3 +1,5 @@
+"""Tests the planner: layers, predictions, recommendations and its command line."""
+
 import json
 import pathlib
 import re
@@ -42,7 +44,7 @@ def test_layers_of_counts_every_parameter(model):
 
 
 def test_layers_of_resnet50_counts_4_billion_multiply_adds():
-    """He et al. print 3.8 for v1, with the stride in the 1x1 convolution. v1.5 needs 4.1."""
+    # He et al. print 3.8 for v1, with the stride in the 1x1 convolution. v1.5 needs 4.1.
     assert sum(layer.operations for layer in layers_of("resnet50")) == pytest.approx(
         4.09e9, rel=1e-3
     )
@@ -52,8 +54,8 @@ def test_layers_of_resnet50_counts_4_billion_multiply_adds():
 
 
 @pytest.mark.parametrize("row", EFFICIENCIES, ids=lambda r: f"{r.source}-{r.gpus}-{r.batch}")
-def test_prediction_meets_published_efficiency(row):
-    """Within 2.7 points, except for those that docs/planning.md explains."""
+def test_prediction_is_near_the_published_efficiency(row):
+    # The limit is 2.7 points, except for the ones that docs/planning.md explains.
     explained_exceptions = {
         ("h2", 0.94),
         ("abci", 0.8310),
@@ -74,11 +76,9 @@ def test_prediction_meets_published_efficiency(row):
     ],
     ids=lambda r: r.system,
 )
-def test_prediction_meets_mlperfs_published_time(result):
-    """Time to 75.9 %, without the evaluations that MLPerf's time includes.
-
-    2,528 and 3,584 H100 were not used in any fit, so their tolerance is larger.
-    """
+def test_prediction_is_near_the_published_time_of_mlperf(result):
+    # This is the time to 75.9 %, without the evaluations that MLPerf's time includes. No fit has
+    # used 2,528 and 3,584 H100, so their tolerance is larger.
     cluster = "h100" if "H100" in result.system else "a100-80"
     flags = [
         f"--cluster={cluster}",
@@ -94,7 +94,7 @@ def test_prediction_meets_mlperfs_published_time(result):
     )
 
 
-def test_prediction_for_cluster_2_in_fp16_meets_the_throughput_instead_of_the_printed_94_percent():
+def test_prediction_for_cluster_2_in_fp16_is_near_the_throughput_and_not_the_printed_efficiency():
     (row,) = [r for r in EFFICIENCIES if r.printed == 0.94]
     assert row.predicted == pytest.approx(
         row.images_per_second / (24 * published.LU_SINGLE_P40), abs=0.01
@@ -124,7 +124,7 @@ def make_job(**changes):
     return TrainingJob(**values)
 
 
-def test_predict_one_bucket_worked_by_hand():
+def test_predict_of_one_bucket_equals_the_calculation_by_hand():
     topology = CLUSTERS["h1"].topology(3)
     result = predict(make_job(), topology, ExchangeStrategy("ring", fusion_bytes=1e9))
     communication = ring(
@@ -136,11 +136,12 @@ def test_predict_one_bucket_worked_by_hand():
     assert result.efficiency == pytest.approx(0.166 / step)
     assert result.images_per_second == pytest.approx(24 * 256 / step)
     assert result.training_seconds == pytest.approx(90 * 1000 * step / (24 * 256))
-    epochs = pytest.approx(41.17, abs=5e-3)  # MLPerf's reference at batch 6144
+    # The reference of MLPerf needs 41.17 epochs at batch 6144.
+    epochs = pytest.approx(41.17, abs=5e-3)
     assert result.target_seconds * 24 * 256 / (1000 * step) == epochs
 
 
-def test_fastest_is_a_torus_on_large_clusters_only():
+def test_fastest_returns_a_torus_only_on_large_clusters():
     abci = CLUSTERS["abci"]
     strategies = {}
     for topology in (abci.topology(1), abci.topology(1024)):
@@ -153,7 +154,7 @@ def test_fastest_is_a_torus_on_large_clusters_only():
     assert strategies[4096].grid == Grid(64, 64)
 
 
-def test_table_ends_at_max_gpus(capsys):
+def test_plan_table_ends_at_max_gpus(capsys):
     assert program.main(["--cluster=abci", "--allreduce=torus", "--max_gpus=8192"]) == 0
     text = capsys.readouterr().out
     assert "recommended for 4096 GPUs: --allreduce=hierarchical " in text
@@ -162,7 +163,7 @@ def test_table_ends_at_max_gpus(capsys):
     assert "torus 64x64" in rows[-2]
 
 
-def test_planned_size_is_in_the_table_and_flags_override_the_cluster(capsys):
+def test_plan_table_has_the_planned_size_and_flags_override_the_cluster(capsys):
     text = (
         "--hosts=5 --gpus_per_host=4 --link=25gbit:20us --images_per_second=100 --per_gpu_batch=64"
         " --allreduce=masters"
@@ -188,16 +189,16 @@ def test_planned_size_is_in_the_table_and_flags_override_the_cluster(capsys):
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
 @pytest.mark.parametrize("hosts", [1, 7])
-def test_table_row_of_the_planned_size_shows_the_recommendation(cluster, hosts, capsys):
+def test_plan_table_row_of_the_planned_size_has_the_recommendation(cluster, hosts, capsys):
     assert program.main([f"--cluster={cluster}", f"--hosts={hosts}", "--max_gpus=8"]) == 0
     text = capsys.readouterr().out
-    way = re.search(r"recommended for \d+ GPUs: --allreduce=(\w+)", text)
+    recommended = re.search(r"recommended for \d+ GPUs: --allreduce=(\w+)", text)
     row = next(line for line in text.splitlines() if re.match(r"\s*\d+\*", line))
-    assert f"  {way[1]}" in row
+    assert f"  {recommended[1]}" in row
     assert "requested exchange" not in text
 
 
-def test_requested_algorithm_that_is_slower_is_reported_with_its_slowdown(capsys):
+def test_plan_with_a_slower_algorithm_prints_its_slowdown(capsys):
     assert program.main(["--cluster=abci", "--allreduce=ring"]) == 0
     text = capsys.readouterr().out
     assert re.search(
@@ -206,7 +207,7 @@ def test_requested_algorithm_that_is_slower_is_reported_with_its_slowdown(capsys
     assert "recommended for 4096 GPUs: --allreduce=hierarchical" in text
 
 
-def test_recommendation_for_cluster_1_is_the_ring(capsys):
+def test_plan_for_cluster_1_recommends_the_ring(capsys):
     assert program.main(["--cluster=h1"]) == 0
     text = capsys.readouterr().out
     assert "recommended for 24 GPUs: --allreduce=ring --fusion_threshold_mb=" in text
@@ -240,18 +241,19 @@ def test_recommend_chooses_algorithms_that_horovod_does_not_compose(cluster, hos
     [
         (ExchangeStrategy("ring"), False),
         (ExchangeStrategy("hierarchical"), False),
-        (ExchangeStrategy("torus", Grid(3, 8)), False),  # one row per host: `hierarchical`
+        # This torus has one row per host, like `hierarchical`.
+        (ExchangeStrategy("torus", Grid(3, 8)), False),
         (ExchangeStrategy("torus", Grid(6, 4)), True),
         (ExchangeStrategy("masters"), True),
         (ExchangeStrategy("size_switched"), True),
     ],
 )
-def test_is_composed_knows_what_horovod_does_in_one_operation(strategy, composed):
+def test_is_composed_is_false_for_algorithms_of_horovod(strategy, composed):
     assert is_composed(strategy, CLUSTERS["h1"].topology(3)) == composed
 
 
 @pytest.mark.parametrize("algorithm", ["torus", "masters", "size_switched"])
-def test_requested_algorithm_that_is_composed_is_reported_with_its_missing_cost(algorithm, capsys):
+def test_plan_with_a_composed_algorithm_prints_that_its_cost_is_missing(algorithm, capsys):
     assert program.main([f"--allreduce={algorithm}", "--max_gpus=24"]) == 0
     assert (
         f"\n{algorithm}: Horovod composes it of operations on several sets of ranks"
@@ -259,7 +261,7 @@ def test_requested_algorithm_that_is_composed_is_reported_with_its_missing_cost(
     )
 
 
-def test_composed_torus_that_is_much_faster_is_reported_with_its_missing_cost(capsys):
+def test_plan_with_a_much_faster_composed_torus_prints_that_its_cost_is_missing(capsys):
     assert program.main(["--cluster=abci"]) == 0
     (line,) = [
         line
@@ -271,7 +273,7 @@ def test_composed_torus_that_is_much_faster_is_reported_with_its_missing_cost(ca
 
 
 @pytest.mark.parametrize("gpu", ["a100", "a100-80", "h100", "h200", "l40s"])
-def test_clusters_of_recent_gpus_have_mlperfs_speed(gpu, capsys):
+def test_plan_for_recent_gpus_uses_the_speed_of_mlperf(gpu, capsys):
     speed = next(s for s in published.speeds(gpu, "fp16") if s.source.startswith("MLPerf"))
     assert program.main([f"--cluster={gpu}", f"--per_gpu_batch={speed.batch}"]) == 0
     text = capsys.readouterr().out
@@ -288,7 +290,7 @@ def test_clusters_of_recent_gpus_have_mlperfs_speed(gpu, capsys):
     ("gpu", "images_per_second", "date"), [("h100", 5707, ""), ("h200", 6956, ", 26 November 2026")]
 )
 @pytest.mark.parametrize("flags", [[], ["--speed=own"], ["--per_gpu_batch=256"]])
-def test_speed_auto_takes_this_programs_measurement_if_known(
+def test_speed_auto_uses_the_measurement_of_this_program_if_known(
     gpu, images_per_second, date, flags, capsys
 ):
     assert program.main([f"--cluster={gpu}", *flags]) == 0
@@ -304,14 +306,14 @@ def test_speed_auto_takes_this_programs_measurement_if_known(
     assert (line in text) == ("--speed=own" not in flags)
 
 
-def test_speed_published_takes_the_published_one(capsys):
+def test_speed_published_uses_the_published_speed(capsys):
     assert program.main(["--cluster=h100", "--speed=published"]) == 0
     text = capsys.readouterr().out
     assert "(MLPerf Training 4.0, NVIDIA" in text
     assert "speed: " not in text
 
 
-def test_speed_auto_takes_the_published_one_if_the_batch_was_not_measured(capsys):
+def test_speed_auto_uses_the_published_speed_if_the_batch_was_not_measured(capsys):
     assert program.main(["--cluster=h100", "--per_gpu_batch=400"]) == 0
     line = (
         "speed: published by others, because this program has been measured with"
@@ -329,15 +331,15 @@ def test_speed_auto_takes_the_published_one_if_the_batch_was_not_measured(capsys
 @pytest.mark.parametrize(
     ("flags", "jitter"),
     [
-        # Measured on one GPU alone.
+        # This speed was measured on one GPU alone.
         (["--cluster=h100"], JITTER),
         (["--cluster=h100", "--images_per_second=5000"], JITTER),
         (["--cluster=h1"], JITTER),
-        # Measured on 64 GPUs, so that the wait for the slowest is part of the speed.
+        # This speed was measured on 64 GPUs, so it includes the wait for the slowest one.
         (["--cluster=h100", "--speed=published"], 0.0),
     ],
 )
-def test_jitter_is_added_to_the_speed_of_one_gpu_alone(flags, jitter):
+def test_jitter_is_added_only_to_the_speed_of_one_gpu(flags, jitter):
     _, _, job = planner_flags.resolve(planner_flags.parse(flags))
     assert job.jitter == jitter
 
@@ -394,7 +396,7 @@ def test_speed_file_fails_if_its_image_size_or_time_is_unusable(gpu_report, chan
     assert "Choose a measurement with 224 pixels and a time above 0." in capsys.readouterr().err
 
 
-def test_table_of_another_network_has_no_reference_epochs_and_no_batch_above_an_epoch(capsys):
+def test_plan_table_of_another_network_has_no_epochs_and_no_batch_above_an_epoch(capsys):
     assert program.main(["--model=resnet18", "--per_gpu_batch=1024", "--max_gpus=4096"]) == 0
     rows = re.findall(r"^ *(\d+)[* ] +(\d+) .*", capsys.readouterr().out, re.M)
     assert rows[-1] == ("1024", "1048576")
@@ -417,7 +419,7 @@ def test_table_of_another_network_has_no_reference_epochs_and_no_batch_above_an_
         (["--unknown=1"], "unknown"),
     ],
 )
-def test_invalid_flags_print_one_line_and_exit_with_2(arguments, words, capsys):
+def test_plan_with_invalid_flags_prints_one_line_and_exits_with_2(arguments, words, capsys):
     assert program.main(arguments) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1

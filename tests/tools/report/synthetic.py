@@ -1,4 +1,4 @@
-"""Writes made-up run directories for the tests of the report. No number was measured."""
+"""Writes synthetic run directories for the tests of the report. No number was measured."""
 
 import json
 import math
@@ -14,7 +14,7 @@ def make_run(
     full: bool = True,
     **flags,
 ) -> pathlib.Path:
-    """Writes config.json, metrics.jsonl and summary.json of a made-up run.
+    """Writes config.json, metrics.jsonl and summary.json of a synthetic run.
 
     Args:
       directory: must not exist.

@@ -1,4 +1,4 @@
-"""Checks the values and axes of charts."""
+"""Tests the values and axes of charts."""
 
 import json
 import re
@@ -31,12 +31,12 @@ def test_metric_chart_draws_a_run_without_an_epoch_from_its_steps(runs, tmp_path
     loaded = load.load_runs([*runs, str(path), str(none)])
     assert loaded[2].epochs == [] and loaded[2].state == "diverged"
     for by in ("epoch", "step", "hours"):
-        for what in ("top1", "loss"):
-            chart = figures.metric_chart(loaded, what, by)
+        for metric in ("top1", "loss"):
+            chart = figures.metric_chart(loaded, metric, by)
             assert {series.run for series in chart.series} == {0, 1, 2}
             (early,) = [series for series in chart.series if series.run == 2]
             assert len(early.xs) == 1 and early.dashed
-            assert chart.limits == figures.metric_chart(loaded[:2], what, by).limits
+            assert chart.limits == figures.metric_chart(loaded[:2], metric, by).limits
     validation, training, *_ = figures.metric_chart(loaded, "loss", "step").series
     assert validation.xs[:2] == [31, 62]
     assert training.xs[:2] == [16, 31]
@@ -78,9 +78,9 @@ def test_metric_chart_ignores_failed_runs_in_the_limits_of_axes(tmp_path):
     failed = load.load_run(make_run(tmp_path / "failed"))
     for number, record in enumerate(failed.epochs):
         record.update(val_top1=0.1, train_top1=0.1, val_loss=10.0**number, train_loss=10.0**number)
-    for what in ("top1", "loss"):
-        alone = figures.metric_chart([good], what, "epoch")
-        both = figures.metric_chart([good, failed], what, "epoch")
+    for metric in ("top1", "loss"):
+        alone = figures.metric_chart([good], metric, "epoch")
+        both = figures.metric_chart([good, failed], metric, "epoch")
         assert both.limits == alone.limits
         drawing = svg.line_chart(both)
         heights = [
@@ -93,7 +93,7 @@ def test_metric_chart_ignores_failed_runs_in_the_limits_of_axes(tmp_path):
 
 @pytest.mark.parametrize("has_single_gpu_speed", [True, False])
 def test_seconds_by_cause_add_up_to_the_time_of_the_run(tmp_path, has_single_gpu_speed):
-    """Also if the throughput of one GPU is unknown, as in all runs without a summary."""
+    # This also holds if the throughput of one GPU is unknown, as in all runs without a summary.
     run = load.load_run(make_run(tmp_path / "run", finished=has_single_gpu_speed))
     assert (run.summary["single_gpu_images_per_second"] is not None) == has_single_gpu_speed
     ((_, parts),) = figures.seconds_by_cause([run])

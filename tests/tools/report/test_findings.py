@@ -1,4 +1,4 @@
-"""Checks the assessment of a run: outcome, causes and suggestions."""
+"""Tests the assessment of a run: outcome, causes and suggestions."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ def changes(run):
     return [suggestion.change for suggestion in suggestions(run)]
 
 
-def test_assess_target_reached_is_good_and_suggests_to_stop_there(tmp_path):
+def test_assess_of_a_reached_target_is_good_and_suggests_to_stop_there(tmp_path):
     run = load.load_run(make_run(tmp_path / "run", target_top1=[0.6], seed=3))
     assessment = findings.assess(run)
     assert assessment.verdict == findings.GOOD
@@ -30,7 +30,7 @@ def test_assess_target_reached_is_good_and_suggests_to_stop_there(tmp_path):
     assert changes(run)[0] == "--stop_at_top1=0.6"
 
 
-def test_assess_target_missed_is_bad_and_shows_the_distance(tmp_path):
+def test_assess_of_a_missed_target_is_bad_and_has_the_distance(tmp_path):
     run = load.load_run(make_run(tmp_path / "run", target_top1=[0.9]))
     assessment = findings.assess(run)
     best = run.summary["best_val_top1"]
@@ -65,7 +65,7 @@ def test_suggestions_for_a_missed_target_follow_its_cause(tmp_path, flags, summa
     ("state", "words"),
     [("running", "top-1 not reached yet, "), ("killed", "top-1 not reached, ")],
 )
-def test_assess_unfinished_run_says_yet_only_while_it_runs(tmp_path, state, words):
+def test_assess_of_an_unfinished_run_has_the_word_yet_only_while_it_runs(tmp_path, state, words):
     run = load.load_run(make_run(tmp_path / "run", epochs=4, finished=False, target_top1=[0.9]))
     assert words in findings.assess(dataclasses.replace(run, state=state)).outcome
 
@@ -130,7 +130,7 @@ def test_assess_without_target_judges_by_the_papers_targets_on_imagenet(run_with
     assert "Target 75 % top-1 reached" in assessment.outcome
 
 
-def test_assess_stopped_run_is_open_and_shows_how_to_continue(tmp_path):
+def test_assess_of_a_stopped_run_is_open_and_has_the_command_to_continue(tmp_path):
     path = make_run(tmp_path / "run", epochs=5, target_top1=[0.78])
     summary = json.loads((path / "summary.json").read_text())
     (path / "summary.json").write_text(json.dumps(summary | {"stop": "preempted"}))
@@ -146,7 +146,7 @@ def test_assess_stopped_run_is_open_and_shows_how_to_continue(tmp_path):
     )
 
 
-def test_assess_diverged_run_is_bad_and_suggests_smaller_steps(tmp_path):
+def test_assess_of_a_diverged_run_is_bad_and_suggests_smaller_steps(tmp_path):
     make_run(tmp_path / "run", epochs=2, finished=False, warmup_epochs=1)
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
         file.write(
@@ -167,7 +167,7 @@ def test_assess_diverged_run_is_bad_and_suggests_smaller_steps(tmp_path):
     assert "diverged at step 70" in page.build([run], "t")
 
 
-def test_causes_are_the_times_in_the_records(tmp_path):
+def test_causes_follow_from_the_times_in_the_records(tmp_path):
     run = load.load_run(make_run(tmp_path / "run"))
     total = run.summary["wall_seconds"]
     run.summary["time_by_cause"] = {
@@ -230,7 +230,7 @@ def test_suggestion_to_accumulate_gradients_mentions_the_larger_batch(tmp_path):
 
 
 @pytest.mark.parametrize("ends", ["finished", "unknown", "no epoch", "target asked"])
-def test_assess_loss_far_above_guessing_is_bad_and_suggests_smaller_steps(ends, tmp_path):
+def test_assess_of_a_loss_far_above_guessing_is_bad_and_suggests_smaller_steps(ends, tmp_path):
     target = [0.99] if ends == "target asked" else [0.75]
     path = make_run(tmp_path / "run", epochs=4, finished=ends == "finished", target_top1=target)
     run = with_flags(load.load_run(path), num_classes=10, lr=0.1, warmup_epochs=2.0)
@@ -271,7 +271,9 @@ def test_assess_loss_far_above_guessing_is_bad_and_suggests_smaller_steps(ends, 
         (1, 5.0, {}, False),
     ],
 )
-def test_loss_far_above_guessing_by_classes_and_loss(classes, loss, flags, is_far, tmp_path):
+def test_loss_far_above_guessing_depends_on_classes_and_loss(
+    classes, loss, flags, is_far, tmp_path
+):
     run = load.load_run(make_run(tmp_path / "run", epochs=1, num_classes=classes, **flags))
     run.epochs[-1]["train_loss"] = loss
     assert bool(findings.loss_far_above_guessing(run)) == is_far
@@ -280,7 +282,7 @@ def test_loss_far_above_guessing_by_classes_and_loss(classes, loss, flags, is_fa
 @pytest.mark.parametrize(
     ("target", "heading"), [(0.6, "Where the time went"), (0.99, "What held it back")]
 )
-def test_causes_heading_says_held_back_only_if_the_target_was_missed(target, heading, tmp_path):
+def test_causes_heading_depends_on_whether_the_target_was_missed(target, heading, tmp_path):
     run = load.load_run(make_run(tmp_path / "run", target_top1=[target]))
     assert findings.assess(run).causes_heading == heading
     assert f"<h4>{heading}</h4>" in page.build([run], "t")
@@ -301,7 +303,7 @@ def test_page_names_the_best_of_several_runs_on_the_same_images(runs):
 
 @pytest.fixture
 def run_with_update_jump(tmp_path):
-    """A run whose updates grew 12-fold after the warmup."""
+    """Returns a run whose updates grew 12-fold after the warmup."""
     run = load.load_run(make_run(tmp_path / "run", hybrid_ramp_epochs=0))
     for record in run.epochs:
         size = 0.01 if record["phase"] == 0 else 0.12
@@ -314,14 +316,14 @@ def lower_accuracy_after_warmup(run):
     run.epochs[4]["train_top1"] = 0.37
 
 
-def test_handover_note_says_how_much_updates_grew(run_with_update_jump):
+def test_handover_note_has_the_growth_of_updates(run_with_update_jump):
     line = "Right after the warmup, in epoch 5, updates grew 12-fold relative to the weights."
     assert findings.assess(run_with_update_jump).handover_note == line
     # Accuracy did not fall, so there is nothing to change.
     assert "--hybrid_ramp_epochs=2" not in changes(run_with_update_jump)
 
 
-def test_handover_note_says_that_accuracy_fell(run_with_update_jump):
+def test_handover_note_has_the_fall_of_accuracy(run_with_update_jump):
     lower_accuracy_after_warmup(run_with_update_jump)
     note = findings.assess(run_with_update_jump).handover_note
     assert "relative to the weights, and training accuracy fell from 45 % to 37 %." in note

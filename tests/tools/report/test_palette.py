@@ -1,4 +1,4 @@
-"""Checks the contrast of the colors of a report."""
+"""Tests the contrast of the colors of a report."""
 
 import numpy as np
 import pytest
@@ -12,8 +12,8 @@ LUMINANCE = np.array([0.2126729, 0.7151522, 0.0721750])
 
 def linear(color):
     """Returns the linear RGB of #rrggbb (sRGB)."""
-    parts = np.array([int(color[at : at + 2], 16) for at in (1, 3, 5)]) / 255
-    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    values = np.array([int(color[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+    return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
 
 
 def contrast(color, other):

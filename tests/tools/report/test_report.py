@@ -1,3 +1,5 @@
+"""Tests the pages and texts of `hybrid-imagenet report`."""
+
 import json
 import re
 import shutil
@@ -48,7 +50,7 @@ def test_page_loads_nothing_from_other_places(runs):
     assert 'name="viewport"' in text
 
 
-def test_every_chart_is_well_formed_and_stays_inside_its_frame(runs):
+def test_page_has_well_formed_charts_inside_their_frames(runs):
     text = page.build(load.load_runs(runs), "t")
     drawings = re.findall(r"<svg.*?</svg>", text, re.S)
     assert len(drawings) >= 10
@@ -64,7 +66,7 @@ def test_every_chart_is_well_formed_and_stays_inside_its_frame(runs):
             assert float(bar.get("x")) + float(bar.get("width")) <= width + 1
 
 
-def test_criteria_shows_published_rows_for_runs_on_imagenet_only(runs):
+def test_criteria_has_published_rows_only_for_runs_on_imagenet(runs):
     loaded = load.load_runs(runs)
     text = tables.criteria(loaded)
     assert "Lu et al." not in text
@@ -75,7 +77,7 @@ def test_criteria_shows_published_rows_for_runs_on_imagenet_only(runs):
     assert 'data-label="GPUs"' in tables.criteria(loaded)
 
 
-def test_criteria_table_shows_runs_and_papers(tmp_path):
+def test_criteria_has_rows_of_runs_and_papers(tmp_path):
     make_run(tmp_path / "two", dataset="imagenet2012")
     text = tables.criteria([load.load_run(tmp_path / "two")])
     rows = [
@@ -97,7 +99,7 @@ def test_load_run_ignores_the_summary_of_fewer_planned_epochs(tmp_path):
     assert load.load_run(run).state != "finished"
 
 
-def test_differing_flags_are_listed_with_the_values_of_all_runs(runs):
+def test_differing_flags_returns_the_values_of_all_runs(runs):
     assert load.differing_flags(load.load_runs(runs)) == [("recipe", ["goyal", "hybrid"])]
     assert "goyal" in tables.flag_differences(load.load_runs(runs))
     assert "All flags are the same" in tables.flag_differences([load.load_run(runs[0])] * 2)
@@ -126,8 +128,8 @@ def test_page_escapes_control_characters_in_names_and_flags_of_a_run(tmp_path):
     make_run(tmp_path / "run\x1b[31m", epochs=2, note="a\x1b]0;x\x07\ud800", dataset="b\x9b2J")
     text = page.build([load.load_run(tmp_path / "run\x1b[31m")], "title\x1b[0m")
     assert not [c for c in text if not c.isprintable() and c not in "\n\t\xa0"]
-    for shown in (r"run\x1b[31m", r"title\x1b[0m", r"b\x9b2J"):
-        assert shown in text
+    for text_without_escapes in (r"run\x1b[31m", r"title\x1b[0m", r"b\x9b2J"):
+        assert text_without_escapes in text
     text.encode()
 
 
@@ -186,7 +188,7 @@ def test_report_of_a_directory_without_a_run_prints_one_line(tmp_path, capsys, p
         ["x", "--serve"],
     ],
 )
-def test_invalid_arguments_print_one_line(arguments, capsys):
+def test_report_with_invalid_arguments_prints_one_line(arguments, capsys):
     assert program.main(arguments) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -233,7 +235,7 @@ def test_confusion_matrix_counts_every_validation_image(tmp_path, capsys, count)
     assert f"- val/b.png: <c{label[worst[1]]}> predicted as <c{predicted[worst[1]]}> (" in printed
 
 
-def test_damaged_image_results_are_ignored(tmp_path):
+def test_load_run_ignores_damaged_image_results(tmp_path):
     run = make_run(tmp_path / "run")
     (run / "image_results.npz").write_bytes(b"PK")
     assert load.load_run(run).image_results is None

@@ -1,4 +1,4 @@
-"""Checks marks, clipping and pointer data of the drawings."""
+"""Tests marks, clipping and pointer data of the drawings."""
 
 import json
 import re
@@ -18,7 +18,7 @@ def test_clip_polyline_cuts_lines_where_they_leave_the_chart():
     assert svg.clip_polyline([(0, 2), (1, 3), (2, 4)], 0, 10) == [[(0, 2), (1, 3), (2, 4)]]
 
 
-def test_runs_have_marks_and_can_be_hidden_by_their_number(tmp_path):
+def test_line_chart_has_marks_and_groups_for_each_run(tmp_path):
     runs = [load.load_run(make_run(tmp_path / name)) for name in ("a", "b", "c")]
     chart = figures.metric_chart(runs, "top1", "epoch")
     assert [series.shape for series in chart.series if not series.dashed] == [0, 1, 2]
@@ -29,7 +29,7 @@ def test_runs_have_marks_and_can_be_hidden_by_their_number(tmp_path):
     assert "<circle" in drawing and "<polygon" in drawing and "<rect" in drawing
 
 
-def test_pointer_data_are_the_values_drawn():
+def test_line_chart_has_the_drawn_values_as_pointer_data():
     drawing = svg.line_chart(
         Chart("t", [Series("s", [1, 2, 3], [0.0, 10.0, 100.0], 0)], "x", "y", log_y=True)
     )
