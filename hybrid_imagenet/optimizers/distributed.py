@@ -76,9 +76,10 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
 
     The loss is scaled under any dtype policy, because gradients are sent in FP16 by default, in
     which small ones underflow. A step whose mean gradient is not finite is skipped on all ranks. In
-    the graph, for gradients g_i of a loss that was multiplied by the loss scale S, on N ranks:
+    the graph, where g_ik is the gradient of variable i on rank k of N, for a loss that was
+    multiplied by the loss scale S, and cast converts to the type of `compression`:
 
-        r_i    = sum over ranks of wire(g_i / N)      one all-reduce per bucket, as gradients appear
+        r_i    = sum_k cast(g_ik / N)                 one all-reduce per bucket, as gradients appear
         finite = isfinite(sum_i ||r_i||^2)            after the sum: the same verdict on every rank
         if finite: inner's rule on r / S              float32; on a GPU a mask instead of a branch
         S      = next(S, finite)

@@ -23,11 +23,11 @@ _WEIGHT_SQUARE_SUMS = "weight_square_sums"
 class LayerScaledOptimizer(GroupedOptimizer):
     """Base of the optimizers in which LARS scales the learning rate of each layer.
 
-    No trust coefficient trains at every batch and learning rate: 0.001, that of MLPerf's runs,
-    goes with their learning rates of 7 and more. An optimizer without one gets that for which LARS
-    moves a layer as far in a step as MLPerf's tuned runs do, 0.105 sqrt(B / 3264) of its norm at a
-    global batch B, where the learning rate has its peak. `library.schedule` sets it when `fit`
-    begins. From then on it is part of the configuration, as if it had been passed.
+    No single trust coefficient suits every batch and learning rate: MLPerf's runs use 0.001, but
+    with learning rates of 7 and more. If none is passed, `library.trust_coefficient` computes one
+    when `fit` begins. With it LARS moves a layer as far in a step as in MLPerf's tuned runs: at the
+    peak of the learning rate, by 0.105 sqrt(B / 3264) of the layer's norm, where B is the global
+    batch. From then on the value is part of the configuration, as if it had been passed.
     """
 
     trust_coefficient_option: ClassVar[str] = "eta"
@@ -94,11 +94,11 @@ class LARS(LayerScaledOptimizer):
     For a gradient and weights w of a layer, with momentum m:
 
         ratio = eta |w| / (|gradient| + weight_decay |w|)
-        u = m u + lr ratio (gradient + weight_decay w)
-        w -= u
+        v = m v - lr ratio (gradient + weight_decay w)
+        w += v
 
     Biases and normalization parameters have ratio 1 and no decay (Jia et al. §3.2); a layer with a
-    norm of 0 has ratio 1. Norms and ratios are computed in float32. The slot `velocity` holds -u.
+    norm of 0 has ratio 1. Norms and ratios are computed in float32. The slot `velocity` holds v.
 
     Without `eta`, `fit` with `default_callbacks()` derives it from the global batch and the peak of
     the learning rate, so that a layer moves as far in a step as in MLPerf's tuned runs. Other loops
