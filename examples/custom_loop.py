@@ -1,4 +1,4 @@
-"""A training loop without `fit`: LARS and the loss scale.
+"""Trains in a loop without `fit`, with LARS and a loss scale.
 
 hybrid-imagenet run -np 2 examples/custom_loop.py --steps=100
 """
@@ -7,24 +7,24 @@ import argparse
 
 import hybrid_imagenet as hi
 
-hi.init()  # before Keras, whose TensorFlow reads this rank's GPU and threads when it starts
+# Call this before importing Keras, because it assigns this rank its GPU and threads.
+hi.init()
 
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 
 def main() -> None:
-    """Trains for --steps."""
+    """Trains --steps steps."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=100)
     options = parser.parse_args()
 
     (pixels, digits), _ = hi.data.digits()
     pixels = pixels.reshape(-1, 64).astype("float32") / 16
-    part = hi.data.shard((pixels, digits), hi.rank(), hi.size())
-    batches = (
-        tf.data.Dataset.from_tensor_slices(part).shuffle(2000, seed=hi.rank()).repeat().batch(64)
-    )
+    shard = hi.data.shard((pixels, digits), hi.rank(), hi.size())
+    dataset = tf.data.Dataset.from_tensor_slices(shard)
+    batches = dataset.shuffle(2000, seed=hi.rank()).repeat().batch(64)
 
     model = keras.Sequential(
         [keras.Input((64,)), keras.layers.Dense(128, "relu"), keras.layers.Dense(10)]
@@ -32,19 +32,20 @@ def main() -> None:
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = hi.DistributedOptimizer(hi.optimizers.LARS(learning_rate=0.5 * hi.size(), eta=0.01))
     model.compile(optimizer)
-    hi.broadcast_model(
-        model
-    )  # all ranks start from rank 0's weights; without it the first step raises an error
+    # All ranks start with the weights of rank 0. Without this call the first step raises an error.
+    hi.broadcast_model(model)
 
     @tf.function
     def step(x, y):
-        """One step of all ranks; returns this rank's loss."""
+        """Takes one step on all ranks; returns the loss of this rank."""
         with tf.GradientTape() as tape:
             loss = loss_of(y, model(x, training=True))
-            scaled = optimizer.scale_loss(loss)  # gradients are taken of the scaled loss
-        optimizer.apply(
-            tape.gradient(scaled, model.trainable_variables)
-        )  # reduces, unscales, updates or skips
+            # Use gradients of the scaled loss, because small ones would become zero in FP16.
+            scaled_loss = optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled_loss, model.trainable_variables)
+        # This averages gradients over ranks and removes the scale. If a gradient is not finite, it
+        # skips the update.
+        optimizer.apply(gradients)
         return loss
 
     for number, (x, y) in enumerate(batches.take(max(options.steps, 1))):

@@ -1,27 +1,28 @@
-"""Trains a new head, then the whole network, on a saved model: here, whether a digit is odd.
+"""Trains a new head on a saved model, and then the whole network, to recognize odd digits.
 
     hybrid-imagenet run -np 2 examples/fine_tune.py digits.keras
 
-The first argument is a model that `keras_fit.py --save` has written, or another whose last layer is
-to be replaced.
+The first argument is a model that `keras_fit.py --save` has written, or another one. Its last layer
+is replaced.
 """
 
 import argparse
 
 import hybrid_imagenet as hi
 
-hi.init()  # before Keras, whose TensorFlow reads this rank's GPU and threads when it starts
+# Call this before importing Keras, because it assigns this rank its GPU and threads.
+hi.init()
 
 import keras  # noqa: E402
 
 
 def main() -> None:
-    """Trains both parts."""
+    """Trains the head, then the whole network, and prints the accuracy."""
     parser = argparse.ArgumentParser()
     parser.add_argument(
         "model", help="a .keras file; every rank may read it, and rank 0's weights count"
     )
-    parser.add_argument("--epochs", type=int, default=3, help="of each of the two parts")
+    parser.add_argument("--epochs", type=int, default=3, help="epochs of each stage")
     options = parser.parse_args()
 
     (pixels, digits), (test_pixels, test_digits) = hi.data.digits()
@@ -35,19 +36,20 @@ def main() -> None:
     model = keras.Sequential([features, keras.layers.Dense(2, name="odd")])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
-    for part, trains_all, learning_rate in (("head", False, 1e-2), ("all", True, 1e-4)):
-        features.trainable = (
-            trains_all  # a frozen layer sends no gradient; its batch statistics stay as they are
-        )
-        # A change of `trainable` needs a new optimizer: the old one has state for other variables.
+    for stage, trains_all, learning_rate in (("head", False, 1e-2), ("all", True, 1e-4)):
+        # A frozen layer sends no gradient, and its batch statistics do not change.
+        features.trainable = trains_all
+        # A change of `trainable` needs a new optimizer, because the old one has the state of other
+        # variables.
         optimizer = hi.DistributedOptimizer(keras.optimizers.AdamW(learning_rate=learning_rate))
         model.compile(optimizer, loss=loss, metrics=["accuracy"])
         model.fit(
             x, y, batch_size=30, epochs=options.epochs, callbacks=hi.callbacks.default_callbacks()
         )
         if hi.rank() == 0:
-            print(f"{part}: {len(model.trainable_variables)} variables trained")
-    results = hi.evaluate(model, *test, verbose=0)  # over the test images of all ranks
+            print(f"{stage}: {len(model.trainable_variables)} variables trained")
+    # The results are those of the test images of all ranks.
+    results = hi.evaluate(model, *test, verbose=0)
     if hi.rank() == 0:
         print(f"accuracy on test images: {results['accuracy']:.3f}")
 

@@ -3,21 +3,22 @@
     hybrid-imagenet run -np 2 examples/fit_hybrid.py
     hybrid-imagenet run -np 2 examples/fit_hybrid.py --optimizer=sgd    # to compare
 
-For the first --warmup_epochs AdaBound trains, whose bounds close at the learning rate of SGD. From
-then on SGD with LARS trains, and its learning rate decays exponentially. See docs/hybrid.md.
+AdaBound trains for the first --warmup_epochs. Its bounds close at the learning rate of SGD. After
+that, SGD with LARS trains, and its learning rate decays exponentially. See docs/hybrid.md.
 """
 
 import argparse
 
 import hybrid_imagenet as hi
 
-hi.init()  # before Keras, whose TensorFlow reads this rank's GPU and threads when it starts
+# Call this before importing Keras, because it assigns this rank its GPU and threads.
+hi.init()
 
 import keras  # noqa: E402
 
 
 def network() -> keras.Model:
-    """Two convolutions with batch normalization, and logits of ten classes."""
+    """Returns two convolutions with batch normalization, and logits of ten classes."""
     model = keras.Sequential([keras.Input((8, 8, 1))])
     for width in (16, 32):
         model.add(keras.layers.Conv2D(width, kernel_size=3, padding="same", use_bias=False))
@@ -31,7 +32,7 @@ def network() -> keras.Model:
 
 
 def optimizer(options: argparse.Namespace) -> keras.optimizers.Optimizer:
-    """The hybrid method, or SGD with a linear warmup and the same decay."""
+    """Returns the hybrid method, or SGD with a linear warmup and the same decay."""
     # The learning rate of SGD grows with the number of ranks (linear scaling).
     peak = options.learning_rate * hi.size()
     if options.optimizer == "sgd":
@@ -42,20 +43,26 @@ def optimizer(options: argparse.Namespace) -> keras.optimizers.Optimizer:
     schedule = hi.schedules.hybrid(
         peak, options.epochs, warmup_epochs=options.warmup_epochs, lr_decay=options.decay
     )
-    # fit sets LARS's trust coefficient from the batch of all ranks and the learning rate; pass
-    # lars_eta=... to set another one. Lu et al. do not print theirs.
+    # `fit` sets the trust coefficient of LARS from the batch of all ranks and the learning rate.
+    # Pass lars_eta=... to set another one. Lu et al. do not print theirs.
     return hi.DistributedOptimizer(hi.optimizers.Hybrid(weight_decay=1e-4), schedule=schedule)
 
 
 def main() -> None:
-    """Trains, and prints the accuracy on images that were held out."""
+    """Trains, and prints the accuracy on held-out images."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--optimizer", choices=["hybrid", "sgd"], default="hybrid")
     parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--warmup_epochs", type=float, default=3, help="T of Lu et al.")
-    parser.add_argument("--learning_rate", type=float, default=0.1, help="of SGD, for one rank")
-    parser.add_argument("--decay", type=float, default=0.7, help="per epoch (kappa of Lu et al.)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first weights")
+    parser.add_argument(
+        "--warmup_epochs", type=float, default=3, help="length of the warmup (T of Lu et al.)"
+    )
+    parser.add_argument(
+        "--learning_rate", type=float, default=0.1, help="learning rate of SGD for one rank"
+    )
+    parser.add_argument(
+        "--decay", type=float, default=0.7, help="decay per epoch (kappa of Lu et al.)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the initial weights")
     options = parser.parse_args()
 
     keras.utils.set_random_seed(options.seed)

@@ -1,30 +1,33 @@
-"""Trains from a `tf.data` pipeline, saves after each epoch, and continues after a stop on any
-number of ranks.
+"""Trains from a `tf.data` pipeline, and continues after a stop on any number of ranks.
 
     hybrid-imagenet run -np 2 examples/resume.py --epochs=3
     hybrid-imagenet run -np 4 examples/resume.py --epochs=6      # continues with epoch 4
 
-A rank that hangs is named after 30 s, and the job ends with code 4 after --stall_timeout; then
-start it again.
+The program saves after each epoch. If a rank hangs, it is named after 30 s, and the job ends with
+code 4 after --stall_timeout seconds. Then start it again.
 """
 
 import argparse
 
 import hybrid_imagenet as hi
 
-hi.init()  # before Keras, whose TensorFlow reads this rank's GPU and threads when it starts
+# Call this before importing Keras, because it assigns this rank its GPU and threads.
+hi.init()
 
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 
 def batches(pixels, digits, batch: int) -> tf.data.Dataset:
-    """This rank's part of the images in another order in each epoch, equally many batches on all
-    ranks.
+    """Returns the batches of this rank, in another order in each epoch.
+
+    All ranks have the same number of batches.
     """
-    part = hi.data.shard(tf.data.Dataset.from_tensor_slices((pixels, digits)), hi.rank(), hi.size())
+    shard = hi.data.shard(
+        tf.data.Dataset.from_tensor_slices((pixels, digits)), hi.rank(), hi.size()
+    )
     return (
-        part.shuffle(len(pixels), seed=hi.rank())
+        shard.shuffle(len(pixels), seed=hi.rank())
         .batch(batch, drop_remainder=True)
         .prefetch(tf.data.AUTOTUNE)
     )
@@ -35,9 +38,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument(
-        "--folder", default="digits-checkpoints", help="holds the checkpoints of one run"
+        "--folder", default="digits-checkpoints", help="directory of the checkpoints of one run"
     )
-    parser.add_argument("--stall_timeout", type=float, default=300, help="seconds")
+    parser.add_argument("--stall_timeout", type=float, default=300, help="time limit in seconds")
     options = parser.parse_args()
 
     (pixels, digits), _ = hi.data.digits()
@@ -49,10 +52,10 @@ def main() -> None:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss=loss, metrics=["accuracy"])
     callbacks = [
-        *hi.callbacks.default_callbacks(
-            stall_timeout=options.stall_timeout
-        ),  # the watchdog is one of them
-        hi.callbacks.Checkpoint(options.folder),  # on all ranks, after the others; rank 0 writes
+        # The watchdog, which ends the job if a rank hangs, is one of the default callbacks.
+        *hi.callbacks.default_callbacks(stall_timeout=options.stall_timeout),
+        # All ranks need this callback, after the others. Only rank 0 writes.
+        hi.callbacks.Checkpoint(options.folder),
     ]
     history = model.fit(data, epochs=options.epochs, callbacks=callbacks)
     if hi.rank() == 0:
