@@ -48,7 +48,7 @@ def main() -> None:
         )
         if hi.rank() == 0:
             print(f"{stage}: {len(model.trainable_variables)} variables trained")
-    # The results are those of the test images of all ranks.
+    # The results include the test images of all ranks.
     results = hi.evaluate(model, *test, verbose=0)
     if hi.rank() == 0:
         print(f"accuracy on test images: {results['accuracy']:.3f}")

@@ -8,7 +8,7 @@
 #
 #   launch/lab.sh --hosts=2 --slots=2 --rate=1gbit -- launch/cluster1.sh --flagfile=flags/digits.flags --epochs=1
 #
-# The exit code is that of COMMAND. Everything is removed at the end, and after Ctrl-C or a kill. The script needs root,
+# The script returns the exit code of COMMAND. Everything is removed at the end, and after Ctrl-C or a kill. It needs root,
 # iproute2, util-linux and openssh-server.
 #
 #   --hosts=N    number of hosts, 1 to 64

@@ -10,9 +10,9 @@
 #   --dry-run   print the command, run nothing
 #   RANKS       number of ranks (default: 2)
 #
-# All flags: python -m hybrid_imagenet.main --help. The exit code is that of the program: 0 success, 2 invalid flag, 75
-# stopped by a signal after saving (start again with --resume). Press Ctrl-C once to save and stop, three times to stop
-# at once.
+# All flags: python -m hybrid_imagenet.main --help. The script returns the exit code of the program: 0 success, 2 invalid
+# flag, 75 stopped by a signal after saving (start again with --resume). Press Ctrl-C once to save and stop, three times
+# to stop at once.
 set -euo pipefail
 # shellcheck source=launch/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"

@@ -29,7 +29,7 @@ def fake(name, program, **more):
         name,
         ("-c", program),
         "a rule",
-        lambda name, rows, machine: f"measured beside {sorted(rows)}",
+        lambda name, rows, machine: f"measured with {sorted(rows)}",
         (),
         **more,
     )
