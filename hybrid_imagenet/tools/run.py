@@ -72,7 +72,8 @@ _MPIRUN_OPTIONS = (
 # lists them.
 _FORWARDED_VARIABLES = re.compile(
     r"PATH|PYTHONPATH|LD_LIBRARY_PATH|OPAL_PREFIX|VIRTUAL_ENV|GLIBC_TUNABLES|((?i:https?|ftp|all|no)_proxy)"
-    r"|(NCCL|HOROVOD|TF|XLA|KERAS|HYBRID_IMAGENET|HF|AWS|GOOGLE|AZURE|FSSPEC|TFDS|WANDB|MLFLOW)_.*"
+    r"|(NCCL|HOROVOD|TF|XLA|KERAS|HYBRID_IMAGENET|HF|AWS|GOOGLE|AZURE|FSSPEC|TFDS)_.*"
+    r"|(WANDB|MLFLOW|TRACKIO)_.*"
 )
 _SCRIPT_NAME = re.compile(r"[^-].*\.py")
 # These options take a command, which may end in .py without being the script to run.

@@ -144,6 +144,7 @@ def test_mpirun_command_has_hosts_interface_and_variables(capfd, monkeypatch):
         "NCCL_DEBUG": "WARN",
         "HF_TOKEN": "hf_secret",
         "AWS_SECRET_ACCESS_KEY": "s",
+        "TRACKIO_SPACE_ID": "me/space",
         "https_proxy": "http://p",
     }
     for name, value in variables.items():
