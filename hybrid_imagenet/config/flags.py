@@ -351,8 +351,8 @@ class NetworkFlags:
     )
     init_from: str | None = option(
         None,
-        "Start with the weights of a checkpoint, a run, or a file of torchvision; where the number"
-        " of classes differs, the last layer starts with random weights.",
+        "Start with the weights of a checkpoint, a run, or a file of torchvision or timm; where the"
+        " number of classes differs, the last layer starts with random weights.",
         basic=True,
     )
     freeze: tuple[str, ...] = option(
