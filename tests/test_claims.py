@@ -35,7 +35,7 @@ def test_rows_of_each_paper_are_numbered_from_1():
         assert len(numbers) > 5
 
 
-def test_each_row_has_a_verdict_with_its_evidence():
+def test_rows_of_the_claims_have_a_verdict_with_its_evidence():
     for row in rows():
         assert row.verdict in [f"**{verdict}**" for verdict in VERDICTS], row
         assert row.place and row.claim and row.evidence, row
@@ -50,7 +50,7 @@ def names_in(cell):
     return re.findall(r"`([^`]+)`", cell)
 
 
-def test_each_row_names_files_and_flags_that_exist():
+def test_rows_of_the_claims_name_files_and_flags_that_exist():
     for row in rows():
         for name in names_in(f"{row.where} {row.test} {row.evidence}"):
             if name.endswith((".py", ".sh")):
@@ -66,7 +66,7 @@ def test_each_row_names_files_and_flags_that_exist():
             assert name.startswith("tests/") and name.endswith(".py"), (row.number, name)
 
 
-def test_each_row_names_recipes_that_exist():
+def test_rows_of_the_claims_name_recipes_that_exist():
     for row in rows():
         if row.where.startswith("recipe"):
             assert set(names_in(row.where)) <= set(recipes.names()), row.number

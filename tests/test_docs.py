@@ -351,7 +351,7 @@ def test_api_example_of_user_error_in_a_program_exits_with_the_message():
 
 @pytest.fixture(scope="module")
 def public_callables(reference):
-    """The public functions and classes whose arguments users pass."""
+    """Returns the public functions and classes whose arguments users pass."""
     names = [name for names in reference.public_names().values() for name in names]
     return [name for name in names if not reference.signature(name).startswith("class ")]
 

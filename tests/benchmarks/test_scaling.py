@@ -124,7 +124,7 @@ def test_run_job_ignores_what_a_launcher_prints_around_the_result():
     assert scaling.run_job([sys.executable, "-c", program], 2, 9)[0] == {"ranks": 2}
 
 
-def test_a_peer_that_is_not_installed_is_skipped_with_a_message(tmp_path, capsys):
+def test_bench_scaling_without_a_peer_skips_it_with_a_message(tmp_path, capsys):
     (tmp_path / "tf_keras.py").write_text("raise ImportError('hidden')")
     options = compared.parser().parse_args([])
     with pytest.MonkeyPatch.context() as patch:

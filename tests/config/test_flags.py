@@ -152,7 +152,7 @@ def test_flags_of_communication_become_its_settings():
     assert derived.communication(config.resolve(values)) == expected
 
 
-def test_each_option_has_one_selecting_flag_one_type_and_a_help_text():
+def test_options_have_one_selecting_flag_one_type_and_a_help_text():
     names = [
         name
         for values in flags.CHOICES.values()

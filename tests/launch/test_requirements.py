@@ -99,7 +99,7 @@ def _imported_modules(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("folder", ["hybrid_imagenet", "tests"])
-def test_every_import_is_a_requirement(metadata, folder):
+def test_imports_of_a_folder_are_requirements(metadata, folder):
     required = set(_requirements(metadata)) | {"tensorflow"}
     # Programs that are started by path may import modules next to them.
     local = {p.stem for p in (ROOT / folder).rglob("*.py")}
@@ -111,7 +111,7 @@ def test_every_import_is_a_requirement(metadata, folder):
 @pytest.mark.parametrize(
     "tensorflow", ["", *(p.stem.partition("-")[2] for p in LAUNCH.glob("tensorflow-*.txt"))]
 )
-def test_every_requirement_is_pinned_within_its_range(metadata, tensorflow):
+def test_requirements_are_pinned_within_their_ranges(metadata, tensorflow):
     pins = _pins(tensorflow)
     for name, requirement in _requirements(metadata).items():
         (exact,) = pins[name].specifier

@@ -14,7 +14,7 @@ DOCS = pathlib.Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "logs.md").read_text()
 
 
-def test_every_key_and_tag_is_documented():
+def test_logs_page_documents_every_key_and_tag():
     rows = dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", TEXT.split("## summary.json")[0], re.M))
     assert rows == dict(KEYS)
     tags = dict(
@@ -23,7 +23,7 @@ def test_every_key_and_tag_is_documented():
     assert tags == dict(TAGS)
 
 
-def test_every_key_of_the_summary_is_documented():
+def test_logs_page_documents_every_key_of_the_summary():
     part = TEXT.split("## summary.json")[1].split("## TensorBoard")[0]
     result = summary.summarize([], world_size=1, images_per_epoch=1)
     assert set(result) <= set(re.findall(r"`([a-z_0-9]+)`", part))

@@ -291,7 +291,7 @@ def test_help_in_a_narrow_terminal_keeps_commands_on_one_line(monkeypatch, capsy
     assert max(len(line) for line in text.splitlines() if "--" not in line) <= 50
 
 
-def test_every_command_escapes_control_characters_in_names(tmp_path, monkeypatch, capsys):
+def test_commands_escape_control_characters_in_names(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run = make_run(
         tmp_path / "a\x1b[2Jred\u202e\n", epochs=3, recipe="\x1b]0;title\x07", finished=False
@@ -324,7 +324,7 @@ def test_every_command_escapes_control_characters_in_names(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     "command", ["evaluate", "predict", "export", "report", "status", "stop", "resume"]
 )
-def test_every_command_on_a_run_calls_its_argument_run(command, capsys):
+def test_commands_on_a_run_call_their_argument_run(command, capsys):
     with pytest.raises(SystemExit):
         program.main([command, "--help"])
     usage, *rest = capsys.readouterr().out.splitlines()
