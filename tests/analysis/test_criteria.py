@@ -81,7 +81,8 @@ def test_table_3_8_gpu_minutes_come_from_a_truncated_time():
 @pytest.mark.parametrize(("table", "from_throughput"), [("3.7", 278), ("3.8", 102), ("3.9", 130)])
 def test_tables_3_7_to_3_9_times_of_cluster_2_contradict_its_throughput(table, from_throughput):
     """The times follow from the 17773 images/s of cluster 1 in FP32, cut to whole minutes."""
-    epochs, printed = h.EPOCHS[table][1], h.PRINTED_MINUTES[table][1]
+    epochs = h.EPOCHS[table][1]
+    printed = h.PRINTED_MINUTES[table][1]
     assert seconds(epochs, 6903, 295) / 60 == pytest.approx(from_throughput, abs=0.6)
     assert from_throughput / printed > 2.5
     assert math.floor(seconds(epochs, 17773, 758) / 60) == printed

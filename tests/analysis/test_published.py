@@ -42,6 +42,7 @@ def test_arithmetic_of_a_gpu_and_precision_is_the_published_kind(key, precision,
 def test_gpu_figures_page_lists_the_published_speeds():
     page = (pathlib.Path(__file__).parents[2] / "docs" / "dev" / "gpu-figures.md").read_text()
     for speed in published.GPU_SPEEDS:
-        title, rate = published.GPUS[speed.gpu].title, f"{speed.images_per_second:,.0f}"
+        title = published.GPUS[speed.gpu].title
+        rate = f"{speed.images_per_second:,.0f}"
         row = (title, speed.precision.upper(), speed.batch, rate)
         assert f"| {' | '.join(map(str, row))} | {speed.gpus} | {speed.described_source} |" in page

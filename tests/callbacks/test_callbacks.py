@@ -88,14 +88,14 @@ def test_weight_check_names_the_rank_whose_weights_differ():
 
     def checksum(*values):
         checksums = []
-        check(lambda own: checksums.append(own) or [own], *values)
+        check(lambda value: checksums.append(value) or [value], *values)
         return checksums[0]
 
     assert checksum(1.0, 2.0) == checksum(1.0, 2.0)
     assert checksum(1.0, 2.0) != checksum(1.0, np.nextafter(np.float32(2.0), np.float32(3.0)))
-    check(lambda own: [own] * 4, 1.0)
+    check(lambda value: [value] * 4, 1.0)
     with pytest.raises(NumericsError, match="weights of rank 2 differ"):
-        check(lambda own: [own, own, own + 1, own], 1.0)
+        check(lambda value: [value, value, value + 1, value], 1.0)
 
 
 def end_epoch(state, top1, epochs, target=None):
@@ -148,7 +148,8 @@ def test_save_checkpoints_saves_when_due_and_once(tmp_path):
             state.step += 1
             weights.assign([float(state.step)])
             callback.on_train_batch_end(batch)
-        state.finished_epochs = state.recorded_at = epoch + 1
+        state.finished_epochs = epoch + 1
+        state.recorded_at = epoch + 1
         callback.on_epoch_end(epoch, {"epoch": epoch + 1})
     callback.on_train_end()
     # It saves after every third step, by request at step 7, after epoch 2 (step 8) and after the

@@ -67,7 +67,7 @@ def test_loss_alarm_counts_micro_batches_as_one_step():
 )
 def test_divergence_guard_stops_all_ranks_at_the_first_bad_step_of_any(loss, why):
     alarms = [None, (7, 400.0), (4, loss)]
-    watch = guard(alarms, lambda own: alarms, initial_step=10)
+    watch = guard(alarms, lambda value: alarms, initial_step=10)
     # No step was taken, so nothing is read.
     watch.check()
     with pytest.raises(
@@ -80,7 +80,7 @@ def test_divergence_guard_stops_all_ranks_at_the_first_bad_step_of_any(loss, why
 def test_divergence_guard_gathers_once_per_step_with_logs():
     gathered = []
     alarms = [None, (2, math.nan)]
-    watch = guard(alarms, lambda own: gathered.append(own) or [own], initial_step=5)
+    watch = guard(alarms, lambda value: gathered.append(value) or [value], initial_step=5)
     watch.on_train_batch_end(1, None)
     assert gathered == []
     watch.on_train_batch_end(2, {})
@@ -95,8 +95,8 @@ def test_divergence_guard_gathers_once_per_step_with_logs():
 
 
 def test_divergence_guard_before_a_checkpoint_reads_the_latest_steps():
-    """On a GPU the logs of step 4 contain the values of step 2."""
-    communicator = types.SimpleNamespace(allgather_object=lambda own: [own])
+    """Uses a lag as on a GPU, where the logs of step 4 contain the values of step 2."""
+    communicator = types.SimpleNamespace(allgather_object=lambda value: [value])
     watch = DivergenceGuard(
         lambda: None,
         read_alarm_now=lambda: (4, math.nan),
@@ -112,7 +112,7 @@ def test_divergence_guard_before_a_checkpoint_reads_the_latest_steps():
 
 
 def test_divergence_guard_without_alarm_stops_all_ranks_if_one_has_diverged():
-    communicator = types.SimpleNamespace(allgather_object=lambda own: [own, [3, math.inf]])
+    communicator = types.SimpleNamespace(allgather_object=lambda value: [value, [3, math.inf]])
     watch = DivergenceGuard(communicator=communicator)
     watch.set_params({})
     watch.on_train_begin()

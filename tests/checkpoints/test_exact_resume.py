@@ -56,9 +56,9 @@ def kill_and_resume(pool, data, run_dir, moments, *flags):
     """Kills each session at its moment; the last one runs to its end on the ranks of a pool."""
     flags = ("--checkpoint_every_steps=1", *flags)
     for session, (moment, step) in enumerate(moments):
-        again = ["--resume"] if session else []
+        resume = ["--resume"] if session else []
         start = ["-m", killed_at.__name__, moment, str(step)]
-        killed = program.train(2, data, run_dir, *flags, *again, start=start)
+        killed = program.train(2, data, run_dir, *flags, *resume, start=start)
         assert killed.returncode == -9, (moment, killed.stdout + killed.stderr)
         assert max((r["step"] for r in program.records(run_dir)), default=0) <= step + 2
     done = program.train_on(pool, data, run_dir, *flags, "--resume")

@@ -78,12 +78,12 @@ def test_keep_best_keeps_the_best_and_the_latest(folder):
     assert store.best_valid().path.name == name(2)
     # The accuracy is stored in the files, so a new store finds the best one. Without that file, it
     # keeps the next best.
-    again = CheckpointStore(folder, keep=1, keep_best=True)
-    save(again, 7, 0.1)
+    other_store = CheckpointStore(folder, keep=1, keep_best=True)
+    save(other_store, 7, 0.1)
     assert names(folder) == [name(2), name(7)]
     (folder / name(2)).write_bytes(b"damaged")
     assert CheckpointFolder(folder, print).best_valid().path.name == name(7)
-    save(again, 8, 0.2)
+    save(other_store, 8, 0.2)
     assert names(folder) == [f"{name(2)}.damaged", name(8)]
     without = CheckpointStore(folder, keep=1)
     save(without, 9)

@@ -53,7 +53,8 @@ class RankZeroOfTwo(ConnectedRanks):
         self.local_size = 2
         self.hosts = ("a", "a")
         if engine == "horovod":
-            self.collectives = self._host_collectives = HorovodCollectives(2)
+            self.collectives = HorovodCollectives(2)
+            self._host_collectives = self.collectives
         else:
             self.collectives = TensorFlowCollectives(0, 2, gpu=True)
             self._host_collectives = TensorFlowCollectives(0, 2)

@@ -45,7 +45,7 @@ AUGMENTATIONS = graphs.augmentations()
 
 
 def is_allowed(copy):
-    """Returns whether a copy is that of the schedule's scalars.
+    """Returns whether a copy transfers the schedule's scalars.
 
     It starts when a step begins, so it waits only for earlier steps.
     """

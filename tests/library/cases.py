@@ -157,8 +157,8 @@ def validated(place: Place, data: Data) -> Arguments:
     """Trains on the first half of the examples and validates on the second."""
     x, y = place.share(data)
     half = len(x) // 2
-    kept = {"validation_data": (x[half:], y[half:]), "validation_batch_size": place.batch}
-    return {"x": x[:half], "y": y[:half], "batch_size": place.batch} | kept
+    validation = {"validation_data": (x[half:], y[half:]), "validation_batch_size": place.batch}
+    return {"x": x[:half], "y": y[:half], "batch_size": place.batch} | validation
 
 
 @contextlib.contextmanager

@@ -98,8 +98,8 @@ def run(program: Program, place: Place, seed: int = 3) -> dict[str, Any]:
         value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)
     ]
     return {
-        "weights": [_listed(v) for v in model.weights],
-        "state": [_listed(v) for o in optimizers for v in o.variables],
+        "weights": [_to_list(v) for v in model.weights],
+        "state": [_to_list(v) for o in optimizers for v in o.variables],
         "updates": sum(int(o.iterations) for o in optimizers),
         "history": {name: np.asarray(values, float).tolist() for name, values in history.items()},
         "reductions": sum(_reductions(optimizer) for optimizer in optimizers),
@@ -113,7 +113,7 @@ def _reductions(optimizer: keras.optimizers.Optimizer) -> int:
     return optimizer.reducer.statistics().get("steps", 0)
 
 
-def _listed(variable: Any) -> list[float]:
+def _to_list(variable: Any) -> list[float]:
     return np.asarray(variable.numpy(), float).ravel().tolist()
 
 

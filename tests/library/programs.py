@@ -39,7 +39,7 @@ def weights(model) -> list:
     return [w.astype(float).ravel().tolist() for w in model.get_weights()]
 
 
-def compared(name: str, engine: str = "") -> dict:
+def run_case(name: str, engine: str = "") -> dict:
     """Runs a program of `test_cases` on this rank; `engine` connects the ranks."""
     from tests.library import test_cases
     from tests.library.places import on_rank
@@ -108,7 +108,7 @@ def rejections() -> dict:
         }
 
 
-def split() -> dict:
+def operations_outside_xla() -> dict:
     """Returns the operations outside XLA of a training function whose step XLA compiles."""
     import tensorflow as tf
     from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext as in_xla  # noqa: N813
@@ -132,7 +132,7 @@ def split() -> dict:
         return {"jit": bool(model.jit_compile), "traced": traced}
 
 
-def measured() -> dict:
+def logs_and_statistics() -> dict:
     """Returns logs of `fit` with unequal batches, and statistics before and after their merge."""
     import keras
 
@@ -152,20 +152,20 @@ def measured() -> dict:
         x, y = models.data(1)
         # Each rank has three steps. The last batch has 4 examples on rank 0 and 2 on rank 1.
         share = slice(0, 10) if hi.rank() else slice(0, 12)
-        seen = {"rates": [], "own": []}
+        recorded = {"rates": [], "own": []}
 
         class Before(keras.callbacks.Callback):
             def on_test_begin(self, logs=None):
                 bn = model.get_layer("bn")
-                seen["own"].append(
+                recorded["own"].append(
                     [bn.moving_mean.numpy().tolist(), bn.moving_variance.numpy().tolist()]
                 )
                 metrics = {name: float(value) for name, value in model.get_metrics_result().items()}
-                seen["metrics"] = [metrics, share.stop]
+                recorded["metrics"] = [metrics, share.stop]
 
         class After(keras.callbacks.Callback):
             def on_train_batch_begin(self, batch, logs=None):
-                seen["rates"].append(float(optimizer.learning_rate))
+                recorded["rates"].append(float(optimizer.learning_rate))
 
         standard = [*hi.callbacks.default_callbacks(), After()]
         validation = (x[share], y[share])
@@ -182,17 +182,17 @@ def measured() -> dict:
         bn = model.get_layer("bn")
         merged = [bn.moving_mean.numpy().tolist(), bn.moving_variance.numpy().tolist()]
         average = hi.callbacks.MetricAverage()
-        own = model.evaluate(*validation, verbose=0, return_dict=True, callbacks=[average])
+        evaluated = model.evaluate(*validation, verbose=0, return_dict=True, callbacks=[average])
         logs = history.history
-        return seen | {
+        return recorded | {
             "merged": merged,
             "logs": logs,
-            "evaluated": [own, share.stop],
+            "evaluated": [evaluated, share.stop],
             "average": average.results,
         }
 
 
-def drifts() -> dict:
+def callback_differences() -> dict:
     """Returns the errors of all ranks when a callback changes training on rank 0 alone."""
     import keras
 
@@ -237,7 +237,7 @@ def drifts() -> dict:
         return errors | {"same data": [count_warnings(0), count_warnings(hi.rank())]}
 
 
-def rivals(folder: str) -> dict:
+def two_optimizers(folder: str) -> dict:
     """Trains a GAN with two optimizers for four epochs, at once and with a resume after two."""
     import keras
 
@@ -268,9 +268,9 @@ def rivals(folder: str) -> dict:
             state = [np.ravel(v.numpy()).tolist() for o in (first, second) for v in o.variables]
             return {"weights": weights(model), "state": state, "rates": history["learning_rate"]}
 
-        own = hi.callbacks.Checkpoint(f"{folder}/checkpoints")
-        fit(2, 3, own)
-        return {"whole": fit(4, 3), "again": fit(4, 3 + hi.rank(), own)}
+        checkpoint = hi.callbacks.Checkpoint(f"{folder}/checkpoints")
+        fit(2, 3, checkpoint)
+        return {"whole": fit(4, 3), "again": fit(4, 3 + hi.rank(), checkpoint)}
 
 
 def random_layers() -> dict:
@@ -298,10 +298,10 @@ def random_layers() -> dict:
     with ranks():
         draws, _ = trained(by_fit=False)
         in_fit, after_fit = trained(by_fit=True)
-        again, after_again = trained(by_fit=True)
+        second_fit, after_again = trained(by_fit=True)
         return {
             "draws": [draws, in_fit],
-            "is_reproducible": (in_fit, after_fit) == (again, after_again),
+            "is_reproducible": (in_fit, after_fit) == (second_fit, after_again),
             "weights": after_fit,
         }
 
@@ -329,7 +329,8 @@ def vectors() -> dict:
         model.compile(hi.DistributedOptimizer("sgd"), "mse", metrics=metrics)
         x, y = models.data(1)
         share = slice(0, 10) if hi.rank() else slice(0, 12)
-        x, y = x[share], np.eye(3, dtype=np.float32)[y[share]]
+        x = x[share]
+        y = np.eye(3, dtype=np.float32)[y[share]]
         history = model.fit(
             x, y, 4, 2, 0, hi.callbacks.default_callbacks(), validation_data=(x, y)
         ).history
@@ -382,7 +383,7 @@ def different_orders(folder: str) -> dict:
         }
 
 
-def skipped() -> dict:
+def all_steps_skipped() -> dict:
     """Returns the errors of ranks that skip all steps, with equal and with different data."""
     import keras
 

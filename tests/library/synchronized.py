@@ -75,14 +75,14 @@ def normalized(name: str, first: int, last: int, connect: bool) -> dict[str, lis
     part = slice(first, last)
     outputs, (dx, *gradients) = step(*(tf.constant(value[part]) for value in (x, slopes, mask)))
     return {
-        "outputs": _listed(outputs),
-        "dx": _listed(dx),
-        "gradients": [value for gradient in gradients for value in _listed(gradient)],
-        "statistics": _listed(layer.moving_mean) + _listed(layer.moving_variance),
+        "outputs": _to_list(outputs),
+        "dx": _to_list(dx),
+        "gradients": [value for gradient in gradients for value in _to_list(gradient)],
+        "statistics": _to_list(layer.moving_mean) + _to_list(layer.moving_variance),
     }
 
 
-def _listed(value: Any) -> list[float]:
+def _to_list(value: Any) -> list[float]:
     return np.ravel(tf.cast(tf.convert_to_tensor(value), tf.float64)).tolist()
 
 

@@ -57,7 +57,7 @@ def check(program, rows, alone):
 
 def compare(call, name, size, record_property):
     """Compares a program on ranks with the same program in one process."""
-    results = call(programs.compared, name)
+    results = call(programs.run_case, name)
     assert name not in cases.PROGRAMS or results[0]["reductions"] == (
         results[0]["updates"] if size > 1 else 0
     )

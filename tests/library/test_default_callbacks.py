@@ -96,7 +96,7 @@ def test_fit_that_skips_all_steps_is_not_advised_to_repeat_a_setting():
 
 
 def test_fit_that_skips_all_steps_on_equal_data_names_the_data_first(pools):
-    first, second = pools[2].call(programs.skipped)
+    first, second = pools[2].call(programs.all_steps_skipped)
     assert first == second
     assert first["same"].startswith(
         "All ranks had the same loss, so they seem to have the same data. Give each rank"
@@ -148,7 +148,7 @@ def test_logs_of_a_custom_train_step_keep_its_loss():
 
 
 def test_compare_ranks_names_the_differences_that_a_callback_made(pools):
-    first, second = pools[2].call(programs.drifts)
+    first, second = pools[2].call(programs.callback_differences)
     assert (first.pop("same data"), second.pop("same data")) == ([1, 0], [0, 0])
     assert first == second
     assert "optimizer.learning_rate (0.5 on rank 0; 0.01" in first["learning rate"]

@@ -25,7 +25,7 @@ def test_fit_overflow_on_one_rank_skips_the_step_on_both(pools):
 
 
 def test_fit_on_a_gpu_compiles_the_step_up_to_the_gradients_with_xla(pools):
-    for result in pools[2].call(programs.split):
+    for result in pools[2].call(programs.operations_outside_xla):
         assert result["jit"]
         # The update is traced once, outside the part that XLA compiles.
         assert result["traced"] == [[[6, 5], [5], [5, 3], [3]]]
@@ -49,7 +49,7 @@ def test_fit_errors_are_the_same_line_on_all_ranks(pools):
 
 
 def test_fit_logs_and_statistics_cover_the_examples_of_all_ranks(pools):
-    results = pools[2].call(programs.measured)
+    results = pools[2].call(programs.logs_and_statistics)
     logs = results[0]["logs"]
     assert logs == results[1]["logs"]
     for name in ("accuracy", "sparse_top_k_categorical_accuracy", "loss"):
@@ -475,15 +475,15 @@ def test_vector_metrics_cover_all_examples_and_are_equal_on_all_ranks(pools):
 
 
 def test_two_optimizers_of_a_model_are_scheduled_saved_and_restored(pools, tmp_path):
-    first, second = pools[2].call(programs.rivals, str(tmp_path))
+    first, second = pools[2].call(programs.two_optimizers, str(tmp_path))
     # This includes statistics of normalization and sums of an accumulation.
     assert first == second
     assert first["whole"]["rates"] == pytest.approx(
         [0.5 * (1 - step / 16) ** 2 for step in (3, 7, 11, 15)]
     )
     for name in ("weights", "state"):
-        for again, whole in zip(first["again"][name], first["whole"][name], strict=True):
-            np.testing.assert_allclose(again, whole, rtol=1e-6, atol=1e-7)
+        for resumed, expected in zip(first["again"][name], first["whole"][name], strict=True):
+            np.testing.assert_allclose(resumed, expected, rtol=1e-6, atol=1e-7)
 
 
 def test_schedule_with_another_callback_that_sets_the_learning_rate_is_rejected(caplog):

@@ -14,7 +14,7 @@ def rank_results(pools):
 
 @pytest.mark.parametrize("steps", [None, 2])
 def test_float8_fit_on_two_ranks_equals_one_process_with_their_batches(rank_results, steps):
-    """With two micro-batches per update, the third batch remains in the sums."""
+    """Covers accumulation too: with two micro-batches, the third batch remains in the sums."""
     first, second = [results[bool(steps)] for results in rank_results]
     assert first == second
     expected = float8.fit(steps=steps)

@@ -174,9 +174,9 @@ def test_job_restarted_after_sigkill_ends_like_an_undisturbed_one(tmp_path, undi
             os.kill(number, signal.SIGKILL)
     process.communicate()
     assert processes.gone_within(pids, 10)
-    again = job("whole", tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert set(re.findall(r"epoch (\d)", again.stdout)) <= {"1", "2"}
+    restarted = job("whole", tmp_path)
+    assert restarted.returncode == 0, restarted.stderr
+    assert set(re.findall(r"epoch (\d)", restarted.stdout)) <= {"1", "2"}
     np.testing.assert_array_equal(weights(tmp_path), undisturbed)
 
 

@@ -39,44 +39,46 @@ def permuted(seed):
     return np.random.default_rng(seed).permutation(COUNT)
 
 
-def of_global_seed(seed):
+def shuffled_by_global_seed(seed):
     tf.random.set_seed(seed)
     return NUMBERS.shuffle(10)
 
 
-def of_keras_seed(seed):
+def shuffled_by_keras_seed(seed):
     keras.utils.set_random_seed(seed)
     return keras.utils.split_dataset(np.arange(COUNT), 0.5, shuffle=True)[0]
 
 
-def nested(seed):
+def interleaved(seed):
     return tf.data.Dataset.range(4).interleave(
         lambda i: tf.data.Dataset.range(50).shuffle(9, seed=seed)
     )
 
 
-def sampled(seed):
+def sampled_from_two(seed):
     return tf.data.Dataset.sample_from_datasets([NUMBERS, NUMBERS], [0.5, 0.5], seed=seed)
 
 
-def gathered(values):
+def gathered_from(values):
     return NUMBERS.map(lambda i: tf.gather(values, i))
 
 
 # Each function returns the data that a rank passes to `shard`, given its seed.
 SHUFFLES = {
     "shuffle": lambda seed: NUMBERS.shuffle(10, seed=seed).batch(2).prefetch(1),
-    "global seed": of_global_seed,
-    "interleave": nested,
-    "flat_map in flat_map": lambda seed: tf.data.Dataset.range(2).flat_map(lambda i: nested(seed)),
+    "global seed": shuffled_by_global_seed,
+    "interleave": interleaved,
+    "flat_map in flat_map": lambda seed: tf.data.Dataset.range(2).flat_map(
+        lambda i: interleaved(seed)
+    ),
     "zip and concatenate": lambda seed: tf.data.Dataset.zip(
         NUMBERS, NUMBERS.concatenate(NUMBERS.shuffle(5, seed=seed))
     ),
-    "sample_from_datasets": sampled,
+    "sample_from_datasets": sampled_from_two,
     "list_files": lambda seed: tf.data.Dataset.list_files(
         f"{hi.__path__[0]}/*.py", shuffle=True, seed=seed
     ),
-    "split_dataset": of_keras_seed,
+    "split_dataset": shuffled_by_keras_seed,
     "arrays": lambda seed: (permuted(seed), permuted(seed)[:, None] * np.ones(3)),
     "images": lambda seed: np.random.default_rng(7).integers(0, 256, (COUNT, 4, 4, 3), np.uint8)[
         permuted(seed)
@@ -85,8 +87,8 @@ SHUFFLES = {
     "from_tensor_slices": lambda seed: tf.data.Dataset.from_tensor_slices(
         {"x": permuted(seed)}
     ).map(lambda x: x),
-    "captured array": lambda seed: gathered(permuted(seed)),
-    "captured tensor": lambda seed: gathered(tf.constant(permuted(seed))),
+    "captured array": lambda seed: gathered_from(permuted(seed)),
+    "captured tensor": lambda seed: gathered_from(tf.constant(permuted(seed))),
 }
 
 
@@ -106,8 +108,8 @@ def in_any_order(*, calls=2):
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: nested(None), "shuffles without a seed"),
-        (lambda: sampled(None), "shuffles without a seed"),
+        (lambda: interleaved(None), "shuffles without a seed"),
+        (lambda: sampled_from_two(None), "shuffles without a seed"),
         (lambda: tf.data.Dataset.list_files(f"{hi.__path__[0]}/*.py"), "shuffles without a seed"),
         (lambda: tf.data.Dataset.zip(NUMBERS, NUMBERS.shuffle(3)), "shuffles without a seed"),
         (in_any_order, "deterministic=False"),

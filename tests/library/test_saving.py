@@ -111,11 +111,11 @@ def test_exact_order_and_schedule_continue_after_and_inside_an_epoch(tmp_path):
 
     whole = train(3, "whole")
     train(2, "again")
-    for found, wanted in zip(train(3, "again"), whole, strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    for resumed, expected in zip(train(3, "again"), whole, strict=True):
+        np.testing.assert_array_equal(resumed, expected)
     train(3, "inside", {"epoch": 1, "offset": 14})
     assert max(map(len, rates.values())) == 3
-    assert all(len(set(found)) == 1 for found in rates.values())
+    assert all(len(set(values)) == 1 for values in rates.values())
     with pytest.raises(
         UserError, match=r"fit begins epoch 0, but the order is in epoch 1\. Load the run's state"
     ):

@@ -22,7 +22,8 @@ def test_blur_pool_is_the_sampled_binomial_filter(shape, stride):
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
 def test_blur_pool_gradient_uses_the_same_filter(policy):
-    layer, x = BlurPool(2, dtype=policy), tf.zeros([1, 6, 6, 1], policy.removeprefix("mixed_"))
+    layer = BlurPool(2, dtype=policy)
+    x = tf.zeros([1, 6, 6, 1], policy.removeprefix("mixed_"))
     with tf.GradientTape() as tape:
         tape.watch(x)
         y = tf.reduce_sum(layer(x)[:, 1, 1, :])

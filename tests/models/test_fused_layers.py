@@ -92,11 +92,13 @@ def test_convolve_and_keep_has_the_gradients_of_a_convolution_and_its_input(on_g
 def test_shortcut_is_the_first_result_of_its_operation(on_gpu):
     """TensorFlow's graph optimizer drops the index of a result that it adds to a normalization."""
     function = tf.function(shortcut_program.convolve_and_keep, autograph=False)
-    kept, _ = function.get_concrete_function(tf.ones([2, 4, 4, 6]), tf.ones([1, 1, 6, 4])).outputs
-    while kept.op.type == "Identity":
-        kept = kept.op.inputs[0]
-    assert kept.op.type == "IdentityN"
-    assert kept.value_index == 0
+    shortcut, _ = function.get_concrete_function(
+        tf.ones([2, 4, 4, 6]), tf.ones([1, 1, 6, 4])
+    ).outputs
+    while shortcut.op.type == "Identity":
+        shortcut = shortcut.op.inputs[0]
+    assert shortcut.op.type == "IdentityN"
+    assert shortcut.value_index == 0
 
 
 def create(name, programs=()):

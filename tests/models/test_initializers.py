@@ -42,9 +42,9 @@ def test_classifier_begins_gaussian_with_deviation_001_and_zero_bias():
 
 def test_seed_of_a_network_repeats_weights_that_differ_by_layer():
     first = factory.create("resnet10", 4, 32, seed=5)
-    again = factory.create("resnet10", 4, 32, seed=5)
+    same_seed = factory.create("resnet10", 4, 32, seed=5)
     other = factory.create("resnet10", 4, 32, seed=6)
-    for a, b, c in zip(first.variables, again.variables, other.variables, strict=True):
+    for a, b, c in zip(first.variables, same_seed.variables, other.variables, strict=True):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
         if a.ndim > 1 and "bias" not in a.name:
             assert not np.array_equal(a.numpy(), c.numpy())

@@ -60,7 +60,7 @@ def of_type(operations, *types):
     return [op for op in operations if op.type in types]
 
 
-def test_graph_in_half_precision_has_every_convolution_in_it_and_nhwc(traced):
+def test_graph_in_half_precision_runs_every_convolution_in_nhwc(traced):
     operations, count, half = traced
     forward = of_type(operations, "Conv2D")
     backward = of_type(operations, "Conv2DBackpropInput", "Conv2DBackpropFilter")

@@ -19,8 +19,8 @@ def test_conv2d_pads_both_sides_equally(size, kernel, stride, pad):
     expected = resnet_reference.convolve(x, layer.kernel.numpy(), stride, pad) + 1
     np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
     assert layer.compute_output_shape(x.shape) == outputs.shape
-    again = Conv2D.from_config(layer.get_config())
-    assert (again.pad, again.strides) == (pad, (stride, stride))
+    copy = Conv2D.from_config(layer.get_config())
+    assert (copy.pad, copy.strides) == (pad, (stride, stride))
 
 
 @pytest.mark.parametrize("size", [8, 9])
@@ -39,7 +39,7 @@ def test_max_pool2d_of_non_negative_values_equals_the_oracle(size):
 def test_conv2d_and_max_pool_in_the_form_for_gpus_equal_the_form_for_cpus(
     monkeypatch, size, kernel, stride, pad
 ):
-    """On a GPU the convolution pads by itself, and so does the pooling after a ReLU."""
+    """Covers padding, which a GPU applies inside the convolution and the pooling after a ReLU."""
     random = np.random.default_rng(0)
     x = tf.constant(random.normal(size=(2, size, size, 4)).astype(np.float32))
     weights = tf.constant(random.normal(size=(kernel, kernel, 4, 6)).astype(np.float32))

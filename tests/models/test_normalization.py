@@ -22,7 +22,8 @@ def reference(x, gamma, beta, dy, epsilon=EPSILON):
     """
     axes = (0, 1, 2)
     count = x[..., 0].size
-    mean, variance = x.mean(axes), x.var(axes)
+    mean = x.mean(axes)
+    variance = x.var(axes)
     normal = (x - mean) / np.sqrt(variance + epsilon)
     d_normal = dy * gamma
     d_variance = (d_normal * (x - mean)).sum(axes) * -0.5 * (variance + epsilon) ** -1.5
@@ -140,7 +141,8 @@ def test_batch_norm_last_and_precise_overwrite_the_statistics_in_each_call(mode)
 
 def test_batch_norm_moving_averages_biased_statistics():
     layer = build(np.ones(6), np.zeros(6), mode="moving", momentum=0.75)
-    mean, variance = np.zeros(6), np.ones(6)
+    mean = np.zeros(6)
+    variance = np.ones(6)
     for seed in (1, 2, 3):
         x = draw(seed=seed)[0]
         layer(x.astype(np.float32), training=True)

@@ -34,7 +34,11 @@ def test_resnet_has_the_published_number_of_parameters(name):
 def test_resnet8_narrow_for_small_images_has_the_counted_parameters():
     """ResNet-8 with 16, 32 and 64 channels and 10 classes is counted by hand."""
     model = factory.create("resnet8", 10, 28, width=16, stem="3x3")
-    stem, first, second, third, classifier = 432 + 32, 4608 + 64, 14336 + 192, 57344 + 384, 650
+    stem = 432 + 32
+    first = 4608 + 64
+    second = 14336 + 192
+    third = 57344 + 384
+    classifier = 650
     assert trainable_parameters(model) == stem + first + second + third + classifier
     assert trainable_parameters(model) == resnet_reference.parameter_count("resnet8", 10, 16, 3)
     sides = [model.get_layer(f"stage{stage}_block1_relu").output.shape[1] for stage in (1, 2, 3)]
@@ -143,10 +147,10 @@ def test_create_with_invalid_arguments_is_rejected(name, options, words):
 def test_resnet_loaded_from_a_file_gives_the_same_results(tmp_path):
     model = randomized(factory.create("resnet10", 4, 32, width=8, batch_norm="moving"), 2)
     model.save(tmp_path / "model.keras")
-    again = keras.saving.load_model(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
     images = np.random.default_rng(0).normal(size=(2, 32, 32, 3)).astype(np.float32)
-    np.testing.assert_array_equal(model(images).numpy(), again(images).numpy())
-    assert again.get_layer("stem_bn").mode == "moving"
+    np.testing.assert_array_equal(model(images).numpy(), loaded(images).numpy())
+    assert loaded.get_layer("stem_bn").mode == "moving"
 
 
 def test_resnet_for_any_image_size_equals_networks_for_each_size():

@@ -90,7 +90,7 @@ class Runner:
         self.count = int(self.optimizer.iterations.numpy())
 
 
-def of_one(optimizer, start):
+def one_kernel_runner(optimizer, start):
     """Returns a runner of one kernel that begins with these values."""
     problem = Problem([np.shape(start)])
     problem.start = [np.asarray(start, np.float32)]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hybrid_imagenet.optimizers.adabound import AdaBound
-from tests.optimizers.support import Problem, Runner, follow, of_one
+from tests.optimizers.support import Problem, Runner, follow, one_kernel_runner
 from tests.references.optimizers_reference import bounded_adam_step, luo_bounds
 
 
@@ -26,7 +26,7 @@ def test_adabound_200_steps_follow_the_oracle():
 def test_adabound_first_step_equals_a_calculation_by_hand():
     # With gamma 1 and t = 1 the bounds are F/2 = 0.1 and 2F = 0.4. m is 0.1 g, and the step size
     # s / sqrt(v) = lr / |g| = 0.002 is raised to the lower bound.
-    runner = of_one(AdaBound(1e-3, final_lr=0.2, gamma=1.0, weight_decay=0.0), [[1.0]])
+    runner = one_kernel_runner(AdaBound(1e-3, final_lr=0.2, gamma=1.0, weight_decay=0.0), [[1.0]])
     runner.step(grads=[np.array([[0.5]])])
     np.testing.assert_allclose(runner.weights()[0], [[1.0 - 0.1 * 0.05]], rtol=1e-6)
 

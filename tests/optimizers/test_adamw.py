@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from hybrid_imagenet import optimizers
 from hybrid_imagenet.optimizers.adamw import AdamW
-from tests.optimizers.support import Problem, Runner, follow, of_one
+from tests.optimizers.support import Problem, Runner, follow, one_kernel_runner
 from tests.references.optimizers_reference import adamw_step
 
 
@@ -48,7 +48,9 @@ def test_adamw_without_arguments_has_the_constants_of_keras():
 
 
 def test_adamw_one_step_by_hand_is_the_sign_of_the_gradient_and_decay():
-    runner = of_one(optimizers.create("adamw", learning_rate=0.1, weight_decay=0.5), [[3.0, 4.0]])
+    runner = one_kernel_runner(
+        optimizers.create("adamw", learning_rate=0.1, weight_decay=0.5), [[3.0, 4.0]]
+    )
     runner.step(grads=[np.array([[0.25, -8.0]])])
     expected = [[3 - 0.1 - 0.1 * 0.5 * 3, 4 + 0.1 - 0.1 * 0.5 * 4]]
     np.testing.assert_allclose(runner.weights()[0], expected, rtol=1e-5)

@@ -75,7 +75,7 @@ def test_loss_scale_of_zero_and_apply_without_gradients_are_rejected():
 
 @pytest.mark.parametrize("average", [None, 0.9])
 def test_keras_optimizer_on_a_gpu_masks_a_skipped_step_without_a_branch(monkeypatch, average):
-    """On a GPU the step is one compiled program, so that no branch waits for the device."""
+    """Compares with the step that has a branch, which would make the device wait on a GPU."""
 
     def run(gpu):
         monkeypatch.setattr(xla, "has_gpu", lambda: gpu)

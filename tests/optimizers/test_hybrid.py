@@ -5,7 +5,7 @@ import pytest
 
 from hybrid_imagenet.optimizers.hybrid import Hybrid, hybrid_step
 from hybrid_imagenet.schedules import training_schedule
-from tests.optimizers.support import KERNELS, Problem, Runner, assert_close, of_one
+from tests.optimizers.support import KERNELS, Problem, Runner, assert_close, one_kernel_runner
 from tests.references.optimizers_reference import HybridReference, layers_of, lu_bounds
 
 EPOCH_STEPS = 25
@@ -82,7 +82,7 @@ def test_hybrid_every_handover_with_every_lars_follows_the_oracle(handover, lars
 
 @pytest.mark.parametrize(("handover", "lars"), [("continuous", "you"), ("reset", "larc")])
 def test_hybrid_lars_that_ramps_up_follows_the_oracle(handover, lars):
-    """With eta 0.001 the rates of LARS are far from the peak, so that a wrong blend is visible."""
+    """Uses eta 0.001, for which the rates of LARS are far from the peak and show a wrong blend."""
     arguments = (
         {"handover": handover, "lars_variant": lars},
         {"handover": handover, "lars": lars, "ramp_steps": 50},
@@ -93,7 +93,7 @@ def test_hybrid_lars_that_ramps_up_follows_the_oracle(handover, lars):
 def sizes_of_updates(optimizer, steps, ramp_epochs=0.0, **hyper):
     """Returns the norm of each update with a constant gradient."""
     problem = Problem(shapes=((6, 5),))
-    runner = of_one(optimizer, problem.start[0])
+    runner = one_kernel_runner(optimizer, problem.start[0])
     grads = problem.grads(problem.start, 0)
     values = schedule(ramp_epochs)
     sizes = []
@@ -105,7 +105,7 @@ def sizes_of_updates(optimizer, steps, ramp_epochs=0.0, **hyper):
 
 
 def test_hybrid_update_with_a_ramp_does_not_jump_after_the_warmup():
-    """With a constant gradient, only a ramp makes the last AdaBound and first SGD step equal."""
+    """Compares the last AdaBound step with the first SGD step for a constant gradient."""
     growth = {}
     for ramp_epochs in (0.0, 2.0):
         optimizer = Hybrid(PEAK, momentum=0.0, lars_eta=1.0, weight_decay=0.0)
@@ -138,7 +138,7 @@ def test_hybrid_first_step_equals_a_calculation_by_hand():
     lower, upper = lu_bounds(0.1, 1.0, 2.4)
     # An upper bound below the lower one is raised to it.
     for highest in (upper, 0.1):
-        runner = of_one(Hybrid(2.4, lars_eta=0.001), [[1.0]])
+        runner = one_kernel_runner(Hybrid(2.4, lars_eta=0.001), [[1.0]])
         runner.step({"lower_bound": lower, "upper_bound": highest}, [np.array([[2.0]])])
         np.testing.assert_allclose(runner.weights()[0], [[1.0 - 0.24 * 0.2]], rtol=1e-6)
     runner.step({"phase": 1.0}, [np.array([[2.0]])])
@@ -148,7 +148,7 @@ def test_hybrid_first_step_equals_a_calculation_by_hand():
 def test_hybrid_sgd_step_equals_a_calculation_by_hand():
     # From m = 0, the update is u = 0.1 * lr * ratio * g' with ratio = 0.001 |w| / (|g| + 0.5 |w|).
     # With a decay of 0.5, g' = 2 + 0.5 * 4 = 4.
-    runner = of_one(Hybrid(2.4, weight_decay=0.5, lars_eta=0.001), [[4.0]])
+    runner = one_kernel_runner(Hybrid(2.4, weight_decay=0.5, lars_eta=0.001), [[4.0]])
     runner.step({"phase": 1.0, "learning_rate": 100.0}, [np.array([[2.0]])])
     np.testing.assert_allclose(
         runner.weights()[0], [[4.0 - 0.1 * 100 * 0.001 * 4 / (2 + 2) * 4]], rtol=1e-6
@@ -218,11 +218,12 @@ def test_hybrid_state_is_float32():
 def test_hybrid_step_function_equals_the_optimizer():
     """Readers learn the method from `hybrid_step`, so it must equal the optimizer."""
     start = np.random.default_rng(0).normal(0, 0.5, (5, 4))
-    runner = of_one(Hybrid(PEAK, weight_decay=1e-4, lars_eta=0.001), start)
+    runner = one_kernel_runner(Hybrid(PEAK, weight_decay=1e-4, lars_eta=0.001), start)
     options = runner.optimizer.options
     values = schedule()
     w = np.asarray(runner.weights()[0], np.float64)
-    m = v = np.zeros_like(w)
+    m = np.zeros_like(w)
+    v = np.zeros_like(w)
     for step in range(SWITCH + 30):
         hyperparameters = values(step / EPOCH_STEPS, (step + 1) / EPOCH_STEPS, 64)
         warms_up = step < SWITCH

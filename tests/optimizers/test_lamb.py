@@ -5,7 +5,7 @@ import pytest
 
 from hybrid_imagenet.optimizers.kinds import ParameterKind
 from hybrid_imagenet.optimizers.lamb import LAMB
-from tests.optimizers.support import Problem, Runner, follow, of_one
+from tests.optimizers.support import Problem, Runner, follow, one_kernel_runner
 from tests.references.optimizers_reference import lamb_step
 
 
@@ -23,7 +23,7 @@ def test_lamb_200_steps_follow_the_oracle(arguments, loss_scale):
 def test_lamb_one_step_equals_a_calculation_by_hand():
     # In the first step m / 0.1 is the gradient and sqrt(v / 0.001) its absolute value. So
     # r = (1, -1) + 0.5 (3, 4) = (2.5, 1), and |w| = 5.
-    runner = of_one(LAMB(0.1, eps=1e-12, weight_decay=0.5), [[3.0, 4.0]])
+    runner = one_kernel_runner(LAMB(0.1, eps=1e-12, weight_decay=0.5), [[3.0, 4.0]])
     runner.step(grads=[np.array([[0.25, -8.0]])])
     ratio = 5 / np.hypot(2.5, 1)
     np.testing.assert_allclose(
@@ -42,7 +42,7 @@ def test_lamb_relative_step_of_a_layer_is_the_learning_rate():
 
 
 def test_lamb_layer_of_zeros_takes_the_step_of_adam():
-    runner = of_one(LAMB(0.5, eps=1e-12), np.zeros((2, 2)))
+    runner = one_kernel_runner(LAMB(0.5, eps=1e-12), np.zeros((2, 2)))
     runner.step(grads=[np.full((2, 2), 0.25)])
     np.testing.assert_allclose(runner.weights()[0], np.full((2, 2), -0.5), rtol=1e-5)
     runner.step({"learning_rate": 0.0})

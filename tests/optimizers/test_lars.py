@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hybrid_imagenet.optimizers.lars import LARS
-from tests.optimizers.support import Problem, Runner, follow, of_one
+from tests.optimizers.support import Problem, Runner, follow, one_kernel_runner
 from tests.references.optimizers_reference import lars_step
 
 VARIANTS = [
@@ -32,7 +32,7 @@ def test_lars_200_steps_follow_the_oracle(arguments):
 def test_lars_one_step_equals_a_calculation_by_hand():
     # With |w| = 5, |g| = 1 and a decay of 0.2, the ratio is 0.001 * 5 / (1 + 1) = 0.0025. So
     # w -= 10 * 0.0025 * (g + 0.2 w).
-    runner = of_one(LARS(10.0, eta=0.001, weight_decay=0.2), [[3.0, 4.0]])
+    runner = one_kernel_runner(LARS(10.0, eta=0.001, weight_decay=0.2), [[3.0, 4.0]])
     runner.step(grads=[np.array([[0.6, 0.8]])])
     np.testing.assert_allclose(runner.weights()[0], [[3 - 0.025 * 1.2, 4 - 0.025 * 1.6]], rtol=1e-6)
     np.testing.assert_allclose(

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from hybrid_imagenet.optimizers.muon import Muon, orthogonalized
-from tests.optimizers.support import Problem, Runner, follow, of_one
+from tests.optimizers.support import Problem, Runner, follow, one_kernel_runner
 from tests.references.optimizers_reference import muon_step, newton_schulz
 
 
@@ -35,7 +35,7 @@ def test_orthogonalized_has_singular_values_near_1_in_the_same_directions(shape)
 def test_muon_one_step_equals_a_calculation_by_hand():
     # There is one singular value. The direction d = 1.9 g is normalized, so the result is g / |g|
     # times f(f(1)), with f(s) = a s + b s^3 + c s^5.
-    runner = of_one(Muon(0.1, 0.9, steps=2, weight_decay=0.5), [[1.0], [2.0]])
+    runner = one_kernel_runner(Muon(0.1, 0.9, steps=2, weight_decay=0.5), [[1.0], [2.0]])
     runner.step(grads=[np.array([[30.0], [40.0]])])
     s = 1.0
     for _ in range(2):
@@ -47,6 +47,6 @@ def test_muon_one_step_equals_a_calculation_by_hand():
 
 def test_muon_gradient_of_zero_leaves_only_decay():
     before = np.array([[0.5, -0.3], [0.2, 0.7]])
-    runner = of_one(Muon(0.5, weight_decay=0.2), before)
+    runner = one_kernel_runner(Muon(0.5, weight_decay=0.2), before)
     runner.step(grads=[np.zeros((2, 2))])
     np.testing.assert_allclose(runner.weights()[0], 0.9 * before, rtol=1e-6)

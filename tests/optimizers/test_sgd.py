@@ -6,7 +6,7 @@ import pytest
 
 from hybrid_imagenet.optimizers.kinds import ParameterKind
 from hybrid_imagenet.optimizers.sgd import SGD
-from tests.optimizers.support import Problem, Runner, follow, of_one
+from tests.optimizers.support import Problem, Runner, follow, one_kernel_runner
 from tests.references.optimizers_reference import sgd_step
 
 
@@ -28,7 +28,7 @@ def test_sgd_200_steps_follow_the_oracle(nesterov, momentum):
 def test_sgd_two_steps_equal_a_calculation_by_hand(nesterov, expected):
     # With lr 0.1, momentum 0.9 and g = 2 twice, plain SGD has u = 2 and 3.8. Nesterov momentum has
     # v = -0.2 and -0.38, and w += 0.9 v - 0.2.
-    runner = of_one(SGD(0.1, 0.9, nesterov=nesterov, weight_decay=0.0), [[1.0]])
+    runner = one_kernel_runner(SGD(0.1, 0.9, nesterov=nesterov, weight_decay=0.0), [[1.0]])
     for value in expected:
         runner.step(grads=[np.array([[2.0]])])
         np.testing.assert_allclose(runner.weights()[0], [[value]], rtol=1e-6)

@@ -52,7 +52,7 @@ def trained(sampler, passes, ahead=3):
 @settings(max_examples=40, deadline=None)
 def test_sampler_over_interruptions_yields_each_example_once_per_epoch(n, seed, runs, ahead):
     state = {"epoch": 0, "offset": 0}
-    seen = []
+    examples = []
     # Each run is killed after some steps, and loses the batches that were read ahead.
     for size, batch, steps in runs:
         ranks = [
@@ -62,17 +62,17 @@ def test_sampler_over_interruptions_yields_each_example_once_per_epoch(n, seed, 
             sampler.load_state_dict(state)
         streams = [itertools.islice(trained(sampler, 10**6, ahead), steps) for sampler in ranks]
         for slices in zip(*streams, strict=True):
-            seen += itertools.chain(*slices)
+            examples += itertools.chain(*slices)
         states = [sampler.state_dict() for sampler in ranks]
         assert states == [states[0]] * size
         state = states[0]
-        assert (state["epoch"], state["offset"]) == divmod(len(seen), n)
+        assert (state["epoch"], state["offset"]) == divmod(len(examples), n)
     undisturbed = ExactBatchSampler(n, 1, seed=seed)
-    assert seen == list(
-        itertools.islice(itertools.chain.from_iterable(trained(undisturbed, 10**6)), len(seen))
+    assert examples == list(
+        itertools.islice(itertools.chain.from_iterable(trained(undisturbed, 10**6)), len(examples))
     )
-    for start in range(0, len(seen) - n + 1, n):
-        assert sorted(seen[start : start + n]) == list(range(n))
+    for start in range(0, len(examples) - n + 1, n):
+        assert sorted(examples[start : start + n]) == list(range(n))
 
 
 def test_state_dict_does_not_count_batches_that_were_read_ahead():

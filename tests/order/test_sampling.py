@@ -50,17 +50,17 @@ def test_sample_order_differs_between_seeds_and_epochs():
 def test_sample_order_with_wrap_gives_each_example_once_per_epoch(n, steps):
     order = SampleOrder(n, seed=3)
     cursor = Cursor()
-    seen = []
+    examples = []
     # The number of ranks and the batch change at every step.
     for size, batch, accumulation in steps * 3:
         count = size * batch * accumulation
         slices = [order.rank_slice(cursor, count, rank, size)[0] for rank in range(size)]
         assert np.concatenate(slices).tolist() == order.rank_slice(cursor, count)[0].tolist()
-        seen += np.concatenate(slices).tolist()
+        examples += np.concatenate(slices).tolist()
         cursor = order.advance(cursor, count)
-    assert cursor == Cursor(*divmod(len(seen), n))
-    for start in range(0, len(seen) - n + 1, n):
-        assert sorted(seen[start : start + n]) == list(range(n))
+    assert cursor == Cursor(*divmod(len(examples), n))
+    for start in range(0, len(examples) - n + 1, n):
+        assert sorted(examples[start : start + n]) == list(range(n))
 
 
 @given(

@@ -75,7 +75,7 @@ def test_recipe_hybrid_on_cluster_1_follows_the_paper():
 
 
 def test_recipe_lu_as_printed_follows_the_formulas_of_the_paper():
-    """In Lu et al., section 2.2.1, t and the exponent of κ are the number of the epoch."""
+    """Reads t and the exponent of κ in Lu et al., section 2.2.1, as the number of the epoch."""
     rows = plan("lu_as_printed", 24)
     assert {row.global_batch for row in rows} == {6144}
     for epoch in range(1, 11):

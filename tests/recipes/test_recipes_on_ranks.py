@@ -16,8 +16,8 @@ from tests.support import program
 
 TRAIN = 96
 VALIDATION = 24
-# These cover the ring with AdaBound's warmup, the torus with a growing batch, and the all-reduce
-# that depends on the size.
+# These cover the ring with AdaBound's warmup, the torus with a growing batch, and the all-reduce by
+# size.
 ALWAYS = ("hybrid", "flash_exp4", "four_minutes_resnet")
 
 

@@ -55,7 +55,8 @@ class Network:
         kernel, scale, offset, mean, variance = next(self.convolutions)
         x = convolve(x, kernel, stride, kernel.shape[0] // 2)
         if self.training:
-            mean, variance = x.mean(axis=(0, 1, 2)), x.var(axis=(0, 1, 2))
+            mean = x.mean(axis=(0, 1, 2))
+            variance = x.var(axis=(0, 1, 2))
         return (x - mean) / np.sqrt(variance + self.epsilon) * scale + offset
 
     def block(self, x, convolutions, stride, projected, strided):

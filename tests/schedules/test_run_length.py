@@ -72,7 +72,7 @@ def test_run_length_spans_equal_the_updates_one_by_one(remainder, epochs, max_st
         assert actual == spans_one_by_one(length, batch, cursor, step)
 
 
-def test_is_due_at_fractions_of_an_epoch():
+def test_is_due_finds_periodic_events_within_epochs():
     positions = [round(0.1 * step, 1) for step in range(1, 31)]
 
     def due(every, offset=0.0):

@@ -14,7 +14,7 @@ CLUSTER_1 = [(1, 0.24, 902.4), (5, 1.2, 102.4), (9, 2.16, 13.511111), (10, 2.4, 
 
 
 @pytest.mark.parametrize(("t", "lower", "upper"), CLUSTER_1)
-def test_hybrid_bounds_on_cluster_1_with_24_gpus(t, lower, upper):
+def test_hybrid_bounds_on_cluster_1_equal_a_calculation_by_hand(t, lower, upper):
     assert hybrid_bounds(t, 10, 2.4) == pytest.approx((lower, upper), rel=1e-6)
 
 
@@ -34,7 +34,7 @@ def test_hybrid_bounds_in_float32_never_cross(steps, warmup, peak):
         assert np.float32(lower) <= np.float32(upper)
 
 
-def test_hybrid_bounds_at_both_ends():
+def test_hybrid_bounds_outside_the_warmup_are_constant():
     assert hybrid_bounds(0.0, 10, 2.4) == (0.0, math.inf)
     assert hybrid_bounds(-1.0, 10, 2.4) == (0.0, math.inf)
     assert hybrid_bounds(10.0, 10, 2.4) == (2.4, 2.4)
@@ -43,7 +43,7 @@ def test_hybrid_bounds_at_both_ends():
 
 
 @pytest.mark.parametrize("step", [1, 2, 1000, 10**6])
-def test_adabound_bounds_close_in_on_the_final_rate(step):
+def test_adabound_bounds_enclose_the_final_rate_as_in_the_paper(step):
     lower, upper = adabound_bounds(step, 0.1, 1e-3)
     assert (lower, upper) == pytest.approx(luo_bounds(step, 0.1, 1e-3), rel=1e-12)
     assert lower < 0.1 < upper

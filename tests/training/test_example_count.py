@@ -117,8 +117,8 @@ def test_example_count_counts_bad_records_once_over_ranks(remainder):
         assert records[0]["train_count"] + records[0]["train_dropped"] == whole
         assert records[0]["bad_records"] == 3 or remainder == "drop"
         assert records[0]["train_dropped"] == 3 or remainder == "drop"
-        taken = set(ranks.order.at(epoch, np.arange(whole)).tolist())
-        assert records[0]["train_dropped"] == len(taken & {17, 18, 44})
+        used = set(ranks.order.at(epoch, np.arange(whole)).tolist())
+        assert records[0]["train_dropped"] == len(used & {17, 18, 44})
     assert (
         {*ranks.data[0].bad_records.reasons} == {*ranks.data[1].bad_records.reasons} == {17, 18, 44}
     )
@@ -132,11 +132,11 @@ def test_example_count_continues_after_a_restart_on_another_number_of_ranks():
     after.train(2)
     assert after.cursor == Cursor(1, 4)
     # This restart is between the last step and the end of the epoch.
-    again = Ranks(bad_source(), 1, after.cursor, after.saved(0))
-    records = again.end(0)
+    last = Ranks(bad_source(), 1, after.cursor, after.saved(0))
+    records = last.end(0)
     assert (records[0]["train_count"], records[0]["train_dropped"]) == (57, 3)
-    again.train(14)
-    records = again.end(1)
+    last.train(14)
+    records = last.end(1)
     assert (records[0]["train_count"], records[0]["train_dropped"]) == (57, 3)
 
 

@@ -53,14 +53,14 @@ def test_evaluation_offset_of_mlperf_lars_validates_epochs_7_and_11():
 
 
 def test_rank_requests_ask_for_a_checkpoint_after_the_given_seconds(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(rank_requests.time, "monotonic", lambda: now[0])
+    clock = [100.0]
+    monkeypatch.setattr(rank_requests.time, "monotonic", lambda: clock[0])
     requests = rank_requests.RankRequests(
         config.resolve(["--checkpoint_every_seconds=30"]).evaluation.checkpoint_every_seconds
     )
     save_requests = []
     for seconds in (0, 29, 1, 29, 1):
-        now[0] += seconds
+        clock[0] += seconds
         save_requests.append(bool(requests.vector()[1]))
     assert save_requests == [False, False, True, False, True]
     default = config.resolve([]).evaluation.checkpoint_every_seconds

@@ -240,7 +240,8 @@ def test_commands_reject_wrong_files_without_loading_tensorflow(here, monkeypatc
     monkeypatch.delenv("HYBRID_IMAGENET_RANKS_ELSEWHERE", raising=False)
     make_run(here / "run")
     (here / "notes.txt").write_text("no image")
-    run, notes = str(here / "run"), str(here / "notes.txt")
+    run = str(here / "run")
+    notes = str(here / "notes.txt")
     wrong = ["--dataset=digits", f"--run_dir={run}"]
     codes, loaded, errors = fresh.run(
         ("hybrid_imagenet.main", wrong),

@@ -140,13 +140,13 @@ def test_run_resumed_between_last_step_and_end_of_an_epoch_equals_one_run(tiny_d
 def test_run_with_a_bad_validation_image_ends_after_saving_the_epoch(pools, tiny_data, tmp_path):
     data = shutil.copytree(tiny_data, tmp_path / "data")
     run_dir = tmp_path / "run"
-    places = program.damage(data)[2:]
+    locations = program.damage(data)[2:]
     for shard in tiny_data.glob("train-*"):
         shutil.copy(shard, data)
     done = program.train_on(pools[2], data, run_dir)
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert done.returncode == 2
-    assert any(place in error for place in places)
+    assert any(location in error for location in locations)
     # The ranks of the pool still hold the lock of their run, so a copy of it is resumed.
     run_dir = shutil.copytree(run_dir, tmp_path / "resumed")
     done = program.train_here(data, run_dir, "--resume", "--bad_records=skip")
@@ -189,7 +189,7 @@ def test_run_stopped_by_a_signal_saves_and_continues_on_one_rank(tmp_path):
     """
     run_dir = tmp_path / "stopped"
     data = program.make_data(tmp_path / "data")
-    places = program.damage(data)
+    locations = program.damage(data)
     (data / "extra-00000-of-00001").touch()
     flags = ("--checkpoint_every_epochs=50", "--nokeep_best", "--bad_records=skip")
     running = program.Running(2, data, run_dir, "--epochs=100", *flags)
@@ -201,7 +201,7 @@ def test_run_stopped_by_a_signal_saves_and_continues_on_one_rank(tmp_path):
     (saved,) = (run_dir / "checkpoints").iterdir()
     stopped_at = int(saved.stem.removeprefix("step-"))
     assert json.loads((run_dir / "summary.json").read_text())["stop"] == "preempted"
-    assert all(place in output for place in places)
+    assert all(location in output for location in locations)
     assert output.count("1 skipped, neither train nor validation by their names") == 1
     # The run continues on one rank. A step took 16 examples on 2 ranks, and takes 8 on one.
     last_epoch = stopped_at * 16 // program.TRAIN + 2

@@ -22,7 +22,7 @@ from hybrid_imagenet.training.step import TrainStep
 
 
 class MarkingReducer(GradientReducer):
-    """Adds an operation to the graph in place of each reduction over ranks."""
+    """Adds an operation to the graph where each reduction over ranks would be."""
 
     def reduce(self, grads, names):
         marked = [

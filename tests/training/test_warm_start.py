@@ -80,7 +80,8 @@ def test_load_finds_the_head_before_layers_without_weights(tmp_path):
             name="net",
         )
 
-    source, target = create(5), create(4)
+    source = create(5)
+    target = create(4)
     weights = {v.path: v.numpy() for v in source.weights}
     path = tmp_path / "source.npz"
     save(TrainedNetwork("here", "a:b", tuple("abcde"), 8, 1.0, 1e-5, weights=weights), path)
