@@ -111,5 +111,5 @@ def test_clip_norm_set_later_is_saved_with_the_optimizer():
 
 @pytest.mark.parametrize("value", [0.0, -1.0])
 def test_clip_norm_that_is_not_positive_is_rejected(value):
-    with pytest.raises(ValueError, match=r"global_clipnorm=.*must be above 0"):
+    with pytest.raises(ValueError, match=r"global_clipnorm=.*use a value above 0"):
         SGD(0.1, global_clipnorm=value)
