@@ -16,7 +16,7 @@ def test_parse_size(text, expected):
 
 @pytest.mark.parametrize("text", ["", "3", "1.5M", "4T"])
 def test_parse_size_of_invalid_text_raises(text):
-    with pytest.raises(UserError, match="Pass at least 4 bytes, as in 64K"):
+    with pytest.raises(UserError, match="Use at least 4 bytes, as in 64K"):
         allreduce.parse_size(text)
 
 
