@@ -7,6 +7,7 @@ import pytest
 from tests.support import program
 
 
+@pytest.mark.slow
 def test_bench_allreduce_prints_a_row_for_each_algorithm_compression_and_size(pools, tmp_path):
     target = tmp_path / "rows.json"
     words = ["allreduce", "--sizes=4K,1M", "--algorithms=mpi,ring,torus", "--compression=none,fp16"]

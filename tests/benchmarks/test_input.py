@@ -1,5 +1,7 @@
 import json
 
+import pytest
+
 from hybrid_imagenet.benchmarks import input as benchmark
 from tests.support import fresh
 
@@ -13,6 +15,7 @@ def test_measure_pipeline_returns_rate_and_wait_share():
     assert 0 <= row["wait_share"] <= 1
 
 
+@pytest.mark.slow
 def test_bench_input_prints_no_messages_of_tensorflow():
     words = ["--source=synthetic", "--seconds=0.1", "--batch=2", "--image_size=32", "--threads=1"]
     codes, loaded, errors = fresh.run(("hybrid_imagenet.benchmarks.input", words))

@@ -1,8 +1,11 @@
 import json
 
+import pytest
+
 from tests.support import in_process
 
 
+@pytest.mark.slow
 def test_bench_loop_measures_loop_and_bare_step_in_turns(tmp_path):
     path = tmp_path / "loop.json"
     words = ["loop", "--steps=2", "--rounds=2", f"--json={path}"]

@@ -17,6 +17,7 @@ def test_algorithms_on_four_ranks_compute_exact_sums(pools):
     check(pools[4].call(programs.all_algorithms))
 
 
+@pytest.mark.slow
 def test_algorithms_with_the_tensorflow_engine_compute_exact_sums(pools):
     check(pools["tensorflow"].call(programs.all_algorithms, "tensorflow"))
 

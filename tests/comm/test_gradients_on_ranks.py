@@ -7,7 +7,9 @@ from hybrid_imagenet.errors import UserError
 from tests.comm import programs
 
 
-@pytest.fixture(scope="module", params=["horovod", "tensorflow"])
+@pytest.fixture(
+    scope="module", params=["horovod", pytest.param("tensorflow", marks=pytest.mark.slow)]
+)
 def outcomes(pools, request):
     engine = request.param
     return pools["tensorflow" if engine == "tensorflow" else 4].call(programs.reductions, engine)

@@ -32,10 +32,10 @@ STEPS = {
     "classes by themselves": (("--loss=sigmoid", "--optimizer=sgd", "--batch_norm=moving"), ""),
     "statistics over ranks": (("--sync_batch_norm", "--optimizer=lamb"), "horovod"),
     "one program": (("--recipe=hybrid", "--jit_compile", "--jit_update", "--ema_decay=0.99"), ""),
-    "all programs": (("--model=resnet50", "--xla_programs=stem,norm,shortcut"), ""),
     "virtual GPUs": (("--virtual_gpus=2", "--optimizer=muon", *MIXED), ""),
 }
 LONG = {
+    "all programs": (("--model=resnet50", "--xla_programs=stem,norm,shortcut"), ""),
     "without XLA": ((), "horovod"),
     "bfloat16 on the way": (("--compression=bf16",), "horovod"),
     "compiled": (("--jit_compile",), "horovod"),

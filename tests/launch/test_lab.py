@@ -81,6 +81,7 @@ def test_lab_hosts_have_names_addresses_and_limited_links(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @namespaces
 def test_cluster_script_on_two_lab_hosts_sums_over_ranks(tmp_path):
     command = (LAUNCH / "cluster1.sh", "--module=check_ranks")

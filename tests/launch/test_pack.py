@@ -48,6 +48,7 @@ def unpack(packed, target):
     return run("bash", packed / "pack.sh", "--unpack", target, *parts)
 
 
+@pytest.mark.slow
 def test_unpacked_environment_runs_at_another_path(packed, environment_dir, tmp_path):
     assert len(list(packed.glob("*.tar.xz.*"))) > 1
     sizes = (packed / "hybrid-imagenet.sizes").read_text().split()

@@ -49,6 +49,7 @@ def test_readme_code_trains_and_saves_on_two_ranks(pools, tmp_path):
     assert (tmp_path / "digits.keras").exists()
 
 
+@pytest.mark.slow
 def test_examples_train_on_two_ranks(pools, tmp_path):
     def example(name, *arguments):
         return pools[2].call(run, str(ROOT / "examples" / name), list(arguments), str(tmp_path))[0]
@@ -68,6 +69,7 @@ def test_examples_train_on_two_ranks(pools, tmp_path):
     assert re.search(r"last loss over 2 ranks: [\d.]+", looped)
 
 
+@pytest.mark.slow
 def test_notebook_trains_in_its_process_and_then_on_two_ranks(pools, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     pyplot = mock.MagicMock()

@@ -474,6 +474,7 @@ def test_vector_metrics_cover_all_examples_and_are_equal_on_all_ranks(pools):
     np.testing.assert_allclose(history["val_largest"][-1], largest, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_two_optimizers_of_a_model_are_scheduled_saved_and_restored(pools, tmp_path):
     first, second = pools[2].call(programs.two_optimizers, str(tmp_path))
     # This includes statistics of normalization and sums of an accumulation.

@@ -33,6 +33,7 @@ def test_saved_model_continues_where_it_stopped(pools, tmp_path, name):
         assert_close(saving.state(model), state)
 
 
+@pytest.mark.slow
 def test_saved_model_with_each_optimizer_loads_in_a_new_process(tmp_path):
     expected = {}
     for name in optimizers.NAMES:
@@ -55,7 +56,7 @@ def test_saved_model_with_each_optimizer_loads_in_a_new_process(tmp_path):
     assert not expected
 
 
-@pytest.mark.parametrize("kind", ["keras", "own"])
+@pytest.mark.parametrize("kind", [pytest.param("keras", marks=pytest.mark.slow), "own"])
 def test_interrupted_run_ends_like_an_undisturbed_one(pools, tmp_path, kind):
     for result in pools[2].call(saving.interrupted, str(tmp_path), kind):
         assert result["begun"] == [0, 1, 2, 2, 3]

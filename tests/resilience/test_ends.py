@@ -29,7 +29,6 @@ def documented_ends():
     [
         Case(("plan",), ends.START, "INT"),
         Case(ends.TRAIN, ends.LOADING, "INT"),
-        Case(ends.TRAIN, ends.TRAINING, ends.TERMINAL),
         Case(ends.RUN, ends.COMPILING, "TERM"),
     ],
     ids=lambda case: f"{case.name}, {case.moment}, {case.stop}",

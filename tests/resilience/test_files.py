@@ -4,6 +4,8 @@ import json
 import resource
 import shutil
 
+import pytest
+
 from hybrid_imagenet.checkpoints import archive
 from tests.data.support import jpeg
 from tests.support import processes, program
@@ -33,6 +35,7 @@ def step_of_latest_checkpoint(run_dir) -> int:
     return archive.read(run_dir / "checkpoints" / names[-1]).meta["state"]["step"]
 
 
+@pytest.mark.slow
 def test_run_on_a_full_disk_exits_with_2_and_resumes_with_more_space(tiny_data, tmp_path):
     with processes.small_disk(tmp_path / "disk", 60) as remount:
         run_dir = tmp_path / "disk" / "run"

@@ -157,6 +157,7 @@ def test_run_with_a_bad_validation_image_ends_after_saving_the_epoch(pools, tiny
     assert epochs[0]["train_count"] == program.TRAIN
 
 
+@pytest.mark.slow
 def test_run_resumed_with_other_flags_uses_them_without_a_second_warmup(tiny_data, tmp_path):
     first = ("--hybrid_ramp_epochs=4", "--loss_scale=dynamic", "--epochs=2")
     done = program.train_here(tiny_data, tmp_path, *first)

@@ -50,6 +50,7 @@ def test_run_of_fractional_epochs_validates_and_saves_in_between(one_and_a_half)
     assert "after 1.5 epochs" in output
 
 
+@pytest.mark.slow
 def test_run_stopped_by_max_steps_resumes_to_the_same_result(tiny_data, tmp_path, one_and_a_half):
     run_dir = tmp_path / "run"
     first = program.train_here(tiny_data, run_dir, *HALVES, "--max_steps=3")

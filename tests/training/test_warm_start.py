@@ -90,6 +90,7 @@ def test_load_finds_the_head_before_layers_without_weights(tmp_path):
     np.testing.assert_array_equal(target.weights[0].numpy(), weights["net/first/kernel"])
 
 
+@pytest.mark.slow
 def test_freeze_keeps_the_weights_of_the_file_during_training(trained, tiny_data, tmp_path):
     source, path = trained
     # Training ends before the first update of the average, so it stays at its initial values.
