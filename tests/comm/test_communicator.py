@@ -80,7 +80,7 @@ def test_error_of_one_rank_is_raised_on_all_ranks(pools, engine):
 def test_collective_with_a_dead_rank_ends_the_others(engine):
     with (
         ranks.own(2) as pool,
-        pytest.raises(AssertionError, match=r"a rank has left: exit code [1-9]|ops is aborted"),
+        pytest.raises(AssertionError, match=r"a rank has ended: exit code [1-9]|ops is aborted"),
     ):
         pool.call(programs.lost_rank, engine, timeout=300)
 

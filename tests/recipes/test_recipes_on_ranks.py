@@ -18,7 +18,7 @@ TRAIN = 96
 VALIDATION = 24
 # These cover the ring with AdaBound's warmup, the torus with a growing batch, and the all-reduce by
 # size.
-ALWAYS = ("hybrid",)
+ALWAYS = ("hybrid", "flash_exp4", "four_minutes_resnet")
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ def work(folder, shell, *, ignore_write_errors=False, **options):
         ["bash", "-c", line], capture_output=True, env=environment, pass_fds=[proof], **options
     )
     os.close(proof)
-    return result, (folder / "proof").read_text() == "result"
+    return result, (folder / "proof").read_text() == "done"
 
 
 @pytest.mark.parametrize(
