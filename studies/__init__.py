@@ -1,1 +1,1 @@
-"""Compares methods over several seeds, beside the papers' own numbers: `python -m studies`."""
+"""Compares methods over several seeds and with the papers' numbers: `python -m studies`."""

@@ -1,8 +1,7 @@
-"""An interval of a difference in accuracy by resampling runs and images, beside Student's over the
-runs alone.
+"""Computes an interval of a difference in accuracy by resampling runs and images.
 
-Student's interval speaks of other seeds on the same images; drawing the images again as well tells
-how far the answer would move on other images of the same kind.
+Student's interval over the runs is about other seeds on the same images. Resampling the images as
+well shows how much the result would differ on other images of the same kind.
 """
 
 from __future__ import annotations

@@ -384,7 +384,7 @@ def write(
       seeds: reported runs of each arm.
       extra: flags that every run had.
       tuning_lines: the part of the page about the tuning.
-      tuning_csv: one row per tuning run, for a CSV file of its own; empty without tuning.
+      tuning_csv: one row per tuning run, for a separate CSV file; empty without tuning.
 
     Raises:
       UserError: if they cannot be written.

@@ -34,16 +34,16 @@ def p_below(found: Estimate | None, bound: float = 0.0) -> float:
 
 
 def p_within(found: Estimate | None, margin: float) -> float:
-    """p of "the mean lies within +- `margin`": two one-sided tests (TOST; Schuirmann 1987), the
-    weaker of the two.
+    """Returns p of "the mean is within +- `margin`", the larger p of two one-sided tests.
+
+    Reference:
+      Schuirmann (1987), two one-sided tests (TOST).
     """
     return max(p_above(found, -margin), p_below(found, margin))
 
 
 def p_outside(found: Estimate | None, margin: float) -> float:
-    """p of "the mean lies outside of +- `margin`", on whichever side: twice the smaller of the two
-    tails.
-    """
+    """Returns p of "the mean is outside +- `margin`", twice the smaller p of the two tails."""
     return min(1.0, 2.0 * min(p_above(found, margin), p_below(found, -margin)))
 
 

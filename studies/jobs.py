@@ -1,4 +1,4 @@
-"""Runs several cells at once on one host, each on GPUs and cores of its own as far as they go."""
+"""Runs several cells at once on one host and divides its GPUs and cores among them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Ended:
     """A cell that has ended.
 
     Attributes:
-      number: its place among the cells, from 0.
-      result: what it left.
-      ran: whether it was run now, and not kept from an earlier start.
+      number: its index among the cells.
+      result: the result of the run.
+      ran: whether it was run now; False if its result is from an earlier start.
     """
 
     number: int
@@ -33,10 +33,11 @@ class Ended:
 def places(
     jobs: int, ranks: int, cores: Collection[int], gpu_count: int, environ: Mapping[str, str]
 ) -> list[Place]:
-    """What each of some jobs may use; a single job gets everything, as if nothing were divided.
+    """Divides the cores and GPUs of a host among jobs that run at the same time.
 
-    The cores are dealt out in equal runs of neighbors; with more jobs than cores some share one.
-    Every job takes as many GPUs as it has ranks, in turn, so that more jobs than that share them.
+    A single job gets everything. Otherwise each job gets an equal number of neighboring cores, and
+    some jobs share a core if there are more jobs than cores. The jobs take as many GPUs as they
+    have ranks, in turn, and share GPUs if there are too few.
 
     Args:
       jobs: that run at once.

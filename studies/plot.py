@@ -29,8 +29,11 @@ _LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (3, 1)))
 
 # Each curve needs its own color.
 _MOST_CURVES = len(_COLORS)
-_EDGE = 0.002  # of accuracy beside what is shown, at least
-_SHOWN = 0.12  # of accuracy below the best: worse arms stand at the edge, with their number
+# Smallest margin of the accuracy axis, as a fraction.
+_EDGE = 0.002
+# The axis begins this far below the best accuracy. Worse arms are drawn at the edge, with their
+# number.
+_SHOWN = 0.12
 
 
 def draw(path: pathlib.Path, study: Study, arms: Sequence[ArmResults]) -> None:

@@ -1,10 +1,10 @@
 """Defines the studies that ask what the hybrid method is worth at a large batch, on Fashion-MNIST.
 
-A quarter of the training images is trained on, and a batch is a quarter of the one it stands for:
-with all 60,000 images a study would take a day on two cores. Each arm is tuned over the relative
-step of LARS, or the effective rate of SGD, with as many runs as every other arm, on the training
-images that are left, and reported on the 10,000 test images with seeds of its own. A GPU is a
-virtual one of 32 images. In 16 epochs, T = 3 and kappa = 0.67 keep two properties of 90 epochs with
+Training uses a quarter of the images, and each batch is a quarter of the batch that it represents,
+because a study with all 60,000 images would take a day on two cores. Each arm is tuned over the
+relative step of LARS, or the effective rate of SGD, with the same number of runs, on the other
+training images. It is then reported on the 10,000 test images with new seeds. A GPU is a virtual
+one of 32 images. In 16 epochs, T = 3 and kappa = 0.67 keep two properties of 90 epochs with
 T = 10 and 0.9: the sum of all rates after T is that of T epochs at the peak, and the last one is
 under 1 % of it.
 """
@@ -18,7 +18,8 @@ from studies.base import Arm, Claim, Point, Study
 
 GPU_IMAGES = 32
 EPOCHS, WARMUP, KAPPA = 16, 3, 0.67
-TUNING = 47500  # of the 60,000 training images
+# Training images, of 60,000, that are held out for tuning.
+TUNING = 47500
 MOMENTUM = 0.9
 BASE = (
     "--dataset=fashion_mnist",

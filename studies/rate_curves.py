@@ -2,7 +2,7 @@
 
 `figure-3-1` chose each rate by one seed, and `handover` by two, so that they came to different
 relative steps for hybrid. Here every rate of every arm has three seeds, and the choice is the top
-of a curve fitted to all of them. The tuning runs are written to a CSV file of their own.
+of a curve fitted to all of them. The tuning runs are in a separate CSV file.
 
 AdaBound's bounds close here as far as on ImageNet. They depend on gamma times the number of the
 update, so gamma grows by as much as the run is shorter.

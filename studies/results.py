@@ -67,8 +67,9 @@ class ArmResults:
 
 
 def crossing(records: Iterable[Mapping[str, Any]], metric: str, target: float) -> float | None:
-    """Where `metric` first reached `target`, in epochs, on the straight line between two records;
-    None if nowhere.
+    """Returns the fractional epoch at which `metric` first reached `target`, or None.
+
+    Between two records the metric is interpolated linearly.
 
     A record that is the first with the metric and reaches the target already counts with its own
     epoch.
@@ -284,7 +285,7 @@ def _seeds_needed(claim: Claim, difference: Estimate | None, statements: int) ->
 
 
 def _resampled(first: ArmResults, second: ArmResults) -> tuple[float, float] | None:
-    """The bootstrap's interval where all common runs tell which images they got right."""
+    """Returns the bootstrap interval, or None unless all common runs have results by image."""
     seeds = sorted(set(first.finished) & set(second.finished))
     rows = [arm.finished[seed].right for arm in (first, second) for seed in seeds]
     known = [row for row in rows if row is not None]

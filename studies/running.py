@@ -50,7 +50,9 @@ Run = Callable[[Cell, Sequence[str]], int]
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """What a cell may use of its host; None for all that this process may.
+    """The cores and GPUs of the host that a cell may use.
+
+    None means all that this process may use.
 
     Attributes:
       cores: their numbers.
@@ -62,7 +64,7 @@ class Place:
 
 
 def command(cell: Cell, launcher: str = "mpirun") -> list[str]:
-    """The command line of a cell; a single rank needs no launcher."""
+    """Returns the command line of a cell; a single rank needs no launcher."""
     start: list[str] = []
     if cell.ranks > 1:
         arguments = _MPI_ARGUMENTS if launcher == "mpirun" else ()
@@ -72,9 +74,9 @@ def command(cell: Cell, launcher: str = "mpirun") -> list[str]:
 
 
 def _find(launcher: str) -> str:
-    """The launcher of this Python's environment, or else the one on PATH."""
-    beside = pathlib.Path(sys.prefix) / "bin" / launcher
-    return str(beside) if beside.exists() else launcher
+    """Returns the launcher of this Python's environment, or else the one on PATH."""
+    in_environment = pathlib.Path(sys.prefix) / "bin" / launcher
+    return str(in_environment) if in_environment.exists() else launcher
 
 
 def environment() -> dict[str, str]:
@@ -188,7 +190,8 @@ def run_process(
     if place.gpus is not None:
         variables["CUDA_VISIBLE_DEVICES"] = place.gpus
     if place.cores is not None:
-        os.sched_setaffinity(0, place.cores)  # of this thread; the process inherits it
+        # This sets the cores of this thread, and the process inherits them.
+        os.sched_setaffinity(0, place.cores)
     with cell.output.open("wb") as output:
         try:
             with held_back():

@@ -21,9 +21,10 @@ PARTS = {
     ),
     "one_size": ("growing images", ("--image_size_schedule=0:20,8:24,12:28",), ()),
 }
-"""By the arm without it: each part's name, its flags, and those in place of them. With momentum 0.9
-and a rate of 0.2 a decay of 5e-4 in the gradient takes as much off the weights in a step as 1e-3
-beside it.
+"""Name, flags and replacing flags of each part, by the arm that omits the part.
+
+With momentum 0.9 and a rate of 0.2, a decay of 5e-4 in the gradient shrinks the weights in a step
+as much as a decoupled decay of 1e-3.
 """
 
 

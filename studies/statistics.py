@@ -74,19 +74,22 @@ def welch(first: Sequence[float], second: Sequence[float]) -> Estimate | None:
 
 
 def oscillation(values: Sequence[float]) -> float | None:
-    """How much a curve goes up and down: the root of the mean square of its second differences;
-    None under 3 values.
+    """Returns the oscillation of a curve: the root mean square of its second differences.
 
-    A straight rise has none, however steep it is; a bend counts little beside a zigzag.
+    It is 0 for a straight line of any slope, and a bend counts little compared with a zigzag. It is
+    None for fewer than 3 values.
     """
     second = [a - 2 * b + c for a, b, c in zip(values, values[1:], values[2:], strict=False)]
     return math.sqrt(math.fsum(d * d for d in second) / len(second)) if second else None
 
 
 def quantile(freedom: float) -> float:
-    """t such that Student's distribution with `freedom` degrees lies within [-t, t] with
-    probability `CONFIDENCE`.
+    """Returns the t for which Student's distribution is in [-t, t] with `CONFIDENCE`.
+
+    Args:
+      freedom: degrees of freedom.
     """
-    from scipy import stats  # comes with scikit-learn; a second to import
+    # scikit-learn requires SciPy. Importing it takes a second.
+    from scipy import stats
 
     return float(stats.t.ppf(0.5 + CONFIDENCE / 2, freedom))

@@ -118,7 +118,7 @@ def tuning_to_csv(
 
 
 def _place(study: Study, trial: tuning.Trial) -> tuple[int, int, int]:
-    """Where a tuning run stands in the table: by arm, point and seed."""
+    """Returns the key by which tuning runs are sorted: arm, point and seed."""
     arms = [arm.name for arm in study.arms]
     return arms.index(trial.arm.name), trial.arm.points.index(trial.point), trial.seed
 
@@ -242,7 +242,7 @@ def _epochs(found: ArmResults) -> str:
 
 
 def _runs(found: ArmResults) -> str:
-    """Counts the runs and tells why the others did not finish."""
+    """Returns the number of finished runs and the reasons why the others did not finish."""
     total = len(found.by_seed)
     if found.arm.points:
         return tuning.NOT_TUNED

@@ -53,8 +53,9 @@ keep their names.
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """A run: the training program's flags (without --run_dir) on a number of ranks, under a
-    directory of its own.
+    """A run in its own directory: flags of the training program, and a number of ranks.
+
+    The flags do not include --run_dir.
     """
 
     directory: pathlib.Path
@@ -127,9 +128,7 @@ def chosen_defaults(selected: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolved(flags: Sequence[str]) -> dict[str, Any]:
-    """Those settings that differ from the defaults of the hybrid recipe and matter to the
-    training.
-    """
+    """Returns the settings that affect training and differ from the defaults of `hybrid`."""
     config = configuration.resolve(flags)
     plain = configuration.resolve(()).values() | chosen_defaults(config.values())
     follows = {
@@ -207,5 +206,5 @@ def _same_flags(cell: Cell, settings: dict[str, Any]) -> bool:
 
 
 def _said(cell: Cell) -> str:
-    """What the ranks printed; empty where the file of it is gone."""
+    """Returns the output of the ranks, or "" if its file was deleted."""
     return read_or_none(lambda: cell.output.read_text(encoding="utf-8", errors="replace")) or ""

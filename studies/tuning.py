@@ -39,7 +39,7 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What the tuning of an arm found.
+    """The point that tuning chose for an arm.
 
     Attributes:
       arm: as the study has it.
@@ -204,9 +204,7 @@ def reported(study: Study, choices: Sequence[Choice]) -> Study:
 
 
 def untuned(arm: Arm, seeds: Iterable[int]) -> dict[int, Result]:
-    """What stands for the reported runs of an arm that still has points: none of them can be named
-    yet.
-    """
+    """Returns placeholders for the reported runs of an arm whose point is not chosen yet."""
     return {seed: Result(trial_runs.MISSING, NOT_TUNED) for seed in seeds} if arm.points else {}
 
 

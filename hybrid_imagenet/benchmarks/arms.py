@@ -337,7 +337,8 @@ def _wave(waiting: Sequence[Arm], options: argparse.Namespace, gigabytes: float)
 
 def _start(arm: Arm, table: Table, options: argparse.Namespace) -> Running:
     folder = (table.folder / arm.name).resolve()
-    shutil.rmtree(folder, ignore_errors=True)  # of an earlier start
+    # An earlier start may have left it.
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     added = {name: value.format(out=folder.parent) for name, value in arm.environment}
     environment = os.environ | added | {scaling.TURN_VARIABLE: str(folder)}

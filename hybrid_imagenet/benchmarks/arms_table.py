@@ -69,7 +69,7 @@ class Arm:
         ]
 
     def missing(self, options: argparse.Namespace) -> str:
-        """What the command line lacks for the arm; empty if nothing."""
+        """Returns what the command line lacks for the arm, or an empty text."""
         wanted = any("{fashion}" in word for word in self.words)
         return "needs --fashion_mnist=DIR" if wanted and not options.fashion_mnist else ""
 

@@ -76,7 +76,7 @@ def _profiled(steps: int, flags: Sequence[str]) -> dict[str, Any]:
 
 
 def gaps(space: Any) -> dict[str, Any]:
-    """What a profile (an XSpace) shows.
+    """Summarizes a profile (an XSpace).
 
     Returns:
       device: `gpu`, or `cpu` where the profile has no GPU and the threads of the CPU stand for its

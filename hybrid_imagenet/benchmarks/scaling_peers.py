@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def peer_job(ranks: int, options: argparse.Namespace, flags: Sequence[str]) -> scaling.Row:
-    """What the peer's rank 0 prints, with as many threads per rank as ours takes on one host."""
+    """Returns the output of the peer's rank 0, with our number of threads per rank."""
     config = configuration.resolve(flags)
     settings = {
         "batch": config.optimization.per_gpu_batch,

@@ -574,7 +574,7 @@ def _call_python(
     batch: int,
     shapes: tuple[tuple[int, ...], ...],
 ) -> tuple[tf.Tensor, ...]:
-    """Calls a Python function of a micro-batch's number inside of tf.data.
+    """Calls a Python function of a micro-batch's number inside tf.data.
 
     Args:
       function: returns arrays, each with `batch` entries.

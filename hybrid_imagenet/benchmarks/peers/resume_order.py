@@ -129,7 +129,7 @@ def with_ours(stop: int | None, resume: bool, folder: str) -> Batches:
 
 
 def judge(run: Callable[..., Batches], stop: int) -> str:
-    """What became of the examples of a run that was stopped after `stop` batches."""
+    """Describes how often a run that was stopped after `stop` batches used each example."""
     whole = run(None, False, tempfile.mkdtemp())
     folder = tempfile.mkdtemp()
     before = run(stop, False, folder)
