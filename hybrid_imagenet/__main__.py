@@ -6,8 +6,10 @@ It is also installed as `hybrid-imagenet COMMAND`.
 from __future__ import annotations
 
 import importlib
+import shutil
 import signal
 import sys
+import textwrap
 from collections.abc import Sequence
 
 from hybrid_imagenet import __version__
@@ -83,18 +85,27 @@ COMMANDS = {
 
 
 def usage() -> str:
-    """Returns the list of commands."""
-    width = max(map(len, COMMANDS))
+    """Returns the list of commands, wrapped to the width of the terminal."""
+    columns = shutil.get_terminal_size().columns
+    indent = " " * (max(map(len, COMMANDS)) + 4)
     lines = [
-        "usage: hybrid-imagenet COMMAND [arguments]   (or: python -m hybrid_imagenet COMMAND ...)",
+        "usage: hybrid-imagenet COMMAND [arguments]",
+        "   or: python -m hybrid_imagenet COMMAND [arguments]",
         "",
     ]
-    lines += [f"  {name:<{width}}  {description}" for name, (_, description) in COMMANDS.items()]
-    lines += [
-        "",
+    for name, (_, description) in COMMANDS.items():
+        lines += textwrap.wrap(
+            description,
+            columns,
+            initial_indent=f"  {name}".ljust(len(indent)),
+            subsequent_indent=indent,
+        )
+    lines.append("")
+    for sentence in (
         "hybrid-imagenet COMMAND --help describes the arguments of a command.",
         SPELLING,
-    ]
+    ):
+        lines += textwrap.wrap(sentence, columns)
     return "\n".join(lines)
 
 

@@ -275,6 +275,14 @@ def test_help_of_every_command_is_complete(words, columns, monkeypatch, capsys):
     assert max(map(len, lines)) <= columns
 
 
+def test_list_of_commands_fits_a_narrow_terminal(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert program.main([]) == 2
+    text = "".join(capsys.readouterr())
+    assert max(map(len, text.splitlines())) <= 60
+    assert re.findall(r"^  ([a-z]+) ", text, re.M) == list(program.COMMANDS)
+
+
 def test_help_in_a_narrow_terminal_keeps_commands_on_one_line(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "50")
     example = "  hybrid-imagenet train --dataset=folder --data_dir=photos --val_fraction=0.2"
