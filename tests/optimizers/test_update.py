@@ -129,6 +129,8 @@ def values_of(case, packed, jit_compile=False):
 # In these cases, sums are taken in another order: norms differ by about 1e-7, and TensorFlow may
 # group the terms of a sum differently. Everything else is equal to the last bit.
 ROUNDED = ("sgd", "lars", "larc", "hybrid", "decoupled", "clipped", "lamb", "muon")
+# A rule with phases, one with a trust ratio for each layer, and one with matrix products.
+ALWAYS_COMPILED = ("hybrid", "lars", "muon")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -152,7 +154,13 @@ def test_cases_of_packed_updates_cover_every_optimizer():
     assert {arguments["optimizer"] for arguments, _ in CASES.values()} == set(optimizers.NAMES)
 
 
-@pytest.mark.parametrize("case", optimizers.NAMES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(name, marks=[] if name in ALWAYS_COMPILED else pytest.mark.slow)
+        for name in optimizers.NAMES
+    ],
+)
 def test_packed_update_compiled_by_xla_differs_only_by_rounding(case):
     """XLA fuses a multiplication and an addition, which then rounds once instead of twice."""
     plain = values_of(case, packed=True)
