@@ -87,14 +87,11 @@ class SaveCheckpoints(TrainingCallback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves if that is due within the epoch, or was requested."""
-        steps_due = self._every_steps is not None and self._state.step % self._every_steps == 0
-        # A checkpoint at the end of an epoch waits for the validation.
+        # The checkpoint at the end of an epoch is saved after the validation.
         is_inside_epoch = self._state.cursor.epoch == self._state.finished_epochs
-        if (
-            steps_due
-            or self._save_requested()
-            or (is_inside_epoch and self._is_due(self._position()))
-        ):
+        epochs_due = is_inside_epoch and self._take_due_epochs(self._position())
+        steps_due = self._every_steps is not None and self._state.step % self._every_steps == 0
+        if epochs_due or steps_due or self._save_requested():
             self.save()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -103,8 +100,8 @@ class SaveCheckpoints(TrainingCallback):
         epochs_done = logs["epoch"]
         top1 = logs.get("val_top1")
         is_best = self._save_best and top1 is not None and self._state.best_epoch == epochs_done
-        is_due_now = self._is_due(epochs_done)
-        if is_best or is_due_now or self._is_last(epochs_done) or self._state.stop:
+        epochs_due = self._take_due_epochs(epochs_done)
+        if epochs_due or is_best or self._is_last(epochs_done) or self._state.stop:
             self.save(top1)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -156,8 +153,15 @@ class SaveCheckpoints(TrainingCallback):
         self._seconds = 0.0
         return seconds
 
-    def _is_due(self, position: float) -> bool:
-        """Returns whether `every_epochs` asks for a checkpoint that was not due before."""
+    def _take_due_epochs(self, position: float) -> bool:
+        """Returns whether `every_epochs` asks for a checkpoint at a position, only once for each.
+
+        Call it at every event at which a checkpoint may be due, even if another reason to save is
+        known already. Otherwise it asks again at the next event.
+
+        Args:
+          position: fractional epochs done.
+        """
         if not is_due(self._every_epochs, 0.0, self._last_due, position):
             return False
         self._last_due = position

@@ -161,6 +161,27 @@ def test_save_checkpoints_saves_when_due_and_once(tmp_path):
     assert archive.read(latest).arrays["w"] == [12.0]
 
 
+def test_save_checkpoints_for_two_reasons_at_one_step_saves_once(tmp_path):
+    state = RunState()
+    saved_steps = []
+    callback = SaveCheckpoints(
+        state=state,
+        variables=lambda: {"w": variable(0.0)},
+        describe=lambda: saved_steps.append(state.step) or support.meta(0),
+        is_last=lambda done: False,
+        every_epochs=0.5,
+        position=lambda: state.step / 8,
+        every_steps=4,
+    )
+    callback.start(CheckpointStore(tmp_path, keep=10), [])
+    for batch in range(6):
+        state.step += 1
+        callback.on_train_batch_end(batch)
+    # Step 4 is half an epoch. Nothing is due at step 5.
+    assert saved_steps == [4]
+    callback.finish()
+
+
 def test_save_checkpoints_saves_each_best_epoch_and_the_store_keeps_the_best(tmp_path):
     state = RunState()
     saved_steps = []
