@@ -48,7 +48,7 @@ class CompareRanks(TrainingCallback):
     """
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Stores how many updates were made.
+        """Checks that the ranks train together and write different files.
 
         Raises:
           UserError: on all ranks, if they would train separately, or write the same files.
@@ -64,9 +64,8 @@ class CompareRanks(TrainingCallback):
                 " hybrid_imagenet.DistributedOptimizer(...)"
             )
         _check_outputs(private_api.running_callbacks(), self.communicator)
-        self._updates = {
-            name: int(o.iterations) for name, o in compiled_model.distributed(self.model).items()
-        }
+        self._loss = None
+        self._updates_before: dict[str, int] | None = None
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Stores this rank's training loss, before `fit` resets the metrics for validation."""
@@ -85,18 +84,28 @@ class CompareRanks(TrainingCallback):
           UserError: on all ranks, with the ranks that differ and what differs.
         """
         self._loss = None
+        if self._updates_before is None:
+            # Not in `on_train_begin`, where a later callback such as `Checkpoint` may restore the
+            # optimizers.
+            self._updates_before = {
+                name: int(optimizer.iterations)
+                for name, optimizer in compiled_model.distributed(self.model).items()
+            }
         self._compare(f"epoch {epoch + 1} begins")
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Compares.
+        """Compares; every rank calls it.
 
         Raises:
           UserError: on all ranks, with what differs, or if all steps were skipped.
         """
         self._compare("training ends")
+        if self._updates_before is None:
+            # A resumed run had no epoch left, so it has skipped no step.
+            return
         for name, optimizer in compiled_model.distributed(self.model).items():
             is_skipping = int(optimizer.loss_scale.skipped_in_a_row) > 0
-            if is_skipping and int(optimizer.iterations) == self._updates[name]:
+            if is_skipping and int(optimizer.iterations) == self._updates_before[name]:
                 raise self._skipped_steps_error(name, optimizer, "all steps")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

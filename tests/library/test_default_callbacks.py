@@ -133,6 +133,30 @@ def test_compare_ranks_rejects_an_optimizer_that_is_not_distributed(kind):
         callback.on_train_begin()
 
 
+@pytest.fixture
+def restored_compare_ranks():
+    """Returns the callback after another one has restored a state whose last step was skipped."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(hi.DistributedOptimizer("sgd"), "mse")
+    callback = hi.callbacks.CompareRanks()
+    callback.set_model(model)
+    callback.on_train_begin()
+    model.optimizer.iterations.assign(7)
+    model.optimizer.loss_scale.skipped_in_a_row.assign(1)
+    return callback
+
+
+def test_compare_ranks_in_a_resumed_run_that_skips_all_steps_raises(restored_compare_ranks):
+    restored_compare_ranks.on_epoch_begin(1)
+    with pytest.raises(UserError, match="all steps were skipped"):
+        restored_compare_ranks.on_train_end()
+
+
+def test_compare_ranks_in_a_resumed_run_without_epochs_left_passes(restored_compare_ranks):
+    restored_compare_ranks.model.optimizer.iterations.assign(0)
+    restored_compare_ranks.on_train_end()
+
+
 def test_logs_of_a_custom_train_step_keep_its_loss():
     class FixedLoss(keras.Model):
         def train_step(self, data):
