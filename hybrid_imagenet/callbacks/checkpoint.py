@@ -141,6 +141,8 @@ class Checkpoint(SaveCheckpoints):
 
         Keras's callbacks reset their state in `on_train_begin`, so it cannot be set earlier.
         """
+        # `fit` has read it. If training is interrupted, a later `fit` must not begin there.
+        private_api.set_initial_epoch(self.model, None)
         self._save_pending_epoch()
         self._steps = 0
         named = keras_callback_state.stateful_callbacks(self._all_callbacks)

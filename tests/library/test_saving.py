@@ -232,6 +232,25 @@ def test_resumed_run_names_callbacks_that_do_not_continue(tmp_path, capsys):
     assert "log.csv. Pass append=True." in log
 
 
+def test_fit_after_an_interrupted_resume_begins_at_its_own_epoch(tmp_path):
+    def interrupt(epoch, logs=None):
+        raise KeyboardInterrupt
+
+    model = saving.compiled(hi.DistributedOptimizer("sgd"), run_eagerly=True)
+    checkpoint = hi.callbacks.Checkpoint(tmp_path / "checkpoints")
+    saving.fit(model, 2, more=[checkpoint])
+    with pytest.raises(KeyboardInterrupt):
+        stop = keras.callbacks.LambdaCallback(on_epoch_end=interrupt)
+        saving.fit(model, 4, more=[checkpoint, stop])
+    epochs = []
+    saving.fit(
+        model,
+        1,
+        more=[keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: epochs.append(epoch))],
+    )
+    assert epochs == [0]
+
+
 def test_dropout_continues_with_the_same_random_numbers_after_a_resume(tmp_path):
     def fit(folder, epochs):
         keras.utils.set_random_seed(1)
