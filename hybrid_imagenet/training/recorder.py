@@ -324,16 +324,18 @@ class Recording:
             self._handler = None
 
     def interrupt(self) -> None:
-        """Closes the files of the run without a summary, because training has diverged."""
+        """Closes the files of the run without a summary, because training has failed."""
         self.stop_logging()
         if self._directory is None:
             return
         self._close_view()
         if self.writer is not None:
-            self.writer.close()
+            # On a full disk, closing fails like the write that is the error to report.
+            with contextlib.suppress(OSError):
+                self.writer.close()
         if self.store is not None:
-            # The divergence is the error to report. A start that resumes the run reports a disk
-            # that cannot be written.
+            # The error that ended training is the one to report. A start that resumes the run
+            # reports a disk that cannot be written.
             with contextlib.suppress(UserError):
                 self.store.wait()
         self._directory.release()

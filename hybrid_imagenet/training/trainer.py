@@ -14,7 +14,7 @@ from hybrid_imagenet.callbacks.save_checkpoints import SaveCheckpoints
 from hybrid_imagenet.callbacks.training_callback import CallbackSequence, saved_variables
 from hybrid_imagenet.checkpoints import run_state
 from hybrid_imagenet.config import derived
-from hybrid_imagenet.errors import NumericsError, UserError
+from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.schedules import run_length
 from hybrid_imagenet.startup import STARTUP_PROGRESS
@@ -111,7 +111,7 @@ class Trainer:
             self.save_callback.start(recording.store, self.callbacks)
             try:
                 self.train()
-            except NumericsError as error:
+            except UserError as error:
                 if isinstance(error, DivergedError):
                     recording.divergence(error.step, self.state.seconds, error.loss)
                 recording.interrupt()

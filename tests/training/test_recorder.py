@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import logging
+import pathlib
 import shlex
 import shutil
 import types
@@ -193,6 +194,16 @@ def test_recording_in_a_deleted_directory_is_rejected_after_a_validation(tmp_pat
     ):
         recording.keep_image_results(types.SimpleNamespace(image_results=dict))
     recording.interrupt()
+
+
+def test_recording_on_a_full_disk_is_interrupted_without_a_second_error(tmp_path):
+    recording = Recording(config.resolve([f"--run_dir={tmp_path / 'run'}"]), 0, 1)
+    recording.start(FACTS, {"world_size": 1, "images_per_epoch": 100}, RunState())
+    with pathlib.Path("/dev/full").open("w") as full_disk:
+        recording.writer._file = full_disk
+        with pytest.raises(UserError, match="No space left"):
+            recording.writer.write({"kind": "step", "step": 1})
+        recording.interrupt()
 
 
 @pytest.mark.parametrize("progress", ["plain", "none"])

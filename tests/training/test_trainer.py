@@ -4,8 +4,9 @@ import keras
 import numpy as np
 import pytest
 
-from hybrid_imagenet import config, train
+from hybrid_imagenet import config, files, train
 from hybrid_imagenet.comm import SingleProcess
+from hybrid_imagenet.errors import UserError
 from tests.support import in_process
 
 # The dataset has 1,500 images, so an epoch has three updates, the last of which wraps around.
@@ -134,6 +135,27 @@ def test_logs_with_a_delay_of_two_steps_come_from_the_same_epoch(tmp_path):
     assert record["step"] == 3
     assert record["train_loss"] == pytest.approx(immediate.step_logs[0]["train_loss"], rel=1e-6)
     assert record["grad_norm"] == pytest.approx(immediate.step_logs[0]["grad_norm"], rel=1e-5)
+
+
+def test_run_that_fails_closes_its_records_and_releases_the_directory(tmp_path):
+    trainers = []
+
+    class FailingCallback(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise UserError("A record is bad. Replace it.")
+
+    def callbacks(trainer):
+        trainers.append(trainer)
+        return [FailingCallback()]
+
+    arguments = [*FLAGS, f"--run_dir={tmp_path / 'run'}"]
+    with in_process.alone(), pytest.raises(UserError, match="A record is bad"):
+        train.run(config.resolve(arguments), SingleProcess(), callbacks)
+    (trainer,) = trainers
+    with pytest.raises(ValueError, match="closed"):
+        trainer.components.recording.writer.write({"kind": "step"})
+    # The directory can be used again by a process other than the one that failed.
+    files.lock(tmp_path / "run").close()
 
 
 def test_stop_request_of_any_rank_ends_the_run_after_the_step_and_saves(tmp_path):
