@@ -38,6 +38,7 @@ _TF_CONFIG_MESSAGE = (
     'TF_CONFIG cannot be read. Set it to {"cluster": {"worker": ["host:port", ...]}, "task":'
     ' {"type": "worker", "index": 0}}, or unset it.'
 )
+_SRUN_SIZE_VARIABLE = "SLURM_STEP_NUM_TASKS"
 _SRUN_VARIABLES = (
     "SLURM_STEP_NODELIST",
     "SLURM_STEP_TASKS_PER_NODE",
@@ -146,18 +147,21 @@ def _from_srun(environ: Mapping[str, str]) -> LauncherPlacement | None:
     Raises:
       UserError: If a variable is missing or cannot be read, or ranks are not numbered host by host.
     """
-    task_count = int(environ.get("SLURM_STEP_NUM_TASKS", "1") or 1)
-    if task_count < 2 or "SLURM_PROCID" not in environ:
-        return None
     try:
+        num_ranks = int(environ.get(_SRUN_SIZE_VARIABLE) or 1)
+        if num_ranks < 2 or "SLURM_PROCID" not in environ:
+            return None
         nodes, tasks, rank, job = [environ[name] for name in _SRUN_VARIABLES]
         first_port = _FIRST_PORT + _PORTS_PER_JOB * (int(job) % _PORT_RANGES)
         servers = []
         for node, count in zip(expand_node_list(nodes), expand_task_counts(tasks), strict=True):
             servers += [f"{node}:{first_port + local_rank}" for local_rank in range(count)]
+        if not 0 <= int(rank) < len(servers):
+            raise ValueError(rank)
         placement = LauncherPlacement(int(rank), tuple(servers))
     except (KeyError, ValueError):
-        values = ", ".join(f"{name}={environ.get(name, '')}" for name in _SRUN_VARIABLES)
+        names = (_SRUN_SIZE_VARIABLE, *_SRUN_VARIABLES)
+        values = ", ".join(f"{name}={environ.get(name, '')}" for name in names)
         raise UserError(
             f"Slurm's variables cannot be read ({values}). Start with hybrid-imagenet run."
         ) from None

@@ -109,6 +109,8 @@ def test_expand_node_list_returns_the_names_of_all_nodes(text, names):
         ),
         SLURM | {"SLURM_STEP_NODELIST": "n[1-999999999]"},
         SLURM | {"SLURM_STEP_TASKS_PER_NODE": "x"},
+        SLURM | {"SLURM_STEP_NUM_TASKS": "x"},
+        SLURM | {"SLURM_PROCID": "5"},
         {name: value for name, value in SLURM.items() if name != "SLURM_JOB_ID"},
     ],
 )
