@@ -64,7 +64,7 @@ class CompareRanks(TrainingCallback):
                 " hybrid_imagenet.DistributedOptimizer(...)"
             )
         _check_outputs(private_api.running_callbacks(), self.communicator)
-        self._loss = None
+        self._loss: float | None = None
         self._updates_before: dict[str, int] | None = None
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
