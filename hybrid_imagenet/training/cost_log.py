@@ -1,4 +1,4 @@
-"""Logs what communication, input and checkpoints have cost in an epoch."""
+"""Logs the costs of communication, input and checkpoints in each epoch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from hybrid_imagenet.data.sources.source import ReadCounter
 class CostLog(TrainingCallback):
     """Logs seconds of communication, the slowest rank, data read, and seconds of checkpoints.
 
-    All ranks leave a reduction at the same time. The slowest one enters it last and so waits least.
-    The mean of what the others wait longer is the time that a step loses to it.
+    All ranks leave a reduction at the same time, but the slowest rank enters it last and so waits
+    for the shortest time. That time is the cost of the communication itself. The ranks wait longer
+    than that by `slowest_rank_seconds` on average, which each step loses to the slowest rank.
     """
 
     def __init__(
@@ -24,7 +25,7 @@ class CostLog(TrainingCallback):
         checkpoint_seconds: Callable[[], float],
         reduction_statistics: Callable[[], dict[str, Any]],
     ):
-        """Sets the counters of this rank.
+        """Sets the sources of the costs of this rank.
 
         Args:
           communicator: gathers the costs of all ranks.
@@ -38,7 +39,7 @@ class CostLog(TrainingCallback):
         self._reduction_statistics = reduction_statistics
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Begins to count."""
+        """Begins to count at the present values of the counters."""
         self._earlier_bytes = self._reads.bytes_read
         self._earlier_operations = self._reads.operations
 
@@ -47,21 +48,21 @@ class CostLog(TrainingCallback):
         assert logs is not None
         bytes_read = self._reads.bytes_read
         operations = self._reads.operations
-        rows = self.communicator.allgather_object(
-            [
-                self._reduction_statistics().get("exposed_ms"),
-                bytes_read - self._earlier_bytes,
-                operations - self._earlier_operations,
-            ]
-        )
+        costs = {
+            "exposed_ms": self._reduction_statistics().get("exposed_ms"),
+            "bytes_read": bytes_read - self._earlier_bytes,
+            "reads": operations - self._earlier_operations,
+        }
         self._earlier_bytes = bytes_read
         self._earlier_operations = operations
-        logs["bytes_read"] = sum(row[1] for row in rows)
-        logs["reads"] = sum(row[2] for row in rows)
+        costs_of_ranks = self.communicator.allgather_object(costs)
+        logs["bytes_read"] = sum(rank_costs["bytes_read"] for rank_costs in costs_of_ranks)
+        logs["reads"] = sum(rank_costs["reads"] for rank_costs in costs_of_ranks)
         logs["checkpoint_seconds"] = self._checkpoint_seconds()
-        waits = [row[0] for row in rows]
-        if None not in waits:
-            seconds = [wait / 1000 for wait in waits]
+        exposed_ms = [rank_costs["exposed_ms"] for rank_costs in costs_of_ranks]
+        # On GPUs and for a single rank, steps are not timed.
+        if None not in exposed_ms:
+            seconds = [milliseconds / 1000 for milliseconds in exposed_ms]
             shortest = min(seconds)
             logs["communication_seconds"] = shortest
             logs["slowest_rank"] = seconds.index(shortest)
