@@ -42,15 +42,18 @@ def sources(config: RunConfig) -> tuple[Source, Source]:
     """Returns the training images and the validation images.
 
     With --tuning_split some training images are held out. They are the validation images unless
-    --eval_split says otherwise.
+    --eval_split selects another split.
 
     Raises:
       UserError: if the images cannot be used.
     """
-    train, validation = (
-        DatasetRequest.from_flags(config.data, split, memory_bytes=_half_memory(config.data)).open()
-        for split in SPLITS
-    )
+    memory_bytes = _half_memory(config.data)
+    opened = {}
+    for split in SPLITS:
+        request = DatasetRequest.from_flags(config.data, split, memory_bytes=memory_bytes)
+        opened[split] = request.open()
+    train = opened["train"]
+    validation = opened["validation"]
     listing.check_splits(config.data.dataset, train.class_names, validation.class_names)
     check_classes(config.data, train.num_classes)
     if not config.data.tuning_split:
@@ -177,7 +180,7 @@ def train_step(
 def _compiles_step(config: RunConfig) -> bool:
     """Returns whether XLA compiles forward and backward pass.
 
-    The default of --jit_compile means no XLA on a machine where XLA does not work.
+    Unless --jit_compile was set, XLA is not used on a machine where it does not work.
     """
     is_default = config.origins.get("jit_compile") is Origin.HARDWARE
     return config.network.jit_compile and (xla.supported() or not is_default)
@@ -267,7 +270,7 @@ def evaluation_preprocess(dtype: str) -> Callable[[Batch], tf.Tensor]:
 
 
 def host_options(data: DataFlags, threads: int) -> pipeline.HostOptions:
-    """Returns the options by which the host reads and decodes.
+    """Returns the options of reading and decoding on the host.
 
     Args:
       data: flags of the data.

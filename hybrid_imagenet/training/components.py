@@ -9,6 +9,7 @@ from hybrid_imagenet import comm
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import RunConfig, derived
+from hybrid_imagenet.data.pipeline import HostOptions
 from hybrid_imagenet.data.sources.source import Source
 from hybrid_imagenet.resilience.watchdog import Watchdog
 from hybrid_imagenet.training import (
@@ -58,12 +59,12 @@ class RunComponents:
         """Builds all components; every rank calls it.
 
         Args:
-          config: see there.
-          communicator: see there.
-          recording: see there.
+          config: settings of the run.
+          communicator: connects the ranks.
+          recording: run directory, records, view and summary.
           precision: name of a Keras dtype policy, such as mixed_float16.
           train_source: images to train on.
-          validation_source: see there.
+          validation_source: images to validate.
 
         Raises:
           UserError: on all ranks, if a component cannot be built.
@@ -84,7 +85,8 @@ class RunComponents:
         )
         order = build.sample_order(config, train_source)
         self.data = TrainingData(config, train_source, order, communicator, options)
-        # A function that the user wrote may fail on one rank only, and the others must not wait.
+        # A user's own function that builds the network may fail on one rank only. Without this
+        # block the other ranks would wait for that rank.
         with communicator.raise_on_all_ranks():
             self.model = build.model(config, precision, train_source.num_classes, communicator)
         self.optimizer = build.optimizer(config, precision, self.model, communicator)
@@ -101,22 +103,7 @@ class RunComponents:
             omit_images,
             self.class_weights,
         )
-        compute_dtype = precision.removeprefix("mixed_")
-        self.validation = Validation(
-            EvaluationStep(
-                self.model,
-                build.evaluation_preprocess(compute_dtype),
-                loss=LOSSES[config.data.loss],
-                flip=config.evaluation.eval_flip,
-            ),
-            validation_source,
-            communicator,
-            batch=config.evaluation.eval_batch
-            or config.optimization.per_gpu_batch * config.optimization.virtual_gpus,
-            image_size=derived.evaluation_size(config),
-            crop_fraction=build.evaluation_crop(config.data),
-            options=options,
-        )
+        self.validation = self._build_validation(precision, options)
         self.facts = {
             "world_size": communicator.size,
             "precision": precision,
@@ -126,6 +113,27 @@ class RunComponents:
             "num_classes": train_source.num_classes,
             **hardware.describe(),
         }
+
+    def _build_validation(self, precision: str, options: HostOptions) -> Validation:
+        config = self.config
+        batch = config.evaluation.eval_batch
+        if batch is None:
+            batch = config.optimization.per_gpu_batch * config.optimization.virtual_gpus
+        step = EvaluationStep(
+            self.model,
+            build.evaluation_preprocess(precision.removeprefix("mixed_")),
+            loss=LOSSES[config.data.loss],
+            flip=config.evaluation.eval_flip,
+        )
+        return Validation(
+            step,
+            self.validation_source,
+            self.communicator,
+            batch=batch,
+            image_size=derived.evaluation_size(config),
+            crop_fraction=build.evaluation_crop(config.data),
+            options=options,
+        )
 
     def variables(self) -> dict[str, keras.Variable]:
         """Returns the variables of the model and the optimizer, by a stable name."""

@@ -20,8 +20,9 @@ from hybrid_imagenet.training.step import EvaluationStep
 
 # Number of misclassified images that `image_results` lists with their files.
 MAX_WORST_IMAGES = 20
-# A rank that cannot read on tells the others after this many batches at most. Until then they
-# evaluate in vain, but asking more often would make them wait for one another.
+# If a rank cannot read its images, the others learn it after at most this many batches, which they
+# evaluate in vain. Each exchange of errors makes the ranks wait for one another, so more frequent
+# ones would slow down every validation.
 BATCHES_PER_ERROR_CHECK = 50
 
 
@@ -89,28 +90,7 @@ class Validation:
             `max_bad_records` of them over all ranks.
         """
         self._step.sums.reset()
-        # They are fetched after the pass, so that no batch waits for the one before.
-        device_rows = []
-        self.compile_seconds = 0.0
-        batches = iter(self._batches)
-        for number in itertools.count():
-            batch = failure = None
-            try:
-                batch = next(batches, None)
-            except UserError as error:
-                failure = error
-            if batch is None or (number + 1) % BATCHES_PER_ERROR_CHECK == 0:
-                self._communicator.raise_first_error(failure)
-            if batch is None:
-                break
-            began = time.perf_counter()
-            device_rows.append(self._step(batch))
-            if not self._is_compiled:
-                # The first call returns after the step has been compiled.
-                self.compile_seconds = time.perf_counter() - began
-                self._is_compiled = True
-            on_batch_end(number)
-        self.image_rows = self._merge_rows(device_rows)
+        self.image_rows = self._merge_rows(self._evaluate_batches(on_batch_end))
         vector = self._communicator.allreduce_sum(
             self._step.sums.variable.read_value(), "validation_sums"
         )
@@ -125,6 +105,35 @@ class Validation:
             "val_count": count,
             "val_dropped": self._source.num_examples - count,
         }
+
+    def _evaluate_batches(self, on_batch_end: Callable[[int], None]) -> list[tf.Tensor]:
+        """Evaluates the batches of this rank, and returns the rows of each (`EvaluationStep`).
+
+        The rows stay on the device. Fetching them here would make each batch wait for the one
+        before.
+        """
+        device_rows = []
+        self.compile_seconds = 0.0
+        batches = iter(self._batches)
+        for number in itertools.count():
+            failure = None
+            try:
+                batch = next(batches, None)
+            except UserError as error:
+                batch = None
+                failure = error
+            if batch is None or (number + 1) % BATCHES_PER_ERROR_CHECK == 0:
+                self._communicator.raise_first_error(failure)
+            if batch is None:
+                break
+            began = time.perf_counter()
+            device_rows.append(self._step(batch))
+            if not self._is_compiled:
+                # The first call returns after the step has been compiled.
+                self.compile_seconds = time.perf_counter() - began
+                self._is_compiled = True
+            on_batch_end(number)
+        return device_rows
 
     def _merge_rows(self, device_rows: Sequence[tf.Tensor]) -> npt.NDArray[np.float32]:
         """Returns the rows of all ranks by image of the source, float32 [images, 3]."""
@@ -148,7 +157,8 @@ class Validation:
           `class_names`; `worst`, int64 [k], the misclassified images with the highest
           probabilities; and `worst_files`, the files of these.
         """
-        # Rows of padding and of bad images are 0, and labels are stored plus 1.
+        # `EvaluationStep` stores labels and predictions plus 1. Rows of padding and of bad images
+        # are 0.
         used = np.flatnonzero(self.image_rows[:, 0])
         label, predicted, probability = self.image_rows[used].T
         wrong = np.flatnonzero(label != predicted)

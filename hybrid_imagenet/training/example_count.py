@@ -14,7 +14,7 @@ class ExampleCount(TrainingCallback):
     """Logs `train_count`, `train_dropped` and `bad_records` of an epoch, and its batch sizes."""
 
     def __init__(self, data: TrainingData, state: RunState, communicator: Communicator):
-        """Sets what is counted.
+        """Sets the data and the position to report on.
 
         Args:
           data: training data of this rank.

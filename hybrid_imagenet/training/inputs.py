@@ -47,10 +47,10 @@ class TrainingData:
 
         Args:
           config: sets batch and image sizes, augmentation and the length of training.
-          source: see there.
-          order: see there.
+          source: the training images.
+          order: the order in which they are read.
           communicator: has the rank of this process, and the number of ranks.
-          options: see there.
+          options: how the host reads and decodes.
         """
         self.source = source
         self.order = order
