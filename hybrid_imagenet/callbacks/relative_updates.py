@@ -50,8 +50,8 @@ class RelativeUpdates(TrainingCallback):
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Copies the kernels if an epoch ends in the next step."""
-        start, end, _ = self.params["step_span"]()
-        if self._names and math.floor(end) > math.floor(start):
+        span = self.params["step_span"]()
+        if self._names and math.floor(span.end) > math.floor(span.start):
             self._before = self._copy()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:

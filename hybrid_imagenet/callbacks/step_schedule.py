@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hybrid_imagenet.callbacks.training_callback import TrainingCallback
+from hybrid_imagenet.callbacks.training_callback import StepSpan, TrainingCallback
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.library.broadcast import set_hyperparameters
@@ -44,7 +44,7 @@ class StepSchedule(TrainingCallback, abc.ABC):
         """
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        # Found once, because the search walks through all layers.
+        # Not at each step, because the search visits all layers.
         self._optimizers = {
             name: optimizer
             for name, optimizer in compiled_model.optimizers(self.model).items()
@@ -57,7 +57,8 @@ class StepSchedule(TrainingCallback, abc.ABC):
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._epoch = epoch
         for optimizer in self._optimizers.values():
-            # Before the first step, another callback may set the rate only until here.
+            # A learning rate that another callback sets after this line, before the first step, is
+            # an error, see `_check_rate`.
             optimizer.schedule_values.setdefault("learning_rate", float(optimizer.learning_rate))
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -67,10 +68,10 @@ class StepSchedule(TrainingCallback, abc.ABC):
           UserError: if another callback has set the learning rate since the last step.
         """
         for name, optimizer in self._optimizers.items():
-            start, end, global_batch = self._span(batch, optimizer.schedule)
-            if not self.sets(optimizer, start):
+            span = self._span(batch, optimizer.schedule)
+            if not self.sets(optimizer, span.start):
                 continue
-            values = dict(optimizer.schedule(start, end, global_batch))
+            values = dict(optimizer.schedule(span.start, span.end, span.global_batch))
             # Once per epoch, because reading the rate of one of Keras's optimizers may wait for a
             # GPU.
             if batch == 0 and "learning_rate" in values:
@@ -78,15 +79,20 @@ class StepSchedule(TrainingCallback, abc.ABC):
             set_hyperparameters(optimizer, values)
             optimizer.schedule_values = values
 
-    def _span(self, batch: int, schedule: Schedule) -> tuple[float, float, int]:
-        """Returns the fractional epochs at the start and end of the next step, and the batch."""
+    def _span(self, batch: int, schedule: Schedule) -> StepSpan:
+        """Returns the span of the next step, or of the next `steps_per_execution` steps of `fit`.
+
+        In `fit` the global batch is the one for which the schedule was made.
+        """
         if self.in_program:
-            span: tuple[float, float, int] = self.params["step_span"]()
+            span: StepSpan = self.params["step_span"]()
             return span
         steps = self.params["steps"]
         position_after = self.params.get("position_after", lambda done: self._epoch + done / steps)
         end = min(batch + self.model.steps_per_execution, steps)
-        return position_after(batch), position_after(end), getattr(schedule, "base_batch", 0)
+        return StepSpan(
+            position_after(batch), position_after(end), getattr(schedule, "base_batch", 0)
+        )
 
 
 class LearningRateSchedule(StepSchedule):
@@ -152,17 +158,18 @@ def scales_layers(optimizer: Any) -> bool:
 
 
 def _used_values(optimizer: Any, values: Mapping[str, float]) -> list[str]:
+    """Returns the names of the values of a schedule that an optimizer uses."""
     inner = getattr(optimizer, "inner", optimizer)
-    if not isinstance(inner, GroupedOptimizer):
-        used = ["learning_rate"]
-    elif inner.num_phases > 1:
+    if isinstance(inner, GroupedOptimizer) and inner.num_phases > 1:
         return list(values)
-    else:
-        used = ["learning_rate", "momentum"]
-    return [name for name in used if name in values]
+    used_names = ["learning_rate"]
+    if isinstance(inner, GroupedOptimizer):
+        used_names.append("momentum")
+    return [name for name in used_names if name in values]
 
 
 def _check_rate(name: str, optimizer: Any) -> None:
+    """Raises UserError if the learning rate is not the one that the schedule has set."""
     rate = float(optimizer.learning_rate)
     scheduled = optimizer.schedule_values.get("learning_rate", rate)
     if np.float32(rate) != np.float32(scheduled):

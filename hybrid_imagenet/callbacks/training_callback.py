@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
 from hybrid_imagenet.comm import Communicator, process
+
+
+class StepSpan(NamedTuple):
+    """A step as a schedule sees it.
+
+    Attributes:
+      start: fractional epochs done before the step.
+      end: fractional epochs done after the step.
+      global_batch: images of all ranks in the step.
+    """
+
+    start: float
+    end: float
+    global_batch: int
 
 
 class TrainingCallback(keras.callbacks.Callback):
@@ -25,12 +39,11 @@ class TrainingCallback(keras.callbacks.Callback):
     * A validation inside an epoch ends and begins the epoch for callbacks of the program:
       `on_epoch_end` is called with the number of the epoch, and `logs["epoch"]` is the number of
       fractional epochs that are done.
-    * `params["step_span"]()` returns start and end of the next step in fractional epochs and its
-      images, in the program only.
+    * `params["step_span"]()` returns the `StepSpan` of the next step, in the program only.
     """
 
     def __init__(self, communicator: Communicator | None = None):
-        """Works with the ranks of `communicator`; by default those of this process."""
+        """Sets the communicator; None uses the ranks of this process."""
         super().__init__()
         self._given_communicator = communicator
 
@@ -41,7 +54,7 @@ class TrainingCallback(keras.callbacks.Callback):
 
     @property
     def communicator(self) -> Communicator:
-        """The ranks; they are connected when this is first used."""
+        """The communicator; its first use connects the ranks."""
         return self._given_communicator or process.communicator()
 
     def before_save(self) -> None:

@@ -11,7 +11,11 @@ import tensorflow as tf
 
 from hybrid_imagenet.callbacks.divergence_guard import DivergedError
 from hybrid_imagenet.callbacks.save_checkpoints import SaveCheckpoints
-from hybrid_imagenet.callbacks.training_callback import CallbackSequence, saved_variables
+from hybrid_imagenet.callbacks.training_callback import (
+    CallbackSequence,
+    StepSpan,
+    saved_variables,
+)
 from hybrid_imagenet.checkpoints import run_state
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.errors import UserError
@@ -73,8 +77,8 @@ class Trainer:
             if components.communicator.rank == 0
             else None
         )
-        # The fractional epochs at the start and the end of the next step, and its images.
-        self._step_span = (0.0, 0.0, 0)
+        # The step that was planned last.
+        self._step_span = StepSpan(0.0, 0.0, 0)
         self._is_compiled = False
         self._params: dict[str, Any] = {
             "epochs": config.run.epochs,
@@ -148,8 +152,9 @@ class Trainer:
                 self._run_step(batches, epoch)
                 state.cursor = end
                 state.step += 1
-                state.images += self._step_span[2]
+                state.images += self._step_span.global_batch
                 logs = self._fetch_metrics(epoch)
+                self._follow_requests()
                 self._callbacks.on_train_batch_end(batch, logs)
                 self.step.telemetry.close_copy()
                 batch += 1
@@ -202,7 +207,7 @@ class Trainer:
         start = self.state.cursor
         end = self.data.order.advance(start, global_batch)
         position = self.data.order.position
-        self._step_span = (position(start), position(end), global_batch)
+        self._step_span = StepSpan(position(start), position(end), global_batch)
         return end
 
     def _run_step(self, batches: Iterator[Batch], epoch: int) -> None:
@@ -229,34 +234,42 @@ class Trainer:
         return batch
 
     def _fetch_metrics(self, epoch: int) -> dict[str, Any] | None:
-        """Returns the values of a step that is logged, else None; follows requests of any rank.
+        """Returns the values of the step if it is logged, else None."""
+        sums = self._fetch_sums()
+        if not self._is_compiled:
+            # After the fetch, which waits for the first step on a CPU: that step is not measured.
+            self._meter.exclude_compilation()
+            STARTUP_PROGRESS.finish()
+            self._is_compiled = True
+        if sums is None:
+            return None
+        return {
+            "epoch": epoch + 1,
+            "global_batch": self._step_span.global_batch,
+            "position": self._position(),
+            **self._meter.step_values(sums),
+        }
 
-        On a GPU the values are two steps old (`DelayedReadback`), so that the host does not wait
-        for the device. Until `close_copy`, callbacks read from the same copy.
+    def _fetch_sums(self) -> ClassificationSums | None:
+        """Returns the sums of the epoch if the step is logged, else None.
+
+        On a GPU they are two steps old (`DelayedReadback`), so that the host does not wait for the
+        device. Until `close_copy`, callbacks read from the same copy.
         """
         step = self.state.step
         log_every = self.components.config.run.log_every_steps
         telemetry = self.step.telemetry
         telemetry.copy_if_due(step, log_every)
-        is_logged = step % log_every == 0
-        if is_logged:
-            telemetry.open_copy(step)
-            sums = ClassificationSums(*telemetry.read("sums").tolist())
-        if not self._is_compiled:
-            self._meter.exclude_compilation()
-            STARTUP_PROGRESS.finish()
-            self._is_compiled = True
+        if step % log_every != 0:
+            return None
+        telemetry.open_copy(step)
+        return ClassificationSums(*telemetry.read("sums").tolist())
+
+    def _follow_requests(self) -> None:
+        """Ends training after this step if any rank has asked to stop before it."""
         self._requests.update(self.step.summed_requests())
         if self._requests.stop:
             self.state.stop = "preempted"
-        if not is_logged:
-            return None
-        return {
-            "epoch": epoch + 1,
-            "global_batch": self._step_span[2],
-            "position": self._position(),
-            **self._meter.step_values(sums),
-        }
 
     # The end of an epoch, and validation
 
@@ -296,7 +309,7 @@ class Trainer:
         try:
             values: dict[str, Any] = validation.run(self._callbacks.on_test_batch_end)
         except UserError:
-            # It restores the trained weights, so that these are saved.
+            # This puts the trained weights back, so that they are the ones that are saved.
             self._callbacks.on_test_end(None)
             self.save_callback.finish()
             raise

@@ -6,6 +6,7 @@ import pytest
 
 from hybrid_imagenet import optimizers
 from hybrid_imagenet.callbacks.relative_updates import RelativeUpdates
+from hybrid_imagenet.callbacks.training_callback import StepSpan
 
 
 def train(log, inner, variables, epochs, steps):
@@ -17,7 +18,7 @@ def train(log, inner, variables, epochs, steps):
     snapshots = []
     for epoch in range(epochs):
         for step in range(steps):
-            span = (epoch + step / steps, epoch + (step + 1) / steps, 1)
+            span = StepSpan(epoch + step / steps, epoch + (step + 1) / steps, 1)
             log.set_params({"step_span": lambda span=span: span})
             log.on_train_batch_begin(step)
             before = [v.numpy().copy() for v in variables]
@@ -67,7 +68,7 @@ def test_relative_updates_record_the_last_step_of_an_epoch(name, options, phase)
 def test_relative_updates_without_a_measurement_record_nothing():
     kernel = keras.Variable(np.ones((2, 2), np.float32), name="kernel")
     log = RelativeUpdates([kernel])
-    log.set_params({"step_span": lambda: (0.0, 0.5, 1)})
+    log.set_params({"step_span": lambda: StepSpan(0.0, 0.5, 1)})
     log.on_train_batch_begin(0)
     log.on_train_batch_end(0)
     # This is a validation within the epoch, whose last step was not measured.
