@@ -339,6 +339,16 @@ def test_command_line_reference_has_usage_and_example_of_every_command():
         assert re.search(rf"```sh\n(# .*\n)?hybrid-imagenet {name}\b", sections[name]), name
 
 
+def test_command_line_reference_has_each_meaning_of_a_flag():
+    # Optimizers describe flags such as --momentum in their own words.
+    text = (ROOT / "docs" / "reference" / "command-line.md").read_text()
+    page_flags = re.findall(r"^- `(--\[no\]\w+|--\w+)", text.partition("\n## run\n")[0], re.M)
+    help_flags = re.findall(r"^  (--\[no\]\w+|--\w+)", flag_help.text("all"), re.M)
+    assert help_flags.count("--momentum") > 1
+    # The command demo before it has one flag, too.
+    assert page_flags[1:] == help_flags
+
+
 def test_api_example_of_user_error_in_a_program_exits_with_the_message():
     text = (ROOT / "docs" / "reference" / "api.md").read_text()
     section = text.partition("### `hi.UserError`")[2]

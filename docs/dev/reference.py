@@ -46,6 +46,9 @@ MODULES = ("data", "schedules", "optimizers", "callbacks", "order")
 # Classes whose methods users call, with the name of an instance in examples. Methods of other
 # classes are called by Keras.
 CLASSES_WITH_METHODS = {"ExactBatchSampler": "sampler", "Schedule": "schedule"}
+# A flag in a text, and a command that a text does not put into backticks.
+_FLAG = r"(?<![\w-])(--[a-z][\w-]*\w(?:=\w+)?|-np\b|-H\b)"
+_COMMAND = r"(?<!`)\b(hybrid-imagenet (?:train|run|resume|bench NAME --help)\b)"
 SECTIONS = {
     "Args": "Arguments",
     "Attributes": "Attributes",
@@ -109,11 +112,12 @@ class Section:
 
     Attributes:
       title: heading of the list.
-      options: names with the form of their values, and descriptions.
+      options: pairs of a name with the form of its values, and a description. A name may occur
+        several times, as --momentum does, which each optimizer describes in its own words.
     """
 
     title: str
-    options: dict[str, str] = dataclasses.field(default_factory=dict)
+    options: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass
@@ -177,7 +181,7 @@ def command(name):
         parts.append(fence("sh", "\n".join(parsed.examples)))
     for section in parsed.sections:
         title = f"### {section.title}" if name == "train" else f"**{section.title}**"
-        options = (f"- `{form}`: {markdown(text)}" for form, text in section.options.items())
+        options = (f"- `{form}`: {markdown(text)}" for form, text in section.options)
         parts += [title, "\n".join(options)]
     return parts + [markdown(note) for note in parsed.notes]
 
@@ -190,7 +194,7 @@ def short_description(name):
     if not subcommand:
         return COMMANDS[name][1]
     arguments, *_ = parse_help(help_text(parent, "--help")).sections
-    return arguments.options[subcommand]
+    return dict(arguments.options)[subcommand]
 
 
 def help_text(*words):
@@ -240,7 +244,9 @@ def parse_help(text):
 def example_line(line):
     """Returns a line of the examples in a help text; descriptions become comments."""
     description = re.fullmatch(r"(.*):", line.strip())
-    return f"# {description[1]}" if description else re.sub("^ +(?=hybrid-imagenet)", "", line)
+    if description:
+        return f"# {description[1]}"
+    return re.sub("^ +(?=hybrid-imagenet|watch)", "", line)
 
 
 def parse_section(lines):
@@ -252,27 +258,27 @@ def parse_section(lines):
     """
     title = " ".join(line for line in lines if not line.startswith(" ")).rstrip(":.")
     section = Section(capitalize(title).replace("Positional arguments", "Arguments"))
-    form = ""
     for line in lines:
         if re.match(r" {6}", line):
+            form, description = section.options.pop()
             if form.endswith("|"):
                 # The values of a flag continue.
-                value = section.options.pop(form)
                 form += line.strip()
-                section.options[form] = value
             else:
-                section.options[form] = f"{section.options[form]} {line.strip()}".strip()
+                description = f"{description} {line.strip()}".strip()
+            section.options.append((form, description))
         elif line.startswith(" "):
             form, _, description = line.strip().partition("  ")
-            section.options[form] = description.strip()
-    # The names of subcommands, and the option that every command has, are described elsewhere.
-    section.options = {
-        form: description
-        for form, description in section.options.items()
-        if not form.startswith(("{", "-h, --help"))
-    }
+            section.options.append((form, description.strip()))
+    # The option that every command has is described elsewhere. A placeholder for the names of
+    # subcommands, which follow it, has no description.
+    section.options = [
+        (form, description)
+        for form, description in section.options
+        if description and not form.startswith(("{", "-h, --help"))
+    ]
     if not section.title:
-        is_option = any(form.startswith("-") for form in section.options)
+        is_option = any(form.startswith("-") for form, _ in section.options)
         section.title = "Options" if is_option else "Names"
     return section
 
@@ -677,14 +683,15 @@ def link_to(name, words=""):
 
 
 def markdown(text):
-    """Returns plain text with Markdown's special characters escaped, and flags as code.
+    """Returns plain text as Markdown: special characters escaped, commands and flags as code.
 
     Text in backticks stays as it is.
     """
+    text = re.sub(_COMMAND, r"`\1`", text)
     parts = re.split(r"(`[^`]*`)", text)
     for index in range(0, len(parts), 2):
         plain = parts[index].replace("*", r"\*").replace("<", "&lt;")
-        parts[index] = re.sub(r"(?<![\w-])(--[a-z][\w-]*\w(?:=\w+)?)", r"`\1`", plain)
+        parts[index] = re.sub(_FLAG, r"`\1`", plain)
     return "".join(parts)
 
 

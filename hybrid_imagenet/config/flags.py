@@ -141,8 +141,8 @@ class EvaluationFlags:
 
     eval_every_epochs: float = option(
         1,
-        "Epochs between validations; 0.5 is twice in each. With --lr_schedule=mlperf one falls on"
-        " the epoch in which the accuracy of MLPerf is expected.",
+        "Epochs between validations; 0.5 is twice in each. With --lr_schedule=mlperf they are"
+        " placed so that one comes after the epoch in which MLPerf's runs reached 75.9 %.",
         unit="epochs",
         above=0,
         maximum=1e6,
@@ -434,9 +434,9 @@ class NetworkFlags:
     )
     jit_compile: bool = option(
         False,
-        "Compile forward and backward with XLA; gradients are then reduced after them, not beside"
-        " them. It is on by default on one GPU for a ResNet, without --deterministic and schedules"
-        " of batch or image size.",
+        "Compile the forward and the backward pass with XLA. With several GPUs, gradients are then"
+        " reduced after the backward pass instead of during it. On by default on one GPU for a"
+        " ResNet, without --deterministic and schedules of batch or image size.",
     )
     jit_update: bool = option(
         False,
@@ -458,8 +458,8 @@ class OptimizationFlags:
 
     per_gpu_batch: int = option(
         32,
-        "Images per GPU and micro-batch: what batch normalization sees. On GPUs the default is"
-        f" {GPU_BATCH}; most recipes have the number of their paper.",
+        "Images per GPU and micro-batch, over which batch normalization computes its statistics."
+        f" On GPUs the default is {GPU_BATCH}; most recipes have the number of their paper.",
         unit="images",
         minimum=1,
         basic=True,
@@ -473,14 +473,19 @@ class OptimizationFlags:
     )
     random_batch: int = option(
         0,
-        "Each GPU uses a random number of its images at each step, this many to --per_gpu_batch,"
-        " and omits the others; gradients and moments are weighted by count, learning rates stay"
-        " (Lu et al., Table 3.4, first row). 0 uses all. Needs --sync_batch_norm.",
+        "Smallest number of images that a GPU uses in a step: it draws a number between this and"
+        " --per_gpu_batch, and omits the other images (Lu et al., Table 3.4, first row). Gradients"
+        " and moments are weighted by the number; learning rates do not change. 0 uses all images."
+        " Needs --sync_batch_norm.",
         unit="images",
         minimum=0,
     )
     gradient_accumulation_steps: int = option(
-        1, "Micro-batches per update, reduced once.", minimum=1, basic=True
+        1,
+        "Micro-batches per update. Their gradients are added up on each GPU, and reduced over GPUs"
+        " once per update.",
+        minimum=1,
+        basic=True,
     )
     batch_schedule: tuple[str, ...] = option(
         (),
@@ -490,8 +495,8 @@ class OptimizationFlags:
     )
     batch_growth: str = option(
         "per_gpu",
-        "Enlarged by a factor of --batch_schedule: the batch of a GPU, or the number of"
-        " micro-batches.",
+        "Number that a factor in --batch_schedule multiplies: the images per GPU (per_gpu), or the"
+        " micro-batches per update (accumulation).",
         choices=("per_gpu", "accumulation"),
     )
     optimizer: str = option("hybrid", "Update rule.", choices=tuple(OPTIMIZERS), basic=True)
@@ -516,8 +521,9 @@ class OptimizationFlags:
     )
     lr_schedule: str = option(
         "exponential",
-        "Learning rate after the warmup; sony_a and sony_b fix it throughout, mlperf is MLPerf's"
-        " table by batch.",
+        "How the learning rate decays after the warmup. sony_a and sony_b are the schedules of"
+        " Mikami et al., warmup included; mlperf is polynomial, with MLPerf's values for the"
+        " batch.",
         choices=tuple(SCHEDULES),
         basic=True,
     )

@@ -231,8 +231,8 @@ def _described(entry: _Entry) -> str:
         form = _PLACEHOLDERS[kind.base] + (",..." if kind.repeated else "")
     head = f"  --[no]{entry.name}" if kind.base is bool else f"  --{entry.name}={form}"
     notes = [", ".join(entry.owners)] if entry.owners else []
-    # The text of a flag says what None means, if it means a value.
-    if opt.default is not None or "(default: " not in opt.help:
+    # If a default depends on other flags, the data or the machine, the flag's text describes it.
+    if "(default: " not in opt.help:
         notes.append(f"default: {_default_text(opt)}")
     body = opt.help
     if notes:

@@ -25,9 +25,15 @@ from hybrid_imagenet.schedules.training_schedule import (
 PROGRAM_TRUST_COEFFICIENT = 0.001
 """Default of the flag --lars_eta. The classes have none: `fit` derives theirs from the batch."""
 HANDOVERS = ("continuous", "reset", "rescale")
-_EPS = "Guard of the ratio's denominator."
-_EPS_RULE = "Add eps (MLPerf), or replace smaller denominators by it (Mikami et al.)."
-_VARIANT = "Rates per layer; You et al., LARC's clip, or none."
+_EPS = "Small number that keeps the denominator of the trust ratio above 0."
+_EPS_RULE = (
+    "How --lars_eps acts on the denominator of the trust ratio. add: it is added (MLPerf). floor:"
+    " it replaces smaller denominators (Mikami et al.)."
+)
+_VARIANT = (
+    "Learning rate of each layer. you: the learning rate times the trust ratio (You et al.). larc:"
+    " the same, but at most the learning rate (LARC). none: the learning rate itself."
+)
 
 
 def _momentum(default: float, text: str) -> Any:
@@ -41,9 +47,9 @@ def _weight_decay(text: str, default: float = 0.0) -> Any:
 def _decoupled_decay() -> Any:
     return option(
         False,
-        "Take weight_decay * learning rate / its peak off the weights before each update, instead"
-        " of decay in the gradient (Loshchilov and Hutter); the flag --weight_decay is then that of"
-        " 256 images, and follows the batch.",
+        "Subtract weight_decay * learning rate / its peak times the weights before each update,"
+        " instead of adding decay to the gradient (Loshchilov and Hutter). --weight_decay is then"
+        " the value for 256 images, and follows the batch.",
     )
 
 
@@ -70,7 +76,7 @@ class Options:
         "Weight decay as L2 regularization: this times the weights is added to the gradient."
     )
     decay_all: bool = option(
-        False, "Decay biases and normalization parameters too (Jia et al. leave them out)."
+        False, "Decay biases and normalization parameters too (Jia et al. do not)."
     )
     global_clipnorm: float | None = option(
         None,
@@ -150,15 +156,16 @@ class HybridOptions(MomentumOptions):
     )
     handover: str = option(
         "continuous",
-        "The velocity at T; averaged on as AdaBound did, with no jump in the size of the update;"
-        " zero; or as if SGD with momentum had run before.",
+        "How the velocity of SGD begins after the AdaBound warmup: continuous goes on averaging as"
+        " AdaBound did, so the size of the update does not jump; reset begins at 0; rescale begins"
+        " as if SGD with momentum had run before.",
         choices=HANDOVERS,
         flag="hybrid_handover",
     )
     lars_eta: float | None = option(
         None,
-        "Trust coefficient; Lu et al. print none, so the recipe has it by the batch"
-        " (docs/methods.md).",
+        "Trust coefficient, which Lu et al. do not print (default: derived from the batch, see"
+        " docs/methods.md).",
         minimum=0,
     )
     lars_eps: float = option(0.0, _EPS, minimum=0)
@@ -166,7 +173,7 @@ class HybridOptions(MomentumOptions):
     lars_variant: str = option("you", _VARIANT, choices=VARIANTS)
     decay_in_warmup: bool = option(
         False,
-        "Decay in the AdaBound warmup too (Lu et al.: in SGD).",
+        "Decay the weights in the AdaBound warmup too (Lu et al. decay them in SGD only).",
         flag="hybrid_decay_in_warmup",
     )
     decoupled_decay: bool = _decoupled_decay()
@@ -207,7 +214,7 @@ class AdamWOptions(Options):
     learning_rate: float = 1e-3
     _: dataclasses.KW_ONLY
     weight_decay: float = _weight_decay(
-        "Weight decay, decoupled: each update takes the learning rate times this part off the"
+        "Weight decay, decoupled: each update subtracts the learning rate times this part of the"
         " weights.",
         default=0.004,
     )
@@ -261,7 +268,7 @@ class MuonOptions(MomentumOptions):
     )
     _: dataclasses.KW_ONLY
     weight_decay: float = _weight_decay(
-        "Weight decay, decoupled: each update takes the learning rate times this part off the"
+        "Weight decay, decoupled: each update subtracts the learning rate times this part of the"
         " weights."
     )
     nesterov: bool = True
