@@ -65,8 +65,8 @@ def on_rank_zero(*callbacks: keras.callbacks.Callback) -> list[keras.callbacks.C
       The callbacks on rank 0, and an empty list on other ranks.
 
     Raises:
-      UserError: for a callback of Keras or of this package that does, and for `TensorBoard` if its
-        package is not installed.
+      UserError: for a callback of Keras or of this package that communicates or changes one of
+        these; for `TensorBoard` if its package is not installed.
     """
     for callback in callbacks:
         _check(callback)

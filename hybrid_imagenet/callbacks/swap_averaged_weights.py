@@ -20,11 +20,11 @@ class SwapAveragedWeights(TrainingCallback):
     are back, and training continues as if nothing had happened: everything that the passes change
     is restored, including the state of dropout.
 
-    The statistics of batch normalization are measured again under the averaged weights, from
-    training batches (`PreciseStatistics`), and not averaged along, because the average of
-    statistics seen on the way is not the statistics of the average. Activations of averaged weights
-    spread less, since noise that pulls single steps apart cancels. This costs as many forward
-    passes per validation and checkpoint as there are batches, and nothing per step.
+    The statistics of batch normalization are measured again with the averaged weights, on training
+    batches (`PreciseStatistics`). An average of the statistics of past steps would not fit the
+    averaged weights: their activations vary less, because averaging removes the noise of single
+    steps. Measuring costs one forward pass per batch at each validation and checkpoint, and nothing
+    per step.
 
     Example:
       average = hi.optimizers.WeightAverage(0.999)

@@ -35,7 +35,7 @@ def evaluate(
 
     Each rank passes its own part of the data, as to `model.evaluate`, which sees that part alone.
     Here the sums and counts of all ranks are added before the results are computed, so each example
-    counts alike, however many examples and batches a rank has. All ranks return the same results.
+    counts equally, even if ranks have different numbers of them. All ranks return the same results.
 
     Example:
       test = hi.data.shard((x_test, y_test), hi.rank(), hi.size(), remainder="keep")

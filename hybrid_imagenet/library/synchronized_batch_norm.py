@@ -22,8 +22,8 @@ def synchronize_batch_norm(model: keras.Model) -> keras.Model:
     """Makes all batch-normalization layers of a model normalize over all ranks in training.
 
     It sets `synchronized` of each `keras.layers.BatchNormalization`, nested ones included, as if
-    the layer had been built with `synchronized=True`. The weights stay. Call it before `compile`,
-    for models whose layers you do not build yourself.
+    the layer had been built with `synchronized=True`. It keeps the weights. Call it before
+    `compile`, for models whose layers you do not build yourself.
 
     Example:
       model = hi.synchronize_batch_norm(keras.applications.ResNet50(weights=None))

@@ -17,10 +17,10 @@ class WeightAverage:
         s = d s + (1 - d) w
 
     s starts from the first weights, and d is ramped up as shown, so that these are soon forgotten:
-    after 90 updates the average reaches back over ten, whatever the decay. With `every` k above 1,
-    s takes in the weights after every k-th update only, with d^k instead of d, for a k-th of the
-    work. The weights are the same on every rank after each update, so the averages are too, without
-    communication.
+    after 90 updates the average reaches back over at most about ten. With `every` k above 1, the
+    average is updated only after every k-th update of the weights, with d^k instead of d, which
+    takes a k-th of the work. The weights are the same on every rank after each update, so the
+    averages are too, without communication.
 
     Example:
       average = hi.optimizers.WeightAverage(0.999)
@@ -29,7 +29,7 @@ class WeightAverage:
 
     Args:
       decay: d after the ramp, below 1; the average reaches back over about 1 / (1 - decay) updates.
-      every: k, number of updates from one that is taken in to the next (default: 1).
+      every: k, number of updates of the weights per update of the average (default: 1).
 
     Reference:
       Polyak, Juditsky, SIAM J. Control 30, 1992; Szegedy et al., arXiv 1512.00567, 8.

@@ -81,7 +81,7 @@ class Source(abc.ABC):
         further batches cost nothing.
       side: height and width in pixels, if all images are squares of one size that `read_pixels`
         returns without decoding; else None.
-      notes: one line for each kind of file that is not read, or is read on an assumption.
+      notes: one line for each kind of file that is skipped, or that is read with an assumption.
       shard_sizes: number of examples in each file, int64 [num_files], in the order of
         `file_names`; None if the split is not stored in shards.
       file_names: names of the files, in order. They are relative to the directory of the dataset,
