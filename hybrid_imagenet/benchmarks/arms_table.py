@@ -210,7 +210,7 @@ def _step(name: str, rule: str, judge: Judge, *flags: str, ranks: int = 1, **mor
 def _against(peer: str) -> Arm:
     words = (
         "-m",
-        "benchmarks",
+        "hybrid_imagenet.benchmarks",
         "step",
         "--batch=256",
         "--precision=mixed_float16",
@@ -228,7 +228,7 @@ def _alone(peer: str) -> Arm:
     """An arm that times an implementation of the whole recipe, next to this program's default."""
     words = (
         "-m",
-        "benchmarks",
+        "hybrid_imagenet.benchmarks",
         "peer",
         f"--peer={peer}",
         "--python={peer}",
@@ -301,7 +301,7 @@ _LU_FASHION = (
 _LOOP = (
     *(
         "-m",
-        "benchmarks",
+        "hybrid_imagenet.benchmarks",
         "loop",
         "--steps={steps}",
         "--rounds={rounds}",
@@ -431,7 +431,7 @@ ARMS = (
     _alone("jax_full_bytes"),
     Arm(
         "gaps",
-        ("-m", "benchmarks", "gaps", "--json={folder}/row.json", "--", *_STEP),
+        ("-m", "hybrid_imagenet.benchmarks", "gaps", "--json={folder}/row.json", "--", *_STEP),
         "what waits, where calls of the step wait",
         _gaps,
         alone=True,

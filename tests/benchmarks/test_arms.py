@@ -1,5 +1,6 @@
 """Tests `bench gpu --arms`: the runner with processes that only wait, and the verdicts."""
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -303,3 +304,8 @@ def test_peer_without_jax_is_skipped_with_a_message(tmp_path, monkeypatch):
     words = ["--peer=jax_full", "--batch=1", "--image_size=32", f"--json={tmp_path}/row.json"]
     assert peer.main(words) == 0
     assert "JAX is not installed" in json.loads((tmp_path / "row.json").read_text())["skipped"]
+
+
+@pytest.mark.parametrize("arm", [arm for arm in ARMS if arm.words[0] == "-m"], ids=lambda a: a.name)
+def test_arm_runs_a_module_that_exists(arm):
+    assert importlib.util.find_spec(arm.words[1])
