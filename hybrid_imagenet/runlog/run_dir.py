@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import re
+import tempfile
 from collections.abc import Iterator
 from typing import IO
 
@@ -75,7 +76,7 @@ class RunDirectory:
 
 
 def check_directory(path: pathlib.Path, *, resume: bool) -> str:
-    """Checks whether `RunDirectory` would accept a directory, and changes nothing.
+    """Checks whether `RunDirectory` would accept a directory, and leaves nothing behind.
 
     Returns:
       A description of the directory: "new", "empty" or "holds a run".
@@ -97,6 +98,7 @@ def check_directory(path: pathlib.Path, *, resume: bool) -> str:
                     f"--run_dir={path} does not exist. Did you mean {similar_run}? To start a new"
                     " run there with --resume, create the directory."
                 )
+            _check_can_create(path, existing)
             return "new"
         if (path / "lock").exists():
             # This raises OSError, as a run would.
@@ -106,6 +108,28 @@ def check_directory(path: pathlib.Path, *, resume: bool) -> str:
     except OSError as error:
         raise _not_writable_error(path, error) from None
     return "holds a run" if _check_content(path, resume=resume) else "empty"
+
+
+def _check_can_create(path: pathlib.Path, existing: pathlib.Path) -> None:
+    """Raises OSError if a directory that does not exist cannot be created.
+
+    Permissions do not show all causes: a broken symbolic link may have the name, a name may be too
+    long, and some file systems, such as a full one or /proc, reject new directories.
+
+    Args:
+      path: the directory.
+      existing: the nearest directory above it that exists.
+    """
+    missing = path.absolute().relative_to(existing.absolute())
+    first = existing / missing.parts[0]
+    if first.is_symlink():
+        raise FileExistsError(errno.EEXIST, f"{first} is a broken symbolic link")
+    if ".." in missing.parts:
+        # It could lead out of the temporary directory below.
+        return
+    # The directories are created inside a temporary one, so that no other process sees them.
+    with tempfile.TemporaryDirectory(prefix=".check-", dir=existing) as temporary:
+        (pathlib.Path(temporary) / missing).mkdir(parents=True)
 
 
 def _not_writable_error(path: pathlib.Path, error: OSError) -> UserError:

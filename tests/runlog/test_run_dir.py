@@ -90,6 +90,23 @@ def test_check_directory_suggests_a_run_with_a_similar_name(tmp_path, one, other
     assert not (tmp_path / one).exists()
 
 
+@pytest.mark.parametrize(
+    "name", ["link", "link/run", "parent/link/run", f"new/{'x' * 300}"], ids=lambda name: name[:20]
+)
+def test_check_directory_that_cannot_be_created_raises_the_error_of_a_run(tmp_path, name):
+    (tmp_path / "parent").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "missing")
+    (tmp_path / "parent" / "link").symlink_to(tmp_path / "missing")
+    with pytest.raises(UserError, match="cannot be used: .* Pass a directory that can be written"):
+        run_dir.check_directory(tmp_path / name, resume=False)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["link", "link", "parent"]
+
+
+def test_check_directory_in_a_new_directory_leaves_nothing_behind(tmp_path):
+    assert run_dir.check_directory(tmp_path / "new" / "run", resume=False) == "new"
+    assert not list(tmp_path.iterdir())
+
+
 def test_check_directory_raises_the_errors_of_a_run_and_changes_nothing(tmp_path):
     lock_owner = RunDirectory(tmp_path / "held", resume=False)
     with pytest.raises(UserError, match="in use by another run"):
