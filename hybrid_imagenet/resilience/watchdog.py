@@ -347,10 +347,6 @@ def _watch_startup(start: StartupProgress, stall_timeout: float, rank: int, size
         elapsed = now - since
         factor = _SLOW_STAGE_FACTOR if stage in _SLOW_STAGES else _STAGE_FACTOR
         limit = max(_MIN_STAGE_SECONDS, stall_timeout * factor)
-        # This replaces the timer that the previous cycle has set.
-        faulthandler.dump_traceback_later(
-            limit - elapsed + _NATIVE_CODE_GRACE_SECONDS, exit=True, file=2
-        )
         if elapsed > limit:
             frame = next(iter(main_stack()), "unknown")
             exit_stalled(
@@ -359,6 +355,10 @@ def _watch_startup(start: StartupProgress, stall_timeout: float, rank: int, size
                 f" in {frame}: the job ends; look for a rank, a host or a file system that does not"
                 " answer"
             )
+        # This replaces the timer that the previous cycle has set.
+        faulthandler.dump_traceback_later(
+            limit - elapsed + _NATIVE_CODE_GRACE_SECONDS, exit=True, file=2
+        )
     faulthandler.cancel_dump_traceback_later()
     if size > 1:
         startup_tracker.notify_stage(rank, size, None)

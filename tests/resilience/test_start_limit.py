@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from hybrid_imagenet.resilience import watchdog
+from hybrid_imagenet.startup import StartupProgress
 from tests.ranks import ROOT
 
 HANGS = """
@@ -91,3 +93,14 @@ def test_startup_limit_ends_a_rank_whose_native_code_holds_the_interpreter_lock(
     assert process.returncode == 1
     assert b"in blocks" in process.stderr
     assert time.monotonic() - began < 15
+
+
+def test_startup_limit_that_passed_while_the_process_was_suspended_ends_the_rank(monkeypatch):
+    def raise_line(line):
+        raise SystemExit(line)
+
+    monkeypatch.setattr(watchdog, "exit_stalled", raise_line)
+    start = StartupProgress()
+    start.stage = ("loading TensorFlow", time.monotonic() - 100_000)
+    with pytest.raises(SystemExit, match="hung for 100000 s while loading TensorFlow"):
+        watchdog._watch_startup(start, 1.0, 0, 1)
