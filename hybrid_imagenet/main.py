@@ -77,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
             print(flag_help.first_commands("hybrid-imagenet train"), file=sys.stderr)
         notify_exit(EXIT_USAGE)
         return EXIT_USAGE
-    if "--recipe=list" in arguments:
+    if recipes.is_list_requested(arguments):
         print(recipes.table())
         return EXIT_OK
     try:

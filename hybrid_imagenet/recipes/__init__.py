@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import itertools
 import pkgutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hybrid_imagenet.errors import UserError, did_you_mean
@@ -42,6 +43,11 @@ def names() -> list[str]:
     return sorted(module.name for module in modules if not module.name.startswith("_"))
 
 
+def is_list_requested(arguments: Sequence[str]) -> bool:
+    """Returns whether a command line asks for all recipes: --recipe=list or --recipe list."""
+    return "--recipe=list" in arguments or ("--recipe", "list") in itertools.pairwise(arguments)
+
+
 def load(name: str) -> Recipe:
     """Returns the recipe with this name.
 
@@ -50,8 +56,8 @@ def load(name: str) -> Recipe:
     """
     if name not in names():
         raise UserError(
-            f"--recipe={name} does not exist. Choose one of {', '.join(names())}"
-            f"{did_you_mean(name, names())}."
+            f"There is no recipe {name}{did_you_mean(name, names())}. Choose one of"
+            f" {', '.join(names())}."
         )
     recipe: Recipe = importlib.import_module(f"{__name__}.{name}").RECIPE
     return recipe

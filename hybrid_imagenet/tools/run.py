@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hybrid_imagenet import config as configuration
-from hybrid_imagenet import files
+from hybrid_imagenet import files, recipes
 from hybrid_imagenet.comm import other_launchers
 from hybrid_imagenet.comm.environment import RANKS_VARIABLE, openmpi_prefix
 from hybrid_imagenet.comm.process import ENGINE_VARIABLE, resolve_engine
@@ -473,7 +473,7 @@ def _plan_launch(options: argparse.Namespace, flags: Sequence[str]) -> _LaunchPl
     """
     if options.module != _TRAINING_MODULE or options.script:
         return _LaunchPlan(supervisor.stall_timeout_of(flags), None)
-    if topic(flags) is not None or "--recipe=list" in flags:
+    if topic(flags) is not None or recipes.is_list_requested(flags):
         return _LaunchPlan(supervisor.stall_timeout_of(flags), None, _Action.RUN_HERE)
     config = configuration.resolve(flags, options.np)
     # The supervisor derives its timeouts for ssh and for the start from it, so it needs a value

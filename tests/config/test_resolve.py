@@ -87,7 +87,7 @@ RANDOM = ("--random_batch=8", "--sync_batch_norm")
         (["--model=resnet5"], ["--model=resnet5", "did you mean resnet50"]),
         (["--resume=perhaps"], ["--resume=perhaps"]),
         (["words"], ["Unexpected argument: words.", "--name=value"]),
-        (["--recipe=hybird"], ["--recipe=hybird", "did you mean hybrid"]),
+        (["--recipe=hybird"], ["no recipe hybird", "did you mean hybrid"]),
         (["--flagfile=/nonexistent.flags"], ["/nonexistent.flags"]),
         (["--flagfile"], ["--flagfile"]),
         (["--warmup_epochs=5", "--epochs=3"], ["--warmup_epochs=5", "--epochs=3"]),
@@ -185,11 +185,12 @@ def test_main_answers_questions_about_flags_without_tensorflow(monkeypatch):
         ["--help=all"],
         ["--check_only"],
         ["--recipe=list"],
+        ["--recipe", "list"],
         ["--lr=x"],
         ["--print_config", "--print_config_gpus=24"],
     )
     codes, loaded, errors = fresh.run(*(("hybrid_imagenet.main", line) for line in lines))
-    assert codes == [0, 0, 0, 0, 2, 0]
+    assert codes == [0, 0, 0, 0, 0, 2, 0]
     assert not loaded & fresh.FRAMEWORKS
     assert errors.strip() == "error: --lr=x is not valid. Use a number."
 
