@@ -12,7 +12,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-from hybrid_imagenet import __version__
+from hybrid_imagenet import __version__, recipes
 from hybrid_imagenet.errors import (
     EXIT_OK,
     EXIT_USAGE,
@@ -20,19 +20,11 @@ from hybrid_imagenet.errors import (
     missing_module_message,
     printable,
 )
-from hybrid_imagenet.options import SPELLING
+from hybrid_imagenet.options import SPELLING, normalize_flag
 from hybrid_imagenet.resilience import interrupts, lossy_stream
 
-# With these words `train` prints something and does not train.
-_PRINTING_FLAGS = (
-    "-h",
-    "--help",
-    "--recipe=list",
-    "--print_config",
-    "--print-config",
-    "--check_only",
-    "--check-only",
-)
+# With a flag that begins like this, a training command prints something and does not train.
+_PRINTING_FLAGS = ("-h", "--help", "--print_config", "--check_only", "--dry_run")
 
 # Commands that train. Signals ask them to save and stop.
 _TRAINING_COMMANDS = ("train", "run", "demo")
@@ -171,13 +163,23 @@ def run_process(words: Sequence[str]) -> int:
     if words[0] == "train":
         restart_with_huge_pages()
     # A run writes its results to files, so it must not end because its output cannot be stored.
-    only_prints = any(word.startswith(_PRINTING_FLAGS) for word in words[1:])
-    lossy_stream.install(ignore_write_errors=not only_prints)
+    lossy_stream.install(ignore_write_errors=not _only_prints(words[1:]))
     REQUESTS.install()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     code = _main_with_complete_output(words)
     REQUESTS.ignore()
     return code
+
+
+def _only_prints(arguments: Sequence[str]) -> bool:
+    """Returns whether a training command with these arguments prints something and ends."""
+    for word in arguments:
+        if not word.startswith("-") and word.endswith(".py"):
+            # The words after a script are its own.
+            return False
+        if normalize_flag(word).startswith(_PRINTING_FLAGS):
+            return True
+    return recipes.is_list_requested(arguments)
 
 
 def _main_with_complete_output(words: Sequence[str]) -> int:

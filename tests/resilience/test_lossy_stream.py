@@ -103,6 +103,7 @@ def test_full_disk_ends_a_process_only_if_write_errors_are_not_ignored(
         ("--version >/dev/full", 1),
         ("plan >/dev/full", 1),
         ("train --print_config >/dev/full", 1),
+        ("run -np 2 --dry_run -- --flagfile=digits >/dev/full", 1),
         ("--version >/dev/full 2>&1", 0),
     ],
 )
