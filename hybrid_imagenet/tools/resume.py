@@ -15,7 +15,7 @@ from hybrid_imagenet.config import stored
 from hybrid_imagenet.config.resumed_run import FLAGS_OF_ONE_START, SECRET_MASK
 from hybrid_imagenet.data import datasets
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.options import Origin, normalize_flag
+from hybrid_imagenet.options import Origin, normalize_flag, parse_arguments, parse_value
 from hybrid_imagenet.schedules.training_schedule import FIXED_SCHEDULES, FLAGS_IGNORED_BY_FIXED
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.run import format_slots
@@ -202,7 +202,7 @@ def _kept_flags(config: Mapping[str, Any], replaced_names: set[str]) -> list[str
 def _format_flag(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no{name}"
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return f"--{name}={','.join(map(str, value))}"
     if value is None:
         return f"--{name}="
@@ -214,17 +214,22 @@ def describe_changes(flags: Mapping[str, Any], training_flags: Sequence[str]) ->
 
     Args:
       flags: of the run, by name.
-      training_flags: the new flags, as --name=value.
+      training_flags: the new flags, as --name=value; they must be valid.
     """
     lines = []
-    for new_flag in map(normalize_flag, training_flags):
-        name = new_flag[2:].partition("=")[0]
-        if name not in flags:
-            name = name.removeprefix("no")
-        if name not in flags:
-            lines.append(new_flag)
+    for flag in training_flags:
+        if flag.startswith("--flagfile"):
+            lines.append(flag)
             continue
-        old_flag = _format_flag(name, flags[name])
-        if old_flag != new_flag:
-            lines.append(f"{new_flag} instead of {old_flag}")
+        texts = parse_arguments([flag], configuration.OPTIONS)
+        for name, text in texts.items():
+            # The values are compared, because one value can be written in several ways.
+            value = parse_value(name, text, configuration.OPTIONS[name])
+            new_flag = _format_flag(name, value)
+            if name not in flags:
+                lines.append(new_flag)
+                continue
+            old_flag = _format_flag(name, flags[name])
+            if new_flag != old_flag:
+                lines.append(f"{new_flag} instead of {old_flag}")
     return lines

@@ -171,6 +171,22 @@ def test_resume_command_with_new_flags_replaces_those_of_the_run(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("flag", "lines"),
+    [
+        ("--no_keep_best", ["--nokeep_best instead of --keep_best"]),
+        ("--keep-best=no", ["--nokeep_best instead of --keep_best"]),
+        ("--keep_best=yes", []),
+        ("--epochs=4.0", []),
+        ("--target_top1=0.750,0.759", []),
+        ("--flagfile=digits", ["--flagfile=digits"]),
+    ],
+)
+def test_describe_changes_compares_values_and_not_their_spelling(flag, lines):
+    flags = {"keep_best": True, "epochs": 4, "target_top1": [0.75, 0.759]}
+    assert resume.describe_changes(flags, [flag]) == lines
+
+
 def test_resume_command_omits_flags_that_a_published_schedule_does_not_use(tmp_path):
     description = run_description("--recipe=flash_a", "--dataset=digits")
     description["flags"]["lr"] = 0.1
