@@ -36,8 +36,7 @@ Examples:
   hybrid-imagenet bench start --launcher="hybrid-imagenet run -np 2 --" --rounds=3"""
 
 _MAIN = [sys.executable, "-m", "hybrid_imagenet.main"]
-_ROOT = Path(__file__).parents[2]
-_DIGITS = _ROOT / "flags" / "digits.flags"
+_LAUNCH_SCRIPTS = Path(__file__).parents[2] / "launch"
 _SCRIPT = "launch script and set-up"
 _GRACE = 30  # seconds for the job to end by itself
 
@@ -117,15 +116,23 @@ def job(launcher: str | None, flags: Sequence[str]) -> list[str]:
     It is launch/local.sh if the environment is set up, else a launcher before the program.
 
     Raises:
-      UserError: if the environment cannot be set up.
+      UserError: if there are no launch scripts, or the environment cannot be set up.
     """
     if launcher is None:
-        # Not a part of a start: the first time it builds Horovod.
-        if subprocess.run([_ROOT / "launch" / "setup.sh"], check=False).returncode:
-            raise UserError("launch/setup.sh failed: see above")
-        return [str(_ROOT / "launch" / "local.sh"), *flags]
-    words = shlex.split(launcher)
-    return [*words, *([] if words[-1:] == ["--"] else _MAIN), *(flags or [f"--flagfile={_DIGITS}"])]
+        setup = _LAUNCH_SCRIPTS / "setup.sh"
+        if not setup.is_file():
+            raise UserError(
+                f"There is no {setup}, because this program runs outside of its repository. Pass"
+                ' --launcher="hybrid-imagenet run -np 2 --".'
+            )
+        # Not measured, because the script builds Horovod when it runs for the first time.
+        if subprocess.run([setup], check=False).returncode:
+            raise UserError(f"{setup} failed. Correct what its output above shows, and repeat.")
+        return [str(_LAUNCH_SCRIPTS / "local.sh"), *flags]
+    command = shlex.split(launcher)
+    if command[-1:] != ["--"]:
+        command += _MAIN
+    return command + list(flags or ["--flagfile=digits"])
 
 
 def first_step(job: Sequence[str], timeout: float) -> FirstStep:

@@ -56,3 +56,9 @@ def test_job_without_a_launcher_uses_the_launch_script(monkeypatch):
     )
     with pytest.raises(UserError, match=r"setup.sh failed"):
         start.job(None, [])
+
+
+def test_job_outside_of_the_repository_needs_a_launcher(monkeypatch, tmp_path):
+    monkeypatch.setattr(start, "_LAUNCH_SCRIPTS", tmp_path)
+    with pytest.raises(UserError, match=r"There is no .*setup\.sh.* Pass --launcher="):
+        start.job(None, [])
