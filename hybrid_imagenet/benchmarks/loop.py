@@ -31,7 +31,7 @@ Words after -- are flags of training."""
 
 def main(argv: Sequence[str]) -> int:
     """Runs the benchmark, prints the figures and writes --json."""
-    words, given = scaling.split_arguments(argv)
+    words, training_flags = scaling.split_arguments(argv)
     options = _parser().parse_args(words)
     with tempfile.TemporaryDirectory() as folder:
         flags = [
@@ -39,19 +39,22 @@ def main(argv: Sequence[str]) -> int:
             "--per_gpu_batch=16",
             f"--log_every_steps={options.steps}",
             "--progress=plain",
+            f"--run_dir={folder}/run",
+            "--epochs=90",
         ]
-        flags += [f"--run_dir={folder}/run", "--epochs=90"]
-        if not any(word.lstrip("-").startswith("dataset=") for word in given):
+        if not any(word.lstrip("-").startswith("dataset=") for word in training_flags):
             flags += [
                 "--dataset=tfrecord",
                 f"--data_dir={_photographs.photograph_shards(None)}",
                 "--num_classes=1000",
             ]
-        config = configuration.resolve(flags + given, comm.placement().size)
-        communicator = comm.start(derived.communication(config))
-        from hybrid_imagenet.benchmarks._alternation import (
-            measure,  # TensorFlow comes after `start`, as in main
+        config = configuration.resolve(flags + training_flags, comm.placement().size)
+        communicator = comm.start(
+            derived.communication(config),
+            persistent_batch_norm=config.network.persistent_batch_norm,
         )
+        # It imports TensorFlow, which must be loaded after `comm.start`.
+        from hybrid_imagenet.benchmarks._alternation import measure
 
         report = measure(config, communicator, options.steps, options.rounds)
     print_report(report)
@@ -79,20 +82,21 @@ def _parser() -> argparse.ArgumentParser:
 
 def print_report(report: dict[str, Any]) -> None:
     """Prints the figures."""
-    print(
+    ratios = ", ".join(f"{100 * ratio:.1f}" for ratio in report["ratios"])
+    checkpoint = report["checkpoint"]
+    validation = report["validation"]
+    lines = (
         f"{report['model']}, batch {report['batch']}, {report['image_size']} px,"
-        f" {report['precision']}, {report['threads']} threads: {report['machine']}\nloop"
-        f" {report['images_per_second']:.2f} images/s, bare step"
-        f" {report['bare_images_per_second']:.2f}: {100 * report['ratio']:.1f} % (rounds"
-        f" {', '.join(f'{100 * r:.1f}' for r in report['ratios'])})\nhost"
-        f" {report['host_milliseconds']:.2f} ms per step between calls of the step and"
+        f" {report['precision']}, {report['threads']} threads: {report['machine']}",
+        f"loop {report['images_per_second']:.2f} images/s, bare step"
+        f" {report['bare_images_per_second']:.2f}: {100 * report['ratio']:.1f} %"
+        f" (rounds {ratios})",
+        f"host {report['host_milliseconds']:.2f} ms per step between calls of the step and"
         f" {report['dispatch_milliseconds']:.2f} ms to call it; step traced {report['traces']}"
-        f" time(s); waiting for input {100 * report['data_wait_fraction']:.2f} %"
-    )
-    checkpoint, validation = report["checkpoint"], report["validation"]
-    print(
+        f" time(s); waiting for input {100 * report['data_wait_fraction']:.2f} %",
         f"checkpoint: training waited {checkpoint['blocked_seconds']:.2f} s; the file was complete"
-        f" after {checkpoint['seconds']:.2f} s and {checkpoint['steps_meanwhile']}"
-        f" steps\nvalidation: {1e3 * validation['seconds_per_image']:.1f} ms per image,"
-        f" {validation['share_of_training']:.2f} of training"
+        f" after {checkpoint['seconds']:.2f} s and {checkpoint['steps_meanwhile']} steps",
+        f"validation: {1e3 * validation['seconds_per_image']:.1f} ms per image,"
+        f" {validation['share_of_training']:.2f} of training",
     )
+    print("\n".join(lines))

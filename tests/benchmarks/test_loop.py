@@ -2,6 +2,8 @@ import json
 
 import pytest
 
+from hybrid_imagenet import comm
+from hybrid_imagenet.benchmarks import loop
 from tests.support import in_process
 
 
@@ -29,3 +31,15 @@ def test_bench_loop_measures_loop_and_bare_step_in_turns(tmp_path):
     share = report["validation"]["seconds_per_image"] / (seconds[0] / 4)
     assert abs(report["validation"]["share_of_training"] / share - 1) < 1e-6
     assert "% (rounds" in output
+
+
+@pytest.mark.parametrize("is_persistent", [True, False])
+def test_bench_loop_starts_the_ranks_as_the_flags_say(monkeypatch, is_persistent):
+    def start(settings, *, persistent_batch_norm):
+        assert persistent_batch_norm is is_persistent
+        raise SystemExit
+
+    monkeypatch.setattr(comm, "start", start)
+    flag = "--persistent_batch_norm" if is_persistent else "--nopersistent_batch_norm"
+    with pytest.raises(SystemExit):
+        loop.main(["--", "--dataset=digits", flag])
