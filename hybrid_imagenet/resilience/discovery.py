@@ -72,7 +72,7 @@ class Discovery:
             self._listed = list_hosts()
         except ValueError as error:
             raise UserError(
-                f"--host_discovery_script {error}. It must print HOST:SLOTS, one host per line."
+                f"{error}. The script must print HOST:SLOTS, one host per line."
             ) from None
         self._hosts: Mapping[str, int] = dict(self._listed)
         if check_first:
@@ -99,7 +99,7 @@ class Discovery:
             except ValueError as error:
                 # Print the first of several errors in a row, even if each is a different one.
                 if not has_failed:
-                    _print_error(f"the script {error}; keeping the earlier hosts")
+                    _print_error(f"{error}. The earlier hosts are kept.")
                 has_failed = True
 
     def _keep_checking(self) -> None:
@@ -114,7 +114,7 @@ class Discovery:
         for host in listed:
             misses[host] = 0 if answers[host] else self._misses.get(host, 0) + 1
             if misses[host] == _MAX_MISSES:
-                _print_error(f"{host} does not answer; continuing without it")
+                _print_error(f"{host} does not answer. The job continues without it.")
         self._misses = misses
         return {host: slots for host, slots in listed.items() if misses[host] < _MAX_MISSES}
 
@@ -134,19 +134,35 @@ def list_by_script(script: str, limit: float = _SCRIPT_SECONDS) -> HostLister:
     try:
         words = shlex.split(script)
     except ValueError as error:
-        raise UserError(f"--host_discovery_script {script}: {error}") from None
+        raise UserError(
+            f"--host_discovery_script={script} cannot be split into words ({error}). Quote it as in"
+            " a shell."
+        ) from None
 
     def list_hosts() -> dict[str, int]:
-        lines = (line.strip() for line in _script_output(words, limit).splitlines())
         try:
-            hosts = dict(parse_host(line, 1) for line in lines if line)
+            return _parse_hosts(_script_output(words, limit))
         except ValueError as error:
-            raise ValueError(f"printed a line that is not valid: {error}") from None
-        if not hosts:
-            raise ValueError("printed no host")
-        return hosts
+            raise ValueError(f"--host_discovery_script={script} {error}") from None
 
     return list_hosts
+
+
+def _parse_hosts(output: str) -> dict[str, int]:
+    """Returns the slots of each host in the output of a script.
+
+    Raises:
+      ValueError: if a line is not valid, or there is no host; the text continues a sentence about
+        the script.
+    """
+    lines = (line.strip() for line in output.splitlines())
+    try:
+        hosts = dict(parse_host(line, 1) for line in lines if line)
+    except ValueError as error:
+        raise ValueError(f"printed a line that is not valid: {error}") from None
+    if not hosts:
+        raise ValueError("printed no host")
+    return hosts
 
 
 def parse_host(word: str, default_slots: int) -> tuple[str, int]:
