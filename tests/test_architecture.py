@@ -101,7 +101,7 @@ ALLOWED = {
         "library",
     },
     "demo": {"main", "runlog", "tools"},
-    "__main__": {"comm", "resilience", "tools"},
+    "__main__": {"recipes", "comm", "resilience", "tools"},
     # Only type checkers execute these imports.
     "__init__": {"callbacks", "comm", "data", "library", "optimizers", "order", "schedules"},
 }

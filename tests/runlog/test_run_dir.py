@@ -97,7 +97,7 @@ def test_check_directory_that_cannot_be_created_raises_the_error_of_a_run(tmp_pa
     (tmp_path / "parent").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "missing")
     (tmp_path / "parent" / "link").symlink_to(tmp_path / "missing")
-    with pytest.raises(UserError, match="cannot be used: .* Pass a directory that can be written"):
+    with pytest.raises(UserError, match=r"cannot be used: .* Pass a directory"):
         run_dir.check_directory(tmp_path / name, resume=False)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["link", "link", "parent"]
 
