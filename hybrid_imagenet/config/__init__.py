@@ -19,7 +19,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import flags as absl_flags
 
@@ -55,7 +55,9 @@ from hybrid_imagenet.options import (
 
 # Option declarations that can be used before optimizer, schedule and all-reduce are chosen. The
 # bounds of their options are checked later.
-_FIRST = {name: COMMON.get(name, Option("", kind=known.kind)) for name, known in OPTIONS.items()}
+_OPTIONS_BEFORE_CHOICES = {
+    name: COMMON.get(name, Option("", kind=option.kind)) for name, option in OPTIONS.items()
+}
 
 # --print_config is a boolean, which scripts set without a value. Its third value is a separate
 # flag.
@@ -180,39 +182,24 @@ def resolve(arguments: Sequence[str], ranks: int = 1, *, before: Sequence[str] =
     Raises:
       UserError: one line that names the flag, its value and the remedy.
     """
-    from_files, from_command = split_flagfiles(arguments)
-    from_command = [
-        "--print_config_all" if normalize_flag(word) == _PRINT_ALL else word
-        for word in from_command
-    ]
-    _check_not_removed([*before, *from_files, *from_command])
-    texts = {
-        Origin.FLAGFILE: parse_arguments([*before, *from_files], _FIRST),
-        Origin.COMMAND_LINE: parse_arguments(from_command, _FIRST),
-    }
-    asked: dict[str, Any] = {}
-    asked_origins: dict[str, Origin] = {}
-    for origin, text_by_flag in texts.items():
-        for name, text in text_by_flag.items():
-            asked[name] = parse_value(name, text, _FIRST[name])
-            asked_origins[name] = origin
-    resumed, recipe, recipe_origin = _choose_recipe(
-        asked, asked_origins, flagfile=bool(from_files or before)
-    )
+    requested = _parse_requested(arguments, before)
+    resumed, recipe, recipe_origin = _choose_recipe(requested)
     overrides = dict(recipes.load(recipe).overrides)
     for name, value in overrides.items():
-        check_value(name, value, _FIRST[name])
+        check_value(name, value, _OPTIONS_BEFORE_CHOICES[name])
     values = dict(overrides)
     origins = dict.fromkeys(overrides, Origin.RECIPE)
     kept: dict[str, Any] = {}
     if resumed is not None:
         resumed.check_known()
-        is_other_recipe = resumed.recipe not in (None, recipe)
-        kept, kept_origins = resumed.kept(recipe, overrides | asked if is_other_recipe else asked)
+        replaced = requested.values
+        if resumed.recipe not in (None, recipe):
+            replaced = overrides | requested.values
+        kept, kept_origins = resumed.kept(recipe, replaced)
         values |= kept
         origins |= kept_origins
-    values |= asked | {"recipe": recipe}
-    origins |= asked_origins | {"recipe": recipe_origin}
+    values |= requested.values | {"recipe": recipe}
+    origins |= requested.origins | {"recipe": recipe_origin}
     config = _build(values, origins, ranks)
     config = defaults.on_hardware(config, kept)
     if resumed is not None:
@@ -220,6 +207,41 @@ def resolve(arguments: Sequence[str], ranks: int = 1, *, before: Sequence[str] =
         config = dataclasses.replace(config, kept_notes=notes)
     flag_checks.check(config)
     return defaults.complete(config)
+
+
+class _RequestedFlags(NamedTuple):
+    """The flags in flag files and on the command line.
+
+    Attributes:
+      values: value of each flag.
+      origins: what set each value, a flag file or the command line.
+      has_flagfile: whether there is a flag file.
+    """
+
+    values: dict[str, Any]
+    origins: dict[str, Origin]
+    has_flagfile: bool
+
+
+def _parse_requested(arguments: Sequence[str], before: Sequence[str]) -> _RequestedFlags:
+    """Parses the arguments of `resolve`."""
+    from_files, from_command = split_flagfiles(arguments)
+    from_files = [*before, *from_files]
+    from_command = [
+        "--print_config_all" if normalize_flag(word) == _PRINT_ALL else word
+        for word in from_command
+    ]
+    _check_not_removed([*from_files, *from_command])
+    values: dict[str, Any] = {}
+    origins: dict[str, Origin] = {}
+    for origin, words in (
+        (Origin.FLAGFILE, from_files),
+        (Origin.COMMAND_LINE, from_command),
+    ):
+        for name, text in parse_arguments(words, _OPTIONS_BEFORE_CHOICES).items():
+            values[name] = parse_value(name, text, _OPTIONS_BEFORE_CHOICES[name])
+            origins[name] = origin
+    return _RequestedFlags(values, origins, has_flagfile=bool(from_files))
 
 
 def _check_not_removed(words: Sequence[str]) -> None:
@@ -231,20 +253,23 @@ def _check_not_removed(words: Sequence[str]) -> None:
 
 
 def _choose_recipe(
-    asked: Mapping[str, Any], origins: Mapping[str, Origin], *, flagfile: bool
+    requested: _RequestedFlags,
 ) -> tuple[resumed_run.ResumedRun | None, str, Origin]:
     """Returns the run that is resumed, if there is one, the recipe and what has set it.
 
     A run that is resumed keeps its recipe. Otherwise a flag file implies hybrid, because flag files
     have always been written for it, and without one the dataset decides.
     """
-    dataset = asked.get("dataset", DataFlags.dataset)
-    default = RunFlags.recipe if flagfile else datasets.source_type(dataset).default_recipe
+    flags = requested.values
+    dataset = flags.get("dataset", DataFlags.dataset)
+    default = RunFlags.recipe
+    if not requested.has_flagfile:
+        default = datasets.source_type(dataset).default_recipe
     resumed = None
-    if asked.get("resume"):
-        resumed = resumed_run.find(dataset, asked.get("recipe"), asked.get("run_dir"), default)
-    if "recipe" in asked:
-        return resumed, asked["recipe"], origins["recipe"]
+    if flags.get("resume"):
+        resumed = resumed_run.find(dataset, flags.get("recipe"), flags.get("run_dir"), default)
+    if "recipe" in flags:
+        return resumed, flags["recipe"], requested.origins["recipe"]
     if resumed is not None and resumed.recipe is not None:
         return resumed, resumed.recipe, Origin.RUN
     return resumed, default, Origin.DEFAULT if default == RunFlags.recipe else Origin.DATA
@@ -263,8 +288,9 @@ def _build(values: dict[str, Any], origins: dict[str, Origin], ranks: int) -> Ru
     default_origins = dict.fromkeys([*COMMON, *config.chosen_options], Origin.DEFAULT)
     config = dataclasses.replace(config, origins=default_origins | origins)
     run = config.run
-    asked = run.print_config_gpus if run.print_config or run.check_only else None
-    return dataclasses.replace(config, gpus=asked or ranks * config.optimization.virtual_gpus)
+    assumed_gpus = run.print_config_gpus if run.print_config or run.check_only else None
+    gpus = assumed_gpus or ranks * config.optimization.virtual_gpus
+    return dataclasses.replace(config, gpus=gpus)
 
 
 def _keep_chosen_options(values: dict[str, Any], origins: dict[str, Origin]) -> dict[str, str]:
@@ -282,9 +308,9 @@ def _keep_chosen_options(values: dict[str, Any], origins: dict[str, Origin]) -> 
     dropped: dict[str, str] = {}
     for flag, by_value in CHOICES.items():
         choice = values.get(flag, COMMON[flag].default)
-        for name, known in by_value[choice].items():
-            values.setdefault(name, known.default)
-            check_value(name, values[name], known)
+        for name, option in by_value[choice].items():
+            values.setdefault(name, option.default)
+            check_value(name, values[name], option)
         others = [name for name in values if owners(flag, name) and name not in by_value[choice]]
         for name in others:
             value = values.pop(name)
@@ -336,7 +362,7 @@ def split_flagfiles(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             continue
         if not equals:
             if not queue:
-                raise UserError("--flagfile needs the name of a file")
+                raise UserError("--flagfile has no value. Write --flagfile=FILE.")
             value = queue.pop(0)
         from_files.extend(_read_flagfile(value))
     return from_files, from_command
@@ -353,7 +379,7 @@ def _find_flagfile(value: str) -> Path:
       UserError: if there is no such file.
     """
     if not value:
-        raise UserError("--flagfile needs the name of a file")
+        raise UserError("--flagfile has no value. Write --flagfile=FILE.")
     path = files.expand_home(value)
     try:
         if path.exists() and not path.is_dir():

@@ -123,29 +123,29 @@ def shared(config: RunConfig, broadcast: Callable[[Any], Any]) -> RunConfig:
       UserError: if the ranks of this host already communicate in another way than rank 0, because
         they do not see the directory of the run.
     """
-    given: dict[str, Any] = {}
-    not_given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+    sent_values: dict[str, Any] = {}
+    sent_origins: dict[str, str] = {}
     for name, value in config.values().items():
-        if config.origins[name] in (Origin.COMMAND_LINE, Origin.FLAGFILE):
-            given[name] = value
+        origin = config.origins[name]
+        if origin in (Origin.COMMAND_LINE, Origin.FLAGFILE):
+            values[name] = value
         else:
-            not_given[name] = value
-    origins = {name: config.origins[name].value for name in not_given}
-    of_rank_0 = broadcast({"values": not_given, "origins": origins})
-    values = given
-    for name, value in of_rank_0["values"].items():
+            sent_values[name] = value
+            sent_origins[name] = origin.value
+    received = broadcast({"values": sent_values, "origins": sent_origins})
+    for name, value in received["values"].items():
         values[name] = tuple(value) if isinstance(value, list) else value
-    same = config.with_values(
-        values, {name: Origin(origin) for name, origin in of_rank_0["origins"].items()}
-    )
+    origins = {name: Origin(origin) for name, origin in received["origins"].items()}
+    shared_config = config.with_values(values, origins)
     for name in (*options_of(CommunicationFlags), "virtual_gpus", "deterministic"):
-        if same.value(name) != config.value(name):
-            value = format_value(same.value(name))
+        if shared_config.value(name) != config.value(name):
+            value = format_value(shared_config.value(name))
             raise UserError(
                 f"--{name} is {format_value(config.value(name))} on this host, which does not"
                 f" see the directory of the run. Add --{name}={value} to the command."
             )
-    return same
+    return shared_config
 
 
 def complete(config: RunConfig) -> RunConfig:

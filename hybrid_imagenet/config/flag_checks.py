@@ -34,9 +34,9 @@ def _warmup_fits(config: RunConfig) -> None:
     optimization = config.optimization
     # A short trial of a recipe or flag file may end during the warmup. Two contradicting flags on
     # the command line are a mistake.
-    asked = config.origins.get("warmup_epochs") is Origin.COMMAND_LINE
+    is_on_command_line = config.origins.get("warmup_epochs") is Origin.COMMAND_LINE
     if (
-        asked
+        is_on_command_line
         and OPTIMIZERS[optimization.optimizer].bounded_warmup
         and optimization.warmup_epochs > config.run.epochs
     ):
@@ -49,7 +49,8 @@ def _warmup_fits(config: RunConfig) -> None:
 def _number_of_gpus_is_used(config: RunConfig) -> None:
     if config.run.print_config_gpus and not (config.run.print_config or config.run.check_only):
         raise UserError(
-            "--print_config_gpus needs --print_config or --check_only. Add one of them, or omit it."
+            "--print_config_gpus needs --print_config or --check_only. Add one of the two, or omit"
+            " --print_config_gpus."
         )
 
 
@@ -137,14 +138,15 @@ def _batches_are_possible(config: RunConfig) -> None:
         raise UserError(f"--batch_schedule: {error}") from None
     if config.network.sync_batch_norm and any(stage.accumulation > 1 for stage in schedule.stages):
         raise UserError(
-            "--gradient_accumulation_steps above 1 cannot be combined with --sync_batch_norm:"
-            " statistics over all images of an update would need all micro-batches at once; lower"
-            " one or switch off the other"
+            "--gradient_accumulation_steps above 1 cannot be combined with --sync_batch_norm,"
+            " because statistics over all images of an update need all micro-batches at once. Set"
+            " --gradient_accumulation_steps=1, or omit --sync_batch_norm."
         )
 
 
 def _normalization_groups_are_possible(config: RunConfig) -> None:
-    group, virtual = config.network.bn_group, config.optimization.virtual_gpus
+    group = config.network.bn_group
+    virtual = config.optimization.virtual_gpus
     if config.network.sync_batch_norm and group > 1:
         raise UserError(
             f"--bn_group={group} cannot be combined with --sync_batch_norm, which is one group."
@@ -152,9 +154,9 @@ def _normalization_groups_are_possible(config: RunConfig) -> None:
         )
     if virtual % group and group % virtual:
         raise UserError(
-            f"--bn_group={group} cannot be combined with --virtual_gpus={virtual}: a group must be"
-            " a part of a rank's GPUs or hold all GPUs of its ranks, so that one number divides"
-            " the other"
+            f"--bn_group={group} cannot be combined with --virtual_gpus={virtual}, because a group"
+            " must be a part of a rank's GPUs or hold all GPUs of its ranks. Choose two numbers of"
+            " which one divides the other."
         )
 
 
@@ -172,7 +174,8 @@ def _average_has_a_decay(config: RunConfig) -> None:
     optimization = config.optimization
     if optimization.ema_every > 1 and not optimization.ema_decay:
         raise UserError(
-            f"--ema_every={optimization.ema_every} needs --ema_decay. Add it, or omit this."
+            f"--ema_every={optimization.ema_every} needs --ema_decay. Add --ema_decay, or omit"
+            " --ema_every."
         )
 
 
@@ -188,8 +191,9 @@ def _random_batches_are_possible(config: RunConfig) -> None:
         raise UserError(f"{flag} cannot be combined with --jit_compile. Omit one of them.")
     if config.network.model_width % 16:
         raise UserError(
-            f"{flag} needs a --model_width that is a multiple of 16: on CPUs TensorFlow's"
-            " convolutions of other widths overwrite memory when the size of the batch changes"
+            f"{flag} cannot be combined with --model_width={config.network.model_width}, because"
+            " on CPUs TensorFlow's convolutions of such widths overwrite memory when the size of"
+            " the batch changes. Set --model_width to a multiple of 16."
         )
     smallest = min(stage.per_gpu_batch for stage in batches(config).stages)
     if config.optimization.random_batch > smallest:
@@ -207,12 +211,12 @@ def _images_can_be_mixed(config: RunConfig) -> None:
         if config.optimization.random_batch:
             raise UserError(
                 f"--{name}={value:g} cannot be combined with --random_batch, which changes the"
-                " number of images that can be mixed: omit one"
+                " number of images that can be mixed. Omit one of them."
             )
         if min(stage.per_gpu_batch for stage in batches(config).stages) < 2:
             raise UserError(
-                f"--{name}={value:g} mixes the images of a GPU's batch, which needs at least two:"
-                " raise --per_gpu_batch"
+                f"--{name}={value:g} mixes the images of a GPU's batch, which has only one. Set"
+                " --per_gpu_batch to 2 or more."
             )
 
 
@@ -225,7 +229,8 @@ def _tuning_split_is_a_number_of_images(config: RunConfig) -> None:
         )
     if not data.tuning_split and config.origins.get("eval_split") is Origin.COMMAND_LINE:
         raise UserError(
-            f"--eval_split={data.eval_split} needs --tuning_split. Add it, or omit this."
+            f"--eval_split={data.eval_split} needs --tuning_split. Add --tuning_split, or omit"
+            " --eval_split."
         )
 
 
@@ -335,11 +340,12 @@ def check_data(config: RunConfig, num_examples: int) -> None:
             raise UserError(
                 f"--{flag}: {stage.per_gpu_batch} images{micro} on {pluralize(config.gpus, 'GPU')}"
                 f" make a batch of {batch} from epoch {stage.epoch} on, but there are"
-                f" {num_examples} training images: lower the batch"
+                f" {num_examples} training images. Lower --{flag.partition('=')[0]}, or use"
+                " fewer GPUs."
             )
 
 
-def own_network(target: str) -> str | None:
+def find_network_module(target: str) -> str | None:
     """Returns the file of the module in --model=MODULE:FUNCTION.
 
     The module is not imported, because it may import TensorFlow.
@@ -348,19 +354,7 @@ def own_network(target: str) -> str | None:
       UserError: if there is no such module, or its source has no such function.
     """
     module, _, function = target.partition(":")
-    first, *rest = module.split(".")
-    try:
-        spec = importlib.util.find_spec(first)
-        # find_spec of the whole name would import the packages above the module.
-        for name in rest:
-            first = f"{first}.{name}"
-            locations = spec and spec.submodule_search_locations
-            spec = None
-            if locations:
-                spec = importlib.machinery.PathFinder.find_spec(first, list(locations))
-    except (ImportError, KeyError, ValueError):
-        # KeyError is raised for a directory without __init__.py above the module.
-        spec = None
+    spec = _find_spec(module)
     if spec is None:
         raise UserError(
             f"--model={target}: there is no such module. Use a module in this directory or in"
@@ -373,10 +367,30 @@ def own_network(target: str) -> str | None:
     name = function.partition(".")[0]
     if names is not None and name not in names:
         raise UserError(
-            f"--model={target}: {module} has no function {name!r}{did_you_mean(name, names)}. Give"
-            " the name of a function that returns a Keras model."
+            f"--model={target}: {module} has no function {name!r}{did_you_mean(name, names)}."
+            " Name a function that returns a Keras model."
         )
     return file
+
+
+def _find_spec(module: str) -> importlib.machinery.ModuleSpec | None:
+    """Returns the spec of a module, or None if there is no such module.
+
+    `importlib.util.find_spec` of the whole name would import the packages above the module.
+    """
+    path, *remaining_names = module.split(".")
+    try:
+        spec = importlib.util.find_spec(path)
+        for name in remaining_names:
+            path = f"{path}.{name}"
+            directories = spec and spec.submodule_search_locations
+            if not directories:
+                return None
+            spec = importlib.machinery.PathFinder.find_spec(path, list(directories))
+    except (ImportError, KeyError, ValueError):
+        # KeyError is raised for a directory without __init__.py above the module.
+        return None
+    return spec
 
 
 def _names_defined_in(file: str | None) -> set[str] | None:
@@ -408,10 +422,10 @@ def _names_defined_in(file: str | None) -> set[str] | None:
             names.add(node.id)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
-    # Such modules can have any name.
-    makes_names = {"*", "__getattr__", "globals", "exec", "setattr"}
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    return None if makes_names & (names | used) else names
+    used_names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    # A module that uses one of these may define any name when it runs.
+    dynamic_names = {"*", "__getattr__", "globals", "exec", "setattr"}
+    return None if dynamic_names & (names | used_names) else names
 
 
 RULES = (

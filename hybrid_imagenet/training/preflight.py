@@ -18,7 +18,7 @@ from hybrid_imagenet.checkpoints import store
 from hybrid_imagenet.comm import keras_settings
 from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.config import RunConfig, defaults, derived, stored
-from hybrid_imagenet.config.flag_checks import check_classes, check_data, own_network
+from hybrid_imagenet.config.flag_checks import check_classes, check_data, find_network_module
 from hybrid_imagenet.config.flags import DataFlags
 from hybrid_imagenet.data import class_sizes, datasets
 from hybrid_imagenet.errors import UserError, missing_tensorflow_message
@@ -162,7 +162,7 @@ def _check_disk(config: RunConfig, findings: Findings) -> None:
     lines.append(f"dataset: {config.data.dataset}, {data.description}{classes}")
     model = f"model: {config.network.model}"
     if keras_families.is_user_function(config.network.model):
-        model += f", in {own_network(config.network.model)}, not called yet"
+        model += f", in {find_network_module(config.network.model)}, not called yet"
     lines.append(model)
     if config.network.freeze:
         lines.append("not checked: whether layers have the names of --freeze")

@@ -264,9 +264,9 @@ def test_own_network_module_is_found_without_importing_it(target, tmp_path, monk
     (folder / "__init__.py").write_text("raise RuntimeError('imported')")
     (folder / "nets.py").write_text("import no_such_module\ndef small(): pass\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert flag_checks.own_network("own_package.nets:small") == str(folder / "nets.py")
+    assert flag_checks.find_network_module("own_package.nets:small") == str(folder / "nets.py")
     with pytest.raises(UserError, match=rf"--model={target}: there is no such module\."):
-        flag_checks.own_network(target)
+        flag_checks.find_network_module(target)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_own_network_function_that_the_module_lacks_is_an_error(
     (tmp_path / "own_nets.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match=message):
-        flag_checks.own_network(f"own_nets:{function}")
+        flag_checks.find_network_module(f"own_nets:{function}")
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_keras_network_with_a_wrong_name_or_flags_of_built_in_networks_is_an_err
 
 def test_own_network_module_of_python_without_the_function_is_an_error():
     with pytest.raises(UserError, match="--model=os:nofn: os has no function 'nofn'"):
-        flag_checks.own_network("os:nofn")
+        flag_checks.find_network_module("os:nofn")
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_own_network_module_of_python_without_the_function_is_an_error():
 def test_own_network_function_that_the_module_may_have_is_accepted(text, tmp_path, monkeypatch):
     (tmp_path / "own_nets.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    assert flag_checks.own_network("own_nets:small") == str(tmp_path / "own_nets.py")
+    assert flag_checks.find_network_module("own_nets:small") == str(tmp_path / "own_nets.py")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])

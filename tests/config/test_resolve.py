@@ -89,7 +89,7 @@ RANDOM = ("--random_batch=8", "--sync_batch_norm")
         (["words"], ["Unexpected argument: words.", "--name=value"]),
         (["--recipe=hybird"], ["no recipe hybird", "did you mean hybrid"]),
         (["--flagfile=/nonexistent.flags"], ["/nonexistent.flags"]),
-        (["--flagfile"], ["--flagfile"]),
+        (["--flagfile"], ["--flagfile has no value. Write --flagfile=FILE."]),
         (["--warmup_epochs=5", "--epochs=3"], ["--warmup_epochs=5", "--epochs=3"]),
         (["--profile_steps=20,10"], ["--profile_steps=20,10", "as in 10,20"]),
         (["--profile_steps=10"], ["--profile_steps=10", "first and the last"]),
@@ -118,7 +118,7 @@ RANDOM = ("--random_batch=8", "--sync_batch_norm")
         ([*RANDOM, "--jit_compile"], ["--random_batch=8 cannot be combined with --jit_compile"]),
         (
             [*RANDOM, "--model_width=24"],
-            ["--random_batch=8 needs a --model_width that is a multiple of 16"],
+            ["--model_width=24, because", "Set --model_width to a multiple of 16."],
         ),
         (
             [*RANDOM, "--mixup_alpha=0.2"],
@@ -126,7 +126,7 @@ RANDOM = ("--random_batch=8", "--sync_batch_norm")
         ),
         (
             ["--cutmix_alpha=1", "--per_gpu_batch=1"],
-            ["--cutmix_alpha=1 mixes", "raise --per_gpu_batch"],
+            ["--cutmix_alpha=1 mixes", "Set --per_gpu_batch to 2"],
         ),
         (["--mixup=0.2"], ["There is no flag --mixup (did you mean --mixup_alpha?)"]),
         (
