@@ -15,10 +15,12 @@ from hybrid_imagenet.order.same_order import check_same_order
 
 _log = logging.getLogger(__name__)
 Value = float | np.ndarray
+# NumPy's letters for the kinds of types that have a mean: bool, float, int and unsigned int.
+_NUMERIC_KINDS = "bfiu"
 
 SAME_DATA = (
     "All ranks had the same loss, so they seem to have the same data. Give each rank its own part"
-    " by hybrid_imagenet.data.shard, and a separate file to tf.data's cache(), such as"
+    " with hybrid_imagenet.data.shard, and a separate file to tf.data's cache(), such as"
     " cache(f'cache_{hi.rank()}')"
 )
 
@@ -41,32 +43,35 @@ class MetricAverage(keras.callbacks.Callback):
     def __init__(self) -> None:
         super().__init__()
         self.results: dict[str, Value] = {}
-        self._in_epoch = self._compared = False
-        self._trained: dict[str, Value] | None = None
-        self._validated: dict[str, Value] | None = None
+        self._in_epoch = False
+        self._has_compared_losses = False
+        # Averages of the current epoch, if they have been computed already.
+        self._training_results: dict[str, Value] | None = None
+        self._validation_results: dict[str, Value] | None = None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._in_epoch = True
-        self._trained = self._validated = None
+        self._training_results = None
+        self._validation_results = None
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Takes the results of training, before `fit` resets the metrics for validation.
+        """Averages the results of training, before `fit` resets the metrics for validation.
 
         Raises:
-          UserError: on all ranks, outside `fit`, if data were shared out in different orders.
+          UserError: on all ranks, outside `fit`, if they divided their data in different orders.
         """
         if self._in_epoch:
-            self._trained = self._merged()
+            self._training_results = self._average_results()
         else:
             check_same_order(process.communicator())
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Takes the results of validation, and shows them to the callbacks behind this one."""
-        self.results = self._merged()
+        """Averages the results of validation, and puts them into the logs for later callbacks."""
+        self.results = self._average_results()
         if self._in_epoch:
-            self._validated = self.results
+            self._validation_results = self.results
         if logs is not None:
-            logs.update((name, value) for name, value in self.results.items() if name in logs)
+            _replace_values(logs, self.results)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Puts the averages of all ranks into the logs; every rank calls it.
@@ -75,20 +80,20 @@ class MetricAverage(keras.callbacks.Callback):
         """
         if logs is None:
             return
-        if not self._compared:
-            own, self._compared = logs.get("loss"), True
-            one = float(own) if own is not None and np.ndim(own) == 0 else 0.0
-            losses = process.communicator().allgather_object(one)
-            if losses[0] and losses.count(losses[0]) == len(losses) > 1 and process.rank() == 0:
-                _log.warning(SAME_DATA)
-        found = dict(self._trained if self._trained is not None else self._merged())
-        found |= {f"val_{name}": value for name, value in (self._validated or {}).items()}
-        rest = {name: value for name, value in logs.items() if name not in found}
-        logs.update({name: value for name, value in found.items() if name in logs})
-        logs.update(_alike(rest))
+        if not self._has_compared_losses:
+            self._has_compared_losses = True
+            _warn_of_equal_losses(logs.get("loss"))
+        if self._training_results is None:
+            self._training_results = self._average_results()
+        averages = dict(self._training_results)
+        for name, value in (self._validation_results or {}).items():
+            averages[f"val_{name}"] = value
+        other_values = {name: value for name, value in logs.items() if name not in averages}
+        _replace_values(logs, averages)
+        logs.update(_means_over_ranks(other_values))
         self._in_epoch = False
 
-    def _merged(self) -> dict[str, Value]:
+    def _average_results(self) -> dict[str, Value]:
         """Returns the results of the summed states; this rank's states stay as they are."""
         communicator = process.communicator()
         metrics = []
@@ -99,24 +104,39 @@ class MetricAverage(keras.callbacks.Callback):
                 if metric_sums.has_summable_state(metric)
             ]
         with metric_sums.summed_over_ranks(metrics, communicator):
-            return _alike(metric_sums.metric_results(self.model))
+            return _means_over_ranks(metric_sums.metric_results(self.model))
 
 
-def _alike(own: Mapping[str, Any]) -> dict[str, Value]:
-    """Returns the means over ranks of the numbers and arrays that all of them have.
+def _replace_values(logs: dict[str, Any], values: Mapping[str, Value]) -> None:
+    """Replaces the values of the logs that have a new value, and adds none."""
+    logs.update((name, value) for name, value in values.items() if name in logs)
+
+
+def _warn_of_equal_losses(loss: Any) -> None:
+    """Warns on rank 0 if the loss of all ranks is the same and not 0; every rank calls it."""
+    own_loss = float(loss) if loss is not None and np.ndim(loss) == 0 else 0.0
+    losses = process.communicator().allgather_object(own_loss)
+    are_equal = len(losses) > 1 and losses.count(losses[0]) == len(losses)
+    if are_equal and losses[0] and process.rank() == 0:
+        _log.warning(SAME_DATA)
+
+
+def _means_over_ranks(values: Mapping[str, Any]) -> dict[str, Value]:
+    """Returns the means over ranks of the numbers and arrays that all ranks have.
 
     Equal values stay exactly as they are. Arrays whose shapes differ between ranks are omitted.
     """
-    arrays = {name: np.asarray(value) for name, value in own.items()}
-    lists = {name: array.tolist() for name, array in arrays.items() if array.dtype.kind in "bfiu"}
-    rows = process.communicator().allgather_object(lists)
-    found: dict[str, Value] = {}
-    for name, first in rows[0].items():
-        values = [
-            row[name] for row in rows if name in row and np.shape(row[name]) == np.shape(first)
-        ]
-        if len(values) < len(rows):
+    arrays = {name: np.asarray(value) for name, value in values.items()}
+    numbers = {
+        name: array.tolist() for name, array in arrays.items() if array.dtype.kind in _NUMERIC_KINDS
+    }
+    numbers_of_ranks = process.communicator().allgather_object(numbers)
+    means: dict[str, Value] = {}
+    for name, first in numbers_of_ranks[0].items():
+        rank_values = [rank_numbers.get(name) for rank_numbers in numbers_of_ranks]
+        if any(value is None or np.shape(value) != np.shape(first) for value in rank_values):
             continue
-        mean = values[0] if all(value == values[0] for value in values) else np.mean(values, axis=0)
-        found[name] = np.asarray(mean, arrays[name].dtype) if np.ndim(mean) else float(mean)
-    return found
+        are_equal = all(value == first for value in rank_values)
+        mean = first if are_equal else np.mean(rank_values, axis=0)
+        means[name] = np.asarray(mean, arrays[name].dtype) if np.ndim(mean) else float(mean)
+    return means
