@@ -34,7 +34,7 @@ class BroadcastInitialState(TrainingCallback):
         if len(set(steps)) > 1:
             raise SharedError(
                 "the ranks have different numbers of steps per epoch"
-                f" ({', '.join(map(str, steps))}), and some would wait forever: share the data with"
-                " hybrid_imagenet.data.shard, or give steps_per_epoch"
+                f" ({', '.join(map(str, steps))}), and some would wait forever: divide the data"
+                " with hybrid_imagenet.data.shard, or pass steps_per_epoch"
             )
         broadcast_model(self.model, self.communicator)

@@ -19,7 +19,7 @@ from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 
-# As --max_skipped_steps.
+# The default of --max_skipped_steps.
 MAX_SKIPPED_STEPS = 50
 
 # The attribute of each callback of Keras that names the file or directory to which it writes.
@@ -30,9 +30,9 @@ _OUTPUT_ATTRIBUTES = {
     keras.callbacks.TensorBoard: "log_dir",
 }
 _REMEDY = (
-    "give callbacks that change weights, learning rate or stop_training to every rank, behind"
-    " hybrid_imagenet.callbacks.default_callbacks(...), whose arguments and on_rank_zero are for"
-    " those that write files"
+    "pass callbacks that change weights, learning rate or stop_training to every rank, after"
+    " hybrid_imagenet.callbacks.default_callbacks(...); only callbacks that write files belong into"
+    " its arguments or into on_rank_zero"
 )
 
 
@@ -167,6 +167,6 @@ def _check_outputs(
     for writer, count in counts.items():
         if count > 1:
             raise SharedError(
-                f"{writer} on {count} ranks would write the same files: give it to "
-                "hybrid_imagenet.callbacks.default_callbacks(...), for rank 0 alone"
+                f"{writer} on {count} ranks would write the same files: pass it to"
+                " hybrid_imagenet.callbacks.default_callbacks(...), which uses it on rank 0 only"
             )

@@ -122,12 +122,13 @@ def _check(callback: keras.callbacks.Callback) -> None:
     if isinstance(callback, _CHANGE_TRAINING + _COMMUNICATE):
         effect = "changes training" if isinstance(callback, _CHANGE_TRAINING) else "communicates"
         raise SharedError(
-            f"{name} {effect}, and only rank 0 would have it: give it to every rank, "
+            f"{name} {effect}, and only rank 0 would have it: pass it to every rank, "
             f"callbacks=[*hybrid_imagenet.callbacks.default_callbacks(...), {name}(...)]"
         )
     if isinstance(callback, keras.callbacks.TerminateOnNaN):
         raise SharedError(
-            "TerminateOnNaN stops one rank while others wait: omit it, all ranks skip such steps"
+            "TerminateOnNaN stops one rank while the others wait for it: omit it, because all ranks"
+            " skip a step with NaN"
         )
     if (
         isinstance(callback, keras.callbacks.TensorBoard)

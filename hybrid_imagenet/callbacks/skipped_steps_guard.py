@@ -58,7 +58,7 @@ class SkippedStepsGuard(TrainingCallback):
             f"step {logs['step']}: the last {skipped_in_a_row} steps had non-finite gradients (loss"
             f" {logs['train_loss']:.4g}, loss scale {logs['loss_scale']:g}; in"
             f" {', '.join(layers[-MAX_NAMED_LAYERS:]) or 'none of this step'}{more}, last layer"
-            " last). The latest checkpoint is still good. Lower the learning rate, lengthen the"
+            " last). The latest checkpoint is valid. Lower the learning rate, lengthen the"
             " warmup or use --precision=float32, and start again with --resume."
         )
 

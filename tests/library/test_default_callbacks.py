@@ -29,10 +29,10 @@ def test_default_callbacks_reject_callbacks_that_rank_0_must_not_run_alone(tmp_p
     ):
         with pytest.raises(
             UserError,
-            match=rf"give it to every rank.*default_callbacks\(\.\.\.\), {type(callback).__name__}",
+            match=rf"pass it to every rank.*default_callbacks\(\.\.\.\), {type(callback).__name__}",
         ):
             hi.callbacks.default_callbacks(callback)
-    with pytest.raises(UserError, match="omit it, all ranks skip such steps"):
+    with pytest.raises(UserError, match="omit it, because all ranks skip"):
         hi.callbacks.default_callbacks(keras.callbacks.TerminateOnNaN())
     files = [
         keras.callbacks.CSVLogger(tmp_path / "log"),
@@ -183,7 +183,7 @@ def test_compare_ranks_names_the_differences_that_a_callback_made(pools):
         in first["validation"]
     )
     writers = (
-        "ModelCheckpoint('never.keras') on 2 ranks would write the same files: give it to"
+        "ModelCheckpoint('never.keras') on 2 ranks would write the same files: pass it to"
         " hybrid_imagenet."
     )
     assert first.pop("writers").startswith(writers)
