@@ -76,7 +76,7 @@ class DivergenceGuard(TrainingCallback):
         self._first_step = self.params.get("initial_step", 0)
         # The alarm counts from the beginning of the session.
         self._counter.start(0)
-        self._checked = 0
+        self._checked_steps = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._counter.begin_epoch()
@@ -93,8 +93,8 @@ class DivergenceGuard(TrainingCallback):
         self.check()
         loss = (logs or {}).get("loss")
         if self._read_alarm is None and loss is not None:
-            alarm = None if self._is_good(loss) else (self._counter.steps, float(loss))
-            # The loss of one rank may be its own, and the others must not wait for it.
+            alarm = (self._counter.steps, float(loss)) if self._has_diverged(loss) else None
+            # Each rank may have a loss of its own. If only one rank raised, the others would wait.
             self._raise_first(self.communicator.allgather_object(alarm))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -102,9 +102,9 @@ class DivergenceGuard(TrainingCallback):
 
     def before_save(self) -> None:
         """Checks all steps up to now, because the values for the logs may be two steps late."""
-        if self._read_alarm_now is None or self._checked == self._counter.steps:
+        if self._read_alarm_now is None or self._checked_steps == self._counter.steps:
             return
-        self._checked = self._counter.steps
+        self._checked_steps = self._counter.steps
         self._raise_first(self.communicator.allgather_object(self._read_alarm_now()))
 
     def check(self) -> None:
@@ -113,13 +113,13 @@ class DivergenceGuard(TrainingCallback):
         Raises:
           DivergedError: on all ranks.
         """
-        if self._read_alarm is None or self._checked == self._counter.steps:
+        if self._read_alarm is None or self._checked_steps == self._counter.steps:
             return
-        self._checked = self._counter.steps - self._lag()
+        self._checked_steps = self._counter.steps - self._lag()
         self._raise_first(self.communicator.allgather_object(self._read_alarm()))
 
-    def _is_good(self, loss: float) -> bool:
-        return math.isfinite(loss) and loss <= self._highest_loss
+    def _has_diverged(self, loss: float) -> bool:
+        return not math.isfinite(loss) or loss > self._highest_loss
 
     def _raise_first(self, alarms: list[Alarm | None]) -> None:
         raised = [alarm for alarm in alarms if alarm is not None]

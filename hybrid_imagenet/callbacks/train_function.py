@@ -47,18 +47,21 @@ class TrainFunction(keras.callbacks.Callback):
         if not trains_as_keras:
             if model.jit_compile:
                 _warn_of_step_without_xla()
-                _make(model, model.train_step)
+                _set_train_function(model, model.train_step)
         elif isinstance(optimizer, DistributedOptimizer):
-            chooses = optimizer.accumulation_steps is not None and model.steps_per_execution == 1
-            if not (model.jit_compile or chooses):
+            # The host counts micro-batches, so that it can choose the function of each.
+            host_chooses = (
+                optimizer.accumulation_steps is not None and model.steps_per_execution == 1
+            )
+            if not (model.jit_compile or host_chooses):
                 return
             step = model.train_step
             if model.jit_compile:
                 step = split_step(step, optimizer)
-            if chooses:
-                _make_choosing(model, step, optimizer)
+            if host_chooses:
+                _set_host_chosen_functions(model, step, optimizer)
             else:
-                _make(model, step)
+                _set_train_function(model, step)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Makes the host read the counter again, because a callback may have restored it."""
@@ -99,14 +102,16 @@ def step_for(micro_batch: MicroBatchUse, step: Step, optimizer: DistributedOptim
     return train_step
 
 
-def _make(model: keras.Model, step: Step) -> None:
-    """Makes the model's training function from a step that Keras shall not compile."""
+def _set_train_function(model: keras.Model, step: Step) -> None:
+    """Sets the model's training function, made of a step that Keras must not compile."""
     model.train_function = _keras_function(model, step)
     model.train_function.made_by_hybrid_imagenet = True
 
 
-def _make_choosing(model: keras.Model, step: Step, optimizer: DistributedOptimizer) -> None:
-    """Makes a training function for which the host chooses between two traced functions."""
+def _set_host_chosen_functions(
+    model: keras.Model, step: Step, optimizer: DistributedOptimizer
+) -> None:
+    """Sets a training function in which the host chooses between two traced functions."""
     add = _keras_function(model, step_for(MicroBatchUse.ADD, step, optimizer))
     update = _keras_function(model, step_for(MicroBatchUse.UPDATE, step, optimizer))
     # Micro-batches so far, as in the optimizer's counter; None until it is read.
@@ -118,7 +123,7 @@ def _make_choosing(model: keras.Model, step: Step, optimizer: DistributedOptimiz
             count = optimizer.micro_batches()
         is_last = (count + 1) % optimizer.accumulation_steps == 0
         logs = (update if is_last else add)(iterator)
-        # Not reached at the end of the data, which ends in an exception.
+        # At the end of the data, the call above raises an exception, and nothing is counted.
         count += 1
         return logs
 
