@@ -17,7 +17,7 @@ from hybrid_imagenet.callbacks import keras_callback_state
 from hybrid_imagenet.callbacks.save_checkpoints import SaveCheckpoints
 from hybrid_imagenet.callbacks.training_callback import print_to_stderr, saved_variables
 from hybrid_imagenet.checkpoints.archive import CheckpointArchive
-from hybrid_imagenet.checkpoints.run_state import RunState, restore_arrays
+from hybrid_imagenet.checkpoints.run_state import RunState, array_name, restore_arrays
 from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.library import compiled_model
@@ -34,13 +34,13 @@ from hybrid_imagenet.optimizers.lars import LayerScaledOptimizer
 from hybrid_imagenet.order import ExactBatchSampler
 from hybrid_imagenet.order.sampling import Cursor
 
-# The states of random layers have names that begin so.
+# Beginning of the names of the states of random layers in a checkpoint.
 _RANDOM_STATES = "random/"
 
-# Arrays of callbacks in a checkpoint have names that begin so.
+# Beginning of the names of arrays that belong to callbacks.
 _CALLBACK_ARRAYS = "callbacks/"
 
-# Locks of the directories that this process writes to.
+# The open lock file of each directory that this process writes to.
 _LOCKS: dict[pathlib.Path, IO[bytes]] = {}
 
 
@@ -88,9 +88,9 @@ class Checkpoint(SaveCheckpoints):
         self._directory = files.output_path("directory", directory).absolute()
         self._keep = keep
         self._order = order
-        # Logs of an epoch that is done but not saved.
+        # Logs of the last epoch, until it is saved.
         self._pending_logs: dict[str, Any] | None = None
-        # States of callbacks that are set when the first epoch begins.
+        # States and weights of callbacks by name, which are set when the first epoch begins.
         self._restored_states: dict[str, dict[str, Any]] = {}
         self._restored_weights: dict[str, list[np.ndarray]] = {}
 
@@ -119,22 +119,33 @@ class Checkpoint(SaveCheckpoints):
         if meta is None:
             self._state.restore(RunState().to_dict())
         else:
-            self._state.restore(meta["state"])
-            self._restored_states = meta["callbacks"]
-            self._broadcast_callback_weights(meta["callback_weights"])
-            if communicator.rank == 0:
-                for line in _warnings(self._all_callbacks, self._restored_states):
-                    print_to_stderr(line)
-            private_api.set_initial_epoch(self.model, self._state.finished_epochs)
-            if self._order is not None:
-                self._order.load_state_dict(meta["order"])
-                # The order also knows the position after `stop_training` has cut an epoch.
-                private_api.set_initial_epoch(self.model, self._order.epoch)
-            broadcast_model(self.model, communicator)
-            communicator.broadcast_variables(
-                [v.value for v in saved_variables(self._all_callbacks).values()]
-            )
+            self._continue_from(meta)
         self.start(store, self._all_callbacks)
+
+    def _continue_from(self, meta: Mapping[str, Any]) -> None:
+        """Sets position and variables from what rank 0 has restored; every rank calls it.
+
+        Args:
+          meta: returned by `_restore` on rank 0.
+        """
+        communicator = self.communicator
+        self._state.restore(meta["state"])
+        self._restored_states = meta["callbacks"]
+        self._broadcast_callback_weights(meta["callback_weights"])
+        if communicator.rank == 0:
+            for line in _warnings(self._all_callbacks, self._restored_states):
+                print_to_stderr(line)
+        first_epoch = self._state.finished_epochs
+        if self._order is not None:
+            self._order.load_state_dict(meta["order"])
+            # If `stop_training` has ended an epoch early, only the order knows that the epoch is
+            # not complete.
+            first_epoch = self._order.epoch
+        private_api.set_initial_epoch(self.model, first_epoch)
+        broadcast_model(self.model, communicator)
+        communicator.broadcast_variables(
+            [v.value for v in saved_variables(self._all_callbacks).values()]
+        )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves the epoch before, and sets restored states of callbacks in the first epoch.
@@ -243,47 +254,52 @@ class Checkpoint(SaveCheckpoints):
         if saved["hyper"]:
             set_hyperparameters(optimizer, saved["hyper"])
         inner = getattr(optimizer, "inner", optimizer)
-        # A coefficient that was passed stays.
+        # A coefficient that was passed to the optimizer is kept.
         if isinstance(inner, LayerScaledOptimizer) and inner.needs_trust_coefficient:
             coefficient = saved.get("trust_coefficient")
             if coefficient is not None:
                 inner.set_trust_coefficient(coefficient)
 
     def _broadcast_callback_weights(self, shapes: Mapping[str, Sequence[Any]]) -> None:
-        """Gives all ranks the weights that callbacks of rank 0 remembered."""
+        """Sends the best weights that callbacks of rank 0 remember to all ranks.
+
+        Args:
+          shapes: [shape, dtype] of each array, by name of the callback.
+        """
         for name, arrays in shapes.items():
-            own = self._restored_weights.get(name)
-            if own is None:
-                own = [np.zeros(shape, dtype) for shape, dtype in arrays]
-            variables = [tf.Variable(array) for array in own]
+            weights = self._restored_weights.get(name)
+            if weights is None:
+                # Rank 0 has the values, and these are overwritten.
+                weights = [np.zeros(shape, dtype) for shape, dtype in arrays]
+            variables = [tf.Variable(array) for array in weights]
             self.communicator.broadcast_variables(variables)
             self._restored_weights[name] = [variable.numpy() for variable in variables]
 
     def _model_variables(self) -> Mapping[str, keras.Variable]:
-        parts = {
+        variables_by_part = {
             "model": self.model.weights,
-            # Of rank 0; the other ranks derive theirs from it.
+            # Only the states of rank 0 are saved. The other ranks derive theirs from them.
             "random": random_state.random_states(self.model),
         }
         for name, optimizer in compiled_model.optimizers(self.model).items():
             if optimizer.built:
-                parts[name] = optimizer.variables
-        return {
-            f"{part}/{i:04d}/{variable.path}": variable
-            for part, variables in parts.items()
-            for i, variable in enumerate(variables)
-        }
+                variables_by_part[name] = optimizer.variables
+        named_variables = {}
+        for part, variables in variables_by_part.items():
+            for number, variable in enumerate(variables):
+                named_variables[array_name(part, number, variable.path)] = variable
+        return named_variables
 
     def extra_arrays(self) -> dict[str, np.ndarray]:
-        named = keras_callback_state.stateful_callbacks(self._all_callbacks)
-        return {
-            f"{_CALLBACK_ARRAYS}{name}/{i:04d}": array
-            for name, callback in named.items()
-            for i, array in enumerate(keras_callback_state.best_weights(callback))
-        }
+        arrays = {}
+        callbacks = keras_callback_state.stateful_callbacks(self._all_callbacks)
+        for name, callback in callbacks.items():
+            for number, array in enumerate(keras_callback_state.best_weights(callback)):
+                arrays[f"{_CALLBACK_ARRAYS}{name}/{number:04d}"] = array
+        return arrays
 
     def _description(self) -> dict[str, Any]:
-        """Returns what every checkpoint describes; the sums within an epoch are the program's."""
+        """Returns the metadata of a checkpoint; every rank calls it."""
         optimizers = {}
         for name, optimizer in compiled_model.optimizers(self.model).items():
             hyperparameters = hyperparameters_of(optimizer)
@@ -294,12 +310,13 @@ class Checkpoint(SaveCheckpoints):
             optimizers[name] = {
                 "built_on": variable_indices(self.model, optimizer) or [],
                 "hyper": values,
-                # A new start may have another batch, so it would derive another one.
+                # A later `fit` may have another batch, for which it would derive another value.
                 "trust_coefficient": getattr(inner, "trust_coefficient", None),
             }
         named = keras_callback_state.stateful_callbacks(self._all_callbacks)
         description = {
             "world_size": self.communicator.size,
+            # Every checkpoint has the sums of an unfinished epoch. `fit` saves only whole epochs.
             "epoch_sums": [[0.0] * 4] * self.communicator.size,
             "optimizers": optimizers,
             "callbacks": {

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from hybrid_imagenet.callbacks.batch_norm_statistics import Pairs
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
+from hybrid_imagenet.checkpoints.run_state import array_name
 from hybrid_imagenet.optimizers.average import WeightAverage
 
 
@@ -55,7 +56,9 @@ class SwapAveragedWeights(TrainingCallback):
             for path, v in self._statistics.items()
         }
         self._measure = measure
-        self._trained: list[tf.Tensor] | None = None
+        # Values of the variables that are not trained, such as statistics and the state of dropout,
+        # while the averages are in the network; otherwise None.
+        self._saved_values: list[tf.Tensor] | None = None
         self._is_current = False
 
     def variables(self) -> Mapping[str, keras.Variable]:
@@ -65,8 +68,8 @@ class SwapAveragedWeights(TrainingCallback):
         """
         averages = {**self._average.variables, **self._averaged_statistics}
         return {
-            f"average/{i:04d}/{path}": variable
-            for i, (path, variable) in enumerate(averages.items())
+            array_name("average", number, path): variable
+            for number, (path, variable) in enumerate(averages.items())
         }
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -97,13 +100,15 @@ class SwapAveragedWeights(TrainingCallback):
             self._swap_out()
 
     def _swap_in(self) -> None:
-        self._trained = [tf.identity(v.value) for v in self.model.non_trainable_variables]
+        self._saved_values = [tf.identity(v.value) for v in self.model.non_trainable_variables]
+        # The average keeps the trained weights meanwhile.
         self._average.exchange()
 
     def _swap_out(self) -> None:
-        if self._trained is None:
+        if self._saved_values is None:
             return
         self._average.exchange()
-        for variable, value in zip(self.model.non_trainable_variables, self._trained, strict=True):
+        variables = self.model.non_trainable_variables
+        for variable, value in zip(variables, self._saved_values, strict=True):
             variable.assign(value)
-        self._trained = None
+        self._saved_values = None

@@ -80,11 +80,22 @@ class RunState:
         return cls(**fields)
 
 
+def array_name(part: str, number: int, path: str) -> str:
+    """Returns the name of a variable's array in a checkpoint, such as `model/0007/stem/kernel`.
+
+    Args:
+      part: the owner of the variable, such as "model" or "optimizer".
+      number: number of the variable among those of its owner, from 0.
+      path: path of the variable in Keras.
+    """
+    return f"{part}/{number:04d}/{path}"
+
+
 def restore_arrays(checkpoint: CheckpointArchive, variables: Mapping[str, keras.Variable]) -> None:
     """Assigns every array of a checkpoint to the variable with its name.
 
-    Names have the form `part/number/path`, as `model/0007/stem/kernel`. In a checkpoint of `fit`
-    the path is only for readers, and the number decides. Keras counts up the names of layers when
+    `array_name` describes the form of the names. In a checkpoint of `fit` the path is only for
+    readers, and the number decides. Keras counts up the names of layers when
     a process builds a model twice, so the same variable may have another path.
 
     Raises:
@@ -101,7 +112,7 @@ def restore_arrays(checkpoint: CheckpointArchive, variables: Mapping[str, keras.
         if _written_by_fit(checkpoint):
             remedy = (
                 "Resume with the model and optimizer that the run was started with, or pass another"
-                " folder."
+                " directory."
             )
         raise UserError(f"{checkpoint.path} belongs to another run: {difference}. {remedy}")
     for name, variable in variables.items():

@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from hybrid_imagenet import comm
-from hybrid_imagenet.checkpoints.run_state import RunState
+from hybrid_imagenet.checkpoints.run_state import RunState, array_name
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import RunConfig, derived
 from hybrid_imagenet.data.pipeline import HostOptions
@@ -141,5 +141,5 @@ class RunComponents:
         variables = {}
         for name, owner in owners.items():
             for index, variable in enumerate(owner.variables):
-                variables[f"{name}/{index:04d}/{variable.path}"] = variable
+                variables[array_name(name, index, variable.path)] = variable
         return variables

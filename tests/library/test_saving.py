@@ -142,7 +142,7 @@ def test_checkpoint_folder_in_use_by_another_run_is_rejected(tmp_path):
         fit()
     other.close()
     fit()
-    with pytest.raises(UserError, match=r"has other variables, .*, or pass another folder"):
+    with pytest.raises(UserError, match=r"has other variables, .*, or pass another directory"):
         saving.fit(
             saving.compiled(hi.DistributedOptimizer("adam")),
             2,
