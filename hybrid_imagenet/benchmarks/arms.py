@@ -40,10 +40,20 @@ Measure one GPU in less than ten minutes:
 Try the arms without a GPU:
   hybrid-imagenet bench gpu --arms --rehearse --minutes=5"""
 
-MEASURED, FAILED, CUT, NOT_RUN = "measured", "failed", "cut", "not run"
+MEASURED = "measured"
+FAILED = "failed"
+CUT = "cut"
+NOT_RUN = "not run"
 _ROOT = Path(__file__).parents[2]
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 _GRACE_SECONDS = 3.0
+# Columns of numbers in the table, and the factor to their unit.
+_SCALE_BY_COLUMN = {
+    "images_per_second": 1,
+    "step_seconds": 1e3,
+    "first_seconds": 1,
+    "gpu_bytes": 1e-9,
+}
 # Part of --minutes that is kept to end processes and write the table.
 _RESERVED_SECONDS = 8.0
 # Fraction of a GPU's memory that the arms of a wave may take together.
@@ -60,11 +70,12 @@ def main(argv: Sequence[str]) -> int:
     deadline = time.monotonic() + 60 * options.minutes - _RESERVED_SECONDS
     arms = _chosen(options)
     table = Table(files.output_path("--out", options.out), ARMS, _machine())
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the arms too
+    # SIGTERM raises KeyboardInterrupt, so that `run` ends the processes of the arms.
+    previous_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         run(arms, table, options, deadline)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)
         table.write()
         print("\n".join(table.lines()), flush=True)
     return EXIT_OK
@@ -99,10 +110,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     scaling.add_round_options(parser, steps=20, rounds=3)
     parser.add_argument(
-        "--parallel", type=command_line.positive_int,
+        "--parallel",
+        type=command_line.positive_int,
         default=max(1, len(os.sched_getaffinity(0)) // 2),
         help="measurements that prepare at the same time (default: half of the cores, %(default)s)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--patience",
         type=command_line.positive_float,
@@ -150,10 +162,9 @@ def _machine() -> Row:
         "--format=csv,noheader,nounits",
     ]
     with contextlib.suppress(OSError, subprocess.CalledProcessError, ValueError):
-        first = subprocess.run(
-            words, capture_output=True, text=True, check=True
-        ).stdout.splitlines()[0]
-        name, memory, free, driver = (word.strip() for word in first.split(","))
+        process = subprocess.run(words, capture_output=True, text=True, check=True)
+        first_gpu = process.stdout.splitlines()[0]
+        name, memory, free, driver = (word.strip() for word in first_gpu.split(","))
         # A part of a GPU (MIG) reports no number. With 0, one arm runs at a time.
         free_gb = int(free) * 2**20 / 1e9 if free.isdigit() else 0.0
         return {
@@ -173,43 +184,47 @@ def commit() -> str:
         return packed.read_text().strip()
     words = ["git", "-C", str(_ROOT), "rev-parse", "HEAD"]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        process = subprocess.run(words, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return done.stdout.strip()
+    return process.stdout.strip()
 
 
 class Table:
-    """The arms with what became of them, kept in a directory.
+    """The results of the arms, stored in a directory.
 
     Attributes:
-      folder: of the table; each arm has a directory in it.
-      arms: in their order.
+      folder: directory of the table, in which each arm has its own.
+      arms: all arms, in the order of the table.
       machine: see `_machine`.
-      rows: what was measured, by the arm's name, with `status` and, of a failed arm, `reason`.
+      rows: result of each arm by its name, with `status` and, if it failed, `reason`.
     """
 
     def __init__(self, folder: Path, arms: Sequence[Arm], machine: Row) -> None:
-        """Reads what an earlier start has left in the directory.
+        """Reads the results of an earlier start from the directory.
 
         Raises:
           UserError: if the directory cannot be used.
         """
-        self.folder, self.arms, self.machine = folder, list(arms), machine
+        self.folder = folder
+        self.arms = list(arms)
+        self.machine = machine
         self.rows: dict[str, Row] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            found = json.loads((folder / "arms.json").read_text(encoding="utf-8"))
-            self.rows = {row.pop("arm"): row for row in found["arms"] if row["status"] != NOT_RUN}
+            report = json.loads((folder / "arms.json").read_text(encoding="utf-8"))
+            for row in report["arms"]:
+                if row["status"] != NOT_RUN:
+                    self.rows[row.pop("arm")] = row
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError) as error:
             raise UserError(
-                f"--out={folder}: cannot be used ({error}): give another directory"
+                f"--out={folder} cannot be used ({error}). Pass another directory."
             ) from None
 
     def add(self, arm: Arm, row: Row) -> None:
-        """Takes what became of an arm, writes the table and prints a line."""
+        """Adds the result of an arm, writes the table and prints a line."""
         self.rows[arm.name] = row
         self.write()
         print(f"{arm.name}: {self.verdict(arm)}", flush=True)
@@ -218,96 +233,94 @@ class Table:
         """Returns the verdict of an arm's rule on the rows so far, or why it has no row."""
         row = self.rows.get(arm.name, {"status": NOT_RUN})
         if row["status"] != MEASURED:
-            return ": ".join(filter(None, [row["status"], row.get("reason", "")]))
+            reason = row.get("reason")
+            return f"{row['status']}: {reason}" if reason else row["status"]
         other = self.rows.get(arm.than, {"status": NOT_RUN})
         if arm.than and other["status"] != MEASURED:
             return f"no verdict: {arm.than} was not measured"
-        base, again = (
-            self.rows.get(name, {}).get("images_per_second") for name in ("base", "again")
-        )
-        noise = abs(again / base - 1) if base and again else 0.0
-        return arm.judge(row, other | {"arm": arm.than}, self.machine | {"noise": noise})
+        return arm.judge(row, other | {"arm": arm.than}, self.machine | {"noise": self._noise()})
+
+    def _noise(self) -> float:
+        """Returns the relative difference between two measurements of the same command."""
+        base = self.rows.get("base", {}).get("images_per_second")
+        again = self.rows.get("again", {}).get("images_per_second")
+        return abs(again / base - 1) if base and again else 0.0
 
     def write(self) -> None:
         """Writes arms.json and arms.md, each whole or not at all."""
-        rows = [
-            {"arm": arm.name, "rule": arm.rule, "verdict": self.verdict(arm)}
-            | self.rows.get(arm.name, {"status": NOT_RUN})
-            for arm in self.arms
-        ]
+        rows = []
+        for arm in self.arms:
+            row = {"arm": arm.name, "rule": arm.rule, "verdict": self.verdict(arm)}
+            rows.append(row | self.rows.get(arm.name, {"status": NOT_RUN}))
         report = {"benchmark": "arms", "commit": commit(), "machine": self.machine, "arms": rows}
-        for name, text in (
-            ("arms.json", json.dumps(report, indent=1)),
-            ("arms.md", "\n".join(self.lines())),
-        ):
-            with files.atomic_replace(self.folder / name) as temporary:
-                temporary.write_text(text + "\n", encoding="utf-8")
+        self._write_file("arms.json", json.dumps(report, indent=1))
+        self._write_file("arms.md", "\n".join(self.lines()))
+
+    def _write_file(self, name: str, text: str) -> None:
+        with files.atomic_replace(self.folder / name) as temporary:
+            temporary.write_text(text + "\n", encoding="utf-8")
 
     def lines(self) -> Iterator[str]:
-        """The table in Markdown."""
+        """Yields the lines of the table in Markdown."""
         yield f"{self.machine['gpu'] or 'no GPU: a rehearsal'}, {self.machine['memory_gb']:.0f} GB"
         yield ""
         yield "| arm | images/s | ms a step | first steps s | memory GB | rule | verdict |"
         yield "|---|---:|---:|---:|---:|---|---|"
         for arm in self.arms:
             row = self.rows.get(arm.name, {})
-            numbers = (
-                ("images_per_second", 1),
-                ("step_seconds", 1e3),
-                ("first_seconds", 1),
-                ("gpu_bytes", 1e-9),
-            )
-            cells = [f"{row[key] * scale:,.1f}" if row.get(key) else "" for key, scale in numbers]
-            words = [text.replace("|", "/") for text in (arm.rule, self.verdict(arm))]
-            yield f"| {arm.name} | {' | '.join([*cells, *words])} |"
+            cells = [arm.name]
+            for key, scale in _SCALE_BY_COLUMN.items():
+                cells.append(f"{row[key] * scale:,.1f}" if row.get(key) else "")
+            for text in (arm.rule, self.verdict(arm)):
+                cells.append(text.replace("|", "/"))
+            yield f"| {' | '.join(cells)} |"
 
 
 @dataclasses.dataclass
-class Running:
+class RunningArm:
     """An arm whose process runs.
 
     Attributes:
       arm: the arm.
-      folder: where its process writes.
+      folder: directory in which its process writes.
       process: the process.
-      since: when it started, or when its turn began.
-      going: whether its turn has begun.
+      start_time: when the process started, or when its turn began.
+      has_turn: whether its turn has begun.
       others_warming_up: how many arms were warming up when its turn began.
     """
 
     arm: Arm
     folder: Path
     process: subprocess.Popen[bytes]
-    since: float
-    going: bool = False
+    start_time: float
+    has_turn: bool = False
     others_warming_up: int = 0
 
-    def ready(self) -> bool:
-        """Whether it waits for its turn."""
-        return not self.going and (self.folder / scaling.READY_FILE).exists()
+    def is_waiting(self) -> bool:
+        """Returns whether the arm waits for its turn."""
+        return not self.has_turn and (self.folder / scaling.READY_FILE).exists()
 
-    def go(self, others_warming_up: int) -> None:
-        """Lets it be timed while this many arms still warm up."""
+    def begin_turn(self, others_warming_up: int) -> None:
+        """Lets the arm be timed while this many arms still warm up."""
         (self.folder / scaling.GO_FILE).touch()
-        self.going = True
+        self.has_turn = True
         self.others_warming_up = others_warming_up
-        self.since = time.monotonic()
+        self.start_time = time.monotonic()
 
 
 def run(arms: Sequence[Arm], table: Table, options: argparse.Namespace, deadline: float) -> None:
     """Runs those arms that the table lacks in waves, until all have ended or the time is over."""
-    failed = {
-        name for name, row in table.rows.items() if row["status"] == FAILED
-    }  # memory may have been short
+    # An arm that failed is repeated, after the others, because memory may have been short.
+    failed = {name for name, row in table.rows.items() if row["status"] == FAILED}
     waiting = [
         arm for arm in arms if options.again or arm.name not in table.rows or arm.name in failed
     ]
     waiting.sort(key=lambda arm: arm.name in failed)
-    table.rows = {
-        name: row for name, row in table.rows.items() if name not in {arm.name for arm in waiting}
-    }
+    for arm in waiting:
+        table.rows.pop(arm.name, None)
     for arm in list(waiting):
-        if missing := arm.missing(options):
+        missing = arm.missing(options)
+        if missing:
             waiting.remove(arm)
             table.add(arm, {"status": NOT_RUN, "reason": missing})
     while waiting and time.monotonic() < deadline:
@@ -317,8 +330,8 @@ def run(arms: Sequence[Arm], table: Table, options: argparse.Namespace, deadline
         try:
             _finish(running, table, options, deadline)
         finally:
-            for one in running:
-                start.end(one.process, _GRACE_SECONDS)
+            for running_arm in running:
+                start.end(running_arm.process, _GRACE_SECONDS)
 
 
 def _wave(waiting: Sequence[Arm], options: argparse.Namespace, gigabytes: float) -> list[Arm]:
@@ -326,25 +339,27 @@ def _wave(waiting: Sequence[Arm], options: argparse.Namespace, gigabytes: float)
 
     These are the first one, and later ones of its kind that fit into memory with it.
     """
-    chosen = [waiting[0]]
+    first = waiting[0]
+    chosen = [first]
     for arm in waiting[1:]:
-        alike = arm.timed == chosen[0].timed and not arm.alone and not chosen[0].alone
-        room = sum(one.gigabytes for one in [*chosen, arm]) <= gigabytes
-        if alike and room and len(chosen) < options.parallel:
+        can_share = arm.timed == first.timed and not arm.alone and not first.alone
+        total_gigabytes = sum(other.gigabytes for other in chosen) + arm.gigabytes
+        if can_share and total_gigabytes <= gigabytes and len(chosen) < options.parallel:
             chosen.append(arm)
     return chosen
 
 
-def _start(arm: Arm, table: Table, options: argparse.Namespace) -> Running:
+def _start(arm: Arm, table: Table, options: argparse.Namespace) -> RunningArm:
     folder = (table.folder / arm.name).resolve()
-    # An earlier start may have left it.
+    # The directory of an earlier start would count as a result of this one.
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    added = {name: value.format(out=folder.parent) for name, value in arm.environment}
-    environment = os.environ | added | {scaling.TURN_VARIABLE: str(folder)}
-    environment["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")])
-    )
+    environment = dict(os.environ)
+    for name, value in arm.environment:
+        environment[name] = value.format(out=folder.parent)
+    environment[scaling.TURN_VARIABLE] = str(folder)
+    search_path = os.environ.get("PYTHONPATH")
+    environment["PYTHONPATH"] = f"{_ROOT}{os.pathsep}{search_path}" if search_path else str(_ROOT)
     words = [sys.executable, *arm.command(folder, options)]
     with (folder / "log.txt").open("wb") as log:
         process = subprocess.Popen(
@@ -356,52 +371,70 @@ def _start(arm: Arm, table: Table, options: argparse.Namespace) -> Running:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    return Running(arm, folder, process, time.monotonic())
+    return RunningArm(arm, folder, process, time.monotonic())
 
 
 def _finish(
-    running: list[Running], table: Table, options: argparse.Namespace, deadline: float
+    running: list[RunningArm], table: Table, options: argparse.Namespace, deadline: float
 ) -> None:
     """Waits for the arms of a wave and gives each its turn; those that take too long are ended."""
-    began = time.monotonic()
+    wave_start = time.monotonic()
     while running:
         now = time.monotonic()
-        for one in list(running):
-            if one.process.poll() is not None:
-                row = _outcome(one)
-            elif now > deadline:
-                row = {"status": NOT_RUN, "reason": "cut at the end of --minutes"}
-            elif now - one.since > one.arm.seconds and not one.ready():
-                row = {"status": CUT, "reason": f"took more than {one.arm.seconds:.0f} s"}
-            else:
-                continue
-            start.end(one.process, _GRACE_SECONDS)
-            table.add(one.arm, row)
-            running.remove(one)
-        warming = [one for one in running if not one.going and not one.ready()]
-        if not any(one.going for one in running) and (
-            not warming or now - began > options.patience
-        ):
-            for one in [one for one in running if one.ready()][:1]:
-                one.go(len(warming))
-        time.sleep(_LOOK_SECONDS)
+        for running_arm in list(running):
+            row = _result(running_arm, now, deadline)
+            if row is not None:
+                start.end(running_arm.process, _GRACE_SECONDS)
+                table.add(running_arm.arm, row)
+                running.remove(running_arm)
+        _begin_next_turn(running, is_patient=now - wave_start <= options.patience)
+        time.sleep(_POLL_SECONDS)
 
 
-def _outcome(one: Running) -> Row:
+def _result(running_arm: RunningArm, now: float, deadline: float) -> Row | None:
+    """Returns the row of an arm that has ended or must be ended; None if it may continue."""
+    if running_arm.process.poll() is not None:
+        return _outcome(running_arm)
+    if now > deadline:
+        return {"status": NOT_RUN, "reason": "cut at the end of --minutes"}
+    limit = running_arm.arm.seconds
+    if now - running_arm.start_time > limit and not running_arm.is_waiting():
+        return {"status": CUT, "reason": f"took more than {limit:.0f} s"}
+    return None
+
+
+def _begin_next_turn(running: Sequence[RunningArm], *, is_patient: bool) -> None:
+    """Begins the turn of an arm that waits, if no other arm has its turn.
+
+    Args:
+      running: the arms of a wave.
+      is_patient: whether to wait first until no arm warms up any more.
+    """
+    if any(running_arm.has_turn for running_arm in running):
+        return
+    waiting = [running_arm for running_arm in running if running_arm.is_waiting()]
+    others_warming_up = len(running) - len(waiting)
+    if waiting and not (others_warming_up and is_patient):
+        waiting[0].begin_turn(others_warming_up)
+
+
+def _outcome(running_arm: RunningArm) -> Row:
     """Returns the row of an arm that ended: a benchmark's JSON, a run's summary, or its code."""
-    said = (one.folder / "log.txt").read_text(encoding="utf-8", errors="replace")
-    if one.process.returncode:
+    folder = running_arm.folder
+    log = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
+    code = running_arm.process.returncode
+    if code:
         return {
             "status": FAILED,
-            "reason": f"code {one.process.returncode}: {scaling.failure_reason(said)[:200]}",
+            "reason": f"code {code}: {scaling.failure_reason(log)[:200]}",
         }
     row: Mapping[str, Any] = {}
     for name in ("row.json", "run/summary.json"):
-        if (one.folder / name).exists():
-            row = files.read_json(one.folder / name)
+        if (folder / name).exists():
+            row = files.read_json(folder / name)
     return {
-        **scaling.parse_result(said),
+        **scaling.parse_result(log),
         **row,
-        "beside": one.others_warming_up,
+        "beside": running_arm.others_warming_up,
         "status": MEASURED,
     }

@@ -12,31 +12,34 @@ from hybrid_imagenet.analysis import published
 
 Row = dict[str, Any]
 Judge = Callable[[Row, Row, Row], str]
-_LOSSES_AGREE = 1e-3  # relative, of the mean over the first steps
-# steps; a host that waits for nothing is one ahead, as the schedule's values wait for the step
-# before
-_AHEAD = 0.5
+# Largest relative difference between the mean losses of the first steps of two arms that compute
+# the same.
+_MAX_LOSS_DIFFERENCE = 1e-3
+# A host that waits for nothing is about one step ahead of the device, because the values of the
+# schedule wait for the step before.
+_MIN_STEPS_AHEAD = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """One thing to find out.
+    """A measurement: a command line, and a rule for the verdict on its result.
 
     Attributes:
-      name: a word, unique.
-      words: the command line behind the interpreter; {folder}, {steps}, {rounds}, {peer}, {fashion}
-      are filled in.
-      rule: what is decided by it, as the table prints it.
+      name: unique name, one word.
+      words: arguments of the Python interpreter; `command` replaces {folder}, {steps}, {rounds},
+        {peer} and {fashion}.
+      rule: what the measurement decides, for the table.
       judge: returns the verdict; takes the arm's row, the row of `than`, and the machine.
-      than: the arm that it is compared with; empty for none.
-      small: what a rehearsal adds to the words.
-      gigabytes: of GPU memory that it takes at most: cuDNN tries kernels with some twice what a
-      step uses.
+      than: name of the arm that it is compared with; empty for none.
+      small: words that a rehearsal adds.
+      gigabytes: GPU memory that it takes at most. While cuDNN tries kernels, this is about twice
+        what a step uses.
       alone: whether it warms up while no other arm runs.
       timed: whether it waits for its turn (`scaling.wait_for_turn`); arms that are not timed run
         at the same time.
-      seconds: it may take before it is ready, and again from its turn on.
-      environment: variables that it gets; {out} is the directory of the table.
+      seconds: time that it may take before it is ready, and again after its turn has begun.
+      environment: names and values of variables that are set for it; {out} is replaced by the
+        directory of the table.
     """
 
     name: str
@@ -45,13 +48,11 @@ class Arm:
     judge: Judge
     than: str = ""
     small: tuple[str, ...] = (
-        *(
-            "--model=resnet8",
-            "--model_width=4",
-            "--image_size=32",
-            "--per_gpu_batch=4",
-            "--precision=float32",
-        ),
+        "--model=resnet8",
+        "--model_width=4",
+        "--image_size=32",
+        "--per_gpu_batch=4",
+        "--precision=float32",
     )
     gigabytes: float = 24
     alone: bool = False
@@ -60,32 +61,40 @@ class Arm:
     environment: tuple[tuple[str, str], ...] = ()
 
     def command(self, folder: Path, options: argparse.Namespace) -> list[str]:
-        """The words with what this start is about; its results go to the folder."""
-        values = {"folder": folder, "peer": options.peer_python, "fashion": options.fashion_mnist}
-        values |= {"steps": options.steps, "rounds": options.rounds}
-        return [
-            word.format(**values)
-            for word in [*self.words, *(self.small if options.rehearse else ())]
-        ]
+        """Returns the words with the values of the options; the results go to the folder."""
+        values = {
+            "folder": folder,
+            "peer": options.peer_python,
+            "fashion": options.fashion_mnist,
+            "steps": options.steps,
+            "rounds": options.rounds,
+        }
+        words = self.words
+        if options.rehearse:
+            words += self.small
+        return [word.format(**values) for word in words]
 
     def missing(self, options: argparse.Namespace) -> str:
-        """Returns what the command line lacks for the arm, or an empty text."""
-        wanted = any("{fashion}" in word for word in self.words)
-        return "needs --fashion_mnist=DIR" if wanted and not options.fashion_mnist else ""
+        """Returns which option the command line lacks for the arm, or an empty text."""
+        uses_fashion_mnist = any("{fashion}" in word for word in self.words)
+        if uses_fashion_mnist and not options.fashion_mnist:
+            return "needs --fashion_mnist=DIR"
+        return ""
 
 
 def _base(row: Row, other: Row, machine: Row) -> str:
-    said = []
-    if speeds := published.speeds(machine["key"], "fp16") if machine["key"] else []:
+    parts = []
+    speeds = published.speeds(machine["key"], "fp16") if machine["key"] else []
+    if speeds:
         peer = max(speeds, key=lambda speed: speed.images_per_second)
         share = row["images_per_second"] / peer.images_per_second
-        said = [
+        parts.append(
             f"{share:.0%} of the published {peer.images_per_second:,.0f} images/s ({peer.source})"
-        ]
-    said.append(f"the host is {row['steps_ahead']:.2f} steps ahead")
-    if machine["gpu"] and row["steps_ahead"] < _AHEAD:
-        said.append("it waits for the device: look for copies and branches")
-    return "; ".join(said)
+        )
+    parts.append(f"the host is {row['steps_ahead']:.2f} steps ahead")
+    if machine["gpu"] and row["steps_ahead"] < _MIN_STEPS_AHEAD:
+        parts.append("it waits for the device: look for copies and branches")
+    return "; ".join(parts)
 
 
 def _ratio(row: Row, other: Row, machine: Row) -> str:
@@ -93,28 +102,32 @@ def _ratio(row: Row, other: Row, machine: Row) -> str:
 
 
 def _first_steps(row: Row, other: Row, machine: Row) -> str:
-    here, there = row["first_seconds"], other["first_seconds"]
-    return f"first steps {here:.1f} s, {there:.1f} s with {other['arm']}"
+    return (
+        f"first steps {row['first_seconds']:.1f} s, {other['first_seconds']:.1f} s with"
+        f" {other['arm']}"
+    )
 
 
 def _faster(gain: float) -> Judge:
-    """Yes if it is faster by a factor, and by more than the noise, and its first losses agree."""
+    """Returns a judge that says yes if an arm is faster by a factor, and computes the same.
+
+    The gain must be larger than the noise, and the first losses must agree.
+    """
 
     def judge(row: Row, other: Row, machine: Row) -> str:
-        said = _ratio(row, other, machine)
-        apart = abs(row["first_loss"] - other["first_loss"]) / abs(other["first_loss"])
-        if apart > _LOSSES_AGREE:
-            return f"no: losses are {apart:.1e} apart; {said}"
-        faster = row["images_per_second"] >= gain * other["images_per_second"]
-        if (
-            faster
-            and row["images_per_second"] <= (1 + machine["noise"]) * other["images_per_second"]
-        ):
+        ratio = _ratio(row, other, machine)
+        difference = abs(row["first_loss"] - other["first_loss"]) / abs(other["first_loss"])
+        if difference > _MAX_LOSS_DIFFERENCE:
+            return f"no: losses are {difference:.1e} apart; {ratio}"
+        speed = row["images_per_second"]
+        other_speed = other["images_per_second"]
+        is_faster = speed >= gain * other_speed
+        if is_faster and speed <= (1 + machine["noise"]) * other_speed:
             return (
-                f"no verdict: {said}, and the base itself differs by {machine['noise']:.1%} when it"
-                " runs again"
+                f"no verdict: {ratio}, and the base itself differs by {machine['noise']:.1%} when"
+                " it runs again"
             )
-        return f"{_yes(faster)}: {said}"
+        return f"{_yes(is_faster)}: {ratio}"
 
     return judge
 
@@ -124,11 +137,10 @@ def _yes(is_so: bool) -> str:
 
 
 def _loop(row: Row, other: Row, machine: Row) -> str:
-    said = (
-        f"{row['ratio']:.1%} of the step; a validation image takes"
-        f" {row['validation']['share_of_training']:.2f}"
+    return (
+        f"{_yes(row['ratio'] >= 0.97)}: {row['ratio']:.1%} of the step; a validation image takes"
+        f" {row['validation']['share_of_training']:.2f} of a training image's time"
     )
-    return f"{_yes(row['ratio'] >= 0.97)}: {said} of a training image's time"
 
 
 def _exposed(row: Row, other: Row, machine: Row) -> str:
@@ -136,8 +148,11 @@ def _exposed(row: Row, other: Row, machine: Row) -> str:
 
 
 def _exposes_less(row: Row, other: Row, machine: Row) -> str:
-    said = f"{_exposed(row, other, machine)}, {_exposed(other, other, machine)} with {other['arm']}"
-    return f"{_yes(row['exposed_seconds'] <= other['exposed_seconds'])}: {said}"
+    is_less = row["exposed_seconds"] <= other["exposed_seconds"]
+    return (
+        f"{_yes(is_less)}: {_exposed(row, other, machine)}, {_exposed(other, other, machine)} with"
+        f" {other['arm']}"
+    )
 
 
 def _gaps(row: Row, other: Row, machine: Row) -> str:
@@ -152,7 +167,7 @@ def _gaps(row: Row, other: Row, machine: Row) -> str:
 
 def _peer(row: Row, other: Row, machine: Row) -> str:
     if not row["peers"]:
-        return "not installed: give --peer_python"
+        return "not installed: pass --peer_python"
     ((peer, figures),) = row["peers"].items()
     return (
         f"{peer} has {figures['images_per_second']:,.0f} images/s; ours is {figures['ratio']:.2f}"
@@ -162,7 +177,7 @@ def _peer(row: Row, other: Row, machine: Row) -> str:
 
 def _ratio_to_peer(row: Row, other: Row, machine: Row) -> str:
     if row.get("skipped"):
-        return "not installed: give --peer_python"
+        return "not installed: pass --peer_python"
     ours = other["images_per_second"] / row["images_per_second"]
     return f"{other['arm']} is {ours:.3f} times as fast"
 
@@ -172,10 +187,10 @@ def _top1(row: Row, other: Row, machine: Row) -> str:
 
 
 def _same_top1(row: Row, other: Row, machine: Row) -> str:
-    apart = abs(row["val_top1"] - other["val_top1"])
+    difference = abs(row["val_top1"] - other["val_top1"])
     return (
-        f"{_yes(apart <= 0.02)}: {_top1(row, other, machine)}, {100 * apart:.2f} points from"
-        f" {other['arm']}"
+        f"{_yes(difference <= 0.02)}: {_top1(row, other, machine)}, {100 * difference:.2f} points"
+        f" from {other['arm']}"
     )
 
 
@@ -185,18 +200,25 @@ def _passed(row: Row, other: Row, machine: Row) -> str:
 
 _SCALING = ("scaling", "--worker", "--steps={steps}", "--rounds={rounds}", "--")
 _STEP = ("--dataset=synthetic_tensors", "--precision=mixed_float16", "--per_gpu_batch=256")
-# The step of TensorFlow's operations, which all forms by XLA are compared with.
+# The step with TensorFlow's own operations. All forms that XLA compiles are compared with it.
 _WITHOUT_XLA = ("--nojit_compile", "--xla_programs=")
-# What one GPU runs by default.
+# The flags that a run on one GPU has by default.
 _DEFAULT = ("--jit_compile", "--xla_programs=stem")
 _XLA_CACHE = (("HYBRID_IMAGENET_XLA_CACHE", "{out}/xla-cache"),)
+# Several ranks may share a GPU.
 _SHARED = (("NCCL_MULTI_RANK_GPU_ENABLE", "1"),)
 
 
 def _step(name: str, rule: str, judge: Judge, *flags: str, ranks: int = 1, **more: Any) -> Arm:
-    """Returns an arm that times the step with some flags, which replace those of the base.
+    """Returns an arm that times the step.
 
-    Several ranks share a GPU.
+    Args:
+      name: of the arm.
+      rule: what it decides.
+      judge: returns the verdict.
+      *flags: flags of training that replace those of the arm "base".
+      ranks: number of ranks that share one GPU.
+      **more: other attributes of the arm.
     """
     words: tuple[str, ...] = ("-m", "hybrid_imagenet.benchmarks")
     more.setdefault("than", "" if name == "base" else "base")
@@ -207,31 +229,23 @@ def _step(name: str, rule: str, judge: Judge, *flags: str, ranks: int = 1, **mor
     return Arm(name, (*words, *_SCALING, *_STEP, *_WITHOUT_XLA, *flags), rule, judge, **more)
 
 
-def _against(peer: str) -> Arm:
+def _peer_arm(
+    name: str, benchmark: Sequence[str], judge: Judge, *, python_flag: str, than: str = ""
+) -> Arm:
+    """Returns an arm that times an implementation in another framework.
+
+    Args:
+      name: of the implementation.
+      benchmark: name and first words of the benchmark that times it.
+      judge: returns the verdict.
+      python_flag: the flag of the benchmark that sets the interpreter.
+      than: name of the arm that it is compared with.
+    """
     words = (
         "-m",
         "hybrid_imagenet.benchmarks",
-        "step",
-        "--batch=256",
-        "--precision=mixed_float16",
-        f"--peers={peer}",
-        "--torch_python={peer}",
-        "--steps={steps}",
-        "--rounds={rounds}",
-        "--json={folder}/row.json",
-    )
-    small = ("--image_size=32", "--batch=2", "--precision=float32")
-    return Arm(peer, words, "the peers' column", _peer, small=small, gigabytes=60)
-
-
-def _alone(peer: str) -> Arm:
-    """An arm that times an implementation of the whole recipe, next to this program's default."""
-    words = (
-        "-m",
-        "hybrid_imagenet.benchmarks",
-        "peer",
-        f"--peer={peer}",
-        "--python={peer}",
+        *benchmark,
+        f"{python_flag}={{peer}}",
         "--batch=256",
         "--precision=mixed_float16",
         "--steps={steps}",
@@ -239,8 +253,21 @@ def _alone(peer: str) -> Arm:
         "--json={folder}/row.json",
     )
     small = ("--image_size=32", "--batch=2", "--precision=float32")
-    return Arm(
-        peer, words, "the peers' column", _ratio_to_peer, than="jit_stem", small=small, gigabytes=60
+    return Arm(name, words, "the peers' column", judge, than=than, small=small, gigabytes=60)
+
+
+def _peer_beside_base(peer: str) -> Arm:
+    """Returns an arm that times a peer and this program in turns."""
+    return _peer_arm(peer, ("step", f"--peers={peer}"), _peer, python_flag="--torch_python")
+
+
+def _peer_alone(peer: str) -> Arm:
+    """Returns an arm that times an implementation of the whole recipe.
+
+    It is compared with what this program runs by default.
+    """
+    return _peer_arm(
+        peer, ("peer", f"--peer={peer}"), _ratio_to_peer, python_flag="--python", than="jit_stem"
     )
 
 
@@ -252,69 +279,53 @@ def _trained(
 
 
 _DIGITS = (
-    *(
-        "--dataset=digits",
-        "--augmentation=digits",
-        "--model=resnet10",
-        "--image_size=24",
-        "--precision=float32",
-    ),
-    *(
-        "--compression=none",
-        "--per_gpu_batch=188",
-        "--virtual_gpus=2",
-        "--eval_batch=150",
-        "--epochs=12",
-    ),
-    *(
-        "--warmup_epochs=5",
-        "--lr=1.2",
-        "--lr_decay=0.8",
-        "--lars_eta=0.004",
-        "--target_top1=0.9",
-        "--seed=1",
-    ),
+    "--dataset=digits",
+    "--augmentation=digits",
+    "--model=resnet10",
+    "--image_size=24",
+    "--precision=float32",
+    "--compression=none",
+    "--per_gpu_batch=188",
+    "--virtual_gpus=2",
+    "--eval_batch=150",
+    "--epochs=12",
+    "--warmup_epochs=5",
+    "--lr=1.2",
+    "--lr_decay=0.8",
+    "--lars_eta=0.004",
+    "--target_top1=0.9",
+    "--seed=1",
 )
 _SHORT = ("--epochs=1", "--warmup_epochs=0.5")
 _LU_FASHION = (
-    *(
-        "--recipe=hybrid",
-        "--dataset=fashion_mnist",
-        "--data_dir={fashion}",
-        "--augmentation=shift",
-        "--model=resnet50",
-    ),
-    *(
-        "--stem=3x3_stride2",
-        "--image_size=28",
-        "--virtual_gpus=24",
-        "--per_gpu_batch=256",
-        "--eval_batch=1000",
-    ),
-    *(
-        "--epochs=90",
-        "--warmup_epochs=10",
-        "--checkpoint_every_epochs=90",
-        "--precision=mixed_float16",
-    ),
+    "--recipe=hybrid",
+    "--dataset=fashion_mnist",
+    "--data_dir={fashion}",
+    "--augmentation=shift",
+    "--model=resnet50",
+    "--stem=3x3_stride2",
+    "--image_size=28",
+    "--virtual_gpus=24",
+    "--per_gpu_batch=256",
+    "--eval_batch=1000",
+    "--epochs=90",
+    "--warmup_epochs=10",
+    "--checkpoint_every_epochs=90",
+    "--precision=mixed_float16",
 )
 _LOOP = (
-    *(
-        "-m",
-        "hybrid_imagenet.benchmarks",
-        "loop",
-        "--steps={steps}",
-        "--rounds={rounds}",
-        "--json={folder}/row.json",
-        "--",
-    ),
-    *(
-        "--dataset=synthetic",
-        "--num_examples=51200",
-        "--num_classes=1000",
-        "--stall_timeout=0",
-        *_STEP[1:],
-    ),
+    "-m",
+    "hybrid_imagenet.benchmarks",
+    "loop",
+    "--steps={steps}",
+    "--rounds={rounds}",
+    "--json={folder}/row.json",
+    "--",
+    "--dataset=synthetic",
+    "--num_examples=51200",
+    "--num_classes=1000",
+    "--stall_timeout=0",
+    *_STEP[1:],
 )
 _TESTS = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
 _FASTER = "the default if it is 2 % faster"
@@ -427,8 +438,8 @@ ARMS = (
         alone=True,
         environment=_XLA_CACHE,
     ),
-    _alone("jax_full"),
-    _alone("jax_full_bytes"),
+    _peer_alone("jax_full"),
+    _peer_alone("jax_full_bytes"),
     Arm(
         "gaps",
         ("-m", "hybrid_imagenet.benchmarks", "gaps", "--json={folder}/row.json", "--", *_STEP),
@@ -527,8 +538,8 @@ ARMS = (
     _trained(
         "digits_gpu", "within 2 points of the CPU", _same_top1, _DIGITS, _SHORT, than="digits_cpu"
     ),
-    _against("torch_compiled"),
-    _against("jax"),
+    _peer_beside_base("torch_compiled"),
+    _peer_beside_base("jax"),
     _trained(
         "lu_fashion",
         "Lu et al. in full form on Fashion-MNIST: docs",
