@@ -22,12 +22,15 @@ from hybrid_imagenet.training.evaluation import Validation
 from hybrid_imagenet.training.step import EvaluationStep, FunctionPerShape
 from hybrid_imagenet.training.trainer import Trainer
 
-_WARM_UP = 3  # steps of the loop before the first round
-_SETTLE = 0.5  # seconds in which the pipeline fills its buffers before the bare steps
+# Steps of the loop before the first round.
+_WARMUP_STEPS = 3
+# Seconds in which the pipeline fills its buffers before the bare steps.
+_SETTLE_SECONDS = 0.5
+_DISPATCH_CALLS = 50
 
 
-class Finished(Exception):  # noqa: N818 - it ends the run, it is no error
-    """Raised when all has been measured."""
+class Finished(Exception):  # noqa: N818 - it ends the run and is not an error
+    """Raised when everything has been measured."""
 
 
 def measure(
@@ -42,96 +45,124 @@ def measure(
       UserError: for a configuration that cannot run, more than one rank, or a run that is stopped.
     """
     if communicator.size > 1:
-        raise UserError("benchmarks loop measures one process: start it without a launcher")
-    found: list[Alternation] = []
+        raise UserError(
+            f"bench loop measures one process, but {communicator.size} were started. Start it"
+            " without a launcher."
+        )
+    callbacks: list[Alternation] = []
 
-    def alternating(trainer: Trainer) -> list[Alternation]:
-        found.append(Alternation(trainer, steps, rounds))
-        return found
+    def create_callbacks(trainer: Trainer) -> list[Alternation]:
+        callbacks.append(Alternation(trainer, steps, rounds))
+        return callbacks
 
     try:
-        outcome = train.run(config, communicator, alternating)
+        outcome = train.run(config, communicator, create_callbacks)
     except Finished:
-        return found[0].report()
-    reason = outcome or f"--epochs={config.run.epochs} are too few"
+        return callbacks[0].report()
+    reason = f" ({outcome})" if outcome else ""
     raise UserError(
-        f"benchmarks loop: the run ended before {rounds} rounds of {steps} steps ({reason})"
+        f"The run ended before {rounds} rounds of {steps} steps{reason}. Lower --steps or --rounds,"
+        f" or raise --epochs={config.run.epochs:g} after --."
     )
 
 
 class Alternation(TrainingCallback):
-    """Counts the loop's steps and takes the turns, after all other callbacks of a step."""
+    """Measures the loop and the bare step in turns, after all other callbacks of a step.
+
+    Attributes:
+      components: of the run.
+      loop_seconds: seconds per step of the loop, by round.
+      bare_seconds: seconds per bare step, by round.
+      host_seconds: seconds per step that the loop spends outside of the step's call and without
+        waiting for data, by round.
+      waited_seconds: seconds per step that the loop waits for data, by round.
+      other_results: what is measured once, as `report` returns it.
+    """
 
     def __init__(self, trainer: Trainer, steps: int, rounds: int):
-        """Wraps the compiled step to time it."""
+        """Replaces the compiled step of a run by one that is timed.
+
+        Args:
+          trainer: of the run.
+          steps: number of steps of a turn.
+          rounds: number of turns of each.
+        """
         super().__init__()
         self._trainer = trainer
-        self.components = parts = trainer.components
+        self.components = trainer.components
         self.loop_seconds: list[float] = []
         self.bare_seconds: list[float] = []
         self.host_seconds: list[float] = []
         self.waited_seconds: list[float] = []
-        self.more: dict[str, Any] = {}
-        self._steps, self._rounds = steps, rounds
-        self._compiled = parts.step.update_from_one_batch
-        self._inside = 0.0
-        self._last: tuple[Any, ...] = ()
-        parts.step.update_from_one_batch = cast(FunctionPerShape, self._timed)
-        self._plan = self._turns()
-        next(self._plan)
+        self.other_results: dict[str, Any] = {}
+        self._steps = steps
+        self._rounds = rounds
+        step = self.components.step
+        self._compiled = step.update_from_one_batch
+        self._seconds_in_calls = 0.0
+        self._last_arguments: tuple[Any, ...] = ()
+        step.update_from_one_batch = cast(FunctionPerShape, self._call_and_time)
+        self._measurement = self._measure()
+        next(self._measurement)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Continues with the next step of the plan."""
-        next(self._plan)
+        """Continues the measurement."""
+        next(self._measurement)
 
-    def _timed(self, *arguments: Any) -> tf.Tensor:
-        began = time.perf_counter()
+    def _call_and_time(self, *arguments: Any) -> tf.Tensor:
+        start = time.perf_counter()
         result = self._compiled(*arguments)
-        self._inside += time.perf_counter() - began
-        self._last = arguments
+        self._seconds_in_calls += time.perf_counter() - start
+        self._last_arguments = arguments
         return result
 
-    def _turns(self) -> Iterator[None]:
-        """The measurement; each `yield` lets the loop make one step."""
-        for _ in range(_WARM_UP):
+    def _measure(self) -> Iterator[None]:
+        """Measures everything; each `yield` lets the loop make one step."""
+        for _ in range(_WARMUP_STEPS):
             yield
         wait_for_turn()
         for _ in range(self._rounds):
-            yield  # the pipeline works at the loop's pace from here on
-            self._wait()
-            waited, self._inside = self.components.data.wait_seconds, 0.0
-            began = time.perf_counter()
-            for _ in range(self._steps):
-                yield
-            self._wait()
-            elapsed = time.perf_counter() - began
-            waited = self.components.data.wait_seconds - waited
-            self.loop_seconds.append(elapsed / self._steps)
-            self.waited_seconds.append(waited / self._steps)
-            self.host_seconds.append((elapsed - waited - self._inside) / self._steps)
-            self._bare()
-        self.more["dispatch_milliseconds"] = 1e3 * self._dispatch()
-        yield from self._checkpoint()
-        self.more["validation"] = self._validation()
+            yield from self._measure_loop()
+            self._measure_bare_step()
+        self.other_results["dispatch_milliseconds"] = 1e3 * self._dispatch_seconds()
+        yield from self._measure_checkpoint()
+        self.other_results["validation"] = self._measure_validation()
         raise Finished
 
+    def _measure_loop(self) -> Iterator[None]:
+        # After one step, the pipeline works at the pace of the loop.
+        yield
+        self._wait()
+        data = self.components.data
+        waited_before = data.wait_seconds
+        self._seconds_in_calls = 0.0
+        start = time.perf_counter()
+        for _ in range(self._steps):
+            yield
+        self._wait()
+        elapsed = time.perf_counter() - start
+        waited = data.wait_seconds - waited_before
+        self.loop_seconds.append(elapsed / self._steps)
+        self.waited_seconds.append(waited / self._steps)
+        self.host_seconds.append((elapsed - waited - self._seconds_in_calls) / self._steps)
+
     def _wait(self) -> None:
-        """Waits until the device has finished; a processor has already."""
+        """Waits until the device has finished its work."""
         self.components.step.sums.read()
 
-    def _bare(self) -> None:
-        time.sleep(_SETTLE)
-        self._compiled(*self._last)
+    def _measure_bare_step(self) -> None:
+        time.sleep(_SETTLE_SECONDS)
+        self._compiled(*self._last_arguments)
         self._wait()
-        began = time.perf_counter()
+        start = time.perf_counter()
         for _ in range(self._steps):
-            self._compiled(*self._last)
+            self._compiled(*self._last_arguments)
         self._wait()
-        self.bare_seconds.append((time.perf_counter() - began) / self._steps)
+        self.bare_seconds.append((time.perf_counter() - start) / self._steps)
 
-    def _dispatch(self) -> float:
-        """Returns the seconds of a call that takes all that the step takes and computes nothing."""
-        captured = self._compiled.get_concrete_function(*self._last).captured_inputs
+    def _dispatch_seconds(self) -> float:
+        """Returns the seconds of a call with the inputs of the step that computes nothing."""
+        captured = self._compiled.get_concrete_function(*self._last_arguments).captured_inputs
 
         def nothing(batch: Any, control: tf.Tensor) -> tf.Tensor:
             for tensor in captured:
@@ -139,33 +170,34 @@ class Alternation(TrainingCallback):
             return control
 
         call = FunctionPerShape(nothing)
-        call(*self._last)
+        call(*self._last_arguments)
         seconds = []
-        for _ in range(50):
-            began = time.perf_counter()
-            call(*self._last)
-            seconds.append(time.perf_counter() - began)
+        for _ in range(_DISPATCH_CALLS):
+            start = time.perf_counter()
+            call(*self._last_arguments)
+            seconds.append(time.perf_counter() - start)
         return statistics.median(seconds)
 
-    def _checkpoint(self) -> Iterator[None]:
-        """Saves; the loop continues until the file is complete."""
+    def _measure_checkpoint(self) -> Iterator[None]:
+        """Saves a checkpoint; the loop continues until the file is complete."""
         store = self.components.recording.store
-        began = time.perf_counter()
+        start = time.perf_counter()
         self._trainer.save_callback.save()
-        blocked, steps = time.perf_counter() - began, 0
+        blocked_seconds = time.perf_counter() - start
+        steps = 0
         while store is not None and store.writing:
             yield
             steps += 1
-        seconds = time.perf_counter() - began
-        self.more["checkpoint"] = {
-            "blocked_seconds": blocked,
-            "seconds": seconds,
+        self.other_results["checkpoint"] = {
+            "blocked_seconds": blocked_seconds,
+            "seconds": time.perf_counter() - start,
             "steps_meanwhile": steps,
         }
 
-    def _validation(self) -> dict[str, float]:
+    def _measure_validation(self) -> dict[str, float]:
         """Validates the validation images, which traces the step, then all training images."""
-        parts, config = self.components, self.components.config
+        parts = self.components
+        config = parts.config
         compute = str(parts.facts["precision"]).removeprefix("mixed_")
         step = EvaluationStep(parts.model, build.evaluation_preprocess(compute))
         for source in (parts.validation_source, parts.data.source):
@@ -178,9 +210,10 @@ class Alternation(TrainingCallback):
                 crop_fraction=build.evaluation_crop(config.data),
                 options=parts.data.options,
             )
-            began = time.perf_counter()
+            start = time.perf_counter()
             validation.run()
-            seconds = time.perf_counter() - began
+            # The seconds of the training images remain.
+            seconds = time.perf_counter() - start
         per_image = seconds / parts.data.source.num_examples
         training = statistics.median(self.loop_seconds) / config.optimization.per_gpu_batch
         return {
@@ -192,23 +225,27 @@ class Alternation(TrainingCallback):
     def report(self) -> dict[str, Any]:
         """Returns the measured figures as a JSON object."""
         config = self.components.config
-        loop, bare = statistics.median(self.loop_seconds), statistics.median(self.bare_seconds)
-        pairs = [b / a for a, b in zip(self.loop_seconds, self.bare_seconds, strict=True)]
+        batch = config.optimization.per_gpu_batch
+        loop_seconds = statistics.median(self.loop_seconds)
+        bare_seconds = statistics.median(self.bare_seconds)
+        ratios = [
+            bare / loop for loop, bare in zip(self.loop_seconds, self.bare_seconds, strict=True)
+        ]
         return {
             "benchmark": "loop",
             "model": config.network.model,
-            "batch": config.optimization.per_gpu_batch,
+            "batch": batch,
             "image_size": config.network.image_size,
             "precision": self.components.facts["precision"],
             "threads": tf.config.threading.get_intra_op_parallelism_threads(),
-            "images_per_second": config.optimization.per_gpu_batch / loop,
-            "bare_images_per_second": config.optimization.per_gpu_batch / bare,
-            "ratio": statistics.median(pairs),
-            "ratios": pairs,
+            "images_per_second": batch / loop_seconds,
+            "bare_images_per_second": batch / bare_seconds,
+            "ratio": statistics.median(ratios),
+            "ratios": ratios,
             "host_milliseconds": 1e3 * statistics.median(self.host_seconds),
-            "data_wait_fraction": statistics.median(self.waited_seconds) / loop,
+            "data_wait_fraction": statistics.median(self.waited_seconds) / loop_seconds,
             "traces": self._compiled.experimental_get_tracing_count(),
-            **self.more,
+            **self.other_results,
             "machine": processor(),
             "date": datetime.date.today().isoformat(),
         }

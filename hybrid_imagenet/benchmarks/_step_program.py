@@ -1,6 +1,7 @@
-"""Implementation: this package's ResNet, and the step that both TensorFlow implementations run.
+"""Serves steps of this program's ResNet, for `hybrid-imagenet bench step`.
 
-Forward, loss in FP32, backward, SGD with momentum.
+The step of both TensorFlow implementations is here: forward pass, loss in FP32, backward pass, and
+SGD with momentum.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.models import factory
 from hybrid_imagenet.models.depths import PROGRAMS
 
-gpus.load_cusolver()  # before the first use of a GPU
+# This must happen before the first use of a GPU.
+gpus.load_cusolver()
 
 
 def batch_of(options: dict[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
-    """Normalized images, float32 [b, s, s, 3], and labels, int32 [b]."""
+    """Returns normalized images, float32 [b, s, s, 3], and labels, int32 [b]."""
     generator = tf.random.Generator.from_seed(0)
-    batch, size = options["batch"], options["image_size"]
+    batch = options["batch"]
+    size = options["image_size"]
     images = generator.normal([batch, size, size, 3])
     return images, generator.uniform([batch], 0, options["num_classes"], tf.int32)
 
@@ -30,7 +33,7 @@ def batch_of(options: dict[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
 def training_step(
     model: keras.Model, images: tf.Tensor, labels: tf.Tensor, input_type: str
 ) -> Callable[[int], float]:
-    """A function that runs a number of steps and returns the last loss."""
+    """Returns a function that runs a number of steps and returns the last loss."""
     optimizer = keras.optimizers.SGD(1e-3, momentum=0.9)
     optimizer.build(model.trainable_variables)
     variables = [variable.value for variable in model.trainable_variables]

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 MARK = "@step "
+"""Begins each line that is meant for the benchmark."""
 
 
 def settings() -> dict[str, Any]:
@@ -20,7 +21,7 @@ def settings() -> dict[str, Any]:
     return json.loads(sys.argv[1])
 
 
-def say(**values: Any) -> None:
+def send(**values: Any) -> None:
     """Prints a marked line for the benchmark, which ignores all other lines."""
     print(MARK + json.dumps(values), flush=True)
 
@@ -28,17 +29,22 @@ def say(**values: Any) -> None:
 def serve(run: Callable[[int], float], **description: Any) -> None:
     """Warms up, prints a description, then runs as many steps as each line of input says.
 
-    An empty line ends it. `run(steps)` runs the steps and returns the last loss as a float, after
-    all work is done.
+    An empty line ends the loop.
+
+    Args:
+      run: runs a number of steps and, after all work is done, returns the last loss.
+      **description: printed once, such as `name` and `version`.
     """
     start = time.perf_counter()
     run(2)
-    say(ready=True, warmup_seconds=time.perf_counter() - start, **description)
+    send(ready=True, warmup_seconds=time.perf_counter() - start, **description)
     for line in sys.stdin:
         if not line.strip():
             break
-        start, cpu_start = time.perf_counter(), time.process_time()
+        start = time.perf_counter()
+        cpu_start = time.process_time()
         loss = run(int(line))
-        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        say(seconds=seconds, cpu_seconds=cpu_seconds, loss=loss, peak_bytes=peak)
+        seconds = time.perf_counter() - start
+        cpu_seconds = time.process_time() - cpu_start
+        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        send(seconds=seconds, cpu_seconds=cpu_seconds, loss=loss, peak_bytes=peak_bytes)

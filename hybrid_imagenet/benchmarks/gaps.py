@@ -2,8 +2,8 @@
 
     hybrid-imagenet bench gaps --json=gaps.json -- --per_gpu_batch=256 --precision=mixed_float16
 
-A gap that ends before the host's call of a step has returned may be a wait for a copy; one after
-all calls returned is the GPU's own.
+A gap that ends before the host's call of a step has returned may be a wait for a copy. After all
+calls have returned, the host no longer causes gaps.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import argparse
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hybrid_imagenet.benchmarks import scaling
 from hybrid_imagenet.errors import EXIT_OK
@@ -25,7 +25,15 @@ Examples:
 Words after -- are flags of training."""
 
 _CALL = "call of a step"
-_LISTED = 10
+_MAX_LISTED_GAPS = 10
+
+
+class _Event(NamedTuple):
+    """An event of a profile; times are milliseconds."""
+
+    begin: float
+    end: float
+    name: str
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,13 +48,14 @@ def main(argv: Sequence[str]) -> int:
     command_line.add_json_argument(parser)
     words, flags = scaling.split_arguments(argv)
     options: argparse.Namespace = parser.parse_args(words)
-    found = _profiled(options.steps, flags)
-    print(text(found))
-    command_line.write_json(options.json, found)
+    report = _profiled(options.steps, flags)
+    print(text(report))
+    command_line.write_json(options.json, report)
     return EXIT_OK
 
 
 def _profiled(steps: int, flags: Sequence[str]) -> dict[str, Any]:
+    """Runs some steps of training with flags, and returns the summary of their profile."""
     from hybrid_imagenet import comm
     from hybrid_imagenet import config as configuration
     from hybrid_imagenet.config import derived
@@ -82,61 +91,85 @@ def gaps(space: Any) -> dict[str, Any]:
       device: `gpu`, or `cpu` where the profile has no GPU and the threads of the CPU stand for its
       streams.
       kernels: how many ran.
-      busy: their share of the time from the first to the last.
+      busy: fraction of the time from the first to the last kernel in which one ran.
       calls: when each call of a step began and returned; all times are milliseconds from the first
-      call.
+        call.
       gaps: the longest, with `start`, `length`, and the kernels `before` and `after` it.
     """
-    planes = [plane for plane in space.planes if plane.name.startswith("/device:GPU:")]
+    gpus = [plane for plane in space.planes if plane.name.startswith("/device:GPU:")]
     host = next(plane for plane in space.planes if plane.name == "/host:CPU")
-    calls = sorted((b, e) for b, e, name in _events(host, "") if name == _CALL)
-    kernels = [k for plane in planes for k in _events(plane, "Stream")] or _events(host, "tf_")
-    kernels = sorted((max(b, calls[0][0]), e, name) for b, e, name in kernels if e > calls[0][0])
-    found, idle, (_, end, before) = [], 0.0, kernels[0]
-    for begin, ended, name in kernels[1:]:
-        if begin > end:
-            found.append({"start": end, "length": begin - end, "before": before, "after": name})
-            idle += begin - end
-        if ended > end:
-            end, before = ended, name
-    first = calls[0][0]
-    for gap in found:
-        gap["start"] -= first  # type: ignore[operator]
+    calls = sorted(event for event in _events(host, "") if event.name == _CALL)
+    first_call = calls[0].begin
+    kernels: list[_Event] = []
+    for gpu in gpus:
+        kernels += _events(gpu, "Stream")
+    if not kernels:
+        kernels = _events(host, "tf_")
+    kernels = sorted(
+        kernel._replace(begin=max(kernel.begin, first_call))
+        for kernel in kernels
+        if kernel.end > first_call
+    )
+    all_gaps = _gaps_between(kernels, first_call)
+    idle = sum(gap["length"] for gap in all_gaps)
+    elapsed = max(kernel.end for kernel in kernels) - kernels[0].begin
     return {
-        "device": "gpu" if planes else "cpu",
+        "device": "gpu" if gpus else "cpu",
         "kernels": len(kernels),
-        "busy": 1 - idle / (end - kernels[0][0]),
-        "calls": [(begin - first, end - first) for begin, end in calls],
-        "gaps": sorted(found, key=lambda gap: -gap["length"])[:_LISTED],  # type: ignore[operator]
+        "busy": 1 - idle / elapsed,
+        "calls": [(call.begin - first_call, call.end - first_call) for call in calls],
+        "gaps": sorted(all_gaps, key=lambda gap: -gap["length"])[:_MAX_LISTED_GAPS],
     }
 
 
-def _events(plane: Any, lines: str) -> list[tuple[float, float, str]]:
-    """Returns begin and end in milliseconds and the name of the events of a plane.
+def _gaps_between(kernels: Sequence[_Event], origin: float) -> list[dict[str, Any]]:
+    """Returns the times at which no kernel runs.
 
-    Only lines of the plane count whose name starts as asked.
+    Args:
+      kernels: in the order of their begin.
+      origin: the time from which `start` of a gap counts.
     """
-    return [
-        (begin, begin + event.duration_ps / 1e9, plane.event_metadata[event.metadata_id].name)
-        for line in plane.lines
-        if line.name.startswith(lines)
-        for event in line.events
-        for begin in [line.timestamp_ns / 1e6 + event.offset_ps / 1e9]
-    ]
+    gaps = []
+    # Of the kernels so far, the one that ends last.
+    previous = kernels[0]
+    for kernel in kernels[1:]:
+        if kernel.begin > previous.end:
+            gaps.append(
+                {
+                    "start": previous.end - origin,
+                    "length": kernel.begin - previous.end,
+                    "before": previous.name,
+                    "after": kernel.name,
+                }
+            )
+        if kernel.end > previous.end:
+            previous = kernel
+    return gaps
 
 
-def text(found: dict[str, Any]) -> str:
-    """The result as lines."""
-    calls = ", ".join(f"{begin:.1f} to {end:.1f}" for begin, end in found["calls"])
+def _events(plane: Any, prefix: str) -> list[_Event]:
+    """Returns the events in the lines of a plane whose names begin with a prefix."""
+    events = []
+    for line in plane.lines:
+        if not line.name.startswith(prefix):
+            continue
+        for event in line.events:
+            begin = line.timestamp_ns / 1e6 + event.offset_ps / 1e9
+            end = begin + event.duration_ps / 1e9
+            events.append(_Event(begin, end, plane.event_metadata[event.metadata_id].name))
+    return events
+
+
+def text(report: dict[str, Any]) -> str:
+    """Returns the lines that show a result of `gaps`."""
+    calls = ", ".join(f"{begin:.1f} to {end:.1f}" for begin, end in report["calls"])
     lines = [
-        (
-            f"{found['device']}: {found['kernels']:,} kernels, busy {found['busy']:.1%}; times in"
-            " ms from the first call"
-        ),
+        f"{report['device']}: {report['kernels']:,} kernels, busy {report['busy']:.1%}; times in"
+        " ms from the first call",
         f"calls of a step: {calls}",
     ]
-    lines += [
-        f"{g['start']:9.2f}  idle {g['length']:7.3f}  {g['before']} -> {g['after']}"
-        for g in found["gaps"]
-    ]
+    for gap in report["gaps"]:
+        lines.append(
+            f"{gap['start']:9.2f}  idle {gap['length']:7.3f}  {gap['before']} -> {gap['after']}"
+        )
     return "\n".join(lines)

@@ -31,7 +31,7 @@ BASELINE = "keras SGD"
 
 
 def resnet50_shapes() -> list[tuple[int, ...]]:
-    """The shapes of ResNet-50's 161 trainable tensors, 25,557,032 numbers."""
+    """Returns the shapes of ResNet-50's 161 trainable tensors, 25,557,032 numbers."""
     from hybrid_imagenet.models import factory
 
     network = factory.create("resnet50", num_classes=1000, image_size=224)
@@ -52,21 +52,27 @@ class OptimizerImplementation:
         self._time()
 
     def run(self) -> None:
-        """One update."""
+        """Makes one update and records its time."""
         self.seconds.append(self._time())
 
     def _time(self) -> float:
         start = time.perf_counter()
         result = self._function()
         if result is not None:
-            result.numpy()  # waits for a GPU
+            # This waits for a GPU.
+            result.numpy()
         return time.perf_counter() - start
 
 
 def implementations(
-    grads: Sequence[tf.Variable], weights: Sequence[Any]
+    gradients: Sequence[tf.Variable], weights: Sequence[Any]
 ) -> list[OptimizerImplementation]:
-    """Keras's SGD with momentum and Adam, and ours."""
+    """Returns Keras's SGD with momentum and Adam, and the optimizers of this program.
+
+    Args:
+      gradients: of all tensors.
+      weights: initial values of all tensors; each implementation has its own variables.
+    """
     import keras
     import tensorflow as tf
 
@@ -74,30 +80,29 @@ def implementations(
     from hybrid_imagenet.optimizers import kinds
 
     def variables() -> list[keras.Variable]:
-        return [keras.Variable(w) for w in weights]
+        return [keras.Variable(weight) for weight in weights]
 
-    def peer(name: str, optimizer: keras.optimizers.Optimizer) -> OptimizerImplementation:
-        own = variables()
-        optimizer.build(own)
-
+    def implementation(
+        name: str, optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable]
+    ) -> OptimizerImplementation:
         def update() -> tf.Tensor:
-            optimizer.apply([g.read_value() for g in grads], own)
+            optimizer.apply([gradient.read_value() for gradient in gradients], variables)
             return optimizer.iterations.value.read_value()
 
         return OptimizerImplementation(name, update)
+
+    def peer(name: str, optimizer: keras.optimizers.Optimizer) -> OptimizerImplementation:
+        own_variables = variables()
+        optimizer.build(own_variables)
+        return implementation(name, optimizer, own_variables)
 
     def ours(name: str, phase: float, **arguments: Any) -> OptimizerImplementation:
         optimizer = optimizers.create(**arguments)
-        own = variables()
-        optimizer.set_kinds(kinds.classify_by_rank(own))
-        optimizer.build(own)
+        own_variables = variables()
+        optimizer.set_kinds(kinds.classify_by_rank(own_variables))
+        optimizer.build(own_variables)
         optimizer.hyperparameters.assign({"phase": phase})
-
-        def update() -> tf.Tensor:
-            optimizer.apply([g.read_value() for g in grads], own)
-            return optimizer.iterations.value.read_value()
-
-        return OptimizerImplementation(name, update)
+        return implementation(name, optimizer, own_variables)
 
     return [
         peer(BASELINE, keras.optimizers.SGD(1e-3, momentum=0.9)),
@@ -108,13 +113,14 @@ def implementations(
         ours("hybrid, AdaBound warmup", 0.0, optimizer="hybrid", lars_eta=0.001),
         ours("adabound", 1.0, optimizer="adabound"),
         OptimizerImplementation(
-            "square sums of gradients", lambda: tf.stack([tf.nn.l2_loss(g) for g in grads])
+            "square sums of gradients",
+            lambda: tf.stack([tf.nn.l2_loss(gradient) for gradient in gradients]),
         ),
     ]
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Reads the command line."""
+    """Parses the command line."""
     parser = command_line.Parser("bench optimizer", (__doc__ or "").split("\n")[0], epilog=_EPILOG)
     parser.add_argument(
         "--rounds",
@@ -143,35 +149,43 @@ def main(argv: Sequence[str]) -> int:
     tf.config.threading.set_inter_op_parallelism_threads(options.threads)
     random = np.random.default_rng(0)
     shapes = resnet50_shapes()
-    grads = [
-        tf.Variable(random.normal(0, 0.01, s).astype(np.float32), trainable=False) for s in shapes
+    gradients = [
+        tf.Variable(random.normal(0, 0.01, shape).astype(np.float32), trainable=False)
+        for shape in shapes
     ]
-    weights = [random.normal(0, 0.05, s).astype(np.float32) for s in shapes]
-    running = implementations(grads, weights)
+    weights = [random.normal(0, 0.05, shape).astype(np.float32) for shape in shapes]
+    measured = implementations(gradients, weights)
     for _ in range(options.rounds):
-        for implementation in running:
+        for implementation in measured:
             implementation.run()
-    report = summarize(running, options.threads)
+    report = summarize(measured, options.threads)
     print_table(report)
     command_line.write_json(options.json, report)
     return 0
 
 
-def summarize(running: Sequence[OptimizerImplementation], threads: int) -> dict[str, Any]:
-    """The result as a JSON object; `ratio` is a median over that of Keras's SGD with momentum."""
-    medians = {c.name: statistics.median(c.seconds) for c in running}
+def summarize(measured: Sequence[OptimizerImplementation], threads: int) -> dict[str, Any]:
+    """Returns the result as a JSON object.
+
+    `ratio` is the median time divided by that of Keras's SGD with momentum.
+    """
+    medians = {
+        implementation.name: statistics.median(implementation.seconds)
+        for implementation in measured
+    }
+    rows = {}
+    for implementation in measured:
+        name = implementation.name
+        rows[name] = {
+            "milliseconds": 1e3 * medians[name],
+            "best_milliseconds": 1e3 * min(implementation.seconds),
+            "first_seconds": implementation.first_seconds,
+            "ratio": medians[name] / medians[BASELINE],
+        }
     return {
         "benchmark": "optimizer",
         "threads": threads,
-        "implementations": {
-            c.name: {
-                "milliseconds": 1e3 * medians[c.name],
-                "best_milliseconds": 1e3 * min(c.seconds),
-                "first_seconds": c.first_seconds,
-                "ratio": medians[c.name] / medians[BASELINE],
-            }
-            for c in running
-        },
+        "implementations": rows,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "date": datetime.date.today().isoformat(),
     }

@@ -1,7 +1,7 @@
-"""Throughput of one other implementation of a training step, in images per second.
+"""Measures the training step of one other implementation, in images per second.
 
-`benchmarks step` times implementations in turns with this program's. This one times a single
-implementation, so that an arm of `bench gpu --arms` can be compared with other arms.
+`bench step` times implementations in turns with this program's. This benchmark times a single one,
+so that an arm of `bench gpu --arms` can be compared with other arms.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ def main(argv: Sequence[str]) -> int:
       UserError: if the implementation fails.
     """
     options = _parse(argv)
-    given = {name: getattr(options, name) for name in SETTINGS if name not in _NETWORK}
-    settings = _NETWORK | given | settings_of(options.peer)
+    settings = dict(_NETWORK)
+    for name in SETTINGS:
+        if name not in _NETWORK:
+            settings[name] = getattr(options, name)
+    settings |= settings_of(options.peer)
     implementation = Implementation(options.peer, options.python, settings, PEERS[options.peer])
     row: dict[str, Any] = {"benchmark": "peer", "peer": options.peer, **settings}
     try:
@@ -67,7 +70,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--python",
         default=sys.executable,
         metavar="PYTHON",
-        help="Python that has its framework (default: this one)",
+        help="Python that has the framework of the implementation (default: this one)",
     )
     parser.add_argument(
         "--batch",
@@ -92,7 +95,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--threads",
         type=command_line.positive_int,
         default=2,
-        help="threads on a CPU (default: %(default)s)",
+        help="threads of the implementation on a CPU (default: %(default)s)",
     )
     command_line.add_json_argument(parser)
     return parser.parse_args(list(argv))

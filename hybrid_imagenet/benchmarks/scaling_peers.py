@@ -2,7 +2,8 @@
 
     hybrid-imagenet bench scaling_peers
 
-The other is ResNet-50 of legacy Keras with Horovod's optimizer for it: same batch and threads.
+The other implementation is ResNet-50 of legacy Keras with Horovod's optimizer for it. It has the
+same batch and number of threads.
 """
 
 from __future__ import annotations
@@ -22,30 +23,29 @@ PEER = Path(__file__).parent / "peers" / "scaling_horovod.py"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Starts the jobs of both, and prints the table and the comparison."""
+    """Starts the jobs of both implementations, and prints the table and the comparison."""
     words, flags = scaling.split_arguments(argv)
     options = parser().parse_args(words)
     rows = scaling.run_jobs(options, flags)
-    peers = [
-        peer_job(ranks, options, flags)
-        for ranks in scaling.parse_rank_counts(options.ranks)
-        if options.peers
-    ]
+    peers = []
+    if options.peers:
+        for ranks in scaling.parse_rank_counts(options.ranks):
+            peers.append(peer_job(ranks, options, flags))
     print_peers(rows, peers)
     command_line.write_json(options.json, rows + peers)
     return 0
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of `bench scaling`, and the peer."""
-    found = scaling.make_parser("scaling_peers")
-    found.add_argument(
+    """Returns a parser with the options of `bench scaling` and --peers."""
+    result = scaling.make_parser("scaling_peers")
+    result.add_argument(
         "--peers",
         choices=("horovod",),
         metavar="NAME",
         help="other implementation to measure: horovod (default: none)",
     )
-    return found
+    return result
 
 
 def peer_job(ranks: int, options: argparse.Namespace, flags: Sequence[str]) -> scaling.Row:
@@ -54,10 +54,13 @@ def peer_job(ranks: int, options: argparse.Namespace, flags: Sequence[str]) -> s
     settings = {
         "batch": config.optimization.per_gpu_batch,
         "image_size": config.network.image_size,
-        "precision": "float32",  # as it comes
+        # The default of Keras.
+        "precision": "float32",
         "compression": "none",
         "threads": options.threads or max(1, len(os.sched_getaffinity(0)) // ranks),
-        **{name: getattr(options, name) for name in ("steps", "rounds", "classes")},
+        "steps": options.steps,
+        "rounds": options.rounds,
+        "classes": options.classes,
     }
     command = scaling.job_command([json.dumps(settings)], ranks, options.hosts, options, str(PEER))
     return scaling.run_job(command, ranks, options.timeout)[0]

@@ -38,23 +38,25 @@ Examples:
 _MAIN = [sys.executable, "-m", "hybrid_imagenet.main"]
 _LAUNCH_SCRIPTS = Path(__file__).parents[2] / "launch"
 _SCRIPT = "launch script and set-up"
-_GRACE = 30  # seconds for the job to end by itself
+# Time in which the job may end by itself after SIGTERM.
+_GRACE_SECONDS = 30
+_POLL_SECONDS = 0.05
 
 
 def main(argv: Sequence[str]) -> int:
     """Measures, prints the figures and writes --json."""
     words, flags = scaling.split_arguments(argv)
     options = _parser().parse_args(words)
-    helps = [help_seconds() for _ in range(options.rounds)]
+    seconds_of_help = [help_seconds() for _ in range(options.rounds)]
     command = job(options.launcher, flags)
-    firsts = [first_step(command, options.timeout) for _ in range(options.rounds)]
-    stages = {
-        name: statistics.median(start.stages[name] for start in firsts) for name in firsts[0].stages
-    }
+    first_steps = [first_step(command, options.timeout) for _ in range(options.rounds)]
+    stages = {}
+    for name in first_steps[0].stages:
+        stages[name] = statistics.median(step.stages[name] for step in first_steps)
     report = {
         "benchmark": "start",
-        "help_seconds": statistics.median(helps),
-        "first_step_seconds": statistics.median(start.seconds for start in firsts),
+        "help_seconds": statistics.median(seconds_of_help),
+        "first_step_seconds": statistics.median(step.seconds for step in first_steps),
         "stages": stages,
         "launcher": options.launcher or "launch/local.sh",
         "flags": flags,
@@ -97,14 +99,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def help_seconds() -> float:
-    """Seconds that --help takes."""
-    began = time.perf_counter()
+    """Returns the seconds that --help takes."""
+    start = time.perf_counter()
     subprocess.run([*_MAIN, "--help"], check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 class FirstStep(NamedTuple):
-    """A start: seconds in all, and by stage."""
+    """The start of a job until its first step.
+
+    Attributes:
+      seconds: from the launch to the first step.
+      stages: seconds by stage.
+    """
 
     seconds: float
     stages: dict[str, float]
@@ -143,42 +150,67 @@ def first_step(job: Sequence[str], timeout: float) -> FirstStep:
     """
     # Ranks may still be writing when their launcher has gone.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        records, log = Path(folder, "run", "metrics.jsonl"), Path(folder, "log")
-        command = [*job, f"--run_dir={folder}/run", "--log_every_steps=1", "--progress=plain"]
-        env = {name: value for name, value in os.environ.items() if name != COMMAND_START_VARIABLE}
-        began = time.perf_counter()
-        with log.open("wb") as output:
-            try:
-                process = subprocess.Popen(
-                    command, stdout=output, stderr=output, env=env, start_new_session=True
-                )
-            except FileNotFoundError:
-                raise UserError(
-                    f"The launcher {command[0]} is not installed. Install it, or set --launcher to"
-                    " another one."
-                ) from None
-            try:
-                while not (records.is_file() and '"step"' in records.read_text()):
-                    if process.poll() is not None or time.perf_counter() - began > timeout:
-                        reason = " | ".join(
-                            log.read_text(errors="replace").strip().splitlines()[-5:]
-                        )
-                        raise UserError(
-                            f"no first step after {time.perf_counter() - began:.0f} s: {reason}"
-                        )
-                    time.sleep(0.05)
-                seconds = time.perf_counter() - began
-            finally:
-                end(process, _GRACE)
+        run = Path(folder, "run")
+        log = Path(folder, "log")
+        command = [*job, f"--run_dir={run}", "--log_every_steps=1", "--progress=plain"]
+        start = time.perf_counter()
+        process = _start_job(command, log)
+        try:
+            _wait_for_first_step(process, run / "metrics.jsonl", log, timeout)
+            seconds = time.perf_counter() - start
+        finally:
+            end(process, _GRACE_SECONDS)
         return FirstStep(seconds, _stages(log.read_text(errors="replace"), seconds))
+
+
+def _start_job(command: Sequence[str], log: Path) -> subprocess.Popen:
+    """Starts a job whose output goes to a file."""
+    environment = dict(os.environ)
+    # The time at which this benchmark began is not that of the job.
+    environment.pop(COMMAND_START_VARIABLE, None)
+    try:
+        with log.open("wb") as output:
+            return subprocess.Popen(
+                command, stdout=output, stderr=output, env=environment, start_new_session=True
+            )
+    except FileNotFoundError:
+        raise UserError(
+            f"The launcher {command[0]} is not installed. Install it, or set --launcher to"
+            " another one."
+        ) from None
+
+
+def _wait_for_first_step(
+    process: subprocess.Popen, records: Path, log: Path, timeout: float
+) -> None:
+    """Waits until a job has recorded its first step.
+
+    Raises:
+      UserError: if the job ends or takes too long before.
+    """
+    start = time.perf_counter()
+    while not (records.is_file() and '"step"' in records.read_text()):
+        seconds = time.perf_counter() - start
+        last_lines = log.read_text(errors="replace").strip().splitlines()[-5:]
+        if process.poll() is not None:
+            raise UserError(
+                f"The job ended after {seconds:.0f} s, before its first step. Correct its error:"
+                f" {' | '.join(last_lines)}"
+            )
+        if seconds > timeout:
+            raise UserError(
+                f"There was no first step within --timeout={timeout:g} s. Raise --timeout, or look"
+                f" for the cause in the output: {' | '.join(last_lines)}"
+            )
+        time.sleep(_POLL_SECONDS)
 
 
 def _stages(log: str, seconds: float) -> dict[str, float]:
     """Returns the seconds by stage that rank 0 printed, and those before the program."""
-    (parts,) = re.findall(r"^first step after [0-9.]+ s: (.*)$", log, re.MULTILINE)
-    stages = {
-        name: float(took) for name, took in re.findall(r"([^,]+?) ([0-9.]+) s(?:, |$)", parts)
-    }
+    (line,) = re.findall(r"^first step after [0-9.]+ s: (.*)$", log, re.MULTILINE)
+    stages = {}
+    for name, stage_seconds in re.findall(r"([^,]+?) ([0-9.]+) s(?:, |$)", line):
+        stages[name] = float(stage_seconds)
     return {_SCRIPT: max(seconds - sum(stages.values()), 0.0), **stages}
 
 

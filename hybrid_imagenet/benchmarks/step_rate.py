@@ -1,8 +1,8 @@
-"""Throughput of a ResNet's training step, in images per second.
+"""Measures the training step of a ResNet, in images per second.
 
 Each implementation runs in a process that is warmed up first. Then they take turns, a few steps
 each, so that other load on the machine slows all of them. The figure is the median over the rounds.
-`bench scaling --ranks=1` times the step of a run, with what its flags ask for.
+`bench scaling --ranks=1` times the step of a run with its flags.
 """
 
 from __future__ import annotations
@@ -54,34 +54,33 @@ class Implementation:
     def __init__(
         self, name: str, python: str, settings: dict[str, Any], module: str = _PROGRAM
     ) -> None:
-        """Starts the process.
+        """Starts the process and waits until it is warmed up.
 
-        `python` is the interpreter that has the framework which `module` needs.
+        Args:
+          name: of the implementation.
+          python: interpreter that has the framework which `module` needs.
+          settings: what to measure, by name.
+          module: the program of the process.
+
+        Raises:
+          UserError: if the process cannot be started, or ends.
         """
         self.batch = settings["batch"]
-        environment = dict(
-            os.environ, TF_CPP_MIN_LOG_LEVEL="3", OMP_NUM_THREADS=str(settings["threads"])
-        )
-        environment.setdefault(
-            "TF_FORCE_GPU_ALLOW_GROWTH", "true"
-        )  # a GPU's memory is for all implementations
-        environment.setdefault(
-            "XLA_PYTHON_CLIENT_PREALLOCATE", "false"
-        )  # JAX's variable for the same
-        if module == _PROGRAM:  # as our program sets it; the others run as they come
-            choose_onednn(environment)
-            gpus.prefer_fast_kernels(environment)
-        environment["PYTHONPATH"] = os.pathsep.join(
-            filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")])
-        )
+        environment = _environment(module, settings["threads"])
         self.name = name
-        self.process = subprocess.Popen(
-            [python, "-m", module, json.dumps(settings)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
+        try:
+            self.process = subprocess.Popen(
+                [python, "-m", module, json.dumps(settings)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=environment,
+            )
+        except OSError as error:
+            raise UserError(
+                f"The interpreter {python} for {name} cannot be run ({error.strerror}). Pass the"
+                " path of another one."
+            ) from None
         self.rounds: list[float] = []
         self.cpu_rounds: list[float] = []
         self.peak_bytes = 0
@@ -93,8 +92,8 @@ class Implementation:
             if line.startswith(MARK):
                 return json.loads(line[len(MARK) :])
         raise UserError(
-            f"step benchmark: {self.name} ended with exit code {self.process.wait()}; see its error"
-            " above"
+            f"The implementation {self.name} ended with exit code {self.process.wait()}. Correct"
+            " its error above, or omit the implementation."
         )
 
     def run(self, steps: int) -> None:
@@ -117,7 +116,7 @@ class Implementation:
             self.process.kill()
 
     def result(self) -> dict[str, Any]:
-        """The measured figures."""
+        """Returns the measured figures."""
         median = statistics.median(self.rounds)
         return {
             "batch": self.batch,
@@ -130,8 +129,24 @@ class Implementation:
         }
 
 
+def _environment(module: str, threads: int) -> dict[str, str]:
+    """Returns the environment variables for the process of an implementation."""
+    environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", OMP_NUM_THREADS=str(threads))
+    # The memory of a GPU is for all implementations. The first variable is for TensorFlow, the
+    # second for JAX.
+    environment.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    environment.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    if module == _PROGRAM:
+        # This program sets these variables itself. The others run with their defaults.
+        choose_onednn(environment)
+        gpus.prefer_fast_kernels(environment)
+    search_path = os.environ.get("PYTHONPATH")
+    environment["PYTHONPATH"] = f"{_ROOT}{os.pathsep}{search_path}" if search_path else str(_ROOT)
+    return environment
+
+
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Reads the command line."""
+    """Parses the command line."""
     parser = command_line.Parser("bench step", (__doc__ or "").split("\n")[0], epilog=_EPILOG)
     parser.add_argument(
         "--batch",
@@ -214,17 +229,18 @@ def main(argv: Sequence[str]) -> int:
       UserError: for a command line that cannot be used, or an implementation that fails.
     """
     options = parse(argv)
-    settings = {key: getattr(options, key) for key in SETTINGS}
+    settings = {name: getattr(options, name) for name in SETTINGS}
     implementations: list[Implementation] = []
+    running: list[Implementation] = []
     try:
         for name, module in _compared(options).items():
-            changed = settings | settings_of(name)
             python = options.torch_python if name.startswith(("torch", "jax")) else sys.executable
-            implementation = Implementation(name, python, changed, module)
+            implementation = Implementation(name, python, settings | settings_of(name), module)
             implementations.append(implementation)
             if "skipped" in implementation.description:
                 print(f"{name}: skipped, {implementation.description['skipped']}")
-        running = [c for c in implementations if "skipped" not in c.description]
+            else:
+                running.append(implementation)
         wait_for_turn()
         for _ in range(options.rounds):
             for implementation in running:
@@ -244,9 +260,9 @@ def settings_of(name: str) -> dict[str, bool]:
 
 
 def _compared(options: argparse.Namespace) -> dict[str, str]:
-    """The modules to run by name, ours first."""
-    chosen = command_line.parse_names("--peers", options.peers, PEERS)
-    return {OURS: _PROGRAM} | {name: PEERS[name] for name in chosen}
+    """Returns the modules to run by name, first that of this program."""
+    names = command_line.parse_names("--peers", options.peers, PEERS)
+    return {OURS: _PROGRAM} | {name: PEERS[name] for name in names}
 
 
 def summarize(running: Sequence[Implementation], settings: dict[str, Any]) -> dict[str, Any]:
@@ -254,7 +270,7 @@ def summarize(running: Sequence[Implementation], settings: dict[str, Any]) -> di
 
     Our figures are at the top, the others under `peers` with our advantage as `ratio`.
     """
-    results = {c.name: c.result() for c in running}
+    results = {implementation.name: implementation.result() for implementation in running}
     ours = results.pop(OURS)
     for peer in results.values():
         peer["ratio"] = ours["images_per_second"] / peer["images_per_second"]
@@ -269,7 +285,7 @@ def summarize(running: Sequence[Implementation], settings: dict[str, Any]) -> di
 
 
 def processor() -> str:
-    """The processor's name as the kernel gives it."""
+    """Returns the name of the processor that the kernel reports."""
     for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

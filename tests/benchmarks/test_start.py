@@ -34,7 +34,7 @@ def test_bench_start_measures_help_and_the_first_step(tmp_path):
 def test_first_step_of_a_job_that_fails_raises_the_reason():
     with pytest.raises(UserError, match="is not installed"):
         start.first_step(start.job("/nowhere/run", FLAGS), 60)
-    with pytest.raises(UserError, match=r"no first step after .*--model=resnet5"):
+    with pytest.raises(UserError, match=r"before its first step.*--model=resnet5"):
         start.first_step(start.job("", ["--model=resnet5"]), 60)
 
 

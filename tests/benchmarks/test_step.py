@@ -6,6 +6,7 @@ from unittest import mock
 import pytest
 
 from hybrid_imagenet.benchmarks import step_rate as step
+from hybrid_imagenet.errors import UserError
 
 
 class Measured:
@@ -53,7 +54,7 @@ def test_bench_step_of_a_small_network_skips_peers_without_it(tmp_path, capsys):
     )
     assert "keras: skipped, keras.applications has no such ResNet" in out
     assert "keras" not in report["peers"]
-    assert "torch" in report["peers"] or "torch: skipped, PyTorch is not installed here" in out
+    assert "torch" in report["peers"] or "torch: skipped, PyTorch is not installed for" in out
 
 
 def test_bench_step_without_pytorch_skips_that_peer_with_a_message(tmp_path):
@@ -69,3 +70,9 @@ def test_bench_step_without_pytorch_skips_that_peer_with_a_message(tmp_path):
         implementation = step.Implementation("torch", sys.executable, settings, step.PEERS["torch"])
         implementation.end()
     assert "--torch_python=PATH" in implementation.description["skipped"]
+
+
+def test_implementation_whose_interpreter_is_missing_raises_the_path():
+    settings = dict.fromkeys(step.SETTINGS, 1)
+    with pytest.raises(UserError, match="interpreter /nowhere/python for torch cannot be run"):
+        step.Implementation("torch", "/nowhere/python", settings, step.PEERS["torch"])

@@ -6,15 +6,16 @@ import math
 import sys
 from typing import Any
 
-from hybrid_imagenet.benchmarks._step_protocol import say, serve, settings
+from hybrid_imagenet.benchmarks._step_protocol import send, serve, settings
 
 try:
     import jax
     import jax.numpy as jnp
 except ImportError:
-    say(
+    send(
         skipped=(
-            "JAX is not installed here; name an interpreter that has it with --torch_python=PATH"
+            f"JAX is not installed for {sys.executable}. Pass a Python that has it, with"
+            " --torch_python=PYTHON for `bench step` or --python=PYTHON for `bench peer`."
         )
     )
     sys.exit(0)
@@ -91,7 +92,7 @@ def main() -> None:
     """Builds the network and serves steps, on a GPU where JAX sees one."""
     options = settings()
     if (options["model"], options["width"], options["stem"]) != ("resnet50", 64, "imagenet"):
-        say(skipped="the JAX implementation is a ResNet-50; leave it out of --peers")
+        send(skipped="the JAX implementation is a ResNet-50. Remove it from --peers.")
         return
     network = Network(_KINDS[options["precision"]], options["num_classes"])
     images = jax.random.normal(

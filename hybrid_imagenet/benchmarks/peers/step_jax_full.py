@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hybrid_imagenet.benchmarks._step_protocol import say, serve, settings
+from hybrid_imagenet.benchmarks._step_protocol import send, serve, settings
 from hybrid_imagenet.benchmarks.peers.step_jax import (
     _KINDS,
     _LOSS_SCALE,
@@ -98,7 +98,7 @@ def main() -> None:
     """Builds the network and serves steps, on a GPU where JAX sees one."""
     options = settings()
     if (options["model"], options["width"], options["stem"]) != ("resnet50", 64, "imagenet"):
-        say(skipped="the JAX implementation is a ResNet-50; leave it out of --peers")
+        send(skipped="the JAX implementation is a ResNet-50. Remove it from --peers.")
         return
     kind = _KINDS[options["precision"]]
     network = (BytePoolingNetwork if options["byte_pooling"] else Network)(

@@ -1,17 +1,17 @@
-"""Implementation: keras.applications.ResNet50 as Keras 3 ships it."""
+"""Serves steps of keras.applications.ResNet50, as Keras 3 ships it."""
 
 import keras
 import tensorflow as tf
 
 from hybrid_imagenet.benchmarks._step_program import batch_of, training_step
-from hybrid_imagenet.benchmarks._step_protocol import say, serve, settings
+from hybrid_imagenet.benchmarks._step_protocol import send, serve, settings
 
 
 def main() -> None:
     """Builds the model and serves steps."""
     options = settings()
     if (options["model"], options["width"], options["stem"]) != ("resnet50", 64, "imagenet"):
-        say(skipped="keras.applications has no such ResNet; omit it with --peers=torch")
+        send(skipped="keras.applications has no such ResNet. Remove keras from --peers.")
         return
     tf.config.threading.set_intra_op_parallelism_threads(options["threads"])
     keras.mixed_precision.set_global_policy(options["precision"])

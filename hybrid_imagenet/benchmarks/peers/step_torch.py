@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import sys
 
-from hybrid_imagenet.benchmarks._step_protocol import say, serve, settings
+from hybrid_imagenet.benchmarks._step_protocol import send, serve, settings
 from hybrid_imagenet.models.depths import BASIC, DEPTHS
 
 try:
     import torch
     from torch import nn
 except ImportError:
-    say(
+    send(
         skipped=(
-            "PyTorch is not installed here; name an interpreter that has it with"
-            " --torch_python=PATH"
+            f"PyTorch is not installed for {sys.executable}. Pass a Python that has it, with"
+            " --torch_python=PYTHON for `bench step` or --python=PYTHON for `bench peer`."
         )
     )
     sys.exit(0)
@@ -84,8 +84,9 @@ def main() -> None:
     torch.set_num_threads(options["threads"])
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.backends.cudnn.benchmark = True  # as TensorFlow does, it tries cuDNN's kernels first
-    torch.set_float32_matmul_precision("high")  # TF32, which TensorFlow takes without being asked
+    # TensorFlow also tries several of cuDNN's kernels, and uses TF32 by default.
+    torch.backends.cudnn.benchmark = True
+    torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
     shape = (options["model"], options["width"], options["stem"], options["num_classes"])
     model = resnet(*shape).to(device, memory_format=torch.channels_last).train()
