@@ -4,7 +4,7 @@ Command (24 GPUs, 6,144 images per step):
 
     hybrid-imagenet run -np 24 -H node1:8,node2:8,node3:8 -- --recipe=adabound --data_dir=DIR
 
-Published: less top-1 than gradual warmup and SGD (about 75.1 %), on 3 x 8 V100.
+Published: below gradual warmup and SGD, which has about 75.1 % top-1, on 3 x 8 V100.
 
 Lu et al. only say that AdaBound is used alone. The bounds and the final learning rate are therefore
 those of Luo et al. with lr * N, and Adam's learning rate decays as in `hybrid`.
@@ -14,10 +14,10 @@ from hybrid_imagenet.recipes import Recipe
 
 RECIPE = Recipe(
     name="adabound",
-    summary="AdaBound throughout, bounds of Luo et al.",
+    summary="AdaBound for the whole training, with the bounds of Luo et al.",
     source="Lu, Lu, Liang, hybrid gradient computing, 3.2.1 (Fig. 3.1); Luo et al., ICLR 2019",
     hardware="3 x 8 V100, 40 Gbit/s RoCE",
-    published="less top-1 than gradual warmup + SGD (about 75.1 %)",
+    published="below gradual warmup + SGD, which has about 75.1 % top-1",
     overrides={
         "optimizer": "adabound",
         "per_gpu_batch": 256,

@@ -13,7 +13,7 @@ from hybrid_imagenet.recipes._sony import CONFIGURATION_A
 
 RECIPE = Recipe(
     name="flash_a",
-    summary="LARS, 34 epochs of warmup to 34, polynomial decay",
+    summary="LARS, 34 epochs of warmup to a learning rate of 34, polynomial decay",
     source="Mikami et al., ImageNet/ResNet-50 in a Flash, 3.2 (configuration A)",
     hardware="1024 V100 (ABCI)",
     published="used in experiments 1 and 4; the reference run at 32K has 75.40 % top-1 in 505 s",

@@ -16,7 +16,7 @@ from hybrid_imagenet.recipes._sony import CONFIGURATION_B
 
 RECIPE = Recipe(
     name="flash_b",
-    summary="LARS, rate as printed with its jumps, momentum from the noise scale",
+    summary="LARS, learning rate with jumps as printed, momentum that keeps the noise scale",
     source="Mikami et al., ImageNet/ResNet-50 in a Flash, 3.2 (configuration B)",
     hardware="1024 V100 (ABCI)",
     published="used in experiments 2 and 3; the reference run at 32K has 75.40 % top-1 in 505 s",

@@ -14,7 +14,7 @@ from hybrid_imagenet.recipes._sony import CONFIGURATION_A
 
 RECIPE = Recipe(
     name="flash_exp1",
-    summary="configuration A, batch 34K to 68K",
+    summary="configuration A (flash_a), batch 34K to 68K",
     source="Mikami et al., ImageNet/ResNet-50 in a Flash, Tables 3 and 5",
     hardware="2176 V100 (ABCI)",
     published="75.03 % top-1 in 224 s",

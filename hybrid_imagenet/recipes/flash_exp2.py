@@ -15,7 +15,7 @@ from hybrid_imagenet.recipes._sony import CONFIGURATION_B
 
 RECIPE = Recipe(
     name="flash_exp2",
-    summary="configuration B, batch 54K, label smoothing",
+    summary="configuration B (flash_b), batch 54K, label smoothing",
     source="Mikami et al., ImageNet/ResNet-50 in a Flash, Tables 3 and 5",
     hardware="3456 V100 (ABCI)",
     published="75.29 % top-1 in 122 s",

@@ -17,7 +17,7 @@ from hybrid_imagenet.recipes._sony import CONFIGURATION_B
 
 RECIPE = Recipe(
     name="flash_exp3",
-    summary="configuration B, batch 54K to 64K, label smoothing",
+    summary="configuration B (flash_b), batch 54K to 64K, label smoothing",
     source="Mikami et al., ImageNet/ResNet-50 in a Flash, Tables 3 and 5",
     hardware="3456 V100 (ABCI)",
     published="74.62 % top-1 in 115 s",

@@ -22,7 +22,7 @@ from hybrid_imagenet.recipes._sony import CONFIGURATION_A
 
 RECIPE = Recipe(
     name="flash_exp4",
-    summary="configuration A, batch 34K to 119K, label smoothing",
+    summary="configuration A (flash_a), batch 34K to 119K, label smoothing",
     source="Mikami et al., ImageNet/ResNet-50 in a Flash, Tables 3 and 5",
     hardware="4096 V100 (ABCI)",
     published="75.23 % top-1 in 129 s",

@@ -17,7 +17,7 @@ from hybrid_imagenet.recipes import Recipe
 
 RECIPE = Recipe(
     name="four_minutes_alexnet",
-    summary="AlexNet with batch normalization, LARS, size-switched all-reduce",
+    summary="AlexNet with batch normalization, LARS, all-reduce by message size",
     source="Jia et al., Training ImageNet in Four Minutes, 3",
     hardware="1024 P40, 100 Gbit/s Ethernet",
     published="58.7 % top-1 in 4 min (95 epochs, batch 65536)",

@@ -15,7 +15,10 @@ from hybrid_imagenet.recipes import Recipe
 
 RECIPE = Recipe(
     name="four_minutes_resnet",
-    summary="LARS in FP32 over FP16 gradients, no decay on bias and BN, size-switched all-reduce",
+    summary=(
+        "LARS in FP32 with FP16 gradients, no decay of biases and normalization,"
+        " all-reduce by message size"
+    ),
     source="Jia et al., Training ImageNet in Four Minutes, 3",
     hardware="2048 P40, 100 Gbit/s Ethernet",
     published="75.8 % top-1 in 6.6 min (90 epochs, batch 65536)",

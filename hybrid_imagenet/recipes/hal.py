@@ -15,7 +15,9 @@ from hybrid_imagenet.recipes import Recipe
 
 RECIPE = Recipe(
     name="hal",
-    summary="gradual warmup and steps with 208 images per GPU, decay on all parameters",
+    summary=(
+        "as gradual_warmup, with 208 images per GPU, a warmup from 0 and decay of all parameters"
+    ),
     source="NCSA HAL, ImageNet DDP benchmark",
     hardware="2 to 64 V100, 4 per node",
     published="76 % top-1, 93 % top-5; 20 h 36 m 51 s on 2 GPUs, 1 h 7 m 51 s on 64",

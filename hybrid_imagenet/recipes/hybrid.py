@@ -15,7 +15,7 @@ from hybrid_imagenet.recipes import Recipe
 
 RECIPE = Recipe(
     name="hybrid",
-    summary="AdaBound-bounded warmup for 10 epochs, then linear-scaling SGD with LARS",
+    summary="AdaBound for the 10 epochs of the warmup, then SGD with linear scaling and LARS",
     source="Lu, Lu, Liang, hybrid gradient computing, 2.2",
     hardware="3 x 8 V100, 40 Gbit/s RoCE",
     published="75.6 % top-1 in 53 min (90 epochs); 75 % after 32 epochs",

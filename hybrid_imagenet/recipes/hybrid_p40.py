@@ -14,7 +14,7 @@ from hybrid_imagenet.recipes import Recipe
 
 RECIPE = Recipe(
     name="hybrid_p40",
-    summary="hybrid on GPUs without fast FP16: FP32 computation, FP16 communication",
+    summary="hybrid for GPUs without fast FP16: FP32 computation, FP16 communication",
     source="Lu, Lu, Liang, hybrid gradient computing, 3.1 and 3.2",
     hardware="6 x 4 P40, 40 Gbit/s RoCE",
     published="75.58 % top-1; 6,903 images/s",

@@ -13,9 +13,9 @@ from hybrid_imagenet.recipes import Recipe
 
 RECIPE = Recipe(
     name="mlperf_lars",
-    summary="LARS; rate, warmup, momentum, decay and epochs by batch",
+    summary="LARS; learning rate, warmup, momentum, decay and epochs follow from the batch",
     source="MLPerf Training, reference convergence points for ResNet-50 (rcps_resnet.json 4.0.0)",
-    hardware="many systems; batch 4096 here from 128 GPUs",
+    hardware="many systems",
     published="75.9 % top-1 after 35 epochs at batch 1632, 40 at 4096, 56 at 32768, 85 at 65536",
     overrides={
         "optimizer": "lars",
