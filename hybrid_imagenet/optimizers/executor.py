@@ -1,4 +1,4 @@
-"""Runs an optimizer's update rule on all variables: what both forms of an update share.
+"""Runs an optimizer's update rule on all variables: the part that both executors share.
 
 A step goes through these stages, each of which is a method here or in a subclass:
 
@@ -37,8 +37,9 @@ _CLIP_FACTOR = "clip_factor"
 
 Values = dict[str, Any]
 
-# A GPU computes every scalar that is a sum of one common vector in one kernel; each scalar that is
-# computed as a scalar costs one kernel. So scalars are lane 0 of a vector of this many lanes.
+# On a GPU, each scalar that is computed from other scalars costs one kernel. If the scalars are
+# sums over vectors of the same length instead, XLA computes all of them in one kernel. So each
+# scalar is kept in lane 0 of a vector of this many lanes.
 _LANES = 8
 _IS_LANE_ZERO = np.arange(_LANES) == 0
 
@@ -112,7 +113,7 @@ class UpdateExecutor(abc.ABC):
         loss_scale: LossScale,
         average: WeightAverage | None = None,
     ) -> None:
-        """Takes the parts of an update.
+        """Sets what an update changes.
 
         Args:
           optimizer: a `GroupedOptimizer`, which gives the update rule and owns the slots.
@@ -139,9 +140,8 @@ class UpdateExecutor(abc.ABC):
           The square sums of the scaled gradients, float32 [n], and the norm of all unscaled ones.
         """
         shapes = [tuple(v.shape) for v in private_api.trainable_variables(self._optimizer)]
-        order = [position for bucket in reduced.members for position in bucket]
         scalars = self._read_scalars()._replace(overflow=overflow)
-        outcome = self._run(Layout(shapes, order), reduced, scalars)
+        outcome = self._run(Layout(shapes, reduced.order), reduced, scalars)
         self._assign_scalars(outcome)
         return outcome.gradient_square_sums, outcome.gradient_norm
 
@@ -181,7 +181,7 @@ class UpdateExecutor(abc.ABC):
         return variables
 
     def _compiled(self, key: tuple[Any, ...], function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the compiled function, which is traced once for each key."""
+        """Returns the function that was compiled first under this key, or compiles this one."""
         if key not in self._programs:
             self._programs[key] = tf.function(
                 function, autograph=False, jit_compile=self._jit_compile

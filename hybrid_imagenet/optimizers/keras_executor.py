@@ -22,7 +22,7 @@ class KerasExecutor:
         loss_scale: LossScale,
         variables: Sequence[keras.Variable],
     ) -> None:
-        """Takes the parts of an update.
+        """Sets what an update changes.
 
         Args:
           optimizer: has a rule for each variable.
@@ -45,8 +45,8 @@ class KerasExecutor:
         Returns:
           The square sums of the scaled gradients, float32 [n], and the norm of all unscaled ones.
         """
-        order = [position for bucket in reduced.members for position in bucket]
-        by_position = Layout([v.shape for v in self._variables], order).split(reduced)
+        layout = Layout([v.shape for v in self._variables], reduced.order)
+        by_position = layout.unpack_buckets(reduced)
         grads = [by_position.get(i, tf.zeros(v.shape)) for i, v in enumerate(self._variables)]
         gradient_square_sums = square_sums(grads)
         total = tf.reduce_sum(gradient_square_sums)

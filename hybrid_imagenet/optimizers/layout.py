@@ -31,12 +31,17 @@ class Packed:
     members: Sequence[Sequence[int]]
     new_values: Sequence[tf.Tensor] = ()
 
+    @property
+    def order(self) -> list[int]:
+        """Positions of the variables of all buckets, in the order of the vectors."""
+        return [position for bucket_members in self.members for position in bucket_members]
+
 
 class Layout:
     """Places variables in a vector of rows of `ROW_SIZE` numbers.
 
     No two variables share a row, and rows are filled up with zeros. A variable that starts at a row
-    is aligned in memory, so taking the vector apart copies nothing: the pieces are views of it.
+    is aligned in memory, so unpacking the vector copies nothing: the values are views of it.
     Sums over variables are sums over rows, in an order that is always the same.
     """
 
@@ -80,18 +85,20 @@ class Layout:
         return tf.reshape(tf.concat(pieces, 0), [self.rows, ROW_SIZE])
 
     def unpack(
-        self, rows: tf.Tensor, ends: Sequence[tf.Tensor] | None = None
+        self, rows: tf.Tensor, unaligned_values: Sequence[tf.Tensor] | None = None
     ) -> dict[int, tf.Tensor]:
         """Returns the values in [rows, ROW_SIZE] by position of the variable, in its shape.
 
-        They are views, except for copies of the variables in `odd`.
+        They are views, except for copies of the variables in `unaligned`.
 
         Args:
           rows: float32 [rows, ROW_SIZE].
-          ends: copies of the variables in `odd`, if they exist already.
+          unaligned_values: result of the method `unaligned_values`, if it exists already.
         """
         pieces = tf.split(tf.reshape(rows, [-1]), self._padded_counts)
-        copies = dict(zip(self.odd, self.ends(rows) if ends is None else ends, strict=True))
+        if unaligned_values is None:
+            unaligned_values = self.unaligned_values(rows)
+        copies = dict(zip(self.unaligned, unaligned_values, strict=True))
         values = {}
         for i, count, piece in zip(self.order, self._counts, pieces, strict=True):
             if i in copies:
@@ -101,7 +108,7 @@ class Layout:
             values[i] = _reshaped(piece, self.shapes[i])
         return values
 
-    def split(self, packed: Packed) -> dict[int, tf.Tensor]:
+    def unpack_buckets(self, packed: Packed) -> dict[int, tf.Tensor]:
         """Returns the gradients in buckets by position of the variable, float32, in its shape."""
         gradients: dict[int, tf.Tensor] = {}
         for bucket, members in zip(packed.buckets, packed.members, strict=True):
@@ -110,17 +117,17 @@ class Layout:
         return gradients
 
     @property
-    def odd(self) -> list[int]:
+    def unaligned(self) -> list[int]:
         """Positions of the variables whose ends are not aligned in memory.
 
-        TensorFlow copies them out of the vector.
+        They cannot be views, so TensorFlow copies them out of the vector.
         """
         return [i for i, count in zip(self.order, self._counts, strict=True) if count % _ALIGNMENT]
 
-    def ends(self, rows: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the values of the variables in `odd`, flat, from [rows, ROW_SIZE]."""
+    def unaligned_values(self, rows: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the values of the variables in `unaligned`, flat, from [rows, ROW_SIZE]."""
         values = []
-        for i in self.odd:
+        for i in self.unaligned:
             first = self._first_row[i]
             variable = tf.reshape(rows[first : first + self._num_rows[i]], [-1])
             values.append(variable[: math.prod(self.shapes[i])])
@@ -139,9 +146,9 @@ class Layout:
 
         A scalar is returned as it is.
         """
-        return (
-            vector if vector.shape.rank == 0 else tf.gather(vector, self._variable_of_row)[:, None]
-        )
+        if vector.shape.rank == 0:
+            return vector
+        return tf.gather(vector, self._variable_of_row)[:, None]
 
     def broadcast_constant(self, vector: np.ndarray) -> np.ndarray:
         """Does the same as `broadcast` for numbers that are known when the graph is built."""
@@ -154,8 +161,9 @@ class Layout:
     def square_sums(self, rows: tf.Tensor) -> tf.Tensor:
         """Returns the sum of squares of each variable in [rows, ROW_SIZE] as [n], in two kernels.
 
-        Each row is summed, then the rows of each variable, filled up with zeros to the longest: no
-        atomic additions, whose order would differ between ranks and runs.
+        Each row is summed first. Then the sums of the rows of each variable are gathered, filled up
+        with zeros to the largest number of rows, and summed. So there are no atomic additions,
+        whose order would differ between ranks and runs.
         """
         by_row = tf.reduce_sum(tf.square(rows), 1)
         longest = max(int(self._num_rows.max(initial=0)), 1)
@@ -174,10 +182,13 @@ def _reshaped(values: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
 
 
 def pack_each(grads: Sequence[tf.Tensor]) -> Packed:
-    """Packs each float32 gradient into its own bucket, when there is nothing to communicate.
+    """Packs each float32 gradient into its own bucket, for an update without other ranks.
 
     Most gradients fill whole rows, so nothing is copied.
     """
     members = [i for i, grad in enumerate(grads) if grad.shape.num_elements()]
-    buckets = [tf.reshape(Layout([grads[i].shape], [0]).pack([grads[i]]), [-1]) for i in members]
+    buckets = []
+    for i in members:
+        rows = Layout([grads[i].shape], [0]).pack([grads[i]])
+        buckets.append(tf.reshape(rows, [-1]))
     return Packed(buckets, [[i] for i in members])

@@ -31,7 +31,7 @@ from hybrid_imagenet.optimizers.layout import Layout, Packed
 
 
 class PackedExecutor(UpdateExecutor):
-    """Compiles two programs: one for the time while gradients travel, one for the time after."""
+    """Compiles two programs: one runs while gradients are reduced, the other one after that."""
 
     def _run(self, layout: Layout, reduced: Packed, scalars: StepScalars) -> Outcome:
         variables = self._variables()
@@ -45,10 +45,10 @@ class PackedExecutor(UpdateExecutor):
             functools.partial(self._after_gradients, layout),
         )
         prepared = before_gradients(old[WEIGHTS], scalars)
-        outcome, new, ends = after_gradients(list(reduced.buckets), old, prepared, scalars)
-        for name, each in variables.items():
-            for position, value in layout.unpack(new[name], ends[name]).items():
-                each[position].value.assign(value)
+        outcome, new, unaligned = after_gradients(list(reduced.buckets), old, prepared, scalars)
+        for name in variables:
+            for position, value in layout.unpack(new[name], unaligned[name]).items():
+                variables[name][position].value.assign(value)
         return outcome
 
     def _before_gradients(
@@ -69,8 +69,8 @@ class PackedExecutor(UpdateExecutor):
         """Computes all new values.
 
         Returns:
-          The outcome; the new values as [rows, ROW_SIZE]; and the values of `Layout.odd` variables,
-          which cannot be slices of these rows.
+          The outcome; the new values as [rows, ROW_SIZE]; and, by the same names, the result of
+          `Layout.unaligned_values` for each of them.
         """
         flat = tf.concat([tf.cast(bucket, tf.float32) for bucket in buckets], 0)
         grad = tf.reshape(flat, [layout.rows, ROW_SIZE])
@@ -87,5 +87,6 @@ class PackedExecutor(UpdateExecutor):
             scaled_decay=prepared.scaled_decay,
         )
         new = keep_old_unless(outcome.is_finite, self._apply_rule(grad, old, ctx, prepared), old)
+        unaligned = {name: layout.unaligned_values(rows) for name, rows in new.items()}
         # The caller does not need `values`, and every extra output costs one kernel.
-        return outcome._replace(values={}), new, {name: layout.ends(new[name]) for name in old}
+        return outcome._replace(values={}), new, unaligned

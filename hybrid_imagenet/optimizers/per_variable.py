@@ -62,7 +62,7 @@ class PerVariableExecutor(UpdateExecutor):
 
     def _run(self, layout: Layout, reduced: Packed, scalars: StepScalars) -> Outcome:
         variables = self._variables()
-        grads = layout.split(reduced)
+        grads = layout.unpack_buckets(reduced)
         no_gradient = tf.zeros([0])
         grad_square_sums = square_sums(
             [grads.get(i, no_gradient) for i in range(len(layout.shapes))]
@@ -73,7 +73,7 @@ class PerVariableExecutor(UpdateExecutor):
             self._decay_coefficients(self._optimizer.decay),
         )
         outcome = self._judge(grad_square_sums, prepared, scalars)
-        # All that the rule may ask for: a program takes one record.
+        # `update` may use the values of both earlier methods.
         prepared = prepared._replace(values=prepared.values | outcome.values)
         step = (prepared, scalars.hyperparameters, outcome.is_finite)
 

@@ -9,5 +9,5 @@ def means(reduce, grads, names):
 
     packed = reduce(grads, names)
     members = [i for bucket in packed.members for i in bucket]
-    by_index = Layout([grad.shape for grad in grads], members).split(packed)
+    by_index = Layout([grad.shape for grad in grads], members).unpack_buckets(packed)
     return [by_index.get(i, tf.zeros(grad.shape)) for i, grad in enumerate(grads)]
