@@ -26,7 +26,8 @@ _ARGUMENTS = (
     "fusion_threshold_mb",
 )
 
-_OF_INNER = (
+# Arguments of the optimizer that is passed as the first argument.
+_INNER_ARGUMENTS = (
     "learning_rate",
     "momentum",
     "nesterov",
@@ -78,15 +79,18 @@ def check_names(names: Iterable[str], known: Sequence[str]) -> None:
     for name in names:
         if name in known:
             continue
-        if name in _OF_INNER:
+        suggestion = ""
+        if name in _INNER_ARGUMENTS:
             remedy = (
                 "Pass it to the optimizer inside, such as"
                 f" DistributedOptimizer(keras.optimizers.SGD({name}=...))"
             )
+        elif name in _REMEDIES:
+            remedy = _REMEDIES[name]
         else:
-            remedy = _REMEDIES.get(name, f"Omit it. Its arguments are {', '.join(known)}")
-        near = "" if name in _OF_INNER or name in _REMEDIES else did_you_mean(name, known)
-        raise UserError(f"DistributedOptimizer has no argument {name}{near}. {remedy}.")
+            suggestion = did_you_mean(name, known)
+            remedy = f"Omit it. Its arguments are {', '.join(known)}"
+        raise UserError(f"DistributedOptimizer has no argument {name}{suggestion}. {remedy}.")
 
 
 def check_compression(value: Any) -> None:

@@ -44,7 +44,7 @@ class WeightAverage:
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Creates the averages of these trainable variables, equal to them."""
         self._weights = list(variables)
-        # Copies of the values, because Keras would share a tf.Variable that it is given.
+        # From copies of the values, because Keras would share a tf.Variable that is passed to it.
         self._averages = [
             keras.Variable(v.numpy(), trainable=False, name=f"{v.name}_average") for v in variables
         ]
@@ -77,5 +77,5 @@ class WeightAverage:
         decay = tf.minimum(self._decay, (1.0 + t) / (10.0 + t))
         if self._every == 1:
             return 1.0 - decay
-        is_taken_in = tf.equal(tf.math.floormod(t, float(self._every)), 0.0)
-        return tf.where(is_taken_in, 1.0 - decay**self._every, 0.0)
+        is_due = tf.equal(tf.math.floormod(t, float(self._every)), 0.0)
+        return tf.where(is_due, 1.0 - decay**self._every, 0.0)

@@ -23,7 +23,12 @@ from hybrid_imagenet.optimizers import arguments
 from hybrid_imagenet.optimizers.accumulation import GradientAccumulator
 from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.executor import UpdateExecutor
-from hybrid_imagenet.optimizers.grouped import GroupedOptimizer, check_known
+from hybrid_imagenet.optimizers.grouped import (
+    GroupedOptimizer,
+    check_known,
+    paths_without_gradient,
+    require_gradients,
+)
 from hybrid_imagenet.optimizers.keras_executor import KerasExecutor
 from hybrid_imagenet.optimizers.kinds import ParameterKind, classify, classify_by_rank
 from hybrid_imagenet.optimizers.layout import Packed
@@ -37,9 +42,9 @@ UPDATE_SCOPE = "optimizer_update"
 """The name under which a profile shows the operations of an update."""
 
 _BROADCAST_REMEDY = (
-    "give fit callbacks=hybrid_imagenet.callbacks.default_callbacks(), or call"
-    " hybrid_imagenet.broadcast_model(model), once the model has all its weights; give callbacks"
-    " that change the learning rate to every rank"
+    "pass callbacks=hybrid_imagenet.callbacks.default_callbacks() to fit, or call"
+    " hybrid_imagenet.broadcast_model(model), once the model has all its weights; pass callbacks"
+    " that change the learning rate on every rank"
 )
 
 _log = logging.getLogger(__name__)
@@ -191,13 +196,16 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         self._reducer = None if communicator is None else GradientReducer(communicator)
         self._packed = packed
         self._executor: UpdateExecutor | KerasExecutor | None = None  # made by `build`
-        # What `scale_loss` and `apply` know of each other, see `apply`.
+        # Whether `scale_loss` was called since the last `apply`.
         self._loss_was_scaled = False
+        # Whether `apply` itself multiplies the gradients by the loss scale, because the first step
+        # did not call `scale_loss`; None before the first step.
         self._scales_gradients: bool | None = None
+        # Receives the gradients inside `defer_update`; None outside of it.
         self._deferred: types.SimpleNamespace | None = None
-        # What a step is traced for, if the host chooses between two traced functions.
+        # The kind of micro-batch that is traced now, see `traced_for`; None for all kinds.
         self._traced_for: MicroBatchUse | None = None
-        # Ranks that the program has connected are compared by the program.
+        # With a communicator of its own, the program compares the ranks itself.
         self._ranks_were_compared = communicator is not None
         self._warned_of_sparse_gradients = False
         # Keras variables by id of the tf.Variable with which they share their value.
@@ -238,8 +246,8 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
                 self._executor = KerasExecutor(self.inner, self.loss_scale, updated)
             if self.average is not None:
                 self.average.build(updated)
-            # Of the last step's gradients, to name layers that are not finite; not saved. Those of
-            # variables that are overwritten come last: 0, or infinity.
+            # Square sums of the last step's gradients, which show the layers that are not finite.
+            # They are not saved. At the end, each variable that is overwritten has 0 or infinity.
             self.square_sums = tf.Variable(
                 tf.zeros([len(variables)]), trainable=False, name="square_sums"
             )
@@ -408,6 +416,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
                 "optimizer.apply got no variables at its first call. Pass them, or call"
                 " hybrid_imagenet.broadcast_model(model) before."
             )
+        self._check_gradients(grads)
         scaled = self._with_loss_scale(self._dense(grads))
         if self._deferred is not None:
             self._deferred.gradients = scaled
@@ -423,11 +432,13 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
 
     @contextlib.contextmanager
     def defer_update(self) -> Iterator[types.SimpleNamespace]:
-        """Makes `apply` keep its gradients as `gradients` of what this yields, and do no more.
+        """Makes `apply` only store its gradients, as the attribute `gradients` of the result.
 
-        XLA can compile this part. Pass the gradients to `accumulate_or_update` outside the program.
+        XLA can compile this part of a step. Pass the gradients to `accumulate_or_update` outside of
+        the compiled program.
         """
-        self._deferred = types.SimpleNamespace()  # Keras would track a list
+        # Not a list, because Keras would track it as state.
+        self._deferred = types.SimpleNamespace()
         try:
             yield self._deferred
         finally:
@@ -435,7 +446,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
 
     @contextlib.contextmanager
     def traced_for(self, micro_batch: MicroBatchUse) -> Iterator[None]:
-        """Makes a step that is traced inside serve one kind of micro-batch only."""
+        """Makes steps that are traced in this context right for one kind of micro-batch only."""
         before = self._traced_for
         self._traced_for = micro_batch
         try:
@@ -494,9 +505,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
           Of variables that are overwritten, the largest new values.
         """
         variables = private_api.trainable_variables(self)
-        missing = [v.path for g, v in zip(grads, variables, strict=True) if g is None]
-        if missing:
-            raise ValueError(f"There is no gradient for {', '.join(missing)}.")
+        require_gradients(grads, variables)
         names, _ = self._partition.split(_unique_names([v.path for v in variables]))
         gradients, new_values = self._partition.split(grads)
         reduced = self.reducer.reduce(gradients, names)
@@ -546,16 +555,17 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         layers = private_api.flatten_layers(model)
         return any(layer.compute_dtype == "float16" for layer in layers)
 
-    def _dense(self, grads: Sequence[Any]) -> list[tf.Tensor]:
-        """Checks that every variable has a gradient, and makes sparse gradients dense."""
+    def _check_gradients(self, grads: Sequence[Any]) -> None:
+        """Raises ValueError, with the likely cause, if a variable has no gradient or new value."""
         variables = private_api.trainable_variables(self)
-        missing = [v.path for g, v in zip(grads, variables, strict=True) if g is None]
+        missing = paths_without_gradient(grads, variables)
         if len(missing) == len(grads):
             raise ValueError(
                 "No variable has a gradient. Compute the loss inside the GradientTape, and"
                 " optimizer.scale_loss(loss) too if you call it."
             )
-        if any(g is None and is_overwritten(v) for g, v in zip(grads, variables, strict=True)):
+        _, new_values = self._partition.split(grads)
+        if any(value is None for value in new_values):
             raise ValueError(
                 f"There are no new values for {', '.join(missing)}, because the model computed"
                 " without training. Call it with training=True."
@@ -565,11 +575,16 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
                 f"There is no gradient for {', '.join(missing)}, because the loss does not use it."
                 " Set trainable=False on its layer."
             )
-        sparse = [v.path for g, v in zip(grads, variables, strict=True) if _is_sparse(g)]
+
+    def _dense(self, grads: Sequence[Any]) -> list[tf.Tensor]:
+        """Returns the gradients with sparse ones made dense; warns once about these."""
+        variables = private_api.trainable_variables(self)
+        pairs = zip(grads, variables, strict=True)
+        sparse = [variable.path for grad, variable in pairs if isinstance(grad, tf.IndexedSlices)]
         if sparse and not self._warned_of_sparse_gradients:
             self._warned_of_sparse_gradients = True
             if process.rank() == 0:
-                _log.warning("sparse gradients travel as dense ones: %s", ", ".join(sparse))
+                _log.warning("sparse gradients are sent as dense ones: %s", ", ".join(sparse))
         # The shape of a gradient may be unknown although the variable's is known, as after
         # `keras.ops.shape`.
         dense = []
@@ -582,9 +597,10 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
     def average_sums(self, communicator: Communicator) -> None:
         """Replaces the sums of an unfinished accumulation by their mean over ranks.
 
-        The sums of one rank then stand for all, and the update stays the same, because it takes the
-        mean of the sums. Every rank calls it. If the ranks have counted different micro-batches,
-        one has restored its state, and nothing is changed.
+        Then the sums that one rank saves are right for all ranks. The next update stays the same,
+        because it takes the mean over ranks anyway. Every rank calls it. Nothing is changed if the
+        ranks have counted different numbers of micro-batches, because then one of them has restored
+        its state.
         """
         if self.accumulation_steps is None:
             return
@@ -702,10 +718,6 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         if hyperparameters:
             inner.hyperparameters.assign(hyperparameters)
         return optimizer
-
-
-def _is_sparse(grad: Any) -> bool:
-    return isinstance(grad, tf.IndexedSlices)
 
 
 def _unique_names(paths: Sequence[str]) -> list[str]:

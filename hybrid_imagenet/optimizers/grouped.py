@@ -40,9 +40,9 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
     * `prepare`, if the rule needs something that gradients do not change;
     * `scale_layers`, if the rule needs a number per layer that follows from gradient norms.
 
-    None of these reads or assigns a variable. `optimizers.context.UpdateContext` says what each of
-    them can use. An `UpdateExecutor` runs them: for all variables as one vector on GPUs, or
-    variable by variable on CPUs. So `update` must be elementwise but for `ctx.layers`.
+    None of these reads or assigns a variable. `optimizers.context.UpdateContext` lists the values
+    that each of them can use. An `UpdateExecutor` runs them, for all variables as one vector on
+    GPUs, or variable by variable on CPUs. So `update` must be elementwise, except for `ctx.layers`.
 
     All state is float32. Gradients are means over the whole batch and all ranks. Weight decay is
     coupled L2 decay (g += weight_decay * w), unless `decoupled_decay` is set; it spares biases and
@@ -234,10 +234,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
             check_known(self._partition.variables, trainable_variables)
         elif not self.built:
             raise ValueError("apply got no variables. Pass them at the first call, or call build.")
-        variables = self._partition.variables
-        missing = [v.path for g, v in zip(grads, variables, strict=True) if g is None]
-        if missing:
-            raise ValueError(f"There is no gradient for {', '.join(missing)}.")
+        require_gradients(grads, self._partition.variables)
         if self._standalone_executor is None:
             with tf.init_scope():
                 self._standalone_executor = self.make_executor(LossScale())
@@ -357,6 +354,19 @@ def check_known(built_on: Sequence[keras.Variable], variables: Sequence[keras.Va
         )
 
 
+def paths_without_gradient(grads: Sequence[Any], variables: Sequence[keras.Variable]) -> list[str]:
+    """Returns the paths of the variables whose gradient is None."""
+    pairs = zip(grads, variables, strict=True)
+    return [variable.path for grad, variable in pairs if grad is None]
+
+
+def require_gradients(grads: Sequence[Any], variables: Sequence[keras.Variable]) -> None:
+    """Raises ValueError if a variable has no gradient."""
+    missing = paths_without_gradient(grads, variables)
+    if missing:
+        raise ValueError(f"There is no gradient for {', '.join(missing)}.")
+
+
 def _check_arguments(arguments: Any, options_class: type[Options]) -> None:
     learning_rate = arguments.learning_rate
     if not isinstance(learning_rate, (int, float)):
@@ -368,7 +378,8 @@ def _check_arguments(arguments: Any, options_class: type[Options]) -> None:
         raise ValueError(f"learning_rate={learning_rate} is negative. Pass a positive number.")
     for declared in options_of(options_class).values():
         value = getattr(arguments, declared.name)
-        if reason := invalid_reason(value, declared):
+        reason = invalid_reason(value, declared)
+        if reason:
             raise ValueError(f"{declared.name}={value}: {reason}")
 
 

@@ -73,11 +73,11 @@ class LossScale:
         return loss * self.scale.value
 
     def update(self, finite: tf.Tensor) -> None:
-        """Accounts for one step; `finite` (bool scalar) must be the same on every rank."""
-        for variable, value in zip(
-            self.variables, self.next(finite, *(v.value for v in self.variables)), strict=True
-        ):
-            variable.assign(value)
+        """Counts one step; `finite` (bool scalar) must be the same on every rank."""
+        values = [variable.value for variable in self.variables]
+        new_values = self.next(finite, *values)
+        for variable, new_value in zip(self.variables, new_values, strict=True):
+            variable.assign(new_value)
 
     def next(
         self,
@@ -87,13 +87,24 @@ class LossScale:
         skipped: tf.Tensor,
         in_a_row: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-        """The values of `variables` after a step, of any one shape."""
+        """Returns the values of `variables` after a step, from those before it.
+
+        Args:
+          finite: whether the step is taken, bool. It may be a vector, of which each element is a
+            step of its own, with values of the same shape.
+          scale: value of `scale`.
+          good: value of `good_steps`.
+          skipped: value of `skipped_steps`.
+          in_a_row: value of `skipped_in_a_row`.
+        """
         skip = tf.cast(tf.logical_not(finite), tf.int64)
-        skipped, in_a_row = skipped + skip, (in_a_row + skip) * skip
+        new_skipped = skipped + skip
+        new_in_a_row = (in_a_row + skip) * skip
         if not self.dynamic:
-            return tf.identity(scale), tf.identity(good), skipped, in_a_row
-        good = (good + 1) * (1 - skip)
-        grow = tf.greater_equal(good, self.growth_steps)
-        factor = tf.where(finite, tf.where(grow, 2.0, 1.0), 0.5)
-        scale = tf.clip_by_value(scale * factor, 1.0, _MAX_SCALE)
-        return scale, tf.where(grow, tf.zeros_like(good), good), skipped, in_a_row
+            return tf.identity(scale), tf.identity(good), new_skipped, new_in_a_row
+        finite_steps = (good + 1) * (1 - skip)
+        grows = tf.greater_equal(finite_steps, self.growth_steps)
+        factor = tf.where(finite, tf.where(grows, 2.0, 1.0), 0.5)
+        new_scale = tf.clip_by_value(scale * factor, 1.0, _MAX_SCALE)
+        new_good = tf.where(grows, tf.zeros_like(finite_steps), finite_steps)
+        return new_scale, new_good, new_skipped, new_in_a_row
