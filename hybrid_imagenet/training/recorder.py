@@ -59,8 +59,10 @@ class Recording:
             self._directory = run_dir.RunDirectory(path, resume=config.run.resume)
         self.path = self._directory.path if self._directory is not None else None
         self._rank = rank
+        # Shows log messages in the view between `start` and `stop_logging`.
         self._handler: logging.Handler | None = None
-        self._level = logging.NOTSET
+        # Level of the package's log before `start`.
+        self._earlier_level = logging.NOTSET
         # Arguments of `summary.summarize` that describe the run.
         self._summary_arguments: dict[str, Any] = {}
         self.view = live.make_view(_view_mode(config, rank, size), sys.stdout, config.run.epochs)
@@ -150,39 +152,61 @@ class Recording:
             "gpus": facts.get("gpu", "none") != "none",
         }
         if not is_over:
-            config = self._write_config(facts, state.seconds)
-            if self._config.run.tracker:
-                self._tracker = trackers.TrackerLog(
-                    self._config.run.tracker,
-                    name=self._directory.path.name,
-                    config=config,
-                    print_message=self.view.message,
-                    project=self._config.run.tracker_project,
-                    directory=self._directory.path,
-                )
-        resume_from = (state.step, state.recorded_at) if self._directory.resumed else None
-        self.writer = jsonl.MetricsWriter(
-            self._directory.path / "metrics.jsonl", resume_from=resume_from
-        )
-        earlier_records = jsonl.read_records(self.writer.path) if resume_from else []
-        if self._tensorboard is not None and resume_from:
-            self._tensorboard.hide_events_from(state.step)
-            for record in earlier_records:
-                # Its events may have been written or not, depending on when the run ended.
-                if record.get("step") == state.step:
-                    self._tensorboard.log(record)
+            self._start_tracker(self._write_config(facts, state.seconds))
+        earlier_records = self._open_records(state)
         self._start_view(facts, info, state, earlier_records)
 
     def _start_logging(self) -> None:
         """Shows log messages of the package in the view: all on rank 0, warnings on others."""
         log = logging.getLogger("hybrid_imagenet")
-        self._level = log.level
+        self._earlier_level = log.level
         level = logging.WARNING
         if self._rank == 0:
             level = logging.DEBUG if self._config.run.verbose else logging.INFO
         log.setLevel(level)
         self._handler = _ViewHandler(self.view, self._rank)
         log.addHandler(self._handler)
+
+    def _start_tracker(self, config: Mapping[str, Any]) -> None:
+        """Starts or continues the run of the tracker, if there is one.
+
+        Args:
+          config: content of config.json.
+        """
+        assert self._directory is not None
+        if self._config.run.tracker:
+            self._tracker = trackers.TrackerLog(
+                self._config.run.tracker,
+                name=self._directory.path.name,
+                config=config,
+                print_message=self.view.message,
+                project=self._config.run.tracker_project,
+                directory=self._directory.path,
+            )
+
+    def _open_records(self, state: RunState) -> list[dict[str, Any]]:
+        """Opens metrics.jsonl, and makes TensorBoard continue at the same position.
+
+        Args:
+          state: position of the run. Later records of an earlier session are removed.
+
+        Returns:
+          The records of earlier sessions; none for a new run.
+        """
+        assert self._directory is not None
+        path = self._directory.path / "metrics.jsonl"
+        if not self._directory.resumed:
+            self.writer = jsonl.MetricsWriter(path)
+            return []
+        self.writer = jsonl.MetricsWriter(path, resume_from=(state.step, state.recorded_at))
+        records = jsonl.read_records(path)
+        if self._tensorboard is not None:
+            self._tensorboard.hide_events_from(state.step)
+            for record in records:
+                # The events of this step are hidden too, or were never written.
+                if record.get("step") == state.step:
+                    self._tensorboard.log(record)
+        return records
 
     def _start_view(
         self,
@@ -320,7 +344,7 @@ class Recording:
         if self._handler is not None:
             log = logging.getLogger("hybrid_imagenet")
             log.removeHandler(self._handler)
-            log.setLevel(self._level)
+            log.setLevel(self._earlier_level)
             self._handler = None
 
     def interrupt(self) -> None:

@@ -13,14 +13,27 @@ class ThroughputMeter:
     """Computes rates and averages between fetches; keeps `state.seconds` current.
 
     Attributes:
-      wait_seconds: seconds for which training has waited for batches since the last record.
+      wait_seconds: seconds for which training has waited for batches since the last fetch.
     """
 
     def __init__(self, state: RunState):
+        now = time.perf_counter()
         self.wait_seconds = 0.0
         self._state = state
-        self._time = time.perf_counter()
+        # Time of the last call of `add_seconds`.
+        self._last_time = now
+        # Time from the beginning of the first epoch to the end of the first step.
         self._compile_seconds = 0.0
+        # At the beginning of the epoch, or of the part of it that this session trains.
+        self._epoch_start = now
+        self._epoch_start_images = state.images
+        # Waits of the epoch up to the last fetch.
+        self._epoch_wait_seconds = 0.0
+        # At the last fetch.
+        self._fetch_time = now
+        self._fetched_images = state.images
+        self._fetched_step = state.step
+        self._fetched_sums = ClassificationSums(0.0, 0.0, 0.0, 0.0)
 
     def start_epoch(self, sums: ClassificationSums) -> None:
         """Begins an epoch, or the rest of one.
@@ -29,24 +42,24 @@ class ThroughputMeter:
           sums: of the part of the epoch that was trained earlier.
         """
         self.add_seconds()
-        self._epoch_start = self._time
-        self._sums = sums
-        self._epoch_images = self._state.images
+        self._epoch_start = self._last_time
+        self._epoch_start_images = self._state.images
         self._epoch_wait_seconds = 0.0
-        self.wait_seconds = 0.0
-        self._start_rates()
+        self._fetched_sums = sums
+        self._restart_rates()
 
     def exclude_compilation(self) -> None:
         """Restarts the rates after the first step, whose call contained its compilation."""
         self.add_seconds()
         self._compile_seconds = time.perf_counter() - self._epoch_start
         self._epoch_wait_seconds += self.wait_seconds
-        self._start_rates()
+        self._restart_rates()
 
-    def _start_rates(self) -> None:
-        self._rate_start = self._time
-        self._images = self._state.images
-        self._step = self._state.step
+    def _restart_rates(self) -> None:
+        """Measures the next rates from the present position."""
+        self._fetch_time = self._last_time
+        self._fetched_images = self._state.images
+        self._fetched_step = self._state.step
         self.wait_seconds = 0.0
 
     def step_values(self, sums: ClassificationSums) -> dict[str, Any]:
@@ -56,22 +69,22 @@ class ThroughputMeter:
           sums: of this epoch so far; the fetch that gave them has waited for the device.
         """
         self.add_seconds()
-        steps = self._state.step - self._step
+        steps = self._state.step - self._fetched_step
         values: dict[str, Any] = {
             "step": self._state.step,
             "seconds": self._state.seconds,
-            **(sums - self._sums).means("train"),
+            **(sums - self._fetched_sums).means("train"),
         }
         # Without a step since the compiled one, whose time includes compilation, there is no speed
         # to record.
         if steps:
-            elapsed = max(self._time - self._rate_start, 1e-9)
-            values["images_per_second"] = (self._state.images - self._images) / elapsed
+            elapsed = max(self._last_time - self._fetch_time, 1e-9)
+            values["images_per_second"] = (self._state.images - self._fetched_images) / elapsed
             values["step_seconds"] = elapsed / steps
             values["data_wait_fraction"] = self.wait_seconds / elapsed
         self._epoch_wait_seconds += self.wait_seconds
-        self._sums = sums
-        self._start_rates()
+        self._fetched_sums = sums
+        self._restart_rates()
         return values
 
     def epoch_values(self) -> dict[str, Any]:
@@ -82,7 +95,7 @@ class ThroughputMeter:
         if self._compile_seconds:
             values["train_start_seconds"] = self._compile_seconds
             self._compile_seconds = 0.0
-        values["images_per_second"] = (self._state.images - self._epoch_images) / elapsed
+        values["images_per_second"] = (self._state.images - self._epoch_start_images) / elapsed
         values["train_seconds"] = elapsed
         values["data_wait_fraction"] = (self._epoch_wait_seconds + self.wait_seconds) / elapsed
         return values
@@ -90,5 +103,5 @@ class ThroughputMeter:
     def add_seconds(self) -> None:
         """Adds the seconds since the last call to `state.seconds`, at least 1 ns."""
         now = time.perf_counter()
-        self._state.seconds += max(now - self._time, 1e-9)
-        self._time = now
+        self._state.seconds += max(now - self._last_time, 1e-9)
+        self._last_time = now
