@@ -19,7 +19,7 @@ def check_agreement(
     """Compares values over ranks; every rank calls it.
 
     Args:
-      communicator: The ranks.
+      communicator: Connects the ranks.
       values: This rank's values by name, JSON-ready; all ranks pass the same names.
       when: How the message begins, such as "before the first step".
       remedy: How the message ends.

@@ -169,7 +169,7 @@ class ConnectedRanks(Communicator):
             self._broadcast_batch(batch, batch_bytes)
 
     def _broadcast_batch(self, variables: Sequence[tf.Variable], total_bytes: int) -> None:
-        """Broadcasts variables of together `total_bytes` bytes in one message."""
+        """Broadcasts variables in one message, which has `total_bytes` bytes."""
         with tf.device("CPU:0"):
             if self.rank == 0:
                 data = np.concatenate(

@@ -13,7 +13,7 @@ _OUT_OF_MEMORY = re.compile(
     r"OOM when allocating|[Oo]ut of memory|ran out of memory|[Ff]ailed to allocate"
     r" (?:request|memory)"
     r"|CUDA_ERROR_OUT_OF_MEMORY|CU(?:DNN|BLAS)_STATUS_ALLOC_FAILED"
-    # when a tensor is copied to a GPU that is full
+    # These two appear when a tensor is copied to a GPU that is full.
     r"|Dst tensor is not initialized|unable to allocate output tensor"
 )
 _GPU_LOG_LINE = re.compile(

@@ -280,7 +280,11 @@ class TensorFlowCollectives(Collectives):
         return tf.raw_ops.CollectiveBcastRecvV2(T=tensor.dtype, shape=tensor.shape, **pairing)
 
     def _exchange(self, vector: tf.Tensor, name: str, group: RankGroup) -> tf.Tensor:
-        """Sends chunk i of a vector [n] to the i-th rank of the group; returns those received."""
+        """Sends chunk i of a vector [n] to the i-th rank of the group.
+
+        Returns:
+          The chunks that this rank has received, [n], in the order of the ranks.
+        """
         size = len(group.ranks)
         positions = self._rank_positions(group)
         ranks_by_position = sorted(range(size), key=positions.__getitem__)

@@ -28,7 +28,7 @@ class ExactDataset(keras.utils.PyDataset):
     """
 
     def __init__(self, sampler: ExactBatchSampler, load: Callable[[Indices], Any]) -> None:
-        # The default of one worker is necessary: Keras starts several before the pass begins.
+        # Keras starts several workers before the pass begins, so only its default of one works.
         super().__init__()
         self.sampler = sampler
         self.counter = _Counter(self)
@@ -148,8 +148,8 @@ class _Counter(keras.callbacks.Callback):
             raise UserError(
                 f"fit begins epoch {epoch}, but the order is in epoch"
                 f" {self._dataset.sampler.epoch}. Load the run's state into the sampler"
-                " (Checkpoint(folder, order=sampler) does), and pass initial_epoch=sampler.epoch to"
-                " fit."
+                " (Checkpoint(directory, order=sampler) does), and pass"
+                " initial_epoch=sampler.epoch to fit."
             )
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:

@@ -1,6 +1,6 @@
-"""Finds ranks that share out differently ordered examples.
+"""Checks that all ranks have divided the same examples in the same order.
 
-Such ranks would train on some examples of each other.
+Otherwise the parts of two ranks overlap, and both train on the same examples.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ Facts = Mapping[str, Any]
 def check_same_order(communicator: Communicator) -> None:
     """Compares how the ranks' data were ordered when they were divided over ranks.
 
-    Every rank calls it. It covers the data since the last call. A rank may have shared out more
-    data than another, such as a validation set that rank 0 alone uses.
+    Every rank calls it. It covers the data that were divided since the last call. A rank may have
+    divided more data than another, such as a validation set that only rank 0 uses.
 
     Raises:
-      SharedError: on all ranks, with a rank whose order differs from that of rank 0, and in what.
+      SharedError: on all ranks, with a rank whose order differs from that of rank 0, and the facts
+        that differ.
     """
     if communicator.size == 1:
         return
     own_facts = notes.take(communicator.rank, communicator.size)
     first, *others = communicator.allgather_object(own_facts)
     for rank, facts in enumerate(others, 1):
-        names = _different(first, facts)
+        names = _first_difference(first, facts)
         if names:
             raise SharedError(
-                f"Rank {rank} and rank 0 share out data in different orders: {' and '.join(names)}"
+                f"Rank {rank} and rank 0 divide data in different orders: {' and '.join(names)}"
                 " differ. The ranks would train on some examples twice and omit others. Load and"
                 " shuffle the data with the same seed on all ranks, such as"
                 " image_dataset_from_directory(seed=1), or shuffle after hi.data.shard. Call"
@@ -42,27 +43,31 @@ def check_same_order(communicator: Communicator) -> None:
             )
 
 
-def _different(one: Sequence[Facts], other: Sequence[Facts]) -> list[str]:
-    """Returns the names of facts that differ.
+def _first_difference(one: Sequence[Facts], other: Sequence[Facts]) -> list[str]:
+    """Returns the names of the facts in which the notes of two ranks differ.
 
-    Nothing differs if the longer list has everything that the shorter one has.
+    Each note of the rank with fewer notes must equal another note of the other rank. For the first
+    note that does not, the result has the names that differ from the most similar note.
+
+    Returns:
+      The names; none if the notes agree.
     """
-    shorter, longer = sorted([one, other], key=len)
-    candidates = list(longer)
-    for facts in shorter:
-        differences = [_differing_names(facts, candidate) for candidate in candidates]
+    fewer, more = sorted([one, other], key=len)
+    remaining = list(more)
+    for facts in fewer:
+        differences = [_differing_names(facts, candidate) for candidate in remaining]
         if [] not in differences:
             return min(differences, key=len)
-        del candidates[differences.index([])]
+        del remaining[differences.index([])]
     return []
 
 
 def _differing_names(one: Facts, other: Facts) -> list[str]:
     """Returns the names of the facts that differ."""
-    return [name for name in {**one, **other} if not _alike(one.get(name), other.get(name))]
+    return [name for name in {**one, **other} if not _are_equal(one.get(name), other.get(name))]
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _are_equal(one: Any, other: Any) -> bool:
     """Returns whether two facts are equal, lists of numbers to three digits."""
     if not isinstance(one, list) or not isinstance(other, list):
         return bool(one == other)
@@ -71,4 +76,4 @@ def _alike(one: Any, other: Any) -> bool:
     if all(isinstance(value, float) for value in [*one, *other]):
         size = max(map(abs, [*one, *other]), default=0.0)
         return bool(np.allclose(one, other, rtol=1e-3, atol=1e-3 * size))
-    return all(map(_alike, one, other))
+    return all(map(_are_equal, one, other))

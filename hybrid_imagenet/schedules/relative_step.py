@@ -40,7 +40,14 @@ def relative_step(learning_rate: float, eta: float, momentum: float, factor: flo
 def trust_coefficient(
     step: float, learning_rate: float, momentum: float, factor: float = 1.0
 ) -> float:
-    """Returns the trust coefficient that gives a relative step; the other arguments are its own."""
+    """Returns the trust coefficient that gives a relative step.
+
+    Args:
+      step: the wanted relative step.
+      learning_rate: as for `relative_step`.
+      momentum: as for `relative_step`.
+      factor: as for `relative_step`.
+    """
     return step / relative_step(learning_rate, 1.0, momentum, factor)
 
 

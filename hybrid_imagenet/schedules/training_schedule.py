@@ -133,8 +133,8 @@ class Decay:
 class ExponentialDecay(Decay):
     """Multiplies the peak by lr_decay^k in epoch e = floor(epoch) + 1 (Lu et al. §2.2.1).
 
-    They print k = e and say that the decay starts from the peak; k = e - T - 1 does so. If T is not
-    an integer, epochs are counted from T.
+    Lu et al. print k = e, but also state that the decay starts from the peak, for which k must be
+    e - T - 1. If T is not an integer, epochs are counted from T.
     """
 
     lr_decay: float = option(
@@ -494,7 +494,7 @@ def create(
         return decay(epoch, peak, warmup_epochs, end)
 
     def momentum_of(batch: int) -> float:
-        # The value has no effect on other rules than `constant`.
+        # Only the rule `constant` uses this momentum.
         return momentum_for_batch(batch, momentum or 0.0, momentum_rule)
 
     sets_momentum = momentum is not None or momentum_rule != "constant"

@@ -156,7 +156,7 @@ def _check_disk(config: RunConfig, findings: Findings) -> None:
         check_classes(config.data, num_classes)
         findings.num_classes = num_classes
     if config.run.check_only and not is_url(config.data.data_dir or ""):
-        # A run does so after its ranks have started.
+        # Without --check_only the ranks check this when they have opened the dataset.
         check_data(config, training_images(config.data))
     classes = "" if num_classes is None else f", {num_classes} classes"
     lines.append(f"dataset: {config.data.dataset}, {data.description}{classes}")

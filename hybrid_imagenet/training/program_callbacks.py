@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import keras
 
@@ -36,18 +36,19 @@ def program_callbacks(
     """Returns the callbacks of a run, in their order.
 
     1. The watchdog counts a step before another callback can wait or fail.
-    2. The profiler starts before all that belongs to a step.
+    2. The profiler starts before any other work of a step.
     3. The schedules set the values of the step. Each step belongs to one of the three.
-    4. Logs and guards that look at the step: the guards stop a bad run before it is validated,
-       recorded or saved.
+    4. Logs and guards that read the values of the step. The guards stop a run that has diverged
+       before it is validated, recorded or saved.
     5. The statistics of batch normalization are merged before validation, then the averaged weights
        replace the trained ones. In the other order, the statistics of the averaged weights would be
        merged into those of the trained ones.
-    6. What completes the record of an epoch. These gather from all ranks in the same order.
+    6. Logs that complete the record of an epoch. They gather values of all ranks, on every rank in
+       the same order.
     7. The target, before the checkpoint, which contains the best accuracy.
-    8. The record, after all that add to the logs.
-    9. The checkpoint. What it contains is recorded: if a crash came between a checkpoint and its
-       record, the record would be lost forever.
+    8. The record, after all callbacks that add to the logs.
+    9. The checkpoint, after its record. If the program crashed between the two in the other order,
+       the resumed run would begin after the epoch, and its record would be lost forever.
 
     Args:
       run: the components.
@@ -120,7 +121,7 @@ def program_callbacks(
     return callbacks
 
 
-def _precise_statistics(run: RunComponents) -> Any:
+def _precise_statistics(run: RunComponents) -> Callable[[], None]:
     """Returns the function that measures this rank's statistics over several batches."""
     return PreciseStatistics(
         run.step.forward,

@@ -96,7 +96,7 @@ SHUFFLES = {
 def test_shard_with_different_seeds_on_ranks_is_rejected(name):
     compare(lambda rank: SHUFFLES[name](3))
     with pytest.raises(
-        SharedError, match=r"Rank 1 and rank 0 share out data in different orders: .* differ\. The "
+        SharedError, match=r"Rank 1 and rank 0 divide data in different orders: .* differ\. The "
     ):
         compare(lambda rank: SHUFFLES[name](3 + rank))
 
@@ -165,5 +165,5 @@ def test_fit_of_ranks_with_different_orders_is_rejected_before_training(pools, t
         assert result["same seed"] is None
         for call in ("fit", "loop", "evaluate", "another global seed"):
             assert result[call].startswith(
-                "Rank 1 and rank 0 share out data in different orders: the seeds of shuff"
+                "Rank 1 and rank 0 divide data in different orders: the seeds of shuff"
             ), call
