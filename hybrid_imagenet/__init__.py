@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from hybrid_imagenet.library.synchronized_batch_norm import synchronize_batch_norm
     from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 
-# `init` sets what TensorFlow reads when it starts, so that the names of `comm.process` must not
-# import it.
-_HOMES = {
+# The module of each public name that is not itself a module. `init` sets variables that TensorFlow
+# reads when it is imported, so `comm.process` must not import TensorFlow.
+_MODULE_BY_NAME = {
     **dict.fromkeys(
         ("communicator", "init", "local_rank", "rank", "shutdown", "size"), "comm.process"
     ),
@@ -57,8 +57,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Imports a public name at its first use (PEP 562)."""
-    if name in _HOMES:
-        value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if name in _MODULE_BY_NAME:
+        value = getattr(importlib.import_module(f"{__name__}.{_MODULE_BY_NAME[name]}"), name)
         globals()[name] = value
         return value
     if name in __all__:
@@ -67,5 +67,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Lists the public names too."""
+    """Returns the names of the module, with public names that have not been imported yet."""
     return sorted({*globals(), *__all__})

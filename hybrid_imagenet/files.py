@@ -452,7 +452,9 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path} cannot be read: {error.strerror}. Check the path and its permissions."
         ) from None
     except (ValueError, RecursionError):
-        raise UserError(f"{path} is empty, cut or not JSON. Restore it from a copy.") from None
+        raise UserError(
+            f"{path} is empty, truncated or not JSON. Restore it from a copy."
+        ) from None
     if not isinstance(content, dict):
         raise UserError(f"{path} is not a JSON object. Restore it from a copy.")
     if _is_deeper(content, MAX_JSON_DEPTH):

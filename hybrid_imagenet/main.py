@@ -58,8 +58,8 @@ _LAUNCH_OPTIONS = {
     "-H": "-H",
     "--hosts": "-H",
 }
-# All ranks of a host have the same error if it concerns the host. The others leave the first one
-# so many seconds to print it. When that one ends, the launcher ends them.
+# An error that concerns a host is the same on all of its ranks. The first of them prints it and
+# ends, and then the launcher ends the others. Meanwhile the others wait for this time.
 _HOST_ERROR_SECONDS = 5.0
 
 
@@ -214,7 +214,8 @@ def _limit_wait_for_other_ranks(seconds: float) -> None:
 
     def end() -> None:
         print(
-            f"error: rank {launcher_rank()} waited for the others at the end for {seconds:g} s",
+            f"error: rank {launcher_rank()} has waited for {seconds:g} s until the others end."
+            " Look for the rank or the host that hangs.",
             file=sys.stderr,
         )
         _end_process(EXIT_STALLED)

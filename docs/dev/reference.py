@@ -354,8 +354,8 @@ def public_names():
     from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 
     groups = {"hi": []}
-    for name in sorted(hybrid_imagenet._HOMES):
-        home = f"hybrid_imagenet.{hybrid_imagenet._HOMES[name]}"
+    for name in sorted(hybrid_imagenet._MODULE_BY_NAME):
+        home = f"hybrid_imagenet.{hybrid_imagenet._MODULE_BY_NAME[name]}"
         groups["hi"].append(PublicName(f"hi.{name}", *find_definition(home, name)))
     for module in MODULES:
         home = f"hybrid_imagenet.{module}"

@@ -319,7 +319,8 @@ class DataFlags:
     )
     loss: str = option(
         "softmax",
-        "Cross-entropy over all classes (softmax), or the sum of a binary one per class (sigmoid).",
+        "softmax: cross-entropy over all classes. sigmoid: the sum of a binary cross-entropy for"
+        " each class.",
         choices=("softmax", "sigmoid"),
     )
     label_smoothing: float = option(
@@ -411,8 +412,8 @@ class NetworkFlags:
     batch_norm_momentum: float = option(0.9, "Decay of the moving average.", minimum=0, maximum=1)
     persistent_batch_norm: bool = option(
         True,
-        "On GPUs, normalize in the layout of the convolutions with cuDNN's kernels of one pass,"
-        " whose sums vary in order; never with --deterministic.",
+        "On GPUs, use cuDNN's kernels that normalize in one pass, in the layout of the"
+        " convolutions. The order of their sums varies, so --deterministic never uses them.",
     )
     precision: str = option(
         "auto",
@@ -495,7 +496,7 @@ class OptimizationFlags:
     )
     batch_growth: str = option(
         "per_gpu",
-        "Number that a factor in --batch_schedule multiplies: the images per GPU (per_gpu), or the"
+        "What a factor in --batch_schedule multiplies: the images per GPU (per_gpu), or the"
         " micro-batches per update (accumulation).",
         choices=("per_gpu", "accumulation"),
     )

@@ -9,7 +9,7 @@ import dataclasses
 import re
 import shutil
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from hybrid_imagenet import config
 from hybrid_imagenet.config.flags import CHOICES, owners
@@ -123,19 +123,7 @@ def text(about: str = "") -> str:
     """
     groups = _groups()
     if about in ("", "all"):
-        parts = [_USAGE, filled(f"{_INTRODUCTION}{SPELLING}", width()), ""]
-        if about:
-            return "\n".join([*parts, *_lines(groups.values())])
-        basic = [
-            (title, [entry for entry in flags if entry.option.basic])
-            for title, flags in groups.values()
-        ]
-        examples = [
-            "Examples:",
-            *(f"  {what}:\n    {command}" for what, command in EXAMPLES.items()),
-            "",
-        ]
-        return "\n".join([*parts, *examples, *_lines(basic), _more(groups)])
+        return _overview(groups, is_complete=about == "all")
     word = about.lower().lstrip("-").replace("-", "_")
     if word in groups:
         title, flags = groups[word]
@@ -151,9 +139,25 @@ def text(about: str = "") -> str:
     if not any(flags for _, flags in matches):
         near = did_you_mean(word, [*groups, *config.OPTIONS])
         raise UserError(
-            f"--help={about}: no flag has this word{near}. --help=all lists every flag."
+            f"--help={about}: no flag has this word in its name or help{near}. --help=all lists"
+            " every flag."
         )
     return "\n".join(_lines(matches))
+
+
+def _overview(groups: Mapping[str, _Block], *, is_complete: bool) -> str:
+    """Returns the introduction, and every flag or the basic flags with examples."""
+    parts = [_USAGE, filled(f"{_INTRODUCTION}{SPELLING}", width()), ""]
+    if is_complete:
+        return "\n".join([*parts, *_lines(groups.values())])
+    parts.append("Examples:")
+    for purpose, command in EXAMPLES.items():
+        parts.append(f"  {purpose}:\n    {command}")
+    parts.append("")
+    basic_blocks = []
+    for title, flags in groups.values():
+        basic_blocks.append((title, [entry for entry in flags if entry.option.basic]))
+    return "\n".join([*parts, *_lines(basic_blocks), _more(groups)])
 
 
 def first_commands(start: str) -> str:
@@ -194,12 +198,13 @@ def _groups() -> dict[str, _Block]:
     for flag, by_value in CHOICES.items():
         listed = []
         for name in dict.fromkeys(name for options in by_value.values() for name in options):
-            declared: dict[str, list[str]] = {}
+            # An option with the same help for several values is listed once.
+            values_by_help: dict[str, list[str]] = {}
             for value in owners(flag, name):
-                declared.setdefault(_described(_Entry(name, by_value[value][name])), []).append(
-                    value
-                )
-            listed += [_Entry(name, by_value[v[0]][name], tuple(v)) for v in declared.values()]
+                entry_help = _described(_Entry(name, by_value[value][name]))
+                values_by_help.setdefault(entry_help, []).append(value)
+            for values in values_by_help.values():
+                listed.append(_Entry(name, by_value[values[0]][name], tuple(values)))
         groups[flag] = f"Options of --{flag}, each with the values that have it.", listed
     return groups
 

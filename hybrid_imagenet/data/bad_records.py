@@ -80,7 +80,10 @@ class BadRecords:
             _log.warning("skipped a bad record (%d so far): %s", len(self.reasons), error)
         self._check_limit(index)
         if len(self.reasons) == self._source.num_examples:
-            raise UserError(f"every record is bad. The last one: {error}")
+            raise UserError(
+                f"All {len(self.reasons)} records are bad. Check --data_dir and --dataset. The last"
+                f" bad record: {error}"
+            )
 
     def reason_pairs(self) -> list[tuple[int, str]]:
         """Returns (example, reason) of each bad record, which JSON can store."""
@@ -105,7 +108,8 @@ class BadRecords:
         if len(self.reasons) > self._limit:
             last = BadRecord(*self._source.locate(index), self.reasons[index])
             raise UserError(
-                f"more than --max_bad_records={self._limit} bad records. The last one: {last}"
+                f"There are more than --max_bad_records={self._limit} bad records. Repair them, or"
+                f" raise --max_bad_records. The last one: {last}"
             )
 
 

@@ -25,7 +25,8 @@ def build(builder: Builder, num_classes: int, image_size: int | None) -> keras.M
     """
     if image_size is None or image_size < _MIN_IMAGE_SIZE:
         raise UserError(
-            f"--image_size={image_size}: alexnet_bn needs at least {_MIN_IMAGE_SIZE} pixels."
+            f"--image_size={image_size} is too small for --model=alexnet_bn. Set"
+            f" {_MIN_IMAGE_SIZE} pixels or more."
         )
     image = builder.images(image_size)
     x = builder.conv_norm_relu(image, 96, 11, stride=4, pad=2, name="stage1")

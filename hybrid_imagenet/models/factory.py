@@ -54,9 +54,9 @@ def create(
     if keras_families.is_user_function(name):
         return user_model.create(name, num_classes, image_size, builder)
     if name not in NAMES:
-        raise UserError(f"--model={name}: choose one of {', '.join(NAMES)}")
+        raise UserError(f"--model={name} does not exist. Choose one of {', '.join(NAMES)}.")
     if stem not in STEMS:
-        raise UserError(f"--stem={stem}: choose one of {', '.join(STEMS)}")
+        raise UserError(f"--stem={stem} does not exist. Choose one of {', '.join(STEMS)}.")
     if name == "alexnet_bn":
         return alexnet.build(builder, num_classes, image_size)
     return resnet.build(builder, name, num_classes, image_size, width=width, stem=stem)

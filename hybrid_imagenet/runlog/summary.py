@@ -465,8 +465,8 @@ def is_top5_meaningful(num_classes: int | None) -> bool:
 
 def _speed_line(summary: Mapping[str, Any]) -> str:
     rate = summary["images_per_second"]
-    number_of_gpus_changed = rate and not summary["steady_images_per_second"]
-    before = ", on another number before" if number_of_gpus_changed else ""
+    number_of_ranks_changed = rate and not summary["steady_images_per_second"]
+    before = " (before on another number of ranks)" if number_of_ranks_changed else ""
     return (
         f"{_format_rate(rate)} images/s on {pluralize(summary['world_size'], 'rank')}{before},"
         f" {format_duration(summary['wall_seconds'])} in training and validation"

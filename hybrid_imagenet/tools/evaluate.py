@@ -24,6 +24,7 @@ from hybrid_imagenet.config.resumed_run import SECRET_MASK
 from hybrid_imagenet.data import DatasetRequest, listing
 from hybrid_imagenet.errors import SharedError, UserError, pluralize, printable
 from hybrid_imagenet.resilience import lossy_stream
+from hybrid_imagenet.runlog.summary import is_top5_meaningful
 from hybrid_imagenet.tools import command_line
 
 if TYPE_CHECKING:
@@ -361,8 +362,7 @@ def _format_results(network: TrainedNetwork, results: dict[str, Any]) -> str:
     if results["dropped"]:
         images += f" ({results['dropped']} dropped)"
     values = [images, f"top-1 {100 * results['top1']:.3f} %"]
-    # With at most five classes, every image is in the top 5.
-    if len(network.class_names) > 5:
+    if is_top5_meaningful(len(network.class_names)):
         values.append(f"top-5 {100 * results['top5']:.3f} %")
     values += [f"loss {results['loss']:.5f}", results["precision"]]
     return f"{name}: {', '.join(values)}"

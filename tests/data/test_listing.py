@@ -96,15 +96,15 @@ def test_notes_on_a_folder_count_files_that_are_skipped(tmp_path):
     skipped = notes("folder", tmp_path)
     assert notes("folder", tmp_path, "validation") == {}
     expected = {
-        "2 skipped, .avif is not read": True,
-        "1 skipped, .tiff is not read": True,
-        "1 skipped, a name without a suffix is not read": True,
+        "2 skipped, .avif is not supported": True,
+        "1 skipped, .tiff is not supported": True,
+        "1 skipped, a name without a suffix is not supported": True,
         "1 skipped, a directory inside a class directory": True,
         "1 skipped, not in a class directory": True,
         "1 skipped, a class without images; the first is empty": True,
         "1 skipped, not a regular file": True,
         "1 skipped, hidden": False,
-        "1 skipped, .txt is not read": False,
+        "1 skipped, .txt is not supported": False,
     }
     assert {
         key: fault for key in expected for note, fault in skipped.items() if key in note

@@ -252,7 +252,7 @@ def test_training_batches_with_too_many_bad_records_raise():
                 max_bad_records=4,
             )
         )
-    with pytest.raises(UserError, match="every record is bad"):
+    with pytest.raises(UserError, match=r"All \d+ records are bad. Check --data_dir"):
         labels(
             train(
                 MemorySource(5, bad=range(5)),

@@ -134,9 +134,17 @@ def test_resnet_in_reduced_precision_keeps_float32_variables_and_logits(precisio
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("resnet51", {}, "--model=resnet51: choose one of resnet8, resnet10, resnet18"),
-        ("resnet18", {"stem": "5x5"}, "--stem=5x5: choose one of imagenet, 3x3"),
-        ("alexnet_bn", {}, "--image_size=32: alexnet_bn needs at least 63 pixels"),
+        (
+            "resnet51",
+            {},
+            "--model=resnet51 does not exist. Choose one of resnet8, resnet10, resnet18",
+        ),
+        ("resnet18", {"stem": "5x5"}, "--stem=5x5 does not exist. Choose one of imagenet, 3x3"),
+        (
+            "alexnet_bn",
+            {},
+            "--image_size=32 is too small for --model=alexnet_bn. Set 63 pixels or more.",
+        ),
     ],
 )
 def test_create_with_invalid_arguments_is_rejected(name, options, words):

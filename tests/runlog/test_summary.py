@@ -95,7 +95,10 @@ def test_summary_of_a_run_on_two_numbers_of_gpus_has_no_speed():
     assert result["scaling_efficiency"] is result["steady_images_per_second"] is None
     assert result["targets"][0]["epochs"] == 2
     assert result["targets"][0]["actual_average_single_gpu_seconds"] is None
-    assert "images/s on 2 ranks, on another number before, " in summary.summary_lines(result)[1]
+    assert (
+        "images/s on 2 ranks (before on another number of ranks), "
+        in summary.summary_lines(result)[1]
+    )
     same_number = [row | {"global_batch": 64} for row in rows]
     assert summarized(same_number, workers=8)["steady_images_per_second"] == 200
     # The last session had 4 GPUs, but no step.

@@ -41,7 +41,7 @@ def test_runs_lists_state_and_results(tmp_path, capsys):
     assert cells["b-longer"][3] == "unknown" and "3/12" in cells["b-longer"]
     assert cells["broken"][3] == "damaged" and len(cells) == 3
     assert rows[-1].endswith(
-        f"{tmp_path}/broken/config.json is empty, cut or not JSON. Restore it from a copy."
+        f"{tmp_path}/broken/config.json is empty, truncated or not JSON. Restore it from a copy."
     )
     # The cells of a column are aligned.
     assert len({row.index(cells[row.split()[0]][3], 5) for row in rows}) == 1

@@ -271,7 +271,7 @@ def _list_class(directory: Path) -> _ClassListing:
                 skipped.append((entry.name, reason, True))
             else:
                 form = suffix or "a name without a suffix"
-                reason = f"{form} is not read ({', '.join(sorted(SUFFIXES))} are)"
+                reason = f"{form} is not supported ({', '.join(sorted(SUFFIXES))} are)"
                 skipped.append((entry.name, reason, suffix in _POSSIBLE_IMAGE_SUFFIXES))
     return _ClassListing(sorted(images), skipped)
 

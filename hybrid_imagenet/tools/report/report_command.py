@@ -46,7 +46,8 @@ def main(arguments: Sequence[str]) -> None:
     parsed = _parser().parse_args(arguments)
     if parsed.out and parsed.text:
         raise UserError(
-            f"--out={parsed.out} has no effect, because --text writes no files. Omit it."
+            f"--out={parsed.out} has no effect, because --text writes no files. Omit --out"
+            " or --text."
         )
     if parsed.text:
         runs = load.load_runs(parsed.runs)

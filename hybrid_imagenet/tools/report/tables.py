@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hybrid_imagenet.analysis import published
-from hybrid_imagenet.runlog.summary import format_duration, format_epochs, format_percent
+from hybrid_imagenet.runlog.summary import (
+    format_duration,
+    format_epochs,
+    format_percent,
+    is_top5_meaningful,
+)
 from hybrid_imagenet.tools.report import figures, findings
 from hybrid_imagenet.tools.report.load import LoadedRun, differing_flags
 
 DASH = "–"  # noqa: RUF001 - an en dash marks an empty cell
-# Top-5 accuracy says nothing about so few classes.
-_MAX_CLASSES_WITHOUT_TOP5 = 5
-# Assumed if a summary does not contain the number of classes.
-_DEFAULT_CLASSES = 1000
 # The text of a cell of this length is not broken into lines, so that a number stays next to its
 # unit.
 _MAX_UNBROKEN_CHARACTERS = 24
@@ -98,8 +99,7 @@ def _best_top1(summary: Mapping[str, Any]) -> str:
 
 
 def _last_top5(summary: Mapping[str, Any]) -> str:
-    classes = summary.get("num_classes") or _DEFAULT_CLASSES
-    if classes <= _MAX_CLASSES_WITHOUT_TOP5:
+    if not is_top5_meaningful(summary.get("num_classes")):
         return DASH
     return percent_cell(summary.get("val_top5"))
 

@@ -167,7 +167,7 @@ def test_report_text_prints_the_first_part_of_the_page(runs, capsys):
     ("prepare", "words"),
     [
         (lambda run: shutil.rmtree(run), "is not a directory. Pass the directory of a run."),
-        (lambda run: (run / "config.json").write_text("{"), "cut or not JSON"),
+        (lambda run: (run / "config.json").write_text("{"), "truncated or not JSON"),
         (lambda run: (run / "metrics.jsonl").write_text("x\n{}\n"), "line 1"),
     ],
 )
