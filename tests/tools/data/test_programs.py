@@ -361,7 +361,7 @@ def test_check_and_prepare_report_skipped_files(tmp_path, capsys, caplog):
     (tmp_path / "from" / "train" / "n01" / "notes.txt").touch()
     assert run("check", "--dataset=folder", f"--data_dir={tmp_path / 'from'}") == 2
     out = capsys.readouterr().out.splitlines()
-    assert "1 skipped, .zip is not read" in out[1]
+    assert "1 skipped, .zip is not supported" in out[1]
     assert out[0].startswith("note: ")
     assert out[-1] == "1 fault"
     assert (
@@ -370,12 +370,12 @@ def test_check_and_prepare_report_skipped_files(tmp_path, capsys, caplog):
         )
         == 0
     )
-    assert "1 skipped, .zip is not read" in caplog.text
+    assert "1 skipped, .zip is not supported" in caplog.text
     capsys.readouterr()
     assert run("check", "--dataset=tfrecord", f"--data_dir={tmp_path / 'to'}") == 2
     out = capsys.readouterr().out
     assert "manifest.json: train: when the dataset was prepared: " in out
-    assert "1 skipped, .zip is not read" in out
+    assert "1 skipped, .zip is not supported" in out
 
 
 def test_check_and_prepare_count_files_that_both_splits_skip_once(tmp_path, capsys, caplog):
