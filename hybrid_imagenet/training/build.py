@@ -17,7 +17,7 @@ from hybrid_imagenet import __version__, optimizers, xla
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import RunConfig, derived
 from hybrid_imagenet.config.flag_checks import check_classes
-from hybrid_imagenet.config.flags import DataFlags, NetworkFlags
+from hybrid_imagenet.config.flags import DataFlags
 from hybrid_imagenet.data import augmentations, class_sizes, device, listing, pipeline, splits
 from hybrid_imagenet.data.datasets import SPLITS, DatasetRequest
 from hybrid_imagenet.data.image_mixing import ImageMixer
@@ -135,7 +135,7 @@ def optimizer(
         average = WeightAverage(config.optimization.ema_decay, config.optimization.ema_every)
     return DistributedOptimizer(
         inner,
-        loss_scale=loss_scale(config.network, precision),
+        loss_scale=LossScale.of(loss_scale(config, precision, communicator.size)),
         schedule=derived.schedule(config),
         communicator=communicator,
         average=average,
@@ -206,10 +206,21 @@ def class_weights(
     return class_sizes.balanced_weights(np.array(sizes, np.int64))
 
 
-def loss_scale(network: NetworkFlags, precision: str) -> LossScale:
-    """Returns the loss scale that --loss_scale asks for."""
-    automatic = "dynamic" if precision == "mixed_float16" else "1"
-    return LossScale.of(automatic if network.loss_scale == "auto" else network.loss_scale)
+def loss_scale(config: RunConfig, precision: str, ranks: int) -> str:
+    """Returns --loss_scale, and for auto the setting that it stands for: dynamic or 1.
+
+    Small gradients become 0 in FP16. So auto scales the loss if gradients are computed in FP16, or
+    sent in FP16 between ranks.
+
+    Args:
+      config: has the flags.
+      precision: name of a Keras dtype policy, such as mixed_float16.
+      ranks: number of ranks.
+    """
+    if config.network.loss_scale != "auto":
+        return config.network.loss_scale
+    sends_fp16 = ranks > 1 and config.communication.compression == "fp16"
+    return "dynamic" if precision == "mixed_float16" or sends_fp16 else "1"
 
 
 def train_preprocess(config: RunConfig, dtype: str) -> Callable[[Batch], tf.Tensor]:

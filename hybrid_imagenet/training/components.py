@@ -107,6 +107,7 @@ class RunComponents:
         self.facts = {
             "world_size": communicator.size,
             "precision": precision,
+            "loss_scale": build.loss_scale(config, precision, communicator.size),
             "hosts": list(communicator.hosts),
             "train_images": train_source.num_examples,
             "validation_images": validation_source.num_examples,

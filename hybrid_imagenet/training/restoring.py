@@ -50,8 +50,7 @@ def begin_or_resume(run: RunComponents, callback_variables: Mapping[str, keras.V
             check_epoch_order(checkpoint_on_rank_0, run.data.order)
             _check_phase(run)
             scale = run.optimizer.loss_scale
-            saved_precision = checkpoint_on_rank_0.meta.get("precision")
-            if not scale.dynamic or saved_precision != run.facts["precision"]:
+            if not scale.dynamic or not had_dynamic_scale(checkpoint_on_rank_0.meta, run.facts):
                 scale.scale.assign(scale.initial)
         is_over = run.data.length.is_over(run.state.cursor, run.state.step)
         run.recording.start(run.facts, _view_info(run), run.state, is_over=is_over)
@@ -64,6 +63,21 @@ def begin_or_resume(run: RunComponents, callback_variables: Mapping[str, keras.V
         run.recording.announce(f"--init_from: {message}")
     for note in _notes(run):
         run.recording.announce(note)
+
+
+def had_dynamic_scale(saved: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+    """Returns whether a checkpoint has a dynamic loss scale for the precision of this run.
+
+    Args:
+      saved: description of the checkpoint. Version 0.1.0 wrote no loss scale, and scaled the loss
+        only in mixed_float16.
+      facts: of this run.
+    """
+    if saved.get("precision") != facts["precision"]:
+        return False
+    if "loss_scale" in saved:
+        return bool(saved["loss_scale"] == "dynamic")
+    return bool(saved["precision"] == "mixed_float16")
 
 
 def _broadcast_position(run: RunComponents, checkpoint: CheckpointArchive | None) -> None:

@@ -331,6 +331,7 @@ class Trainer:
         return {
             **build.description(run.config, run.data.source),
             "precision": run.facts["precision"],
+            "loss_scale": run.facts["loss_scale"],
             "val_split": derived.validated_split(run.config.data),
             "world_size": run.communicator.size,
             "order": run_state.describe_order(run.data.order),

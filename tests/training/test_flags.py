@@ -1,7 +1,6 @@
 """Flags that no recipe sets reach the component that they configure."""
 
 import pytest
-import tensorflow as tf
 
 from hybrid_imagenet import config
 from hybrid_imagenet.config import derived
@@ -21,17 +20,24 @@ def test_batch_growth_enlarges_the_batch_or_the_accumulation():
 
 
 @pytest.mark.parametrize(
-    ("flags", "precision", "scale", "dynamic"),
+    ("flags", "precision", "ranks", "setting"),
     [
-        ([], "mixed_float16", 32768.0, True),
-        ([], "float32", 1.0, False),
-        (["--loss_scale=128"], "mixed_float16", 128.0, False),
-        (["--loss_scale=dynamic"], "float32", 32768.0, True),
+        ([], "mixed_float16", 1, "dynamic"),
+        ([], "float32", 1, "1"),
+        ([], "float32", 2, "dynamic"),
+        ([], "mixed_bfloat16", 2, "dynamic"),
+        (["--compression=none"], "float32", 2, "1"),
+        (["--compression=bf16"], "mixed_bfloat16", 2, "1"),
+        (["--compression=none"], "mixed_float16", 2, "dynamic"),
+        (["--loss_scale=128"], "mixed_float16", 2, "128"),
+        (["--loss_scale=1"], "float32", 2, "1"),
+        (["--loss_scale=dynamic"], "float32", 1, "dynamic"),
     ],
 )
-def test_loss_scale_follows_from_flag_and_precision(flags, precision, scale, dynamic):
-    loss_scale = build.loss_scale(config.resolve(flags).network, precision)
-    assert (float(loss_scale.multiply(tf.constant(1.0))), loss_scale.dynamic) == (scale, dynamic)
+def test_loss_scale_follows_from_flag_precision_compression_and_ranks(
+    flags, precision, ranks, setting
+):
+    assert build.loss_scale(config.resolve(flags), precision, ranks) == setting
 
 
 def test_choose_precision_of_a_large_fp16_network_on_a_cpu_is_rejected():
