@@ -425,7 +425,8 @@ class NetworkFlags:
     loss_scale: str = option(
         "auto",
         "dynamic, a number, or auto. auto is dynamic if gradients are computed in FP16, or sent in"
-        " FP16 between ranks, else 1. dynamic begins at 2**15.",
+        " FP16 between ranks, else 1. dynamic begins at 2**15 under mixed_float16, and else follows"
+        " the norm of the gradients.",
     )
     max_skipped_steps: int = option(
         50,

@@ -80,9 +80,13 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
     docs/keras-compatibility.md lists what works with it.
 
     The loss is scaled under any dtype policy, because gradients are sent in FP16 by default, in
-    which small ones underflow. A step whose mean gradient is not finite is skipped on all ranks. In
-    the graph, where g_ik is the gradient of variable i on rank k of N, for a loss that was
-    multiplied by the loss scale S, and cast converts to the type of `compression`:
+    which small ones underflow. For a model that computes in FP16, the scale starts at 2^15 and is
+    halved after each overflow. For other models it follows the norm of the gradients, so no step is
+    skipped to find it (`LossScale`).
+
+    A step whose mean gradient is not finite is skipped on all ranks. In the graph, where g_ik is
+    the gradient of variable i on rank k of N, for a loss that was multiplied by the loss scale S,
+    and cast converts to the type of `compression`:
 
         r_i    = sum_k cast(g_ik / N)                 one all-reduce per bucket, as gradients appear
         finite = isfinite(sum_i ||r_i||^2)            after the sum: the same verdict on every rank
@@ -110,8 +114,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         (default: "fp16").
       allreduce: algorithm that sums gradients: "ring", "torus", "hierarchical", "masters" or
         "size_switched" (docs/communication.md) (default: "ring").
-      loss_scale: "dynamic", which starts at 2^15, or a positive number; 1 does not scale
-        (default: "dynamic").
+      loss_scale: "dynamic", or a positive number; 1 does not scale (default: "dynamic").
       schedule: sets learning rate and other values before each step, through a callback of
         `hi.callbacks.default_callbacks()`. One of `hi.schedules`, or a function
         `(start, end, global_batch) -> {"learning_rate": ...}` of fractional epochs (default: None,
@@ -186,6 +189,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
             self._micro_batches = keras.Variable(
                 0, dtype="int64", trainable=False, name="micro_batches"
             )
+        self._chose_loss_scale = False
         self._arguments = {
             "compression": compression,
             "allreduce": allreduce,
@@ -236,6 +240,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         self._partition = Partition(variables)
         updated = self._partition.updated
         with tf.init_scope():  # the first `apply` may be in a graph
+            self._choose_loss_scale()
             self._set_kinds(updated)
             self.inner.build(list(updated))
             if isinstance(self.inner, GroupedOptimizer):
@@ -384,6 +389,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
             )
         self._scales_gradients = False
         self._loss_was_scaled = True
+        self._choose_loss_scale()
         return self.loss_scale.multiply(tf.cast(loss, tf.float32))
 
     @tf.autograph.experimental.do_not_convert
@@ -546,6 +552,15 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
             "The loss was not scaled. Differentiate optimizer.scale_loss(loss), or use"
             " DistributedOptimizer(loss_scale=1)."
         )
+
+    def _choose_loss_scale(self) -> None:
+        """Chooses the kind of a dynamic loss scale, before it is first used."""
+        if self._chose_loss_scale:
+            return
+        self._chose_loss_scale = True
+        if self._arguments["loss_scale"] == "dynamic" and not self._computes_in_float16():
+            with tf.init_scope():  # the first call may be in a graph
+                self.loss_scale.follow_norm()
 
     def _computes_in_float16(self) -> bool:
         """Returns whether gradients of an unscaled loss could have underflowed in the model."""

@@ -133,9 +133,13 @@ def optimizer(
     average = None
     if config.optimization.ema_decay:
         average = WeightAverage(config.optimization.ema_decay, config.optimization.ema_every)
+    setting = loss_scale(config, precision, communicator.size)
+    scale = LossScale.of(setting)
+    if setting == "dynamic" and precision != "mixed_float16":
+        scale.follow_norm()
     return DistributedOptimizer(
         inner,
-        loss_scale=LossScale.of(loss_scale(config, precision, communicator.size)),
+        loss_scale=scale,
         schedule=derived.schedule(config),
         communicator=communicator,
         average=average,

@@ -47,7 +47,7 @@ def test_run_writes_records_summary_and_config(undisturbed):
     assert [r["phase"] for r in epochs] == [0.0, 1.0, 1.0]
     assert [round(r["learning_rate"], 6) for r in epochs] == [0.2, 0.2, 0.18]
     # The run computes in FP32 and sends gradients in FP16 to the other rank.
-    assert [r["loss_scale"] for r in epochs] == [2**15] * 3
+    assert all(2**10 <= r["loss_scale"] * r["grad_norm"] < 2**14 for r in epochs)
     assert summary["world_size"] == 2
     assert summary["epochs"] == 3
     assert summary["val_top1"] == epochs[-1]["val_top1"]
