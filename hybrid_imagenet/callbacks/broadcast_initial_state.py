@@ -38,3 +38,25 @@ class BroadcastInitialState(TrainingCallback):
                 " with hybrid_imagenet.data.shard, or pass steps_per_epoch"
             )
         broadcast_model(self.model, self.communicator)
+        # Only several ranks need all weights before the first step.
+        self._broadcast_weights: set[int] | None = None
+        if self.communicator.size > 1:
+            self._broadcast_weights = {id(weight) for weight in self.model.weights}
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Checks after the first step that it has created no weights.
+
+        Raises:
+          UserError: on all ranks, with the weights that were not broadcast.
+        """
+        if self._broadcast_weights is None:
+            return
+        known = self._broadcast_weights
+        self._broadcast_weights = None
+        new_paths = [weight.path for weight in self.model.weights if id(weight) not in known]
+        if new_paths:
+            raise SharedError(
+                f"The first step created weights ({', '.join(new_paths[:3])}), which therefore"
+                " differ between ranks. Give their layers an Input, or call them on one batch"
+                " before fit."
+            )

@@ -32,8 +32,7 @@ _OUTPUT_ATTRIBUTES = {
 _REMEDY = (
     "pass callbacks that change weights, learning rate or stop_training to every rank, after"
     " hybrid_imagenet.callbacks.default_callbacks(...); only callbacks that write files belong into"
-    " its arguments or into on_rank_zero. If your own train_step calls layers without weights, give"
-    " them an Input: what the first step creates is not broadcast"
+    " its arguments or into on_rank_zero"
 )
 
 

@@ -9,7 +9,7 @@ import keras
 
 from hybrid_imagenet import private_api
 from hybrid_imagenet.comm import Communicator, process
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import SharedError
 from hybrid_imagenet.library import compiled_model, synchronized_batch_norm
 from hybrid_imagenet.models import random_state
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
@@ -75,9 +75,9 @@ def lacks_weights(model: keras.Model) -> bool:
 
 
 def require_weights(model: keras.Model) -> None:
-    """Raises UserError for a model whose first step would create weights."""
+    """Raises UserError, on all ranks, for a model whose first step would create weights."""
     if lacks_weights(model):
-        raise UserError(
+        raise SharedError(
             f"The model {model.name!r} lacks weights that its first step would create, so there is"
             " nothing to broadcast or to restore before it. Give it an Input, or call it on one"
             " batch before fit."

@@ -89,6 +89,35 @@ def rejections() -> dict:
             model = models.compiled(hi.DistributedOptimizer("sgd"), **compile_arguments)
             model.fit(x, y, 4, verbose=0, callbacks=callbacks)
 
+        def fit_unbuilt_layer():
+            import keras
+
+            class OwnStep(keras.Model):
+                """Trains a layer that has no weights before its first step."""
+
+                def __init__(self):
+                    super().__init__()
+                    self.encoder = keras.Sequential([keras.layers.Dense(3, name="late")])
+                    self.head = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+
+                def compile(self, optimizer):
+                    super().compile()
+                    self.own_optimizer = optimizer
+
+                def train_step(self, data):
+                    import tensorflow as tf
+
+                    with tf.GradientTape() as tape:
+                        outputs = self.head(self.encoder(tf.reshape(data[0], [4, -1])))
+                        loss = tf.reduce_mean(outputs)
+                    variables = self.encoder.trainable_weights + self.head.trainable_weights
+                    self.own_optimizer.apply(tape.gradient(loss, variables), variables)
+                    return {"own": loss}
+
+            model = OwnStep()
+            model.compile(hi.DistributedOptimizer("sgd"))
+            model.fit(x, y, 4, verbose=0, callbacks=hi.callbacks.default_callbacks())
+
         short = slice(0, len(x) - 4 * hi.rank())
         restarted = models.compiled(hi.DistributedOptimizer("sgd"), jit_compile=True)
         xla_error = message(lambda: restarted.fit(x, y, 4, verbose=0))
@@ -103,6 +132,7 @@ def rejections() -> dict:
             "uncaught": errors.getvalue(),
             "broadcast": message(lambda: fit(seed=3 + hi.rank(), run_eagerly=True)),
             "steps": message(lambda: fit(hi.callbacks.default_callbacks(), x[short], y[short])),
+            "unbuilt layer": message(fit_unbuilt_layer),
             "xla": xla_error,
             "settings": message(lambda: hi.DistributedOptimizer("sgd", compression="bf16")),
         }

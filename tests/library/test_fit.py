@@ -40,6 +40,8 @@ def test_fit_errors_are_the_same_line_on_all_ranks(pools):
     assert first["steps"].startswith(
         "the ranks have different numbers of steps per epoch (4, 3), and some would wait"
     )
+    assert first["unbuilt layer"].startswith("The first step created weights (sequential")
+    assert first["unbuilt layer"].endswith("or call them on one batch before fit.")
     assert first["xla"].startswith("XLA compiles this training step")
     assert first["settings"].startswith(
         "allreduce=ring, compression=bf16: conflicting communication settings, allreduce=ring,"
