@@ -39,11 +39,13 @@ CASES = {
     "adabound": {"optimizer": "adabound"},
     "hybrid": {"optimizer": "hybrid", "lars_eta": 0.001, "weight_decay": 1e-4},
     "lamb": {"optimizer": "lamb"},
+    "scale that follows the norm": {"optimizer": "hybrid", "lars_eta": 0.001},
 }
 
 
-def module(arguments):
+def module(case):
     """Returns the program after the last all-reduce of ResNet-50's FP16 gradients, as HLO."""
+    arguments = CASES[case]
     shapes = resnet50_shapes()
     elements = [math.prod(shape) for shape in shapes]
     variables = [keras.Variable(np.zeros(shape, np.float32)) for shape in shapes]
@@ -55,6 +57,8 @@ def module(arguments):
         communicator=SingleProcess(),
         packed=True,
     )
+    if "follows" in case:
+        optimizer.loss_scale.follow_norm()
     optimizer.build(variables)
     buckets = make_buckets(range(len(shapes))[::-1], elements, "float16", 16 << 20, 4 << 20)
     layout = Layout(shapes, [m for b in buckets for m in b.members])
@@ -205,7 +209,7 @@ def mixing_program(precision):
 def test_xla_compiles_update_augmentations_and_step_for_each_gpu(target, compiler, tmp_path):
     """Compiles the update, the augmentations of the papers, and the step of --jit_compile."""
     precision = "float32" if target == "p40" else "mixed_float16"
-    assert 4 < len(kernels_of(module(CASES["hybrid"]), target, compiler, tmp_path)) <= 10
+    assert 4 < len(kernels_of(module("hybrid"), target, compiler, tmp_path)) <= 10
     for name in ("alexnet", "inception", "sony"):
         assert (
             1
@@ -264,7 +268,8 @@ def test_shortcut_program_gradient_is_one_matrix_product(compiler, tmp_path):
 )
 @pytest.mark.parametrize("case", CASES)
 def test_update_after_the_last_all_reduce_is_few_kernels(case, compiler, tmp_path):
-    started = kernels_of(module(CASES[case]), "a100", compiler, tmp_path)
+    started = kernels_of(module(case), "a100", compiler, tmp_path)
     # Hybrid has three values for each variable, and LAMB a norm that depends on another one.
-    most = {"hybrid": 10, "lamb": 11}.get(case, 9)
+    largest_counts = {"hybrid": 10, "lamb": 11, "scale that follows the norm": 10}
+    most = largest_counts.get(case, 9)
     assert 4 < len(started) <= most, "\n".join(started)
