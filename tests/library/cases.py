@@ -400,7 +400,7 @@ ROWS: dict[str, dict[str, Program]] = {
             lambda: recurrent(layers.Flatten),
             adam(),
             tokens,
-            differs="Keras leaves the state of absent rows as it is",
+            differs="Keras does not change the state of rows that are absent from the batch",
         ),
     },
     "BatchNormalization": {

@@ -125,9 +125,7 @@ class Autoencoder(keras.Model):
 
 def vae(place: Place) -> Result:
     model = Autoencoder()
-    model.compile(
-        place.optimizer(keras.optimizers.Adam(0.01, epsilon=1e-3), loss_scale=1), **place.compiled()
-    )
+    model.compile(place.optimizer(keras.optimizers.Adam(0.01, epsilon=1e-3)), **place.compiled())
     return fitted(place, model, examples(place, (6,), (2,)))
 
 

