@@ -453,7 +453,7 @@ ROWS: dict[str, dict[str, Program]] = {
         "data": case(feed=validated),
         "split": case(validation_split=0.25),
         "the same part on all ranks": case(feed=cut(2)),
-        "other parts": case(feed=cut(1), differs="each rank counts alike"),
+        "other parts": case(feed=cut(1), differs="each rank has the same weight"),
     },
 }
 PROGRAMS = {

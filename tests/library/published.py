@@ -358,7 +358,7 @@ def tuned(place: Place) -> Result:
     return result
 
 
-NEGATIVES = "each rank's negatives are those of its own batch"
+NEGATIVES = "each rank takes its negatives from its own batch"
 PROGRAMS = {
     "GAN": Program(gan),
     "GAN with gradient penalty": Program(lambda place: gan(place, 10.0)),
