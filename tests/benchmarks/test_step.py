@@ -69,7 +69,7 @@ def test_bench_step_without_pytorch_skips_that_peer_with_a_message(tmp_path):
         }
         implementation = step.Implementation("torch", sys.executable, settings, step.PEERS["torch"])
         implementation.end()
-    assert "--torch_python=PATH" in implementation.description["skipped"]
+    assert "--torch_python=PYTHON" in implementation.description["skipped"]
 
 
 def test_implementation_whose_interpreter_is_missing_raises_the_path():
