@@ -26,6 +26,7 @@ CHOSEN_1024 = ("handover", "handover")
 ADABOUND_CLOSED = ("rate-curves", "adabound")
 NESTEROV_TUNED = ("rate-curves", "nesterov")
 CHOSEN_256 = ("handover-256", "handover")
+T_256 = "warmup-epochs-256"
 
 
 def runs(study, arm):
@@ -143,6 +144,9 @@ def check(result, text, pages):
         (("warmup_epochs", "T3"), ("warmup_epochs", "T1"), "0.81 ± 1.24", [CLAIMS]),
         (("warmup_epochs", "T3"), ("warmup_epochs", "T5"), "1.14 ± 2.08", [CLAIMS]),
         (("warmup_epochs", "T1"), ("warmup_epochs", "T5"), "0.34 ± 0.90", [CLAIMS]),
+        ((T_256, "T3"), (T_256, "T1"), "0.17 ± 0.33", [CLAIMS]),
+        ((T_256, "T3"), (T_256, "T5"), "0.41 ± 0.36", [CLAIMS, STUDIES]),
+        ((T_256, "T1"), (T_256, "T5"), "0.24 ± 0.45", [CLAIMS]),
         (("precision", "bf16"), ("precision", "fp32"), "-0.19 ± 0.31", [CLAIMS]),
         (("batch_norm", "last"), ("batch_norm", "moving"), "+0.03 ± 0.10", [CLAIMS]),
         (("batch_norm", "moving"), ("batch_norm", "sync"), "+0.30 ± 0.49", [CLAIMS]),
@@ -222,9 +226,10 @@ def test_quoted_fall_after_the_warmup_follows_from_the_runs(arm, text, pages):
         (("figure-3-1", "hybrid_256"), ("figure-3-1", "sgd_kappa_256"), "2.5 ± 0.4"),
         (("figure-3-1", "hybrid_256"), ("figure-3-1", "adabound_256"), "3.5 ± 0.5"),
         (STEP_0_94, ADABOUND_1024, "2.2 ± 1.3"),
+        ((T_256, "T5"), (T_256, "T1"), "3.4 ± 0.4"),
     ],
 )
-def test_quoted_delay_of_hybrid_follows_from_the_runs(first, second, text):
+def test_quoted_delay_follows_from_the_runs(first, second, text):
     check(delay(first, second), text, [CLAIMS])
 
 
