@@ -4,6 +4,8 @@ printed.
 
 from __future__ import annotations
 
+import dataclasses
+
 from studies.base import Arm, Claim, Study, ranking
 from studies.handover import COLD_START
 from studies.questions import BASE, BATCHES, EPOCHS, LARGE, WARMUP, gpus, hybrid_points
@@ -13,14 +15,21 @@ _H = "Lu, Lu, Liang, hybrid gradient computing"
 _S = "Mikami et al., ImageNet/ResNet-50 in a Flash"
 _BEST = 0.756  # final top-1 of the full method of Lu et al., in Tables 3.4 to 3.7
 _BEST_EPOCHS = 32  # Lu et al. §3.2.1: epochs to 75 %
-_HYBRID = (
-    *BASE,
-    *gpus(LARGE),
-    "--hybrid_ramp_epochs=0",
-    *hybrid_points(LARGE, (COLD_START,))[0].flags,
-    "--target_top1=0.8",
-    *REPORT,
-)
+
+
+def _hybrid(batch: int) -> tuple[str, ...]:
+    """Returns the flags of hybrid with its default readings at a batch, and of reported runs."""
+    return (
+        *BASE,
+        *gpus(batch),
+        "--hybrid_ramp_epochs=0",
+        *hybrid_points(batch, (COLD_START,))[0].flags,
+        "--target_top1=0.8",
+        *REPORT,
+    )
+
+
+_HYBRID = _hybrid(LARGE)
 _DEEP = (*_HYBRID, "--model=resnet34", "--model_width=8")
 _DEEP_NOTES = (
     (
@@ -29,66 +38,52 @@ _DEEP_NOTES = (
     ),
 )
 
-_T_STATEMENT = (
-    "T has little effect; a larger T converges slightly faster and ends slightly less accurate."
-)
-_T_ARMS = tuple(
-    Arm(
-        f"T{epochs}",
-        f"T = {epochs}",
-        () if epochs == WARMUP else (f"--warmup_epochs={epochs}",),
-    )
-    for epochs in (WARMUP, 1, 5)
-)
-_T_CLAIMS = (
-    Claim("T3", "T1", "equal"),
-    Claim("T3", "T5", "equal"),
-    Claim("T1", "T5"),
-    Claim("T5", "T1", metric="epochs"),
-)
-_T_NOTE = (
-    f"The paper shows curves and prints no numbers. Its T is 10 of 90 epochs, here T = {WARMUP} of"
-    f" {EPOCHS} epochs."
-)
-
 WARMUP_EPOCHS = Study(
     name="warmup_epochs",
     title="Epochs T of the AdaBound warmup",
     source=f"{_H}, 3.2.1, Fig. 3.2",
-    statement=_T_STATEMENT,
-    arms=_T_ARMS,
-    claims=_T_CLAIMS,
-    notes=(_T_NOTE,),
+    statement=(
+        "T has little effect; a larger T converges slightly faster and ends slightly less accurate."
+    ),
+    arms=tuple(
+        Arm(
+            f"T{epochs}",
+            f"T = {epochs}",
+            () if epochs == WARMUP else (f"--warmup_epochs={epochs}",),
+        )
+        for epochs in (WARMUP, 1, 5)
+    ),
+    claims=(
+        Claim("T3", "T1", "equal"),
+        Claim("T3", "T5", "equal"),
+        Claim("T1", "T5"),
+        Claim("T5", "T1", metric="epochs"),
+    ),
+    notes=(
+        (
+            "The paper shows curves and prints no numbers. Its T is 10 of 90 epochs, here"
+            f" T = {WARMUP} of {EPOCHS} epochs."
+        ),
+    ),
     base=_HYBRID,
 )
 
-_MIDDLE = BATCHES[1]
-WARMUP_EPOCHS_256 = Study(
+WARMUP_EPOCHS_256 = dataclasses.replace(
+    WARMUP_EPOCHS,
     name="warmup-epochs-256",
-    title=f"Epochs T of the AdaBound warmup, batch {_MIDDLE}",
-    source=f"{_H}, 3.2.1, Fig. 3.2",
-    statement=_T_STATEMENT,
-    arms=_T_ARMS,
-    claims=_T_CLAIMS,
+    title="Epochs T of the AdaBound warmup, batch 256",
     notes=(
-        _T_NOTE,
+        *WARMUP_EPOCHS.notes,
         (
             "At a batch of 1,024 results with equal flags differ by more than the effect. At 256"
-            " they differ by about 0.3 points. Every seed trains on 12,500 images of its own."
+            " they differ by about 0.3 points. Every seed draws its own 12,500 training images."
         ),
         (
-            "T = 3 has the flags of hybrid in `figure-3-1` at this batch, so its runs are those of"
+            "T = 3 has the flags of hybrid in `figure-3-1` at this batch, so it reuses the runs of"
             " that study."
         ),
     ),
-    base=(
-        *BASE,
-        "--target_top1=0.8",
-        *gpus(_MIDDLE),
-        "--hybrid_ramp_epochs=0",
-        *hybrid_points(_MIDDLE, (COLD_START,))[0].flags,
-        *REPORT,
-    ),
+    base=_hybrid(BATCHES[1]),
 )
 """Repeats `warmup_epochs` at the batch at which equal runs differ least."""
 
