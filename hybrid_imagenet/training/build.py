@@ -29,7 +29,6 @@ from hybrid_imagenet.models.blocks import BATCH_NORM_EPSILON
 from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.kinds import classify
-from hybrid_imagenet.optimizers.loss_scale import LossScale
 from hybrid_imagenet.options import Origin
 from hybrid_imagenet.order.sampling import SampleOrder
 from hybrid_imagenet.training import warm_start
@@ -133,17 +132,16 @@ def optimizer(
     average = None
     if config.optimization.ema_decay:
         average = WeightAverage(config.optimization.ema_decay, config.optimization.ema_every)
-    setting = loss_scale(config, precision, communicator.size)
-    scale = LossScale.of(setting)
-    if setting == "dynamic" and precision != "mixed_float16":
-        scale.follow_norm()
-    return DistributedOptimizer(
+    distributed_optimizer = DistributedOptimizer(
         inner,
-        loss_scale=scale,
+        loss_scale=loss_scale(config, precision, communicator.size),
         schedule=derived.schedule(config),
         communicator=communicator,
         average=average,
     )
+    # The kind of a dynamic loss scale follows from the type in which the network computes.
+    distributed_optimizer.attach(network)
+    return distributed_optimizer
 
 
 def train_step(

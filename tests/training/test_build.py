@@ -138,3 +138,20 @@ def test_shuffle_window_without_shards_is_rejected():
         UserError, match=r"--shuffle_window=2 needs a dataset in shards .*, not synthetic"
     ):
         build.check_shuffle_window(resolved.data, build.sources(resolved)[0])
+
+
+@pytest.mark.parametrize(
+    ("precision", "initial", "follows_norm"),
+    [("float32", 1.0, True), ("mixed_float16", 2.0**15, False)],
+)
+def test_dynamic_loss_scale_of_the_program_follows_from_the_type_of_the_network(
+    precision, initial, follows_norm
+):
+    resolved = config.resolve(
+        ["--model=resnet8", "--model_width=4", "--image_size=16", "--loss_scale=dynamic"]
+    )
+    network = build.model(resolved, precision, 10, SingleProcess())
+    optimizer = build.optimizer(resolved, precision, network, SingleProcess())
+    optimizer.build(network.trainable_variables)
+    assert optimizer.loss_scale.scale.numpy() == initial
+    assert optimizer.loss_scale.follows_norm is follows_norm
