@@ -413,6 +413,25 @@ def different_orders(folder: str) -> dict:
         }
 
 
+def large_gradients() -> dict:
+    """Takes eager steps of a float32 variable with gradients that overflow in FP16 if scaled."""
+    import keras
+    import tensorflow as tf
+
+    with ranks():
+        variable = keras.Variable(np.ones(4, np.float32), name="w")
+        optimizer = hi.DistributedOptimizer(keras.optimizers.SGD(1e-4))
+        for _ in range(3):
+            with tf.GradientTape() as tape:
+                scaled = optimizer.scale_loss(1e3 * tf.reduce_sum(variable.value))
+            optimizer.apply(tape.gradient(scaled, [variable.value]), [variable])
+        return {
+            "skipped": int(optimizer.loss_scale.skipped_steps),
+            "scale": float(optimizer.loss_scale.scale.numpy()),
+            "weights": variable.numpy().tolist(),
+        }
+
+
 def all_steps_skipped() -> dict:
     """Returns the errors of ranks that skip all steps, with equal and with different data."""
     import keras

@@ -50,6 +50,14 @@ def test_fit_errors_are_the_same_line_on_all_ranks(pools):
     assert not any("\n" in line for line in first.values())
 
 
+def test_large_gradients_of_a_float32_loop_on_ranks_skip_no_step(pools):
+    for result in pools[2].call(programs.large_gradients):
+        # The norm of the gradient is 2000. FP16 ends at 65504, so a scale of 2^15 would overflow.
+        assert result["scale"] == 1.0
+        assert result["skipped"] == 0
+        np.testing.assert_allclose(result["weights"], [0.7] * 4, rtol=1e-3)
+
+
 def test_fit_logs_and_statistics_cover_the_examples_of_all_ranks(pools):
     results = pools[2].call(programs.logs_and_statistics)
     logs = results[0]["logs"]
