@@ -13,18 +13,21 @@ _INITIAL_SCALE = 2.0**15
 # The default maximum of NVIDIA's Apex.
 _MAX_SCALE = 2.0**24
 
-# Constants of a scale that follows the norm of the gradients. All are exponents of 2.
+# Constants of a scale that follows the norm of the gradients. All but the last are exponents of 2.
 #
 # The largest number in FP16 is almost 2^16, so a gradient whose scaled norm is 2^12 overflows only
-# if the next step makes it 16 times as large. Its elements are normal numbers down to 2^-26 of the
-# norm, because the smallest normal number is 2^-14.
+# if the next step makes it 16 times as large. The smallest normal number is 2^-14, and each of N
+# ranks sends a gradient divided by N. So elements keep all bits down to N 2^-26 of the norm: 2^-21
+# on 24 ranks, but 2^-14 on 4,096, where the smaller half of a large network's elements loses some.
 _TARGET_NORM = 12.0
 # A norm in this range is left alone, so that the scale changes rarely.
 _LOWEST_NORM = 10.0
 _HIGHEST_NORM = 13.0
-# The first finite step sets the scale. Later, gradients that are nearly 0, such as those of a batch
-# without a loss, must not make the next one overflow.
+# The first step, and the first one after an overflow, may raise the scale without a limit. Between
+# them, gradients that are nearly 0, such as those of a batch without a loss, must not make the next
+# one overflow.
 _LARGEST_GROWTH = 2.0
+# The norm is unknown after an overflow, so the scale falls in large steps.
 _DROP_AFTER_OVERFLOW = -6.0
 _SMALLEST_FOLLOWING_SCALE = 2.0**-24
 # A float32 has 23 bits of mantissa, and its exponent is stored plus 127.
@@ -47,7 +50,8 @@ class LossScale:
 
     Attributes (scalars, `keras.Variable`):
       scale: the factor, float32, a power of 2 if it is dynamic, so that it cancels exactly.
-      good_steps: finite steps in a row, since the factor last changed unless it follows the norm.
+      good_steps: finite steps in a row. If the factor does not follow the norm, they are counted
+        from its last change.
       skipped_steps: all steps skipped so far.
       skipped_in_a_row: steps skipped since the last one that was taken.
     """
