@@ -73,7 +73,7 @@ class Alternation(TrainingCallback):
       components: of the run.
       loop_seconds: seconds per step of the loop, by round.
       bare_seconds: seconds per bare step, by round.
-      host_seconds: seconds per step that the loop spends outside of the step's call and without
+      host_seconds: seconds per step that the loop spends outside the step's call and without
         waiting for data, by round.
       waited_seconds: seconds per step that the loop waits for data, by round.
       other_results: what is measured once, as `report` returns it.

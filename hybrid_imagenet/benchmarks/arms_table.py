@@ -256,7 +256,7 @@ def _peer_arm(
     return Arm(name, words, "the peers' column", judge, than=than, small=small, gigabytes=60)
 
 
-def _peer_beside_base(peer: str) -> Arm:
+def _peer_in_turns(peer: str) -> Arm:
     """Returns an arm that times a peer and this program in turns."""
     return _peer_arm(peer, ("step", f"--peers={peer}"), _peer, python_flag="--torch_python")
 
@@ -538,8 +538,8 @@ ARMS = (
     _trained(
         "digits_gpu", "within 2 points of the CPU", _same_top1, _DIGITS, _SHORT, than="digits_cpu"
     ),
-    _peer_beside_base("torch_compiled"),
-    _peer_beside_base("jax"),
+    _peer_in_turns("torch_compiled"),
+    _peer_in_turns("jax"),
     _trained(
         "lu_fashion",
         "Lu et al. in full form on Fashion-MNIST: docs",

@@ -129,7 +129,7 @@ def job(launcher: str | None, flags: Sequence[str]) -> list[str]:
         setup = _LAUNCH_SCRIPTS / "setup.sh"
         if not setup.is_file():
             raise UserError(
-                f"There is no {setup}, because this program runs outside of its repository. Pass"
+                f"There is no {setup}, because this program runs outside its repository. Pass"
                 ' --launcher="hybrid-imagenet run -np 2 --".'
             )
         # Not measured, because the script builds Horovod when it runs for the first time.

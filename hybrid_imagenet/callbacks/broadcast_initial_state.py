@@ -39,9 +39,9 @@ class BroadcastInitialState(TrainingCallback):
             )
         broadcast_model(self.model, self.communicator)
         # Only several ranks need all weights before the first step.
-        self._broadcast_weights: set[int] | None = None
+        self._broadcast_weight_ids: set[int] | None = None
         if self.communicator.size > 1:
-            self._broadcast_weights = {id(weight) for weight in self.model.weights}
+            self._broadcast_weight_ids = {id(weight) for weight in self.model.weights}
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Checks after the first step that it has created no weights.
@@ -49,10 +49,10 @@ class BroadcastInitialState(TrainingCallback):
         Raises:
           UserError: on all ranks, with the weights that were not broadcast.
         """
-        if self._broadcast_weights is None:
+        if self._broadcast_weight_ids is None:
             return
-        known = self._broadcast_weights
-        self._broadcast_weights = None
+        known = self._broadcast_weight_ids
+        self._broadcast_weight_ids = None
         new_paths = [weight.path for weight in self.model.weights if id(weight) not in known]
         if new_paths:
             raise SharedError(

@@ -31,8 +31,8 @@ _OUTPUT_ATTRIBUTES = {
 }
 _REMEDY = (
     "pass callbacks that change weights, learning rate or stop_training to every rank, after"
-    " hybrid_imagenet.callbacks.default_callbacks(...); only callbacks that write files belong into"
-    " its arguments or into on_rank_zero"
+    " hybrid_imagenet.callbacks.default_callbacks(...); only callbacks that write files belong in"
+    " its arguments or in on_rank_zero"
 )
 
 

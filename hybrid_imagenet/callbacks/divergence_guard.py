@@ -94,7 +94,7 @@ class DivergenceGuard(TrainingCallback):
         loss = (logs or {}).get("loss")
         if self._read_alarm is None and loss is not None:
             alarm = (self._counter.steps, float(loss)) if self._has_diverged(loss) else None
-            # Each rank may have a loss of its own. If only one rank raised, the others would wait.
+            # Each rank may have its own loss. If only one rank raised, the others would wait.
             self._raise_first(self.communicator.allgather_object(alarm))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:

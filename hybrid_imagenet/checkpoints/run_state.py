@@ -95,8 +95,8 @@ def restore_arrays(checkpoint: CheckpointArchive, variables: Mapping[str, keras.
     """Assigns every array of a checkpoint to the variable with its name.
 
     `array_name` describes the form of the names. In a checkpoint of `fit` the path is only for
-    readers, and the number decides. Keras counts up the names of layers when
-    a process builds a model twice, so the same variable may have another path.
+    readers, and the number decides. Keras counts up the names of layers when a process builds a
+    model twice, so the same variable may have another path.
 
     Raises:
       UserError: if names or shapes differ, because the checkpoint belongs to another model or

@@ -100,8 +100,7 @@ class RunFlags:
     stall_timeout: float = option(
         300.0,
         "End the job after this time without progress. A hung rank is named after 30 s, or"
-        " after half of this time if that is less. 0"
-        " disables.",
+        " after half of this time if that is less. 0 disables.",
         unit="s",
         minimum=0,
     )
@@ -425,8 +424,8 @@ class NetworkFlags:
     loss_scale: str = option(
         "auto",
         "dynamic, a number, or auto. auto is dynamic if gradients are computed in FP16, or sent in"
-        " FP16 between ranks, else 1. dynamic begins at 2**15 under mixed_float16, and else follows"
-        " the norm of the gradients.",
+        " FP16 between ranks, else 1. Under mixed_float16 dynamic begins at 2**15; otherwise it"
+        " follows the norm of the gradients.",
     )
     max_skipped_steps: int = option(
         50,

@@ -44,7 +44,7 @@ UPDATE_SCOPE = "optimizer_update"
 _BROADCAST_REMEDY = (
     "pass callbacks=hybrid_imagenet.callbacks.default_callbacks() to fit, or call"
     " hybrid_imagenet.broadcast_model(model), once the model has all its weights; pass callbacks"
-    " that change the learning rate on every rank"
+    " that change the learning rate to fit on every rank"
 )
 
 _log = logging.getLogger(__name__)
@@ -205,11 +205,11 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         # Whether `apply` itself multiplies the gradients by the loss scale, because the first step
         # did not call `scale_loss`; None before the first step.
         self._scales_gradients: bool | None = None
-        # Receives the gradients inside `defer_update`; None outside of it.
+        # Receives the gradients inside `defer_update`; None outside it.
         self._deferred: types.SimpleNamespace | None = None
         # The kind of micro-batch that is traced now, see `traced_for`; None for all kinds.
         self._traced_for: MicroBatchUse | None = None
-        # With a communicator of its own, the program compares the ranks itself.
+        # The program passes its own communicator, and compares the ranks itself.
         self._ranks_were_compared = communicator is not None
         self._warned_of_sparse_gradients = False
         # Keras variables by id of the tf.Variable with which they share their value.
@@ -440,8 +440,8 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
     def defer_update(self) -> Iterator[types.SimpleNamespace]:
         """Makes `apply` only store its gradients, as the attribute `gradients` of the result.
 
-        XLA can compile this part of a step. Pass the gradients to `accumulate_or_update` outside of
-        the compiled program.
+        XLA can compile this part of a step. Pass the gradients to `accumulate_or_update` after the
+        compiled program.
         """
         # Not a list, because Keras would track it as state.
         self._deferred = types.SimpleNamespace()
