@@ -12,10 +12,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from hybrid_imagenet import xla
 from hybrid_imagenet.benchmarks._step_protocol import serve, settings
 from hybrid_imagenet.comm import gpus
+from hybrid_imagenet.config.flags import NetworkFlags
 from hybrid_imagenet.models import factory
-from hybrid_imagenet.models.depths import PROGRAMS
 
 # This must happen before the first use of a GPU.
 gpus.load_cusolver()
@@ -56,19 +57,25 @@ def training_step(
     return run
 
 
-def main() -> None:
-    """Builds the model and serves steps."""
-    options = settings()
-    tf.config.threading.set_intra_op_parallelism_threads(options["threads"])
-    model = factory.create(
+def build_network(options: dict[str, Any]) -> keras.Model:
+    """Returns the network that a run with these settings trains."""
+    return factory.create(
         options["model"],
         options["num_classes"],
         options["image_size"],
         width=options["width"],
         stem=options["stem"],
         precision=options["precision"],
-        programs=PROGRAMS,
+        # As in `training.build.model`: on a CPU separate layers are faster.
+        programs=NetworkFlags.xla_programs if xla.has_gpu() else (),
     )
+
+
+def main() -> None:
+    """Builds the model and serves steps."""
+    options = settings()
+    tf.config.threading.set_intra_op_parallelism_threads(options["threads"])
+    model = build_network(options)
     images, labels = batch_of(options)
     step = training_step(model, images, labels, model.input.dtype)
     serve(

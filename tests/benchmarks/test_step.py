@@ -5,8 +5,11 @@ from unittest import mock
 
 import pytest
 
+from hybrid_imagenet import config
 from hybrid_imagenet.benchmarks import step_rate as step
+from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.training import build
 
 
 class Measured:
@@ -30,6 +33,16 @@ def test_bench_step_reports_medians_and_ratios_to_peers(capsys):
     assert report["peers"]["keras"]["ratio"] == 2.0
     step.print_table(report)
     assert "ours is 2.00 times as fast" in capsys.readouterr().out
+
+
+def test_bench_step_measures_the_layers_that_a_run_trains():
+    from hybrid_imagenet.benchmarks import _step_program
+
+    settings = {"model": "resnet8", "num_classes": 10, "image_size": 32, "width": 16}
+    measured = _step_program.build_network({**settings, "stem": "imagenet", "precision": "float32"})
+    run = config.resolve(["--model=resnet8", "--image_size=32", "--model_width=16"])
+    trained = build.model(run, "float32", 10, SingleProcess())
+    assert [type(layer) for layer in measured.layers] == [type(layer) for layer in trained.layers]
 
 
 @pytest.mark.slow
