@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ class DelayedReadback:
         """
         self._variables = dict(variables)
         self._delay_steps = delay_steps
+        self.age_steps = 0
         self._copied_values: dict[str, npt.NDArray[np.float64]] = {}
         self._executor = concurrent.futures.ThreadPoolExecutor(1, "delayed readback")
         self.discard_copy()
@@ -45,33 +47,35 @@ class DelayedReadback:
         if (step + self._delay_steps) % every_steps == 0:
             self._start_copy(step)
 
-    def open_copy(self, step: int) -> None:
-        """Makes `read` return values of the copy, until `close_copy`.
+    @contextlib.contextmanager
+    def reading_copy(self, step: int) -> Iterator[None]:
+        """Makes `read` return values of the copy inside this context.
 
         It waits for the step at which the copy was made. Without a copy it makes one now.
+
+        Args:
+          step: number of the step that has just been issued, from 1.
         """
         copy = self._copy or self._start_copy(step)
-        self.age_steps = step - self._copy_step
         sizes = [variable.shape.num_elements() for variable in self._variables.values()]
         vectors = np.split(copy.result(), np.cumsum(sizes)[:-1])
+        self.age_steps = step - self._copy_step
         self._copied_values = dict(zip(self._variables, vectors, strict=True))
-
-    def close_copy(self) -> None:
-        """Makes `read` return the present values again."""
-        self.age_steps = 0
-        self._copied_values = {}
+        try:
+            yield
+        finally:
+            self.age_steps = 0
+            self._copied_values = {}
 
     def discard_copy(self) -> None:
         """Discards the copy, because the variables have been reset since."""
         self._copy_step = 0
         self._copy: concurrent.futures.Future[npt.NDArray[np.float64]] | None = None
-        self.close_copy()
 
     def read(self, name: str) -> npt.NDArray[np.float64]:
         """Returns the values of a variable, float64 [n].
 
-        Between `open_copy` and `close_copy` they are those of the copy. At other times it waits for
-        the device.
+        Inside `reading_copy` they are those of the copy. At other times it waits for the device.
         """
         copied = self._copied_values.get(name)
         if copied is not None:

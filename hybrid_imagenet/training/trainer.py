@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -153,10 +154,10 @@ class Trainer:
                 state.cursor = end
                 state.step += 1
                 state.images += self._step_span.global_batch
-                logs = self._fetch_metrics(epoch)
-                self._follow_requests()
-                self._callbacks.on_train_batch_end(batch, logs)
-                self.step.telemetry.close_copy()
+                with self._logged_values():
+                    logs = self._fetch_metrics(epoch)
+                    self._follow_requests()
+                    self._callbacks.on_train_batch_end(batch, logs)
                 batch += 1
             if not state.stop:
                 logs = self._epoch_metrics(epoch)
@@ -233,37 +234,37 @@ class Trainer:
         self._meter.wait_seconds += time.perf_counter() - began
         return batch
 
+    def _is_logged(self) -> bool:
+        """Returns whether the log gets values of the step that was issued last."""
+        return self.state.step % self.components.config.run.log_every_steps == 0
+
+    def _logged_values(self) -> contextlib.AbstractContextManager[None]:
+        """Returns the context in which the loop and callbacks read values of a step for the log.
+
+        On a GPU values of the device are two steps old in it (`DelayedReadback`), so that the host
+        does not wait for the device.
+        """
+        step = self.state.step
+        telemetry = self.step.telemetry
+        telemetry.copy_if_due(step, self.components.config.run.log_every_steps)
+        return telemetry.reading_copy(step) if self._is_logged() else contextlib.nullcontext()
+
     def _fetch_metrics(self, epoch: int) -> dict[str, Any] | None:
         """Returns the values of the step if it is logged, else None."""
-        sums = self._fetch_sums()
         if not self._is_compiled:
-            # After the fetch, which waits for the first step on a CPU: that step is not measured.
+            # The context may have waited for the first step, whose time is not measured.
             self._meter.exclude_compilation()
             STARTUP_PROGRESS.finish()
             self._is_compiled = True
-        if sums is None:
+        if not self._is_logged():
             return None
+        sums = ClassificationSums(*self.step.telemetry.read("sums").tolist())
         return {
             "epoch": epoch + 1,
             "global_batch": self._step_span.global_batch,
             "position": self._position(),
             **self._meter.step_values(sums),
         }
-
-    def _fetch_sums(self) -> ClassificationSums | None:
-        """Returns the sums of the epoch if the step is logged, else None.
-
-        On a GPU they are two steps old (`DelayedReadback`), so that the host does not wait for the
-        device. Until `close_copy`, callbacks read from the same copy.
-        """
-        step = self.state.step
-        log_every = self.components.config.run.log_every_steps
-        telemetry = self.step.telemetry
-        telemetry.copy_if_due(step, log_every)
-        if step % log_every != 0:
-            return None
-        telemetry.open_copy(step)
-        return ClassificationSums(*telemetry.read("sums").tolist())
 
     def _follow_requests(self) -> None:
         """Ends training after this step if any rank has asked to stop before it."""

@@ -56,7 +56,7 @@ def test_step_is_traced_per_batch_size_but_not_per_number_of_micro_batches(step)
     assert step.update_from_last_micro_batch.experimental_get_tracing_count() == 2
 
 
-def test_delayed_readback_reads_values_of_two_steps_ago_until_closed():
+def test_delayed_readback_inside_its_context_reads_values_of_two_steps_ago():
     count = tf.Variable(0, dtype=tf.int64)
     pair = tf.Variable([0.0, 0.0])
     telemetry = DelayedReadback({"count": count, "pair": pair}, delay_steps=2)
@@ -66,15 +66,14 @@ def test_delayed_readback_reads_values_of_two_steps_ago_until_closed():
         pair.assign([step, -step])
         telemetry.copy_if_due(step, every_steps=4)
         if step % 4 == 0:
-            telemetry.open_copy(step)
-            readings.append(
-                (
-                    telemetry.age_steps,
-                    telemetry.read("count").tolist(),
-                    telemetry.read("pair").tolist(),
+            with telemetry.reading_copy(step):
+                readings.append(
+                    (
+                        telemetry.age_steps,
+                        telemetry.read("count").tolist(),
+                        telemetry.read("pair").tolist(),
+                    )
                 )
-            )
-            telemetry.close_copy()
             assert (telemetry.age_steps, telemetry.read("count").tolist()) == (0, [step])
     assert readings == [(2, [2.0], [2.0, -2.0]), (2, [6.0], [6.0, -6.0])]
 
@@ -86,5 +85,5 @@ def test_delayed_readback_without_a_copy_reads_the_current_value():
     # At the end of an epoch the variable is reset, so the copy is discarded.
     telemetry.discard_copy()
     count.assign(7)
-    telemetry.open_copy(4)
-    assert (telemetry.age_steps, telemetry.read("count").tolist()) == (0, [7.0])
+    with telemetry.reading_copy(4):
+        assert (telemetry.age_steps, telemetry.read("count").tolist()) == (0, [7.0])
