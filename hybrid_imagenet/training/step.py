@@ -48,8 +48,18 @@ class TrainStep:
       alarm: the first step whose loss has diverged.
       telemetry: reads sums, alarm and the optimizer's values without waiting for the device.
 
-    The three functions are traced once for each shape of the batch. `requests`, int32 [k], is what
-    this rank asks for; `summed_requests` returns the sum over ranks.
+    The three functions are traced once for each shape of the batch. `requests`, int32 [2], is what
+    this rank asks for, see `RankRequests`; `summed_requests` returns the sum over ranks.
+
+    Traced, an update from one batch calls:
+
+        _update_from_one_batch
+            _gradients
+                _images_and_labels        augmentation and normalization of the images
+                _record_and_differentiate
+                    _loss_and_gradients   forward and backward pass
+            _reduce_and_update            means over ranks, then the optimizer
+            _sum_requests
     """
 
     def __init__(
@@ -82,10 +92,16 @@ class TrainStep:
           jit_update: with `jit_compile` and a single rank, compile a step without accumulation as
             one program, see `_update_in_one_program`.
           omit_images: returns the images of a batch that are used, and the weight of this rank's
-            mean loss among those of all ranks; None uses all images.
+            mean loss among those of all ranks; None uses all images. Not with `jit_compile`,
+            because the number of images is different in each step.
           mixer: mixes labels as `preprocess` mixes images; None if it does not mix them.
           class_weights: factor on the loss of each class, float32 [classes]; None for no factors.
+
+        Raises:
+          ValueError: for `omit_images` with `jit_compile`.
         """
+        if omit_images is not None and jit_compile:
+            raise ValueError("omit_images cannot be combined with jit_compile")
         self.model = model
         self.optimizer = optimizer
         self.sums = SumAccumulator("train_sums")
@@ -110,14 +126,12 @@ class TrainStep:
         self.update_from_one_batch = FunctionPerShape(self._update_from_one_batch)
         self.accumulate = FunctionPerShape(self._accumulate)
         self.update_from_last_micro_batch = FunctionPerShape(self._update_from_last_micro_batch)
-        self._forward_backward = self._loss_and_gradients
+        self._compiled_loss_and_gradients = self._loss_and_gradients
         if jit_compile:
-            self._forward_backward = tf.function(
+            self._compiled_loss_and_gradients = tf.function(
                 self._loss_and_gradients, autograph=False, jit_compile=True
             )
-        self._compute_and_update = self._update_from_gradients
-        if jit_compile and jit_update and communicator.size == 1:
-            self._compute_and_update = self._update_in_one_program
+        self._is_one_program = jit_compile and jit_update and communicator.size == 1
         optimizer.build(model.trainable_variables)
         self.telemetry = DelayedReadback(
             {
@@ -129,7 +143,10 @@ class TrainStep:
         )
 
     def _update_from_one_batch(self, batch: Batch, requests: tf.Tensor) -> None:
-        self._compute_and_update(batch)
+        if self._is_one_program:
+            self._update_in_one_program(batch)
+        else:
+            self._reduce_and_update(self._gradients(batch))
         self._sum_requests(requests)
 
     def _accumulate(self, batch: Batch) -> None:
@@ -139,16 +156,12 @@ class TrainStep:
         self, batch: Batch, requests: tf.Tensor, num_micro_batches: tf.Tensor
     ) -> None:
         accumulator = self.optimizer.accumulator
-        self._update(accumulator.mean(self._gradients(batch), num_micro_batches))
+        self._reduce_and_update(accumulator.mean(self._gradients(batch), num_micro_batches))
         self._sum_requests(requests)
         accumulator.reset()
 
-    def _update_from_gradients(self, batch: Batch) -> None:
-        """Computes gradients, reduces them over ranks and updates the variables."""
-        self._update(self._gradients(batch))
-
     def _update_in_one_program(self, batch: Batch) -> None:
-        """Does the same as `_update_from_gradients`, for a single rank, as one XLA program.
+        """Computes gradients and updates the variables of a single rank, as one XLA program.
 
         Without it the update starts after the program of forward and backward pass, and its
         programs read all gradients and weights again. On an H200 1.8 ms of a step of 35.0 ms were
@@ -161,12 +174,12 @@ class TrainStep:
 
         def program(images: tf.Tensor, labels: Labels, scalars: tf.Tensor) -> None:
             with hyperparameters.passed_as(scalars):
-                self._update(self._gradients_of_images(images, labels, None))
+                self._reduce_and_update(self._record_and_differentiate(images, labels))
 
         compiled = tf.function(program, autograph=False, jit_compile=True)
         compiled(*self._images_and_labels(batch), hyperparameters.vector())
 
-    def _update(self, gradients: list[tf.Tensor]) -> None:
+    def _reduce_and_update(self, gradients: list[tf.Tensor]) -> None:
         """Updates the variables from this rank's gradients of the scaled loss."""
         # The means over ranks are float32, and still scaled.
         reduced = self.optimizer.reduce(gradients)
@@ -196,10 +209,11 @@ class TrainStep:
         self.optimizer.accumulator.build(self.model.trainable_variables)
 
     def _gradients(self, batch: Batch) -> list[tf.Tensor]:
+        """Returns this rank's gradients of the scaled loss."""
         weight = None
         if self._omit_images is not None:
             batch, weight = self._omit_images(batch)
-        return self._gradients_of_images(*self._images_and_labels(batch), weight)
+        return self._record_and_differentiate(*self._images_and_labels(batch), weight)
 
     def _images_and_labels(self, batch: Batch) -> tuple[tf.Tensor, Labels]:
         images = self._preprocess(batch)
@@ -208,10 +222,11 @@ class TrainStep:
         mixed_labels = compile_on_gpu(self._mixer.labels)
         return images, mixed_labels(batch["label"], batch["seed"], images.shape[1])
 
-    def _gradients_of_images(
-        self, images: tf.Tensor, labels: Labels, weight: tf.Tensor | None
+    def _record_and_differentiate(
+        self, images: tf.Tensor, labels: Labels, weight: tf.Tensor | None = None
     ) -> list[tf.Tensor]:
-        losses, logits, gradients = self._forward_backward(images, labels, weight)
+        """Returns the gradients; adds loss and accuracy to the sums, and judges the loss."""
+        losses, logits, gradients = self._compiled_loss_and_gradients(images, labels, weight)
         self.sums.add(losses, logits, labels)
         self.alarm.judge(losses)
         return gradients
