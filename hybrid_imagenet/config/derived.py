@@ -11,7 +11,7 @@ from hybrid_imagenet.data import splits
 from hybrid_imagenet.errors import SharedError, UserError, pluralize
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.options import options_of
-from hybrid_imagenet.schedules import batch_schedule, mlperf, training_schedule
+from hybrid_imagenet.schedules import batch_schedule, mlperf, relative_step, training_schedule
 from hybrid_imagenet.schedules.training_schedule import REFERENCE_BATCH, scale_learning_rate
 
 if TYPE_CHECKING:
@@ -245,20 +245,18 @@ def optimizer_arguments(config: RunConfig) -> dict[str, Any]:
 
 
 def decoupled_decay(config: RunConfig) -> float:
-    """Returns the part of the weights that a step takes off at the peak of the learning rate.
+    """Returns the fraction of the weights that a step subtracts at the peak of the learning rate.
 
-    --weight_decay is that part for a batch of 256 images. It grows with the batch, so that an epoch
-    takes the same part off at every batch.
+    --weight_decay is this fraction for a batch of 256 images. It grows with the batch, so that an
+    epoch subtracts the same fraction at every batch.
     """
     return float(config.optimizer_options["weight_decay"]) * base_batch(config) / REFERENCE_BATCH
 
 
 def gradient_factor(config: RunConfig, momentum: float) -> float:
-    """Returns the factor of the gradient in the velocity of LARS.
-
-    It is 1 - momentum if hybrid continues to average gradients as AdaBound does, else 1.
-    """
-    return 1 - momentum if config.optimizer_options.get("hybrid_handover") == "continuous" else 1.0
+    """Returns the factor of the gradient in the velocity of LARS, see `relative_step`."""
+    handover = config.optimizer_options.get("hybrid_handover")
+    return float(relative_step.gradient_factor(handover, momentum))
 
 
 def communication(config: RunConfig) -> CommunicationSettings:

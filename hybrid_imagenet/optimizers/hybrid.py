@@ -16,6 +16,7 @@ from hybrid_imagenet.optimizers.grouped import State
 from hybrid_imagenet.optimizers.lars import LayerScaledOptimizer, TrustRatio
 from hybrid_imagenet.optimizers.registry import HybridOptions
 from hybrid_imagenet.optimizers.trust_ratio import trust_ratio
+from hybrid_imagenet.schedules import relative_step
 
 Array = npt.NDArray[np.float64]
 
@@ -180,9 +181,8 @@ class Hybrid(LayerScaledOptimizer):
     def counters(self) -> list[keras.Variable]:
         return [self._sgd_steps]
 
-    def gradient_factor(self, momentum: float) -> float:
-        """Returns 1 - momentum where the velocity goes on as an average, else 1."""
-        return 1.0 - momentum if self.options.handover == "continuous" else 1.0
+    def gradient_factor(self, momentum: Any) -> Any:
+        return relative_step.gradient_factor(self.options.handover, momentum)
 
     def decay_is_on(self, hyperparameters: Mapping[str, tf.Tensor]) -> Any:
         return tf.where(hyperparameters["phase"] > 0.5, 1.0, float(self.options.decay_in_warmup))
@@ -213,11 +213,8 @@ class Hybrid(LayerScaledOptimizer):
     def scale_layers(self, ctx: UpdateContext) -> dict[str, tf.Tensor]:
         """Computes the factor of the gradient: 1 - b1 in phase 0, minus the layer's rate later."""
         is_sgd = ctx.prepared["is_sgd"]
-        gradient_factor: Any = tf.constant(1.0)
-        if self.options.handover == "continuous":
-            gradient_factor = 1.0 - ctx.momentum
         scaled = self.trust_ratio.scale_layers(
-            self, ctx, gradient_factor, ctx.hyperparameters["lars_share"]
+            self, ctx, self.gradient_factor(ctx.momentum), ctx.hyperparameters["lars_share"]
         )
         scaled["rates"] = tf.where(is_sgd, -scaled["rates"], 1.0 - self.options.adabound_beta1)
         if TRUST_RATIOS in scaled:

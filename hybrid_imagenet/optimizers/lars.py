@@ -49,9 +49,13 @@ class LayerScaledOptimizer(GroupedOptimizer):
         self.options = dataclasses.replace(self.options, **{self.trust_coefficient_option: value})
         self.trust_ratio = dataclasses.replace(self.trust_ratio, eta=value)
 
-    def gradient_factor(self, momentum: float) -> float:
-        """Returns the factor of the gradient in the velocity."""
-        return 1.0
+    def gradient_factor(self, momentum: Any) -> Any:
+        """Returns the factor of the gradient in the velocity, see `relative_step`.
+
+        Args:
+          momentum: a number, or a tensor of float32 inside a step.
+        """
+        return relative_step.gradient_factor(None, momentum)
 
     def tuned_trust_coefficient(self, batch: float, learning_rate: float, momentum: float) -> float:
         """Returns the trust coefficient that gives LARS its tuned relative step.

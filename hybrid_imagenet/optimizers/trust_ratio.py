@@ -37,10 +37,11 @@ def trust_ratio(
       eps_rule: add or floor.
       xp: where `where` and `maximum` come from: numpy or tensorflow.
     """
-    denominator = gradient_norm + decay * weight_norm
-    denominator = xp.maximum(denominator, eps) if eps_rule == "floor" else denominator + eps
-    usable = (weight_norm > 0) & (gradient_norm > 0)
-    return xp.where(usable, eta * weight_norm / xp.where(usable, denominator, 1.0), 1.0)
+    decayed_norm = gradient_norm + decay * weight_norm
+    denominator = xp.maximum(decayed_norm, eps) if eps_rule == "floor" else decayed_norm + eps
+    has_norms = (weight_norm > 0) & (gradient_norm > 0)
+    # The inner `where` avoids a division by 0, whose result would not be used.
+    return xp.where(has_norms, eta * weight_norm / xp.where(has_norms, denominator, 1.0), 1.0)
 
 
 def clip_ratio(ratio: Any, learning_rate: Any, xp: Any = np) -> Any:

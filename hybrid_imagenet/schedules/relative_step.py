@@ -10,6 +10,7 @@ compares settings of different form.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 TUNED_STEP = 0.105
 TUNED_BATCH = 3264
@@ -25,6 +26,17 @@ TOLERATED_FACTOR = 4.0
 """A relative step that differs from the tuned one by more than this factor deserves a warning."""
 
 
+def gradient_factor(handover: str | None, momentum: Any) -> Any:
+    """Returns c, the factor of the gradient in the velocity of LARS.
+
+    Args:
+      handover: of hybrid, whose velocity remains an average of gradients if it is "continuous";
+        None for other optimizers, whose velocity is a sum.
+      momentum: m, in [0, 1); a number or a tensor.
+    """
+    return 1.0 - momentum if handover == "continuous" else 1.0
+
+
 def relative_step(learning_rate: float, eta: float, momentum: float, factor: float = 1.0) -> float:
     """Returns lr * eta * c / (1 - m).
 
@@ -32,7 +44,7 @@ def relative_step(learning_rate: float, eta: float, momentum: float, factor: flo
       learning_rate: global learning rate of the step.
       eta: trust coefficient.
       momentum: m, in [0, 1).
-      factor: c, on the gradient in the velocity: 1 in classical momentum, 1 - m in an average.
+      factor: c, see `gradient_factor`.
     """
     return learning_rate * eta * factor / (1 - momentum)
 
