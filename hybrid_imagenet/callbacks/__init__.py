@@ -21,6 +21,7 @@ from hybrid_imagenet.callbacks.step_schedule import LearningRateSchedule
 from hybrid_imagenet.callbacks.stop_at_target import StopAtTarget
 from hybrid_imagenet.callbacks.swap_averaged_weights import SwapAveragedWeights
 from hybrid_imagenet.callbacks.tracker import Tracker
+from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 
 __all__ = [
     "AdaBoundBounds",
@@ -39,6 +40,7 @@ __all__ = [
     "StopAtTarget",
     "SwapAveragedWeights",
     "Tracker",
+    "TrainingCallback",
     "default_callbacks",
     "on_rank_zero",
 ]

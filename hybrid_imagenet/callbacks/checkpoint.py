@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from hybrid_imagenet import files, private_api
-from hybrid_imagenet.callbacks import keras_callback_state
+from hybrid_imagenet.callbacks import callback_state
 from hybrid_imagenet.callbacks.save_checkpoints import SaveCheckpoints
-from hybrid_imagenet.callbacks.training_callback import print_to_stderr, saved_variables
+from hybrid_imagenet.callbacks.training_callback import print_to_stderr
 from hybrid_imagenet.checkpoints.archive import CheckpointArchive
 from hybrid_imagenet.checkpoints.run_state import RunState, array_name, restore_arrays
 from hybrid_imagenet.checkpoints.store import CheckpointStore
@@ -52,9 +52,10 @@ class Checkpoint(SaveCheckpoints):
     Every rank has this callback, after `default_callbacks()`. The directory need not be shared by
     all hosts.
 
-    The state of `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` is saved too, and of
-    all callbacks that have `state_dict()`, which returns values that JSON can represent, and
-    `load_state_dict(state)`. Other callbacks start from zero in a resumed run.
+    The state of `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` is saved too, and that
+    of every callback with `state_dict()`, which returns values that JSON can represent, and
+    `load_state_dict(state)`, or with `variables()`, see `TrainingCallback`. Other callbacks start
+    from zero in a resumed run.
 
     Example:
       callbacks = [*hi.callbacks.default_callbacks(), hi.callbacks.Checkpoint("checkpoints")]
@@ -90,8 +91,7 @@ class Checkpoint(SaveCheckpoints):
         self._order = order
         # Logs of the last epoch, until it is saved.
         self._pending_logs: dict[str, Any] | None = None
-        # States and weights of callbacks by name, which are set when the first epoch begins.
-        self._restored_states: dict[str, dict[str, Any]] = {}
+        # Best weights of callbacks by name, which are set when the first epoch begins.
         self._restored_weights: dict[str, list[np.ndarray]] = {}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -108,7 +108,6 @@ class Checkpoint(SaveCheckpoints):
         self._all_callbacks = private_api.running_callbacks()
         store = None
         meta: dict[str, Any] | None = None
-        self._restored_states = {}
         self._restored_weights = {}
         with communicator.raise_on_all_ranks():
             if communicator.rank == 0:
@@ -120,7 +119,7 @@ class Checkpoint(SaveCheckpoints):
             self._state.restore(RunState().to_dict())
         else:
             self._continue_from(meta)
-        self.start(store, self._all_callbacks)
+        self.start(store, self._all_callbacks, meta["callbacks"] if meta else {})
 
     def _continue_from(self, meta: Mapping[str, Any]) -> None:
         """Sets position and variables from what rank 0 has restored; every rank calls it.
@@ -130,10 +129,9 @@ class Checkpoint(SaveCheckpoints):
         """
         communicator = self.communicator
         self._state.restore(meta["state"])
-        self._restored_states = meta["callbacks"]
         self._broadcast_callback_weights(meta["callback_weights"])
         if communicator.rank == 0:
-            for line in _warnings(self._all_callbacks, self._restored_states):
+            for line in _warnings(self._all_callbacks, meta["callbacks"]):
                 print_to_stderr(line)
         first_epoch = self._state.finished_epochs
         if self._order is not None:
@@ -144,28 +142,24 @@ class Checkpoint(SaveCheckpoints):
         private_api.set_initial_epoch(self.model, first_epoch)
         broadcast_model(self.model, communicator)
         communicator.broadcast_variables(
-            [v.value for v in saved_variables(self._all_callbacks).values()]
+            [v.value for v in callback_state.saved_variables(self._all_callbacks).values()]
         )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Saves the epoch before, and sets restored states of callbacks in the first epoch.
-
-        Keras's callbacks reset their state in `on_train_begin`, so it cannot be set earlier.
-        """
+        """Saves the epoch before, and sets restored states of callbacks in the first epoch."""
         # `fit` has read it. If training is interrupted, a later `fit` must not begin there.
         private_api.set_initial_epoch(self.model, None)
         self._save_pending_epoch()
-        self._steps = 0
-        named = keras_callback_state.stateful_callbacks(self._all_callbacks)
-        for name, state in self._restored_states.items():
-            if name in named:
-                keras_callback_state.set_state(named[name], state)
-                if name in self._restored_weights:
-                    named[name].best_weights = self._restored_weights[name]
-        self._restored_states = {}
+        self._batches = 0
+        super().on_epoch_begin(epoch, logs)
+        for name, callback in callback_state.stateful_callbacks(self._all_callbacks).items():
+            if name in self._restored_weights:
+                callback.best_weights = self._restored_weights[name]
+        self._restored_weights = {}
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._steps = batch + 1
+        # With `steps_per_execution` the last event of an epoch may be for batches beyond its end.
+        self._batches = min(batch + 1, self.params["steps"] or batch + 1)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Advances the position.
@@ -173,7 +167,8 @@ class Checkpoint(SaveCheckpoints):
         The checkpoint is saved when the next epoch begins or training ends, because callbacks later
         in the list may still change their state or the learning rate.
         """
-        self._state.step += self._steps
+        # With accumulation `fit` has several batches to an update, so here they are counted.
+        self._state.step += self._batches
         self._state.finished_epochs = epoch + 1
         self._state.recorded_at = float(epoch + 1)
         self._state.cursor = Cursor(epoch + 1, 0)
@@ -292,9 +287,9 @@ class Checkpoint(SaveCheckpoints):
 
     def extra_arrays(self) -> dict[str, np.ndarray]:
         arrays = {}
-        callbacks = keras_callback_state.stateful_callbacks(self._all_callbacks)
+        callbacks = callback_state.stateful_callbacks(self._all_callbacks)
         for name, callback in callbacks.items():
-            for number, array in enumerate(keras_callback_state.best_weights(callback)):
+            for number, array in enumerate(callback_state.best_weights(callback)):
                 arrays[f"{_CALLBACK_ARRAYS}{name}/{number:04d}"] = array
         return arrays
 
@@ -313,15 +308,11 @@ class Checkpoint(SaveCheckpoints):
                 # A later `fit` may have another batch, for which it would derive another value.
                 "trust_coefficient": getattr(inner, "trust_coefficient", None),
             }
-        named = keras_callback_state.stateful_callbacks(self._all_callbacks)
         description = {
             "world_size": self.communicator.size,
             # Every checkpoint has the sums of an unfinished epoch. `fit` saves only whole epochs.
             "epoch_sums": [[0.0] * 4] * self.communicator.size,
             "optimizers": optimizers,
-            "callbacks": {
-                name: keras_callback_state.state_of(callback) for name, callback in named.items()
-            },
         }
         if self._order is not None:
             description["order"] = self._order.state_dict()
@@ -348,7 +339,7 @@ def _warnings(
 ) -> list[str]:
     """Returns lines about callbacks that do not continue as if training had not stopped."""
     lines = []
-    for name in keras_callback_state.stateful_callbacks(callbacks):
+    for name in callback_state.stateful_callbacks(callbacks):
         if name not in states:
             lines.append(
                 f"warning: {name.partition('#')[0]} starts from zero in this resumed run, because"

@@ -78,10 +78,10 @@ def default_callbacks(
 ) -> list[keras.callbacks.Callback]:
     """Returns the callbacks of a run, in the order in which they must be called.
 
-    All ranks pass the same list to `fit`. Statistics of batch normalization are merged and metrics
-    averaged before anything else uses them. Rank 0's own callbacks come next, so that what they
+    Every rank passes this list to `fit`. Statistics of batch normalization are merged and metrics
+    averaged before other callbacks use them. The callbacks for rank 0 come next, so that what they
     restore is broadcast; then the broadcast, the schedules and the comparison of ranks. Callbacks
-    that change training, such as `EarlyStopping`, are passed on every rank, after this list.
+    that change training, such as `EarlyStopping`, are added on every rank, after this list.
 
     Example:
       model.fit(data, epochs=10, callbacks=hi.callbacks.default_callbacks())
@@ -93,10 +93,10 @@ def default_callbacks(
         0 never ends it (default: 600.0).
 
     Returns:
-      The callbacks, for `fit`. With several ranks, `StallWatchdog` is the first. The others are
-      `ProgressOnRankZero`, `MergeBatchNormStatistics`, `MetricAverage`, those for rank 0,
-      `BroadcastInitialState`, `AdaBoundBounds`, `LARSSchedule`, `LearningRateSchedule` and
-      `CompareRanks`, and one that prepares the training function.
+      The callbacks, for `fit`: with several ranks `StallWatchdog`, then `ProgressOnRankZero`, one
+      that prepares the training function, `MergeBatchNormStatistics`, `MetricAverage`, those for
+      rank 0, `BroadcastInitialState`, `AdaBoundBounds`, `LARSSchedule`, `LearningRateSchedule` and
+      `CompareRanks`.
 
     Raises:
       UserError: for a callback that must be on every rank, as in `on_rank_zero`.

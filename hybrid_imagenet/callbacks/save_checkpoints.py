@@ -9,22 +9,24 @@ from typing import Any
 import keras
 import numpy as np
 
-from hybrid_imagenet.callbacks.training_callback import (
-    TrainingCallback,
-    before_save,
-    saved_variables,
-)
+from hybrid_imagenet.callbacks import callback_state
+from hybrid_imagenet.callbacks.training_callback import TrainingCallback, before_save
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
+from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.schedules.run_length import is_due
 
 
 class SaveCheckpoints(TrainingCallback):
     """Saves at the end of epochs, every N steps, on request, and when training ends.
 
-    Every rank has it, because other callbacks prepare what is saved, as the statistics of batch
-    normalization, and that needs all ranks. Rank 0 writes the file, in a thread. It comes after
-    the callbacks whose work at the same event a checkpoint contains.
+    Every rank has it, because all ranks prepare what is saved: for example, they merge the
+    statistics of batch normalization. Rank 0 writes the file, in a thread. It is the last callback
+    of the list, so that a checkpoint contains what the others do at the same event.
+
+    A checkpoint contains the state of all callbacks: their variables, and the results of
+    `state_dict`. Restored states are set when the first epoch begins, because Keras's callbacks
+    reset theirs when training begins.
 
     The position of a checkpoint is the number of steps and of recorded epochs. No position is saved
     twice.
@@ -42,6 +44,7 @@ class SaveCheckpoints(TrainingCallback):
         every_steps: int | None = None,
         save_best: bool = False,
         save_requested: Callable[[], bool] = lambda: False,
+        communicator: Communicator | None = None,
     ):
         """Takes what is saved and when.
 
@@ -55,8 +58,9 @@ class SaveCheckpoints(TrainingCallback):
           every_steps: also save after this many steps.
           save_best: also save each epoch whose validation is the best so far.
           save_requested: returns whether all ranks have agreed to save after the last step.
+          communicator: the connected ranks; None for those of this process.
         """
-        super().__init__()
+        super().__init__(communicator)
         self._state = state
         self._variables = variables
         self._describe = describe
@@ -68,22 +72,39 @@ class SaveCheckpoints(TrainingCallback):
         self._save_requested = save_requested
         self._store: CheckpointStore | None = None
         self._all_callbacks: Sequence[keras.callbacks.Callback] = ()
+        # States of callbacks by name, which are set when the first epoch begins.
+        self._restored_states: Mapping[str, dict[str, Any]] = {}
         self._seconds = 0.0
 
     def start(
-        self, store: CheckpointStore | None, all_callbacks: Sequence[keras.callbacks.Callback]
+        self,
+        store: CheckpointStore | None,
+        all_callbacks: Sequence[keras.callbacks.Callback],
+        restored_states: Mapping[str, dict[str, Any]],
     ) -> None:
-        """Begins from a state that needs no checkpoint: the first one, or that of a checkpoint.
+        """Begins at the present position, which is not saved: it is new, or has a checkpoint.
 
         Args:
           store: writes the files; None on ranks other than 0.
-          all_callbacks: those of the run, whose state is saved too.
+          all_callbacks: callbacks of the run, whose state is saved too.
+          restored_states: states of callbacks by name, from the checkpoint that was restored.
+
+        Raises:
+          UserError: on all ranks, if two callbacks save a variable with the same name.
         """
+        with self.communicator.raise_on_all_ranks():
+            callback_state.saved_variables(all_callbacks)
         self._store = store
         self._all_callbacks = all_callbacks
+        self._restored_states = restored_states
         self._saved = (self._state.step, self._state.recorded_at)
         # Fractional epochs at the latest checkpoint that `every_epochs` has asked for.
         self._last_due = max(self._state.recorded_at, self._position())
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Sets the restored states of callbacks, when the first epoch begins."""
+        callback_state.set_states(self._all_callbacks, self._restored_states)
+        self._restored_states = {}
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves if that is due within the epoch, or was requested."""
@@ -96,7 +117,7 @@ class SaveCheckpoints(TrainingCallback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves if that is due after the epochs that are done, `logs["epoch"]`."""
-        logs = logs or {}
+        assert logs is not None
         epochs_done = logs["epoch"]
         top1 = logs.get("val_top1")
         is_best = self._save_best and top1 is not None and self._state.best_epoch == epochs_done
@@ -126,6 +147,8 @@ class SaveCheckpoints(TrainingCallback):
         began = time.perf_counter()
         before_save(self._all_callbacks)
         description = self._describe()
+        with self.communicator.raise_on_all_ranks():
+            states = callback_state.states_of(self._all_callbacks)
         if self._store is not None:
             arrays = {
                 name: np.array(variable.numpy()) for name, variable in self.all_variables().items()
@@ -133,6 +156,7 @@ class SaveCheckpoints(TrainingCallback):
             arrays |= self.extra_arrays()
             meta = {
                 **description,
+                "callbacks": states,
                 "state": self._state.to_dict(),
                 "val_top1": None if top1 is None else float(top1),
             }
@@ -141,7 +165,7 @@ class SaveCheckpoints(TrainingCallback):
 
     def all_variables(self) -> dict[str, keras.Variable]:
         """Returns the variables that are saved, of training and of callbacks, by name."""
-        return {**self._variables(), **saved_variables(self._all_callbacks)}
+        return {**self._variables(), **callback_state.saved_variables(self._all_callbacks)}
 
     def extra_arrays(self) -> dict[str, np.ndarray]:
         """Returns arrays that are saved but do not belong to variables, by name."""

@@ -1,4 +1,4 @@
-"""The base class of this package's callbacks, and the list in which the program calls them."""
+"""The base class of callbacks that save state or communicate, and the sequence of the program's."""
 
 from __future__ import annotations
 
@@ -26,24 +26,50 @@ class StepSpan(NamedTuple):
 
 
 class TrainingCallback(keras.callbacks.Callback):
-    """A Keras callback that can have state in checkpoints and work with every rank.
+    """A Keras callback that can save variables and communicate with the other ranks.
+
+    Checkpoints contain two kinds of state of a callback. `variables` returns values on the device.
+    `state_dict()`, if the class has it, returns values that JSON can represent, and
+    `load_state_dict(state)` sets them in a resumed run, when its first epoch begins. The two
+    methods need not be in a subclass of this class; any callback of Keras may have them.
+
+    Example:
+      class EpochsSinceBest(hi.callbacks.TrainingCallback):
+          epochs = 0
+          best = float("inf")
+
+          def on_epoch_end(self, epoch, logs=None):
+              self.epochs = 0 if logs["loss"] < self.best else self.epochs + 1
+              self.best = min(self.best, logs["loss"])
+
+          def state_dict(self):
+              return {"epochs": self.epochs, "best": self.best}
+
+          def load_state_dict(self, state):
+              self.epochs = state["epochs"]
+              self.best = state["best"]
 
     The training loop of the program and `model.fit` call callbacks at the same events, with these
     differences:
 
     * `batch` counts the updates since the latest `on_epoch_begin` in the program, and the
-      micro-batches of the epoch in `fit`. With `steps_per_execution=k` Keras calls the events once
-      for k batches.
+      micro-batches of the epoch in `fit`. With `steps_per_execution=k`, which only `fit` has, there
+      is one event for k batches. Its number is that of the first one in `on_train_batch_begin`. In
+      `on_train_batch_end` it is that of the last one, which may be beyond the end of the epoch.
     * The logs of `on_train_batch_end` are None in the program, unless values were fetched from the
-      device for this step (--log_every_steps). On a GPU they are then those of two steps before.
+      device for this step (--log_every_steps). Then loss, accuracy and the values of the optimizer
+      are those of two steps before on a GPU; the number of the step, the position and the values of
+      the schedule are those of this step.
     * A validation inside an epoch ends and begins the epoch for callbacks of the program:
       `on_epoch_end` is called with the number of the epoch, and `logs["epoch"]` is the number of
       fractional epochs that are done.
     * `params["step_span"]()` returns the `StepSpan` of the next step, in the program only.
+
+    Args:
+      communicator: the connected ranks (default: None, those of this process).
     """
 
     def __init__(self, communicator: Communicator | None = None):
-        """Sets the communicator; None uses the ranks of this process."""
         super().__init__()
         self._given_communicator = communicator
 
@@ -61,7 +87,11 @@ class TrainingCallback(keras.callbacks.Callback):
         """Prepares variables for a checkpoint; every rank calls it, in the order of callbacks."""
 
     def variables(self) -> Mapping[str, keras.Variable]:
-        """Returns variables that checkpoints contain, by a unique and stable name."""
+        """Returns variables that checkpoints contain, by name.
+
+        The name of a variable is the same in every run, and no other callback uses it; for example
+        "ema/dense/kernel". A checkpoint without one of the variables cannot be resumed.
+        """
         return {}
 
 
@@ -165,12 +195,3 @@ def before_save(callbacks: Iterable[keras.callbacks.Callback]) -> None:
     for callback in callbacks:
         if isinstance(callback, TrainingCallback):
             callback.before_save()
-
-
-def saved_variables(callbacks: Iterable[keras.callbacks.Callback]) -> dict[str, keras.Variable]:
-    """Returns the variables of all callbacks that checkpoints contain, by name."""
-    variables: dict[str, keras.Variable] = {}
-    for callback in callbacks:
-        if isinstance(callback, TrainingCallback):
-            variables |= callback.variables()
-    return variables

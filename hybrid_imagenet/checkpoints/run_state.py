@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 # Checkpoints keep the first names of these fields, so that older ones can still be resumed.
 _STORED_NAMES = {"recorded_at": "closed_at", "schedule_values": "hyper"}
+
+# The beginning of the names that `array_name` returns. Callbacks may have names of another form.
+_PART_AND_NUMBER = re.compile(r"[^/]+/[0-9]{4}(?=/)")
 
 
 @dataclasses.dataclass
@@ -131,6 +135,10 @@ def _first_difference(
     if unmatched_names and unmatched_names[0].startswith("model/"):
         return f"the networks differ, first in layer {_layer(unmatched_names[0], variables)}"
     if unmatched_names:
+        name = unmatched_names[0]
+        if not _PART_AND_NUMBER.match(name + "/"):
+            owner = "the checkpoint" if name in checkpoint.arrays else "this run"
+            return f"only {owner} has {name}, a variable of a callback"
         if _written_by_fit(checkpoint):
             return "its optimizer has other variables, or accumulates gradients differently"
         optimizer = checkpoint.meta["optimizer"]
@@ -157,8 +165,9 @@ def _written_by_fit(checkpoint: CheckpointArchive) -> bool:
 
 
 def _without_path(name: str) -> str:
-    """Returns the first two parts of a name: `model/0007` for `model/0007/stem/kernel`."""
-    return "/".join(name.split("/")[:2])
+    """Returns `model/0007` for `model/0007/stem/kernel`, and names of another form unchanged."""
+    match = _PART_AND_NUMBER.match(name)
+    return match[0] if match else name
 
 
 def _shape_text(shape: tuple[int, ...]) -> str:

@@ -7,7 +7,6 @@ from typing import Any
 
 import keras
 
-from hybrid_imagenet.checkpoints.archive import CheckpointArchive
 from hybrid_imagenet.checkpoints.run_state import check_epoch_order, restore_arrays
 from hybrid_imagenet.data import class_sizes
 from hybrid_imagenet.errors import UserError
@@ -17,7 +16,9 @@ from hybrid_imagenet.training import accumulators, same_data, warm_start
 from hybrid_imagenet.training.components import RunComponents
 
 
-def begin_or_resume(run: RunComponents, callback_variables: Mapping[str, keras.Variable]) -> None:
+def begin_or_resume(
+    run: RunComponents, callback_variables: Mapping[str, keras.Variable]
+) -> Mapping[str, dict[str, Any]]:
     """Restores the latest valid checkpoint, else --init_from, else rank 0's initial state.
 
     Starts the watchdog, opens the records, and lets signals ask for a stop from now on.
@@ -27,6 +28,10 @@ def begin_or_resume(run: RunComponents, callback_variables: Mapping[str, keras.V
     Args:
       run: the components of the run.
       callback_variables: variables of callbacks by name, which checkpoints contain too.
+
+    Returns:
+      The states of callbacks by name that are still to be set, see `callbacks.callback_state`;
+      empty without a checkpoint.
 
     Raises:
       UserError: on all ranks, if a checkpoint, file or directory cannot be used.
@@ -42,7 +47,11 @@ def begin_or_resume(run: RunComponents, callback_variables: Mapping[str, keras.V
             messages = warm_start.load(init_from, run.model)
             if run.optimizer.average is not None:
                 run.optimizer.average.restart()
-    _broadcast_position(run, checkpoint_on_rank_0)
+    meta = run.communicator.broadcast_object(
+        checkpoint_on_rank_0.meta if checkpoint_on_rank_0 else None
+    )
+    if meta is not None:
+        _restore_position(run, meta)
     with run.communicator.raise_on_all_ranks():
         if checkpoint_on_rank_0 is not None:
             same_data.check_resumed(checkpoint_on_rank_0, run.sources)
@@ -63,6 +72,9 @@ def begin_or_resume(run: RunComponents, callback_variables: Mapping[str, keras.V
         run.recording.announce(f"--init_from: {message}")
     for note in _notes(run):
         run.recording.announce(note)
+    # Version 0.1.0 saved no states of callbacks in the program.
+    states: Mapping[str, dict[str, Any]] = (meta or {}).get("callbacks", {})
+    return states
 
 
 def had_dynamic_scale(saved: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
@@ -80,11 +92,13 @@ def had_dynamic_scale(saved: Mapping[str, Any], facts: Mapping[str, Any]) -> boo
     return bool(saved["precision"] == "mixed_float16")
 
 
-def _broadcast_position(run: RunComponents, checkpoint: CheckpointArchive | None) -> None:
-    """Restores position and sums on every rank; variables are broadcast later."""
-    meta = run.communicator.broadcast_object(checkpoint.meta if checkpoint else None)
-    if meta is None:
-        return
+def _restore_position(run: RunComponents, meta: Mapping[str, Any]) -> None:
+    """Restores position and sums on every rank; variables are broadcast later.
+
+    Args:
+      run: the components of the run.
+      meta: description of the checkpoint.
+    """
     run.state.restore(meta["state"])
     # Without --hybrid_ramp_epochs the schedule omits LARS's share, which then is 1.
     scheduled = _scheduled_values(run)

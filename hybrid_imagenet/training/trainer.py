@@ -10,13 +10,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from hybrid_imagenet.callbacks import callback_state
 from hybrid_imagenet.callbacks.divergence_guard import DivergedError
 from hybrid_imagenet.callbacks.save_checkpoints import SaveCheckpoints
-from hybrid_imagenet.callbacks.training_callback import (
-    CallbackSequence,
-    StepSpan,
-    saved_variables,
-)
+from hybrid_imagenet.callbacks.training_callback import CallbackSequence, StepSpan
 from hybrid_imagenet.checkpoints import run_state
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.errors import UserError
@@ -72,6 +69,7 @@ class Trainer:
             every_steps=config.evaluation.checkpoint_every_steps,
             save_best=config.evaluation.keep_best,
             save_requested=lambda: self._requests.save,
+            communicator=components.communicator,
         )
         self._requests = RankRequests(
             config.evaluation.checkpoint_every_seconds
@@ -112,8 +110,10 @@ class Trainer:
         recording = self.components.recording
         watchdog = self.components.watchdog
         try:
-            restoring.begin_or_resume(self.components, saved_variables(self.callbacks))
-            self.save_callback.start(recording.store, self.callbacks)
+            restored_states = restoring.begin_or_resume(
+                self.components, callback_state.saved_variables(self.callbacks)
+            )
+            self.save_callback.start(recording.store, self.callbacks, restored_states)
             try:
                 self.train()
             except UserError as error:
@@ -132,8 +132,9 @@ class Trainer:
     def train(self) -> None:
         """Trains until the run is over, and calls the callbacks at all events.
 
-        An epoch is split where a validation is due within it. A checkpoint may be made after the
-        last step of an epoch and before its record, so a restored run may begin with the record.
+        An epoch is split where a validation is due within it. If a run was restored from a
+        checkpoint between the last step of an epoch and its record, the first pass of the outer
+        loop trains no step and only writes the record.
         """
         STARTUP_PROGRESS.begin("compiling the step")
         state = self.state

@@ -8,16 +8,18 @@ import pytest
 import tensorflow as tf
 
 from hybrid_imagenet import optimizers
+from hybrid_imagenet.callbacks import callback_state
 from hybrid_imagenet.callbacks.save_checkpoints import SaveCheckpoints
 from hybrid_imagenet.callbacks.skipped_steps_guard import SkippedStepsGuard
 from hybrid_imagenet.callbacks.stop_at_target import StopAtTarget
+from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 from hybrid_imagenet.callbacks.trust_ratio_log import TrustRatioLog
 from hybrid_imagenet.callbacks.weight_check import WeightCheck
 from hybrid_imagenet.checkpoints import archive
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.comm import SingleProcess
-from hybrid_imagenet.errors import NumericsError
+from hybrid_imagenet.errors import NumericsError, UserError
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.order.sampling import Cursor
 from hybrid_imagenet.training.accumulators import ClassificationSums, sum_over_ranks
@@ -124,7 +126,7 @@ def save_checkpoints(store, state, weights, saved_steps, **options):
         position=lambda: 0.0,
         **options,
     )
-    callback.start(store, [])
+    callback.start(store, [], {})
     return callback
 
 
@@ -173,7 +175,7 @@ def test_save_checkpoints_for_two_reasons_at_one_step_saves_once(tmp_path):
         position=lambda: state.step / 8,
         every_steps=4,
     )
-    callback.start(CheckpointStore(tmp_path, keep=10), [])
+    callback.start(CheckpointStore(tmp_path, keep=10), [], {})
     for batch in range(6):
         state.step += 1
         callback.on_train_batch_end(batch)
@@ -208,3 +210,38 @@ def test_save_checkpoints_saves_each_best_epoch_and_the_store_keeps_the_best(tmp
     state.step = 32
     without_best.on_epoch_end(6, {"epoch": 7, "val_top1": 0.9})
     assert saved_steps == []
+
+
+class WithState(TrainingCallback):
+    """Has a variable with a given name, and a state with a given value."""
+
+    def __init__(self, name, value=0):
+        super().__init__()
+        self._name = name
+        self._value = value
+
+    def variables(self):
+        return {self._name: variable(0.0)}
+
+    def state_dict(self):
+        return {"value": self._value}
+
+    def load_state_dict(self, state):
+        self._value = state["value"]
+
+
+def test_states_of_callbacks_of_one_class_are_set_in_their_order():
+    saved = callback_state.states_of([WithState("a", 1), WithState("b", 2)])
+    restored = [WithState("a"), WithState("b")]
+    callback_state.set_states(restored, saved)
+    assert [callback.state_dict() for callback in restored] == [{"value": 1}, {"value": 2}]
+
+
+def test_variables_of_two_callbacks_with_one_name_are_rejected():
+    with pytest.raises(UserError, match=r"WithState and WithState both save .* the name ema/a"):
+        callback_state.saved_variables([WithState("ema/a"), WithState("ema/a")])
+
+
+def test_state_that_json_cannot_represent_is_rejected_with_the_class():
+    with pytest.raises(UserError, match=r"state_dict\(\) of WithState .* float32"):
+        callback_state.states_of([WithState("a", np.float32(1))])

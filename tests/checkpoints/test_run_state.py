@@ -83,6 +83,15 @@ def test_restore_arrays_of_fit_ignores_the_path(stored_name):
     assert restored["model/0000/dense_1/kernel"].value is stored[stored_name]
 
 
+def test_restore_arrays_of_fit_assigns_each_variable_of_a_callback():
+    names = ["ema/dense/kernel", "ema/dense/bias"]
+    stored = {name: np.ones((3, 3)) for name in names}
+    restored = variables(dict.fromkeys(names, (3, 3)))
+    written_by_fit = CheckpointArchive(pathlib.Path("x.npz"), stored, {"optimizers": {}})
+    restore_arrays(written_by_fit, restored)
+    assert all(restored[name].value is stored[name] for name in names)
+
+
 def test_restore_arrays_of_the_program_compares_the_path():
     stored = {"model/0000/dense/kernel": np.ones((3, 3))}
     written_by_program = CheckpointArchive(pathlib.Path("x.npz"), stored, {"optimizer": "lars"})
@@ -99,6 +108,7 @@ def test_restore_arrays_of_the_program_compares_the_path():
         ),
         ({"model/0001/block/conv/kernel": None}, "the networks differ, first in layer block/conv"),
         ({"optimizer/0001/sgd/v": (3, 3)}, "--optimizer=lars or another --ema_decay"),
+        ({"ema/dense/kernel": (3, 3)}, "only this run has ema/dense/kernel, a variable of a call"),
     ],
 )
 def test_restore_arrays_of_another_run_raises_with_the_name_of_the_layer(change, words):

@@ -166,3 +166,33 @@ def test_stop_request_of_any_rank_ends_the_run_after_the_step_and_saves(tmp_path
     assert stop == "preempted"
     assert log.events[-2:] == [("batch end", 1, 2), ("train end", None, 2)]
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000000002.npz"]
+
+
+class EpochCounter(keras.callbacks.Callback):
+    """Counts epochs over all sessions of a run. Like Keras's, it resets itself at the start."""
+
+    def on_train_begin(self, logs=None):
+        self.epochs = 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epochs += 1
+
+    def state_dict(self):
+        return {"epochs": self.epochs}
+
+    def load_state_dict(self, state):
+        self.epochs = state["epochs"]
+
+
+def test_resumed_run_restores_the_state_dict_of_its_callbacks(tmp_path):
+    counters = []
+
+    def callbacks(trainer):
+        counters.append(EpochCounter())
+        return counters[-1:]
+
+    for epochs, resume in ((1, []), (3, ["--resume"])):
+        arguments = [*FLAGS, f"--run_dir={tmp_path / 'run'}", f"--epochs={epochs}", *resume]
+        with in_process.alone():
+            train.run(config.resolve(arguments), SingleProcess(), callbacks)
+    assert [counter.epochs for counter in counters] == [1, 3]

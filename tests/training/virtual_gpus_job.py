@@ -13,7 +13,7 @@ import numpy as np
 
 from hybrid_imagenet import comm, train
 from hybrid_imagenet import config as configuration
-from hybrid_imagenet.callbacks.training_callback import saved_variables
+from hybrid_imagenet.callbacks.callback_state import saved_variables
 from hybrid_imagenet.comm import Communicator
 
 # The 80 training images, 16 per update on four GPUs, give 20 updates in four epochs.

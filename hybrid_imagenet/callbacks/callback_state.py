@@ -1,0 +1,138 @@
+"""Saves and restores the state of callbacks.
+
+A callback can have three kinds of state:
+
+* Variables on the device, which `TrainingCallback.variables` returns.
+* Values that JSON can represent, which `state_dict` returns and `load_state_dict` sets.
+* Attributes of Keras's own callbacks, which have neither method: `STATE_ATTRIBUTES`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from hybrid_imagenet.callbacks.training_callback import TrainingCallback
+from hybrid_imagenet.errors import UserError
+
+# Attributes in which callbacks of Keras count epochs and remember the best value.
+STATE_ATTRIBUTES: Mapping[type[keras.callbacks.Callback], tuple[str, ...]] = {
+    keras.callbacks.EarlyStopping: ("wait", "stopped_epoch", "best", "best_epoch"),
+    keras.callbacks.ReduceLROnPlateau: ("wait", "cooldown_counter", "best"),
+    keras.callbacks.ModelCheckpoint: ("best",),
+}
+
+
+def saved_variables(callbacks: Iterable[keras.callbacks.Callback]) -> dict[str, keras.Variable]:
+    """Returns the variables of all callbacks that checkpoints contain, by name.
+
+    Raises:
+      UserError: if two callbacks use the same name, because only one of them could be restored.
+    """
+    variables: dict[str, keras.Variable] = {}
+    owners: dict[str, str] = {}
+    for callback in callbacks:
+        if not isinstance(callback, TrainingCallback):
+            continue
+        for name, variable in callback.variables().items():
+            owner = type(callback).__name__
+            if name in variables:
+                raise UserError(
+                    f"{owners[name]} and {owner} both save a variable with the name {name}, so a"
+                    " checkpoint would contain only one of them. Let variables() of one of them"
+                    " return another name."
+                )
+            variables[name] = variable
+            owners[name] = owner
+    return variables
+
+
+def states_of(callbacks: Iterable[keras.callbacks.Callback]) -> dict[str, dict[str, Any]]:
+    """Returns the states of `stateful_callbacks` by name, JSON-ready.
+
+    Raises:
+      UserError: if `state_dict` of a callback has returned something else.
+    """
+    states = {}
+    for name, callback in stateful_callbacks(callbacks).items():
+        state = _state_of(callback)
+        try:
+            states[name] = json.loads(json.dumps(state))
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"state_dict() of {type(callback).__name__} has returned a value that JSON cannot"
+                f" represent ({error}). Return numbers of Python, strings, lists and dictionaries,"
+                " and variables from variables()."
+            ) from None
+    return states
+
+
+def set_states(
+    callbacks: Iterable[keras.callbacks.Callback], states: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Sets the result of `states_of` in the callbacks with these names, and ignores other names."""
+    for name, callback in stateful_callbacks(callbacks).items():
+        if name in states:
+            _set_state(callback, states[name])
+
+
+def stateful_callbacks(
+    callbacks: Iterable[keras.callbacks.Callback],
+) -> dict[str, keras.callbacks.Callback]:
+    """Returns the callbacks that have `state_dict` or `STATE_ATTRIBUTES`, by class and number.
+
+    These are Keras's own in `STATE_ATTRIBUTES`, and all that have `state_dict` and
+    `load_state_dict` like the modules of PyTorch.
+    """
+    named: dict[str, keras.callbacks.Callback] = {}
+    for callback in callbacks:
+        if not (_attributes(callback) or _has_state_methods(callback)):
+            continue
+        name = type(callback).__name__
+        number = sum(other.partition("#")[0] == name for other in named)
+        named[f"{name}#{number}"] = callback
+    return named
+
+
+def _state_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
+    """Returns the state, JSON-ready; the weights of `EarlyStopping` are not in it."""
+    if _has_state_methods(callback):
+        state: dict[str, Any] = callback.state_dict()
+        return state
+    values = {name: getattr(callback, name, None) for name in _attributes(callback)}
+    return {name: None if value is None else float(value) for name, value in values.items()}
+
+
+def _set_state(callback: keras.callbacks.Callback, state: Mapping[str, Any]) -> None:
+    """Sets the result of `_state_of`."""
+    if _has_state_methods(callback):
+        callback.load_state_dict(dict(state))
+        return
+    for name in _attributes(callback):
+        value = state.get(name)
+        if value is not None and name != "best":
+            value = int(value)
+        setattr(callback, name, value)
+
+
+def best_weights(callback: keras.callbacks.Callback) -> list[np.ndarray]:
+    """Returns the weights that `EarlyStopping(restore_best_weights=True)` remembers."""
+    weights = getattr(callback, "best_weights", None)
+    if not isinstance(callback, keras.callbacks.EarlyStopping) or weights is None:
+        return []
+    return [np.asarray(weight) for weight in weights]
+
+
+def _attributes(callback: keras.callbacks.Callback) -> tuple[str, ...]:
+    for kind, attributes in STATE_ATTRIBUTES.items():
+        if isinstance(callback, kind):
+            return attributes
+    return ()
+
+
+def _has_state_methods(callback: keras.callbacks.Callback) -> bool:
+    return hasattr(callback, "state_dict") and hasattr(callback, "load_state_dict")
