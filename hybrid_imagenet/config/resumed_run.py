@@ -6,8 +6,8 @@ The rule of --resume:
 2. Every other flag keeps the value that the run has, whether somebody set it or it was a default.
    A default or a recipe that has changed in a newer version therefore does not act on the run.
 3. Values that follow from the batch, the data, the hardware or the number of ranks are derived
-   again. Four things are kept nevertheless, because the run would be another one without them: its
-   number of epochs, its row of MLPerf's table, the images per GPU, and the order of its images.
+   again. Four settings are kept nevertheless, because they define the run: its number of epochs,
+   its row of MLPerf's table, the images per GPU, and the order of its images.
 
 Two consequences: A recipe other than the run's counts as its flags on the command line, and the
 values of the run's recipe are then dropped. The options of an optimizer, schedule or all-reduce

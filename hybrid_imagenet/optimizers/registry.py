@@ -62,7 +62,8 @@ class Options:
     """The options of every optimizer.
 
     Attributes:
-      learning_rate: the first value; for what it is worked out from, see `OptimizerSpec.rate`.
+      learning_rate: the value before a schedule sets another one. In the program it is computed
+        from the flag `OptimizerSpec.rate`.
       weight_decay: coefficient of coupled L2 decay.
       decay_all: decay biases and normalization parameters too.
       global_clipnorm: largest norm of the gradient of all weights together, as in Keras; None for
@@ -291,7 +292,7 @@ class OptimizerSpec:
       phases: the name of the update rule in each phase of the schedule, as reports show it; with
         two phases, the first is a warmup with closing bounds.
       extra_option_classes: dataclasses of the options that a run with this optimizer has too.
-      rate: the flag that is scheduled, and is `learning_rate` at its peak.
+      rate: name of the flag from which the peak learning rate is computed.
       relative_rate: whether the rate is how far a layer moves in an update, as a part of its norm.
       weight_decay: of a run without --weight_decay. The classes have Keras's defaults: they decay
         nothing unless told, but for AdamW.

@@ -41,8 +41,9 @@ KEYS: Mapping[str, str] = {
         " is not included"
     ),
     "train_loss": (
-        "mean training loss in nats since the last epoch record, or on rank 0 since the last step"
-        " record; weighted by class with `--class_weights`"
+        "mean training loss in nats; in an epoch record of all ranks since the last epoch record,"
+        " in a step record of rank 0 since the last record; weighted by class with"
+        " `--class_weights`"
     ),
     "train_top1": (
         "fraction of training images whose first guess was right; for mixed images"

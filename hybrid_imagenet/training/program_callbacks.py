@@ -71,10 +71,10 @@ def program_callbacks(
         )
     callbacks += [AdaBoundBounds(), LARSSchedule(derives_coefficient=False), LearningRateSchedule()]
     weights = run.model.trainable_variables
-    rule = run.optimizer.inner
+    inner_optimizer = run.optimizer.inner
     updated = Partition(weights).updated
     callbacks += [
-        RelativeUpdates([updated[i] for i in rule.kernel_indices()]),
+        RelativeUpdates([updated[i] for i in inner_optimizer.kernel_indices()]),
         HyperparameterLog(run),
         SkippedStepsGuard(run.optimizer, config.network.max_skipped_steps, step.telemetry.read),
         DivergenceGuard(
@@ -106,7 +106,7 @@ def program_callbacks(
         )
     callbacks += [
         ExampleCount(run.data, run.state, communicator),
-        TrustRatioLog(rule, updated),
+        TrustRatioLog(inner_optimizer, updated),
         WeightCheck(weights, communicator),
         CostLog(
             communicator,
