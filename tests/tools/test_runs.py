@@ -253,6 +253,7 @@ def test_resume_dry_run_prints_the_command_and_the_changes(tmp_path, capsys):
     assert "--epochs" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_stop_and_resume_of_a_real_run(tmp_path, capsys):
     data = program.make_data(tmp_path)
     run = tmp_path / "run"

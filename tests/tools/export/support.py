@@ -7,6 +7,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from hybrid_imagenet.checkpoints import archive, pretrained
+from hybrid_imagenet.models import factory
 from tests.references import torchvision_reference
 
 CLASSES = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")
@@ -28,6 +29,15 @@ def network(folder, name="resnet18", size=32, **changes):
     loaded = pretrained.load(path, print)
     settings = {"image_size": size, "class_names": CLASSES, "crop_fraction": 1.0} | changes
     return dataclasses.replace(loaded, **settings)
+
+
+def small_network():
+    """Returns random weights of a small network that torchvision does not have."""
+    model = factory.create("resnet8", len(CLASSES), 16, width=4, stem="3x3")
+    weights = {variable.path: variable.numpy() for variable in model.weights}
+    return pretrained.TrainedNetwork(
+        "small", "resnet8", CLASSES, 16, 1.0, 1e-5, width=4, stem="3x3", weights=weights
+    )
 
 
 def save(trained, path):

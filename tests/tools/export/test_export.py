@@ -20,7 +20,15 @@ from hybrid_imagenet.errors import EXIT_USAGE, UserError
 from hybrid_imagenet.models import factory
 from hybrid_imagenet.tools import command_line, export_formats, predict
 from hybrid_imagenet.tools import export as program
-from tests.tools.export.support import CLASSES, assert_close, network, pixels, reference, save
+from tests.tools.export.support import (
+    CLASSES,
+    assert_close,
+    network,
+    pixels,
+    reference,
+    save,
+    small_network,
+)
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +40,14 @@ def stored(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stored")
     save(network(folder, crop_fraction=0.5), folder / "weights.npz")
     return folder / "weights.npz"
+
+
+@pytest.fixture(scope="module")
+def stored_small(tmp_path_factory):
+    """Writes a checkpoint of a small network; tests must not change it."""
+    path = tmp_path_factory.mktemp("stored_small") / "weights.npz"
+    save(small_network(), path)
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -152,8 +168,8 @@ def test_export_removes_a_file_with_other_outputs(tmp_path):
     path = tmp_path / "wrong.keras"
     target = dataclasses.replace(export_formats.FORMATS[path.suffix], write=write_wrong_bias)
     with pytest.raises(UserError, match=r"The outputs of .* differ"):
-        program.export(network(tmp_path), target, path)
-    assert [p.name for p in tmp_path.iterdir()] == ["resnet18.safetensors"]
+        program.export(small_network(), target, path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_load_best_returns_the_checkpoint_with_the_best_top1(tmp_path):
@@ -206,11 +222,11 @@ def test_load_best_returns_the_checkpoint_with_the_best_top1(tmp_path):
     ],
 )
 def test_export_with_invalid_arguments_prints_one_line(
-    stored, tmp_path, monkeypatch, capsys, arguments, message
+    stored_small, tmp_path, monkeypatch, capsys, arguments, message
 ):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "weights.npz").symlink_to(stored)
-    (tmp_path / "damaged.npz").write_bytes(stored.read_bytes()[:-1000])
+    (tmp_path / "weights.npz").symlink_to(stored_small)
+    (tmp_path / "damaged.npz").write_bytes(stored_small.read_bytes()[:-1000])
     archive.write(tmp_path / "meta.npz", {}, {"model": "resnet18"})
     assert program.main(arguments) == EXIT_USAGE
     captured = capsys.readouterr()
