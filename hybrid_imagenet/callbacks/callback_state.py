@@ -71,15 +71,6 @@ def states_of(callbacks: Iterable[keras.callbacks.Callback]) -> dict[str, dict[s
     return states
 
 
-def set_states(
-    callbacks: Iterable[keras.callbacks.Callback], states: Mapping[str, Mapping[str, Any]]
-) -> None:
-    """Sets the result of `states_of` in the callbacks with these names, and ignores other names."""
-    for name, callback in stateful_callbacks(callbacks).items():
-        if name in states:
-            _set_state(callback, states[name])
-
-
 def stateful_callbacks(
     callbacks: Iterable[keras.callbacks.Callback],
 ) -> dict[str, keras.callbacks.Callback]:
@@ -107,8 +98,8 @@ def _state_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
     return {name: None if value is None else float(value) for name, value in values.items()}
 
 
-def _set_state(callback: keras.callbacks.Callback, state: Mapping[str, Any]) -> None:
-    """Sets the result of `_state_of`."""
+def set_state(callback: keras.callbacks.Callback, state: Mapping[str, Any]) -> None:
+    """Sets the state of a callback, one of those that `states_of` returns."""
     if _has_state_methods(callback):
         callback.load_state_dict(dict(state))
         return

@@ -91,7 +91,7 @@ class Checkpoint(SaveCheckpoints):
         self._order = order
         # Logs of the last epoch, until it is saved.
         self._pending_logs: dict[str, Any] | None = None
-        # Best weights of callbacks by name, which are set when the first epoch begins.
+        # Best weights of callbacks by name.
         self._restored_weights: dict[str, list[np.ndarray]] = {}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -120,6 +120,7 @@ class Checkpoint(SaveCheckpoints):
         else:
             self._continue_from(meta)
         self.start(store, self._all_callbacks, meta["callbacks"] if meta else {})
+        super().on_train_begin(logs)
 
     def _continue_from(self, meta: Mapping[str, Any]) -> None:
         """Sets position and variables from what rank 0 has restored; every rank calls it.
@@ -146,16 +147,19 @@ class Checkpoint(SaveCheckpoints):
         )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Saves the epoch before, and sets restored states of callbacks in the first epoch."""
+        """Saves the epoch before; in the first one, sets the states of later callbacks."""
         # `fit` has read it. If training is interrupted, a later `fit` must not begin there.
         private_api.set_initial_epoch(self.model, None)
         self._save_pending_epoch()
         self._batches = 0
         super().on_epoch_begin(epoch, logs)
-        for name, callback in callback_state.stateful_callbacks(self._all_callbacks).items():
-            if name in self._restored_weights:
-                callback.best_weights = self._restored_weights[name]
-        self._restored_weights = {}
+
+    def restore_callback(
+        self, callback: keras.callbacks.Callback, name: str, state: Mapping[str, Any]
+    ) -> None:
+        super().restore_callback(callback, name, state)
+        if name in self._restored_weights:
+            callback.best_weights = self._restored_weights[name]
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         # With `steps_per_execution` the last event of an epoch may be for batches beyond its end.

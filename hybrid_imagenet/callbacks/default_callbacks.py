@@ -20,6 +20,7 @@ from hybrid_imagenet.callbacks.step_schedule import LearningRateSchedule
 from hybrid_imagenet.callbacks.stop_at_target import StopAtTarget
 from hybrid_imagenet.callbacks.swap_averaged_weights import SwapAveragedWeights
 from hybrid_imagenet.callbacks.train_function import TrainFunction
+from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 from hybrid_imagenet.comm import process
 from hybrid_imagenet.errors import SharedError
 
@@ -125,6 +126,11 @@ def _check(callback: keras.callbacks.Callback) -> None:
             f"{name} {effect}, and only rank 0 would have it: pass it to every rank, "
             f"callbacks=[*hybrid_imagenet.callbacks.default_callbacks(...), {name}(...)]"
         )
+    if isinstance(callback, TrainingCallback) and _saves_variables(type(callback)):
+        raise SharedError(
+            f"{name} saves variables, which only rank 0 would have: pass it to every rank,"
+            f" callbacks=[*hybrid_imagenet.callbacks.default_callbacks(...), {name}(...)]"
+        )
     if isinstance(callback, keras.callbacks.TerminateOnNaN):
         raise SharedError(
             "TerminateOnNaN stops one rank while the others wait for it: omit it, because all ranks"
@@ -137,3 +143,7 @@ def _check(callback: keras.callbacks.Callback) -> None:
         raise SharedError(
             "TensorBoard needs a package that is missing: pip install tensorboard, or use CSVLogger"
         )
+
+
+def _saves_variables(kind: type[TrainingCallback]) -> bool:
+    return kind.variables is not TrainingCallback.variables

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
 from hybrid_imagenet.callbacks import callback_state
-from hybrid_imagenet.callbacks.training_callback import TrainingCallback, before_save
+from hybrid_imagenet.callbacks.training_callback import TrainingCallback, prepare_to_save
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.comm import Communicator
@@ -21,12 +22,12 @@ class SaveCheckpoints(TrainingCallback):
     """Saves at the end of epochs, every N steps, on request, and when training ends.
 
     Every rank has it, because all ranks prepare what is saved: for example, they merge the
-    statistics of batch normalization. Rank 0 writes the file, in a thread. It is the last callback
-    of the list, so that a checkpoint contains what the others do at the same event.
+    statistics of batch normalization. Rank 0 writes the file, in a thread. A checkpoint contains
+    what the callbacks before this one do at the same event. In the program it is the last one.
 
     A checkpoint contains the state of all callbacks: their variables, and the results of
-    `state_dict`. Restored states are set when the first epoch begins, because Keras's callbacks
-    reset theirs when training begins.
+    `state_dict`. The latter are set between `on_train_begin` of each callback, in which Keras's own
+    reset theirs, and its first `on_epoch_begin`.
 
     The position of a checkpoint is the number of steps and of recorded epochs. No position is saved
     twice.
@@ -72,17 +73,19 @@ class SaveCheckpoints(TrainingCallback):
         self._save_requested = save_requested
         self._store: CheckpointStore | None = None
         self._all_callbacks: Sequence[keras.callbacks.Callback] = ()
-        # States of callbacks by name, which are set when the first epoch begins.
-        self._restored_states: Mapping[str, dict[str, Any]] = {}
+        # By name of the callback, until they are set.
+        self._restored_states: dict[str, Mapping[str, Any]] = {}
         self._seconds = 0.0
 
     def start(
         self,
         store: CheckpointStore | None,
         all_callbacks: Sequence[keras.callbacks.Callback],
-        restored_states: Mapping[str, dict[str, Any]],
+        restored_states: Mapping[str, Mapping[str, Any]],
     ) -> None:
-        """Begins at the present position, which is not saved: it is new, or has a checkpoint.
+        """Begins at the present position, for which no checkpoint is needed.
+
+        It is that of a new run, or of the checkpoint that was restored.
 
         Args:
           store: writes the files; None on ranks other than 0.
@@ -93,18 +96,45 @@ class SaveCheckpoints(TrainingCallback):
           UserError: on all ranks, if two callbacks save a variable with the same name.
         """
         with self.communicator.raise_on_all_ranks():
+            # It checks the names now, and not in the first checkpoint.
             callback_state.saved_variables(all_callbacks)
         self._store = store
         self._all_callbacks = all_callbacks
-        self._restored_states = restored_states
+        self._restored_states = dict(restored_states)
         self._saved = (self._state.step, self._state.recorded_at)
         # Fractional epochs at the latest checkpoint that `every_epochs` has asked for.
         self._last_due = max(self._state.recorded_at, self._position())
 
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Sets the restored states of the callbacks that come before this one."""
+        earlier = itertools.takewhile(lambda callback: callback is not self, self._all_callbacks)
+        self._restore_callbacks(earlier)
+
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Sets the restored states of callbacks, when the first epoch begins."""
-        callback_state.set_states(self._all_callbacks, self._restored_states)
-        self._restored_states = {}
+        """Sets the restored states of the other callbacks, in the first epoch."""
+        self._restore_callbacks(self._all_callbacks)
+
+    def _restore_callbacks(self, callbacks: Iterable[keras.callbacks.Callback]) -> None:
+        """Sets the states that have not been set yet.
+
+        Args:
+          callbacks: the first callbacks of the run, or all of them.
+        """
+        for name, callback in callback_state.stateful_callbacks(callbacks).items():
+            if name in self._restored_states:
+                self.restore_callback(callback, name, self._restored_states.pop(name))
+
+    def restore_callback(
+        self, callback: keras.callbacks.Callback, name: str, state: Mapping[str, Any]
+    ) -> None:
+        """Sets the restored state of a callback.
+
+        Args:
+          callback: of the run.
+          name: of the callback in the checkpoint.
+          state: of the callback in the checkpoint.
+        """
+        callback_state.set_state(callback, state)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves if that is due within the epoch, or was requested."""
@@ -145,7 +175,7 @@ class SaveCheckpoints(TrainingCallback):
             return
         self._saved = position
         began = time.perf_counter()
-        before_save(self._all_callbacks)
+        prepare_to_save(self._all_callbacks)
         description = self._describe()
         with self.communicator.raise_on_all_ranks():
             states = callback_state.states_of(self._all_callbacks)

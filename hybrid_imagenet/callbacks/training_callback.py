@@ -28,26 +28,31 @@ class StepSpan(NamedTuple):
 class TrainingCallback(keras.callbacks.Callback):
     """A Keras callback that can save variables and communicate with the other ranks.
 
-    Checkpoints contain two kinds of state of a callback. `variables` returns values on the device.
-    `state_dict()`, if the class has it, returns values that JSON can represent, and
-    `load_state_dict(state)` sets them in a resumed run, when its first epoch begins. The two
-    methods need not be in a subclass of this class; any callback of Keras may have them.
+    A callback can have two kinds of state. `variables` returns those on the device. `state_dict()`
+    returns values that JSON can represent, and `load_state_dict(state)` sets them in a resumed run,
+    after `on_train_begin` of the callback and before its first `on_epoch_begin`. Any callback of
+    Keras may have these two methods. Checkpoints contain the state of rank 0, which all ranks
+    continue with.
 
     Example:
-      class EpochsSinceBest(hi.callbacks.TrainingCallback):
-          epochs = 0
-          best = float("inf")
+      class LargestLoss(hi.callbacks.TrainingCallback):
+          def __init__(self):
+              super().__init__()
+              self.epochs = 0
+              self.loss = keras.Variable(0.0, trainable=False, name="largest_loss")
 
           def on_epoch_end(self, epoch, logs=None):
-              self.epochs = 0 if logs["loss"] < self.best else self.epochs + 1
-              self.best = min(self.best, logs["loss"])
+              self.epochs += 1
+              self.loss.assign(keras.ops.maximum(self.loss, logs["loss"]))
+
+          def variables(self):
+              return {"largest_loss": self.loss}
 
           def state_dict(self):
-              return {"epochs": self.epochs, "best": self.best}
+              return {"epochs": self.epochs}
 
           def load_state_dict(self, state):
               self.epochs = state["epochs"]
-              self.best = state["best"]
 
     The training loop of the program and `model.fit` call callbacks at the same events, with these
     differences:
@@ -57,13 +62,15 @@ class TrainingCallback(keras.callbacks.Callback):
       is one event for k batches. Its number is that of the first one in `on_train_batch_begin`. In
       `on_train_batch_end` it is that of the last one, which may be beyond the end of the epoch.
     * The logs of `on_train_batch_end` are None in the program, unless values were fetched from the
-      device for this step (--log_every_steps). Then loss, accuracy and the values of the optimizer
-      are those of two steps before on a GPU; the number of the step, the position and the values of
-      the schedule are those of this step.
+      device for this step (--log_every_steps). On a GPU the loss, the accuracy and the values of
+      the optimizer are then usually those of two steps before, see `DelayedReadback`. The number of
+      the step, the position and the values of the schedule are those of this step.
     * A validation inside an epoch ends and begins the epoch for callbacks of the program:
       `on_epoch_end` is called with the number of the epoch, and `logs["epoch"]` is the number of
       fractional epochs that are done.
-    * `params["step_span"]()` returns the `StepSpan` of the next step, in the program only.
+    * Only the program has `params["step_span"]()`, the `StepSpan` of the present step, from its
+      `on_train_batch_begin` to its `on_train_batch_end`; `params["position"]()`, the fractional
+      epochs that are done; and `params["initial_step"]`, the steps done before this session.
 
     Args:
       communicator: the connected ranks (default: None, those of this process).
@@ -89,8 +96,9 @@ class TrainingCallback(keras.callbacks.Callback):
     def variables(self) -> Mapping[str, keras.Variable]:
         """Returns variables that checkpoints contain, by name.
 
-        The name of a variable is the same in every run, and no other callback uses it; for example
-        "ema/dense/kernel". A checkpoint without one of the variables cannot be resumed.
+        They exist before `on_train_begin`, on every rank. A name, such as "ema/dense/kernel", is
+        the same in every run, and no other callback uses it. A checkpoint can only be resumed with
+        the same variables, so adding or removing one makes earlier checkpoints useless.
         """
         return {}
 
@@ -190,8 +198,8 @@ def print_to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def before_save(callbacks: Iterable[keras.callbacks.Callback]) -> None:
-    """Calls `TrainingCallback.before_save` of those that have it; every rank calls it."""
+def prepare_to_save(callbacks: Iterable[keras.callbacks.Callback]) -> None:
+    """Calls `before_save` of each `TrainingCallback`, in their order; every rank calls it."""
     for callback in callbacks:
         if isinstance(callback, TrainingCallback):
             callback.before_save()

@@ -230,11 +230,23 @@ class WithState(TrainingCallback):
         self._value = state["value"]
 
 
-def test_states_of_callbacks_of_one_class_are_set_in_their_order():
+def test_save_checkpoints_restores_callbacks_after_they_began_and_before_their_epoch():
     saved = callback_state.states_of([WithState("a", 1), WithState("b", 2)])
-    restored = [WithState("a"), WithState("b")]
-    callback_state.set_states(restored, saved)
-    assert [callback.state_dict() for callback in restored] == [{"value": 1}, {"value": 2}]
+    assert saved == {"WithState#0": {"value": 1}, "WithState#1": {"value": 2}}
+    before, after = WithState("a"), WithState("b")
+    callback = SaveCheckpoints(
+        state=RunState(),
+        variables=dict,
+        describe=dict,
+        is_last=lambda done: False,
+        every_epochs=1,
+        position=lambda: 0.0,
+    )
+    callback.start(None, [before, callback, after], saved)
+    callback.on_train_begin()
+    assert (before.state_dict(), after.state_dict()) == ({"value": 1}, {"value": 0})
+    callback.on_epoch_begin(0)
+    assert (before.state_dict(), after.state_dict()) == ({"value": 1}, {"value": 2})
 
 
 def test_variables_of_two_callbacks_with_one_name_are_rejected():

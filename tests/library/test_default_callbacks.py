@@ -18,8 +18,13 @@ def test_default_callbacks_reject_callbacks_that_rank_0_must_not_run_alone(tmp_p
     class Gentle(keras.callbacks.ReduceLROnPlateau):
         pass
 
+    class WithVariables(hi.callbacks.TrainingCallback):
+        def variables(self):
+            return {}
+
     for callback in (
         Gentle(),
+        WithVariables(),
         keras.callbacks.EarlyStopping(),
         keras.callbacks.LearningRateScheduler(lambda epoch: 0.1),
         hi.callbacks.Checkpoint(tmp_path),
