@@ -14,7 +14,8 @@ from hybrid_imagenet.order.sampling import Cursor, SampleOrder
 if TYPE_CHECKING:
     import keras
 
-# Checkpoints keep the first names of these fields, so that older ones can still be resumed.
+# Checkpoints have the original names of these fields, so that those of earlier versions can still
+# be resumed.
 _STORED_NAMES = {"recorded_at": "closed_at", "schedule_values": "hyper"}
 
 # The beginning of the names that `array_name` returns. Callbacks may have names of another form.

@@ -93,7 +93,8 @@ class RunFlags:
     )
     log_every_steps: int = option(
         20,
-        "Steps between fetches of the training metrics from the device.",
+        "Steps between fetches of the training metrics from the device. With 1 or 2 the host waits"
+        " for a GPU at each of these steps.",
         unit="steps",
         minimum=1,
     )

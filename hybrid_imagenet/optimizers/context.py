@@ -58,7 +58,7 @@ def _only_in_prepare() -> tf.Tensor:
 class UpdateContext:
     """One step, as the methods of an optimizer see it.
 
-    An optimizer's methods run in this order, and what each can use grows:
+    An optimizer's methods run in this order. Each can use:
 
     1. `GroupedOptimizer.prepare`, before the gradients arrive: `hyperparameters`, `step`,
        `counters` and `weight_square_sums`.
@@ -68,7 +68,7 @@ class UpdateContext:
        the two methods that add weight decay.
 
     At the end of a step a GPU should have few kernels left to start, so whatever the gradients do
-    not change belongs into `prepare`.
+    not change belongs in `prepare`.
 
     Attributes:
       hyperparameters: float32 scalars by name, see `HYPERPARAMETERS`.

@@ -1,15 +1,15 @@
 """Runs an optimizer's update rule on all variables: the part that both executors share.
 
-A step goes through these stages, each of which is a method here or in a subclass:
+A step goes through these methods:
 
-    prepare            before the gradients arrive: 1 / loss scale, weight decay, norms of weights
-    judge              from the gradients' square sums: one verdict, the next loss scale, counters
-    apply_rule         new weights, slots and averages from old ones, by `GroupedOptimizer.update`
+    _prepare           before the gradients arrive: 1 / loss scale, weight decay, norms of weights
+    _judge             from the gradients' square sums: one verdict, the next loss scale, counters
+    _apply_rule        new weights, slots and averages from old ones, by `GroupedOptimizer.update`
 
 `packed.PackedExecutor` has all variables in one vector, as suits a GPU; `per_variable` updates each
 large variable in place, as suits a CPU. docs/dev/performance-log.md has the measurements. Both
-compile the rule with XLA. On a GPU no stage is a branch, because a branch makes the host wait for
-its condition: if the gradients are not finite, a mask keeps each old value.
+compile the rule with XLA. On a GPU none of them has a branch, because a branch makes the host wait
+for its condition: if the gradients are not finite, a mask keeps each old value.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ class LarsOptions(MomentumOptions):
 
 @dataclasses.dataclass(frozen=True)
 class HybridOptions(MomentumOptions):
-    """Options of `hybrid`; those of AdaBound and LARS have their names in front.
+    """Options of `hybrid`; those of AdaBound and LARS are prefixed with their names.
 
     Attributes:
       adabound_beta1: decay of AdaBound's first moment.

@@ -19,6 +19,9 @@ class DelayedReadback:
     A thread fetches each copy as soon as it is made, because a transfer that is issued later waits
     for all work that the device has received before it.
 
+    If values are read more often than every `delay_steps` + 1 steps, no copy is old enough. Then
+    the copy is made in the step itself, and the host waits for that step.
+
     Attributes:
       age_steps: age of the copy that `read` uses, in steps; 0 while it reads the variables.
     """

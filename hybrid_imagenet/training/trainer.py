@@ -150,14 +150,15 @@ class Trainer:
             while self._is_inside(epoch):
                 end = self._plan_step(epoch)
                 self._callbacks.on_train_batch_begin(batch)
+                # One of the callbacks has set them for this step.
                 state.schedule_values = dict(self.components.optimizer.schedule_values)
                 self._run_step(batches, epoch)
                 state.cursor = end
                 state.step += 1
                 state.images += self._step_span.global_batch
+                self._follow_requests()
                 with self._logged_values():
                     logs = self._fetch_metrics(epoch)
-                    self._follow_requests()
                     self._callbacks.on_train_batch_end(batch, logs)
                 batch += 1
             if not state.stop:
@@ -242,8 +243,8 @@ class Trainer:
     def _logged_values(self) -> contextlib.AbstractContextManager[None]:
         """Returns the context in which the loop and callbacks read values of a step for the log.
 
-        On a GPU values of the device are two steps old in it (`DelayedReadback`), so that the host
-        does not wait for the device.
+        On a GPU values of the device are usually two steps old in it, so that the host does not
+        wait for the device (`DelayedReadback`).
         """
         step = self.state.step
         telemetry = self.step.telemetry
@@ -268,7 +269,7 @@ class Trainer:
         }
 
     def _follow_requests(self) -> None:
-        """Ends training after this step if any rank has asked to stop before it."""
+        """Decides, the same on all ranks, whether to save or to end training after this step."""
         self._requests.update(self.step.summed_requests())
         if self._requests.stop:
             self.state.stop = "preempted"
@@ -292,7 +293,7 @@ class Trainer:
         }
 
     def _end_epoch(self, logs: dict[str, Any]) -> None:
-        """Begins the next epoch before the state is saved, so that a checkpoint continues there."""
+        """Advances the state to the end of the epoch, before callbacks record and save it."""
         self.step.sums.reset()
         self._meter.add_seconds()
         self.state.finished_epochs = self.state.cursor.epoch
