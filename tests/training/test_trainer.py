@@ -196,3 +196,17 @@ def test_resumed_run_restores_the_state_dict_of_its_callbacks(tmp_path):
         with in_process.alone():
             train.run(config.resolve(arguments), SingleProcess(), callbacks)
     assert [counter.epochs for counter in counters] == [1, 3]
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_resume_with_a_batch_that_the_epoch_no_longer_has_goes_on_to_the_next(tmp_path, epochs):
+    drop = ("--remainder=drop", f"--epochs={epochs}")
+    run(tmp_path, "--max_steps=2", *drop)
+    # 500 images of the epoch are left.
+    log, stop = run(tmp_path, "--resume", "--per_gpu_batch=600", *drop)
+    assert stop == ""
+    begun = [number for name, number, _ in log.events if name == "epoch begin"]
+    steps = [step for name, _, step in log.events if name == "batch end"]
+    assert begun == list(range(epochs))
+    assert steps == ([] if epochs == 1 else [3, 4])
+    assert [logs["epoch"] for logs in log.epoch_logs] == [1.0, 2.0][:epochs]
