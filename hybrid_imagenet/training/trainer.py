@@ -117,9 +117,11 @@ class Trainer:
             try:
                 self.train()
             except UserError as error:
-                if isinstance(error, DivergedError):
-                    recording.divergence(error.step, self.state.seconds, error.loss)
-                recording.interrupt()
+                try:
+                    if isinstance(error, DivergedError):
+                        recording.divergence(error.step, self.state.seconds, error.loss)
+                finally:
+                    recording.interrupt()
                 raise
             watchdog.stop()
             recording.finish(self.state)
@@ -134,7 +136,7 @@ class Trainer:
 
         An epoch is split where a validation is due within it. If a run was restored from a
         checkpoint between the last step of an epoch and its record, the first pass of the outer
-        loop trains no step and only writes the record.
+        loop trains no step.
         """
         STARTUP_PROGRESS.begin("compiling the step")
         state = self.state
@@ -307,6 +309,9 @@ class Trainer:
           UserError: on all ranks, for images that cannot be used, after the state was saved.
         """
         began = time.perf_counter()
+        if not self._is_compiled:
+            # A restored run may begin here. The watchdog must not take this for a start that hangs.
+            STARTUP_PROGRESS.close()
         validation = self.components.validation
         self._callbacks.on_test_begin()
         try:
