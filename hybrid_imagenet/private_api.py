@@ -128,20 +128,46 @@ def wrap_tf_variable(variable: tf.Variable) -> keras.Variable:
 def running_callbacks() -> Sequence[keras.callbacks.Callback]:
     """Returns all callbacks of the running `fit`; a method of a callback must call it.
 
-    Keras does not give a callback access to the others. They are read from the frame of the method
-    that calls all of them.
-
     Returns:
       The callbacks, or () outside `fit`.
+    """
+    callback_list = _running_callback_list()
+    return tuple(callback_list.callbacks) if callback_list is not None else ()
+
+
+def insert_callback(callback: keras.callbacks.Callback, position: int) -> None:
+    """Adds a callback to those of the running `fit`; a method of a callback must call it.
+
+    The event that is being called does not reach it, but all later ones do. Outside `fit` nothing
+    happens.
+
+    Args:
+      callback: needs neither a model nor parameters.
+      position: index in `running_callbacks` before which it is inserted.
+    """
+    callback_list = _running_callback_list()
+    if callback_list is not None:
+        # A new list, because Keras is iterating over the present one.
+        callbacks = list(callback_list.callbacks)
+        callbacks.insert(position, callback)
+        callback_list.callbacks = callbacks
+
+
+def _running_callback_list() -> Any:
+    """Returns Keras's list of the callbacks that calls them at present, or None.
+
+    Keras does not give a callback access to the others. The list is found in the frame of its
+    method that calls all callbacks.
     """
     import keras
 
     frame = inspect.currentframe()
-    # The first step back leads to the callback's method, the second to Keras's CallbackList.
-    for _ in range(2):
-        frame = frame.f_back if frame is not None else None
-    caller = frame.f_locals.get("self") if frame is not None else None
-    return tuple(caller.callbacks) if isinstance(caller, keras.callbacks.CallbackList) else ()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, keras.callbacks.CallbackList):
+            return caller
+        frame = frame.f_back
+    return None
 
 
 def running_fit_data() -> Any:

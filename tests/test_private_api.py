@@ -203,6 +203,47 @@ def test_running_callbacks_has_all_callbacks_of_fit():
     assert private_api.running_callbacks() == ()
 
 
+def test_insert_callback_adds_one_for_later_events():
+    events = []
+
+    class Added(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            events.append("train begin")
+
+        def on_epoch_end(self, epoch, logs=None):
+            events.append("added")
+
+    class Adding(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            private_api.insert_callback(Added(), len(private_api.running_callbacks()))
+
+        def on_epoch_end(self, epoch, logs=None):
+            events.append("adding")
+
+    model = small_model()
+    model.compile("sgd", "mse")
+    model.fit(np.ones((2, 2)), np.ones((2, 1)), verbose=0, callbacks=[Adding()])
+    assert events == ["adding", "added"]
+    private_api.insert_callback(Added(), 0)
+
+
+def test_running_callback_list_is_found_from_an_inner_function():
+    found = []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            self.look()
+
+        def look(self):
+            found.append(private_api._running_callback_list())
+
+    model = small_model()
+    model.compile("sgd", "mse")
+    model.fit(np.ones((2, 2)), np.ones((2, 1)), verbose=0, callbacks=[Look()])
+    assert isinstance(found[0], keras.callbacks.CallbackList)
+    assert private_api._running_callback_list() is None
+
+
 def test_blocking_modules_run_steps_and_fetch_values():
     execute, ops = private_api.blocking_modules()
     assert callable(execute.execute)

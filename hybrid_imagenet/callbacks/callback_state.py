@@ -17,7 +17,14 @@ import keras
 import numpy as np
 
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
+from hybrid_imagenet.checkpoints.run_state import without_path
 from hybrid_imagenet.errors import UserError
+
+# Beginning of the names of arrays in checkpoints that belong to callbacks but are not variables.
+CALLBACK_ARRAYS = "callbacks/"
+
+# Beginnings of the names that variables of callbacks must not have.
+RESERVED_NAMES = ("model/", "optimizer/", "random/", CALLBACK_ARRAYS)
 
 # Attributes in which callbacks of Keras count epochs and remember the best value.
 STATE_ATTRIBUTES: Mapping[type[keras.callbacks.Callback], tuple[str, ...]] = {
@@ -31,23 +38,31 @@ def saved_variables(callbacks: Iterable[keras.callbacks.Callback]) -> dict[str, 
     """Returns the variables of all callbacks that checkpoints contain, by name.
 
     Raises:
-      UserError: if two callbacks use the same name, because only one of them could be restored.
+      UserError: if two variables have the same name for `restore_arrays`, because only one of them
+        could be restored, or if a name belongs to something else in a checkpoint.
     """
     variables: dict[str, keras.Variable] = {}
+    # By the name without the path, which is all that `restore_arrays` compares in `fit`.
     owners: dict[str, str] = {}
     for callback in callbacks:
         if not isinstance(callback, TrainingCallback):
             continue
         for name, variable in callback.variables().items():
             owner = type(callback).__name__
-            if name in variables:
+            short_name = without_path(name)
+            if short_name in owners:
                 raise UserError(
-                    f"{owners[name]} and {owner} both save a variable with the name {name}, so a"
-                    " checkpoint would contain only one of them. Let variables() of one of them"
-                    " return another name."
+                    f"{owners[short_name]} and {owner} both save a variable with the name"
+                    f" {short_name}, so only one of them could be restored. Let variables() of one"
+                    " of them return another name."
+                )
+            if name.startswith(RESERVED_NAMES):
+                raise UserError(
+                    f"{owner} saves a variable with the name {name}, which is that of another part"
+                    " of a checkpoint. Let variables() return another name."
                 )
             variables[name] = variable
-            owners[name] = owner
+            owners[short_name] = owner
     return variables
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 import keras
@@ -19,7 +19,7 @@ from hybrid_imagenet.callbacks.training_callback import print_to_stderr
 from hybrid_imagenet.checkpoints.archive import CheckpointArchive
 from hybrid_imagenet.checkpoints.run_state import RunState, array_name, restore_arrays
 from hybrid_imagenet.checkpoints.store import CheckpointStore
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import RESTART_SCRIPT, SharedError, UserError
 from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.library.broadcast import (
     broadcast_model,
@@ -37,11 +37,19 @@ from hybrid_imagenet.order.sampling import Cursor
 # Beginning of the names of the states of random layers in a checkpoint.
 _RANDOM_STATES = "random/"
 
-# Beginning of the names of arrays that belong to callbacks.
-_CALLBACK_ARRAYS = "callbacks/"
-
 # The open lock file of each directory that this process writes to.
 _LOCKS: dict[pathlib.Path, IO[bytes]] = {}
+
+
+class _AtEpochEnd(keras.callbacks.Callback):
+    """Calls a function at the end of each epoch, with the epoch and the logs."""
+
+    def __init__(self, function: Callable[[int, dict[str, Any] | None], None]):
+        super().__init__()
+        self._function = function
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._function(epoch, logs)
 
 
 class Checkpoint(SaveCheckpoints):
@@ -50,7 +58,8 @@ class Checkpoint(SaveCheckpoints):
     A new `fit` begins after the epochs of the latest valid checkpoint. Files are checksummed and
     replaced atomically, as in the program; a damaged one is renamed, and the one before is used.
     Every rank has this callback, after `default_callbacks()`. The directory need not be shared by
-    all hosts.
+    all hosts. Each epoch is saved when all callbacks have done their work at its end. One that
+    `stop_training` has ended early is not saved, unless there is an exact order.
 
     The state of `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` is saved too, and that
     of every callback with `state_dict()`, which returns values that JSON can represent, and
@@ -78,19 +87,21 @@ class Checkpoint(SaveCheckpoints):
         keep: int = 2,
         order: ExactBatchSampler | None = None,
     ):
+        if keep < 1:
+            raise SharedError(f"keep={keep!r} must be 1 or more: it is the number of checkpoints.")
+        if every_epochs < 1:
+            raise SharedError(f"every_epochs={every_epochs!r} must be 1 or more.")
         super().__init__(
             state=RunState(),
             variables=self._model_variables,
             describe=self._description,
-            is_last=lambda epochs_done: epochs_done == self.params.get("epochs"),
+            is_last=self._is_last_epoch,
             every_epochs=every_epochs,
             position=lambda: self._state.recorded_at,
         )
         self._directory = files.output_path("directory", directory).absolute()
         self._keep = keep
         self._order = order
-        # Logs of the last epoch, until it is saved.
-        self._pending_logs: dict[str, Any] | None = None
         # Best weights of callbacks by name.
         self._restored_weights: dict[str, list[np.ndarray]] = {}
 
@@ -98,22 +109,29 @@ class Checkpoint(SaveCheckpoints):
         """Restores the latest valid checkpoint on all ranks, and the epoch that `fit` begins with.
 
         Raises:
-          UserError: on all ranks, if the directory is in use, or belongs to another model or order.
+          UserError: on all ranks, if the directory is in use, if it belongs to another model, or if
+        none of its checkpoints can be used.
         """
         communicator = self.communicator
         require_weights(self.model)
         for optimizer in compiled_model.optimizers(self.model).values():
             build(self.model, optimizer, communicator)
-        self._pending_logs = None
         self._all_callbacks = private_api.running_callbacks()
+        self._save_after_other_callbacks()
         store = None
         meta: dict[str, Any] | None = None
         self._restored_weights = {}
         with communicator.raise_on_all_ranks():
             if communicator.rank == 0:
-                store = CheckpointStore(self._directory, self._keep, log=print_to_stderr)
+                store = CheckpointStore(
+                    self._directory, self._keep, log=print_to_stderr, restart=RESTART_SCRIPT
+                )
                 self._lock()
-                meta = self._restore(store)
+                try:
+                    meta = self._restore(store)
+                except UserError:
+                    self._unlock()
+                    raise
         meta = communicator.broadcast_object(meta)
         if meta is None:
             self._state.restore(RunState().to_dict())
@@ -146,11 +164,22 @@ class Checkpoint(SaveCheckpoints):
             [v.value for v in callback_state.saved_variables(self._all_callbacks).values()]
         )
 
+    def _save_after_other_callbacks(self) -> None:
+        """Inserts a callback that saves when the others have done their work at the epoch's end.
+
+        They may still change their state or the learning rate there. It comes before
+        `SwapEMAWeights(swap_on_epoch=True)`, which puts the averages in place of the weights.
+        """
+        position = len(self._all_callbacks)
+        for number, callback in enumerate(self._all_callbacks):
+            if isinstance(callback, keras.callbacks.SwapEMAWeights) and callback.swap_on_epoch:
+                position = min(position, number)
+        private_api.insert_callback(_AtEpochEnd(self._end_epoch), position)
+
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Saves the epoch before; in the first one, sets the states of later callbacks."""
+        """Sets the states of later callbacks in the first epoch."""
         # `fit` has read it. If training is interrupted, a later `fit` must not begin there.
         private_api.set_initial_epoch(self.model, None)
-        self._save_pending_epoch()
         self._batches = 0
         super().on_epoch_begin(epoch, logs)
 
@@ -159,35 +188,52 @@ class Checkpoint(SaveCheckpoints):
     ) -> None:
         super().restore_callback(callback, name, state)
         if name in self._restored_weights:
-            callback.best_weights = self._restored_weights[name]
+            callback.best_weights = self._restored_weights.pop(name)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         # With `steps_per_execution` the last event of an epoch may be for batches beyond its end.
         self._batches = min(batch + 1, self.params["steps"] or batch + 1)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Advances the position.
+        """Does nothing, because the epoch is saved after all callbacks, by `_end_epoch`."""
 
-        The checkpoint is saved when the next epoch begins or training ends, because callbacks later
-        in the list may still change their state or the learning rate.
+    def _end_epoch(self, epoch: int, logs: dict[str, Any] | None) -> None:
+        """Advances the position and saves.
+
+        An epoch that `stop_training` has ended early is not saved, because a resumed `fit` trains
+        it from its beginning. An exact order continues within it.
         """
+        num_batches = self.params["steps"]
+        is_whole = num_batches is None or self._batches >= num_batches
+        if self._order is not None:
+            is_whole = self._order.epoch > epoch
+        elif not is_whole:
+            if self.communicator.rank == 0:
+                print_to_stderr(
+                    f"epoch {epoch + 1} ended after {self._batches} of {num_batches} batches and is"
+                    " not saved: a resumed fit trains it again"
+                )
+            return
         # With accumulation `fit` has several batches to an update, so here they are counted.
         self._state.step += self._batches
-        self._state.finished_epochs = epoch + 1
-        self._state.recorded_at = float(epoch + 1)
-        self._state.cursor = Cursor(epoch + 1, 0)
-        self._pending_logs = {**(logs or {}), "epoch": epoch + 1}
+        self._state.finished_epochs = epoch + is_whole
+        self._state.recorded_at = (
+            float(epoch + 1) if is_whole else epoch + self._batches / num_batches
+        )
+        self._state.cursor = Cursor(self._state.finished_epochs, 0)
+        super().on_epoch_end(epoch, {**(logs or {}), "epoch": self._state.recorded_at})
 
-    def _save_pending_epoch(self) -> None:
-        if self._pending_logs is not None:
-            super().on_epoch_end(self._state.finished_epochs - 1, self._pending_logs)
-            self._pending_logs = None
+    def _is_last_epoch(self, epochs_done: float) -> bool:
+        return self.model.stop_training or epochs_done == self.params.get("epochs")
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._save_pending_epoch()
-        super().on_train_end(logs)
+        # If no epoch was left to train, the callbacks after this one still need their states.
+        self._restore_callbacks(self._all_callbacks)
         private_api.set_initial_epoch(self.model, None)
-        self._unlock()
+        try:
+            super().on_train_end(logs)
+        finally:
+            self._unlock()
 
     def _unlock(self) -> None:
         lock = _LOCKS.pop(self._directory, None)
@@ -212,6 +258,11 @@ class Checkpoint(SaveCheckpoints):
     def _restore(self, store: CheckpointStore) -> dict[str, Any] | None:
         """Restores variables on rank 0; returns the states for all ranks, or None."""
         checkpoint = store.latest_valid()
+        if checkpoint is None and (store.paths() or store.damaged_paths()):
+            raise UserError(
+                f"None of the checkpoints in {self._directory} can be used. Copy a valid one there"
+                " as step-*.npz, or delete the directory to start from the beginning."
+            )
         if checkpoint is None:
             return None
         if self._order is not None and "order" not in checkpoint.meta:
@@ -234,7 +285,10 @@ class Checkpoint(SaveCheckpoints):
             }
         restore_arrays(checkpoint, variables)
         state: dict[str, Any] = checkpoint.meta["state"]
-        print_to_stderr(f"resumed from {checkpoint.path}: epoch {state['finished_epochs']} is done")
+        position = f"epoch {state['finished_epochs']} is done"
+        if self._order is not None and checkpoint.meta["order"]["offset"]:
+            position = f"within epoch {checkpoint.meta['order']['epoch'] + 1}"
+        print_to_stderr(f"resumed from {checkpoint.path}: {position}")
         return {
             "state": state,
             "order": checkpoint.meta.get("order"),
@@ -248,7 +302,8 @@ class Checkpoint(SaveCheckpoints):
     def _prepare_optimizer(self, optimizer: Any, saved: Mapping[str, Any]) -> None:
         """Builds an optimizer as the saved one was built, and sets its scalars."""
         variables = self.model.trainable_variables
-        if not optimizer.built and max(saved["built_on"], default=0) < len(variables):
+        was_built = bool(saved["built_on"])
+        if was_built and not optimizer.built and max(saved["built_on"]) < len(variables):
             optimizer.build([variables[index] for index in saved["built_on"]])
         if saved["hyper"]:
             set_hyperparameters(optimizer, saved["hyper"])
@@ -294,7 +349,7 @@ class Checkpoint(SaveCheckpoints):
         callbacks = callback_state.stateful_callbacks(self._all_callbacks)
         for name, callback in callbacks.items():
             for number, array in enumerate(callback_state.best_weights(callback)):
-                arrays[f"{_CALLBACK_ARRAYS}{name}/{number:04d}"] = array
+                arrays[f"{callback_state.CALLBACK_ARRAYS}{name}/{number:04d}"] = array
         return arrays
 
     def _description(self) -> dict[str, Any]:
@@ -314,7 +369,7 @@ class Checkpoint(SaveCheckpoints):
             }
         description = {
             "world_size": self.communicator.size,
-            # Every checkpoint has the sums of an unfinished epoch. `fit` saves only whole epochs.
+            # Every checkpoint has the sums of an unfinished epoch. `fit` does not continue them.
             "epoch_sums": [[0.0] * 4] * self.communicator.size,
             "optimizers": optimizers,
         }
@@ -330,8 +385,8 @@ def _split_arrays(
     weights: dict[str, list[np.ndarray]] = {}
     other_arrays = {}
     for name, array in sorted(checkpoint.arrays.items()):
-        if name.startswith(_CALLBACK_ARRAYS):
-            callback = name.removeprefix(_CALLBACK_ARRAYS).partition("/")[0]
+        if name.startswith(callback_state.CALLBACK_ARRAYS):
+            callback = name.removeprefix(callback_state.CALLBACK_ARRAYS).partition("/")[0]
             weights.setdefault(callback, []).append(array)
         else:
             other_arrays[name] = array

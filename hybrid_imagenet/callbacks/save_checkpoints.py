@@ -23,7 +23,7 @@ class SaveCheckpoints(TrainingCallback):
 
     Every rank has it, because all ranks prepare what is saved: for example, they merge the
     statistics of batch normalization. Rank 0 writes the file, in a thread. A checkpoint contains
-    what the callbacks before this one do at the same event. In the program it is the last one.
+    what the callbacks before this one do at the same event. `program_callbacks` has it last.
 
     A checkpoint contains the state of all callbacks: their variables, and the results of
     `state_dict`. The latter are set between `on_train_begin` of each callback, in which Keras's own
@@ -159,16 +159,24 @@ class SaveCheckpoints(TrainingCallback):
         self.finish()
 
     def finish(self) -> None:
-        """Saves what is not saved yet and waits for the disk."""
+        """Saves what is not saved yet and waits for the disk; every rank calls it.
+
+        Raises:
+          UserError: on all ranks, if a checkpoint could not be written.
+        """
         self.save()
-        if self._store is not None:
-            self._store.wait()
+        with self.communicator.raise_on_all_ranks():
+            if self._store is not None:
+                self._store.wait()
 
     def save(self, top1: float | None = None) -> None:
-        """Saves the state after the current step, unless it is saved already.
+        """Saves the state after the current step, unless it is saved; every rank calls it.
 
         Args:
           top1: its validation accuracy.
+
+        Raises:
+          UserError: on all ranks, if the checkpoint before could not be written.
         """
         position = (self._state.step, self._state.recorded_at)
         if self._saved == position:
@@ -179,18 +187,19 @@ class SaveCheckpoints(TrainingCallback):
         description = self._describe()
         with self.communicator.raise_on_all_ranks():
             states = callback_state.states_of(self._all_callbacks)
-        if self._store is not None:
-            arrays = {
-                name: np.array(variable.numpy()) for name, variable in self.all_variables().items()
-            }
-            arrays |= self.extra_arrays()
-            meta = {
-                **description,
-                "callbacks": states,
-                "state": self._state.to_dict(),
-                "val_top1": None if top1 is None else float(top1),
-            }
-            self._store.save(self._state.step, arrays, meta)
+            if self._store is not None:
+                arrays = {
+                    name: np.array(variable.numpy())
+                    for name, variable in self.all_variables().items()
+                }
+                arrays |= self.extra_arrays()
+                meta = {
+                    **description,
+                    "callbacks": states,
+                    "state": self._state.to_dict(),
+                    "val_top1": None if top1 is None else float(top1),
+                }
+                self._store.save(self._state.step, arrays, meta)
         self._seconds += time.perf_counter() - began
 
     def all_variables(self) -> dict[str, keras.Variable]:

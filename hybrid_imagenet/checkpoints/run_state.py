@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 # be resumed.
 _STORED_NAMES = {"recorded_at": "closed_at", "schedule_values": "hyper"}
 
+# Why `fit` has other variables than a checkpoint, by the first part of their names.
+_REASONS_IN_FIT = {
+    "random": "the models have other random layers, such as Dropout",
+    "average": "only one of the two runs averages the weights",
+}
+_OTHER_REASON_IN_FIT = "its optimizer has other variables, or accumulates gradients differently"
+
 # The beginning of the names that `array_name` returns. Callbacks may have names of another form.
 _PART_AND_NUMBER = re.compile(r"[^/]+/[0-9]{4}(?=/)")
 
@@ -108,9 +115,9 @@ def restore_arrays(checkpoint: CheckpointArchive, variables: Mapping[str, keras.
         optimizer. No variable is changed then.
     """
     if _written_by_fit(checkpoint):
-        arrays = {_without_path(name): array for name, array in checkpoint.arrays.items()}
+        arrays = {without_path(name): array for name, array in checkpoint.arrays.items()}
         checkpoint = dataclasses.replace(checkpoint, arrays=arrays)
-        variables = {_without_path(name): variable for name, variable in variables.items()}
+        variables = {without_path(name): variable for name, variable in variables.items()}
     difference = _first_difference(checkpoint, variables)
     if difference:
         remedy = "Resume with the flags and data that the run was started with."
@@ -121,7 +128,11 @@ def restore_arrays(checkpoint: CheckpointArchive, variables: Mapping[str, keras.
             )
         raise UserError(f"{checkpoint.path} belongs to another run: {difference}. {remedy}")
     for name, variable in variables.items():
-        variable.assign(checkpoint.arrays[name])
+        array = checkpoint.arrays[name]
+        if array.dtype.kind == "V":
+            # NumPy stores bfloat16, which is not one of its types, as two bytes without a type.
+            array = array.view(variable.numpy().dtype)
+        variable.assign(array)
 
 
 def _first_difference(
@@ -141,7 +152,7 @@ def _first_difference(
             owner = "the checkpoint" if name in checkpoint.arrays else "this run"
             return f"only {owner} has {name}, a variable of a callback"
         if _written_by_fit(checkpoint):
-            return "its optimizer has other variables, or accumulates gradients differently"
+            return _REASONS_IN_FIT.get(name.partition("/")[0], _OTHER_REASON_IN_FIT)
         optimizer = checkpoint.meta["optimizer"]
         return (
             f"it was written with --optimizer={optimizer} or another --ema_decay, which have other"
@@ -165,7 +176,7 @@ def _written_by_fit(checkpoint: CheckpointArchive) -> bool:
     return "optimizer" not in checkpoint.meta
 
 
-def _without_path(name: str) -> str:
+def without_path(name: str) -> str:
     """Returns `model/0007` for `model/0007/stem/kernel`, and names of another form unchanged."""
     match = _PART_AND_NUMBER.match(name)
     return match[0] if match else name

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from hybrid_imagenet.checkpoints import archive
 from hybrid_imagenet.checkpoints.archive import Arrays, CheckpointArchive, DamagedCheckpointError
 from hybrid_imagenet.checkpoints.run_state import RunState
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import RESTART_TRAINING, UserError
 
 _NAME = re.compile(r"step-(\d{9})\.npz")
 _DAMAGED_SUFFIX = ".damaged"
@@ -198,8 +198,8 @@ class CheckpointStore(CheckpointFolder):
     """Writes, finds and removes the checkpoints of the run that rank 0 works on.
 
     Writing happens in a thread. At most one write is in progress, and an error in the thread is
-    raised by the next call. Only valid files count towards `keep`; other files are renamed to
-    `step-*.npz.damaged`.
+    raised by the next call of `save` or `wait`. Only valid files count towards `keep`; damaged ones
+    are renamed to `step-*.npz.damaged`.
     """
 
     def __init__(
@@ -209,6 +209,7 @@ class CheckpointStore(CheckpointFolder):
         *,
         keep_best: bool = False,
         log: Log = lambda _: None,
+        restart: str = RESTART_TRAINING,
     ):
         """Stores the arguments; the directory is created at the first write.
 
@@ -218,8 +219,10 @@ class CheckpointStore(CheckpointFolder):
           keep_best: also keep the checkpoint with the highest validation top-1 (`val_top1`).
           log: receives a line about each file that is skipped or renamed; called by the thread that
             owns the store.
+          restart: how the user continues after an error, for its message.
         """
         super().__init__(directory, log)
+        self._restart = restart
         self.keep = keep
         self._keep_best = keep_best
         self._validated: dict[pathlib.Path, _ValidatedFile] = {}
@@ -267,7 +270,7 @@ class CheckpointStore(CheckpointFolder):
             earlier = "Earlier checkpoints are intact."
         raise UserError(
             f"A checkpoint could not be written to {self.directory}: {reason}. {earlier} Free space"
-            " or allow access, then start again with --resume."
+            f" or allow access, then {self._restart}."
         )
 
     def latest_valid(self) -> CheckpointArchive | None:

@@ -252,6 +252,15 @@ def test_save_checkpoints_restores_callbacks_after_they_began_and_before_their_e
 def test_variables_of_two_callbacks_with_one_name_are_rejected():
     with pytest.raises(UserError, match=r"WithState and WithState both save .* the name ema/a"):
         callback_state.saved_variables([WithState("ema/a"), WithState("ema/a")])
+    # `fit` compares only the beginning of such names.
+    with pytest.raises(UserError, match="the name ema/0001"):
+        callback_state.saved_variables([WithState("ema/0001/mean"), WithState("ema/0001/variance")])
+
+
+@pytest.mark.parametrize("name", ["model/0000/kernel", "callbacks/x"])
+def test_variables_of_callbacks_with_names_of_other_parts_are_rejected(name):
+    with pytest.raises(UserError, match=f"name {name}, which is that of another part"):
+        callback_state.saved_variables([WithState(name)])
 
 
 def test_state_that_json_cannot_represent_is_rejected_with_the_class():

@@ -92,6 +92,13 @@ def test_restore_arrays_of_fit_assigns_each_variable_of_a_callback():
     assert all(restored[name].value is stored[name] for name in names)
 
 
+def test_restore_arrays_of_fit_with_another_dropout_layer_names_random_layers():
+    stored = {"model/0000": np.ones((3, 3)), "random/0000": np.ones(2)}
+    written_by_fit = CheckpointArchive(pathlib.Path("x.npz"), stored, {"optimizers": {}})
+    with pytest.raises(UserError, match="the models have other random layers"):
+        restore_arrays(written_by_fit, variables({"model/0000/dense/kernel": (3, 3)}))
+
+
 def test_restore_arrays_of_the_program_compares_the_path():
     stored = {"model/0000/dense/kernel": np.ones((3, 3))}
     written_by_program = CheckpointArchive(pathlib.Path("x.npz"), stored, {"optimizer": "lars"})

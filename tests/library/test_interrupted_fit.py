@@ -1,0 +1,193 @@
+"""A `fit` that was interrupted within an epoch, or that has ended, continues as if it had not."""
+
+import contextlib
+import errno
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hybrid_imagenet as hi
+from hybrid_imagenet.checkpoints import archive
+from hybrid_imagenet.errors import UserError
+from tests.library import models, saving
+
+
+class Interrupt(keras.callbacks.Callback):
+    """Raises KeyboardInterrupt after the first batch of an epoch."""
+
+    def __init__(self, epoch):
+        super().__init__()
+        self._interrupted_epoch = epoch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self._epoch == self._interrupted_epoch:
+            raise KeyboardInterrupt
+
+
+def compiled(optimizer=None):
+    keras.utils.set_random_seed(3)
+    inner = optimizer or keras.optimizers.SGD(0.1, momentum=0.9)
+    return saving.compiled(hi.DistributedOptimizer(inner), run_eagerly=True)
+
+
+def fit(folder, epochs, *, before=(), after=(), interrupt=None, optimizer=None, **options):
+    """Trains with a checkpoint in a folder; returns the model."""
+    model = compiled(optimizer() if optimizer else None)
+    checkpoint = hi.callbacks.Checkpoint(folder, **options)
+    stop = [] if interrupt is None else [Interrupt(interrupt)]
+    with contextlib.suppress(KeyboardInterrupt):
+        saving.fit(model, epochs, more=[*before, checkpoint, *after, *stop])
+    return model
+
+
+def halve(epoch, rate):
+    return rate / 2
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_learning_rate_scheduler_halves_once_per_epoch_in_an_interrupted_fit(tmp_path, place):
+    whole = fit(tmp_path / "whole", 4, **{place: [keras.callbacks.LearningRateScheduler(halve)]})
+    for interrupt in (2, None):
+        scheduler = keras.callbacks.LearningRateScheduler(halve)
+        model = fit(tmp_path / "again", 4, **{place: [scheduler]}, interrupt=interrupt)
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.1 / 2**4)
+    assert saving.weights(model) == saving.weights(whole)
+
+
+def ema():
+    return keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_averages_that_are_swapped_each_epoch_are_not_trained_after_a_resume(tmp_path, place):
+    def run(folder, interrupt=None):
+        swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+        return fit(folder, 4, **{place: [swap]}, interrupt=interrupt, optimizer=ema)
+
+    whole = run(tmp_path / "whole")
+    run(tmp_path / "again", interrupt=2)
+    again = run(tmp_path / "again")
+    # Keras swaps by additions, which round.
+    for ours, expected in zip(again.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_more_epochs_continue_from_the_trained_weights_and_not_from_averages(tmp_path):
+    whole = fit(tmp_path / "whole", 4, optimizer=ema)
+    for epochs in (2, 4):
+        model = fit(tmp_path / "again", epochs, optimizer=ema)
+    assert saving.weights(model) == saving.weights(whole)
+
+
+def early_stopping():
+    # The loss always falls, so the worst epoch by this measure is the last, and the first is best.
+    return keras.callbacks.EarlyStopping(
+        "loss", mode="max", patience=9, restore_best_weights=True, start_from_epoch=0
+    )
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_more_epochs_continue_from_the_trained_weights_and_not_from_the_best(tmp_path, place):
+    whole = fit(tmp_path / "whole", 4, **{place: [early_stopping()]})
+    for epochs in (2, 4):
+        model = fit(tmp_path / "again", epochs, **{place: [early_stopping()]})
+    assert saving.weights(model) == saving.weights(whole)
+    # Nothing is left to train, and the best weights are there again.
+    model = fit(tmp_path / "again", 4, **{place: [early_stopping()]})
+    assert saving.weights(model) == saving.weights(whole)
+
+
+class StopAfterFirstBatch(keras.callbacks.Callback):
+    """Stops training within an epoch, like a limit of time."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training |= self._epoch == 1
+
+
+def test_epoch_that_was_stopped_within_is_trained_again(tmp_path, capsys):
+    whole = fit(tmp_path / "whole", 3)
+    fit(tmp_path / "again", 3, after=[StopAfterFirstBatch()])
+    assert "epoch 2 ended after 1 of 4 batches and is not saved" in capsys.readouterr().err
+    assert saving.weights(fit(tmp_path / "again", 3)) == saving.weights(whole)
+
+
+def test_fit_without_a_valid_checkpoint_does_not_start_from_zero(tmp_path):
+    folder = tmp_path / "checkpoints"
+    fit(folder, 1, keep=1)
+    (file,) = folder.glob("step-*.npz")
+    file.write_bytes(file.read_bytes()[:-100])
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"None of the checkpoints in .* can be used"):
+            fit(folder, 2)
+    # Another process may use the directory.
+    hi.callbacks.Checkpoint(folder)._lock()
+
+
+def test_failed_write_names_how_a_script_continues(tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(archive, "write", fail)
+    with pytest.raises(UserError, match=r"No space left .* then start the same command again"):
+        fit(tmp_path / "checkpoints", 1)
+
+
+class TwoOptimizers(keras.Model):
+    """Trains with one of its two optimizers; the other one would be used later."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+        self.first = hi.DistributedOptimizer("sgd")
+        self.second = hi.DistributedOptimizer("adam")
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = models.loss()(y, self(x, training=True))
+        variables = self.trainable_variables
+        self.first.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
+
+def test_optimizer_that_was_not_used_yet_does_not_prevent_a_resume(tmp_path):
+    for epochs in (1, 2):
+        model = TwoOptimizers()
+        model(np.zeros((1, 6)))
+        model.compile(run_eagerly=True)
+        saving.fit(model, epochs, more=[hi.callbacks.Checkpoint(tmp_path / "checkpoints")])
+        assert not model.second.built
+    assert int(model.first.iterations) == 2 * models.STEPS
+
+
+@pytest.mark.parametrize("options", [{"keep": 0}, {"every_epochs": 0}])
+def test_checkpoint_with_an_impossible_number_is_rejected(tmp_path, options):
+    with pytest.raises(UserError, match=f"{next(iter(options))}=0 must be 1 or more"):
+        hi.callbacks.Checkpoint(tmp_path, **options)
+
+
+def test_model_with_bfloat16_weights_continues(tmp_path):
+    def run(folder, epochs):
+        keras.utils.set_random_seed(3)
+        layers = [keras.Input((6,)), keras.layers.Dense(3, dtype="bfloat16")]
+        model = keras.Sequential(layers)
+        model.compile(hi.DistributedOptimizer(keras.optimizers.SGD(0.1)), models.loss())
+        return saving.fit(model, epochs, more=[hi.callbacks.Checkpoint(folder)])
+
+    whole = run(tmp_path / "whole", 3)
+    for epochs in (1, 3):
+        model = run(tmp_path / "again", epochs)
+    assert model.weights[0].dtype == "bfloat16"
+    for ours, expected in zip(model.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, expected)
