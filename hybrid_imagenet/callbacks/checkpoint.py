@@ -160,9 +160,14 @@ class Checkpoint(SaveCheckpoints):
             first_epoch = self._order.epoch
         private_api.set_initial_epoch(self.model, first_epoch)
         broadcast_model(self.model, communicator)
-        communicator.broadcast_variables(
-            [v.value for v in callback_state.saved_variables(self._all_callbacks).values()]
-        )
+        callback_variables = callback_state.saved_variables(self._all_callbacks).values()
+        communicator.broadcast_variables([v.value for v in callback_variables])
+        restored = {id(variable) for variable in callback_variables}
+        for optimizer in compiled_model.distributed(self.model).values():
+            average = optimizer.average
+            if average is not None and restored.isdisjoint(map(id, average.variables.values())):
+                # Without `SwapAveragedWeights` no checkpoint contains it.
+                average.restart()
 
     def _save_after_other_callbacks(self) -> None:
         """Inserts a callback that saves when the others have done their work at the epoch's end.

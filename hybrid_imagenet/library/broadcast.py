@@ -56,6 +56,9 @@ def broadcast_model(model: keras.Model, communicator: Communicator | None = None
             variables += optimizer.variables
     variables += random_state.random_states(model)
     communicator.broadcast_variables([v.value for v in variables])
+    for optimizer in compiled_model.distributed(model).values():
+        if optimizer.built and optimizer.average is not None:
+            _broadcast_average(optimizer, communicator)
     random_state.set_rank_seeds(model, communicator.rank)
     for layer in private_api.flatten_layers(model):
         if isinstance(layer, keras.layers.Normalization) and layer.built:
@@ -63,6 +66,16 @@ def broadcast_model(model: keras.Model, communicator: Communicator | None = None
             layer.finalize_state()
     initial_epoch = communicator.broadcast_object(private_api.initial_epoch(model))
     private_api.set_initial_epoch(model, initial_epoch)
+
+
+def _broadcast_average(optimizer: DistributedOptimizer, communicator: Communicator) -> None:
+    """Sends rank 0's moving average; one without updates begins at the weights of rank 0."""
+    average = optimizer.average
+    assert average is not None
+    if communicator.broadcast_object(int(optimizer.iterations)) == 0:
+        average.restart()
+    else:
+        communicator.broadcast_variables([v.value for v in average.variables.values()])
 
 
 def lacks_weights(model: keras.Model) -> bool:

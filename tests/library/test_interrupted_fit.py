@@ -171,6 +171,30 @@ def test_optimizer_that_was_not_used_yet_does_not_prevent_a_resume(tmp_path):
     assert int(model.first.iterations) == 2 * models.STEPS
 
 
+def averaging():
+    return hi.DistributedOptimizer(hi.optimizers.SGD(0.1), average=hi.optimizers.WeightAverage(0.9))
+
+
+def averages(model):
+    return [v.numpy() for v in model.optimizer.average.variables.values()]
+
+
+def test_average_begins_at_the_weights_with_which_fit_begins():
+    model = saving.compiled(averaging(), run_eagerly=True)
+    model.optimizer.build(model.trainable_variables)
+    model.set_weights([np.ones_like(w) for w in model.get_weights()])
+    hi.broadcast_model(model)
+    assert all((average == 1).all() for average in averages(model))
+
+
+def test_average_that_no_checkpoint_contains_begins_at_the_restored_weights(tmp_path):
+    for epochs in (1, 1):
+        model = saving.compiled(averaging(), run_eagerly=True)
+        saving.fit(model, epochs, more=[hi.callbacks.Checkpoint(tmp_path / "checkpoints")])
+    for average, weight in zip(averages(model), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(average, weight)
+
+
 @pytest.mark.parametrize("options", [{"keep": 0}, {"every_epochs": 0}])
 def test_checkpoint_with_an_impossible_number_is_rejected(tmp_path, options):
     with pytest.raises(UserError, match=f"{next(iter(options))}=0 must be 1 or more"):
