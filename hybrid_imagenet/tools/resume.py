@@ -135,12 +135,14 @@ def resume_command(
       UserError: for flags that cannot be used, --run_dir among them, or a flag whose value was not
         stored.
     """
-    replaced_names = _flag_names(training_flags)
+    new_flags = _with_flagfiles(training_flags)
+    replaced_names = _flag_names([*training_flags, *new_flags])
     if "run_dir" in replaced_names:
         raise UserError(
             "--run_dir cannot be changed, because RUN is the directory of the run. To continue"
             " elsewhere, copy the directory."
         )
+    replaced_names |= _dropped_options(config["flags"], new_flags)
     kept_flags = _kept_flags(config, replaced_names)
     for flag in kept_flags:
         if SECRET_MASK in flag:
@@ -165,6 +167,29 @@ def resume_command(
     if hosts:
         command += ["-H", hosts]
     return [*command, "--", *flags]
+
+
+def _with_flagfiles(training_flags: Sequence[str]) -> list[str]:
+    """Returns the flags of flag files, then those of the command line, which replace them."""
+    from_files, from_command = configuration.split_flagfiles(training_flags)
+    return [*from_files, *from_command]
+
+
+def _dropped_options(flags: Mapping[str, Any], new_flags: Sequence[str]) -> set[str]:
+    """Returns the options of an optimizer, schedule or all-reduce that the new one does not have.
+
+    Args:
+      flags: of the run, by name.
+      new_flags: that replace the run's.
+    """
+    texts = parse_arguments(new_flags, configuration.OPTIONS)
+    dropped: set[str] = set()
+    for flag, options in configuration.CHOICES.items():
+        if flag in texts:
+            dropped |= set(options.get(str(flags.get(flag)), ())) - set(
+                options.get(texts[flag], ())
+            )
+    return dropped
 
 
 def _flag_names(training_flags: Sequence[str]) -> set[str]:
@@ -216,11 +241,8 @@ def describe_changes(flags: Mapping[str, Any], training_flags: Sequence[str]) ->
       flags: of the run, by name.
       training_flags: the new flags, as --name=value; they must be valid.
     """
-    lines = []
-    for flag in training_flags:
-        if flag.startswith("--flagfile"):
-            lines.append(flag)
-            continue
+    lines = [flag for flag in training_flags if flag.startswith("--flagfile")]
+    for flag in _with_flagfiles(training_flags):
         texts = parse_arguments([flag], configuration.OPTIONS)
         for name, text in texts.items():
             # The values are compared, because one value can be written in several ways.

@@ -179,12 +179,41 @@ def test_resume_command_with_new_flags_replaces_those_of_the_run(tmp_path):
         ("--keep_best=yes", []),
         ("--epochs=4.0", []),
         ("--target_top1=0.750,0.759", []),
-        ("--flagfile=digits", ["--flagfile=digits"]),
     ],
 )
 def test_describe_changes_compares_values_and_not_their_spelling(flag, lines):
     flags = {"keep_best": True, "epochs": 4, "target_top1": [0.75, 0.759]}
     assert resume.describe_changes(flags, [flag]) == lines
+
+
+def test_resume_command_with_a_flag_file_replaces_the_flags_of_the_run(tmp_path):
+    (tmp_path / "new.flags").write_text("--epochs=6\n--lr=0.02\n")
+    description = run_description(*FLAGS_OF_RUN, "--lr=0.1")
+    new_flags = [f"--flagfile={tmp_path / 'new.flags'}"]
+    words = resume.resume_command(tmp_path, description, new_flags)
+    now = config.resolve(words[1:])
+    assert (now.run.epochs, now.optimization.lr) == (6, 0.02)
+    assert resume.describe_changes(description["flags"], new_flags) == [
+        *new_flags,
+        "--epochs=6 instead of --epochs=4",
+        "--lr=0.02 instead of --lr=0.1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "change"),
+    [
+        (("--allreduce=torus", "--torus_grid=2x4"), "--allreduce=ring"),
+        (("--lr_schedule=step", "--lr_steps=1,2"), "--lr_schedule=cosine"),
+    ],
+)
+def test_resume_command_with_another_choice_omits_the_options_of_the_old_one(
+    tmp_path, before, change
+):
+    description = run_description("--dataset=digits", "--epochs=4", *before)
+    words = resume.resume_command(tmp_path, description, [change])
+    assert change in words
+    assert not any(word.startswith(("--torus_grid", "--lr_steps")) for word in words)
 
 
 def test_resume_command_omits_flags_that_a_published_schedule_does_not_use(tmp_path):
