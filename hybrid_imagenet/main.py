@@ -58,9 +58,9 @@ _LAUNCH_OPTIONS = {
     "-H": "-H",
     "--hosts": "-H",
 }
-# An error that concerns a host is the same on all of its ranks. The first of them prints it and
-# ends, and then the launcher ends the others. Meanwhile the others wait for this time.
-_HOST_ERROR_SECONDS = 5.0
+# An error that several ranks have in common is printed by the first of them, which then ends. The
+# launcher ends the others. Meanwhile the others wait for this time.
+_SAME_ERROR_SECONDS = 5.0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -90,8 +90,10 @@ def main(arguments: Sequence[str]) -> int:
         if not config.run.print_config:
             preflight.run(config)
     except UserError as error:
-        if launcher_rank() == 0:
-            print(f"error: {error}", file=sys.stderr)
+        if launcher_rank() != 0:
+            # If rank 0 has the same error, it prints it, and the launcher ends this rank meanwhile.
+            time.sleep(_SAME_ERROR_SECONDS)
+        _print_error(error)
         notify_exit(error.exit_code)
         return error.exit_code
     if config.run.check_only:
@@ -196,7 +198,7 @@ def _print_error(error: UserError) -> None:
     rank = launcher_rank()
     STARTUP_PROGRESS.close()
     if isinstance(error, HostError) and placement().local_rank:
-        time.sleep(_HOST_ERROR_SECONDS)
+        time.sleep(_SAME_ERROR_SECONDS)
     if rank == 0:
         print(f"error: {error}", file=sys.stderr)
     elif not isinstance(error, SharedError):

@@ -103,10 +103,13 @@ class RestartLoop:
             is_first = not self._proven_hosts
             if not is_first:
                 self._wait_for_lock()
+                if REQUESTS.stop:
+                    return EXIT_PREEMPTED
                 # The ranks report the duration of their startup: it begins with this attempt.
                 os.environ[COMMAND_START_VARIABLE] = timestamp()
-            # A run that existed before the first attempt is not resumed unless the user asks.
-            code = self._attempt(slots, resume=not is_first and self._run_exists())
+            # A run that existed before the first attempt is not resumed unless the user asks. Later
+            # the flag is also passed if the run is not seen here, but on the host of rank 0.
+            code = self._attempt(slots, resume=not is_first)
             if REQUESTS.stop:
                 return code
             if code != EXIT_USAGE:
@@ -242,9 +245,6 @@ class RestartLoop:
             and not REQUESTS.stop
         ):
             time.sleep(_CHECK_SECONDS)
-
-    def _run_exists(self) -> bool:
-        return self._run_directory is not None and (self._run_directory / "config.json").exists()
 
     def _latest_checkpoint(self) -> int:
         """Returns the step of the latest checkpoint, or -1 if there is none."""
