@@ -63,6 +63,8 @@ class TrainingData:
         self._image_sizes = derived.sizes(config.network)
         self._stream: pipeline.Batches | None = None
         self._start = Cursor()
+        # Position in an epoch of which a resumed run trains no further batch.
+        self._abandoned_at: Cursor | None = None
         self._is_class_list_checked = False
 
     def micro_batches(self, epoch: int) -> tuple[int, int]:
@@ -89,6 +91,19 @@ class TrainingData:
             "accumulation": accumulation,
             "image_size": self._image_sizes.at(epoch),
         }
+
+    def first_batch(self, cursor: Cursor) -> Cursor:
+        """Returns the position of the first batch of a resumed run.
+
+        With --remainder=drop and a larger batch than before, it may be in the next epoch.
+
+        Args:
+          cursor: position that the checkpoint has.
+        """
+        first = self.order.advance(cursor, self.global_batch(cursor.epoch), batches=0)
+        if first != cursor:
+            self._abandoned_at = cursor
+        return first
 
     def stream(self, cursor: Cursor, step: int = 0) -> Iterator[Batch]:
         """Returns an iterator over the micro-batches from a cursor to the end of training.
@@ -127,6 +142,8 @@ class TrainingData:
         """
         if cursor.epoch == epoch:
             return cursor.offset
+        if self._abandoned_at is not None and self._abandoned_at.epoch == epoch:
+            return self._abandoned_at.offset
         offset = self._start.offset if epoch == self._start.epoch else 0
         return self.source.num_examples - self.order.num_dropped(self.global_batch(epoch), offset)
 

@@ -100,10 +100,7 @@ def _restore_position(run: RunComponents, meta: Mapping[str, Any]) -> None:
       meta: description of the checkpoint.
     """
     run.state.restore(meta["state"])
-    # With --remainder=drop and a larger batch than before, the epoch may have no batch left.
-    cursor = run.state.cursor
-    global_batch = run.data.global_batch(cursor.epoch)
-    run.state.cursor = run.data.order.advance(cursor, global_batch, batches=0)
+    run.state.cursor = run.data.first_batch(run.state.cursor)
     # Without --hybrid_ramp_epochs the schedule omits LARS's share, which then is 1.
     scheduled = _scheduled_values(run)
     run.state.schedule_values = {

@@ -210,3 +210,4 @@ def test_resume_with_a_batch_that_the_epoch_no_longer_has_goes_on_to_the_next(tm
     assert begun == list(range(epochs))
     assert steps == ([] if epochs == 1 else [3, 4])
     assert [logs["epoch"] for logs in log.epoch_logs] == [1.0, 2.0][:epochs]
+    assert [logs["train_count"] for logs in log.epoch_logs] == [1000, 1200][:epochs]
