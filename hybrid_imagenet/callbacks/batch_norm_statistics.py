@@ -36,6 +36,7 @@ class BatchNormStatistics:
         statistics: Pairs,
         collect: Callable[[], None] | None = None,
         merge_parts: Callable[[], None] = lambda: None,
+        dtype: tf.DType = tf.float32,
     ):
         """Takes the statistics.
 
@@ -45,7 +46,10 @@ class BatchNormStatistics:
           collect: called first, to measure this rank's statistics if training has not left them
             (`PreciseStatistics`).
           merge_parts: gives the virtual GPUs of this rank its merged statistics to continue from.
+          dtype: in which they are merged. Where a mean may be thousands of standard deviations, as
+            that of a year, float32 has no digit left for the variance.
         """
+        self._dtype = dtype
         self._communicator = communicator
         self._statistics = list(statistics)
         self._collect = collect
@@ -61,9 +65,11 @@ class BatchNormStatistics:
             self._graph()
 
     def _merge(self) -> None:
-        means = tf.concat([tf.cast(mean.value, tf.float32) for mean, _ in self._statistics], axis=0)
+        means = tf.concat(
+            [tf.cast(mean.value, self._dtype) for mean, _ in self._statistics], axis=0
+        )
         variances = tf.concat(
-            [tf.cast(variance.value, tf.float32) for _, variance in self._statistics], axis=0
+            [tf.cast(variance.value, self._dtype) for _, variance in self._statistics], axis=0
         )
         both = tf.stack([means, moments.second_moment(means, variances, tf)])
         both = both / self._communicator.size
@@ -74,7 +80,7 @@ class BatchNormStatistics:
         merged = zip(tf.split(mean, sizes), tf.split(variance, sizes), strict=True)
         for variables, values in zip(self._statistics, merged, strict=True):
             for variable, value in zip(variables, values, strict=True):
-                variable.assign(value)
+                variable.assign(tf.cast(value, variable.dtype))
 
 
 class PreciseStatistics:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import tensorflow as tf
+
 from hybrid_imagenet.callbacks.batch_norm_statistics import BatchNormStatistics
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 from hybrid_imagenet.comm import Communicator
@@ -96,7 +98,12 @@ class MergeBatchNormStatistics(TrainingCallback):
         if variable_ids != self._variable_ids:
             self._variable_ids = variable_ids
             self._statistics = BatchNormStatistics(
-                self.communicator, pairs, self._collect, self._merge_parts
+                self.communicator,
+                pairs,
+                self._collect,
+                self._merge_parts,
+                # A model of `fit` may begin with a normalization of raw features.
+                dtype=tf.float32 if self.in_program else tf.float64,
             )
         if variable_ids:
             self._statistics.synchronize()

@@ -160,22 +160,25 @@ def _shard_dataset(data: tf.data.Dataset, rank: int, size: int, remainder: str) 
         # The number of elements is unknown, so the remainder shows only at the end. Therefore the
         # elements are grouped into rounds of one element per rank, and an incomplete round is
         # dropped.
-        rounds = data.window(size, drop_remainder=True)
-        element_of_rank = tf.autograph.experimental.do_not_convert(
-            lambda *components: _elements_of_round(components).skip(rank).take(1)
-        )
-        return rounds.flat_map(element_of_rank)
+        is_tuple = isinstance(data.element_spec, tuple)
+
+        @tf.autograph.experimental.do_not_convert
+        def element_of_rank(*components: Any) -> tf.data.Dataset:
+            structure = components if is_tuple else components[0]
+            return _elements_of_round(structure).skip(rank).take(1)
+
+        return data.window(size, drop_remainder=True).flat_map(element_of_rank)
     return data.shard(size, rank)
 
 
-def _elements_of_round(components: Any) -> tf.data.Dataset:
+def _elements_of_round(structure: Any) -> tf.data.Dataset:
     """Returns the elements of one round as a dataset.
 
-    `window` yields a separate dataset for each component of the elements.
+    Args:
+      structure: a dataset in place of each tensor of an element, as `window` yields them.
     """
     import tensorflow as tf
 
-    structure = components[0] if len(components) == 1 else components
     if isinstance(structure, tf.data.Dataset):
         return structure
     return tf.data.Dataset.zip(structure)

@@ -58,6 +58,8 @@ def evaluate(
         sum (set its attribute `sums_over_ranks = True` if it is), or a `test_step` returns a value
         that is not a metric's.
     """
+    # The result is always a dictionary.
+    arguments.pop("return_dict", None)
     communicator = process.communicator()
     if communicator.size == 1:
         alone: dict[str, float | np.ndarray] = model.evaluate(x, y, return_dict=True, **arguments)
@@ -106,7 +108,8 @@ def _evaluate_own_part(
     rank = process.rank()
     counter = _BatchCounter()
     passed = dict(arguments)
-    passed["callbacks"] = [*(passed.get("callbacks") or []), counter]
+    # Keras accepts a single callback, too.
+    passed["callbacks"] = [*keras.tree.flatten(passed.get("callbacks") or []), counter]
     if rank != 0:
         passed["verbose"] = 0
     try:

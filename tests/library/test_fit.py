@@ -348,6 +348,9 @@ def test_shard_gives_every_rank_equally_many_elements():
             for rank in range(3)
         ]
         assert first_elements == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+    # A tuple of one component stays one.
+    singles = tf.data.Dataset.from_tensor_slices((np.arange(6),)).filter(lambda x: x >= 0)
+    assert hi.data.shard(singles, 1, 3).element_spec == singles.element_spec
     sizes = [
         hi.data.shard(sized, rank, 3, remainder="keep").cardinality().numpy() for rank in range(3)
     ]
