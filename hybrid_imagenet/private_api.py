@@ -104,6 +104,11 @@ def trainable_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Var
     return variables
 
 
+def decays(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> bool:
+    """Returns whether `exclude_from_weight_decay` has not excluded a variable."""
+    return bool(optimizer._use_weight_decay(variable))
+
+
 def learning_rate_variable(optimizer: keras.optimizers.Optimizer) -> keras.Variable | None:
     """Returns the variable with an optimizer's learning rate.
 

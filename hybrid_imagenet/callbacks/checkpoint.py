@@ -159,15 +159,15 @@ class Checkpoint(SaveCheckpoints):
             # not complete.
             first_epoch = self._order.epoch
         private_api.set_initial_epoch(self.model, first_epoch)
-        broadcast_model(self.model, communicator)
         callback_variables = callback_state.saved_variables(self._all_callbacks).values()
-        communicator.broadcast_variables([v.value for v in callback_variables])
         restored = {id(variable) for variable in callback_variables}
         for optimizer in compiled_model.distributed(self.model).values():
-            average = optimizer.average
-            if average is not None and restored.isdisjoint(map(id, average.variables.values())):
-                # Without `SwapAveragedWeights` no checkpoint contains it.
-                average.restart()
+            if optimizer.average is not None:
+                # Without `SwapAveragedWeights` no checkpoint contains it, and it begins anew.
+                averages = optimizer.average.averages
+                optimizer.average.follows_weights = any(id(v) in restored for v in averages)
+        broadcast_model(self.model, communicator)
+        communicator.broadcast_variables([v.value for v in callback_variables])
 
     def _save_after_other_callbacks(self) -> None:
         """Inserts a callback that saves when the others have done their work at the epoch's end.

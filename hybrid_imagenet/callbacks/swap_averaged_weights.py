@@ -11,6 +11,8 @@ import tensorflow as tf
 from hybrid_imagenet.callbacks.batch_norm_statistics import Pairs
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 from hybrid_imagenet.checkpoints.run_state import array_name
+from hybrid_imagenet.errors import SharedError
+from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.optimizers.average import WeightAverage
 
 
@@ -66,11 +68,31 @@ class SwapAveragedWeights(TrainingCallback):
 
         Each name ends with the path of the variable of the model that it can replace.
         """
-        averages = {**self._average.variables, **self._averaged_statistics}
+        averages = [*self._average.items(), *self._averaged_statistics.items()]
         return {
             array_name("average", number, path): variable
-            for number, (path, variable) in enumerate(averages.items())
+            for number, (path, variable) in enumerate(averages)
         }
+
+    def set_model(self, model: keras.Model) -> None:
+        """Puts the trained weights back that an interrupted validation has left swapped."""
+        super().set_model(model)
+        self._swap_out()
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Checks that the optimizer updates the average.
+
+        Raises:
+          UserError: on all ranks, if no optimizer of the model does.
+        """
+        if self.in_program:
+            return
+        optimizers = compiled_model.distributed(self.model).values()
+        if not any(optimizer.average is self._average for optimizer in optimizers):
+            raise SharedError(
+                "No optimizer of the model updates the average of SwapAveragedWeights. Pass the"
+                " same object to both: DistributedOptimizer(..., average=average)."
+            )
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._is_current = False

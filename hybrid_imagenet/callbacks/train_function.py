@@ -37,6 +37,10 @@ class TrainFunction(keras.callbacks.Callback):
 
     def set_model(self, model: keras.Model) -> None:
         super().set_model(model)
+        # Before `BackupAndRestore` builds the optimizer, on rank 0 only: what the optimizer does
+        # with a variable depends on the layer.
+        for distributed in compiled_model.distributed(model).values():
+            distributed.attach(model)
         synchronized_batch_norm.reject_xla(model)
         synchronized_batch_norm.connect(model)
         is_ours = getattr(model.train_function, "made_by_hybrid_imagenet", False)

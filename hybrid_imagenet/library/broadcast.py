@@ -69,13 +69,17 @@ def broadcast_model(model: keras.Model, communicator: Communicator | None = None
 
 
 def _broadcast_average(optimizer: DistributedOptimizer, communicator: Communicator) -> None:
-    """Sends rank 0's moving average; one without updates begins at the weights of rank 0."""
+    """Sends rank 0's moving average, or begins it at the weights of rank 0.
+
+    It begins if no step has updated it and no checkpoint has restored it: then it has the weights
+    that the model had when the optimizer was built, which may have been loaded since.
+    """
     average = optimizer.average
     assert average is not None
-    if communicator.broadcast_object(int(optimizer.iterations)) == 0:
-        average.restart()
+    if communicator.broadcast_object(average.follows_weights):
+        communicator.broadcast_variables([v.value for v in average.averages])
     else:
-        communicator.broadcast_variables([v.value for v in average.variables.values()])
+        average.restart()
 
 
 def lacks_weights(model: keras.Model) -> bool:

@@ -40,6 +40,8 @@ class WeightAverage:
         self._every = every
         self._weights: list[keras.Variable] = []
         self._averages: list[keras.Variable] = []
+        # Whether it has followed updates in this process, or was restored.
+        self.follows_weights = False
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Creates the averages of these trainable variables, equal to them."""
@@ -48,6 +50,9 @@ class WeightAverage:
         self._averages = [
             keras.Variable(v.numpy(), trainable=False, name=f"{v.name}_average") for v in variables
         ]
+        self.follows_weights = False
+        # Each `build` needs a trace of its own, because a trace contains the variables.
+        self._exchange = tf.function(self._exchange_values, autograph=False)
 
     def restart(self) -> None:
         """Sets the averages to the current weights."""
@@ -60,9 +65,22 @@ class WeightAverage:
         pairs = zip(self._weights, self._averages, strict=True)
         return {weight.path: average for weight, average in pairs}
 
-    @tf.function(autograph=False)
+    def items(self) -> list[tuple[str, keras.Variable]]:
+        """Returns the path of each variable with its average; paths may repeat."""
+        pairs = zip(self._weights, self._averages, strict=True)
+        return [(weight.path, average) for weight, average in pairs]
+
+    @property
+    def averages(self) -> Sequence[keras.Variable]:
+        """The averages, in the order of the variables."""
+        return self._averages
+
     def exchange(self) -> None:
         """Swaps the weights and the averages; a second call swaps them back."""
+        if self._averages:
+            self._exchange()
+
+    def _exchange_values(self) -> None:
         for weight, average in zip(self._weights, self._averages, strict=True):
             old_weight = tf.identity(weight.value)
             weight.value.assign(average.value)
@@ -74,6 +92,8 @@ class WeightAverage:
         It is 1 - d^k after every k-th update and 0 after the others; t is a float32 scalar,
         counted from 1.
         """
+        # A step is traced.
+        self.follows_weights = True
         decay = tf.minimum(self._decay, (1.0 + t) / (10.0 + t))
         if self._every == 1:
             return 1.0 - decay

@@ -18,7 +18,7 @@ import tensorflow as tf
 from hybrid_imagenet import private_api
 from hybrid_imagenet.comm import Communicator, process
 from hybrid_imagenet.comm.agreement import check_agreement, digest
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import SharedError, UserError
 from hybrid_imagenet.optimizers import arguments
 from hybrid_imagenet.optimizers.accumulation import GradientAccumulator
 from hybrid_imagenet.optimizers.average import WeightAverage
@@ -66,8 +66,15 @@ def _inner_argument(name: str) -> property:
     def write(self: DistributedOptimizer, value: Any) -> None:
         # Keras's constructor sets a value before there is an inner optimizer.
         inner = vars(self).get("inner")
-        if inner is not None:
-            setattr(inner, name, value)
+        if inner is None:
+            return
+        is_unused = isinstance(inner, GroupedOptimizer) and name != "global_clipnorm"
+        if is_unused and value != getattr(inner, name, None):
+            raise UserError(
+                f"{name} of {type(inner).__name__} cannot be set afterwards. Pass its arguments to"
+                " its constructor; it has weight_decay and global_clipnorm."
+            )
+        setattr(inner, name, value)
 
     return property(read, write)
 
@@ -169,6 +176,12 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         if isinstance(inner, str):
             inner = keras.optimizers.get(inner)
         arguments.check_inner(inner)
+        if average is not None and not isinstance(inner, GroupedOptimizer):
+            raise SharedError(
+                f"average= is for the optimizers of this package, and {type(inner).__name__} is one"
+                " of Keras. Pass use_ema=True to that optimizer, and"
+                " keras.callbacks.SwapEMAWeights() to fit."
+            )
         arguments.check_schedule(schedule)
         accumulation_steps = gradient_accumulation_steps or inner.gradient_accumulation_steps
         arguments.check_accumulation(accumulation_steps)
@@ -530,6 +543,11 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
                 square_sums = tf.concat([square_sums, overflows], 0)
             else:
                 square_sums, norm = self._executor.apply(reduced)
+            if isinstance(self.inner, GroupedOptimizer):
+                # Keras's optimizers apply the constraints themselves.
+                for variable in self._partition.updated:
+                    if variable.constraint is not None:
+                        variable.assign(variable.constraint(variable.value))
             self.grad_norm.assign(norm)
             self.square_sums.assign(square_sums)
 

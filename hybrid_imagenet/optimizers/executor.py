@@ -177,7 +177,7 @@ class UpdateExecutor(abc.ABC):
         for slot in self._optimizer.slots:
             variables[slot] = getattr(self._optimizer, slot)
         if self._average is not None:
-            variables[AVERAGE] = list(self._average.variables.values())
+            variables[AVERAGE] = self._average.averages
         return variables
 
     def _compiled(self, key: tuple[Any, ...], function: Callable[..., Any]) -> Callable[..., Any]:

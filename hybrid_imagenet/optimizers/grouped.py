@@ -248,10 +248,15 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
             self._partition.overwrite(new_values, tf.math.is_finite(norm))
 
     def decayed_indices(self) -> list[int]:
-        """Returns the positions of the variables that weight decay acts on."""
+        """Returns the positions of the variables that weight decay acts on.
+
+        These do not include variables that `exclude_from_weight_decay` has excluded.
+        """
+        indices = self.kernel_indices()
         if self.options.decay_all:
-            return list(range(len(self.kinds)))
-        return self.kernel_indices()
+            indices = list(range(len(self.kinds)))
+        variables = private_api.trainable_variables(self)
+        return [i for i in indices if private_api.decays(self, variables[i])]
 
     def kernel_indices(self) -> list[int]:
         """Returns the positions of kernels: neither biases nor normalization parameters.

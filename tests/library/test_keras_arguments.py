@@ -1,0 +1,163 @@
+"""Optimizers of this package follow what Keras's own follow: constraints, exclusions, averages."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hybrid_imagenet as hi
+from hybrid_imagenet.callbacks.batch_norm_statistics import BatchNormStatistics
+from hybrid_imagenet.errors import UserError
+from tests.library import models, saving
+
+
+def compiled(optimizer, **layer):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, **layer)])
+    model.compile(optimizer, models.loss(), run_eagerly=True)
+    return model
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_optimizer_applies_constraints_like_that_of_keras(packed):
+    constraint = keras.constraints.MaxNorm(0.5)
+    ours = compiled(
+        hi.DistributedOptimizer(hi.optimizers.SGD(0.5, momentum=0.9), packed=packed),
+        kernel_constraint=constraint,
+    )
+    reference = compiled(keras.optimizers.SGD(0.5, momentum=0.9), kernel_constraint=constraint)
+    x, y = models.data(1)
+    saving.fit(ours, 2)
+    reference.fit(x, y, models.BATCH, 2, 0, shuffle=False)
+    for weight, expected in zip(ours.get_weights(), reference.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, expected, rtol=1e-4, atol=1e-5)
+    assert np.linalg.norm(ours.get_weights()[0], axis=0).max() <= 0.5 + 1e-5
+
+
+def test_excluded_variables_do_not_decay():
+    decays = []
+    for excluded in ([], ["kernel"]):
+        inner = hi.optimizers.AdamW(0.1, weight_decay=0.5)
+        optimizer = hi.DistributedOptimizer(inner)
+        optimizer.exclude_from_weight_decay(var_names=excluded)
+        model = compiled(optimizer)
+        optimizer.build(model.trainable_variables)
+        decays.append(inner.decayed_indices())
+    assert decays == [[0], []]
+
+
+@pytest.mark.parametrize("name", ["weight_decay", "clipnorm", "clipvalue"])
+def test_argument_that_would_have_no_effect_is_rejected(name):
+    optimizer = hi.DistributedOptimizer(hi.optimizers.SGD(0.1))
+    with pytest.raises(UserError, match=f"{name} of SGD cannot be set afterwards"):
+        setattr(optimizer, name, 0.3)
+
+
+def test_average_of_an_optimizer_of_keras_is_rejected():
+    average = hi.optimizers.WeightAverage(0.9)
+    with pytest.raises(UserError, match=r"AdamW is one of Keras\. Pass use_ema=True"):
+        hi.DistributedOptimizer(keras.optimizers.AdamW(0.1), average=average)
+
+
+def test_swap_of_an_average_that_no_optimizer_updates_is_rejected():
+    model = compiled(hi.DistributedOptimizer(hi.optimizers.SGD(0.1)))
+    swap = hi.callbacks.SwapAveragedWeights(hi.optimizers.WeightAverage(0.9))
+    with pytest.raises(UserError, match="No optimizer of the model updates the average"):
+        saving.fit(model, 1, more=[swap])
+
+
+def averaging(average):
+    return hi.DistributedOptimizer(hi.optimizers.SGD(0.1), average=average)
+
+
+def test_average_of_layers_with_equal_names_is_updated():
+    def tower(name):
+        inputs = keras.Input((6,))
+        return keras.Model(inputs, keras.layers.Dense(3, name="fc")(inputs), name=name)
+
+    inputs = keras.Input((6,))
+    outputs = keras.layers.Add()([tower("one")(inputs), tower("two")(inputs)])
+    model = keras.Model(inputs, outputs)
+    average = hi.optimizers.WeightAverage(0.5)
+    model.compile(averaging(average), models.loss(), run_eagerly=True)
+    swap = hi.callbacks.SwapAveragedWeights(average)
+    saving.fit(model, 1, more=[swap])
+    assert len(swap.variables()) == 4
+    for value, weight in zip(average.averages, model.trainable_variables, strict=True):
+        assert not np.array_equal(value.numpy(), weight.numpy())
+
+
+def test_average_that_is_used_again_swaps_the_new_weights():
+    average = hi.optimizers.WeightAverage(0.5)
+    for _ in range(2):
+        model = compiled(averaging(average))
+        saving.fit(model, 1)
+        trained = model.get_weights()
+        average.exchange()
+        swapped = model.get_weights()
+        average.exchange()
+        assert not np.array_equal(swapped[0], trained[0])
+        np.testing.assert_array_equal(model.get_weights()[0], trained[0])
+
+
+def test_fit_after_an_interrupted_validation_continues_with_the_trained_weights():
+    average = hi.optimizers.WeightAverage(0.5)
+    model = compiled(averaging(average))
+    swap = hi.callbacks.SwapAveragedWeights(average)
+    saving.fit(model, 1, more=[swap])
+    trained = model.get_weights()
+    swap.on_test_begin()
+    assert not np.array_equal(model.get_weights()[0], trained[0])
+    begun = []
+
+    def look(logs):
+        begun.append(model.get_weights())
+
+    looking = keras.callbacks.LambdaCallback(on_train_begin=look)
+    saving.fit(model, 2, begin=1, more=[swap, looking])
+    np.testing.assert_array_equal(begun[0][0], trained[0])
+
+
+class TwoEqualRanks:
+    """Stands for a communicator of two ranks with equal values."""
+
+    size = 2
+
+    def allreduce_sum(self, values, name):
+        return 2 * values
+
+
+def test_statistics_with_a_large_mean_keep_their_variance():
+    mean, variance = keras.Variable([10_000.0]), keras.Variable([1.0])
+    pairs = [(mean, variance)]
+    BatchNormStatistics(TwoEqualRanks(), pairs, dtype=tf.float64).synchronize()
+    assert float(variance.numpy()[0]) == pytest.approx(1.0, rel=1e-6)
+    assert mean.numpy()[0] == 10_000.0
+
+
+def test_backup_and_restore_builds_the_optimizer_by_the_layers_of_the_model(tmp_path):
+    def fit(epochs):
+        keras.utils.set_random_seed(3)
+        inputs = keras.Input((2, 3))
+        outputs = keras.layers.MultiHeadAttention(2, 3)(inputs, inputs)
+        model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Flatten()(outputs)))
+        model.compile(
+            hi.DistributedOptimizer(hi.optimizers.AdamW(1e-3)), models.loss(), run_eagerly=True
+        )
+        x, y = models.data(1)
+        backup = keras.callbacks.BackupAndRestore(tmp_path / "backup", delete_checkpoint=False)
+        callbacks = hi.callbacks.default_callbacks(backup)
+        model.fit(x.reshape(-1, 2, 3), y, 4, epochs, 0, callbacks, shuffle=False)
+        return model
+
+    fit(1)
+    assert int(fit(2).optimizer.iterations) == 2 * models.STEPS
+
+
+def test_evaluate_accepts_the_arguments_of_keras():
+    model = compiled(hi.DistributedOptimizer(hi.optimizers.SGD(0.1)))
+    x, y = models.data(1)
+    results = hi.evaluate(
+        model, x, y, verbose=0, return_dict=False, callbacks=keras.callbacks.Callback()
+    )
+    assert set(results) == {"loss"}
