@@ -192,6 +192,9 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         self.grad_norm = keras.Variable(0.0, dtype="float32", trainable=False, name="grad_norm")
         self.average = average
         self.schedule = schedule
+        if communicator is None and isinstance(inner, GroupedOptimizer) and schedule is not None:
+            # The program passes the peak to the optimizer itself.
+            inner.scheduled_peak = getattr(schedule, "peak", None)
         # Whether a callback sets the values of the schedule, and those of the last step.
         self.schedule_is_applied = False
         self.schedule_values: dict[str, float] = {}
@@ -203,6 +206,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
                 0, dtype="int64", trainable=False, name="micro_batches"
             )
         self._chose_loss_scale = False
+        self._chose_without_model = False
         self._arguments = {
             "compression": compression,
             "allreduce": allreduce,
@@ -213,8 +217,9 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         self._reducer = None if communicator is None else GradientReducer(communicator)
         self._packed = packed
         self._executor: UpdateExecutor | KerasExecutor | None = None  # made by `build`
-        # Whether `scale_loss` was called since the last `apply`.
+        # Whether `scale_loss` was called since the last `apply`, and whether a graph calls it.
         self._loss_was_scaled = False
+        self._scales_loss_in_graph = False
         # Whether `apply` itself multiplies the gradients by the loss scale, because the first step
         # did not call `scale_loss`; None before the first step.
         self._scales_gradients: bool | None = None
@@ -240,6 +245,8 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         `build` looks again, because the first step of a model may make more variables.
         """
         self._model = weakref.ref(model)
+        if self._chose_without_model:
+            self._choose_loss_scale_again()
         if isinstance(self.inner, GroupedOptimizer) and not self.inner.kinds:
             variables = Partition(model.trainable_variables).updated
             kinds = zip(variables, classify(model), strict=True)
@@ -402,6 +409,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
             )
         self._scales_gradients = False
         self._loss_was_scaled = True
+        self._scales_loss_in_graph |= tf.inside_function()
         self._choose_loss_scale()
         return self.loss_scale.multiply(tf.cast(loss, tf.float32))
 
@@ -553,7 +561,8 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def _with_loss_scale(self, grads: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns gradients of the scaled loss, from those of the scaled or the unscaled loss."""
-        was_scaled = self._loss_was_scaled
+        # A graph that scales the loss is traced once, so later calls leave no sign here.
+        was_scaled = self._loss_was_scaled or self._scales_loss_in_graph
         self._loss_was_scaled = False
         if was_scaled or not (self.loss_scale.dynamic or self.loss_scale.initial != 1.0):
             return list(grads)
@@ -576,9 +585,23 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         if self._chose_loss_scale:
             return
         self._chose_loss_scale = True
+        self._chose_without_model = self._model is None
         if self._arguments["loss_scale"] == "dynamic" and not self._computes_in_float16():
             with tf.init_scope():  # the first call may be in a graph
                 self.loss_scale.follow_norm()
+
+    def _choose_loss_scale_again(self) -> None:
+        """Corrects a choice by the global dtype policy, once the layers of the model are known.
+
+        `load_model` builds the optimizer before it knows the model.
+        """
+        self._chose_without_model = False
+        if self._arguments["loss_scale"] != "dynamic":
+            return
+        if self._computes_in_float16():
+            self.loss_scale.follow_overflows()
+        elif not self.loss_scale.follows_norm:
+            self.loss_scale.follow_norm()
 
     def _computes_in_float16(self) -> bool:
         """Returns whether gradients of an unscaled loss could have underflowed in the model."""
@@ -679,6 +702,11 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
 
     # Keras's protocol
 
+    def apply_gradients(self, grads_and_vars: Any) -> keras.Variable:
+        """Calls `apply`; returns the number of updates, as optimizers of Keras."""
+        super().apply_gradients(grads_and_vars)
+        return self.iterations
+
     def finalize_variable_values(self, var_list: Sequence[keras.Variable]) -> None:
         """Lets the inner optimizer set the final values of the variables that it updates."""
         self.inner.finalize_variable_values(Partition(var_list).updated)
@@ -696,12 +724,19 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         """Loads what `save_own_variables` has saved.
 
         Raises:
-          ValueError: if it was saved with another number of micro-batches, or by another optimizer.
+          ValueError: if it was saved with another number of micro-batches.
         """
         # Keras does the same for an optimizer that is not built: the sums are not known yet.
         if self.accumulation_steps is not None and not self.built:
             _log.warning(
                 "%s: its state is not loaded, since it is not built; the weights are", self.name
+            )
+            return
+        # Files without an optimizer, or with one of Keras, still have weights to load.
+        if not _is_state_of_this_class(store):
+            _log.warning(
+                "%s: the file has no state of a DistributedOptimizer; the weights are loaded",
+                self.name,
             )
             return
         variables = self._own_variables()
@@ -751,6 +786,14 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         if hyperparameters:
             inner.hyperparameters.assign(hyperparameters)
         return optimizer
+
+
+def _is_state_of_this_class(store: Any) -> bool:
+    """Returns whether `save_own_variables` has written a group: it begins with five scalars.
+
+    Optimizers of Keras have two, the number of iterations and the learning rate, at most.
+    """
+    return all(str(i) in store and not store[str(i)].shape for i in range(5))
 
 
 def _unique_names(paths: Sequence[str]) -> list[str]:

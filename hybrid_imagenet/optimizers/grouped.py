@@ -92,6 +92,8 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
         self.decay = 0.0 if is_decoupled else float(arguments.weight_decay)
         self.decoupled_decay = float(arguments.weight_decay) if is_decoupled else 0.0
         self.kinds: list[ParameterKind] = []
+        # The peak of the schedule that sets the learning rate; None without one that has a peak.
+        self.scheduled_peak: float | None = None
         self._standalone_executor: UpdateExecutor | None = None
 
     # What a subclass writes
@@ -271,7 +273,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
         Decay follows the learning rate and not the momentum: SGDW (Loshchilov and Hutter, arXiv
         1711.05101, algorithm 1). `decoupled_decay` belongs to the peak of the learning rate.
         """
-        peak = self.options.learning_rate
+        peak = self.scheduled_peak or self.options.learning_rate
         if not peak:
             return tf.constant(0.0)
         return self.decay_is_on(hyperparameters) * hyperparameters["learning_rate"] / peak

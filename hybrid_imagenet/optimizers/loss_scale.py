@@ -99,6 +99,16 @@ class LossScale:
         self.initial = 1.0
         self.scale.assign(self.initial)
 
+    def follow_overflows(self) -> None:
+        """Undoes `follow_norm`: the scale is halved after an overflow.
+
+        It begins at its usual value, unless it was restored.
+        """
+        self.follows_norm = False
+        self.initial = _INITIAL_SCALE
+        if float(self.scale.numpy()) == 1.0:
+            self.scale.assign(self.initial)
+
     @property
     def variables(self) -> list[keras.Variable]:
         """All state, in a fixed order."""

@@ -161,3 +161,60 @@ def test_evaluate_accepts_the_arguments_of_keras():
         model, x, y, verbose=0, return_dict=False, callbacks=keras.callbacks.Callback()
     )
     assert set(results) == {"loss"}
+
+
+@pytest.mark.parametrize("saved_with", [None, "adam"])
+def test_load_weights_of_a_model_without_a_distributed_optimizer(tmp_path, saved_with):
+    source = compiled(saved_with) if saved_with else models.plain(7)
+    if saved_with:
+        source.fit(*models.data(1), models.BATCH, 1, 0)
+    source.save_weights(tmp_path / "w.weights.h5")
+    if saved_with:
+        model = compiled(hi.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    else:
+        model = saving.compiled(hi.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    model.load_weights(tmp_path / "w.weights.h5")
+    np.testing.assert_array_equal(model.get_weights()[0], source.get_weights()[0])
+
+
+def test_decoupled_decay_is_relative_to_the_peak_of_the_schedule():
+    factors = []
+    for rate in (0.1, 2.0):
+        inner = hi.optimizers.SGD(rate, weight_decay=0.5, decoupled_decay=True)
+        hi.DistributedOptimizer(inner, schedule=hi.schedules.constant(2.0, epochs=4))
+        hyperparameters = {"learning_rate": tf.constant(1.0), "phase": tf.constant(1.0)}
+        factors.append(float(inner.decoupled_rate(hyperparameters)))
+    assert factors == [0.5, 0.5]
+
+
+def test_loaded_float16_model_scales_like_before_it_was_saved(tmp_path):
+    policy = "mixed_float16"
+    layers = [keras.Input((6,)), keras.layers.Dense(3, dtype=policy)]
+    model = keras.Sequential(layers)
+    model.compile(hi.DistributedOptimizer(keras.optimizers.SGD(0.1)), models.loss())
+    saving.fit(model, 1)
+    assert not model.optimizer.loss_scale.follows_norm
+    model.save(tmp_path / "model.keras")
+    loaded = hi.load_model(tmp_path / "model.keras")
+    saving.fit(loaded, 2, begin=1)
+    assert not loaded.optimizer.loss_scale.follows_norm
+    scale = model.optimizer.loss_scale.scale
+    assert loaded.optimizer.loss_scale.scale.numpy() == scale.numpy() > 1.0
+
+
+def test_loss_that_is_scaled_in_a_graph_can_be_applied_outside_it():
+    model = models.plain(3)
+    optimizer = hi.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    x, y = models.data(1)
+
+    @tf.function
+    def gradients(x, y):
+        with tf.GradientTape() as tape:
+            scaled = optimizer.scale_loss(models.loss()(y, model(x, training=True)))
+        return tape.gradient(scaled, model.trainable_variables)
+
+    counts = []
+    for _ in range(3):
+        pairs = zip(gradients(x, y), model.trainable_variables, strict=True)
+        counts.append(int(optimizer.apply_gradients(pairs)))
+    assert counts == [1, 2, 3]
