@@ -73,6 +73,7 @@ def test_fit_on_two_ranks_equals_one_process(pools, record_property, name):
     compare(pools[2].call, name, 2, record_property)
 
 
+@pytest.mark.slow
 def test_fit_on_four_ranks_of_tensorflow_equals_one_process(pools, record_property):
     compare(
         lambda *call: pools["tensorflow"].call(*call, "tensorflow"), ON_FOUR, 4, record_property

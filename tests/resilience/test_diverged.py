@@ -1,5 +1,7 @@
 """Tests that two ranks whose training diverges end together and keep a checkpoint."""
 
+import pytest
+
 from tests.support import program
 
 FLAGS = (
@@ -11,6 +13,7 @@ FLAGS = (
 )
 
 
+@pytest.mark.slow
 def test_run_that_diverges_prints_one_line_and_keeps_its_checkpoint(pools, tiny_data, tmp_path):
     run_dir = tmp_path / "run"
     result = program.train_here(tiny_data, run_dir, *FLAGS, "--lr=0.01", "--epochs=1")

@@ -111,6 +111,7 @@ def test_evaluate_uses_the_averaged_weights_of_validation(tiny_data, undisturbed
     assert losses["trained"] != pytest.approx(last["val_loss"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_run_resumed_between_last_step_and_end_of_an_epoch_equals_one_run(tiny_data, tmp_path):
     flags = (
         *("--per_gpu_batch=16", "--image_size=8"),

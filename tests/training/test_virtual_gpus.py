@@ -69,6 +69,7 @@ def compare(pools, data, tmp_path, methods, layouts=("4x1", "2x2", "1x4")):
             assert ours["train_loss"] == pytest.approx(real["train_loss"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_four_virtual_gpus_on_one_rank_equal_two_ranks_of_two(pools, data, tmp_path):
     """Normalizes over all four GPUs, so over the virtual GPUs of a rank and over ranks."""
     compare(pools, data, tmp_path, virtual.SHORT, layouts=("2x2", "1x4"))

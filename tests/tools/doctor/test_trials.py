@@ -73,6 +73,7 @@ def test_judge_outcome_of_a_failed_trial_names_a_command_to_repeat_it(outcome, w
     assert "hybrid-imagenet run -np 2 -H a:2" in finding.remedy
 
 
+@pytest.mark.slow
 def test_run_trials_with_real_ranks_passes():
     findings = trials.run_trials({"localhost": {}}, False, trials.run_trial)
     assert [(f.level, f.check) for f in findings] == [(PASS, "two ranks inside localhost")]
