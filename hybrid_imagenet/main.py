@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import socket
 import sys
 import threading
 import time
@@ -59,7 +60,7 @@ _LAUNCH_OPTIONS = {
     "--hosts": "-H",
 }
 # An error that several ranks have in common is printed by the first of them, which then ends. The
-# launcher ends the others. Meanwhile the others wait for this time.
+# launcher ends the others, which wait for this time before they act.
 _SAME_ERROR_SECONDS = 5.0
 
 
@@ -90,10 +91,7 @@ def main(arguments: Sequence[str]) -> int:
         if not config.run.print_config:
             preflight.run(config)
     except UserError as error:
-        if launcher_rank() != 0:
-            # If rank 0 has the same error, it prints it, and the launcher ends this rank meanwhile.
-            time.sleep(_SAME_ERROR_SECONDS)
-        _print_error(error)
+        _print_error_before_connecting(error)
         notify_exit(error.exit_code)
         return error.exit_code
     if config.run.check_only:
@@ -191,6 +189,20 @@ def _report_failure(error: Exception, config: configuration.RunConfig) -> int:
     stack = "".join(traceback.format_exception(error))
     print(f"rank {launcher_rank()}: unexpected error\n{without_secrets(stack)}", file=sys.stderr)
     return EXIT_FAILURE
+
+
+def _print_error_before_connecting(error: UserError) -> None:
+    """Prints an error of the command line, on rank 0 or if rank 0 does not have it.
+
+    If rank 0 has the same error, the launcher ends this rank while it waits. The cause of any other
+    error is on the host, so one of its ranks prints it.
+    """
+    if launcher_rank() == 0:
+        print(f"error: {error}", file=sys.stderr)
+        return
+    time.sleep(_SAME_ERROR_SECONDS)
+    if placement().local_rank == 0:
+        print(f"error: rank {launcher_rank()} on {socket.gethostname()}: {error}", file=sys.stderr)
 
 
 def _print_error(error: UserError) -> None:
