@@ -71,8 +71,8 @@ def _inner_argument(name: str) -> property:
         is_unused = isinstance(inner, GroupedOptimizer) and name != "global_clipnorm"
         if is_unused and value != getattr(inner, name, None):
             raise UserError(
-                f"{name} of {type(inner).__name__} cannot be set afterwards. Pass its arguments to"
-                " its constructor; it has weight_decay and global_clipnorm."
+                f"{name} of {type(inner).__name__} cannot be set afterwards. Pass weight_decay or"
+                " global_clipnorm to its constructor."
             )
         setattr(inner, name, value)
 
@@ -217,9 +217,11 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         self._reducer = None if communicator is None else GradientReducer(communicator)
         self._packed = packed
         self._executor: UpdateExecutor | KerasExecutor | None = None  # made by `build`
-        # Whether `scale_loss` was called since the last `apply`, and whether a graph calls it.
+        # Whether `scale_loss` was called since the last `apply`, and whether that was in a graph.
         self._loss_was_scaled = False
-        self._scales_loss_in_graph = False
+        self._scaled_in_graph = False
+        # Whether a graph scales the loss, and `apply` is called outside it.
+        self._applies_outside_graph = False
         # Whether `apply` itself multiplies the gradients by the loss scale, because the first step
         # did not call `scale_loss`; None before the first step.
         self._scales_gradients: bool | None = None
@@ -409,7 +411,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
             )
         self._scales_gradients = False
         self._loss_was_scaled = True
-        self._scales_loss_in_graph |= tf.inside_function()
+        self._scaled_in_graph = tf.inside_function()
         self._choose_loss_scale()
         return self.loss_scale.multiply(tf.cast(loss, tf.float32))
 
@@ -561,9 +563,12 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def _with_loss_scale(self, grads: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns gradients of the scaled loss, from those of the scaled or the unscaled loss."""
-        # A graph that scales the loss is traced once, so later calls leave no sign here.
-        was_scaled = self._loss_was_scaled or self._scales_loss_in_graph
+        was_scaled = self._loss_was_scaled
         self._loss_was_scaled = False
+        if not tf.inside_function():
+            # If only `scale_loss` is in a graph, its later calls leave no sign here.
+            self._applies_outside_graph |= was_scaled and self._scaled_in_graph
+            was_scaled |= self._applies_outside_graph
         if was_scaled or not (self.loss_scale.dynamic or self.loss_scale.initial != 1.0):
             return list(grads)
         if self._scales_gradients is None and not self._computes_in_float16():

@@ -83,7 +83,7 @@ def test_average_of_layers_with_equal_names_is_updated():
     swap = hi.callbacks.SwapAveragedWeights(average)
     saving.fit(model, 1, more=[swap])
     assert len(swap.variables()) == 4
-    for value, weight in zip(average.averages, model.trainable_variables, strict=True):
+    for value, weight in zip(average.variables, model.trainable_variables, strict=True):
         assert not np.array_equal(value.numpy(), weight.numpy())
 
 
@@ -218,3 +218,28 @@ def test_loss_that_is_scaled_in_a_graph_can_be_applied_outside_it():
         pairs = zip(gradients(x, y), model.trainable_variables, strict=True)
         counts.append(int(optimizer.apply_gradients(pairs)))
     assert counts == [1, 2, 3]
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_unscaled_loss_after_a_step_that_scales_in_a_graph_is_rejected(in_graph):
+    model = models.plain(3)
+    optimizer = hi.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    x, y = models.data(1)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            scaled = optimizer.scale_loss(models.loss()(y, model(x, training=True)))
+        optimizer.apply(tape.gradient(scaled, model.trainable_variables), model.trainable_variables)
+
+    def unscaled_step(x, y):
+        with tf.GradientTape() as tape:
+            loss = models.loss()(y, model(x, training=True))
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+    step(x, y)
+    with pytest.raises(UserError, match="The loss was not scaled"):
+        if in_graph:
+            tf.function(unscaled_step, autograph=False)(x, y)
+        else:
+            unscaled_step(x, y)
