@@ -109,8 +109,8 @@ class Checkpoint(SaveCheckpoints):
         """Restores the latest valid checkpoint on all ranks, and the epoch that `fit` begins with.
 
         Raises:
-          UserError: on all ranks, if the directory is in use, if it belongs to another model, or if
-        none of its checkpoints can be used.
+          UserError: on all ranks, if the directory is in use or belongs to another model, or if
+            none of its checkpoints can be used.
         """
         communicator = self.communicator
         require_weights(self.model)
@@ -163,8 +163,8 @@ class Checkpoint(SaveCheckpoints):
         restored = {id(variable) for variable in callback_variables}
         for optimizer in compiled_model.distributed(self.model).values():
             if optimizer.average is not None:
-                # Without `SwapAveragedWeights` no checkpoint contains it, and it begins anew.
-                averages = optimizer.average.averages
+                # Without `SwapAveragedWeights` no checkpoint contains it, and it begins again.
+                averages = optimizer.average.variables
                 optimizer.average.follows_weights = any(id(v) in restored for v in averages)
         broadcast_model(self.model, communicator)
         communicator.broadcast_variables([v.value for v in callback_variables])
@@ -173,12 +173,13 @@ class Checkpoint(SaveCheckpoints):
         """Inserts a callback that saves when the others have done their work at the epoch's end.
 
         They may still change their state or the learning rate there. It comes before
-        `SwapEMAWeights(swap_on_epoch=True)`, which puts the averages in place of the weights.
+        `SwapEMAWeights(swap_on_epoch=True)`, which replaces the weights by their averages.
         """
-        position = len(self._all_callbacks)
-        for number, callback in enumerate(self._all_callbacks):
+        position = 0
+        for callback in self._all_callbacks:
             if isinstance(callback, keras.callbacks.SwapEMAWeights) and callback.swap_on_epoch:
-                position = min(position, number)
+                break
+            position += 1
         private_api.insert_callback(_AtEpochEnd(self._end_epoch), position)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -209,22 +210,25 @@ class Checkpoint(SaveCheckpoints):
         it from its beginning. An exact order continues within it.
         """
         num_batches = self.params["steps"]
-        is_whole = num_batches is None or self._batches >= num_batches
         if self._order is not None:
             is_whole = self._order.epoch > epoch
-        elif not is_whole:
+        else:
+            is_whole = num_batches is None or self._batches >= num_batches
+        if not is_whole and self._order is None:
             if self.communicator.rank == 0:
                 print_to_stderr(
                     f"epoch {epoch + 1} ended after {self._batches} of {num_batches} batches and is"
                     " not saved: a resumed fit trains it again"
                 )
             return
-        # With accumulation `fit` has several batches to an update, so here they are counted.
+        # Batches are counted, although with accumulation an update takes several of them.
         self._state.step += self._batches
-        self._state.finished_epochs = epoch + is_whole
-        self._state.recorded_at = (
-            float(epoch + 1) if is_whole else epoch + self._batches / num_batches
-        )
+        if is_whole:
+            self._state.finished_epochs = epoch + 1
+            self._state.recorded_at = float(epoch + 1)
+        else:
+            self._state.finished_epochs = epoch
+            self._state.recorded_at = epoch + self._batches / num_batches
         self._state.cursor = Cursor(self._state.finished_epochs, 0)
         super().on_epoch_end(epoch, {**(logs or {}), "epoch": self._state.recorded_at})
 
@@ -307,9 +311,10 @@ class Checkpoint(SaveCheckpoints):
     def _prepare_optimizer(self, optimizer: Any, saved: Mapping[str, Any]) -> None:
         """Builds an optimizer as the saved one was built, and sets its scalars."""
         variables = self.model.trainable_variables
-        was_built = bool(saved["built_on"])
-        if was_built and not optimizer.built and max(saved["built_on"]) < len(variables):
-            optimizer.build([variables[index] for index in saved["built_on"]])
+        indices = saved["built_on"]
+        # It is empty if the saved optimizer was not built.
+        if indices and not optimizer.built and max(indices) < len(variables):
+            optimizer.build([variables[index] for index in indices])
         if saved["hyper"]:
             set_hyperparameters(optimizer, saved["hyper"])
         inner = getattr(optimizer, "inner", optimizer)

@@ -75,7 +75,7 @@ class SwapAveragedWeights(TrainingCallback):
         }
 
     def set_model(self, model: keras.Model) -> None:
-        """Puts the trained weights back that an interrupted validation has left swapped."""
+        """Restores the trained weights after a validation that was interrupted."""
         super().set_model(model)
         self._swap_out()
 

@@ -69,15 +69,16 @@ def broadcast_model(model: keras.Model, communicator: Communicator | None = None
 
 
 def _broadcast_average(optimizer: DistributedOptimizer, communicator: Communicator) -> None:
-    """Sends rank 0's moving average, or begins it at the weights of rank 0.
+    """Sends rank 0's moving average to all ranks.
 
-    It begins if no step has updated it and no checkpoint has restored it: then it has the weights
-    that the model had when the optimizer was built, which may have been loaded since.
+    If no step has updated it and no checkpoint has restored it, it begins at the weights of the
+    model: it still has the weights with which the optimizer was built, and others may have been
+    loaded since.
     """
     average = optimizer.average
     assert average is not None
     if communicator.broadcast_object(average.follows_weights):
-        communicator.broadcast_variables([v.value for v in average.averages])
+        communicator.broadcast_variables([v.value for v in average.variables])
     else:
         average.restart()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
@@ -40,7 +40,7 @@ class WeightAverage:
         self._every = every
         self._weights: list[keras.Variable] = []
         self._averages: list[keras.Variable] = []
-        # Whether it has followed updates in this process, or was restored.
+        # Whether steps of this process update it, or a checkpoint has restored it.
         self.follows_weights = False
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
@@ -51,7 +51,7 @@ class WeightAverage:
             keras.Variable(v.numpy(), trainable=False, name=f"{v.name}_average") for v in variables
         ]
         self.follows_weights = False
-        # Each `build` needs a trace of its own, because a trace contains the variables.
+        # Each `build` needs its own trace, because a trace contains the variables.
         self._exchange = tf.function(self._exchange_values, autograph=False)
 
     def restart(self) -> None:
@@ -60,20 +60,14 @@ class WeightAverage:
             average.assign(weight.value)
 
     @property
-    def variables(self) -> Mapping[str, keras.Variable]:
-        """Maps the path of each variable to its average, in the order of the variables."""
-        pairs = zip(self._weights, self._averages, strict=True)
-        return {weight.path: average for weight, average in pairs}
+    def variables(self) -> Sequence[keras.Variable]:
+        """The averages, in the order of the weights."""
+        return self._averages
 
     def items(self) -> list[tuple[str, keras.Variable]]:
-        """Returns the path of each variable with its average; paths may repeat."""
+        """Returns the path of each weight with its average; paths may repeat."""
         pairs = zip(self._weights, self._averages, strict=True)
         return [(weight.path, average) for weight, average in pairs]
-
-    @property
-    def averages(self) -> Sequence[keras.Variable]:
-        """The averages, in the order of the variables."""
-        return self._averages
 
     def exchange(self) -> None:
         """Swaps the weights and the averages; a second call swaps them back."""
@@ -92,8 +86,6 @@ class WeightAverage:
         It is 1 - d^k after every k-th update and 0 after the others; t is a float32 scalar,
         counted from 1.
         """
-        # A step is traced.
-        self.follows_weights = True
         decay = tf.minimum(self._decay, (1.0 + t) / (10.0 + t))
         if self._every == 1:
             return 1.0 - decay

@@ -177,7 +177,7 @@ class UpdateExecutor(abc.ABC):
         for slot in self._optimizer.slots:
             variables[slot] = getattr(self._optimizer, slot)
         if self._average is not None:
-            variables[AVERAGE] = self._average.averages
+            variables[AVERAGE] = self._average.variables
         return variables
 
     def _compiled(self, key: tuple[Any, ...], function: Callable[..., Any]) -> Callable[..., Any]:
@@ -230,11 +230,16 @@ class UpdateExecutor(abc.ABC):
             counters=scalars.step_counters[1:],
             weight_square_sums=decayed_square_sums,
         )
+        average_rate = None
+        if self._average is not None:
+            average_rate = self._average.rate(step)
+            # The step that is traced here updates it.
+            self._average.follows_weights = True
         return Prepared(
             unscale=1.0 / scalars.loss_scale,
             scaled_decay=scaled_decay,
             weight_factor=weight_factor,
-            average_rate=None if self._average is None else self._average.rate(step),
+            average_rate=average_rate,
             values=self._optimizer.prepare(ctx),
         )
 

@@ -78,7 +78,8 @@ class DelayedReadback:
     def read(self, name: str) -> npt.NDArray[np.float64]:
         """Returns the values of a variable, float64 [n].
 
-        Inside `reading_copy` they are those of the copy. At other times it waits for the device.
+        Inside `reading_copy` it returns the values of the copy. At other times it waits for the
+        device.
         """
         copied = self._copied_values.get(name)
         if copied is not None:

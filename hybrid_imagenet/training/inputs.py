@@ -63,7 +63,7 @@ class TrainingData:
         self._image_sizes = derived.sizes(config.network)
         self._stream: pipeline.Batches | None = None
         self._start = Cursor()
-        # Position in an epoch of which a resumed run trains no further batch.
+        # Position in an epoch that a resumed run does not continue.
         self._abandoned_at: Cursor | None = None
         self._is_class_list_checked = False
 
@@ -92,13 +92,14 @@ class TrainingData:
             "image_size": self._image_sizes.at(epoch),
         }
 
-    def first_batch(self, cursor: Cursor) -> Cursor:
-        """Returns the position of the first batch of a resumed run.
+    def resume_at(self, cursor: Cursor) -> Cursor:
+        """Returns the position of the first batch that a resumed run trains.
 
-        With --remainder=drop and a larger batch than before, it may be in the next epoch.
+        With --remainder=drop and a larger batch than before, it may be in the next epoch. The
+        position in the epoch that is not continued is kept for `num_examples_read`.
 
         Args:
-          cursor: position that the checkpoint has.
+          cursor: position of the checkpoint.
         """
         first = self.order.advance(cursor, self.global_batch(cursor.epoch), batches=0)
         if first != cursor:

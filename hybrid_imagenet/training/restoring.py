@@ -100,7 +100,7 @@ def _restore_position(run: RunComponents, meta: Mapping[str, Any]) -> None:
       meta: description of the checkpoint.
     """
     run.state.restore(meta["state"])
-    run.state.cursor = run.data.first_batch(run.state.cursor)
+    run.state.cursor = run.data.resume_at(run.state.cursor)
     # Without --hybrid_ramp_epochs the schedule omits LARS's share, which then is 1.
     scheduled = _scheduled_values(run)
     run.state.schedule_values = {

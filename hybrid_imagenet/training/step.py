@@ -51,7 +51,7 @@ class TrainStep:
     The three functions are traced once for each shape of the batch. `requests`, int32 [2], is what
     this rank asks for, see `RankRequests`; `summed_requests` returns the sum over ranks.
 
-    Traced, an update from one batch calls:
+    While an update from one batch is traced, these are called:
 
         _update_from_one_batch
             _gradients

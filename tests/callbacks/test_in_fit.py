@@ -40,7 +40,7 @@ def test_swap_averaged_weights_in_fit_validates_and_resumes_averages(tmp_path):
     x, y = models.data(1)
     trained = model.get_weights()
     assert history["val_loss"][-1] != model.evaluate(x, y, verbose=0)[0]
-    model.set_weights([value.numpy() for value in average.variables.values()])
+    model.set_weights([value.numpy() for value in average.variables])
     np.testing.assert_allclose(
         history["val_loss"][-1], model.evaluate(x, y, models.BATCH, verbose=0)[0], rtol=1e-5
     )
@@ -49,7 +49,7 @@ def test_swap_averaged_weights_in_fit_validates_and_resumes_averages(tmp_path):
     assert resumed_history["val_loss"] == history["val_loss"][1:]
     for ours, expected in zip(resumed.get_weights(), trained, strict=True):
         np.testing.assert_array_equal(ours, expected)
-    pairs = zip(resumed_average.variables.values(), average.variables.values(), strict=True)
+    pairs = zip(resumed_average.variables, average.variables, strict=True)
     for ours, expected in pairs:
         np.testing.assert_array_equal(ours.numpy(), expected.numpy())
     records = [

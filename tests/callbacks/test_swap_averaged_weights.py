@@ -36,7 +36,7 @@ def setup(request):
     model = keras.Model(image, x)
     average = WeightAverage(0.9)
     average.build(model.trainable_variables)
-    for weight, value in zip(model.trainable_variables, average.variables.values(), strict=True):
+    for weight, value in zip(model.trainable_variables, average.variables, strict=True):
         value.assign(2.0 * weight.value + 0.1)
     pairs = normalization.trainable_statistics(model)
     calls = []

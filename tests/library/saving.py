@@ -8,6 +8,7 @@ import pathlib
 import numpy as np
 
 import hybrid_imagenet as hi
+from hybrid_imagenet.errors import UserError
 from tests.library import models
 from tests.library.models import compiled
 from tests.library.programs import ranks, weights
@@ -112,3 +113,35 @@ def interrupted(folder: str, kind: str) -> dict:
             start(PowerFailure())
         hi.communicator().barrier()
         return {"whole": whole, "again": weights(start()), "begun": epochs}
+
+
+def first_average() -> list:
+    """Returns the average with which `fit` begins, for a model with other weights on each rank."""
+    import keras
+
+    begun = []
+    with ranks():
+        average = hi.optimizers.WeightAverage(0.9)
+        optimizer = hi.DistributedOptimizer(hi.optimizers.SGD(0.1), average=average)
+
+        def record(logs):
+            begun.extend(value.numpy().tolist() for value in average.variables)
+
+        model = compiled(optimizer, 3 + hi.rank())
+        fit(model, 1, more=[keras.callbacks.LambdaCallback(on_train_begin=record)])
+    return begun
+
+
+def failed_write(folder: str) -> str:
+    """Returns the error of a rank if rank 0 cannot write its checkpoint."""
+    from unittest import mock
+
+    from hybrid_imagenet.checkpoints import archive
+
+    with ranks(), mock.patch.object(archive, "write", side_effect=OSError(28, "disk full")):
+        checkpoint = hi.callbacks.Checkpoint(pathlib.Path(folder) / "checkpoints")
+        try:
+            fit(compiled(hi.DistributedOptimizer("sgd"), run_eagerly=True), 1, more=[checkpoint])
+        except UserError as error:
+            return str(error)
+    return ""

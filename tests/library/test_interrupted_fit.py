@@ -140,6 +140,18 @@ def test_failed_write_names_how_a_script_continues(tmp_path, monkeypatch):
         fit(tmp_path / "checkpoints", 1)
 
 
+def test_failed_write_on_rank_0_ends_all_ranks_with_the_same_error(pools, tmp_path):
+    first, second = pools[2].call(saving.failed_write, str(tmp_path))
+    assert "disk full" in first
+    assert second == first
+
+
+def test_average_begins_at_the_weights_of_rank_0_on_all_ranks(pools):
+    first, second = pools[2].call(saving.first_average)
+    assert first
+    assert second == first
+
+
 class TwoOptimizers(keras.Model):
     """Trains with one of its two optimizers; the other one would be used later."""
 
@@ -176,7 +188,7 @@ def averaging():
 
 
 def averages(model):
-    return [v.numpy() for v in model.optimizer.average.variables.values()]
+    return [v.numpy() for v in model.optimizer.average.variables]
 
 
 def test_average_begins_at_the_weights_with_which_fit_begins():
@@ -215,3 +227,10 @@ def test_model_with_bfloat16_weights_continues(tmp_path):
     assert model.weights[0].dtype == "bfloat16"
     for ours, expected in zip(model.get_weights(), whole.get_weights(), strict=True):
         np.testing.assert_array_equal(ours, expected)
+
+
+def test_file_name_counts_no_batches_beyond_the_epoch_with_steps_per_execution(tmp_path):
+    model = saving.compiled(hi.DistributedOptimizer("sgd"), steps_per_execution=3)
+    saving.fit(model, 1, more=[hi.callbacks.Checkpoint(tmp_path / "checkpoints")])
+    (file,) = (tmp_path / "checkpoints").glob("step-*.npz")
+    assert file.name == f"step-{models.STEPS:09d}.npz"

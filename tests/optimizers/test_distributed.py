@@ -132,7 +132,7 @@ def test_keras_optimizer_on_a_gpu_masks_a_skipped_step_without_a_branch(monkeypa
             if number == 2:
                 grads[1][1] = np.nan
             step(*map(tf.constant, grads))
-            averages = weight_average.variables.values() if weight_average else ()
+            averages = weight_average.variables if weight_average else ()
             state = [*variables, *optimizer.variables, *averages]
             values.append([v.numpy() for v in state])
         return values, step.get_concrete_function(*map(tf.constant, grads)).graph

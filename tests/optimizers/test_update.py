@@ -90,8 +90,7 @@ class Run:
         }
         if self.optimizer.average is not None:
             values_by_name |= {
-                f"average {i}": v.numpy()
-                for i, v in enumerate(self.optimizer.average.variables.values())
+                f"average {i}": v.numpy() for i, v in enumerate(self.optimizer.average.variables)
             }
         return values_by_name | {"square_sums": self.optimizer.square_sums.numpy()}
 

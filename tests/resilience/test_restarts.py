@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import shutil
 import threading
 import time
 
@@ -209,3 +210,12 @@ def test_restart_waits_until_the_earlier_attempt_has_unlocked_the_run(tmp_path):
         assert (code, [resume for *_, resume in started]) == (0, [False, True])
         assert time.monotonic() - began >= 0.25
         release.join()
+
+
+def test_restart_continues_a_run_that_only_the_host_of_rank_0_sees(tmp_path):
+    def hosts():
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        return {"a": 2}
+
+    code, started = play(tmp_path, [(137, 40, 20), (0, 60, 60)], hosts=hosts)
+    assert (code, [resume for _, _, resume in started]) == (0, [False, True])

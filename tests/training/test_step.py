@@ -144,6 +144,11 @@ def count(nodes, name):
     return sum(node.op == name for node in nodes)
 
 
+def test_step_that_omits_images_cannot_be_compiled_by_xla():
+    with pytest.raises(ValueError, match="omit_images cannot be combined with jit_compile"):
+        TrainStep(None, None, None, None, omit_images=lambda batch: (batch, 1.0), jit_compile=True)
+
+
 def test_step_with_jit_compile_leaves_the_reduction_outside_xla():
     model, graph, compiled = traced()
     outside = graph.as_graph_def().node

@@ -1,12 +1,16 @@
 """The training loop: the order of its events, and the state and logs at each of them."""
 
+import math
+
 import keras
 import numpy as np
 import pytest
 
-from hybrid_imagenet import config, files, train
+from hybrid_imagenet import config, files, startup, train
+from hybrid_imagenet.callbacks.divergence_guard import DivergedError
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.training import trainer as trainer_module
 from tests.support import in_process
 
 # The dataset has 1,500 images, so an epoch has three updates, the last of which wraps around.
@@ -137,19 +141,31 @@ def test_logs_with_a_delay_of_two_steps_come_from_the_same_epoch(tmp_path):
     assert record["grad_norm"] == pytest.approx(immediate.step_logs[0]["grad_norm"], rel=1e-5)
 
 
-def test_run_that_fails_closes_its_records_and_releases_the_directory(tmp_path):
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (UserError("A record is bad. Replace it."), "A record is bad"),
+        # The record of the divergence cannot be written either.
+        (DivergedError("The loss is infinite.", 1, math.inf), "The disk is full"),
+    ],
+)
+def test_run_that_fails_closes_its_records_and_releases_the_directory(tmp_path, error, message):
     trainers = []
 
     class FailingCallback(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            raise UserError("A record is bad. Replace it.")
+            raise error
+
+    def fail(*arguments):
+        raise UserError("The disk is full.")
 
     def callbacks(trainer):
         trainers.append(trainer)
+        trainer.components.recording.divergence = fail
         return [FailingCallback()]
 
     arguments = [*FLAGS, f"--run_dir={tmp_path / 'run'}"]
-    with in_process.alone(), pytest.raises(UserError, match="A record is bad"):
+    with in_process.alone(), pytest.raises(UserError, match=message):
         train.run(config.resolve(arguments), SingleProcess(), callbacks)
     (trainer,) = trainers
     with pytest.raises(ValueError, match="closed"):
@@ -199,11 +215,29 @@ def test_resumed_run_restores_the_state_dict_of_its_callbacks(tmp_path):
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_resume_with_a_batch_that_the_epoch_no_longer_has_goes_on_to_the_next(tmp_path, epochs):
+def test_resume_with_a_batch_that_the_epoch_no_longer_has_goes_on_to_the_next(
+    tmp_path, monkeypatch, epochs
+):
     drop = ("--remainder=drop", f"--epochs={epochs}")
     run(tmp_path, "--max_steps=2", *drop)
+    progress = startup.StartupProgress()
+    monkeypatch.setattr(trainer_module, "STARTUP_PROGRESS", progress)
+    starts_at_validation = []
+
+    def change(trainer):
+        trainer.components.validation.run = record_start(trainer.components.validation.run)
+
+    def record_start(validate):
+        def validate_and_record(*arguments):
+            starts_at_validation.append(not progress.finished.is_set())
+            return validate(*arguments)
+
+        return validate_and_record
+
     # 500 images of the epoch are left.
-    log, stop = run(tmp_path, "--resume", "--per_gpu_batch=600", *drop)
+    log, stop = run(tmp_path, "--resume", "--per_gpu_batch=600", *drop, change=change)
+    # The watchdog limits a start, and not the validation with which this run begins.
+    assert starts_at_validation == [False] * epochs
     assert stop == ""
     begun = [number for name, number, _ in log.events if name == "epoch begin"]
     steps = [step for name, _, step in log.events if name == "batch end"]
