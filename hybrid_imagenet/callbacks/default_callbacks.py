@@ -120,16 +120,11 @@ def default_callbacks(
 def _check(callback: keras.callbacks.Callback) -> None:
     """Rejects a callback that rank 0 must not have alone, or that lacks what it needs."""
     name = type(callback).__name__
-    if isinstance(callback, _CHANGE_TRAINING + _COMMUNICATE):
-        effect = "changes training" if isinstance(callback, _CHANGE_TRAINING) else "communicates"
+    effect = _effect_on_all_ranks(callback)
+    if effect:
         raise SharedError(
             f"{name} {effect}, and only rank 0 would have it: pass it to every rank, "
             f"callbacks=[*hybrid_imagenet.callbacks.default_callbacks(...), {name}(...)]"
-        )
-    if isinstance(callback, TrainingCallback) and _saves_variables(type(callback)):
-        raise SharedError(
-            f"{name} saves variables, which only rank 0 would have: pass it to every rank,"
-            f" callbacks=[*hybrid_imagenet.callbacks.default_callbacks(...), {name}(...)]"
         )
     if isinstance(callback, keras.callbacks.TerminateOnNaN):
         raise SharedError(
@@ -145,5 +140,14 @@ def _check(callback: keras.callbacks.Callback) -> None:
         )
 
 
-def _saves_variables(kind: type[TrainingCallback]) -> bool:
-    return kind.variables is not TrainingCallback.variables
+def _effect_on_all_ranks(callback: keras.callbacks.Callback) -> str:
+    """Returns what a callback does that every rank must do, or "" if rank 0 may have it alone."""
+    if isinstance(callback, _CHANGE_TRAINING):
+        return "changes training"
+    if isinstance(callback, _COMMUNICATE):
+        return "communicates"
+    # A subclass that has its own `variables`.
+    kind = type(callback)
+    if isinstance(callback, TrainingCallback) and kind.variables is not TrainingCallback.variables:
+        return "saves variables"
+    return ""

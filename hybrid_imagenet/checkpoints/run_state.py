@@ -14,8 +14,8 @@ from hybrid_imagenet.order.sampling import Cursor, SampleOrder
 if TYPE_CHECKING:
     import keras
 
-# Checkpoints have the original names of these fields, so that those of earlier versions can still
-# be resumed.
+# Checkpoints have the original names of these fields, so that checkpoints of earlier versions can
+# still be resumed.
 _STORED_NAMES = {"recorded_at": "closed_at", "schedule_values": "hyper"}
 
 # Why `fit` has other variables than a checkpoint, by the first part of their names.
@@ -26,7 +26,7 @@ _REASONS_IN_FIT = {
 _OTHER_REASON_IN_FIT = "its optimizer has other variables, or accumulates gradients differently"
 
 # The beginning of the names that `array_name` returns. Callbacks may have names of another form.
-_PART_AND_NUMBER = re.compile(r"[^/]+/[0-9]{4}(?=/)")
+_PART_AND_NUMBER = re.compile(r"[^/]+/[0-9]{4}(?=/|$)")
 
 
 @dataclasses.dataclass
@@ -148,7 +148,7 @@ def _first_difference(
         return f"the networks differ, first in layer {_layer(unmatched_names[0], variables)}"
     if unmatched_names:
         name = unmatched_names[0]
-        if not _PART_AND_NUMBER.match(name + "/"):
+        if not _PART_AND_NUMBER.match(name):
             owner = "the checkpoint" if name in checkpoint.arrays else "this run"
             return f"only {owner} has {name}, a variable of a callback"
         if _written_by_fit(checkpoint):

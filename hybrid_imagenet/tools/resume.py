@@ -186,9 +186,9 @@ def _dropped_options(flags: Mapping[str, Any], new_flags: Sequence[str]) -> set[
     dropped: set[str] = set()
     for flag, options in configuration.CHOICES.items():
         if flag in texts:
-            dropped |= set(options.get(str(flags.get(flag)), ())) - set(
-                options.get(texts[flag], ())
-            )
+            old_options = options.get(str(flags.get(flag)), {})
+            new_options = options.get(texts[flag], {})
+            dropped |= old_options.keys() - new_options.keys()
     return dropped
 
 
