@@ -46,8 +46,8 @@ class BatchNormStatistics:
           collect: called first, to measure this rank's statistics if training has not left them
             (`PreciseStatistics`).
           merge_parts: gives the virtual GPUs of this rank its merged statistics to continue from.
-          dtype: in which they are merged. Where a mean may be thousands of standard deviations, as
-            that of a year, float32 has no digit left for the variance.
+          dtype: type in which they are merged. If a feature has a mean of thousands of standard
+            deviations, as a year may have, float32 has no digits left for its variance.
         """
         self._dtype = dtype
         self._communicator = communicator

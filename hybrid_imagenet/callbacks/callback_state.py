@@ -1,10 +1,9 @@
 """Saves and restores the state of callbacks.
 
-A callback can have three kinds of state:
-
-* Variables on the device, which `TrainingCallback.variables` returns.
-* Values that JSON can represent, which `state_dict` returns and `load_state_dict` sets.
-* Attributes of Keras's own callbacks, which have neither method: `STATE_ATTRIBUTES`.
+A callback can have two kinds of state: variables on the device, which `TrainingCallback.variables`
+returns, and values that JSON can represent, which `state_dict` returns and `load_state_dict` sets.
+Keras's own callbacks have none of these methods. Their state is in `STATE_ATTRIBUTES`, and the
+weights that `EarlyStopping` remembers are in `best_weights`.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ def saved_variables(callbacks: Iterable[keras.callbacks.Callback]) -> dict[str, 
                 )
             if name.startswith(RESERVED_NAMES):
                 raise UserError(
-                    f"{owner} saves a variable with the name {name}, which is that of another part"
-                    " of a checkpoint. Let variables() return another name."
+                    f"{owner} saves a variable with the name {name}, which another part of a"
+                    " checkpoint uses. Let variables() return another name."
                 )
             variables[name] = variable
             owners[short_name] = owner
@@ -76,12 +75,13 @@ def states_of(callbacks: Iterable[keras.callbacks.Callback]) -> dict[str, dict[s
     for name, callback in stateful_callbacks(callbacks).items():
         state = _state_of(callback)
         try:
+            # This also makes a copy, because the thread that writes it runs while training goes on.
             states[name] = json.loads(json.dumps(state))
         except (TypeError, ValueError) as error:
             raise UserError(
                 f"state_dict() of {type(callback).__name__} has returned a value that JSON cannot"
-                f" represent ({error}). Return numbers of Python, strings, lists and dictionaries,"
-                " and variables from variables()."
+                f" represent ({error}). Return Python numbers, strings, lists and dictionaries, and"
+                " variables from variables()."
             ) from None
     return states
 

@@ -83,9 +83,9 @@ class SaveCheckpoints(TrainingCallback):
         all_callbacks: Sequence[keras.callbacks.Callback],
         restored_states: Mapping[str, Mapping[str, Any]],
     ) -> None:
-        """Begins at the present position, for which no checkpoint is needed.
+        """Begins at the present position, which needs no checkpoint.
 
-        It is that of a new run, or of the checkpoint that was restored.
+        Either the run is new, or it was restored from a checkpoint of this position.
 
         Args:
           store: writes the files; None on ranks other than 0.

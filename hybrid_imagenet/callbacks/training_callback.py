@@ -59,12 +59,12 @@ class TrainingCallback(keras.callbacks.Callback):
 
     * `batch` counts the updates since the latest `on_epoch_begin` in the program, and the
       micro-batches of the epoch in `fit`. With `steps_per_execution=k`, which only `fit` has, there
-      is one event for k batches. Its number is that of the first one in `on_train_batch_begin`. In
-      `on_train_batch_end` it is that of the last one, which may be beyond the end of the epoch.
+      is one event for k batches: `on_train_batch_begin` gets the number of the first one, and
+      `on_train_batch_end` the number of the last one, which may be beyond the end of the epoch.
     * The logs of `on_train_batch_end` are None in the program, unless values were fetched from the
       device for this step (--log_every_steps). On a GPU the loss, the accuracy and the values of
-      the optimizer are then usually those of two steps before, see `DelayedReadback`. The number of
-      the step, the position and the values of the schedule are those of this step.
+      the optimizer are then usually two steps old, see `DelayedReadback`. The number of the step,
+      the position and the values of the schedule belong to this step.
     * A validation inside an epoch ends and begins the epoch for callbacks of the program:
       `on_epoch_end` is called with the number of the epoch, and `logs["epoch"]` is the number of
       fractional epochs that are done.

@@ -175,7 +175,7 @@ def _elements_of_round(structure: Any) -> tf.data.Dataset:
     """Returns the elements of one round as a dataset.
 
     Args:
-      structure: a dataset in place of each tensor of an element, as `window` yields them.
+      structure: of an element, with a dataset instead of each tensor, as `window` yields it.
     """
     import tensorflow as tf
 

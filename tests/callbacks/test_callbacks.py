@@ -259,7 +259,7 @@ def test_variables_of_two_callbacks_with_one_name_are_rejected():
 
 @pytest.mark.parametrize("name", ["model/0000/kernel", "callbacks/x"])
 def test_variables_of_callbacks_with_names_of_other_parts_are_rejected(name):
-    with pytest.raises(UserError, match=f"name {name}, which is that of another part"):
+    with pytest.raises(UserError, match=f"name {name}, which another part of a checkpoint uses"):
         callback_state.saved_variables([WithState(name)])
 
 
