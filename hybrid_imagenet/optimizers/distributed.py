@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import enum
 import logging
 import types
@@ -26,6 +25,7 @@ from hybrid_imagenet.optimizers.executor import UpdateExecutor
 from hybrid_imagenet.optimizers.grouped import (
     GroupedOptimizer,
     check_known,
+    check_not_float8,
     paths_without_gradient,
     require_gradients,
 )
@@ -33,7 +33,6 @@ from hybrid_imagenet.optimizers.keras_executor import KerasExecutor
 from hybrid_imagenet.optimizers.kinds import ParameterKind, classify, classify_by_rank
 from hybrid_imagenet.optimizers.layout import Packed
 from hybrid_imagenet.optimizers.loss_scale import LossScale
-from hybrid_imagenet.optimizers.overwritten import Partition, is_overwritten
 from hybrid_imagenet.optimizers.reducer import GradientReducer
 from hybrid_imagenet.order.same_order import check_same_order
 from hybrid_imagenet.schedules import training_schedule
@@ -250,8 +249,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         if self._chose_without_model:
             self._choose_loss_scale_again()
         if isinstance(self.inner, GroupedOptimizer) and not self.inner.kinds:
-            variables = Partition(model.trainable_variables).updated
-            kinds = zip(variables, classify(model), strict=True)
+            kinds = zip(model.trainable_variables, classify(model), strict=True)
             self._kinds |= {id(variable): kind for variable, kind in kinds}
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
@@ -259,22 +257,21 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         if self.built:
             return
         variables = self._as_keras_variables(variables)
-        self._partition = Partition(variables)
-        updated = self._partition.updated
+        check_not_float8(variables)
         with tf.init_scope():  # the first `apply` may be in a graph
             self._choose_loss_scale()
-            self._set_kinds(updated)
-            self.inner.build(list(updated))
+            self._set_kinds(variables)
+            self.inner.build(list(variables))
             if isinstance(self.inner, GroupedOptimizer):
                 self._executor = self.inner.make_executor(
                     self.loss_scale, self.average, packed=self._packed
                 )
             else:
-                self._executor = KerasExecutor(self.inner, self.loss_scale, updated)
+                self._executor = KerasExecutor(self.inner, self.loss_scale, variables)
             if self.average is not None:
-                self.average.build(updated)
+                self.average.build(variables)
             # Square sums of the last step's gradients, which show the layers that are not finite.
-            # They are not saved. At the end, each variable that is overwritten has 0 or infinity.
+            # They are not saved.
             self.square_sums = tf.Variable(
                 tf.zeros([len(variables)]), trainable=False, name="square_sums"
             )
@@ -320,9 +317,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
             return []
         if not self.built:
             return [self._micro_batches]
-        # Keras makes the variables of float8 in another order when it loads a model.
-        sums, maxima = self._partition.split(self.accumulator.sums)
-        return [self._micro_batches, *sums, *maxima]
+        return [self._micro_batches, *self.accumulator.sums]
 
     def _own_variables(self) -> list[keras.Variable]:
         """Returns the state without the inner optimizer's, which Keras saves by itself."""
@@ -531,31 +526,19 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
 
         Returns:
           The means over ranks, still scaled, the same on every rank, in the buckets that were sent.
-          Of variables that are overwritten, the largest new values.
         """
         variables = private_api.trainable_variables(self)
         require_gradients(grads, variables)
-        names, _ = self._partition.split(_unique_names([v.path for v in variables]))
-        gradients, new_values = self._partition.split(grads)
-        reduced = self.reducer.reduce(gradients, names)
-        if not new_values:
-            return reduced
-        return dataclasses.replace(reduced, new_values=self.reducer.maximum(new_values))
+        return self.reducer.reduce(grads, _unique_names([v.path for v in variables]))
 
     def update_if_finite(self, reduced: Packed) -> None:
         """Updates the variables from what `reduce` returned, or skips the step on all ranks."""
         with tf.name_scope(UPDATE_SCOPE):
             assert self._executor is not None, "build comes first"
-            if reduced.new_values:
-                overflows = self._partition.overflows(reduced.new_values)
-                square_sums, norm = self._executor.apply(reduced, tf.reduce_sum(overflows))
-                self._partition.overwrite(reduced.new_values, tf.math.is_finite(norm))
-                square_sums = tf.concat([square_sums, overflows], 0)
-            else:
-                square_sums, norm = self._executor.apply(reduced)
+            square_sums, norm = self._executor.apply(reduced)
             if isinstance(self.inner, GroupedOptimizer):
                 # Keras's optimizers apply the constraints themselves.
-                for variable in self._partition.updated:
+                for variable in private_api.trainable_variables(self):
                     if variable.constraint is not None:
                         variable.assign(variable.constraint(variable.value))
             self.grad_norm.assign(norm)
@@ -575,11 +558,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
             self._scales_gradients = True
         if self._scales_gradients:
             scale = self.loss_scale.scale.value
-            scaled = []
-            for grad, variable in zip(grads, self._partition.variables, strict=True):
-                value = tf.cast(grad, tf.float32)
-                scaled.append(value if is_overwritten(variable) else value * scale)
-            return scaled
+            return [tf.cast(grad, tf.float32) * scale for grad in grads]
         raise UserError(
             "The loss was not scaled. Differentiate optimizer.scale_loss(loss), or use"
             " DistributedOptimizer(loss_scale=1)."
@@ -617,19 +596,13 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         return any(layer.compute_dtype == "float16" for layer in layers)
 
     def _check_gradients(self, grads: Sequence[Any]) -> None:
-        """Raises ValueError, with the likely cause, if a variable has no gradient or new value."""
+        """Raises ValueError, with the likely cause, if a variable has no gradient."""
         variables = private_api.trainable_variables(self)
         missing = paths_without_gradient(grads, variables)
         if len(missing) == len(grads):
             raise ValueError(
                 "No variable has a gradient. Compute the loss inside the GradientTape, and"
                 " optimizer.scale_loss(loss) too if you call it."
-            )
-        _, new_values = self._partition.split(grads)
-        if any(value is None for value in new_values):
-            raise ValueError(
-                f"There are no new values for {', '.join(missing)}, because the model computed"
-                " without training. Call it with training=True."
             )
         if missing:
             raise ValueError(
@@ -702,7 +675,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
     def non_finite_variables(self) -> list[str]:
         """Returns the paths of variables whose last gradients were not finite; waits for a GPU."""
         is_finite = np.isfinite(self.square_sums.numpy())
-        variables = [*self._partition.updated, *self._partition.overwritten]
+        variables = private_api.trainable_variables(self)
         return [v.path for v, finite in zip(variables, is_finite, strict=True) if not finite]
 
     # Keras's protocol
@@ -713,8 +686,8 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         return self.iterations
 
     def finalize_variable_values(self, var_list: Sequence[keras.Variable]) -> None:
-        """Lets the inner optimizer set the final values of the variables that it updates."""
-        self.inner.finalize_variable_values(Partition(var_list).updated)
+        """Lets the inner optimizer set the final values of the variables."""
+        self.inner.finalize_variable_values(var_list)
 
     def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
         """Excludes variables from the inner optimizer's weight decay; see Keras's method."""

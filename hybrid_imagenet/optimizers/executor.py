@@ -52,15 +52,12 @@ class StepScalars(NamedTuple):
       loss_scale: float32.
       loss_scale_counters: int64, as in `LossScale.variables`.
       step_counters: int64; the applied updates, then the optimizer's `counters`.
-      overflow: float32, infinity if the step must be skipped although its gradients are finite,
-        else 0; None if nothing but the gradients counts.
     """
 
     hyperparameters: tf.Tensor
     loss_scale: tf.Tensor
     loss_scale_counters: list[tf.Tensor]
     step_counters: list[tf.Tensor]
-    overflow: tf.Tensor | None = None
 
 
 class Prepared(NamedTuple):
@@ -127,21 +124,17 @@ class UpdateExecutor(abc.ABC):
         self._jit_compile = xla.supported()
         self._programs: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
-    def apply(
-        self, reduced: Packed, overflow: tf.Tensor | None = None
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def apply(self, reduced: Packed) -> tuple[tf.Tensor, tf.Tensor]:
         """Takes one step inside a graph, from gradients that are still scaled.
 
         Args:
           reduced: the gradients.
-          overflow: see `StepScalars`.
 
         Returns:
           The square sums of the scaled gradients, float32 [n], and the norm of all unscaled ones.
         """
         shapes = [tuple(v.shape) for v in private_api.trainable_variables(self._optimizer)]
-        scalars = self._read_scalars()._replace(overflow=overflow)
-        outcome = self._run(Layout(shapes, reduced.order), reduced, scalars)
+        outcome = self._run(Layout(shapes, reduced.order), reduced, self._read_scalars())
         self._assign_scalars(outcome)
         return outcome.gradient_square_sums, outcome.gradient_norm
 
@@ -250,8 +243,6 @@ class UpdateExecutor(abc.ABC):
         """
         hyperparameters = by_name(scalars.hyperparameters)
         total = _sum_in_lane_zero(square_sums)
-        if scalars.overflow is not None:
-            total += scalars.overflow
         is_finite = tf.math.is_finite(total)
         taken = tf.cast(is_finite, tf.int64)
         in_last_phase = tf.cast(hyperparameters["phase"] > 0.5, tf.int64)

@@ -20,7 +20,6 @@ from hybrid_imagenet.optimizers.executor import UpdateExecutor
 from hybrid_imagenet.optimizers.kinds import ParameterKind, classify_by_rank
 from hybrid_imagenet.optimizers.layout import pack_each
 from hybrid_imagenet.optimizers.loss_scale import LossScale
-from hybrid_imagenet.optimizers.overwritten import Partition
 from hybrid_imagenet.optimizers.packed import PackedExecutor
 from hybrid_imagenet.optimizers.per_variable import PerVariableExecutor
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS, Options
@@ -196,8 +195,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """
         if self.built:
             return
-        self._partition = Partition(variables)
-        variables = self._partition.updated
+        check_not_float8(variables)
         for variable in variables:
             if variable.dtype != "float32":
                 raise UserError(
@@ -224,8 +222,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
     ) -> None:
         """Updates the variables from unscaled gradients, one per variable, without other ranks.
 
-        A step whose gradients are not finite changes nothing. Variables of float8 get their new
-        values, which Keras passes instead of gradients.
+        A step whose gradients are not finite changes nothing.
 
         Raises:
           ValueError: if a gradient is missing, or the variables are not those that the optimizer
@@ -233,21 +230,15 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """
         if trainable_variables is not None:
             self.build(trainable_variables)
-            check_known(self._partition.variables, trainable_variables)
+            check_known(private_api.trainable_variables(self), trainable_variables)
         elif not self.built:
             raise ValueError("apply got no variables. Pass them at the first call, or call build.")
-        require_gradients(grads, self._partition.variables)
+        require_gradients(grads, private_api.trainable_variables(self))
         if self._standalone_executor is None:
             with tf.init_scope():
                 self._standalone_executor = self.make_executor(LossScale())
         float32 = [tf.cast(tf.convert_to_tensor(grad), tf.float32) for grad in grads]
-        gradients, new_values = self._partition.split(float32)
-        overflow = None
-        if new_values:
-            overflow = tf.reduce_sum(self._partition.overflows(new_values))
-        _, norm = self._standalone_executor.apply(pack_each(gradients), overflow)
-        if new_values:
-            self._partition.overwrite(new_values, tf.math.is_finite(norm))
+        self._standalone_executor.apply(pack_each(float32))
 
     def decayed_indices(self) -> list[int]:
         """Returns the positions of the variables that weight decay acts on.
@@ -359,6 +350,16 @@ def check_known(built_on: Sequence[keras.Variable], variables: Sequence[keras.Va
             "These are not the variables that the optimizer was built on, in their order. After a"
             " change of `trainable`, compile the model with a new optimizer."
         )
+
+
+def check_not_float8(variables: Sequence[keras.Variable]) -> None:
+    """Raises UserError for variables of float8, which are overwritten instead of updated."""
+    for variable in variables:
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise UserError(
+                f'{variable.path}: training in float8 (model.quantize("float8")) is not supported.'
+                " Use the dtype policy mixed_float16 or mixed_bfloat16."
+            )
 
 
 def paths_without_gradient(grads: Sequence[Any], variables: Sequence[keras.Variable]) -> list[str]:

@@ -33,14 +33,11 @@ class KerasExecutor:
         self._loss_scale = loss_scale
         self._variables = variables
 
-    def apply(
-        self, reduced: Packed, overflow: tf.Tensor | None = None
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def apply(self, reduced: Packed) -> tuple[tf.Tensor, tf.Tensor]:
         """Takes one step inside a graph, from the means over ranks of scaled gradients.
 
         Args:
           reduced: the gradients.
-          overflow: see `executor.StepScalars`.
 
         Returns:
           The square sums of the scaled gradients, float32 [n], and the norm of all unscaled ones.
@@ -50,8 +47,6 @@ class KerasExecutor:
         grads = [by_position.get(i, tf.zeros(v.shape)) for i, v in enumerate(self._variables)]
         gradient_square_sums = square_sums(grads)
         total = tf.reduce_sum(gradient_square_sums)
-        if overflow is not None:
-            total += overflow
         is_finite = tf.math.is_finite(total)
         unscale = 1.0 / self._loss_scale.scale.value
         if xla.has_gpu():

@@ -13,7 +13,6 @@ import keras
 
 from hybrid_imagenet import private_api
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.optimizers.overwritten import Partition
 
 _NORMALIZATIONS = (
     keras.layers.BatchNormalization,
@@ -36,9 +35,7 @@ class ParameterKind(enum.Enum):
 
 
 def classify(model: keras.Model) -> list[ParameterKind]:
-    """Returns the kind of each of `model.trainable_variables` that a rule updates, in their order.
-
-    Variables that are overwritten, such as those of float8, have no kind.
+    """Returns the kind of each of `model.trainable_variables`, in their order.
 
     Names of variables play no part: the scale and offset of a normalization layer are the variables
     that the layer itself uses as such, a bias is the variable that its layer adds, and everything
@@ -58,8 +55,7 @@ def classify(model: keras.Model) -> list[ParameterKind]:
             if isinstance(gamma, keras.Variable) and len(gamma.shape) == 1:
                 roles[ParameterKind.NORM_SCALE] = gamma
         kinds |= {id(v): kind for kind, v in roles.items() if isinstance(v, keras.Variable)}
-    variables = Partition(model.trainable_variables).updated
-    return [kinds.get(id(v), ParameterKind.KERNEL) for v in variables]
+    return [kinds.get(id(v), ParameterKind.KERNEL) for v in model.trainable_variables]
 
 
 def classify_by_rank(variables: Sequence[keras.Variable]) -> list[ParameterKind]:

@@ -21,15 +21,11 @@ class Packed:
 
     Attributes:
       buckets: floating-point vectors; each gradient fills whole rows of `ROW_SIZE` numbers.
-      members: the positions of each bucket's variables, in the order of the vector. Variables that
-        are overwritten do not count.
-      new_values: of the variables that are overwritten, see `optimizers.overwritten`; each is the
-        maximum over ranks, float32, in the shape of its variable.
+      members: the positions of each bucket's variables, in the order of the vector.
     """
 
     buckets: Sequence[tf.Tensor]
     members: Sequence[Sequence[int]]
-    new_values: Sequence[tf.Tensor] = ()
 
     @property
     def order(self) -> list[int]:

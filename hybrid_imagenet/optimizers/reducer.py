@@ -18,7 +18,6 @@ from hybrid_imagenet.comm.communicator import Communicator, GradientExchange
 from hybrid_imagenet.comm.packing import round_up_to_rows
 from hybrid_imagenet.errors import pluralize
 from hybrid_imagenet.optimizers.layout import Packed
-from hybrid_imagenet.optimizers.overwritten import replace_nan
 
 _log = logging.getLogger(__name__)
 
@@ -83,23 +82,6 @@ class GradientReducer:
         if not (exchange.settings.deterministic or exchange.nccl):
             self._measure_exposed_time(grads, sums)
         return Packed(sums, [bucket.members for bucket in plan.buckets])
-
-    def maximum(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the elementwise maximum of each tensor over all ranks, in FP32.
-
-        All of them are one all-reduce, which is small compared with those of the gradients. NaN
-        becomes infinity.
-
-        Args:
-          values: Tensors of static shape, in the same order on all ranks.
-        """
-        values = [replace_nan(tf.cast(value, tf.float32)) for value in values]
-        if self._communicator.size == 1 or not values:
-            return values
-        vector = tf.concat([tf.reshape(value, [-1]) for value in values], 0)
-        maximum = self._communicator.allreduce_max(vector, "maximum")
-        pieces = tf.split(maximum, [value.shape.num_elements() for value in values])
-        return [tf.reshape(piece, value.shape) for piece, value in zip(pieces, values, strict=True)]
 
     def statistics(self) -> dict[str, Any]:
         """Returns the cost of reducing gradients, and restarts its measurement.

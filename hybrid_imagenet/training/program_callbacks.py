@@ -23,7 +23,6 @@ from hybrid_imagenet.callbacks.swap_averaged_weights import SwapAveragedWeights
 from hybrid_imagenet.callbacks.trust_ratio_log import TrustRatioLog
 from hybrid_imagenet.callbacks.weight_check import WeightCheck
 from hybrid_imagenet.models import normalization
-from hybrid_imagenet.optimizers.overwritten import Partition
 from hybrid_imagenet.training.components import RunComponents
 from hybrid_imagenet.training.cost_log import CostLog
 from hybrid_imagenet.training.example_count import ExampleCount
@@ -72,9 +71,8 @@ def program_callbacks(
     callbacks += [AdaBoundBounds(), LARSSchedule(derives_coefficient=False), LearningRateSchedule()]
     weights = run.model.trainable_variables
     inner_optimizer = run.optimizer.inner
-    updated = Partition(weights).updated
     callbacks += [
-        RelativeUpdates([updated[i] for i in inner_optimizer.kernel_indices()]),
+        RelativeUpdates([weights[i] for i in inner_optimizer.kernel_indices()]),
         HyperparameterLog(run),
         SkippedStepsGuard(run.optimizer, config.network.max_skipped_steps, step.telemetry.read),
         DivergenceGuard(
@@ -106,7 +104,7 @@ def program_callbacks(
         )
     callbacks += [
         ExampleCount(run.data, run.state, communicator),
-        TrustRatioLog(inner_optimizer, updated),
+        TrustRatioLog(inner_optimizer, weights),
         WeightCheck(weights, communicator),
         CostLog(
             communicator,

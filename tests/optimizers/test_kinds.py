@@ -116,3 +116,11 @@ def test_float16_weights_are_rejected_with_the_policy_to_use():
         match=r"lars updates float32 weights only, but .* is float16.*policy mixed_float16",
     ):
         trained_by(hi.optimizers.LARS(0.1), keras.layers.Dense(2, dtype="float16"), (4,))
+
+
+def test_float8_variables_are_rejected():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.quantize("float8")
+    for optimizer in (hi.DistributedOptimizer("sgd"), hi.optimizers.SGD(0.1)):
+        with pytest.raises(UserError, match=r"training in float8 .* is not supported\. Use the"):
+            optimizer.build(model.trainable_variables)
