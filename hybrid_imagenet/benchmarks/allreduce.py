@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hybrid_imagenet import comm
 from hybrid_imagenet.comm import cost_model
-from hybrid_imagenet.comm.settings import ALGORITHMS, COMPRESSIONS, ENGINES
+from hybrid_imagenet.comm.settings import ALGORITHMS, ENGINES, WIRE_DTYPES
 from hybrid_imagenet.errors import UserError, import_optional, pluralize
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.command_line import parse_names
@@ -84,9 +84,7 @@ def _start(options: argparse.Namespace) -> dict[str, ConnectedRanks]:
     """
     communicators = {}
     for engine in sorted(options.engines, key=lambda name: name != "tensorflow"):
-        reductions = [
-            _settings(options, name, "none") for name in options.algorithms if name != "mpi"
-        ]
+        reductions = [_settings(options, name) for name in options.algorithms if name != "mpi"]
         communicators[engine] = typing.cast(
             "ConnectedRanks",
             comm.start(comm.CommunicationSettings(engine=engine), others=reductions),
@@ -165,15 +163,11 @@ def _row(
     }
 
 
-def _settings(
-    options: argparse.Namespace, algorithm: str, compression: str
-) -> comm.CommunicationSettings:
+def _settings(options: argparse.Namespace, algorithm: str) -> comm.CommunicationSettings:
     algorithm_options = dataclasses.asdict(ALGORITHMS[algorithm].options())
     if "torus_grid" in algorithm_options:
         algorithm_options["torus_grid"] = options.torus_grid
-    return comm.CommunicationSettings(
-        allreduce=algorithm, compression=compression, options=algorithm_options
-    )
+    return comm.CommunicationSettings(allreduce=algorithm, options=algorithm_options)
 
 
 def _algorithm_call(
@@ -189,12 +183,11 @@ def _algorithm_call(
     from hybrid_imagenet.comm.fusion import WIRE_BYTES, Bucket
     from hybrid_imagenet.optimizers.reducer import pack_for_allreduce
 
-    settings = _settings(options, algorithm, compression)
-    wire_dtype = settings.wire_dtype
+    wire_dtype = WIRE_DTYPES[compression]
     elements = size // 4
     wire_bytes = elements * WIRE_BYTES[wire_dtype]
     bucket = Bucket((0,), wire_dtype, wire_bytes)
-    selected = communicator.make_selector(settings).algorithm_for(bucket)
+    selected = communicator.make_selector(_settings(options, algorithm)).algorithm_for(bucket)
 
     @tf.function(autograph=False)
     def reduce(tensor: tf.Tensor) -> tf.Tensor:
@@ -302,7 +295,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--compression",
         default="none,fp16",
         metavar="NAME,...",
-        help=f"compressions, out of {', '.join(COMPRESSIONS)} (default: %(default)s)",
+        help=f"compressions, out of {', '.join(WIRE_DTYPES)} (default: %(default)s)",
     )
     parser.add_argument(
         "--engines",
@@ -323,7 +316,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(argv)
     options.sizes = [parse_size(text) for text in options.sizes.split(",") if text]
     options.algorithms = parse_names("--algorithms", options.algorithms, ("mpi", *ALGORITHMS))
-    options.compression = parse_names("--compression", options.compression, COMPRESSIONS)
+    options.compression = parse_names("--compression", options.compression, WIRE_DTYPES)
     options.engines = parse_names("--engines", options.engines, ENGINES)
     if not (options.sizes and options.algorithms and options.compression and options.engines):
         raise UserError(

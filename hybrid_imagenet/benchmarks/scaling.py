@@ -503,7 +503,7 @@ def training_step(
     from hybrid_imagenet.training import build
 
     model = build.model(config, precision, classes, communicator)
-    optimizer = build.optimizer(config, precision, model, reducer)
+    optimizer = build.optimizer(config, model, reducer)
     train = build.train_step(config, precision, model, optimizer, reducer)
     random = np.random.default_rng(communicator.rank)
     side = augmentations.host_augmentation(config.data.augmentation, config.network.image_size).side

@@ -11,13 +11,14 @@ import numpy as np
 
 from hybrid_imagenet import private_api
 from hybrid_imagenet.callbacks.metric_average import SAME_DATA
-from hybrid_imagenet.callbacks.training_callback import TrainingCallback
+from hybrid_imagenet.callbacks.training_callback import TrainingCallback, print_to_stderr
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.comm.agreement import check_agreement, digest
 from hybrid_imagenet.errors import SharedError
 from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
+from hybrid_imagenet.optimizers.loss_scale import many_skipped_steps
 
 # The default of --max_skipped_steps.
 MAX_SKIPPED_STEPS = 50
@@ -66,6 +67,7 @@ class CompareRanks(TrainingCallback):
         _check_outputs(private_api.running_callbacks(), self.communicator)
         self._loss: float | None = None
         self._updates_before: dict[str, int] | None = None
+        self._reported_optimizers: set[str] = set()
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Stores this rank's training loss, before `fit` resets the metrics for validation."""
@@ -109,7 +111,7 @@ class CompareRanks(TrainingCallback):
                 raise self._skipped_steps_error(name, optimizer, "all steps")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Ends training that makes no progress.
+        """Ends training that makes no progress, and reports training that often makes none.
 
         Raises:
           UserError: on all ranks, if the last `MAX_SKIPPED_STEPS` steps were skipped.
@@ -118,6 +120,12 @@ class CompareRanks(TrainingCallback):
             if optimizer.loss_scale.skipped_in_a_row >= MAX_SKIPPED_STEPS:
                 steps = f"the last {MAX_SKIPPED_STEPS} steps or more"
                 raise self._skipped_steps_error(name, optimizer, steps)
+            skipped = int(optimizer.loss_scale.skipped_steps)
+            warning = many_skipped_steps(skipped, skipped + int(optimizer.iterations))
+            if warning and name not in self._reported_optimizers:
+                self._reported_optimizers.add(name)
+                if self.communicator.rank == 0:
+                    print_to_stderr(f"warning: {name}: {warning}")
 
     def _skipped_steps_error(
         self, name: str, optimizer: DistributedOptimizer, steps: str
@@ -130,7 +138,7 @@ class CompareRanks(TrainingCallback):
         remedies = ["look for NaN in the data", "scale large targets"]
         if not optimizer.loss_scale.dynamic and optimizer.loss_scale.initial > 1:
             remedies.append('set loss_scale="dynamic"')
-        if optimizer.settings.compression != "none":
+        if optimizer.reducer.wire_dtype != "float32":
             remedies.append('set compression="none"')
         likely_cause = f"{SAME_DATA}. " if is_same_data else ""
         return SharedError(

@@ -6,7 +6,7 @@ import abc
 import contextlib
 import dataclasses
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from hybrid_imagenet.errors import EXIT_USAGE, SharedError, UserError
@@ -167,16 +167,23 @@ class Communicator(abc.ABC):
         """Ends communication. After it, use nothing of this object except its attributes."""
 
 
+def _accept_dtype(wire_dtype: str) -> None:
+    """Does nothing, because the dtype is supported."""
+
+
 @dataclasses.dataclass(frozen=True)
 class GradientExchange:
     """How connected ranks exchange gradients.
 
     Attributes:
-      settings: Wire dtype, bucket sizes and algorithm, the same on all ranks.
+      settings: Bucket sizes and algorithm, the same on all ranks.
       selector: Selects the all-reduce of each bucket.
       nccl: Whether gradients are sent by NCCL, that is, from GPU to GPU.
+      check_wire_dtype: Called with the name of the dtype in which gradients will be sent; warns
+        about one that is slow, and raises UserError for one that the engine does not support.
     """
 
     settings: CommunicationSettings
     selector: AlgorithmSelector
     nccl: bool = False
+    check_wire_dtype: Callable[[str], None] = _accept_dtype

@@ -107,20 +107,24 @@ class ConnectedRanks(Communicator):
           selector: Selects the all-reduce algorithm of each bucket.
           nccl: Whether gradients are sent by NCCL.
         """
-        self.gradient_exchange = GradientExchange(settings, selector, nccl)
+        self.gradient_exchange = GradientExchange(settings, selector, nccl, self.check_wire_dtype)
         if not nccl:
             return
-        if self.rank == 0 and settings.compression == "bf16":
-            _log.warning(
-                "--compression=bf16 is slow on GPUs, because it needs an all-to-all exchange, for"
-                " which each bucket waits for the host. Use --compression=fp16, which needs one"
-                " all-reduce of NCCL."
-            )
         # One rank per host reports a problem of its host.
         if len(set(self.hosts)) > 1 and self.local_rank == 0:
             problem = gpus.rdma_problem()
             if problem:
                 _log.warning("host %s: NCCL will use TCP: %s", self.hosts[self.rank], problem)
+
+    def check_wire_dtype(self, wire_dtype: str) -> None:
+        """Warns if sending gradients in this dtype is slow; see `GradientExchange`."""
+        exchange = self.gradient_exchange
+        if wire_dtype == "bfloat16" and exchange is not None and exchange.nccl and self.rank == 0:
+            _log.warning(
+                "--compression=bf16 is slow on GPUs, because it needs an all-to-all exchange, for"
+                " which each bucket waits for the host. Use --compression=fp16, which needs one"
+                " all-reduce of NCCL."
+            )
 
     def allreduce_sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         return self.collectives.allreduce(tf.convert_to_tensor(tensor), name, use_name_scope=True)

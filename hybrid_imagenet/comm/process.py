@@ -348,9 +348,10 @@ def set_default_settings(settings: CommunicationSettings) -> None:
     in_use = _state.settings
     if in_use is not None and in_use != settings and size() > 1:
         raise UserError(
-            f"allreduce={settings.allreduce}, compression={settings.compression}: conflicting"
-            f" communication settings, allreduce={in_use.allreduce},"
-            f" compression={in_use.compression} are already in use. Use the same settings for all"
+            f"allreduce={settings.allreduce},"
+            f" fusion_threshold_mb={settings.fusion_threshold_mb:g} conflict with the settings that"
+            f" are already in use, allreduce={in_use.allreduce},"
+            f" fusion_threshold_mb={in_use.fusion_threshold_mb:g}. Use the same settings for all"
             " optimizers, and create the first optimizer before any collective."
         )
     check_grids(_place(), (settings,))

@@ -81,7 +81,6 @@ ALGORITHMS = {
         "hybrid_imagenet.comm.algorithms:SizeSwitched", SizeOptions, cost_model.size_switched_cost
     ),
 }
-COMPRESSIONS = ("none", "fp16", "bf16")
 ENGINES = {
     "horovod": "hybrid_imagenet.comm.horovod_engine:HorovodCommunicator",
     "tensorflow": "hybrid_imagenet.comm.tensorflow_engine:TensorFlowCommunicator",
@@ -90,15 +89,13 @@ ENGINES = {
 # With NCCL, buckets are smaller at the end of backpropagation, because no computation hides the
 # last one. With equal buckets it held 28 % of the bytes of ResNet-50.
 _NCCL_LAST_BUCKET_BYTES = 4 << 20
-_WIRE_DTYPES = {"none": "float32", "fp16": "float16", "bf16": "bfloat16"}
+WIRE_DTYPES = {"none": "float32", "fp16": "float16", "bf16": "bfloat16"}
+"""Name of the dtype in which gradients are sent, by --compression."""
 
 
 @dataclasses.dataclass(frozen=True)
-class CommunicationFlags:
-    """Communication.
-
-    The first line is the title of these flags in --help.
-    """
+class SharedCommunicationFlags:
+    """Flags of communication that all optimizers of a process share."""
 
     engine: str = option(
         "auto",
@@ -112,7 +109,6 @@ class CommunicationFlags:
         " `hybrid-imagenet bench allreduce`.",
         choices=tuple(ALGORITHMS),
     )
-    compression: str = option("fp16", "Type in which gradients are sent.", choices=COMPRESSIONS)
     fusion_threshold_mb: float = option(
         16.0,
         "Send a bucket of gradients once it holds this much; 0 sends each by itself.",
@@ -122,7 +118,19 @@ class CommunicationFlags:
 
 
 @dataclasses.dataclass(frozen=True)
-class CommunicationSettings(CommunicationFlags):
+class CommunicationFlags(SharedCommunicationFlags):
+    """Communication.
+
+    The first line is the title of these flags in --help.
+    """
+
+    compression: str = option(
+        "fp16", "Type in which gradients are sent.", choices=tuple(WIRE_DTYPES)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class CommunicationSettings(SharedCommunicationFlags):
     """Settings of a communicator: the flags, and values that follow from other flags.
 
     Attributes:
@@ -139,13 +147,9 @@ class CommunicationSettings(CommunicationFlags):
 
     def __post_init__(self) -> None:
         """Raises ValueError for values that are wrong for every number of ranks."""
-        choices = {
-            "allreduce": self.allreduce,
-            "engine": self.engine,
-            "compression": self.compression,
-        }
+        choices = {"allreduce": self.allreduce, "engine": self.engine}
         for name, value in choices.items():
-            reason = invalid_reason(value, options_of(CommunicationFlags)[name])
+            reason = invalid_reason(value, options_of(SharedCommunicationFlags)[name])
             if reason:
                 raise ValueError(f"{name}={value}: {reason}")
         valid = {field.name for field in dataclasses.fields(ALGORITHMS[self.allreduce].options)}
@@ -164,8 +168,3 @@ class CommunicationSettings(CommunicationFlags):
           nccl: Whether gradients are sent by NCCL.
         """
         return _NCCL_LAST_BUCKET_BYTES if nccl else None
-
-    @property
-    def wire_dtype(self) -> str:
-        """Name of the dtype in which gradients are sent."""
-        return _WIRE_DTYPES[self.compression]

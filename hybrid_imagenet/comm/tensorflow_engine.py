@@ -47,9 +47,8 @@ class TensorFlowCommunicator(ConnectedRanks):
         """
         place = placement()
         nccl = bool(tf.config.get_visible_devices("GPU"))
-        if nccl:
-            for each_settings in (settings, *others):
-                check_gpu_support(each_settings)
+        for each_settings in (settings, *others):
+            check_gpu_support(has_gpu=nccl, allreduce=each_settings.allreduce)
         host_keys = connect_servers(place)
         self.rank = place.rank
         self.size = place.size
@@ -74,17 +73,22 @@ class TensorFlowCommunicator(ConnectedRanks):
         self._neighbor_group = self._create_neighbor_group(group_size, place.rank, place.size)
         self._set_gradient_exchange(settings, self.make_selector(settings), nccl)
 
+    def check_wire_dtype(self, wire_dtype: str) -> None:
+        """Raises UserError for a dtype that would give wrong sums."""
+        exchange = self.gradient_exchange
+        check_gpu_support(wire_dtype=wire_dtype, has_gpu=exchange is not None and exchange.nccl)
+
     def shutdown(self) -> None:
         """Does nothing, because the servers end with their processes."""
 
 
-def check_gpu_support(settings: CommunicationSettings) -> None:
+def check_gpu_support(*, has_gpu: bool, allreduce: str = "ring", wire_dtype: str = "") -> None:
     """Raises UserError for settings that give wrong sums on GPUs.
 
     These settings need TensorFlow's all-to-all or all-gather over NCCL, which gave wrong sums with
     four ranks on an H100.
     """
-    if settings.allreduce in ("torus", "hierarchical") or settings.compression == "bf16":
+    if has_gpu and (allreduce in ("torus", "hierarchical") or wire_dtype == "bfloat16"):
         raise UserError(
             "--engine=tensorflow does not support --allreduce=torus, --allreduce=hierarchical and"
             " --compression=bf16 on GPUs, where they give wrong sums. Use --allreduce=ring with"

@@ -267,8 +267,11 @@ def communication(config: RunConfig) -> CommunicationSettings:
     """
     check_groups(config)
     _, num_ranks = batch_norm_groups(config)
+    shared_flags = dataclasses.asdict(config.communication)
+    # It belongs to the optimizer.
+    del shared_flags["compression"]
     return CommunicationSettings(
-        **dataclasses.asdict(config.communication),
+        **shared_flags,
         options=config.allreduce_options,
         neighbors=num_ranks if num_ranks < config.ranks else 1,
         deterministic=config.run.deterministic,

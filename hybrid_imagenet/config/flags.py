@@ -425,8 +425,7 @@ class NetworkFlags:
     loss_scale: str = option(
         "auto",
         "dynamic, a number, or auto. auto is dynamic if gradients are computed in FP16, or sent in"
-        " FP16 between ranks, else 1. Under mixed_float16 dynamic begins at 2**15; otherwise it"
-        " follows the norm of the gradients.",
+        " FP16 between ranks, else 1.",
     )
     max_skipped_steps: int = option(
         50,

@@ -5,16 +5,19 @@ Arguments of other libraries' distributed optimizers get an error that names wha
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 
 from hybrid_imagenet import private_api
-from hybrid_imagenet.comm.settings import ALGORITHMS, COMPRESSIONS, CommunicationSettings
+from hybrid_imagenet.comm.settings import ALGORITHMS, WIRE_DTYPES, CommunicationSettings
 from hybrid_imagenet.errors import UserError, did_you_mean
 from hybrid_imagenet.optimizers.loss_scale import LossScale
+from hybrid_imagenet.optimizers.precision import AUTO
 
 _ARGUMENTS = (
     "compression",
@@ -61,10 +64,10 @@ _REMEDIES = {
     "process_set": "Omit it: gradients are averaged over all ranks",
     "scale_local_gradients": "Omit it: gradients of all variables are averaged over all ranks",
     "use_locking": "Omit it: updates of variables are not locked",
-    "initial_scale": "Use loss_scale, which is dynamic or a number",
-    "dynamic_growth_steps": "Use loss_scale, which is dynamic or a number",
-    "loss_scale_factor": "Use loss_scale, which is dynamic or a number",
-    "dynamic": "Use loss_scale, which is dynamic or a number",
+    "initial_scale": "Use loss_scale, which is auto, dynamic or a number",
+    "dynamic_growth_steps": "Use loss_scale, which is auto, dynamic or a number",
+    "loss_scale_factor": "Use loss_scale, which is auto, dynamic or a number",
+    "dynamic": "Use loss_scale, which is auto, dynamic or a number",
     "inner_optimizer": "Pass the optimizer as the first argument",
     "optimizer": "Pass the optimizer as the first argument",
     "engine": (
@@ -94,28 +97,25 @@ def check_names(names: Iterable[str], known: Sequence[str]) -> None:
 
 
 def check_compression(value: Any) -> None:
-    """Raises UserError for a compression that is not a word, such as Horovod's classes."""
-    if not isinstance(value, str):
+    """Raises UserError for a value that does not exist, such as one of Horovod's classes."""
+    compressions = (AUTO, *WIRE_DTYPES)
+    if not isinstance(value, str) or value not in compressions:
         raise UserError(
             f"compression={value!r} is not supported. Use one of"
-            f" {', '.join(map(repr, COMPRESSIONS))}."
+            f" {', '.join(map(repr, compressions))}."
         )
 
 
-def communication_settings(
-    compression: str, allreduce: str, options: Mapping[str, Any]
-) -> CommunicationSettings:
+def communication_settings(allreduce: str, options: Mapping[str, Any]) -> CommunicationSettings:
     """Returns how gradients are exchanged.
 
     Args:
-      compression: name of the type in which gradients are sent.
       allreduce: name of the algorithm.
       options: `fusion_threshold_mb`, and options of the algorithm.
 
     Raises:
       UserError: for an argument or a value that does not exist.
     """
-    check_compression(compression)
     algorithm_options = set()
     for algorithm in ALGORITHMS.values():
         algorithm_options |= {field.name for field in dataclasses.fields(algorithm.options)}
@@ -127,7 +127,6 @@ def communication_settings(
     try:
         return CommunicationSettings(
             allreduce=allreduce,
-            compression=compression,
             options=options,
             deterministic=private_api.is_op_determinism_enabled(),
             **fields,
@@ -175,17 +174,13 @@ def check_accumulation(steps: Any) -> None:
         )
 
 
-def make_loss_scale(value: str | float | LossScale) -> LossScale:
-    """Returns the loss scale of `dynamic`, a number, or the loss scale itself.
-
-    Raises:
-      UserError: for another word, or a number that is not positive.
-    """
-    if isinstance(value, LossScale):
-        return value
-    try:
-        return LossScale.of(value)
-    except ValueError:
-        raise UserError(
-            f"loss_scale={value} is not supported. Use 'dynamic' or a positive number."
-        ) from None
+def check_loss_scale(value: Any) -> None:
+    """Raises UserError for a word that does not exist, or a number that is not positive."""
+    if value in (AUTO, "dynamic") or isinstance(value, LossScale):
+        return
+    with contextlib.suppress(TypeError, ValueError):
+        if 0 < float(value) < math.inf:
+            return
+    raise UserError(
+        f"loss_scale={value} is not supported. Use 'auto', 'dynamic' or a positive number."
+    )

@@ -33,6 +33,7 @@ from hybrid_imagenet.optimizers.keras_executor import KerasExecutor
 from hybrid_imagenet.optimizers.kinds import ParameterKind, classify, classify_by_rank
 from hybrid_imagenet.optimizers.layout import Packed
 from hybrid_imagenet.optimizers.loss_scale import LossScale
+from hybrid_imagenet.optimizers.precision import AUTO, choose, computes_in_float16
 from hybrid_imagenet.optimizers.reducer import GradientReducer
 from hybrid_imagenet.order.same_order import check_same_order
 from hybrid_imagenet.schedules import training_schedule
@@ -85,10 +86,11 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
     It works in `model.compile` and in custom training loops. Pass the same arguments on every rank.
     docs/keras-compatibility.md lists what works with it.
 
-    The loss is scaled under any dtype policy, because gradients are sent in FP16 by default, in
-    which small ones underflow. For a model that computes in FP16, the scale starts at 2^15 and is
-    halved after each overflow. For other models it follows the norm of the gradients, so no step is
-    skipped to find it (`LossScale`).
+    Gradients are sent in the type in which the model computes them. A model that computes in FP16
+    (`mixed_float16`) sends FP16 and has a dynamic loss scale, because small gradients become 0 in
+    FP16. All other models send FP32, without a loss scale, which gives the result of one process.
+    On a slow network, `compression="fp16"` halves the bytes and adds a loss scale (`LossScale`).
+    Wherever there is a scale, custom training loops differentiate `scale_loss(loss)`.
 
     A step whose mean gradient is not finite is skipped on all ranks. In the graph, where g_ik is
     the gradient of variable i on rank k of N, for a loss that was multiplied by the loss scale S,
@@ -116,11 +118,12 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
       inner: the optimizer, required: one of `hybrid_imagenet.optimizers` or of
         `keras.optimizers`, new and without a loss scale; or the name of one of Keras's
         (default: None, an error).
-      compression: type in which gradients are sent: "none" (their own), "fp16" or "bf16"
-        (default: "fp16").
+      compression: type in which gradients are sent: "fp16", "bf16", "none" (FP32), or "auto", which
+        is "fp16" for a model that computes in FP16 and "none" for others (default: "auto").
       allreduce: algorithm that sums gradients: "ring", "torus", "hierarchical", "masters" or
         "size_switched" (docs/communication.md) (default: "ring").
-      loss_scale: "dynamic", or a positive number; 1 does not scale (default: "dynamic").
+      loss_scale: "dynamic", a positive number, of which 1 does not scale, or "auto", which is
+        "dynamic" if gradients are computed or sent in FP16, and 1 for others (default: "auto").
       schedule: sets learning rate and other values before each step, through a callback of
         `hi.callbacks.default_callbacks()`. One of `hi.schedules`, or a function
         `(start, end, global_batch) -> {"learning_rate": ...}` of fractional epochs (default: None,
@@ -160,9 +163,9 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         self,
         inner: Any = None,
         *,
-        compression: str = "fp16",
+        compression: str = AUTO,
         allreduce: str = "ring",
-        loss_scale: str | float | LossScale = "dynamic",
+        loss_scale: str | float | LossScale = AUTO,
         schedule: training_schedule.Schedule | None = None,
         gradient_accumulation_steps: int | None = None,
         name: str | None = None,
@@ -171,7 +174,9 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         packed: bool | None = None,
         **communication: Any,
     ):
-        settings = arguments.communication_settings(compression, allreduce, communication)
+        arguments.check_compression(compression)
+        arguments.check_loss_scale(loss_scale)
+        settings = arguments.communication_settings(allreduce, communication)
         if isinstance(inner, str):
             inner = keras.optimizers.get(inner)
         arguments.check_inner(inner)
@@ -187,7 +192,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         inner.gradient_accumulation_steps = None
         super().__init__(inner, name=name)
         self.inner: Any = inner
-        self.loss_scale = arguments.make_loss_scale(loss_scale)
+        self.loss_scale = loss_scale if isinstance(loss_scale, LossScale) else LossScale()
         self.grad_norm = keras.Variable(0.0, dtype="float32", trainable=False, name="grad_norm")
         self.average = average
         self.schedule = schedule
@@ -204,26 +209,23 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
             self._micro_batches = keras.Variable(
                 0, dtype="int64", trainable=False, name="micro_batches"
             )
-        self._chose_loss_scale = False
-        self._chose_without_model = False
+        # A LossScale that the caller made stays as it is.
+        self._chooses_loss_scale = not isinstance(loss_scale, LossScale)
         self._arguments = {
             "compression": compression,
             "allreduce": allreduce,
             "loss_scale": loss_scale,
             **communication,
         }
+        # Name of the dtype in which gradients are sent; None before it is chosen.
+        self._wire_dtype: str | None = None
         self._communicator = communicator
-        self._reducer = None if communicator is None else GradientReducer(communicator)
+        self._reducer: GradientReducer | None = None
         self._packed = packed
         self._executor: UpdateExecutor | KerasExecutor | None = None  # made by `build`
         # Whether `scale_loss` was called since the last `apply`, and whether that was in a graph.
         self._loss_was_scaled = False
         self._scaled_in_graph = False
-        # Whether a graph scales the loss, and `apply` is called outside it.
-        self._applies_outside_graph = False
-        # Whether `apply` itself multiplies the gradients by the loss scale, because the first step
-        # did not call `scale_loss`; None before the first step.
-        self._scales_gradients: bool | None = None
         # Receives the gradients inside `defer_update`; None outside it.
         self._deferred: types.SimpleNamespace | None = None
         # The kind of micro-batch that is traced now, see `traced_for`; None for all kinds.
@@ -246,8 +248,9 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         `build` looks again, because the first step of a model may make more variables.
         """
         self._model = weakref.ref(model)
-        if self._chose_without_model:
-            self._choose_loss_scale_again()
+        if self._wire_dtype is not None:
+            # `load_model` builds the optimizer before it knows the model.
+            self._choose_precision()
         if isinstance(self.inner, GroupedOptimizer) and not self.inner.kinds:
             kinds = zip(model.trainable_variables, classify(model), strict=True)
             self._kinds |= {id(variable): kind for variable, kind in kinds}
@@ -259,7 +262,6 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         variables = self._as_keras_variables(variables)
         check_not_float8(variables)
         with tf.init_scope():  # the first `apply` may be in a graph
-            self._choose_loss_scale()
             self._set_kinds(variables)
             self.inner.build(list(variables))
             if isinstance(self.inner, GroupedOptimizer):
@@ -278,6 +280,37 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
             keras.optimizers.Optimizer.build(self, list(variables))
             if self.accumulation_steps is not None:
                 self.accumulator.build(variables)
+            if self._wire_dtype is None:
+                self._choose_precision()
+
+    def _choose_precision(self) -> None:
+        """Chooses how gradients are sent and scaled, by what is known of the model."""
+        model = self._model() if self._model is not None else None
+        if model is None:
+            is_float16 = keras.config.dtype_policy().compute_dtype == "float16"
+        else:
+            variables = private_api.trainable_variables(self) if self.built else ()
+            is_float16 = computes_in_float16(model, variables)
+        precision = choose(
+            self._arguments["compression"],
+            self._arguments["loss_scale"] if self._chooses_loss_scale else 1,
+            computes_in_float16=is_float16,
+            num_ranks=self._num_ranks(),
+        )
+        self._wire_dtype = precision.wire_dtype
+        if self._reducer is not None:
+            self._reducer.wire_dtype = precision.wire_dtype
+        if self._chooses_loss_scale:
+            with tf.init_scope():  # the first step may be traced now
+                self.loss_scale.configure(
+                    precision.initial_scale, dynamic=precision.is_scale_dynamic
+                )
+
+    def _num_ranks(self) -> int:
+        """Returns the number of ranks; 1 for an optimizer that was made before `hi.init()`."""
+        if self._communicator is not None:
+            return self._communicator.size
+        return process.size() if process.is_initialized() else 1
 
     def _set_kinds(self, variables: Sequence[keras.Variable]) -> None:
         """Sets the kinds of the variables of the model that was attached, if there is one."""
@@ -374,7 +407,11 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         """
         if self._reducer is None:
             with tf.init_scope():  # the first step may be traced now
-                self._reducer = GradientReducer(self._communicator or process.communicator())
+                if self._communicator is None:
+                    # The optimizer may have been made before `hi.init()`.
+                    process.set_default_settings(self.settings)
+                communicator = self._communicator or process.communicator()
+                self._reducer = GradientReducer(communicator, self._wire_dtype or "float32")
         return self._reducer
 
     # A step
@@ -385,10 +422,12 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """Returns the loss to differentiate, float32; `apply` takes the gradients of this one.
 
+        If several optimizers use one loss, scale it by each of them, because each has its own
+        scale.
+
         Raises:
           UserError: on several ranks, for a loss of several values. A tape would add them, so the
-            update would depend on how many of them each rank has. Also after an `apply` with
-            gradients of an unscaled loss.
+            update would depend on how many of them each rank has.
         """
         loss = tf.convert_to_tensor(loss)
         has_several_values = loss.shape.rank and loss.shape.num_elements() != 1
@@ -399,15 +438,11 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
                 ' Use the mean: tf.reduce_mean(loss), or reduction="sum_over_batch_size" of a loss'
                 " of Keras."
             )
-        if self._scales_gradients:
-            raise UserError(
-                "optimizer.scale_loss was called, but an earlier optimizer.apply got gradients of a"
-                " loss that was not scaled. Call scale_loss for all losses or for none."
-            )
-        self._scales_gradients = False
         self._loss_was_scaled = True
         self._scaled_in_graph = tf.inside_function()
-        self._choose_loss_scale()
+        if self._wire_dtype is None and not self._scaled_in_graph:
+            # A graph reads the scale when it runs, which is after `build`.
+            self._choose_precision()
         return self.loss_scale.multiply(tf.cast(loss, tf.float32))
 
     @tf.autograph.experimental.do_not_convert
@@ -416,20 +451,17 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
     ) -> None:
         """Averages gradients over ranks and updates the variables, or skips the step on all ranks.
 
-        The gradients may be those of `scale_loss(loss)`, as in `fit`, or of the loss itself. Those
-        of the loss itself are multiplied by the loss scale here, which is exact. That comes too
-        late if the model computes in FP16, so such a model needs `scale_loss`.
-
         Args:
-          grads: this rank's gradients, one per trainable variable, in any floating type; sparse
-            ones are made dense.
+          grads: this rank's gradients of `scale_loss(loss)`, one per trainable variable, in any
+            floating type; sparse ones are made dense. Without a loss scale they may be those of the
+            loss itself.
           trainable_variables: the variables, needed at the first call only.
 
         Raises:
           ValueError: if a variable has no gradient, or the variables are not those of the first
             call.
-          UserError: if it has no variables, the loss was not scaled for a model that computes in
-            FP16, ranks differ at the start, or XLA compiles this.
+          UserError: if it has no variables, there is a loss scale but the loss was not scaled, the
+            ranks differ at the start, or XLA compiles this.
         """
         if trainable_variables is not None:
             variables = self._as_keras_variables(trainable_variables)
@@ -441,9 +473,10 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
                 " hybrid_imagenet.broadcast_model(model) before."
             )
         self._check_gradients(grads)
-        scaled = self._with_loss_scale(self._dense(grads))
+        self._check_loss_was_scaled()
+        gradients = self._dense(grads)
         if self._deferred is not None:
-            self._deferred.gradients = scaled
+            self._deferred.gradients = gradients
             return
         if private_api.is_compiled_by_xla():
             raise UserError(
@@ -452,7 +485,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
                 " keeps it outside. For train_on_batch and loops without fit, use"
                 " compile(jit_compile=False)."
             )
-        self.accumulate_or_update(scaled)
+        self.accumulate_or_update(gradients)
 
     @contextlib.contextmanager
     def defer_update(self) -> Iterator[types.SimpleNamespace]:
@@ -544,56 +577,21 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
             self.grad_norm.assign(norm)
             self.square_sums.assign(square_sums)
 
-    def _with_loss_scale(self, grads: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns gradients of the scaled loss, from those of the scaled or the unscaled loss."""
-        was_scaled = self._loss_was_scaled
-        self._loss_was_scaled = False
-        if not tf.inside_function():
-            # If only `scale_loss` is in a graph, its later calls leave no sign here.
-            self._applies_outside_graph |= was_scaled and self._scaled_in_graph
-            was_scaled |= self._applies_outside_graph
-        if was_scaled or not (self.loss_scale.dynamic or self.loss_scale.initial != 1.0):
-            return list(grads)
-        if self._scales_gradients is None and not self._computes_in_float16():
-            self._scales_gradients = True
-        if self._scales_gradients:
-            scale = self.loss_scale.scale.value
-            return [tf.cast(grad, tf.float32) * scale for grad in grads]
-        raise UserError(
-            "The loss was not scaled. Differentiate optimizer.scale_loss(loss), or use"
-            " DistributedOptimizer(loss_scale=1)."
-        )
+    def _check_loss_was_scaled(self) -> None:
+        """Raises UserError if there is a loss scale, but `scale_loss` was not called.
 
-    def _choose_loss_scale(self) -> None:
-        """Chooses the kind of a dynamic loss scale, before it is first used."""
-        if self._chose_loss_scale:
-            return
-        self._chose_loss_scale = True
-        self._chose_without_model = self._model is None
-        if self._arguments["loss_scale"] == "dynamic" and not self._computes_in_float16():
-            with tf.init_scope():  # the first call may be in a graph
-                self.loss_scale.follow_norm()
-
-    def _choose_loss_scale_again(self) -> None:
-        """Corrects a choice by the global dtype policy, once the layers of the model are known.
-
-        `load_model` builds the optimizer before it knows the model.
+        Other optimizers' scaled losses do not count.
         """
-        self._chose_without_model = False
-        if self._arguments["loss_scale"] != "dynamic":
-            return
-        if self._computes_in_float16():
-            self.loss_scale.follow_overflows()
-        elif not self.loss_scale.follows_norm:
-            self.loss_scale.follow_norm()
-
-    def _computes_in_float16(self) -> bool:
-        """Returns whether gradients of an unscaled loss could have underflowed in the model."""
-        model = self._model() if self._model is not None else None
-        if model is None:
-            return bool(keras.config.dtype_policy().compute_dtype == "float16")
-        layers = private_api.flatten_layers(model)
-        return any(layer.compute_dtype == "float16" for layer in layers)
+        if not (self._loss_was_scaled or self.loss_scale.is_one):
+            raise UserError(
+                "optimizer.apply got gradients of a loss that was not scaled, but they are computed"
+                " or sent in FP16, in which small ones become 0. Differentiate"
+                " optimizer.scale_loss(loss), for each optimizer its own, or use"
+                " DistributedOptimizer(loss_scale=1)."
+            )
+        # If only `scale_loss` is in a graph, its later calls leave no sign here.
+        is_hidden = self._scaled_in_graph and not tf.inside_function()
+        self._loss_was_scaled = self._loss_was_scaled and is_hidden
 
     def _check_gradients(self, grads: Sequence[Any]) -> None:
         """Raises ValueError, with the likely cause, if a variable has no gradient."""
@@ -660,6 +658,9 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
                 "learning rate": np.float32(getattr(self, "learning_rate", 0)),
             }
             check_agreement(communicator, values, "before the first step", _BROADCAST_REMEDY)
+            sends_float32 = self._arguments["compression"] == AUTO and self._wire_dtype == "float32"
+            if sends_float32 and len(set(communicator.hosts)) > 1 and communicator.rank == 0:
+                _log.warning('gradients are sent in FP32; compression="fp16" halves them')
 
     # Reports
 

@@ -246,9 +246,7 @@ class UpdateExecutor(abc.ABC):
         is_finite = tf.math.is_finite(total)
         taken = tf.cast(is_finite, tf.int64)
         in_last_phase = tf.cast(hyperparameters["phase"] > 0.5, tf.int64)
-        scaling = self._loss_scale.next(
-            is_finite, total, scalars.loss_scale, *scalars.loss_scale_counters
-        )
+        scaling = self._loss_scale.next(is_finite, scalars.loss_scale, *scalars.loss_scale_counters)
         updates, *phase_counters = scalars.step_counters
         norm_lanes = tf.sqrt(total) * prepared.unscale
         lanes = [

@@ -198,10 +198,12 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
         check_not_float8(variables)
         for variable in variables:
             if variable.dtype != "float32":
+                is_half = variable.dtype in ("float16", "bfloat16")
+                policy = f"mixed_{variable.dtype}" if is_half else "float32"
                 raise UserError(
                     f"The optimizer {self.name} updates float32 weights only, but {variable.path}"
-                    f" is {variable.dtype}. Use the dtype policy mixed_{variable.dtype}, which"
-                    " keeps float32 weights, or an optimizer of Keras."
+                    f" is {variable.dtype}. Use the dtype policy {policy}, which has float32"
+                    " weights, or an optimizer of Keras."
                 )
         if not self.kinds:
             self.set_kinds(classify_by_rank(variables))

@@ -53,7 +53,7 @@ class KerasExecutor:
             self._apply_masked(grads, unscale, is_finite)
         else:
             self._apply_in_branch(grads, unscale, is_finite)
-        self._loss_scale.update(is_finite, total)
+        self._loss_scale.update(is_finite)
         return gradient_square_sums, tf.sqrt(total) * unscale
 
     def _apply_in_branch(

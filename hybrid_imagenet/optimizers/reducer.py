@@ -23,11 +23,16 @@ _log = logging.getLogger(__name__)
 
 
 class GradientReducer:
-    """Averages the gradients of one optimizer over all ranks of a communicator."""
+    """Averages the gradients of one optimizer over all ranks of a communicator.
 
-    def __init__(self, communicator: Communicator) -> None:
+    Attributes:
+      wire_dtype: Name of the dtype in which gradients are sent, such as "float16".
+    """
+
+    def __init__(self, communicator: Communicator, wire_dtype: str = "float32") -> None:
         """Keeps the communicator; nothing is sent before the first `reduce`."""
         self._communicator = communicator
+        self.wire_dtype = wire_dtype
         self._plans: dict[str, BucketPlan] = {}
         # Two elements: exposed seconds, and number of steps since the last call of `statistics`. A
         # single process needs none, and a variable that is made while a step is traced would make
@@ -147,14 +152,15 @@ class GradientReducer:
           SharedError: On all ranks, if the gradients of a rank differ from those of rank 0.
         """
         table = [[name, list(grad.shape)] for name, grad in zip(names, grads, strict=True)]
-        key = hashlib.sha256(json.dumps(table).encode()).hexdigest()
+        key = hashlib.sha256(json.dumps([self.wire_dtype, table]).encode()).hexdigest()
         if key not in self._plans:
             with tf.init_scope():
                 error = None
                 if self._communicator.broadcast_object(key) != key:
                     error = (
-                        "The gradients differ from those of rank 0 in name, number or shape. Build"
-                        " the same model on every rank."
+                        "The gradients differ from those of rank 0 in name, number, shape or the"
+                        " type in which they are sent. Build the same model and the same optimizer"
+                        " on every rank."
                     )
                 self._communicator.raise_first_error(error)
                 order = self._communicator.broadcast_object(backward_order(grads))
@@ -172,11 +178,12 @@ class GradientReducer:
           elements: Number of elements of each gradient, by position.
           exchange: How the ranks exchange gradients.
         """
+        exchange.check_wire_dtype(self.wire_dtype)
         settings = exchange.settings
         buckets = fusion.make_buckets(
             order,
             elements,
-            settings.wire_dtype,
+            self.wire_dtype,
             settings.fusion_bytes,
             settings.last_bucket_bytes(exchange.nccl),
         )

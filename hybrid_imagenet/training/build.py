@@ -124,7 +124,7 @@ def model(
 
 
 def optimizer(
-    config: RunConfig, precision: str, network: keras.Model, communicator: Communicator
+    config: RunConfig, network: keras.Model, communicator: Communicator
 ) -> DistributedOptimizer:
     """Returns the optimizer, with reduction over ranks, loss scale, schedule and weight average."""
     inner = optimizers.create(**derived.optimizer_arguments(config))
@@ -134,12 +134,13 @@ def optimizer(
         average = WeightAverage(config.optimization.ema_decay, config.optimization.ema_every)
     distributed_optimizer = DistributedOptimizer(
         inner,
-        loss_scale=loss_scale(config, precision, communicator.size),
+        compression=config.communication.compression,
+        loss_scale=config.network.loss_scale,
         schedule=derived.schedule(config),
         communicator=communicator,
         average=average,
     )
-    # The kind of a dynamic loss scale follows from the type in which the network computes.
+    # The loss scale follows from the type in which the network computes.
     distributed_optimizer.attach(network)
     return distributed_optimizer
 
@@ -206,23 +207,6 @@ def class_weights(
             sizes = class_sizes.count_classes(source, config.data.dataset).tolist()
     sizes = communicator.broadcast_object(sizes)
     return class_sizes.balanced_weights(np.array(sizes, np.int64))
-
-
-def loss_scale(config: RunConfig, precision: str, ranks: int) -> str:
-    """Returns --loss_scale, and for auto the setting that it stands for: dynamic or 1.
-
-    Small gradients become 0 in FP16. So auto scales the loss if gradients are computed in FP16, or
-    sent in FP16 between ranks.
-
-    Args:
-      config: has the flags.
-      precision: name of a Keras dtype policy, such as mixed_float16.
-      ranks: number of ranks.
-    """
-    if config.network.loss_scale != "auto":
-        return config.network.loss_scale
-    sends_fp16 = ranks > 1 and config.communication.compression == "fp16"
-    return "dynamic" if precision == "mixed_float16" or sends_fp16 else "1"
 
 
 def train_preprocess(config: RunConfig, dtype: str) -> Callable[[Batch], tf.Tensor]:

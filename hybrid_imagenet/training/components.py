@@ -89,7 +89,7 @@ class RunComponents:
         # block the other ranks would wait for that rank.
         with communicator.raise_on_all_ranks():
             self.model = build.model(config, precision, train_source.num_classes, communicator)
-        self.optimizer = build.optimizer(config, precision, self.model, communicator)
+        self.optimizer = build.optimizer(config, self.model, communicator)
         # Callbacks find the optimizer here, as in `fit`.
         self.model.optimizer = self.optimizer
         omit_images = build.random_batch(config, communicator)
@@ -104,10 +104,11 @@ class RunComponents:
             self.class_weights,
         )
         self.validation = self._build_validation(precision, options)
+        loss_scale = self.optimizer.loss_scale
         self.facts = {
             "world_size": communicator.size,
             "precision": precision,
-            "loss_scale": build.loss_scale(config, precision, communicator.size),
+            "loss_scale": "dynamic" if loss_scale.dynamic else f"{loss_scale.initial:g}",
             "hosts": list(communicator.hosts),
             "train_images": train_source.num_examples,
             "validation_images": validation_source.num_examples,

@@ -9,7 +9,7 @@ from tests.training import own_networks
 
 def skip_and_merge() -> list:
     """Takes steps of which some overflow, and merges statistics of a batch normalization."""
-    communicator = comm.start(comm.CommunicationSettings(compression="fp16"))
+    communicator = comm.start(comm.CommunicationSettings())
     return [_steps(communicator), _statistics(communicator)]
 
 
@@ -24,7 +24,10 @@ def _steps(communicator) -> list:
     w = keras.Variable(np.zeros(3, np.float32), name="w")
     inner = optimizers.create("sgd", weight_decay=0.0, learning_rate=1.0, momentum=0.0)
     optimizer = DistributedOptimizer(
-        inner, loss_scale=LossScale(1024.0, dynamic=True), communicator=communicator
+        inner,
+        compression="fp16",
+        loss_scale=LossScale(1024.0, dynamic=True),
+        communicator=communicator,
     )
     optimizer.build([w])
     step = tf.function(lambda grad: optimizer.apply([optimizer.scale_loss(grad)]), autograph=False)

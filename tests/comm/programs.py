@@ -171,7 +171,7 @@ def process_sets(settings: dict, others: list, hosts_of_ranks: list | None) -> d
     """Returns Horovod's process sets, and the mean of gradients that uses them."""
     with _as_if_on(hosts_of_ranks):
         communicator = comm.start(
-            CommunicationSettings(compression="none", **settings),
+            CommunicationSettings(**settings),
             others=[CommunicationSettings(allreduce=name) for name in others],
         )
         import tensorflow as tf
@@ -243,7 +243,7 @@ def all_algorithms(engine: str = "horovod") -> dict:
     if engine == "horovod":
         # `comm.start` then uses the Horovod that is already running.
         hvd.init(process_sets=collectives.process_sets())
-    communicator = comm.start(CommunicationSettings(engine=engine, compression="none"))
+    communicator = comm.start(CommunicationSettings(engine=engine))
     wrong = []
     for name, algorithm in algorithms.items():
         wrong += _wrong_sums(communicator, name, algorithm)
@@ -294,18 +294,19 @@ class ReducerFactory:
             "ConnectedRanks", comm.start(CommunicationSettings(**settings), others=others)
         )
 
-    def __call__(self, **settings) -> GradientReducer:
+    def __call__(self, compression: str, **settings) -> GradientReducer:
+        from hybrid_imagenet.comm.settings import WIRE_DTYPES
         from hybrid_imagenet.optimizers.reducer import GradientReducer
 
         reducer_settings = CommunicationSettings(**settings)
         selector = self.communicator.make_selector(reducer_settings)
         self.communicator.gradient_exchange = GradientExchange(reducer_settings, selector)
-        return GradientReducer(self.communicator)
+        return GradientReducer(self.communicator, WIRE_DTYPES[compression])
 
 
 def reductions(engine: str = "horovod") -> dict:
     """Returns means of gradients in every dtype and by every algorithm, and of extreme values."""
-    make_reducer = ReducerFactory(engine=engine, compression="none")
+    make_reducer = ReducerFactory(engine=engine)
     return _precision(make_reducer) | _extremes(make_reducer)
 
 

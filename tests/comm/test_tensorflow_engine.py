@@ -29,16 +29,24 @@ def test_connect_servers_without_a_reachable_address_raises(monkeypatch):
     )
 
 
-@pytest.mark.parametrize(
-    "options", [{"allreduce": "torus"}, {"allreduce": "hierarchical"}, {"compression": "bf16"}]
-)
-def test_tensorflow_engine_with_settings_that_give_wrong_sums_on_gpus_raises(options, monkeypatch):
+WRONG_SUMS = "Use --allreduce=ring with --compression=fp16, or --engine=horovod"
+
+
+@pytest.mark.parametrize("allreduce", ["torus", "hierarchical"])
+def test_tensorflow_engine_with_an_allreduce_that_gives_wrong_sums_on_gpus_raises(
+    allreduce, monkeypatch
+):
     monkeypatch.setattr(tensorflow_engine.tf.config, "get_visible_devices", lambda kind: ["GPU:0"])
-    with pytest.raises(
-        UserError, match="Use --allreduce=ring with --compression=fp16, or --engine=horovod"
-    ):
-        tensorflow_engine.TensorFlowCommunicator(CommunicationSettings(**options))
-    tensorflow_engine.check_gpu_support(CommunicationSettings(allreduce="masters"))
+    with pytest.raises(UserError, match=WRONG_SUMS):
+        tensorflow_engine.TensorFlowCommunicator(CommunicationSettings(allreduce=allreduce))
+    tensorflow_engine.check_gpu_support(has_gpu=True, allreduce="masters")
+
+
+def test_tensorflow_engine_on_gpus_rejects_to_send_bfloat16():
+    with pytest.raises(UserError, match=WRONG_SUMS):
+        tensorflow_engine.check_gpu_support(has_gpu=True, wire_dtype="bfloat16")
+    tensorflow_engine.check_gpu_support(has_gpu=False, wire_dtype="bfloat16")
+    tensorflow_engine.check_gpu_support(has_gpu=True, wire_dtype="float16")
 
 
 def test_tensorflow_engine_warns_once_that_ports_are_open_on_all_interfaces(monkeypatch, capsys):

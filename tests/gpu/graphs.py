@@ -114,7 +114,7 @@ def training(
     if ranks:
         communicator = RankZeroOfTwo(derived.communication(config), ranks)
     network = build.model(config, precision, CLASSES, communicator)
-    optimizer = build.optimizer(config, precision, network, communicator)
+    optimizer = build.optimizer(config, network, communicator)
     omit_images = build.random_batch(config, communicator)
     weights = None if config.data.class_weights == "none" else np.ones(CLASSES, np.float32)
     step = build.train_step(

@@ -15,7 +15,7 @@ from keras import layers
 import hybrid_imagenet as hi
 from hybrid_imagenet import optimizers
 from tests.library.models import STEPS, loss, vectors
-from tests.library.places import EPOCHS, Place, Program, Result
+from tests.library.places import EPOCHS, ROUNDED, Place, Program, Result
 from tests.library.published import own_step
 
 Data = tuple[Any, ...]
@@ -261,7 +261,6 @@ ONCE_AN_UPDATE = "once per update; Keras does it after each micro-batch"
 OWN_STATISTICS = "each rank normalizes its own batch"
 OWN_NUMBERS = "each rank draws different numbers"
 OWN_COUNT = "each rank divides by its own count"
-ROUNDED = "each rank rounds to 16 bits"
 of = keras.optimizers
 RATES = {"Adadelta": 1.0, "Adagrad": 0.1, "Ftrl": 0.1}
 KERAS = (

@@ -13,6 +13,8 @@ import hybrid_imagenet as hi
 from tests.library.models import BATCH, STEPS
 
 EPOCHS = 2
+ROUNDED = "each rank rounds to 16 bits"
+"""Why programs in FP16 or BF16 differ; see `Program.differs`."""
 
 
 class Place:
@@ -47,7 +49,7 @@ class Place:
         ):
             return inner
         self._bare = False
-        return hi.DistributedOptimizer(inner, compression="none", **arguments)
+        return hi.DistributedOptimizer(inner, **arguments)
 
     def compiled(self, **arguments: Any) -> dict[str, Any]:
         """Returns the arguments of `compile` that choose how steps run: eagerly if alone."""
@@ -103,6 +105,7 @@ def run(program: Program, place: Place, seed: int = 3) -> dict[str, Any]:
         "updates": sum(int(o.iterations) for o in optimizers),
         "history": {name: np.asarray(values, float).tolist() for name, values in history.items()},
         "reductions": sum(_reductions(optimizer) for optimizer in optimizers),
+        "skipped": sum(_skipped(optimizer) for optimizer in optimizers),
     }
 
 
@@ -111,6 +114,13 @@ def _reductions(optimizer: keras.optimizers.Optimizer) -> int:
     if not isinstance(optimizer, hi.DistributedOptimizer):
         return 0
     return optimizer.reducer.statistics().get("steps", 0)
+
+
+def _skipped(optimizer: keras.optimizers.Optimizer) -> int:
+    """Returns how many steps an optimizer has skipped."""
+    if not isinstance(optimizer, hi.DistributedOptimizer):
+        return 0
+    return int(optimizer.loss_scale.skipped_steps)
 
 
 def _to_list(variable: Any) -> list[float]:

@@ -77,7 +77,8 @@ def overflow() -> dict:
             verbose=0,
             callbacks=[*hi.callbacks.default_callbacks(), RecordStep()],
         )
-        return {"seen": steps, "wrapped": model.optimizer is not optimizer}
+        wire = {bucket["wire"] for bucket in optimizer.reducer.statistics()["buckets"]}
+        return {"seen": steps, "wrapped": model.optimizer is not optimizer, "wire": sorted(wire)}
 
 
 def rejections() -> dict:
@@ -134,7 +135,7 @@ def rejections() -> dict:
             "steps": message(lambda: fit(hi.callbacks.default_callbacks(), x[short], y[short])),
             "unbuilt layer": message(fit_unbuilt_layer),
             "xla": xla_error,
-            "settings": message(lambda: hi.DistributedOptimizer("sgd", compression="bf16")),
+            "settings": message(lambda: hi.DistributedOptimizer("sgd", fusion_threshold_mb=4)),
         }
 
 
@@ -278,12 +279,10 @@ def two_optimizers(folder: str) -> dict:
         def fit(epochs, seed, *callbacks):
             schedule = hi.schedules.polynomial(0.5, 4)
             inner = [hi.optimizers.SGD(0.1, momentum=0.9), hi.optimizers.SGD(0.1, momentum=0.9)]
-            first = hi.DistributedOptimizer(inner[0], compression="none", schedule=schedule)
+            first = hi.DistributedOptimizer(inner[0], schedule=schedule)
             keras.utils.set_random_seed(seed)
             model = Gan(norm=True)
-            second = hi.DistributedOptimizer(
-                inner[1], compression="none", gradient_accumulation_steps=3
-            )
+            second = hi.DistributedOptimizer(inner[1], gradient_accumulation_steps=3)
             model.compile(first, second, jit_compile=True)
             x, _ = hi.data.shard(models.data(hi.size()), hi.rank(), hi.size())
             history = model.fit(
@@ -312,7 +311,7 @@ def random_layers() -> dict:
         inner = keras.Sequential([keras.Input((6,)), keras.layers.GaussianNoise(1.0)])
         random = [inner, keras.layers.Dropout(0.5)]
         model = keras.Sequential([keras.Input((6,)), *random, keras.layers.Dense(2)])
-        model.compile(hi.DistributedOptimizer("sgd", compression="none"), "mse")
+        model.compile(hi.DistributedOptimizer("sgd"), "mse")
         x = np.ones((4, 6), np.float32)
         if by_fit:
             fit = {"batch_size": 2, "epochs": 1, "verbose": 0}

@@ -7,7 +7,8 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.library.places import EPOCHS, Place, Program, Result
+from tests.library.models import STEPS
+from tests.library.places import EPOCHS, ROUNDED, Place, Program, Result
 
 FROM_LOGITS = {"from_logits": True}
 
@@ -38,9 +39,11 @@ def fitted(place: Place, model: keras.Model, x, y=None, **arguments) -> Result:
 class Gan(keras.Model):
     """Two models with one optimizer each, which `compile` does not know; it is never built."""
 
-    def __init__(self, norm: bool = False):
+    def __init__(self, norm: bool = False, maker_policy: str = "float32"):
         super().__init__()
+        keras.config.set_dtype_policy(maker_policy)
         self.maker = dense(2, 8, 6)
+        keras.config.set_dtype_policy("float32")
         if norm:
             self.maker.add(layers.BatchNormalization(name="bn"))
         self.critic = dense(6, 8, 1)
@@ -61,7 +64,7 @@ class Gan(keras.Model):
             ("maker", self.maker, self.maker_optimizer),
         ):
             with tf.GradientTape() as tape:
-                generated = self.maker(noise, training=True)
+                generated = ops.cast(self.maker(noise, training=True), "float32")
                 loss = ops.mean(ops.tanh(self.critic(generated))) - ops.mean(
                     ops.tanh(self.critic(real))
                 )
@@ -82,13 +85,46 @@ class Gan(keras.Model):
         return ops.mean(ops.square(ops.norm(tape.gradient(score, between), axis=1) - 1.0))
 
 
-def gan(place: Place, penalty: float = 0.0) -> Result:
-    model = Gan()
+def gan(place: Place, penalty: float = 0.0, maker_policy: str = "float32") -> Result:
+    model = Gan(maker_policy="float32" if place.alone else maker_policy)
     adam = [
         place.optimizer(keras.optimizers.Adam(0.01, beta_1=0.5, epsilon=1e-3)) for _ in range(2)
     ]
     model.compile(*adam, penalty, **place.compiled())
     return fitted(place, model, examples(place, (6,), (2,), (1,)))
+
+
+def regression(place: Place, rate: float, *, target: float = 1.0, spikes: bool = False) -> Result:
+    """Fits a line to targets of a size, of which every fourth batch may be 100 times larger."""
+    (x,) = examples(place, (6,))
+    y = target * (x[:, :1] - 2 * x[:, 1:2])
+    if spikes:
+        y[np.arange(len(y)) // (len(y) // STEPS) == STEPS - 1] *= 100
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(1, kernel_initializer="zeros")])
+    adam = keras.optimizers.Adam(rate, epsilon=1e-20)
+    model.compile(place.optimizer(adam), "mse", **place.compiled())
+    return fitted(place, model, x, y)
+
+
+def residual_network(place: Place) -> Result:
+    """Trains two residual blocks, whose normalizations are synchronized."""
+
+    def normalized(x, filters, stride=1):
+        x = layers.Conv2D(filters, 3, stride, "same", use_bias=False)(x)
+        return layers.BatchNormalization(synchronized=not place.alone, momentum=0.8)(x)
+
+    inputs = keras.Input((8, 8, 3))
+    x = ops.relu(normalized(inputs, 4))
+    for filters, stride in ((4, 1), (8, 2)):
+        shortcut = x if stride == 1 else normalized(x, filters, stride)
+        branch = normalized(ops.relu(normalized(x, filters, stride)), filters)
+        x = ops.relu(shortcut + branch)
+    model = keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling2D()(x)))
+    loss = keras.losses.SparseCategoricalCrossentropy(**FROM_LOGITS)
+    sgd = keras.optimizers.SGD(0.1, momentum=0.9)
+    model.compile(place.optimizer(sgd), loss, **place.compiled())
+    (images,) = examples(place, (8, 8, 3))
+    return fitted(place, model, images, np.argmax(images[:, 0, 0], axis=1))
 
 
 class Autoencoder(keras.Model):
@@ -362,6 +398,15 @@ NEGATIVES = "each rank takes its negatives from its own batch"
 PROGRAMS = {
     "GAN": Program(gan),
     "GAN with gradient penalty": Program(lambda place: gan(place, 10.0)),
+    "GAN in FP16 and FP32": Program(
+        lambda place: gan(place, maker_policy="mixed_float16"), 5e-3, ROUNDED
+    ),
+    "residual network": Program(residual_network),
+    "targets of 1e4": Program(lambda place: regression(place, 1e3, target=1e4), 1e-2),
+    "targets of 1e-8": Program(
+        lambda place: regression(place, 1e-9, target=1e-8), 1e-14, logs=False
+    ),
+    "rare targets 100 times larger": Program(lambda place: regression(place, 0.1, spikes=True)),
     "variational autoencoder": Program(vae),
     "distillation": Program(distillation),
     "contrastive pairs": Program(pairs),

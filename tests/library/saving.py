@@ -19,7 +19,6 @@ def hybrid():
     schedule = hi.schedules.hybrid(0.5, 4, warmup_epochs=2)
     return hi.DistributedOptimizer(
         hi.optimizers.Hybrid(adabound_lr=0.05),
-        compression="none",
         schedule=schedule,
         # An epoch has four steps, so every save and broadcast falls inside an accumulation.
         gradient_accumulation_steps=3,
@@ -30,7 +29,7 @@ def adamw():
     import keras
 
     inner = keras.optimizers.AdamW(0.02, gradient_accumulation_steps=2, global_clipnorm=1.0)
-    return hi.DistributedOptimizer(inner, compression="none")
+    return hi.DistributedOptimizer(inner)
 
 
 OPTIMIZERS = {"hybrid": hybrid, "adamw": adamw}

@@ -42,6 +42,7 @@ def through_fit(arguments: list, epochs: int) -> dict:
         optimizer = hi.DistributedOptimizer(
             optimizers.create(**derived.optimizer_arguments(config)),
             schedule=derived.schedule(config),
+            compression=config.communication.compression,
             loss_scale=float(config.network.loss_scale),
         )
         communicator = hi.communicator()

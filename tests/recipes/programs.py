@@ -32,17 +32,14 @@ def train_recipe(name: str, folder: str) -> list:
         comm.placement().size,
     )
     communicator = comm.start(
-        comm.CommunicationSettings(
-            allreduce=resolved.communication.allreduce,
-            compression=resolved.communication.compression,
-        )
+        comm.CommunicationSettings(allreduce=resolved.communication.allreduce)
     )
     from hybrid_imagenet.optimizers import distributed, reducer
 
     reducers = []
 
-    def make_reducer(communicator):
-        reducers.append(reducer.GradientReducer(communicator))
+    def make_reducer(communicator, wire_dtype):
+        reducers.append(reducer.GradientReducer(communicator, wire_dtype))
         return reducers[-1]
 
     with mock.patch.object(distributed, "GradientReducer", make_reducer):

@@ -58,6 +58,7 @@ def test_recipe_trains_two_epochs_on_two_ranks(pools, digits_folder, name):
     assert results == [["", [algorithm]]] * 2
     epochs = [r for r in program.records(folder / name) if r["kind"] == "epoch"]
     assert [r["epoch"] for r in epochs] == [1, 2]
+    assert [r["skipped_steps"] for r in epochs] == [0, 0]
     assert all(math.isfinite(r["train_loss"]) and r["skipped_steps"] == 0 for r in epochs)
     validated = [r for r in epochs if "val_count" in r]
     # Every run validates at its end, and the others also after the first epoch.

@@ -8,12 +8,62 @@ from tests.support import in_process, program
 BATCH = 8
 
 
+def cluster_2_step(loss: float, steps: int, *more_flags: str) -> dict:
+    """Takes steps by the flags of cluster 2, with gradients of about the size of the loss.
+
+    Args:
+      loss: the loss.
+      steps: number of steps.
+      more_flags: replace flags of cluster 2.
+
+    Returns:
+      The size of the last gradient and the one that it should have, the counts of updates and of
+      skipped steps, and the types of computation and sending.
+    """
+    from hybrid_imagenet import config
+
+    flags = [
+        "--flagfile=flags/cluster2.flags",
+        *("--dataset=synthetic", "--num_examples=64", "--model=resnet8", "--image_size=8"),
+        *("--model_width=4", "--stem=3x3", "--per_gpu_batch=4"),
+    ]
+    resolved = config.resolve([*flags, *more_flags], comm.placement().size)
+    communicator = comm.start(config.derived.communication(resolved))
+    import keras
+    import tensorflow as tf
+
+    from hybrid_imagenet.training import build
+
+    keras.utils.set_random_seed(0)
+    precision = resolved.network.precision
+    network = build.model(resolved, precision, 10, communicator)
+    optimizer = build.optimizer(resolved, network, communicator)
+    variables = network.trainable_variables
+    optimizer.build(variables)
+    # The gradient is the same at all weights, so an update changes nothing that is compared.
+    norm = loss * sum(v.shape.num_elements() for v in variables) ** 0.5
+
+    @tf.function(autograph=False)
+    def step() -> None:
+        scaled = optimizer.scale_loss(tf.constant(loss))
+        optimizer.apply([tf.fill(v.shape, scaled) for v in variables], variables)
+
+    for _ in range(steps):
+        step()
+    return {
+        "norm": [float(optimizer.grad_norm), norm],
+        "updates": int(optimizer.iterations),
+        "skipped": int(optimizer.loss_scale.skipped_steps),
+        "types": [precision, optimizer.reducer.statistics()["buckets"][0]["wire"]],
+    }
+
+
 def four_steps(micro: int) -> list:
     """Returns the weights after four steps over both phases of the hybrid method.
 
     Each rank takes `micro` micro-batches per update.
     """
-    communicator = comm.start(comm.CommunicationSettings(compression="none"))
+    communicator = comm.start(comm.CommunicationSettings())
     import keras
     import tensorflow as tf
 

@@ -141,17 +141,26 @@ def test_shuffle_window_without_shards_is_rejected():
 
 
 @pytest.mark.parametrize(
-    ("precision", "initial", "follows_norm"),
-    [("float32", 1.0, True), ("mixed_float16", 2.0**15, False)],
+    ("flags", "precision", "ranks", "wire", "scale"),
+    [
+        ([], "mixed_float16", 1, "float16", 2.0**15),
+        ([], "mixed_float16", 2, "float16", 2.0**15),
+        ([], "float32", 1, "float16", None),
+        ([], "float32", 2, "float16", 2.0**12),
+        (["--compression=none"], "mixed_float16", 2, "float32", 2.0**15),
+        (["--compression=none"], "float32", 2, "float32", None),
+        (["--loss_scale=1"], "float32", 2, "float16", None),
+    ],
 )
-def test_dynamic_loss_scale_of_the_program_follows_from_the_type_of_the_network(
-    precision, initial, follows_norm
+def test_optimizer_of_the_program_sends_and_scales_by_flags_precision_and_ranks(
+    flags, precision, ranks, wire, scale
 ):
-    resolved = config.resolve(
-        ["--model=resnet8", "--model_width=4", "--image_size=16", "--loss_scale=dynamic"]
-    )
-    network = build.model(resolved, precision, 10, SingleProcess())
-    optimizer = build.optimizer(resolved, precision, network, SingleProcess())
+    resolved = config.resolve(["--model=resnet8", "--model_width=4", "--image_size=16", *flags])
+    communicator = SingleProcess()
+    communicator.size = ranks
+    network = build.model(resolved, precision, 10, communicator)
+    optimizer = build.optimizer(resolved, network, communicator)
     optimizer.build(network.trainable_variables)
-    assert optimizer.loss_scale.scale.numpy() == initial
-    assert optimizer.loss_scale.follows_norm is follows_norm
+    assert optimizer.reducer.wire_dtype == wire
+    assert optimizer.loss_scale.dynamic is (scale is not None)
+    assert optimizer.loss_scale.scale.numpy() == (scale or 1.0)

@@ -6,7 +6,7 @@ from hybrid_imagenet import config
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.schedules import run_length
-from hybrid_imagenet.training import build, hardware, rank_requests
+from hybrid_imagenet.training import hardware, rank_requests
 
 
 def test_batch_growth_enlarges_the_batch_or_the_accumulation():
@@ -17,27 +17,6 @@ def test_batch_growth_enlarges_the_batch_or_the_accumulation():
     }
     assert (batches["per_gpu"].per_gpu_batch, batches["per_gpu"].accumulation) == (16, 1)
     assert (batches["accumulation"].per_gpu_batch, batches["accumulation"].accumulation) == (8, 2)
-
-
-@pytest.mark.parametrize(
-    ("flags", "precision", "ranks", "setting"),
-    [
-        ([], "mixed_float16", 1, "dynamic"),
-        ([], "float32", 1, "1"),
-        ([], "float32", 2, "dynamic"),
-        ([], "mixed_bfloat16", 2, "dynamic"),
-        (["--compression=none"], "float32", 2, "1"),
-        (["--compression=bf16"], "mixed_bfloat16", 2, "1"),
-        (["--compression=none"], "mixed_float16", 2, "dynamic"),
-        (["--loss_scale=128"], "mixed_float16", 2, "128"),
-        (["--loss_scale=1"], "float32", 2, "1"),
-        (["--loss_scale=dynamic"], "float32", 1, "dynamic"),
-    ],
-)
-def test_loss_scale_follows_from_flag_precision_compression_and_ranks(
-    flags, precision, ranks, setting
-):
-    assert build.loss_scale(config.resolve(flags), precision, ranks) == setting
 
 
 def test_choose_precision_of_a_large_fp16_network_on_a_cpu_is_rejected():

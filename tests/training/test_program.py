@@ -36,6 +36,16 @@ def test_step_of_micro_batches_equals_one_large_batch(one_process):
     assert_equal(programs.four_steps(4), one_process)
 
 
+@pytest.mark.parametrize(("loss", "skipped"), [(1e-8, 0), (1.0, 0), (1e6, 16)])
+def test_cluster_2_flags_train_with_gradients_of_any_size(pools, loss, skipped):
+    """Computes in FP32 and sends FP16, which ends at 65504: 1e6 must be scaled by 2^-4."""
+    for result in pools[2].call(programs.cluster_2_step, loss, 20):
+        assert result["types"] == ["float32", "float16"]
+        assert (result["skipped"], result["updates"]) == (skipped, 20 - skipped)
+        ours, expected = result["norm"]
+        assert ours == pytest.approx(expected, rel=2e-3)
+
+
 def test_run_writes_records_summary_and_config(undisturbed):
     run_dir, output = undisturbed
     summary = json.loads((run_dir / "summary.json").read_text())
@@ -47,7 +57,7 @@ def test_run_writes_records_summary_and_config(undisturbed):
     assert [r["phase"] for r in epochs] == [0.0, 1.0, 1.0]
     assert [round(r["learning_rate"], 6) for r in epochs] == [0.2, 0.2, 0.18]
     # The run computes in FP32 and sends gradients in FP16 to the other rank.
-    assert all(2**10 <= r["loss_scale"] * r["grad_norm"] < 2**14 for r in epochs)
+    assert [(r["loss_scale"], r["skipped_steps"]) for r in epochs] == [(2**12, 0)] * 3
     assert summary["world_size"] == 2
     assert summary["epochs"] == 3
     assert summary["val_top1"] == epochs[-1]["val_top1"]

@@ -159,9 +159,7 @@ def job(data: str, folder: str, methods, engine: str = "horovod") -> None:
     """Trains four GPUs with each method on the available ranks; rank 0 saves the weights."""
     virtual = 4 // comm.placement().size
     communicator = comm.start(
-        comm.CommunicationSettings(
-            engine=engine, compression="none", neighbors=NEIGHBORS // virtual
-        )
+        comm.CommunicationSettings(engine=engine, neighbors=NEIGHBORS // virtual)
     )
     for number, flags in enumerate(methods):
         name = f"{number}-{communicator.size}x{virtual}"
