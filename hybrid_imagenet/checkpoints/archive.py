@@ -18,6 +18,8 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+# Its import makes its types, such as bfloat16, known to NumPy by their names.
+import ml_dtypes  # noqa: F401
 import numpy as np
 
 from hybrid_imagenet import files
@@ -64,12 +66,14 @@ def write(path: pathlib.Path, arrays: Arrays, meta: Mapping[str, Any]) -> None:
 
     If the write fails, `path` keeps its earlier content. The file is an uncompressed NumPy archive.
     Its members carry CRC-32 checksums, and the description lists the names of all arrays, because
-    checksums do not cover names.
+    checksums do not cover names. It also has the types that NumPy does not store, such as bfloat16.
 
     Raises:
       OSError: if the disk is full or not writable; the temporary file is removed.
     """
-    text = json.dumps({"format": FORMAT, "arrays": sorted(arrays), **meta}).encode()
+    types = {name: array.dtype.name for name, array in arrays.items() if array.dtype.kind == "V"}
+    contents = {"format": FORMAT, "arrays": sorted(arrays), "types": types}
+    text = json.dumps({**contents, **meta}).encode()
     members = {_META: np.frombuffer(text, np.uint8)}
     for name, array in arrays.items():
         members[f"{_ARRAY_PREFIX}{name}"] = array
@@ -112,6 +116,9 @@ def read(path: pathlib.Path, *, keep_arrays: bool = True) -> CheckpointArchive:
 
 
 def read_meta(path: pathlib.Path) -> dict[str, Any]:
+        types = meta.pop("types")
+        if keep_arrays:
+            arrays |= {name: arrays[name].view(np.dtype(types[name])) for name in types}
     """Reads only the description of a checkpoint; the arrays are not verified.
 
     Raises:

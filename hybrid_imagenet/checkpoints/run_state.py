@@ -128,11 +128,7 @@ def restore_arrays(checkpoint: CheckpointArchive, variables: Mapping[str, keras.
             )
         raise UserError(f"{checkpoint.path} belongs to another run: {difference}. {remedy}")
     for name, variable in variables.items():
-        array = checkpoint.arrays[name]
-        if array.dtype.kind == "V":
-            # NumPy stores bfloat16, which is not one of its types, as two bytes without a type.
-            array = array.view(variable.numpy().dtype)
-        variable.assign(array)
+        variable.assign(checkpoint.arrays[name])
 
 
 def _first_difference(

@@ -229,6 +229,21 @@ def test_model_with_bfloat16_weights_continues(tmp_path):
         np.testing.assert_array_equal(ours, expected)
 
 
+def test_best_weights_of_a_bfloat16_model_continue(tmp_path):
+    def run(folder, epochs):
+        keras.utils.set_random_seed(3)
+        layers = [keras.Input((6,)), keras.layers.Dense(3, dtype="bfloat16")]
+        model = keras.Sequential(layers)
+        model.compile(hi.DistributedOptimizer(keras.optimizers.SGD(0.1)), models.loss())
+        return saving.fit(model, epochs, more=[hi.callbacks.Checkpoint(folder), early_stopping()])
+
+    whole = run(tmp_path / "whole", 2)
+    for epochs in (1, 2):
+        model = run(tmp_path / "again", epochs)
+    for ours, expected in zip(model.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, expected)
+
+
 def test_file_name_counts_no_batches_beyond_the_epoch_with_steps_per_execution(tmp_path):
     model = saving.compiled(hi.DistributedOptimizer("sgd"), steps_per_execution=3)
     saving.fit(model, 1, more=[hi.callbacks.Checkpoint(tmp_path / "checkpoints")])
