@@ -30,6 +30,11 @@ RESTART_SCRIPT = (
     " checkpoint"
 )
 
+# The last sentence about a run that an earlier version has saved.
+LOAD_WEIGHTS_WITH_NUMPY = (
+    "Train again, or load the weights: numpy.load(CHECKPOINT) has them as array/model/*"
+)
+
 # A longer message keeps its beginning and its end, because the end often names the cause.
 _MAX_MESSAGE_CHARACTERS = 2000
 _KEPT_END_CHARACTERS = 500
@@ -110,6 +115,26 @@ class NumericsError(SharedError):
     """Training cannot continue because of non-finite or diverging values."""
 
     exit_code = EXIT_NUMERICS
+
+
+def check_format(name: object, number: object, expected: int, remedy: str) -> None:
+    """Checks that this version has saved what it is about to read.
+
+    Args:
+      name: what is read, such as the path of a file, for the message.
+      number: number of the format that is stored in it; None if there is none, as in what the first
+        versions have saved.
+      expected: number of the format that this version writes.
+      remedy: last sentence of the message, without its period.
+
+    Raises:
+      UserError: for another number.
+    """
+    if number == expected:
+        return
+    is_later = isinstance(number, int) and number > expected
+    version = "a later version" if is_later else "an earlier version"
+    raise UserError(f"{name} was saved by {version} of hybrid_imagenet. {remedy}.")
 
 
 def did_you_mean(word: str, candidates: Iterable[str], prefix: str = "") -> str:

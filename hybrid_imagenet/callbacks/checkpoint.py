@@ -34,9 +34,6 @@ from hybrid_imagenet.optimizers.lars import LayerScaledOptimizer
 from hybrid_imagenet.order import ExactBatchSampler
 from hybrid_imagenet.order.sampling import Cursor
 
-# Beginning of the names of the states of random layers in a checkpoint.
-_RANDOM_STATES = "random/"
-
 # The open lock file of each directory that this process writes to.
 _LOCKS: dict[pathlib.Path, IO[bytes]] = {}
 
@@ -284,15 +281,7 @@ class Checkpoint(SaveCheckpoints):
             if name in optimizers:
                 self._prepare_optimizer(optimizers[name], saved)
         self._restored_weights, checkpoint = _split_arrays(checkpoint)
-        variables = self.all_variables()
-        if not any(name.startswith(_RANDOM_STATES) for name in checkpoint.arrays):
-            # Checkpoints of version 0.1.0 do not have them.
-            variables = {
-                name: variable
-                for name, variable in variables.items()
-                if not name.startswith(_RANDOM_STATES)
-            }
-        restore_arrays(checkpoint, variables)
+        restore_arrays(checkpoint, self.all_variables())
         state: dict[str, Any] = checkpoint.meta["state"]
         position = f"epoch {state['finished_epochs']} is done"
         if self._order is not None and checkpoint.meta["order"]["offset"]:
@@ -301,7 +290,7 @@ class Checkpoint(SaveCheckpoints):
         return {
             "state": state,
             "order": checkpoint.meta.get("order"),
-            "callbacks": checkpoint.meta.get("callbacks", {}),
+            "callbacks": checkpoint.meta["callbacks"],
             "callback_weights": {
                 name: [[array.shape, array.dtype.name] for array in arrays]
                 for name, arrays in self._restored_weights.items()
@@ -320,7 +309,7 @@ class Checkpoint(SaveCheckpoints):
         inner = getattr(optimizer, "inner", optimizer)
         # A coefficient that was passed to the optimizer is kept.
         if isinstance(inner, LayerScaledOptimizer) and inner.needs_trust_coefficient:
-            coefficient = saved.get("trust_coefficient")
+            coefficient = saved["trust_coefficient"]
             if coefficient is not None:
                 inner.set_trust_coefficient(coefficient)
 

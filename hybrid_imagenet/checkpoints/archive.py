@@ -23,8 +23,11 @@ import ml_dtypes  # noqa: F401
 import numpy as np
 
 from hybrid_imagenet import files
+from hybrid_imagenet.errors import LOAD_WEIGHTS_WITH_NUMPY, UserError, check_format
 
-FORMAT = 1
+# Increase it whenever the content changes: arrays, the description or the state of a run. Files
+# with another number are rejected, so no code needs to know how they differ.
+FORMAT = 2
 _META = "meta"
 _ARRAY_PREFIX = "array/"
 _SUFFIX = ".npy"
@@ -90,6 +93,7 @@ def read(path: pathlib.Path, *, keep_arrays: bool = True) -> CheckpointArchive:
 
     Raises:
       DamagedCheckpointError: if the file is not complete and intact.
+      UserError: if another version of this package has saved it.
       OSError: if it cannot be opened or read.
     """
     with _open_archive(path) as (archive, file_bytes):
@@ -99,7 +103,7 @@ def read(path: pathlib.Path, *, keep_arrays: bool = True) -> CheckpointArchive:
         for info in archive.infolist():
             array = _parse_array(_read_member(archive, info, file_bytes))
             if info.filename == _META + _SUFFIX:
-                meta = _parse_meta(array)
+                meta = _parse_meta(array, path)
                 continue
             is_array = info.filename.startswith(_ARRAY_PREFIX) and info.filename.endswith(_SUFFIX)
             if not is_array:
@@ -112,22 +116,23 @@ def read(path: pathlib.Path, *, keep_arrays: bool = True) -> CheckpointArchive:
                 arrays[name] = array
         if meta is None or meta.pop("arrays") != sorted(names):
             raise DamagedCheckpointError("its table of contents does not match its content")
+        types = meta.pop("types")
+        if keep_arrays:
+            arrays |= {name: arrays[name].view(np.dtype(types[name])) for name in types}
         return CheckpointArchive(path, arrays, meta)
 
 
 def read_meta(path: pathlib.Path) -> dict[str, Any]:
-        types = meta.pop("types")
-        if keep_arrays:
-            arrays |= {name: arrays[name].view(np.dtype(types[name])) for name in types}
     """Reads only the description of a checkpoint; the arrays are not verified.
 
     Raises:
       DamagedCheckpointError: if the description is not complete and intact.
+      UserError: if another version of this package has saved it.
       OSError: if the file cannot be opened or read.
     """
     with _open_archive(path) as (archive, file_bytes):
         info = archive.getinfo(_META + _SUFFIX)
-        return _parse_meta(_parse_array(_read_member(archive, info, file_bytes)))
+        return _parse_meta(_parse_array(_read_member(archive, info, file_bytes)), path)
 
 
 @contextlib.contextmanager
@@ -146,6 +151,8 @@ def _open_archive(path: pathlib.Path) -> Iterator[tuple[zipfile.ZipFile, int]]:
                 raise DamagedCheckpointError("not a regular file")
             file = stack.enter_context(os.fdopen(descriptor, "rb", closefd=False))
             yield stack.enter_context(zipfile.ZipFile(file)), status.st_size
+    except UserError:
+        raise
     except MemoryError:
         # Sizes are compared with the size of the file before memory is allocated, so a MemoryError
         # means that the machine has too little memory, not that the file is damaged.
@@ -191,10 +198,9 @@ def _parse_array(content: bytes) -> np.ndarray:
     return array.copy()
 
 
-def _parse_meta(array: np.ndarray) -> dict[str, Any]:
+def _parse_meta(array: np.ndarray, path: pathlib.Path) -> dict[str, Any]:
     meta = json.loads(array.astype(np.uint8, casting="equiv").tobytes())
-    if not isinstance(meta, dict) or not isinstance(meta.get("format"), int):
+    if not isinstance(meta, dict):
         raise DamagedCheckpointError("its description was not written by this package")
-    if meta["format"] != FORMAT:
-        raise DamagedCheckpointError(f"format {meta['format']}, this version reads {FORMAT}")
+    check_format(path, meta.get("format"), FORMAT, LOAD_WEIGHTS_WITH_NUMPY)
     return meta

@@ -222,18 +222,19 @@ def _from_checkpoint(checkpoint: CheckpointArchive, weights: str) -> TrainedNetw
     use_averages = bool(averages) and weights != "trained"
     if use_averages:
         arrays |= averages
-    # A checkpoint describes more than a network, and older ones do not have all fields.
     field_names = {field.name for field in dataclasses.fields(TrainedNetwork)}
-    stored_names = (field_names - {"origin", "weights"}) & set(meta)
+    stored_names = field_names - {"origin", "weights", "averaged"}
+    missing_names = sorted(stored_names - meta.keys())
+    if missing_names:
+        raise UserError(
+            f"{checkpoint.path} does not describe a network: it has no {missing_names[0]}, because"
+            " model.fit has saved it, or another program. Pass a checkpoint of"
+            " hybrid-imagenet train."
+        )
     values = {name: meta[name] for name in stored_names}
     values["origin"] = str(checkpoint.path)
-    values["averaged"] = use_averages or bool(meta.get("averaged"))
-    try:
-        return dataclasses.replace(TrainedNetwork.from_description(values), weights=arrays)
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"{checkpoint.path} does not describe a network ({error}). Pass another checkpoint."
-        ) from None
+    values["averaged"] = use_averages
+    return dataclasses.replace(TrainedNetwork.from_description(values), weights=arrays)
 
 
 def _arrays_with_prefix(checkpoint: CheckpointArchive, prefix: str) -> dict[str, np.ndarray]:

@@ -14,10 +14,6 @@ from hybrid_imagenet.order.sampling import Cursor, SampleOrder
 if TYPE_CHECKING:
     import keras
 
-# Checkpoints have the original names of these fields, so that checkpoints of earlier versions can
-# still be resumed.
-_STORED_NAMES = {"recorded_at": "closed_at", "schedule_values": "hyper"}
-
 # Why `fit` has other variables than a checkpoint, by the first part of their names.
 _REASONS_IN_FIT = {
     "random": "the models have other random layers, such as Dropout",
@@ -62,11 +58,8 @@ class RunState:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-ready form without `stop`, which belongs to one session only."""
-        values = {}
-        for name, value in dataclasses.asdict(self).items():
-            if name == "stop":
-                continue
-            values[_STORED_NAMES.get(name, name)] = value
+        values = dataclasses.asdict(self)
+        del values["stop"]
         return values
 
     def restore(self, values: dict[str, Any]) -> None:
@@ -86,9 +79,6 @@ class RunState:
         """
         fields = {**values}
         fields["cursor"] = Cursor(values["cursor"]["epoch"], values["cursor"]["offset"])
-        for name, stored_name in _STORED_NAMES.items():
-            if stored_name in fields:
-                fields[name] = fields.pop(stored_name)
         return cls(**fields)
 
 

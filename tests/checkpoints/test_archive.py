@@ -4,13 +4,16 @@ import io
 import json
 import os
 import random
+import re
 import zipfile
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from hybrid_imagenet.checkpoints import archive
 from hybrid_imagenet.checkpoints.archive import DamagedCheckpointError
+from hybrid_imagenet.errors import UserError
 from tests.checkpoints.support import ARRAYS, meta
 from tests.support.promptly import promptly
 
@@ -30,7 +33,7 @@ def rewrite(path, members, compression=zipfile.ZIP_STORED):
 
 
 def assert_complete(checkpoint):
-    assert checkpoint.meta == {**meta(5), "format": 1}
+    assert checkpoint.meta == {**meta(5), "format": archive.FORMAT}
     assert checkpoint.arrays.keys() == ARRAYS.keys()
     for name, value in ARRAYS.items():
         np.testing.assert_array_equal(checkpoint.arrays[name], value)
@@ -127,9 +130,40 @@ def test_read_of_compressed_members_raises_before_decompression(path):
         archive.read(path)
 
 
-def test_read_of_another_format_raises(path):
-    archive.write(path, ARRAYS, {**meta(5), "format": 2})
-    with pytest.raises(DamagedCheckpointError, match="format 2, this version reads 1"):
+def test_write_and_read_keep_the_types_of_ml_dtypes(tmp_path):
+    arrays = {
+        "matrix": np.arange(6).reshape(2, 3).astype(ml_dtypes.bfloat16),
+        "scalar": np.array(0.5, ml_dtypes.float8_e4m3fn),
+        "float32": np.ones(2, np.float32),
+    }
+    archive.write(tmp_path / "a.npz", arrays, meta(5))
+    read = archive.read(tmp_path / "a.npz").arrays
+    for name, value in arrays.items():
+        assert read[name].dtype == value.dtype
+        np.testing.assert_array_equal(read[name], value)
+
+
+@pytest.mark.parametrize("read", [archive.read, archive.read_meta])
+@pytest.mark.parametrize(
+    ("number", "version"),
+    [
+        (None, "an earlier version"),
+        (archive.FORMAT - 1, "an earlier version"),
+        (archive.FORMAT + 1, "a later version"),
+    ],
+)
+def test_read_of_another_format_raises_and_says_how_to_load_the_weights(
+    path, read, number, version
+):
+    archive.write(path, ARRAYS, {**meta(5), "format": number})
+    message = f"{path} was saved by {version} of hybrid_imagenet. Train again, or load the weights"
+    with pytest.raises(UserError, match=re.escape(message)):
+        read(path)
+
+
+def test_read_without_a_format_takes_the_file_for_an_earlier_version(path):
+    rewrite(path, {"meta.npy": described({"arrays": []})})
+    with pytest.raises(UserError, match="was saved by an earlier version of hybrid_imagenet"):
         archive.read(path)
 
 
@@ -150,8 +184,9 @@ def described(value) -> bytes:
     return array(np.frombuffer(json.dumps(value).encode(), np.uint8))
 
 
-EMPTY = described({"format": 1, "arrays": []})
-ONE = described({"format": 1, "arrays": ["a"]})
+EMPTY = described({"format": archive.FORMAT, "arrays": [], "types": {}})
+ONE = described({"format": archive.FORMAT, "arrays": ["a"], "types": {}})
+UNKNOWN_TYPE = described({"format": archive.FORMAT, "arrays": ["a"], "types": {"a": "object"}})
 
 
 @pytest.mark.parametrize(
@@ -161,9 +196,10 @@ ONE = described({"format": 1, "arrays": ["a"]})
         {"meta.npy": b""},
         {"meta.npy": array(np.array(7))},
         {"meta.npy": described([])},
-        {"meta.npy": described({"format": 1})},
+        {"meta.npy": described({"format": archive.FORMAT})},
         {"meta.npy": ONE},
-        {"meta.npy": described({"format": 1, "arrays": 5})},
+        {"meta.npy": described({"format": archive.FORMAT, "arrays": 5, "types": {}})},
+        {"meta.npy": UNKNOWN_TYPE, "array/a.npy": array(np.array(1.5))},
         {"meta.npy": ONE, "array/a.npy": array(np.array([print], object))},
         {"meta.npy": ONE, "array/a": b"raw"},
         {"../../escape.npy": array(np.array(1)), "meta.npy": EMPTY},

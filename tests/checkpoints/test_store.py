@@ -69,6 +69,15 @@ def test_latest_valid_skips_and_renames_files_with_invalid_descriptions(folder, 
     assert names(folder) == [name(1), f"{name(5)}.damaged"]
 
 
+def test_latest_valid_rejects_files_of_an_earlier_version_and_keeps_them(folder):
+    save(CheckpointStore(folder, keep=1), 1)
+    archive.write(folder / name(5), ARRAYS, meta(5, format=1))
+    for find in (CheckpointStore(folder, keep=1).latest_valid, lambda: find_checkpoint(folder)):
+        with pytest.raises(UserError, match="was saved by an earlier version"):
+            find()
+    assert names(folder) == [name(1), name(5)]
+
+
 def test_keep_best_keeps_the_best_and_the_latest(folder):
     store = CheckpointStore(folder, keep=2, keep_best=True)
     scores = {1: 0.3, 2: 0.7, 3: 0.7, 4: None, 5: 0.6, 6: 0.5}

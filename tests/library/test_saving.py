@@ -79,6 +79,22 @@ def test_load_weights_before_an_accumulating_optimizer_is_built_loads_the_weight
     np.testing.assert_array_equal(other.get_weights()[0], model.get_weights()[0])
 
 
+def test_weights_of_a_checkpoint_can_be_loaded_with_numpy_as_docs_resume_shows(tmp_path):
+    def compiled(seed):
+        model = keras.Sequential([keras.Input((6,)), *models.plain(seed).layers])
+        model.add(keras.layers.BatchNormalization())
+        model.compile(hi.DistributedOptimizer("sgd"), models.loss(), run_eagerly=True)
+        return model
+
+    model = saving.fit(compiled(3), 1, more=[hi.callbacks.Checkpoint(tmp_path / "checkpoints")])
+    (file,) = (tmp_path / "checkpoints").glob("step-*.npz")
+    other = compiled(4)
+    with np.load(file) as checkpoint:
+        names = sorted(name for name in checkpoint.files if name.startswith("array/model/"))
+        other.set_weights([checkpoint[name] for name in names])
+    assert saving.weights(other) == saving.weights(model)
+
+
 def test_exact_order_and_schedule_continue_after_and_inside_an_epoch(tmp_path):
     images = np.random.default_rng(0).normal(size=(22, 4)).astype(np.float32)
     rates = {}
