@@ -245,11 +245,11 @@ def _parse_requested(arguments: Sequence[str], before: Sequence[str]) -> _Reques
 
 
 def _check_not_removed(words: Sequence[str]) -> None:
-    """Raises UserError for a flag of earlier versions."""
+    """Raises UserError for a flag that was removed."""
     for word in words:
         name = normalize_flag(word).lstrip("-").partition("=")[0]
         if word.startswith("-") and name in REMOVED:
-            raise UserError(f"--{name} was removed. {REMOVED[name].remedy}")
+            raise UserError(f"--{name} was removed. {REMOVED[name]}")
 
 
 def _choose_recipe(

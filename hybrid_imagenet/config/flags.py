@@ -537,47 +537,29 @@ class OptimizationFlags:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class RemovedFlag:
-    """A flag of earlier versions.
-
-    Attributes:
-      value: the value that this version always uses.
-      remedy: how to do without the flag, as sentences.
-    """
-
-    value: Any
-    remedy: str
-
-
 REMOVED = {
-    "adabound_beta1": RemovedFlag(
-        0.9, "It is 0.9. In model.fit, hi.optimizers.AdaBound(beta1=...) can change it."
+    "adabound_beta1": ("It is 0.9. In model.fit, hi.optimizers.AdaBound(beta1=...) can change it."),
+    "adabound_beta2": (
+        "It is 0.999. In model.fit, hi.optimizers.AdaBound(beta2=...) can change it."
     ),
-    "adabound_beta2": RemovedFlag(
-        0.999, "It is 0.999. In model.fit, hi.optimizers.AdaBound(beta2=...) can change it."
+    "batch_norm_epsilon": (
+        "It is 1e-5. Use your own network, --model=MODULE:FUNCTION, to change it."
     ),
-    "batch_norm_epsilon": RemovedFlag(
-        1e-5, "It is 1e-5. Use your own network, --model=MODULE:FUNCTION, to change it."
-    ),
-    "decoder": RemovedFlag("tensorflow", "TensorFlow decodes all images. Omit the flag."),
-    "eval_offset_epochs": RemovedFlag(
-        0,
+    "decoder": "TensorFlow decodes all images. Omit the flag.",
+    "eval_offset_epochs": (
         "With --lr_schedule=mlperf it follows MLPerf's rules, else it is 0. Use a smaller"
-        " --eval_every_epochs to validate in other epochs.",
+        " --eval_every_epochs to validate in other epochs."
     ),
-    "lr_final": RemovedFlag(
-        0.0,
+    "lr_final": (
         "The polynomial and cosine schedules end at 0. In model.fit, hi.schedules.cosine(final=...)"
-        " can change it.",
+        " can change it."
     ),
-    "lr_step_factor": RemovedFlag(
-        0.1,
-        "It is 0.1. Use --lr_schedule=exponential with --lr_decay for another factor.",
+    "lr_step_factor": (
+        "It is 0.1. Use --lr_schedule=exponential with --lr_decay for another factor."
     ),
-    "precise_batch_norm_batches": RemovedFlag(16, "It is 16. Omit the flag."),
+    "precise_batch_norm_batches": "It is 16. Omit the flag.",
 }
-"""Flags that were removed. A run that had another value than this version is not resumed."""
+"""Flags that were removed: how to do without each, as sentences."""
 
 
 GROUPS: Mapping[str, type] = {

@@ -4,7 +4,7 @@ The rule of --resume:
 
 1. A flag on the command line, or in a flag file on it, has the value that is given there.
 2. Every other flag keeps the value that the run has, whether somebody set it or it was a default.
-   A default or a recipe that has changed in a newer version therefore does not act on the run.
+   A default or a recipe that has changed since therefore does not act on the run.
 3. Values that follow from the batch, the data, the hardware or the number of ranks are derived
    again. Four settings are kept nevertheless, because they define the run: its number of epochs,
    its row of MLPerf's table, the images per GPU, and the order of its images.
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.config import stored
-from hybrid_imagenet.config.flags import CHOICES, COMMON, OPTIONS, REMOVED, RunFlags, default_values
+from hybrid_imagenet.config.flags import CHOICES, COMMON, OPTIONS, default_values
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.options import Origin, check_value, format_value
 from hybrid_imagenet.runlog import run_dir
@@ -79,14 +79,12 @@ class ResumedRun:
     Attributes:
       path: its config.json.
       flags: the value of each flag, as JSON has it.
-      origins: what had set each value; empty for old runs.
-      version: version of the program that wrote the file, if known.
+      origins: what had set each value.
     """
 
     path: pathlib.Path
     flags: Mapping[str, Any]
     origins: Mapping[str, str]
-    version: str | None = None
 
     @property
     def recipe(self) -> str | None:
@@ -95,21 +93,13 @@ class ResumedRun:
         return recipe if isinstance(recipe, str) else None
 
     def check_known(self) -> None:
-        """Raises UserError for a flag that this version does not have and that had an effect."""
+        """Raises UserError for a flag that does not exist."""
         for name, value in self.flags.items():
-            if name in OPTIONS or (name in REMOVED and self._has_no_effect(name)):
-                continue
-            remedy = f" {REMOVED[name].remedy}" if name in REMOVED else ""
-            version = f"version {self.version}" if self.version else "another version"
-            raise UserError(
-                f"{self.path} has the flag {name}={format_value(value)}, which does not exist in"
-                f" this version.{remedy} Continue the run with {version}, or remove the flag from"
-                " the file to continue without it."
-            )
-
-    def _has_no_effect(self, name: str) -> bool:
-        is_derived = self.origins.get(name) in (Origin.BATCH.value, Origin.RUN.value)
-        return is_derived or bool(self.flags[name] == REMOVED[name].value)
+            if name not in OPTIONS:
+                raise UserError(
+                    f"{self.path} has the flag {name}={format_value(value)}, which does not exist."
+                    " Remove it from the file to continue the run without it."
+                )
 
     def kept(
         self, recipe: str, given: Mapping[str, Any]
@@ -188,7 +178,7 @@ class ResumedRun:
 
         Args:
           config: the resumed run.
-          overrides: values of its recipe in this version.
+          overrides: values of its recipe.
           per_gpu_batch: default of a new run on this machine.
         """
         choices = {flag: config.value(flag) for flag in CHOICES}
@@ -223,14 +213,10 @@ def find(
     Raises:
       UserError: on rank 0, if the config.json of the run cannot be read.
     """
-    # Without --run_dir the directory is named after the recipe. Runs that began when hybrid was the
-    # default of all datasets are in a directory of that name.
-    candidates = [recipe] if recipe else dict.fromkeys((default_recipe, RunFlags.recipe))
-    for name in candidates:
-        directory = run_dir.choose_directory(run_dir_flag, name, dataset, resume=True)
-        if (directory / "config.json").exists():
-            break
-    else:
+    # Without --run_dir the directory is named after the recipe.
+    name = recipe or default_recipe
+    directory = run_dir.choose_directory(run_dir_flag, name, dataset, resume=True)
+    if not (directory / "config.json").exists():
         return None
     try:
         return _load(directory)
@@ -243,9 +229,4 @@ def find(
 
 def _load(directory: pathlib.Path) -> ResumedRun:
     content = stored.read(directory)
-    return ResumedRun(
-        directory / "config.json",
-        content["flags"],
-        content.get("origins", {}),
-        content.get("version"),
-    )
+    return ResumedRun(directory / "config.json", content["flags"], content["origins"])

@@ -8,7 +8,7 @@ from typing import Any
 
 from hybrid_imagenet import files
 from hybrid_imagenet.config.flags import OPTIONS
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import LOAD_WEIGHTS_WITH_NUMPY, UserError, check_format
 from hybrid_imagenet.options import Option, invalid_reason
 from hybrid_imagenet.runlog import json_fields
 from hybrid_imagenet.runlog.json_fields import (
@@ -21,6 +21,11 @@ from hybrid_imagenet.runlog.json_fields import (
     object_of,
 )
 
+FORMAT = 1
+"""Number that config.json has as `format`.
+
+Increase it whenever a flag is removed or gets another meaning, or another key changes.
+"""
 # 31 December 9999 in seconds since 1970. Later dates cannot be formatted.
 _LAST_DATE = 253402300799
 
@@ -31,7 +36,7 @@ _KINDS = {
         null=False,
         required=True,
     ),
-    "origins": FieldType("an object of texts", object_of(is_text), null=False),
+    "origins": FieldType("an object of texts", object_of(is_text), null=False, required=True),
     "started": FieldType(
         "a time in seconds since 1970", lambda value: is_number(value) and 0 <= value <= _LAST_DATE
     ),
@@ -55,16 +60,18 @@ _KINDS = {
 def read(directory: pathlib.Path) -> dict[str, Any]:
     """Reads the config.json of a run.
 
-    Flags and choices that this version does not have are not checked.
+    Flags that do not exist are not checked.
 
     Args:
       directory: directory of the run.
 
     Raises:
-      UserError: if the file cannot be read, or a value has a wrong type or is out of bounds.
+      UserError: if the file cannot be read, another version has saved it, or a value has a wrong
+        type or is out of bounds.
     """
     path = directory / "config.json"
     values = files.read_json(path)
+    check_format(path, values.get("format"), FORMAT, LOAD_WEIGHTS_WITH_NUMPY)
     json_fields.check_fields(values, _KINDS, str(path))
     for name, value in values["flags"].items():
         if name in OPTIONS and not _is_possible(value, OPTIONS[name]):

@@ -201,7 +201,7 @@ def _flag_names(training_flags: Sequence[str]) -> set[str]:
 def _kept_flags(config: Mapping[str, Any], replaced_names: set[str]) -> list[str]:
     """Returns the flags of a run that still apply, without those that are replaced."""
     flags = config["flags"]
-    origins = config.get("origins", {})
+    origins = config["origins"]
     ignored_names = {*FLAGS_OF_ONE_START, *replaced_names}
     if flags.get("lr_schedule") in FIXED_SCHEDULES:
         # A flag file for several recipes may set values that a published schedule does not use.

@@ -18,7 +18,7 @@ from hybrid_imagenet import __version__, files
 from hybrid_imagenet.checkpoints.archive import CheckpointArchive
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
-from hybrid_imagenet.config import Origin, RunConfig, derived
+from hybrid_imagenet.config import Origin, RunConfig, derived, stored
 from hybrid_imagenet.errors import UserError, without_secrets
 from hybrid_imagenet.runlog import jsonl, live, run_dir, summary, trackers
 from hybrid_imagenet.runlog.tensorboard import TensorBoard
@@ -254,6 +254,7 @@ class Recording:
             if flags[name] and not files.is_url(flags[name]):
                 flags[name] = str(files.expand_home(flags[name]).absolute())
         config = {
+            "format": stored.FORMAT,
             "flags": flags,
             "origins": {name: origin.value for name, origin in self._config.origins.items()},
             "version": __version__,

@@ -9,7 +9,7 @@ import pytest
 
 from hybrid_imagenet import config, main
 from hybrid_imagenet.comm import gpus
-from hybrid_imagenet.config import Origin, defaults
+from hybrid_imagenet.config import Origin, defaults, stored
 from hybrid_imagenet.training import preflight
 
 # The sources of these recipes do not fix the number of images per GPU.
@@ -34,7 +34,11 @@ def write_run(folder, recipe, flags=(), origin="default", **more):
     resolved = config.resolve([f"--recipe={recipe}", *flags])
     origins = {name: flag_origin.value for name, flag_origin in resolved.origins.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    content = {"flags": resolved.shown() | more, "origins": origins | {"recipe": origin}}
+    content = {
+        "format": stored.FORMAT,
+        "flags": resolved.shown() | more,
+        "origins": origins | {"recipe": origin},
+    }
     (folder / "config.json").write_text(json.dumps(content))
 
 
@@ -200,13 +204,10 @@ def test_recipe_note_for_files_without_the_classes_of_imagenet_suggests_gradual_
     assert defaults.recipe_note(config.resolve(["--dataset=digits"]), 10) is None
 
 
-@pytest.mark.parametrize("run_dir", [None, "elsewhere"])
 @pytest.mark.parametrize("origin", ["default", "command line"])
-def test_resumed_run_on_a_folder_keeps_its_recipe(run_dir, origin, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_run(tmp_path / (run_dir or "runs/hybrid-folder"), "hybrid", origin=origin)
-    run_dir_flags = [f"--run_dir={run_dir}"] if run_dir else []
-    again = config.resolve(["--dataset=folder", "--resume", *run_dir_flags])
+def test_resumed_run_on_a_folder_keeps_its_recipe(origin, tmp_path):
+    write_run(tmp_path, "hybrid", origin=origin)
+    again = config.resolve(["--dataset=folder", "--resume", f"--run_dir={tmp_path}"])
     assert (again.run.recipe, again.origins["recipe"]) == ("hybrid", Origin.RUN)
     assert defaults.recipe_note(again, 2) is None
 

@@ -9,7 +9,7 @@ import pytest
 
 from hybrid_imagenet import config, recipes
 from hybrid_imagenet.comm import gpus
-from hybrid_imagenet.config import Origin, defaults, resumed_run
+from hybrid_imagenet.config import Origin, defaults, resumed_run, stored
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.training import preflight
 
@@ -22,8 +22,7 @@ def begin(folder, *words, ranks=2, **changes):
     """Writes the config.json of a run that starts with these flags; returns its configuration.
 
     Args:
-      changes: flags with other values than this version would use, because an older version may
-        have used them.
+      changes: flags with other values than the flags on the command line have.
     """
     begun = config.resolve([*words, f"--run_dir={folder}"], ranks)
     write(folder, begun, **changes)
@@ -33,9 +32,9 @@ def begin(folder, *words, ranks=2, **changes):
 def write(folder, begun, **changes):
     """Writes the config.json of a configuration."""
     content = {
+        "format": stored.FORMAT,
         "flags": begun.shown() | changes,
         "origins": {name: origin.value for name, origin in begun.origins.items()},
-        "version": "0.9",
     }
     (folder / "config.json").write_text(json.dumps(content))
 
@@ -66,8 +65,8 @@ def test_resume_on_the_same_ranks_keeps_every_setting_of_the_run(recipe, tmp_pat
         write(tmp_path, again)
 
 
-# For each case: flags of the first start, values that an older version used, flags of the second
-# start, and values of the resumed run.
+# For each case: flags of the first start, values that defaults and recipes had then, flags of the
+# second start, and values of the resumed run.
 RULE: dict[str, tuple[Sequence[str], dict[str, Any], Sequence[str], dict[str, Any]]] = {
     "asked before": (["--weight_decay=.5"], {}, [], {"weight_decay": 0.5}),
     "asked again": (["--lr=7"], {}, ["--lr=8"], {"lr": 8.0}),
@@ -122,8 +121,8 @@ RULE: dict[str, tuple[Sequence[str], dict[str, Any], Sequence[str], dict[str, An
 
 @pytest.mark.parametrize("case", RULE)
 def test_resume_follows_the_rule_of_each_value(case, tmp_path):
-    first, older, second, expected = RULE[case]
-    begin(tmp_path, *first, **older)
+    first, former, second, expected = RULE[case]
+    begin(tmp_path, *first, **former)
     values = resume(tmp_path, *second).values()
     assert {name: values[name] for name in expected} == expected
 
@@ -196,21 +195,15 @@ def test_resume_notes_a_default_that_has_changed_since(tmp_path, monkeypatch, ca
     assert line in capsys.readouterr().err
 
 
-def test_resume_of_a_run_without_origins_keeps_its_values(tmp_path):
-    flags = {
-        "optimizer": "hybrid",
-        "lars_eta": 0.001,
-        "hybrid_handover": "rescale",
-        "momentum": 0.8,
-    }
-    (tmp_path / "config.json").write_text(json.dumps({"flags": flags}))
-    again = resume(tmp_path, "--momentum=.9")
-    assert (
-        again.optimizer_options["lars_eta"],
-        again.optimizer_options["hybrid_handover"],
-        again.optimizer_options["momentum"],
-    ) == (0.001, "rescale", 0.9)
-    assert again.origins["lars_eta"] is Origin.RUN
+@pytest.mark.parametrize("number", [None, stored.FORMAT - 1])
+def test_resume_of_a_run_of_an_earlier_version_is_one_error(number, tmp_path):
+    begun = begin(tmp_path)
+    content = {"flags": begun.shown() | {"decoder": "dali"}, "version": "0.1.0"}
+    if number is not None:
+        content["format"] = number
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"config\.json was saved by an earlier version of hybrid"):
+        resume(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -218,18 +211,8 @@ def test_resume_of_a_run_without_origins_keeps_its_values(tmp_path):
     [
         (
             {"warp_factor": 9},
-            "config.json has the flag warp_factor=9, which does not exist in this version. Continue"
-            " the run with version 0.9, or remove the flag from the file to continue without it.",
-        ),
-        (
-            {"lr_step_factor": 0.2},
-            "config.json has the flag lr_step_factor=0.2, which does not exist in this version. It"
-            " is 0.1. Use --lr_schedule=exponential",
-        ),
-        (
-            {"decoder": "dali"},
-            "config.json has the flag decoder=dali, which does not exist in this version."
-            " TensorFlow decodes all images.",
+            "config.json has the flag warp_factor=9, which does not exist. Remove it from the file"
+            " to continue the run without it.",
         ),
         ({"bad_records": "gone"}, "config.json: --bad_records=gone is not valid. Choose one of"),
         (
@@ -242,22 +225,6 @@ def test_resume_with_a_value_that_cannot_be_used_is_an_error(changes, message, t
     begin(tmp_path, **changes)
     with pytest.raises(UserError, match=re.escape(message)):
         resume(tmp_path)
-
-
-def test_resume_ignores_a_removed_flag_that_had_the_value_of_this_version(tmp_path):
-    begin(tmp_path, batch_norm_epsilon=1e-5, decoder="tensorflow", precise_batch_norm_batches=16)
-    resume(tmp_path)
-
-
-def test_resume_ignores_a_removed_flag_that_followed_from_the_batch(tmp_path):
-    begun = config.resolve(MLPERF, 2)
-    origins = {name: origin.value for name, origin in begun.origins.items()}
-    content = {
-        "flags": begun.shown() | {"eval_offset_epochs": 3},
-        "origins": origins | {"eval_offset_epochs": "MLPerf's table"},
-    }
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    resume(tmp_path)
 
 
 def test_resume_with_a_new_value_ignores_the_one_that_cannot_be_used(tmp_path):

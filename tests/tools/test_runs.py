@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from hybrid_imagenet import __main__, config
+from hybrid_imagenet.config import stored
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools import resume
 from tests.ranks import ROOT, environment
@@ -134,6 +135,7 @@ def run_description(*flags, ranks=1, hosts=("here",)):
     origins = {name: origin.value for name, origin in resolved.origins.items()}
     host_of_each_rank = list(hosts) * ranks
     return {
+        "format": stored.FORMAT,
         "flags": resolved.shown(),
         "origins": origins,
         "world_size": len(host_of_each_rank),

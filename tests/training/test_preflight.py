@@ -8,7 +8,7 @@ import pytest
 from hybrid_imagenet import config
 from hybrid_imagenet.checkpoints import archive
 from hybrid_imagenet.comm.environment import Placement
-from hybrid_imagenet.config import derived
+from hybrid_imagenet.config import derived, stored
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.training import preflight
 from tests.checkpoints import support
@@ -29,7 +29,13 @@ def make_run(path, **meta):
     """Writes a run with a checkpoint half-way through its sixth epoch."""
     (path / "checkpoints").mkdir(parents=True)
     (path / "config.json").write_text(
-        json.dumps({"flags": {"epochs": 10, "optimizer": "sgd", "ema_decay": 0.0}, "origins": {}})
+        json.dumps(
+            {
+                "format": stored.FORMAT,
+                "flags": {"epochs": 10, "optimizer": "sgd", "ema_decay": 0.0},
+                "origins": {},
+            }
+        )
     )
     meta_ = support.meta(
         20,
@@ -42,8 +48,8 @@ def make_run(path, **meta):
         data={"training": {"images": 1500}},
     )
     meta_["state"]["cursor"] = {"epoch": 5, "offset": 750}
-    stored = {name: value for name, value in (meta_ | meta).items() if value is not None}
-    archive.write(path / "checkpoints" / "step-000000020.npz", {"x": np.zeros(1)}, stored)
+    described = {name: value for name, value in (meta_ | meta).items() if value is not None}
+    archive.write(path / "checkpoints" / "step-000000020.npz", {"x": np.zeros(1)}, described)
 
 
 def test_check_of_flags_unsupported_by_a_keras_network_is_rejected(here):
@@ -198,7 +204,11 @@ def test_check_of_a_resume_with_other_epochs_warns_of_the_learning_rate(here):
 
 def test_check_of_a_resume_with_another_batch_warns_of_the_mlperf_learning_rate(here):
     make_run(here / "run", optimizer="lars")
-    table = {"flags": {"lr": 99.0, "recipe": "mlperf_lars"}, "origins": {"lr": "MLPerf's table"}}
+    table = {
+        "format": stored.FORMAT,
+        "flags": {"lr": 99.0, "recipe": "mlperf_lars"},
+        "origins": {"lr": "MLPerf's table"},
+    }
     (here / "run" / "config.json").write_text(json.dumps(table))
     words = [*DIGITS, "--recipe=mlperf_lars", "--run_dir=run", "--resume"]
     resolved = config.resolve(words, 2)

@@ -27,7 +27,7 @@ _MAX_METRICS_BYTES = 512 << 20
 # The results for a validation set of ten million images take 200 MB.
 _MAX_IMAGE_RESULTS_BYTES = 512 << 20
 # Keys of config.json that the report does not show as versions and hardware.
-_NOT_ENVIRONMENT = ("flags", "origins", "started", "peak_learning_rate")
+_NOT_ENVIRONMENT = ("format", "flags", "origins", "started", "peak_learning_rate")
 # Accuracies to report if a run has no --target_top1: those of Lu et al. and MLPerf.
 _DEFAULT_TARGETS = (0.75, 0.759)
 
@@ -99,10 +99,7 @@ class LoadedRun:
 
     @property
     def target_requested(self) -> bool:
-        """Whether the user or the recipe set --target_top1.
-
-        True for old runs whose config.json does not record what set a flag.
-        """
+        """Whether the user or the recipe set --target_top1."""
         return self.origins.get("target_top1", "") != "default"
 
     @property
@@ -207,10 +204,10 @@ def load_run(path: str | os.PathLike[str]) -> LoadedRun:
         environment=_environment(config),
         steps=[record for record in records if record.get("kind") == "step"],
         epochs=[record for record in records if record.get("kind") == "epoch"],
-        # An older version may have written a summary without some of the keys.
+        # A summary that somebody has changed may lack some of the keys.
         summary={**summary_of_records, **written_summary},
         state=run_state,
-        origins=dict(config.get("origins", {})),
+        origins=dict(config["origins"]),
         divergence_record=records[-1] if run_state == state.DIVERGED else None,
     )
 

@@ -24,6 +24,7 @@ def make_run(
       full: also record values that only some runs have: relative updates, input, communication.
       flags: flags that differ from the defaults below.
     """
+    from hybrid_imagenet.config import stored
     from hybrid_imagenet.runlog import summary
 
     directory.mkdir(parents=True)
@@ -39,7 +40,9 @@ def make_run(
         "torus_grid": None,
     } | flags
     config = {
+        "format": stored.FORMAT,
         "flags": settings,
+        "origins": {},
         "version": "0.0",
         "world_size": world_size,
         "hosts": ["made-up"] * world_size,
