@@ -38,5 +38,6 @@ def load_model(path: str | os.PathLike[str], **arguments: Any) -> keras.Model:
 
     Raises:
       ValueError: if there is no such file.
+      UserError: if another version of this package has saved the optimizer.
     """
     return keras.models.load_model(path, **arguments)

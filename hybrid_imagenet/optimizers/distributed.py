@@ -17,7 +17,7 @@ import tensorflow as tf
 from hybrid_imagenet import private_api
 from hybrid_imagenet.comm import Communicator, process
 from hybrid_imagenet.comm.agreement import check_agreement, digest
-from hybrid_imagenet.errors import SharedError, UserError
+from hybrid_imagenet.errors import SharedError, UserError, check_format
 from hybrid_imagenet.optimizers import arguments
 from hybrid_imagenet.optimizers.accumulation import GradientAccumulator
 from hybrid_imagenet.optimizers.average import WeightAverage
@@ -37,6 +37,12 @@ from hybrid_imagenet.optimizers.precision import AUTO, choose, computes_in_float
 from hybrid_imagenet.optimizers.reducer import GradientReducer
 from hybrid_imagenet.order.same_order import check_same_order
 from hybrid_imagenet.schedules import training_schedule
+
+FORMAT = 1
+"""Number of the form in which Keras saves a `DistributedOptimizer`.
+
+Increase it whenever the configuration or the saved variables change.
+"""
 
 UPDATE_SCOPE = "optimizer_update"
 """The name under which a profile shows the operations of an update."""
@@ -696,6 +702,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def save_own_variables(self, store: Any) -> None:
         """Saves the state without the inner optimizer's, which Keras saves by itself."""
+        store["format"] = np.array(FORMAT)
         for i, variable in enumerate(self._own_variables()):
             store[str(i)] = variable.numpy()
 
@@ -711,17 +718,20 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
                 "%s: its state is not loaded, since it is not built; the weights are", self.name
             )
             return
-        # Files without an optimizer, or with one of Keras, still have weights to load.
-        if not _is_state_of_this_class(store):
+        # Files without an optimizer, or with one of Keras or of an earlier version, still have
+        # weights to load.
+        if "format" not in store or int(np.asarray(store["format"])) != FORMAT:
             _log.warning(
-                "%s: the file has no state of a DistributedOptimizer; the weights are loaded",
+                "%s: the file has no state of a DistributedOptimizer of this version; the weights"
+                " are loaded",
                 self.name,
             )
             return
         variables = self._own_variables()
-        if len(store.keys()) != len(variables):
+        num_saved = len(store.keys()) - 1
+        if num_saved != len(variables):
             raise ValueError(
-                f"the saved optimizer has {len(store.keys())} variables, this one"
+                f"the saved optimizer has {num_saved} variables, this one"
                 f" {len(variables)}: give it the same gradient_accumulation_steps"
             )
         for i, variable in enumerate(variables):
@@ -733,6 +743,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         A schedule is kept if `hybrid_imagenet.schedules` made it; a function of yours is not.
         """
         config: dict[str, Any] = {
+            "format": FORMAT,
             "inner": keras.saving.serialize_keras_object(self.inner),
             "name": self.name,
             "gradient_accumulation_steps": self.accumulation_steps,
@@ -749,8 +760,18 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
     def from_config(
         cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
     ) -> DistributedOptimizer:
-        """Makes the optimizer again; it connects to no rank before its first step."""
+        """Makes the optimizer again; it connects to no rank before its first step.
+
+        Raises:
+          UserError: if another version has saved it.
+        """
         config = dict(config)
+        check_format(
+            "The optimizer",
+            config.pop("format", None),
+            FORMAT,
+            "Train again, or load the model without it: load_model(PATH, compile=False)",
+        )
         kinds = config.pop("kinds", None)
         hyperparameters = config.pop("hyper", None)
         inner = keras.saving.deserialize_keras_object(
@@ -765,14 +786,6 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         if hyperparameters:
             inner.hyperparameters.assign(hyperparameters)
         return optimizer
-
-
-def _is_state_of_this_class(store: Any) -> bool:
-    """Returns whether `save_own_variables` has written a group: it begins with five scalars.
-
-    Optimizers of Keras have two, the number of iterations and the learning rate, at most.
-    """
-    return all(str(i) in store and not store[str(i)].shape for i in range(5))
 
 
 def _unique_names(paths: Sequence[str]) -> list[str]:

@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+import zipfile
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -79,6 +81,28 @@ def test_load_weights_before_an_accumulating_optimizer_is_built_loads_the_weight
     np.testing.assert_array_equal(other.get_weights()[0], model.get_weights()[0])
 
 
+def rewrite_model(file, change):
+    """Changes the description of the optimizer in a `.keras` file."""
+    with zipfile.ZipFile(file) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    description = json.loads(members["config.json"])
+    change(description["compile_config"]["optimizer"]["config"])
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in (members | {"config.json": json.dumps(description)}).items():
+            archive.writestr(name, content)
+
+
+def test_load_model_with_an_optimizer_of_an_earlier_version_says_to_load_it_without(tmp_path):
+    file = tmp_path / "model.keras"
+    model = saving.fit(saving.compiled(hi.DistributedOptimizer("sgd"), run_eagerly=True), 1)
+    model.save(file)
+    rewrite_model(file, lambda optimizer: optimizer.pop("format"))
+    with pytest.raises(UserError, match=r"earlier version .* load_model\(PATH, compile=False\)"):
+        hi.load_model(file)
+    loaded = hi.load_model(file, compile=False)
+    np.testing.assert_array_equal(loaded.get_weights()[0], model.get_weights()[0])
+
+
 def test_weights_of_a_checkpoint_can_be_loaded_with_numpy_as_docs_resume_shows(tmp_path):
     def compiled(seed):
         model = keras.Sequential([keras.Input((6,)), *models.plain(seed).layers])
@@ -93,6 +117,21 @@ def test_weights_of_a_checkpoint_can_be_loaded_with_numpy_as_docs_resume_shows(t
         names = sorted(name for name in checkpoint.files if name.startswith("array/model/"))
         other.set_weights([checkpoint[name] for name in names])
     assert saving.weights(other) == saving.weights(model)
+
+
+def test_load_weights_with_an_optimizer_of_an_earlier_version_loads_the_weights(tmp_path, caplog):
+    file = tmp_path / "model.weights.h5"
+    model, other = (
+        saving.compiled(hi.DistributedOptimizer("sgd"), run_eagerly=True) for _ in range(2)
+    )
+    saving.fit(model, 1)
+    model.save_weights(file)
+    with h5py.File(file, "r+") as content:
+        del content["optimizer/vars/format"]
+    other.optimizer.build(other.trainable_variables)
+    other.load_weights(file)
+    assert "has no state of a DistributedOptimizer of this version" in caplog.text
+    np.testing.assert_array_equal(other.get_weights()[0], model.get_weights()[0])
 
 
 def test_exact_order_and_schedule_continue_after_and_inside_an_epoch(tmp_path):
