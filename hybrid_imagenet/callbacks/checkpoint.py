@@ -29,6 +29,8 @@ from hybrid_imagenet.library.broadcast import (
     variable_indices,
 )
 from hybrid_imagenet.models import random_state
+from hybrid_imagenet.optimizers import restored_loss_scale
+from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.grouped import hyperparameters_of
 from hybrid_imagenet.optimizers.lars import LayerScaledOptimizer
 from hybrid_imagenet.order import ExactBatchSampler
@@ -282,6 +284,7 @@ class Checkpoint(SaveCheckpoints):
                 self._prepare_optimizer(optimizers[name], saved)
         self._restored_weights, checkpoint = _split_arrays(checkpoint)
         restore_arrays(checkpoint, self.all_variables())
+        self._restart_changed_loss_scales(checkpoint.meta["optimizers"])
         state: dict[str, Any] = checkpoint.meta["state"]
         position = f"epoch {state['finished_epochs']} is done"
         if self._order is not None and checkpoint.meta["order"]["offset"]:
@@ -296,6 +299,19 @@ class Checkpoint(SaveCheckpoints):
                 for name, arrays in self._restored_weights.items()
             },
         }
+
+    def _restart_changed_loss_scales(self, saved: Mapping[str, Any]) -> None:
+        """Starts the loss scales again that are set differently than in the checkpoint.
+
+        Args:
+          saved: descriptions of the optimizers in the checkpoint, by name.
+        """
+        for name, optimizer in compiled_model.distributed(self.model).items():
+            if name not in saved or saved[name]["loss_scale"] is None:
+                continue
+            loss_scale = optimizer.loss_scale
+            if restored_loss_scale.restart_if_changed(loss_scale, saved[name]["loss_scale"]):
+                print_to_stderr(restored_loss_scale.restart_note(loss_scale))
 
     def _prepare_optimizer(self, optimizer: Any, saved: Mapping[str, Any]) -> None:
         """Builds an optimizer as the saved one was built, and sets its scalars."""
@@ -365,7 +381,10 @@ class Checkpoint(SaveCheckpoints):
                 "hyper": values,
                 # A later `fit` may have another batch, for which it would derive another value.
                 "trust_coefficient": getattr(inner, "trust_coefficient", None),
+                "loss_scale": None,
             }
+            if isinstance(optimizer, DistributedOptimizer):
+                optimizers[name]["loss_scale"] = restored_loss_scale.describe(optimizer.loss_scale)
         description = {
             "world_size": self.communicator.size,
             # Every checkpoint has the sums of an unfinished epoch. `fit` does not continue them.

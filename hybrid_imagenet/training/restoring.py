@@ -11,6 +11,7 @@ from hybrid_imagenet.checkpoints.run_state import check_epoch_order, restore_arr
 from hybrid_imagenet.data import class_sizes
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models import random_state
+from hybrid_imagenet.optimizers import restored_loss_scale
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.training import accumulators, same_data, warm_start
 from hybrid_imagenet.training.components import RunComponents
@@ -44,7 +45,8 @@ def begin_or_resume(
         checkpoint_on_rank_0 = run.recording.find_checkpoint()
         init_from = run.config.network.init_from
         if checkpoint_on_rank_0 is None and init_from and run.communicator.rank == 0:
-            messages = warm_start.load(init_from, run.model)
+            lines = warm_start.load(init_from, run.model)
+            messages = [f"--init_from: {line}" for line in lines]
             if run.optimizer.average is not None:
                 run.optimizer.average.restart()
     meta = run.communicator.broadcast_object(
@@ -58,9 +60,10 @@ def begin_or_resume(
             restore_arrays(checkpoint_on_rank_0, variables)
             check_epoch_order(checkpoint_on_rank_0, run.data.order)
             _check_phase(run)
-            scale = run.optimizer.loss_scale
-            if not scale.dynamic or not had_dynamic_scale(checkpoint_on_rank_0.meta, run.facts):
-                scale.scale.assign(scale.initial)
+            loss_scale = run.optimizer.loss_scale
+            saved_scale = checkpoint_on_rank_0.meta["loss_scale"]
+            if restored_loss_scale.restart_if_changed(loss_scale, saved_scale):
+                messages.append(restored_loss_scale.restart_note(loss_scale))
         is_over = run.data.length.is_over(run.state.cursor, run.state.step)
         run.recording.start(run.facts, _view_info(run), run.state, is_over=is_over)
     # It comes before the broadcast, because the ranks wait for one another there. As soon as one of
@@ -69,27 +72,10 @@ def begin_or_resume(
     run.communicator.broadcast_variables([v.value for v in variables.values()])
     random_state.set_rank_seeds(run.model, run.communicator.rank)
     for message in messages:
-        run.recording.announce(f"--init_from: {message}")
+        run.recording.announce(message)
     for note in _notes(run):
         run.recording.announce(note)
-    # Version 0.1.0 saved no states of callbacks in the program.
-    states: Mapping[str, dict[str, Any]] = (meta or {}).get("callbacks", {})
-    return states
-
-
-def had_dynamic_scale(saved: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
-    """Returns whether a checkpoint has a dynamic loss scale for the precision of this run.
-
-    Args:
-      saved: description of the checkpoint. Version 0.1.0 wrote no loss scale, and scaled the loss
-        only in mixed_float16.
-      facts: of this run.
-    """
-    if saved.get("precision") != facts["precision"]:
-        return False
-    if "loss_scale" in saved:
-        return bool(saved["loss_scale"] == "dynamic")
-    return bool(saved["precision"] == "mixed_float16")
+    return meta["callbacks"] if meta is not None else {}
 
 
 def _restore_position(run: RunComponents, meta: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ from hybrid_imagenet.callbacks.training_callback import CallbackSequence, StepSp
 from hybrid_imagenet.checkpoints import run_state
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.optimizers import restored_loss_scale
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.schedules import run_length
 from hybrid_imagenet.startup import STARTUP_PROGRESS
@@ -339,7 +340,7 @@ class Trainer:
         return {
             **build.description(run.config, run.data.source),
             "precision": run.facts["precision"],
-            "loss_scale": run.facts["loss_scale"],
+            "loss_scale": restored_loss_scale.describe(run.optimizer.loss_scale),
             "val_split": derived.validated_split(run.config.data),
             "world_size": run.communicator.size,
             "order": run_state.describe_order(run.data.order),

@@ -119,6 +119,36 @@ def test_epoch_that_was_stopped_within_is_trained_again(tmp_path, capsys):
     assert saving.weights(fit(tmp_path / "again", 3)) == saving.weights(whole)
 
 
+@pytest.mark.parametrize(
+    ("saved", "setting", "expected"),
+    [
+        ("dynamic", "dynamic", 64.0),
+        (1, "dynamic", 2.0**15),
+        ("dynamic", 1, 1.0),
+        (8, 4, 4.0),
+    ],
+)
+def test_resumed_fit_keeps_the_loss_scale_only_if_it_is_set_as_before(
+    tmp_path, capsys, saved, setting, expected
+):
+    def run(loss_scale, epochs, scale=None):
+        keras.utils.set_random_seed(3)
+        layers = [keras.Input((6,)), keras.layers.Dense(3, dtype="mixed_float16")]
+        model = keras.Sequential(layers)
+        optimizer = hi.DistributedOptimizer("sgd", loss_scale=loss_scale)
+        model.compile(optimizer, models.loss(), run_eagerly=True)
+        change = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: scale and optimizer.loss_scale.scale.assign(scale)
+        )
+        saving.fit(model, epochs, more=[hi.callbacks.Checkpoint(tmp_path / "run"), change])
+        return float(optimizer.loss_scale.scale.numpy())
+
+    run(saved, 1, scale=64.0)
+    assert run(setting, 2) == expected
+    has_changed = saved != setting
+    assert ("the loss scale starts again at" in capsys.readouterr().err) == has_changed
+
+
 def test_fit_without_a_valid_checkpoint_does_not_start_from_zero(tmp_path):
     folder = tmp_path / "checkpoints"
     fit(folder, 1, keep=1)
